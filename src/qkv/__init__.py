@@ -1,0 +1,61 @@
+"""The whole Transformer in one readable toolkit: encoder-only, decoder-only and encoder-decoder from one set of blocks.
+
+    import qkv
+
+    m = qkv.load("runs/dates")        # a qkv folder, a Hugging Face folder, or a hub id
+    m.logits(ids)
+
+Torch is loaded when a name that needs it is first used, so that `import qkv` and `qkv --help` answer at once.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from qkv.errors import QkvError, UsageError
+
+if TYPE_CHECKING:
+    from qkv.api import Model, load, new
+    from qkv.blocks import HeadConfig, RotaryScaling, StackConfig, Tap
+    from qkv.models import Config, build
+    from qkv.text import Tokenizer
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Model": "qkv.api",
+    "load": "qkv.api",
+    "new": "qkv.api",
+    "Config": "qkv.models",
+    "build": "qkv.models",
+    "HeadConfig": "qkv.blocks",
+    "RotaryScaling": "qkv.blocks",
+    "StackConfig": "qkv.blocks",
+    "Tap": "qkv.blocks",
+    "Tokenizer": "qkv.text",
+}
+
+__all__ = [
+    "Config",
+    "HeadConfig",
+    "Model",
+    "QkvError",
+    "RotaryScaling",
+    "StackConfig",
+    "Tap",
+    "Tokenizer",
+    "UsageError",
+    "__version__",
+    "build",
+    "load",
+    "new",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'qkv' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

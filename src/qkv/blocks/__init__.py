@@ -1,0 +1,40 @@
+"""The parts. A newcomer reads them in this order:
+
+config        every choice there is
+embedding     ids → vectors                       position     how order gets in
+mask          who may see whom                    attention    softmax(QKᵀ/√D) V, plainly and fast
+feedforward   widen, bend, narrow                 norm         LayerNorm, RMSNorm
+block         attend, think, add                  stack        the block again and again
+head          vectors → answers                   cache        what decoding remembers
+tap           looking inside                      init         how weights start
+"""
+
+from qkv.blocks.cache import CrossCache, Memory, SelfCache
+from qkv.blocks.config import Kernel, RotaryScaling, StackConfig
+from qkv.blocks.embedding import Embedding
+from qkv.blocks.head import Head, HeadConfig, pool
+from qkv.blocks.init import initialise
+from qkv.blocks.mask import Mask, Place, place_of, positions_of
+from qkv.blocks.stack import Stack
+from qkv.blocks.tap import SITES, Tap
+
+__all__ = [
+    "SITES",
+    "CrossCache",
+    "Embedding",
+    "Head",
+    "HeadConfig",
+    "Kernel",
+    "Mask",
+    "Memory",
+    "Place",
+    "RotaryScaling",
+    "SelfCache",
+    "Stack",
+    "StackConfig",
+    "Tap",
+    "initialise",
+    "place_of",
+    "pool",
+    "positions_of",
+]

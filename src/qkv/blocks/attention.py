@@ -1,0 +1,286 @@
+"""Attention: a token asks (query), those it may see offer (key), and it takes a mixture of what they hold (value).
+
+    Attention(Q, K, V) = softmax(QKᵀ/√D + bias + mask) V          each row of weights sums to 1
+
+`plain` is that line, written out. The other kernels give the same numbers faster; which one runs is decided once a
+forward pass, when a mask is rendered into the `Sight` that all layers share.
+
+B batch, T queries, S keys, H query heads, KV key/value heads, D head width, C model width
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.varlen import varlen_attn
+
+from qkv.blocks.cache import CrossCache, Memory, SelfCache
+from qkv.blocks.config import Kernel, StackConfig
+from qkv.blocks.mask import Mask, Offsets
+from qkv.blocks.norm import make_norm
+from qkv.blocks.position import Rotary
+from qkv.blocks.tap import TapHere
+
+
+@dataclass
+class Sight:
+    """One mask, rendered for the kernel that will read it."""
+
+    mask: Mask
+    kernel: Kernel
+    bias: Tensor | None = None  # (B, H, T, S) what positions add to the scores
+    dense: Tensor | None = None  # sdpa: bool, or float with the bias in it; None: all is seen, or a triangle
+    blind: Tensor | None = None  # sdpa: (B, 1, T, 1) queries that see nothing
+    blocks: BlockMask | None = None  # flex
+    offsets: Offsets | None = None  # varlen
+
+
+def choose_kernel(mask: Mask, x: Tensor, bias: Tensor | None, dropout: float) -> Kernel:
+    """The fastest kernel that can do it: variable-length ones for packed rows on a GPU, else SDPA."""
+    packed = mask.query.segment is not None and mask.query.most > 0
+    kind = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
+    half = kind in (torch.float16, torch.bfloat16)
+    if packed and x.is_cuda and half and bias is None and not dropout:
+        return "varlen"
+    return "sdpa"
+
+
+def render(
+    mask: Mask, x: Tensor, *, kernel: Kernel = "auto", bias: Tensor | None = None, dropout: float = 0.0
+) -> Sight:
+    """Turn a mask into what the kernel reads, once for all layers. `x` (B, T, C) gives rows, type and device."""
+    if kernel == "auto":
+        kernel = choose_kernel(mask, x, bias, dropout)
+    if kernel != "plain" and kernel != "sdpa" and (dropout or (kernel == "varlen" and bias is not None)):
+        kernel = "sdpa"  # neither kernel drops weights out; variable-length ones take no bias
+    sight = Sight(mask, kernel, bias)
+    if kernel == "flex":
+        sight.blocks = mask.blocks()
+    elif kernel == "varlen":
+        sight.offsets = mask.offsets(rows=x.shape[0])
+    elif kernel == "sdpa" and not (bias is None and (mask.everything or mask.triangle)):
+        see = mask.dense()
+        if mask.query.segment is not None or mask.key.segment is not None:
+            sight.blind = ~see.any(dim=-1, keepdim=True)
+            see = see | sight.blind  # a blind query looks everywhere, and its answer is thrown away: never a NaN
+        sight.dense = see if bias is None else torch.where(see, bias, float("-inf")).to(x.dtype)
+    return sight
+
+
+def scores(q: Tensor, k: Tensor, sight: Sight, scale: float) -> Tensor:
+    """QKᵀ/√D + bias, −∞ where the mask hides the key; (B, H, T, S), in float32 or better."""
+    exact = torch.promote_types(q.dtype, torch.float32)
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    out = q.to(exact) @ k.to(exact).transpose(-2, -1) * scale
+    if sight.bias is not None:
+        out = out + sight.bias
+    return out.masked_fill(~sight.mask.dense(), float("-inf"))
+
+
+def pattern(scores: Tensor) -> Tensor:
+    """Softmax over the keys; a query that sees nothing has a row of zeros."""
+    blind = (scores == float("-inf")).all(dim=-1, keepdim=True)
+    return scores.masked_fill(blind, 0.0).softmax(dim=-1).masked_fill(blind, 0.0)
+
+
+def mix(pattern: Tensor, v: Tensor, dtype: torch.dtype) -> Tensor:
+    """The weighted sum of values, (B, H, T, D)."""
+    v = v.repeat_interleave(pattern.shape[1] // v.shape[1], dim=1)
+    return (pattern @ v.to(pattern.dtype)).to(dtype)
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, dropout: float = 0.0) -> Tensor:
+    """The reference: every step a line, nothing fused, memory quadratic in length."""
+    return mix(F.dropout(pattern(scores(q, k, sight, scale)), dropout), v, q.dtype)
+
+
+def sdpa(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, dropout: float = 0.0) -> Tensor:
+    """Torch's scaled_dot_product_attention, which picks a flash or memory-efficient kernel where it can."""
+    out = F.scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        attn_mask=sight.dense,
+        dropout_p=dropout,
+        is_causal=sight.dense is None and sight.mask.causal,
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    return out if sight.blind is None else out.masked_fill(sight.blind, 0.0)
+
+
+def flex(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, dropout: float = 0.0) -> Tensor:
+    """FlexAttention: skips the blocks of the score matrix that the mask empties."""
+    bias = sight.bias
+
+    def add_bias(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        assert bias is not None
+        return score + bias[0 if len(bias) == 1 else b, h, i, j]
+
+    # The kernel must be compiled to be one; inside a compiled model it is already.
+    run: Callable[..., Any] = _compiled_flex() if q.is_cuda and not torch.compiler.is_compiling() else flex_attention
+    out: Tensor = run(
+        q,
+        k,
+        v,
+        score_mod=None if bias is None else add_bias,
+        block_mask=sight.blocks,
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    return out
+
+
+@cache
+def _compiled_flex() -> Callable[..., Any]:
+    return torch.compile(flex_attention, dynamic=False)
+
+
+def varlen(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, dropout: float = 0.0) -> Tensor:
+    """Flash attention over documents laid end to end: no work between documents, no mask in memory."""
+    offsets, mask = sight.offsets, sight.mask
+    assert offsets is not None
+    rows, heads, queries, width = q.shape
+    k = k.repeat_interleave(heads // k.shape[1], dim=1)
+    v = v.repeat_interleave(heads // v.shape[1], dim=1)
+    left = mask.window or -1
+    out = varlen_attn(
+        q.transpose(1, 2).reshape(-1, heads, width),  # (B·T, H, D)
+        k.transpose(1, 2).reshape(-1, heads, width),
+        v.transpose(1, 2).reshape(-1, heads, width),
+        offsets.query,
+        offsets.key,
+        offsets.longest_query,
+        offsets.longest_key,
+        scale=scale,
+        window_size=(left, 0 if mask.causal else left),
+    )
+    assert isinstance(out, Tensor)  # it gives more only when asked for more
+    out = out.view(rows, queries, heads, width).transpose(1, 2)
+    padding = mask.query.padding
+    return out if padding is None else out.masked_fill(padding[:, None, :, None], 0.0)
+
+
+KERNELS = {"plain": plain, "sdpa": sdpa, "flex": flex, "varlen": varlen}
+
+
+def heads_of(x: Tensor, heads: int) -> Tensor:
+    """(B, T, heads · D) → (B, heads, T, D): the head axis becomes a batch axis."""
+    return x.view(*x.shape[:2], heads, -1).transpose(1, 2)
+
+
+def blank(k: Tensor, v: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Zero the keys and values of padding: a weight of zero times a NaN would still be NaN."""
+    if padding is None:
+        return k, v
+    hole = padding[:, None, :, None]  # (B, 1, S, 1)
+    return k.masked_fill(hole, 0.0), v.masked_fill(hole, 0.0)
+
+
+class Attention(nn.Module):
+    """What self- and cross-attention share: heads attend, and their answers are mixed by the output projection."""
+
+    def __init__(self, config: StackConfig) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.width = config.heads, config.kv_heads, config.head_width
+        self.scale = config.head_width**-0.5 if config.score_scale == "sqrt" else 1.0
+        self.dropout = config.attention_dropout
+        self.out = nn.Linear(self.heads * self.width, config.width, bias=config.bias in ("all", "attention"))
+        normed = config.qk_norm == "head"
+        self.q_norm = make_norm(config, self.width) if normed else None
+        self.k_norm = make_norm(config, self.width) if normed else None
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, sight: Sight, tap: TapHere | None, prefix: str = "") -> Tensor:
+        """Run the kernel, and what the tap asks for beside it; (B, H, T, D) → (B, T, C)."""
+        if tap and tap.changes(prefix + "scores") | tap.changes(prefix + "pattern"):
+            weights = tap(prefix + "pattern", pattern(tap(prefix + "scores", scores(q, k, sight, self.scale))))
+            z = mix(weights, v, q.dtype)
+        else:
+            if tap and tap.wants(prefix + "scores") | tap.wants(prefix + "pattern"):
+                self._show(q, k, sight, tap, prefix)
+            dropout = self.dropout if self.training else 0.0
+            z = KERNELS[sight.kernel](q, k, v, sight, self.scale, dropout)
+        if tap:
+            z = tap(prefix + "z", z)
+        out: Tensor = self.out(z.transpose(1, 2).flatten(2))
+        return out
+
+    def _show(self, q: Tensor, k: Tensor, sight: Sight, tap: TapHere, prefix: str) -> None:
+        """Recompute scores and pattern for the heads asked for; the kernel's own answer is not touched."""
+        if tap.heads is not None:
+            chosen = torch.tensor(tap.heads, device=q.device)
+            q, k = q[:, chosen], k[:, chosen // (self.heads // self.kv_heads)]
+            bias = None if sight.bias is None else sight.bias[:, chosen]
+            sight = Sight(sight.mask, sight.kernel, bias)
+        seen = tap(prefix + "scores", scores(q, k, sight, self.scale))
+        if tap.wants(prefix + "pattern"):
+            tap(prefix + "pattern", pattern(seen))
+
+
+class SelfAttention(Attention):
+    """Queries, keys and values from the same tokens, by one fused projection."""
+
+    def __init__(self, config: StackConfig) -> None:
+        super().__init__(config)
+        self.split = [n * self.width for n in (self.heads, self.kv_heads, self.kv_heads)]
+        self.qkv = nn.Linear(config.width, sum(self.split), bias=config.bias != "none")
+
+    def forward(
+        self,
+        x: Tensor,
+        sight: Sight,
+        rotary: Rotary | None = None,
+        cache: SelfCache | None = None,
+        layer: int = 0,
+        tap: TapHere | None = None,
+    ) -> Tensor:
+        q, k, v = self.qkv(x).split(self.split, dim=-1)
+        q, k, v = heads_of(q, self.heads), heads_of(k, self.kv_heads), heads_of(v, self.kv_heads)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if rotary is not None:
+            q, k = rotary.turn(q), rotary.turn(k)
+        k, v = blank(k, v, sight.mask.query.padding)
+        if tap:
+            q, k, v = tap("q", q), tap("k", k), tap("v", v)
+        if cache is not None:
+            k, v = cache.write(layer, k, v)
+        return self.attend(q, k, v, sight, tap)
+
+
+class CrossAttention(Attention):
+    """Queries from the decoder, keys and values from the encoder's output."""
+
+    def __init__(self, config: StackConfig) -> None:
+        super().__init__(config)
+        bias = config.bias != "none"
+        self.q = nn.Linear(config.width, self.heads * self.width, bias=bias)
+        self.kv = nn.Linear(config.width, 2 * self.kv_heads * self.width, bias=bias)
+
+    def keys_values(self, memory: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Project the encoder's output (B, S, C) to keys and values (B, KV, S, D)."""
+        k, v = self.kv(memory).chunk(2, dim=-1)
+        k, v = heads_of(k, self.kv_heads), heads_of(v, self.kv_heads)
+        return blank(k if self.k_norm is None else self.k_norm(k), v, padding)
+
+    def forward(
+        self, x: Tensor, memory: Memory | CrossCache, sight: Sight, layer: int = 0, tap: TapHere | None = None
+    ) -> Tensor:
+        k, v = memory.keys_values(layer, self)
+        q = heads_of(self.q(x), self.heads)
+        if self.q_norm is not None:
+            q = self.q_norm(q)
+        if tap:
+            q, k, v = tap("cross_q", q), tap("cross_k", k), tap("cross_v", v)
+        beams = q.shape[0] // k.shape[0]
+        if beams == 1:
+            return self.attend(q, k, v, sight, tap, "cross_")
+        # Beams of one source are more queries against the same keys: (B·n, H, T, D) → (B, H, n·T, D), and back.
+        q = q.view(-1, beams, *q.shape[1:]).transpose(1, 2).flatten(2, 3)
+        out = self.attend(q, k, v, sight, tap, "cross_")  # (B, n·T, C)
+        return out.view(x.shape)

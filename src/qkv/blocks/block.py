@@ -1,0 +1,97 @@
+"""The block: attend, perhaps attend to a source, think; each time adding to the stream that runs through the model.
+
+           pre-norm                     post-norm (2017, BERT)            sandwich
+
+      x ───┬─────────────┐         x ───┬─────────────┐             x ───┬─────────────┐
+           norm          │              attention     │                  norm          │
+           attention     │              + ────────────┘                  attention     │
+           + ────────────┘              norm                             norm          │
+           │                            │                                + ────────────┘
+
+The same for cross-attention, where there is one, and for the feed-forward. `parallel` (GPT-NeoX) lets attention and
+feed-forward read the same x and adds both at once. Causality is a mask, not a class.
+"""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from qkv.blocks.attention import CrossAttention, SelfAttention, Sight
+from qkv.blocks.cache import CrossCache, Memory, SelfCache
+from qkv.blocks.config import StackConfig
+from qkv.blocks.feedforward import FeedForward
+from qkv.blocks.norm import make_norm
+from qkv.blocks.position import Rotary
+from qkv.blocks.tap import TapHere
+
+
+class Sublayer(nn.Module):
+    """What surrounds each part of a block: norm before, after or on both sides, dropout, and the residual sum."""
+
+    def __init__(self, config: StackConfig, *, normed_already: bool = False) -> None:
+        super().__init__()
+        self.place = config.norm_place
+        self.norm = nn.Identity() if normed_already else make_norm(config, config.width)
+        self.norm_out = make_norm(config, config.width) if config.norm_place == "sandwich" else None
+        self.dropout = nn.Dropout(config.dropout)
+
+    def change(self, x: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
+        """What the part would add to the stream, before a post-norm."""
+        h = part(x if self.place == "post" else self.norm(x))
+        if self.norm_out is not None:
+            h = self.norm_out(h)
+        out: Tensor = self.dropout(h)
+        return out
+
+    def forward(self, x: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
+        x = x + self.change(x, part)
+        return self.norm(x) if self.place == "post" else x
+
+
+class Block(nn.Module):
+    """Self-attention, optional cross-attention, feed-forward."""
+
+    def __init__(self, config: StackConfig, *, cross: bool = False, normed_already: bool = False) -> None:
+        super().__init__()
+        self.parallel = config.residual == "parallel"
+        self.attention = SelfAttention(config)
+        self.attention_sub = Sublayer(config, normed_already=normed_already)
+        self.cross = CrossAttention(config) if cross else None
+        self.cross_sub = Sublayer(config) if cross else None
+        self.ffn = FeedForward(config)
+        self.ffn_sub = Sublayer(config)
+
+    def forward(
+        self,
+        x: Tensor,
+        sight: Sight,
+        rotary: Rotary | None = None,
+        cache: SelfCache | None = None,
+        memory: Memory | CrossCache | None = None,
+        cross_sight: Sight | None = None,
+        layer: int = 0,
+        tap: TapHere | None = None,
+    ) -> Tensor:
+        """x (B, T, C) → (B, T, C). `layer` says whose slots of the caches are meant: layers may share weights."""
+
+        def seen(site: str, value: Tensor) -> Tensor:
+            return tap(site, value) if tap else value
+
+        def attend(h: Tensor) -> Tensor:
+            return seen("attn_out", self.attention(h, sight, rotary, cache, layer, tap))
+
+        def attend_source(h: Tensor) -> Tensor:
+            assert self.cross is not None
+            return seen("cross_out", self.cross(h, memory, cross_sight, layer, tap))
+
+        def think(h: Tensor) -> Tensor:
+            return seen("mlp_out", self.ffn(h, tap))
+
+        x = seen("resid_pre", x)
+        if self.parallel:
+            x = x + self.attention_sub.change(x, attend) + self.ffn_sub.change(x, think)
+            return seen("resid_post", x)
+        x = seen("resid_mid", self.attention_sub(x, attend))
+        if self.cross_sub is not None and memory is not None:
+            x = seen("cross_mid", self.cross_sub(x, attend_source))
+        return seen("resid_post", self.ffn_sub(x, think))

@@ -1,0 +1,157 @@
+"""What a stack of blocks is made of: one flat list of named choices.
+
+A researcher changes a part here; nothing in `blocks/` ever asks for a model's name. Adding a field is a decision:
+`tests/test_frozen.py` holds the list.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+Position = Literal["sinusoidal", "sinusoidal_split", "learned", "rotary", "alibi", "t5", "none"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
+FeedForwardKind = Literal["relu", "gelu", "gelu_tanh", "silu", "reglu", "geglu", "geglu_tanh", "swiglu"]
+Kernel = Literal["auto", "plain", "sdpa", "flex", "varlen"]
+"""Which implementation of attention runs: never part of a config, since all give the same numbers."""
+
+
+def check_choices(config: Any) -> None:
+    """Refuse a value that is not among a field's named choices, naming the field and the choices."""
+    for name, kind in get_type_hints(type(config)).items():
+        if get_origin(kind) is Literal and getattr(config, name) not in get_args(kind):
+            choices = ", ".join(repr(choice) for choice in get_args(kind))
+            raise ValueError(f"{name} = {getattr(config, name)!r} is not a choice; choose from {choices}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotaryScaling:
+    """How rotary frequencies are stretched to reach beyond the length that a model was trained on.
+
+    `linear` divides every frequency by `factor`. `llama3` divides only the slow ones, leaves the fast ones alone and
+    blends in between; its limits are wavelengths, as fractions of `original_positions`.
+    """
+
+    kind: Literal["linear", "llama3"]
+    factor: float
+    low: float = 1.0
+    high: float = 4.0
+    original_positions: int = 8192
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackConfig:
+    """One tower: its embedding, its blocks, and what each of them is made of.
+
+    >>> tiny = StackConfig(vocab=100, width=64, layers=2, heads=4, ffn_width=256)
+    >>> tiny.head_width, tiny.kv_heads
+    (16, 4)
+    """
+
+    # Size
+    vocab: int
+    width: int
+    layers: int
+    heads: int
+    ffn_width: int
+    kv_heads: int = 0  # grouped key/value heads; 0: as many as query heads
+    head_width: int = 0  # 0: width / heads
+    embedding_width: int = 0  # a narrower embedding with a projection to `width` (ALBERT, ELECTRA); 0: none
+    distinct_layers: int = 0  # how many different sets of weights the layers share (ALBERT: 1); 0: one each
+
+    # Positions
+    position: Position = "sinusoidal"
+    max_positions: int = 512
+    position_offset: int = 0  # learned: position p reads row p + offset (BART 2, RoBERTa pad + 1)
+    rotary_base: float = 10_000.0
+    rotary_base_windowed: float = 0.0  # another base for windowed layers (ModernBERT); 0: the same
+    rotary_share: float = 1.0  # the share of each head that turns (GPT-NeoX 0.25)
+    rotary_scaling: RotaryScaling | None = None
+    buckets: int = 32  # t5
+    bucket_distance: int = 128  # t5
+
+    # Who sees whom, beyond padding and causality
+    window: int = 0  # the farthest distance |i − j| that is seen; 0: no limit
+    windowed_layers: tuple[int, ...] = ()  # which layers have the window; (): all
+
+    # Parts
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
+    norm_place: Literal["pre", "post", "sandwich"] = "pre"
+    norm_affine: Literal["gain_bias", "gain", "none"] = "gain_bias"
+    norm_eps: float = 1e-5
+    embedding_norm: Literal["none", "added", "first"] = "none"  # "first": it stands in for block 0's own first norm
+    qk_norm: Literal["none", "head"] = "none"  # normalise each head's query and key (Qwen3)
+    feedforward: FeedForwardKind = "gelu"
+    bias: Literal["all", "attention", "qkv", "none"] = "all"  # which linear maps of a block have one
+    residual: Literal["serial", "parallel"] = "serial"  # parallel: attention and feed-forward read the same input
+    score_scale: Literal["sqrt", "none"] = "sqrt"  # softmax(QKᵀ/√D) or, as T5 has it, softmax(QKᵀ)
+    embedding_scale: Literal["none", "sqrt"] = "none"  # multiply token vectors by √width
+    types: int = 0  # sentence-type embeddings (BERT: 2)
+
+    # Training
+    dropout: float = 0.0  # after the embedding and after each sublayer
+    attention_dropout: float = 0.0  # on the attention weights
+    ffn_dropout: float = 0.0  # inside the feed-forward
+    init: Literal["normal", "scaled", "xavier", "t5"] = "normal"
+    init_std: float = 0.02
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        for name in ("vocab", "width", "layers", "heads", "ffn_width", "max_positions"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)} must be at least 1")
+        if not self.head_width:
+            if self.width % self.heads:
+                raise ValueError(
+                    f"width = {self.width} does not divide into heads = {self.heads}; "
+                    "set head_width, or choose a width that is a multiple of heads"
+                )
+            object.__setattr__(self, "head_width", self.width // self.heads)
+        if not self.kv_heads:
+            object.__setattr__(self, "kv_heads", self.heads)
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads = {self.heads} must be a multiple of kv_heads = {self.kv_heads}")
+        if not self.distinct_layers:
+            object.__setattr__(self, "distinct_layers", self.layers)
+        if not 1 <= self.distinct_layers <= self.layers:
+            raise ValueError(f"distinct_layers = {self.distinct_layers} must lie in 1 … layers = {self.layers}")
+        if not self.rotary_base_windowed:
+            object.__setattr__(self, "rotary_base_windowed", self.rotary_base)
+        if self.position == "rotary" and self.rotary_width % 2:
+            raise ValueError(f"rotary positions turn pairs: head_width × rotary_share = {self.rotary_width} is odd")
+        if self.position.startswith("sinusoidal") and (self.embedding_width or self.width) % 2:
+            raise ValueError("sinusoidal positions come in pairs: the embedding's width must be even")
+        if self.position == "t5" and (self.buckets < 4 or self.buckets % 2):
+            raise ValueError(f"buckets = {self.buckets} must be even and at least 4")
+        if self.window < 0:
+            raise ValueError(f"window = {self.window} must not be negative")
+        object.__setattr__(self, "windowed_layers", tuple(sorted(self.windowed_layers)))
+        if any(not 0 <= layer < self.layers for layer in self.windowed_layers):
+            raise ValueError(f"windowed_layers = {self.windowed_layers} must lie in 0 … {self.layers - 1}")
+        for name in ("dropout", "attention_dropout", "ffn_dropout"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ValueError(f"{name} = {getattr(self, name)} must lie in [0, 1)")
+
+    @property
+    def rotary_width(self) -> int:
+        """How many of a head's coordinates turn."""
+        return int(self.head_width * self.rotary_share)
+
+    @property
+    def limited(self) -> bool:
+        """Whether positions beyond `max_positions` have no meaning (a table that ends)."""
+        return self.position == "learned"
+
+    def window_of(self, layer: int) -> int:
+        """The window of one layer, 0 where it sees everything."""
+        return self.window if not self.windowed_layers or layer in self.windowed_layers else 0
+
+
+def differences(a: Any, b: Any) -> list[str]:
+    """The fields in which two configs of one kind differ, as `name: this → that`."""
+    return [
+        f"{f.name}: {getattr(a, f.name)!r} → {getattr(b, f.name)!r}"
+        for f in fields(a)
+        if getattr(a, f.name) != getattr(b, f.name)
+    ]

@@ -1,0 +1,43 @@
+"""The front end for text: token ids become vectors of width C, with what is known of their place added.
+
+A stack takes vectors with segments and positions; anything that makes those can stand here instead.
+"""
+
+from torch import Tensor, nn
+
+from qkv.blocks.config import StackConfig
+from qkv.blocks.norm import make_norm
+from qkv.blocks.position import sinusoids
+
+
+class Embedding(nn.Module):
+    """token (· √C) + position + type → norm → dropout → projection, each where the config has it."""
+
+    def __init__(self, config: StackConfig) -> None:
+        super().__init__()
+        width = config.embedding_width or config.width
+        self.kind = config.position
+        self.scale = width**0.5 if config.embedding_scale == "sqrt" else 1.0
+        self.offset = config.position_offset
+        self.token = nn.Embedding(config.vocab, width)
+        self.position = None
+        if config.position == "learned":
+            self.position = nn.Embedding(config.max_positions + config.position_offset, width)
+        self.types = nn.Embedding(config.types, width) if config.types else None
+        self.norm = make_norm(config, width) if config.embedding_norm != "none" else None
+        self.dropout = nn.Dropout(config.dropout)
+        self.project = nn.Linear(width, config.width) if config.embedding_width else None
+
+    def forward(self, ids: Tensor, position: Tensor, types: Tensor | None = None) -> Tensor:
+        """ids (B, T), position (B, T) or (1, T), types (B, T) or None for all 0 → (B, T, C)."""
+        x: Tensor = self.token(ids) * self.scale
+        if self.position is not None:
+            x = x + self.position(position + self.offset)
+        elif self.kind in ("sinusoidal", "sinusoidal_split"):
+            x = x + sinusoids(position, x.shape[-1], split=self.kind == "sinusoidal_split").to(x.dtype)
+        if self.types is not None:
+            x = x + (self.types.weight[0] if types is None else self.types(types))
+        if self.norm is not None:
+            x = self.norm(x)
+        x = self.dropout(x)
+        return x if self.project is None else self.project(x)

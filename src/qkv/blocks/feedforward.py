@@ -1,0 +1,57 @@
+"""The position-wise feed-forward network: widen, bend, narrow. Most of a model's parameters live here.
+
+    plain:  down(f(up(x)))                         (2017: f = ReLU, 4 × wider)
+    gated:  down(f(gate(x)) · value(x))            (2020: SwiGLU and its relatives)
+
+A gated network holds gate and value in one matrix, gate first, so that both are one product.
+"""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from qkv.blocks.config import StackConfig
+from qkv.blocks.tap import TapHere
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": _gelu_tanh,
+    "silu": F.silu,
+    "tanh": F.tanh,
+}
+GATED = {"reglu": "relu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "swiglu": "silu"}
+"""Gated kinds, and the function that bends their gate."""
+
+
+class FeedForward(nn.Module):
+    """What each token does with what attention brought it."""
+
+    def __init__(self, config: StackConfig) -> None:
+        super().__init__()
+        bias = config.bias == "all"
+        self.gated = config.feedforward in GATED
+        self.bend = ACTIVATIONS[GATED.get(config.feedforward, config.feedforward)]
+        self.up = nn.Linear(config.width, config.ffn_width * (2 if self.gated else 1), bias=bias)
+        self.down = nn.Linear(config.ffn_width, config.width, bias=bias)
+        self.dropout = nn.Dropout(config.ffn_dropout)
+
+    def forward(self, x: Tensor, tap: TapHere | None = None) -> Tensor:
+        h: Tensor = self.up(x)  # (B, T, F), gated (B, T, 2F)
+        if tap:
+            h = tap("mlp_pre", h)
+        if self.gated:
+            gate, value = h.chunk(2, dim=-1)
+            h = self.bend(gate) * value
+        else:
+            h = self.bend(h)
+        if tap:
+            h = tap("mlp_post", h)
+        out: Tensor = self.down(self.dropout(h))
+        return out

@@ -1,0 +1,130 @@
+"""Heads: what reads the vectors that leave a stack.
+
+One shape serves all of them: choose the vectors (every token's, or one for each text), perhaps pass them through a
+dense layer, then project: to the vocabulary (lm, mlm), to classes (classify, choice, tag), to a start and an end
+(span), or to nothing further (embed).
+
+B batch, T tokens, E texts in a row, C width, V outputs
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from qkv.blocks.config import Activation, StackConfig, check_choices
+from qkv.blocks.feedforward import ACTIVATIONS
+from qkv.blocks.mask import Place
+from qkv.blocks.norm import make_norm
+
+HeadKind = Literal["none", "lm", "mlm", "classify", "choice", "tag", "span", "embed"]
+POOLED = ("classify", "choice", "embed")
+"""Kinds that read one vector for each text; the others read every token's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadConfig:
+    """What is read off a stack.
+
+    >>> HeadConfig(kind="classify", labels=("bad", "good")).outputs
+    2
+    """
+
+    kind: HeadKind = "none"
+    outputs: int = 0  # how many numbers come out; lm and mlm: the vocabulary; 0: as many as labels
+    labels: tuple[str, ...] = ()  # the names of the classes or tags
+    pool: Literal["first", "last", "mean"] = "first"  # the vector of a text, for the kinds that read one
+    dense: Activation | Literal["none"] = "none"  # a dense layer with this non-linearity before the output
+    dense_bias: bool = True
+    dense_norm: bool = False
+    tied: bool = False  # lm, mlm: the output matrix is the token embedding
+    bias: bool = False
+    scale: Literal["none", "rsqrt"] = "none"  # multiply vectors by 1/√C first, as T5 does with a tied embedding
+    unit: bool = False  # embed: vectors of length one
+    sentence_outputs: int = 0  # mlm: a second head on the pooled first token (next-sentence prediction: 2)
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        object.__setattr__(self, "labels", tuple(self.labels))
+        if not self.outputs and self.labels:
+            object.__setattr__(self, "outputs", len(self.labels))
+        if self.labels and len(self.labels) != self.outputs:
+            raise ValueError(f"{len(self.labels)} labels for {self.outputs} outputs")
+        if self.kind not in ("none", "embed") and self.outputs < 1:
+            raise ValueError(f"a head of kind {self.kind!r} needs outputs (or labels)")
+        if self.tied and self.kind not in ("lm", "mlm"):
+            raise ValueError(f"only an lm or mlm head can be tied to the embedding, not {self.kind!r}")
+
+
+def pool(x: Tensor, place: Place, how: str, texts: int = 1) -> Tensor:
+    """One vector for each text of each row: x (B, T, C) → (B, E, C), zeros where a row has fewer texts.
+
+    The first or last token, or the mean over all of them; text e is the tokens of segment e + 1.
+    """
+    segment = place.segment
+    if segment is None:
+        segment = torch.ones(x.shape[:2], dtype=torch.long, device=x.device)
+    member = segment[:, None, :] == torch.arange(1, texts + 1, device=x.device)[None, :, None]  # (B, E, T)
+    if how == "mean":
+        exact = torch.promote_types(x.dtype, torch.float32)
+        x = x.masked_fill((segment == 0)[:, :, None], 0.0).to(exact)
+        mean = member.to(exact) @ x / member.sum(-1, keepdim=True).clamp(min=1)
+        return mean  # kept in float32: it is the end of the line
+    if how == "first":
+        index = member.int().argmax(-1)
+    else:
+        index = member.shape[-1] - 1 - member.int().flip(-1).argmax(-1)
+    chosen = x.gather(1, index[:, :, None].expand(-1, -1, x.shape[-1]))
+    return chosen.masked_fill(~member.any(-1, keepdim=True), 0.0)
+
+
+class Head(nn.Module):
+    """choose → (scale) → (dense → bend → norm) → (dropout) → output."""
+
+    def __init__(self, config: HeadConfig, stack: StackConfig, token: nn.Embedding | None = None) -> None:
+        super().__init__()
+        self.config = config
+        inner = token.embedding_dim if config.tied and token is not None else stack.width
+        self.scale = stack.width**-0.5 if config.scale == "rsqrt" else 1.0
+        self.dense = None
+        if config.dense != "none":
+            self.dense = nn.Linear(stack.width, inner, bias=config.dense_bias)
+            self.bend = ACTIVATIONS[config.dense]
+        self.norm = make_norm(stack, inner) if config.dense_norm else None
+        self.dropout = nn.Dropout(config.dropout)
+        self.out = None
+        if config.kind not in ("none", "embed"):
+            self.out = nn.Linear(inner, config.outputs, bias=config.bias)
+            if config.tied:
+                if token is None:
+                    raise ValueError("a tied head needs the token embedding")
+                if token.num_embeddings != config.outputs:
+                    raise ValueError(f"a tied head has {token.num_embeddings} outputs, not {config.outputs}")
+                self.out.weight = token.weight
+        self.sentence = None
+        if config.sentence_outputs:
+            pair = HeadConfig(kind="classify", outputs=config.sentence_outputs, dense="tanh", bias=True)
+            self.sentence = Head(pair, stack)
+
+    def read(self, x: Tensor) -> Tensor:
+        """Vectors (…, C) → outputs (…, V): what a loss over chosen positions calls with those alone."""
+        if self.scale != 1.0:
+            x = x * self.scale
+        if self.dense is not None:
+            x = self.bend(self.dense(x.to(self.dense.weight.dtype)))
+        if self.norm is not None:
+            x = self.norm(x)
+        x = self.dropout(x)
+        if self.out is not None:
+            x = self.out(x.to(self.out.weight.dtype))
+        return F.normalize(x, dim=-1) if self.config.unit else x
+
+    def forward(self, x: Tensor, place: Place, texts: int = 0) -> Tensor:
+        """x (B, T, C) → (B, T, V); pooled kinds (B, V), or (B, E, V) for rows that pack `texts` of them."""
+        if self.config.kind not in POOLED:
+            return self.read(x)
+        out = self.read(pool(x, place, self.config.pool, texts or 1))
+        return out if texts else out[:, 0]

@@ -1,0 +1,83 @@
+"""How weights start, as each family's paper or reference has it. Every layer draws its own numbers.
+
+normal   N(0, σ): BERT, BART, Llama, GPT-NeoX
+scaled   the same, with the projections back into the stream divided by √(2 · layers): GPT-2, ModernBERT
+xavier   the 2017 Transformer: Glorot-uniform matrices, embeddings N(0, 1/√C)
+t5       by fan-in, with 1/√D moved from the scores into the queries' start
+"""
+
+import math
+
+import torch
+from torch import nn
+
+from qkv.blocks.block import Block
+from qkv.blocks.config import StackConfig
+from qkv.blocks.stack import Stack
+
+
+@torch.no_grad()
+def initialise(network: nn.Module, config: StackConfig) -> None:
+    """Give every weight below `network` its start; norms start at 1 and 0, biases at 0.
+
+    A head that is tied to an embedding shares its matrix: start the head first, then the embedding.
+    """
+    for module in network.modules():
+        if isinstance(module, nn.Linear):
+            if config.init == "xavier":
+                nn.init.xavier_uniform_(module.weight)
+            else:
+                nn.init.normal_(module.weight, std=config.init_std)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            std = {"xavier": module.embedding_dim**-0.5, "t5": 1.0}.get(config.init, config.init_std)
+            nn.init.normal_(module.weight, std=std)
+        elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
+            if module.weight is not None:
+                nn.init.ones_(module.weight)
+            if getattr(module, "bias", None) is not None:
+                nn.init.zeros_(module.bias)  # type: ignore[arg-type]
+    for module in network.modules():
+        if isinstance(module, Block):
+            if config.init == "scaled":
+                _scale_down(module, config)
+            elif config.init == "xavier":
+                _by_part(module)
+            elif config.init == "t5":
+                _by_fan_in(module, config)
+        elif isinstance(module, Stack) and config.init == "t5" and module.bias is not None and module.bias.table:
+            nn.init.normal_(module.bias.table.weight, std=config.width**-0.5)
+
+
+def _scale_down(block: Block, config: StackConfig) -> None:
+    """Each of the 2·layers additions to the stream starts smaller, so that their sum does not grow with depth."""
+    std = config.init_std / math.sqrt(2 * config.layers)
+    nn.init.normal_(block.attention.out.weight, std=std)
+    nn.init.normal_(block.ffn.down.weight, std=std)
+
+
+def _by_part(block: Block) -> None:
+    """Glorot's bound for each of the matrices that a fused projection holds, not for their sum."""
+    parts = list(block.attention.qkv.weight.split(block.attention.split))
+    if block.cross is not None:
+        parts += block.cross.kv.weight.chunk(2)
+    if block.ffn.gated:
+        parts += block.ffn.up.weight.chunk(2)
+    for part in parts:
+        nn.init.xavier_uniform_(part)
+
+
+def _by_fan_in(block: Block, config: StackConfig) -> None:
+    width, inner = config.width, config.heads * config.head_width
+    q, k, v = block.attention.qkv.weight.split(block.attention.split)
+    attentions = [(q, (k, v), block.attention.out)]
+    if block.cross is not None:
+        attentions.append((block.cross.q.weight, block.cross.kv.weight.chunk(2), block.cross.out))  # type: ignore[arg-type]
+    for query, others, out in attentions:
+        nn.init.normal_(query, std=(width * config.head_width) ** -0.5)
+        for other in others:
+            nn.init.normal_(other, std=width**-0.5)
+        nn.init.normal_(out.weight, std=inner**-0.5)
+    nn.init.normal_(block.ffn.up.weight, std=width**-0.5)
+    nn.init.normal_(block.ffn.down.weight, std=config.ffn_width**-0.5)

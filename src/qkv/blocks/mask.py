@@ -1,0 +1,153 @@
+"""Who may see whom. The one rule, stated once, and its four renderings.
+
+Every token of a row carries a segment (0 is padding) and a position. Query i may see key j iff
+
+    their segments are equal and not 0,
+    and, if causal, j's position is not after i's,
+    and, if there is a window, their positions are at most that far apart.
+
+That is padding, the look-ahead mask, packed documents, cross-attention (source and target rows share segment
+numbers), cached decoding (empty slots have segment 0) and the sliding window. What may not be seen gets a score of
+−∞ before the softmax; a query that may see nothing gets zeros.
+
+B batch, T queries, S keys, N documents
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+
+
+class Place(NamedTuple):
+    """Where the tokens of a batch of rows stand."""
+
+    segment: Tensor | None  # (B, T) int, 0 is padding; None: each row is one document, without padding
+    position: Tensor  # (B, T) int, or (1, T) where all rows count alike
+    most: int = 0  # how many segments a row holds at most, where that is known; 0: not known
+
+    @property
+    def padding(self) -> Tensor | None:
+        """(B, T) True where there is no token; None where there is one everywhere."""
+        return None if self.segment is None else self.segment == 0
+
+    def fold(self, rows: int) -> "Place":
+        """Several query rows for each of `rows` key rows (beams of one source) become one longer row of queries."""
+        segment = None if self.segment is None else self.segment.reshape(rows, -1)
+        position = self.position if len(self.position) == 1 else self.position.reshape(rows, -1)
+        return Place(segment, position, self.most)
+
+
+def positions_of(segment: Tensor) -> Tensor:
+    """Count from 0 inside each run of equal segments: the same for a text alone, padded on any side, or packed.
+
+    >>> positions_of(torch.tensor([[0, 1, 1, 1, 2, 2]]))
+    tensor([[0, 0, 1, 2, 0, 1]])
+    """
+    index = torch.arange(segment.shape[1], device=segment.device).expand_as(segment)  # (B, T)
+    starts = torch.ones_like(segment, dtype=torch.bool)
+    starts[:, 1:] = segment[:, 1:] != segment[:, :-1]
+    return index - torch.where(starts, index, 0).cummax(dim=1).values
+
+
+def place_of(ids: Tensor, segment: Tensor | None = None, position: Tensor | None = None, most: int = 0) -> Place:
+    """The place of each token of `ids` (B, T), with what was not given filled in."""
+    if segment is not None and segment.shape != ids.shape[:2]:
+        raise ValueError(f"segment has shape {tuple(segment.shape)}, its tokens have {tuple(ids.shape[:2])}")
+    if position is None:
+        if segment is None:
+            position = torch.arange(ids.shape[1], device=ids.device)[None]
+        else:
+            position = positions_of(segment)
+    return Place(segment, position, most)
+
+
+class Offsets(NamedTuple):
+    """Documents laid end to end, for variable-length kernels: document n is tokens offset[n] … offset[n + 1] − 1."""
+
+    query: Tensor  # (N + 1,) int32
+    key: Tensor  # (N + 1,) int32
+    longest_query: int
+    longest_key: int
+
+
+class Mask(NamedTuple):
+    """The rule between one set of queries and one set of keys."""
+
+    query: Place
+    key: Place
+    causal: bool = False
+    window: int = 0
+
+    @property
+    def everything(self) -> bool:
+        """Whether every query sees every key, known without looking at a tensor."""
+        return self.query.segment is None and self.key.segment is None and not self.causal and not self.window
+
+    @property
+    def triangle(self) -> bool:
+        """Whether it is the plain look-ahead mask over one document a row, known without looking at a tensor."""
+        return self.causal and not self.window and self.query is self.key and self.key.segment is None
+
+    def _rule(self, query_segment: Tensor, key_segment: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """The rule itself, on broadcastable segments and positions."""
+        see = (query_segment == key_segment) & (key_segment != 0)
+        if self.causal:
+            see = see & (key <= query)
+        if self.window:
+            see = see & ((query - key).abs() <= self.window)
+        return see
+
+    def _segments(self) -> tuple[Tensor, Tensor]:
+        """Both segments, ones where a side has none."""
+        query, key = self.query, self.key
+        return (
+            torch.ones_like(query.position) if query.segment is None else query.segment,
+            torch.ones_like(key.position) if key.segment is None else key.segment,
+        )
+
+    def dense(self) -> Tensor:
+        """The reference rendering: (B or 1, 1, T, S), True where the query may see the key."""
+        query_segment, key_segment = self._segments()
+        return self._rule(
+            query_segment[:, None, :, None],
+            key_segment[:, None, None, :],
+            self.query.position[:, None, :, None],
+            self.key.position[:, None, None, :],
+        )
+
+    def blocks(self) -> BlockMask:
+        """For FlexAttention: which blocks of the score matrix hold anything at all."""
+        query_segment, key_segment = self._segments()
+        query_position = self.query.position.expand_as(query_segment)
+        key_position = self.key.position.expand_as(key_segment)
+
+        def rule(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            return self._rule(query_segment[b, q], key_segment[b, k], query_position[b, q], key_position[b, k])
+
+        rows, queries = query_segment.shape
+        return create_block_mask(rule, rows, None, queries, key_segment.shape[1], device=query_segment.device.type)
+
+    def offsets(self, rows: int) -> Offsets:
+        """For variable-length kernels. Segments must rise along each row and padding come last, as packing lays them.
+
+        Padding is laid out as documents of its own, one a row: what it sees is thrown away afterwards.
+        """
+        queries, keys = self.query.position.shape[1], self.key.position.shape[1]
+        query_segment, key_segment = self._segments()
+        most = max(self.query.most, self.key.most)
+        if not most:  # a look at the data, which waits for the device
+            most = int(torch.maximum(query_segment.max(), key_segment.max()))
+        return Offsets(
+            _ends(query_segment.expand(rows, -1), most), _ends(key_segment.expand(rows, -1), most), queries, keys
+        )
+
+
+def _ends(segment: Tensor, most: int) -> Tensor:
+    """Where each document ends, rows end to end; empty documents where a row has fewer: (rows · (most + 1) + 1,)."""
+    rows = segment.shape[0]
+    last = torch.where(segment == 0, most, segment - 1).long()  # (B, T) document number in its row, padding last
+    counts = torch.zeros(rows, most + 1, dtype=torch.int32, device=segment.device)
+    counts.scatter_add_(1, last, torch.ones_like(last, dtype=torch.int32))
+    return torch.nn.functional.pad(counts.flatten().cumsum(0, dtype=torch.int32), (1, 0))

@@ -1,0 +1,17 @@
+"""Normalisation: subtract the mean, divide by √(variance + ε), then a learned gain and bias, either of which may go.
+
+LayerNorm (2016):  y = (x − μ) / √(σ² + ε) · g + b.      RMSNorm (2019):  y = x / √(mean(x²) + ε) · g.
+Torch's kernels take their statistics in float32 whatever the input's type.
+"""
+
+from torch import nn
+
+from qkv.blocks.config import StackConfig
+
+
+def make_norm(config: StackConfig, width: int) -> nn.Module:
+    """The norm that the config names, over vectors of `width`."""
+    gain = config.norm_affine != "none"
+    if config.norm == "rmsnorm":
+        return nn.RMSNorm(width, eps=config.norm_eps, elementwise_affine=gain)
+    return nn.LayerNorm(width, eps=config.norm_eps, elementwise_affine=gain, bias=config.norm_affine == "gain_bias")

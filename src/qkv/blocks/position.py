@@ -1,0 +1,114 @@
+"""Positions: attention alone sees a set, and these make it a sequence.
+
+    added to the embedding     sinusoidal (the 2017 formula), learned (a table; it ends where training ended)
+    turning queries and keys   rotary: a query and a key meet at an angle that depends on their distance alone
+    added to the scores        ALiBi (a slope per head), T5 (a learned number per bucket of distances)
+
+Tables are computed when they are needed, in float64 and then rounded: no buffer that `.bfloat16()` could ruin, and
+no length at which it ends. At position 16,000 a bfloat16 table would be off by whole turns.
+
+B batch, T queries, S keys, H heads, D head width, C width
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from qkv.blocks.config import RotaryScaling, StackConfig
+
+
+def _angles(position: Tensor, frequencies: Tensor) -> Tensor:
+    """position × frequency, (…, T, F), at the best precision that the device has."""
+    exact = torch.float32 if position.device.type == "mps" else torch.float64
+    return position.to(exact)[..., None] * frequencies.to(position.device, exact)
+
+
+def _frequencies(width: int, base: float, device: torch.device) -> Tensor:
+    """base^(−2i/width), i = 0 … width/2 − 1."""
+    exact = torch.float32 if device.type == "mps" else torch.float64
+    return base ** -(torch.arange(0, width, 2, dtype=exact, device=device) / width)
+
+
+def sinusoids(position: Tensor, width: int, split: bool = False) -> Tensor:
+    """The 2017 encoding: PE(p, 2i) = sin(p / 10000^(2i/C)), PE(p, 2i+1) = cos(p / 10000^(2i/C)); (B, T, C).
+
+    `split` lays all sines before all cosines, as Marian has it: the same numbers in another order.
+    """
+    angles = _angles(position, _frequencies(width, 10_000.0, position.device))  # (B, T, C/2)
+    if split:
+        return torch.cat([angles.sin(), angles.cos()], dim=-1)
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)
+
+
+class Rotary:
+    """The cosines and sines by which the queries and keys of one stack turn; made once a forward pass."""
+
+    def __init__(self, position: Tensor, width: int, base: float, scaling: RotaryScaling | None, dtype: torch.dtype):
+        frequencies = _frequencies(width, base, position.device)
+        if scaling is not None:
+            frequencies = stretch(frequencies, scaling)
+        angles = _angles(position, frequencies)[:, None]  # (B, 1, T, D/2)
+        exact = torch.float64 if dtype == torch.float64 else torch.float32
+        self.cos, self.sin = angles.cos().to(exact), angles.sin().to(exact)
+
+    def turn(self, x: Tensor) -> Tensor:
+        """Turn the pairs (x_i, x_{i+half}) of each head of x (B, H, T, D); what lies beyond them stays."""
+        half = self.cos.shape[-1]
+        a, b = x[..., :half].to(self.cos.dtype), x[..., half : 2 * half].to(self.cos.dtype)
+        turned = torch.cat([a * self.cos - b * self.sin, b * self.cos + a * self.sin], dim=-1).to(x.dtype)
+        return turned if 2 * half == x.shape[-1] else torch.cat([turned, x[..., 2 * half :]], dim=-1)
+
+
+def stretch(frequencies: Tensor, scaling: RotaryScaling) -> Tensor:
+    """Slow the frequencies down, so that positions beyond the trained length look like trained ones."""
+    if scaling.kind == "linear":
+        return frequencies / scaling.factor
+    turns = scaling.original_positions * frequencies / (2 * math.pi)  # full turns within the trained length
+    blend = ((turns - scaling.low) / (scaling.high - scaling.low)).clamp(0.0, 1.0)  # 0: slow it, 1: leave it
+    return frequencies * (blend + (1.0 - blend) / scaling.factor)
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """2^(−8/H), 2^(−16/H), …; where H is no power of two, every second slope of the next one fills up the rest."""
+    power = 2 ** math.floor(math.log2(heads))
+    slopes = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
+    return slopes + [2.0 ** (-4.0 * (i + 1) / power) for i in range(0, 2 * (heads - power), 2)]
+
+
+def t5_bucket(distance: Tensor, buckets: int, longest: int, causal: bool) -> Tensor:
+    """The bucket of each distance (key − query): near ones have one each, far ones share, logarithmically.
+
+    Both directions get half of the buckets each; where the future is unseen the past has all of them.
+    """
+    bucket = torch.zeros_like(distance)
+    if causal:
+        distance = (-distance).clamp(min=0)
+    else:
+        buckets //= 2
+        bucket = bucket + (distance > 0) * buckets
+        distance = distance.abs()
+    exact = buckets // 2
+    # float32 and in this order, as T5 was trained: at a bucket's edge the rounding decides.
+    share = torch.log(distance.clamp(min=1).float() / exact) / math.log(longest / exact)
+    far = exact + (share * (buckets - exact)).long()
+    return bucket + torch.where(distance < exact, distance, far.clamp(max=buckets - 1))
+
+
+class ScoreBias(nn.Module):
+    """What ALiBi or T5 add to the scores; T5's table is one for all layers of a stack."""
+
+    def __init__(self, config: StackConfig, causal: bool) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.buckets, self.longest, self.causal = config.buckets, config.bucket_distance, causal
+        self.table = nn.Embedding(config.buckets, config.heads) if config.position == "t5" else None
+
+    def forward(self, query: Tensor, key: Tensor) -> Tensor:
+        """Positions of queries (B, T) and keys (B, S) → (B, H, T, S)."""
+        distance = key[:, None, :] - query[:, :, None]  # (B, T, S)
+        if self.table is None:
+            slopes = torch.tensor(alibi_slopes(self.heads), device=key.device)
+            return -slopes[:, None, None] * distance.abs()[:, None]
+        table: Tensor = self.table(t5_bucket(distance, self.buckets, self.longest, self.causal))  # (B, T, S, H)
+        return table.permute(0, 3, 1, 2)

@@ -1,0 +1,106 @@
+"""The stack: the same block again and again, and a last norm where the blocks do not end with one.
+
+Everything that all layers share is made here, once a forward pass: the rendered masks, the rotary table, the bias
+that positions add to the scores.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from qkv.blocks.attention import Sight, render
+from qkv.blocks.block import Block
+from qkv.blocks.cache import CrossCache, Memory, SelfCache
+from qkv.blocks.config import Kernel, StackConfig
+from qkv.blocks.mask import Mask, Place
+from qkv.blocks.norm import make_norm
+from qkv.blocks.position import Rotary, ScoreBias
+from qkv.blocks.tap import Tap
+
+
+class Stack(nn.Module):
+    """Vectors with places in, vectors out. `name` is what the tap calls it."""
+
+    def __init__(self, config: StackConfig, *, name: str, causal: bool, cross: bool = False) -> None:
+        super().__init__()
+        self.config, self.name, self.causal = config, name, causal
+        self.kernel: Kernel = "auto"
+        self.recompute = False  # activation checkpointing: trade a second forward pass for memory
+        first = config.embedding_norm == "first"
+        self.blocks = nn.ModuleList(
+            Block(config, cross=cross, normed_already=first and i == 0) for i in range(config.distinct_layers)
+        )
+        self.bias = ScoreBias(config, causal) if config.position in ("alibi", "t5") else None
+        # A post-norm block ends with a norm; after any other the stream has grown and is normed once more.
+        self.norm = make_norm(config, config.width) if config.norm_place != "post" else None
+
+    def block_of(self, layer: int) -> nn.Module:
+        """The block that a layer runs: its own, or one that it shares with its neighbours."""
+        return self.blocks[layer * len(self.blocks) // self.config.layers]
+
+    def forward(
+        self,
+        x: Tensor,
+        place: Place,
+        cache: SelfCache | None = None,
+        memory: Memory | CrossCache | None = None,
+        tap: Tap | None = None,
+    ) -> Tensor:
+        """x (B, T, C) → (B, T, C)."""
+        keys = place if cache is None else cache.extend(place)
+        sights = self._sights(x, place, keys)
+        rotaries = self._rotaries(x, place)
+        cross_sight = None
+        if memory is not None:
+            queries = place if memory.rows == x.shape[0] else place.fold(memory.rows)
+            wide = x if memory.rows == x.shape[0] else x.reshape(memory.rows, -1, x.shape[-1])
+            cross_sight = render(Mask(queries, memory.place), wide, kernel=self.kernel, dropout=self._dropout)
+        for layer in range(self.config.layers):
+            window = self.config.window_of(layer)
+            here = tap.at(f"{self.name}.{layer}") if tap else None
+            arguments = (sights[window], rotaries.get(window), cache, memory, cross_sight, layer, here)
+            if self.recompute and self.training and torch.is_grad_enabled():
+                x = checkpoint(self.block_of(layer), x, *arguments, use_reentrant=False)
+            else:
+                x = self.block_of(layer)(x, *arguments)
+        if self.norm is not None:
+            x = self.norm(x)
+        return tap(f"{self.name}.final", x) if tap else x
+
+    def remember(self, vectors: Tensor, place: Place) -> CrossCache:
+        """Every layer's keys and values of the encoder's output (R, S, C), projected once."""
+        memory = Memory(vectors, place)
+        pairs = [memory.keys_values(i, self.block_of(i).cross) for i in range(self.config.layers)]  # type: ignore[arg-type]
+        return CrossCache([k for k, _ in pairs], [v for _, v in pairs], place)
+
+    @property
+    def _dropout(self) -> float:
+        return self.config.attention_dropout if self.training else 0.0
+
+    def _windows(self) -> list[int]:
+        return sorted({self.config.window_of(layer) for layer in range(self.config.layers)})
+
+    def _sights(self, x: Tensor, queries: Place, keys: Place) -> dict[int, Sight]:
+        """The self-attention mask of each window that occurs, rendered."""
+        bias = None if self.bias is None else self.bias(queries.position, keys.position)
+        return {
+            window: render(
+                Mask(queries, keys, self.causal, window), x, kernel=self.kernel, bias=bias, dropout=self._dropout
+            )
+            for window in self._windows()
+        }
+
+    def _rotaries(self, x: Tensor, place: Place) -> dict[int, Rotary]:
+        config = self.config
+        if config.position != "rotary":
+            return {}
+        return {
+            window: Rotary(
+                place.position,
+                config.rotary_width,
+                config.rotary_base_windowed if window else config.rotary_base,
+                config.rotary_scaling,
+                x.dtype,
+            )
+            for window in self._windows()
+        }

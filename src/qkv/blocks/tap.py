@@ -1,0 +1,110 @@
+"""The tap: look at, or change, what flows through a model, without hooks, globals or slower kernels.
+
+A site has a name such as `"decoder.3.cross_pattern"`: the stack, the layer, the place. In the order in which a
+block computes them:
+
+    resid_pre                                  the residual stream as the block receives it
+    q k v  scores  pattern  z  attn_out        self-attention: heads, scores before and after the softmax, mixed
+                                               values per head, and the output that joins the stream
+    resid_mid                                  the stream after attention
+    cross_q … cross_z  cross_out  cross_mid    the same for cross-attention, where there is one
+    mlp_pre  mlp_post  mlp_out                 the feed-forward: before and after its non-linearity, its output
+    resid_post                                 the stream as the block leaves it
+    final                                      `"decoder.final"`: after the last norm, what the head reads
+
+`scores` and `pattern` do not exist inside a fast kernel; they are recomputed from q, k and the mask for those layers
+and heads that are asked for, while the fast kernel still makes the output. Replacing one of them does take the slow
+path there.
+
+Shapes: the stream (B, T, C); q and z (B, H, T, D); k and v (B, KV, S, D); scores and pattern (B, H, T, S).
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
+
+from torch import Tensor
+
+SELF_SITES = ("q", "k", "v", "scores", "pattern", "z")
+SITES = (
+    "resid_pre",
+    *SELF_SITES,
+    "attn_out",
+    "resid_mid",
+    *(f"cross_{site}" for site in SELF_SITES),
+    "cross_out",
+    "cross_mid",
+    "mlp_pre",
+    "mlp_post",
+    "mlp_out",
+    "resid_post",
+    "final",
+)
+
+Change = Callable[[Tensor], Tensor]
+
+
+class Tap:
+    """Records the sites that match `record`, and passes those named in `change` through a function.
+
+    `heads` limits which heads' scores and patterns are recomputed for recording; the default is all of them.
+
+    >>> tap = Tap(record=["decoder.*.pattern"])
+    >>> tap.wants("decoder.3.pattern"), tap.wants("decoder.3.z")
+    (True, False)
+    """
+
+    def __init__(
+        self,
+        record: Iterable[str] = (),
+        change: Mapping[str, Change] | None = None,
+        heads: Iterable[int] | None = None,
+    ) -> None:
+        self.record = tuple(record)
+        self.heads = None if heads is None else tuple(heads)
+        self.change = dict(change or {})
+        for pattern in (*self.record, *self.change):
+            site = pattern.rsplit(".", 1)[-1]
+            if not any(fnmatchcase(known, site) for known in SITES):
+                raise ValueError(f"no site matches {pattern!r}; the last part must be one of {', '.join(SITES)}")
+        self.values: dict[str, Tensor] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.values[name]
+
+    def wants(self, name: str) -> bool:
+        """Whether anything would be done at this site."""
+        return any(fnmatchcase(name, pattern) for pattern in (*self.record, *self.change))
+
+    def changes(self, name: str) -> bool:
+        """Whether this site would be changed."""
+        return any(fnmatchcase(name, pattern) for pattern in self.change)
+
+    def __call__(self, name: str, value: Tensor) -> Tensor:
+        for pattern, change in self.change.items():
+            if fnmatchcase(name, pattern):
+                value = change(value)
+        if any(fnmatchcase(name, pattern) for pattern in self.record):
+            self.values[name] = value
+        return value
+
+    def at(self, place: str) -> "TapHere":
+        """The tap as one layer sees it: `tap.at("decoder.3")("z", z)`."""
+        return TapHere(self, place)
+
+
+class TapHere:
+    """A tap with its place filled in, handed down one layer."""
+
+    def __init__(self, tap: Tap, place: str) -> None:
+        self.tap = tap
+        self.place = place
+        self.heads = tap.heads
+
+    def wants(self, site: str) -> bool:
+        return self.tap.wants(f"{self.place}.{site}")
+
+    def changes(self, site: str) -> bool:
+        return self.tap.changes(f"{self.place}.{site}")
+
+    def __call__(self, site: str, value: Tensor) -> Tensor:
+        return self.tap(f"{self.place}.{site}", value)

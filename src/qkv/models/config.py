@@ -1,0 +1,104 @@
+"""A model's config: an encoder, a decoder or both, a head, and the special tokens that the network itself needs.
+
+encoder alone          BERT and its relatives
+decoder alone          GPT and its relatives
+encoder and decoder    the 2017 Transformer, T5, BART
+"""
+
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from typing import Any, Literal
+
+from qkv.blocks import HeadConfig, RotaryScaling, StackConfig
+from qkv.errors import QkvError, nearest
+
+Family = Literal["encoder", "decoder", "seq2seq"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Everything that `build` needs to make a network.
+
+    >>> stack = StackConfig(vocab=100, width=64, layers=2, heads=4, ffn_width=256)
+    >>> Config(decoder=stack, head=HeadConfig(kind="lm", outputs=100, tied=True)).family
+    'decoder'
+    """
+
+    encoder: StackConfig | None = None
+    decoder: StackConfig | None = None
+    head: HeadConfig = field(default_factory=HeadConfig)
+    shared_embedding: bool = False  # seq2seq: source and target read one token table
+    pad: int | None = None  # token ids, None where the model has none
+    start: int | None = None  # what a decoder is given first
+    end: tuple[int, ...] = ()  # what ends a generated text
+    architecture: str = ""  # the public layout that it came from, if any: a hint for export
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "end", tuple(self.end))
+        if self.encoder is None and self.decoder is None:
+            raise ValueError("a config needs an encoder, a decoder or both")
+        if self.shared_embedding:
+            if self.family != "seq2seq":
+                raise ValueError("shared_embedding is for an encoder and a decoder together")
+            for name in ("vocab", "width", "embedding_width"):
+                a, b = getattr(self.encoder, name), getattr(self.decoder, name)
+                if a != b:
+                    raise ValueError(f"shared_embedding needs one {name}, not {a} (encoder) and {b} (decoder)")
+        if self.family == "seq2seq" and self.encoder.width != self.decoder.width:  # type: ignore[union-attr]
+            raise ValueError("encoder and decoder must have the same width: the decoder reads the encoder's vectors")
+        if self.head.kind in ("lm", "mlm") and self.head.outputs != self.stack.vocab:
+            raise ValueError(f"head outputs = {self.head.outputs} must equal vocab = {self.stack.vocab}")
+
+    @property
+    def family(self) -> Family:
+        if self.decoder is None:
+            return "encoder"
+        return "decoder" if self.encoder is None else "seq2seq"
+
+    @property
+    def stack(self) -> StackConfig:
+        """The stack that the head reads: the decoder where there is one."""
+        stack = self.decoder or self.encoder
+        assert stack is not None
+        return stack
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, as `config.json` holds them."""
+        return {"format": "qkv", "version": 1, "family": self.family, **asdict(self)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any], where: str = "config.json") -> "Config":
+        """The reverse of `to_dict`; an unknown or missing name is an error that says which."""
+        values = {k: v for k, v in values.items() if k not in ("format", "version", "family")}
+        for side in ("encoder", "decoder"):
+            if values.get(side) is not None:
+                values[side] = _stack_from(values[side], f"{where}: {side}")
+        if isinstance(values.get("head"), dict):
+            values["head"] = _construct(HeadConfig, values["head"], f"{where}: head")
+        config: Config = _construct(cls, values, where)
+        return config
+
+
+def _stack_from(values: Any, where: str) -> StackConfig:
+    if isinstance(values, dict) and values.get("rotary_scaling") is not None:
+        scaling = _construct(RotaryScaling, values["rotary_scaling"], f"{where}: rotary_scaling")
+        values = {**values, "rotary_scaling": scaling}
+    stack: StackConfig = _construct(StackConfig, values, where)
+    return stack
+
+
+def _construct(cls: type, values: Any, where: str) -> Any:
+    """Make a config dataclass from plain values, with errors that name the field."""
+    if not isinstance(values, dict):
+        raise QkvError(f"{where}: expected a table of fields, found {type(values).__name__}")
+    known = {f.name: f for f in fields(cls)}
+    for name in values:
+        if name not in known:
+            raise QkvError(f"{where}: unknown field {name!r}; {nearest(name, known)}")
+    needed = [n for n, f in known.items() if f.default is MISSING and f.default_factory is MISSING]
+    missing = [name for name in needed if name not in values]
+    if missing:
+        raise QkvError(f"{where}: missing {', '.join(missing)}")
+    try:
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+    except (ValueError, TypeError) as error:
+        raise QkvError(f"{where}: {error}") from error

@@ -1,0 +1,59 @@
+"""Other people's weights as tables: one architecture a page of data, read and written by the same rows.
+
+table      the machinery: rows for config keys, names for tensors, both ways
+shared     rows that several architectures have in common
+bert       distilbert   modernbert   gpt2   gpt_neox   llama   t5   bart
+"""
+
+from qkv.errors import QkvError, nearest
+from qkv.models.tables.bart import BART, MARIAN, MBART
+from qkv.models.tables.bert import ALBERT, BERT, ELECTRA, ROBERTA
+from qkv.models.tables.distilbert import DISTILBERT
+from qkv.models.tables.gpt2 import GPT2
+from qkv.models.tables.gpt_neox import GPT_NEOX
+from qkv.models.tables.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from qkv.models.tables.modernbert import MODERNBERT
+from qkv.models.tables.t5 import MT5, T5
+from qkv.models.tables.table import Architecture, HeadTable, find, read_config, write_config, write_weights
+
+ARCHITECTURES: dict[str, Architecture] = {
+    architecture.name: architecture
+    for architecture in (
+        BERT,
+        ROBERTA,
+        DISTILBERT,
+        ALBERT,
+        ELECTRA,
+        MODERNBERT,
+        GPT2,
+        GPT_NEOX,
+        LLAMA,
+        MISTRAL,
+        QWEN2,
+        QWEN3,
+        T5,
+        MT5,
+        BART,
+        MBART,
+        MARIAN,
+    )
+}
+
+
+def architecture_of(name: str) -> Architecture:
+    """The table for a `model_type`."""
+    if name not in ARCHITECTURES:
+        raise QkvError(f"config.json: unknown architecture {name!r}; {nearest(name, ARCHITECTURES)}")
+    return ARCHITECTURES[name]
+
+
+__all__ = [
+    "ARCHITECTURES",
+    "Architecture",
+    "HeadTable",
+    "architecture_of",
+    "find",
+    "read_config",
+    "write_config",
+    "write_weights",
+]

@@ -1,0 +1,132 @@
+"""ModernBERT: a pre-norm encoder with rotary positions, gated feed-forwards, and a window on two layers of three."""
+
+from typing import Any
+
+from qkv.models.tables.shared import ACTIVATIONS_AND_ALIASES, BUFFERS, SPECIAL, rope_of
+from qkv.models.tables.table import Architecture, HeadTable, Json, Key, Names, Rows, Rule
+
+GATES = {
+    "gelu": "geglu",
+    "gelu_pytorch_tanh": "geglu_tanh",
+    "gelu_new": "geglu_tanh",
+    "silu": "swiglu",
+    "relu": "reglu",
+}
+FULL, LOCAL = "full_attention", "sliding_attention"
+
+
+def _read_windowed(theirs: Json) -> tuple[int, ...]:
+    if theirs.get("layer_types"):
+        return tuple(i for i, kind in enumerate(theirs["layer_types"]) if kind == LOCAL)
+    every = int(theirs.get("global_attn_every_n_layers", 3))
+    return tuple(i for i in range(int(theirs.get("num_hidden_layers", 22))) if i % every)
+
+
+def _write_windowed(value: tuple[int, ...], stack: Any) -> Json:
+    return {"layer_types": [LOCAL if stack.window_of(i) else FULL for i in range(stack.layers)]}
+
+
+def _read_base(kind: str, old: str, default: float) -> Any:
+    return lambda theirs: float(rope_of(theirs, kind).get("rope_theta") or theirs.get(old) or default)
+
+
+def _write_base(value: float, stack: Any) -> Json:
+    return {
+        "rope_parameters": {
+            FULL: {"rope_type": "default", "rope_theta": stack.rotary_base},
+            LOCAL: {"rope_type": "default", "rope_theta": stack.rotary_base_windowed},
+        },
+        "global_rope_theta": stack.rotary_base,
+        "local_rope_theta": stack.rotary_base_windowed,
+    }
+
+
+def _read_bias(theirs: Json) -> str:
+    attention, mlp = bool(theirs.get("attention_bias")), bool(theirs.get("mlp_bias"))
+    if mlp and not attention:
+        raise ValueError("mlp_bias without attention_bias is not supported")
+    return "all" if mlp else "attention" if attention else "none"
+
+
+HEAD: Names = {"head.dense": "head.dense", "head.norm": "head.norm"}
+CLASSIFIER: Names = {**HEAD, "head.out": "classifier"}
+DENSE: Rows = {
+    "dense": Key("classifier_activation", "gelu", ACTIVATIONS_AND_ALIASES),
+    "dense_bias": Key("classifier_bias", False),
+    "dense_norm": True,
+    "dropout": Key("classifier_dropout", 0.0),
+    "bias": True,
+}
+POOLING: Rows = {"pool": Key("classifier_pooling", "cls", {"cls": "first", "mean": "mean"})}
+
+MODERNBERT = Architecture(
+    name="modernbert",
+    prefix="model.",
+    stacks={
+        "encoder": {
+            "vocab": Key("vocab_size", 50368),
+            "width": Key("hidden_size", 768),
+            "layers": Key("num_hidden_layers", 22),
+            "heads": Key("num_attention_heads", 12),
+            "ffn_width": Key("intermediate_size", 1152),
+            "position": "rotary",
+            "max_positions": Key("max_position_embeddings", 8192),
+            "rotary_base": Rule(_read_base(FULL, "global_rope_theta", 160_000.0), _write_base),
+            "rotary_base_windowed": Rule(_read_base(LOCAL, "local_rope_theta", 10_000.0), lambda value, stack: {}),
+            # Their number is both sides together; ours is the farthest distance seen.
+            "window": Rule(
+                lambda theirs: int(theirs.get("local_attention", 128)) // 2,
+                lambda value, stack: {"local_attention": 2 * value},
+            ),
+            "windowed_layers": Rule(_read_windowed, _write_windowed),
+            "norm_place": "pre",
+            "norm_affine": Key("norm_bias", False, {True: "gain_bias", False: "gain"}),
+            "norm_eps": Key("norm_eps", 1e-5),
+            "embedding_norm": "first",
+            "feedforward": Key("hidden_activation", "gelu", GATES),
+            "bias": Rule(
+                _read_bias,
+                lambda value, stack: {"attention_bias": value in ("all", "attention"), "mlp_bias": value == "all"},
+            ),
+            "dropout": Key("embedding_dropout", 0.0),
+            "attention_dropout": Key("attention_dropout", 0.0),
+            "ffn_dropout": Key("mlp_dropout", 0.0),
+            "init": "scaled",
+            "init_std": Key("initializer_range", 0.02),
+        }
+    },
+    config=SPECIAL,
+    body={
+        "embedding.token": "embeddings.tok_embeddings",
+        "embedding.norm": "embeddings.norm",
+        "encoder.blocks.{i}.attention_sub.norm": "layers.{i}.attn_norm",
+        "encoder.blocks.{i}.attention.qkv": "layers.{i}.attn.Wqkv",
+        "encoder.blocks.{i}.attention.out": "layers.{i}.attn.Wo",
+        "encoder.blocks.{i}.ffn_sub.norm": "layers.{i}.mlp_norm",
+        "encoder.blocks.{i}.ffn.up": "layers.{i}.mlp.Wi",
+        "encoder.blocks.{i}.ffn.down": "layers.{i}.mlp.Wo",
+        "encoder.norm": "final_norm",
+    },
+    ignored=BUFFERS,
+    heads=(
+        HeadTable("ModernBertModel"),
+        HeadTable(
+            "ModernBertForMaskedLM",
+            {
+                **DENSE,
+                "kind": "mlm",
+                "tied": Key("tie_word_embeddings", True),
+                "bias": Key("decoder_bias", True),
+                "dropout": 0.0,
+            },
+            {**HEAD, "head.out": "decoder"},
+            "vocab",
+        ),
+        HeadTable(
+            "ModernBertForSequenceClassification", {**DENSE, **POOLING, "kind": "classify"}, CLASSIFIER, "labels"
+        ),
+        HeadTable("ModernBertForMultipleChoice", {**DENSE, **POOLING, "kind": "choice"}, CLASSIFIER, 1),
+        HeadTable("ModernBertForTokenClassification", {**DENSE, "kind": "tag"}, CLASSIFIER, "labels"),
+        HeadTable("ModernBertForQuestionAnswering", {**DENSE, "kind": "span"}, CLASSIFIER, 2),
+    ),
+)

@@ -1,0 +1,133 @@
+"""T5 (v1.0, v1.1) and mT5: RMSNorm, no biases, no score scale, and distances in buckets.
+
+v1.0 ties the output matrix to the embedding and scales what it reads by 1/√C; v1.1 and mT5 gate the feed-forward,
+and their published weights have an output matrix of their own.
+"""
+
+from typing import Any
+
+from qkv.models.tables.shared import BUFFERS, SPECIAL_SEQ2SEQ
+from qkv.models.tables.table import Architecture, HeadTable, Join, Json, Key, Names, Rows, Rule, When
+
+PLAIN = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "silu": "silu"}
+GATED = {"gated-gelu": "geglu_tanh", "gated-silu": "swiglu", "gated-relu": "reglu"}  # T5's gated GELU is the tanh one
+
+
+def stack(layers: Any, ffn: str) -> Rows:
+    return {
+        "vocab": Key("vocab_size", 32128),
+        "width": Key("d_model", 512),
+        "layers": layers,
+        "heads": Key("num_heads", 8),
+        "head_width": Key("d_kv", 64),
+        "ffn_width": Key("d_ff", 2048),
+        "position": "t5",
+        "buckets": Key("relative_attention_num_buckets", 32),
+        "bucket_distance": Key("relative_attention_max_distance", 128),
+        "norm": "rmsnorm",
+        "norm_place": "pre",
+        "norm_affine": "gain",
+        "norm_eps": Key("layer_norm_epsilon", 1e-6),
+        "feedforward": Key("feed_forward_proj", ffn, {**PLAIN, **GATED}),
+        "bias": "none",
+        "score_scale": "none",
+        "dropout": Key("dropout_rate", 0.1),
+        "attention_dropout": Key("dropout_rate", 0.1),
+        "ffn_dropout": Key("dropout_rate", 0.1),
+        "init": "t5",
+    }
+
+
+def _decoder_layers(theirs: Json) -> int:
+    return int(theirs.get("num_decoder_layers") or theirs.get("num_layers", 6))
+
+
+def stacks(ffn: str) -> dict[str, Rows]:
+    return {
+        "encoder": stack(Key("num_layers", 6), ffn),
+        "decoder": stack(Rule(_decoder_layers, lambda value, stack: {"num_decoder_layers": value}), ffn),
+    }
+
+
+def _side(ours: str, theirs: str, ffn: int) -> Names:
+    """Names of one stack; `ffn` is the number of the feed-forward among a block's sublayers."""
+    block = theirs + ".block.{i}.layer"
+    return {
+        f"{ours}.blocks.{{i}}.attention.qkv": Join(*(f"{block}.0.SelfAttention.{part}" for part in "qkv")),
+        f"{ours}.blocks.{{i}}.attention.out": f"{block}.0.SelfAttention.o",
+        f"{ours}.blocks.{{i}}.attention_sub.norm": f"{block}.0.layer_norm",
+        f"{ours}.blocks.{{i}}.ffn.up": When(
+            lambda config, stack: stack.feedforward in GATED.values(),
+            Join(f"{block}.{ffn}.DenseReluDense.wi_0", f"{block}.{ffn}.DenseReluDense.wi_1"),
+            f"{block}.{ffn}.DenseReluDense.wi",
+        ),
+        f"{ours}.blocks.{{i}}.ffn.down": f"{block}.{ffn}.DenseReluDense.wo",
+        f"{ours}.blocks.{{i}}.ffn_sub.norm": f"{block}.{ffn}.layer_norm",
+        f"{ours}.bias.table": f"{theirs}.block.0.layer.0.SelfAttention.relative_attention_bias",
+        f"{ours}.norm": f"{theirs}.final_layer_norm",
+    }
+
+
+CROSS = "decoder.block.{i}.layer.1"
+BODY: Names = {
+    "source_embedding.token": "shared",
+    "embedding.token": "shared",  # an encoder alone
+    **_side("encoder", "encoder", 1),
+    **_side("decoder", "decoder", 2),
+    "decoder.blocks.{i}.cross.q": f"{CROSS}.EncDecAttention.q",
+    "decoder.blocks.{i}.cross.kv": Join(f"{CROSS}.EncDecAttention.k", f"{CROSS}.EncDecAttention.v"),
+    "decoder.blocks.{i}.cross.out": f"{CROSS}.EncDecAttention.o",
+    "decoder.blocks.{i}.cross_sub.norm": f"{CROSS}.layer_norm",
+}
+
+
+def _read_tied(theirs: Json) -> bool:
+    """Tied, unless the folder both says otherwise and holds an output matrix to go with it."""
+    untied = theirs.get("tie_word_embeddings") is False or theirs.get("scale_decoder_outputs") is False
+    return not (untied and "lm_head.weight" in theirs.get("_tensors", ("lm_head.weight",)))
+
+
+def _read_scale(theirs: Json) -> str:
+    return "rsqrt" if theirs.get("scale_decoder_outputs", theirs.get("tie_word_embeddings", True)) else "none"
+
+
+TIED = Rule(_read_tied, lambda value, head: {"tie_word_embeddings": value})
+SCALE = Rule(_read_scale, lambda value, head: {"scale_decoder_outputs": value == "rsqrt"})
+CLASSIFIER: Names = {"head.dense": "classification_head.dense", "head.out": "classification_head.out_proj"}
+CLASSIFY: Rows = {
+    "kind": "classify",
+    "pool": "last",
+    "dense": "tanh",
+    "bias": True,
+    "dropout": Key("classifier_dropout", 0.0),
+}
+
+
+def _heads(title: str, lm: Rows) -> tuple[HeadTable, ...]:
+    tag = {"kind": "tag", "bias": True, "dropout": Key("classifier_dropout", 0.0)}
+    return (
+        HeadTable(f"{title}Model"),
+        HeadTable(f"{title}ForConditionalGeneration", {"kind": "lm", **lm}, {"head.out": "lm_head"}, "vocab"),
+        HeadTable(f"{title}ForSequenceClassification", CLASSIFY, CLASSIFIER, "labels", prefix="transformer."),
+        HeadTable(f"{title}ForQuestionAnswering", {"kind": "span", "bias": True}, {"head.out": "qa_outputs"}, 2),
+        HeadTable(f"{title}EncoderModel", stacks=("encoder",)),
+        HeadTable(
+            f"{title}ForTokenClassification", tag, {"head.out": "classifier"}, "labels", "transformer.", ("encoder",)
+        ),
+    )
+
+
+def _t5(name: str, title: str, ffn: str, lm: Rows) -> Architecture:
+    return Architecture(
+        name=name,
+        stacks=stacks(ffn),
+        config={**SPECIAL_SEQ2SEQ, "start": Key("decoder_start_token_id", 0), "shared_embedding": True},
+        body=BODY,
+        aliases={"shared.weight": ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")},
+        ignored=(*BUFFERS, "*EncDecAttention.relative_attention_bias.weight"),
+        heads=_heads(title, lm),
+    )
+
+
+T5 = _t5("t5", "T5", "relu", {"tied": TIED, "scale": SCALE})
+MT5 = _t5("mt5", "MT5", "gated-gelu", {"tied": TIED})

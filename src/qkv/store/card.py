@@ -1,0 +1,32 @@
+"""The model card: what a stranger needs to know before using a folder."""
+
+from qkv.models import Config
+
+
+def card(config: Config, parameters: int, cls: str) -> str:
+    """A card with what the config says; data, scores and licence are the author's to fill in."""
+    stack = config.stack
+    kinds = {"encoder": "encoder-only", "decoder": "decoder-only", "seq2seq": "encoder-decoder"}
+    head = "" if config.head.kind == "none" else f", {config.head.kind} head"
+    depth = f"{config.encoder.layers} + {stack.layers}" if config.encoder and config.decoder else str(stack.layers)
+    load = "qkv.load(folder)" if cls == config.family else f"transformers.{cls}.from_pretrained(folder)"
+    return "\n".join(
+        [
+            "# Model card",
+            "",
+            f"A Transformer, {kinds[config.family]}{head}: {parameters:,} parameters.",
+            "",
+            "| | |",
+            "|---|---|",
+            f"| layers | {depth} |",
+            f"| width | {stack.width} |",
+            f"| heads | {stack.heads} of width {stack.head_width} |",
+            f"| vocabulary | {stack.vocab:,} |",
+            f"| positions | {stack.position} |",
+            f"| load with | `{load}` |",
+            "| data | not recorded |",
+            "| scores | not recorded |",
+            "| licence | not recorded |",
+            "",
+        ]
+    )

@@ -1,0 +1,172 @@
+"""A model folder: config.json, model.safetensors, the tokenizer's files, README.md (a model card). No pickle."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from qkv.blocks import HeadConfig
+from qkv.errors import QkvError
+from qkv.models import Config, Network, build
+from qkv.store.card import card
+from qkv.store.foreign import (
+    SHOWN,
+    body_folder,
+    export,
+    is_foreign,
+    read_foreign_config,
+    read_foreign_weights,
+    sentence_head,
+    with_head,
+)
+from qkv.store.hub import locate
+from qkv.store.weights import Weights, read_json, write_text, write_weights
+from qkv.text import Tokenizer
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tokenizer.model",
+    "source.spm",
+)
+
+
+@dataclass
+class Stored:
+    """What a folder holds."""
+
+    config: Config
+    network: Network
+    tokenizer: Tokenizer | None
+    notes: list[str]  # what a person should know: things ignored, dropped, started afresh
+
+
+def read(
+    name: str | Path,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    head: HeadConfig | None = None,
+) -> Stored:
+    """Read a qkv folder, a Hugging Face folder or a hub id. `head` puts a fresh head on the folder's body.
+
+    Weights keep the type that they are stored in unless `dtype` says otherwise.
+    """
+    folder = locate(name)
+    config_path = folder / "config.json"
+    if not config_path.exists() and not (folder / "modules.json").exists():
+        raise QkvError(f"{folder}: no config.json, so this is not a model folder")
+    foreign = is_foreign(folder)
+    body = body_folder(folder) if foreign else folder
+    theirs = read_json(body / "config.json")
+    weights = Weights(body)
+    if foreign:
+        config, notes = read_foreign_config(body, theirs, weights)
+        head = head or sentence_head(folder)
+    else:
+        config, notes = Config.from_dict(theirs, str(config_path)), []
+    fresh = head is not None and head != config.head
+    if fresh and head is not None:
+        config = with_head(config, head)
+    tokenizer = _tokenizer(body, config)
+    network = build(config, device="meta")
+    shapes = {name: tuple(p.shape) for name, p in network.named_parameters()}
+    if foreign:
+        tensors, more = read_foreign_weights(config, theirs, weights, shapes, fresh)
+        notes += more
+    else:
+        tensors = _own_weights(weights, shapes, fresh)
+    started = [name for name in shapes if name not in tensors]
+    if started:
+        _start(config, tensors, started, notes)
+    place(network, tensors, torch.device(device), dtype or weights.dtype)
+    return Stored(config, network.eval(), tokenizer, notes)
+
+
+def _own_weights(weights: Weights, shapes: Mapping[str, tuple[int, ...]], fresh: bool) -> dict[str, Tensor]:
+    wanted = [name for name in shapes if not (fresh and name.startswith("head."))]
+    missing = [name for name in wanted if name not in weights]
+    misshapen = [
+        f"{name} {weights.shapes[name]}, config.json needs {tuple(shapes[name])}"
+        for name in wanted
+        if name in weights and weights.shapes[name] != tuple(shapes[name])
+    ]
+    unexpected = [name for name in weights.shapes if name not in shapes and not (fresh and name.startswith("head."))]
+    problems = [
+        f"{len(names)} tensors {what}: {', '.join(names[:SHOWN])}{' …' if len(names) > SHOWN else ''}"
+        for what, names in (("missing", missing), ("of the wrong shape", misshapen), ("unexpected", unexpected))
+        if names
+    ]
+    if problems:
+        raise QkvError(f"{weights.folder}: the weights do not fit config.json; " + "; ".join(problems))
+    return {name: weights.get(name) for name in wanted}
+
+
+def _start(config: Config, tensors: dict[str, Tensor], names: list[str], notes: list[str]) -> None:
+    """Give what a folder does not hold the start that it would have in a new network."""
+    new = build(config)
+    for name, parameter in new.named_parameters():
+        if name in names:
+            tensors[name] = parameter.detach()
+    notes.append(f"{len(names)} tensors are not in the folder and start afresh: {', '.join(names[:SHOWN])}")
+
+
+def place(network: nn.Module, tensors: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype) -> None:
+    """Put tensors in the place of a network's parameters, keeping what is tied tied."""
+    holders: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in network.modules():
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                holders.setdefault(id(parameter), []).append((module, key))
+    for name, old in list(network.named_parameters()):
+        parameter = nn.Parameter(tensors[name].to(device, dtype))
+        for module, key in holders[id(old)]:
+            module._parameters[key] = parameter
+
+
+def _tokenizer(folder: Path, config: Config) -> Tokenizer | None:
+    there = any((folder / name).exists() for name in TOKENIZER_FILES)
+    tokenizer = Tokenizer.load(folder) if there else None
+    stack = config.encoder or config.stack
+    if tokenizer is not None and tokenizer.size > stack.vocab:
+        raise QkvError(
+            f"{folder}: the tokenizer has {tokenizer.size} ids, the model's vocabulary only {stack.vocab}; "
+            "they do not belong together"
+        )
+    return tokenizer
+
+
+def write(
+    folder: str | Path, config: Config, network: nn.Module, tokenizer: Tokenizer | None, format: str = "qkv"
+) -> str:
+    """Write a model folder, ours or (`format="hf"`) one that transformers reads; returns what to load it with.
+
+    The config comes last, so that a folder that has one is whole.
+    """
+    folder = Path(folder).expanduser()
+    if folder.exists() and not folder.is_dir():
+        raise QkvError(f"{folder}: this is a file; give a folder")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / "config.json").exists():
+        raise QkvError(f"{folder}: there are other files in this folder and no model; choose another")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if tokenizer is not None:
+            tokenizer.save(folder)
+        parameters = {name: p.detach() for name, p in network.named_parameters()}
+        if format == "hf":
+            cls = export(folder, config, parameters)
+        else:
+            cls = config.family
+            write_weights(folder, parameters)
+            write_text(folder / "config.json", json.dumps(config.to_dict(), indent=2) + "\n")
+        if not (folder / "README.md").exists():
+            write_text(folder / "README.md", card(config, sum(p.numel() for p in parameters.values()), cls))
+    except OSError as error:
+        raise QkvError(f"{folder}: could not be written ({error.strerror or error})") from error
+    return cls

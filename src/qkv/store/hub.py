@@ -1,0 +1,32 @@
+"""Where a model is: a folder on this machine, or a hub id that is fetched when it is asked for."""
+
+import re
+from pathlib import Path
+
+from qkv.errors import QkvError
+
+_ID = re.compile(r"[\w.-]+/[\w.-]+")
+WANTED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm"]
+"""What is fetched: configs, tokenizers and safetensors; never pickles or code."""
+
+
+def locate(name: str | Path) -> Path:
+    """The folder that a name means. Only `owner/model` that is no path here goes to the hub (the `hub` extra)."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise QkvError(f"{path}: this is a file; give the folder that it lies in")
+    if not _ID.fullmatch(str(name)) or path.parent.is_dir():
+        raise QkvError(f"{path}: no such folder")
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise QkvError(
+            f'{name}: no such folder; if it is a hub id, install the extra: pip install "qkv[hub]"'
+        ) from error
+    try:
+        return Path(snapshot_download(str(name), allow_patterns=WANTED))
+    except Exception as error:  # the library raises its own kinds for network, permission and name
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise QkvError(f"{name}: no such folder, and the hub did not give it ({reason})") from error
