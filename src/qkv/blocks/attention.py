@@ -123,7 +123,8 @@ def flex(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, dropout: f
         return score + bias[0 if len(bias) == 1 else b, h, i, j]
 
     # The kernel must be compiled to be one; inside a compiled model it is already.
-    run: Callable[..., Any] = _compiled_flex() if q.is_cuda and not torch.compiler.is_compiling() else flex_attention
+    eager = q.is_cuda and not torch.compiler.is_compiling()
+    run: Callable[..., Any] = _compiled_flex() if eager else flex_attention  # type: ignore[assignment]
     out: Tensor = run(
         q,
         k,
@@ -171,7 +172,7 @@ KERNELS = {"plain": plain, "sdpa": sdpa, "flex": flex, "varlen": varlen}
 
 def heads_of(x: Tensor, heads: int) -> Tensor:
     """(B, T, heads · D) → (B, heads, T, D): the head axis becomes a batch axis."""
-    return x.view(*x.shape[:2], heads, -1).transpose(1, 2)
+    return x.view(*x.shape[:2], heads, x.shape[-1] // heads).transpose(1, 2)
 
 
 def blank(k: Tensor, v: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:

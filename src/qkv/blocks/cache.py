@@ -77,6 +77,11 @@ class SelfCache:
         """Take slots for new tokens; returns the places of all keys that attention will be shown."""
         new = place.position.shape[1]
         if self.static:
+            # The count is on the device, and so is its check: it waits for nothing and may stand in a CUDA graph.
+            full = f"a static cache of {self.length} slots is full; make one that is long enough for the whole text"
+            if new > self.length:
+                raise ValueError(f"{new} tokens: {full}")
+            torch._assert_async(self.cursor + new <= self.length, full)
             self._slots = self.cursor + torch.arange(new, device=self.cursor.device)
             self.cursor += new
         else:
@@ -108,8 +113,13 @@ class SelfCache:
 
     def crop(self, filled: int) -> None:
         """Forget all slots from `filled` on, as when guessed tokens are taken back."""
-        self.filled = filled
-        self.cursor.fill_(filled)
+        most = self.length if self.static else self.filled
+        if not 0 <= filled <= most:
+            raise ValueError(f"cannot crop to {filled} slots: it must lie in 0 … {most}")
+        if self.static:
+            self.cursor.fill_(filled)
+        else:
+            self.filled = filled
         self.segment[:, filled:] = 0
 
     def _grow(self, length: int) -> None:

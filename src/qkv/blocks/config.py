@@ -5,7 +5,8 @@ A researcher changes a part here; nothing in `blocks/` ever asks for a model's n
 """
 
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 Position = Literal["sinusoidal", "sinusoidal_split", "learned", "rotary", "alibi", "t5", "none"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
@@ -14,12 +15,43 @@ Kernel = Literal["auto", "plain", "sdpa", "flex", "varlen"]
 """Which implementation of attention runs: never part of a config, since all give the same numbers."""
 
 
-def check_choices(config: Any) -> None:
-    """Refuse a value that is not among a field's named choices, naming the field and the choices."""
+def check_fields(config: Any, lists: tuple[str, ...] = ()) -> None:
+    """Refuse a value that is not of its field's kind, or not among its named choices; the error names both.
+
+    The fields of a frozen dataclass that are named in `lists` may be given as lists, and become tuples.
+    """
+    for name in lists:
+        if isinstance(getattr(config, name), list):
+            object.__setattr__(config, name, tuple(getattr(config, name)))
     for name, kind in get_type_hints(type(config)).items():
-        if get_origin(kind) is Literal and getattr(config, name) not in get_args(kind):
-            choices = ", ".join(repr(choice) for choice in get_args(kind))
-            raise ValueError(f"{name} = {getattr(config, name)!r} is not a choice; choose from {choices}")
+        value = getattr(config, name)
+        if not _fits(value, kind):
+            raise ValueError(f"{name} = {value!r} must be {_in_words(kind)}")
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return any(_fits(value, one) for one in inner)
+    if origin is Literal:
+        return value in inner
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_fits(one, inner[0]) for one in value)
+    if kind in (int, float):
+        return isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+    return isinstance(value, kind)
+
+
+def _in_words(kind: Any) -> str:
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return " or ".join(_in_words(one) for one in inner)
+    if origin is Literal:
+        return "one of " + ", ".join(repr(choice) for choice in inner)
+    if origin is tuple:
+        return f"a list, each {_in_words(inner[0])}"
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+    return words.get(kind, f"a {kind.__name__}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +69,11 @@ class RotaryScaling:
     original_positions: int = 8192
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_fields(self)
+        if self.factor <= 0:
+            raise ValueError(f"factor = {self.factor} must be above 0")
+        if self.high <= self.low:
+            raise ValueError(f"high = {self.high} must be above low = {self.low}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,10 +133,14 @@ class StackConfig:
     init_std: float = 0.02
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_fields(self, lists=("windowed_layers",))
+        object.__setattr__(self, "windowed_layers", tuple(sorted(self.windowed_layers)))
         for name in ("vocab", "width", "layers", "heads", "ffn_width", "max_positions"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)} must be at least 1")
+        for name in ("kv_heads", "head_width", "embedding_width", "position_offset", "window", "types"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} = {getattr(self, name)} must not be negative")
         if not self.head_width:
             if self.width % self.heads:
                 raise ValueError(
@@ -118,15 +158,23 @@ class StackConfig:
             raise ValueError(f"distinct_layers = {self.distinct_layers} must lie in 1 … layers = {self.layers}")
         if not self.rotary_base_windowed:
             object.__setattr__(self, "rotary_base_windowed", self.rotary_base)
-        if self.position == "rotary" and self.rotary_width % 2:
-            raise ValueError(f"rotary positions turn pairs: head_width × rotary_share = {self.rotary_width} is odd")
+        if not 0.0 < self.rotary_share <= 1.0:
+            raise ValueError(f"rotary_share = {self.rotary_share} must lie in (0, 1]")
+        if self.position == "rotary" and (self.rotary_width % 2 or not self.rotary_width):
+            raise ValueError(
+                f"rotary positions turn pairs: head_width × rotary_share = {self.rotary_width} must be even and not 0"
+            )
         if self.position.startswith("sinusoidal") and (self.embedding_width or self.width) % 2:
-            raise ValueError("sinusoidal positions come in pairs: the embedding's width must be even")
+            name = "embedding_width" if self.embedding_width else "width"
+            raise ValueError(f"sinusoidal positions come in pairs: {name} = {getattr(self, name)} must be even")
         if self.position == "t5" and (self.buckets < 4 or self.buckets % 2):
             raise ValueError(f"buckets = {self.buckets} must be even and at least 4")
-        if self.window < 0:
-            raise ValueError(f"window = {self.window} must not be negative")
-        object.__setattr__(self, "windowed_layers", tuple(sorted(self.windowed_layers)))
+        if self.position == "t5" and self.bucket_distance <= self.buckets // 2:
+            raise ValueError(f"bucket_distance = {self.bucket_distance} must be above half of buckets = {self.buckets}")
+        if self.residual == "parallel" and self.norm_place == "post":
+            raise ValueError('residual = "parallel" has no place for norm_place = "post": nothing would be normed')
+        if self.embedding_norm == "first" and (self.norm_place == "post" or self.distinct_layers < self.layers):
+            raise ValueError('embedding_norm = "first" needs norms before the parts, and a block 0 that is not shared')
         if any(not 0 <= layer < self.layers for layer in self.windowed_layers):
             raise ValueError(f"windowed_layers = {self.windowed_layers} must lie in 0 … {self.layers - 1}")
         for name in ("dropout", "attention_dropout", "ffn_dropout"):

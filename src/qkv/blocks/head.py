@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qkv.blocks.config import Activation, StackConfig, check_choices
+from qkv.blocks.config import Activation, StackConfig, check_fields
 from qkv.blocks.feedforward import ACTIVATIONS
 from qkv.blocks.mask import Place
 from qkv.blocks.norm import make_norm
@@ -47,16 +47,21 @@ class HeadConfig:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        object.__setattr__(self, "labels", tuple(self.labels))
+        check_fields(self, lists=("labels",))
         if not self.outputs and self.labels:
             object.__setattr__(self, "outputs", len(self.labels))
         if self.labels and len(self.labels) != self.outputs:
-            raise ValueError(f"{len(self.labels)} labels for {self.outputs} outputs")
+            raise ValueError(f"{len(self.labels)} labels for outputs = {self.outputs}")
         if self.kind not in ("none", "embed") and self.outputs < 1:
             raise ValueError(f"a head of kind {self.kind!r} needs outputs (or labels)")
         if self.tied and self.kind not in ("lm", "mlm"):
-            raise ValueError(f"only an lm or mlm head can be tied to the embedding, not {self.kind!r}")
+            raise ValueError(f"tied: only an lm or mlm head can be tied to the embedding, not {self.kind!r}")
+        if self.dense_norm and self.dense == "none":
+            raise ValueError("dense_norm follows a dense layer: choose one with dense")
+        if self.sentence_outputs and self.kind != "mlm":
+            raise ValueError(f"sentence_outputs is for an mlm head, not {self.kind!r}")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"dropout = {self.dropout} must lie in [0, 1)")
 
 
 def pool(x: Tensor, place: Place, how: str, texts: int = 1) -> Tensor:
@@ -103,6 +108,8 @@ class Head(nn.Module):
                     raise ValueError("a tied head needs the token embedding")
                 if token.num_embeddings != config.outputs:
                     raise ValueError(f"a tied head has {token.num_embeddings} outputs, not {config.outputs}")
+                if inner != stack.width and self.dense is None:
+                    raise ValueError(f"a tied head on vectors of {stack.width} needs a dense layer to reach {inner}")
                 self.out.weight = token.weight
         self.sentence = None
         if config.sentence_outputs:

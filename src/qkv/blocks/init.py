@@ -1,7 +1,7 @@
 """How weights start, as each family's paper or reference has it. Every layer draws its own numbers.
 
 normal   N(0, σ): BERT, BART, Llama, GPT-NeoX
-scaled   the same, with the projections back into the stream divided by √(2 · layers): GPT-2, ModernBERT
+scaled   the same, with the projections back into the stream divided by √(their number): GPT-2, ModernBERT
 xavier   the 2017 Transformer: Glorot-uniform matrices, embeddings N(0, 1/√C)
 t5       by fan-in, with 1/√D moved from the scores into the queries' start
 """
@@ -51,10 +51,10 @@ def initialise(network: nn.Module, config: StackConfig) -> None:
 
 
 def _scale_down(block: Block, config: StackConfig) -> None:
-    """Each of the 2·layers additions to the stream starts smaller, so that their sum does not grow with depth."""
-    std = config.init_std / math.sqrt(2 * config.layers)
-    nn.init.normal_(block.attention.out.weight, std=std)
-    nn.init.normal_(block.ffn.down.weight, std=std)
+    """Each of the 2·layers additions to the stream (3 with a source) starts smaller: their sum does not grow."""
+    back = [block.attention.out, block.ffn.down, *([] if block.cross is None else [block.cross.out])]
+    for linear in back:
+        nn.init.normal_(linear.weight, std=config.init_std / math.sqrt(len(back) * config.layers))
 
 
 def _by_part(block: Block) -> None:

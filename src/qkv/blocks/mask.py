@@ -26,16 +26,19 @@ class Place(NamedTuple):
     segment: Tensor | None  # (B, T) int, 0 is padding; None: each row is one document, without padding
     position: Tensor  # (B, T) int, or (1, T) where all rows count alike
     most: int = 0  # how many segments a row holds at most, where that is known; 0: not known
+    counted: bool = False  # whether positions are known to be 0, 1, 2, … in every row
 
     @property
     def padding(self) -> Tensor | None:
         """(B, T) True where there is no token; None where there is one everywhere."""
         return None if self.segment is None else self.segment == 0
 
-    def fold(self, rows: int) -> "Place":
-        """Several query rows for each of `rows` key rows (beams of one source) become one longer row of queries."""
-        segment = None if self.segment is None else self.segment.reshape(rows, -1)
-        position = self.position if len(self.position) == 1 else self.position.reshape(rows, -1)
+    def fold(self, beams: int) -> "Place":
+        """Every `beams` rows, the beams of one source, become one row of queries, `beams` times as long."""
+        length = beams * self.position.shape[1]
+        segment = None if self.segment is None else self.segment.reshape(-1, length)
+        alike = len(self.position) == 1
+        position = self.position.repeat(1, beams) if alike else self.position.reshape(-1, length)
         return Place(segment, position, self.most)
 
 
@@ -55,12 +58,13 @@ def place_of(ids: Tensor, segment: Tensor | None = None, position: Tensor | None
     """The place of each token of `ids` (B, T), with what was not given filled in."""
     if segment is not None and segment.shape != ids.shape[:2]:
         raise ValueError(f"segment has shape {tuple(segment.shape)}, its tokens have {tuple(ids.shape[:2])}")
+    counted = segment is None and position is None
     if position is None:
         if segment is None:
             position = torch.arange(ids.shape[1], device=ids.device)[None]
         else:
             position = positions_of(segment)
-    return Place(segment, position, most)
+    return Place(segment, position, most, counted)
 
 
 class Offsets(NamedTuple):
@@ -88,7 +92,7 @@ class Mask(NamedTuple):
     @property
     def triangle(self) -> bool:
         """Whether it is the plain look-ahead mask over one document a row, known without looking at a tensor."""
-        return self.causal and not self.window and self.query is self.key and self.key.segment is None
+        return self.causal and not self.window and self.query is self.key and self.key.counted
 
     def _rule(self, query_segment: Tensor, key_segment: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """The rule itself, on broadcastable segments and positions."""
@@ -120,14 +124,16 @@ class Mask(NamedTuple):
     def blocks(self) -> BlockMask:
         """For FlexAttention: which blocks of the score matrix hold anything at all."""
         query_segment, key_segment = self._segments()
-        query_position = self.query.position.expand_as(query_segment)
-        key_position = self.key.position.expand_as(key_segment)
+        rows = max(len(t) for t in (query_segment, key_segment, self.query.position, self.key.position))
+        query_segment, query_position = query_segment.expand(rows, -1), self.query.position.expand(rows, -1)
+        key_segment, key_position = key_segment.expand(rows, -1), self.key.position.expand(rows, -1)
 
         def rule(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            return self._rule(query_segment[b, q], key_segment[b, k], query_position[b, q], key_position[b, k])
+            row = b if rows > 1 else 0  # one row stands for all
+            return self._rule(query_segment[row, q], key_segment[row, k], query_position[row, q], key_position[row, k])
 
-        rows, queries = query_segment.shape
-        return create_block_mask(rule, rows, None, queries, key_segment.shape[1], device=query_segment.device.type)
+        queries, keys = query_segment.shape[1], key_segment.shape[1]
+        return create_block_mask(rule, rows, None, queries, keys, device=query_segment.device.type)
 
     def offsets(self, rows: int) -> Offsets:
         """For variable-length kernels. Segments must rise along each row and padding come last, as packing lays them.

@@ -49,7 +49,7 @@ class Rotary:
         if scaling is not None:
             frequencies = stretch(frequencies, scaling)
         angles = _angles(position, frequencies)[:, None]  # (B, 1, T, D/2)
-        exact = torch.float64 if dtype == torch.float64 else torch.float32
+        exact = torch.promote_types(dtype, torch.float32)
         self.cos, self.sin = angles.cos().to(exact), angles.sin().to(exact)
 
     def turn(self, x: Tensor) -> Tensor:
@@ -104,11 +104,12 @@ class ScoreBias(nn.Module):
         self.buckets, self.longest, self.causal = config.buckets, config.bucket_distance, causal
         self.table = nn.Embedding(config.buckets, config.heads) if config.position == "t5" else None
 
-    def forward(self, query: Tensor, key: Tensor) -> Tensor:
-        """Positions of queries (B, T) and keys (B, S) → (B, H, T, S)."""
+    def forward(self, query: Tensor, key: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Positions of queries (B, T) and keys (B, S) → (B, H, T, S), in float32 or, if `dtype` is, better."""
         distance = key[:, None, :] - query[:, :, None]  # (B, T, S)
         if self.table is None:
-            slopes = torch.tensor(alibi_slopes(self.heads), device=key.device)
+            exact = torch.promote_types(dtype, torch.float32)
+            slopes = torch.tensor(alibi_slopes(self.heads), dtype=exact, device=key.device)
             return -slopes[:, None, None] * distance.abs()[:, None]
         table: Tensor = self.table(t5_bucket(distance, self.buckets, self.longest, self.causal))  # (B, T, S, H)
         return table.permute(0, 3, 1, 2)

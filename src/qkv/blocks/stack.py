@@ -47,13 +47,16 @@ class Stack(nn.Module):
         tap: Tap | None = None,
     ) -> Tensor:
         """x (B, T, C) → (B, T, C)."""
+        if cache is not None and cache.rows != x.shape[0]:
+            raise ValueError(f"a cache of {cache.rows} rows cannot serve {x.shape[0]}; make one with as many rows")
         keys = place if cache is None else cache.extend(place)
         sights = self._sights(x, place, keys)
         rotaries = self._rotaries(x, place)
         cross_sight = None
         if memory is not None:
-            queries = place if memory.rows == x.shape[0] else place.fold(memory.rows)
-            wide = x if memory.rows == x.shape[0] else x.reshape(memory.rows, -1, x.shape[-1])
+            beams = x.shape[0] // memory.rows
+            queries = place if beams == 1 else place.fold(beams)
+            wide = x if beams == 1 else x.reshape(memory.rows, -1, x.shape[-1])
             cross_sight = render(Mask(queries, memory.place), wide, kernel=self.kernel, dropout=self._dropout)
         for layer in range(self.config.layers):
             window = self.config.window_of(layer)
@@ -82,7 +85,7 @@ class Stack(nn.Module):
 
     def _sights(self, x: Tensor, queries: Place, keys: Place) -> dict[int, Sight]:
         """The self-attention mask of each window that occurs, rendered."""
-        bias = None if self.bias is None else self.bias(queries.position, keys.position)
+        bias = None if self.bias is None else self.bias(queries.position, keys.position, x.dtype)
         return {
             window: render(
                 Mask(queries, keys, self.causal, window), x, kernel=self.kernel, bias=bias, dropout=self._dropout

@@ -51,7 +51,8 @@ def account(config: Config, context: int | None = None) -> Account:
     stacks = {n: s for n, s in (("encoder", config.encoder), ("decoder", config.decoder)) if s is not None}
     context = context or min(config.stack.max_positions, 2048)
     forward = sum(
-        _stack_flops(stack, context, cross=len(stacks) == 2 and n == "decoder") for n, stack in stacks.items()
+        _stack_flops(stack, context, causal=n == "decoder", cross=len(stacks) == 2 and n == "decoder")
+        for n, stack in stacks.items()
     )
     forward += 2 * _head_weights(config)
     decoder = config.decoder
@@ -87,7 +88,7 @@ def part_of(name: str) -> str:
     return "mlp" if ".ffn." in name else "attention"
 
 
-def _stack_flops(stack: StackConfig, context: int, *, cross: bool) -> int:
+def _stack_flops(stack: StackConfig, context: int, *, causal: bool, cross: bool) -> int:
     """Per token, forward: matrices and attention, for every layer (shared weights are used once a layer)."""
     inner, kv = stack.heads * stack.head_width, stack.kv_heads * stack.head_width
     attention = stack.width * (2 * inner + 2 * kv)
@@ -96,7 +97,7 @@ def _stack_flops(stack: StackConfig, context: int, *, cross: bool) -> int:
     flops = 0
     for layer in range(stack.layers):
         window = stack.window_of(layer)
-        seen = min(context, window + 1) if window else context
+        seen = min(context, window + 1 if causal else 2 * window + 1) if window else context
         flops += 2 * weights + 4 * inner * (seen + (context if cross else 0))
     if stack.embedding_width:
         flops += 2 * stack.embedding_width * stack.width

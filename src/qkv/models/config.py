@@ -9,6 +9,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from qkv.blocks import HeadConfig, RotaryScaling, StackConfig
+from qkv.blocks.config import check_fields
 from qkv.errors import QkvError, nearest
 
 Family = Literal["encoder", "decoder", "seq2seq"]
@@ -33,7 +34,7 @@ class Config:
     architecture: str = ""  # the public layout that it came from, if any: a hint for export
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "end", tuple(self.end))
+        check_fields(self, lists=("end",))
         if self.encoder is None and self.decoder is None:
             raise ValueError("a config needs an encoder, a decoder or both")
         if self.shared_embedding:
@@ -45,6 +46,8 @@ class Config:
                     raise ValueError(f"shared_embedding needs one {name}, not {a} (encoder) and {b} (decoder)")
         if self.family == "seq2seq" and self.encoder.width != self.decoder.width:  # type: ignore[union-attr]
             raise ValueError("encoder and decoder must have the same width: the decoder reads the encoder's vectors")
+        if self.family == "seq2seq" and self.decoder.residual == "parallel":  # type: ignore[union-attr]
+            raise ValueError('decoder: residual = "parallel" has no place for cross-attention; use "serial"')
         if self.head.kind in ("lm", "mlm") and self.head.outputs != self.stack.vocab:
             raise ValueError(f"head outputs = {self.head.outputs} must equal vocab = {self.stack.vocab}")
 
@@ -68,11 +71,13 @@ class Config:
     @classmethod
     def from_dict(cls, values: dict[str, Any], where: str = "config.json") -> "Config":
         """The reverse of `to_dict`; an unknown or missing name is an error that says which."""
+        if not isinstance(values, dict):
+            raise QkvError(f"{where}: expected a table of fields, found {type(values).__name__}")
         values = {k: v for k, v in values.items() if k not in ("format", "version", "family")}
         for side in ("encoder", "decoder"):
             if values.get(side) is not None:
                 values[side] = _stack_from(values[side], f"{where}: {side}")
-        if isinstance(values.get("head"), dict):
+        if "head" in values:
             values["head"] = _construct(HeadConfig, values["head"], f"{where}: head")
         config: Config = _construct(cls, values, where)
         return config

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from qkv.blocks import Embedding, Head, Place, SelfCache, Stack, Tap, initialise, place_of
+from qkv.errors import UsageError
 from qkv.models.config import Config
 from qkv.models.length import check_length
 
@@ -65,6 +66,10 @@ class Decoder(nn.Module):
 def new_cache(stack: Stack, rows: int, length: int, *, static: bool) -> SelfCache:
     """A self cache that fits a stack, on its device and in its type."""
     config = stack.config
+    if static and config.limited and length > config.max_positions:
+        raise UsageError(
+            f"a static cache of {length} slots is longer than the {config.max_positions} positions that this model has"
+        )
     weight = next(stack.parameters())
     dtype = weight.dtype if weight.dtype.is_floating_point else torch.float32
     return SelfCache(

@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from qkv.blocks import SelfCache, StackConfig
+from qkv.errors import UsageError
 
 
 def check_length(
@@ -16,7 +17,7 @@ def check_length(
         return
     needed = ids.shape[1] + (cache.filled if cache is not None else 0)
     if needed > config.max_positions:
-        raise ValueError(
+        raise UsageError(
             f"{needed} tokens are more than the {config.max_positions} positions that this model has; "
             "shorten the text or split it"
         )

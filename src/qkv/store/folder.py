@@ -56,7 +56,8 @@ def read(
 ) -> Stored:
     """Read a qkv folder, a Hugging Face folder or a hub id. `head` puts a fresh head on the folder's body.
 
-    Weights keep the type that they are stored in unless `dtype` says otherwise.
+    Weights keep the type that they are stored in unless `dtype` says otherwise. On `device="meta"` everything is
+    checked and no weight is read.
     """
     folder = locate(name)
     config_path = folder / "config.json"
@@ -65,7 +66,8 @@ def read(
     foreign = is_foreign(folder)
     body = body_folder(folder) if foreign else folder
     theirs = read_json(body / "config.json")
-    weights = Weights(body)
+    device = torch.device(device)
+    weights = Weights(body, shapes_only=device.type == "meta")
     if foreign:
         config, notes = read_foreign_config(body, theirs, weights)
         head = head or sentence_head(folder)
@@ -84,8 +86,8 @@ def read(
         tensors = _own_weights(weights, shapes, fresh)
     started = [name for name in shapes if name not in tensors]
     if started:
-        _start(config, tensors, started, notes)
-    place(network, tensors, torch.device(device), dtype or weights.dtype)
+        _start(config, tensors, started, notes, device)
+    place(network, tensors, device, dtype or weights.dtype)
     return Stored(config, network.eval(), tokenizer, notes)
 
 
@@ -108,9 +110,11 @@ def _own_weights(weights: Weights, shapes: Mapping[str, tuple[int, ...]], fresh:
     return {name: weights.get(name) for name in wanted}
 
 
-def _start(config: Config, tensors: dict[str, Tensor], names: list[str], notes: list[str]) -> None:
+def _start(
+    config: Config, tensors: dict[str, Tensor], names: list[str], notes: list[str], device: torch.device
+) -> None:
     """Give what a folder does not hold the start that it would have in a new network."""
-    new = build(config)
+    new = build(config, device=device)
     for name, parameter in new.named_parameters():
         if name in names:
             tensors[name] = parameter.detach()

@@ -29,7 +29,7 @@ SHOWN = 8
 
 
 def is_foreign(folder: Path) -> bool:
-    """Whether a folder is a Hugging Face one: its config names a model type, or it lists sentence-transformers modules."""
+    """Whether it is a Hugging Face folder: its config names a model type, or it lists sentence-transformers modules."""
     return (folder / "modules.json").exists() or "model_type" in read_json(folder / "config.json")
 
 

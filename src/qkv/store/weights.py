@@ -30,11 +30,13 @@ DTYPES = {
 class Weights:
     """The tensors of a folder, by name, read one at a time.
 
-    Opening it checks that every file is whole and every tensor that the index names is there.
+    Opening it checks that every file is whole. With `shapes_only`, tensors come without numbers (on the meta
+    device): enough to check a folder of any size against its config.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, shapes_only: bool = False) -> None:
         self.folder = folder
+        self.shapes_only = shapes_only
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.dtypes: dict[str, torch.dtype] = {}
         self._files: dict[str, Any] = {}  # tensor name → the open file that holds it
@@ -45,6 +47,8 @@ class Weights:
         return name in self.shapes
 
     def get(self, name: str) -> Tensor:
+        if self.shapes_only:
+            return torch.empty(self.shapes[name], dtype=self.dtypes.get(name), device="meta")
         tensor: Tensor = self._files[name].get_tensor(name)
         return tensor
 

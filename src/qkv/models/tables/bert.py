@@ -59,7 +59,6 @@ PREDICTIONS: Names = {
     "head.dense": "cls.predictions.transform.dense",
     "head.norm": "cls.predictions.transform.LayerNorm",
     "head.out": "cls.predictions.decoder",
-    "head.out.bias": "cls.predictions.bias",
 }
 SENTENCE: Names = {"head.sentence.dense": "{prefix}pooler.dense", "head.sentence.out": "cls.seq_relationship"}
 
@@ -70,7 +69,7 @@ BERT = Architecture(
     config=SPECIAL,
     needs=NEEDS,
     body=BODY,
-    aliases={"cls.predictions.bias": ("cls.predictions.decoder.bias",)},
+    aliases={"cls.predictions.decoder.bias": ("cls.predictions.bias",)},
     ignored=BUFFERS,
     heads=(
         HeadTable("BertModel", {"kind": "embed", "dense": "tanh"}, POOLER),
@@ -107,7 +106,6 @@ ROBERTA_LM: Names = {
     "head.dense": "lm_head.dense",
     "head.norm": "lm_head.layer_norm",
     "head.out": "lm_head.decoder",
-    "head.out.bias": "lm_head.bias",
 }
 DENSE_CLASSIFIER: Names = {"head.dense": "classifier.dense", "head.out": "classifier.out_proj"}
 
@@ -118,7 +116,7 @@ ROBERTA = Architecture(
     config=SPECIAL,
     needs=NEEDS,
     body=BODY,
-    aliases={"lm_head.bias": ("lm_head.decoder.bias",)},
+    aliases={"lm_head.decoder.bias": ("lm_head.bias",)},
     ignored=BUFFERS,
     heads=(
         HeadTable("RobertaModel", {"kind": "embed", "dense": "tanh"}, POOLER),
@@ -207,7 +205,6 @@ ALBERT_PREDICTIONS: Names = {
     "head.dense": "predictions.dense",
     "head.norm": "predictions.LayerNorm",
     "head.out": "predictions.decoder",
-    "head.out.bias": "predictions.bias",
 }
 ALBERT = Architecture(
     name="albert",
@@ -225,7 +222,7 @@ ALBERT = Architecture(
         "encoder.blocks.{i}.ffn.down": f"{GROUP}.ffn_output",
         "encoder.blocks.{i}.ffn_sub.norm": f"{GROUP}.full_layer_layer_norm",
     },
-    aliases={"predictions.bias": ("predictions.decoder.bias",)},
+    aliases={"predictions.decoder.bias": ("predictions.bias",)},
     ignored=BUFFERS,
     heads=(
         HeadTable("AlbertModel", {"kind": "embed", "dense": "tanh"}, ALBERT_POOLER),

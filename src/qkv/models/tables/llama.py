@@ -1,4 +1,4 @@
-"""Llama, Mistral, Qwen2, Qwen3: pre-norm decoders with RMSNorm, rotary positions, SwiGLU and grouped key/value heads."""
+"""Llama, Mistral, Qwen2, Qwen3: pre-norm decoders with RMSNorm, rotary positions, SwiGLU, grouped key/value heads."""
 
 from typing import Any
 

@@ -87,6 +87,13 @@ def _read_tied(theirs: Json) -> bool:
     return not (untied and "lm_head.weight" in theirs.get("_tensors", ("lm_head.weight",)))
 
 
+def _read_tied_mt5(theirs: Json) -> bool:
+    """The folder's tensors decide: transformers writes `tie_word_embeddings: true` whatever it saves."""
+    if "_tensors" in theirs:
+        return "lm_head.weight" not in theirs["_tensors"]
+    return bool(theirs.get("tie_word_embeddings", True))
+
+
 def _read_scale(theirs: Json) -> str:
     return "rsqrt" if theirs.get("scale_decoder_outputs", theirs.get("tie_word_embeddings", True)) else "none"
 
@@ -130,4 +137,4 @@ def _t5(name: str, title: str, ffn: str, lm: Rows) -> Architecture:
 
 
 T5 = _t5("t5", "T5", "relu", {"tied": TIED, "scale": SCALE})
-MT5 = _t5("mt5", "MT5", "gated-gelu", {"tied": TIED})
+MT5 = _t5("mt5", "MT5", "gated-gelu", {"tied": Rule(_read_tied_mt5, TIED.write)})

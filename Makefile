@@ -1,0 +1,48 @@
+# Everything a newcomer types. Each target sets up what it needs: a virtual environment in .venv, with the versions
+# of constraints.txt.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: help quickstart test lint format types bench coverage clean
+
+help:            ## what there is
+	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/ —/'
+
+$(VENV)/.core: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --editable '.[dates]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.core
+	$(PIP) --editable '.[dev]'
+	@touch $@
+
+quickstart: $(VENV)/.core      ## look at a published model, then run one of your own
+	$(BIN)/qkv info gpt2
+	$(BIN)/python examples/first_steps.py
+
+test: $(VENV)/.dev             ## all tests
+	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n 2 --dist worksteal
+
+coverage: $(VENV)/.dev         ## all tests, and which lines they run
+	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term-missing:skip-covered
+
+lint: $(VENV)/.dev             ## style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev            ## types
+	$(BIN)/mypy
+
+format: $(VENV)/.dev           ## put the style right
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.dev            ## measure on this machine; results are printed, bench/RESULTS.md keeps the newest
+	OMP_NUM_THREADS=2 $(BIN)/python bench/start.py
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

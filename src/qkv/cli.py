@@ -1,0 +1,172 @@
+"""The command line: verbs, each a thin call.
+
+Results go to stdout, progress and notes to stderr. Exit codes: 0 done, 1 the work failed, 2 the call was wrong,
+130 interrupted. Modules that need torch are imported inside the verb that needs them, so that help answers at once.
+"""
+
+import json as json_format
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import App, CycloptsError, Parameter
+from rich.console import Console
+
+from qkv import __version__
+from qkv.errors import QkvError, UsageError, nearest
+
+HELP = """The whole Transformer in one readable toolkit.
+
+Look at a published model:          qkv info gpt2
+Look at a folder:                   qkv info path/to/model
+See what qkv sees in your files:    qkv data train.tsv
+"""
+
+app = App(name="qkv", help=HELP, version=__version__, help_format="plaintext")
+Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON for machines instead of a table.")]
+
+
+@app.command
+def info(model: str, /, *, context: int | None = None, json: Json = False) -> None:
+    """Show where a model's parameters, arithmetic and memory go.
+
+    No weight is read or allocated: a preset of any size answers at once, and a folder is checked against its config.
+
+    Examples:
+        qkv info gpt3-175b
+        qkv info bert-base --json
+        qkv info path/to/model --context 4096
+
+    Parameters
+    ----------
+    model
+        A preset (qkv info presets lists them), a qkv or Hugging Face folder, or a hub id.
+    context
+        The length that arithmetic is reckoned at; by default the model's own, at most 2,048.
+    """
+    from qkv import store
+    from qkv.models import presets
+    from qkv.models.account import account
+    from qkv.render import info as picture
+
+    if model == "presets" and not Path(model).exists():
+        return _show_presets(json)
+    if context is not None and context < 1:
+        raise UsageError(f"--context {context}: a length is at least 1")
+    if model in presets.PRESETS and not Path(model).is_dir():
+        config, notes = presets.find(model), []
+    elif os.sep in model or Path(model).exists():
+        stored = store.read(model, device="meta")
+        config, notes = stored.config, stored.notes
+    else:
+        raise UsageError(f"{model}: neither a folder nor a preset; {nearest(model, presets.PRESETS)}")
+    books = account(config, context)
+    _notes(model, notes)
+    if json:
+        _print_json({"model": model, **books.to_dict(), "config": config.to_dict(), "notes": notes})
+    else:
+        picture.render(model, config, books, Console())
+    return None
+
+
+def _show_presets(json: bool) -> None:
+    from qkv.models import presets
+    from qkv.models.account import account
+    from qkv.render.info import FAMILIES, count
+
+    books = {name: account(make()) for name, make in presets.PRESETS.items()}
+    if json:
+        _print_json({name: {"family": b.family, "parameters": b.total} for name, b in books.items()})
+        return
+    for name, b in books.items():
+        print(f"{name:<18} {FAMILIES[b.family]:<16} {count(b.total):>14}")
+
+
+@app.command(name="import")
+def import_(model: str, folder: Path, /, *, json: Json = False) -> None:
+    """Turn a Hugging Face folder or hub id into a qkv model folder.
+
+    Example:
+        qkv import path/to/huggingface/model models/mine
+
+    Parameters
+    ----------
+    model
+        A Hugging Face folder or hub id.
+    folder
+        Where to write.
+    """
+    from qkv import store
+
+    stored = store.read(model)
+    _notes(model, stored.notes)
+    store.write(folder, stored.config, stored.network, stored.tokenizer)
+    _done(json, f"wrote {folder}; load it with qkv.load({str(folder)!r})", {"folder": str(folder), "notes": stored.notes})
+
+
+@app.command
+def export(model: str, folder: Path, /, *, format: Literal["hf"] = "hf", json: Json = False) -> None:
+    """Write a model as other people's code reads it.
+
+    Example:
+        qkv export models/mine exported --format hf
+
+    Parameters
+    ----------
+    model
+        A model folder.
+    folder
+        Where to write.
+    format
+        hf: a folder that transformers, vLLM and other readers of that layout load.
+    """
+    from qkv import store
+
+    stored = store.read(model)
+    _notes(model, stored.notes)
+    cls = store.write(folder, stored.config, stored.network, stored.tokenizer, format)
+    call = f"transformers.{cls}.from_pretrained({str(folder)!r})"
+    _done(json, f"wrote {folder}; load it with {call}", {"folder": str(folder), "class": cls, "notes": stored.notes})
+
+
+def _notes(what: str, notes: Sequence[str]) -> None:
+    for note in notes:
+        print(f"{what}: {note}", file=sys.stderr)
+
+
+def _done(json: bool, text: str, values: dict[str, Any]) -> None:
+    if json:
+        _print_json(values)
+    else:
+        print(text)
+
+
+def _print_json(values: Any) -> None:
+    print(json_format.dumps(values, indent=2, ensure_ascii=False, default=str))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    try:
+        app(list(arguments) if arguments is not None else None, exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        print(f"qkv: {error}\nTry: qkv --help", file=sys.stderr)
+        return 2
+    except QkvError as error:
+        print(f"qkv: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("qkv: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone, as with `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except SystemExit as stop:  # help and version end the app themselves
+        return stop.code if isinstance(stop.code, int) else 0
+    return 0
+
+
+def main() -> None:
+    sys.exit(run())

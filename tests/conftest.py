@@ -1,0 +1,7 @@
+"""What all tests share."""
+
+import os
+
+# Some virtual machines advertise AMX and then stop the process at its first instruction; tests in bfloat16 do not
+# need it. It must be said before torch is loaded.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")

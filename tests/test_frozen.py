@@ -1,0 +1,52 @@
+"""A new config field or command-line option is a decision, not a habit: it must be made here too."""
+
+from dataclasses import fields
+
+from qkv.blocks import HeadConfig, RotaryScaling, StackConfig
+from qkv.cli import app
+from qkv.models import Config
+
+STACK = """
+vocab width layers heads ffn_width kv_heads head_width embedding_width distinct_layers
+position max_positions position_offset rotary_base rotary_base_windowed rotary_share rotary_scaling buckets bucket_distance
+window windowed_layers
+norm norm_place norm_affine norm_eps embedding_norm qk_norm feedforward bias residual score_scale embedding_scale types
+dropout attention_dropout ffn_dropout init init_std
+"""
+HEAD = "kind outputs labels pool dense dense_bias dense_norm tied bias scale unit sentence_outputs dropout"
+CONFIG = "encoder decoder head shared_embedding pad start end architecture"
+SCALING = "kind factor low high original_positions"
+
+OPTIONS = {
+    "info": ["--context", "--json"],
+    "import": ["--json"],
+    "export": ["--format", "--json"],
+    "data": [],
+}
+
+
+def names(cls: type) -> list[str]:
+    return [f.name for f in fields(cls)]
+
+
+def test_config_fields_are_frozen() -> None:
+    assert names(StackConfig) == STACK.split()
+    assert names(HeadConfig) == HEAD.split()
+    assert names(Config) == CONFIG.split()
+    assert names(RotaryScaling) == SCALING.split()
+
+
+def test_verbs_and_options_are_frozen() -> None:
+    found = {}
+    for verb in app:
+        if verb.startswith("-"):
+            continue
+        arguments = app[verb].assemble_argument_collection(parse_docstring=False)
+        found[verb] = sorted(n for a in arguments for n in a.names if n.startswith("--") and not n.startswith("--no-"))
+    assert found == OPTIONS
+
+
+def test_every_verb_has_json_and_an_example() -> None:
+    for verb in OPTIONS:
+        assert "--json" in OPTIONS[verb]
+        assert f"qkv {verb}" in (app[verb].help or ""), f"the help of {verb} shows no example"
