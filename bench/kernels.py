@@ -1,7 +1,7 @@
 """Attention kernels on packed rows: each against the plain reference, forward and backward, then timed in a model.
 
-    python bench/kernels.py --json out.json            on a GPU
-    python bench/kernels.py --small                    anywhere, to see that it runs
+python bench/kernels.py --json out.json            on a GPU
+python bench/kernels.py --small                    anywhere, to see that it runs
 """
 
 import argparse
@@ -39,9 +39,7 @@ def agree(kernel: str, device: str, dtype: torch.dtype, causal: bool, window: in
     query = place_of(segment, segment, most=documents)
     keys = packed(rows, length, documents, device, seed=1) if cross else segment
     key = place_of(keys, keys, most=documents) if cross else query
-    tensors = [
-        torch.randn(rows, n, length, width, device=device).to(dtype) for n in (heads, kv_heads, kv_heads, heads)
-    ]
+    tensors = [torch.randn(rows, n, length, width, device=device).to(dtype) for n in (heads, kv_heads, kv_heads, heads)]
     results = []
     for name, kind in (("plain", torch.float32), (kernel, dtype)):
         q, k, v, weight = (t.to(kind).requires_grad_() for t in tensors)
@@ -150,11 +148,18 @@ def main() -> None:
                 try:
                     row = step_time(family, kernel, device, arguments.small, compiled)
                 except Exception as error:  # a kernel that cannot do it is a result too
-                    console.print(f"{family}, {kernel}, compiled={compiled}: {type(error).__name__}: {str(error)[:300]}")
+                    console.print(
+                        f"{family}, {kernel}, compiled={compiled}: {type(error).__name__}: {str(error)[:300]}"
+                    )
                     continue
                 times.append({"model": family, "kernel": kernel, "compiled": compiled, **row})
                 table.add_row(
-                    family, kernel, str(compiled), f"{row['ms']:.1f}", f"{row['tokens_per_s']:,.0f}", f"{row['gib']:.1f}"
+                    family,
+                    kernel,
+                    str(compiled),
+                    f"{row['ms']:.1f}",
+                    f"{row['tokens_per_s']:,.0f}",
+                    f"{row['gib']:.1f}",
                 )
     console.print(table)
     results["steps"] = times

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
-from torch.nn.attention.varlen import varlen_attn
 
 from qkv.blocks.cache import CrossCache, Memory, SelfCache
 from qkv.blocks.config import Kernel, StackConfig
@@ -144,6 +143,8 @@ def _compiled_flex() -> Callable[..., Any]:
 
 def varlen(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, dropout: float = 0.0) -> Tensor:
     """Flash attention over documents laid end to end: no work between documents, no mask in memory."""
+    from torch.nn.attention.varlen import varlen_attn  # loads the compiler: a second that only this kernel needs
+
     offsets, mask = sight.offsets, sight.mask
     assert offsets is not None
     rows, heads, queries, width = q.shape

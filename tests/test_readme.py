@@ -1,0 +1,67 @@
+"""Every command and every piece of Python in the README runs, in the order in which a reader would type them."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+BLOCKS = re.findall(r"```(sh|python)\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of a reader's own, with a small data file in it."""
+    folder = tmp_path_factory.mktemp("reader")
+    rows = [f"a sentence with number {i}\teine Zeile mit Nummer {i}" for i in range(50)]
+    (folder / "train.tsv").write_text("source\ttarget\n" + "\n".join(rows) + "\n", encoding="utf-8")
+    return folder
+
+
+def run(command: list[str], folder: Path) -> None:
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}\n{done.stderr}"
+
+
+def test_the_readme_runs_from_top_to_bottom(desk: Path) -> None:
+    assert len(BLOCKS) >= 6
+    for kind, text in BLOCKS:
+        if kind == "python":
+            run([sys.executable, "-c", text], desk)
+            continue
+        for line in text.strip().splitlines():
+            words = shlex.split(line, comments=True)
+            if words[0] == "make":  # running it here would run this test again: make says what it would do
+                run(["make", "--dry-run", *words[1:]], ROOT)
+            else:
+                assert words[0] == "qkv", f"a command that this test does not know: {line}"
+                run(words, desk)
+
+
+def test_quickstart_runs() -> None:
+    """What `make quickstart` runs after its set-up."""
+    recipe = subprocess.run(["make", "--dry-run", "--always-make", "quickstart"], cwd=ROOT, capture_output=True, text=True)
+    commands = [line for line in recipe.stdout.splitlines() if "/bin/qkv" in line or "/bin/python examples" in line]
+    assert len(commands) == 2
+    for command in commands:
+        words = shlex.split(command)
+        run([Path(words[0]).name, *words[1:]], ROOT)
+
+
+def test_links_lead_somewhere() -> None:
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md"):
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+            assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_extras_that_the_readme_names_exist() -> None:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    named = re.search(r"\(extras: (.*?)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert named
+    for extra in re.findall(r"`(\w+)`", named[1]):
+        assert re.search(rf"^{extra} = \[", project, re.MULTILINE), extra
