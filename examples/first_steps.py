@@ -1,6 +1,6 @@
 """A Transformer of your own in a few lines: build it, run it, look inside.
 
-    python examples/first_steps.py
+python examples/first_steps.py
 """
 
 import torch
@@ -24,7 +24,9 @@ print(model)
 tap = qkv.Tap(record=["decoder.1.pattern"])
 logits = model.logits(ids, tap=tap)  # (1, words, vocabulary)
 print(f"logits {tuple(logits.shape)}; untrained, so every word is about as likely as any other:")
-print(f"  highest probability of a next word: {logits.softmax(-1).max():.2f} (1/vocabulary = {1 / len(vocabulary):.2f})")
+print(
+    f"  highest probability of a next word: {logits.softmax(-1).max():.2f} (1/vocabulary = {1 / len(vocabulary):.2f})"
+)
 
 # Who looks at whom in head 0: each row sums to one, and nobody sees the future.
 shades = " .:-=+*#%@"

@@ -2,19 +2,23 @@
 
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
-from qkv import store
+from qkv import decode, store
 from qkv.blocks import HeadConfig, Tap, pool
+from qkv.decode import Options, Result, TokenLogprob
 from qkv.errors import QkvError, UsageError, nearest
-from qkv.models import Config, Decoder, Encoder, Network, Seq2Seq, build, presets
+from qkv.models import Config, Encoder, Network, Seq2Seq, build, presets
 from qkv.text import Tokenizer
 
 log = logging.getLogger("qkv")
+
+POOLS = ("first", "last", "mean")
 
 
 def load(
@@ -83,42 +87,45 @@ class Model:
         ids: Tensor | Sequence[Sequence[int]],
         source: Tensor | Sequence[Sequence[int]] | None = None,
         mask: Tensor | Sequence[Sequence[int]] | None = None,
-        types: Tensor | None = None,
+        types: Tensor | Sequence[Sequence[int]] | None = None,
         *,
         tap: Tap | None = None,
     ) -> Tensor:
         """What the head says: (B, T, vocabulary), or (B, classes) for a head that reads whole texts.
 
         `mask` is 1 for tokens and 0 for padding, on any side: of `source` when there is one, else of `ids`.
-        A multiple-choice head takes ids (B, choices, T) and gives (B, choices).
+        `types` are the sentence types of an encoder that has them. A multiple-choice head takes ids
+        (B, choices, T) and gives (B, choices).
         """
-        ids = self._tokens(ids, "ids", self.config.stack.vocab)
-        network = self.network
+        network, stack = self.network, self.config.stack
+        if types is not None and not (isinstance(network, Encoder) and stack.types):
+            raise UsageError("types= is for an encoder with sentence types; this model has none")
         if isinstance(network, Seq2Seq):
             if source is None:
                 raise UsageError("this model has an encoder and a decoder: give source= and the target's ids")
-            read = self._tokens(source, "source", self.config.encoder.vocab)  # type: ignore[union-attr]
-            out: Tensor = network(read, ids, self._segment(mask, read), tap=tap)
+            ids, read = self._ids(ids, "ids", stack.vocab), self._ids(source, "source", self._source_vocab)
+            if len(read) != len(ids):
+                raise UsageError(f"source: {len(read)} rows for {len(ids)} rows of ids; each target needs its source")
+            out: Tensor = network(read, ids, self._mask(mask, read), tap=tap)
             return out
         if source is not None:
             raise UsageError(
                 f"source= is for an encoder and a decoder together; this model is {self.config.family}-only"
             )
-        segment = self._segment(mask, ids)
-        if ids.dim() == 3 and self.config.head.kind == "choice":
-            segment, types = (None if t is None else t.flatten(0, 1) for t in (segment, types))
-            return self._run(ids.flatten(0, 1), segment, types, tap).view(ids.shape[:2])
-        return self._run(ids, segment, types, tap)
-
-    def _run(self, ids: Tensor, segment: Tensor | None, types: Tensor | None, tap: Tap | None) -> Tensor:
-        if isinstance(self.network, Encoder):
-            out: Tensor = self.network(ids, segment, types=types, tap=tap)
-            return out
-        if types is not None:
-            raise UsageError("types= is for an encoder with sentence types")
-        assert isinstance(self.network, Decoder)
-        decoded: Tensor = self.network(ids, segment, tap=tap)
-        return decoded
+        several = self.config.head.kind == "choice"
+        ids = self._ids(ids, "ids", stack.vocab, choices=several)
+        segment = self._mask(mask, ids)
+        kinds = None if types is None else self._types(types, ids)
+        shape = ids.shape[:2]
+        several = several and ids.dim() == 3
+        if several:
+            ids = ids.flatten(0, 1)
+            segment, kinds = (None if t is None else t.flatten(0, 1) for t in (segment, kinds))
+        if isinstance(network, Encoder):
+            out = network(ids, segment, types=kinds, tap=tap)
+        else:
+            out = network(ids, segment, tap=tap)
+        return out.view(shape) if several else out
 
     @torch.no_grad()
     def hidden(
@@ -126,10 +133,10 @@ class Model:
     ) -> Tensor:
         """The vectors (B, T, C) that the head reads; of an encoder and decoder, what the encoder makes of a source."""
         if isinstance(self.network, Seq2Seq):
-            read = self._tokens(ids, "ids", self.config.encoder.vocab)  # type: ignore[union-attr]
-            return self.network.encode(read, self._segment(mask, read)).vectors
-        read = self._tokens(ids, "ids", self.config.stack.vocab)
-        return self.network.hidden(read, self._segment(mask, read))[0]
+            read = self._ids(ids, "ids", self._source_vocab)
+            return self.network.encode(read, self._mask(mask, read)).vectors
+        read = self._ids(ids, "ids", self.config.stack.vocab)
+        return self.network.hidden(read, self._mask(mask, read))[0]
 
     @torch.no_grad()
     def embed(
@@ -139,13 +146,15 @@ class Model:
 
         A model that was made for it knows how; for any other, `how` says which of its vectors stand for a text.
         """
+        if isinstance(self.network, Seq2Seq):
+            raise UsageError("embeddings are for encoder-only and decoder-only models")
+        if how is not None and how not in POOLS:
+            raise UsageError(f"how = {how!r} is not known; choose from {', '.join(POOLS)}")
         if self.config.head.kind != "embed" and how is None:
             raise UsageError(
                 f"this model has a {self.config.head.kind} head, not one for embeddings; "
                 'say which vectors stand for a text: how="mean", "first" or "last"'
             )
-        if isinstance(self.network, Seq2Seq):
-            raise UsageError("embeddings are for encoder-only and decoder-only models")
         if isinstance(texts, str):
             return self.embed([texts], how=how, batch=batch)[0]
         if self.tokenizer is None:
@@ -162,6 +171,79 @@ class Model:
                 out[i] = vector
         return torch.stack(out) if out else torch.empty(0, self.config.stack.width)
 
+    @overload
+    def generate(self, prompts: str, **options: Any) -> Result: ...
+    @overload
+    def generate(self, prompts: Sequence[str] | Sequence[int] | Sequence[Sequence[int]], **options: Any) -> Any: ...
+
+    def generate(
+        self,
+        prompts: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+        *,
+        max_tokens: int = 64,
+        beam: int = 1,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        on_text: decode.OnText | None = None,
+        **more: Any,
+    ) -> Result | list[Result]:
+        """Go on from a prompt, or, with an encoder and a decoder, answer a source.
+
+        `prompts` is a text, a list of token ids, or a list of either; a result for one, a list for a list. `more` is
+        any field of `qkv.decode.Options`. `on_text(row, piece)` hears each piece of text as it is written.
+        """
+        one = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int))
+        rows: Any = [prompts] if one else prompts
+        stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+        known = [f.name for f in fields(Options)]
+        for name in more:
+            if name not in known:
+                raise UsageError(f"unknown option {name!r}; {nearest(name, known)}")
+        more = {name: tuple(value) if isinstance(value, list) else value for name, value in more.items()}
+        options = Options(
+            max_tokens=max_tokens, beam=beam, temperature=temperature, top_p=top_p, seed=seed, stop=stops, **more
+        )
+        results = decode.generate(self.network, [self._prompt(row) for row in rows], options, self.tokenizer, on_text)
+        return results[0] if one else results
+
+    def score(
+        self,
+        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        targets: str | Sequence[str] | Sequence[Sequence[int]],
+    ) -> Any:
+        """The log-probabilities of a target's tokens after its prompt (or source): a list, or a list of lists."""
+        if isinstance(prompts, str) and isinstance(targets, str):
+            return self.score([prompts], [targets])[0]
+        if len(prompts) != len(targets):
+            raise UsageError(f"{len(prompts)} prompts for {len(targets)} targets")
+        end = list(self.config.end[:1])
+        wanted = [self._read(t, special=False) + end if isinstance(t, str) else list(t) for t in targets]
+        if not all(wanted):
+            raise UsageError("a target is empty: there is nothing to score")
+        given = [self._prompt(prompt) for prompt in prompts]
+        scored: list[list[TokenLogprob]] = decode.score(self.network, given, wanted)
+        return scored
+
+    def _prompt(self, prompt: str | Sequence[int]) -> list[int]:
+        """A prompt as ids, checked. A decoder goes on from it, so an end that the tokenizer adds is taken off."""
+        if isinstance(prompt, str):
+            ids = self._read(prompt, special=True)
+            if self.config.family == "decoder":
+                while ids and ids[-1] in self.config.end and len(ids) > 1:
+                    ids.pop()
+        else:
+            ids = [int(i) for i in prompt]
+        if ids:
+            self._ids([ids], "prompt", self._source_vocab)
+        return ids
+
+    def _read(self, text: str, *, special: bool) -> list[int]:
+        if self.tokenizer is None:
+            raise QkvError("this model has no tokenizer, so it cannot read text; give token ids")
+        return self.tokenizer.encode(text, special=special)
+
     def save(self, folder: str | Path) -> None:
         """Write a qkv model folder."""
         store.write(folder, self.config, self.network, self.tokenizer)
@@ -176,33 +258,64 @@ class Model:
             raise UsageError(f"unknown export format {format!r}; {nearest(format, formats)}")
         return store.write(folder, self.config, self.network, self.tokenizer, format)
 
-    def _tokens(self, ids: Tensor | Sequence[Sequence[int]], name: str, vocab: int) -> Tensor:
+    @property
+    def _source_vocab(self) -> int:
+        return (self.config.encoder or self.config.stack).vocab
+
+    def _ids(self, ids: Tensor | Sequence[Sequence[int]], name: str, vocab: int, *, choices: bool = False) -> Tensor:
         """Ids as a tensor on the model's device, checked: an id out of range is an error here, not a crash later."""
-        try:
-            tensor = torch.as_tensor(ids)
-        except (ValueError, TypeError) as error:
-            raise UsageError(f"{name}: rows of unequal length need padding and a mask ({error})") from error
-        if tensor.dim() < 2 or tensor.dtype.is_floating_point or tensor.dtype == torch.bool:
+        tensor = as_rows(ids, name)
+        if tensor.dim() not in ((2, 3) if choices else (2,)) or not is_whole(tensor):
+            shape = "(rows, choices, tokens)" if choices else "(rows, tokens)"
             raise UsageError(
-                f"{name}: expected whole numbers of shape (rows, tokens), not {tuple(tensor.shape)} {tensor.dtype}"
+                f"{name}: expected whole numbers of shape {shape}, not {tuple(tensor.shape)} {tensor.dtype}"
             )
-        if tensor.numel() and not 0 <= int(tensor.min()) <= int(tensor.max()) < vocab:
-            bad = int(tensor.max()) if int(tensor.max()) >= vocab else int(tensor.min())
-            raise UsageError(f"{name}: token id {bad} is outside this model's vocabulary of {vocab} (0 … {vocab - 1})")
+        bad = tensor[(tensor < 0) | (tensor >= vocab)]
+        if len(bad):
+            raise UsageError(
+                f"{name}: token id {int(bad[0])} is outside this model's vocabulary of {vocab} (0 … {vocab - 1})"
+            )
         return tensor.to(self.device, torch.long)
 
-    def _segment(self, mask: Tensor | Sequence[Sequence[int]] | None, ids: Tensor) -> Tensor | None:
+    def _mask(self, mask: Tensor | Sequence[Sequence[int]] | None, ids: Tensor) -> Tensor | None:
+        """A mask of ones and zeros as segments."""
         if mask is None:
             return None
-        segment = torch.as_tensor(mask).to(self.device, torch.long)
-        if segment.shape != ids.shape:
-            raise UsageError(f"mask: shape {tuple(segment.shape)} does not match its tokens' {tuple(ids.shape)}")
-        return segment
+        tensor = as_rows(mask, "mask", ids.shape)
+        bad = tensor[(tensor != 0) & (tensor != 1)]
+        if len(bad):
+            raise UsageError(f"mask: {bad[0].item()} is neither 1, a token, nor 0, padding")
+        return tensor.to(self.device, torch.long)
+
+    def _types(self, types: Tensor | Sequence[Sequence[int]], ids: Tensor) -> Tensor:
+        """Sentence types, one for each token."""
+        tensor, known = as_rows(types, "types", ids.shape), self.config.stack.types
+        bad = tensor[(tensor < 0) | (tensor >= known)]
+        if len(bad) or not is_whole(tensor):
+            wrong = bad[0].item() if len(bad) else tensor.dtype
+            raise UsageError(f"types: {wrong} is not one of this model's {known} sentence types (0 … {known - 1})")
+        return tensor.to(self.device, torch.long)
+
+
+def as_rows(values: Tensor | Sequence[Sequence[int]], name: str, shape: torch.Size | None = None) -> Tensor:
+    """Lists of numbers as a tensor; rows of unequal length, or another shape than `shape`, are an error."""
+    try:
+        tensor = torch.as_tensor(values)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise UsageError(f"{name}: rows of unequal length need padding and a mask ({error})") from error
+    if shape is not None and tensor.shape != shape:
+        raise UsageError(f"{name}: shape {tuple(tensor.shape)} does not match its tokens' {tuple(shape)}")
+    return tensor
+
+
+def is_whole(tensor: Tensor) -> bool:
+    """Whether a tensor holds whole numbers (truth values are none)."""
+    return not (tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool)
 
 
 def pad_rows(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
     """Rows of unequal length as ids (B, T), padded on the right, and their mask."""
-    longest = max((len(row) for row in rows), default=0)
+    longest = max((len(row) for row in rows), default=0) or 1  # a text without tokens is a place that nobody sees
     ids = torch.full((len(rows), longest), pad, dtype=torch.long)
     mask = torch.zeros(len(rows), longest, dtype=torch.long)
     for i, row in enumerate(rows):

@@ -103,7 +103,9 @@ def import_(model: str, folder: Path, /, *, json: Json = False) -> None:
     stored = store.read(model)
     _notes(model, stored.notes)
     store.write(folder, stored.config, stored.network, stored.tokenizer)
-    _done(json, f"wrote {folder}; load it with qkv.load({str(folder)!r})", {"folder": str(folder), "notes": stored.notes})
+    _done(
+        json, f"wrote {folder}; load it with qkv.load({str(folder)!r})", {"folder": str(folder), "notes": stored.notes}
+    )
 
 
 @app.command
@@ -129,6 +131,68 @@ def export(model: str, folder: Path, /, *, format: Literal["hf"] = "hf", json: J
     cls = store.write(folder, stored.config, stored.network, stored.tokenizer, format)
     call = f"transformers.{cls}.from_pretrained({str(folder)!r})"
     _done(json, f"wrote {folder}; load it with {call}", {"folder": str(folder), "class": cls, "notes": stored.notes})
+
+
+@app.command
+def data(
+    *files: str,
+    tokenizer: Path | None = None,
+    format: str | None = None,
+    columns: list[str] | None = None,
+    row: int = 512,
+    rows: int = 3,
+    json: Json = False,
+) -> None:
+    """Show what qkv sees in your files: fields, examples, lengths, padding, the first rows, and every problem.
+
+    Examples:
+        qkv data train.tsv
+        qkv data source=train.en target=train.fr --tokenizer models/mine
+        qkv data reviews.csv.gz --columns text=review --columns label=stars --json
+
+    Parameters
+    ----------
+    files
+        Files, globs or folders; or field=file for files that go in step.
+    tokenizer
+        A model folder or tokenizer.json: lengths and first rows in tokens, too.
+    format
+        The format, where the file's ending does not tell it.
+    columns
+        field=column for each column to read; all of them if none is given.
+    row
+        The row length that padding is worked out for.
+    rows
+        How many first examples to show.
+    """
+    from qkv.data.readers import Files, Options
+    from qkv.data.survey import survey
+    from qkv.render import survey as picture
+    from qkv.render.progress import progress_bar
+    from qkv.text import Tokenizer
+
+    if not files:
+        raise UsageError("give one or more files, as in: qkv data train.tsv")
+    if row < 2 or rows < 0:
+        raise UsageError(f"--row {row} --rows {rows}: a row has at least 2 tokens, and rows cannot be fewer than 0")
+    named = _pairs(files, "files that go in step")
+    chosen = _pairs(columns or [], "--columns")
+    source = Files(named if named else list(files), format, Options(columns=chosen or None))
+    reader = Tokenizer.load(tokenizer) if tokenizer else None
+    with progress_bar("reading") as progress:
+        seen = survey(source, tokenizer=reader, row=row, first=rows, progress=progress)
+    if json:
+        _print_json(seen.to_dict())
+    else:
+        picture.render(seen, Console())
+
+
+def _pairs(words: Sequence[str], what: str) -> dict[str, Any]:
+    """`field=value` words as a mapping; all of them or none."""
+    pairs = [word.partition("=") for word in words if "=" in word and not Path(word).exists()]
+    if pairs and len(pairs) != len(words):
+        raise UsageError(f"{what}: every one as field=value, or none")
+    return {name: value for name, _, value in pairs}
 
 
 def _notes(what: str, notes: Sequence[str]) -> None:

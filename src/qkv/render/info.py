@@ -72,7 +72,11 @@ def render(name: str, config: Config, books: Account, console: Console) -> None:
 def _positions(config: Config) -> str:
     stack = config.stack
     window = f", window {stack.window:,}" if stack.window else ""
-    return f"{stack.position.replace('_', ' ')} positions" + (f" ({stack.max_positions:,})" if stack.limited else "") + window
+    return (
+        f"{stack.position.replace('_', ' ')} positions"
+        + (f" ({stack.max_positions:,})" if stack.limited else "")
+        + window
+    )
 
 
 def _sizes(sizes: dict[str, int]) -> str:

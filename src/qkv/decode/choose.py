@@ -1,0 +1,34 @@
+"""Choose tokens: the likeliest, or a draw. The third of decoding's four roles."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from qkv.errors import QkvError
+
+
+def likeliest(logits: Tensor) -> Tensor:
+    """(R, V) → (R,)."""
+    return logits.argmax(-1)
+
+
+def draw(logits: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+    """One token a row, by its probability; each row has a generator of its own, so that neighbours change nothing.
+
+    One uniform number a row, then the inverse of the cumulative distribution: (R, V) → (R,).
+    """
+    exact = logits.double()
+    if bool((exact == float("-inf")).all(-1).any()):
+        raise QkvError("every token is forbidden at this step; loosen the filters")
+    numbers = torch.tensor([float(torch.rand((), generator=g, dtype=torch.float64)) for g in generators])
+    cumulative = exact.softmax(-1).cumsum(-1)
+    wanted = numbers.to(logits.device)[:, None] * cumulative[:, -1:]  # the sum is 1 only up to rounding
+    token = torch.searchsorted(cumulative, wanted, right=True)[:, 0]
+    return token.clamp(max=logits.shape[-1] - 1)
+
+
+def generators_of(seed: int | None, rows: int) -> list[torch.Generator]:
+    """A generator for each row; without a seed, seeds from torch's own generator."""
+    seeds = [seed] * rows if seed is not None else torch.randint(0, 2**62, (rows,)).tolist()
+    return [torch.Generator().manual_seed(s) for s in seeds]

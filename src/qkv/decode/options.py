@@ -1,0 +1,96 @@
+"""What a person may ask of decoding, checked before anything runs."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from qkv.errors import UsageError
+from qkv.models import Config
+
+Filter = Callable[[Tensor, Tensor], Tensor]
+"""logits (R, V) and the tokens so far (R, T), −1 where there is none → logits (R, V)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """One decoding request.
+
+    Temperature 0 takes the likeliest token each time; above it, tokens are drawn. `beam` above 1 searches.
+    """
+
+    max_tokens: int = 64
+    min_tokens: int = 0  # no end before so many
+    # sampling
+    temperature: float = 0.0
+    top_k: int = 0  # draw among the k likeliest; 0: all
+    top_p: float = 1.0  # draw among the likeliest that together have this probability
+    min_p: float = 0.0  # draw among those at least this share as likely as the likeliest
+    seed: int | None = None  # the same seed gives the same text, whatever else is in the batch
+    # what may come
+    repetition_penalty: float = 1.0
+    no_repeat: int = 0  # never the same n tokens in a row twice
+    banned: tuple[int, ...] = ()
+    filters: tuple[Filter, ...] = ()  # your own, after ours
+    prefix: tuple[int, ...] = ()  # what the answer must begin with (a target's first tokens, for a seq2seq)
+    stop: tuple[str, ...] = ()  # texts that end the answer; they are not part of it
+    # search
+    beam: int = 1
+    length_penalty: float = 1.0  # a hypothesis of n tokens is worth its log-probability / penalty(n)
+    penalty: Literal["power", "gnmt"] = "power"  # n^α, or ((5 + n) / 6)^α
+    best: int = 1  # how many hypotheses to give
+    record: bool = False  # keep each step of the search
+    logprobs: int = 0  # how many alternatives to report beside each token
+
+    def check(self, config: Config) -> None:
+        """Refuse what this model, or any, cannot do."""
+        vocab = config.stack.vocab
+        if config.decoder is None or config.head.kind != "lm":
+            raise UsageError(f"this model has a {config.head.kind} head on its {config.family}: it does not write text")
+        for name, low in (
+            ("max_tokens", 1),
+            ("min_tokens", 0),
+            ("top_k", 0),
+            ("no_repeat", 0),
+            ("beam", 1),
+            ("best", 1),
+            ("logprobs", 0),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < low:
+                raise UsageError(f"{name} = {value!r}: a whole number from {low} on")
+        for name, value in (("temperature", self.temperature), ("length_penalty", self.length_penalty)):
+            if not math.isfinite(value):
+                raise UsageError(f"{name} = {value!r}: not a finite number")
+        if self.temperature < 0:
+            raise UsageError(f"temperature = {self.temperature}: 0 (the likeliest token) or above")
+        if not 0.0 < self.top_p <= 1.0:
+            raise UsageError(f"top_p = {self.top_p}: above 0, at most 1")
+        if not 0.0 <= self.min_p <= 1.0:
+            raise UsageError(f"min_p = {self.min_p}: between 0 and 1")
+        if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
+            raise UsageError(f"repetition_penalty = {self.repetition_penalty}: above 0")
+        if self.min_tokens > self.max_tokens:
+            raise UsageError(f"min_tokens = {self.min_tokens} is more than max_tokens = {self.max_tokens}")
+        if self.beam > vocab:
+            raise UsageError(f"beam = {self.beam} is wider than the vocabulary of {vocab}")
+        if self.best > self.beam:
+            raise UsageError(f"best = {self.best} is more than beam = {self.beam}")
+        if self.logprobs > vocab:
+            raise UsageError(f"logprobs = {self.logprobs} is more than the vocabulary of {vocab}")
+        if self.beam > 1 and self.temperature > 0:
+            raise UsageError("beam search takes no temperature: choose beam = 1 to draw, or temperature = 0 to search")
+        for token in (*self.banned, *self.prefix):
+            if not 0 <= token < vocab:
+                raise UsageError(f"token id {token} is outside this model's vocabulary of {vocab}")
+        if not all(isinstance(text, str) and text for text in self.stop):
+            raise UsageError(f"stop = {self.stop!r}: texts that are not empty")
+
+
+def length_factor(options: Options, length: int) -> float:
+    """What a hypothesis' log-probability is divided by."""
+    if options.penalty == "gnmt":
+        return float(((5.0 + length) / 6.0) ** options.length_penalty)
+    return float(length**options.length_penalty)

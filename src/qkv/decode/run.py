@@ -1,0 +1,100 @@
+"""Run the model: prefill, then one step after another. The first of decoding's four roles.
+
+A run keeps a row for each sequence being written. Prompts of unequal length stand flush right in one batch, so that
+the newest token of every row has the same slot; the mask rule hides what is left of them. Only the newest position's
+logits are ever computed.
+
+R rows, V vocabulary
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from qkv.blocks import CrossCache, Place
+from qkv.errors import UsageError
+from qkv.models import Decoder, Seq2Seq
+
+
+class Run:
+    """One batch being decoded. `tokens` (R, T) is all that was read or written so far, −1 left of shorter rows."""
+
+    def __init__(self, network: Decoder | Seq2Seq, prompts: Sequence[Sequence[int]], *, room: int) -> None:
+        self.network = network
+        self.tokens = flush_right(prompts, next(network.parameters()).device)
+        self.cache = network.new_cache(len(prompts), self.tokens.shape[1] + room)
+        self.cross: CrossCache | None = None
+
+    def read_source(self, sources: Sequence[Sequence[int]]) -> None:
+        """An encoder-decoder reads its sources once, before anything is written."""
+        assert isinstance(self.network, Seq2Seq)
+        padded = flush_right(sources, self.tokens.device)
+        segment = None if bool((padded >= 0).all()) else (padded >= 0).long()
+        self.cross = self.network.remember(self.network.encode(padded.clamp(min=0), segment))
+
+    def prefill(self) -> Tensor:
+        """Read the prompts; the logits (R, V) of what comes next."""
+        segment = None if bool((self.tokens >= 0).all()) else (self.tokens >= 0).long()
+        return self._forward(self.tokens.clamp(min=0), segment)
+
+    def step(self, chosen: Tensor) -> Tensor:
+        """Write a token (R,) to each row; the logits (R, V) of what comes next."""
+        self.tokens = torch.cat([self.tokens, chosen[:, None]], dim=1)
+        return self._forward(chosen[:, None], None)
+
+    def reorder(self, rows: Tensor) -> None:
+        """Row r goes on from what row `rows[r]` was; for an encoder-decoder, within the beams of one source."""
+        self.cache.reorder(rows)
+        self.tokens = self.tokens[rows]
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these rows alone, each with a source of its own where there are sources."""
+        self.reorder(rows)
+        if self.cross is not None:
+            cross, place = self.cross, self.cross.place
+            segment = None if place.segment is None else place.segment[rows]
+            position = place.position if len(place.position) == 1 else place.position[rows]
+            self.cross = CrossCache(
+                [k[rows] for k in cross.keys], [v[rows] for v in cross.values], Place(segment, position, place.most)
+            )
+
+    def _forward(self, ids: Tensor, segment: Tensor | None) -> Tensor:
+        if isinstance(self.network, Seq2Seq):
+            assert self.cross is not None
+            x, _ = self.network.hidden(ids, self.cross, segment, cache=self.cache)
+        else:
+            x, _ = self.network.hidden(ids, segment, cache=self.cache)
+        return (
+            self.network.head.read(x[:, -1]).float() if x.dtype != torch.float64 else self.network.head.read(x[:, -1])
+        )
+
+
+def flush_right(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """Rows of unequal length as (R, T), −1 to the left of shorter ones."""
+    longest = max(len(row) for row in rows)
+    out = torch.full((len(rows), longest), -1, dtype=torch.long)
+    for i, row in enumerate(rows):
+        if row:
+            out[i, longest - len(row) :] = torch.as_tensor(row, dtype=torch.long)
+    return out.to(device)
+
+
+def check_room(
+    network: Decoder | Seq2Seq, prompts: Sequence[Sequence[int]], sources: Sequence[Sequence[int]] | None, new: int
+) -> None:
+    """Refuse what the model's positions do not reach, before anything runs."""
+    config = network.config
+    assert config.decoder is not None
+    for what, stack, rows, more in (("source", config.encoder, sources, 0), ("prompt", config.decoder, prompts, new)):
+        if stack is None or rows is None:
+            continue
+        for number, row in enumerate(rows):
+            if not row:
+                raise UsageError(f"{what} {number} is empty: there is nothing to go on")
+            if stack.limited and len(row) + more > stack.max_positions:
+                wanted = f"{len(row)} tokens" + (f" and up to {more} new ones" if more else "")
+                raise UsageError(
+                    f"{what} {number} has {wanted}, but this model has {stack.max_positions} positions; "
+                    f"shorten it{' or lower max_tokens' if more else ''}"
+                )
