@@ -21,7 +21,8 @@ OPTIONS = {
     "info": ["--context", "--json"],
     "import": ["--json"],
     "export": ["--format", "--json"],
-    "data": [],
+    "run": ["--batch", "--beam", "--json", "--max-tokens", "--seed", "--stop", "--temperature", "--top-k", "--top-p"],
+    "data": ["--columns", "--format", "--json", "--row", "--rows", "--tokenizer"],
 }
 
 

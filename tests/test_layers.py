@@ -42,7 +42,9 @@ def imports_of(source: str) -> set[str]:
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "relative imports hide where they point"
-            names = [f"{node.module}.{alias.name}" for alias in node.names] if node.module == "qkv" else [node.module or ""]
+            names = (
+                [f"{node.module}.{alias.name}" for alias in node.names] if node.module == "qkv" else [node.module or ""]
+            )
         else:
             continue
         parts |= {name.split(".")[1] for name in names if name.startswith("qkv.")}
@@ -79,7 +81,9 @@ def test_no_load_path_unpickles_or_runs_code(path: Path) -> None:
     """Trap 22: nothing imports a pickle, calls torch.load, or evaluates text as code."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import | ast.ImportFrom):
-            modules = {alias.name.split(".")[0] for alias in node.names} if isinstance(node, ast.Import) else {node.module}
+            modules = (
+                {alias.name.split(".")[0] for alias in node.names} if isinstance(node, ast.Import) else {node.module}
+            )
             assert not modules & UNSAFE
         elif isinstance(node, ast.Call):
             name = ast.unparse(node.func)

@@ -1,7 +1,7 @@
 """What a person holds: `qkv.load(...)` gives a `Model`, a network with its config and its tokenizer."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -207,6 +207,25 @@ class Model:
         )
         results = decode.generate(self.network, [self._prompt(row) for row in rows], options, self.tokenizer, on_text)
         return results[0] if one else results
+
+    def generate_lines(
+        self,
+        lines: Sequence[str],
+        *,
+        batch: int = 16,
+        progress: Callable[[int, int], None] | None = None,
+        **options: Any,
+    ) -> list[Result]:
+        """A result for each line, in order, run in batches of like lengths; an empty line gives an empty result."""
+        out = [Result("", [], 0.0, "end") for _ in lines]
+        order = sorted((i for i, line in enumerate(lines) if line.strip()), key=lambda i: len(lines[i]))
+        for start in range(0, len(order), batch):
+            chosen = order[start : start + batch]
+            for i, result in zip(chosen, self.generate([lines[i] for i in chosen], **options), strict=True):
+                out[i] = result
+            if progress is not None:
+                progress(min(start + batch, len(order)), len(order))
+        return out
 
     def score(
         self,

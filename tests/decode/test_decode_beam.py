@@ -30,7 +30,9 @@ def test_a_beam_with_room_for_every_path_finds_the_best_of_all(family: str, alph
     options = Options(max_tokens=2, beam=VOCAB, length_penalty=alpha, penalty=penalty, best=VOCAB)  # type: ignore[arg-type]
     found = generate(network, [PROMPT], options)[0]
     best = all_hypotheses(network, options)
-    assert [found.score, *(r.score for r in found.alternatives)] == pytest.approx([w for w, _ in best[:VOCAB]], abs=1e-9)
+    assert [found.score, *(r.score for r in found.alternatives)] == pytest.approx(
+        [w for w, _ in best[:VOCAB]], abs=1e-9
+    )
     assert found.ids + ([END] if found.reason == "end" else []) == best[0][1]
 
 

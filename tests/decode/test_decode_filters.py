@@ -14,7 +14,9 @@ from qkv.errors import QkvError
 from qkv.models import Network
 
 NONE = torch.full((1, 1), -1)
-logit_rows = st.lists(st.floats(-8, 8), min_size=2, max_size=9).map(lambda row: torch.tensor([row], dtype=torch.float64))
+logit_rows = st.lists(st.floats(-8, 8), min_size=2, max_size=9).map(
+    lambda row: torch.tensor([row], dtype=torch.float64)
+)
 
 
 def allowed(logits: torch.Tensor) -> set[int]:
@@ -123,7 +125,9 @@ def test_a_seed_is_the_same_text_whatever_else_is_in_the_batch(network: Network)
     alone = generate(network, [[3, 4]], options)[0].ids
     with_others = generate(network, [[5], [3, 4], [6, 7, 8]], options)[1].ids
     assert alone == with_others
-    texts = {tuple(generate(network, [[3, 4]], Options(max_tokens=10, temperature=1.5, seed=s))[0].ids) for s in range(8)}
+    texts = {
+        tuple(generate(network, [[3, 4]], Options(max_tokens=10, temperature=1.5, seed=s))[0].ids) for s in range(8)
+    }
     assert len(texts) > 1
 
 

@@ -1,0 +1,124 @@
+"""Text out of a model: streams that never cut a character, stop texts across tokens, lines in and lines out."""
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import qkv
+from qkv import cli
+from qkv.blocks import HeadConfig, StackConfig
+from qkv.errors import UsageError
+from qkv.models import Config, build
+from qkv.text import Tokenizer
+
+PROMPTS = ["grüße 🙂", "a", "Ελλάδα und 中文"]
+
+
+@pytest.fixture(scope="module")
+def model() -> qkv.Model:
+    """A random decoder over bytes: its texts are full of half characters, which is the point."""
+    tokenizer = Tokenizer.train("byte", iter([]), size=260, roles=["pad", "end"])
+    stack = StackConfig(
+        vocab=tokenizer.size, width=32, layers=1, heads=2, ffn_width=64, position="rotary", init_std=0.4
+    )
+    head = HeadConfig(kind="lm", outputs=tokenizer.size)
+    config = Config(decoder=stack, head=head, pad=tokenizer.roles.pad, end=(tokenizer.roles.end,))
+    torch.manual_seed(4)
+    return qkv.Model(config, build(config).eval(), tokenizer)
+
+
+def test_the_stream_is_the_text(model: qkv.Model) -> None:
+    """Trap 27: pieces joined are the whole text, and no piece is half a character."""
+    pieces: dict[int, list[str]] = {}
+    results = model.generate(
+        PROMPTS,
+        max_tokens=60,
+        temperature=2.0,
+        seed=3,
+        on_text=lambda row, piece: pieces.setdefault(row, []).append(piece),
+    )
+    for row, result in enumerate(results):
+        assert "".join(pieces[row]) == result.text == model.tokenizer.decode(result.ids)
+        assert len(pieces[row]) > 1
+
+
+def test_a_stop_text_that_spans_tokens_ends_the_answer(model: qkv.Model) -> None:
+    whole = model.generate("a", max_tokens=60, temperature=1.5, seed=9)
+    stop = whole.text[5:9]  # four characters are at least four bytes, so at least four tokens
+    heard: list[str] = []
+    result = model.generate(
+        ["a"], max_tokens=60, temperature=1.5, seed=9, stop=stop, on_text=lambda _, p: heard.append(p)
+    )[0]
+    assert result.reason == "stop"
+    assert result.text == whole.text[: whole.text.index(stop)] == "".join(heard)
+
+
+def test_a_stop_text_that_only_begins_is_handed_out_in_the_end(model: qkv.Model) -> None:
+    whole = model.generate("a", max_tokens=30, temperature=1.5, seed=9)
+    heard: list[str] = []
+    stop = whole.text[-1] + "never said"
+    model.generate(["a"], max_tokens=30, temperature=1.5, seed=9, stop=[stop], on_text=lambda _, p: heard.append(p))
+    assert "".join(heard) == whole.text
+
+
+def test_one_prompt_one_result_a_list_for_a_list(model: qkv.Model) -> None:
+    assert model.generate("a", max_tokens=2).ids == model.generate(["a"], max_tokens=2)[0].ids
+    ids = model.tokenizer.encode("a")
+    assert model.generate(ids, max_tokens=2).ids == model.generate([ids], max_tokens=2)[0].ids
+
+
+def test_an_unknown_option_names_the_nearest(model: qkv.Model) -> None:
+    with pytest.raises(UsageError, match="top_k"):
+        model.generate("a", topk=3)
+
+
+def test_score_counts_the_end(model: qkv.Model) -> None:
+    tokens = model.score("a", "bc")
+    assert [t.id for t in tokens] == [*model.tokenizer.encode("bc"), model.config.end[0]]
+    assert all(t.logprob < 0 for t in tokens)
+
+
+@pytest.fixture(scope="module")
+def folder(model: qkv.Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    model.save(path)
+    return path
+
+
+def test_run_writes_a_line_for_each_line(
+    folder: Path, model: qkv.Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ["three words here", "", "one", "zwei Wörter"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines) + "\n"))
+    assert cli.call(["run", str(folder), "--max-tokens", "5", "--batch", "2", "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["input"] for row in rows] == lines
+    assert [row["text"] for row in rows] == [model.generate(x, max_tokens=5).text if x else "" for x in lines]
+
+
+def test_run_with_texts_prints_one_line_each(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.call(["run", str(folder), "a", "b", "--max-tokens", "12", "--temperature", "2", "--seed", "1"]) == 0
+    assert len(capsys.readouterr().out.split("\n")) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["run", "no/such/model", "a"], 1, "no such folder"),
+        (["run", "MODEL", "a", "--temperature", "-1"], 2, "temperature"),
+        (["run", "MODEL", "a", "--beam", "9999"], 2, "vocabulary"),
+        (["run", "MODEL", "a", "--batch", "0"], 2, "batch"),
+        (["run", "MODEL", "a", "--max-tokens", "many"], 2, "many"),
+    ],
+)
+def test_run_says_what_is_wrong(
+    folder: Path, arguments: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.call([str(folder) if word == "MODEL" else word for word in arguments]) == code
+    caught = capsys.readouterr()
+    assert said in caught.err
+    assert not caught.out
