@@ -1,6 +1,6 @@
 """How long a person waits before anything happens: `import qkv` and `qkv --help`, beside importing torch.
 
-    python bench/start.py --json out.json
+python bench/start.py --json out.json
 """
 
 import argparse

@@ -238,7 +238,7 @@ class Model:
         if len(prompts) != len(targets):
             raise UsageError(f"{len(prompts)} prompts for {len(targets)} targets")
         end = list(self.config.end[:1])
-        wanted = [self._read(t, special=False) + end if isinstance(t, str) else list(t) for t in targets]
+        wanted = [self._read_target(t) + end if isinstance(t, str) else list(t) for t in targets]
         if not all(wanted):
             raise UsageError("a target is empty: there is nothing to score")
         given = [self._prompt(prompt) for prompt in prompts]
@@ -262,6 +262,11 @@ class Model:
         if self.tokenizer is None:
             raise QkvError("this model has no tokenizer, so it cannot read text; give token ids")
         return self.tokenizer.encode(text, special=special)
+
+    def _read_target(self, text: str) -> list[int]:
+        if self.tokenizer is None:
+            raise QkvError("this model has no tokenizer, so it cannot read text; give token ids")
+        return self.tokenizer.target.encode(text, special=False)
 
     def save(self, folder: str | Path) -> None:
         """Write a qkv model folder."""

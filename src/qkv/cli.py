@@ -30,9 +30,10 @@ app = App(
     help=HELP,
     version=__version__,
     help_format="plaintext",
-    default_parameter=Parameter(negative=()),
 )
-Json = Annotated[bool, Parameter(name="--json", help="Print JSON for machines instead of a table.")]
+Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON for machines instead of a table.")]
+
+Words = Annotated[list[str] | None, Parameter(negative=())]
 
 
 @app.command
@@ -151,7 +152,7 @@ def run(
     top_k: int = 0,
     top_p: float = 1.0,
     seed: int | None = None,
-    stop: list[str] | None = None,
+    stop: Words = None,
     batch: int = 16,
     json: Json = False,
 ) -> None:
@@ -222,7 +223,7 @@ def data(
     *files: str,
     tokenizer: Path | None = None,
     format: str | None = None,
-    columns: list[str] | None = None,
+    columns: Words = None,
     row: int = 512,
     rows: int = 3,
     json: Json = False,

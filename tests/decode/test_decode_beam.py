@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import END, tiny
+from decode_models import END, tiny
 
 from qkv.decode import Options, generate, score
 from qkv.decode.options import length_factor

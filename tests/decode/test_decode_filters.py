@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from conftest import END, tiny
+from decode_models import END, tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import END, START, tiny
+from decode_models import END, START, tiny
 
 import qkv
 from qkv.decode import Options, generate, score

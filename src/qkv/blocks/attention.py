@@ -55,7 +55,7 @@ def render(
     """Turn a mask into what the kernel reads, once for all layers. `x` (B, T, C) gives rows, type and device."""
     if kernel == "auto":
         kernel = choose_kernel(mask, x, bias, dropout)
-    if kernel != "plain" and kernel != "sdpa" and (dropout or (kernel == "varlen" and bias is not None)):
+    if kernel in ("flex", "varlen") and (dropout or (kernel == "varlen" and bias is not None)):
         kernel = "sdpa"  # neither kernel drops weights out; variable-length ones take no bias
     sight = Sight(mask, kernel, bias)
     if kernel == "flex":

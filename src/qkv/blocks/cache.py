@@ -87,11 +87,10 @@ class SelfCache:
         else:
             if self.filled + new > self.length:
                 self._grow(max(2 * self.length, self.filled + new))
-            self._slots = torch.arange(self.filled, self.filled + new, device=self.cursor.device)
             self.filled += new
         segment = torch.ones_like(place.position) if place.segment is None else place.segment
-        self.segment.index_copy_(1, self._slots, segment.expand(self.rows, -1).long())
-        self.position.index_copy_(1, self._slots, place.position.expand(self.rows, -1).long())
+        self._put(self.segment, 1, segment.expand(self.rows, -1))
+        self._put(self.position, 1, place.position.expand(self.rows, -1))
         self.uniform = self.uniform and place.segment is None and len(place.position) == 1
         if self.static:
             return Place(self.segment, self.position)
@@ -101,15 +100,41 @@ class SelfCache:
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store one layer's new keys and values (R, KV, T, D) in the slots taken; returns all of that layer's."""
-        self.keys[layer].index_copy_(2, self._slots, keys.to(self.keys[layer].dtype))
-        self.values[layer].index_copy_(2, self._slots, values.to(self.values[layer].dtype))
+        all_keys, all_values = self.keys[layer], self.values[layer]
+        self._put(all_keys, 2, keys)
+        self._put(all_values, 2, values)
         if self.static:
-            return self.keys[layer], self.values[layer]
-        return self.keys[layer][:, :, : self.filled], self.values[layer][:, :, : self.filled]
+            return all_keys, all_values
+        return all_keys.narrow(2, 0, self.filled), all_values.narrow(2, 0, self.filled)
 
-    def reorder(self, rows: Tensor) -> None:
-        """Row r continues what row `rows[r]` was: beams that survive replace those that do not."""
-        self._replace(lambda t: t.index_select(0, rows))
+    def _put(self, tensor: Tensor, dim: int, new: Tensor) -> None:
+        """Write to the slots taken; a growing cache knows where they are without a look at the device."""
+        if self.static:
+            tensor.index_copy_(dim, self._slots, new.to(tensor.dtype))
+        else:
+            count = new.shape[dim]
+            tensor.narrow(dim, self.filled - count, count).copy_(new)
+
+    def reorder(self, rows: Tensor, since: int = 0) -> None:
+        """Row r continues what row `rows[r]` was: beams that survive replace those that do not.
+
+        Slots before `since` are known to hold the same in both, as the common beginning of beams does: they stay.
+        """
+        last = self.length if self.static else self.filled
+
+        def moved(tensor: Tensor, dim: int) -> Tensor:
+            part = tensor.narrow(dim, since, last - since)
+            chosen = part.index_select(0, rows)
+            if self.static or len(rows) == len(tensor):
+                part.copy_(chosen)
+                return tensor
+            room = tensor.new_zeros(len(rows), *tensor.shape[1:])
+            room.narrow(dim, 0, last).copy_(chosen)
+            return room
+
+        self.keys = [moved(tensor, 2) for tensor in self.keys]
+        self.values = [moved(tensor, 2) for tensor in self.values]
+        self.segment, self.position = moved(self.segment, 1), moved(self.position, 1)
 
     def crop(self, filled: int) -> None:
         """Forget all slots from `filled` on, as when guessed tokens are taken back."""
@@ -128,23 +153,6 @@ class SelfCache:
         self.values = [torch.nn.functional.pad(t, (0, 0, 0, more)) for t in self.values]
         self.segment = torch.nn.functional.pad(self.segment, (0, more))
         self.position = torch.nn.functional.pad(self.position, (0, more))
-
-    def _replace(self, change: "Change") -> None:
-        for tensors in (self.keys, self.values):
-            for layer, tensor in enumerate(tensors):
-                if self.static:
-                    tensor.copy_(change(tensor))
-                else:
-                    tensors[layer] = change(tensor)
-        if self.static:
-            self.segment.copy_(change(self.segment))
-            self.position.copy_(change(self.position))
-        else:
-            self.segment, self.position = change(self.segment), change(self.position)
-
-
-class Change(Protocol):
-    def __call__(self, t: Tensor, /) -> Tensor: ...
 
 
 class ProjectsMemory(Protocol):

@@ -30,11 +30,22 @@ class Embedding(nn.Module):
 
     def forward(self, ids: Tensor, position: Tensor, types: Tensor | None = None) -> Tensor:
         """ids (B, T), position (B, T) or (1, T), types (B, T) or None for all 0 → (B, T, C)."""
-        x: Tensor = self.token(ids) * self.scale
+        return self.join(ids, self.of_positions(position), types)
+
+    def of_positions(self, position: Tensor) -> Tensor | None:
+        """What is added for where a token stands: (B, T) → (B, T, C), or None where nothing is."""
         if self.position is not None:
-            x = x + self.position(position + self.offset)
-        elif self.kind in ("sinusoidal", "sinusoidal_split"):
-            x = x + sinusoids(position, x.shape[-1], split=self.kind == "sinusoidal_split").to(x.dtype)
+            where: Tensor = self.position(position + self.offset)
+            return where
+        if self.kind in ("sinusoidal", "sinusoidal_split"):
+            return sinusoids(position, self.token.embedding_dim, split=self.kind == "sinusoidal_split")
+        return None
+
+    def join(self, ids: Tensor, where: Tensor | None, types: Tensor | None = None) -> Tensor:
+        """The vectors of tokens, with what their positions add."""
+        x: Tensor = self.token(ids) * self.scale
+        if where is not None:
+            x = x + where.to(x.dtype)
         if self.types is not None:
             x = x + (self.types.weight[0] if types is None else self.types(types))
         if self.norm is not None:

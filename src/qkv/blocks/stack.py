@@ -50,8 +50,8 @@ class Stack(nn.Module):
         if cache is not None and cache.rows != x.shape[0]:
             raise ValueError(f"a cache of {cache.rows} rows cannot serve {x.shape[0]}; make one with as many rows")
         keys = place if cache is None else cache.extend(place)
-        sights = self._sights(x, place, keys)
-        rotaries = self._rotaries(x, place)
+        sights = self.sights(x, place, keys)
+        rotaries = self.rotaries(x, place)
         cross_sight = None
         if memory is not None:
             beams = x.shape[0] // memory.rows
@@ -83,7 +83,7 @@ class Stack(nn.Module):
     def _windows(self) -> list[int]:
         return sorted({self.config.window_of(layer) for layer in range(self.config.layers)})
 
-    def _sights(self, x: Tensor, queries: Place, keys: Place) -> dict[int, Sight]:
+    def sights(self, x: Tensor, queries: Place, keys: Place) -> dict[int, Sight]:
         """The self-attention mask of each window that occurs, rendered."""
         bias = None if self.bias is None else self.bias(queries.position, keys.position, x.dtype)
         return {
@@ -93,7 +93,8 @@ class Stack(nn.Module):
             for window in self._windows()
         }
 
-    def _rotaries(self, x: Tensor, place: Place) -> dict[int, Rotary]:
+    def rotaries(self, x: Tensor, place: Place) -> dict[int, Rotary]:
+        """How queries and keys turn under each window that occurs; empty where they do not."""
         config = self.config
         if config.position != "rotary":
             return {}

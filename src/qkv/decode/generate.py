@@ -4,11 +4,10 @@ For decoder-only and encoder-decoder models alike: what differs is what a prompt
 prompt; an encoder-decoder reads a source and goes on from its start token.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from qkv.decode.beam import beam_search
 from qkv.decode.choose import draw, generators_of, likeliest
@@ -16,25 +15,10 @@ from qkv.decode.filters import filters_of
 from qkv.decode.options import Options
 from qkv.decode.result import Result, TokenLogprob
 from qkv.decode.run import Run, check_room, flush_right
+from qkv.decode.writing import OnText, Writing, logprobs_of
 from qkv.errors import QkvError
 from qkv.models import Decoder, Network, Seq2Seq
-from qkv.text import StreamDecoder, Tokenizer
-
-OnText = Callable[[int, str], None]
-"""Called with a row's number and a new piece of its text, never half a character."""
-
-
-@dataclass
-class Writing:
-    """One row while it is being written."""
-
-    number: int
-    ids: list[int] = field(default_factory=list)
-    score: float = 0.0
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    text: str = ""
-    shown: int = 0  # how much of the text was handed out
-    stream: StreamDecoder | None = None
+from qkv.text import Tokenizer
 
 
 @torch.inference_mode()
@@ -54,6 +38,7 @@ def generate(
         return []
     run = start(network, prompts, options)
     end = network.config.end
+    options = options.bound(tokenizer, end, run.tokens.shape[1])
     if options.beam > 1:
         return _from_search(run, options, end, tokenizer)
     return _write(run, options, end, tokenizer, on_text)
@@ -61,18 +46,26 @@ def generate(
 
 def start(network: Decoder | Seq2Seq, prompts: Sequence[Sequence[int]], options: Options) -> Run:
     """A run that is ready to prefill, or an error that names the limit."""
+    targets, sources = openings(network, prompts, options)
+    run = Run(network, targets, room=options.max_tokens)
+    if sources is not None:
+        run.read_source(sources)
+    return run
+
+
+def openings(
+    network: Decoder | Seq2Seq, prompts: Sequence[Sequence[int]], options: Options
+) -> tuple[list[list[int]], Sequence[Sequence[int]] | None]:
+    """What each row's decoder goes on from, and the sources of an encoder-decoder; an error where it does not fit."""
     if isinstance(network, Seq2Seq):
         first = network.config.start
         if first is None:
             raise QkvError("this model's config names no start token, so its decoder cannot begin")
-        targets = [[first, *options.prefix]] * len(prompts)
-        check_room(network, targets, prompts, options.max_tokens)
-        run = Run(network, targets, room=options.max_tokens)
-        run.read_source(prompts)
-        return run
-    targets = [[*prompt, *options.prefix] for prompt in prompts]
-    check_room(network, targets, None, options.max_tokens)
-    return Run(network, targets, room=options.max_tokens)
+        targets, sources = [[first, *options.prefix]] * len(prompts), prompts
+    else:
+        targets, sources = [[*prompt, *options.prefix] for prompt in prompts], None
+    check_room(network, targets, sources, options.max_tokens)
+    return targets, sources
 
 
 def _write(
@@ -82,27 +75,29 @@ def _write(
     rows = run.tokens.shape[0]
     filters = filters_of(options, end, run.tokens.shape[1])
     generators = generators_of(options.seed, rows) if options.temperature > 0 else []
-    live = [Writing(i, stream=tokenizer.stream() if tokenizer else None) for i in range(rows)]
+    live = [Writing(i, stream=tokenizer.target.stream() if tokenizer else None) for i in range(rows)]
     results: list[Result | None] = [None] * rows
     logits = run.prefill()
     for _ in range(options.max_tokens):
         raw = logits
         for apply in filters:
             logits = apply(logits, run.tokens)
+        if filters and bool((logits == float("-inf")).all(-1).any()):
+            raise QkvError("every token is forbidden at this step; loosen the filters or the constraint")
         if options.temperature > 0:
             chosen = draw(logits, [generators[w.number] for w in live])
         else:
             chosen = likeliest(logits)
-        logprobs = _logprobs(raw, chosen, options.logprobs)
+        logprobs = logprobs_of(raw, chosen, options.logprobs)
         going = []
         for row, (writing, token) in enumerate(zip(live, chosen.tolist(), strict=True)):
-            reason = _take(writing, token, logprobs[row], options, end)
+            reason = writing.take(token, logprobs[row], options, end)
             if reason or on_text is not None:
-                _hand_out(writing, options, on_text, last=reason is not None)
+                writing.hand_out(options, on_text, last=reason is not None)
             if reason is None:
                 going.append(row)
             else:
-                results[writing.number] = _result(writing, reason)
+                results[writing.number] = writing.result(reason)
         if not going:
             break
         live = [live[row] for row in going]
@@ -115,62 +110,6 @@ def _write(
     return [result for result in results if result is not None]
 
 
-def _take(writing: Writing, token: int, logprob: TokenLogprob, options: Options, end: tuple[int, ...]) -> str | None:
-    """Add a token to a row; the reason to stop, if there is one."""
-    writing.score += logprob.logprob
-    writing.logprobs.append(logprob)
-    if token in end:
-        return "end"
-    writing.ids.append(token)
-    if writing.stream is not None:
-        writing.text += writing.stream.push(token)
-        if options.stop and _cut(writing, options.stop):
-            return "stop"
-    return "length" if len(writing.logprobs) == options.max_tokens else None
-
-
-def _cut(writing: Writing, stops: tuple[str, ...]) -> bool:
-    """Cut the text at the first stop text in it, which may span tokens."""
-    places = [place for place in (writing.text.find(stop) for stop in stops) if place >= 0]
-    if places:
-        writing.text = writing.text[: min(places)]
-        writing.stream = None
-    return bool(places)
-
-
-def _hand_out(writing: Writing, options: Options, on_text: OnText | None, last: bool) -> None:
-    """Pass on the text that can no longer become part of a stop text."""
-    if last and writing.stream is not None:
-        writing.text += writing.stream.finish()
-        writing.stream = None
-    hold = 0 if last else max((_overlap(writing.text, stop) for stop in options.stop), default=0)
-    until = len(writing.text) - hold
-    if on_text is not None and until > writing.shown:
-        on_text(writing.number, writing.text[writing.shown : until])
-        writing.shown = until
-
-
-def _overlap(text: str, stop: str) -> int:
-    """How many last characters of the text begin the stop text."""
-    return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
-
-
-def _result(writing: Writing, reason: str) -> Result:
-    return Result(writing.text, writing.ids, writing.score, reason, writing.logprobs)  # type: ignore[arg-type]
-
-
-def _logprobs(logits: Tensor, chosen: Tensor, alternatives: int) -> list[TokenLogprob]:
-    """The model's own log-probabilities, before any filter."""
-    every = logits.double().log_softmax(-1)
-    values = every.gather(1, chosen[:, None])[:, 0].tolist()
-    out = [TokenLogprob(token, value) for token, value in zip(chosen.tolist(), values, strict=True)]
-    if alternatives:
-        best, ids = every.topk(alternatives)
-        for entry, row_ids, row_best in zip(out, ids.tolist(), best.tolist(), strict=True):
-            entry.alternatives = dict(zip(row_ids, row_best, strict=True))
-    return out
-
-
 def _from_search(run: Run, options: Options, end: tuple[int, ...], tokenizer: Tokenizer | None) -> list[Result]:
     results = []
     for search in beam_search(run, options, end):
@@ -179,9 +118,9 @@ def _from_search(run: Run, options: Options, end: tuple[int, ...], tokenizer: To
         ranked = []
         for hypothesis in search.finished[: options.best]:
             ids = hypothesis.ids[:-1] if hypothesis.ended else hypothesis.ids
-            text = tokenizer.decode(ids) if tokenizer is not None else ""
+            text = tokenizer.target.decode(ids) if tokenizer is not None else ""
             cut = Writing(0, text=text)
-            stopped = bool(options.stop) and _cut(cut, options.stop)
+            stopped = bool(options.stop) and cut.cut(options.stop)
             reason = "stop" if stopped else "end" if hypothesis.ended else "length"
             ranked.append(Result(cut.text, ids, hypothesis.worth, reason))  # type: ignore[arg-type]
         results.append(replace(ranked[0], alternatives=ranked[1:], steps=search.steps))
@@ -213,5 +152,5 @@ def score(
     out = []
     for row, target in enumerate(targets):
         logits = network.head.read(x[row, x.shape[1] - len(target) :])
-        out.append(_logprobs(logits, torch.as_tensor(target, device=device), 0))
+        out.append(logprobs_of(logits, torch.as_tensor(target, device=device), 0))
     return out

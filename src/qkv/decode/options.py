@@ -2,16 +2,24 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
 
 from torch import Tensor
 
 from qkv.errors import UsageError
 from qkv.models import Config
+from qkv.text import Tokenizer
 
 Filter = Callable[[Tensor, Tensor], Tensor]
 """logits (R, V) and the tokens so far (R, T), −1 where there is none → logits (R, V)."""
+
+
+class Constraint(Protocol):
+    """What every answer must look like: `qkv.decode.constrain` makes them from patterns, schemas and grammars."""
+
+    def begin(self, tokenizer: Tokenizer | None, end: tuple[int, ...], start: int) -> Filter:
+        """The filter of one batch, whose rows' answers are the tokens from column `start` on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +42,7 @@ class Options:
     no_repeat: int = 0  # never the same n tokens in a row twice
     banned: tuple[int, ...] = ()
     filters: tuple[Filter, ...] = ()  # your own, after ours
+    constraint: Constraint | None = None  # what the answer must match: `qkv.decode.regex`, `json_schema`, `grammar`
     prefix: tuple[int, ...] = ()  # what the answer must begin with (a target's first tokens, for a seq2seq)
     stop: tuple[str, ...] = ()  # texts that end the answer; they are not part of it
     # search
@@ -87,6 +96,17 @@ class Options:
                 raise UsageError(f"token id {token} is outside this model's vocabulary of {vocab}")
         if not all(isinstance(text, str) and text for text in self.stop):
             raise UsageError(f"stop = {self.stop!r}: texts that are not empty")
+        if self.constraint is not None and not hasattr(self.constraint, "begin"):
+            raise UsageError(
+                f"constraint = {self.constraint!r}: make one with qkv.decode.regex, json_schema or grammar"
+            )
+
+    def bound(self, tokenizer: Tokenizer | None, end: tuple[int, ...], start: int) -> "Options":
+        """The same options for one batch, with the constraint as a filter that knows where its rows' answers begin."""
+        if self.constraint is None:
+            return self
+        begun = self.constraint.begin(tokenizer, end, start)
+        return replace(self, constraint=None, filters=(*self.filters, begun))
 
 
 def length_factor(options: Options, length: int) -> float:

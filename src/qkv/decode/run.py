@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from qkv.blocks import CrossCache, Place
+from qkv.decode.fast_cpu import FastStep, fits
 from qkv.errors import UsageError
 from qkv.models import Decoder, Seq2Seq
 
@@ -25,6 +26,7 @@ class Run:
         self.tokens = flush_right(prompts, next(network.parameters()).device)
         self.cache = network.new_cache(len(prompts), self.tokens.shape[1] + room)
         self.cross: CrossCache | None = None
+        self._fast = FastStep(network) if fits(network, self.cache) else None
 
     def read_source(self, sources: Sequence[Sequence[int]]) -> None:
         """An encoder-decoder reads its sources once, before anything is written."""
@@ -41,11 +43,16 @@ class Run:
     def step(self, chosen: Tensor) -> Tensor:
         """Write a token (R,) to each row; the logits (R, V) of what comes next."""
         self.tokens = torch.cat([self.tokens, chosen[:, None]], dim=1)
+        if self._fast is not None:
+            return exact(self._fast(chosen, self.cache, self.cross))
         return self._forward(chosen[:, None], None)
 
-    def reorder(self, rows: Tensor) -> None:
-        """Row r goes on from what row `rows[r]` was; for an encoder-decoder, within the beams of one source."""
-        self.cache.reorder(rows)
+    def reorder(self, rows: Tensor, since: int = 0) -> None:
+        """Row r goes on from what row `rows[r]` was; for an encoder-decoder, within the beams of one source.
+
+        The first `since` tokens are known to be the same in both.
+        """
+        self.cache.reorder(rows, since)
         self.tokens = self.tokens[rows]
 
     def keep(self, rows: Tensor) -> None:
@@ -65,9 +72,12 @@ class Run:
             x, _ = self.network.hidden(ids, self.cross, segment, cache=self.cache)
         else:
             x, _ = self.network.hidden(ids, segment, cache=self.cache)
-        return (
-            self.network.head.read(x[:, -1]).float() if x.dtype != torch.float64 else self.network.head.read(x[:, -1])
-        )
+        return exact(self.network.head.read(x[:, -1]))
+
+
+def exact(logits: Tensor) -> Tensor:
+    """Logits in float32 or better."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def flush_right(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:

@@ -13,6 +13,8 @@ from qkv.blocks.config import check_fields
 from qkv.errors import QkvError, nearest
 
 Family = Literal["encoder", "decoder", "seq2seq"]
+VERSION = 1
+"""Of `config.json`: raised when an older qkv would read a newer file wrongly."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,13 +68,17 @@ class Config:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, as `config.json` holds them."""
-        return {"format": "qkv", "version": 1, "family": self.family, **asdict(self)}
+        return {"format": "qkv", "version": VERSION, "family": self.family, **asdict(self)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], where: str = "config.json") -> "Config":
         """The reverse of `to_dict`; an unknown or missing name is an error that says which."""
         if not isinstance(values, dict):
             raise QkvError(f"{where}: expected a table of fields, found {type(values).__name__}")
+        if values.get("version", VERSION) != VERSION:
+            raise QkvError(
+                f"{where}: version {values['version']!r} of the format, this qkv reads {VERSION}; update qkv"
+            )
         values = {k: v for k, v in values.items() if k not in ("format", "version", "family")}
         for side in ("encoder", "decoder"):
             if values.get(side) is not None:

@@ -324,7 +324,8 @@ def qwen(
         bias="none" if version == 3 else "qkv",
     )
     head = HeadConfig(kind="lm", outputs=vocab, tied=tied)
-    return Config(decoder=stack, head=head, start=151_643, end=(151_643,), architecture=f"qwen{version}")
+    end = 151_645 if version == 3 else 151_643  # Qwen3's sizes are those of the chat models, which end a turn
+    return Config(decoder=stack, head=head, start=151_643, end=(end,), architecture=f"qwen{version}")
 
 
 PRESETS: dict[str, Callable[[], Config]] = {

@@ -1,11 +1,14 @@
 """A model folder: config.json, model.safetensors, the tokenizer's files, README.md (a model card). No pickle."""
 
 import json
+import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from qkv.blocks import HeadConfig
@@ -17,6 +20,7 @@ from qkv.store.foreign import (
     body_folder,
     export,
     is_foreign,
+    layout_of,
     read_foreign_config,
     read_foreign_weights,
     sentence_head,
@@ -35,6 +39,22 @@ TOKENIZER_FILES = (
     "tokenizer.model",
     "source.spm",
 )
+MODEL_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "model-*-of-*.safetensors",
+    *TOKENIZER_FILES,
+    "target.spm",
+    "merges.txt",
+    "added_tokens.json",
+    "special_tokens_map.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "modules.json",
+)
+"""What belongs to one model and would be read as part of the next: it goes when another is saved in its place."""
+PARTIAL = ".partial"
+"""Where a folder's new files wait until all of them are written."""
 
 
 @dataclass
@@ -77,7 +97,7 @@ def read(
     if fresh and head is not None:
         config = with_head(config, head)
     tokenizer = _tokenizer(body, config)
-    network = build(config, device="meta")
+    network = _empty(config, weights, body / "config.json")
     shapes = {name: tuple(p.shape) for name, p in network.named_parameters()}
     if foreign:
         tensors, more = read_foreign_weights(config, theirs, weights, shapes, fresh)
@@ -89,6 +109,18 @@ def read(
         _start(config, tensors, started, notes, device)
     place(network, tensors, device, dtype or weights.dtype)
     return Stored(config, network.eval(), tokenizer, notes)
+
+
+def _empty(config: Config, weights: Weights, where: Path) -> Network:
+    """The network that a config means, without numbers; sizes that no network can have are an error, not a hang."""
+    layers = max(stack.distinct_layers for stack in (config.encoder, config.decoder) if stack is not None)
+    if layers > len(weights.shapes):
+        raise QkvError(f"{where}: {layers} layers, but there are only {len(weights.shapes)} tensors beside it")
+    try:
+        return build(config, device="meta")
+    except (RuntimeError, TypeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise QkvError(f"{where}: no network can be made of this ({reason})") from error
 
 
 def _own_weights(weights: Weights, shapes: Mapping[str, tuple[int, ...]], fresh: bool) -> dict[str, Tensor]:
@@ -137,12 +169,14 @@ def place(network: nn.Module, tensors: Mapping[str, Tensor], device: torch.devic
 def _tokenizer(folder: Path, config: Config) -> Tokenizer | None:
     there = any((folder / name).exists() for name in TOKENIZER_FILES)
     tokenizer = Tokenizer.load(folder) if there else None
-    stack = config.encoder or config.stack
-    if tokenizer is not None and tokenizer.size > stack.vocab:
-        raise QkvError(
-            f"{folder}: the tokenizer has {tokenizer.size} ids, the model's vocabulary only {stack.vocab}; "
-            "they do not belong together"
-        )
+    if tokenizer is None:
+        return None
+    for side, stack in ((tokenizer, config.encoder), (tokenizer.target, config.decoder)):
+        if stack is not None and side.size > stack.vocab:
+            raise QkvError(
+                f"{folder}: the tokenizer has {side.size} ids, the model's vocabulary only {stack.vocab}; "
+                "they do not belong together"
+            )
     return tokenizer
 
 
@@ -151,26 +185,48 @@ def write(
 ) -> str:
     """Write a model folder, ours or (`format="hf"`) one that transformers reads; returns what to load it with.
 
-    The config comes last, so that a folder that has one is whole.
+    Every file is written before the first one takes its place: whatever fails, a model that was there stays whole.
     """
     folder = Path(folder).expanduser()
     if folder.exists() and not folder.is_dir():
         raise QkvError(f"{folder}: this is a file; give a folder")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / "config.json").exists():
-        raise QkvError(f"{folder}: there are other files in this folder and no model; choose another")
+    layout = layout_of(config) if format == "hf" else None  # refused before anything is touched
+    parameters = {name: p.detach() for name, p in network.named_parameters()}
+    partial = folder / PARTIAL
+    new = not folder.exists()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if tokenizer is not None:
-            tokenizer.save(folder)
-        parameters = {name: p.detach() for name, p in network.named_parameters()}
-        if format == "hf":
-            cls = export(folder, config, parameters)
-        else:
-            cls = config.family
-            write_weights(folder, parameters)
-            write_text(folder / "config.json", json.dumps(config.to_dict(), indent=2) + "\n")
-        if not (folder / "README.md").exists():
-            write_text(folder / "README.md", card(config, sum(p.numel() for p in parameters.values()), cls))
-    except OSError as error:
-        raise QkvError(f"{folder}: could not be written ({error.strerror or error})") from error
+        if not new and {path.name for path in folder.iterdir()} - {PARTIAL} and not (folder / "config.json").exists():
+            raise QkvError(f"{folder}: there are other files in this folder and no model; choose another")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        try:
+            if tokenizer is not None:
+                tokenizer.save(partial)
+            if layout is not None:
+                export(partial, layout, config, parameters)
+            else:
+                write_weights(partial, parameters)
+                write_text(partial / "config.json", json.dumps(config.to_dict(), indent=2) + "\n")
+            cls = config.family if layout is None else layout.table.cls
+            if not (folder / "README.md").exists():
+                write_text(partial / "README.md", card(config, sum(p.numel() for p in parameters.values()), cls))
+            _move(partial, folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+            if new and not any(folder.iterdir()):
+                folder.rmdir()
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise QkvError(f"{folder}: could not be written ({reason})") from error
     return cls
+
+
+def _move(partial: Path, folder: Path) -> None:
+    """Give finished files their places, the config last; what is left of an older model goes."""
+    names = sorted((path.name for path in partial.iterdir()), key=lambda name: name == "config.json")
+    old = {path for pattern in MODEL_FILES for path in folder.glob(pattern)}
+    for name in names[:-1]:
+        os.replace(partial / name, folder / name)
+    for path in old - {folder / name for name in names}:
+        path.unlink()
+    os.replace(partial / names[-1], folder / names[-1])

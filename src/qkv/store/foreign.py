@@ -4,16 +4,18 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from qkv.blocks import HeadConfig
-from qkv.errors import QkvError
+from qkv.errors import QkvError, UsageError
 from qkv.models import Config
 from qkv.models.tables import (
     ARCHITECTURES,
     Architecture,
+    CannotExpress,
     architecture_of,
     find,
     read_config,
@@ -63,7 +65,7 @@ def sentence_head(folder: Path) -> HeadConfig | None:
     for module in modules:
         kind = str(module.get("type", "")).rsplit(".", 1)[-1]
         if kind == "Pooling":
-            pool = _pooling(read_json(folder / Path(str(module["path"])).name / "config.json"))
+            pool = _pooling(folder / Path(str(module.get("path", ""))).name / "config.json")
         elif kind == "Normalize":
             unit = True
         elif kind != "Transformer":
@@ -84,7 +86,8 @@ def _modules(folder: Path) -> list[dict[str, Any]]:
     return modules
 
 
-def _pooling(theirs: dict[str, Any]) -> str:
+def _pooling(path: Path) -> str:
+    theirs = read_json(path)
     names = {"cls": "first", "mean": "mean", "lasttoken": "last"}
     said = theirs.get("pooling_mode")
     if said is None:
@@ -95,9 +98,9 @@ def _pooling(theirs: dict[str, Any]) -> str:
             if key.startswith("pooling_mode_") and value
         ]
         said = [old.get(key, key) for key in on]
-    said = [said] if isinstance(said, str) else said
+    said = [str(one) for one in said] if isinstance(said, list) else [str(said)]
     if len(said) != 1 or said[0] not in names:
-        raise QkvError(f"pooling {' + '.join(said) or 'unknown'} is not supported; known: {', '.join(names)}")
+        raise QkvError(f"{path}: pooling {' + '.join(said) or 'unknown'} is not supported; known: {', '.join(names)}")
     return names[said[0]]
 
 
@@ -134,10 +137,17 @@ def read_foreign_weights(
         if tuple(tensor.shape) != tuple(shapes[row.name]):
             misshapen.append(f"{row.theirs[0]} {tuple(tensor.shape)}, config.json needs {tuple(shapes[row.name])}")
         ours[row.name] = tensor
-    unknown, unread = _leftovers(architecture, table, config, there, used)
+    unknown, unread, copies = _leftovers(architecture, table, config, there, used)
+    token = next((ours[name] for name in TOKENS if name in ours), None)
+    false = [name for name in copies if token is not None and not _equal(weights.get(there[name]), token)]
     problems = [
         f"{len(names)} tensors {what}: {', '.join(names[:SHOWN])}{' …' if len(names) > SHOWN else ''}"
-        for what, names in (("missing", missing), ("of the wrong shape", misshapen), ("unexpected", unknown))
+        for what, names in (
+            ("missing", missing),
+            ("of the wrong shape", misshapen),
+            ("unexpected", unknown),
+            ("that should equal the embedding that they are tied to, and do not", false),
+        )
         if names
     ]
     if problems:
@@ -150,49 +160,74 @@ def _alias(architecture: Architecture, name: str, there: Mapping[str, str]) -> s
     return next((n for n in (name, *architecture.aliases.get(name, ())) if n in there), None)
 
 
+TOKENS = ("target_embedding.token.weight", "source_embedding.token.weight", "embedding.token.weight")
+"""Our names for the matrix that an output matrix is tied to, the first that there is."""
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """Whether two matrices hold the same numbers; shapes alone are compared where there are no numbers."""
+    return a.shape == b.shape and (a.is_meta or bool(torch.equal(a, b)))
+
+
 def _leftovers(
     architecture: Architecture, table: HeadTable, config: Config, there: Mapping[str, str], used: set[str]
-) -> tuple[list[str], list[str]]:
-    """Their tensors that were not read: unknown ones, and those of heads that this model does not carry."""
-    copies = {alias for aliases in architecture.aliases.values() for alias in aliases}
-    unknown, unread = [], []
+) -> tuple[list[str], list[str], list[str]]:
+    """Their tensors that were not read: unknown ones, those of heads that this model does not carry, and copies.
+
+    A tied matrix may be saved under each of its names: those should be copies of the embedding.
+    """
+    aliases = {alias for names in architecture.aliases.values() for alias in names}
+    tables = set(architecture.aliases.get("shared.weight", ()))
+    if config.head.tied:
+        tables.add(f"{table.names.get('head.out')}.weight")
+    unknown, unread, copies = [], [], []
     for name in sorted(set(there) - used):
-        if is_ignored(architecture, name) or name in copies:
+        if name in tables:
+            copies.append(name)
+        elif is_ignored(architecture, name) or name in aliases:
             continue
-        if of_a_head(architecture, name):
-            if not (config.head.tied and name.endswith(".weight") and name.rsplit(".", 1)[0] in _outputs(table)):
-                unread.append(name)
+        elif of_a_head(architecture, name):
+            unread.append(name)
         else:
             unknown.append(name)
-    return unknown, unread
+    return unknown, unread, copies
 
 
-def _outputs(table: HeadTable) -> list[str]:
-    """Their modules for our output matrix: a tied one is a copy of the embedding."""
-    ref = table.names.get("head.out")
-    return [ref] if isinstance(ref, str) else []
+class Layout(NamedTuple):
+    """How a config is written for transformers."""
+
+    architecture: Architecture
+    table: HeadTable
+    theirs: dict[str, Any]  # their config.json
 
 
-def export(folder: Path, config: Config, parameters: Mapping[str, Tensor]) -> str:
-    """Write config.json and weights as transformers reads them; returns the class to load them with."""
-    order = [config.architecture] if config.architecture in ARCHITECTURES else []
-    order += [name for name in ARCHITECTURES if name not in order]
-    reasons = []
-    for name in order:
+def layout_of(config: Config) -> Layout:
+    """The public layout that fits a config, the one that it came from first; QkvError names what none can express."""
+    order = sorted(ARCHITECTURES.values(), key=lambda architecture: architecture.name != config.architecture)
+    misfits = []
+    for architecture in order:
         try:
-            theirs, table = write_config(ARCHITECTURES[name], config)
-        except QkvError as error:
-            reasons.append(str(error))
-            continue
-        named = write_weights(ARCHITECTURES[name], table, config, parameters)
-        theirs["dtype"] = str(next(iter(parameters.values())).dtype).removeprefix("torch.")
-        files.write_weights(folder, named)
-        write_text(folder / "config.json", json.dumps(theirs, indent=2) + "\n")
-        return table.cls
-    reason = reasons[0] if config.architecture in ARCHITECTURES else min(reasons, key=len)
-    raise QkvError(f"no public layout fits this model; closest: {reason}")
+            theirs, table = write_config(architecture, config)
+        except CannotExpress as error:
+            misfits.append(error)
+        else:
+            return Layout(architecture, table, theirs)
+    own = config.architecture in ARCHITECTURES
+    closest = misfits[0] if own else min(misfits, key=lambda error: (not error.fields, len(error.fields)))
+    raise QkvError(f"no public layout fits this model; closest: {closest}")
+
+
+def export(folder: Path, layout: Layout, config: Config, parameters: Mapping[str, Tensor]) -> None:
+    """Write config.json and weights as transformers reads them."""
+    named = write_weights(layout.architecture, layout.table, config, parameters)
+    dtype = str(next(iter(parameters.values())).dtype).removeprefix("torch.")
+    files.write_weights(folder, named)
+    write_text(folder / "config.json", json.dumps({**layout.theirs, "dtype": dtype}, indent=2) + "\n")
 
 
 def with_head(config: Config, head: HeadConfig) -> Config:
     """The same body under another head."""
-    return replace(config, head=head)
+    try:
+        return replace(config, head=head)
+    except ValueError as error:
+        raise UsageError(f"head: {error}") from error

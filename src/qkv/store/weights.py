@@ -50,7 +50,7 @@ class Weights:
         if self.shapes_only:
             return torch.empty(self.shapes[name], dtype=self.dtypes.get(name), device="meta")
         tensor: Tensor = self._files[name].get_tensor(name)
-        return tensor
+        return tensor.clone()  # theirs is a window on the file, which someone may write to
 
     @property
     def dtype(self) -> torch.dtype:
@@ -61,9 +61,13 @@ class Weights:
         return max(sizes, key=lambda dtype: sizes[dtype], default=torch.float32)
 
     def _open(self, path: Path) -> None:
-        with path.open("rb") as file:
-            start = file.read(8)
-        if start.startswith(_PICKLE_STARTS):
+        try:
+            with path.open("rb") as file:
+                start = file.read(9)
+        except OSError as error:
+            raise QkvError(f"{path}: cannot be read ({error.strerror})") from error
+        # Safetensors start with the length of their header, which may look like a pickle's start, and a brace.
+        if start.startswith(_PICKLE_STARTS) and start[8:] != b"{":
             raise QkvError(
                 f"{path}: this is a pickle, whatever its name says, and a pickle can run code; it was not opened. "
                 "Ask for safetensors, or convert it where you trust it"
@@ -104,7 +108,10 @@ def _from_index(folder: Path) -> list[Path]:
     shards = index.get("weight_map")
     if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
         raise QkvError(f"{path}: no 'weight_map' from tensors to files")
-    paths = [folder / Path(name).name for name in sorted(set(shards.values()))]  # a name, never a path elsewhere
+    outside = [name for name in shards.values() if name != Path(name).name or name in ("", "..")]
+    if outside:
+        raise QkvError(f"{path}: {outside[0]!r} is not the name of a file in this folder")
+    paths = [folder / name for name in sorted(set(shards.values()))]
     missing = [shard.name for shard in paths if not shard.exists()]
     if missing:
         raise QkvError(f"{folder}: {len(missing)} of {len(paths)} weight files are missing: {', '.join(missing)}")
@@ -123,6 +130,8 @@ def read_json(path: Path) -> dict[str, Any]:
         raise QkvError(f"{path}: not text ({error.reason} at byte {error.start})") from error
     except json.JSONDecodeError as error:
         raise QkvError(f"{path}: line {error.lineno}, column {error.colno}: not JSON ({error.msg})") from error
+    except (ValueError, RecursionError) as error:  # a number, or a depth, beyond what Python reads
+        raise QkvError(f"{path}: not usable JSON ({error})") from error
     if not isinstance(value, dict):
         raise QkvError(f"{path}: expected an object {{…}}, found {type(value).__name__}")
     return value

@@ -14,7 +14,15 @@ from qkv.models.tables.gpt_neox import GPT_NEOX
 from qkv.models.tables.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from qkv.models.tables.modernbert import MODERNBERT
 from qkv.models.tables.t5 import MT5, T5
-from qkv.models.tables.table import Architecture, HeadTable, find, read_config, write_config, write_weights
+from qkv.models.tables.table import (
+    Architecture,
+    CannotExpress,
+    HeadTable,
+    find,
+    read_config,
+    write_config,
+    write_weights,
+)
 
 ARCHITECTURES: dict[str, Architecture] = {
     architecture.name: architecture
@@ -50,6 +58,7 @@ def architecture_of(name: str) -> Architecture:
 __all__ = [
     "ARCHITECTURES",
     "Architecture",
+    "CannotExpress",
     "HeadTable",
     "architecture_of",
     "find",

@@ -75,16 +75,17 @@ BERT = Architecture(
         HeadTable("BertModel", {"kind": "embed", "dense": "tanh"}, POOLER),
         HeadTable("BertForMaskedLM", MLM, PREDICTIONS, "vocab"),
         HeadTable("BertForPreTraining", {**MLM, "sentence_outputs": 2}, {**PREDICTIONS, **SENTENCE}, "vocab"),
+        HeadTable("BertForSequenceClassification", POOLED, CLASSIFIER, "labels"),
+        HeadTable("BertForMultipleChoice", {**POOLED, "kind": "choice"}, CLASSIFIER, 1),
+        HeadTable("BertForTokenClassification", TAG, {"head.out": "classifier"}, "labels"),
+        HeadTable("BertForQuestionAnswering", SPAN, QA_NAMES, 2),
+        # Last, so that a two-class model is not written as this one, which has the same shape.
         HeadTable(
             "BertForNextSentencePrediction",
             {"kind": "classify", "dense": "tanh", "bias": True},
             {**POOLER, "head.out": "cls.seq_relationship"},
             2,
         ),
-        HeadTable("BertForSequenceClassification", POOLED, CLASSIFIER, "labels"),
-        HeadTable("BertForMultipleChoice", {**POOLED, "kind": "choice"}, CLASSIFIER, 1),
-        HeadTable("BertForTokenClassification", TAG, {"head.out": "classifier"}, "labels"),
-        HeadTable("BertForQuestionAnswering", SPAN, QA_NAMES, 2),
     ),
 )
 

@@ -79,16 +79,22 @@ def decoder(
     )
 
 
-# Their window counts the token itself; ours is the farthest distance seen.
+def _farthest(window: int) -> int:
+    """Their window counts the token itself; ours is the farthest distance seen, where 0 would be no limit at all."""
+    if window < 2:
+        raise ValueError(f"sliding_window = {window} is not supported: a token must see at least one other")
+    return int(window) - 1
+
+
 MISTRAL_WINDOW = Rule(
-    lambda theirs: max(int(theirs.get("sliding_window", 4096) or 0) - 1, 0),
+    lambda theirs: _farthest(theirs.get("sliding_window", 4096)) if theirs.get("sliding_window", 4096) else 0,
     lambda value, stack: {"sliding_window": value + 1 if value else None},
 )
 
 
 def _read_window(theirs: Json) -> int:
     on = theirs.get("use_sliding_window") and theirs.get("sliding_window")
-    return int(theirs["sliding_window"]) - 1 if on and _read_windowed(theirs) != _NONE else 0
+    return _farthest(theirs["sliding_window"]) if on and _read_windowed(theirs) != _NONE else 0
 
 
 _NONE = (-1,)

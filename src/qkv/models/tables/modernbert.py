@@ -26,6 +26,14 @@ def _write_windowed(value: tuple[int, ...], stack: Any) -> Json:
     return {"layer_types": [LOCAL if stack.window_of(i) else FULL for i in range(stack.layers)]}
 
 
+def _read_window(theirs: Json) -> int:
+    """Their number is both sides together; ours is the farthest distance seen, where 0 would be no limit at all."""
+    window = int(theirs.get("local_attention", 128))
+    if window < 2:
+        raise ValueError(f"local_attention = {window} is not supported: a token must see its neighbours")
+    return window // 2
+
+
 def _read_base(kind: str, old: str, default: float) -> Any:
     return lambda theirs: float(rope_of(theirs, kind).get("rope_theta") or theirs.get(old) or default)
 
@@ -73,9 +81,8 @@ MODERNBERT = Architecture(
             "max_positions": Key("max_position_embeddings", 8192),
             "rotary_base": Rule(_read_base(FULL, "global_rope_theta", 160_000.0), _write_base),
             "rotary_base_windowed": Rule(_read_base(LOCAL, "local_rope_theta", 10_000.0), lambda value, stack: {}),
-            # Their number is both sides together; ours is the farthest distance seen.
             "window": Rule(
-                lambda theirs: int(theirs.get("local_attention", 128)) // 2,
+                _read_window,
                 lambda value, stack: {"local_attention": 2 * value},
             ),
             "windowed_layers": Rule(_read_windowed, _write_windowed),

@@ -22,6 +22,7 @@ def stack(layers: Any, ffn: str) -> Rows:
         "head_width": Key("d_kv", 64),
         "ffn_width": Key("d_ff", 2048),
         "position": "t5",
+        "max_positions": Key("n_positions", 512),  # what it was trained on; distances have no end
         "buckets": Key("relative_attention_num_buckets", 32),
         "bucket_distance": Key("relative_attention_max_distance", 128),
         "norm": "rmsnorm",

@@ -7,7 +7,7 @@ cannot express is found out by writing it, reading it back, and naming the field
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -192,6 +192,8 @@ class Architecture:
 def head_of(architecture: Architecture, theirs: Json) -> HeadTable:
     """The head that a folder says it carries."""
     named = theirs.get("architectures") or [architecture.heads[0].cls]
+    if not isinstance(named, list):
+        raise QkvError(f"config.json: architectures = {named!r} must be a list of class names")
     for table in architecture.heads:
         if table.cls == named[0]:
             return table
@@ -222,12 +224,27 @@ def read_config(architecture: Architecture, theirs: Json) -> Config:
             head=head,
             architecture=architecture.name,
         )
+    except KeyError as error:
+        raise QkvError(f"config.json: missing {error}") from error
     except (ValueError, TypeError) as error:
         raise QkvError(f"config.json: {error}") from error
 
 
+class CannotExpress(QkvError):
+    """A layout has no place for some of a config's fields; none are named where it has no such family at all."""
+
+    def __init__(self, name: str, family: str, fields: list[str]) -> None:
+        reason = "; ".join(fields) or f"it has no {family} form"
+        super().__init__(f"{name} cannot express this model: {reason}")
+        self.fields = fields
+
+
 def write_config(architecture: Architecture, config: Config) -> tuple[Json, HeadTable]:
-    """A Config as their config.json, and the class that it is for; QkvError names what they cannot express."""
+    """A Config as their config.json, and the class that it is for; CannotExpress names what they have no place for.
+
+    What only training reads (dropout, initialisation) may be lost, but a class that keeps it is preferred.
+    """
+    found: tuple[Json, HeadTable] | None = None
     closest: list[str] | None = None
     for table in architecture.heads:
         stacks = _stacks(architecture, table)
@@ -244,15 +261,20 @@ def write_config(architecture: Architecture, config: Config) -> tuple[Json, Head
             theirs["id2label"] = {str(i): label for i, label in enumerate(labels)}
             theirs["label2id"] = {label: i for i, label in enumerate(labels)}
         try:
-            different = _different(read_config(architecture, theirs), config)
+            again = read_config(architecture, theirs)
+            different = _different(_as_run(again), _as_run(config))
         except QkvError as error:
             different = [str(error)]
+        else:
+            if again == replace(config, architecture=architecture.name):
+                return theirs, table
         if not different:
-            return theirs, table
-        if closest is None or len(different) < len(closest):
+            found = found or (theirs, table)
+        elif closest is None or len(different) < len(closest):
             closest = different
-    reason = "; ".join(closest or [f"it has no {config.family} form"])
-    raise QkvError(f"{architecture.name} cannot express this model: {reason}")
+    if found is None:
+        raise CannotExpress(architecture.name, config.family, closest or [])
+    return found
 
 
 def _stacks(architecture: Architecture, table: HeadTable) -> Mapping[str, Rows]:
@@ -272,6 +294,22 @@ def _read_head(table: HeadTable, theirs: Json, vocab: int) -> HeadConfig:
     else:
         values["outputs"] = table.outputs
     return HeadConfig(**values)
+
+
+def _as_run(config: Config) -> Config:
+    """A config without what only training reads."""
+
+    def bare(stack: StackConfig | None) -> StackConfig | None:
+        if stack is None:
+            return None
+        return replace(stack, dropout=0.0, attention_dropout=0.0, ffn_dropout=0.0, init="normal", init_std=0.02)
+
+    return replace(
+        config,
+        encoder=bare(config.encoder),
+        decoder=bare(config.decoder),
+        head=replace(config.head, dropout=0.0),
+    )
 
 
 def _different(a: Config, b: Config) -> list[str]:

@@ -1,0 +1,80 @@
+"""What every built-in dataset is: examples by number, each a pure function of (seed, split, number).
+
+So data order, resuming and sharing out between processes cost nothing: a place in the stream is one integer.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import count
+
+from qkv.errors import UsageError, nearest
+
+SPLITS = ("train", "valid", "test")
+MASK = (1 << 64) - 1
+HELD_OUT_SHARE = 20  # one in so many keys is held out for valid, and one for test
+
+
+class Dataset(ABC):
+    """A dataset that comes with qkv."""
+
+    name: str
+    description: str
+    licence: str
+    fields: tuple[str, ...]  # of every example; for a task from text to text, source and target come first
+    splits: tuple[str, ...] = SPLITS
+
+    @abstractmethod
+    def example(self, split: str, i: int, seed: int = 0) -> dict[str, str]:
+        """Example `i` of a split: the same for the same (split, i, seed), on any machine."""
+
+    @abstractmethod
+    def length(self, split: str) -> int | None:
+        """How many examples a split has; None where there is no end."""
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """A hash of what the examples are made from: it changes when they do."""
+
+    def examples(self, split: str, seed: int = 0, start: int = 0, stop: int | None = None) -> Iterator[dict[str, str]]:
+        """Examples in order from `start` on, to `stop` or to the end of the split, which may not come."""
+        end = self.length(split) if stop is None else stop
+        for i in count(start) if end is None else range(start, end):
+            yield self.example(split, i, seed)
+
+    def check(self, split: str, i: int) -> None:
+        """Raise the error that says what is wrong with a call of `example`."""
+        if split not in self.splits:
+            raise UsageError(f"{self.name} has no split {split!r}; {nearest(split, self.splits)}")
+        end = self.length(split)
+        if i < 0 or (end is not None and i >= end):
+            raise UsageError(f"{self.name}/{split} has no example {i}: they are counted from 0 to {(end or 0) - 1}")
+
+
+def mix(value: int) -> int:
+    """A well-mixed 64-bit number from any integer (the finaliser of splitmix64, Steele et al. 2014).
+
+    >>> mix(1) == mix(1), mix(1) == mix(2)
+    (True, False)
+    """
+    value = (value + 0x9E3779B97F4A7C15) & MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK
+    return value ^ (value >> 31)
+
+
+@lru_cache(maxsize=256)
+def start_of(seed: int, split: str) -> int:
+    """Where the numbers of a seed and split begin: far from those of any other."""
+    return mix(mix(seed) ^ SPLITS.index(split) + 1)
+
+
+def split_of(key: int) -> str:
+    """The split that a key (a date, a number, a file's hash) belongs to, whatever the seed: splits never share one.
+
+    >>> sorted({split_of(key) for key in range(100)})
+    ['test', 'train', 'valid']
+    """
+    place = mix(key ^ 0x68656C64) % HELD_OUT_SHARE
+    return "valid" if place == 0 else "test" if place == 1 else "train"

@@ -1,0 +1,89 @@
+"""`dates`: written dates in many languages and formats → the same dates in ISO 8601. Endless, seeded, never ambiguous.
+
+| written                        | iso        | language |
+|--------------------------------|------------|----------|
+| Dienstag, 4. Mai 2021          | 2021-05-04 | de       |
+| ۴ مهٔ ۲۰۲۱                       | 2021-05-04 | fa       |
+| 2021年5月4日星期二               | 2021-05-04 | zh       |
+"""
+
+import hashlib
+from collections.abc import Sequence
+from datetime import date, timedelta
+from functools import cached_property
+
+from qkv.data.builtin import written_dates
+from qkv.data.builtin.dataset import SPLITS, Dataset, mix, split_of, start_of
+from qkv.data.builtin.written_dates import LOCALES, YEARS, Form
+from qkv.errors import UsageError, nearest
+
+Day = tuple[str, int, int, int, int]  # ISO, then year, month, day and weekday
+
+
+class Dates(Dataset):
+    """Dates from 1950 to 2050 as people write them, to be read into ISO 8601.
+
+    Valid and test hold dates that are in no other split, whatever the seed. Every language is equally likely, and
+    within it every way to write a date. A text that another language or format of the set would read as another date
+    does not occur. The tables are made from Babel's CLDR data on first use (a second or so).
+
+    >>> dates = Dates(languages=["en"])
+    >>> dates.example("train", 7) == dates.example("train", 7)
+    True
+    """
+
+    name = "dates"
+    description = "dates as written in many languages and formats → ISO 8601"
+    licence = "Unicode-3.0 (CLDR's names and formats); the texts are generated"
+    fields = ("written", "iso", "language")
+
+    def __init__(self, languages: Sequence[str] | None = None) -> None:
+        self.languages = tuple(LOCALES if languages is None else languages)
+        if not self.languages:
+            raise UsageError("dates in no language: name at least one, or leave `languages` out")
+        for language in self.languages:
+            if language not in LOCALES:
+                raise UsageError(f"dates has no language {language!r}; {nearest(language, LOCALES)}")
+
+    def length(self, split: str) -> None:
+        """None: there is no end."""
+
+    @cached_property
+    def forms(self) -> list[list[tuple[Form, frozenset[tuple[int, int]]]]]:
+        """For each language its forms, each with the (month, day) that it may write."""
+        forms = written_dates.forms(self.languages)
+        allowed = written_dates.unambiguous(forms)
+        return [
+            [pair for pair in zip(forms, allowed, strict=True) if pair[0].language == language and pair[1]]
+            for language in self.languages
+        ]
+
+    @cached_property
+    def days(self) -> dict[str, list[Day]]:
+        """The dates of each split."""
+        days: dict[str, list[Day]] = {split: [] for split in SPLITS}
+        day, end = date(YEARS.start, 1, 1), date(YEARS.stop, 1, 1)
+        while day < end:
+            days[split_of(day.toordinal())].append((day.isoformat(), day.year, day.month, day.day, day.weekday()))
+            day += timedelta(days=1)
+        return days
+
+    @cached_property
+    def fingerprint(self) -> str:
+        tables = "\n".join(f"{form} {sorted(places)}" for forms in self.forms for form, places in forms)
+        return hashlib.sha256(tables.encode()).hexdigest()[:32]
+
+    def example(self, split: str, i: int, seed: int = 0) -> dict[str, str]:
+        if i < 0 or split not in self.splits:
+            self.check(split, i)
+        days = self.days[split]
+        draw, place = divmod(mix(start_of(seed, split) + i), len(self.languages))
+        forms = self.forms[place]
+        while True:
+            rest, chosen = divmod(draw, len(forms))
+            form, allowed = forms[chosen]
+            iso, year, month, day, weekday = days[rest % len(days)]
+            if (month, day) in allowed:
+                written = form.write(year, month, day, weekday)
+                return {"written": written, "iso": iso, "language": self.languages[place]}
+            draw = mix(draw)

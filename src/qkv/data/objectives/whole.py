@@ -1,0 +1,63 @@
+"""Objectives whose examples are whole records; one that is too long is refused, skipped or cut."""
+
+from typing import ClassVar
+
+import numpy as np
+
+from qkv.data.draw import Draw
+from qkv.data.examples import Examples
+from qkv.data.objectives.base import Tally, TooLong, check_choice, described, too_long_error
+from qkv.data.ragged import Ints
+
+
+class Whole:
+    """What they share. Each sets the attributes, says in `sizes` what records need, and calls `count_records` last."""
+
+    CHOICES: ClassVar = ("error", "skip", "cut")
+
+    examples: Examples
+    capacity: tuple[int, ...]
+    too_long: TooLong
+    overhead: int  # places of a record that are special tokens
+    tally: Tally
+
+    def sizes(self, examples: Ints | slice) -> Ints:
+        """The places that records need uncut: (n, streams)."""
+        raise NotImplementedError
+
+    def count(self, draw: Draw) -> int:
+        return len(self.examples)
+
+    def origin(self, example: int, draw: Draw) -> str:
+        return described(self.examples, example)
+
+    def lengths(self, examples: Ints, draw: Draw) -> Ints:
+        sizes = self.sizes(examples)
+        if self.too_long == "skip":
+            sizes[(sizes > self.capacity).any(axis=1)] = 0
+        kept: Ints = np.minimum(sizes, self.capacity)
+        return kept
+
+    def count_records(self) -> None:
+        """Look at the lengths of all records once, and set `tally`."""
+        check_choice("too_long", self.too_long, self.CHOICES)
+        sizes = self.sizes(slice(None))
+        over = np.maximum(sizes - np.asarray(self.capacity), 0).sum(axis=1)  # (N,) tokens too many
+        long = over > 0
+        if self.too_long == "error" and long.any():
+            names = ("length", "source_length")[: len(self.capacity)]
+            raise too_long_error(long, list(zip(names, sizes.T, self.capacity, strict=True)), self.CHOICES)
+        skipped = int(long.sum()) if self.too_long == "skip" else 0
+        lost = int((sizes.sum(axis=1) - self.overhead if skipped else over)[long].sum())
+        self.tally = Tally(
+            records=len(sizes),
+            examples=len(sizes) - skipped,
+            tokens=int(sizes.sum()) - len(sizes) * self.overhead - lost,
+            skipped=skipped,
+            cut=int(long.sum()) - skipped,
+            lost=lost,
+        )
+
+    def field_lengths(self, field: str, examples: Ints | slice) -> Ints:
+        """The stored lengths of a field, as int64."""
+        return np.asarray(self.examples.lengths(field)[examples], np.int64)

@@ -1,0 +1,142 @@
+"""Readers: the user's files, whatever their format, as a stream of records.
+
+    for record in read("train.jsonl", columns={"source": "en", "target": "de"}):
+        record.fields["source"], record.where
+
+`Files` says which files and how to read them, and can be read again; `read` is the short form for once. One module
+here holds one format; `find` turns names, globs and folders into files, `opening` and `lines` turn bytes into text.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, fields
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from qkv.data.problems import Problems
+from qkv.data.readers.aligned import read_aligned
+from qkv.data.readers.columns import Columns, normal
+from qkv.data.readers.conll import read_conll
+from qkv.data.readers.datasets import dataset_identity, read_datasets
+from qkv.data.readers.find import Part, Paths, as_list, find
+from qkv.data.readers.json_document import read_json
+from qkv.data.readers.jsonl import read_jsonl
+from qkv.data.readers.opening import Limits
+from qkv.data.readers.parquet import read_parquet
+from qkv.data.readers.reading import Options, Reading
+from qkv.data.readers.table import read_table
+from qkv.data.readers.text import read_text
+from qkv.data.records import Record
+from qkv.errors import QkvError, UsageError, nearest
+
+__all__ = ["FORMATS", "Columns", "Files", "Limits", "Options", "Paths", "read"]
+
+FORMATS: dict[str, Callable[[Part, Reading], Iterator[Record]]] = {
+    "text": read_text,
+    "csv": read_table,
+    "tsv": read_table,
+    "jsonl": read_jsonl,
+    "json": read_json,
+    "squad": read_json,
+    "conll": read_conll,
+    "conllu": read_conll,
+    "aligned": read_aligned,
+    "parquet": read_parquet,
+    "datasets": read_datasets,
+}
+
+
+@dataclass(frozen=True)
+class Files:
+    """The user's files and how to read them.
+
+    `paths` is a file, a glob, a folder, a list of these, or a mapping of field → file for files that go in step. The
+    format is told by each file's extension unless `format` is given.
+
+    >>> Files({"source": "train.en", "target": "train.fr"})           # doctest: +SKIP
+    >>> Files.of("tweets/*.csv.gz", columns={"text": "tweet", "label": "mood"})      # doctest: +SKIP
+    """
+
+    paths: Paths
+    format: str | None = None
+    options: Options = field(default_factory=Options)
+
+    @classmethod
+    def of(cls, paths: Paths, format: str | None = None, **options: Any) -> "Files":
+        """Files with options by name, as a recipe writes them; a misspelt name is an error.
+
+        >>> Files.of("train.tsv", columns=["text"], header=True).options.columns
+        {'text': 'text'}
+        """
+        known = [one.name for one in fields(Options)]
+        for name in options:
+            if name not in known:
+                raise UsageError(f"unknown option {name!r} for reading files; {nearest(name, known)}")
+        if isinstance(options.get("limits"), dict):
+            options["limits"] = Limits(**options["limits"])
+        return cls(paths, format, Options(**{**options, "columns": normal(options.get("columns"))}))
+
+    def __post_init__(self) -> None:
+        if self.format is not None and self.format not in FORMATS:
+            raise UsageError(f"unknown format {self.format!r}; {nearest(self.format, FORMATS)}")
+
+    def parts(self, problems: Problems) -> list[Part]:
+        """The files found, in reading order, each with its format."""
+        if self.format == "datasets":
+            return [Part("datasets", (Path(path),)) for path in as_list(self.paths)]
+        return find(self.paths, self.format, problems)
+
+    def records(self, problems: Problems, progress: Callable[[int, int], None] | None = None) -> Iterator[Record]:
+        """All records, in order. `progress` hears of bytes done and bytes in all.
+
+        Raises `QkvError` when there is nothing usable, or too much that is not (see `Problems`).
+        """
+        parts = self.parts(problems)
+        total = sum(path.stat().st_size for part in parts for path in part.paths if path.is_file())
+        done = 0
+
+        def on_bytes(count: int) -> None:
+            nonlocal done
+            done += count
+            if progress:
+                progress(done, total)
+
+        reading = Reading(self.options, problems, on_bytes)
+        found = chain.from_iterable(FORMATS[part.format](part, reading) for part in parts)
+        for first in found:
+            yield first
+            yield from found
+            problems.finish()
+            return
+        problems.finish()
+        raise QkvError(f"no usable records in {self.told()}\n{problems.summary()}")
+
+    def told(self) -> str:
+        """The paths, for a message."""
+        return ", ".join(map(str, as_list(self.paths)))
+
+    def identity(self, content_of: Callable[[Path], str]) -> dict[str, Any]:
+        """All that the records depend on, for a cache's key: what the files hold and how they are read."""
+        parts = []
+        for part in self.parts(Problems(max_bad=1)):
+            if part.format == "datasets":
+                contents = [dataset_identity(str(part.paths[0]), self.options)]
+            else:
+                contents = [content_of(path) for path in part.paths]
+            parts.append([part.format, part.names, contents])
+        return {"parts": parts, "options": asdict(self.options)}
+
+
+def read(
+    paths: Paths,
+    *,
+    problems: Problems | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    **options: Any,
+) -> Iterator[Record]:
+    """Records of files in any known format; see `Files` for the paths and `Options` for the options.
+
+    >>> for record in read({"source": "train.en", "target": "train.fr"}): ...   # doctest: +SKIP
+    >>> for record in read("tweets.tsv", columns={"text": 0, "label": 1}): ...    # doctest: +SKIP
+    """
+    return Files.of(paths, **options).records(problems or Problems(), progress)

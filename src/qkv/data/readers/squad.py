@@ -1,0 +1,53 @@
+"""SQuAD's articles → paragraphs → questions, flattened to one record a question.
+
+Versions 1.1 and 2.0: an unanswerable question has no answers. Fields: `id`, `question`, `context`, `answers` (texts)
+and `starts` (characters into the context), the last two of equal length.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from qkv.data.problems import BadRecord
+
+
+def is_squad(document: Any) -> bool:
+    """Whether the document has SQuAD's shape."""
+    articles = document.get("data") if isinstance(document, dict) else None
+    return isinstance(articles, list) and any(isinstance(one, dict) and "paragraphs" in one for one in articles[:10])
+
+
+def squad_rows(document: dict[str, Any]) -> Iterator[dict[str, Any] | BadRecord]:
+    """One row a question, or a `BadRecord` in its place."""
+    for article in document["data"]:
+        paragraphs = article.get("paragraphs") if isinstance(article, dict) else None
+        if not isinstance(paragraphs, list):
+            yield BadRecord("an article without paragraphs", "missing field")
+            continue
+        for paragraph in paragraphs:
+            context = paragraph.get("context") if isinstance(paragraph, dict) else None
+            questions = paragraph.get("qas") if isinstance(paragraph, dict) else None
+            if not isinstance(context, str) or not isinstance(questions, list):
+                yield BadRecord("a paragraph without context or qas", "missing field")
+                continue
+            yield from (_row(question, context) for question in questions)
+
+
+def _row(question: Any, context: str) -> dict[str, Any] | BadRecord:
+    if not isinstance(question, dict) or not isinstance(question.get("question"), str):
+        return BadRecord("a question without text", "missing field")
+    name = str(question.get("id", ""))
+    answers = question.get("answers")
+    if not isinstance(answers, list):
+        return BadRecord(f"question {name!r} has no list of answers", "missing field")
+    texts, starts = [], []
+    for answer in answers if not question.get("is_impossible") else []:
+        text = answer.get("text") if isinstance(answer, dict) else None
+        start = answer.get("answer_start") if isinstance(answer, dict) else None
+        if not isinstance(text, str) or type(start) is not int:
+            return BadRecord(f"question {name!r}: an answer without text or answer_start", "missing field")
+        if start < 0 or context[start : start + len(text)] != text:
+            reason = f"question {name!r}: the answer {text[:40]!r} does not stand at character {start} of the context"
+            return BadRecord(reason, "misplaced answer")
+        texts.append(text)
+        starts.append(start)
+    return {"id": name, "question": question["question"], "context": context, "answers": texts, "starts": starts}

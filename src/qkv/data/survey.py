@@ -1,0 +1,329 @@
+"""What qkv sees in a file, before anything is trained on it: what `qkv data FILE…` shows.
+
+Formats and fields, how many examples, how long they are, how much of a batch would be padding, the first examples as
+text and as tokens, and everything that is wrong with the data. One pass; lengths are counted, not kept, so a file of
+any size will do.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from typing import Any, Protocol
+
+import numpy as np
+
+from qkv.data.pack import pack, padded
+from qkv.data.problems import Problems, Summary
+from qkv.data.readers import Files
+from qkv.data.records import Record
+
+SAMPLE = 50_000  # examples that the padding is worked out on
+BATCH = 1024  # records tokenised at a time
+LABELS = 100  # a field with at most this many different short texts is taken for a label
+PAIR = {"source", "target"}  # fields that are packed in step; those of aligned files are too
+SHOWN = 400  # characters of a text that are kept for showing
+
+
+class Tokens(Protocol):
+    """What is needed of a tokenizer."""
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]: ...
+    def encode_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]: ...
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """How long something is, over all examples; `bins` are (from, to, how many), the last one up to the longest."""
+
+    total: int
+    least: int
+    median: int
+    mean: float
+    p95: int
+    p99: int
+    most: int
+    bins: tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True)
+class FieldSeen:
+    """One field of the records."""
+
+    name: str
+    kind: str  # text, label, texts (a list of them), tags (a list of labels), number, list or other
+    present: int  # examples that have it
+    characters: Lengths | None = None
+    tokens: Lengths | None = None
+    values: dict[str, int] = field(default_factory=dict)  # of labels and tags: how often each comes
+
+
+@dataclass(frozen=True)
+class FileSeen:
+    """One file, or several that go in step."""
+
+    paths: tuple[str, ...]
+    format: str
+    bytes: int
+    examples: int
+
+
+@dataclass(frozen=True)
+class Padding:
+    """The share of places without a token: in plain batches, in batches of like lengths, and packed."""
+
+    fields: tuple[str, ...]
+    rows: tuple[int, ...]  # the row length; for pairs that of both sides, in proportion to their texts
+    batch: int
+    plain: float
+    by_length: float
+    packed: float
+    too_long: int  # examples above a row: left out of this for pairs, cut into whole rows otherwise
+    examples: int  # that this was worked out on
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One of the first examples: its place, its fields as text, and the pieces that the tokens of a text stand for."""
+
+    where: str
+    fields: dict[str, str]
+    tokens: dict[str, list[str]]
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Everything `qkv data` shows."""
+
+    files: tuple[FileSeen, ...]
+    examples: int
+    complete: bool  # False if only the first examples were looked at
+    fields: tuple[FieldSeen, ...]
+    padding: Padding | None
+    first: tuple[Shown, ...]
+    problems: Summary
+
+    @property
+    def unit(self) -> str:
+        """What lengths and padding are counted in."""
+        return "tokens" if any(one.tokens for one in self.fields) else "characters"
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        plain = {name: getattr(self, name) for name in ("examples", "complete", "unit")}
+        listed = {name: [asdict(one) for one in getattr(self, name)] for name in ("files", "fields", "first")}
+        padding = asdict(self.padding) if self.padding else None
+        return {**plain, **listed, "padding": padding, "problems": self.problems.to_dict()}
+
+
+def survey(
+    files: Files,
+    *,
+    tokenizer: Tokens | None = None,
+    row: int = 512,
+    batch: int = 32,
+    first: int = 3,
+    limit: int | None = None,
+    problems: Problems | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Survey:
+    """Look at all examples, or at the first `limit`; lengths in tokens too where there is a tokenizer.
+
+    >>> print(survey(Files("train.tsv")).examples)          # doctest: +SKIP
+    """
+    problems = problems or Problems(max_bad=1)
+    fields: dict[str, _Field] = {}
+    per_file: Counter[str] = Counter()
+    lengths: list[dict[str, int]] = []  # of the first SAMPLE examples
+    shown: list[Shown] = []
+    records = files.records(problems, progress)
+    taken = islice(records, limit)
+    while together := list(islice(taken, BATCH)):
+        per_file.update(record.where.file for record in together)
+        for found in _measure(together, fields, tokenizer):
+            if len(lengths) < SAMPLE:
+                lengths.append(found)
+        shown += [_show(record, tokenizer) for record in together[: first - len(shown)]]
+    complete = next(records, None) is None
+    seen = tuple(one.seen(name) for name, one in fields.items())
+    found_files = tuple(_files_seen(files, per_file))
+    texts = _texts(seen)
+    in_step = len(texts) == 2 and (set(texts) == PAIR or any(one.format == "aligned" for one in found_files))
+    return Survey(
+        files=found_files,
+        examples=per_file.total(),
+        complete=complete,
+        fields=seen,
+        padding=_padding(lengths, texts, in_step, row, batch) if texts else None,
+        first=tuple(shown),
+        problems=problems.summary(),
+    )
+
+
+def _texts(fields: Sequence[FieldSeen]) -> tuple[str, ...]:
+    """The fields that a model would read: texts, but no identifiers; lists of words where there are no texts."""
+    texts = [one.name for one in fields if one.kind == "text" and one.name.lower() != "id"]
+    return tuple(texts or [one.name for one in fields if one.kind == "texts"])
+
+
+class _Field:
+    """Counts for one field while the records go by."""
+
+    def __init__(self) -> None:
+        self.kinds: Counter[str] = Counter()
+        self.characters: Counter[int] = Counter()
+        self.tokens: Counter[int] = Counter()
+        self.values: Counter[str] | None = Counter()  # None once there are too many, or too long ones
+
+    def add(self, value: Any, text: str | None) -> None:
+        kind = _kind(value)
+        self.kinds[kind] += 1
+        if text is not None:
+            self.characters[len(text)] += 1
+        if self.values is not None and kind in ("text", "texts"):
+            known = len(self.values)
+            self.values.update([value] if kind == "text" else value)
+            if len(self.values) > known and (len(self.values) > LABELS or len(max(self.values, key=len)) > 60):
+                self.values = None
+
+    def seen(self, name: str) -> FieldSeen:
+        present = self.kinds.total()
+        kind = self.kinds.most_common(1)[0][0]
+        if self.values and self.values.total() >= 5 * len(self.values):
+            kind = {"text": "label", "texts": "tags"}.get(kind, kind)
+        values = dict(self.values.most_common()) if kind in ("label", "tags") and self.values else {}
+        return FieldSeen(name, kind, present, lengths_of(self.characters), lengths_of(self.tokens), values)
+
+
+def _measure(records: list[Record], fields: dict[str, _Field], tokenizer: Tokens | None) -> Iterator[dict[str, int]]:
+    """Count the records into `fields`; yields each one's length in every field that is text."""
+    measured: list[dict[str, int]] = [{} for _ in records]
+    texts: list[tuple[int, str, str]] = []  # (which record, which field, its text)
+    for place, record in enumerate(records):
+        for name, value in record.fields.items():
+            text = text_of(value)
+            fields.setdefault(name, _Field()).add(value, text)
+            if text is not None:
+                measured[place][name] = len(text)
+                texts.append((place, name, text))
+    if tokenizer is not None:
+        encoded = tokenizer.encode_batch([text for _, _, text in texts])
+        for (place, name, _), ids in zip(texts, encoded, strict=True):
+            measured[place][name] = len(ids)
+            fields[name].tokens[len(ids)] += 1
+    yield from measured
+
+
+def text_of(value: Any) -> str | None:
+    """The text in a field: itself, words joined by spaces, the contents of chat turns; None for what holds none.
+
+    >>> text_of(["a", "b"]), text_of([{"role": "user", "content": "hi"}]), text_of(3)
+    ('a b', 'user\\nhi', None)
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and value:
+        if all(isinstance(one, str) for one in value):
+            return " ".join(value)
+        if all(isinstance(one, dict) for one in value):
+            return "\n".join(inner for one in value for inner in one.values() if isinstance(inner, str))
+    return None
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, str):
+        return "text"
+    if isinstance(value, int | float):
+        return "number"
+    if isinstance(value, list):
+        return "texts" if value and all(isinstance(one, str) for one in value) else "list"
+    return "other"
+
+
+def lengths_of(counted: Counter[int], most_bins: int = 12) -> Lengths | None:
+    """Exact statistics from how often each length came.
+
+    >>> found = lengths_of(Counter({2: 1, 4: 2, 10: 1}))
+    >>> found.total, found.median, found.mean, found.most
+    (20, 4, 5.0, 10)
+    """
+    if not counted:
+        return None
+    lengths = np.array(sorted(counted), np.int64)
+    counts = np.array([counted[length] for length in lengths.tolist()], np.int64)
+    below = np.cumsum(counts)
+
+    def quantile(share: float) -> int:
+        return int(lengths[np.searchsorted(below, share * below[-1])])
+
+    total = int((lengths * counts).sum())
+    bins = _bins(lengths, counts, quantile(0.99), most_bins)
+    mean = total / int(below[-1])
+    return Lengths(total, int(lengths[0]), quantile(0.5), mean, quantile(0.95), quantile(0.99), int(lengths[-1]), bins)
+
+
+def _bins(lengths: np.ndarray, counts: np.ndarray, nearly_all: int, most: int) -> tuple[tuple[int, int, int], ...]:
+    """Bins of a round width up to the length that 99 % stay below; the last one holds all that is longer."""
+    start = int(lengths[0])
+    width = next(
+        w
+        for power in range(12)
+        for w in (10**power, 2 * 10**power, 5 * 10**power)
+        if (nearly_all - start // w * w) // w < most
+    )
+    start = start // width * width
+    number = np.minimum((lengths - start) // width, (nearly_all - start) // width)  # (distinct lengths,)
+    held = np.bincount(number, counts).astype(np.int64).tolist()
+    ends = [start + width * (place + 1) - 1 for place in range(len(held))]
+    ends[-1] = max(ends[-1], int(lengths[-1]))
+    return tuple((start + width * place, ends[place], count) for place, count in enumerate(held))
+
+
+def _padding(measured: list[dict[str, int]], texts: tuple[str, ...], in_step: bool, row: int, batch: int) -> Padding:
+    """Pairs go into rows of two sides in step; the texts of any other example are laid end to end in one row."""
+    lengths = np.array([[one.get(name, 0) for name in texts] for one in measured], np.int64).reshape(-1, len(texts))
+    capacity: tuple[int, ...] = (row,)
+    if in_step:
+        totals = np.maximum(lengths.sum(axis=0), 1).tolist()
+        capacity = tuple(min(row, -(-row * total // max(totals) // 8) * 8) for total in totals)
+        too_long = (lengths > np.asarray(capacity)).any(axis=1)
+        lengths = lengths[~too_long]
+    else:  # as a language model does: whole rows, and what is left over
+        lengths = lengths.sum(axis=1, keepdims=True)
+        too_long = (lengths > row).any(axis=1)
+        whole = np.full((int((lengths // row).sum()), 1), row, np.int64)
+        lengths = np.concatenate([whole, lengths % row])
+    total = max(int(lengths.sum()), 1)
+    first = np.arange(0, len(lengths), batch)
+    widest = np.maximum.reduceat(lengths, first, axis=0) if len(lengths) else lengths  # (batches, streams)
+    rows = np.diff(np.append(first, len(lengths)))[:, None]
+    _, starts, widths = padded(lengths, batch * sum(capacity))
+    by_length = int((np.diff(starts)[:, None] * widths).sum())
+    return Padding(
+        fields=texts,
+        rows=capacity,
+        batch=batch,
+        plain=1 - total / max(int((widest * rows).sum()), total),
+        by_length=1 - total / max(by_length, total),
+        packed=pack(lengths, capacity, texts=row).padding(lengths, capacity) if lengths.any() else 0.0,
+        too_long=int(too_long.sum()),
+        examples=len(measured),
+    )
+
+
+def _files_seen(files: Files, per_file: Counter[str]) -> Iterator[FileSeen]:
+    for part in files.parts(Problems(max_bad=1)):
+        size = sum(path.stat().st_size for path in part.paths if path.is_file())
+        yield FileSeen(tuple(map(str, part.paths)), part.format, size, per_file[str(part.paths[0])])
+
+
+def _show(record: Record, tokenizer: Tokens | None) -> Shown:
+    texts = {name: text[:SHOWN] for name, value in record.fields.items() if (text := text_of(value)) is not None}
+    others = {name: str(value)[:SHOWN] for name, value in record.fields.items() if name not in texts}
+    pieces = {}
+    for name, text in texts.items() if tokenizer is not None else ():
+        assert tokenizer is not None
+        spans = tokenizer.encode_offsets(text)[1]
+        before = [(-1, -1), *spans]  # a token inside a character that is shown already stands for nothing more
+        pieces[name] = ["" if span == last else text[slice(*span)] for span, last in zip(spans, before, strict=False)]
+    return Shown(str(record.where), {name: {**texts, **others}[name] for name in record.fields}, pieces)

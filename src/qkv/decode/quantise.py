@@ -1,0 +1,94 @@
+"""int8 on the CPU: the same network with every linear map's weights in one byte each.
+
+    w ≈ scale[o] · round(w / scale[o])           each output has a scale of its own, chosen once
+    x ≈ step · (round(x / step) − zero)          each call's inputs have one, chosen as they come ("dynamic")
+
+The product itself runs on whole numbers: a quarter of the memory to read and, with VNNI instructions, four times the
+arithmetic. Embeddings, norms, attention and all sums stay in float32. The kernels are torch's FBGEMM ones (x86).
+
+I inputs, O outputs
+"""
+
+import copy
+import warnings
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from qkv.errors import QkvError
+from qkv.models import Decoder, Encoder, Seq2Seq
+
+AnyNetwork = TypeVar("AnyNetwork", Encoder, Decoder, Seq2Seq)
+
+
+def quantise(network: AnyNetwork) -> AnyNetwork:
+    """A copy of a network for decoding on the CPU, its linear maps in int8; the original stays as it is.
+
+    It runs wherever the original does, but cannot be trained, saved or exported: keep the original for those.
+    """
+    devices = {parameter.device.type for parameter in network.parameters()}
+    if devices != {"cpu"}:
+        raise QkvError(f"int8 weights are for the CPU; this network is on {', '.join(sorted(devices))}")
+    if any(isinstance(module, Int8Linear) for module in network.modules()):
+        raise QkvError("this network's linear maps are in int8 already")
+    # A deep copy that finds each linear map already copied: what takes its place is the int8 one.
+    linears = {id(module): Int8Linear(module) for module in network.modules() if isinstance(module, nn.Linear)}
+    twin = copy.deepcopy(network, memo=dict(linears))
+    for parameter in twin.parameters():
+        parameter.data = parameter.data.float()
+        parameter.requires_grad_(False)
+    return twin.eval()
+
+
+class Int8Linear(nn.Module):
+    """y = x Wᵀ + b with W in int8, packed once for this machine; x and y in float32."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        whole, scale = to_int8(linear.weight.detach().float())
+        bias = torch.zeros(self.out_features) if linear.bias is None else linear.bias.detach().float()
+        # Empty, for whoever asks a linear map for its type and device.
+        self.weight = nn.Parameter(torch.empty(0), requires_grad=False)
+        self.register_buffer("whole", whole, persistent=False)
+        self.register_buffer("scale", scale, persistent=False)
+        self.register_buffer("bias", bias.clone(), persistent=False)
+        self.register_buffer("no_bias", torch.zeros(self.out_features), persistent=False)
+        self.register_buffer("sums", whole.sum(1, dtype=torch.int32), persistent=False)  # corrects for x's zero
+        with warnings.catch_warnings():  # torch says that these kernels will go one day; nothing has replaced them yet
+            warnings.simplefilter("ignore")
+            try:
+                self.packed = torch.fbgemm_pack_quantized_matrix(whole)
+                self(torch.zeros(1, self.in_features))
+            except (AttributeError, RuntimeError) as error:
+                raise QkvError(f"this machine's torch has no int8 kernels ({error}); decode in float32") from error
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, I) → (…, O)."""
+        # The kernel knows one scale for all outputs: it is given 1, and each output's own is applied here.
+        product = torch.fbgemm_linear_int8_weight_fp32_activation(
+            x, self.whole, self.packed, self.sums, 1.0, 0, self.no_bias
+        )
+        return torch.addcmul(self.bias, product, self.scale)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}"
+
+
+def to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """(O, I) → whole numbers (O, I) and a scale for each output (O,), weight ≈ scale · whole.
+
+    >>> to_int8(torch.tensor([[1.0, -0.5], [0.0, 0.0]]))[0].tolist()[1]
+    [0, 0]
+    """
+    limit = 127 if _adds_without_overflow() else 63
+    scale = weight.abs().amax(dim=1) / limit
+    whole = (weight / scale.clamp(min=torch.finfo(weight.dtype).tiny)[:, None]).round()
+    return whole.to(torch.int8), scale
+
+
+def _adds_without_overflow() -> bool:
+    """Whether products add up in 32 bits. Without VNNI pairs of them do in 16, and 255 · 127 twice is too much."""
+    known = torch.cpu.get_capabilities()
+    return bool(known.get("avx512_vnni") or known.get("avx_vnni"))

@@ -1,0 +1,109 @@
+"""The block: norm before, after or on both sides, serial or parallel, against compositions written out by hand."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from qkv.blocks import Stack
+from qkv.blocks.attention import Sight, render
+from qkv.blocks.block import Block
+from qkv.blocks.cache import Memory
+from qkv.blocks.mask import Mask, place_of
+
+Make = Callable[..., Stack]
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(2, 5, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def sight(x: Tensor) -> Sight:
+    place = place_of(x)
+    return render(Mask(place, place, causal=True), x)
+
+
+def block_of(stack: Stack) -> Block:
+    block = stack.block_of(0)
+    assert isinstance(block, Block)
+    return block
+
+
+def test_pre_norm_norms_what_each_part_reads(make_stack: Make, x: Tensor) -> None:
+    b = block_of(make_stack(norm_place="pre"))
+    h = x + b.attention(b.attention_sub.norm(x), sight(x))
+    assert torch.equal(b(x, sight(x)), h + b.ffn(b.ffn_sub.norm(h)))
+
+
+def test_post_norm_norms_each_sum(make_stack: Make, x: Tensor) -> None:
+    b = block_of(make_stack(norm_place="post"))
+    h = b.attention_sub.norm(x + b.attention(x, sight(x)))
+    assert torch.equal(b(x, sight(x)), b.ffn_sub.norm(h + b.ffn(h)))
+
+
+def test_sandwich_norms_what_a_part_reads_and_what_it_adds(make_stack: Make, x: Tensor) -> None:
+    b = block_of(make_stack(norm_place="sandwich"))
+    assert b.attention_sub.norm_out is not None
+    assert b.ffn_sub.norm_out is not None
+    h = x + b.attention_sub.norm_out(b.attention(b.attention_sub.norm(x), sight(x)))
+    assert torch.equal(b(x, sight(x)), h + b.ffn_sub.norm_out(b.ffn(b.ffn_sub.norm(h))))
+
+
+def test_parallel_adds_both_parts_of_the_same_input(make_stack: Make, x: Tensor) -> None:
+    b = block_of(make_stack(residual="parallel"))
+    expected = x + b.attention(b.attention_sub.norm(x), sight(x)) + b.ffn(b.ffn_sub.norm(x))
+    assert torch.equal(b(x, sight(x)), expected)
+
+
+@pytest.mark.parametrize("place", ["pre", "post", "sandwich"])
+def test_cross_attention_comes_between_with_a_norm_of_its_own(make_stack: Make, x: Tensor, place: str) -> None:
+    b = block_of(make_stack(cross=True, norm_place=place))
+    assert b.cross is not None
+    assert b.cross_sub is not None
+    source = torch.randn(2, 3, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    memory = Memory(source, place_of(source))
+    across = render(Mask(place_of(x), memory.place), x)
+
+    def around(sub: torch.nn.Module, h: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
+        if place == "post":
+            return sub.norm(h + part(h))  # type: ignore[operator]
+        out = part(sub.norm(h))  # type: ignore[operator]
+        return h + (sub.norm_out(out) if place == "sandwich" else out)  # type: ignore[operator]
+
+    h = around(b.attention_sub, x, lambda t: b.attention(t, sight(x)))
+    h = around(b.cross_sub, h, lambda t: b.cross(t, memory, across))
+    h = around(b.ffn_sub, h, b.ffn)
+    assert torch.equal(b(x, sight(x), memory=memory, cross_sight=across), h)
+
+
+def test_an_embedding_norm_may_stand_in_for_the_first_norm(make_stack: Make, x: Tensor) -> None:
+    """ModernBERT: block 0 reads the stream as it comes; the others norm it."""
+    stack = make_stack(embedding_norm="first")
+    first, second = stack.blocks
+    assert not list(first.attention_sub.norm.parameters())
+    assert list(second.attention_sub.norm.parameters())
+    h = x + first.attention(x, sight(x))
+    assert torch.equal(first(x, sight(x)), h + first.ffn(first.ffn_sub.norm(h)))
+
+
+@pytest.mark.parametrize("bias", ["all", "attention", "qkv", "none"])
+def test_biases_of_attention_are_where_the_config_has_them(make_stack: Make, bias: str) -> None:
+    block = block_of(make_stack(cross=True, bias=bias))
+    assert block.cross is not None
+    assert (block.attention.qkv.bias is not None) == (bias != "none")
+    assert (block.cross.q.bias is not None) == (block.cross.kv.bias is not None) == (bias != "none")
+    for part in (block.attention, block.cross):
+        assert (part.out.bias is not None) == (bias in ("all", "attention"))
+
+
+def test_dropout_acts_on_what_each_part_adds(make_stack: Make, x: Tensor) -> None:
+    b = block_of(make_stack(dropout=0.5)).train()
+    torch.manual_seed(3)
+    found = b(x, sight(x))
+    torch.manual_seed(3)
+    drop = torch.nn.functional.dropout
+    h = x + drop(b.attention(b.attention_sub.norm(x), sight(x)), 0.5)
+    assert torch.equal(found, h + drop(b.ffn(b.ffn_sub.norm(h)), 0.5))
+    assert torch.equal(b.eval()(x, sight(x)), b(x, sight(x)))

@@ -1,0 +1,250 @@
+"""Caches: slots, growth, positions, reordering, taking back, and what a full one says.
+
+That cached decoding equals the full forward pass is held for whole networks in `tests/models/test_cached.py`.
+"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from qkv.blocks import CrossCache, Place, SelfCache, Stack, place_of
+from qkv.blocks.cache import Memory
+
+LAYERS, ROWS, KV, WIDTH = 2, 3, 2, 4
+BOTH = pytest.mark.parametrize("static", [False, True], ids=["growing", "static"])
+
+
+def make(length: int = 8, static: bool = False, rows: int = ROWS) -> SelfCache:
+    return SelfCache(LAYERS, rows, KV, length, WIDTH, dtype=torch.float64, static=static)
+
+
+def tokens(count: int, seed: int = 0, rows: int = ROWS) -> Tensor:
+    return torch.randn(rows, KV, count, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def put(cache: SelfCache, keys: Tensor, segment: Tensor | None = None) -> Place:
+    """Write `keys` to every layer, their negatives as values, at the positions that the cache counts on to."""
+    ids = torch.zeros(keys.shape[0], keys.shape[2], dtype=torch.long)
+    shown = cache.extend(place_of(ids, segment, cache.next_positions(ids, segment)))
+    for layer in range(LAYERS):
+        cache.write(layer, keys + layer, -keys - layer)
+    return shown
+
+
+def show(cache: SelfCache, layer: int, filled: int) -> tuple[Tensor, Tensor]:
+    return cache.keys[layer][:, :, :filled], cache.values[layer][:, :, :filled]
+
+
+@BOTH
+def test_what_is_written_is_shown_in_order(static: bool) -> None:
+    cache, first, second = make(static=static), tokens(3), tokens(2, seed=1)
+    put(cache, first)
+    put(cache, second)
+    for layer in range(LAYERS):
+        expected = torch.cat([first, second], dim=2) + layer
+        keys, values = show(cache, layer, 5)
+        assert torch.equal(keys, expected)
+        assert torch.equal(values, -expected)
+
+
+def test_a_growing_cache_shows_its_filled_slots_alone() -> None:
+    cache, keys = make(), tokens(3)
+    place = put(cache, keys)
+    assert place.position.tolist() == [[0, 1, 2]]
+    assert place.segment is None, "rows that are alike need no segments"
+    shown, _ = cache.write(0, keys, keys)
+    assert shown.shape == (ROWS, KV, 3, WIDTH)
+
+
+def test_a_static_cache_shows_all_slots_and_calls_the_empty_ones_padding() -> None:
+    cache, keys = make(static=True), tokens(3)
+    place = put(cache, keys)
+    assert place.segment is not None
+    assert place.segment.tolist() == [[1, 1, 1, 0, 0, 0, 0, 0]] * ROWS
+    shown, _ = cache.write(0, keys, keys)
+    assert shown.shape == (ROWS, KV, 8, WIDTH)
+    assert int(cache.cursor) == 3
+
+
+def test_a_static_cache_keeps_its_addresses() -> None:
+    """What a CUDA graph needs: writing, reordering and cropping happen in place."""
+    cache = make(static=True)
+    held = [*cache.keys, *cache.values, cache.segment, cache.position, cache.cursor]
+    before = [t.data_ptr() for t in held]
+    put(cache, tokens(3))
+    cache.reorder(torch.tensor([2, 0, 0]))
+    cache.crop(1)
+    put(cache, tokens(2))
+    after = [*cache.keys, *cache.values, cache.segment, cache.position, cache.cursor]
+    assert [t.data_ptr() for t in after] == before
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 64])
+def test_a_growing_cache_makes_room_and_keeps_what_it_holds(length: int) -> None:
+    cache, all_keys = make(length), tokens(9)
+    for part in all_keys.split([1, 4, 1, 3], dim=2):
+        put(cache, part)
+    assert cache.filled == 9
+    assert cache.length >= 9
+    assert torch.equal(show(cache, 1, 9)[0], all_keys + 1)
+    assert cache.position[:, :9].tolist() == [list(range(9))] * ROWS
+
+
+def test_growth_doubles_so_that_copies_stay_few() -> None:
+    cache, lengths = make(1), []
+    for _ in range(17):
+        put(cache, tokens(1))
+        lengths.append(cache.length)
+    assert sorted(set(lengths)) == [1, 2, 4, 8, 16, 32]
+
+
+# ── Positions ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+LEFT = torch.tensor([[0, 0, 1], [0, 1, 1], [1, 1, 1]])
+
+
+@BOTH
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_each_row_counts_on_from_its_last_token(static: bool, side: str) -> None:
+    cache = make(static=static)
+    segment = LEFT if side == "left" else LEFT.flip(1)
+    ids = torch.zeros(ROWS, 3, dtype=torch.long)
+    first = cache.next_positions(ids, segment)
+    assert first[segment != 0].tolist() == [0, 0, 1, 0, 1, 2]
+    put(cache, tokens(3), segment)
+    assert cache.next_positions(ids[:, :2], None).tolist() == [[1, 2], [2, 3], [3, 4]]
+    put(cache, tokens(2))
+    assert cache.next_positions(ids[:, :1], None).tolist() == [[3], [4], [5]]
+
+
+def test_rows_that_are_alike_share_one_row_of_positions() -> None:
+    """The fast path: no look at a tensor while nothing was padded."""
+    cache = make()
+    put(cache, tokens(3))
+    assert cache.uniform
+    assert cache.next_positions(torch.zeros(ROWS, 2), None).tolist() == [[3, 4]]
+    put(cache, tokens(3), LEFT)
+    assert not cache.uniform
+    assert put(cache, tokens(1)).segment is not None
+
+
+# ── Reordering and taking back ───────────────────────────────────────────────────────────────────────────────────
+
+
+@BOTH
+def test_reorder_moves_rows_with_their_places(static: bool) -> None:
+    cache, keys = make(static=static), tokens(3)
+    put(cache, keys, LEFT)
+    cache.reorder(torch.tensor([2, 0, 0]))
+    for layer in range(LAYERS):
+        assert torch.equal(show(cache, layer, 3)[0], keys[[2, 0, 0]] + layer)
+        assert torch.equal(show(cache, layer, 3)[1], -keys[[2, 0, 0]] - layer)
+    assert torch.equal(cache.segment[:, :3], LEFT[[2, 0, 0]])
+    assert cache.next_positions(torch.zeros(ROWS, 1).long(), None).tolist() == [[3], [1], [1]]
+
+
+@BOTH
+def test_slots_that_rows_have_in_common_stay_where_they_are(static: bool) -> None:
+    """Only what came after `since` is moved; before it the rows are told to hold the same."""
+    cache, keys = make(static=static), tokens(5)
+    put(cache, keys)
+    cache.reorder(torch.tensor([2, 0, 0]), since=3)
+    expected = torch.cat([keys[:, :, :3], keys[[2, 0, 0], :, 3:]], dim=2)
+    for layer in range(LAYERS):
+        assert torch.equal(show(cache, layer, 5)[0], expected + layer)
+        assert torch.equal(show(cache, layer, 5)[1], -expected - layer)
+
+
+def test_a_growing_cache_may_be_given_other_numbers_of_rows() -> None:
+    """One prompt becomes several beams."""
+    cache, keys = make(rows=1), tokens(3, rows=1)
+    put(cache, keys)
+    cache.reorder(torch.tensor([0, 0, 0, 0]))
+    assert cache.rows == 4
+    assert torch.equal(show(cache, 0, 3)[0], keys.expand(4, -1, -1, -1))
+
+
+@BOTH
+def test_crop_takes_back_the_last_tokens(static: bool) -> None:
+    cache, keys = make(static=static), tokens(5)
+    put(cache, keys)
+    cache.crop(2)
+    again = tokens(2, seed=1)
+    place = put(cache, again)
+    assert torch.equal(show(cache, 0, 4)[0], torch.cat([keys[:, :, :2], again], dim=2))
+    assert place.position[0, :4].tolist() == [0, 1, 2, 3]
+    if place.segment is not None:
+        assert place.segment[0].tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
+
+
+@BOTH
+@pytest.mark.parametrize("filled", [-1, 9])
+def test_crop_beyond_what_there_is_is_refused(static: bool, filled: int) -> None:
+    cache = make(static=static)
+    put(cache, tokens(5))
+    with pytest.raises(ValueError, match=f"cannot crop to {filled} slots"):
+        cache.crop(filled)
+
+
+def test_crop_of_a_growing_cache_cannot_uncover_slots_that_were_never_written() -> None:
+    cache = make()
+    put(cache, tokens(5))
+    with pytest.raises(ValueError, match=r"cannot crop to 6 slots: it must lie in 0 … 5"):
+        cache.crop(6)
+
+
+# ── A full static cache ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_static_cache_refuses_more_tokens_than_it_has_slots() -> None:
+    with pytest.raises(ValueError, match="9 tokens: a static cache of 8 slots is full"):
+        put(make(static=True), tokens(9))
+
+
+def test_a_full_static_cache_says_so_and_keeps_what_it_holds() -> None:
+    cache, keys = make(static=True), tokens(8)
+    put(cache, keys)
+    with pytest.raises(RuntimeError, match="a static cache of 8 slots is full"):
+        put(cache, tokens(1))
+    assert torch.equal(cache.keys[0], keys)
+    assert int(cache.cursor) == 8
+
+
+@pytest.mark.parametrize(("rows", "length"), [(0, 4), (4, 0)])
+def test_a_cache_needs_a_row_and_a_slot(rows: int, length: int) -> None:
+    with pytest.raises(ValueError, match=f"not {rows} and {length}"):
+        make(length, rows=rows)
+
+
+def test_bytes_are_those_of_all_keys_and_values() -> None:
+    assert make(8).bytes == LAYERS * 2 * ROWS * KV * 8 * WIDTH * 8
+    half = SelfCache(LAYERS, ROWS, KV, 8, WIDTH, dtype=torch.bfloat16)
+    assert half.bytes == make(8).bytes // 4
+
+
+def test_what_is_written_takes_the_type_of_the_cache() -> None:
+    cache = SelfCache(LAYERS, ROWS, KV, 8, WIDTH, dtype=torch.bfloat16)
+    put(cache, tokens(2))
+    assert torch.equal(cache.keys[0][:, :, :2], tokens(2).bfloat16())
+
+
+# ── The source ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_cross_cache_is_the_memory_projected_by_every_layer(make_stack: Callable[..., Stack]) -> None:
+    stack = make_stack(causal=True, cross=True, kv_heads=2)
+    source = torch.randn(2, 5, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    place = place_of(source, torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]))
+    memory, cache = Memory(source, place), stack.remember(source, place)
+    assert (memory.rows, cache.rows) == (2, 2)
+    assert len(cache.keys) == len(cache.values) == 2
+    for layer, block in enumerate(stack.blocks):
+        fresh = memory.keys_values(layer, block.cross)
+        kept = cache.keys_values(layer, block.cross)
+        assert all(torch.equal(a, b) for a, b in zip(fresh, kept, strict=True))
+        assert all((t[0, :, 3:] == 0).all() for t in kept), "padding is blank"
+    assert not torch.equal(cache.keys[0], cache.keys[1])
+    assert cache.bytes == 2 * 2 * 2 * 2 * 5 * 4 * 8
+    assert isinstance(cache, CrossCache)

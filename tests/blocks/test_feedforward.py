@@ -1,0 +1,64 @@
+"""The feed-forward: every kind against its formula, written in plain Python."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from qkv.blocks.config import StackConfig
+from qkv.blocks.feedforward import GATED, FeedForward
+
+Config = Callable[..., StackConfig]
+
+FORMULAS: dict[str, Callable[[float], float]] = {
+    "relu": lambda x: max(0.0, x),
+    "gelu": lambda x: x * 0.5 * (1 + math.erf(x / math.sqrt(2))),
+    "gelu_tanh": lambda x: 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "silu": lambda x: x / (1 + math.exp(-x)),
+}
+BENDS = {"reglu": "relu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "swiglu": "silu"}
+
+
+@pytest.mark.parametrize("kind", [*FORMULAS, *BENDS])
+@pytest.mark.parametrize("bias", ["all", "none"])
+def test_a_feedforward_is_its_formula(small: Config, kind: str, bias: str) -> None:
+    torch.manual_seed(0)
+    layer = FeedForward(small(feedforward=kind, bias=bias)).double()
+    x = 2 * torch.randn(1, 3, 16, dtype=torch.float64)
+    wide = x @ layer.up.weight.T + (0.0 if layer.up.bias is None else layer.up.bias)
+    bend = FORMULAS[BENDS.get(kind, kind)]
+    if kind in BENDS:
+        gate, value = wide[..., :24], wide[..., 24:]
+        inner = torch.tensor([bend(v) for v in gate.flatten().tolist()], dtype=x.dtype).view_as(gate) * value
+    else:
+        inner = torch.tensor([bend(v) for v in wide.flatten().tolist()], dtype=x.dtype).view_as(wide)
+    expected = inner @ layer.down.weight.T + (0.0 if layer.down.bias is None else layer.down.bias)
+    assert torch.allclose(layer(x), expected, atol=1e-12)
+
+
+def test_the_gated_kinds_are_those_with_a_formula_here() -> None:
+    assert GATED == BENDS
+
+
+def test_a_gated_kind_holds_gate_and_value_in_one_matrix(small: Config) -> None:
+    assert FeedForward(small(feedforward="swiglu")).up.weight.shape == (48, 16)
+    assert FeedForward(small(feedforward="silu")).up.weight.shape == (24, 16)
+
+
+@pytest.mark.parametrize("bias", ["all", "attention", "qkv", "none"])
+def test_biases_are_where_the_config_has_them(small: Config, bias: str) -> None:
+    layer = FeedForward(small(bias=bias))
+    assert (layer.up.bias is not None) == (layer.down.bias is not None) == (bias == "all")
+
+
+def test_dropout_acts_between_the_two_products_in_training_alone(small: Config) -> None:
+    torch.manual_seed(0)
+    layer = FeedForward(small(ffn_dropout=0.5, bias="none")).double()
+    x = torch.randn(1, 3, 16, dtype=torch.float64)
+    assert torch.equal(layer.eval()(x), layer(x))
+    torch.manual_seed(1)
+    dropped = layer.train()(x)
+    torch.manual_seed(1)
+    kept = torch.nn.functional.dropout(torch.nn.functional.gelu(layer.up(x)), 0.5)
+    assert torch.equal(dropped, layer.down(kept))

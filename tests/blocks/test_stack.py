@@ -1,0 +1,141 @@
+"""The stack: blocks in order, shared or not, a last norm or none, windows per layer, recomputation."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from qkv.blocks import Memory, Place, SelfCache, Stack, place_of
+from qkv.blocks.attention import render
+from qkv.blocks.mask import Mask
+from qkv.blocks.position import Rotary
+
+Make = Callable[..., Stack]
+
+
+def vectors(rows: int = 2, length: int = 6, seed: int = 0) -> Tensor:
+    return torch.randn(rows, length, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+# ── The last norm ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("place", "there"), [("pre", True), ("sandwich", True), ("post", False)])
+def test_a_last_norm_is_there_where_blocks_do_not_end_with_one(make_stack: Make, place: str, there: bool) -> None:
+    """Trap 11; `tests/parity/test_parity_torch.py` holds the same against torch.nn.Transformer."""
+    stack, x = make_stack(norm_place=place), vectors()
+    here = place_of(x)
+    sight = render(Mask(here, here), x)
+    h = x
+    for block in stack.blocks:
+        h = block(h, sight)
+    assert (stack.norm is not None) == there
+    assert torch.equal(stack(x, here), h if stack.norm is None else stack.norm(h))
+
+
+# ── Layers that share weights ────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("layers", "distinct", "order"),
+    [(4, 0, [0, 1, 2, 3]), (4, 1, [0, 0, 0, 0]), (4, 2, [0, 0, 1, 1]), (5, 2, [0, 0, 0, 1, 1])],
+)
+def test_neighbouring_layers_share_blocks(make_stack: Make, layers: int, distinct: int, order: list[int]) -> None:
+    stack, x = make_stack(layers=layers, distinct_layers=distinct), vectors()
+    assert len(stack.blocks) == (distinct or layers)
+    here = place_of(x)
+    sight = render(Mask(here, here), x)
+    h = x
+    for number in order:
+        h = stack.blocks[number](h, sight)
+    assert stack.norm is not None
+    assert torch.equal(stack(x, here), stack.norm(h))
+
+
+def test_layers_that_share_weights_have_caches_of_their_own(make_stack: Make) -> None:
+    stack, x = make_stack(causal=True, layers=3, distinct_layers=1), vectors()
+    full = stack(x, place_of(x))
+    cache = SelfCache(3, 2, 4, 6, 4, dtype=torch.float64)
+    with torch.no_grad():
+        for t in range(6):
+            step = stack(x[:, t : t + 1], Place(None, torch.tensor([[t]])), cache)
+            assert torch.allclose(step[:, 0], full[:, t], atol=1e-12)
+
+
+# ── Windows ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_each_layer_has_the_window_and_the_rotary_base_that_the_config_names(make_stack: Make) -> None:
+    stack = make_stack(
+        layers=3, window=1, windowed_layers=(1,), position="rotary", rotary_base=500.0, rotary_base_windowed=20.0
+    )
+    x = vectors()
+    here = place_of(x)
+    h = x
+    for layer, (window, base) in enumerate([(0, 500.0), (1, 20.0), (0, 500.0)]):
+        turn = Rotary(here.position, 4, base, None, torch.float64)
+        h = stack.blocks[layer](h, render(Mask(here, here, window=window), x), turn)
+    assert stack.norm is not None
+    assert torch.equal(stack(x, here), stack.norm(h))
+
+
+def test_the_window_does_not_touch_cross_attention(make_stack: Make) -> None:
+    """Trap 13: a target at position 0 sees the whole source, however narrow the decoder's own window."""
+    stack = make_stack(causal=True, cross=True, window=1)
+    x, source = vectors(1, 1), vectors(1, 9, seed=1).requires_grad_()
+    stack(x, place_of(x), memory=Memory(source, place_of(source))).square().sum().backward()
+    assert source.grad is not None
+    assert (source.grad.abs().sum(-1) > 0).all()
+
+
+# ── Recomputation ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def gradients(stack: Stack, recompute: bool) -> list[Tensor]:
+    stack.recompute = recompute
+    stack.zero_grad()
+    x = vectors().requires_grad_()
+    source = vectors(length=3, seed=1)
+    segment = torch.tensor([[1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 2, 2]])
+    here = place_of(x, segment)
+    torch.manual_seed(7)
+    there = place_of(source, torch.tensor([[1, 2, 2], [1, 1, 2]]))
+    out = stack(x, here, memory=Memory(source, there) if stack.blocks[0].cross is not None else None)
+    out.square().sum().backward()
+    return [out.detach(), *(p.grad.clone() for p in (x, *stack.parameters()) if p.grad is not None)]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3], ids=["plain", "dropout"])
+@pytest.mark.parametrize("position", ["rotary", "alibi", "t5"])
+def test_recomputing_activations_gives_equal_gradients(make_stack: Make, position: str, dropout: float) -> None:
+    stack = make_stack(
+        causal=True, cross=True, position=position, dropout=dropout, attention_dropout=dropout, ffn_dropout=dropout
+    ).train()
+    kept, recomputed = gradients(stack, False), gradients(stack, True)
+    assert len(kept) == 2 + len(list(stack.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(kept, recomputed, strict=True))
+
+
+def test_recomputing_runs_every_block_a_second_time(make_stack: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proof that something was recomputed at all."""
+    stack = make_stack(causal=True).train()
+    calls = []
+    for block in stack.blocks:
+        forward = block.ffn.forward
+        monkeypatch.setattr(block.ffn, "forward", lambda *a, f=forward: calls.append(1) or f(*a))
+    gradients(stack, False)
+    assert len(calls) == 2
+    gradients(stack, True)
+    assert len(calls) == 2 + 4
+
+
+# ── What does not fit ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_cache_of_another_number_of_rows_is_refused(make_stack: Make) -> None:
+    stack, x = make_stack(causal=True), vectors(rows=3)
+    cache = SelfCache(2, 2, 4, 6, 4, dtype=torch.float64)
+    with pytest.raises(ValueError, match="a cache of 2 rows cannot serve 3"):
+        stack(x, place_of(x), cache)
+    assert cache.filled == 0

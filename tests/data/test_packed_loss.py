@@ -1,0 +1,75 @@
+"""Trap 21 with real networks: packed rows have the loss of their examples alone, and nothing flows between them."""
+
+import numpy as np
+import pytest
+import torch
+from rows_made import OBJECTIVES, parts
+from torch.nn import functional as F
+
+from qkv.blocks import HeadConfig, StackConfig
+from qkv.data.batch import Batch
+from qkv.data.draw import Draw
+from qkv.data.loader import Loader
+from qkv.data.objectives import IGNORE
+from qkv.data.rows import Rows
+from qkv.models.build import build
+from qkv.models.config import Config
+
+STACK = StackConfig(vocab=400, width=16, layers=2, heads=2, ffn_width=32)
+HEAD = HeadConfig(kind="lm", outputs=400)
+
+
+def network(family: str) -> torch.nn.Module:
+    torch.manual_seed(0)
+    sides = {"decoder": ("decoder",), "encoder": ("encoder",), "seq2seq": ("encoder", "decoder")}[family]
+    return build(Config(**dict.fromkeys(sides, STACK), head=HEAD), dtype=torch.float64).eval()
+
+
+def logits(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    if batch.source_ids is None:
+        return model(batch.ids, batch.segment, batch.position, texts=batch.texts)
+    sides = (batch.source_ids, batch.ids, batch.source_segment, batch.segment, batch.source_position, batch.position)
+    return model(*sides, texts=batch.texts)
+
+
+def loss(said: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(said.flatten(0, -2), labels.flatten(), ignore_index=IGNORE, reduction="sum")
+
+
+CASES = [
+    ("next token", "decoder"),
+    ("masked", "encoder"),
+    ("pairs", "seq2seq"),
+    ("span corruption", "seq2seq"),
+    ("denoise", "seq2seq"),
+]
+
+
+@pytest.mark.parametrize(("name", "family"), CASES)
+def test_the_loss_of_packed_rows_is_that_of_the_examples_alone(name, family):
+    objective, model = OBJECTIVES[name](), network(family)
+    with torch.no_grad():
+        alone = 0.0
+        for part in parts(objective.build(np.arange(objective.count(Draw(0))), Draw(0))):
+            sides = [torch.tensor([part[side]]) for side in ("source_ids", "ids") if side in part]
+            alone += float(loss(model(*sides), torch.tensor([part["labels"]])))
+        for layout in ("packed", "padded"):
+            loader = Loader(Rows(objective, batch_tokens=900, layout=layout), epochs=1)
+            together = sum(float(loss(logits(model, batch), batch.labels)) for batch in loader)
+            assert together == pytest.approx(alone, rel=1e-12)
+
+
+def test_no_gradient_flows_between_examples_of_a_row():
+    model = network("decoder")
+    batch = next(iter(Loader(Rows(OBJECTIVES["next token"](), batch_tokens=320, window=50))))
+    row = int(np.argmax([len(examples) for examples in batch.examples]))
+    seen: list[torch.Tensor] = []
+    model.embedding.register_forward_hook(lambda _, __, out: seen.append(out.requires_grad_().retain_grad() or out))
+    said = logits(model, batch)
+    mine = batch.segment[row] == 2
+    loss(said[row, mine], batch.labels[row, mine]).backward()
+    gradient = seen[0].grad.abs().sum(-1)
+    assert (gradient[row, mine] > 0).all()
+    assert (gradient[row, ~mine] == 0).all()
+    gradient[row] = 0
+    assert (gradient == 0).all()

@@ -1,0 +1,69 @@
+"""Problems count, name and cap; what one run found can be told again by another."""
+
+import json
+
+import pytest
+
+from qkv.data.problems import Problems, TooManyProblems
+from qkv.data.records import Where
+from qkv.errors import QkvError
+
+
+def some_problems(max_bad: float = 1.0) -> Problems:
+    problems = Problems(max_bad)
+    problems.saw(1000)
+    for line in range(1, 9):
+        problems.skip("broken JSON", Where("a.jsonl", line), f"reason {line}")
+    problems.skip("missing field", Where("b.jsonl", 3), "no field 'text'")
+    problems.note("byte-order mark", Where("a.jsonl"), "read as UTF-8")
+    return problems
+
+
+def test_the_summary_names_the_first_of_each_kind_and_counts_the_rest():
+    text = str(some_problems(0.05).summary())
+    assert text.startswith("9 of 1,000 records could not be used (0.9 %; the limit is 5 %)\n")
+    assert "  broken JSON: 8 in a.jsonl\n    a.jsonl:1: reason 1\n" in text
+    assert "    … and 3 more\n" in text
+    assert "  byte-order mark: 1 in a.jsonl, handled\n    a.jsonl: read as UTF-8" in text
+
+
+def test_the_summary_is_plain_json_and_can_be_merged():
+    found = json.loads(json.dumps(some_problems().summary().to_dict()))
+    again = Problems(1.0)
+    again.merge(found)
+    assert again.summary() == some_problems().summary()
+    again.merge(found)
+    assert (again.seen, again.bad, again.kinds["broken JSON"].count) == (2000, 18, 16)
+    assert len(again.kinds["broken JSON"].first) == again.keep
+
+
+def test_notes_do_not_count_as_bad():
+    problems = Problems(max_bad=0)
+    problems.note("blank line", Where("a.txt", 1), "left out", count=5)
+    problems.finish()
+    assert problems.bad == 0
+
+
+def test_a_stricter_run_refuses_what_a_lenient_one_accepted():
+    lenient = some_problems()
+    lenient.finish()
+    strict = Problems(0.001)
+    strict.merge(lenient.summary().to_dict())
+    with pytest.raises(TooManyProblems, match="9 of 1,000"):
+        strict.finish()
+
+
+def test_a_broken_file_is_refused_again_by_a_stricter_run():
+    lenient = Problems(1.0)
+    lenient.saw(10)
+    lenient.broken("gzip ends early", Where("a.gz"), "ends early")
+    lenient.finish()
+    strict = Problems(0.5)
+    strict.merge(lenient.summary().to_dict())
+    with pytest.raises(TooManyProblems, match=r"a\.gz: ends early"):
+        strict.finish()
+
+
+def test_a_share_is_between_none_and_all():
+    with pytest.raises(QkvError, match="between 0 and 1, not 5"):
+        Problems(max_bad=5)

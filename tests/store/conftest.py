@@ -1,0 +1,110 @@
+"""Small model folders to break: one of our own, and one laid out as transformers has it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import qkv
+from qkv.blocks import HeadConfig, StackConfig
+from qkv.text import Tokenizer
+
+STACK = StackConfig(
+    vocab=300,
+    width=8,
+    layers=2,
+    heads=2,
+    ffn_width=12,
+    position="learned",
+    max_positions=16,
+    norm_place="post",
+    norm_eps=1e-12,
+    embedding_norm="added",
+    types=2,
+)
+CONFIG = qkv.Config(
+    encoder=STACK,
+    head=HeadConfig(kind="mlm", outputs=300, dense="gelu", dense_norm=True, tied=True, bias=True),
+    pad=0,
+    architecture="bert",
+)
+
+
+@pytest.fixture(scope="session")
+def model() -> qkv.Model:
+    """A tiny BERT."""
+    return qkv.new(CONFIG, seed=1)
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    """One token for each byte, and a few special ones: fewer than the model's vocabulary."""
+    return Tokenizer.train("byte", iter([]), size=260, roles=["pad", "end"], template="end")
+
+
+@pytest.fixture
+def own(model, tmp_path) -> Path:
+    """A folder in our own format."""
+    model.save(tmp_path / "own")
+    return tmp_path / "own"
+
+
+@pytest.fixture
+def foreign(model, tmp_path) -> Path:
+    """The same model as transformers would have it."""
+    model.export(tmp_path / "foreign")
+    return tmp_path / "foreign"
+
+
+@pytest.fixture(params=["own", "foreign"])
+def either(request) -> Path:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def refused():
+    """A folder is refused with one error of one line, in which all the words are found."""
+
+    def check(folder: Path | str, *words: str) -> str:
+        with pytest.raises(qkv.QkvError) as caught:
+            qkv.load(folder)
+        text = str(caught.value)
+        assert "\n" not in text
+        assert [word for word in words if word not in text] == [], text
+        return text
+
+    return check
+
+
+@pytest.fixture
+def edit():
+    """Change some keys of a folder's config.json; None takes a key away."""
+
+    def change(folder: Path, **keys: object) -> None:
+        path = folder / "config.json"
+        values = json.loads(path.read_text())
+        for key, value in keys.items():
+            if value is None:
+                del values[key]
+            else:
+                values[key] = value
+        path.write_text(json.dumps(values))
+
+    return change
+
+
+@pytest.fixture
+def same():
+    """Whether a folder holds a model with the same config and numbers."""
+
+    def compare(folder: Path, model: qkv.Model) -> bool:
+        again = qkv.load(folder)
+        first, second = (dict(m.network.named_parameters()) for m in (model, again))
+        return (
+            again.config == model.config
+            and first.keys() == second.keys()
+            and all(torch.equal(first[name], second[name]) for name in first)
+        )
+
+    return compare

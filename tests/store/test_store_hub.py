@@ -1,0 +1,103 @@
+"""A hub id goes to the hub, a path never does. Nothing here opens a connection: the library is played by a stand-in."""
+
+import builtins
+import sys
+import types
+
+import pytest
+
+import qkv
+from qkv.store.hub import WANTED
+
+
+class Hub:
+    """A stand-in for huggingface_hub that remembers what it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, list[str]]] = []
+        self.answer: object = RuntimeError("no such repository\nand a second line")
+
+    def snapshot_download(self, name, allow_patterns):
+        self.asked.append((name, allow_patterns))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return str(self.answer)
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path) -> Hub:
+    stand_in = Hub()
+    module = types.ModuleType("huggingface_hub")
+    module.snapshot_download = stand_in.snapshot_download
+    monkeypatch.setitem(sys.modules, "huggingface_hub", module)
+    monkeypatch.chdir(tmp_path)
+    return stand_in
+
+
+def test_a_hub_id_is_fetched_and_read(hub, own, model, same):
+    hub.answer = own
+    assert same("someone/some-model", model)
+    assert [name for name, _ in hub.asked] == ["someone/some-model"]
+
+
+def test_neither_pickles_nor_code_are_fetched(hub, own):
+    hub.answer = own
+    qkv.load("someone/some-model")
+    assert hub.asked == [("someone/some-model", WANTED)]
+    assert not [p for p in WANTED if p in ("*", "*.*") or p.endswith((".bin", ".py", ".pt", ".pkl"))]
+
+
+def test_a_folder_here_comes_before_the_hub(hub, model, tmp_path, same):
+    model.save(tmp_path / "someone" / "some-model")
+    assert same("someone/some-model", model)
+    assert hub.asked == []
+
+
+def test_a_misspelt_path_beside_folders_never_asks_the_hub(hub, tmp_path, refused):
+    (tmp_path / "runs").mkdir()
+    refused("runs/dats", "runs/dats", "no such folder")
+    assert hub.asked == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model",
+        "./owner/model",
+        "/owner/model",
+        "../owner/model",
+        "a/b/c",
+        "owner/",
+        "owner/mo del",
+        "~/model",
+        "owner\\model",
+    ],
+)
+def test_what_is_no_hub_id_never_asks_the_hub(hub, name, refused):
+    refused(name, "no such folder")
+    assert hub.asked == []
+
+
+def test_what_the_hub_says_is_passed_on_in_one_line(hub, refused):
+    text = refused("someone/some-model", "someone/some-model", "no such repository")
+    assert "second line" not in text
+
+
+def test_a_broken_folder_from_the_hub_is_refused_as_any_other(hub, tmp_path, refused):
+    (tmp_path / "fetched").mkdir()
+    hub.answer = tmp_path / "fetched"
+    refused("someone/some-model", "no config.json")
+
+
+def test_without_the_extra_the_error_says_what_to_install(monkeypatch, tmp_path, refused):
+    real = builtins.__import__
+
+    def without(name, *args, **more):
+        if name.split(".")[0] == "huggingface_hub":
+            raise ImportError(name)
+        return real(name, *args, **more)
+
+    monkeypatch.delitem(sys.modules, "huggingface_hub", raising=False)
+    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.chdir(tmp_path)
+    refused("someone/some-model", "someone/some-model", 'pip install "qkv[hub]"')

@@ -1,0 +1,117 @@
+"""A sentence-transformers folder: its modules say which vectors stand for a text; what we cannot do is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import qkv
+
+KIND = "sentence_transformers.models."
+MEAN = {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False, "word_embedding_dimension": 8}
+
+
+@pytest.fixture
+def make(model, tmp_path):
+    """A folder with those modules, its Transformer in a folder of its own or beside them."""
+
+    def folder(pooling: dict, *more: str, inner: str = "") -> Path:
+        out = tmp_path / "sentences"
+        model.export(out / inner)
+        (out / "1_Pooling").mkdir()
+        (out / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+        modules = [("Transformer", inner), ("Pooling", "1_Pooling"), *((kind, f"2_{kind}") for kind in more)]
+        text = json.dumps([{"idx": i, "path": path, "type": KIND + kind} for i, (kind, path) in enumerate(modules)])
+        (out / "modules.json").write_text(text)
+        return out
+
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("pooling", "how"),
+    [
+        (MEAN, "mean"),
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "first"),
+        ({"pooling_mode_lasttoken": True}, "last"),
+        ({"pooling_mode": "mean"}, "mean"),
+        ({"pooling_mode": ["cls"]}, "first"),
+    ],
+)
+def test_the_pooling_is_read(make, pooling, how):
+    head = qkv.load(make(pooling)).config.head
+    assert (head.kind, head.pool, head.unit) == ("embed", how, False)
+
+
+def test_normalising_is_read(make):
+    assert qkv.load(make(MEAN, "Normalize")).config.head.unit is True
+
+
+def test_a_transformer_in_a_folder_of_its_own(make, model, tokenizer):
+    folder = make(MEAN, "Normalize", inner="0_Transformer")
+    tokenizer.save(folder / "0_Transformer")
+    loaded = qkv.load(folder)
+    vectors = loaded.embed(["one", "two and more"])
+    ids = torch.tensor([loaded.tokenizer.encode("one")])
+    expected = torch.nn.functional.normalize(model.hidden(ids).mean(dim=1), dim=-1)
+    assert (vectors[0] - expected[0]).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    "pooling",
+    [
+        {"pooling_mode_max_tokens": True},
+        {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True},
+        {"pooling_mode": "weightedmean"},
+        {"pooling_mode": ["mean", "max"]},
+        {"pooling_mode": 5},
+        {},
+    ],
+    ids=["max", "two", "weighted", "two named", "number", "none"],
+)
+def test_a_pooling_that_is_not_supported(make, pooling, refused):
+    refused(make(pooling), "1_Pooling", "pooling", "mean")
+
+
+def test_a_module_that_is_not_supported(make, refused):
+    refused(make(MEAN, "Dense"), "modules.json", "'Dense'")
+
+
+@pytest.mark.parametrize("content", ["{", "{}", "[1]", '"x"', ""], ids=["cut", "object", "numbers", "text", "empty"])
+def test_modules_that_cannot_be_read(make, content, refused):
+    folder = make(MEAN)
+    (folder / "modules.json").write_text(content)
+    refused(folder, "modules.json")
+
+
+def test_modules_that_are_not_text(make, refused):
+    folder = make(MEAN)
+    (folder / "modules.json").write_bytes(b"\xff\xfe\x80")
+    refused(folder, "modules.json")
+
+
+def test_a_missing_pooling_is_named(make, refused):
+    folder = make(MEAN)
+    (folder / "1_Pooling" / "config.json").unlink()
+    refused(folder, "1_Pooling")
+
+
+def test_a_missing_transformer_is_named(make, refused):
+    folder = make(MEAN, inner="0_Transformer")
+    (folder / "0_Transformer" / "config.json").unlink()
+    refused(folder, "0_Transformer")
+
+
+def test_modules_never_reach_out_of_their_folder(make, model, tmp_path, refused):
+    folder = make(MEAN, inner="0_Transformer")
+    model.export(tmp_path / "elsewhere")
+    modules = json.loads((folder / "modules.json").read_text())
+    modules[0]["path"] = "../elsewhere"
+    (folder / "modules.json").write_text(json.dumps(modules))
+    refused(folder, str(folder / "elsewhere"))
+
+
+def test_a_head_that_is_asked_for_comes_before_the_modules(make):
+    head = qkv.HeadConfig(kind="tag", outputs=3, bias=True)
+    assert qkv.load(make(MEAN), head=head).config.head == head

@@ -1,0 +1,267 @@
+"""Saving is all or nothing: refused without touching anything, or failed with the model that was there still whole."""
+
+import errno
+import json
+import os
+import resource
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import SafetensorError
+
+import qkv
+from qkv.store import folder as folders
+from qkv.store import weights
+from qkv.store.folder import PARTIAL
+from qkv.store.weights import INDEX, ONE_FILE
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder, hidden ones too."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.fixture(params=["save", "export"])
+def write(request):
+    """Both ways to write a folder."""
+    return lambda model, folder: getattr(model, request.param)(folder)
+
+
+@pytest.fixture
+def other(model) -> qkv.Model:
+    """Another model: other numbers, another depth."""
+    return qkv.new(replace(model.config, encoder=replace(model.config.encoder, layers=3, distinct_layers=3)), seed=2)
+
+
+def test_a_new_folder_and_those_above_it_are_made(model, write, tmp_path, same):
+    write(model, tmp_path / "a" / "b" / "c")
+    assert same(tmp_path / "a" / "b" / "c", model)
+
+
+def test_what_a_folder_holds(model, tokenizer, tmp_path):
+    qkv.Model(model.config, model.network, tokenizer).save(tmp_path / "out")
+    names = {"config.json", ONE_FILE, "tokenizer.json", "tokenizer_config.json", "README.md"}
+    assert set(contents(tmp_path / "out")) == names
+
+
+def test_an_empty_folder_is_taken(model, write, tmp_path, same):
+    write(model, tmp_path)
+    assert same(tmp_path, model)
+
+
+def test_a_home_folder_is_understood(model, tmp_path, monkeypatch, same):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    model.save("~/saved")
+    assert same(tmp_path / "saved", model)
+
+
+def test_a_file_is_not_overwritten(model, write, tmp_path):
+    (tmp_path / "file").write_text("precious")
+    with pytest.raises(qkv.QkvError, match="file: this is a file"):
+        write(model, tmp_path / "file")
+    assert contents(tmp_path) == {"file": b"precious"}
+
+
+def test_a_folder_of_other_things_is_not_touched(model, write, tmp_path):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").write_text("cat")
+    (tmp_path / "tokenizer.json").write_text("mine")
+    before = contents(tmp_path)
+    with pytest.raises(qkv.QkvError, match="other files"):
+        write(model, tmp_path)
+    assert contents(tmp_path) == before
+    assert {path.name for path in tmp_path.iterdir()} == {"photos", "tokenizer.json"}
+
+
+def test_a_folder_below_a_file_cannot_be_made(model, write, tmp_path):
+    (tmp_path / "file").write_text("precious")
+    with pytest.raises(qkv.QkvError, match="could not be written"):
+        write(model, tmp_path / "file" / "out")
+
+
+# ── Over a model that is there ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_another_model_takes_the_place_of_one(either, other, write, same):
+    write(other, either)
+    assert same(either, other)
+
+
+def test_a_readme_that_someone_wrote_stays(either, other):
+    (either / "README.md").write_text("my words")
+    other.save(either)
+    assert (either / "README.md").read_text() == "my words"
+
+
+def shard_all(monkeypatch) -> None:
+    """From here on, weights are written in several files."""
+    real = weights.write_weights
+    small = lambda folder, tensors: real(folder, tensors, shard_bytes=3_000)  # noqa: E731
+    monkeypatch.setattr(weights, "write_weights", small)
+    monkeypatch.setattr(folders, "write_weights", small)
+
+
+def test_several_files_take_the_place_of_one(either, other, write, monkeypatch, same):
+    shard_all(monkeypatch)
+    write(other, either)
+    assert not (either / ONE_FILE).exists()
+    assert same(either, other)
+
+
+def test_one_file_takes_the_place_of_several(model, other, write, tmp_path, monkeypatch, same):
+    with monkeypatch.context() as patched:
+        shard_all(patched)
+        write(model, tmp_path / "out")
+    assert (tmp_path / "out" / INDEX).exists()
+    write(other, tmp_path / "out")
+    assert same(tmp_path / "out", other)
+    assert [path.name for path in (tmp_path / "out").glob("*.safetensors*")] == [ONE_FILE]
+
+
+def test_a_tokenizer_that_was_there_does_not_become_the_next_models(model, tokenizer, write, tmp_path):
+    write(qkv.Model(model.config, model.network, tokenizer), tmp_path / "out")
+    write(model, tmp_path / "out")
+    assert qkv.load(tmp_path / "out").tokenizer is None
+
+
+def test_a_model_loaded_from_a_folder_is_saved_back_into_it(either, same):
+    model = qkv.load(either)
+    with torch.no_grad():
+        for parameter in model.network.parameters():
+            parameter.add_(1.0)
+    model.save(either)
+    assert same(either, model)
+
+
+def test_a_sentence_transformers_folder_becomes_what_is_saved_there(foreign, model, same):
+    (foreign / "modules.json").write_text(
+        json.dumps([{"path": "", "type": "sentence_transformers.models.Transformer"}])
+    )
+    assert qkv.load(foreign).config.head.kind == "embed"
+    model.save(foreign)
+    assert same(foreign, model)
+
+
+# ── Failures on the way ──────────────────────────────────────────────────────────────────────────────────────────
+
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [(FULL, "No space left"), (SafetensorError("Error while serializing: I/O error"), "I/O error")],
+    ids=["OSError", "SafetensorError"],
+)
+def test_a_failure_while_weights_are_written_leaves_the_old_model(either, other, write, error, words, monkeypatch):
+    before = contents(either)
+
+    def fail(tensors, path, **more):
+        Path(path).write_bytes(b"half of it")
+        raise error
+
+    monkeypatch.setattr(weights, "save_file", fail)
+    with pytest.raises(qkv.QkvError, match=f"could not be written.*{words}"):
+        write(other, either)
+    assert contents(either) == before
+    assert not (either / PARTIAL).exists()
+
+
+def test_a_failure_at_a_later_shard_leaves_the_old_model(either, model, other, write, monkeypatch, same):
+    """The first new files are written already: none of them may have taken its place."""
+    shard_all(monkeypatch)
+    write(model, either)
+    before, real, calls = contents(either), weights.save_file, []
+
+    def fail_third(tensors, path, **more):
+        calls.append(path)
+        if len(calls) == 3:
+            raise FULL
+        real(tensors, path, **more)
+
+    monkeypatch.setattr(weights, "save_file", fail_third)
+    with pytest.raises(qkv.QkvError, match="No space left"):
+        write(other, either)
+    assert contents(either) == before
+    monkeypatch.undo()
+    assert same(either, model)
+
+
+def test_a_failure_while_the_config_is_written_leaves_the_old_model(either, other, write, monkeypatch):
+    before, real = contents(either), Path.write_text
+
+    def fail(path, *args, **more):
+        if path.name.startswith("config.json"):
+            raise FULL
+        return real(path, *args, **more)
+
+    monkeypatch.setattr(Path, "write_text", fail)
+    with pytest.raises(qkv.QkvError, match="No space left"):
+        write(other, either)
+    monkeypatch.undo()
+    assert contents(either) == before
+
+
+def test_an_interrupt_leaves_the_old_model(either, other, write, monkeypatch):
+    before = contents(either)
+
+    def interrupt(*args, **more):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(weights, "save_file", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write(other, either)
+    assert contents(either) == before
+
+
+def test_a_failure_in_a_new_folder_leaves_none_and_can_be_tried_again(model, write, tmp_path, monkeypatch, same):
+    def fail(*args, **more):
+        raise FULL
+
+    with monkeypatch.context() as patched:
+        patched.setattr(weights, "save_file", fail)
+        with pytest.raises(qkv.QkvError, match="No space left"):
+            write(model, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    write(model, tmp_path / "out")
+    assert same(tmp_path / "out", model)
+
+
+def test_what_a_killed_save_left_behind_is_cleared_away(either, other, write, same):
+    (either / PARTIAL).mkdir()
+    (either / PARTIAL / ONE_FILE).write_bytes(b"half of it")
+    (either / PARTIAL / "config.json").write_bytes(b"{")
+    write(other, either)
+    assert same(either, other)
+    assert not (either / PARTIAL).exists()
+
+
+def test_a_save_killed_in_a_new_folder_can_be_tried_again(model, write, tmp_path, same):
+    (tmp_path / "out" / PARTIAL).mkdir(parents=True)
+    (tmp_path / "out" / PARTIAL / ONE_FILE).write_bytes(b"half of it")
+    write(model, tmp_path / "out")
+    assert same(tmp_path / "out", model)
+
+
+def test_a_disk_that_is_really_too_small(model, write, tmp_path):
+    """No stand-in: the system itself refuses to let a file grow beyond two kilobytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2048, hard))
+    try:
+        with pytest.raises(qkv.QkvError, match="could not be written"):
+            write(model, tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_without_permission(model, write, tmp_path, monkeypatch):
+    """Root may write anywhere, so the refusal of the system is played."""
+
+    def refuse(path, *args, **more):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(qkv.QkvError, match=r"out: could not be written \(Permission denied\)"):
+        write(model, tmp_path / "out")
