@@ -59,6 +59,7 @@ def write_formats(lines: list[str], folder: Path) -> dict[str, Files]:
 
     add("lines.txt", text.encode())
     add("document.txt", text.encode(), unit="document")
+    add("sentences.txt", "\n".join(" ".join(lines[n : n + 3]) for n in range(0, len(lines), 3)).encode())
     spaced = "".join(line + ("\n\n" if n % 16 == 15 else "\n") for n, line in enumerate(lines))
     add("paragraphs.txt", spaced.encode(), unit="paragraph")
     add("crlf.txt", text.replace("\n", "\r\n").encode())
@@ -135,7 +136,7 @@ def bench_building(
     for name, measured in times.items():
         wall, used = (min(one) for one in zip(*measured, strict=True))
         shares = {"share of raw": base[0] / wall, "share by processor time": base[1] / used}
-        rows.append({"work": f"{title}: {name}", "MB/s": size / wall / 1e6, **shares})
+        rows.append({"texts": f"{title} of {size // len(texts)}", "work": name, "MB/s": size / wall / 1e6, **shares})
     return rows, cache
 
 
@@ -152,8 +153,8 @@ def bench_access(cache: TokenCache) -> list[dict[str, Any]]:
 
 def table(title: str, rows: list[dict[str, Any]]) -> Table:
     shown = Table(title=title, title_justify="left")
-    for number, name in enumerate(rows[0]):
-        shown.add_column(name, justify="right" if number else "left")
+    for name in rows[0]:
+        shown.add_column(name, justify="left" if isinstance(rows[0][name], str) else "right", no_wrap=True)
     for row in rows:
         shown.add_row(
             *(
@@ -182,10 +183,10 @@ def main() -> None:
         reading = bench_reading(files, characters)
         tokenizer = Tokenizer.train("byte-bpe", iter(lines[:: max(1, len(lines) // 50_000)]), size=8192)
         building, cache = bench_building("lines", files["lines.txt"], lines, tokenizer, folder, arguments.repeats)
-        pieces = [record.fields["text"] for record in files["paragraphs.txt"].records(Problems())]
-        building += bench_building("paragraphs", files["paragraphs.txt"], pieces, tokenizer, folder, arguments.repeats)[
-            0
-        ]
+        for name in ("sentences", "paragraphs"):
+            source = files[f"{name}.txt"]
+            texts = [record.fields["text"] for record in source.records(Problems())]
+            building += bench_building(name, source, texts, tokenizer, folder, arguments.repeats)[0]
         access = bench_access(cache)
         tokens = cache.meta["fields"]["ids"]["tokens"]
     about = {

@@ -9,6 +9,7 @@ import gc
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from qkv.blocks import HeadConfig, StackConfig
-from qkv.decode import Options
+from qkv.decode import Options, generate
 from qkv.decode.generate import start
 from qkv.models import Config, build, presets
 
@@ -59,10 +60,8 @@ def seq2seq_base(vocab: int = 32_000) -> Config:
     return Config(encoder=stack, decoder=stack, head=head, shared_embedding=True, pad=0, start=0)
 
 
-def ours(config: Config, batch: int, new: int) -> float:
+def ours(config: Config, batch: int, new: int, compiled: bool) -> float:
     """Seconds for `new` greedy tokens in each of `batch` rows."""
-    from dataclasses import replace
-
     network = build(replace(config, end=()), device=DEVICE, dtype=torch.bfloat16 if DEVICE == "cuda" else torch.float32)
     network.eval()
     prompts = torch.randint(3, 100, (batch, PROMPT)).tolist()
@@ -71,7 +70,7 @@ def ours(config: Config, batch: int, new: int) -> float:
     from qkv.decode.static import Steps, forward
 
     with torch.inference_mode():
-        steps = Steps(ready, (), new)
+        steps = Steps(ready, (), new, compiled=compiled)
 
         def work() -> None:
             steps.count.zero_()
@@ -82,6 +81,20 @@ def ours(config: Config, batch: int, new: int) -> float:
                 steps.of_bucket(min(-(-slots // 256) * 256, steps.cache.length))()
 
         return timed(work, 3)
+
+
+def agrees() -> bool:
+    """Graphs and compiled steps write what the plain loop writes, in float32, for both families that write."""
+    same = True
+    for config in (presets.gpt2(vocab=300, width=64, layers=2, heads=2), seq2seq_base(300)):
+        torch.manual_seed(1)
+        network = build(replace(config, end=(7,), start=3), device=DEVICE).eval()
+        prompts = [[5, 6, 9, 11], [8], [4, 4, 12]]
+        plain = generate(network, prompts, Options(max_tokens=40), on_text=lambda row, piece: None)
+        for compiled in (False, True):
+            fast = generate(network, prompts, Options(max_tokens=40, compiled=compiled))
+            same &= [r.ids for r in fast] == [r.ids for r in plain]
+    return same
 
 
 def theirs(name: str, batch: int, new: int, beams: int = 1) -> float:
@@ -139,9 +152,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--skip-peers", action="store_true")
+    parser.add_argument("--only", help="rows whose name and batch hold this text, as in 'gpt2 1'")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     console = Console(width=110)
+    console.print(f"static steps write what the plain loop writes: {agrees()}")
     cases: list[tuple[str, Config, int]] = [
         ("gpt2", presets.find("gpt2"), 1),
         ("gpt2", presets.find("gpt2"), 32),
@@ -153,19 +168,28 @@ def main() -> None:
     new = NEW
     if arguments.small:
         cases, new = [("gpt2", presets.gpt2(width=64, layers=2, heads=2), 2)], 8
+    if arguments.only:
+        cases = [case for case in cases if any(word in f"{case[0]} {case[2]}/" for word in arguments.only.split(","))]
     results = []
-    table = Table("model", "batch", "qkv tokens/s", "ms a step", "transformers tokens/s", "times")
-    for name, config, batch in cases:
-        seconds = ours(config, batch, new)
+    table = Table("model", "compiled", "batch", "qkv tokens/s", "ms a step", "transformers tokens/s", "times")
+    for name, config, batch, compiled in [(*case, compiled) for case in cases for compiled in (False, True)]:
+        seconds = ours(config, batch, new, compiled)
         rate = batch * new / seconds
-        row: dict[str, Any] = {"model": name, "batch": batch, "qkv": rate, "ms": 1e3 * seconds / new}
-        if not arguments.skip_peers and batch < 256:
+        row: dict[str, Any] = {
+            "model": name,
+            "compiled": compiled,
+            "batch": batch,
+            "qkv": rate,
+            "ms": 1e3 * seconds / new,
+        }
+        if not arguments.skip_peers and batch < 256 and compiled:
             few = new if arguments.small else 64
             row["transformers"] = batch * few / theirs(name, batch, few)
         results.append(row)
         other = row.get("transformers")
         table.add_row(
             name,
+            str(compiled),
             str(batch),
             f"{rate:,.0f}",
             f"{row['ms']:.3f}",

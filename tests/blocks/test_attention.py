@@ -4,15 +4,14 @@ Kernels are run on random heads here; the mask rule itself has its own file.
 """
 
 import math
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import flex_attention
 
-from qkv.blocks import attention as module
 from qkv.blocks.attention import (
     KERNELS,
     CrossAttention,
@@ -39,11 +38,9 @@ DIFFERENTIABLE = ["plain", "sdpa"]  # flex has no backward on a CPU
 
 
 @pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """FlexAttention says at every call that it is not compiled."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="flex_attention called without")
-        yield
+def _untraced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlexAttention's own formula, without tracing it anew for every mask; whole networks run it traced."""
+    monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
 
 
 def heads(
@@ -209,6 +206,15 @@ def test_a_blind_query_has_finite_gradients(kernel: str) -> None:
         assert part.grad.isfinite().all()
         assert (part.grad[0] == 0.0).all()
         assert (part.grad[1] != 0.0).any()
+
+
+def test_sdpa_is_never_given_a_row_without_a_key() -> None:
+    """Some of its kernels answer such a row with NaN: a blind query is shown everything, and its answer dropped."""
+    for bias in (None, heads(1, 2, 4, 4, seed=3)):
+        sight = render(over(4, BLIND, causal=True), torch.zeros(2, 4, 8, dtype=torch.float64), kernel="sdpa", bias=bias)
+        assert sight.dense is not None
+        shown = sight.dense if bias is None else sight.dense > -math.inf
+        assert shown.any(-1).all()
 
 
 def test_a_window_that_reaches_no_key_leaves_a_query_blind() -> None:
@@ -395,7 +401,7 @@ def slow_varlen(
 def test_variable_length_rows_are_laid_out_and_gathered_again(
     monkeypatch: pytest.MonkeyPatch, causal: bool, window: int
 ) -> None:
-    monkeypatch.setattr(module, "varlen_attn", slow_varlen)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", slow_varlen)
     segment = torch.tensor([[1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 1, 1], [1, 2, 2, 3, 0, 0]])
     place = place_of(torch.zeros(3, 6), segment, most=3)
     mask = Mask(place, place, causal, window)
@@ -405,7 +411,7 @@ def test_variable_length_rows_are_laid_out_and_gathered_again(
 
 
 def test_variable_length_cross_attention_pairs_each_text_with_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "varlen_attn", slow_varlen)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", slow_varlen)
     target = place_of(torch.zeros(2, 4), torch.tensor([[1, 2, 2, 0], [1, 1, 0, 0]]), most=2)
     source = place_of(torch.zeros(2, 5), torch.tensor([[1, 1, 1, 2, 0], [1, 2, 2, 2, 2]]), most=2)
     mask = Mask(target, source)
@@ -415,7 +421,7 @@ def test_variable_length_cross_attention_pairs_each_text_with_its_source(monkeyp
 
 
 def test_variable_length_rows_without_padding_need_no_hole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "varlen_attn", slow_varlen)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", slow_varlen)
     mask = over(4, causal=True)
     q = heads(2, 2, 4)
     sight = render(mask, torch.zeros(2, 4, 8), kernel="varlen")

@@ -4,7 +4,6 @@ The rule is stated a second time here, in plain Python loops; everything else is
 """
 
 import math
-import warnings
 from itertools import product
 
 import pytest
@@ -12,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.attention import flex_attention
 
 from qkv.blocks.attention import KERNELS, render, sdpa
 from qkv.blocks.config import Kernel
@@ -119,8 +119,8 @@ def check_weights(kernel: Kernel, mask: Mask, rows: int, biased: bool) -> None:
     x = torch.zeros(rows, queries, 16, dtype=torch.float64)
     sight = render(mask, x, kernel=kernel, bias=bias)
     assert sight.kernel == kernel
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # flex says that it is not compiled
+    with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)  # not traced anew for each mask
         weights = KERNELS[kernel](q, k, v, sight, 0.5)
     table = may_see(mask, rows, queries, keys)
     for row, head, i in product(range(rows), range(2), range(queries)):
@@ -137,7 +137,7 @@ def test_sdpa_looks_where_the_rule_allows(case: tuple[Mask, int], biased: bool) 
 
 
 @given(masks(), st.booleans())
-@settings(EXAMPLES, max_examples=12)  # each is traced afresh
+@settings(EXAMPLES, max_examples=30)
 def test_flex_looks_where_the_rule_allows(case: tuple[Mask, int], biased: bool) -> None:
     check_weights("flex", *case, biased)
 
@@ -220,11 +220,11 @@ def test_positions_of_the_callers_own_are_no_triangle() -> None:
     ("segment", "position"),
     [
         ([1, 1, 1, 1], [0, 1, 2, 3]),
-        ([1, 1, 1, 0, 0], [0, 1, 2, 0, 1]),
-        ([0, 0, 1, 1, 1], [0, 1, 0, 1, 2]),
+        ([1, 1, 1, 0, 0], [0, 1, 2, 0, 0]),
+        ([0, 0, 1, 1, 1], [0, 0, 0, 1, 2]),
         ([1, 1, 2, 2, 2, 3], [0, 1, 0, 1, 2, 0]),
         ([0, 1, 1, 0, 2, 0], [0, 0, 1, 0, 0, 0]),
-        ([0, 0, 0], [0, 1, 2]),
+        ([0, 0, 0], [0, 0, 0]),
         ([1], [0]),
         ([], []),
     ],
@@ -242,7 +242,7 @@ def test_positions_of_rows_do_not_depend_on_each_other(rows: list[list[int]]) ->
     for row, positions in zip(rows, together, strict=True):
         expected = [0] * len(row)
         for i in range(1, len(row)):
-            expected[i] = expected[i - 1] + 1 if row[i] == row[i - 1] else 0
+            expected[i] = expected[i - 1] + 1 if row[i] == row[i - 1] and row[i] else 0
         assert positions.tolist() == expected
 
 

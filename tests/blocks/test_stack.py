@@ -130,6 +130,16 @@ def test_recomputing_runs_every_block_a_second_time(make_stack: Make, monkeypatc
     assert len(calls) == 2 + 4
 
 
+# ── Kernels ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_dropout_of_weights_costs_a_fast_kernel_in_training_alone(make_stack: Make) -> None:
+    stack, x = make_stack(attention_dropout=0.1), vectors()
+    stack.kernel = "flex"
+    assert stack.eval().sights(x, place_of(x), place_of(x))[0].kernel == "flex"
+    assert stack.train().sights(x, place_of(x), place_of(x))[0].kernel == "sdpa"
+
+
 # ── What does not fit ────────────────────────────────────────────────────────────────────────────────────────────
 
 

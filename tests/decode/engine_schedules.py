@@ -28,7 +28,7 @@ def letters() -> Tokenizer:
 
 @cache
 def small(kind: str) -> Network:
-    """A random float64 model: `family`, or `family-position`, `window` or `grouped` for more."""
+    """A random float64 model: its family, and after a hyphen what is special about it."""
     family, _, rest = kind.partition("-")
     vocab = letters().size
     stack = StackConfig(
@@ -55,18 +55,20 @@ def small(kind: str) -> Network:
     network = build(config, dtype=torch.float64).eval()
     with torch.no_grad():
         network.head.out.weight.mul_(3.0)
+    if "window" in rest:
+        network.decoder.kernel = "plain"  # type: ignore[union-attr]  # the reference, and no short cuts beside it
     return network
 
 
 def pool_of_prompts() -> list[tuple[int, ...]]:
+    """Texts that begin alike: parts of three stems, some with other tokens after them."""
     random = Random(1)
-    stems = [tuple(random.randrange(4, 14) for _ in range(n)) for n in (2, 4, 7)]
-    return [
-        stem[: random.randint(1, len(stem))]
-        + tuple(random.randrange(4, 14) for _ in range(random.choice([0, 0, 1, 3])))
-        for stem in stems
-        for _ in range(6)
-    ]
+
+    def some(count: int) -> tuple[int, ...]:
+        return tuple(random.randrange(4, 14) for _ in range(count))
+
+    stems = [some(2), some(4), some(7)]
+    return [s[: random.randint(1, len(s))] + some(random.choice([0, 0, 1, 3])) for s in stems for _ in range(6)]
 
 
 PROMPTS = pool_of_prompts()

@@ -43,3 +43,12 @@ def test_positions_of_the_callers_own_are_taken_at_their_word(network: Make, ids
     segment = torch.tensor([[1] * 6 + [2] * 6])
     where = torch.cat([torch.arange(6), torch.arange(6)])[None]
     assert small(ids(1, 12), segment, where).shape == (1, 12, 40)
+
+
+def test_a_row_may_be_longer_than_its_texts(network: Make, ids: Make) -> None:
+    """Packed texts start again, and padding needs no position; one text that is too long is still refused."""
+    small = network("encoder", position="learned", max_positions=8)
+    for segment in ([1] * 6 + [2] * 6, [0] * 9 + [1] * 3, [1] * 3 + [0] * 9):
+        assert small(ids(1, 12), torch.tensor([segment])).shape[:2] == (1, 12)
+    with pytest.raises(UsageError, match="9 tokens are more than the 8 positions"):
+        small(ids(1, 12), torch.tensor([[1] * 9 + [2] * 3]))

@@ -194,3 +194,11 @@ class CrossCache:
 
     def keys_values(self, layer: int, attention: ProjectsMemory) -> tuple[Tensor, Tensor]:
         return self.keys[layer], self.values[layer]
+
+    def of(self, rows: Tensor) -> "CrossCache":
+        """These sources alone."""
+        place = self.place
+        segment = None if place.segment is None else place.segment[rows]
+        position = place.position if len(place.position) == 1 else place.position[rows]
+        keys, values = ([t.index_select(0, rows) for t in tensors] for tensors in (self.keys, self.values))
+        return CrossCache(keys, values, Place(segment, position, place.most))

@@ -43,15 +43,15 @@ class Place(NamedTuple):
 
 
 def positions_of(segment: Tensor) -> Tensor:
-    """Count from 0 inside each run of equal segments: the same for a text alone, padded on any side, or packed.
+    """Count from 0 inside each text: the same for a text alone, padded on any side, or packed. Padding stays at 0.
 
-    >>> positions_of(torch.tensor([[0, 1, 1, 1, 2, 2]]))
-    tensor([[0, 0, 1, 2, 0, 1]])
+    >>> positions_of(torch.tensor([[0, 1, 1, 1, 2, 2, 0, 0]]))
+    tensor([[0, 0, 1, 2, 0, 1, 0, 0]])
     """
     index = torch.arange(segment.shape[1], device=segment.device).expand_as(segment)  # (B, T)
     starts = torch.ones_like(segment, dtype=torch.bool)
     starts[:, 1:] = segment[:, 1:] != segment[:, :-1]
-    return index - torch.where(starts, index, 0).cummax(dim=1).values
+    return (index - torch.where(starts, index, 0).cummax(dim=1).values).masked_fill(segment == 0, 0)
 
 
 def place_of(ids: Tensor, segment: Tensor | None = None, position: Tensor | None = None, most: int = 0) -> Place:

@@ -216,8 +216,10 @@ class _PlaceWriter:
     def add(self, records: list[Record]) -> None:
         self.count += len(records)
         places = [record.where for record in records]
-        numbers = [self._numbers.setdefault(place.file, len(self._numbers)) for place in places]
-        self._files.add(np.array(numbers, DISK["int32"]))
+        files = [place.file for place in places]
+        for name in dict.fromkeys(files):
+            self._numbers.setdefault(name, len(self._numbers))
+        self._files.add(np.array(list(map(self._numbers.__getitem__, files)), DISK["int32"]))
         self._lines.add(np.array([place.line for place in places], DISK["int64"]))
 
     def finish(self) -> dict[str, Any]:
@@ -236,7 +238,8 @@ def flatten(values: list[Values], name: str) -> tuple[np.ndarray, np.ndarray]:
     >>> flat.tolist(), lengths.tolist()
     ([1, 2, 3], [2, 0, 1])
     """
-    if all(type(value) is list for value in values):
+    kinds = set(map(type, values))
+    if kinds == {list}:
         joined = array("i")  # refuses what is no whole number, or too large for int32
         try:
             for value in values:
@@ -245,7 +248,7 @@ def flatten(values: list[Values], name: str) -> tuple[np.ndarray, np.ndarray]:
             raise QkvError(f"the encoded field {name!r} must be lists of whole numbers of 32 bits: {error}") from None
         lengths = np.fromiter(map(len, values), np.int64, len(values))  # type: ignore[arg-type]
         return np.frombuffer(joined, np.int32) if joined else np.zeros(0, np.int32), lengths
-    if all(type(value) in (int, float) for value in values):
+    if kinds <= {int, float}:
         return np.array(values), np.ones(len(values), np.int64)
     arrays = [np.asarray(value).reshape(-1) for value in values]
     lengths = np.fromiter((one.size for one in arrays), np.int64, len(arrays))

@@ -9,14 +9,27 @@ N sources, B beams, V vocabulary
 """
 
 from dataclasses import dataclass, field
+from os.path import commonprefix
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from qkv.decode.choose import log_total
 from qkv.decode.filters import filters_of
 from qkv.decode.options import Options, length_factor
 from qkv.decode.result import Candidate, Step
 from qkv.decode.run import Run
+
+NEVER = float("-inf")
+
+
+class Way(NamedTuple):
+    """One way on: which of a source's hypotheses it continues, with which token, and the log-probability of it all."""
+
+    score: float
+    beam: int
+    token: int
 
 
 @dataclass
@@ -32,6 +45,7 @@ class Hypothesis:
 class Search:
     """The state of one source's search."""
 
+    running: list[list[int]]  # the new tokens of each of its rows
     finished: list[Hypothesis] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     done: bool = False
@@ -42,96 +56,87 @@ class Search:
         self.finished.sort(key=lambda h: -h.worth)
         del self.finished[keep:]
 
+    def advance(self, ways: list[Way], options: Options, length: int, end: tuple[int, ...]) -> list[Way]:
+        """Sort one step's ways on, best first, into finished and running; returns those that go on, B of them.
+
+        Where fewer go on, the rest of the places are filled up with ways that are worth nothing.
+        """
+        last = length == options.max_tokens
+        going: list[Way] = []
+        kept: set[int] = set()
+        for rank, way in enumerate(ways):
+            if way.token in end or last:
+                # An end that B better ways push out of the beam is pushed out too.
+                if rank < options.beam:
+                    ids = [*self.running[way.beam], way.token]
+                    worth = way.score / length_factor(options, length)
+                    self.add(Hypothesis(ids, worth, way.token in end), options.beam)
+                    kept.add(rank)
+            elif len(going) < options.beam:
+                going.append(way)
+                kept.add(rank)
+        if options.record:
+            self.steps.append(
+                Step([Candidate(w.beam, w.token, w.score, r in kept, w.token in end) for r, w in enumerate(ways)])
+            )
+        self.done = not going or _settled(self, options, length, going[0].score)
+        going += [Way(NEVER, 0, 0)] * (options.beam - len(going))
+        return going
+
 
 def beam_search(run: Run, options: Options, end: tuple[int, ...]) -> list[Search]:
     """Search every row of a fresh run; each of its rows becomes `options.beam` rows."""
     sources, beams = run.tokens.shape[0], options.beam
     start = run.tokens.shape[1]
     filters = filters_of(options, end, start)
-    ends = torch.tensor(sorted(end), device=run.tokens.device, dtype=torch.long)
-    searches = [Search() for _ in range(sources)]
+    searches = [Search([[] for _ in range(beams)]) for _ in range(sources)]
+    live = searches  # those whose rows still run, in the order of their rows
 
     logits = run.prefill()  # (N, V)
-    run.reorder(torch.arange(sources, device=logits.device).repeat_interleave(beams))
+    device = logits.device
+    run.reorder(torch.arange(sources, device=device).repeat_interleave(beams))
     logits = logits.repeat_interleave(beams, dim=0)
-    scores = logits.new_full((sources, beams), float("-inf"), dtype=torch.float64)
-    scores[:, 0] = 0.0  # all beams hold the same prompt: only one of them counts
+    # All beams hold the same prompt: only one of them counts.
+    scores = torch.tensor([0.0, *[NEVER] * (beams - 1)], dtype=torch.float64, device=device).repeat(sources)
 
     for length in range(1, options.max_tokens + 1):
         for apply in filters:
             logits = apply(logits, run.tokens)
-        total = scores[:, :, None] + logits.double().log_softmax(-1).view(sources, beams, -1)  # (N, B, V)
-        vocab = total.shape[-1]
         # Each hypothesis may end in `len(end)` ways: that many more candidates leave B that go on.
-        wide = min(beams * (1 + max(1, len(end))), beams * vocab)
-        best, index = total.flatten(1).topk(wide)  # (N, wide), best first
-        beam, token = index // vocab, index % vocab
-        ended = torch.isin(token, ends) & (best > float("-inf"))
-        scores, rows, tokens = _advance(searches, run, options, length, best, beam, token, ended, start)
-        if all(search.done for search in searches) or length == options.max_tokens:
+        every = ways_on(logits, scores, beams, beams * (1 + max(1, len(end))))
+        going = [search.advance(ways, options, length, end) for search, ways in zip(live, every, strict=True)]
+        staying = [n for n, search in enumerate(live) if not search.done]
+        if not staying or length == options.max_tokens:
             break
-        run.reorder(rows)
-        logits = run.step(tokens)
+        chosen = [(n, way) for n in staying for way in going[n]]
+        old = [ids for search in live for ids in search.running]  # what each row holds
+        parents = [n * beams + way.beam for n, way in chosen]
+        rows = torch.tensor(parents, device=device)
+        if len(staying) < len(live):
+            run.keep(rows)
+        else:
+            moves = ((old[row], old[parent]) for row, parent in enumerate(parents) if row != parent)
+            run.reorder(rows, since=start + min((len(commonprefix(pair)) for pair in moves), default=length - 1))
+        live = [live[n] for n in staying]
+        written = [[*old[parent], way.token] for parent, (_, way) in zip(parents, chosen, strict=True)]
+        for n, search in enumerate(live):
+            search.running = written[n * beams : (n + 1) * beams]
+        scores = torch.tensor([way.score for _, way in chosen], dtype=torch.float64, device=device)
+        logits = run.step(torch.tensor([way.token for _, way in chosen], device=device))
     return searches
 
 
-def _advance(
-    searches: list[Search],
-    run: Run,
-    options: Options,
-    length: int,
-    best: Tensor,
-    beam: Tensor,
-    token: Tensor,
-    ended: Tensor,
-    start: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Sort one step's candidates into finished and running; the next scores (N, B), rows (N·B,) and tokens (N·B,)."""
-    sources, beams = best.shape[0], options.beam
-    last = length == options.max_tokens
-    factor = length_factor(options, length)
-    scores = best.new_full((sources, beams), float("-inf"))
-    rows = torch.zeros(sources, beams, dtype=torch.long)
-    tokens = torch.zeros(sources, beams, dtype=torch.long)
-    values, beam_list, token_list, ended_list = best.tolist(), beam.tolist(), token.tolist(), ended.tolist()
-    written = run.tokens[:, start:].tolist() if start < run.tokens.shape[1] else [[] for _ in range(sources * beams)]
-    for n, search in enumerate(searches):
-        going: list[int] = []
-        kept: set[int] = set()
-        for rank, value in enumerate(values[n]):
-            if value == float("-inf"):
-                continue
-            row = n * beams + beam_list[n][rank]
-            if ended_list[n][rank] or last:
-                # An end that B better ways push out of the beam is pushed out too.
-                if not search.done and rank < beams:
-                    ids = [*written[row], token_list[n][rank]]
-                    search.add(Hypothesis(ids, value / factor, ended_list[n][rank]), beams)
-                    kept.add(rank)
-            elif len(going) < beams:
-                going.append(rank)
-                kept.add(rank)
-        for place, rank in enumerate(going):
-            scores[n, place] = values[n][rank]
-            rows[n, place] = n * beams + beam_list[n][rank]
-            tokens[n, place] = token_list[n][rank]
-        for place in range(len(going), beams):
-            rows[n, place] = n * beams  # a place without a hypothesis: its score of −∞ keeps it out
-        if options.record and not search.done:
-            search.steps.append(
-                Step(
-                    [
-                        Candidate(beam_list[n][r], token_list[n][r], values[n][r], r in kept, ended_list[n][r])
-                        for r in range(len(values[n]))
-                        if values[n][r] > float("-inf")
-                    ]
-                )
-            )
-        search.done = (
-            search.done or not going or _settled(search, options, length, values[n][going[0]] if going else 0.0)
-        )
-    device = best.device
-    return scores, rows.flatten().to(device), tokens.flatten().to(device)
+def ways_on(logits: Tensor, scores: Tensor, beams: int, wide: int) -> list[list[Way]]:
+    """The `wide` best ways on of each source, best first; logits (N·B, V), scores so far (N·B,)."""
+    total = log_total(logits)
+    best, token = logits.topk(min(wide, logits.shape[-1]))  # (N·B, K): a row's best are among its source's best
+    best = torch.where(best == NEVER, best.double(), best.double() + (scores - total)[:, None])
+    best, token = best.view(len(best) // beams, -1), token.view(len(best) // beams, -1)  # (N, B·K)
+    each = best.shape[1] // beams
+    best, index = best.topk(min(wide, best.shape[1]))
+    token = token.gather(1, index)
+    columns = (best.tolist(), (index // each).tolist(), token.tolist())
+    return [[Way(*way) for way in zip(*row, strict=True) if way[0] > NEVER] for row in zip(*columns, strict=True)]
 
 
 def _settled(search: Search, options: Options, length: int, running: float) -> bool:

@@ -15,6 +15,7 @@ from torch import Tensor
 from qkv.blocks import CrossCache
 from qkv.decode.choose import draw, likeliest
 from qkv.decode.options import Filter
+from qkv.decode.run import exact
 from qkv.errors import UsageError
 from qkv.models import Decoder, Network, Seq2Seq
 
@@ -169,5 +170,4 @@ class ModelGuesser:
             x, _ = self.network.hidden(fed, self.cross, cache=self.cache)
         else:
             x, _ = self.network.hidden(fed, cache=self.cache)
-        logits = self.network.head.read(x[:, -1])
-        return logits if logits.dtype == torch.float64 else logits.float()
+        return exact(self.network.head.read(x[:, -1]))

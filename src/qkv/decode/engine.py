@@ -27,13 +27,14 @@ from torch import Tensor
 from qkv.blocks import CrossCache, SelfCache
 from qkv.decode import sources
 from qkv.decode.choose import draw, generators_of, likeliest
+from qkv.decode.fast_cpu import FastStep, fits
 from qkv.decode.filters import filters_of
 from qkv.decode.generate import openings
 from qkv.decode.options import Options
 from qkv.decode.pages import PagedCache, Pages
 from qkv.decode.request import OnChange, Request, State
 from qkv.decode.result import Result
-from qkv.decode.run import flush_right
+from qkv.decode.run import exact, flush_right
 from qkv.decode.schedule import Counts, Schedule
 from qkv.decode.writing import Writing, logprobs_of
 from qkv.errors import QkvError, UsageError
@@ -72,7 +73,9 @@ class Engine:
         assert isinstance(network, Decoder | Seq2Seq)
         self.network, self.tokenizer = network, tokenizer
         self.counts = Counts()
-        self.pages = Pages(network.new_cache(1, 1), pages, page_size)
+        like = network.new_cache(1, 1)
+        self.pages = Pages(like, pages, page_size)
+        self._fast = FastStep(network) if fits(network, like) else None
         self._schedule = Schedule(self.pages, rows, read_at_once, self.counts)
         self._end = network.config.end
         self._arrivals: deque[Request] = deque()  # submitted, not yet seen by a step
@@ -118,7 +121,7 @@ class Engine:
             source=None if source is None else tuple(source[0]),
             filters=filters_of(bound, self._end, len(tokens)),
             generator=generators_of(options.seed, 1)[0] if options.temperature > 0 else None,
-            writing=Writing(0, stream=self.tokenizer.stream() if self.tokenizer else None),
+            writing=Writing(0, stream=self.tokenizer.target.stream() if self.tokenizer else None),
             on_change=on_change,
         )
         with self._gate:
@@ -237,22 +240,24 @@ class Engine:
             held = [request.cross for request in group if request.cross is not None]
             batch = Batch(self._schedule.version, group, cache, sources.join(held) if held else None)
         self._batch = None  # until the model has run: a step that is broken off leaves the cache half advanced
-        cache, cross = batch.cache, batch.cross
-        device = self.pages.keys[0].device
-        padded = flush_right([request.tokens[request.filled :] for request in group], device)
-        alike = len({request.unread for request in group}) == 1
-        segment = None if alike else (padded >= 0).long()
+        logits = self._run([request.tokens[request.filled :] for request in group], batch)
+        self._batch = batch
+        return exact(logits)
+
+    def _run(self, fed: list[list[int]], batch: Batch) -> Tensor:
+        cache = cast(SelfCache, batch.cache)  # it is none, but has all that a stack asks of one
+        padded = flush_right(fed, self.pages.keys[0].device)
+        if self._fast is not None and padded.shape[1] == 1:
+            return self._fast(padded[:, 0], cache, batch.cross)
+        segment = None if len({len(row) for row in fed}) == 1 else (padded >= 0).long()
         ids, position = padded.clamp(min=0), cache.next_positions(padded, segment)
-        stack_cache = cast(SelfCache, cache)  # it is none, but has all that a stack asks of one
         if isinstance(self.network, Seq2Seq):
-            assert cross is not None
-            x, _ = self.network.hidden(ids, cross, segment, position, cache=stack_cache)
+            assert batch.cross is not None
+            x, _ = self.network.hidden(ids, batch.cross, segment, position, cache=cache)
         else:
             assert isinstance(self.network, Decoder)
-            x, _ = self.network.hidden(ids, segment, position, cache=stack_cache)
-        self._batch = batch
-        logits = self.network.head.read(x[:, -1])
-        return logits if logits.dtype == torch.float64 else logits.float()
+            x, _ = self.network.hidden(ids, segment, position, cache=cache)
+        return self.network.head.read(x[:, -1])
 
     def _write(self, group: list[Request], raw: Tensor) -> None:
         """Filter, choose, and add a token to each text."""

@@ -15,6 +15,7 @@ from qkv.decode.filters import filters_of
 from qkv.decode.options import Options
 from qkv.decode.result import Result, TokenLogprob
 from qkv.decode.run import Run, check_room, flush_right
+from qkv.decode.static import write_greedy
 from qkv.decode.writing import OnText, Writing, logprobs_of
 from qkv.errors import QkvError
 from qkv.models import Decoder, Network, Seq2Seq
@@ -41,6 +42,9 @@ def generate(
     options = options.bound(tokenizer, end, run.tokens.shape[1])
     if options.beam > 1:
         return _from_search(run, options, end, tokenizer)
+    plain = options.temperature == 0 and not options.logprobs and not filters_of(options, end, 0)
+    if plain and on_text is None and run.tokens.is_cuda:
+        return _write_static(run, options, end, tokenizer)
     return _write(run, options, end, tokenizer, on_text)
 
 
@@ -108,6 +112,21 @@ def _write(
         logits = run.step(chosen)
     assert all(result is not None for result in results)
     return [result for result in results if result is not None]
+
+
+def _write_static(run: Run, options: Options, end: tuple[int, ...], tokenizer: Tokenizer | None) -> list[Result]:
+    """Greedy, all on the device; the host reads what was written when it is done."""
+    written = write_greedy(run, end, options.max_tokens, compiled=options.compiled)
+    results = []
+    for row, (tokens, logprobs) in enumerate(zip(written.tokens.tolist(), written.logprobs.tolist(), strict=True)):
+        writing = Writing(row, stream=tokenizer.target.stream() if tokenizer else None)
+        for token, logprob in zip(tokens, logprobs, strict=True):
+            reason = writing.take(token, TokenLogprob(token, logprob), options, end)
+            if reason is not None:
+                writing.hand_out(options, None, last=True)
+                results.append(writing.result(reason))
+                break
+    return results
 
 
 def _from_search(run: Run, options: Options, end: tuple[int, ...], tokenizer: Tokenizer | None) -> list[Result]:

@@ -152,6 +152,11 @@ class PagedCache:
     def rows(self) -> int:
         return self.table.shape[0]
 
+    @property
+    def length(self) -> int:
+        """How many slots are shown."""
+        return self._shown.shape[1]
+
     def next_positions(self, ids: Tensor, segment: Tensor | None) -> Tensor:
         """Positions of new tokens (R, T): each row counts on from its last real token."""
         real = torch.ones_like(ids) if segment is None else (segment != 0).long()

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from qkv.blocks import CrossCache, Place
+from qkv.blocks import CrossCache
 from qkv.decode.fast_cpu import FastStep, fits
 from qkv.errors import UsageError
 from qkv.models import Decoder, Seq2Seq
@@ -56,15 +56,11 @@ class Run:
         self.tokens = self.tokens[rows]
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these rows alone, each with a source of its own where there are sources."""
+        """Go on with these rows alone; for an encoder-decoder, with all the beams of the sources that stay."""
+        beams = 1 if self.cross is None else len(self.tokens) // self.cross.rows
         self.reorder(rows)
         if self.cross is not None:
-            cross, place = self.cross, self.cross.place
-            segment = None if place.segment is None else place.segment[rows]
-            position = place.position if len(place.position) == 1 else place.position[rows]
-            self.cross = CrossCache(
-                [k[rows] for k in cross.keys], [v[rows] for v in cross.values], Place(segment, position, place.most)
-            )
+            self.cross = self.cross.of(rows[::beams] // beams)
 
     def _forward(self, ids: Tensor, segment: Tensor | None) -> Tensor:
         if isinstance(self.network, Seq2Seq):

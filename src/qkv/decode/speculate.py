@@ -22,7 +22,7 @@ from qkv.decode.filters import filters_of
 from qkv.decode.generate import start
 from qkv.decode.options import Options
 from qkv.decode.result import Result
-from qkv.decode.run import Run
+from qkv.decode.run import Run, exact
 from qkv.decode.writing import OnText, Writing, logprobs_of
 from qkv.errors import QkvError, UsageError
 from qkv.models import Decoder, Network, Seq2Seq
@@ -87,7 +87,7 @@ def _write(
     filters = filters_of(options.bound(tokenizer, end, len(tokens)), end, len(tokens))
     generator = generators_of(options.seed, 1)[0] if options.temperature > 0 else None
     guesser = draft.begin(network, prompt if isinstance(network, Seq2Seq) else None, filters, generator)
-    writing = Writing(number, stream=tokenizer.stream() if tokenizer else None)
+    writing = Writing(number, stream=tokenizer.target.stream() if tokenizer else None)
     calls = guessed = accepted = 0
     while True:
         # The model adds a token of its own to the guesses it keeps, so one less is guessed than may still come.
@@ -154,5 +154,4 @@ def _read(run: Run, fed: list[int], wanted: int) -> Tensor:
         x, _ = run.network.hidden(ids, run.cross, cache=run.cache)
     else:
         x, _ = run.network.hidden(ids, cache=run.cache)
-    logits = run.network.head.read(x[0, -wanted:])
-    return logits if logits.dtype == torch.float64 else logits.float()
+    return exact(run.network.head.read(x[0, -wanted:]))

@@ -1,4 +1,4 @@
-"""Decoding without waiting for the host: static caches, compiled steps, CUDA graphs.
+"""Greedy decoding without waiting for the host: static caches, CUDA graphs, and compiled steps where asked for.
 
 A step (read one token a row, write its keys and values, choose the next) is captured once as a CUDA graph and then
 replayed; each replay reads the token that the last one chose, so the host sends one command a token and looks at the
@@ -52,8 +52,8 @@ class StaticCache(SelfCache):
 class Steps:
     """Greedy steps over one batch, all state on the device."""
 
-    def __init__(self, run: Run, end: tuple[int, ...], most: int) -> None:
-        self.network, self.cross = run.network, run.cross
+    def __init__(self, run: Run, end: tuple[int, ...], most: int, *, compiled: bool = False) -> None:
+        self.network, self.cross, self.compiled = run.network, run.cross, compiled
         self.rows, self.start = run.tokens.shape
         self.most = most
         device = run.tokens.device
@@ -92,12 +92,16 @@ class Steps:
         return self._steps[seen]
 
     def _capture(self, cache: SelfCache) -> Callable[[], None]:
-        state = (self.cache.cursor, self.token, self.ended, self.count)
+        state = (self.cache.cursor, self.cache.segment, self.token, self.ended, self.count)
         saved = [t.clone() for t in state]
-        step = torch.compile(self.step, dynamic=False, fullgraph=True)
+        step: Callable[[SelfCache], None] = self.step
+        if self.compiled:
+            # At few rows a step is all matrix-vector products, which the compiler's own kernels read faster.
+            few = {"coordinate_descent_tuning": True} if self.rows <= 4 else {}
+            step = torch.compile(self.step, dynamic=False, fullgraph=True, options=few)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # compiling and warming up move the state: it is put back afterwards
+        with torch.cuda.stream(stream):  # warming up moves the state: it is put back afterwards
             for _ in range(3):
                 step(cache)
                 for tensor, value in zip(state, saved, strict=True):
@@ -121,9 +125,12 @@ def forward(
     return network.head.read(x[:, -1])
 
 
-def write_greedy(run: Run, end: tuple[int, ...], most: int) -> Written:
-    """Write up to `most` tokens to each row of a fresh run, always the likeliest."""
-    steps = Steps(run, end, most)
+def write_greedy(run: Run, end: tuple[int, ...], most: int, *, compiled: bool = False) -> Written:
+    """Write up to `most` tokens to each row of a fresh run, always the likeliest.
+
+    `compiled` is faster a step and makes the first one wait for the compiler: for long texts and many of them.
+    """
+    steps = Steps(run, end, most, compiled=compiled)
     segment = None if bool((run.tokens >= 0).all()) else (run.tokens >= 0).long()
     steps.choose(forward(steps.network, run.tokens.clamp(min=0), segment, steps.cache, steps.cross))
     for done in range(1, most):

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from qkv.decode.choose import log_total
 from qkv.decode.options import Options
 from qkv.decode.result import Reason, Result, TokenLogprob
 from qkv.text import StreamDecoder
@@ -68,11 +69,12 @@ def overlap(text: str, stop: str) -> int:
 
 def logprobs_of(logits: Tensor, chosen: Tensor, alternatives: int) -> list[TokenLogprob]:
     """The model's own log-probabilities of the tokens chosen (R,), before any filter; logits (R, V)."""
-    every = logits.double().log_softmax(-1)
-    values = every.gather(1, chosen[:, None])[:, 0].tolist()
+    total = log_total(logits)
+    values = (logits.gather(1, chosen[:, None])[:, 0].double() - total).tolist()
     out = [TokenLogprob(token, value) for token, value in zip(chosen.tolist(), values, strict=True)]
     if alternatives:
-        best, ids = every.topk(alternatives)
+        best, ids = logits.topk(alternatives)
+        best = best.double() - total[:, None]
         for entry, row_ids, row_best in zip(out, ids.tolist(), best.tolist(), strict=True):
             entry.alternatives = dict(zip(row_ids, row_best, strict=True))
     return out

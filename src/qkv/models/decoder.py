@@ -40,7 +40,7 @@ class Decoder(nn.Module):
         tap: Tap | None = None,
     ) -> tuple[Tensor, Place]:
         """The vectors (B, T, C) that the head reads, and where they stand."""
-        check_length(self.decoder.config, ids, position, cache)
+        check_length(self.decoder.config, ids, position, cache, segment)
         if cache is not None and position is None:
             position = cache.next_positions(ids, segment)
         place = place_of(ids, segment, position, texts)

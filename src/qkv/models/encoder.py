@@ -38,7 +38,7 @@ class Encoder(nn.Module):
         tap: Tap | None = None,
     ) -> tuple[Tensor, Place]:
         """The vectors (B, T, C) that the head reads, and where they stand."""
-        check_length(self.encoder.config, ids, position)
+        check_length(self.encoder.config, ids, position, segment=segment)
         place = place_of(ids, segment, position, texts)
         x = self.embedding(ids, place.position, types)
         return self.encoder(x, place, tap=tap), place

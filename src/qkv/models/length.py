@@ -1,21 +1,33 @@
 """A table of positions ends somewhere: refuse what lies beyond it instead of cutting the text or reading garbage."""
 
+import torch
 from torch import Tensor
 
-from qkv.blocks import SelfCache, StackConfig
+from qkv.blocks import SelfCache, StackConfig, positions_of
 from qkv.errors import UsageError
 
 
 def check_length(
-    config: StackConfig, ids: Tensor, position: Tensor | None = None, cache: SelfCache | None = None
+    config: StackConfig,
+    ids: Tensor,
+    position: Tensor | None = None,
+    cache: SelfCache | None = None,
+    segment: Tensor | None = None,
 ) -> None:
-    """Raise where `ids` (B, T) would need positions that the model does not have; costs no look at a tensor.
+    """Raise where `ids` (B, T) would need positions that the model does not have.
 
-    Positions given by the caller are taken at their word, and packed rows restart them.
+    Positions given by the caller are taken at their word. A row may be longer than the table where it packs several
+    texts or ends in padding: only then are its segments looked at (and not while a model is being compiled).
     """
     if position is not None or not config.limited:
         return
     needed = ids.shape[1] + (cache.filled if cache is not None else 0)
+    if needed <= config.max_positions:
+        return
+    if segment is not None and cache is None:
+        if torch.compiler.is_compiling():
+            return
+        needed = int(positions_of(segment).max()) + 1
     if needed > config.max_positions:
         raise UsageError(
             f"{needed} tokens are more than the {config.max_positions} positions that this model has; "

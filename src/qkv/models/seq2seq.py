@@ -63,7 +63,7 @@ class Seq2Seq(nn.Module):
         tap: Tap | None = None,
     ) -> Memory:
         """Read the source (B, S) once. `types`, where the encoder has them, is as in `Encoder`."""
-        check_length(self.encoder.config, source, position)
+        check_length(self.encoder.config, source, position, segment=segment)
         place = place_of(source, segment, position, texts)
         x = self.source_embedding(source, place.position, types)
         return Memory(self.encoder(x, place, tap=tap), place)
@@ -86,7 +86,7 @@ class Seq2Seq(nn.Module):
         """The vectors (B, T, C) that the head reads, and where they stand."""
         if target.shape[0] % memory.rows:
             raise ValueError(f"{target.shape[0]} target rows cannot share {memory.rows} sources evenly")
-        check_length(self.decoder.config, target, position, cache)
+        check_length(self.decoder.config, target, position, cache, segment)
         if cache is not None and position is None:
             position = cache.next_positions(target, segment)
         place = place_of(target, segment, position, texts)

@@ -146,7 +146,9 @@ def _start(
     config: Config, tensors: dict[str, Tensor], names: list[str], notes: list[str], device: torch.device
 ) -> None:
     """Give what a folder does not hold the start that it would have in a new network."""
-    new = build(config, device=device)
+    with torch.random.fork_rng(devices=[]):  # the same start each time, and nobody else's numbers disturbed
+        torch.manual_seed(0)
+        new = build(config, device="meta" if device.type == "meta" else "cpu")
     for name, parameter in new.named_parameters():
         if name in names:
             tensors[name] = parameter.detach()

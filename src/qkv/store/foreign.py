@@ -50,10 +50,13 @@ def read_foreign_config(folder: Path, theirs: dict[str, Any], weights: Weights) 
         notes.append("config.json asks for code of its own (auto_map); it was not run, only known layouts are read")
     if "model_type" not in theirs:
         raise QkvError(f"{folder / 'config.json'}: no 'model_type', so the architecture is not known")
-    architecture = architecture_of(str(theirs["model_type"]))
-    table = head_of(architecture, theirs)
-    names = frozenset(plain_name(architecture, table, name) for name in weights.shapes)
-    return read_config(architecture, {**theirs, "_tensors": names}), notes
+    try:
+        architecture = architecture_of(str(theirs["model_type"]))
+        table = head_of(architecture, theirs)
+        names = frozenset(plain_name(architecture, table, name) for name in weights.shapes)
+        return read_config(architecture, {**theirs, "_tensors": names}), notes
+    except QkvError as error:
+        raise QkvError(str(error).replace("config.json", str(folder / "config.json"), 1)) from error
 
 
 def sentence_head(folder: Path) -> HeadConfig | None:

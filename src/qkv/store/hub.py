@@ -6,7 +6,7 @@ from pathlib import Path
 from qkv.errors import QkvError
 
 _ID = re.compile(r"[\w.-]+/[\w.-]+")
-WANTED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm"]
+WANTED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "*.jinja"]
 """What is fetched: configs, tokenizers and safetensors; never pickles or code."""
 
 

@@ -1,0 +1,138 @@
+"""An index: the traps that other implementations fell into, and the tests that prove that this one did not.
+
+The numbers are those of the project's list of traps. A test that is renamed or removed must be replaced here.
+"""
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent
+
+TRAPS: dict[int, tuple[str, ...]] = {
+    # A query that may see nothing gives NaN, depending on the kernel
+    1: (
+        "blocks/test_attention.py::test_a_blind_query_gets_zeros",
+        "blocks/test_attention.py::test_a_blind_query_has_finite_gradients",
+        "models/test_invariance.py::test_a_row_of_padding_alone_is_finite_forward_and_backward",
+    ),
+    # NaN in a masked value still leaks
+    2: (
+        "blocks/test_attention.py::test_poison_in_padded_tokens_changes_no_other_output",
+        "blocks/test_attention.py::test_poison_in_a_padded_source_changes_no_output",
+        "blocks/test_attention.py::test_without_blanking_the_poison_would_spread",
+    ),
+    # Left padding moves positions
+    3: (
+        "models/test_invariance.py::test_a_prompt_alone_is_the_prompt_in_a_padded_batch",
+        "models/test_cached.py::test_prompts_of_unequal_length_decode_in_one_batch_as_alone",
+    ),
+    # `is_causal` is aligned to the first key, wrong with a cache
+    4: (
+        "models/test_cached.py::test_a_decoder_with_a_cache_is_the_full_forward",
+        "models/test_cached.py::test_a_wrongly_aligned_mask_would_be_noticed",
+    ),
+    # Asking for attention switched kernels and dropped the causal mask
+    5: (
+        "models/test_tap.py::test_looking_leaves_outputs_bit_for_bit_the_same",
+        "models/test_tap.py::test_patterns_are_those_that_mixed_the_values",
+    ),
+    # SDPA drops out whenever it is given a dropout, eval or not
+    6: (
+        "models/test_modes.py::test_evaluation_is_the_same_twice_whatever_the_dropout",
+        "models/test_modes.py::test_without_dropout_training_is_evaluation",
+        "models/test_modes.py::test_each_dropout_acts_in_training",
+    ),
+    # T5 does not scale scores, shares its bias from layer 0, scales its head when tied
+    7: (
+        "parity/test_parity_heads.py::test_a_text_alone",
+        "parity/test_parity_controls.py::test_a_mistake_in_a_stack_is_seen",
+        "parity/test_parity_controls.py::test_a_mistake_in_a_head_is_seen",
+        "parity/test_parity_export.py::test_every_pairing_of_a_tied_and_a_scaled_head",
+    ),
+    # BART's positions start at offset 2, RoBERTa's at pad + 1
+    8: (
+        "parity/test_parity_heads.py::test_a_padded_batch_says_what_each_text_says_alone",
+        "parity/test_parity_packed.py::test_texts_in_one_row_say_what_they_say_alone",
+        "parity/test_parity_controls.py::test_a_mistake_in_a_stack_is_seen",
+    ),
+    # Tied weights mixed up at load
+    9: (
+        "parity/test_parity_stored.py::test_tied_matrices_share_storage_and_others_do_not",
+        "parity/test_parity_stored.py::test_save_and_load_keep_numbers_config_and_ties",
+        "models/test_build.py::test_a_tied_head_shares_the_embeddings_storage",
+    ),
+    # The embedding's scale √C on or off
+    10: (
+        "blocks/test_embedding.py::test_tokens_are_scaled_by_the_root_of_the_width_or_not",
+        "parity/test_parity_controls.py::test_a_mistake_in_a_stack_is_seen",
+    ),
+    # Post-norm has no final norm, pre-norm has one
+    11: (
+        "blocks/test_stack.py::test_a_last_norm_is_there_where_blocks_do_not_end_with_one",
+        "parity/test_parity_torch.py::test_the_whole_transformer",
+        "parity/test_parity_torch.py::test_a_final_norm_after_post_norm_would_be_seen",
+    ),
+    # Deep-copied layers start identical
+    12: (
+        "models/test_presets.py::test_no_two_layers_of_a_preset_start_equal",
+        "blocks/test_init.py::test_no_two_layers_start_equal",
+    ),
+    # Cross keys and values recomputed, copied per beam, or hit by the self window
+    13: (
+        "models/test_beams.py::test_a_decoding_reads_and_projects_its_source_once",
+        "models/test_beams.py::test_the_memory_of_the_source_does_not_grow_with_beams",
+        "models/test_beams.py::test_beams_with_caches_are_separate_sources_without",
+        "blocks/test_stack.py::test_the_window_does_not_touch_cross_attention",
+    ),
+    # Rotary tables in low precision
+    18: (
+        "models/test_precision.py::test_a_bfloat16_model_is_as_good_far_out_as_at_the_start",
+        "models/test_precision.py::test_low_precision_angles_would_be_noticed",
+        "blocks/test_position.py::test_rotary_tables_keep_their_precision_in_a_low_precision_model",
+    ),
+    # Softmax and norms in bfloat16
+    19: (
+        "blocks/test_attention.py::test_a_long_row_of_weights_sums_to_one_in_bfloat16",
+        "blocks/test_attention.py::test_the_softmax_of_a_bfloat16_model_is_as_good_as_its_inputs",
+        "blocks/test_norm.py::test_norms_take_their_statistics_in_float32",
+        "models/test_precision.py::test_a_bfloat16_network_is_near_the_exact_one",
+    ),
+    # Pickle hidden in a file
+    22: (
+        "store/test_store_weights.py::test_a_pickle_under_the_name_of_safetensors_is_not_opened",
+        "store/test_store_weights.py::test_a_pickle_alone_is_named_and_not_opened",
+        "store/test_store_weights.py::test_the_pickle_would_do_harm",
+        "test_layers.py::test_no_load_path_unpickles_or_runs_code",
+    ),
+    # Tokenizer and vocabulary do not match the model
+    25: ("store/test_store_weights.py::test_a_tokenizer_larger_than_the_vocabulary_is_refused_with_both_sizes",),
+}
+
+
+@cache
+def defined_in(path: Path) -> frozenset[str]:
+    """The tests that a file defines, read from its source: nothing is run."""
+    if not path.exists():
+        return frozenset()
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    return frozenset(node.name for node in body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"))
+
+
+@pytest.mark.parametrize(("trap", "name"), [(trap, name) for trap, names in TRAPS.items() for name in names])
+def test_the_proof_of_a_trap_is_there(trap: int, name: str) -> None:
+    file, test = name.split("::")
+    assert test in defined_in(ROOT / file), f"trap {trap}: no {test} in {file}"
+
+
+def test_every_trap_of_this_part_has_a_proof() -> None:
+    assert set(TRAPS) == {*range(1, 14), 18, 19, 22, 25}
+    assert all(TRAPS.values())
+
+
+def test_a_proof_that_is_gone_would_be_noticed() -> None:
+    assert "test_the_proof_of_a_trap_is_there" in defined_in(ROOT / "test_traps.py")
+    assert "test_that_was_renamed" not in defined_in(ROOT / "test_traps.py")
+    assert not defined_in(ROOT / "test_that_was_removed.py")
