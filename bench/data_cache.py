@@ -4,7 +4,7 @@
 
 The text is the Python standard library's own sources, always present. The cache is timed from file to finished folder
 (hash, read, encode, write, fsync); the raw call encodes the same texts, already in memory, and takes the ids out. On
-a machine that does other work too the processor time is the fairer of the two shares.
+a machine that does other work too the share by CPU time is the fairer one.
 """
 
 import argparse
@@ -135,7 +135,7 @@ def bench_building(
     rows = []
     for name, measured in times.items():
         wall, used = (min(one) for one in zip(*measured, strict=True))
-        shares = {"share of raw": base[0] / wall, "share by processor time": base[1] / used}
+        shares = {"of raw": base[0] / wall, "of raw, CPU": base[1] / used}
         rows.append({"texts": f"{title} of {size // len(texts)}", "work": name, "MB/s": size / wall / 1e6, **shares})
     return rows, cache
 
@@ -198,7 +198,7 @@ def main() -> None:
         "tokenizers": tokenizers.__version__,
         "numpy": np.__version__,
     }
-    console = Console()
+    console = Console(width=100)
     console.print(about)
     for title, rows in (("Reading", reading), ("Building the cache", building), ("Access", access)):
         console.print(table(title, rows))

@@ -107,7 +107,7 @@ def test_the_reorder_of_the_cache_matters(network: Network, monkeypatch: pytest.
 
     whole = SelfCache.reorder
 
-    def first_only(self: SelfCache, rows: torch.Tensor) -> None:
+    def first_only(self: SelfCache, rows: torch.Tensor, since: int = 0) -> None:
         if len(rows) != self.rows:  # the prompt's row becoming several
             whole(self, rows)
 

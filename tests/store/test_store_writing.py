@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 import qkv
 from qkv.store import folder as folders
 from qkv.store import weights
-from qkv.store.folder import PARTIAL
+from qkv.store.staging import PARTIAL
 from qkv.store.weights import INDEX, ONE_FILE
 
 

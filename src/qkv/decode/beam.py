@@ -9,7 +9,6 @@ N sources, B beams, V vocabulary
 """
 
 from dataclasses import dataclass, field
-from os.path import commonprefix
 from typing import NamedTuple
 
 import torch
@@ -115,8 +114,8 @@ def beam_search(run: Run, options: Options, end: tuple[int, ...]) -> list[Search
         if len(staying) < len(live):
             run.keep(rows)
         else:
-            moves = ((old[row], old[parent]) for row, parent in enumerate(parents) if row != parent)
-            run.reorder(rows, since=start + min((len(commonprefix(pair)) for pair in moves), default=length - 1))
+            moves = [(old[row], old[parent]) for row, parent in enumerate(parents) if row != parent]
+            run.reorder(rows, since=start + min((_alike(*pair) for pair in moves), default=length - 1))
         live = [live[n] for n in staying]
         written = [[*old[parent], way.token] for parent, (_, way) in zip(parents, chosen, strict=True)]
         for n, search in enumerate(live):
@@ -145,3 +144,8 @@ def _settled(search: Search, options: Options, length: int, running: float) -> b
         return False
     kindest = options.max_tokens if options.length_penalty > 0 else length + 1
     return running / length_factor(options, kindest) <= search.finished[-1].worth
+
+
+def _alike(a: list[int], b: list[int]) -> int:
+    """How many first tokens two rows share: what the cache holds of those is the same in both."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), len(a))

@@ -44,6 +44,11 @@ def quantise(network: AnyNetwork) -> AnyNetwork:
 class Int8Linear(nn.Module):
     """y = x Wᵀ + b with W in int8, packed once for this machine; x and y in float32."""
 
+    whole: Tensor
+    scale: Tensor
+    sums: Tensor
+    shift: Tensor
+
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
@@ -53,9 +58,8 @@ class Int8Linear(nn.Module):
         self.weight = nn.Parameter(torch.empty(0), requires_grad=False)
         self.register_buffer("whole", whole, persistent=False)
         self.register_buffer("scale", scale, persistent=False)
-        self.register_buffer("bias", bias.clone(), persistent=False)
-        self.register_buffer("no_bias", torch.zeros(self.out_features), persistent=False)
         self.register_buffer("sums", whole.sum(1, dtype=torch.int32), persistent=False)  # corrects for x's zero
+        self.register_buffer("shift", bias / scale, persistent=False)
         with warnings.catch_warnings():  # torch says that these kernels will go one day; nothing has replaced them yet
             warnings.simplefilter("ignore")
             try:
@@ -66,11 +70,17 @@ class Int8Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, I) → (…, O)."""
-        # The kernel knows one scale for all outputs: it is given 1, and each output's own is applied here.
-        product = torch.fbgemm_linear_int8_weight_fp32_activation(
-            x, self.whole, self.packed, self.sums, 1.0, 0, self.no_bias
+        return self.unscaled(x).mul_(self.scale)
+
+    def onto(self, stream: Tensor, x: Tensor) -> Tensor:
+        """stream + self(x), in one pass."""
+        return torch.addcmul(stream, self.unscaled(x), self.scale)
+
+    def unscaled(self, x: Tensor) -> Tensor:
+        """What is still to be multiplied by each output's scale: the kernel knows one for all, and is given 1."""
+        return torch.fbgemm_linear_int8_weight_fp32_activation(
+            x, self.whole, self.packed, self.sums, 1.0, 0, self.shift
         )
-        return torch.addcmul(self.bias, product, self.scale)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}"
@@ -83,9 +93,9 @@ def to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
     [0, 0]
     """
     limit = 127 if _adds_without_overflow() else 63
-    scale = weight.abs().amax(dim=1) / limit
-    whole = (weight / scale.clamp(min=torch.finfo(weight.dtype).tiny)[:, None]).round()
-    return whole.to(torch.int8), scale
+    largest = weight.abs().amax(dim=1)
+    scale = torch.where(largest > 0, largest, 1.0) / limit
+    return (weight / scale[:, None]).round().to(torch.int8), scale
 
 
 def _adds_without_overflow() -> bool:

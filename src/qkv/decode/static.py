@@ -12,6 +12,7 @@ R rows, V vocabulary, L slots
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -97,7 +98,7 @@ class Steps:
         step: Callable[[SelfCache], None] = self.step
         if self.compiled:
             # At few rows a step is all matrix-vector products, which the compiler's own kernels read faster.
-            few = {"coordinate_descent_tuning": True} if self.rows <= 4 else {}
+            few: dict[str, Any] = {"coordinate_descent_tuning": True} if self.rows <= 4 else {}
             step = torch.compile(self.step, dynamic=False, fullgraph=True, options=few)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())

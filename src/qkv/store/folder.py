@@ -1,14 +1,11 @@
 """A model folder: config.json, model.safetensors, the tokenizer's files, README.md (a model card). No pickle."""
 
 import json
-import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from qkv.blocks import HeadConfig
@@ -27,6 +24,7 @@ from qkv.store.foreign import (
     with_head,
 )
 from qkv.store.hub import locate
+from qkv.store.staging import staged
 from qkv.store.weights import Weights, read_json, write_text, write_weights
 from qkv.text import Tokenizer
 
@@ -53,8 +51,6 @@ MODEL_FILES = (
     "modules.json",
 )
 """What belongs to one model and would be read as part of the next: it goes when another is saved in its place."""
-PARTIAL = ".partial"
-"""Where a folder's new files wait until all of them are written."""
 
 
 @dataclass
@@ -190,45 +186,17 @@ def write(
     Every file is written before the first one takes its place: whatever fails, a model that was there stays whole.
     """
     folder = Path(folder).expanduser()
-    if folder.exists() and not folder.is_dir():
-        raise QkvError(f"{folder}: this is a file; give a folder")
     layout = layout_of(config) if format == "hf" else None  # refused before anything is touched
+    cls = config.family if layout is None else layout.table.cls
     parameters = {name: p.detach() for name, p in network.named_parameters()}
-    partial = folder / PARTIAL
-    new = not folder.exists()
-    try:
-        if not new and {path.name for path in folder.iterdir()} - {PARTIAL} and not (folder / "config.json").exists():
-            raise QkvError(f"{folder}: there are other files in this folder and no model; choose another")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        try:
-            if tokenizer is not None:
-                tokenizer.save(partial)
-            if layout is not None:
-                export(partial, layout, config, parameters)
-            else:
-                write_weights(partial, parameters)
-                write_text(partial / "config.json", json.dumps(config.to_dict(), indent=2) + "\n")
-            cls = config.family if layout is None else layout.table.cls
-            if not (folder / "README.md").exists():
-                write_text(partial / "README.md", card(config, sum(p.numel() for p in parameters.values()), cls))
-            _move(partial, folder)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-            if new and not any(folder.iterdir()):
-                folder.rmdir()
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise QkvError(f"{folder}: could not be written ({reason})") from error
+    with staged(folder, "config.json", MODEL_FILES) as partial:
+        if tokenizer is not None:
+            tokenizer.save(partial)
+        if layout is not None:
+            export(partial, layout, config, parameters)
+        else:
+            write_weights(partial, parameters)
+            write_text(partial / "config.json", json.dumps(config.to_dict(), indent=2) + "\n")
+        if not (folder / "README.md").exists():
+            write_text(partial / "README.md", card(config, sum(p.numel() for p in parameters.values()), cls))
     return cls
-
-
-def _move(partial: Path, folder: Path) -> None:
-    """Give finished files their places, the config last; what is left of an older model goes."""
-    names = sorted((path.name for path in partial.iterdir()), key=lambda name: name == "config.json")
-    old = {path for pattern in MODEL_FILES for path in folder.glob(pattern)}
-    for name in names[:-1]:
-        os.replace(partial / name, folder / name)
-    for path in old - {folder / name for name in names}:
-        path.unlink()
-    os.replace(partial / names[-1], folder / names[-1])

@@ -1,21 +1,25 @@
-"""Writing an export: every file beside its place first, so that whatever fails, what was there stays whole."""
+"""Writing a folder: every file beside its place first, so that whatever fails, what was there stays whole."""
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+from safetensors import SafetensorError
 
 from qkv.errors import QkvError
 
 PARTIAL = ".partial"
+"""Where a folder's new files wait until all of them are written."""
 
 
 @contextmanager
-def staged(folder: str | Path, marker: str) -> Iterator[Path]:
-    """A folder to write into, whose files move to `folder` when the block ends well.
+def staged(folder: str | Path, marker: str, replaces: Sequence[str] = ()) -> Iterator[Path]:
+    """A folder to write into, whose files move to `folder` when the block ends well, `marker` last.
 
-    A folder with other files in it is refused unless it has `marker`, the file by which an earlier export is known.
+    `marker` is the file by which a folder of this kind is known: one that has other files and not this is refused.
+    Files of an older one that match `replaces` and have no successor go.
     """
     folder = Path(folder).expanduser()
     if folder.exists() and not folder.is_dir():
@@ -23,18 +27,29 @@ def staged(folder: str | Path, marker: str) -> Iterator[Path]:
     new = not folder.exists()
     partial = folder / PARTIAL
     try:
-        there = [] if new else [path for path in folder.iterdir() if path.name != PARTIAL]
-        if there and not (folder / marker).exists():
-            raise QkvError(f"{folder}: there are other files in this folder; choose another")
+        there = set() if new else {path.name for path in folder.iterdir()} - {PARTIAL}
+        if there and marker not in there:
+            raise QkvError(f"{folder}: there are other files in this folder and no model; choose another")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         try:
             yield partial
-            for path in partial.iterdir():
-                os.replace(path, folder / path.name)
+            _move(partial, folder, marker, replaces)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
             if new and not any(folder.iterdir()):
                 folder.rmdir()
-    except OSError as error:
-        raise QkvError(f"{folder}: could not be written ({error.strerror or error})") from error
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise QkvError(f"{folder}: could not be written ({reason})") from error
+
+
+def _move(partial: Path, folder: Path, marker: str, replaces: Sequence[str]) -> None:
+    """Give finished files their places; what is left of an older folder goes before the marker comes."""
+    names = sorted((path.name for path in partial.iterdir()), key=lambda name: name == marker)
+    old = {path for pattern in replaces for path in folder.glob(pattern)}
+    for name in names[:-1]:
+        os.replace(partial / name, folder / name)
+    for path in old - {folder / name for name in names}:
+        path.unlink()
+    os.replace(partial / names[-1], folder / names[-1])
