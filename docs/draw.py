@@ -131,7 +131,7 @@ def draw_house() -> str:
     parts += box(20, 226, 360, 64, "tables", "other people's names for the same weights, both ways", amber)
     parts += arrow(380, 172, 440, 172)
     parts += box(20, 326, 300, 64, "train", "recipes, the loop, checkpoints, scale", green, planned=True)
-    parts += box(350, 326, 300, 64, "decode", "greedy, sampling, beam, streaming", green, planned=True)
+    parts += box(350, 326, 300, 64, "decode", "greedy, sampling, beam, streaming", green)
     parts += box(680, 326, 300, 64, "inside", "traces, attention on demand, pictures", green, planned=True)
     parts.append(text(500, 414, "api and command line · dashed: planned", 13, FAINT))
     return svg(1000, 430, parts, "The way of data through qkv")

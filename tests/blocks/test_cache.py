@@ -157,13 +157,23 @@ def test_slots_that_rows_have_in_common_stay_where_they_are(static: bool) -> Non
         assert torch.equal(show(cache, layer, 5)[1], -expected - layer)
 
 
-def test_a_growing_cache_may_be_given_other_numbers_of_rows() -> None:
-    """One prompt becomes several beams."""
-    cache, keys = make(rows=1), tokens(3, rows=1)
-    put(cache, keys)
-    cache.reorder(torch.tensor([0, 0, 0, 0]))
-    assert cache.rows == 4
-    assert torch.equal(show(cache, 0, 3)[0], keys.expand(4, -1, -1, -1))
+@pytest.mark.parametrize("since", [0, 2])
+@pytest.mark.parametrize("rows", [[0, 0, 1, 2, 2], [1]], ids=["more", "fewer"])
+def test_a_growing_cache_may_be_given_other_numbers_of_rows(rows: list[int], since: int) -> None:
+    """One prompt becomes several beams, or texts that are finished leave; new rows get their beginning too."""
+    cache, keys = make(), tokens(3)
+    put(cache, keys, LEFT)
+    cache.reorder(torch.tensor(rows), since=since)
+    assert cache.rows == len(rows)
+    assert torch.equal(show(cache, 0, 3)[0], keys[rows])
+    assert torch.equal(cache.segment[:, :3], LEFT[rows])
+
+
+def test_a_static_cache_keeps_its_number_of_rows() -> None:
+    cache = make(static=True)
+    put(cache, tokens(3))
+    with pytest.raises(ValueError, match="a static cache keeps its 3 rows; it cannot be reordered to 1"):
+        cache.reorder(torch.tensor([0]))
 
 
 @BOTH
@@ -248,3 +258,21 @@ def test_a_cross_cache_is_the_memory_projected_by_every_layer(make_stack: Callab
     assert not torch.equal(cache.keys[0], cache.keys[1])
     assert cache.bytes == 2 * 2 * 2 * 2 * 5 * 4 * 8
     assert isinstance(cache, CrossCache)
+
+
+@pytest.mark.parametrize("segmented", [False, True])
+def test_a_cross_cache_of_some_sources_is_theirs_alone(make_stack: Callable[..., Stack], segmented: bool) -> None:
+    stack = make_stack(causal=True, cross=True)
+    source = torch.randn(3, 4, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    segment = torch.tensor([[1, 1, 1, 0], [0, 1, 1, 1], [1, 1, 0, 0]]) if segmented else None
+    rows = torch.tensor([2, 0])
+    some = stack.remember(source, place_of(source, segment)).of(rows)
+    alone = stack.remember(source[rows], place_of(source[rows], None if segment is None else segment[rows]))
+    for a, b in zip((*some.keys, *some.values), (*alone.keys, *alone.values), strict=True):
+        assert torch.allclose(a, b, atol=1e-14)
+    assert some.rows == 2
+    assert torch.equal(some.place.position, alone.place.position)
+    if segmented:
+        assert torch.equal(some.place.segment, alone.place.segment)  # type: ignore[arg-type]
+    else:
+        assert some.place.segment is None

@@ -11,9 +11,7 @@ from random import Random
 import torch
 
 from qkv.blocks import HeadConfig, StackConfig
-from qkv.decode import Options, Result, generate
-from qkv.decode.engine import Engine
-from qkv.decode.request import Request
+from qkv.decode import Engine, Options, Request, Result, generate
 from qkv.models import Config, Network, build
 from qkv.text import Tokenizer
 

@@ -12,13 +12,23 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models
 
 from qkv.blocks import HeadConfig, StackConfig
-from qkv.decode import Options, constrain, generate
-from qkv.decode.constrain import grammar, json_schema, regex
-from qkv.decode.draft import DraftModel, Lookup
-from qkv.decode.engine import Engine
-from qkv.decode.speculate import speculate
+from qkv.decode import (
+    DraftModel,
+    Engine,
+    Lookup,
+    Options,
+    constrain,
+    generate,
+    grammar,
+    json_schema,
+    regex,
+    speculate,
+)
+from qkv.decode.spelling import Spelling
 from qkv.errors import QkvError, UsageError
 from qkv.models import Config, Network, build
 from qkv.text import Tokenizer
@@ -31,6 +41,15 @@ TEXTS = ["the cat sat on 12 mats", "hello world 345 6789 0", "yes no maybe a b c
 
 @cache
 def tokenizer(kind: str = "byte") -> Tokenizer:
+    if kind == "fallback":  # as SentencePiece has it: what it has no piece for is written in bytes
+        words = ["▁", "▁the", "▁cat", "▁hello", "▁yes", "▁no", "▁345", *"abcdefghijklmnopqrstuvwxyz0123456789"]
+        pieces = ["<pad>", "<s>", "</s>", "<unk>", *words, *(f"<0x{byte:02X}>" for byte in range(256))]
+        vocabulary = {piece: number for number, piece in enumerate(pieces)}
+        backend = Backend(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
+        steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        backend.decoder = decoders.Sequence(steps)
+        backend.add_special_tokens(pieces[:4])
+        return Tokenizer(backend)
     return Tokenizer.train(kind, iter(TEXTS), size={"byte": 259, "byte-bpe": 290}.get(kind, 80))
 
 
@@ -277,7 +296,7 @@ def test_guesses_follow_the_constraint_too(draft: Any, temperature: float) -> No
 
 
 @needed
-@pytest.mark.parametrize("kind", ["byte-bpe", "bpe", "unigram", "wordpiece", "char", "word"])
+@pytest.mark.parametrize("kind", ["byte-bpe", "bpe", "unigram", "wordpiece", "char", "word", "fallback"])
 @pytest.mark.parametrize("way", WAYS)
 def test_every_kind_of_tokenizer(kind: str, way: str) -> None:
     """A first word's space, continued words, words with spaces before them: what counts is the text in the end."""
@@ -293,8 +312,6 @@ def test_every_kind_of_tokenizer(kind: str, way: str) -> None:
 @needed
 @pytest.mark.parametrize("kind", ["byte", "byte-bpe", "bpe", "unigram", "wordpiece", "char", "word"])
 def test_what_tokens_write_together_is_what_the_tokenizer_decodes(kind: str) -> None:
-    from qkv.decode.spelling import Spelling
-
     tokens = tokenizer(kind)
     spelling = Spelling(tokens, tokens.size + 2)
     ids = [number for number in range(tokens.size) if number not in tokens.special_ids]
@@ -310,6 +327,16 @@ def test_what_tokens_write_together_is_what_the_tokenizer_decodes(kind: str) -> 
         if beginning and cut[0] < tokens.size:
             spelt[0] = spelling.first[cut[0]]
         assert b"".join(spelt) == b"hello 12\xff", "what no token writes is an id that no model has"
+
+
+@needed
+@pytest.mark.parametrize("way", WAYS)
+def test_characters_that_take_several_byte_tokens(way: str) -> None:
+    tokens = tokenizer("fallback")
+    options = Options(max_tokens=30, constraint=regex("[é€]{1,3} ?(yes|中)"), **WAYS[way])
+    for result in generate(network(kind="fallback"), [[5], [7, 6]], options, tokens):
+        assert re.fullmatch("[é€]{1,3} ?(yes|中)", result.text), result.text
+        assert tokens.decode(result.ids) == result.text
 
 
 # ── What cannot be followed ──────────────────────────────────────────────────────────────────────────────────────
@@ -374,8 +401,6 @@ def test_what_a_constraint_needs() -> None:
 
 @needed
 def test_a_tokenizer_whose_text_is_known_only_in_the_end_is_refused() -> None:
-    from tokenizers import decoders
-
     odd = Tokenizer.train("char", iter(TEXTS), size=80)
     odd.backend.decoder = decoders.CTC()
     with pytest.raises(UsageError, match="changes earlier text later"):

@@ -12,10 +12,8 @@ import pytest
 import torch
 from engine_schedules import OPTIONS, PROMPTS, alone, carry_out, check_memory, draw_plan, letters, small
 
-from qkv.decode import Options, generate
-from qkv.decode.engine import Engine
+from qkv.decode import Engine, Options, Request, generate
 from qkv.decode.pages import Pages
-from qkv.decode.request import Request
 from qkv.errors import QkvError, UsageError
 from qkv.models import Network
 

@@ -1,5 +1,6 @@
 """Speculation: guesses change how fast a text is written, never which one, nor how likely it is."""
 
+import sys
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
@@ -12,10 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from qkv.blocks import HeadConfig, SelfCache, StackConfig
-from qkv.decode import Options, generate, score
-from qkv.decode import speculate as speculation
-from qkv.decode.draft import Draft, DraftModel, Lookup
-from qkv.decode.speculate import kept, rest, settle, speculate
+from qkv.decode import DraftModel, Lookup, Options, SpeculativeResult, generate, score, speculate
+from qkv.decode.draft import Draft
+from qkv.decode.filters import filters_of
+from qkv.decode.speculate import kept, rest, settle
 from qkv.errors import QkvError, UsageError
 from qkv.models import Config, Network, build
 
@@ -43,7 +44,7 @@ def drafts(kind: str) -> dict[str, Draft]:
     }
 
 
-def same(kind: str, prompt: list[int], options: Options, draft: Draft, guesses: int) -> speculation.SpeculativeResult:
+def same(kind: str, prompt: list[int], options: Options, draft: Draft, guesses: int) -> SpeculativeResult:
     heard: list[str] = []
     wanted = generate(small(kind), [prompt], options, letters())[0]
     result = speculate(
@@ -180,8 +181,6 @@ OPEN = Options(max_tokens=3, temperature=1.3, top_p=0.98)
 def chances(network: Network) -> dict[tuple[int, ...], float]:
     """Each text of up to three tokens with the probability that plain sampling gives it, worked out."""
     out: dict[tuple[int, ...], float] = {}
-    from qkv.decode.filters import filters_of
-
     filters = filters_of(OPEN, (0,), 2)
 
     def grow(text: tuple[int, ...], chance: float) -> None:
@@ -240,7 +239,7 @@ def draw_again(logits: Tensor, guess: int | None, q: Tensor | None, generator: t
 
 @pytest.mark.parametrize("rule", [accept_all, draw_again])
 def test_a_wrong_rule_would_show(rule: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speculation, "settle", rule)
+    monkeypatch.setattr(sys.modules["qkv.decode.speculate"], "settle", rule)
     assert improbability(little(0), little(1), 500) < 1e-6
 
 

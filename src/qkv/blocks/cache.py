@@ -121,6 +121,10 @@ class SelfCache:
         Slots before `since` are known to hold the same in both, as the common beginning of beams does: they stay.
         """
         last = self.length if self.static else self.filled
+        if len(rows) != self.rows:
+            if self.static:
+                raise ValueError(f"a static cache keeps its {self.rows} rows; it cannot be reordered to {len(rows)}")
+            since = 0  # new rows need their beginning too
 
         def moved(tensor: Tensor, dim: int) -> Tensor:
             part = tensor.narrow(dim, since, last - since)

@@ -3,11 +3,37 @@
 run        run the model: prefill, step          filters    say what may come next
 choose     the likeliest, or a draw              beam       rank sequences: beam search
 generate   the loop, and scoring a given text    options    what may be asked       result   what is given
+
+Around it: answers that must match (constrain), guesses that save time (speculate), many requests at once (engine).
 """
 
+from qkv.decode.constrain import grammar, json_schema, regex
+from qkv.decode.draft import DraftModel, Lookup
+from qkv.decode.engine import Engine
 from qkv.decode.generate import generate, score
-from qkv.decode.options import Options
+from qkv.decode.options import Constraint, Options
+from qkv.decode.request import Request
 from qkv.decode.result import Candidate, Result, Step, TokenLogprob
+from qkv.decode.speculate import SpeculativeResult, speculate
 from qkv.decode.writing import OnText
 
-__all__ = ["Candidate", "OnText", "Options", "Result", "Step", "TokenLogprob", "generate", "score"]
+__all__ = [
+    "Candidate",
+    "Constraint",
+    "DraftModel",
+    "Engine",
+    "Lookup",
+    "OnText",
+    "Options",
+    "Request",
+    "Result",
+    "SpeculativeResult",
+    "Step",
+    "TokenLogprob",
+    "generate",
+    "grammar",
+    "json_schema",
+    "regex",
+    "score",
+    "speculate",
+]

@@ -35,7 +35,9 @@ class Moment(NamedTuple):
 
 
 Part = Callable[[Tensor, Moment], Tensor]
-"""One part of a block: vectors (R, C) → (R, C), in memory of its own."""
+"""A part of a block, but for its last linear map: vectors (R, C) → what that map reads."""
+Adding = Callable[[Tensor, Tensor, Moment], Tensor]
+"""The stream and vectors x, both (R, C) → the stream and what a part makes of x, added up."""
 
 
 def fits(network: Decoder | Seq2Seq, cache: SelfCache) -> bool:
@@ -96,40 +98,38 @@ class FastStep:
 
 
 def _block(block: Block, layer: int, window: int) -> Part:
-    attend = _self_attention(block.attention, layer, window)
-    think = _feedforward(block.ffn)
+    attend = _adding(block.attention_sub, _self_attention(block.attention, layer, window), block.attention.out)
+    think = _adding(block.ffn_sub, _feedforward(block.ffn), block.ffn.down)
     if block.parallel:
-        attended, thought = _change(block.attention_sub, attend), _change(block.ffn_sub, think)
-        return lambda x, now: attended(x, now).add_(x).add_(thought(x, now))
-    attend, think = _around(block.attention_sub, attend), _around(block.ffn_sub, think)
-    if block.cross is None or block.cross_sub is None:
-        return lambda x, now: think(attend(x, now), now)
-    attend_source = _around(block.cross_sub, _cross_attention(block.cross, layer))
-    return lambda x, now: think(attend_source(attend(x, now), now), now)
+        return lambda x, now: think(attend(x, x, now), x, now)
+    parts = [(attend, block.attention_sub), (think, block.ffn_sub)]
+    if block.cross is not None and block.cross_sub is not None:
+        attend_source = _adding(block.cross_sub, _cross_attention(block.cross, layer), block.cross.out)
+        parts.insert(1, (attend_source, block.cross_sub))
+    steps = [(adding, _norm(sub.norm) if sub.place == "post" else None) for adding, sub in parts]
+
+    def serial(x: Tensor, now: Moment) -> Tensor:
+        for adding, norm in steps:
+            x = adding(x, x, now)
+            if norm is not None:
+                x = norm(x)
+        return x
+
+    return serial
 
 
-def _change(sub: Sublayer, part: Part) -> Part:
-    """What a part would add to the stream."""
-    norm = _norm(sub.norm)
+def _adding(sub: Sublayer, part: Part, out: nn.Module) -> Adding:
+    norm, onto = _norm(sub.norm), _onto(out)
     if sub.place == "post":
-        return part
+        return lambda stream, x, now: onto(stream, part(x, now))
     if sub.norm_out is None:
-        return lambda x, now: part(norm(x), now)
-    norm_out = _norm(sub.norm_out)
-    return lambda x, now: norm_out(part(norm(x), now))
-
-
-def _around(sub: Sublayer, part: Part) -> Part:
-    """A part with its norms and the residual sum, which takes the memory of the change."""
-    change = _change(sub, part)
-    if sub.place != "post":
-        return lambda x, now: change(x, now).add_(x)
-    norm = _norm(sub.norm)
-    return lambda x, now: norm(change(x, now).add_(x))
+        return lambda stream, x, now: onto(stream, part(norm(x), now))
+    project, norm_out = _linear(out), _norm(sub.norm_out)
+    return lambda stream, x, now: norm_out(project(part(norm(x), now))).add_(stream)
 
 
 def _self_attention(attention: SelfAttention, layer: int, window: int) -> Part:
-    qkv, out, attend = _linear(attention.qkv), _linear(attention.out), _kernel(attention)
+    qkv, attend = _linear(attention.qkv), _kernel(attention)
     heads, kv_heads, width = attention.heads, attention.kv_heads, attention.width
     q_norm = None if attention.q_norm is None else _norm(attention.q_norm)
     k_norm = None if attention.k_norm is None else _norm(attention.k_norm)
@@ -143,14 +143,13 @@ def _self_attention(attention: SelfAttention, layer: int, window: int) -> Part:
             rotary = now.rotaries[window]
             q, k = rotary.turn(q), rotary.turn(k)
         k, v = now.cache.write(layer, k, v)
-        z = attend(q, k, v, now.sights[window].dense if now.sights else None)
-        return out(z.view(rows, -1))
+        return attend(q, k, v, now.sights[window].dense if now.sights else None).view(rows, -1)
 
     return part
 
 
 def _cross_attention(attention: CrossAttention, layer: int) -> Part:
-    project, out, attend = _linear(attention.q), _linear(attention.out), _kernel(attention)
+    project, attend = _linear(attention.q), _kernel(attention)
     heads, width = attention.heads, attention.width
     q_norm = None if attention.q_norm is None else _norm(attention.q_norm)
 
@@ -160,8 +159,7 @@ def _cross_attention(attention: CrossAttention, layer: int) -> Part:
         q = project(x).view(len(k), -1, heads, width).transpose(1, 2)  # (N, H, R/N, D)
         if q_norm is not None:
             q = q_norm(q)
-        z = attend(q, k, v, now.source_mask)
-        return out(z.transpose(1, 2).reshape(len(x), -1))
+        return attend(q, k, v, now.source_mask).transpose(1, 2).reshape(len(x), -1)
 
     return part
 
@@ -172,13 +170,13 @@ def _kernel(attention: Attention) -> Callable[[Tensor, Tensor, Tensor, Tensor | 
 
 
 def _feedforward(ffn: FeedForward) -> Part:
-    up, down, bend = _linear(ffn.up), _linear(ffn.down), ffn.bend
+    up, bend = _linear(ffn.up), ffn.bend
     if not ffn.gated:
-        return lambda x, now: down(bend(up(x)))
+        return lambda x, now: bend(up(x))
 
     def part(x: Tensor, now: Moment) -> Tensor:
         gate, value = up(x).chunk(2, dim=-1)
-        return down(bend(gate) * value)
+        return bend(gate) * value
 
     return part
 
@@ -188,6 +186,14 @@ def _linear(linear: nn.Module) -> Callable[[Tensor], Tensor]:
         weight, bias = linear.weight, linear.bias
         return lambda x: F.linear(x, weight, bias)
     return linear.forward if type(linear) is Int8Linear else linear
+
+
+def _onto(linear: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
+    """The stream and vectors → the stream + linear(vectors)."""
+    if type(linear) is Int8Linear:
+        return linear.onto
+    project = _linear(linear)
+    return lambda stream, x: project(x).add_(stream)
 
 
 def _norm(norm: nn.Module) -> Callable[[Tensor], Tensor]:

@@ -44,29 +44,27 @@ def quantise(network: AnyNetwork) -> AnyNetwork:
 class Int8Linear(nn.Module):
     """y = x Wᵀ + b with W in int8, packed once for this machine; x and y in float32."""
 
-    whole: Tensor
-    scale: Tensor
-    sums: Tensor
-    shift: Tensor
-
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        whole, scale = to_int8(linear.weight.detach().float())
+        whole, self.scale = to_int8(linear.weight.detach().float())
         bias = torch.zeros(self.out_features) if linear.bias is None else linear.bias.detach().float()
+        self.shift = bias / self.scale
+        self.sums = whole.sum(1, dtype=torch.int32)  # of each output's weights: corrects for the zero of x
+        self.shape = whole[:1, :1].expand_as(whole)  # all that the kernel asks of the weights beside the packed ones
         # Empty, for whoever asks a linear map for its type and device.
         self.weight = nn.Parameter(torch.empty(0), requires_grad=False)
-        self.register_buffer("whole", whole, persistent=False)
-        self.register_buffer("scale", scale, persistent=False)
-        self.register_buffer("sums", whole.sum(1, dtype=torch.int32), persistent=False)  # corrects for x's zero
-        self.register_buffer("shift", bias / scale, persistent=False)
         with warnings.catch_warnings():  # torch says that these kernels will go one day; nothing has replaced them yet
             warnings.simplefilter("ignore")
             try:
                 self.packed = torch.fbgemm_pack_quantized_matrix(whole)
                 self(torch.zeros(1, self.in_features))
             except (AttributeError, RuntimeError) as error:
-                raise QkvError(f"this machine's torch has no int8 kernels ({error}); decode in float32") from error
+                reason = str(error).splitlines()[0]
+                raise QkvError(f"this machine's torch has no int8 kernels ({reason}); decode in float32") from error
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "Int8Linear":
+        return self  # nothing in it ever changes
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, I) → (…, O)."""
@@ -79,7 +77,7 @@ class Int8Linear(nn.Module):
     def unscaled(self, x: Tensor) -> Tensor:
         """What is still to be multiplied by each output's scale: the kernel knows one for all, and is given 1."""
         return torch.fbgemm_linear_int8_weight_fp32_activation(
-            x, self.whole, self.packed, self.sums, 1.0, 0, self.shift
+            x, self.shape, self.packed, self.sums, 1.0, 0, self.shift
         )
 
     def extra_repr(self) -> str:

@@ -36,8 +36,7 @@ class Spelling:
                     half = text[skip:] == UNREADABLE and BYTE_TOKEN.fullmatch(token)
                     out[number] = bytes([int(token[3:5], 16)]) if half else text[skip:].encode()
         self._longest = max(map(len, self.later), default=1)
-        self._by_bytes = {spelt: number for number, spelt in enumerate(self.later) if spelt}
-        self._by_first_bytes = {spelt: number for number, spelt in enumerate(self.first) if spelt}
+        self._by_bytes, self._by_first_bytes = by_bytes(self.later), by_bytes(self.first)
 
     @property
     def alike(self) -> bool:
@@ -71,3 +70,8 @@ class Spelling:
         if beginning and ids and ids[0] < len(self.first):
             spelt[0] = self.first[ids[0]]
         return b"".join(spelt)
+
+
+def by_bytes(spelt: Sequence[bytes]) -> dict[bytes, int]:
+    """Which token writes what; where several write the same, the first of them."""
+    return {text: number for number, text in reversed(list(enumerate(spelt))) if text}
