@@ -8,7 +8,8 @@ from qkv.models import Config
 
 STACK = """
 vocab width layers heads ffn_width kv_heads head_width embedding_width distinct_layers
-position max_positions position_offset rotary_base rotary_base_windowed rotary_share rotary_scaling buckets bucket_distance
+position max_positions position_offset rotary_base rotary_base_windowed rotary_share rotary_scaling
+buckets bucket_distance
 window windowed_layers
 norm norm_place norm_affine norm_eps embedding_norm qk_norm feedforward bias residual score_scale embedding_scale types
 dropout attention_dropout ffn_dropout init init_std

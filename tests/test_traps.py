@@ -23,6 +23,7 @@ TRAPS: dict[int, tuple[str, ...]] = {
         "blocks/test_attention.py::test_poison_in_padded_tokens_changes_no_other_output",
         "blocks/test_attention.py::test_poison_in_a_padded_source_changes_no_output",
         "blocks/test_attention.py::test_without_blanking_the_poison_would_spread",
+        "models/test_invariance.py::test_poison_in_the_vector_of_padding_reaches_no_text",
     ),
     # Left padding moves positions
     3: (

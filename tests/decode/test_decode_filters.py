@@ -1,5 +1,6 @@
 """Filters against what their names say, and sampling against the distribution that they leave."""
 
+import itertools
 import math
 
 import pytest
@@ -73,10 +74,10 @@ def test_no_repeat_bans_what_would_close_a_second_ngram() -> None:
 
 def test_no_repeat_holds_in_a_text(network: Network) -> None:
     ids = generate(network, [[3, 4]], Options(max_tokens=20, no_repeat=2, banned=(END,)))[0].ids
-    pairs = list(zip(ids, ids[1:], strict=False))
+    pairs = list(itertools.pairwise(ids))
     assert len(pairs) == len(set(pairs))
     free = generate(network, [[3, 4]], Options(max_tokens=20, banned=(END,)))[0].ids
-    free_pairs = list(zip(free, free[1:], strict=False))
+    free_pairs = list(itertools.pairwise(free))
     assert len(free_pairs) > len(set(free_pairs)), "without the filter it does repeat"
 
 

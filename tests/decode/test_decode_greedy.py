@@ -113,7 +113,7 @@ def test_texts_beyond_the_positions_are_refused_not_cut() -> None:
 
 
 def test_an_empty_prompt_is_refused(network: Network) -> None:
-    with pytest.raises(UsageError, match="prompt 1 is empty|source 1 is empty"):
+    with pytest.raises(UsageError, match=r"(prompt|source) 1 is empty"):
         generate(network, [[3], []], Options(max_tokens=4))
     assert generate(network, [], Options()) == []
 

@@ -173,3 +173,26 @@ def test_targets_of_a_source_that_is_padding_alone_see_nothing_there(network: Ma
     assert one.isfinite().all()
     assert torch.equal(one, other)
     assert not torch.equal(one, run(small, ids, None, torch.full((1, 4), 5), empty + 1))
+
+
+# ── Trap 2 on whole networks ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("kernel", ["plain", "sdpa"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_poison_in_the_vector_of_padding_reaches_no_text(
+    network: Make, run: Make, family: str, kernel: str, side: str
+) -> None:
+    """The padding token's embedding is NaN, and so is its stream through all layers: nobody else's is."""
+    small = network(family, kernel=kernel)
+    texts, sources = ([8 + text % 30 for text in draw(n, s)] for n, s in ((LENGTHS, 0), (SOURCE_LENGTHS, 1)))
+    (ids, segment), (source, source_segment) = lay(texts, side, extra=1), lay(sources, side, extra=1)
+    with torch.no_grad():
+        clean = run(small, ids, segment, source, source_segment)
+        for name, parameter in small.named_parameters():
+            if name.endswith("embedding.token.weight"):
+                parameter[7] = float("nan")
+        poisoned = run(small, ids, segment, source, source_segment)
+    assert torch.equal(poisoned[segment != 0], clean[segment != 0])
+    assert poisoned[segment == 0].isnan().all(), "the poison was there"
