@@ -156,17 +156,14 @@ def table(title: str, rows: list[dict[str, Any]]) -> Table:
     for name in rows[0]:
         shown.add_column(name, justify="left" if isinstance(rows[0][name], str) else "right", no_wrap=True)
     for row in rows:
-        shown.add_row(
-            *(
-                f"{cell:,.2f}"
-                if isinstance(cell, float) and cell < 100
-                else f"{cell:,.0f}"
-                if isinstance(cell, int | float)
-                else str(cell)
-                for cell in row.values()
-            )
-        )
+        shown.add_row(*map(cell, row.values()))
     return shown
+
+
+def cell(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return f"{value:,.2f}" if isinstance(value, float) and value < 100 else f"{value:,.0f}"
 
 
 def main() -> None:
@@ -198,7 +195,7 @@ def main() -> None:
         "tokenizers": tokenizers.__version__,
         "numpy": np.__version__,
     }
-    console = Console(width=100)
+    console = Console(width=100, markup=False)
     console.print(about)
     for title, rows in (("Reading", reading), ("Building the cache", building), ("Access", access)):
         console.print(table(title, rows))

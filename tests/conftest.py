@@ -5,3 +5,6 @@ import os
 # Some virtual machines advertise AMX and then stop the process at its first instruction; tests in bfloat16 do not
 # need it. It must be said before torch is loaded.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
+# Tests are tiny and run side by side: threads of their own would only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")

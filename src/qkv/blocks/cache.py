@@ -65,9 +65,14 @@ class SelfCache:
         """The memory of all keys and values."""
         return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values))
 
-    def next_positions(self, ids: Tensor, segment: Tensor | None) -> Tensor:
-        """Positions of new tokens (R, T): each row counts on from its last real token."""
+    def next_positions(self, ids: Tensor, segment: Tensor | None) -> Tensor | None:
+        """Positions of new tokens (R, T): each row counts on from its last real token.
+
+        None where whole rows are the first that the cache sees: they count for themselves, and need no mask in memory.
+        """
         if self.uniform and segment is None:
+            if self.filled == 0:
+                return None
             return torch.arange(self.filled, self.filled + ids.shape[1], device=ids.device)[None]
         real = torch.ones_like(ids) if segment is None else (segment != 0).long()
         seen = torch.where(self.segment != 0, self.position + 1, 0).amax(dim=1, keepdim=True)  # (R, 1)
@@ -94,6 +99,8 @@ class SelfCache:
         self.uniform = self.uniform and place.segment is None and len(place.position) == 1
         if self.static:
             return Place(self.segment, self.position)
+        if self.uniform and self.filled == new:
+            return place  # queries and keys are the same tokens
         if self.uniform:
             return Place(None, self.position[:1, : self.filled])
         return Place(self.segment[:, : self.filled], self.position[:, : self.filled])

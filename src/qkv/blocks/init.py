@@ -13,6 +13,7 @@ from torch import nn
 
 from qkv.blocks.block import Block
 from qkv.blocks.config import StackConfig
+from qkv.blocks.head import Head
 from qkv.blocks.stack import Stack
 
 
@@ -46,6 +47,8 @@ def initialise(network: nn.Module, config: StackConfig) -> None:
                 _by_part(module)
             elif config.init == "t5":
                 _by_fan_in(module, config)
+        elif isinstance(module, Head) and config.init == "t5" and module.config.kind == "lm" and not module.config.tied:
+            nn.init.normal_(module.out.weight, std=1.0)  # type: ignore[union-attr]
         elif isinstance(module, Stack) and config.init == "t5" and module.bias is not None and module.bias.table:
             nn.init.normal_(module.bias.table.weight, std=config.width**-0.5)
 

@@ -154,6 +154,8 @@ def _ends(segment: Tensor, most: int) -> Tensor:
     """Where each document ends, rows end to end; empty documents where a row has fewer: (rows · (most + 1) + 1,)."""
     rows = segment.shape[0]
     last = torch.where(segment == 0, most, segment - 1).long()  # (B, T) document number in its row, padding last
+    ordered = (last[:, 1:] >= last[:, :-1]).all()  # checked on the device, so that nothing waits for it
+    torch._assert_async(ordered, "variable-length kernels need segments that rise along each row, padding last")
     counts = torch.zeros(rows, most + 1, dtype=torch.int32, device=segment.device)
     counts.scatter_add_(1, last, torch.ones_like(last, dtype=torch.int32))
     return torch.nn.functional.pad(counts.flatten().cumsum(0, dtype=torch.int32), (1, 0))

@@ -71,10 +71,10 @@ class Stack(nn.Module):
         return tap(f"{self.name}.final", x) if tap else x
 
     def remember(self, vectors: Tensor, place: Place) -> CrossCache:
-        """Every layer's keys and values of the encoder's output (R, S, C), projected once."""
+        """Every layer's keys and values of the encoder's output (R, S, C), projected once and laid out for reading."""
         memory = Memory(vectors, place)
         pairs = [memory.keys_values(i, self.block_of(i).cross) for i in range(self.config.layers)]  # type: ignore[arg-type]
-        return CrossCache([k for k, _ in pairs], [v for _, v in pairs], place)
+        return CrossCache([k.contiguous() for k, _ in pairs], [v.contiguous() for _, v in pairs], place)
 
     @property
     def _dropout(self) -> float:

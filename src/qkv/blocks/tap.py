@@ -16,6 +16,9 @@ block computes them:
 and heads that are asked for, while the fast kernel still makes the output. Replacing one of them does take the slow
 path there.
 
+With several beams for a source, `cross_scores`, `cross_pattern` and `cross_z` show them as one longer row of queries
+for each source, (B, H, n·T, …).
+
 Shapes: the stream (B, T, C); q and z (B, H, T, D); k and v (B, KV, S, D); scores and pattern (B, H, T, S).
 """
 

@@ -15,13 +15,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qkv.blocks import CrossCache, Mask, Place, SelfCache
+from qkv.blocks import CrossCache, Mask, Place, SelfCache, place_of
 from qkv.blocks.attention import Attention, CrossAttention, SelfAttention, Sight, render
 from qkv.blocks.block import Block, Sublayer
 from qkv.blocks.feedforward import FeedForward
 from qkv.blocks.position import Rotary
 from qkv.decode.quantise import Int8Linear
 from qkv.models import Decoder, Seq2Seq
+
+
+MANY = 8
+"""From so many rows on attention is written as batched products."""
 
 
 class Moment(NamedTuple):
@@ -60,12 +64,12 @@ class FastStep:
         self.reach = 0  # L
         self.source: tuple[CrossCache, int, Tensor | None] | None = None  # the newest source, rows, and their mask
 
+        assert position is not None  # a prompt was read before
     def __call__(self, ids: Tensor, cache: SelfCache, cross: CrossCache | None) -> Tensor:
         """The newest token of each row (R,) → the logits (R, V) of what comes next."""
         ids = ids[:, None]
-        position = cache.next_positions(ids, None)  # (1, 1), or (R, 1) where rows differ
-        x = self.embedding.join(ids, self._where(position, cache))  # (R, 1, C)
-        place = Place(None, position)
+        place = place_of(ids, None, cache.next_positions(ids, None))  # (1, 1), or (R, 1) where rows differ
+        x = self.embedding.join(ids, self._where(place.position, cache))  # (R, 1, C)
         keys = cache.extend(place)
         sights = {} if self.plain and keys.segment is None else self.stack.sights(x, place, keys)
         now = Moment(cache, cross, sights, self.stack.rotaries(x, place), self._source_mask(x, place, cross))
@@ -165,8 +169,26 @@ def _cross_attention(attention: CrossAttention, layer: int) -> Part:
 
 
 def _kernel(attention: Attention) -> Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]:
+    """softmax(QKᵀ · scale + mask) V for few queries, q (R, H, T, D), k and v (R, KV, S, D) → (R, H, T, D)."""
     scale, grouped = attention.scale, attention.heads != attention.kv_heads
-    return lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=grouped)
+    nothing = torch.zeros(())
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        exact = q.dtype in (torch.float32, torch.float64) and (mask is None or mask.is_floating_point())
+        if len(q) < MANY or not exact:
+            return F.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=grouped)
+        # Torch's own kernel takes one row and head after the other; batched products have less to start anew.
+        rows, kv_heads, length, width = k.shape
+        queries = q.reshape(rows * kv_heads, -1, width)  # the queries of a group of heads stand side by side
+        keys = k.view(rows * kv_heads, length, width).transpose(1, 2)
+        if mask is None:
+            scores = torch.baddbmm(nothing, queries, keys, beta=0, alpha=scale)
+        else:
+            mask = mask.expand(*q.shape[:3], length).reshape(len(queries), -1, length)
+            scores = torch.baddbmm(mask, queries, keys, alpha=scale)
+        return torch.bmm(scores.softmax(-1), v.view(rows * kv_heads, length, width)).view(q.shape)
+
+    return attend
 
 
 def _feedforward(ffn: FeedForward) -> Part:

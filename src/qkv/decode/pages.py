@@ -183,4 +183,5 @@ class PagedCache:
     def _write(self, store: Tensor, new: Tensor) -> Tensor:
         flat = store.view(-1, *store.shape[2:])  # (P·G, KV, D)
         flat.index_copy_(0, self._slots, new.transpose(1, 2).flatten(0, 1).to(store.dtype))
-        return store[self.table].flatten(1, 2).transpose(1, 2)  # (R, N, G, KV, D) → (R, KV, L, D)
+        shown = store.index_select(0, self.table.flatten())  # (R·N, G, KV, D): on a CPU much faster than store[table]
+        return shown.view(self.rows, -1, *store.shape[2:]).transpose(1, 2)  # (R, KV, L, D)

@@ -37,15 +37,15 @@ class Run:
 
     def prefill(self) -> Tensor:
         """Read the prompts; the logits (R, V) of what comes next."""
+        if self.tokens.shape[1] == 1:
+            return self._newest(self.tokens[:, 0])
         segment = None if bool((self.tokens >= 0).all()) else (self.tokens >= 0).long()
         return self._forward(self.tokens.clamp(min=0), segment)
 
     def step(self, chosen: Tensor) -> Tensor:
         """Write a token (R,) to each row; the logits (R, V) of what comes next."""
         self.tokens = torch.cat([self.tokens, chosen[:, None]], dim=1)
-        if self._fast is not None:
-            return exact(self._fast(chosen, self.cache, self.cross))
-        return self._forward(chosen[:, None], None)
+        return self._newest(chosen)
 
     def reorder(self, rows: Tensor, since: int = 0) -> None:
         """Row r goes on from what row `rows[r]` was; for an encoder-decoder, within the beams of one source.
@@ -61,6 +61,11 @@ class Run:
         self.reorder(rows)
         if self.cross is not None:
             self.cross = self.cross.of(rows[::beams] // beams)
+
+    def _newest(self, ids: Tensor) -> Tensor:
+        if self._fast is not None:
+            return exact(self._fast(ids, self.cache, self.cross))
+        return self._forward(ids[:, None], None)
 
     def _forward(self, ids: Tensor, segment: Tensor | None) -> Tensor:
         if isinstance(self.network, Seq2Seq):

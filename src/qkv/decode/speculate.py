@@ -54,7 +54,7 @@ def speculate(
     *,
     guesses: int = 4,
 ) -> list[SpeculativeResult]:
-    """A result for each prompt (or source), in order, one after the other: this is for texts that wait for nothing.
+    """A result for each prompt (or source), in order; one after the other, for this is to make a single text fast.
 
     `draft` is a `Lookup` or a `DraftModel`; `guesses` is how many tokens it guesses at a time.
     """
