@@ -100,15 +100,14 @@ class Follow:
 
     def __call__(self, logits: Tensor, tokens: Tensor) -> Tensor:
         if self._tokens is None:
-            self._tokens = tokens_of(self.tokenizer, logits.shape[1], self.end)
-            self._begin(self._tokens)
+            self._tokens = self._begin(tokens_of(self.tokenizer, logits.shape[1], self.end))
         answers = [tuple(row) for row in tokens[:, self.start :].tolist()]
         allowed = torch.from_numpy(np.stack([self._allowed(answer, self._tokens) for answer in answers]))  # (R, V)
         while len(self._states) > max(STATES, 4 * len(answers)):
             self._states.popitem(last=False)
         return logits.masked_fill(~allowed.to(logits.device), float("-inf"))
 
-    def _begin(self, tokens: "Tokens") -> None:
+    def _begin(self, tokens: "Tokens") -> "Tokens":
         """Both matchers of an empty answer, or an error where no answer can begin."""
         matcher = _library().LLMatcher
         self._opening = matcher(tokens.first, self.guide.rules, log_level=0)
@@ -116,6 +115,7 @@ class Follow:
         if not self._allowed((), tokens).any():
             why = _in_short(self._opening.get_error()) or "no token can be the first"
             raise QkvError(f"no answer of this tokenizer's tokens can match {self.guide.name}: {why}")
+        return tokens
 
     def _allowed(self, answer: tuple[int, ...], tokens: "Tokens") -> "np.ndarray[Any, np.dtype[np.bool_]]":
         """Which tokens may follow, (V,); none at a dead end."""
@@ -165,9 +165,10 @@ class Tokens:
         return [self.vocab + byte for byte in self.spelling.first[token]]
 
     def _tell(self, spelt: list[bytes], *, beginning: bool) -> Any:
-        wordless = [number for number, text in enumerate(spelt) if not text or number in self.end]
-        words = [b"<%d>" % number if number in set(wordless) else text for number, text in enumerate(spelt)]
-        told = Told(self.spelling, [*words, *(bytes([byte]) for byte in range(256))], wordless, self.end[0], beginning)
+        wordless = {number for number, text in enumerate(spelt) if not text or number in self.end}
+        words = [b"<%d>" % number if number in wordless else text for number, text in enumerate(spelt)]
+        words += [bytes([byte]) for byte in range(256)]
+        told = Told(self.spelling, words, sorted(wordless), self.end[0], beginning)
         library = _library()
         return library.LLTokenizer(library.TokenizerWrapper(told), eos_token=list(self.end))
 

@@ -64,7 +64,6 @@ class FastStep:
         self.reach = 0  # L
         self.source: tuple[CrossCache, int, Tensor | None] | None = None  # the newest source, rows, and their mask
 
-        assert position is not None  # a prompt was read before
     def __call__(self, ids: Tensor, cache: SelfCache, cross: CrossCache | None) -> Tensor:
         """The newest token of each row (R,) → the logits (R, V) of what comes next."""
         ids = ids[:, None]

@@ -119,10 +119,9 @@ def _write(
 
 
 def settle(logits: Tensor, guess: int | None, q: Tensor | None, generator: torch.Generator | None) -> int:
-    """The token that stands, given what the model says (1, V); if it is not the guess, the guess is refused.
+    """The token that stands, given what the model says (1, V): the guess if it is kept, else another one.
 
-    A refused draw can still come out as the guess only where it was not refused: what p has more than q has none of
-    it. So a token equal to the guess means that the guess was kept.
+    A guess that is refused cannot be drawn after that: it had more of q than of p.
     """
     if generator is None:
         return int(likeliest(logits))
