@@ -43,6 +43,10 @@ format: $(VENV)/.dev           ## put the style right
 
 bench: $(VENV)/.dev            ## measure on this machine; results are printed, bench/RESULTS.md keeps the newest
 	OMP_NUM_THREADS=2 $(BIN)/python bench/start.py
+	OMP_NUM_THREADS=2 $(BIN)/python bench/text.py
+	OMP_NUM_THREADS=2 $(BIN)/python bench/data_cache.py
+	OMP_NUM_THREADS=2 $(BIN)/python bench/rows.py
+	@echo 'on a GPU: bench/kernels.py, bench/decode.py'
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

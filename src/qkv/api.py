@@ -25,7 +25,7 @@ def load(
     name: str | Path,
     *,
     device: torch.device | str = "cpu",
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     head: HeadConfig | None = None,
 ) -> "Model":
     """A model from a qkv folder, a Hugging Face folder, or a hub id.
@@ -33,7 +33,7 @@ def load(
     Weights keep the type that they are stored in unless `dtype` says otherwise; `head` puts a fresh head on the body.
     What was ignored or left out is in `.notes`, and logged.
     """
-    stored = store.read(name, device=device, dtype=dtype, head=head)
+    stored = store.read(name, device=_device(device), dtype=_dtype(dtype), head=head)
     for note in stored.notes:
         log.warning("%s: %s", name, note)
     return Model(stored.config, stored.network, stored.tokenizer, stored.notes)
@@ -58,6 +58,27 @@ def new(
         torch.manual_seed(seed)
         network = build(config, dtype=dtype)
     return Model(config, network.to(device).eval(), tokenizer, [])
+
+
+def _device(device: torch.device | str) -> torch.device:
+    """A device that is there."""
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise UsageError(f"device = {device!r}: unknown; cpu, cuda or mps, with a number as in cuda:1") from error
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"device = {str(device)!r}: torch sees no GPU on this machine")
+    return chosen
+
+
+def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """A type of floating-point numbers, by itself or by its name."""
+    known = ("float32", "bfloat16", "float16", "float64")
+    if isinstance(dtype, str):
+        if dtype not in known:
+            raise UsageError(f"dtype = {dtype!r}; {nearest(dtype, known)}")
+        return getattr(torch, dtype)  # type: ignore[no-any-return]
+    return dtype
 
 
 class Model:
@@ -194,6 +215,8 @@ class Model:
         `prompts` is a text, a list of token ids, or a list of either; a result for one, a list for a list. `more` is
         any field of `qkv.decode.Options`. `on_text(row, piece)` hears each piece of text as it is written.
         """
+        if not isinstance(prompts, str) and hasattr(prompts, "tolist"):  # a tensor or an array
+            prompts = prompts.tolist()
         one = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int))
         rows: Any = [prompts] if one else prompts
         stops = (stop,) if isinstance(stop, str) else tuple(stop or ())

@@ -75,7 +75,7 @@ def info(model: str, /, *, context: int | None = None, json: Json = False) -> No
     if json:
         _print_json({"model": model, **books.to_dict(), "config": config.to_dict(), "notes": notes})
     else:
-        picture.render(model, config, books, Console())
+        picture.render(model, config, books, Screen())
     return None
 
 
@@ -108,6 +108,7 @@ def import_(model: str, folder: Path, /, *, json: Json = False) -> None:
     """
     from qkv import store
 
+    _not_itself(model, folder)
     stored = store.read(model)
     _notes(model, stored.notes)
     store.write(folder, stored.config, stored.network, stored.tokenizer)
@@ -134,6 +135,7 @@ def export(model: str, folder: Path, /, *, format: Literal["hf"] = "hf", json: J
     """
     from qkv import store
 
+    _not_itself(model, folder)
     stored = store.read(model)
     _notes(model, stored.notes)
     cls = store.write(folder, stored.config, stored.network, stored.tokenizer, format)
@@ -197,7 +199,7 @@ def run(
     loaded = load(model)
     options: dict[str, Any] = {"max_tokens": max_tokens, "beam": beam, "temperature": temperature, "top_k": top_k}
     options |= {"top_p": top_p, "seed": seed, "stop": stop}
-    lines = list(texts) if texts else [line.rstrip("\r\n") for line in sys.stdin]
+    lines = list(texts) if texts else _lines_of_stdin()
     if len(lines) == 1 and beam == 1 and not json and sys.stdout.isatty():
         loaded.generate(lines, **options, on_text=lambda _, piece: print(piece, end="", flush=True))
         print()
@@ -261,7 +263,9 @@ def data(
     if row < 2 or rows < 0:
         raise UsageError(f"--row {row} --rows {rows}: a row has at least 2 tokens, and rows cannot be fewer than 0")
     named = _pairs(files, "files that go in step")
-    chosen = _pairs(columns or [], "--columns")
+    chosen = _pairs(columns or [], "--columns", needed=True)
+    if not named and len({str(Path(file).resolve()) for file in files}) < len(files):
+        raise UsageError("a file is given twice")
     source = Files(named if named else list(files), format, Options(columns=chosen or None))
     reader = Tokenizer.load(tokenizer) if tokenizer else None
     with progress_bar("reading") as progress:
@@ -269,15 +273,41 @@ def data(
     if json:
         _print_json(seen.to_dict())
     else:
-        picture.render(seen, Console())
+        picture.render(seen, Screen())
 
 
-def _pairs(words: Sequence[str], what: str) -> dict[str, Any]:
-    """`field=value` words as a mapping; all of them or none."""
+def _pairs(words: Sequence[str], what: str, *, needed: bool = False) -> dict[str, Any]:
+    """`field=value` words as a mapping; all of them or (unless needed) none."""
     pairs = [word.partition("=") for word in words if "=" in word and not Path(word).exists()]
-    if pairs and len(pairs) != len(words):
-        raise UsageError(f"{what}: every one as field=value, or none")
+    if (pairs or needed) and len(pairs) != len(words):
+        raise UsageError(f"{what}: every one as field=value{'' if needed else ', or none'}")
+    names = [name for name, _, _ in pairs]
+    if len(set(names)) < len(names):
+        raise UsageError(f"{what}: a field is given twice")
     return {name: value for name, _, value in pairs}
+
+
+def _not_itself(model: str, folder: Path) -> None:
+    """Refuse to write a model over the folder that it is read from."""
+    if Path(model).is_dir() and folder.is_dir() and Path(model).samefile(folder):
+        raise UsageError(f"{folder}: this is the folder that the model is read from; choose another")
+
+
+def _lines_of_stdin() -> list[str]:
+    lines = []
+    for number, line in enumerate(sys.stdin.buffer, 1):
+        try:
+            lines.append(line.decode("utf-8").rstrip("\r\n"))
+        except UnicodeDecodeError as error:
+            raise QkvError(f"stdin, line {number}: not UTF-8 ({error.reason} at byte {error.start})") from error
+    return lines
+
+
+class Screen(Console):
+    """A console that ends quietly when the reader of our output has gone, as with `| head`."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
 
 
 def _notes(what: str, notes: Sequence[str]) -> None:
@@ -313,6 +343,8 @@ def call(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except SystemExit as stop:  # help and version end the app themselves
+        if stop.code == 130:
+            print("qkv: interrupted", file=sys.stderr)
         return stop.code if isinstance(stop.code, int) else 0
     return 0
 

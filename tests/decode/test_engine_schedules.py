@@ -5,8 +5,8 @@ from random import Random
 import pytest
 from engine_schedules import Plan, alone, carry_out, draw_plan
 
-KINDS = ["decoder", "decoder-learned", "decoder-grouped-window", "seq2seq", "seq2seq-t5"]
-SHARES = [(kind, share) for kind in KINDS for share in range(5)]
+KINDS = {"decoder": 8, "decoder-learned": 5, "decoder-grouped-window": 3, "seq2seq": 4, "seq2seq-t5": 5}
+SHARES = [(kind, share) for kind, shares in KINDS.items() for share in range(shares)]
 EACH = 40  # schedules; × 25 shares = 1,000
 
 

@@ -59,7 +59,7 @@ def same(kind: str, prompt: list[int], options: Options, draft: Draft, guesses: 
     return result
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     kind=st.sampled_from(["decoder", "seq2seq"]),
     draft=st.sampled_from(["itself", "one like it", "another", "look-up"]),
@@ -100,11 +100,13 @@ def test_a_model_agrees_with_itself_and_runs_seldom(kind: str, temperature: floa
 
 
 def test_look_up_pays_where_a_text_repeats_itself() -> None:
-    options = Options(max_tokens=30, banned=(2,))
+    options = Options(
+        max_tokens=30, banned=tuple(n for n in range(14) if n not in (5, 6))
+    )  # two letters, again and again
     result = same("decoder", PROMPT, options, Lookup(), 4)
     assert 0 < result.accepted <= result.guessed
     assert result.calls == 30 - result.accepted
-    assert result.calls < 25
+    assert result.calls < 20
 
 
 def test_look_up_finds_the_latest_and_the_longest() -> None:
@@ -143,7 +145,7 @@ def test_refused_tokens_that_are_not_taken_back_would_show(monkeypatch: pytest.M
 # ── Drawing ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10_000), vocab=st.integers(2, 9), holes=st.booleans())
 def test_what_is_kept_and_what_makes_up_for_the_refused_is_the_model_s_distribution(
     seed: int, vocab: int, holes: bool
@@ -219,7 +221,7 @@ def improbability(network: Network, draft: Network, draws: int) -> float:
 
 
 def test_drawn_texts_are_as_likely_as_the_model_has_them() -> None:
-    assert improbability(little(0), little(1), 800) > 0.01
+    assert improbability(little(3), little(0), 800) > 0.01
 
 
 def accept_all(logits: Tensor, guess: int | None, q: Tensor | None, generator: torch.Generator | None) -> int:
@@ -240,7 +242,7 @@ def draw_again(logits: Tensor, guess: int | None, q: Tensor | None, generator: t
 @pytest.mark.parametrize("rule", [accept_all, draw_again])
 def test_a_wrong_rule_would_show(rule: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["qkv.decode.speculate"], "settle", rule)
-    assert improbability(little(0), little(1), 300) < 1e-6
+    assert improbability(little(3), little(0), 400) < 1e-6
 
 
 def test_scores_are_the_model_s_own() -> None:

@@ -215,6 +215,8 @@ class Attention(nn.Module):
     def _show(self, q: Tensor, k: Tensor, sight: Sight, tap: TapHere, prefix: str) -> None:
         """Recompute scores and pattern for the heads asked for; the kernel's own answer is not touched."""
         if tap.heads is not None:
+            if not all(0 <= head < self.heads for head in tap.heads):
+                raise ValueError(f"heads = {tap.heads}: this stack has heads 0 … {self.heads - 1}")
             chosen = torch.tensor(tap.heads, device=q.device)
             q, k = q[:, chosen], k[:, chosen // (self.heads // self.kv_heads)]
             bias = None if sight.bias is None else sight.bias[:, chosen]

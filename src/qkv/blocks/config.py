@@ -138,7 +138,19 @@ class StackConfig:
         for name in ("vocab", "width", "layers", "heads", "ffn_width", "max_positions"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)} must be at least 1")
-        for name in ("kv_heads", "head_width", "embedding_width", "position_offset", "window", "types"):
+        for name in ("norm_eps", "rotary_base"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} = {getattr(self, name)} must be above 0")
+        for name in (
+            "init_std",
+            "rotary_base_windowed",
+            "kv_heads",
+            "head_width",
+            "embedding_width",
+            "position_offset",
+            "window",
+            "types",
+        ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} = {getattr(self, name)} must not be negative")
         if not self.head_width:

@@ -43,6 +43,8 @@ SITES = (
     "final",
 )
 
+STACKS = ("encoder", "decoder")
+
 Change = Callable[[Tensor], Tensor]
 
 
@@ -69,9 +71,15 @@ class Tap:
             site = pattern.rsplit(".", 1)[-1]
             if not any(fnmatchcase(known, site) for known in SITES):
                 raise ValueError(f"no site matches {pattern!r}; the last part must be one of {', '.join(SITES)}")
+            stack, dot, _ = pattern.partition(".")
+            if dot and not any(fnmatchcase(known, stack) for known in STACKS):
+                raise ValueError(f"no site matches {pattern!r}; the first part must be one of {', '.join(STACKS)}")
         self.values: dict[str, Tensor] = {}
 
     def __getitem__(self, name: str) -> Tensor:
+        if name not in self.values:
+            there = ", ".join(self.values) or "nothing"
+            raise KeyError(f"nothing was recorded at {name!r}; there is {there}")
         return self.values[name]
 
     def wants(self, name: str) -> bool:

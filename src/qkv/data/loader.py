@@ -41,6 +41,8 @@ class Loader:
             raise UsageError(f"rank = {rank} is not below world = {world}")
         if workers < 0 or prefetch < 1:
             raise UsageError(f"workers = {workers} must be 0 or more, and prefetch = {prefetch} at least 1")
+        if epochs is not None and epochs < 0:
+            raise UsageError(f"epochs = {epochs}: 0 or more, or None for no end")
         self.rows = rows
         self.rank, self.world = rank, world
         self.worker_count, self.prefetch, self.timeout = workers, prefetch, timeout
@@ -85,6 +87,8 @@ class Loader:
             raise QkvError(
                 f"the place in the data cannot be found again: {told}. Restore what changed, or start a new run"
             )
+        if any(int(state[name]) < 0 for name in Cursor._fields):
+            raise QkvError("the place in the data cannot be found again: its numbers are damaged")
         self.close()
         self.cursor = Cursor(*(int(state[name]) for name in Cursor._fields))
 

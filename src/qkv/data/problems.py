@@ -78,7 +78,8 @@ class Summary:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        share = f" ({_percent(self.share)}; the limit is {_percent(self.max_bad)})" if self.bad else ""
+        limit = f"; the limit is {_percent(self.max_bad)}" if self.max_bad < 1 else ""
+        share = f" ({_percent(self.share)}{limit})" if self.bad else ""
         yield f"{self.bad:,} of {self.seen:,} records could not be used{share}"
         for kind in self.kinds:
             place = f"in {len(kind.files):,} files" if len(kind.files) > 1 else f"in {next(iter(kind.files))}"

@@ -12,15 +12,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.blocks import CrossCache, Mask, Place, SelfCache, place_of
 from qkv.blocks.attention import Attention, CrossAttention, SelfAttention, Sight, render
-from qkv.blocks.block import Block, Sublayer
-from qkv.blocks.feedforward import FeedForward
+from qkv.blocks.block import Block
 from qkv.blocks.position import Rotary
-from qkv.decode.quantise import Int8Linear
+from qkv.decode.flat import Part, adding, feedforward_of, linear_of, norm_of, parallel, serial
 from qkv.models import Decoder, Seq2Seq
 
 
@@ -38,12 +37,6 @@ class Moment(NamedTuple):
     source_mask: Tensor | None  # (N, 1, R/N, S), 0 or −∞; None where all of every source is seen
 
 
-Part = Callable[[Tensor, Moment], Tensor]
-"""A part of a block, but for its last linear map: vectors (R, C) → what that map reads."""
-Adding = Callable[[Tensor, Tensor, Moment], Tensor]
-"""The stream and vectors x, both (R, C) → the stream and what a part makes of x, added up."""
-
-
 def fits(network: Decoder | Seq2Seq, cache: SelfCache) -> bool:
     """Whether a step may run here: on the CPU, in a cache that grows, with the kernel that is used here."""
     stack = network.decoder
@@ -59,7 +52,7 @@ class FastStep:
         config = self.stack.config
         self.plain = self.stack.bias is None and not config.window  # causality alone decides who sees whom
         self.layers = [_block(self.stack.block_of(i), i, config.window_of(i)) for i in range(config.layers)]  # type: ignore[arg-type]
-        self.norm = None if self.stack.norm is None else _norm(self.stack.norm)
+        self.norm = None if self.stack.norm is None else norm_of(self.stack.norm)
         self.places: Tensor | None = None  # what each position adds to the embedding, (1, L, C)
         self.reach = 0  # L
         self.source: tuple[CrossCache, int, Tensor | None] | None = None  # the newest source, rows, and their mask
@@ -101,41 +94,22 @@ class FastStep:
 
 
 def _block(block: Block, layer: int, window: int) -> Part:
-    attend = _adding(block.attention_sub, _self_attention(block.attention, layer, window), block.attention.out)
-    think = _adding(block.ffn_sub, _feedforward(block.ffn), block.ffn.down)
+    attend = adding(block.attention_sub, _self_attention(block.attention, layer, window), block.attention.out)
+    think = adding(block.ffn_sub, feedforward_of(block.ffn), block.ffn.down)
     if block.parallel:
-        return lambda x, now: think(attend(x, x, now), x, now)
-    parts = [(attend, block.attention_sub), (think, block.ffn_sub)]
+        return parallel(attend, think)
+    parts = [(block.attention_sub, attend), (block.ffn_sub, think)]
     if block.cross is not None and block.cross_sub is not None:
-        attend_source = _adding(block.cross_sub, _cross_attention(block.cross, layer), block.cross.out)
-        parts.insert(1, (attend_source, block.cross_sub))
-    steps = [(adding, _norm(sub.norm) if sub.place == "post" else None) for adding, sub in parts]
-
-    def serial(x: Tensor, now: Moment) -> Tensor:
-        for adding, norm in steps:
-            x = adding(x, x, now)
-            if norm is not None:
-                x = norm(x)
-        return x
-
-    return serial
-
-
-def _adding(sub: Sublayer, part: Part, out: nn.Module) -> Adding:
-    norm, onto = _norm(sub.norm), _onto(out)
-    if sub.place == "post":
-        return lambda stream, x, now: onto(stream, part(x, now))
-    if sub.norm_out is None:
-        return lambda stream, x, now: onto(stream, part(norm(x), now))
-    project, norm_out = _linear(out), _norm(sub.norm_out)
-    return lambda stream, x, now: norm_out(project(part(norm(x), now))).add_(stream)
+        attend_source = adding(block.cross_sub, _cross_attention(block.cross, layer), block.cross.out)
+        parts.insert(1, (block.cross_sub, attend_source))
+    return serial(parts)
 
 
 def _self_attention(attention: SelfAttention, layer: int, window: int) -> Part:
-    qkv, attend = _linear(attention.qkv), _kernel(attention)
+    qkv, attend = linear_of(attention.qkv), _kernel(attention)
     heads, kv_heads, width = attention.heads, attention.kv_heads, attention.width
-    q_norm = None if attention.q_norm is None else _norm(attention.q_norm)
-    k_norm = None if attention.k_norm is None else _norm(attention.k_norm)
+    q_norm = None if attention.q_norm is None else norm_of(attention.q_norm)
+    k_norm = None if attention.k_norm is None else norm_of(attention.k_norm)
 
     def part(x: Tensor, now: Moment) -> Tensor:
         rows = len(x)
@@ -152,9 +126,9 @@ def _self_attention(attention: SelfAttention, layer: int, window: int) -> Part:
 
 
 def _cross_attention(attention: CrossAttention, layer: int) -> Part:
-    project, attend = _linear(attention.q), _kernel(attention)
+    project, attend = linear_of(attention.q), _kernel(attention)
     heads, width = attention.heads, attention.width
-    q_norm = None if attention.q_norm is None else _norm(attention.q_norm)
+    q_norm = None if attention.q_norm is None else norm_of(attention.q_norm)
 
     def part(x: Tensor, now: Moment) -> Tensor:
         assert now.cross is not None
@@ -170,7 +144,7 @@ def _cross_attention(attention: CrossAttention, layer: int) -> Part:
 def _kernel(attention: Attention) -> Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]:
     """softmax(QKᵀ · scale + mask) V for few queries, q (R, H, T, D), k and v (R, KV, S, D) → (R, H, T, D)."""
     scale, grouped = attention.scale, attention.heads != attention.kv_heads
-    nothing = torch.zeros(())
+    nothing = torch.zeros((), dtype=attention.out.weight.dtype)
 
     def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         exact = q.dtype in (torch.float32, torch.float64) and (mask is None or mask.is_floating_point())
@@ -188,37 +162,3 @@ def _kernel(attention: Attention) -> Callable[[Tensor, Tensor, Tensor, Tensor | 
         return torch.bmm(scores.softmax(-1), v.view(rows * kv_heads, length, width)).view(q.shape)
 
     return attend
-
-
-def _feedforward(ffn: FeedForward) -> Part:
-    up, bend = _linear(ffn.up), ffn.bend
-    if not ffn.gated:
-        return lambda x, now: bend(up(x))
-
-    def part(x: Tensor, now: Moment) -> Tensor:
-        gate, value = up(x).chunk(2, dim=-1)
-        return bend(gate) * value
-
-    return part
-
-
-def _linear(linear: nn.Module) -> Callable[[Tensor], Tensor]:
-    if type(linear) is nn.Linear:
-        weight, bias = linear.weight, linear.bias
-        return lambda x: F.linear(x, weight, bias)
-    return linear.forward if type(linear) is Int8Linear else linear
-
-
-def _onto(linear: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
-    """The stream and vectors → the stream + linear(vectors)."""
-    if type(linear) is Int8Linear:
-        return linear.onto
-    project = _linear(linear)
-    return lambda stream, x: project(x).add_(stream)
-
-
-def _norm(norm: nn.Module) -> Callable[[Tensor], Tensor]:
-    if type(norm) is nn.LayerNorm:
-        shape, weight, bias, eps = list(norm.normalized_shape), norm.weight, norm.bias, norm.eps
-        return lambda x: torch.layer_norm(x, shape, weight, bias, eps, False)
-    return norm

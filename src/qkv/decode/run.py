@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from qkv.blocks import CrossCache
+from qkv.decode import fast_encode
 from qkv.decode.fast_cpu import FastStep, fits
 from qkv.errors import UsageError
 from qkv.models import Decoder, Seq2Seq
@@ -31,6 +32,9 @@ class Run:
     def read_source(self, sources: Sequence[Sequence[int]]) -> None:
         """An encoder-decoder reads its sources once, before anything is written."""
         assert isinstance(self.network, Seq2Seq)
+        if self._fast is not None:
+            self.cross = fast_encode.read(self.network, sources)
+            return
         padded = flush_right(sources, self.tokens.device)
         segment = None if bool((padded >= 0).all()) else (padded >= 0).long()
         self.cross = self.network.remember(self.network.encode(padded.clamp(min=0), segment))

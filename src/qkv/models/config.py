@@ -79,6 +79,7 @@ class Config:
             raise QkvError(
                 f"{where}: version {values['version']!r} of the format, this qkv reads {VERSION}; update qkv"
             )
+        family = values.get("family")
         values = {k: v for k, v in values.items() if k not in ("format", "version", "family")}
         for side in ("encoder", "decoder"):
             if values.get(side) is not None:
@@ -86,6 +87,8 @@ class Config:
         if "head" in values:
             values["head"] = _construct(HeadConfig, values["head"], f"{where}: head")
         config: Config = _construct(cls, values, where)
+        if family not in (None, config.family):
+            raise QkvError(f"{where}: family = {family!r}, but its stacks make it {config.family!r}")
         return config
 
 

@@ -71,7 +71,9 @@ def render(name: str, config: Config, books: Account, console: Console) -> None:
 
 def _positions(config: Config) -> str:
     stack = config.stack
-    window = f", window {stack.window:,}" if stack.window else ""
+    window = f", a window of {stack.window:,} back" if stack.window else ""
+    if stack.window and config.decoder is None:
+        window += " and ahead"
     return (
         f"{stack.position.replace('_', ' ')} positions"
         + (f" ({stack.max_positions:,})" if stack.limited else "")

@@ -3,7 +3,8 @@
 import re
 from pathlib import Path
 
-from qkv.errors import QkvError
+from qkv.errors import QkvError, UsageError
+from qkv.models.presets import PRESETS
 
 _ID = re.compile(r"[\w.-]+/[\w.-]+")
 WANTED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "*.jinja"]
@@ -13,10 +14,16 @@ WANTED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "*.jinja"]
 def locate(name: str | Path) -> Path:
     """The folder that a name means. Only `owner/model` that is no path here goes to the hub (the `hub` extra)."""
     path = Path(name).expanduser()
+    if not str(name):
+        raise UsageError("give the name of a folder, or a hub id")
     if path.is_dir():
         return path
     if path.exists():
         raise QkvError(f"{path}: this is a file; give the folder that it lies in")
+    if str(name) in PRESETS:
+        raise QkvError(
+            f"{name}: no such folder; {name} is a preset, a shape without weights: give a folder or a hub id"
+        )
     if not _ID.fullmatch(str(name)) or path.parent.is_dir():
         raise QkvError(f"{path}: no such folder")
     try:

@@ -177,7 +177,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def settle(beside: Path, path: Path) -> None:
-    """Flush a finished file to disk and give it its name."""
+    """Flush a finished file to disk and give it its name, readable by whom files usually are."""
+    usual = os.umask(0)
+    os.umask(usual)
+    beside.chmod(0o666 & ~usual)
     with beside.open("rb+") as file:
         os.fsync(file.fileno())
     os.replace(beside, path)

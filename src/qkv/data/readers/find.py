@@ -147,9 +147,11 @@ def _aligned(paths: Mapping[str, OnePath | Sequence[OnePath]], problems: Problem
 def _side_by_side(paths: list[OnePath]) -> bool:
     """`train.en` and `train.fr`: files of one stem whose extensions are languages, not formats."""
     files = [Path(path) for path in paths]
+    if len(files) < 2 or not all(file.name for file in files):
+        return False
     extensions = {extension(file) for file in files}
     stems = {(file.with_suffix("") if file.suffix.lower() in COMPRESSED else file).with_suffix("") for file in files}
-    return len(files) > 1 and len(extensions) == len(files) and len(stems) == 1 and not extensions & {"", *EXTENSIONS}
+    return len(extensions) == len(files) and len(stems) == 1 and not extensions & {"", *EXTENSIONS}
 
 
 def _names(paths: list[OnePath]) -> list[str]:
