@@ -221,7 +221,7 @@ def improbability(network: Network, draft: Network, draws: int) -> float:
 
 
 def test_drawn_texts_are_as_likely_as_the_model_has_them() -> None:
-    assert improbability(little(3), little(0), 800) > 0.01
+    assert improbability(little(3), little(0), 600) > 0.01
 
 
 def accept_all(logits: Tensor, guess: int | None, q: Tensor | None, generator: torch.Generator | None) -> int:
@@ -242,7 +242,7 @@ def draw_again(logits: Tensor, guess: int | None, q: Tensor | None, generator: t
 @pytest.mark.parametrize("rule", [accept_all, draw_again])
 def test_a_wrong_rule_would_show(rule: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["qkv.decode.speculate"], "settle", rule)
-    assert improbability(little(3), little(0), 400) < 1e-6
+    assert improbability(little(3), little(0), 300) < 1e-6
 
 
 def test_scores_are_the_model_s_own() -> None:
