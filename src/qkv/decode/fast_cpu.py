@@ -22,7 +22,6 @@ from qkv.blocks.position import Rotary
 from qkv.decode.flat import Part, adding, feedforward_of, linear_of, norm_of, parallel, serial
 from qkv.models import Decoder, Seq2Seq
 
-
 MANY = 8
 """From so many rows on attention is written as batched products."""
 

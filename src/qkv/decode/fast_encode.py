@@ -27,20 +27,20 @@ class Rectangle(NamedTuple):
 
     rows: int
     longest: int
-    index: Tensor | None  # (M,) the place of each token; None where there is no padding
+    places: Tensor | None  # (M,) the place of each token; None where there is no padding
     sights: dict[int, Sight]  # by window
     rotaries: dict[int, Rotary]  # by window
 
     def lay(self, x: Tensor) -> Tensor:
         """(M, F) → (R, S, F), zeros in between."""
-        if self.index is not None:
-            x = x.new_zeros(self.rows * self.longest, x.shape[1]).index_copy_(0, self.index, x)
+        if self.places is not None:
+            x = x.new_zeros(self.rows * self.longest, x.shape[1]).index_copy_(0, self.places, x)
         return x.view(self.rows, self.longest, -1)
 
     def pick(self, x: Tensor) -> Tensor:
         """(R, S, F) → (M, F)."""
         x = x.flatten(0, 1)
-        return x if self.index is None else x.index_select(0, self.index)
+        return x if self.places is None else x.index_select(0, self.places)
 
 
 def read(network: Seq2Seq, sources: Sequence[Sequence[int]]) -> CrossCache:
