@@ -347,8 +347,8 @@ def test_rows_are_padded_on_the_right() -> None:
 
 
 def test_an_unknown_export_format_is_refused(tmp_path: Any) -> None:
-    with pytest.raises(UsageError, match="unknown export format 'onnx'; known: hf"):
-        model("decoder").export(tmp_path, format="onnx")
+    with pytest.raises(UsageError, match="unknown export format 'hff'; did you mean 'hf'"):
+        model("decoder").export(tmp_path, format="hff")
     assert not list(tmp_path.iterdir())
 
 

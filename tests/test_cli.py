@@ -20,6 +20,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(autouse=True)
+def wide_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long paths stay in one line."""
+    monkeypatch.setenv("COLUMNS", "400")
+
+
 def says(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, *words: str) -> None:
     assert cli.call(arguments) == code
     caught = capsys.readouterr()

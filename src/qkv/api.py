@@ -291,6 +291,11 @@ class Model:
             raise QkvError("this model has no tokenizer, so it cannot read text; give token ids")
         return self.tokenizer.target.encode(text, special=False)
 
+    def quantise(self) -> "Model":
+        """The same model for decoding on a CPU, its linear maps in int8; this one stays as it is."""
+        network: Any = self.network  # one of the three classes, and the twin is of the same
+        return Model(self.config, decode.quantise(network), self.tokenizer, self.notes)
+
     def save(self, folder: str | Path) -> None:
         """Write a qkv model folder."""
         store.write(folder, self.config, self.network, self.tokenizer)
@@ -298,9 +303,10 @@ class Model:
     def export(self, folder: str | Path, format: str = "hf") -> str:
         """Write a folder that other people's code reads; returns the class to load it with.
 
-        `hf` is what transformers, vLLM and other readers of that layout take.
+        `hf` is what transformers, vLLM and other readers of that layout take; `ctranslate2` is for that engine (its
+        extra must be installed).
         """
-        formats = ("hf",)
+        formats = ("hf", "ctranslate2")
         if format not in formats:
             raise UsageError(f"unknown export format {format!r}; {nearest(format, formats)}")
         return store.write(folder, self.config, self.network, self.tokenizer, format)

@@ -118,7 +118,7 @@ def import_(model: str, folder: Path, /, *, json: Json = False) -> None:
 
 
 @app.command
-def export(model: str, folder: Path, /, *, format: Literal["hf"] = "hf", json: Json = False) -> None:
+def export(model: str, folder: Path, /, *, format: Literal["hf", "ctranslate2"] = "hf", json: Json = False) -> None:
     """Write a model as other people's code reads it.
 
     Example:
@@ -131,7 +131,7 @@ def export(model: str, folder: Path, /, *, format: Literal["hf"] = "hf", json: J
     folder
         Where to write.
     format
-        hf: a folder that transformers, vLLM and other readers of that layout load.
+        hf: a folder that transformers, vLLM and other readers of that layout load; ctranslate2: one for that engine.
     """
     from qkv import store
 
@@ -139,7 +139,8 @@ def export(model: str, folder: Path, /, *, format: Literal["hf"] = "hf", json: J
     stored = store.read(model)
     _notes(model, stored.notes)
     cls = store.write(folder, stored.config, stored.network, stored.tokenizer, format)
-    call = f"transformers.{cls}.from_pretrained({str(folder)!r})"
+    loader = f"transformers.{cls}.from_pretrained" if format == "hf" else f"{format}.{cls}"
+    call = f"{loader}({str(folder)!r})"
     _done(json, f"wrote {folder}; load it with {call}", {"folder": str(folder), "class": cls, "notes": stored.notes})
 
 

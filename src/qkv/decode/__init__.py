@@ -4,7 +4,8 @@ run        run the model: prefill, step          filters    say what may come ne
 choose     the likeliest, or a draw              beam       rank sequences: beam search
 generate   the loop, and scoring a given text    options    what may be asked       result   what is given
 
-Around it: answers that must match (constrain), guesses that save time (speculate), many requests at once (engine).
+Around it: answers that must match (constrain), guesses that save time (speculate), many requests at once (engine),
+steps without the host (static), int8 and leaner steps on a CPU (quantise, fast_cpu, fast_encode, flat).
 """
 
 from qkv.decode.constrain import grammar, json_schema, regex
@@ -12,6 +13,7 @@ from qkv.decode.draft import DraftModel, Lookup
 from qkv.decode.engine import Engine
 from qkv.decode.generate import generate, score
 from qkv.decode.options import Constraint, Options
+from qkv.decode.quantise import quantise
 from qkv.decode.request import Request
 from qkv.decode.result import Candidate, Result, Step, TokenLogprob
 from qkv.decode.speculate import SpeculativeResult, speculate
@@ -33,6 +35,7 @@ __all__ = [
     "generate",
     "grammar",
     "json_schema",
+    "quantise",
     "regex",
     "score",
     "speculate",

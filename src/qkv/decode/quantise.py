@@ -34,11 +34,12 @@ def quantise(network: AnyNetwork) -> AnyNetwork:
         raise QkvError("this network's linear maps are in int8 already")
     # A deep copy that finds each linear map already copied: what takes its place is the int8 one.
     linears = {id(module): Int8Linear(module) for module in network.modules() if isinstance(module, nn.Linear)}
-    twin = copy.deepcopy(network, memo=dict(linears))
+    twin: AnyNetwork = copy.deepcopy(network, memo=dict(linears))
     for parameter in twin.parameters():
         parameter.data = parameter.data.float()
         parameter.requires_grad_(False)
-    return twin.eval()
+    twin.eval()
+    return twin
 
 
 class Int8Linear(nn.Module):

@@ -5,8 +5,13 @@ foreign   their config and tensors, through the tables of `models/`
 weights   safetensors files, checked on opening, written whole or not at all
 hub       a name becomes a folder
 card      the README of a model folder
+staging   a folder is written whole or not at all
+whole     what may be written
+ctranslate2, onnx    folders for other engines
 """
 
+from qkv.store.ctranslate2 import write_ctranslate2
 from qkv.store.folder import Stored, read, write
+from qkv.store.onnx import write_onnx
 
-__all__ = ["Stored", "read", "write"]
+__all__ = ["Stored", "read", "write", "write_ctranslate2", "write_onnx"]

@@ -20,15 +20,18 @@ from qkv.blocks.position import sinusoids
 from qkv.errors import QkvError
 from qkv.models import Config, Decoder, Network, Seq2Seq
 from qkv.store.staging import staged
+from qkv.store.whole import check_whole
 from qkv.text import Tokenizer
 
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
-MARKER = "model.bin"
-"""The file by which an earlier export is known."""
 
 
 def write_ctranslate2(folder: str | Path, config: Config, network: Network, tokenizer: Tokenizer | None) -> str:
-    """Write a folder that CTranslate2 loads; returns the class to load it with."""
+    """Write a folder that CTranslate2 loads; returns the class to load it with.
+
+    Of several tokens that end a text its config holds the first; the others are named in a call (`end_token=`).
+    """
+    check_whole(network)
     problems = misfits(config)
     if problems:
         raise QkvError("CTranslate2 cannot express this model: " + "; ".join(problems))
@@ -62,7 +65,7 @@ def write_ctranslate2(folder: str | Path, config: Config, network: Network, toke
     half = {torch.float16: "float16", torch.bfloat16: "bfloat16"}.get(weight.dtype)
     model.validate()
     model.optimize(quantization=half)
-    with staged(folder, MARKER) as partial:
+    with staged(folder, "model.bin", ("*vocabulary.json",)) as partial:
         if tokenizer is not None:
             tokenizer.save(partial)
         model.save(str(partial))

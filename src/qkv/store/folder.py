@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from qkv.blocks import HeadConfig
-from qkv.errors import QkvError
+from qkv.errors import QkvError, UsageError, nearest
 from qkv.models import Config, Network, build
 from qkv.store.card import card
+from qkv.store.ctranslate2 import write_ctranslate2
 from qkv.store.foreign import (
     SHOWN,
     body_folder,
@@ -26,8 +27,10 @@ from qkv.store.foreign import (
 from qkv.store.hub import locate
 from qkv.store.staging import staged
 from qkv.store.weights import Weights, read_json, write_text, write_weights
+from qkv.store.whole import check_whole
 from qkv.text import Tokenizer
 
+FORMATS = ("qkv", "hf", "ctranslate2")
 TOKENIZER_FILES = (
     "tokenizer.json",
     "vocab.txt",
@@ -181,11 +184,18 @@ def _tokenizer(folder: Path, config: Config) -> Tokenizer | None:
 def write(
     folder: str | Path, config: Config, network: nn.Module, tokenizer: Tokenizer | None, format: str = "qkv"
 ) -> str:
-    """Write a model folder, ours or (`format="hf"`) one that transformers reads; returns what to load it with.
+    """Write a model folder, ours or, by `format`, one that transformers ("hf") or CTranslate2 reads.
+
+    Returns what to load it with.
 
     Every file is written before the first one takes its place: whatever fails, a model that was there stays whole.
     """
+    if format not in FORMATS:
+        raise UsageError(f"unknown format {format!r}; {nearest(format, FORMATS)}")
+    if format == "ctranslate2":
+        return write_ctranslate2(folder, config, network, tokenizer)  # type: ignore[arg-type]
     folder = Path(folder).expanduser()
+    check_whole(network)
     layout = layout_of(config) if format == "hf" else None  # refused before anything is touched
     cls = config.family if layout is None else layout.table.cls
     parameters = {name: p.detach() for name, p in network.named_parameters()}
