@@ -303,10 +303,10 @@ class Model:
     def export(self, folder: str | Path, format: str = "hf") -> str:
         """Write a folder that other people's code reads; returns the class to load it with.
 
-        `hf` is what transformers, vLLM and other readers of that layout take; `ctranslate2` is for that engine (its
-        extra must be installed).
+        `hf` is what transformers, vLLM and other readers of that layout take; `ctranslate2` is for that engine and
+        `onnx` are graphs for onnxruntime and others (each with the extra of its name).
         """
-        formats = ("hf", "ctranslate2")
+        formats = ("hf", "ctranslate2", "onnx")
         if format not in formats:
             raise UsageError(f"unknown export format {format!r}; {nearest(format, formats)}")
         return store.write(folder, self.config, self.network, self.tokenizer, format)

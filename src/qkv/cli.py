@@ -118,7 +118,9 @@ def import_(model: str, folder: Path, /, *, json: Json = False) -> None:
 
 
 @app.command
-def export(model: str, folder: Path, /, *, format: Literal["hf", "ctranslate2"] = "hf", json: Json = False) -> None:
+def export(
+    model: str, folder: Path, /, *, format: Literal["hf", "ctranslate2", "onnx"] = "hf", json: Json = False
+) -> None:
     """Write a model as other people's code reads it.
 
     Example:
@@ -131,7 +133,8 @@ def export(model: str, folder: Path, /, *, format: Literal["hf", "ctranslate2"] 
     folder
         Where to write.
     format
-        hf: a folder that transformers, vLLM and other readers of that layout load; ctranslate2: one for that engine.
+        hf: a folder that transformers, vLLM and other readers of that layout load; ctranslate2: one for that engine;
+        onnx: graphs for onnxruntime.
     """
     from qkv import store
 
@@ -139,8 +142,12 @@ def export(model: str, folder: Path, /, *, format: Literal["hf", "ctranslate2"] 
     stored = store.read(model)
     _notes(model, stored.notes)
     cls = store.write(folder, stored.config, stored.network, stored.tokenizer, format)
-    loader = f"transformers.{cls}.from_pretrained" if format == "hf" else f"{format}.{cls}"
-    call = f"{loader}({str(folder)!r})"
+    calls = {
+        "hf": f"transformers.{cls}.from_pretrained({str(folder)!r})",
+        "ctranslate2": f"ctranslate2.{cls}({str(folder)!r})",
+        "onnx": f"onnxruntime.InferenceSession for each of {cls}",
+    }
+    call = calls[format]
     _done(json, f"wrote {folder}; load it with {call}", {"folder": str(folder), "class": cls, "notes": stored.notes})
 
 

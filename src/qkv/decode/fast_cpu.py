@@ -60,8 +60,8 @@ class FastStep:
         """The newest token of each row (R,) → the logits (R, V) of what comes next."""
         ids = ids[:, None]
         place = place_of(ids, None, cache.next_positions(ids, None))  # (1, 1), or (R, 1) where rows differ
-        x = self.embedding.join(ids, self._where(place.position, cache))  # (R, 1, C)
         keys = cache.extend(place)
+        x = self.embedding.join(ids, self._where(place.position, cache))  # (R, 1, C)
         sights = {} if self.plain and keys.segment is None else self.stack.sights(x, place, keys)
         now = Moment(cache, cross, sights, self.stack.rotaries(x, place), self._source_mask(x, place, cross))
         x = x[:, 0]

@@ -10,8 +10,6 @@ whole     what may be written
 ctranslate2, onnx    folders for other engines
 """
 
-from qkv.store.ctranslate2 import write_ctranslate2
 from qkv.store.folder import Stored, read, write
-from qkv.store.onnx import write_onnx
 
-__all__ = ["Stored", "read", "write", "write_ctranslate2", "write_onnx"]
+__all__ = ["Stored", "read", "write"]

@@ -25,12 +25,13 @@ from qkv.store.foreign import (
     with_head,
 )
 from qkv.store.hub import locate
+from qkv.store.onnx import write_onnx
 from qkv.store.staging import staged
 from qkv.store.weights import Weights, read_json, write_text, write_weights
 from qkv.store.whole import check_whole
 from qkv.text import Tokenizer
 
-FORMATS = ("qkv", "hf", "ctranslate2")
+FORMATS = ("qkv", "hf", "ctranslate2", "onnx")
 TOKENIZER_FILES = (
     "tokenizer.json",
     "vocab.txt",
@@ -184,7 +185,7 @@ def _tokenizer(folder: Path, config: Config) -> Tokenizer | None:
 def write(
     folder: str | Path, config: Config, network: nn.Module, tokenizer: Tokenizer | None, format: str = "qkv"
 ) -> str:
-    """Write a model folder, ours or, by `format`, one that transformers ("hf") or CTranslate2 reads.
+    """Write a model folder, ours or, by `format`, one that transformers ("hf"), CTranslate2 or ONNX reads.
 
     Returns what to load it with.
 
@@ -194,6 +195,8 @@ def write(
         raise UsageError(f"unknown format {format!r}; {nearest(format, FORMATS)}")
     if format == "ctranslate2":
         return write_ctranslate2(folder, config, network, tokenizer)  # type: ignore[arg-type]
+    if format == "onnx":
+        return write_onnx(folder, config, network, tokenizer)  # type: ignore[arg-type]
     folder = Path(folder).expanduser()
     check_whole(network)
     layout = layout_of(config) if format == "hf" else None  # refused before anything is touched

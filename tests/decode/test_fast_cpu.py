@@ -1,0 +1,173 @@
+"""The flat step and the unpadded reading of sources give what the modules give, whatever a decoder is made of."""
+
+import pytest
+import torch
+from decode_models import END, START, tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qkv.blocks import HeadConfig, StackConfig
+from qkv.decode import fast_cpu, fast_encode
+from qkv.decode.fast_cpu import FastStep, fits
+from qkv.decode.quantise import quantise
+from qkv.decode.run import Run, flush_right
+from qkv.models import Config, Decoder, Network, Seq2Seq, build
+
+VOCAB = 20
+MODERN = {"position": "rotary", "norm": "rmsnorm", "norm_affine": "gain", "bias": "none", "feedforward": "swiglu"}
+T5 = {**MODERN, "position": "t5", "feedforward": "relu", "score_scale": "none", "head_width": 12}
+STACKS: dict[str, dict[str, object]] = {
+    "post-norm": {"norm_place": "post", "feedforward": "relu", "embedding_scale": "sqrt"},
+    "pre-norm": {},
+    "sandwich": {"norm_place": "sandwich"},
+    "learned": {"position": "learned", "position_offset": 2, "embedding_norm": "added"},
+    "first norm": {"embedding_norm": "first"},
+    "grouped heads": {**MODERN, "kv_heads": 2},
+    "normed heads": {**MODERN, "qk_norm": "head"},
+    "windows": {**MODERN, "window": 2, "windowed_layers": (1,), "rotary_base_windowed": 100.0},
+    "alibi": {"position": "alibi"},
+    "t5": T5,
+    "no positions": {"position": "none"},
+    "narrow embedding": {"embedding_width": 8},
+    "shared layers": {"distinct_layers": 1},
+    "types": {"types": 2},
+}
+DECODERS = {**STACKS, "parallel": {"residual": "parallel"}}
+PROMPTS = {"even": [[5, 6, 7], [8, 9, 10], [3, 4, 5]], "ragged": [[5, 6, 7], [8], [3, 4]]}
+
+
+def make(family: str, settings: dict[str, object]) -> Decoder | Seq2Seq:
+    size = {"vocab": VOCAB, "width": 16, "layers": 3, "heads": 4, "ffn_width": 24, "max_positions": 32}
+    stack = StackConfig(**{**size, "init_std": 0.3, **settings})  # type: ignore[arg-type]
+    sides = {"decoder": stack} if family == "decoder" else {"encoder": stack, "decoder": stack}
+    torch.manual_seed(0)
+    head = HeadConfig(kind="lm", outputs=VOCAB, bias=True)
+    network = build(Config(**sides, head=head, start=START, end=(END,)), dtype=torch.float64).eval()  # type: ignore[arg-type]
+    assert isinstance(network, Decoder | Seq2Seq)
+    return network
+
+
+def written(network: Decoder | Seq2Seq, prompts: list[list[int]], *, fast: bool) -> list[torch.Tensor]:
+    """The logits of a run: prompts, steps, beams that change places, rows that leave, more steps."""
+    seq2seq = isinstance(network, Seq2Seq)
+    run = Run(network, [[START]] * len(prompts) if seq2seq else prompts, room=2)  # it grows on the way
+    if not fast:
+        run._fast = None
+    out = []
+    with torch.inference_mode():
+        if seq2seq:
+            run.read_source(prompts)
+        out.append(run.prefill())
+        out += [run.step(torch.tensor([3 + i, 4 + i, 5 + i])) for i in range(3)]
+        run.reorder(torch.tensor([0, 0, 1, 1, 2, 2]))
+        out.append(run.step(torch.arange(4, 10)))
+        run.reorder(torch.tensor([1, 0, 3, 3, 4, 5]), since=run.tokens.shape[1] - 1)
+        out.append(run.step(torch.arange(5, 11)))
+        run.keep(torch.tensor([0, 1, 4, 5]))
+        out.append(run.step(torch.arange(6, 10)))
+    return out
+
+
+def apart(a: list[torch.Tensor], b: list[torch.Tensor]) -> float:
+    return max(float((x - y).abs().max()) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("prompts", PROMPTS)
+@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("many", [1, 100], ids=["products", "sdpa"])
+def test_a_decoder_steps_as_its_modules_do(name: str, prompts: str, many: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fast_cpu, "MANY", many)
+    network = make("decoder", DECODERS[name])
+    assert apart(*(written(network, PROMPTS[prompts], fast=fast) for fast in (True, False))) < 1e-12
+
+
+@pytest.mark.parametrize("prompts", PROMPTS)
+@pytest.mark.parametrize("name", STACKS)
+@pytest.mark.parametrize("many", [1, 100], ids=["products", "sdpa"])
+def test_an_encoder_and_decoder_steps_as_its_modules_do(
+    name: str, prompts: str, many: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fast_cpu, "MANY", many)
+    network = make("seq2seq", STACKS[name])
+    assert apart(*(written(network, PROMPTS[prompts], fast=fast) for fast in (True, False))) < 1e-12
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_step_is_bit_equal_where_the_kernel_is_the_same(dtype: torch.dtype) -> None:
+    network = make("decoder", {"norm_place": "post"}).to(dtype)
+    assert apart(*(written(network, PROMPTS["even"], fast=fast) for fast in (True, False))) == 0.0
+
+
+def test_a_difference_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: the fast step is the one that runs, and a wrong one is far off."""
+    network = make("decoder", {})
+    right = written(network, PROMPTS["even"], fast=False)
+    monkeypatch.setattr(FastStep, "_where", lambda self, position, cache: None)
+    assert apart(written(network, PROMPTS["even"], fast=True), right) > 1e-3
+
+
+@pytest.mark.parametrize("prompts", PROMPTS)
+@pytest.mark.parametrize("name", STACKS)
+def test_sources_are_read_as_with_their_padding(name: str, prompts: str) -> None:
+    network = make("seq2seq", STACKS[name])
+    assert isinstance(network, Seq2Seq)
+    sources = PROMPTS[prompts]
+    with torch.no_grad():
+        ours = fast_encode.read(network, sources)
+        padded = flush_right(sources, torch.device("cpu"))
+        theirs = network.remember(network.encode(padded.clamp(min=0), (padded >= 0).long()))
+    longest = padded.shape[1]
+    for a, b in zip((*ours.keys, *ours.values), (*theirs.keys, *theirs.values), strict=True):
+        assert a.is_contiguous()
+        for row, source in enumerate(sources):  # ours stand flush left, theirs flush right
+            torch.testing.assert_close(a[row, :, : len(source)], b[row, :, longest - len(source) :])
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.lists(st.integers(3, VOCAB - 1), min_size=1, max_size=6), min_size=1, max_size=5))
+def test_a_source_reads_the_same_alone_and_among_others(sources: list[list[int]]) -> None:
+    network = tiny("seq2seq", vocab=VOCAB)
+    assert isinstance(network, Seq2Seq)
+    with torch.no_grad():
+        together = fast_encode.read(network, sources)
+        for row, source in enumerate(sources):
+            alone = fast_encode.read(network, [source])
+            torch.testing.assert_close(together.keys[1][row : row + 1, :, : len(source)], alone.keys[1])
+            torch.testing.assert_close(together.values[1][row : row + 1, :, : len(source)], alone.values[1])
+
+
+def test_a_network_in_int8_steps_as_its_modules_do(network: Network) -> None:
+    """The same kernels on the same numbers; sums may be rounded in another order."""
+    twin = quantise(network)
+    assert isinstance(twin, Decoder | Seq2Seq)
+    prompts = PROMPTS["even"]  # padding would move the scale of what the padded reference reads
+    assert apart(*(written(twin, prompts, fast=fast) for fast in (True, False))) < 1e-4
+
+
+def test_a_map_of_another_kind_is_called_as_it_is() -> None:
+    """Whoever wraps a linear map, as adapters do, is heard."""
+    network = make("decoder", {})
+
+    class Doubled(torch.nn.Module):
+        def __init__(self, inner: torch.nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * self.inner(x)
+
+    plain = written(network, PROMPTS["even"], fast=True)
+    for block in network.decoder.blocks:
+        block.ffn.up = Doubled(block.ffn.up)  # type: ignore[assignment, arg-type]
+    doubled = written(network, PROMPTS["even"], fast=True)
+    assert apart(doubled, plain) > 1e-3
+    assert apart(doubled, written(network, PROMPTS["even"], fast=False)) < 1e-12
+
+
+def test_it_fits_growing_caches_in_evaluation() -> None:
+    network = make("decoder", {})
+    assert fits(network, network.new_cache(1, 4))
+    assert not fits(network, network.new_cache(1, 4, static=True))
+    assert not fits(network.train(), network.new_cache(1, 4))
+    network.eval().decoder.kernel = "plain"
+    assert not fits(network, network.new_cache(1, 4)), "a kernel that was asked for is used"
