@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from decode_models import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,7 +50,9 @@ def test_moving_only_what_differs_is_enough(network: Network, beam: int, monkeyp
     assert told(ours) == told(generate(network, SOURCES, options))
 
 
-def test_sources_that_are_settled_leave_the_batch(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("family", ["decoder", "seq2seq"])
+def test_sources_that_are_settled_leave_the_batch(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = tiny(family, seed=1)
     options = Options(max_tokens=24, beam=3, best=3, length_penalty=0.0)
     rows: list[int] = []
     step = Run.step

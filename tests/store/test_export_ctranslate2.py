@@ -1,70 +1,259 @@
 """A CTranslate2 folder writes what qkv writes, token for token; what it cannot express is refused by name."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import qkv
-from qkv.decode import Options, generate
+from qkv.blocks import RotaryScaling
+from qkv.decode import Options, generate, score
 from qkv.errors import QkvError
-from qkv.store.ctranslate2 import write_ctranslate2
+from qkv.store.ctranslate2 import misfits, write_ctranslate2
+from qkv.text import Tokenizer
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
 
 VOCAB, START, END = 40, 2, 1
-PROMPTS = [[5, 6, 7, 8], [9, 4], [12, 11, 10]]
+PROMPTS = [[5, 6, 7, 8, 9, 10], [9, 4], [12, 11, 10]]
+NEW = 14
+
+MODERN = {"position": "rotary", "norm": "rmsnorm", "norm_affine": "gain", "bias": "none", "feedforward": "swiglu"}
+T5 = {
+    **MODERN,
+    "position": "t5",
+    "norm_eps": 1e-6,
+    "feedforward": "geglu_tanh",
+    "score_scale": "none",
+    "head_width": 12,
+    "buckets": 8,
+    "bucket_distance": 10,
+}
+SEQ2SEQ: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "2017": (
+        {"norm_place": "post", "feedforward": "relu", "embedding_scale": "sqrt"},
+        {"tied": True, "shared_embedding": True},
+    ),
+    "marian": (
+        {"position": "sinusoidal_split", "norm_place": "post", "feedforward": "silu", "embedding_scale": "sqrt"},
+        {"tied": True, "bias": True, "shared_embedding": True},
+    ),
+    "bart": (
+        {"position": "learned", "position_offset": 2, "norm_place": "post", "embedding_norm": "added"},
+        {"tied": True, "bias": True},
+    ),
+    "t5": (T5, {"tied": True, "scale": "rsqrt"}),
+    "rotary": ({**MODERN, "kv_heads": 2}, {}),
+    "no positions": ({"position": "none", "norm_affine": "none"}, {}),
+    "shared layers": ({"distinct_layers": 1}, {}),
+}
+DECODERS: dict[str, dict[str, Any]] = {
+    "gpt2": {"position": "learned", "feedforward": "gelu_tanh"},
+    "llama": {**MODERN, "kv_heads": 2},
+    "qwen2": {**MODERN, "bias": "qkv"},
+    "qwen3": {**MODERN, "qk_norm": "head", "head_width": 8},
+    "neox": {"position": "rotary", "rotary_share": 0.5, "residual": "parallel"},
+    "stretched": {**MODERN, "rotary_scaling": RotaryScaling(kind="linear", factor=4.0)},
+    "alibi": {"position": "alibi", "norm_affine": "gain"},
+}
 
 
-def model(family: str, **more: object) -> qkv.Model:
-    settings = {"position": "sinusoidal_split", "norm_place": "post", "feedforward": "relu", "embedding_scale": "sqrt"}
-    if family == "decoder":
-        settings = {"position": "learned", "feedforward": "gelu_tanh", "max_positions": 32}
-    stack = qkv.StackConfig(vocab=VOCAB, width=16, layers=2, heads=2, ffn_width=32, **{**settings, **more})
-    sides = (
-        {"decoder": stack} if family == "decoder" else {"encoder": stack, "decoder": stack, "shared_embedding": True}
+def made(
+    encoder: dict[str, Any] | None, decoder: dict[str, Any], *, shared_embedding: bool = False, **head: Any
+) -> qkv.Model:
+    """A random model far from its start, so that every weight tells."""
+    size = {"vocab": VOCAB, "width": 16, "layers": 2, "heads": 4, "ffn_width": 24, "max_positions": 32}
+    sides = {"decoder": qkv.StackConfig(**{**size, **decoder})}
+    if encoder is not None:
+        sides["encoder"] = qkv.StackConfig(**{**size, **encoder})
+    config = qkv.Config(
+        **sides,
+        head=qkv.HeadConfig(kind="lm", outputs=VOCAB, **head),
+        shared_embedding=shared_embedding,
+        start=START,
+        end=(END,),
     )
-    head = qkv.HeadConfig(kind="lm", outputs=VOCAB, tied=True)
-    config = qkv.Config(**sides, head=head, pad=0, start=START, end=(END,))
-    made = qkv.new(config, seed=3)
+    model = qkv.new(config, seed=3)
     with torch.no_grad():
-        for parameter in made.network.parameters():
-            parameter.add_(
-                torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel())) * 0.3
-            )
-    return made
+        for number, parameter in enumerate(model.network.parameters()):
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)) * 0.3)
+    return model
 
 
-def test_an_encoder_and_decoder_translates_alike(tmp_path: Path) -> None:
-    ours = model("seq2seq")
-    write_ctranslate2(tmp_path / "out", ours.config, ours.network, None)
-    translator = ctranslate2.Translator(str(tmp_path / "out"), device="cpu", compute_type="float32")
-    names = [f"<{i}>" for i in range(VOCAB)]
-    results = generate(ours.network, PROMPTS, Options(max_tokens=8))
-    vocabulary = _names(tmp_path / "out", names)
-    for prompt, result in zip(PROMPTS, results, strict=True):
-        theirs = translator.translate_batch([[vocabulary[i] for i in prompt]], beam_size=1, max_decoding_length=8)
-        assert [vocabulary.index(token) for token in theirs[0].hypotheses[0]] == result.ids
+def written_there(folder: Path, prompts: list[list[int]], *, seq2seq: bool, beam: int = 1) -> list[list[int]]:
+    """What CTranslate2 makes of a folder, as ids."""
+    name = next(name for name in ("shared_vocabulary.json", "vocabulary.json") if (folder / name).exists())
+    names = json.loads((folder / name).read_text(encoding="utf-8"))
+    rows = [[names[i] for i in prompt] for prompt in prompts]
+    if seq2seq:
+        translator = ctranslate2.Translator(str(folder), device="cpu", compute_type="float32", intra_threads=1)
+        results = translator.translate_batch(rows, beam_size=beam, min_decoding_length=0, max_decoding_length=NEW)
+        return [[names.index(token) for token in result.hypotheses[0]] for result in results]
+    generator = ctranslate2.Generator(str(folder), device="cpu", compute_type="float32", intra_threads=1)
+    results = generator.generate_batch(
+        rows, beam_size=beam, min_length=0, max_length=NEW, include_prompt_in_result=False
+    )
+    return [list(result.sequences_ids[0]) for result in results]
 
 
-def _names(folder: Path, otherwise: list[str]) -> list[str]:
-    """The tokens' names as the folder has them, by id."""
-    import json
-
-    for name in ("shared_vocabulary.json", "target_vocabulary.json", "vocabulary.json"):
-        if (folder / name).exists():
-            return json.loads((folder / name).read_text(encoding="utf-8"))
-    return otherwise
+def written_here(model: qkv.Model, **options: Any) -> list[list[int]]:
+    return [result.ids for result in generate(model.network, PROMPTS, Options(max_tokens=NEW, **options))]
 
 
-def test_what_it_cannot_say_is_refused_by_name(tmp_path: Path) -> None:
-    odd = model("decoder", norm_place="sandwich")
-    with pytest.raises(QkvError, match="norm_place"):
-        write_ctranslate2(tmp_path / "out", odd.config, odd.network, None)
+def scored_there(folder: Path, *, seq2seq: bool) -> list[list[float]]:
+    """The log-probabilities of each prompt's tokens: as a target of itself, or one after the other."""
+    name = next(name for name in ("shared_vocabulary.json", "vocabulary.json") if (folder / name).exists())
+    names = json.loads((folder / name).read_text(encoding="utf-8"))
+    rows = [[names[i] for i in prompt] for prompt in PROMPTS]
+    if seq2seq:
+        engine = ctranslate2.Translator(str(folder), device="cpu", compute_type="float32", intra_threads=1)
+        return [result.log_probs[:-1] for result in engine.score_batch(rows, rows)]  # the last is the end's
+    engine = ctranslate2.Generator(str(folder), device="cpu", compute_type="float32", intra_threads=1)
+    return [result.log_probs for result in engine.score_batch(rows)]
+
+
+def scored_here(model: qkv.Model) -> list[list[float]]:
+    if model.config.family == "seq2seq":
+        rows = score(model.network, PROMPTS, PROMPTS)
+    else:
+        rows = score(model.network, [prompt[:1] for prompt in PROMPTS], [prompt[1:] for prompt in PROMPTS])
+    return [[token.logprob for token in row] for row in rows]
+
+
+def check_alike(model: qkv.Model, folder: Path) -> None:
+    seq2seq = model.config.family == "seq2seq"
+    assert written_there(folder, PROMPTS, seq2seq=seq2seq) == written_here(model)
+    for ours, theirs in zip(scored_here(model), scored_there(folder, seq2seq=seq2seq), strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", SEQ2SEQ)
+def test_an_encoder_and_decoder_translates_alike(name: str, tmp_path: Path) -> None:
+    stack, more = SEQ2SEQ[name]
+    model = made(stack, stack, **more)
+    assert write_ctranslate2(tmp_path / "out", model.config, model.network, None) == "Translator"
+    check_alike(model, tmp_path / "out")
+
+
+def test_encoder_and_decoder_may_differ(tmp_path: Path) -> None:
+    model = made({"layers": 3, "heads": 2, "position": "learned"}, {"norm_place": "post", "feedforward": "relu"})
+    model.export(tmp_path / "out", format="ctranslate2")
+    check_alike(model, tmp_path / "out")
+
+
+def test_a_search_finds_the_same(tmp_path: Path) -> None:
+    """Beams of equal length, for the two stop by different rules."""
+    stack, _ = SEQ2SEQ["2017"]
+    model = made(stack, stack, bias=True)
+    with torch.no_grad():
+        model.network.head.out.bias[END] = -1e4
+    write_ctranslate2(tmp_path / "out", model.config, model.network, None)
+    ours = written_here(model, beam=4)
+    assert ours != written_here(model)
+    assert written_there(tmp_path / "out", PROMPTS, seq2seq=True, beam=4) == ours
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_decoder_goes_on_alike(name: str, tmp_path: Path) -> None:
+    model = made(None, DECODERS[name])
+    assert write_ctranslate2(tmp_path / "out", model.config, model.network, None) == "Generator"
+    check_alike(model, tmp_path / "out")
+
+
+def test_other_weights_write_something_else(tmp_path: Path) -> None:
+    """Negative control: one row of one matrix tells."""
+    model = made(None, DECODERS["llama"])
+    write_ctranslate2(tmp_path / "out", model.config, model.network, None)
+    with torch.no_grad():
+        model.network.decoder.blocks[0].attention.qkv.weight[0] += 1.0
+    with pytest.raises(AssertionError):
+        check_alike(model, tmp_path / "out")
+
+
+def test_its_tokens_are_those_of_the_tokenizer(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.train("byte", iter([]), size=260, roles=["pad", "end", "start"], template="end")
+    stack = qkv.StackConfig(vocab=264, width=16, layers=1, heads=2, ffn_width=16, position="learned", max_positions=32)
+    roles = tokenizer.roles
+    config = qkv.Config(decoder=stack, head=qkv.HeadConfig(kind="lm", outputs=264), start=roles.start, end=(roles.end,))
+    model = qkv.new(config, tokenizer=tokenizer)
+    model.export(tmp_path / "out", format="ctranslate2")
+    vocabulary = json.loads((tmp_path / "out" / "vocabulary.json").read_text(encoding="utf-8"))
+    spelled = {i: token for token, i in tokenizer.backend.get_vocab().items()}
+    assert vocabulary == [spelled.get(i, f"<id_{i}>") for i in range(264)]
+    theirs = json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))
+    assert theirs["eos_token"] == spelled[roles.end]
+    assert (tmp_path / "out" / "tokenizer.json").exists()
+    assert Tokenizer.load(tmp_path / "out").encode("hé") == tokenizer.encode("hé")
+
+
+def test_a_second_export_replaces_the_first(tmp_path: Path) -> None:
+    stack, more = SEQ2SEQ["2017"]
+    first, second = made(stack, stack, **more), made(None, DECODERS["gpt2"])
+    first.export(tmp_path, format="ctranslate2")
+    second.export(tmp_path, format="ctranslate2")
+    assert not (tmp_path / "shared_vocabulary.json").exists()
+    assert written_there(tmp_path, PROMPTS, seq2seq=False) == written_here(second)
+
+
+def test_half_precision_is_kept(tmp_path: Path) -> None:
+    model = made(None, DECODERS["gpt2"])
+    model.export(tmp_path / "full", format="ctranslate2")
+    model.network.bfloat16()
+    model.export(tmp_path / "half", format="ctranslate2")
+    full, half = ((tmp_path / name / "model.bin").stat().st_size for name in ("full", "half"))
+    assert half < 0.7 * full
+
+
+# ── What it cannot say ───────────────────────────────────────────────────────────────────────────────────────────
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "norm_place": {"norm_place": "sandwich"},
+    "embedding_norm": {"embedding_norm": "first"},
+    "embedding_width": {"embedding_width": 8},
+    "types": {"types": 2},
+    "window": {"window": 4},
+    "rotary_scaling": {**MODERN, "rotary_scaling": RotaryScaling(kind="llama3", factor=8.0)},
+    "qk_norm": {"qk_norm": "head"},
+    "residual": {**MODERN, "residual": "parallel"},
+}
+
+
+@pytest.mark.parametrize("field", REFUSED)
+def test_what_it_cannot_say_is_refused_by_name(field: str, tmp_path: Path) -> None:
+    model = made(None, REFUSED[field])
+    with pytest.raises(QkvError, match=rf"CTranslate2 cannot express this model: decoder\.{field}"):
+        write_ctranslate2(tmp_path / "out", model.config, model.network, None)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_model_exports_it_by_name(tmp_path: Path) -> None:
-    ours = model("decoder")
-    assert ours.export(tmp_path / "out", format="ctranslate2") == "Generator"
-    assert (tmp_path / "out" / "model.bin").exists()
+@pytest.mark.parametrize("field", ["position", "qk_norm"])
+def test_some_fit_a_decoder_alone(field: str) -> None:
+    settings = {"position": {"position": "alibi"}, "qk_norm": {**MODERN, "qk_norm": "head"}}[field]
+    assert misfits(made(None, settings).config) == []
+    found = misfits(made(settings, settings).config)
+    assert [problem.split(" ")[0] for problem in found] == [f"encoder.{field}", f"decoder.{field}"]
+
+
+def test_all_that_does_not_fit_is_named_at_once() -> None:
+    stack = qkv.StackConfig(vocab=9, width=8, layers=1, heads=2, ffn_width=8, norm_place="sandwich", window=3)
+    config = qkv.Config(decoder=stack, head=qkv.HeadConfig(kind="lm", outputs=9))
+    found = " ".join(misfits(config))
+    assert all(name in found for name in ("end = ()", "decoder.norm_place", "decoder.window"))
+
+
+@pytest.mark.parametrize("family", ["encoder", "decoder"])
+def test_models_that_do_not_write_are_refused(family: str, tmp_path: Path) -> None:
+    stack = qkv.StackConfig(vocab=9, width=8, layers=1, heads=2, ffn_width=8)
+    model = qkv.new(qkv.Config(**{family: stack}, head=qkv.HeadConfig(kind="classify", outputs=2)))
+    with pytest.raises(QkvError, match="classify head"):
+        model.export(tmp_path / "out", format="ctranslate2")
+
+
+def test_without_the_package_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "ctranslate2", None)
+    with pytest.raises(QkvError, match=r"qkv\[ctranslate2\]"):
+        made(None, DECODERS["gpt2"]).export(tmp_path / "out", format="ctranslate2")

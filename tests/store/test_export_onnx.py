@@ -1,34 +1,192 @@
-"""ONNX graphs say what qkv says, for other batches and lengths than those that they were traced with."""
+"""ONNX graphs say what qkv says, for any batch and length, whole texts or step by step."""
 
+import sys
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import qkv
+from qkv.errors import QkvError
+from qkv.models import Decoder, Encoder, Seq2Seq
+from qkv.store.onnx import write_onnx
+from qkv.text import Tokenizer
 
 pytest.importorskip("onnxscript", reason="onnxscript is not installed")
 onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 
-STACK = qkv.StackConfig(vocab=30, width=16, layers=1, heads=2, ffn_width=32, position="learned", max_positions=32)
-CONFIGS = {
-    "encoder": qkv.Config(encoder=STACK, head=qkv.HeadConfig(kind="tag", outputs=3)),
-    "decoder": qkv.Config(decoder=STACK, head=qkv.HeadConfig(kind="lm", outputs=30, tied=True)),
-}
+VOCAB = 30
+SIZE: dict[str, Any] = {"vocab": VOCAB, "width": 16, "layers": 2, "heads": 4, "ffn_width": 24, "max_positions": 32}
+Session = Any
 
 
-@pytest.mark.parametrize("family", CONFIGS)
-def test_a_graph_gives_the_same_numbers(family: str, tmp_path: Path) -> None:
-    model = qkv.new(CONFIGS[family], seed=2)
-    model.export(tmp_path / "out", format="onnx")
-    graphs = sorted((tmp_path / "out").glob("*.onnx"))
-    assert graphs
-    session = onnxruntime.InferenceSession(str(graphs[0]), providers=["CPUExecutionProvider"])
-    ids = torch.randint(0, 30, (3, 9), generator=torch.Generator().manual_seed(1))
-    names = [given.name for given in session.get_inputs()]
-    feed = {"ids": ids.numpy(), "mask": np.ones(ids.shape, dtype=np.int64)}
-    if "past" in names:  # a whole text at once: nothing was read before
-        feed["past"] = np.zeros((1, 2, 3, 2, 0, 8), dtype=np.float32)
-    assert set(feed) == set(names)
-    assert np.allclose(session.run(None, feed)[0], model.logits(ids).numpy(), atol=1e-4)
+def opened(path: Path) -> Session:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def ids_of(rows: int, length: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(3, VOCAB, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def mask_of(*lengths: int, left: bool = False) -> torch.Tensor:
+    mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
+    return mask.flip(1) if left else mask
+
+
+def far_from_start(config: qkv.Config) -> Any:
+    network = qkv.new(config, seed=1).network
+    with torch.no_grad():
+        for number, parameter in enumerate(network.parameters()):
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)) * 0.3)
+    return network
+
+
+def check_near(theirs: Any, ours: torch.Tensor, where: torch.Tensor | None = None) -> None:
+    theirs = torch.from_numpy(theirs)
+    if where is not None:
+        theirs, ours = theirs[where], ours[where]
+    torch.testing.assert_close(theirs, ours.detach(), atol=1e-4, rtol=1e-4)
+
+
+# ── Encoder ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Encoder, Session, Path]:
+    stack = qkv.StackConfig(
+        **{**SIZE, "layers": 1}, position="learned", norm_place="post", embedding_norm="added", types=2
+    )
+    head = qkv.HeadConfig(kind="classify", outputs=3, dense="tanh")
+    network = far_from_start(qkv.Config(encoder=stack, head=head, pad=0))
+    folder = tmp_path_factory.mktemp("encoder")
+    tokenizer = Tokenizer.train("byte", iter([]), size=260)
+    assert write_onnx(folder, network.config, network, tokenizer) == "model.onnx"
+    return network, opened(folder / "model.onnx"), folder
+
+
+@pytest.mark.parametrize("lengths", [(5,), (3, 7, 1), (4, 4)])
+@pytest.mark.parametrize("left", [False, True])
+def test_an_encoder_says_the_same(encoder: tuple[Encoder, Session, Path], lengths: tuple[int, ...], left: bool) -> None:
+    network, session, _ = encoder
+    mask = mask_of(*lengths, left=left)
+    ids = ids_of(*mask.shape)
+    types = ids % 2
+    (theirs,) = session.run(["logits"], {"ids": ids.numpy(), "mask": mask.numpy(), "types": types.numpy()})
+    check_near(theirs, network(ids, mask, types=types))
+
+
+def test_a_mask_is_heard(encoder: tuple[Encoder, Session, Path]) -> None:
+    """Negative control: without it the answer is another."""
+    _, session, _ = encoder
+    ids = ids_of(1, 6)
+    zero = np.zeros_like(ids.numpy())
+    whole, part = (
+        session.run(None, {"ids": ids.numpy(), "mask": mask_of(*lengths)[:1].numpy(), "types": zero})[0]
+        for lengths in ((6,), (4, 6))
+    )
+    assert np.abs(whole - part).max() > 1e-3
+
+
+def test_the_folder_tells_how_to_use_it(encoder: tuple[Encoder, Session, Path]) -> None:
+    _, session, folder = encoder
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    for one in (*session.get_inputs(), *session.get_outputs()):
+        assert f"`{one.name}`" in text
+    assert "pad: 0" in text
+    assert (folder / "tokenizer.json").exists()
+
+
+# ── Decoder ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Decoder, Session]:
+    modern = {"position": "rotary", "norm": "rmsnorm", "norm_affine": "gain", "feedforward": "swiglu", "bias": "none"}
+    stack = qkv.StackConfig(**SIZE, **modern, kv_heads=2)
+    network = far_from_start(qkv.Config(decoder=stack, head=qkv.HeadConfig(kind="lm", outputs=VOCAB)))
+    folder = tmp_path_factory.mktemp("decoder")
+    write_onnx(folder, network.config, network, None)
+    return network, opened(folder / "model.onnx")
+
+
+def nothing_yet(network: Decoder | Seq2Seq, rows: int) -> Any:
+    stack = network.decoder.config
+    return np.zeros((stack.layers, 2, rows, stack.kv_heads, 0, stack.head_width), np.float32)
+
+
+@pytest.mark.parametrize("lengths", [(5,), (3, 7, 1)])
+def test_a_decoder_says_the_same_of_whole_texts(decoder: tuple[Decoder, Session], lengths: tuple[int, ...]) -> None:
+    network, session = decoder
+    mask = mask_of(*lengths, left=True)
+    ids = ids_of(*mask.shape)
+    feed = {"ids": ids.numpy(), "mask": mask.numpy(), "past": nothing_yet(network, len(ids))}
+    theirs, past = session.run(["logits", "grown"], feed)
+    check_near(theirs, network(ids, mask), mask.bool())
+    assert past.shape[4] == ids.shape[1]
+
+
+@pytest.mark.parametrize("cuts", [(0, 4, 5, 6, 9), (0, 1, 2, 9), (0, 9)])
+def test_a_decoder_says_the_same_step_by_step(decoder: tuple[Decoder, Session], cuts: tuple[int, ...]) -> None:
+    network, session = decoder
+    mask = mask_of(9, 8, left=True)  # padding only in the first piece
+    ids = ids_of(*mask.shape)
+    past, pieces = nothing_yet(network, 2), []
+    for start, end in pairwise(cuts):
+        feed = {"ids": ids[:, start:end].numpy(), "mask": mask[:, :end].numpy(), "past": past}
+        logits, past = session.run(None, feed)
+        pieces.append(logits)
+    check_near(np.concatenate(pieces, 1), network(ids, mask), mask.bool())
+
+
+# ── Encoder and decoder ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def seq2seq(tmp_path_factory: pytest.TempPathFactory) -> tuple[Seq2Seq, Session, Session]:
+    stack = qkv.StackConfig(**SIZE, norm_place="post", feedforward="relu", embedding_scale="sqrt")
+    head = qkv.HeadConfig(kind="lm", outputs=VOCAB, tied=True, bias=True)
+    config = qkv.Config(encoder=stack, decoder=stack, head=head, shared_embedding=True, start=2, end=(1,))
+    network = far_from_start(config)
+    folder = tmp_path_factory.mktemp("seq2seq")
+    assert write_onnx(folder, config, network, None) == "encoder.onnx, decoder.onnx"
+    return network, opened(folder / "encoder.onnx"), opened(folder / "decoder.onnx")
+
+
+@pytest.mark.parametrize("lengths", [(5,), (3, 7, 1)])
+@pytest.mark.parametrize("cuts", [(0, 6), (0, 1, 2, 6)])
+def test_an_encoder_and_decoder_say_the_same(
+    seq2seq: tuple[Seq2Seq, Session, Session], lengths: tuple[int, ...], cuts: tuple[int, ...]
+) -> None:
+    network, reads, writes = seq2seq
+    mask = mask_of(*lengths)
+    source, target = ids_of(*mask.shape), ids_of(len(mask), 6, seed=1)
+    (memory,) = reads.run(["memory"], {"source": source.numpy(), "mask": mask.numpy()})
+    past, pieces = nothing_yet(network, len(mask)), []
+    for start, end in pairwise(cuts):
+        feed = {"target": target[:, start:end].numpy(), "mask": mask.numpy(), "memory": memory, "past": past}
+        logits, past = writes.run(None, feed)
+        pieces.append(logits)
+    check_near(np.concatenate(pieces, 1), network(source, target, mask))
+
+
+# ── Refusals ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_without_the_package_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    network = qkv.new("bert-tiny").network
+    with pytest.raises(QkvError, match=r"qkv\[onnx\]"):
+        write_onnx(tmp_path / "out", network.config, network, None)
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_peoples_files_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    network = qkv.new("bert-tiny").network
+    with pytest.raises(QkvError, match="other files in this folder"):
+        write_onnx(tmp_path, network.config, network, None)
