@@ -220,4 +220,4 @@ def test_the_2017_transformer_has_no_public_layout(tmp_path):
 
 def test_an_unknown_format_is_refused(tmp_path):
     with pytest.raises(qkv.UsageError, match="hf"):
-        qkv.new(small("gpt2")).export(tmp_path / "out", format="onnx")
+        qkv.new(small("gpt2")).export(tmp_path / "out", format="hff")
