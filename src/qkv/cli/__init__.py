@@ -1,0 +1,44 @@
+"""The command line: verbs, each a thin call, a file for each group of them.
+
+Results go to stdout, progress and notes to stderr. Exit codes: 0 done, 1 the work failed, 2 the call was wrong,
+130 interrupted. Modules that need torch are imported inside the verb that needs them, so that help answers at once.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from cyclopts import CycloptsError
+
+from qkv.cli import data, models, run  # importing a file of verbs hangs them on the app
+from qkv.cli.shared import app
+from qkv.errors import QkvError
+
+__all__ = ["app", "call", "data", "main", "models", "run"]
+
+
+def call(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    try:
+        app(list(arguments) if arguments is not None else None, exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        print(f"qkv: {error}\nTry: qkv --help", file=sys.stderr)
+        return 2
+    except QkvError as error:
+        print(f"qkv: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("qkv: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone, as with `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except SystemExit as stop:  # help and version end the app themselves
+        if stop.code == 130:
+            print("qkv: interrupted", file=sys.stderr)
+        return stop.code if isinstance(stop.code, int) else 0
+    return 0
+
+
+def main() -> None:
+    sys.exit(call())

@@ -1,0 +1,95 @@
+"""`qkv run`: a model on texts."""
+
+import json as json_format
+import sys
+from typing import Any
+
+from qkv.cli.shared import Json, Words, app
+from qkv.errors import QkvError, UsageError
+
+
+@app.command
+def run(
+    model: str,
+    /,
+    *texts: str,
+    max_tokens: int = 64,
+    beam: int = 1,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int | None = None,
+    stop: Words = None,
+    batch: int = 16,
+    json: Json = False,
+) -> None:
+    """Run a model on texts: go on from a prompt, or answer a source.
+
+    Without texts it reads lines from stdin and writes one line for each, in order. A single text is shown as it is
+    written, where stdout is a terminal.
+
+    Examples:
+        qkv run models/mine "Once upon a time" --temperature 0.8 --seed 1
+        qkv run models/translator --beam 5 < source.txt > target.txt
+        qkv run models/translator "a dog runs" "two men" --json
+
+    Parameters
+    ----------
+    model
+        A model folder or hub id, with a language-model head and a tokenizer.
+    texts
+        Prompts, or sources for an encoder and decoder.
+    max_tokens
+        How many tokens to write at most.
+    beam
+        Search with so many hypotheses; 1 takes the likeliest token each time.
+    temperature
+        Above 0, draw tokens: flatter above 1, sharper below.
+    top_k
+        Draw among the k likeliest; 0: all.
+    top_p
+        Draw among the likeliest that together have this probability.
+    seed
+        The same seed gives the same text.
+    stop
+        A text that ends the answer; may be given several times.
+    batch
+        How many lines to run at a time.
+    """
+    from qkv.api import load
+    from qkv.render.progress import progress_bar
+
+    if batch < 1:
+        raise UsageError(f"--batch {batch}: at least 1")
+    loaded = load(model)
+    options: dict[str, Any] = {"max_tokens": max_tokens, "beam": beam, "temperature": temperature, "top_k": top_k}
+    options |= {"top_p": top_p, "seed": seed, "stop": stop}
+    lines = list(texts) if texts else lines_of_stdin()
+    if len(lines) == 1 and beam == 1 and not json and sys.stdout.isatty():
+        loaded.generate(lines, **options, on_text=lambda _, piece: print(piece, end="", flush=True))
+        print()
+        return
+    with progress_bar("running") as progress:
+        results = loaded.generate_lines(lines, batch=batch, progress=progress, **options)
+    for line, result in zip(lines, results, strict=True):
+        if json:
+            row = {
+                "input": line,
+                "text": result.text,
+                "score": result.score,
+                "reason": result.reason,
+                "ids": result.ids,
+            }
+            print(json_format.dumps(row, ensure_ascii=False))
+        else:
+            print(" ".join(result.text.splitlines()))  # one line for each line
+
+
+def lines_of_stdin() -> list[str]:
+    lines = []
+    for number, line in enumerate(sys.stdin.buffer, 1):
+        try:
+            lines.append(line.decode("utf-8").rstrip("\r\n"))
+        except UnicodeDecodeError as error:
+            raise QkvError(f"stdin, line {number}: not UTF-8 ({error.reason} at byte {error.start})") from error
+    return lines

@@ -1,0 +1,52 @@
+"""What the verbs share: the app they hang from, the screen, and how results and notes are printed."""
+
+import json as json_format
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+from rich.console import Console
+
+from qkv import __version__
+
+HELP = """The whole Transformer in one readable toolkit.
+
+Look at a published model:          qkv info gpt2
+Look at a folder:                   qkv info path/to/model
+Run a model:                        qkv run path/to/model "Once upon a time"
+See what qkv sees in your files:    qkv data train.tsv
+"""
+
+app = App(
+    name="qkv",
+    help=HELP,
+    version=__version__,
+    help_format="plaintext",
+)
+Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON for machines instead of a table.")]
+
+Words = Annotated[list[str] | None, Parameter(negative=())]
+
+
+class Screen(Console):
+    """A console that ends quietly when the reader of our output has gone, as with `| head`."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+def print_notes(what: str, notes: Sequence[str]) -> None:
+    for note in notes:
+        print(f"{what}: {note}", file=sys.stderr)
+
+
+def print_done(json: bool, text: str, values: dict[str, Any]) -> None:
+    if json:
+        print_json(values)
+    else:
+        print(text)
+
+
+def print_json(values: Any) -> None:
+    print(json_format.dumps(values, indent=2, ensure_ascii=False, default=str))
