@@ -249,7 +249,8 @@ class SelfAttention(Attention):
             q, k = self.q_norm(q), self.k_norm(k)
         if rotary is not None:
             q, k = rotary.turn(q), rotary.turn(k)
-        k, v = blank(k, v, sight.mask.query.padding)
+        if sight.kernel != "varlen":  # which never looks from one document into another, so not into padding either
+            k, v = blank(k, v, sight.mask.query.padding)
         if tap:
             q, k, v = tap("q", q), tap("k", k), tap("v", v)
         if cache is not None:

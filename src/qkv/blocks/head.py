@@ -118,16 +118,21 @@ class Head(nn.Module):
 
     def read(self, x: Tensor) -> Tensor:
         """Vectors (…, C) → outputs (…, V): what a loss over chosen positions calls with those alone."""
+        x = self.inner(x)
+        if self.out is not None:
+            x = self.out(x.to(self.out.weight.dtype))
+        return F.normalize(x, dim=-1) if self.config.unit else x
+
+    def inner(self, x: Tensor) -> Tensor:
+        """Vectors (…, C) → what the output matrix is applied to."""
         if self.scale != 1.0:
             x = x * self.scale
         if self.dense is not None:
             x = self.bend(self.dense(x.to(self.dense.weight.dtype)))
         if self.norm is not None:
             x = self.norm(x)
-        x = self.dropout(x)
-        if self.out is not None:
-            x = self.out(x.to(self.out.weight.dtype))
-        return F.normalize(x, dim=-1) if self.config.unit else x
+        out: Tensor = self.dropout(x)
+        return out
 
     def forward(self, x: Tensor, place: Place, texts: int = 0) -> Tensor:
         """x (B, T, C) → (B, T, V); pooled kinds (B, V), or (B, E, V) for rows that pack `texts` of them."""

@@ -27,6 +27,7 @@ class Place(NamedTuple):
     position: Tensor  # (B, T) int, or (1, T) where all rows count alike
     most: int = 0  # how many segments a row holds at most, where that is known; 0: not known
     counted: bool = False  # whether positions are known to be 0, 1, 2, … in every row
+    longest: int = 0  # how many places a segment takes at most, where that is known; 0: as many as a row has
 
     @property
     def padding(self) -> Tensor | None:
@@ -54,7 +55,9 @@ def positions_of(segment: Tensor) -> Tensor:
     return (index - torch.where(starts, index, 0).cummax(dim=1).values).masked_fill(segment == 0, 0)
 
 
-def place_of(ids: Tensor, segment: Tensor | None = None, position: Tensor | None = None, most: int = 0) -> Place:
+def place_of(
+    ids: Tensor, segment: Tensor | None = None, position: Tensor | None = None, most: int = 0, longest: int = 0
+) -> Place:
     """The place of each token of `ids` (B, T), with what was not given filled in."""
     if segment is not None and segment.shape != ids.shape[:2]:
         raise ValueError(f"segment has shape {tuple(segment.shape)}, its tokens have {tuple(ids.shape[:2])}")
@@ -64,7 +67,7 @@ def place_of(ids: Tensor, segment: Tensor | None = None, position: Tensor | None
             position = torch.arange(ids.shape[1], device=ids.device)[None]
         else:
             position = positions_of(segment)
-    return Place(segment, position, most, counted)
+    return Place(segment, position, most, counted, longest)
 
 
 class Offsets(NamedTuple):
@@ -138,24 +141,31 @@ class Mask(NamedTuple):
     def offsets(self, rows: int) -> Offsets:
         """For variable-length kernels. Segments must rise along each row and padding come last, as packing lays them.
 
-        Padding is laid out as documents of its own, one a row: what it sees is thrown away afterwards.
+        Padding is laid out as documents of its own: what it sees is thrown away afterwards.
         """
         queries, keys = self.query.position.shape[1], self.key.position.shape[1]
         query_segment, key_segment = self._segments()
         most = max(self.query.most, self.key.most)
         if not most:  # a look at the data, which waits for the device
             most = int(torch.maximum(query_segment.max(), key_segment.max()))
+        # No document may be longer than what the kernel is told, padding included: it is cut into several.
+        longest = min(self.query.longest or queries, queries), min(self.key.longest or keys, keys)
+        cuts = max(-(-queries // longest[0]), -(-keys // longest[1]))
         return Offsets(
-            _ends(query_segment.expand(rows, -1), most), _ends(key_segment.expand(rows, -1), most), queries, keys
+            _ends(query_segment.expand(rows, -1), most, longest[0], cuts),
+            _ends(key_segment.expand(rows, -1), most, longest[1], cuts),
+            *longest,
         )
 
 
-def _ends(segment: Tensor, most: int) -> Tensor:
-    """Where each document ends, rows end to end; empty documents where a row has fewer: (rows · (most + 1) + 1,)."""
+def _ends(segment: Tensor, most: int, longest: int, cuts: int) -> Tensor:
+    """Where each document ends, rows end to end; empty documents where a row has fewer: (rows · (most + cuts) + 1,)."""
     rows = segment.shape[0]
-    last = torch.where(segment == 0, most, segment - 1).long()  # (B, T) document number in its row, padding last
+    padding = segment == 0
+    into = (padding.cumsum(1) - 1) // longest if cuts > 1 else 0  # which document of padding
+    last = torch.where(padding, most + into, segment - 1).long()  # (B, T) document number in its row, padding last
     ordered = (last[:, 1:] >= last[:, :-1]).all()  # checked on the device, so that nothing waits for it
     torch._assert_async(ordered, "variable-length kernels need segments that rise along each row, padding last")
-    counts = torch.zeros(rows, most + 1, dtype=torch.int32, device=segment.device)
+    counts = torch.zeros(rows, most + cuts, dtype=torch.int32, device=segment.device)
     counts.scatter_add_(1, last, torch.ones_like(last, dtype=torch.int32))
     return torch.nn.functional.pad(counts.flatten().cumsum(0, dtype=torch.int32), (1, 0))

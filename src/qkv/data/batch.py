@@ -37,6 +37,10 @@ class Batch:
 
     texts: int
     epoch: int
+    longest: int = 0  # no text takes more places than this; rounded up, so that it seldom changes
+    source_longest: int = 0
+    single: bool = False  # whether each row holds exactly one text
+    full: bool = False  # whether it holds nothing else, no padding either
     # What is counted stays on the CPU, so that nobody has to wait for a device to know it.
     row_tokens: np.ndarray  # (B,) tokens, source and target together
     row_labels: np.ndarray  # (B,) token labels that are learnt from
@@ -62,8 +66,12 @@ class Batch:
         if "source_segment" in arrays:
             tokens = tokens + np.count_nonzero(arrays["source_segment"], axis=1)
         answers = learnt("class_labels") + learnt("scores") + learnt("span_starts")
+        one_each = len(arrays["example_row"]) == len(tokens) and len(np.unique(arrays["example_row"])) == len(tokens)
+        shape: dict[str, Any] = {"longest": rounded(arrays, "position"), "single": one_each}
+        shape["source_longest"] = rounded(arrays, "source_position")
+        shape["full"] = one_each and bool((arrays["segment"] > 0).all())
         counts = {"row_tokens": tokens, "row_labels": learnt("labels"), "row_answers": answers}
-        return cls(**parts, **counts, texts=texts, epoch=epoch)
+        return cls(**parts, **counts, **shape, texts=texts, epoch=epoch)
 
     @property
     def rows(self) -> int:
@@ -128,3 +136,16 @@ class Batch:
         values = ((field.name, getattr(self, field.name)) for field in fields(self))
         changed: dict[str, Any] = {name: change(value) for name, value in values if isinstance(value, Tensor)}
         return replace(self, **changed)
+
+
+LEAST = 128
+"""Attention kernels work on blocks of this many places: a smaller bound would change nothing."""
+
+
+def rounded(arrays: Arrays, name: str) -> int:
+    """The places that the longest text takes, rounded up to a power of two (at most a row); 0 without such rows."""
+    if name not in arrays:
+        return 0
+    positions = arrays[name]
+    longest = int(positions.max(initial=0)) + 1
+    return int(min(max(LEAST, 1 << (longest - 1).bit_length()), positions.shape[1]))

@@ -36,14 +36,15 @@ class Decoder(nn.Module):
         position: Tensor | None = None,
         *,
         texts: int = 0,
+        longest: int = 0,
         cache: SelfCache | None = None,
         tap: Tap | None = None,
     ) -> tuple[Tensor, Place]:
-        """The vectors (B, T, C) that the head reads, and where they stand."""
+        """The vectors (B, T, C) that the head reads, and where they stand. No text takes more than `longest` places."""
         check_length(self.decoder.config, ids, position, cache, segment)
         if cache is not None and position is None:
             position = cache.next_positions(ids, segment)
-        place = place_of(ids, segment, position, texts)
+        place = place_of(ids, segment, position, texts, longest)
         x = self.embedding(ids, place.position)
         return self.decoder(x, place, cache, tap=tap), place
 

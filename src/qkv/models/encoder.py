@@ -35,11 +35,12 @@ class Encoder(nn.Module):
         types: Tensor | None = None,
         *,
         texts: int = 0,
+        longest: int = 0,
         tap: Tap | None = None,
     ) -> tuple[Tensor, Place]:
-        """The vectors (B, T, C) that the head reads, and where they stand."""
+        """The vectors (B, T, C) that the head reads, and where they stand. No text takes more than `longest` places."""
         check_length(self.encoder.config, ids, position, segment=segment)
-        place = place_of(ids, segment, position, texts)
+        place = place_of(ids, segment, position, texts, longest)
         x = self.embedding(ids, place.position, types)
         return self.encoder(x, place, tap=tap), place
 

@@ -60,11 +60,12 @@ class Seq2Seq(nn.Module):
         types: Tensor | None = None,
         *,
         texts: int = 0,
+        longest: int = 0,
         tap: Tap | None = None,
     ) -> Memory:
         """Read the source (B, S) once. `types`, where the encoder has them, is as in `Encoder`."""
         check_length(self.encoder.config, source, position, segment=segment)
-        place = place_of(source, segment, position, texts)
+        place = place_of(source, segment, position, texts, longest)
         x = self.source_embedding(source, place.position, types)
         return Memory(self.encoder(x, place, tap=tap), place)
 
@@ -80,16 +81,17 @@ class Seq2Seq(nn.Module):
         position: Tensor | None = None,
         *,
         texts: int = 0,
+        longest: int = 0,
         cache: SelfCache | None = None,
         tap: Tap | None = None,
     ) -> tuple[Tensor, Place]:
-        """The vectors (B, T, C) that the head reads, and where they stand."""
+        """The vectors (B, T, C) that the head reads, and where they stand. No text takes more than `longest` places."""
         if target.shape[0] % memory.rows:
             raise ValueError(f"{target.shape[0]} target rows cannot share {memory.rows} sources evenly")
         check_length(self.decoder.config, target, position, cache, segment)
         if cache is not None and position is None:
             position = cache.next_positions(target, segment)
-        place = place_of(target, segment, position, texts)
+        place = place_of(target, segment, position, texts, longest)
         x = self.target_embedding(target, place.position)
         return self.decoder(x, place, cache, memory, tap), place
 
