@@ -1,10 +1,15 @@
 """The model card: what a stranger needs to know before using a folder."""
 
+from collections.abc import Mapping
+
 from qkv.models import Config
 
+FACTS = ("data", "scores", "licence")
 
-def card(config: Config, parameters: int, cls: str) -> str:
-    """A card with what the config says; data, scores and licence are the author's to fill in."""
+
+def card(config: Config, parameters: int, cls: str, facts: Mapping[str, str] | None = None) -> str:
+    """A card with what the config says, and `facts`; data, scores and licence are the author's to fill in."""
+    known = {**dict.fromkeys(FACTS, "not recorded"), **(facts or {})}
     stack = config.stack
     kinds = {"encoder": "encoder-only", "decoder": "decoder-only", "seq2seq": "encoder-decoder"}
     head = "" if config.head.kind == "none" else f", {config.head.kind} head"
@@ -24,9 +29,7 @@ def card(config: Config, parameters: int, cls: str) -> str:
             f"| vocabulary | {stack.vocab:,} |",
             f"| positions | {stack.position} |",
             f"| load with | `{load}` |",
-            "| data | not recorded |",
-            "| scores | not recorded |",
-            "| licence | not recorded |",
+            *(f"| {name} | {value} |" for name, value in known.items()),
             "",
         ]
     )

@@ -56,6 +56,9 @@ MODEL_FILES = (
 )
 """What belongs to one model and would be read as part of the next: it goes when another is saved in its place."""
 
+RUN_FILE = "recipe.toml"
+"""What makes a folder a training run's, which becomes a model folder in the end."""
+
 
 @dataclass
 class Stored:
@@ -183,11 +186,17 @@ def _tokenizer(folder: Path, config: Config) -> Tokenizer | None:
 
 
 def write(
-    folder: str | Path, config: Config, network: nn.Module, tokenizer: Tokenizer | None, format: str = "qkv"
+    folder: str | Path,
+    config: Config,
+    network: nn.Module,
+    tokenizer: Tokenizer | None,
+    format: str = "qkv",
+    *,
+    facts: Mapping[str, str] | None = None,
 ) -> str:
     """Write a model folder, ours or, by `format`, one that transformers ("hf"), CTranslate2 or ONNX reads.
 
-    Returns what to load it with.
+    Returns what to load it with. `facts` go on a new model card: its data, scores, licence, and what else there is.
 
     Every file is written before the first one takes its place: whatever fails, a model that was there stays whole.
     """
@@ -202,7 +211,7 @@ def write(
     layout = layout_of(config) if format == "hf" else None  # refused before anything is touched
     cls = config.family if layout is None else layout.table.cls
     parameters = {name: p.detach() for name, p in network.named_parameters()}
-    with staged(folder, "config.json", MODEL_FILES) as partial:
+    with staged(folder, "config.json", MODEL_FILES, welcome=[RUN_FILE]) as partial:
         if tokenizer is not None:
             tokenizer.save(partial)
         if layout is not None:
@@ -210,6 +219,6 @@ def write(
         else:
             write_weights(partial, parameters)
             write_text(partial / "config.json", json.dumps(config.to_dict(), indent=2) + "\n")
-        if not (folder / "README.md").exists():
-            write_text(partial / "README.md", card(config, sum(p.numel() for p in parameters.values()), cls))
+        if facts is not None or not (folder / "README.md").exists():
+            write_text(partial / "README.md", card(config, sum(p.numel() for p in parameters.values()), cls, facts))
     return cls

@@ -15,11 +15,13 @@ PARTIAL = ".partial"
 
 
 @contextmanager
-def staged(folder: str | Path, marker: str, replaces: Sequence[str] = ()) -> Iterator[Path]:
+def staged(
+    folder: str | Path, marker: str, replaces: Sequence[str] = (), welcome: Sequence[str] = ()
+) -> Iterator[Path]:
     """A folder to write into, whose files move to `folder` when the block ends well, `marker` last.
 
-    `marker` is the file by which a folder of this kind is known: one that has other files and not this is refused.
-    Files of an older one that match `replaces` and have no successor go.
+    `marker` is the file by which a folder of this kind is known: one that has other files and neither this nor one
+    that is `welcome` is refused. Files of an older one that match `replaces` and have no successor go.
     """
     folder = Path(folder).expanduser()
     if folder.exists() and not folder.is_dir():
@@ -28,7 +30,7 @@ def staged(folder: str | Path, marker: str, replaces: Sequence[str] = ()) -> Ite
     partial = folder / PARTIAL
     try:
         there = set() if new else {path.name for path in folder.iterdir()} - {PARTIAL}
-        if there and marker not in there:
+        if there and not there & {marker, *welcome}:
             raise QkvError(f"{folder}: there are other files in this folder and no model; choose another")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)

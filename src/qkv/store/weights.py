@@ -99,6 +99,10 @@ def _files(folder: Path) -> list[Path]:
             f"{folder}: no safetensors, only {', '.join(pickles)}; these are pickles, which can run code, and are not "
             "opened. Ask for safetensors, or convert them where you trust them"
         )
+    if (folder / "checkpoints").is_dir():
+        raise QkvError(
+            f"{folder}: this run has not come to its end, so it has no model yet; go on with: qkv train {folder}"
+        )
     raise QkvError(f"{folder}: no weights ({ONE_FILE} or {INDEX})")
 
 
