@@ -1,0 +1,1 @@
+"""Training: a recipe and rows in, a run folder with a model out."""

@@ -1,0 +1,95 @@
+"""Values that are fine by themselves and impossible together, or out of all range, are refused with what to write."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from qkv.errors import UsageError
+from qkv.train.recipe import DataSection, ObjectiveSection, Recipe, TrainSection
+from qkv.train.recipe_check import BELONGS, FAMILIES, RANGES, TOO_LONG, check, value_of
+
+SOUND = Recipe(data=DataSection(train="a.tsv"), train=TrainSection(steps=10))
+
+
+def changed(**keys: Any) -> Recipe:
+    """A sound recipe with `section__key` changed."""
+    recipe = SOUND
+    for key, value in keys.items():
+        section, name = key.split("__")
+        recipe = replace(recipe, **{section: replace(getattr(recipe, section), **{name: value})})
+    return recipe
+
+
+def test_a_sound_recipe_passes() -> None:
+    check(SOUND)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"train__steps": 0}, "would never end"),
+        ({"data__train": ""}, "nothing to train on"),
+        ({"data__mix": {"a": {"train": "b"}}}, "both given"),
+        ({"data__train": "", "data__mix": {"a": {"weight": 1.0}}}, "data.mix.a has no train"),
+        ({"data__train": "", "data__mix": {"a": {"train": "b", "weight": 0.0}}}, "must be above 0"),
+        ({"data__train": "", "data__mix": {"a": {"train": "b"}}, "train__epochs": 1}, "epochs of their own"),
+        ({"train__batch_tokens": 100}, "less than one row of 512"),
+        ({"train__micro_batch": 100}, "must lie between a row"),
+        ({"train__micro_batch": 10**6}, "must lie between a row"),
+        ({"train__micro_batch": -1}, "train.micro_batch = -1"),
+        ({"data__too_long": "split"}, "is not possible for pairs"),
+        ({"model__preset": "gpt2", "model__from_": "x"}, "give one of them"),
+        ({"model__family": "decoder"}, "cannot learn pairs"),
+        ({"model__lora_rank": 4, "model__from_": "x", "model__freeze": ("a",)}, "leave model.freeze out"),
+        ({"model__lora_rank": 4}, "adapts a trained model"),
+        ({"model__lora_rank": 4, "model__from_": "x", "model__lora_on": ()}, "no matrix to add to"),
+        ({"model__change": {"encoder": {"layers": 1}}, "objective__kind": "next_token"}, "a decoder alone"),
+        ({"objective__whole_words": True}, "belongs to masked"),
+        ({"objective__label_smoothing": 1.0}, "objective.label_smoothing = 1.0"),
+        ({"objective__kind": "contrast", "objective__label_smoothing": 0.1}, "means nothing for contrast"),
+        ({"objective__kind": "spans", "objective__mean_span": 0.5}, "at least 1"),
+        ({"train__betas": (0.9,)}, "two numbers"),
+        ({"train__betas": (0.9, 1.0)}, "two numbers"),
+        ({"train__track": ("tensorbord",)}, "did you mean 'tensorboard'?"),
+        ({"train__average": 2, "train__final": "best"}, "choose"),
+        ({"train__average": 2, "train__ema": 0.9}, "choose one"),
+        ({"train__patience": 2, "data__valid_share": 0.0}, "needs validation data"),
+        ({"train__final": "best", "data__valid_share": 0.0}, "needs validation data"),
+        ({"train__lr": 0.0}, "train.lr = 0.0 must be above 0"),
+        ({"train__lr": float("inf")}, "must be above 0"),
+        ({"train__lr": float("nan")}, "must be above 0"),
+        ({"train__weight_decay": float("nan")}, "train.weight_decay"),
+        ({"train__minutes": float("inf")}, "train.minutes"),
+    ],
+)
+def test_what_is_impossible(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        check(changed(**keys), "mine.toml")
+    assert message in str(error.value)
+    assert str(error.value).startswith("mine.toml: ")
+
+
+@pytest.mark.parametrize("key", RANGES)
+def test_every_range_refuses_what_is_below_it(key: str) -> None:
+    least = RANGES[key][0]
+    value = value_of(SOUND, key)
+    below = least - 1 if isinstance(value, int) else least - 0.5
+    with pytest.raises(UsageError, match=key.replace(".", r"\.")):
+        check(changed(**{key.replace(".", "__"): below}))
+
+
+def test_validation_data_makes_early_stopping_possible() -> None:
+    check(changed(train__patience=2, data__valid_share=0.0, data__valid="valid.tsv"))
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_every_objective_has_its_families_and_its_way_with_long_records(kind: Any) -> None:
+    assert TOO_LONG[kind]
+    check(replace(SOUND, objective=ObjectiveSection(kind=kind), data=replace(SOUND.data, too_long=TOO_LONG[kind][0])))
+
+
+def test_keys_that_belong_to_some_objectives_are_keys_of_the_section() -> None:
+    for name, kinds in BELONGS.items():
+        assert hasattr(SOUND.objective, name)
+        assert set(kinds) < set(FAMILIES)

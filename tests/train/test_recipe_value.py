@@ -1,0 +1,97 @@
+"""Single values: what fits a kind, how it is told, how it is typed on a command line, how TOML has it."""
+
+import math
+import tomllib
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qkv.train.recipe import Files
+from qkv.train.recipe_value import fits, in_words, key_of, parsed, settled, toml_of
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equality that tells 1 from 1.0 and true, −0.0 from 0.0, and takes nan for nan."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, float):
+        return (math.isnan(a) and math.isnan(b)) or (a == b and math.copysign(1, a) == math.copysign(1, b))
+    if isinstance(a, list):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    return bool(a == b)
+
+
+@given(VALUES)
+def test_a_value_written_as_toml_is_read_back(value: Any) -> None:
+    assert same(tomllib.loads(f"x = {toml_of(value)}")["x"], value)
+
+
+@given(TEXT)
+def test_a_name_written_as_a_key_is_read_back(name: str) -> None:
+    assert tomllib.loads(f"{key_of(name)} = 1") == {name: 1}
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "expected"),
+    [
+        (3, int, True),
+        (True, int, False),
+        (3, float, True),
+        (3.5, int, False),
+        ("a", str, True),
+        ("auto", int | Literal["auto"], True),
+        ("car", int | Literal["auto"], False),
+        (1, Literal["1"], False),
+        (("a", "b"), tuple[str, ...], True),
+        (("a", 1), tuple[str, ...], False),
+        ({"source": "a"}, Files, True),
+        ({"source": 1}, Files, False),
+        (("a", "b"), Files, True),
+        (1, Files, False),
+    ],
+)
+def test_what_fits(value: Any, kind: Any, expected: bool) -> None:
+    assert fits(value, kind) is expected
+
+
+def test_kinds_in_words() -> None:
+    assert in_words(Files) == "text or a list, each text or a table, each text"
+    assert in_words(Literal["a", "b", ""]) == "one of 'a', 'b'"
+    assert in_words(bool) == "true or false"
+
+
+def test_lists_become_tuples_and_whole_numbers_fractions_where_the_field_has_them() -> None:
+    assert settled([1, 2], tuple[float, ...]) == (1.0, 2.0)
+    assert type(settled([1, 2], tuple[float, ...])[0]) is float
+    assert type(settled(1, int)) is int
+    assert settled(True, float) is True  # refused later, not taken for 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "expected"),
+    [
+        ("1e-3", float, 1e-3),
+        ("2", float, 2.0),
+        ("runs/a", str, "runs/a"),
+        ("2024-01-01", str, "2024-01-01"),
+        ("7", str, "7"),
+        ("true", bool, True),
+        ("yes", Literal["yes", "no"], "yes"),
+        ('["a", "b"]', tuple[str, ...], ("a", "b")),
+        ("1\nother = 2", str, "1\nother = 2"),
+        ("", str, ""),
+    ],
+)
+def test_what_is_typed_on_a_command_line(text: str, kind: Any, expected: Any) -> None:
+    assert same(parsed(text, kind), expected) or parsed(text, kind) == expected
