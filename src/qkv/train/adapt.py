@@ -1,0 +1,144 @@
+"""Training a part of a network: parameters that stay as they are, and low-rank additions to matrices (LoRA).
+
+    freeze(network, ["encoder.*"])              the encoder stays
+    add_lora(network, rank=8, alpha=16, on=["*.attention.*"])
+    merge_lora(network)                         a plain network again, with what was learnt in its matrices
+
+LoRA (Hu et al. 2021):  y = Wx + b + (α/r) · B(Ax), with A (r × in) and B (out × r) the only things that learn. B starts
+at 0, so training starts exactly at the network that was given.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from qkv.errors import UsageError, nearest
+
+
+def freeze(network: nn.Module, patterns: Sequence[str]) -> list[str]:
+    """Keep parameters whose names match a pattern as they are; says which. A pattern for none of them is an error.
+
+    A matrix that goes by two names, as a tied embedding does, is frozen by either.
+    """
+    names = [name for name, _ in network.named_parameters(remove_duplicate=False)]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise UsageError(f"model.freeze: no parameter is named {pattern!r}; {_near(pattern, names)}")
+    for name, parameter in network.named_parameters(remove_duplicate=False):
+        if matches(name, patterns):
+            parameter.requires_grad_(False)
+    return [name for name, parameter in network.named_parameters() if not parameter.requires_grad]
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+class LoraLinear(nn.Module):
+    """A linear map and a low-rank addition to it. To whoever looks, `weight` is their sum."""
+
+    def __init__(self, base: nn.Linear, rank: int, alpha: float) -> None:
+        super().__init__()
+        self.base = base
+        self.scale = alpha / rank
+        self.lora_a = nn.Parameter(base.weight.new_empty(rank, base.in_features))
+        self.lora_b = nn.Parameter(base.weight.new_zeros(base.out_features, rank))
+        nn.init.kaiming_uniform_(self.lora_a, a=5**0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.base(x)
+        return out + F.linear(F.linear(x, self.lora_a), self.lora_b) * self.scale
+
+    @property
+    def weight(self) -> Tensor:
+        """W + (α/r)·BA, summed in float64 (where the device has it) and rounded once."""
+        base = self.base.weight
+        exact = torch.float32 if base.device.type == "mps" else torch.float64
+        return (base.to(exact) + self.lora_b.to(exact) @ self.lora_a.to(exact) * self.scale).to(base.dtype)
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.base.bias
+
+    @property
+    def in_features(self) -> int:
+        return self.base.in_features
+
+    @property
+    def out_features(self) -> int:
+        return self.base.out_features
+
+
+def add_lora(network: nn.Module, rank: int, alpha: float, on: Sequence[str], also: Sequence[str] = ()) -> list[str]:
+    """Give the linear maps whose names match `on` a low-rank addition, and freeze all else; says which they are.
+
+    `also` names parameters that are trained besides, as a new head is: "head.*". What is frozen stays so: freeze
+    first. A matrix that is shared with an embedding is left alone, for an addition to it could not be merged into
+    one use of it only.
+    """
+    if rank < 1:
+        raise UsageError(f"model.lora_rank = {rank}: it must be 1 or more")
+    linears = {name: module for name, module in network.named_modules() if isinstance(module, nn.Linear)}
+    tables = {id(module.weight) for module in network.modules() if isinstance(module, nn.Embedding)}
+    chosen = {
+        name: linear
+        for name, linear in linears.items()
+        if matches(name, on)
+        and linear.weight.requires_grad
+        and id(linear.weight) not in tables
+        and not matches(f"{name}.weight", also)
+    }
+    if not chosen:
+        free = [name for name, linear in linears.items() if linear.weight.requires_grad]
+        raise UsageError(f"model.lora_on: no linear map is named {' or '.join(map(repr, on))}; {_some(free)}")
+    for name, parameter in network.named_parameters():
+        parameter.requires_grad_(parameter.requires_grad and matches(name, also))
+    for name, linear in chosen.items():
+        _put(network, name, LoraLinear(linear, rank, alpha))
+    return list(chosen)
+
+
+def merge_lora(network: nn.Module) -> None:
+    """Fold every addition into its matrix and take it away: a plain network that gives the same answers."""
+    for name, module in list(network.named_modules()):
+        if isinstance(module, LoraLinear):
+            with torch.no_grad():
+                module.base.weight.copy_(module.weight)
+            _put(network, name, module.base)
+
+
+@contextmanager
+def merged(network: nn.Module) -> Iterator[None]:
+    """Inside, the network is plain, to be saved perhaps; afterwards it has its additions again, bit for bit."""
+    added = {name: module for name, module in network.named_modules() if isinstance(module, LoraLinear)}
+    before = {name: module.base.weight.detach().clone() for name, module in added.items()}
+    merge_lora(network)
+    try:
+        yield
+    finally:
+        for name, module in added.items():
+            with torch.no_grad():
+                module.base.weight.copy_(before[name])
+            _put(network, name, module)
+
+
+def _put(network: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, last = name.rpartition(".")
+    setattr(network.get_submodule(parent), last, module)
+
+
+def _near(pattern: str, names: Sequence[str]) -> str:
+    """The nearest name, or the nearest pattern for all that is below a module."""
+    below = {name.rsplit(".", depth)[0] + ".*" for name in names for depth in range(1, name.count(".") + 1)}
+    hint = nearest(pattern, [*names, *below])
+    return hint if hint.startswith("did you mean") else "names are as in " + ", ".join(names[:3])
+
+
+def _some(names: Iterable[str]) -> str:
+    """The last parts of names, which patterns are mostly about."""
+    kinds = sorted({"*." + ".".join(name.split(".")[-2:]) for name in names})
+    return "there are " + ", ".join(kinds) if kinds else "all of them are frozen"

@@ -1,0 +1,119 @@
+"""Optimizers: which parameters shrink, by what rule all of them step, and what must be kept to go on exactly.
+
+    optimizer = make_optimizer(network.named_parameters(), section)
+    set_lr(optimizer, 3e-4)
+    optimizer.step()
+    optimizer_tensors(optimizer, network.named_parameters())      everything it remembers, by name, alive
+
+SGD, Adam, AdamW and Muon are torch's; LAMB is in `lamb.py`, Muon's company in `muon.py`. To load a checkpoint is to
+copy into the living tensors: nothing is pickled, and a captured CUDA graph goes on with the same memory.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from qkv.errors import UsageError
+from qkv.train.lamb import Lamb, fresh_state
+from qkv.train.muon import Muon, Together
+from qkv.train.recipe import TrainSection
+
+Named = Iterable[tuple[str, nn.Parameter]]
+TABLES = ("embedding.token.weight", "embedding.position.weight", "embedding.types.weight", "bias.table.weight")
+"""Rows that are looked up rather than multiplied with: how these names end."""
+
+
+def kind_of(name: str, parameter: Tensor) -> Literal["matrix", "table", "vector"]:
+    """What a parameter is: a matrix, a table of embeddings, or a norm's gain or a bias.
+
+    >>> kind_of("decoder.blocks.0.attention.qkv.weight", torch.empty(6, 2))
+    'matrix'
+    """
+    if parameter.dim() < 2:
+        return "vector"
+    return "table" if name.endswith(TABLES) else "matrix"
+
+
+def make_optimizer(named: Named, section: TrainSection, *, fused: bool = False, capturable: bool = False) -> Optimizer:
+    """The optimizer of a recipe for these parameters, those that are to change.
+
+    `fused` does a whole step in one kernel where torch has one. `capturable` makes everything that changes a tensor,
+    the learning rate too, so that a CUDA graph can hold the step.
+    """
+    named = [(name, p) for name, p in named if p.requires_grad]
+    if not named:
+        raise UsageError("nothing to train: every parameter is frozen (model.freeze)")
+    if len(section.betas) != 2:
+        raise UsageError(f"train.betas = {list(section.betas)}: two numbers are needed, as [0.9, 0.98]")
+    device = named[0][1].device
+    lr: Any = torch.tensor(section.lr, dtype=torch.float32, device=device) if capturable else section.lr
+    adam: dict[str, Any] = {"lr": lr, "betas": (section.betas[0], section.betas[1]), "eps": section.eps}
+    if section.optimizer == "lamb":
+        return Lamb(_groups(named, section), **adam)
+    if section.optimizer == "sgd":
+        return SGD(_groups(named, section), lr=lr, momentum=section.momentum, fused=fused or None)
+    # Torch has the flag for devices with graphs alone; on a CPU a tensor for a rate is all there is to it.
+    adam |= {"fused": fused or None, "capturable": capturable and device.type != "cpu"}
+    if section.optimizer == "adam":
+        return Adam(_groups(named, section), **adam)
+    if section.optimizer == "adamw":
+        return AdamW(_groups(named, section), **adam)
+    inner = [p for name, p in named if kind_of(name, p) == "matrix" and p.dim() == 2 and "blocks." in name]
+    known = {id(p) for p in inner}
+    outer = [(name, p) for name, p in named if id(p) not in known]
+    parts: list[Optimizer] = []
+    if inner:
+        parts.append(Muon(inner, lr=lr, weight_decay=section.weight_decay))
+    if outer:
+        parts.append(AdamW(_groups(outer, section), **adam))
+    return Together(parts)
+
+
+def _groups(named: list[tuple[str, nn.Parameter]], section: TrainSection) -> list[dict[str, Any]]:
+    """Those that shrink and those that do not; a group is left out if it is empty."""
+    shrink = [p for name, p in named if section.decay == "all" or kind_of(name, p) == "matrix"]
+    known = {id(p) for p in shrink}
+    stay = [p for _, p in named if id(p) not in known]
+    groups = [{"params": shrink, "weight_decay": section.weight_decay}, {"params": stay, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def set_lr(optimizer: Optimizer, lr: float) -> None:
+    """Set the learning rate of every group, in place where it is a tensor."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
+
+
+def optimizer_tensors(optimizer: Optimizer, named: Named) -> dict[str, Tensor]:
+    """All that the optimizer remembers, as "exp_avg.NAME" → the tensor it works with; made if it has not begun yet.
+
+    Copying saved numbers into these is loading: the next step is then the one that would have come next.
+    """
+    groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    out = {}
+    for name, parameter in named:
+        if id(parameter) not in groups:
+            continue
+        state = optimizer.state[parameter]
+        if not state:
+            state.update(_fresh(optimizer, groups[id(parameter)], parameter))
+        for kind, value in state.items():
+            out[f"{kind}.{name}"] = value
+    return out
+
+
+def _fresh(optimizer: Optimizer, group: dict[str, Any], parameter: Tensor) -> dict[str, Tensor]:
+    """The state that the optimizer itself would make at its first step."""
+    if isinstance(optimizer, Lamb):
+        return fresh_state(parameter)
+    if "betas" not in group:  # SGD, Muon
+        return {"momentum_buffer": torch.zeros_like(parameter)} if group["momentum"] else {}
+    # Where the count is a number that Python reads, it stays on the CPU.
+    where = parameter.device if group["fused"] or group["capturable"] else "cpu"
+    return fresh_state(parameter) | {"step": torch.zeros((), dtype=torch.float32, device=where)}

@@ -1,0 +1,212 @@
+"""Training a part: what is frozen stays, LoRA starts where the network was, and merging keeps every answer."""
+
+import pytest
+import torch
+from torch import nn
+
+from qkv.blocks import HeadConfig, StackConfig, Tap
+from qkv.errors import UsageError
+from qkv.models import Config, build
+from qkv.train.adapt import LoraLinear, add_lora, freeze, merge_lora, merged
+from qkv.train.optimizer import make_optimizer
+from qkv.train.recipe import ModelSection, TrainSection
+
+ON = ModelSection().lora_on
+
+
+def network(family: str = "decoder", tied: bool = True, dtype: torch.dtype = torch.float32) -> nn.Module:
+    torch.manual_seed(0)
+    stack = StackConfig(vocab=20, width=16, layers=2, heads=4, kv_heads=2, ffn_width=32, position="rotary")
+    head = HeadConfig(kind="mlm" if family == "encoder" else "lm", outputs=20, tied=tied)
+    stacks = {"encoder": stack, "decoder": stack} if family == "seq2seq" else {family: stack}
+    return build(Config(**stacks, head=head, shared_embedding=family == "seq2seq"), dtype=dtype).eval()
+
+
+def answer(net: nn.Module, family: str) -> torch.Tensor:
+    ids = torch.arange(12).view(2, 6)
+    return net(ids, ids + 3) if family == "seq2seq" else net(ids)
+
+
+def learn(net: nn.Module, family: str = "decoder", steps: int = 3) -> None:
+    optimizer = make_optimizer(net.named_parameters(), TrainSection(lr=0.05))
+    for _ in range(steps):
+        optimizer.zero_grad()
+        answer(net, family).logsumexp(-1).sum().backward()
+        optimizer.step()
+
+
+# Frozen
+
+
+def test_what_is_frozen_stays_and_the_rest_moves():
+    net = network("seq2seq")
+    before = {name: p.detach().clone() for name, p in net.named_parameters()}
+    frozen = freeze(net, ["encoder.*", "*norm.weight"])
+    learn(net, "seq2seq")
+    for name, p in net.named_parameters():
+        assert torch.equal(p, before[name]) == (name in frozen), name
+    assert "encoder.blocks.0.ffn.up.weight" in frozen
+    assert "decoder.blocks.1.ffn_sub.norm.weight" in frozen
+    assert "decoder.blocks.1.ffn.up.weight" not in frozen
+
+
+def test_a_shared_matrix_is_frozen_by_either_name():
+    net = network("seq2seq")
+    assert "target_embedding.token.weight" not in dict(net.named_parameters())
+    assert freeze(net, ["target_embedding.*"]) == ["source_embedding.token.weight"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "hint"),
+    [
+        ("decodr.*", "did you mean 'decoder.*'"),
+        ("decoder", "did you mean 'decoder.*'"),
+        ("%", "names are as in embedding"),
+    ],
+)
+def test_a_pattern_for_nothing_is_refused_with_the_nearest(pattern, hint):
+    with pytest.raises(UsageError, match=r"no parameter is named") as caught:
+        freeze(network(), ["embedding.*", pattern])
+    assert hint in str(caught.value)
+
+
+def test_a_refused_pattern_freezes_nothing():
+    net = network()
+    with pytest.raises(UsageError):
+        freeze(net, ["embedding.*", "nothing.*"])
+    assert all(p.requires_grad for p in net.parameters())
+
+
+# LoRA
+
+
+@pytest.mark.parametrize("family", ["encoder", "decoder", "seq2seq"])
+def test_it_starts_exactly_where_the_network_was(family):
+    net = network(family)
+    before = answer(net, family)
+    add_lora(net, 4, 8.0, ON)
+    assert torch.equal(answer(net, family), before)
+
+
+@pytest.mark.parametrize("family", ["encoder", "decoder", "seq2seq"])
+def test_only_the_additions_learn(family):
+    net = network(family)
+    add_lora(net, 4, 8.0, ON)
+    before = {name: p.detach().clone() for name, p in net.named_parameters()}
+    learn(net, family)
+    for name, p in net.named_parameters():
+        assert torch.equal(p, before[name]) == (".lora_" not in name), name
+
+
+@pytest.mark.parametrize("family", ["encoder", "decoder", "seq2seq"])
+def test_merging_keeps_every_answer_and_leaves_a_plain_network(family):
+    net, plain = network(family, dtype=torch.float64), network(family, dtype=torch.float64)
+    start = answer(net, family)
+    add_lora(net, 4, 8.0, ON)
+    learn(net, family)
+    before = answer(net, family)
+    assert (before - start).abs().max() > 0.1
+    merge_lora(net)
+    torch.testing.assert_close(answer(net, family), before, rtol=1e-12, atol=1e-12)
+    assert [(n, p.shape) for n, p in net.named_parameters()] == [(n, p.shape) for n, p in plain.named_parameters()]
+    plain.load_state_dict(net.state_dict())
+    assert torch.equal(answer(plain, family), answer(net, family))
+
+
+def test_merging_in_float32():
+    net = network()
+    add_lora(net, 4, 8.0, ON)
+    learn(net)
+    before = answer(net, "decoder")
+    merge_lora(net)
+    torch.testing.assert_close(answer(net, "decoder"), before, rtol=1e-5, atol=1e-5)
+
+
+def test_merged_for_a_while():
+    net = network()
+    add_lora(net, 4, 8.0, ON)
+    learn(net)
+    before, names = answer(net, "decoder"), [name for name, _ in net.named_parameters()]
+    with merged(net):
+        assert not any(isinstance(module, LoraLinear) for module in net.modules())
+        torch.testing.assert_close(answer(net, "decoder"), before, rtol=1e-5, atol=1e-5)
+    assert torch.equal(answer(net, "decoder"), before)
+    assert [name for name, _ in net.named_parameters()] == names
+
+
+def test_the_formula():
+    torch.manual_seed(0)
+    linear = nn.Linear(5, 7)
+    lora = LoraLinear(linear, rank=2, alpha=6.0)
+    nn.init.normal_(lora.lora_b)
+    x = torch.randn(3, 5)
+    expected = x @ linear.weight.T + linear.bias + 3.0 * (x @ lora.lora_a.T @ lora.lora_b.T)
+    torch.testing.assert_close(lora(x), expected)
+    torch.testing.assert_close(x @ lora.weight.T + lora.bias, expected)
+    assert (lora.in_features, lora.out_features) == (5, 7)
+
+
+def test_the_usual_choice_is_the_attention_of_every_layer():
+    assert add_lora(network("seq2seq"), 2, 4.0, ON) == [
+        f"{stack}.blocks.{layer}.{part}"
+        for stack, parts in (
+            ("encoder", ("attention.out", "attention.qkv")),
+            ("decoder", ("attention.out", "attention.qkv", "cross.out", "cross.q", "cross.kv")),
+        )
+        for layer in (0, 1)
+        for part in parts
+    ]
+
+
+def test_a_matrix_shared_with_an_embedding_is_left_alone():
+    assert "head.out" not in add_lora(network(tied=True), 2, 4.0, ["*.out", "head.out"])
+    assert "head.out" in add_lora(network(tied=False), 2, 4.0, ["head.out"])
+
+
+def test_a_new_head_is_trained_whole():
+    net = network(tied=False)
+    chosen = add_lora(net, 2, 4.0, ["*.qkv", "head.out"], also=["head.*"])
+    assert "head.out" not in chosen
+    trained = [name for name, p in net.named_parameters() if p.requires_grad]
+    assert "head.out.weight" in trained
+    assert all(name.startswith("head.") or ".lora_" in name for name in trained)
+
+
+def test_what_is_frozen_gets_no_addition():
+    net = network("seq2seq")
+    freeze(net, ["encoder.*", "head.*"])
+    assert all(name.startswith("decoder.") for name in add_lora(net, 2, 4.0, ON, also=["*norm.weight"]))
+    trained = [name for name, p in net.named_parameters() if p.requires_grad]
+    assert any(name.endswith("norm.weight") for name in trained)
+    assert all(name.startswith("decoder.") for name in trained)
+
+
+def test_nothing_left_to_add_to_is_refused():
+    net = network()
+    freeze(net, ["*"])
+    with pytest.raises(UsageError, match="all of them are frozen"):
+        add_lora(net, 2, 4.0, ON)
+
+
+def test_a_tap_sees_the_additions():
+    net = network()
+    ids = torch.arange(6).view(1, 6)
+    add_lora(net, 4, 8.0, ON)
+    learn(net)
+    seen, after = Tap(["decoder.0.pattern", "decoder.1.q"]), Tap(["decoder.0.pattern", "decoder.1.q"])
+    tapped = net(ids, tap=seen)
+    assert torch.equal(tapped, net(ids))
+    merge_lora(net)
+    net(ids, tap=after)
+    for site in ("decoder.0.pattern", "decoder.1.q"):
+        torch.testing.assert_close(seen[site], after[site], rtol=1e-5, atol=1e-5)
+
+
+def test_matrices_that_are_not_there_are_refused():
+    with pytest.raises(UsageError, match=r"no linear map is named '\*.qvk'; there are .*\*.attention.qkv"):
+        add_lora(network(), 2, 4.0, ["*.qvk"])
+
+
+def test_a_rank_below_one_is_refused():
+    with pytest.raises(UsageError, match="lora_rank = 0"):
+        add_lora(network(), 0, 4.0, ON)
