@@ -1,0 +1,234 @@
+"""A run's folder: what was asked for, on what, what happened, and what came of it.
+
+    recipe.toml       the recipe, with everything spelled out
+    env.json          versions, device, threads
+    metrics.jsonl     a line for each report
+    checkpoints/
+    .lock             held while a job runs in it; .lock.json says which one did last
+    config.json, …    the model, in the end
+
+So a run's folder is a model folder too, once the run has come to its end.
+"""
+
+import json
+import math
+import os
+import platform
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from filelock import FileLock, Timeout
+
+from qkv.errors import QkvError
+from qkv.store.weights import write_text
+from qkv.train.checkpoint import Checkpoints
+
+RECIPE = "recipe.toml"
+ENV = "env.json"
+METRICS = "metrics.jsonl"
+CHECKPOINTS = "checkpoints"
+LOCK = ".lock"
+HOLDER = ".lock.json"
+
+
+class RunFolder:
+    """A run's folder. Whoever writes into it holds its `lock()`; readers need none.
+
+    >>> with RunFolder("runs/a").lock() as folder:
+    ...     folder.write_recipe(text)
+    ...     folder.log({"kind": "step", "step": 10, "loss": 2.5})
+    """
+
+    def __init__(self, path: str | Path, *, keep: int = 3, rank: int = 0, ranks: int = 1) -> None:
+        self.path = Path(path).expanduser()
+        self.checkpoints = Checkpoints(self.path / CHECKPOINTS, keep=keep, rank=rank, ranks=ranks)
+        self.notes: list[str] = []  # what was repaired
+        self._metrics: BinaryIO | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a run in it. A recipe alone is no sign of one: it may be its writer's own."""
+        return (self.path / RECIPE).is_file() and any((self.path / name).is_file() for name in (HOLDER, ENV))
+
+    @contextmanager
+    def lock(self) -> Iterator["RunFolder"]:
+        """Hold the folder, making it if need be; another job that wants it is told who has it."""
+        self._refuse_others_folders()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(self.path / LOCK)
+            lock.acquire(blocking=False)
+        except Timeout:
+            raise QkvError(
+                f"{self.path}: another job is training here ({self._holder()}); wait for it, stop it, or give this "
+                "one another folder with run=…"
+            ) from None
+        except (OSError, NotImplementedError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise QkvError(f"{self.path}: cannot be used as a run's folder ({reason})") from error
+        try:
+            started = time.strftime("%Y-%m-%d %H:%M:%S %z")
+            holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": started}
+            self._write(HOLDER, json.dumps(holder) + "\n")
+            self._repair()
+            self.checkpoints.recover()
+            yield self
+        finally:
+            if self._metrics is not None:
+                self._metrics.close()
+                self._metrics = None
+            lock.release()
+
+    # ------------------------------------------------------------------ recipe and environment
+
+    def recipe(self) -> str:
+        """The text of the recipe that the run was begun with."""
+        try:
+            return (self.path / RECIPE).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise QkvError(f"{self.path / RECIPE}: cannot be read ({error}); is this a run's folder?") from error
+
+    def write_recipe(self, text: str) -> None:
+        self._write(RECIPE, text)
+
+    def write_env(self, device: str, threads: int) -> list[str]:
+        """Write down what the run runs on; what differs from before, as "torch: 2.11.0 → 2.13.0"."""
+        env = environment(device, threads)
+        try:
+            before = json.loads((self.path / ENV).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            before = {}
+        self._write(ENV, json.dumps(env, indent=2) + "\n")
+        if not isinstance(before, dict):
+            return []
+        return [f"{key}: {before[key]} → {env[key]}" for key in env if key in before and before[key] != env[key]]
+
+    # ------------------------------------------------------------------ metrics
+
+    def log(self, record: dict[str, Any]) -> None:
+        """Append a line to metrics.jsonl: there for readers, and safe from a kill, when this returns.
+
+        Numbers are written exactly; those that JSON does not know (NaN, infinities) become null.
+        """
+        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+        line = json.dumps(finite, ensure_ascii=False, allow_nan=False) + "\n"
+        try:
+            if self._metrics is None:
+                self._metrics = (self.path / METRICS).open("ab")
+            self._metrics.write(line.encode())
+            self._metrics.flush()
+        except OSError as error:
+            raise QkvError(f"{self.path / METRICS}: cannot be written ({error.strerror or error})") from error
+
+    def sync(self) -> None:
+        """Bring the log to the disk, safe from a power cut too."""
+        if self._metrics is not None:
+            os.fsync(self._metrics.fileno())
+
+    def records(self) -> list[dict[str, Any]]:
+        """All that was logged."""
+        return [record for _, record in self._lines()]
+
+    def truncate_after(self, step: int) -> None:
+        """Forget what was logged of later steps: they are about to be trained again."""
+        lines = self._lines()
+        kept = [line for line, record in lines if record.get("step", 0) <= step]
+        if len(kept) == len(lines):
+            return
+        if self._metrics is not None:
+            self._metrics.close()
+            self._metrics = None
+        self._write(METRICS, b"".join(kept).decode())
+
+    def _lines(self) -> list[tuple[bytes, dict[str, Any]]]:
+        """The lines of the log and what they say; one that says nothing readable is left out."""
+        path = self.path / METRICS
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        return [(line, record) for line in lines if (record := _record(line)) is not None]
+
+    def _repair(self) -> None:
+        """Cut off what a kill or a power cut left at the end of the log: half a line, or zeros."""
+        path = self.path / METRICS
+        if not path.exists():
+            return
+        data = path.read_bytes()
+        lines = data.split(b"\n")
+        torn = len(lines.pop())  # what follows the last end of a line
+        while lines and _record(lines[-1] + b"\n") is None:
+            torn += len(lines.pop()) + 1
+        if torn:
+            with path.open("rb+") as file:
+                file.truncate(len(data) - torn)
+            self.notes.append(f"{path}: the last line was torn; {torn} bytes were cut off")
+
+    # ------------------------------------------------------------------ the folder itself
+
+    def _refuse_others_folders(self) -> None:
+        """A folder with anything in it must be a run's already: training never mixes its files with others."""
+        if self.path.exists() and not self.path.is_dir():
+            raise QkvError(f"{self.path}: this is a file; give a folder with run=…")
+        if not self.path.is_dir() or self.begun:
+            return
+        ours = {LOCK, HOLDER, HOLDER + ".partial", RECIPE + ".partial"}
+        there = sorted(path.name for path in self.path.iterdir() if path.name not in ours)
+        if "config.json" in there:
+            raise QkvError(
+                f"{self.path}: there is a model in this folder and no run; to go on from it, give another folder with "
+                f'run=… and set model.from="{self.path}"'
+            )
+        if there:
+            names = ", ".join(there[:3]) + (" …" if len(there) > 3 else "")
+            raise QkvError(f"{self.path}: not a run's folder, and not empty ({names}); give another with run=…")
+
+    def _holder(self) -> str:
+        try:
+            holder = json.loads((self.path / HOLDER).read_text(encoding="utf-8"))
+            return f"process {holder['pid']} on {holder['host']}, since {holder['since']}"
+        except (OSError, ValueError, KeyError, TypeError):
+            return "which one is not known"
+
+    def _write(self, name: str, text: str) -> None:
+        try:
+            write_text(self.path / name, text)
+        except OSError as error:
+            raise QkvError(f"{self.path / name}: cannot be written ({error.strerror or error})") from error
+
+
+def environment(device: str, threads: int) -> dict[str, Any]:
+    """What a result may depend on besides the recipe; nothing that names a person or a place."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "qkv": _version("qkv"),
+        "safetensors": _version("safetensors"),
+        "tokenizers": _version("tokenizers"),
+        "device": device,
+        "cuda": torch.version.cuda,
+        "threads": threads,
+        "system": platform.system(),
+        "release": platform.release(),
+        "machine": platform.machine(),
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None

@@ -1,0 +1,225 @@
+"""Being asked to stop, in processes of their own: once, twice, and while stuck where no handler runs."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+
+from qkv.train.signals import StopSignals
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
+
+HEAD = """
+import hashlib, os, signal, sys, time
+from qkv.train import signals
+from qkv.train.signals import StopSignals
+
+signals.SAME_REQUEST_S, signals.DEADLINE_S = 0.2, 1.0  # so that nobody waits for these tests
+
+def ready():
+    print("ready", flush=True)
+
+def stuck():
+    # One long call in C, as a collective is: until it returns, Python runs no handler.
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
+"""
+
+
+def start(code: str) -> subprocess.Popen:
+    """A new Python that runs `code` and has said that it is ready."""
+    command = [sys.executable, "-c", HEAD + textwrap.dedent(code)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def ended(process: subprocess.Popen) -> tuple[int, str]:
+    """How it ended and what it wrote; a process that does not end by itself fails the test."""
+    try:
+        out, error = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert "Traceback" not in error, error
+    return process.returncode, out
+
+
+def insist(process: subprocess.Popen, number: int) -> None:
+    """Ask again until it ends: on a busy machine, two signals may be heard as one."""
+    end = time.monotonic() + 20
+    while process.poll() is None and time.monotonic() < end:
+        process.send_signal(number)
+        time.sleep(0.3)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_loop_after_its_step(number, code):
+    process = start("""
+        with StopSignals() as stop:
+            ready()
+            while not stop.asked:
+                time.sleep(0.01)
+            print("saved")
+        sys.exit(stop.exit_code)
+    """)
+    process.send_signal(number)
+    assert ended(process) == (code, "saved\n")
+
+
+def test_a_second_signal_ends_the_process_at_once():
+    process = start("""
+        with StopSignals(last_words=lambda: print("goodbye", flush=True)) as stop:
+            ready()
+            while True:
+                stop.asked, time.sleep(0.01)
+    """)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.4)
+    assert process.poll() is None, "the first alone does not"
+    insist(process, signal.SIGINT)
+    assert ended(process) == (130, "goodbye\n")
+
+
+def test_a_second_signal_ends_a_process_that_is_stuck():
+    process = start("""
+        with StopSignals() as stop:
+            ready()
+            stuck()
+    """)
+    insist(process, signal.SIGTERM)
+    assert ended(process) == (143, "")
+
+
+def test_signals_close_together_are_one_request():
+    """Ctrl-C reaches every process of a run, and then torchrun sends SIGTERM on top of it."""
+    process = start("""
+        signals.SAME_REQUEST_S = 10
+        with StopSignals() as stop:
+            ready()
+            while not stop.asked:
+                time.sleep(0.01)
+            time.sleep(0.4)
+            print("saved")
+        sys.exit(stop.exit_code)
+    """)
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
+    code, out = ended(process)
+    assert (code in (130, 143), out) == (True, "saved\n")
+
+
+def test_one_of_several_processes_that_is_stuck_ends_when_it_is_asked_to():
+    process = start("""
+        with StopSignals(several=True) as stop:
+            ready()
+            stuck()
+    """)
+    process.send_signal(signal.SIGTERM)
+    assert ended(process) == (143, "")
+
+
+def test_a_process_alone_has_no_deadline():
+    process = start("""
+        with StopSignals() as stop:
+            ready()
+            time.sleep(1.5)
+            print("in its own time")
+        sys.exit(stop.exit_code)
+    """)
+    process.send_signal(signal.SIGTERM)
+    assert ended(process) == (143, "in its own time\n")
+
+
+@pytest.mark.parametrize(
+    "meanwhile", ["stop.honoured(); time.sleep(2)", "[(stop.asked, time.sleep(.1)) for _ in range(20)]"]
+)
+def test_a_request_that_is_being_acted_upon_has_no_deadline(meanwhile):
+    process = start(f"""
+        with StopSignals(several=True) as stop:
+            ready()
+            while not stop.asked:
+                time.sleep(0.01)
+            {meanwhile}
+            print("saved")
+        sys.exit(stop.exit_code)
+    """)
+    process.send_signal(signal.SIGTERM)
+    assert ended(process) == (143, "saved\n")
+
+
+def test_long_steps_have_a_longer_deadline():
+    """Two looks were a second apart, so that twice a second may pass before the process is taken to be stuck."""
+    process = start("""
+        with StopSignals(several=True) as stop:
+            stop.asked
+            time.sleep(1)
+            stop.asked
+            ready()
+            time.sleep(1.2)
+            print("saved" if stop.asked else "never asked")
+        sys.exit(stop.exit_code)
+    """)
+    process.send_signal(signal.SIGTERM)
+    assert ended(process) == (143, "saved\n")
+
+
+def test_a_signal_to_a_forked_process_does_not_look_like_one_to_the_parent():
+    process = start("""
+        with StopSignals() as stop:
+            child = os.fork()
+            if child == 0:
+                time.sleep(60)
+                os._exit(0)
+            for _ in range(20):
+                os.kill(child, signal.SIGTERM)
+                time.sleep(0.01)
+            ready()
+            time.sleep(0.3)
+            print(stop.asked)
+            os.kill(child, signal.SIGKILL)
+    """)
+    assert ended(process) == (0, "None\n")
+
+
+def test_a_signal_that_was_ignored_stays_ignored():
+    """As SIGINT is in a job that a shell has put into the background."""
+    process = start("""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with StopSignals() as stop:
+            ready()
+            time.sleep(0.5)
+            print(stop.asked)
+    """)
+    process.send_signal(signal.SIGINT)
+    assert ended(process) == (0, "None\n")
+
+
+def test_everything_is_as_before_when_the_block_ends():
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with StopSignals() as stop:
+        assert signal.getsignal(signal.SIGTERM) != before[1]
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.asked == signal.SIGTERM
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    mouth = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(mouth)
+    assert mouth == -1
+    assert "stop signals" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_outside_the_main_thread_nothing_is_asked_and_nothing_breaks():
+    found: list[object] = []
+
+    def work() -> None:
+        with StopSignals() as stop:
+            found.append(stop.asked)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [None]

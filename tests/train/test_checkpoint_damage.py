@@ -1,0 +1,210 @@
+"""Damaged checkpoints: no flipped bit, no missing byte and no missing file of one goes unnoticed."""
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoint_states import holds, names_in, saved, state_of, whole
+
+from qkv.errors import QkvError
+from qkv.train.checkpoint import Checkpoints
+from qkv.train.checkpoint_files import DamagedCheckpoint
+from qkv.train.pieces import Piece
+
+OLD, NEW = 10, 20
+FLIPS = 1000
+
+
+@pytest.fixture
+def checkpoints(tmp_path) -> Checkpoints:
+    """Two of them; the newer was written by two processes, so that it has more than one shard."""
+    saved(tmp_path, OLD)
+    tensors = whole(state_of(NEW))
+    weight = state_of(NEW)["weight"]
+    tensors["weight"] = [Piece(weight[:4], (0, 0), (6, 5))]
+    together = [Checkpoints(tmp_path, keep=9, rank=rank, ranks=2) for rank in range(2)]
+    together[0].save(NEW, tensors, {"step": NEW})
+    together[1].save(NEW, {"weight": [Piece(weight[4:], (4, 0), (6, 5))]}, {})
+    for each in together:
+        each.finish()
+    return Checkpoints(tmp_path, keep=9)
+
+
+def files_of(checkpoints: Checkpoints) -> list[Path]:
+    return sorted(checkpoints.at(NEW).folder.iterdir())
+
+
+def flip(path: Path, place: int, bit: int) -> None:
+    """Turn one bit over, in place; a second time puts it back."""
+    with path.open("rb+") as file:
+        file.seek(place)
+        byte = file.read(1)[0]
+        file.seek(place)
+        file.write(bytes([byte ^ 1 << bit]))
+
+
+def detected(checkpoints: Checkpoints) -> bool:
+    """Whether a full check of the newer one refuses it."""
+    try:
+        checkpoints.at(NEW).verify()
+    except DamagedCheckpoint:
+        return True
+    return False
+
+
+def test_sound_ones_pass(checkpoints):
+    assert not detected(checkpoints)
+    found = checkpoints.newest()
+    assert holds(found, NEW)
+    assert (found.passed_over, checkpoints.passed_over) == ([], [])
+
+
+def test_a_thousand_flipped_bits_are_all_detected(checkpoints):
+    """In every file in turn, header, padding, numbers and JSON alike."""
+    draw = random.Random(0)
+    files = files_of(checkpoints)
+    missed = []
+    for number in range(FLIPS):
+        path = files[number % len(files)]
+        place, bit = draw.randrange(path.stat().st_size), draw.randrange(8)
+        flip(path, place, bit)
+        if not detected(checkpoints):
+            missed.append((path.name, place, bit))
+        flip(path, place, bit)
+    assert missed == []
+    assert not detected(checkpoints), "and all of it was put back"
+
+
+def test_every_single_bit_of_the_json_and_the_headers_is_guarded(tmp_path):
+    """All of them, not a draw: letters of another case and other spellings of a number mean the same to a parser."""
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.save(NEW, {"é": [Piece.whole(torch.zeros(1))]}, {"é": 1e16}, wait=True)
+    for path in files_of(checkpoints):
+        missed = []
+        for place in range(path.stat().st_size):
+            for bit in range(8):
+                flip(path, place, bit)
+                if not detected(checkpoints):
+                    missed.append((place, bit))
+                flip(path, place, bit)
+        assert missed == [], path.name
+
+
+def test_a_file_cut_short_anywhere_is_detected(checkpoints):
+    for path in files_of(checkpoints):
+        sound = path.read_bytes()
+        for length in {*range(0, len(sound), 7), len(sound) - 1}:
+            path.write_bytes(sound[:length])
+            assert detected(checkpoints), f"{path.name} cut to {length} of {len(sound)} bytes"
+        path.write_bytes(sound)
+
+
+def test_a_file_that_has_grown_is_detected(checkpoints):
+    for path in files_of(checkpoints):
+        sound = path.read_bytes()
+        for more in (b"\0", b"\n", sound):
+            path.write_bytes(sound + more)
+            assert detected(checkpoints), path.name
+        path.write_bytes(sound)
+
+
+def test_a_file_that_is_gone_is_detected(checkpoints):
+    for path in files_of(checkpoints):
+        sound = path.read_bytes()
+        path.unlink()
+        assert detected(checkpoints), path.name
+        found = checkpoints.newest()
+        assert holds(found, OLD)
+        assert path.name in found.passed_over[0]
+        path.write_bytes(sound)
+
+
+def test_a_shard_of_another_step_is_detected(checkpoints):
+    """Sound in itself and of the right length, but not what belongs there."""
+    checkpoints.save(30, whole(state_of(30)), {"step": 30}, wait=True)
+    name = "shard-00000-of-00001.safetensors"
+    ours, theirs = (tmp / name for tmp in (checkpoints.at(OLD).folder, checkpoints.at(30).folder))
+    assert ours.stat().st_size == theirs.stat().st_size
+    shutil.copy(theirs, ours)
+    with pytest.raises(DamagedCheckpoint, match="damaged in"):
+        checkpoints.at(OLD).verify()
+
+
+def test_a_folder_under_another_steps_name_is_detected(checkpoints):
+    folder = checkpoints.at(NEW).folder
+    folder.rename(folder.with_name("step-000000099"))
+    with pytest.raises(DamagedCheckpoint, match="holds step 20; the folder was renamed"):
+        checkpoints.at(99)
+    assert holds(checkpoints.newest(), OLD)
+
+
+def test_what_is_passed_over_is_told_with_the_place_and_the_reason(checkpoints):
+    shard = checkpoints.at(NEW).folder / "shard-00000-of-00002.safetensors"
+    flip(shard, shard.stat().st_size - 1, 0)
+    found = checkpoints.newest()
+    assert holds(found, OLD)
+    assert found.passed_over == checkpoints.passed_over == [f"{shard}: damaged in half"]
+
+
+def test_when_none_is_sound_that_is_told_too(checkpoints):
+    for step in (OLD, NEW):
+        (checkpoints.folder / f"step-{step:09d}" / "manifest.json").unlink()
+    assert checkpoints.newest() is None
+    assert len(checkpoints.passed_over) == 2
+
+
+def test_reading_a_damaged_tensor_raises_and_reading_its_neighbours_does_not(checkpoints):
+    checkpoint = checkpoints.at(NEW)
+    shard = checkpoint.folder / "shard-00001-of-00002.safetensors"  # the last two rows of "weight"
+    flip(shard, shard.stat().st_size - 1, 7)
+    with pytest.raises(DamagedCheckpoint, match="damaged in weight"):
+        checkpoint.whole("weight")
+    with pytest.raises(DamagedCheckpoint, match="damaged in weight"):
+        checkpoint.box("weight", (4, 0), (1, 1))
+    assert torch.equal(checkpoint.box("weight", (0, 0), (4, 5)), state_of(NEW)["weight"][:4])
+    assert torch.equal(checkpoint.whole("moment"), state_of(NEW)["moment"])
+
+
+def test_a_file_that_is_cut_between_opening_and_reading_is_detected(checkpoints):
+    checkpoint = checkpoints.at(NEW)
+    shard = checkpoint.folder / "shard-00001-of-00002.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(DamagedCheckpoint, match="damaged in weight"):
+        checkpoint.whole("weight")
+
+
+def test_a_best_that_is_damaged_is_told_and_nothing_is_pruned_by_it(checkpoints):
+    checkpoints.mark_best(OLD)
+    note = checkpoints.folder / "best.json"
+    note.write_bytes(note.read_bytes().replace(b"10", b"20"))
+    with pytest.raises(QkvError, match=r"best\.json: damaged"):
+        checkpoints.best()
+    few = Checkpoints(checkpoints.folder, keep=1)
+    few.save(30, whole(state_of(30)), {"step": 30}, wait=True)
+    assert few.steps() == [OLD, NEW, 30]
+    few.mark_best(30)
+    few.save(40, whole(state_of(40)), {"step": 40}, wait=True)
+    assert few.steps() == [30, 40]
+
+
+def test_a_format_of_the_future_is_not_guessed_at(checkpoints, monkeypatch):
+    monkeypatch.setattr("qkv.train.checkpoint.VERSION", 2)
+    checkpoints.save(30, {}, {}, wait=True)
+    monkeypatch.undo()
+    assert holds(checkpoints.newest(), NEW)
+    assert "written in version 2 of the format; this is 1" in checkpoints.passed_over[0]
+
+
+def test_what_a_killed_run_left_is_cleared_and_an_unfinished_replacement_is_put_back(checkpoints):
+    folder = checkpoints.folder
+    (folder / ".step-000000030.writing").mkdir()
+    (folder / ".step-000000030.writing" / "shard").write_text("half of it")
+    (folder / ".step-000000001.leaving").mkdir()
+    (folder / "best.json.partial").write_text("half of it")
+    (folder / "notes of mine.txt").write_text("stay")
+    checkpoints.at(NEW).folder.rename(folder / ".step-000000020.replaced")
+    checkpoints.recover()
+    assert names_in(folder) == ["notes of mine.txt", "step-000000010", "step-000000020"]
+    assert holds(checkpoints.newest(), NEW)

@@ -1,0 +1,250 @@
+"""A run's folder: one job at a time, a log that is never torn, and nobody else's files."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from qkv.errors import QkvError
+from qkv.train.run_folder import RunFolder, environment
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A run's folder, held."""
+    with RunFolder(tmp_path / "run").lock() as folder:
+        folder.write_recipe('run = "a"\n')
+        yield folder
+
+
+def begin(path) -> None:
+    """The files by which a run's folder is known."""
+    (path / "recipe.toml").write_text("")
+    (path / "env.json").write_text("{}")
+
+
+def step(number: int, **more) -> dict:
+    return {"kind": "step", "step": number, "loss": 1 / number, **more}
+
+
+# ---------------------------------------------------------------- one job at a time
+
+
+def test_a_second_job_is_refused_and_told_who_is_first(folder):
+    with pytest.raises(QkvError, match=rf"another job is training here \(process {os.getpid()} on .*, since \d{{4}}-"):  # noqa: SIM117
+        with RunFolder(folder.path).lock():
+            pass
+
+
+def test_another_process_is_refused_and_admitted_when_the_first_is_killed(tmp_path):
+    hold = """
+import sys, time
+from qkv.train.run_folder import RunFolder
+with RunFolder(sys.argv[1]).lock():
+    print("held", flush=True)
+    time.sleep(60)
+"""
+    process = subprocess.Popen([sys.executable, "-c", hold, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        with pytest.raises(QkvError, match=f"process {process.pid} on"):  # noqa: SIM117
+            with RunFolder(tmp_path / "run").lock():
+                pass
+    finally:
+        process.kill()
+        process.communicate()
+    with RunFolder(tmp_path / "run").lock() as folder:
+        holder = json.loads((folder.path / ".lock.json").read_text())
+    assert holder["pid"] == os.getpid()
+
+
+def test_the_lock_is_free_again_after_an_error(tmp_path):
+    with pytest.raises(RuntimeError), RunFolder(tmp_path / "run").lock():
+        raise RuntimeError
+    with RunFolder(tmp_path / "run").lock():
+        pass
+
+
+def test_taking_the_lock_clears_what_a_killed_run_left(tmp_path):
+    left = tmp_path / "run" / "checkpoints" / ".step-000000030.writing"
+    with RunFolder(tmp_path / "run").lock() as folder:
+        folder.write_recipe("")
+        left.mkdir(parents=True)
+    with RunFolder(tmp_path / "run").lock():
+        assert not left.exists()
+
+
+# ---------------------------------------------------------------- whose folder
+
+
+def test_a_new_folder_an_empty_one_and_a_runs_own_are_taken(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for name in ("new/deep", "empty", "empty"):
+        with RunFolder(tmp_path / name).lock() as folder:
+            folder.write_recipe("x")
+            folder.log(step(1))
+        assert folder.begun
+
+
+def test_a_killed_run_that_had_only_begun_does_not_block_its_folder(tmp_path):
+    with RunFolder(tmp_path).lock():
+        pass
+    (tmp_path / "recipe.toml.partial").write_text("ru")
+    with RunFolder(tmp_path).lock() as folder:
+        assert not folder.begun
+
+
+def test_a_folder_with_other_files_is_refused_and_left_alone(tmp_path):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(QkvError, match=r"not a run's folder, and not empty \(thesis.txt\)"):  # noqa: SIM117
+        with RunFolder(tmp_path).lock():
+            pass
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_folder_with_the_users_own_recipe_is_refused_and_the_recipe_left_alone(tmp_path):
+    """Training with run="." in the folder of one's project must not write over the recipe that lies there."""
+    (tmp_path / "recipe.toml").write_text("# my notes")
+    with pytest.raises(QkvError, match=r"not a run's folder, and not empty \(recipe.toml\)"):  # noqa: SIM117
+        with RunFolder(tmp_path).lock():
+            pass
+    assert not RunFolder(tmp_path).begun
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_run_that_ended_while_it_prepared_its_data_can_be_started_again(tmp_path, killed):
+    """By an error or by a kill: the recipe is there, perhaps a tokenizer, and nothing else."""
+    with RunFolder(tmp_path).lock() as folder:
+        folder.write_recipe("")
+        (tmp_path / "tokenizer.json").write_text("{}")
+    if killed:
+        (tmp_path / ".lock").touch()
+    with RunFolder(tmp_path).lock() as folder:
+        assert folder.begun
+
+
+def test_a_folder_with_a_model_is_refused_with_a_way_to_go_on_from_it(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(QkvError, match=r'there is a model in this folder and no run.*model\.from="'):  # noqa: SIM117
+        with RunFolder(tmp_path).lock():
+            pass
+
+
+def test_a_file_is_not_a_folder(tmp_path):
+    (tmp_path / "run").write_text("")
+    with pytest.raises(QkvError, match="this is a file"):  # noqa: SIM117
+        with RunFolder(tmp_path / "run").lock():
+            pass
+
+
+def test_a_place_that_cannot_be_made_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(QkvError, match=r"cannot be used as a run's folder \(Not a directory\)"):  # noqa: SIM117
+        with RunFolder(tmp_path / "file" / "run").lock():
+            pass
+
+
+# ---------------------------------------------------------------- recipe and environment
+
+
+def test_the_recipe_is_kept_as_it_is(folder):
+    text = 'run = "größer"\r\n[train]\nlr = 1e-3\n'
+    folder.write_recipe(text)
+    assert RunFolder(folder.path).recipe().replace("\r", "") == text.replace("\r", "")
+
+
+def test_a_folder_without_a_recipe_says_so(tmp_path):
+    with pytest.raises(QkvError, match="is this a run's folder"):
+        RunFolder(tmp_path).recipe()
+
+
+def test_what_a_run_runs_on_is_written_and_changes_are_told(folder):
+    assert folder.write_env("cpu", 2) == []
+    env = json.loads((folder.path / "env.json").read_text())
+    assert env == environment("cpu", 2)
+    assert env.keys() >= {"python", "torch", "qkv", "device", "threads", "system"}
+    assert folder.write_env("cpu", 4) == ["threads: 2 → 4"]
+
+
+def test_the_environment_names_no_person_and_no_place(folder):
+    text = json.dumps(environment("cpu", 1))
+    assert "/" not in text
+    assert (os.environ.get("USER") or "no user") not in text
+
+
+# ---------------------------------------------------------------- the log
+
+
+def test_lines_are_there_at_once_and_numbers_exact(folder):
+    number = 0.1 + 0.2
+    folder.log({"kind": "step", "step": 3, "loss": number})
+    read = RunFolder(folder.path).records()
+    assert read == [{"kind": "step", "step": 3, "loss": number}]
+    assert repr(number) in (folder.path / "metrics.jsonl").read_text()
+
+
+def test_what_json_does_not_know_becomes_null(folder):
+    folder.log({"kind": "step", "step": 3, "loss": float("nan"), "grad_norm": float("inf")})
+    assert folder.records() == [{"kind": "step", "step": 3, "loss": None, "grad_norm": None}]
+
+
+def test_later_steps_are_forgotten_and_the_log_goes_on(folder):
+    for number in (1, 2, 3, 4):
+        folder.log(step(number))
+        folder.log({"kind": "note", "step": number, "text": "größer\u2028"})
+    folder.truncate_after(2)
+    folder.log(step(3, again=True))
+    assert [(r["kind"], r["step"]) for r in folder.records()] == [
+        ("step", 1),
+        ("note", 1),
+        ("step", 2),
+        ("note", 2),
+        ("step", 3),
+    ]
+    assert folder.records()[-1]["again"]
+
+
+def test_a_log_without_later_steps_is_not_touched(folder):
+    folder.log(step(1))
+    before = (folder.path / "metrics.jsonl").stat().st_ino
+    folder.truncate_after(1)
+    assert (folder.path / "metrics.jsonl").stat().st_ino == before
+
+
+def test_truncating_before_anything_was_logged_is_no_error(folder):
+    folder.truncate_after(0)
+    assert folder.records() == []
+
+
+LINES = [json.dumps(step(number)).encode() + b"\n" for number in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("cut", range(1, len(LINES[2])))
+def test_a_torn_last_line_is_cut_off_and_told(tmp_path, cut):
+    path = tmp_path / "metrics.jsonl"
+    begin(tmp_path)
+    path.write_bytes(b"".join(LINES)[:-cut])
+    with RunFolder(tmp_path).lock() as folder:
+        assert path.read_bytes() == LINES[0] + LINES[1]
+        assert folder.notes == [f"{path}: the last line was torn; {len(LINES[2]) - cut} bytes were cut off"]
+        folder.log(step(3))
+    assert [record["step"] for record in folder.records()] == [1, 2, 3]
+
+
+def test_zeros_that_a_power_cut_left_are_cut_off(tmp_path):
+    begin(tmp_path)
+    (tmp_path / "metrics.jsonl").write_bytes(b"".join(LINES) + b"\0" * 50 + b"\n" + b"\0" * 7)
+    with RunFolder(tmp_path).lock() as folder:
+        assert (tmp_path / "metrics.jsonl").read_bytes() == b"".join(LINES)
+        assert "58 bytes were cut off" in folder.notes[0]
+
+
+def test_a_whole_log_is_not_repaired(tmp_path):
+    begin(tmp_path)
+    (tmp_path / "metrics.jsonl").write_bytes(b"".join(LINES))
+    with RunFolder(tmp_path).lock() as folder:
+        assert folder.notes == []
+    assert (tmp_path / "metrics.jsonl").read_bytes() == b"".join(LINES)
