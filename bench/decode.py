@@ -1,11 +1,20 @@
-"""Decoding on a GPU, beside transformers' generate in the same run: tokens a second and time to the first token.
+"""Decoding on a GPU, beside transformers' generate in the same run, bfloat16 and random weights.
 
-python bench/decode.py --json out.json            on a GPU
-python bench/decode.py --small                    anywhere, to see that it runs
+    python bench/decode.py --out decode.json                 everything, in about a quarter of an hour on one GPU
+    python bench/decode.py check beam --out decode.json      some sections; rows already in the file stay
+    python bench/decode.py --tiny                            tiny models anywhere, to see that it runs
+
+    check   graphs and compiled steps write what the plain loops write, in float32
+    gpt2    124M, greedy, batch 1, 32 and 256            llama   1.1B, greedy, batch 1 and 32
+    beam    encoder-decoder base, 128 sources, greedy and beam 4
+    first   time to the first token of 1.1B after prompts of 2,048 and 8,192 tokens
+    int8_gpt2, int8_llama    weights in int8 at batch 1: the gain, and how often the likeliest token stays the same
+
+"steps" is the rate of the steps alone; "call" is all of a `generate` call, the second one of its shape: reading the
+prompt, capturing graphs, steps and results. transformers' figure is its whole call, and "times" compares the calls.
 """
 
 import argparse
-import gc
 import json
 import time
 from collections.abc import Callable
@@ -17,40 +26,32 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from decode_peers import DEVICE, HALF, free, peer, peer_seconds, prompts_of, timed
 from qkv.blocks import HeadConfig, StackConfig
 from qkv.decode import Options, generate
+from qkv.decode.beam import beam_search
 from qkv.decode.generate import start
-from qkv.models import Config, build, presets
+from qkv.decode.static import LOOK, Greedy, Steps, network_of_steps
+from qkv.decode.static_beam import Beams, search_static
+from qkv.decode.static_step import StaticRun
+from qkv.decode.weight_int8 import quantise_weights
+from qkv.models import Config, Decoder, Network, Seq2Seq, build, presets
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-PROMPT, NEW = 32, 256
-
-
-def synchronise() -> None:
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()
-
-
-def timed(work: Callable[[], Any], runs: int) -> float:
-    """The best of several runs after one that warms up, in seconds."""
-    best = float("inf")
-    for n in range(runs + 1):
-        synchronise()
-        begin = time.perf_counter()
-        work()
-        synchronise()
-        if n:
-            best = min(best, time.perf_counter() - begin)
-    return best
+PROMPT, NEW = 32, 224  # together one bucket of slots, which is compiled once
+CONSOLE = Console(width=130)
+Row = dict[str, Any]
 
 
-def seq2seq_base(vocab: int = 32_000) -> Config:
+# ── What runs ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def seq2seq_base(vocab: int = 32_000, width: int = 512, layers: int = 6) -> Config:
     stack = StackConfig(
         vocab=vocab,
-        width=512,
-        layers=6,
+        width=width,
+        layers=layers,
         heads=8,
-        ffn_width=2048,
+        ffn_width=4 * width,
         position="sinusoidal_split",
         norm_place="post",
         feedforward="relu",
@@ -60,148 +61,251 @@ def seq2seq_base(vocab: int = 32_000) -> Config:
     return Config(encoder=stack, decoder=stack, head=head, shared_embedding=True, pad=0, start=0)
 
 
-def ours(config: Config, batch: int, new: int, compiled: bool) -> float:
-    """Seconds for `new` greedy tokens in each of `batch` rows."""
-    network = build(replace(config, end=()), device=DEVICE, dtype=torch.bfloat16 if DEVICE == "cuda" else torch.float32)
-    network.eval()
-    prompts = torch.randint(3, 100, (batch, PROMPT)).tolist()
-    options = Options(max_tokens=new)
-    ready = start(network, prompts, options)  # type: ignore[arg-type]
-    from qkv.decode.static import Steps, forward
+def made(config: Config, *, end: tuple[int, ...] = (), dtype: torch.dtype = HALF) -> Network:
+    """Random weights; without ends every text is as long as was asked for."""
+    torch.manual_seed(0)
+    return build(replace(config, end=end), device=DEVICE, dtype=dtype).eval()
 
+
+class Again:
+    """Steps that can be made again from where they began."""
+
+    def __init__(self, steps: Steps, search: Greedy | Beams) -> None:
+        self.steps = steps
+        self.state = [*steps.run.state, *search.state]
+        self.saved = [tensor.clone() for tensor in self.state]
+
+    def put_back(self) -> None:
+        for tensor, value in zip(self.state, self.saved, strict=True):
+            tensor.copy_(value)
+
+
+def step_seconds(network: Network, prompts: list[list[int]], new: int, *, beam: int = 1, compiled: bool) -> float:
+    """Seconds of all steps after the first token, their graphs captured before."""
+    options = Options(max_tokens=new, beam=beam, compiled=compiled)
+    assert isinstance(network, Decoder | Seq2Seq)
     with torch.inference_mode():
-        steps = Steps(ready, (), new, compiled=compiled)
+        run = start(network, prompts, options)
+        static = StaticRun(run, new, beams=beam, network=network_of_steps(run, len(prompts) * beam, compiled=compiled))
+        search: Beams | Greedy
+        if beam > 1:
+            search = Beams(static, options, ())
+            search.advance(static.first.repeat_interleave(beam, dim=0), static.seen(static.length))
+            done = search.done
+        else:
+            search = Greedy(static, (), new)
+            search.choose(static.first)
+            done = search.ended
+        again = Again(Steps(static, search.step, compiled=compiled), search)
 
         def work() -> None:
-            steps.count.zero_()
-            steps.cache.crop(0)
-            steps.choose(forward(steps.network, ready.tokens, None, steps.cache, steps.cross))
-            for done in range(1, new):
-                slots = steps.start + done
-                steps.of_bucket(min(-(-slots // 256) * 256, steps.cache.length))()
+            again.put_back()
+            for number in range(1, new):
+                again.steps(number)
+                if number % LOOK == 0:
+                    bool(done.all())
 
-        return timed(work, 3)
-
-
-def agrees() -> bool:
-    """Graphs and compiled steps write what the plain loop writes, in float32, for both families that write."""
-    same = True
-    for config in (presets.gpt2(vocab=300, width=64, layers=2, heads=2), seq2seq_base(300)):
-        torch.manual_seed(1)
-        network = build(replace(config, end=(7,), start=3), device=DEVICE).eval()
-        prompts = [[5, 6, 9, 11], [8], [4, 4, 12]]
-        plain = generate(network, prompts, Options(max_tokens=40), on_text=lambda row, piece: None)
-        for compiled in (False, True):
-            fast = generate(network, prompts, Options(max_tokens=40, compiled=compiled))
-            same &= [r.ids for r in fast] == [r.ids for r in plain]
-    return same
+        return timed(work)
 
 
-def theirs(name: str, batch: int, new: int, beams: int = 1) -> float:
-    """The same shape in transformers, random weights, its own generate."""
-    import transformers
+def ours(name: str, network: Network, batch: int, length: int, new: int, *, beam: int = 1, compiled: bool) -> Row:
+    prompts = prompts_of(batch, length)
+    seconds = step_seconds(network, prompts, new, beam=beam, compiled=compiled)
+    options = Options(max_tokens=new, beam=beam, compiled=compiled)
+    call = timed(lambda: generate(network, prompts, options), runs=2)
+    return {
+        "model": name,
+        "batch": batch,
+        "beam": beam,
+        "compiled": compiled,
+        "ms a step": 1e3 * seconds / (new - 1),
+        "steps": batch * (new - 1) / seconds,
+        "call": batch * new / call,
+    }
 
-    transformers.utils.logging.set_verbosity_error()
-    if name == "gpt2":
-        model = transformers.GPT2LMHeadModel(transformers.GPT2Config())
-    elif name == "llama-1.1b":
-        model = transformers.LlamaForCausalLM(
-            transformers.LlamaConfig(
-                hidden_size=2048,
-                intermediate_size=5632,
-                num_hidden_layers=22,
-                num_attention_heads=32,
-                num_key_value_heads=4,
-            )
-        )
-    else:
-        model = transformers.MarianMTModel(
-            transformers.MarianConfig(
-                vocab_size=32_000,
-                d_model=512,
-                encoder_layers=6,
-                decoder_layers=6,
-                encoder_ffn_dim=2048,
-                decoder_ffn_dim=2048,
-                encoder_attention_heads=8,
-                decoder_attention_heads=8,
-                pad_token_id=0,
-                decoder_start_token_id=0,
-                eos_token_id=1,
-                scale_embedding=True,
-                activation_function="relu",
-            )
-        )
-    model = model.to(DEVICE, torch.bfloat16 if DEVICE == "cuda" else torch.float32).eval()
-    ids = torch.randint(3, 100, (batch, PROMPT), device=DEVICE)
+
+def rates(name: str, config: Config, cases: list[tuple[int, int]], length: int, new: int, tiny: bool) -> list[Row]:
+    """Rows for each (batch, beam), plain and compiled, and the peer's rate beside the compiled one."""
+    rows = []
+    network = made(config)
+    for batch, beam in cases:
+        for compiled in (False, True) if DEVICE == "cuda" else (False,):
+            rows.append(ours(name, network, batch, length, new, beam=beam, compiled=compiled))
+            CONSOLE.print(rows[-1])
+            free()
+    del network
+    free()
+    model = peer(name, tiny)
+    few = min(new, 32)
+    for batch, beam in cases:
+        rate = batch * few / peer_seconds(model, batch, length, few, beam)
+        for row in rows:
+            if (row["batch"], row["beam"]) == (batch, beam):
+                row["transformers"] = rate
+                row["times"] = row["call"] / rate
+        CONSOLE.print(f"transformers, {name}, batch {batch}, beam {beam}: {rate:,.0f} tokens/s")
+    del model
+    free()
+    return rows
+
+
+# ── Sections ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def check(tiny: bool) -> list[Row]:
+    """Graphs and compiled steps write what the plain loop writes, and find what the plain search finds."""
+    prompts = [[5, 6, 9, 11], [8], [4, 4, 12]]
+    rows = []
+    llama = presets.llama(vocab=300, width=64, layers=2, heads=4, kv_heads=2, ffn_width=96)
+    for name, config in (
+        ("gpt2", presets.gpt2(vocab=300, width=64, layers=2, heads=2)),
+        ("llama", llama),
+        ("seq2seq", seq2seq_base(300, 64, 2)),
+    ):
+        network = made(replace(config, start=3), end=(7,), dtype=torch.float32)
+        with torch.no_grad():
+            network.head.out.weight.mul_(8.0)  # type: ignore[union-attr]  # decided, not by hairs
+        for batch in (prompts, prompts[:1]):
+            plain = generate(network, batch, Options(max_tokens=40), on_text=lambda row, piece: None)
+            options = Options(max_tokens=40, beam=4, best=4, length_penalty=0.6)
+            with torch.inference_mode():
+                searched = beam_search(start(network, batch, options), options, (7,))  # type: ignore[arg-type]
+            alone = len(batch) == 1
+            # The compiler takes its time: one row of decoders, whose products are sums then, and a batch of sources.
+            for compiled in (False, True) if DEVICE == "cuda" and alone == (name != "seq2seq") else (False,):
+                fast = generate(network, batch, Options(max_tokens=40, compiled=compiled))
+                greedy = [r.ids for r in fast] == [r.ids for r in plain]
+                with torch.inference_mode():
+                    found = search_static(
+                        start(network, batch, options),  # type: ignore[arg-type]
+                        replace(options, compiled=compiled),
+                        (7,),
+                    )
+                same = [[h.ids for h in s.finished] for s in found] == [[h.ids for h in s.finished] for s in searched]
+                rows.append(
+                    {"model": name, "rows": len(batch), "compiled": compiled, "greedy same": greedy, "beams same": same}
+                )
+        free()
+    return rows
+
+
+def gpt2_config(tiny: bool) -> Config:
+    return presets.gpt2(width=64, layers=2, heads=2) if tiny else presets.find("gpt2")
+
+
+def gpt2(tiny: bool) -> list[Row]:
+    cases = [(2, 1)] if tiny else [(1, 1), (32, 1), (256, 1)]
+    return rates("gpt2", gpt2_config(tiny), cases, PROMPT, 8 if tiny else NEW, tiny)
+
+
+def llama_config(tiny: bool) -> Config:
+    if tiny:
+        return presets.llama(vocab=32_000, width=64, layers=2, heads=4, kv_heads=2, ffn_width=128)
+    return presets.find("llama-1.1b")
+
+
+def llama(tiny: bool) -> list[Row]:
+    cases = [(2, 1)] if tiny else [(1, 1), (32, 1)]
+    return rates("llama-1.1b", llama_config(tiny), cases, PROMPT, 8 if tiny else NEW, tiny)
+
+
+def beam(tiny: bool) -> list[Row]:
+    config = seq2seq_base(500, 64, 2) if tiny else seq2seq_base()
+    cases = [(3, 1), (3, 4)] if tiny else [(128, 1), (128, 4)]
+    return rates("encoder-decoder base", config, cases, PROMPT, 8 if tiny else 64, tiny)
+
+
+def _first_of_ours(length: int, tiny: bool) -> Row:
+    network = made(llama_config(tiny))
+    seconds = timed(lambda: generate(network, prompts_of(1, length), Options(max_tokens=1)))
+    return {"model": "llama-1.1b", "prompt": length, "ms": 1e3 * seconds}
+
+
+def first(tiny: bool) -> list[Row]:
+    """Seconds from ids in Python to the first new token in Python."""
+    rows = [_first_of_ours(length, tiny) for length in ((16, 32) if tiny else (2048, 8192))]
+    free()
+    model = peer("llama-1.1b", tiny)
+    for row in rows:
+        row["transformers ms"] = 1e3 * peer_seconds(model, 1, row["prompt"], 1, runs=3)
+        row["times"] = row["transformers ms"] / row["ms"]
+    return rows
+
+
+def int8(name: str, config: Config, tiny: bool) -> list[Row]:
+    """Batch 1, compiled: bfloat16 beside int8 weights, and how often the likeliest next token is the same."""
+    exact = made(config)
+    rough = quantise_weights(exact)
+    text = torch.tensor(prompts_of(1, 16 if tiny else 256), device=DEVICE)
     with torch.inference_mode():
-        return timed(
-            lambda: model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=new,
-                min_new_tokens=new,
-                do_sample=False,
-                num_beams=beams,
-            ),
-            1,
+        a, b = exact(text).argmax(-1), rough(text).argmax(-1)  # type: ignore[operator]
+    new = 8 if tiny else NEW
+    rows: list[Row] = []
+    for kind, network in (("bfloat16", exact), ("int8", rough)):
+        seconds = step_seconds(network, prompts_of(1, PROMPT), new, compiled=True)
+        rows.append(
+            {"model": name, "weights": kind, "ms a step": 1e3 * seconds / (new - 1), "steps": (new - 1) / seconds}
         )
+        free()
+    rows[1] |= {"times": rows[1]["steps"] / rows[0]["steps"], "same likeliest token": float((a == b).double().mean())}
+    return rows
+
+
+def int8_gpt2(tiny: bool) -> list[Row]:
+    return int8("gpt2", gpt2_config(tiny), tiny)
+
+
+def int8_llama(tiny: bool) -> list[Row]:
+    return int8("llama-1.1b", llama_config(tiny), tiny)
+
+
+SECTIONS: dict[str, Callable[[bool], list[Row]]] = {
+    "check": check,
+    "gpt2": gpt2,
+    "llama": llama,
+    "beam": beam,
+    "first": first,
+    "int8_gpt2": int8_gpt2,
+    "int8_llama": int8_llama,
+}
+
+
+def show(section: str, rows: list[Row]) -> None:
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    table = Table(*names, title=section)
+    for row in rows:
+        table.add_row(*(_told(row.get(name, "—")) for name in names))
+    CONSOLE.print(table)
+
+
+def _told(value: Any) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3f}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true")
-    parser.add_argument("--skip-peers", action="store_true")
-    parser.add_argument("--only", help="rows whose name and batch hold this text, as in 'gpt2 1'")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("sections", nargs="*", help=f"some of {', '.join(SECTIONS)}; none: all")
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    console = Console(width=110)
-    console.print(f"static steps write what the plain loop writes: {agrees()}")
-    cases: list[tuple[str, Config, int]] = [
-        ("gpt2", presets.find("gpt2"), 1),
-        ("gpt2", presets.find("gpt2"), 32),
-        ("gpt2", presets.find("gpt2"), 256),
-        ("llama-1.1b", presets.find("llama-1.1b"), 1),
-        ("llama-1.1b", presets.find("llama-1.1b"), 32),
-        ("encoder-decoder base", seq2seq_base(), 128),
-    ]
-    new = NEW
-    if arguments.small:
-        cases, new = [("gpt2", presets.gpt2(width=64, layers=2, heads=2), 2)], 8
-    if arguments.only:
-        cases = [case for case in cases if any(word in f"{case[0]} {case[2]}/" for word in arguments.only.split(","))]
-    results = []
-    table = Table("model", "compiled", "batch", "qkv tokens/s", "ms a step", "transformers tokens/s", "times")
-    for name, config, batch, compiled in [(*case, compiled) for case in cases for compiled in (False, True)]:
-        seconds = ours(config, batch, new, compiled)
-        rate = batch * new / seconds
-        row: dict[str, Any] = {
-            "model": name,
-            "compiled": compiled,
-            "batch": batch,
-            "qkv": rate,
-            "ms": 1e3 * seconds / new,
-        }
-        if not arguments.skip_peers and batch < 256 and compiled:
-            few = new if arguments.small else 64
-            row["transformers"] = batch * few / theirs(name, batch, few)
-        results.append(row)
-        other = row.get("transformers")
-        table.add_row(
-            name,
-            str(compiled),
-            str(batch),
-            f"{rate:,.0f}",
-            f"{row['ms']:.3f}",
-            f"{other:,.0f}" if other else "—",
-            f"{rate / other:.1f}" if other else "—",
-        )
-        console.print(row)
-        gc.collect()
-        torch.compiler.reset()
-    console.print(table)
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"torch": torch.__version__, "rows": results}, indent=2) + "\n")
+    unknown = set(arguments.sections) - set(SECTIONS)
+    if unknown:
+        parser.error(f"unknown section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
+    told: Row = {"torch": torch.__version__, "device": DEVICE}
+    if DEVICE == "cuda":
+        told["device"] = torch.cuda.get_device_name()
+        torch.set_float32_matmul_precision("highest")  # `check` compares, and nothing else here is in float32
+    if arguments.out and arguments.out.exists():
+        told = json.loads(arguments.out.read_text()) | told
+    for section in arguments.sections or SECTIONS:
+        begin = time.perf_counter()
+        told[section] = SECTIONS[section](arguments.tiny)
+        show(section, told[section])
+        CONSOLE.print(f"{section}: {time.perf_counter() - begin:.0f} s")
+        if arguments.out:
+            arguments.out.write_text(json.dumps(told, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import torch
 
+from qkv.decode import static_beam, static_step
 from qkv.decode.beam import beam_search
 from qkv.decode.choose import draw, generators_of, likeliest
 from qkv.decode.filters import filters_of
@@ -16,6 +17,7 @@ from qkv.decode.options import Options
 from qkv.decode.result import Result, TokenLogprob
 from qkv.decode.run import Run, check_room, flush_right
 from qkv.decode.static import write_greedy
+from qkv.decode.static_beam import search_static
 from qkv.decode.writing import OnText, Writing, logprobs_of
 from qkv.errors import QkvError
 from qkv.models import Decoder, Network, Seq2Seq
@@ -43,7 +45,7 @@ def generate(
     if options.beam > 1:
         return _from_search(run, options, end, tokenizer)
     plain = options.temperature == 0 and not options.logprobs and not filters_of(options, end, 0)
-    if plain and on_text is None and run.tokens.is_cuda:
+    if plain and on_text is None and run.tokens.is_cuda and static_step.fits(network):
         return _write_static(run, options, end, tokenizer)
     return _write(run, options, end, tokenizer, on_text)
 
@@ -119,19 +121,32 @@ def _write_static(run: Run, options: Options, end: tuple[int, ...], tokenizer: T
     written = write_greedy(run, end, options.max_tokens, compiled=options.compiled)
     results = []
     for row, (tokens, logprobs) in enumerate(zip(written.tokens.tolist(), written.logprobs.tolist(), strict=True)):
-        writing = Writing(row, stream=tokenizer.target.stream() if tokenizer else None)
-        for token, logprob in zip(tokens, logprobs, strict=True):
-            reason = writing.take(token, TokenLogprob(token, logprob), options, end)
-            if reason is not None:
-                writing.hand_out(options, None, last=True)
-                results.append(writing.result(reason))
-                break
+        count = tokens.index(-1) if -1 in tokens else len(tokens)
+        taken = [TokenLogprob(token, logprob) for token, logprob in zip(tokens[:count], logprobs, strict=False)]
+        if options.stop:  # a stop text may end a row earlier than its tokens do
+            results.append(_until_stop(row, taken, options, end, tokenizer))
+            continue
+        ended = tokens[count - 1] in end
+        ids = tokens[: count - ended]
+        text = tokenizer.target.decode(ids) if tokenizer is not None else ""
+        results.append(Result(text, ids, sum(logprobs[:count]), "end" if ended else "length", taken))
     return results
 
 
+def _until_stop(
+    row: int, taken: list[TokenLogprob], options: Options, end: tuple[int, ...], tokenizer: Tokenizer | None
+) -> Result:
+    writing = Writing(row, stream=tokenizer.target.stream() if tokenizer else None)
+    reasons = (writing.take(one.id, one, options, end) for one in taken)
+    reason = next(reason for reason in reasons if reason is not None)
+    writing.hand_out(options, None, last=True)
+    return writing.result(reason)
+
+
 def _from_search(run: Run, options: Options, end: tuple[int, ...], tokenizer: Tokenizer | None) -> list[Result]:
+    static = run.tokens.is_cuda and static_beam.fits(run, options)
     results = []
-    for search in beam_search(run, options, end):
+    for search in (search_static if static else beam_search)(run, options, end):
         if not search.finished:
             raise QkvError("no way on was allowed, so the search found nothing; loosen the filters")
         ranked = []

@@ -16,6 +16,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from qkv.decode.weight_int8 import quantise_weights
 from qkv.errors import QkvError
 from qkv.models import Decoder, Encoder, Seq2Seq
 
@@ -25,9 +26,12 @@ AnyNetwork = TypeVar("AnyNetwork", Encoder, Decoder, Seq2Seq)
 def quantise(network: AnyNetwork) -> AnyNetwork:
     """A copy of a network for decoding on the CPU, its linear maps in int8; the original stays as it is.
 
-    It runs wherever the original does, but cannot be trained, saved or exported: keep the original for those.
+    It runs wherever the original does, but cannot be trained, saved or exported: keep the original for those. On a GPU
+    the weights alone are in int8 (`weight_int8`).
     """
     devices = {parameter.device.type for parameter in network.parameters()}
+    if devices == {"cuda"}:
+        return quantise_weights(network)
     if devices != {"cpu"}:
         raise QkvError(f"int8 weights are for the CPU; this network is on {', '.join(sorted(devices))}")
     if any(isinstance(module, Int8Linear) for module in network.modules()):

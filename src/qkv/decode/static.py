@@ -1,129 +1,151 @@
-"""Greedy decoding without waiting for the host: static caches, CUDA graphs, and compiled steps where asked for.
+"""Decoding without waiting for the host: steps captured as CUDA graphs, compiled where asked for, and greedy ones.
 
-A step (read one token a row, write its keys and values, choose the next) is captured once as a CUDA graph and then
-replayed; each replay reads the token that the last one chose, so the host sends one command a token and looks at the
+A step (read the newest tokens, write their keys and values, choose the next) is captured once as a CUDA graph and then
+replayed; each replay reads the tokens that the last one chose, so the host sends one command a step and looks at the
 result only every few steps, to see whether all rows have ended. The step's cost follows the filled part of the cache:
-it is captured anew for each bucket of slots, over a view of the same cache that ends with the bucket.
+it is captured anew for each bucket of slots, over views of the same cache that end with the bucket.
 
 On a CPU the same code runs without graphs, which is how it is tested.
 
-R rows, V vocabulary, L slots
+N rows, V vocabulary
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from qkv.blocks import CrossCache, SelfCache
+from qkv.decode.one_row import OneRowLinear, with_linears
 from qkv.decode.run import Run
+from qkv.decode.static_step import Seen, StaticRun
 from qkv.models import Decoder, Seq2Seq
 
 BUCKET = 256
-"""How many slots a captured step sees more than the last one."""
+"""How many slots a captured step sees more than the last one; compiled ones see twice as many, as they cost a wait."""
 LOOK = 16
 """After how many steps the host looks whether all rows have ended."""
+ONE_ROW: dict[str, Any] = {"coordinate_descent_tuning": True}
+"""What the compiler is told where a step is all products of a matrix and a vector."""
 
 
 @dataclass
 class Written:
-    """What greedy decoding wrote: tokens (R, N) and their log-probabilities, the end included, −1 after it."""
+    """What greedy decoding wrote: tokens (N, T) and their log-probabilities, the end included, −1 after it."""
 
     tokens: Tensor
     logprobs: Tensor
 
 
-class StaticCache(SelfCache):
-    """A static cache of which attention is shown the first `seen` slots: views, so that nothing moves."""
-
-    def __init__(self, cache: SelfCache, seen: int) -> None:
-        self.static = True
-        self.uniform = False
-        self.keys = [k[:, :, :seen] for k in cache.keys]
-        self.values = [v[:, :, :seen] for v in cache.values]
-        self.segment = cache.segment[:, :seen]
-        self.position = cache.position[:, :seen]
-        self.cursor = cache.cursor
-        self.filled = 0
-        self._slots = torch.zeros(0, device=cache.cursor.device, dtype=torch.long)
-
-
 class Steps:
-    """Greedy steps over one batch, all state on the device."""
+    """One step again and again, all of its state on the device."""
 
-    def __init__(self, run: Run, end: tuple[int, ...], most: int, *, compiled: bool = False) -> None:
-        self.network, self.cross, self.compiled = run.network, run.cross, compiled
-        self.rows, self.start = run.tokens.shape
-        self.most = most
-        device = run.tokens.device
-        self.cache = run.network.new_cache(self.rows, self.start + most, static=True)
-        self.end = torch.tensor(end, device=device, dtype=torch.long)
-        self.token = torch.zeros(self.rows, dtype=torch.long, device=device)
-        self.ended = torch.zeros(self.rows, dtype=torch.bool, device=device)
-        self.written = torch.full((self.rows, most), -1, dtype=torch.long, device=device)
-        self.logprobs = torch.zeros(self.rows, most, dtype=torch.float64, device=device)
-        self.count = torch.zeros((), dtype=torch.long, device=device)
-        self._steps: dict[int, Callable[[], None]] = {}
+    def __init__(self, run: StaticRun, step: Callable[[Seen], None], *, compiled: bool = False) -> None:
+        self.run, self.step = run, step
+        self.cuda = run.sight.is_cuda
+        self.compiled = compiled and self.cuda
+        if self.compiled:
+            options = ONE_ROW if run.rows * run.beams == 1 else {}
+            self.step = torch.compile(step, dynamic=False, fullgraph=True, options=options)
+        self.pool = torch.cuda.graph_pool_handle() if self.cuda else None
+        self.views: dict[int, Seen] = {}  # by how many slots they see
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+
+    def __call__(self, number: int) -> None:
+        """Make step `number`, the first that reads a written token being 1."""
+        slots = min(self._bucket(self.run.start + number * self.run.beams), self.run.length)
+        if slots in self.graphs:
+            self.graphs[slots].replay()
+        elif slots in self.views and self.cuda:
+            self.graphs[slots] = self._capture(self.views[slots])
+            self.graphs[slots].replay()
+        else:
+            # The first step of a bucket runs as it is: it compiles and loads kernels, which a capture cannot wait for.
+            seen = self.views.setdefault(slots, self.run.seen(slots))
+            with _many_versions() if self.compiled else nullcontext():
+                self.step(seen)
+
+    def _bucket(self, slots: int) -> int:
+        buckets = -(-slots // BUCKET)
+        return BUCKET * (1 << (buckets - 1).bit_length() if self.compiled else buckets)
+
+    def _capture(self, seen: Seen) -> torch.cuda.CUDAGraph:
+        """What `torch.cuda.graph` does, but for emptying torch's store of memory, which the next batch still needs."""
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            graph.capture_begin(pool=self.pool)
+            try:
+                self.step(seen)
+            finally:
+                graph.capture_end()
+        return graph
+
+
+def _many_versions() -> AbstractContextManager[object]:
+    """The compiler makes a version for each bucket and each shape of batch, and would soon think that too many."""
+    patched: AbstractContextManager[object] = torch._dynamo.config.patch(
+        recompile_limit=512, accumulated_recompile_limit=4096
+    )
+    return patched
+
+
+def go_on(steps: Steps, most: int, done: Tensor) -> None:
+    """Make all steps after the first choice, or as many as it takes until all rows are done."""
+    for number in range(1, most):
+        steps(number)
+        if number % LOOK == 0 and bool(done.all()):
+            return
+
+
+class Greedy:
+    """The state of greedy decoding: what was written, and who has ended."""
+
+    def __init__(self, run: StaticRun, end: tuple[int, ...], most: int) -> None:
+        self.run, self.end = run, end
+        device = run.sight.device
+        self.token = torch.zeros(run.rows, 1, dtype=torch.long, device=device)
+        self.ended = torch.zeros(run.rows, dtype=torch.bool, device=device)
+        self.written = torch.full((run.rows, most), -1, dtype=torch.long, device=device)
+        self.logprobs = torch.zeros(run.rows, most, dtype=torch.float64, device=device)
+        self.count = torch.zeros(1, dtype=torch.long, device=device)
+
+    @property
+    def state(self) -> list[Tensor]:
+        """What a step changes, besides what it writes down: put back, the same steps can be made again."""
+        return [self.token, self.ended, self.count]
 
     def choose(self, logits: Tensor) -> None:
-        """Take the likeliest token of each row; rows that have ended write nothing more."""
+        """Take the likeliest token of each row (N, V); rows that have ended write nothing more."""
         best = logits.argmax(-1)
         exact = torch.promote_types(logits.dtype, torch.float32)
-        score = logits.to(exact).log_softmax(-1).gather(1, best[:, None])[:, 0].double()
-        self.written.index_copy_(1, self.count[None], torch.where(self.ended, -1, best)[:, None])
-        self.logprobs.index_copy_(1, self.count[None], torch.where(self.ended, 0.0, score)[:, None])
-        self.ended |= torch.isin(best, self.end)
-        self.token.copy_(best)
-        self.count += 1
+        score = logits.log_softmax(-1, dtype=exact).gather(1, best[:, None])[:, 0].double()
+        self.written.index_copy_(1, self.count, torch.where(self.ended, -1, best)[:, None])
+        self.logprobs.index_copy_(1, self.count, torch.where(self.ended, 0.0, score)[:, None])
+        self.ended.logical_or_(is_any_of(best, self.end))
+        self.token.copy_(best[:, None])
+        self.count.add_(1)
 
-    def step(self, cache: SelfCache) -> None:
+    def step(self, seen: Seen) -> None:
         """One token a row: read it, choose the next."""
-        self.choose(forward(self.network, self.token[:, None], None, cache, self.cross))
-
-    def of_bucket(self, seen: int) -> Callable[[], None]:
-        """The step that sees so many slots, captured when it is first needed."""
-        if seen not in self._steps:
-            cache = StaticCache(self.cache, seen)
-            if self.token.is_cuda:
-                self._steps[seen] = self._capture(cache)
-            else:
-                self._steps[seen] = lambda: self.step(cache)
-        return self._steps[seen]
-
-    def _capture(self, cache: SelfCache) -> Callable[[], None]:
-        state = (self.cache.cursor, self.cache.segment, self.token, self.ended, self.count)
-        saved = [t.clone() for t in state]
-        step: Callable[[SelfCache], None] = self.step
-        if self.compiled:
-            # At few rows a step is all matrix-vector products, which the compiler's own kernels read faster.
-            few: dict[str, Any] = {"coordinate_descent_tuning": True} if self.rows <= 4 else {}
-            step = torch.compile(self.step, dynamic=False, fullgraph=True, options=few)
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # warming up moves the state: it is put back afterwards
-            for _ in range(3):
-                step(cache)
-                for tensor, value in zip(state, saved, strict=True):
-                    tensor.copy_(value)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            step(cache)
-        return graph.replay
+        self.choose(self.run.logits(self.token, seen))
 
 
-def forward(
-    network: Decoder | Seq2Seq, ids: Tensor, segment: Tensor | None, cache: SelfCache, cross: CrossCache | None
-) -> Tensor:
-    """The logits (R, V) of what comes after the newest tokens."""
-    if isinstance(network, Seq2Seq):
-        assert cross is not None
-        x, _ = network.hidden(ids, cross, segment, cache=cache)
-    else:
-        x, _ = network.hidden(ids, segment, cache=cache)
-    return network.head.read(x[:, -1])
+def is_any_of(token: Tensor, some: tuple[int, ...]) -> Tensor:
+    """True where a token is one of these few."""
+    out = torch.zeros_like(token, dtype=torch.bool)
+    for one in some:
+        out = out | (token == one)
+    return out
+
+
+def network_of_steps(run: Run, rows: int, *, compiled: bool) -> Decoder | Seq2Seq:
+    """The network that steps of so many rows run: for a single compiled row, with its products written as sums."""
+    if compiled and rows == 1 and run.tokens.is_cuda:
+        return with_linears(run.network, OneRowLinear)
+    return run.network
 
 
 def write_greedy(run: Run, end: tuple[int, ...], most: int, *, compiled: bool = False) -> Written:
@@ -131,12 +153,8 @@ def write_greedy(run: Run, end: tuple[int, ...], most: int, *, compiled: bool = 
 
     `compiled` is faster a step and makes the first one wait for the compiler: for long texts and many of them.
     """
-    steps = Steps(run, end, most, compiled=compiled)
-    segment = None if bool((run.tokens >= 0).all()) else (run.tokens >= 0).long()
-    steps.choose(forward(steps.network, run.tokens.clamp(min=0), segment, steps.cache, steps.cross))
-    for done in range(1, most):
-        slots = steps.start + done
-        steps.of_bucket(min(-(-slots // BUCKET) * BUCKET, steps.cache.length))()
-        if done % LOOK == 0 and bool(steps.ended.all()):
-            break
-    return Written(steps.written, steps.logprobs)
+    static = StaticRun(run, most, network=network_of_steps(run, len(run.tokens), compiled=compiled))
+    greedy = Greedy(static, end, most)
+    greedy.choose(static.first)
+    go_on(Steps(static, greedy.step, compiled=compiled), most, greedy.ended)
+    return Written(greedy.written, greedy.logprobs)

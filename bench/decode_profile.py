@@ -1,0 +1,335 @@
+"""Where a decoding step of one row spends its time on a GPU: ideas side by side, kernels one by one.
+
+python bench/decode_profile.py gemv                      products of a matrix and a vector, by kind: bytes a second
+python bench/decode_profile.py variants --model gpt2     whole steps, by idea: ms, kernels, share of the bandwidth
+python bench/decode_profile.py kernels --variant sums    the kernels of one step in order of their cost
+python bench/decode_profile.py beam                      the kernels of a step of beam search, 128 sources × 4
+python bench/decode_profile.py variants --tiny           anywhere, to see that it runs (no graphs, no compiler)
+"""
+
+import argparse
+import contextlib
+import importlib.util
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from rich.table import Table
+from torch import Tensor
+
+from decode import CONSOLE, Again, gpt2_config, llama_config, made, seq2seq_base
+from decode_peers import DEVICE, HALF, free, prompts_of, synchronise, timed
+from qkv.decode import Options, static, static_step
+from qkv.decode.generate import start
+from qkv.decode.one_row import OneRowLinear, with_linears
+from qkv.decode.static import Greedy, Steps
+from qkv.decode.static_beam import Beams
+from qkv.decode.static_step import Seen, StaticRun
+from qkv.decode.weight_int8 import Int8Weight, quantise_weights
+from qkv.models import Network
+
+TRITON = DEVICE == "cuda" and importlib.util.find_spec("triton") is not None
+NEW = 128
+TUNED = {"coordinate_descent_tuning": True}
+
+
+# ── Attention for few queries, three ways ────────────────────────────────────────────────────────────────────────
+
+
+def with_sums(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """Scores and mixtures as sums, which the compiler makes its own kernels of."""
+    scores = (q[:, :, :, None].float() * k[:, :, None]).sum(-1) * scale
+    weights = (scores if mask is None else scores + mask).softmax(-1)
+    return (weights[..., None] * v[:, :, None]).sum(-2).to(q.dtype)
+
+
+def with_products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """Two batched products around a softmax."""
+    scores = (q @ k.transpose(-2, -1)).float() * scale
+    return (scores if mask is None else scores + mask).softmax(-1).to(q.dtype) @ v
+
+
+# ── Ideas ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+Variant = dict[str, Any]
+VARIANTS: dict[str, Variant] = {
+    "graphs": {"compiled": False},
+    "compiled": {"options": {}},
+    "tuned": {"options": TUNED},  # products without a bias become sums, by the compiler itself
+    "sums": {"options": TUNED, "one_row": True},  # all of them do: what `generate(compiled=True)` runs
+    "sums, untuned": {"options": {}, "one_row": True},
+    "sums, attention too": {"options": TUNED, "one_row": True, "attend": with_sums},
+    "sums, attention as products": {"options": TUNED, "one_row": True, "attend": with_products},
+    "sums, combined kernels": {
+        "options": {**TUNED, "combo_kernels": True, "benchmark_combo_kernel": True},
+        "one_row": True,
+    },
+    "sums, cooperative": {"options": {**TUNED, "triton.cooperative_reductions": True}, "one_row": True},
+    "sums, several kernels tried": {"options": {**TUNED, "triton.multi_kernel": 1}, "one_row": True},
+    "int8": {"options": TUNED, "one_row": True, "int8": True},
+    "hand": {"compiled": False, "hand": True},  # Triton kernels of `bench/decode_kernels.py`
+    "hand, int8": {"compiled": False, "hand": True, "int8": True},
+}
+USUAL = ["graphs", "tuned", "sums", "sums, attention too", "sums, combined kernels", "int8", "hand", "hand, int8"]
+
+
+@contextlib.contextmanager
+def switched(variant: Variant) -> Iterator[None]:
+    """The private switches that a variant turns."""
+    with (
+        mock.patch.object(static_step, "attend", variant.get("attend", static_step.attend)),
+        mock.patch.object(static, "ONE_ROW", variant.get("options", {})),
+    ):
+        yield
+
+
+def prepare(network: Network, variant: Variant, new: int) -> tuple[Again, Greedy]:
+    """Steps of one row, after the prompt and its first token."""
+    source: Any = quantise_weights(network) if variant.get("int8") else network
+    run = start(source, prompts_of(1, 32), Options(max_tokens=new))
+    one_row = variant.get("one_row") and DEVICE == "cuda"
+    static_run = StaticRun(run, new, network=with_linears(source, OneRowLinear) if one_row else source)
+    greedy = Greedy(static_run, (), new)
+    greedy.choose(static_run.first)
+    step: Callable[[Seen], None] = greedy.step
+    if variant.get("hand"):
+        step = _by_hand(static_run, greedy)
+    compiled = variant.get("compiled", True) and DEVICE == "cuda"
+    return Again(Steps(static_run, step, compiled=compiled), greedy), greedy
+
+
+def _by_hand(run: StaticRun, greedy: Greedy) -> Callable[[Seen], None]:
+    from decode_kernels import HandStep
+
+    hand = HandStep(run)
+    # Both ways from the same state, which is put back: a kernel that is wrong should say so before it is timed.
+    state = [*run.state, greedy.token]
+    saved = [tensor.clone() for tensor in state]
+    answers = []
+    for logits in (run.logits, hand.logits):
+        answers.append(logits(greedy.token, run.seen(run.length)).float())
+        for tensor, value in zip(state, saved, strict=True):
+            tensor.copy_(value)
+    off = (answers[0] - answers[1]).abs().max() / answers[0].std()
+    CONSOLE.print(f"kernels by hand: logits off by at most {float(off):.4f} of their spread (bfloat16: about 0.05)")
+    return lambda seen: greedy.choose(hand.logits(greedy.token, seen))
+
+
+def weight_bytes(run: StaticRun) -> int:
+    """What a step has to read: the weights of all linear maps of the decoder and of the head."""
+    total = 0
+    for part in (run.stack, run.head):
+        for module in part.modules():
+            if isinstance(module, Int8Weight):
+                total += module.whole.numel()
+            elif isinstance(module, torch.nn.Linear | OneRowLinear):
+                total += module.weight.numel() * module.weight.element_size()
+    return total
+
+
+def measure(network: Network, variant: Variant, new: int) -> tuple[float, Again, list[int]]:
+    """Seconds a step, the steps, and what they wrote."""
+    with torch.inference_mode(), switched(variant):
+        again, greedy = prepare(network, variant, new)
+
+        def work() -> None:
+            again.put_back()
+            for number in range(1, new):
+                again.steps(number)
+
+        return timed(work) / (new - 1), again, greedy.written[0].tolist()
+
+
+def kernels_of(again: Again, repeat: int = 10) -> list[tuple[str, int, float]]:
+    """The kernels of one step, and of putting its state back: name, how often, microseconds in all; costliest first."""
+    replay = next(iter(again.steps.graphs.values())).replay
+    with torch.inference_mode():
+        again.put_back()
+        replay()
+        synchronise()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            for _ in range(repeat):
+                again.put_back()
+                replay()
+            synchronise()
+    found = []
+    for event in profile.key_averages():
+        micros = float(event.self_device_time_total) / repeat
+        if micros > 0:  # what the host does has none
+            found.append((event.key, round(event.count / repeat), micros))
+    return sorted(found, key=lambda kernel: -kernel[2])
+
+
+# ── Sections ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def network_of(model: str, tiny: bool) -> Network:
+    return made((gpt2_config if model == "gpt2" else llama_config)(tiny))
+
+
+def variants(arguments: argparse.Namespace) -> None:
+    network = network_of(arguments.model, arguments.tiny)
+    new = 8 if arguments.tiny else NEW
+    bandwidth = copy_bandwidth()
+    names = arguments.variant or USUAL
+    table = Table("variant", "ms a step", "tokens/s", "kernels", "GB/s of weights", "% of copying", "same text", "s")
+    first: list[int] | None = None
+    for name in names:
+        variant = VARIANTS[name]
+        if variant.get("hand") and not TRITON:
+            continue
+        begin = time.perf_counter()
+        try:
+            seconds, again, text = measure(network, variant, new)
+        except Exception as error:  # one idea that does not compile should not hide the others
+            CONSOLE.print(f"{name}: {type(error).__name__}: {str(error)[:600]}")
+            free()
+            continue
+        first = first or text
+        count = sum(kernel[1] for kernel in kernels_of(again)) - len(again.state) if DEVICE == "cuda" else 0
+        rate = weight_bytes(again.steps.run) / seconds
+        alike = sum(a == b for a, b in zip(text, first, strict=True)) / len(text)
+        row = (f"{1e3 * seconds:.3f}", f"{1 / seconds:,.0f}", str(count), f"{rate / 1e9:,.0f}")
+        share, took = f"{100 * rate / bandwidth:.0f}", f"{time.perf_counter() - begin:.0f}"
+        CONSOLE.print(name, *row, share, f"{alike:.2f}", took)
+        table.add_row(name, *row, share, f"{alike:.2f}", took)
+        del again
+        free()
+    CONSOLE.print(f"{arguments.model}, one row; copying reaches {bandwidth / 1e9:,.0f} GB/s read and written")
+    CONSOLE.print(table)
+
+
+def kernels(arguments: argparse.Namespace) -> None:
+    network = network_of(arguments.model, arguments.tiny)
+    for name in arguments.variant or ["sums"]:
+        seconds, again, _ = measure(network, VARIANTS[name], 8 if arguments.tiny else 32)
+        show_kernels(f"{arguments.model}, {name}: {1e3 * seconds:.3f} ms a step", again)
+        free()
+
+
+def show_kernels(title: str, again: Again) -> None:
+    if DEVICE != "cuda":
+        CONSOLE.print(f"{title}; its kernels are told on a GPU")
+        return
+    found = kernels_of(again)
+    table = Table("kernel", "times", "µs in all", "µs each", title=title)
+    for name, count, micros in found[:30]:
+        table.add_row(name[:90], str(count), f"{micros:.1f}", f"{micros / max(count, 1):.2f}")
+    CONSOLE.print(table)
+    total, number = sum(k[2] for k in found), sum(k[1] for k in found)
+    CONSOLE.print(f"{number} kernels ({len(again.state)} of them put the state back), {total:.0f} µs busy")
+
+
+def beam(arguments: argparse.Namespace) -> None:
+    sources, new = (3, 8) if arguments.tiny else (128, 64)
+    network: Any = made(seq2seq_base(500, 64, 2) if arguments.tiny else seq2seq_base())
+    for compiled in (False, True) if DEVICE == "cuda" else (False,):
+        options = Options(max_tokens=new, beam=4, compiled=compiled)
+        with torch.inference_mode():
+            run = StaticRun(start(network, prompts_of(sources, 32), options), new, beams=4)
+            search = Beams(run, options, ())
+            search.advance(run.first.repeat_interleave(4, dim=0), run.seen(run.length))
+            again = Again(Steps(run, search.step, compiled=compiled), search)
+
+            def work(again: Again = again) -> None:
+                again.put_back()
+                for number in range(1, new):
+                    again.steps(number)
+
+            seconds = timed(work) / (new - 1)
+        rate = f"{1e3 * seconds:.3f} ms a step, {sources / seconds:,.0f} tokens/s"
+        show_kernels(f"beam 4, {sources} sources, {'compiled' if compiled else 'graphs'}: {rate}", again)
+        del again, work
+        free()
+
+
+def gemv(arguments: argparse.Namespace) -> None:
+    """Each product over enough copies of its matrix that none is still in the cache when it comes again."""
+    shapes = [(2304, 768), (768, 3072), (50257, 768), (2560, 2048), (2048, 2048), (11264, 2048), (2048, 5632)]
+    shapes = [(64, 32)] if arguments.tiny else [*shapes, (32000, 2048)]
+    bandwidth = copy_bandwidth()
+    table = Table("outputs × inputs", "kind", "µs", "GB/s", "% of copying")
+    for outputs, inputs in shapes:
+        copies = 2 if arguments.tiny else max(2, int(256e6) // (2 * outputs * inputs))
+        linears = [torch.nn.Linear(inputs, outputs, bias=False, device=DEVICE, dtype=HALF) for _ in range(copies)]
+        x = torch.randn(1, 1, inputs, device=DEVICE, dtype=HALF)
+        for kind, work in gemv_kinds(linears, x).items():
+            with torch.inference_mode():
+                micros = 1e6 * graphed(work) / copies
+            rate = outputs * inputs * (1 if "int8" in kind else 2) / micros * 1e6
+            shown = (f"{micros:.2f}", f"{rate / 1e9:,.0f}", f"{100 * rate / bandwidth:.0f}")
+            table.add_row(f"{outputs} × {inputs}", kind, *shown)
+        free()
+    CONSOLE.print(table)
+
+
+def gemv_kinds(linears: list[torch.nn.Linear], x: Tensor) -> dict[str, Callable[[], None]]:
+    def over(parts: list[Any]) -> Callable[[], None]:
+        def work() -> None:
+            for part in parts:
+                part(x)
+
+        return work
+
+    def each(parts: list[Any], options: dict[str, Any]) -> Callable[[], None]:
+        # One function for all copies, compiled once: weights are its arguments.
+        compiled = torch.compile(lambda part, y: part(y), dynamic=False, fullgraph=True, options=options)
+
+        def work() -> None:
+            for part in parts:
+                compiled(part, x)
+
+        return work
+
+    kinds: dict[str, Callable[[], None]] = {"cuBLAS": over(linears)}
+    if DEVICE == "cuda":
+        eights = [Int8Weight(linear) for linear in linears]
+        kinds["sum, tuned"] = each([OneRowLinear(linear) for linear in linears], TUNED)
+        kinds["sum, untuned"] = each([OneRowLinear(linear) for linear in linears], {})
+        kinds["int8 sum, tuned"] = each(eights, TUNED)
+        if TRITON:
+            from decode_kernels import matvec
+
+            flat = x.view(-1)
+            kinds["hand"] = lambda: [matvec(flat, linear) for linear in linears] and None
+            kinds["hand, int8"] = lambda: [matvec(flat, linear) for linear in eights] and None
+    return kinds
+
+
+def graphed(work: Callable[[], None]) -> float:
+    """Seconds of some work, replayed as one CUDA graph where there is a GPU."""
+    if DEVICE != "cuda":
+        return timed(work)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream), torch._dynamo.config.patch(recompile_limit=512):
+        work()
+        work()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return timed(graph.replay, runs=10)
+
+
+def copy_bandwidth() -> float:
+    """Bytes a second, read and written, of a large copy."""
+    size = 1 << (22 if DEVICE == "cpu" else 29)
+    a, b = (torch.zeros(size, device=DEVICE, dtype=torch.int8) for _ in range(2))
+    return 2 * size / timed(lambda: b.copy_(a), runs=10)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("section", choices=["gemv", "variants", "kernels", "beam"])
+    parser.add_argument("--model", choices=["gpt2", "llama-1.1b"], default="llama-1.1b")
+    parser.add_argument("--variant", action="append", choices=list(VARIANTS), help="again for several")
+    parser.add_argument("--tiny", action="store_true")
+    arguments = parser.parse_args()
+    {"gemv": gemv, "variants": variants, "kernels": kernels, "beam": beam}[arguments.section](arguments)
+
+
+if __name__ == "__main__":
+    main()
