@@ -5,6 +5,7 @@ from dataclasses import fields
 from qkv.blocks import HeadConfig, RotaryScaling, StackConfig
 from qkv.cli import app
 from qkv.models import Config
+from qkv.train.recipe import Recipe
 
 STACK = """
 vocab width layers heads ffn_width kv_heads head_width embedding_width distinct_layers
@@ -17,6 +18,24 @@ dropout attention_dropout ffn_dropout init init_std
 HEAD = "kind outputs labels pool dense dense_bias dense_norm tied bias scale unit sentence_outputs dropout"
 CONFIG = "encoder decoder head shared_embedding pad start end architecture"
 SCALING = "kind factor low high original_positions"
+RECIPE = {
+    "run": "",
+    "data": """
+    train valid test valid_share valid_from format columns mix examples length source_length too_long layout most_bad
+    cache
+    """,
+    "tokenizer": "from_ kind size lowercase min_count",
+    "model": "preset from_ family change shared_embedding tied freeze lora_rank lora_alpha lora_on",
+    "objective": """
+    kind label_smoothing share mean_span whole_words permute shift framed pieces overlap temperature
+    """,
+    "train": """
+    steps minutes epochs batch_tokens micro_batch
+    optimizer lr betas eps momentum weight_decay decay clip schedule warmup decay_share final_lr
+    precision compile recompute seed device threads workers shard tensor_parallel
+    log_every eval_every eval_examples metric beam patience track save_every keep ema average final on_nonfinite
+    """,
+}
 
 OPTIONS = {
     "info": ["--context", "--json"],
@@ -24,6 +43,13 @@ OPTIONS = {
     "export": ["--format", "--json"],
     "run": ["--batch", "--beam", "--json", "--max-tokens", "--seed", "--stop", "--temperature", "--top-k", "--top-p"],
     "data": ["--columns", "--format", "--json", "--row", "--rows", "--tokenizer"],
+    "eval": [
+        *("--batch", "--beam", "--columns", "--device", "--format", "--json"),
+        *("--limit", "--metric", "--samples", "--split"),
+    ],
+    "train": ["--dry-run", "--json", "--processes"],
+    "init": ["--json", "--out"],
+    "verify-resume": ["--json", "--steps"],
 }
 
 
@@ -36,6 +62,13 @@ def test_config_fields_are_frozen() -> None:
     assert names(HeadConfig) == HEAD.split()
     assert names(Config) == CONFIG.split()
     assert names(RotaryScaling) == SCALING.split()
+
+
+def test_the_fields_of_a_recipe_are_frozen() -> None:
+    assert names(Recipe) == list(RECIPE)
+    for section, expected in RECIPE.items():
+        held = getattr(Recipe(), section)
+        assert section == "run" or names(type(held)) == expected.split(), section
 
 
 def test_verbs_and_options_are_frozen() -> None:

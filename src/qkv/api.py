@@ -14,6 +14,7 @@ from qkv.blocks import HeadConfig, Tap, pool
 from qkv.decode import Options, Result, TokenLogprob
 from qkv.errors import QkvError, UsageError, nearest
 from qkv.models import Config, Encoder, Network, Seq2Seq, build, presets
+from qkv.tasks import evaluate as tasks
 from qkv.text import Tokenizer
 
 log = logging.getLogger("qkv")
@@ -191,6 +192,16 @@ class Model:
             for i, vector in zip(chosen, vectors, strict=True):
                 out[i] = vector
         return torch.stack(out) if out else torch.empty(0, self.config.stack.width)
+
+    def run(self, texts: Any, **options: Any) -> Any:
+        """What the model is made for: a text, a label, tags, an answer, a vector, filled gaps, by its head.
+
+        One text gives one result, a list a list. A task that reads two texts together takes them as a tuple: a
+        question and a passage, or a pair to classify. Results and options are those of the task's `run` in `qkv.tasks`.
+        """
+        one = isinstance(texts, str | tuple)
+        results = tasks.run(self.network, self.tokenizer, self.config, [texts] if one else texts, **options)
+        return results[0] if one else results
 
     @overload
     def generate(self, prompts: str, **options: Any) -> Result: ...

@@ -23,22 +23,24 @@ def run(
     batch: int = 16,
     json: Json = False,
 ) -> None:
-    """Run a model on texts: go on from a prompt, or answer a source.
+    """Run a model on texts: go on from a prompt, answer a source, or say a label, tags, an answer, a vector.
 
     Without texts it reads lines from stdin and writes one line for each, in order. A single text is shown as it is
-    written, where stdout is a terminal.
+    written, where stdout is a terminal. Two texts that belong together (a question and its passage, a pair to classify)
+    are one line with a tab between them.
 
     Examples:
         qkv run models/mine "Once upon a time" --temperature 0.8 --seed 1
         qkv run models/translator --beam 5 < source.txt > target.txt
         qkv run models/translator "a dog runs" "two men" --json
+        qkv run models/reviews < reviews.txt
 
     Parameters
     ----------
     model
-        A model folder or hub id, with a language-model head and a tokenizer.
+        A model folder or hub id, with a tokenizer.
     texts
-        Prompts, or sources for an encoder and decoder.
+        Prompts, sources for an encoder and decoder, or texts to look at.
     max_tokens
         How many tokens to write at most.
     beam
@@ -58,6 +60,7 @@ def run(
     """
     from qkv.api import load
     from qkv.render.progress import progress_bar
+    from qkv.tasks.evaluate import task_of
 
     if batch < 1:
         raise UsageError(f"--batch {batch}: at least 1")
@@ -65,10 +68,14 @@ def run(
     options: dict[str, Any] = {"max_tokens": max_tokens, "beam": beam, "temperature": temperature, "top_k": top_k}
     options |= {"top_p": top_p, "seed": seed, "stop": stop}
     lines = list(texts) if texts else lines_of_stdin()
+    task = task_of(loaded.config)
+    if not task.generates:
+        refuse_writing_options(task.does, options)
+        return look(loaded, task.pairs, lines, batch, json)
     if len(lines) == 1 and beam == 1 and not json and sys.stdout.isatty():
         loaded.generate(lines, **options, on_text=lambda _, piece: print(piece, end="", flush=True))
         print()
-        return
+        return None
     with progress_bar("running") as progress:
         results = loaded.generate_lines(lines, batch=batch, progress=progress, **options)
     for line, result in zip(lines, results, strict=True):
@@ -83,6 +90,33 @@ def run(
             print(json_format.dumps(row, ensure_ascii=False))
         else:
             print(" ".join(result.text.splitlines()))  # one line for each line
+    return None
+
+
+def refuse_writing_options(does: str, options: dict[str, Any]) -> None:
+    """Raise where something is asked of a model that only means something to one that writes."""
+    usual = {"max_tokens": 64, "beam": 1, "temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": None, "stop": None}
+    for name, value in options.items():
+        if value != usual[name]:
+            told = name.replace("_", "-")
+            raise UsageError(f"--{told} is for models that write; this one {does}")
+
+
+def look(model: Any, pairs: bool, lines: list[str], batch: int, json: bool) -> None:
+    """Run a model that does not write, and print what it says of each line; nothing of an empty one."""
+    from qkv.render.progress import progress_bar
+    from qkv.render.results import as_line, as_values
+
+    filled = [line for line in lines if line.strip()]
+    texts = [tuple(line.split("\t")) if pairs and line.count("\t") == 1 else line for line in filled]
+    with progress_bar("running") as progress:
+        results = iter(model.run(texts, batch=batch, progress=progress) if texts else [])
+    for line in lines:
+        result = next(results) if line.strip() else None
+        if json:
+            print(json_format.dumps({"input": line, **as_values(result)}, ensure_ascii=False))
+        else:
+            print(as_line(result))
 
 
 def lines_of_stdin() -> list[str]:

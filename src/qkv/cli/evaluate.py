@@ -1,0 +1,108 @@
+"""`qkv eval`: how well a model does on data."""
+
+from typing import Any
+
+from qkv.cli.data import field_pairs
+from qkv.cli.shared import Json, Screen, Words, app, print_json, print_notes
+from qkv.errors import UsageError
+
+
+@app.command(name="eval")
+def evaluate(
+    model: str,
+    /,
+    *data: str,
+    columns: Words = None,
+    format: str = "",
+    split: str = "",
+    metric: Words = None,
+    limit: int = 0,
+    beam: int = 1,
+    batch: int = 0,
+    samples: int = 5,
+    device: str = "cpu",
+    json: Json = False,
+) -> None:
+    """Score a model on data: the metrics of the task that it is made for, and some of what it makes of it.
+
+    Examples:
+        qkv eval runs/dates dates --split test
+        qkv eval models/translator source=test.en target=test.de --beam 5 --metric bleu --metric chrf
+        qkv eval models/reviews reviews.csv.gz --columns text=review --columns label=stars --json
+
+    Parameters
+    ----------
+    model
+        A model folder or hub id, with a tokenizer.
+    data
+        Files, globs or folders; field=file for files that go in step; or a dataset that comes with qkv.
+    columns
+        field=column for each column to read, where their names do not tell.
+    format
+        The format, where the file's ending does not tell it.
+    split
+        Of a dataset that comes with qkv: train, valid or test (the usual one).
+    metric
+        A metric by name; may be given several times. The task's own, if none is given.
+    limit
+        Only the first so many records; 0: all.
+    beam
+        Search with so many hypotheses, where the model writes text.
+    batch
+        How many to run at a time; 0: what suits the task.
+    samples
+        How many examples to show.
+    device
+        Where to run: cpu, cuda, mps.
+    """
+    from qkv.api import load
+    from qkv.data import Problems
+    from qkv.render import evaluation as picture
+    from qkv.render.progress import progress_bar
+    from qkv.tasks.evaluate import evaluate as judge
+    from qkv.tasks.evaluate import task_of
+    from qkv.tasks.records import records_of
+
+    if not data:
+        raise UsageError(f"give the data to score it on, as in: qkv eval {model} test.tsv")
+    for name, value, least in (("limit", limit, 0), ("beam", beam, 1), ("batch", batch, 0), ("samples", samples, 0)):
+        if value < least:
+            raise UsageError(f"--{name} {value}: at least {least}")
+    named = field_pairs(data, "files that go in step")
+    chosen = field_pairs(columns or [], "--columns", needed=True)
+    loaded = load(model, device=device)
+    task = task_of(loaded.config)
+    problems = Problems(max_bad=1)
+    with progress_bar("reading") as progress:
+        records = records_of(
+            task,
+            named or data,
+            columns=chosen,
+            format=format,
+            split=split,
+            limit=limit,
+            problems=problems,
+            progress=progress,
+        )
+    with progress_bar("scoring") as progress:
+        found = judge(
+            loaded.network,
+            loaded.tokenizer,
+            loaded.config,
+            records,
+            batch=batch,
+            beam=beam,
+            progress=progress,
+            metrics=metric or (),
+            samples=samples,
+        )
+    if json:
+        values: dict[str, Any] = {"model": model, "data": list(data), "task": task.name, "main": found.main}
+        values |= {"metrics": found.metrics, "records": found.records, "beam": beam, "notes": list(found.notes)}
+        values["problems"] = problems.summary().to_dict()
+        values["samples"] = [vars(sample) for sample in found.samples]
+        print_json(values)
+        return
+    if problems.kinds:
+        print_notes(", ".join(data), str(problems.summary()).splitlines())
+    picture.render(model, found, Screen())

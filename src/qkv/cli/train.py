@@ -1,0 +1,134 @@
+"""Verbs for training: `qkv train`, `qkv init`, `qkv verify-resume`."""
+
+import sys
+import tempfile
+from pathlib import Path
+
+from qkv.cli.shared import Json, Screen, app, print_done, print_json
+from qkv.errors import QkvError, UsageError
+
+
+@app.command
+def train(recipe: str, /, *changes: str, dry_run: bool = False, processes: int = 1, json: Json = False) -> None:
+    """Train a model as a recipe says, or go on with a run.
+
+    What comes of it is a run's folder, which is a model folder. The same call, or the folder alone, goes on with a run
+    that was stopped.
+
+    Examples:
+        qkv train dates
+        qkv train my.toml run=runs/a train.minutes=10 train.lr=1e-3
+        qkv train my.toml --dry-run
+        qkv train runs/a
+
+    Parameters
+    ----------
+    recipe
+        A recipe's file, the name of a built-in one, or a run's folder.
+    changes
+        key=value, as train.steps=200 or model.width=128.
+    dry_run
+        Show the whole recipe, the model, its memory and the first rows of data, and train nothing.
+    processes
+        How many processes to start on this machine, one for each GPU.
+    """
+    if processes < 1:
+        raise UsageError(f"--processes {processes}: at least 1")
+    if dry_run:
+        return _describe(recipe, changes, json)
+    if processes > 1:
+        from qkv.train.launch import launch
+
+        code = launch(processes, ["train", recipe, *changes, *(["--json"] if json else [])])
+        if code:
+            raise SystemExit(code)
+        return None
+    from qkv.render.progress import stages_bar
+    from qkv.render.training import training_watcher
+    from qkv.tasks.training import open_recipe
+    from qkv.tasks.training import train as train_recipe
+
+    opened = open_recipe(recipe, changes)
+    with training_watcher() as watch, stages_bar() as progress:
+        trained = train_recipe(opened, watch=watch, progress=progress)
+    end = trained.end
+    scores = ", ".join(f"{name} {value:.4g}" for name, value in end.metrics.items())
+    print_done(
+        json,
+        f"{end.folder}: {end.step:,} steps, {scores}\nTry it: qkv run {end.folder} …",
+        {"run": end.folder, "step": end.step, "seconds": end.seconds, "reason": end.reason, "metrics": end.metrics},
+    )
+    return None
+
+
+def _describe(recipe: str, changes: tuple[str, ...], json: bool) -> None:
+    from qkv.render import recipe as picture
+    from qkv.render.progress import stages_bar
+    from qkv.tasks.describe import describe
+    from qkv.tasks.training import open_recipe
+
+    opened = open_recipe(recipe, changes)
+    with stages_bar() as progress:
+        described = describe(opened, progress)
+    if json:
+        print_json(described.to_dict())
+    else:
+        picture.render(described, Screen())
+
+
+@app.command
+def init(task: str, /, *files: str, out: Path | None = None, json: Json = False) -> None:
+    """Write a recipe for your own files, with a comment for each choice.
+
+    Examples:
+        qkv init translate source=train.en target=train.de
+        qkv init classify reviews.csv --out reviews.toml
+
+    Parameters
+    ----------
+    task
+        translate, summarise, language, classify, tag, answer, embed, pretrain, spans or denoise.
+    files
+        Your training files, as `qkv data` takes them.
+    out
+        Where to write the recipe; by default TASK.toml.
+    """
+    from qkv.tasks.starters import starter
+
+    text = starter(task, files)
+    path = out or Path(f"{task}.toml")
+    if path.exists():
+        raise QkvError(f"{path}: this file is there already; give another with --out")
+    path.write_text(text, encoding="utf-8")
+    print_done(json, f"wrote {path}; next: qkv train {path} --dry-run", {"recipe": str(path)})
+
+
+@app.command(name="verify-resume")
+def verify_resume(recipe: str, /, *changes: str, steps: int = 12, json: Json = False) -> None:
+    """Prove that a run of a recipe survives being killed: train a few steps, kill, go on, compare every bit.
+
+    Example:
+        qkv verify-resume my.toml
+
+    Parameters
+    ----------
+    recipe
+        A recipe's file, or the name of a built-in one.
+    changes
+        key=value, as for qkv train.
+    steps
+        How many steps to train.
+    """
+    from qkv.tasks.verify import verify_resume as verify
+
+    with tempfile.TemporaryDirectory(prefix="qkv-verify-") as folder:
+        found = verify(recipe, changes, Path(folder), steps=steps, progress=lambda text: print(text, file=sys.stderr))
+    if json:
+        print_json(found.to_dict())
+    elif found.same:
+        print(
+            f"the same: {found.tensors} tensors and {found.lines} lines of the log after {found.steps} steps, "
+            f"one run straight through, one killed after step {found.killed_after} and continued"
+        )
+    if not found.same:
+        raise QkvError(f"the continued run differs: {found.difference}")

@@ -1,0 +1,38 @@
+"""Metrics: one number that says how well texts, labels, spans or scores agree with what was expected.
+
+    text      exact match, word error rate          bleu      BLEU-4 in three readings; chrF and sacreBLEU's own
+    labels    accuracy, macro F1, Matthews          entities  F1 of whole entities in BIO tags
+    answers   SQuAD's exact match and F1            numbers   correlations, perplexity, bits
+
+Plain functions on lists, without torch. Shares lie between 0 and 1; BLEU and chrF between 0 and 100, as people quote
+them.
+"""
+
+from qkv.tasks.metrics.answers import answer_exact, answer_f1
+from qkv.tasks.metrics.bleu import bleu, bleu_lowercase, chrf, sacrebleu, tokenised_bleu
+from qkv.tasks.metrics.entities import entities, entity_scores, is_chunked
+from qkv.tasks.metrics.labels import accuracy, macro_f1, matthews
+from qkv.tasks.metrics.numbers import bits, pearson, perplexity, spearman
+from qkv.tasks.metrics.text import exact_match, word_error_rate
+
+__all__ = [
+    "accuracy",
+    "answer_exact",
+    "answer_f1",
+    "bits",
+    "bleu",
+    "bleu_lowercase",
+    "chrf",
+    "entities",
+    "entity_scores",
+    "exact_match",
+    "is_chunked",
+    "macro_f1",
+    "matthews",
+    "pearson",
+    "perplexity",
+    "sacrebleu",
+    "spearman",
+    "tokenised_bleu",
+    "word_error_rate",
+]

@@ -1,0 +1,132 @@
+"""BLEU-4 (Papineni et al. 2002) over a whole corpus: how many of the written n-grams stand in a reference.
+
+What differs between published scores is what a word is, so there is a name for each reading:
+
+| name             | words                                      | the same number as                          |
+|------------------|--------------------------------------------|---------------------------------------------|
+| `bleu`           | cut by the rules of mteval-v13a, case kept | sacreBLEU's default                         |
+| `bleu_lowercase` | the same in lower case                     | sacreBLEU with `-lc`                        |
+| `tokenised_bleu` | what stands between spaces, as given       | multi-bleu.perl; sacreBLEU with `-tok none` |
+
+None is smoothed: without a single matching 4-gram the score is 0 (sacreBLEU smooths such corpora, which are tiny).
+`sacrebleu` and `chrf` ask that library itself, with the extra `translate`.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from qkv.errors import QkvError
+from qkv.tasks.metrics.text import References
+
+ORDER = 4
+
+ENTITIES = {"&quot;": '"', "&amp;": "&", "&lt;": "<", "&gt;": ">"}
+# mteval-v13a: ASCII punctuation is a word of its own; full stops, commas and hyphens depend on digits beside them.
+RULES = [
+    (re.compile(r"([{-~\[-` -&(-+:-@/])"), r" \1 "),
+    (re.compile(r"([^0-9])([.,])"), r"\1 \2 "),
+    (re.compile(r"([.,])([^0-9])"), r" \1 \2"),
+    (re.compile(r"([0-9])(-)"), r"\1 \2 "),
+]
+
+
+def mteval_words(text: str) -> list[str]:
+    """The words of a text as mteval-v13a cuts them.
+
+    >>> mteval_words("He paid 3.50, didn't he?")
+    ['He', 'paid', '3.50', ',', "didn't", 'he', '?']
+    """
+    text = text.replace("<skipped>", "").replace("-\n", "").replace("\n", " ")
+    for entity, character in ENTITIES.items():
+        text = text.replace(entity, character)
+    text = f" {text} "
+    for pattern, replacement in RULES:
+        text = pattern.sub(replacement, text)
+    return text.split()
+
+
+def bleu(written: Sequence[str], references: References) -> float:
+    """BLEU-4 on words as mteval-v13a cuts them, case kept: what sacreBLEU calls BLEU.
+
+    >>> round(bleu(["The cat sat on the mat."], [["The cat sat on a mat."]]), 2)
+    48.89
+    """
+    return corpus_bleu(written, references, mteval_words)
+
+
+def bleu_lowercase(written: Sequence[str], references: References) -> float:
+    """`bleu` in lower case."""
+    return corpus_bleu(written, references, lambda text: mteval_words(text.lower()))
+
+
+def tokenised_bleu(written: Sequence[str], references: References) -> float:
+    """BLEU-4 on the words between spaces, as multi-bleu.perl scores texts that were tokenised beforehand."""
+    return corpus_bleu(written, references, str.split)
+
+
+def corpus_bleu(written: Sequence[str], references: References, words_of: Callable[[str], list[str]]) -> float:
+    """100 · brevity penalty · the geometric mean of the clipped precisions of 1- to 4-grams, over all texts together.
+
+    Of several references the one nearest in length (the shorter of two as near) counts for brevity.
+    """
+    matched, total = [0] * ORDER, [0] * ORDER
+    written_length = reference_length = 0
+    for text, several in zip(written, references, strict=True):
+        words = words_of(text)
+        expected = [words_of(one) for one in several]
+        written_length += len(words)
+        reference_length += min((len(one) for one in expected), key=lambda size: (abs(size - len(words)), size))
+        for n in range(1, ORDER + 1):
+            said = ngrams(words, n)
+            allowed: Counter[tuple[str, ...]] = Counter()
+            for one in expected:
+                allowed |= ngrams(one, n)  # the largest count in any reference
+            matched[n - 1] += (said & allowed).total()
+            total[n - 1] += said.total()
+    if min(matched) == 0:
+        return 0.0
+    precision = sum(math.log(right / all_) for right, all_ in zip(matched, total, strict=True)) / ORDER
+    brevity = min(0.0, 1 - reference_length / written_length)
+    return 100 * math.exp(precision + brevity)
+
+
+def ngrams(words: Sequence[str], n: int) -> Counter[tuple[str, ...]]:
+    """How often each run of n words occurs."""
+    return Counter(tuple(words[i : i + n]) for i in range(len(words) - n + 1))
+
+
+def sacrebleu(written: Sequence[str], references: References) -> float:
+    """BLEU as the sacrebleu library scores it by default."""
+    score: float = library().corpus_bleu(list(written), streams(references)).score
+    return score
+
+
+def chrf(written: Sequence[str], references: References) -> float:
+    """chrF (Popović 2015), an F-score over characters, as the sacrebleu library scores it by default (chrF2)."""
+    score: float = library().corpus_chrf(list(written), streams(references)).score
+    return score
+
+
+def streams(references: References) -> list[list[str | None]]:
+    """References by text → by number, as sacrebleu takes them: None where a text has fewer.
+
+    >>> streams([["a", "b"], ["c"]])
+    [['a', 'c'], ['b', None]]
+    """
+    most = max((len(several) for several in references), default=0)
+    return [[several[place] if place < len(several) else None for several in references] for place in range(most)]
+
+
+def library() -> Any:
+    """The sacrebleu library, if it is installed."""
+    try:
+        import sacrebleu as found
+    except ImportError as error:
+        raise QkvError(
+            'this metric is worked out by sacrebleu, which is not installed: pip install "qkv[translate]"; '
+            "bleu, bleu_lowercase and tokenised_bleu need nothing"
+        ) from error
+    return found

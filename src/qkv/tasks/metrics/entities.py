@@ -1,0 +1,62 @@
+"""Entities in tagged words: whole spans with their kind, counted as strictly as CoNLL's conlleval does.
+
+Tags are `O`, or a mark and a kind: `B-PER` begins an entity, `I-PER` goes on with it; `E-` ends and `S-` is a whole
+one where a data set has them (`L-` and `U-` are other names for these). An `I-` that nothing of its kind stands
+before begins an entity, as if it were `B-`: that is conlleval's reading, and decides a few points on models that are
+not well trained.
+"""
+
+from collections.abc import Iterable, Sequence
+
+Entity = tuple[int, int, str]  # first word, one past the last, kind
+
+MARKS = "BIESLU"
+BEGINS, ENDS = "BSU", "ESLU"
+
+
+def is_chunked(tags: Iterable[str]) -> bool:
+    """Whether these are marks and kinds (or O), and not plain classes such as parts of speech.
+
+    >>> is_chunked(["O", "B-PER", "I-PER"]), is_chunked(["NOUN", "VERB"]), is_chunked(["O"])
+    (True, False, False)
+    """
+    marked = [tag for tag in tags if tag != "O"]
+    return bool(marked) and all(len(tag) > 2 and tag[0] in MARKS and tag[1] == "-" for tag in marked)
+
+
+def entities(tags: Sequence[str]) -> list[Entity]:
+    """The entities of a sentence, in order.
+
+    >>> entities(["B-PER", "I-PER", "O", "I-LOC", "B-LOC"])
+    [(0, 2, 'PER'), (3, 4, 'LOC'), (4, 5, 'LOC')]
+    """
+    found: list[Entity] = []
+    begin, before, kind_before = 0, "O", ""
+    for place, tag in enumerate([*tags, "O"]):
+        mark, _, kind = tag.partition("-")
+        going_on = before != "O" and before not in ENDS and mark not in BEGINS and mark != "O" and kind == kind_before
+        if before != "O" and not going_on:
+            found.append((begin, place, kind_before))
+        if mark != "O" and not going_on:
+            begin = place
+        before, kind_before = mark, kind
+    return found
+
+
+def entity_scores(said: Sequence[Sequence[str]], expected: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Precision, recall and F1 of entities over all sentences: right is the same span with the same kind.
+
+    >>> entity_scores([["B-PER", "O", "B-LOC"]], [["B-PER", "I-PER", "O"]])["f1"]
+    0.0
+    """
+    right = found = there = 0
+    for tags, wanted in zip(said, expected, strict=True):
+        if len(tags) != len(wanted):
+            raise ValueError(f"{len(tags)} tags for {len(wanted)} words")
+        ours, theirs = set(entities(tags)), set(entities(wanted))
+        right, found, there = right + len(ours & theirs), found + len(ours), there + len(theirs)
+    return {
+        "f1": 2 * right / (found + there) if found + there else 0.0,
+        "precision": right / found if found else 0.0,
+        "recall": right / there if there else 0.0,
+    }

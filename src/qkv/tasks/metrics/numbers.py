@@ -1,0 +1,62 @@
+"""Numbers against numbers: correlations of scores, and a language model's loss as perplexity or bits."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def pearson(one: Sequence[float], two: Sequence[float]) -> float:
+    """How far two lists of numbers rise and fall together, −1 … 1; 0 where one of them does not vary.
+
+    >>> pearson([1, 2, 3], [2, 4, 6])
+    1.0
+    """
+    a, b = (np.asarray(values, np.float64) for values in (one, two))
+    if len(a) != len(b):
+        raise ValueError(f"{len(a)} numbers for {len(b)}")
+    if len(a) == 0 or np.ptp(a) == 0 or np.ptp(b) == 0:
+        return 0.0
+    a, b = a - a.mean(), b - b.mean()
+    a, b = a / np.abs(a).max(), b / np.abs(b).max()  # so that no square is too large or too small
+    return float(np.clip((a @ b) / math.sqrt((a @ a) * (b @ b)), -1.0, 1.0))
+
+
+def spearman(one: Sequence[float], two: Sequence[float]) -> float:
+    """Pearson's correlation of the ranks: whether two lists have the same order.
+
+    >>> spearman([1, 2, 30], [10, 20, 21])
+    1.0
+    """
+    return pearson(ranks(one), ranks(two))
+
+
+def ranks(values: Sequence[float]) -> list[float]:
+    """The place of each number in order, counted from 1; equal ones share the mean of their places.
+
+    >>> ranks([10, 30, 20, 20])
+    [1.0, 4.0, 2.5, 2.5]
+    """
+    numbers = np.asarray(values, np.float64)
+    _, group, size = np.unique(numbers, return_inverse=True, return_counts=True)
+    last = np.cumsum(size)
+    mean: list[float] = ((last - size + 1 + last) / 2)[group].tolist()
+    return mean
+
+
+def perplexity(loss: float) -> float:
+    """Of a loss in nats a token: among how many equally likely tokens the model is choosing, on average.
+
+    >>> round(perplexity(math.log(50)), 6)
+    50.0
+    """
+    return math.exp(loss) if loss < 700 else math.inf
+
+
+def bits(nats: float, units: int) -> float:
+    """A summed loss in nats as bits a unit (a character, a byte), comparable between tokenizers.
+
+    >>> bits(8 * math.log(2), 4)
+    2.0
+    """
+    return nats / math.log(2) / units if units else 0.0

@@ -1,0 +1,55 @@
+"""How a written text compares with what was expected: exactly, or word by word.
+
+Each text may have several references, and is held against the one that suits it best.
+"""
+
+from collections.abc import Hashable, Sequence
+
+References = Sequence[Sequence[str]]
+"""For each text the references that it is compared with, at least one."""
+
+
+def exact_match(written: Sequence[str], references: References) -> float:
+    """The share of texts that equal one of their references; spaces around a text do not count.
+
+    >>> exact_match(["2021-05-04", "2021-05-05"], [["2021-05-04"], ["2021-05-06"]])
+    0.5
+    """
+    right = sum(
+        text.strip() in {one.strip() for one in several} for text, several in zip(written, references, strict=True)
+    )
+    return right / len(written) if written else 0.0
+
+
+def word_error_rate(written: Sequence[str], references: References) -> float:
+    """Words inserted, left out or replaced, as a share of the references' words; of several, the nearest counts.
+
+    It may exceed 1 where texts are much too long.
+
+    >>> word_error_rate(["EY T R", "B IY"], [["EY T R AH", "AE T R AH"], ["B IY"]])
+    0.16666666666666666
+    """
+    errors = total = 0
+    for text, several in zip(written, references, strict=True):
+        said = text.split()
+        counted = [(edits(said, words), len(words)) for words in (one.split() for one in several)]
+        wrong, length = min(counted, key=lambda pair: (pair[0] / max(pair[1], 1), -pair[1]))
+        errors, total = errors + wrong, total + length
+    return errors / max(total, 1)
+
+
+def edits(one: Sequence[Hashable], two: Sequence[Hashable]) -> int:
+    """The fewest insertions, deletions and replacements that turn one sequence into the other (Levenshtein).
+
+    >>> edits("kitten", "sitting")
+    3
+    """
+    if len(one) < len(two):
+        one, two = two, one
+    before = list(range(len(two) + 1))  # the cost of reaching each prefix of `two` from the words of `one` so far
+    for row, a in enumerate(one, 1):
+        now = [row]
+        for column, b in enumerate(two, 1):
+            now.append(min(before[column] + 1, now[-1] + 1, before[column - 1] + (a != b)))
+        before = now
+    return before[-1]

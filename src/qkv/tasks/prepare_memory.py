@@ -1,0 +1,118 @@
+"""How much memory training will take, reckoned from shapes: an estimate, for deciding before anything runs.
+
+Weights, gradients and the optimizer's state are counted exactly, on a network that has shapes alone. Activations are
+what the backward pass needs of the forward pass; they depend on kernels and compilers and are worked out roughly:
+
+    for each place and layer   (7 or 9) C + 4 H·D + (2 or 4) F numbers, with attention in kernels that keep no scores
+    logits                     at the labelled places: in the precision of the arithmetic, and again in float32
+
+C width, H·D width of all heads, F inner width of the feed-forward, V outputs
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from qkv.blocks import StackConfig
+from qkv.models import Config, build
+from qkv.train.adapt import add_lora, freeze
+from qkv.train.learner import MOST_LOGITS
+from qkv.train.optimizer import make_optimizer, optimizer_tensors
+from qkv.train.recipe import Recipe
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes, by what they are for. `parameters` is how many there are, `trained` how many of them change."""
+
+    parameters: int
+    trained: int
+    weights: int
+    gradients: int
+    optimizer: int
+    averages: int  # of the weights, where the recipe keeps any
+    activations: int
+    places: int  # that the activations are reckoned for: one micro-batch of one process
+    precision: str
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer + self.averages + self.activations
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "total": self.total}
+
+
+def memory(recipe: Recipe, config: Config, rows: tuple[int, ...], labels: float = 1.0) -> Memory:
+    """An estimate for one process on its own; `rows` are the lengths of a row's sides, `labels` the share of target
+    places with a label."""
+    section, model = recipe.train, recipe.model
+    network: torch.nn.Module = build(config, device="meta")
+    parameters = sum(one.numel() for one in network.parameters())
+    if model.freeze:
+        freeze(network, model.freeze)
+    if model.lora_rank:
+        add_lora(network, model.lora_rank, model.lora_alpha, model.lora_on)
+    named = [(name, one) for name, one in network.named_parameters() if one.requires_grad]
+    trained = sum(one.numel() for _, one in named)
+    state = optimizer_tensors(make_optimizer(named, section), named)
+    precision = precision_of(recipe)
+    micro = section.micro_batch if isinstance(section.micro_batch, int) else 0
+    micro = micro or section.batch_tokens
+    count = max(1, micro // sum(rows))  # rows of a micro-batch
+    return Memory(
+        parameters=parameters,
+        trained=trained,
+        weights=4 * sum(one.numel() for one in network.parameters()),
+        gradients=4 * trained,
+        optimizer=sum(one.numel() * one.element_size() for one in state.values()),
+        averages=4 * trained if section.ema else 0,
+        activations=activations(config, count, rows, labels, precision, section.recompute),
+        places=count * sum(rows),
+        precision=precision,
+    )
+
+
+def precision_of(recipe: Recipe) -> str:
+    """What the arithmetic is done in: "auto" is bfloat16 on a GPU."""
+    section = recipe.train
+    if section.precision != "auto":
+        return section.precision
+    gpu = section.device.startswith("cuda") or (section.device == "auto" and torch.cuda.is_available())
+    return "bfloat16" if gpu else "float32"
+
+
+def activations(
+    config: Config, count: int, rows: tuple[int, ...], labels: float, precision: str, recompute: bool
+) -> int:
+    """Bytes that the backward pass of one micro-batch needs."""
+    size = BYTES[precision]
+    target, source = rows[0], rows[-1]
+    total = 0
+    if config.decoder is not None:
+        total += stack_bytes(config.decoder, count * target, config.encoder is not None, size, recompute)
+        if config.encoder is not None:
+            read = 2 * config.decoder.layers * config.decoder.kv_heads * config.decoder.head_width
+            total += read * count * source * size
+    if config.encoder is not None:
+        both = len(rows) > 1 and config.decoder is None  # pairs of texts through one encoder
+        total += stack_bytes(config.encoder, count * (sum(rows) if both else source), False, size, recompute)
+    if config.head.kind in ("lm", "mlm", "tag"):
+        logits = min(int(count * target * labels) * config.head.outputs, MOST_LOGITS["cuda"])
+        total += logits * (size + 4)
+    return total
+
+
+def stack_bytes(stack: StackConfig, places: int, cross: bool, size: int, recompute: bool) -> int:
+    """Bytes kept of one stack's forward pass."""
+    inner = stack.heads * stack.head_width
+    gates = 4 if "glu" in stack.feedforward else 2
+    streams = 9 if stack.dropout else 7
+    layer = streams * stack.width + 4 * inner + gates * stack.ffn_width
+    if cross:
+        layer += 4 * stack.width + 2 * inner
+    kept = stack.width * stack.layers + layer if recompute else layer * stack.layers
+    return places * kept * size

@@ -1,0 +1,250 @@
+"""A recipe, trained: data and model made from it, the loop run, the run's folder left as a model folder.
+
+    trained = train(open_recipe("dates", ["train.minutes=1"]))
+    trained.network, trained.tokenizer, trained.end.metrics
+
+`open_recipe` also takes a run's folder, and the run then goes on where it stopped.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from qkv import store
+from qkv.models import Config, Network
+from qkv.tasks.evaluate import evaluate, main_metric
+from qkv.tasks.prepare import Prepared, prepare
+from qkv.tasks.task import Evaluation
+from qkv.text import Tokenizer
+from qkv.train import recipe_file
+from qkv.train.adapt import add_lora, freeze, merge_lora
+from qkv.train.evaluation import whole_network
+from qkv.train.loop import Job, fit
+from qkv.train.recipe import Recipe
+from qkv.train.run_folder import RunFolder
+from qkv.train.scale import World, join
+from qkv.train.track import trackers
+from qkv.train.watch import End, EvalReport, Sample, Start, StepReport, Watcher
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is done, and how much there is (0: not known)."""
+
+
+@dataclass
+class Trained:
+    """What came of a run."""
+
+    recipe: Recipe
+    config: Config
+    network: Network
+    tokenizer: Tokenizer
+    end: End
+    notes: list[str]
+
+
+def open_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe of a file, a built-in name or a run's folder, with changes; its `run` is always set.
+
+    A run that was begun goes on only with the recipe that it was begun with, but for what may change on the way.
+    """
+    recipe = recipe_file.read(name, overrides)
+    path = Path(name).expanduser()
+    begun_here = path.is_dir() and RunFolder(path).begun
+    if begun_here:
+        recipe = replace(recipe, run=str(path))
+    elif not recipe.run:
+        recipe = replace(recipe, run=str(Path("runs") / path.stem))
+    folder = RunFolder(recipe.run)
+    if folder.begun:
+        before = replace(recipe_file.loads(folder.recipe(), str(folder.path / "recipe.toml")), run=recipe.run)
+        recipe_file.check_same(before, recipe)
+    return recipe
+
+
+def train(
+    recipe: Recipe, *, watch: Watcher | None = None, progress: Progress | None = None, world: World | None = None
+) -> Trained:
+    """Train a recipe, or go on with it where its folder holds a run that was begun."""
+    world = world or join(recipe.train)
+    first = world.rank == 0
+    keep = max(recipe.train.keep, recipe.train.average)
+    folder = RunFolder(recipe.run, keep=keep, rank=world.rank, ranks=world.size)
+    with ExitStack() as stack:
+        if first:
+            stack.enter_context(folder.lock())
+            if not folder.begun:
+                folder.write_recipe(recipe_file.to_toml(recipe))
+        if recipe.train.threads:
+            torch.set_num_threads(recipe.train.threads)
+        prepared = prepare_in_turn(recipe, folder, world, progress)
+        notes = [*prepared.notes, *folder.notes]
+        if first:
+            folder.write_recipe(recipe_file.to_toml(recipe))
+            notes += folder.write_env(str(world.device), torch.get_num_threads())
+        network = adapted(prepared.network(), prepared)
+        watchers: list[Watcher] = []
+        if first:
+            tracked = trackers(recipe.train.track, folder.path, recipe_file.to_table(recipe))
+            watchers = [Log(folder), *([watch] if watch else []), *tracked]
+        main = main_metric(prepared.config, prepared.valid_records) if prepared.valid_records else ""
+        scored = Scored(prepared)
+        job = Job(
+            recipe=recipe,
+            network=network,
+            rows=prepared.rows,
+            valid=prepared.valid_rows,
+            folder=folder,
+            world=world,
+            watch=Several(watchers),
+            judge=scored if main else None,
+            metric=recipe.train.metric or main,
+            sample=scored.sample if main and watch is not None and world.size == 1 else None,
+            same=identity(prepared),
+            notes=notes,
+        )
+        end = fit(job)
+        whole = whole_network(network, world)
+        if whole is not None:
+            if recipe.model.lora_rank:
+                merge_lora(whole)
+            write_model(folder, prepared, whole.eval(), end)
+        world.barrier()
+    return Trained(recipe, prepared.config, whole or network, prepared.tokenizer, end, notes)
+
+
+def prepare_in_turn(recipe: Recipe, folder: RunFolder, world: World, progress: Progress | None) -> Prepared:
+    """Prepare the data; the first process before the others, which then find what it made."""
+    prepared = None
+    if world.rank == 0:
+        kept = Tokenizer.load(folder.path) if (folder.path / "tokenizer.json").exists() else None
+        prepared = prepare(recipe, progress, tokenizer=kept)
+        if kept is None:
+            prepared.tokenizer.save(folder.path)
+    world.barrier()
+    return prepared or prepare(recipe, None, tokenizer=Tokenizer.load(folder.path))
+
+
+def adapted(network: Network, prepared: Prepared) -> Network:
+    """The network with what stays frozen frozen, and low-rank additions where the recipe has them.
+
+    A head that the checkpoint did not have is trained besides the additions.
+    """
+    model = prepared.recipe.model
+    if model.freeze:
+        freeze(network, model.freeze)
+    if model.lora_rank:
+        fresh_head = store.read(model.from_, device="meta").config.head != prepared.config.head
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(prepared.recipe.train.seed)  # the same additions in every process
+            also = ("head.*",) if fresh_head else ()
+            add_lora(network, model.lora_rank, model.lora_alpha, model.lora_on, also=also)
+    return network
+
+
+def identity(prepared: Prepared) -> dict[str, Any]:
+    """What a run that goes on must find as it was: the model and the tokenizer (the data's own is in its cursor)."""
+    return {"tokenizer": prepared.tokenizer.fingerprint, **dict(_flat("model", prepared.config.to_dict()))}
+
+
+def _flat(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for name, one in value.items():
+            yield from _flat(f"{path}.{name}", one)
+    else:
+        yield path, list(value) if isinstance(value, tuple) else value
+
+
+class Scored:
+    """The task's metrics on held-out records."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self.prepared = prepared
+        self.beam = prepared.recipe.train.beam
+        self.turn = 0
+
+    def __call__(self, network: Network) -> Evaluation:
+        p = self.prepared
+        asked = p.recipe.train.metric
+        more: dict[str, Any] = {"metrics": [asked]} if asked not in ("", "loss") else {}
+        return evaluate(network, p.tokenizer, p.config, p.valid_records, beam=self.beam, **more)
+
+    def sample(self, network: Network) -> Sample | None:
+        """What the network makes of one held-out record, another each time."""
+        p = self.prepared
+        record = p.valid_records[self.turn % len(p.valid_records)]
+        self.turn += 1
+        found = evaluate(network, p.tokenizer, p.config, [record])
+        return found.samples[0] if found.samples else None
+
+
+class Several(Watcher):
+    """Tells several watchers."""
+
+    def __init__(self, watchers: Iterable[Watcher]) -> None:
+        self.watchers = list(watchers)
+
+    def start(self, start: Start) -> None:
+        for watcher in self.watchers:
+            watcher.start(start)
+
+    def step(self, report: StepReport) -> None:
+        for watcher in self.watchers:
+            watcher.step(report)
+
+    def evaluated(self, report: EvalReport) -> None:
+        for watcher in self.watchers:
+            watcher.evaluated(report)
+
+    def sampled(self, step: int, sample: Sample) -> None:
+        for watcher in self.watchers:
+            watcher.sampled(step, sample)
+
+    def note(self, step: int, text: str) -> None:
+        for watcher in self.watchers:
+            watcher.note(step, text)
+
+    def end(self, end: End) -> None:
+        for watcher in self.watchers:
+            watcher.end(end)
+
+
+class Log(Watcher):
+    """Writes metrics.jsonl."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+
+    def start(self, start: Start) -> None:
+        for note in start.notes:
+            self.note(start.step, note)
+
+    def step(self, report: StepReport) -> None:
+        kept = ("step", "loss", "lr", "grad_norm", "tokens", "seconds", "epoch")
+        self.folder.log({"kind": "step", **{name: getattr(report, name) for name in kept}})
+
+    def evaluated(self, report: EvalReport) -> None:
+        self.folder.log({"kind": "eval", "step": report.step, "seconds": report.seconds, **report.metrics})
+        self.folder.sync()
+
+    def note(self, step: int, text: str) -> None:
+        self.folder.log({"kind": "note", "step": step, "text": text})
+
+    def end(self, end: End) -> None:
+        self.folder.log({"kind": "end", "step": end.step, "seconds": end.seconds, "reason": end.reason})
+        self.folder.sync()
+
+
+def write_model(folder: RunFolder, prepared: Prepared, network: Network, end: End) -> None:
+    """Make a run's folder a model folder: its weights, its tokenizer, and a card that says how it came to be."""
+    recipe, metrics = prepared.recipe, end.metrics
+    data = recipe.data.train if isinstance(recipe.data.train, str) else ", ".join(map(str, recipe.data.train))
+    facts = {
+        "data": data or ", ".join(recipe.data.mix),
+        "recipe": f"{recipe.objective.kind}, {end.step:,} steps in {end.seconds / 60:.1f} minutes; see recipe.toml",
+        "scores": ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()) + " on held-out data",
+    }
+    store.write(folder.path, prepared.config, network, prepared.tokenizer, facts=facts)

@@ -1,0 +1,200 @@
+"""Learning curves: what is in the log is in the picture, and nothing else; the picture is sound XML."""
+
+import json
+import math
+import re
+from itertools import pairwise
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qkv.errors import QkvError, UsageError
+from qkv.render.curves import COLOURS, Scale, draw_curves, read_curves, thinned
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def step(number: int, loss: float) -> dict:
+    return {"kind": "step", "step": number, "loss": loss, "lr": 1e-3, "grad_norm": 1.0, "tokens": 5, "seconds": 1.0}
+
+
+def evaluation(number: int, **metrics: float) -> dict:
+    return {"kind": "eval", "step": number, "seconds": 1.0, "best": True} | metrics
+
+
+def run(folder: Path, *rows: dict, name: str = "run") -> Path:
+    (folder / name).mkdir()
+    lines = [json.dumps(row) + "\n" for row in rows]
+    (folder / name / "metrics.jsonl").write_text("".join(lines), encoding="utf-8")
+    return folder / name
+
+
+def drawn(runs: dict[str, Path], folder: Path, **choices: str) -> ElementTree.Element:
+    out = folder / "pictures" / "curves.svg"
+    draw_curves(runs, out, **choices)
+    return ElementTree.fromstring(out.read_text(encoding="utf-8"))
+
+
+def words(picture: ElementTree.Element) -> list[str]:
+    return [text.text or "" for text in picture.iter(f"{SVG}text")]
+
+
+def lines(picture: ElementTree.Element) -> list[ElementTree.Element]:
+    return [path for path in picture.iter(f"{SVG}path") if path.get("fill") == "none"]
+
+
+def places(line: ElementTree.Element) -> list[tuple[float, float]]:
+    return [(float(x), float(y)) for x, y in re.findall(r"[ML]([\d.-]+) ([\d.-]+)", line.get("d", ""))]
+
+
+ROWS = [
+    step(10, 4.0), step(20, 3.0), {"kind": "note", "step": 20, "text": "a note"}, evaluation(20, loss=3.5, exact=0.25),
+    step(30, 2.0), step(40, 1.0), evaluation(40, loss=1.5, exact=0.75),
+]  # fmt: skip
+
+
+def test_one_run_in_two_panels(tmp_path):
+    picture = drawn({"dates": run(tmp_path, *ROWS)}, tmp_path)
+    training, held_out, exact = lines(picture)
+    assert [len(places(line)) for line in (training, held_out, exact)] == [4, 2, 2]
+    assert float(training.get("stroke-width")) < float(held_out.get("stroke-width"))
+    assert len(list(picture.iter(f"{SVG}circle"))) == 4
+    said = words(picture)
+    assert {"dates", "loss", "exact", "steps", "thin: training · bold: held out"} <= set(said)
+    assert {"1.500", "0.7500"} <= set(said)  # where the bold lines end
+
+
+def test_places_are_in_proportion(tmp_path):
+    """The steps begin at 0 and are the same in both panels; a lower loss is a lower place."""
+    training, held_out, exact = (places(line) for line in lines(drawn({"a": run(tmp_path, *ROWS)}, tmp_path)))
+    (x1, y1), (x2, y2), (x3, y3), (x4, y4) = training
+    assert x2 - x1 == pytest.approx(x3 - x2, abs=0.11) == pytest.approx(x4 - x3, abs=0.11)
+    assert y2 - y1 == pytest.approx(y3 - y2, abs=0.11) == pytest.approx(y4 - y3, abs=0.11)
+    assert y1 < y2
+    assert [x for x, _ in held_out] == [x for x, _ in exact] == [x2, x4]
+    assert exact[0][1] > exact[1][1]
+
+
+def test_several_runs_have_colours_and_names(tmp_path):
+    runs = {name: run(tmp_path, *ROWS, name=name) for name in ("a", "b", "c")}
+    picture = drawn(runs, tmp_path, title="Three <runs> & more")
+    assert {line.get("stroke") for line in lines(picture)} == set(COLOURS[:3])
+    assert {"a", "b", "c", "Three <runs> & more"} <= set(words(picture))
+    assert picture.get("aria-label") == "Three <runs> & more"
+
+
+def test_names_are_text(tmp_path):
+    picture = drawn({"<b>'x'&": run(tmp_path, *ROWS)}, tmp_path)
+    assert "<b>'x'&" in words(picture)
+
+
+def test_ends_that_meet_are_written_apart(tmp_path):
+    runs = {str(n): run(tmp_path, *ROWS, name=str(n)) for n in range(6)}
+    picture = drawn(runs, tmp_path)
+    heights = sorted(float(t.get("y")) for t in picture.iter(f"{SVG}text") if t.text == "1.500")
+    assert len(heights) == 6
+    assert all(b - a >= 14.9 for a, b in pairwise(heights))
+
+
+def test_training_alone_is_one_panel(tmp_path):
+    picture = drawn({"a": run(tmp_path, step(10, 2.0), step(20, 1.0))}, tmp_path)
+    assert len(lines(picture)) == 1
+    assert "thin: training · bold: held out" not in words(picture)
+
+
+def test_one_point_is_enough(tmp_path):
+    assert "2.000" in words(drawn({"a": run(tmp_path, step(10, 2.0))}, tmp_path))
+
+
+def test_a_line_is_broken_where_a_loss_is_not_a_number(tmp_path):
+    rows = [step(10, 4.0), step(20, 3.0), step(30, math.nan), step(40, 2.0), step(50, math.inf), step(60, 1.0)]
+    (line,) = lines(drawn({"a": run(tmp_path, *rows)}, tmp_path))
+    assert re.sub(r"[^ML]", "", line.get("d")) == "MLMM"
+
+
+def test_a_loss_that_falls_far_is_drawn_by_its_logarithm(tmp_path):
+    rows = [step(n * 10, 10.0 * 0.5**n) for n in range(10)]
+    (line,) = lines(drawn({"a": run(tmp_path, *rows)}, tmp_path))
+    heights = [y for _, y in places(line)]
+    falls = [b - a for a, b in pairwise(heights)]
+    assert max(falls) - min(falls) < 0.25
+
+
+def test_the_metric_may_be_chosen(tmp_path):
+    rows = [step(10, 1.0), evaluation(10, loss=1.0, exact=0.5, tokens_right=0.9)]
+    assert "tokens_right" in words(drawn({"a": run(tmp_path, *rows)}, tmp_path, metric="tokens_right"))
+
+
+def test_a_metric_that_was_not_measured_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="did you mean 'exact'"):
+        drawn({"a": run(tmp_path, *ROWS)}, tmp_path, metric="exatc")
+
+
+def test_the_last_line_may_be_half_written(tmp_path):
+    folder = run(tmp_path, *ROWS)
+    whole = read_curves("a", folder)
+    with (folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"kind": "step", "step": 5')
+    assert read_curves("a", folder) == whole
+
+
+def test_a_broken_line_is_named(tmp_path):
+    folder = run(tmp_path, *ROWS)
+    file = folder / "metrics.jsonl"
+    file.write_text("[1, 2]\n" + file.read_text(encoding="utf-8"), encoding="utf-8")
+    with pytest.raises(QkvError, match=r"metrics.jsonl, line 1: not a line of a metrics.jsonl"):
+        read_curves("a", folder)
+
+
+def test_of_a_step_that_was_logged_twice_the_later_counts(tmp_path):
+    assert read_curves("a", run(tmp_path, step(10, 4.0), step(20, 9.0), step(20, 3.0))).training == [(10, 4), (20, 3)]
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path):
+    with pytest.raises(QkvError, match=r"cannot be read .*; a run's folder has a metrics.jsonl"):
+        drawn({"a": tmp_path / "nowhere"}, tmp_path)
+
+
+def test_a_run_without_a_step_is_refused(tmp_path):
+    with pytest.raises(QkvError, match="nothing to draw yet"):
+        drawn({"a": run(tmp_path)}, tmp_path)
+
+
+# Scales
+
+
+@settings(deadline=None, derandomize=True)
+@given(values=st.lists(st.floats(-1e12, 1e12), min_size=1, max_size=5))
+def test_marks_are_few_and_inside_and_rounding_takes_everything_in(values):
+    scale = Scale(values, 100.0, 0.0, marks=5)
+    wide = scale.rounded()
+    assert wide.low <= min(values) <= max(values) <= wide.high
+    for one in (scale, wide):
+        marks = one.ticks()
+        assert len(marks) <= 12
+        assert all(-1e-6 <= one(mark) <= 100.0 + 1e-6 for mark in marks)
+    assert len(wide.ticks()) >= 2
+
+
+@settings(deadline=None, derandomize=True)
+@given(low=st.floats(1e-9, 1.0), ratio=st.floats(30.0, 1e9))
+def test_marks_of_a_logarithmic_scale(low, ratio):
+    scale = Scale([low, low * ratio], 100.0, 0.0, log=True).rounded()
+    assert scale.low <= low
+    assert scale.high >= low * ratio
+    assert len(scale.ticks()) >= 4
+    assert scale(scale.low) == pytest.approx(100.0)
+    assert scale(scale.high) == pytest.approx(0.0, abs=1e-9)
+
+
+@settings(deadline=None, derandomize=True)
+@given(many=st.integers(0, 500), most=st.integers(1, 60))
+def test_many_points_become_few_and_keep_their_mean(many, most):
+    points = [(float(n), float(n)) for n in range(many)]
+    few = thinned(points, most)
+    assert len(few) == min(many, most)
+    if many and many % most == 0:
+        assert sum(value for _, value in few) / len(few) == pytest.approx((many - 1) / 2)

@@ -1,0 +1,93 @@
+"""What `qkv init` writes: every starter parses, is sound, and prepares on files as users have them."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from prepare_samples import KINDS, sample_files
+
+from qkv.errors import UsageError
+from qkv.tasks.prepare import prepare
+from qkv.tasks.starters import SIZES, TASKS, guess, starter
+from qkv.train.recipe_check import check
+from qkv.train.recipe_file import loads, read
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("started")
+    sample_files(path)
+    return path
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_starter_without_files_is_a_sound_recipe(task: str) -> None:
+    text = starter(task)
+    recipe = loads(text)
+    check(recipe)
+    assert recipe.run == f"runs/{task}"
+    assert recipe.objective.kind == TASKS[task].kind
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_key_has_a_comment(task: str) -> None:
+    lines = [line for line in starter(task).splitlines() if "=" in line]
+    assert len(lines) > 8
+    assert all("  # " in line for line in lines)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_what_is_commented_out_is_right_too(task: str) -> None:
+    """Each `# key = value` line, taken in, still gives a recipe that can be read."""
+    for line in starter(task).splitlines():
+        if line.startswith("# ") and " = " in line:
+            tomllib.loads(line.removeprefix("# "))
+            loads(starter(task).replace(line, line.removeprefix("# ")))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_starter_for_files_prepares(task: str, folder: Path, tmp_path: Path) -> None:
+    file = str(folder / KINDS[TASKS[task].kind])
+    (tmp_path / "mine.toml").write_text(starter(task, [file]), encoding="utf-8")
+    small = ["model.width=32", "model.layers=1", "tokenizer.size=420", "train.eval_examples=3"]
+    recipe = read(tmp_path / "mine.toml", [f"data.cache={folder / 'cache'}", *small])
+    assert recipe.data.train == file
+    prepared = prepare(recipe)
+    assert prepared.valid_records
+
+
+def test_files_side_by_side_become_fields(folder: Path) -> None:
+    recipe = loads(starter("translate", [str(folder / "a.en"), str(folder / "a.de")], run="runs/mine"))
+    assert recipe.data.train == {"source": str(folder / "a.en"), "target": str(folder / "a.de")}
+    assert recipe.run == "runs/mine"
+
+
+def test_columns_with_other_names_are_filled_in(folder: Path) -> None:
+    known = loads(starter("classify", [str(folder / "two.jsonl")]))
+    assert known.data.columns == {"text": "premise", "second": "hypothesis", "label": "label"}
+    text = starter("translate", [str(folder / "languages.tsv")])
+    assert loads(text).data.columns == {"source": "en", "target": "de"}
+    assert "please check" in text
+
+
+def test_a_built_in_dataset() -> None:
+    recipe = loads(starter("translate", ["dates"]))
+    assert recipe.data.train == "dates"
+    check(recipe)
+
+
+def test_sizes_follow_the_data(folder: Path, tmp_path: Path) -> None:
+    small = loads(starter("language", [str(folder / "book.txt")]))
+    assert small.model.change["width"] == SIZES[0].width
+    big = tmp_path / "big.txt"
+    with big.open("wb") as out:
+        out.write(b"a line of text\n")
+        out.truncate(3 * 10**8)  # a hole: large, and costs nothing
+    assert loads(starter("language", [str(big)])).model.change["width"] == SIZES[-1].width
+
+
+def test_what_cannot_be() -> None:
+    with pytest.raises(UsageError, match="did you mean 'translate'"):
+        starter("translat")
+    with pytest.raises(UsageError, match="pairs needs 2: source, target"):
+        guess("pairs", ["only"])

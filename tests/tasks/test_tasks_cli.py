@@ -1,0 +1,299 @@
+"""`qkv eval` and `qkv run` for every kind of model: results, results for machines, and one clear line for mistakes."""
+
+import json
+import random
+import sys
+from io import BytesIO, TextIOWrapper
+from pathlib import Path
+
+import pytest
+import torch
+from task_models import bert_tokenizer, decoder, encoder, seq2seq, stack
+from torch.nn import functional as F
+
+import qkv
+import qkv.cli.evaluate
+from qkv import cli
+from qkv.tasks import classify
+
+HEADS = {
+    "classify": qkv.HeadConfig(kind="classify", labels=("fox", "dog")),
+    "score": qkv.HeadConfig(kind="classify", outputs=1),
+    "tag": qkv.HeadConfig(kind="tag", labels=("O", "B-PER", "I-PER")),
+    "answer": qkv.HeadConfig(kind="span", outputs=2),
+    "embed": qkv.HeadConfig(kind="embed"),
+    "fill": qkv.HeadConfig(kind="mlm", outputs=1),
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    for name, head in HEADS.items():
+        encoder(head).save(folder / name)
+    seq2seq(max_positions=128).save(folder / "text_to_text")
+    decoder().save(folder / "language")
+    return folder
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Small files of every kind, in the folder that the tests run in."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "300")
+    written = {
+        "pairs.tsv": "source\ttarget\nthe fox\tthe dog\nlazy\tquick\n",
+        "odd.tsv": "left\tright\nthe fox\tthe dog\n",
+        "broken.jsonl": '{"source": "a", "target": "b"}\n{broken\n{"source": "c", "target": "d"}\n',
+        "test.en": "the fox\nlazy\n",
+        "test.de": "the dog\nquick\n",
+        "labels.csv": "text,label\nthe fox,fox\na dog,dog\nlazy dog,dog\n",
+        "scores.csv": "text,second,score\nthe fox,a fox,4.5\na dog,Anna,1\n",
+        "names.conll": "Anna B-PER\nruns O\n\ndog O\n",
+        "similar.tsv": "first\tsecond\nfox\tthe fox\ndog\ta dog\n",
+        "text.txt": "the lazy fox jumps\nover it\n",
+        "squad.json": json.dumps(
+            {
+                "data": [
+                    {
+                        "paragraphs": [
+                            {
+                                "context": "Anna runs",
+                                "qas": [
+                                    {
+                                        "id": "1",
+                                        "question": "who?",
+                                        "answers": [{"text": "Anna", "answer_start": 0}],
+                                    }
+                                ],
+                            }
+                        ]
+                    }
+                ]
+            }
+        ),
+    }
+    for name, text in written.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def said(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int = 0) -> tuple[str, str]:
+    found = cli.call(arguments)
+    caught = capsys.readouterr()
+    assert found == code, caught.err
+    assert "Traceback" not in caught.err
+    return caught.out, caught.err
+
+
+JUDGED = {
+    "text_to_text": ("pairs.tsv", 2, "exact_match"),
+    "language": ("text.txt", 1, "loss"),
+    "fill": ("text.txt", 1, "masked_accuracy"),
+    "classify": ("labels.csv", 3, "accuracy"),
+    "score": ("scores.csv", 2, "spearman"),
+    "tag": ("names.conll", 2, "f1"),
+    "answer": ("squad.json", 1, "f1"),
+    "embed": ("similar.tsv", 2, "retrieval_accuracy"),
+}
+
+
+@pytest.mark.parametrize("name", JUDGED)
+def test_every_task_is_judged_on_its_file(
+    name: str, models: Path, files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, records, main = JUDGED[name]
+    out, _ = said(capsys, ["eval", str(models / name), file, "--json"])
+    values = json.loads(out)
+    assert (values["records"], values["main"]) == (records, main)
+    assert main in values["metrics"]
+    assert values["samples"][0].keys() == {"source", "written", "expected"}
+    out, _ = said(capsys, ["eval", str(models / name), file])
+    assert f"{records} records" in out
+    assert main.replace("_", " ") in out
+
+
+def test_files_in_step_and_a_search(models: Path, files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    named = ["eval", str(models / "text_to_text"), "source=test.en", "target=test.de", "--beam", "2", "--json"]
+    values = json.loads(said(capsys, [*named, "--metric", "bleu", "--metric", "word_error_rate", "--samples", "1"])[0])
+    assert list(values["metrics"]) == ["bleu", "word_error_rate", "exact_match"]
+    assert values["main"] == "bleu"
+    assert len(values["samples"]) == 1
+    side = json.loads(said(capsys, ["eval", str(models / "text_to_text"), "pairs.tsv", "--beam", "2", "--json"])[0])
+    assert side["metrics"]["exact_match"] == values["metrics"]["exact_match"]
+
+
+def test_columns_of_other_names_are_asked_for_and_taken(
+    models: Path, files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, err = said(capsys, ["eval", str(models / "text_to_text"), "odd.tsv"], code=2)
+    assert "left, right" in err
+    assert "--columns FIELD=COLUMN" in err
+    chosen = ["--columns", "source=left", "--columns", "target=right", "--json"]
+    values = json.loads(said(capsys, ["eval", str(models / "text_to_text"), "odd.tsv", *chosen])[0])
+    assert (values["samples"][0]["source"], values["samples"][0]["expected"]) == ("the fox", "the dog")
+
+
+def test_problems_in_the_data_are_told(models: Path, files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, err = said(capsys, ["eval", str(models / "text_to_text"), "broken.jsonl"])
+    assert "2 records" in out
+    assert "broken.jsonl:2" in err
+    values = json.loads(said(capsys, ["eval", str(models / "text_to_text"), "broken.jsonl", "--json"])[0])
+    assert values["problems"]["bad"] == 1
+
+
+def test_a_builtin_dataset_by_name(models: Path, files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    named = ["eval", str(models / "text_to_text"), "numbers", "--limit", "3", "--json"]
+    test = json.loads(said(capsys, named)[0])
+    assert test["records"] == 3
+    valid = json.loads(said(capsys, [*named, "--split", "valid"])[0])
+    assert test["samples"] != valid["samples"]
+    assert json.loads(said(capsys, [*named, "--split", "test"])[0])["samples"] == test["samples"]
+
+
+def test_the_limit_takes_the_first(models: Path, files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    values = json.loads(said(capsys, ["eval", str(models / "classify"), "labels.csv", "--limit", "2", "--json"])[0])
+    assert [sample["expected"] for sample in values["samples"]] == ["fox", "dog"]
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "code", "words"),
+    [
+        ("text_to_text", [], 2, ["qkv eval", "test.tsv"]),
+        ("text_to_text", ["nothere.tsv"], 1, ["nothere.tsv"]),
+        ("text_to_text", ["numbres"], 2, ["numbres", "numbers"]),
+        ("text_to_text", ["pairs.tsv", "--metric", "blue"], 2, ["blue", "bleu"]),
+        ("text_to_text", ["pairs.tsv", "--split", "test"], 2, ["split", "numbers"]),
+        ("text_to_text", ["numbers", "--split", "tset"], 2, ["tset", "test"]),
+        ("text_to_text", ["pairs.tsv", "--beam", "0"], 2, ["--beam 0"]),
+        ("text_to_text", ["pairs.tsv", "--batch", "-1"], 2, ["--batch -1"]),
+        ("text_to_text", ["pairs.tsv", "--columns", "zz"], 2, ["--columns", "field=value"]),
+        ("text_to_text", ["pairs.tsv", "--columns", "sorce=source"], 2, ["sorce", "source"]),
+        ("text_to_text", ["pairs.tsv", "--format", "tvs"], 2, ["tsv"]),
+        ("text_to_text", ["pairs.tsv", "--device", "gpu"], 2, ["gpu", "cuda"]),
+        ("text_to_text", ["labels.csv"], 2, ["target", "text, label", "--columns"]),
+        ("classify", ["pairs.tsv"], 2, ["label"]),
+        ("tag", ["labels.csv"], 2, ["tokens"]),
+        ("nothere", ["pairs.tsv"], 1, ["nothere"]),
+    ],
+)
+def test_mistakes_are_one_clear_error(
+    name: str,
+    more: list[str],
+    code: int,
+    words: list[str],
+    models: Path,
+    files: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out, err = said(capsys, ["eval", str(models / name), *more], code=code)
+    assert not out
+    assert all(word in err for word in words), err
+
+
+# ---------------------------------------------------------------- qkv run
+
+LINES = {
+    "classify": (["the fox", "a\tdog"], {"label", "probability", "probabilities"}),
+    "score": (["the fox"], {"score"}),
+    "tag": (["Anna runs, fox"], {"words"}),
+    "answer": (["who?\tAnna runs"], {"text", "start", "end", "score"}),
+    "embed": (["the fox", "dog"], {"vector"}),
+    "fill": (["the <mask> fox"], {"text", "gaps"}),
+}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_a_line_for_each_line(
+    name: str, models: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts, keys = LINES[name]
+    lines = [texts[0], "", *texts[1:]]
+
+    def stdin() -> None:
+        monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO("\n".join(lines).encode() + b"\n")))
+
+    stdin()
+    out, _ = said(capsys, ["run", str(models / name)])
+    shown = out.splitlines()
+    assert len(shown) == len(lines)
+    assert shown[1] == ""
+    stdin()
+    out, _ = said(capsys, ["run", str(models / name), "--json"])
+    values = [json.loads(line) for line in out.splitlines()]
+    assert [one["input"] for one in values] == lines
+    assert set(values[0]) == {"input", *keys}
+    assert set(values[1]) == {"input"}
+
+
+def test_lines_say_what_the_model_says(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loaded = qkv.load(models / "classify")
+    expected = loaded.run("the fox")
+    assert (
+        said(capsys, ["run", str(models / "classify"), "the fox"])[0]
+        == f"{expected.label}\t{expected.probability:.4f}\n"
+    )
+    tagged = qkv.load(models / "tag").run("Anna runs")
+    shown = " ".join(f"{one.word}/{one.tag}" for one in tagged)
+    assert said(capsys, ["run", str(models / "tag"), "Anna runs"])[0] == shown + "\n"
+    vector = qkv.load(models / "embed").run("fox")
+    found = [float(number) for number in said(capsys, ["run", str(models / "embed"), "fox"])[0].split()]
+    assert found == pytest.approx(vector.tolist(), rel=1e-4)
+
+
+def test_options_for_writing_are_refused_where_nothing_is_written(
+    models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, err = said(capsys, ["run", str(models / "classify"), "fox", "--temperature", "0.5"], code=2)
+    assert "--temperature is for models that write" in err
+    _, err = said(capsys, ["run", str(models / "answer"), "who?"], code=2)
+    assert "with a tab between them" in err
+
+
+def test_a_model_that_writes_still_writes(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = said(capsys, ["run", str(models / "text_to_text"), "the fox", "dog", "--max-tokens", "5"])
+    expected = qkv.load(models / "text_to_text").generate_lines(["the fox", "dog"], max_tokens=5)
+    assert out.splitlines() == [" ".join(result.text.splitlines()) for result in expected]
+
+
+# ---------------------------------------------------------------- something learnt
+
+
+def test_what_was_learnt_is_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Texts with a fox in them, told from those without: chance before training, nearly all right after it."""
+    draw, words = random.Random(3), ["the", "lazy", "quick", "brown", "dog", "runs", "over"]
+
+    def example() -> tuple[str, str]:
+        listed = [draw.choice(words) for _ in range(draw.randint(2, 6))]
+        if draw.random() < 0.5:
+            listed.insert(draw.randrange(len(listed)), "fox")
+        return " ".join(listed), "fox" if "fox" in listed else "none"
+
+    tokenizer = bert_tokenizer()
+    tower = stack(tokenizer, types=2, dropout=0.0, init_std=0.05, position="rotary")
+    head = qkv.HeadConfig(kind="classify", labels=("fox", "none"), pool="mean")
+    made = qkv.new(qkv.Config(encoder=tower, head=head, pad=tokenizer.roles.pad), tokenizer=tokenizer, seed=2)
+    rows = [example() for _ in range(200)]
+    test = tmp_path / "test.csv"
+    test.write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in rows))
+
+    def accuracy(name: str) -> float:
+        made.save(tmp_path / name)
+        found = json.loads(said(capsys, ["eval", str(tmp_path / name), str(test), "--json"])[0])
+        return float(found["metrics"]["accuracy"])
+
+    assert accuracy("before") < 0.75
+    optimizer = torch.optim.AdamW(made.network.parameters(), lr=1e-2)
+    for _ in range(60):
+        batch = [example() for _ in range(32)]
+        encoded = [tokenizer.encode(text) for text, _ in batch]
+        longest = max(map(len, encoded))
+        ids = torch.tensor([row + [0] * (longest - len(row)) for row in encoded])
+        segment = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in encoded])
+        labels = torch.tensor([head.labels.index(label) for _, label in batch])
+        F.cross_entropy(made.network(ids, segment), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert accuracy("after") > 0.95
+    (label,) = classify.run(made.network, tokenizer, made.config, ["the lazy fox"])
+    assert (label.label, label.probability > 0.9) == ("fox", True)
