@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from qkv import store
+from qkv.errors import UsageError
 from qkv.models import Config, Network
 from qkv.tasks.evaluate import evaluate, main_metric
 from qkv.tasks.prepare import Prepared, prepare
@@ -23,7 +24,7 @@ from qkv.text import Tokenizer
 from qkv.train import recipe_file
 from qkv.train.adapt import add_lora, freeze, merge_lora
 from qkv.train.evaluation import whole_network
-from qkv.train.loop import Job, fit
+from qkv.train.loop import Job, Stopped, fit
 from qkv.train.recipe import Recipe
 from qkv.train.run_folder import RunFolder
 from qkv.train.scale import World, join
@@ -70,6 +71,19 @@ def train(
 ) -> Trained:
     """Train a recipe, or go on with it where its folder holds a run that was begun."""
     world = world or join(recipe.train)
+    try:
+        trained = train_in(world, recipe, watch, progress)
+    except BaseException as error:
+        world.leave(failed=not isinstance(error, Stopped))
+        raise
+    world.leave()
+    return trained
+
+
+def train_in(world: World, recipe: Recipe, watch: Watcher | None, progress: Progress | None) -> Trained:
+    """Train a recipe as one of the processes of a world."""
+    if recipe.model.lora_rank and world.sharded:
+        raise UsageError('model.lora_rank is for whole copies: use train.shard = "ddp" and train.tensor_parallel = 1')
     first = world.rank == 0
     keep = max(recipe.train.keep, recipe.train.average)
     folder = RunFolder(recipe.run, keep=keep, rank=world.rank, ranks=world.size)

@@ -73,12 +73,13 @@ def make_optimizer(named: Named, section: TrainSection, *, fused: bool = False, 
 
 
 def _groups(named: list[tuple[str, nn.Parameter]], section: TrainSection) -> list[dict[str, Any]]:
-    """Those that shrink and those that do not; a group is left out if it is empty."""
-    shrink = [p for name, p in named if section.decay == "all" or kind_of(name, p) == "matrix"]
-    known = {id(p) for p in shrink}
-    stay = [p for _, p in named if id(p) not in known]
-    groups = [{"params": shrink, "weight_decay": section.weight_decay}, {"params": stay, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]
+    """Those that shrink and those that do not, cut tensors and whole ones apart: torch steps no mixture of them."""
+    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    for name, parameter in named:
+        shrinks = section.decay == "all" or kind_of(name, parameter) == "matrix"
+        groups.setdefault((not shrinks, hasattr(parameter, "placements")), []).append(parameter)
+    decay = {False: section.weight_decay, True: 0.0}
+    return [{"params": groups[key], "weight_decay": decay[key[0]]} for key in sorted(groups)]
 
 
 def set_lr(optimizer: Optimizer, lr: float) -> None:

@@ -1,0 +1,406 @@
+"""Training speed and memory beside peers, in one run on one machine.
+
+    python bench/train.py gpt2 bert pairs            on a GPU, against transformers, compiled
+    OMP_NUM_THREADS=2 python bench/train.py dates    on a CPU, against torch.nn.Transformer
+
+Both sides take whole steps: forward, backward, clipping, a fused AdamW; bfloat16 autocast on a GPU, no dropout. Ours
+reads its rows from the loader that training uses, and once more from a single batch that never changes: the ratio of
+the two says what the input costs.
+"""
+
+import argparse
+import gc
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from qkv.data import Loader, MaskedLM, MemoryExamples, NextToken, Pairs, Rows
+from qkv.data.batch import Batch
+from qkv.models import Config, build, presets
+from qkv.models.account import account
+from qkv.text import Tokenizer
+from qkv.train.learner import Learner
+from qkv.train.loop import prepared
+from qkv.train.optimizer import make_optimizer
+from qkv.train.recipe import ObjectiveSection, TrainSection
+from qkv.train.scale import World
+from qkv.train.step import Stepper
+
+PEAK_FLOPS = 778e12  # an 8192³ bfloat16 product on one H200, measured
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+GPU = DEVICE.type == "cuda"
+ALONE = "--alone" in sys.argv
+PROFILE = "--profile" in sys.argv
+
+
+def wait() -> None:
+    if GPU:
+        torch.cuda.synchronize()
+
+
+def fresh_memory() -> None:
+    gc.collect()
+    if GPU:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def peak() -> float:
+    return torch.cuda.max_memory_allocated() / 2**30 if GPU else 0.0
+
+
+def timed(step: Callable[[], int], warm: int, steps: int) -> tuple[float, float]:
+    """Tokens a second, and the seconds of a step, after warming up."""
+    for _ in range(warm):
+        step()
+    wait()
+    start, tokens = time.perf_counter(), 0
+    for _ in range(steps):
+        tokens += step()
+    host = time.perf_counter() - start
+    wait()
+    seconds = time.perf_counter() - start
+    if "--host" in sys.argv:
+        print(f"    the host was busy for {host / steps * 1e3:.2f} of {seconds / steps * 1e3:.2f} ms a step")
+    return tokens / seconds, seconds / steps
+
+
+class Row(dict):
+    """A line of the table."""
+
+    def __init__(self, work: str, who: str, rate: float, seconds: float, **more: Any) -> None:
+        super().__init__(work=work, who=who, tokens_per_second=rate, step_ms=seconds * 1e3, peak_gib=peak(), **more)
+        told = "  ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in more.items())
+        print(
+            f"{work:<34} {who:<28} {rate:>12,.0f} tokens/s {seconds * 1e3:>9.2f} ms {peak():>7.2f} GiB  {told}",
+            flush=True,
+        )
+
+
+# ---------------------------------------------------------------------------- ours
+
+
+def ours(
+    work: str,
+    config: Config,
+    rows: Rows,
+    count: Callable[[Batch], int],
+    *,
+    steps: int,
+    warm: int = 8,
+    workers: int = 2,
+    flops: float = 0.0,
+    **section: Any,
+) -> list[Row]:
+    """The product's own step, fed by its own loader; then the same step on one batch again and again."""
+    fresh_memory()
+    torch.manual_seed(0)
+    train = TrainSection(steps=1000, **section)
+    world = World(device=DEVICE)
+    network = build(config).to(DEVICE)
+    learner = prepared(Learner(network, ObjectiveSection()), train, world)
+    optimizer = make_optimizer(network.named_parameters(), train, fused=True, capturable=GPU)
+    stepper = Stepper(learner, optimizer, train, world)
+    loader = Loader(rows, workers=workers)
+    batches = iter(loader)
+    number = iter(range(10**9))
+
+    def step() -> int:
+        batch = next(batches)
+        stepper(batch, next(number), 1e-4)
+        return count(batch)
+
+    rate, seconds = timed(step, warm, steps)
+    batch = next(batches)
+    loader.close()
+
+    def same() -> int:
+        stepper(batch, next(number), 1e-4)
+        return count(batch)
+
+    fixed_rate, fixed_seconds = timed(same, 3, steps)
+    if PROFILE:
+        show_kernels(same)
+    loss = stepper.take_loss()
+    assert stepper.first_bad() is None, "a step went wrong"
+    assert np.isfinite(loss)
+    more: dict[str, Any] = {"input_share": fixed_seconds / seconds, "padding": batch.padding_share}
+    if flops and GPU:
+        more["mfu"] = rate * flops / PEAK_FLOPS
+    return [Row(work, "qkv", rate, seconds, **more), Row(work, "qkv, one fixed batch", fixed_rate, fixed_seconds)]
+
+
+def show_kernels(step: Callable[[], int]) -> None:
+    """The kernels of three steps, the slowest first."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        for _ in range(3):
+            step()
+        wait()
+    print(seen.key_averages().table(sort_by="self_cuda_time_total", row_limit=22, max_name_column_width=70))
+
+
+# ---------------------------------------------------------------------------- peers
+
+
+def theirs(
+    work: str,
+    who: str,
+    model: nn.Module,
+    batches: Iterator[tuple[dict[str, torch.Tensor], int]],
+    *,
+    steps: int,
+    compiled: bool = True,
+    warm: int = 8,
+    loss_of: Callable[[nn.Module, dict[str, torch.Tensor]], torch.Tensor] | None = None,
+) -> list[Row]:
+    """A peer's model in the usual loop of a script: autocast, backward, clipping, fused AdamW."""
+    if ALONE:
+        return []
+    fresh_memory()
+    model = model.to(DEVICE).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    run: Any = torch.compile(model) if compiled else model
+    ask = loss_of or (lambda m, inputs: m(**inputs).loss)
+
+    def step() -> int:
+        inputs, tokens = next(batches)
+        inputs = {k: v.to(DEVICE, non_blocking=True) for k, v in inputs.items()}
+        with torch.autocast("cuda", torch.bfloat16, enabled=GPU):
+            loss = ask(run, inputs)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return tokens
+
+    rate, seconds = timed(step, warm, steps)
+    torch._dynamo.reset()
+    return [Row(work, who, rate, seconds)]
+
+
+def forever(made: list[tuple[dict[str, torch.Tensor], int]]) -> Iterator[tuple[dict[str, torch.Tensor], int]]:
+    made = [({k: v.pin_memory() if GPU else v for k, v in inputs.items()}, n) for inputs, n in made]
+    while True:
+        yield from made
+
+
+# ---------------------------------------------------------------------------- the work
+
+
+def bytes_tokenizer() -> Tokenizer:
+    """Ids are drawn, not read from text; a tokenizer is asked for its special ones alone."""
+    roles = ["pad", "start", "end", "mask", "separator", "classify"]
+    return Tokenizer.train("byte", iter([]), size=300, roles=roles, template="bert")
+
+
+def documents(lengths: np.ndarray, vocab: int, fields: tuple[str, ...] = ("ids",)) -> MemoryExamples:
+    draw = np.random.default_rng(0)
+    made = [
+        {f: draw.integers(300, vocab, n).astype(np.int32) for f, n in zip(fields, ns, strict=True)} for ns in lengths
+    ]
+    return MemoryExamples(made, fields)
+
+
+def gpt2(tiny: bool, steps: int) -> list[Row]:
+    """A 124M decoder, 32 × 1024 tokens a step."""
+    import transformers
+
+    rows, length = (4, 64) if tiny else (32, 1024)
+    size = {"width": 64, "layers": 2, "heads": 2} if tiny else {"width": 768, "layers": 12, "heads": 12}
+    vocab = 1000 if tiny else 50257
+    work, out = f"124M decoder, {rows} × {length}", []
+    config = presets.gpt2(vocab=vocab, **size)
+    flops = account(config, length // 2).flops_training  # a causal row: each token sees half of it on average
+    full = NextToken(documents(np.full((512, 1), length), vocab), bytes_tokenizer(), length=length, framed=False)
+    out += ours(work, plain(config), Rows(full, batch_tokens=rows * length), tokens_of, steps=steps, flops=flops)
+    lengths = np.random.default_rng(1).integers(50, 2 * length, (512, 1)) if not tiny else np.full((99, 1), 30)
+    ragged = NextToken(documents(lengths, vocab), bytes_tokenizer(), length=length)
+    out += ours(
+        f"{work}, packed texts", plain(config), Rows(ragged, batch_tokens=rows * length), tokens_of, steps=steps
+    )
+    config_hf = transformers.GPT2Config(
+        vocab_size=vocab, n_positions=length, n_embd=size["width"], n_layer=size["layers"], n_head=size["heads"],
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
+    )  # fmt: skip
+    ids = [torch.randint(0, vocab, (rows, length)) for _ in range(8)]
+    made = [({"input_ids": i, "labels": i}, rows * length) for i in ids]
+    model = transformers.GPT2LMHeadModel(config_hf)
+    return [*out, *theirs(work, "transformers, compiled", model, forever(made), steps=steps)]
+
+
+def bert(tiny: bool, steps: int) -> list[Row]:
+    """BERT base, masked tokens, 64 × 512."""
+    import transformers
+
+    rows, length = (4, 64) if tiny else (64, 512)
+    size = {"width": 64, "layers": 2, "heads": 2} if tiny else {}
+    vocab = 1000 if tiny else 30522
+    work = f"BERT base, masked, {rows} × {length}"
+    config = presets.bert(vocab=vocab, **size)
+    objective = MaskedLM(documents(np.full((1024, 1), length - 2), vocab), bytes_tokenizer(), length=length)
+    flops = account(config, length).flops_training
+    out = ours(work, plain(config), Rows(objective, batch_tokens=rows * length), tokens_of, steps=steps, flops=flops)
+    hf = transformers.BertConfig(vocab_size=vocab, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    if tiny:
+        hf.hidden_size, hf.num_hidden_layers, hf.num_attention_heads, hf.intermediate_size = 64, 2, 2, 256
+    made = []
+    for _ in range(8):
+        ids = torch.randint(0, vocab, (rows, length))
+        labels = torch.where(torch.rand(rows, length) < 0.15, ids, -100)
+        made.append(({"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}, rows * length))
+    model = transformers.BertForMaskedLM(hf)
+    return [*out, *theirs(work, "transformers, compiled", model, forever(made), steps=steps)]
+
+
+def pairs(tiny: bool, steps: int) -> list[Row]:
+    """An encoder-decoder base on ragged lengths, 256 and 1,024 pairs; real target tokens are counted."""
+    import transformers
+
+    vocab = 1000 if tiny else 32000
+    low, high = 8, 64
+    out = []
+    lengths = np.random.default_rng(2).integers(low, high + 1, (16384 if not tiny else 512, 2))
+    examples = documents(lengths, vocab, ("source", "target"))
+    size = {"width": 64, "layers": 1, "heads": 2} if tiny else {"width": 512, "layers": 6, "heads": 8}
+    config = presets.transformer(vocab=vocab, dropout=0.0, **size)
+    for count in (16,) if tiny else (256, 1024):
+        work = f"encoder-decoder base, {count} pairs"
+        row = 128 if tiny else 512
+        objective = Pairs(examples, bytes_tokenizer(), length=row, source_length=row)
+        per_row = row / (lengths.mean() + 1)
+        batch_tokens = max(1, round(count / per_row)) * 2 * row
+        out += ours(work, config, Rows(objective, batch_tokens=batch_tokens), labels_of, steps=steps)
+        hf = transformers.MarianConfig(
+            vocab_size=vocab, d_model=size["width"], encoder_layers=size["layers"], decoder_layers=size["layers"],
+            encoder_attention_heads=size["heads"], decoder_attention_heads=size["heads"],
+            encoder_ffn_dim=4 * size["width"], decoder_ffn_dim=4 * size["width"], dropout=0.0, attention_dropout=0.0,
+            activation_dropout=0.0, activation_function="relu", scale_embedding=True, pad_token_id=0, eos_token_id=1,
+            decoder_start_token_id=0, max_position_embeddings=128, use_cache=False,
+        )  # fmt: skip
+        made = []
+        for first in range(0, 8 * count, count):
+            chosen = lengths[first % (len(lengths) - count) :][:count] + 1
+            mask = [(torch.arange(high + 1) < torch.tensor(n)[:, None]).long() for n in chosen.T]
+            ids = [torch.randint(300, vocab, m.shape) * m for m in mask]
+            labels = torch.where(mask[1] > 0, ids[1], -100)
+            inputs = {"input_ids": ids[0], "attention_mask": mask[0], "decoder_input_ids": ids[1], "labels": labels}
+            made.append((inputs, int(mask[1].sum())))
+        model = transformers.MarianMTModel(hf)
+        out += theirs(work, "transformers, compiled", model, forever(made), steps=steps)
+    return out
+
+
+def dates(tiny: bool, steps: int) -> list[Row]:
+    """The quickstart's model on a CPU, beside torch.nn.Transformer of the same shape on padded batches."""
+    from qkv.tasks.prepare import prepare
+    from qkv.train.recipe_file import read
+
+    made = prepare(read("dates", ["data.examples=4000"]))
+    config, work = made.config, "dates, CPU"
+    out = ours(work, config, made.rows, tokens_of, steps=steps, workers=0, warm=5)
+    stack = config.encoder
+    assert stack is not None
+    assert config.decoder is not None
+    ids = {"pad": config.pad or 0}
+    examples = [made.rows.objectives[0].examples[i] for i in range(2000)]
+
+    class Peer(nn.Module):
+        """The textbook way: nn.Transformer, embeddings, a causal mask, padding masks."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(stack.vocab, stack.width)
+            self.place = nn.Embedding(256, stack.width)
+            self.body = nn.Transformer(
+                stack.width, stack.heads, stack.layers, config.decoder.layers, stack.ffn_width, 0.0, "gelu",
+                batch_first=True, norm_first=True,
+            )  # fmt: skip
+            self.out = nn.Linear(stack.width, stack.vocab)
+
+        def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            causal = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
+            hole = source == ids["pad"]
+            x, y = (self.embed(t) + self.place(torch.arange(t.shape[1])) for t in (source, target))
+            return self.out(
+                self.body(x, y, tgt_mask=causal, src_key_padding_mask=hole, memory_key_padding_mask=hole,
+                          tgt_is_causal=True)
+            )  # fmt: skip
+
+    batches = []
+    per_batch = int(np.mean([len(b.example) for _, b in zip(range(8), Loader(made.rows), strict=False)]))
+    end, start = config.end[0], config.start or 0
+    for first in range(0, len(examples) - per_batch, per_batch):
+        chosen = examples[first : first + per_batch]
+        source = [[*e["source"].tolist(), end] for e in chosen]
+        target = [[start, *e["target"].tolist(), end] for e in chosen]
+        wide = [max(map(len, side)) for side in (source, target)]
+        both = [
+            torch.tensor([row + [ids["pad"]] * (w - len(row)) for row in side])
+            for side, w in zip((source, target), wide, strict=True)
+        ]
+        tokens = sum(map(len, source)) + sum(len(row) - 1 for row in target)
+        batches.append(({"source": both[0], "target": both[1]}, tokens))
+
+    def loss_of(model: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        said = model(inputs["source"], inputs["target"][:, :-1])
+        return F.cross_entropy(said.flatten(0, 1), inputs["target"][:, 1:].flatten(), ignore_index=ids["pad"])
+
+    who = "torch.nn.Transformer"
+    return [*out, *theirs(work, who, Peer(), forever(batches), steps=steps, compiled=False, loss_of=loss_of)]
+
+
+def plain(config: Config) -> Config:
+    """The same without dropout, as the peers are measured."""
+    from dataclasses import replace
+
+    stacks = {
+        side: replace(stack, dropout=0.0, attention_dropout=0.0, ffn_dropout=0.0)
+        for side in ("encoder", "decoder")
+        if (stack := getattr(config, side)) is not None
+    }
+    return replace(config, **stacks, head=replace(config.head, dropout=0.0))
+
+
+def tokens_of(batch: Batch) -> int:
+    return batch.real_tokens
+
+
+def labels_of(batch: Batch) -> int:
+    return batch.label_count
+
+
+WORK = {"gpt2": gpt2, "bert": bert, "pairs": pairs, "dates": dates}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("work", nargs="*", choices=[[], *WORK], default=[])
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--tiny", action="store_true", help="small models, to see that it runs")
+    parser.add_argument("--alone", action="store_true", help="without the peers")
+    parser.add_argument("--host", action="store_true", help="show how long the host was busy with starting steps")
+    parser.add_argument("--profile", action="store_true", help="show the kernels that a step spends its time in")
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args()
+    names = asked.work or (["gpt2", "bert", "pairs"] if GPU else ["dates"])
+    where = torch.cuda.get_device_name() if GPU else f"CPU, {torch.get_num_threads()} threads"
+    print(f"torch {torch.__version__}, {where}", file=sys.stderr)
+    rows: list[Row] = []
+    for name in names:
+        rows += WORK[name](asked.tiny, asked.steps)
+        if asked.out:
+            asked.out.write_text(json.dumps({"torch": torch.__version__, "where": where, "rows": rows}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

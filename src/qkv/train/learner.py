@@ -1,0 +1,209 @@
+"""The loss: what a network says about a batch against what it should have said.
+
+    loss = Σ token losses / token labels  +  Σ losses of whole texts / such labels
+
+The sums are over the whole batch of all micro-batches and processes, so a micro-batch's share of the loss is its own
+sum divided by everybody's count: adding up the gradients of any split gives the gradient of the whole. Logits are
+computed where there is a label and nowhere else.
+
+B rows, T places in a row, E texts in a row, C width, V outputs, N places with a label
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from qkv.blocks import Place
+from qkv.data.batch import Batch
+from qkv.data.objectives import IGNORE
+from qkv.models import Encoder, Network, Seq2Seq
+from qkv.train.recipe import ObjectiveSection
+
+FULL = 0.9
+"""From this share of labelled places on, all places are read: choosing would cost more than it saves."""
+EVEN = 64
+MOST_LOGITS = {"cpu": 2**27, "cuda": 2**31}
+"""Above so many logits they are made, and in the backward pass made again, a part at a time."""
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What a batch teaches: its tensors on the network's device, and which places have labels."""
+
+    batch: Batch
+    places: Tensor | None  # (N,) places in the flattened rows; None: all
+    targets: Tensor | None  # (N,) what to say there, IGNORE where a place only fills up
+
+
+def lesson_of(batch: Batch, device: torch.device, round_to: int = 1) -> Lesson:
+    """A batch on a device. N is rounded up to a multiple, so that shapes seldom change where that is dear."""
+    places = targets = None
+    if batch.labels is not None:
+        flat = batch.labels.flatten()
+        if batch.label_count < FULL * flat.numel():
+            chosen = np.flatnonzero(flat.numpy() != IGNORE)
+            fill = -len(chosen) % round_to if len(chosen) else round_to
+            places = torch.from_numpy(np.pad(chosen, (0, fill)))
+            targets = torch.where(torch.arange(len(places)) < len(chosen), flat[places], IGNORE)
+        else:
+            targets = flat
+    if device.type == "cuda":
+        batch = batch.pin()
+        places, targets = (None if t is None else t.pin_memory() for t in (places, targets))
+    places, targets = (None if t is None else t.to(device, non_blocking=True) for t in (places, targets))
+    return Lesson(batch.to(device, non_blocking=True), places, targets)
+
+
+class Learner(nn.Module):
+    """A network and what it learns. Called with a lesson, it gives the loss; this is what is compiled and sharded."""
+
+    def __init__(self, network: Network, section: ObjectiveSection) -> None:
+        super().__init__()
+        self.network = network
+        self.smoothing = section.label_smoothing
+        self.temperature = section.temperature
+
+    def forward(self, lesson: Lesson, per_label: Tensor, per_answer: Tensor) -> Tensor:
+        """The loss of a batch: sums times `per_label` and `per_answer`, one over the number of each in all."""
+        batch = lesson.batch
+        if batch.labels is None and batch.source_ids is not None:
+            return self.contrast(batch) * per_answer
+        x, place = self.vectors(batch)
+        loss = x.new_zeros((), dtype=torch.float32)
+        if lesson.targets is not None:
+            loss = loss + self.tokens(x, lesson.places, lesson.targets) * per_label
+        if batch.span_starts is not None:
+            loss = loss + self.spans(x, batch) * per_answer
+        elif batch.class_labels is not None or batch.scores is not None:
+            loss = loss + self.texts(x, place, batch) * per_answer
+        return loss
+
+    def vectors(self, batch: Batch) -> tuple[Tensor, Place]:
+        """What the head reads, (B, T, C)."""
+        network, texts, longest = self.network, batch.texts, batch.longest
+        if isinstance(network, Seq2Seq):
+            assert batch.source_ids is not None
+            source = (batch.source_ids, batch.source_segment, batch.source_position)
+            memory = network.encode(*source, texts=texts, longest=batch.source_longest)
+            return network.hidden(batch.ids, memory, batch.segment, batch.position, texts=texts, longest=longest)
+        if isinstance(network, Encoder):
+            if self.alone(batch):
+                return network.hidden(batch.ids, types=batch.types)
+            places = (batch.segment, batch.position, batch.types)
+            return network.hidden(batch.ids, *places, texts=texts, longest=longest)
+        if self.alone(batch):
+            return network.hidden(batch.ids)
+        return network.hidden(batch.ids, batch.segment, batch.position, texts=texts, longest=longest)
+
+    def alone(self, batch: Batch) -> bool:
+        """Whether each row may be taken for one text without padding, for which the plainest kernel is the fastest.
+
+        To what looks back only, padding at the end is nothing: no token sees it, and what it says is not asked for.
+        """
+        stack = self.network.config.stack
+        if batch.labels is None or batch.class_labels is not None or batch.ids.shape[1] > stack.max_positions:
+            return False
+        return batch.full or (batch.single and self.network.config.family == "decoder")
+
+    def tokens(self, x: Tensor, places: Tensor | None, targets: Tensor) -> Tensor:
+        """The summed cross-entropy of the labelled places."""
+        x = x.flatten(0, 1)
+        if places is not None:
+            x = x.index_select(0, places)  # (N, C)
+        outputs = self.network.config.head.outputs
+        most = MOST_LOGITS.get(x.device.type, MOST_LOGITS["cuda"])
+        parts = -(-x.shape[0] * outputs // most)
+        if parts <= 1:
+            return self.said(x, targets)
+        pairs = zip(x.chunk(parts), targets.chunk(parts), strict=True)
+        losses: list[Tensor] = [checkpoint(self.said, *pair, use_reentrant=False) for pair in pairs]
+        return torch.stack(losses).sum()
+
+    def said(self, x: Tensor, targets: Tensor) -> Tensor:
+        """Vectors (N, C) and what they should be read as → the summed loss."""
+        smoothing = self.smoothing if self.training else 0.0
+        head = self.network.head
+        uneven = -head.config.outputs % EVEN
+        if not uneven or not x.is_cuda or head.out is None:
+            return cross_entropy(head.read(x), targets, smoothing)
+        # A GPU multiplies matrices of even sizes faster, and the logits are the largest of all.
+        weight = F.pad(head.out.weight, (0, 0, 0, uneven))
+        bias = None if head.out.bias is None else F.pad(head.out.bias, (0, uneven))
+        logits = F.linear(head.inner(x), weight, bias)[:, : head.config.outputs]
+        return cross_entropy(logits, targets, smoothing)
+
+    def texts(self, x: Tensor, place: Place, batch: Batch) -> Tensor:
+        """The summed loss of what is said about whole texts: a class, or a score."""
+        head = self.network.head if self.network.head.sentence is None else self.network.head.sentence
+        out: Tensor = head(x, place, batch.texts)  # (B, E, V)
+        if batch.scores is not None:
+            wanted = batch.scores
+            known = wanted.isfinite()
+            error = out[..., 0].float() - wanted.nan_to_num()
+            squares: Tensor = (error.square() * known).sum()
+            return squares
+        assert batch.class_labels is not None
+        return cross_entropy(out.flatten(0, 1), batch.class_labels.flatten(), self.smoothing if self.training else 0.0)
+
+    def spans(self, x: Tensor, batch: Batch) -> Tensor:
+        """The summed loss of where answers begin and end, each chosen among the places of its own text."""
+        assert batch.span_starts is not None
+        assert batch.span_ends is not None
+        out = self.network.head.read(x).float()  # (B, T, 2)
+        text = torch.arange(1, batch.texts + 1, device=x.device)
+        own = batch.segment[:, None, :] == text[None, :, None]  # (B, E, T)
+        own = own | ~own.any(-1, keepdim=True)  # a text that is not there: its label is ignored, it must not be NaN
+        total = x.new_zeros((), dtype=torch.float32)
+        for side, labels in enumerate((batch.span_starts, batch.span_ends)):
+            logits = out[:, None, :, side].masked_fill(~own, float("-inf"))  # (B, E, T)
+            total = total + cross_entropy(logits.flatten(0, 1), labels.flatten(), 0.0) / 2
+        return total
+
+    def contrast(self, batch: Batch) -> Tensor:
+        """Pairs of texts: the summed loss of finding each one's partner among all of the batch, both ways.
+
+        With scores, how far the cosine is from them instead.
+        """
+        network = self.network
+        assert isinstance(network, Encoder)
+        assert batch.source_ids is not None
+        assert batch.source_segment is not None
+        sides = []
+        for ids, segment, position in (
+            (batch.source_ids, batch.source_segment, batch.source_position),
+            (batch.ids, batch.segment, batch.position),
+        ):
+            x, place = network.hidden(ids, segment, position, texts=batch.texts)
+            sides.append(F.normalize(network.head(x, place, batch.texts).flatten(0, 1).float(), dim=-1))  # (B·E, C)
+        one, other = sides
+        if batch.scores is not None:
+            wanted = batch.scores.flatten()
+            return (((one * other).sum(-1) - wanted.nan_to_num()).square() * wanted.isfinite()).sum()
+        text = torch.arange(1, batch.texts + 1, device=one.device)
+        there = (batch.segment[:, :, None] == text).any(1).flatten()  # (B·E,) which places hold a pair
+        logits = (one @ other.T) / self.temperature
+        labels = torch.arange(len(one), device=one.device).masked_fill(~there, IGNORE)
+        forth = cross_entropy(logits.masked_fill(~there[None], -1e9), labels, 0.0)
+        back = cross_entropy(logits.T.masked_fill(~there[None], -1e9), labels, 0.0)
+        return (forth + back) / 2
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float) -> Tensor:
+    """Summed over the targets that are not IGNORE, in float32 at least. Smoothing spreads its share over all outputs.
+
+    >>> cross_entropy(torch.zeros(2, 4), torch.tensor([1, IGNORE]), 0.1)
+    tensor(1.3863)
+    """
+    exact = torch.promote_types(logits.dtype, torch.float32)
+    return F.cross_entropy(logits.to(exact), targets, ignore_index=IGNORE, reduction="sum", label_smoothing=smoothing)
+
+
+def label_counts(batch: Batch) -> tuple[int, int]:
+    """How many token labels a batch has, and how many labels of whole texts (or pairs)."""
+    if batch.labels is None and batch.source_ids is not None and batch.scores is None:
+        return 0, len(batch.example)
+    return batch.label_count, batch.answer_count

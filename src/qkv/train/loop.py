@@ -1,0 +1,300 @@
+"""The training loop, from top to bottom.
+
+    for batch in loader:
+        step; log; evaluate; save; stop when asked or when the budget is spent
+
+A checkpoint holds the weights, the optimizer's state, the place in the data and a few numbers. Everything else is a
+function of the recipe: a run that is killed and continued ends with the same weights, bit for bit.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from qkv.data.batch import Batch
+from qkv.data.loader import Loader
+from qkv.data.rows import Rows
+from qkv.errors import QkvError, UsageError
+from qkv.models import Network
+from qkv.train.average import Ema, Mean
+from qkv.train.checkpoint_read import Checkpoint
+from qkv.train.evaluation import Evaluator, Judge, resting
+from qkv.train.keeper import WEIGHTS, Keeper
+from qkv.train.learner import Learner
+from qkv.train.optimizer import make_optimizer
+from qkv.train.progress import Budget, Progress, due
+from qkv.train.recipe import Recipe, TrainSection
+from qkv.train.run_folder import RunFolder
+from qkv.train.scale import World, fill, spread
+from qkv.train.schedule import lr_at
+from qkv.train.signals import StopSignals
+from qkv.train.step import Stepper, out_of_memory
+from qkv.train.watch import End, Sample, Start, StepReport, Watcher
+
+log = logging.getLogger("qkv")
+
+FUSED = ("adamw", "adam", "sgd")
+SAMPLE_SECONDS = 4.0
+"""How often a watched run shows what it makes of an example."""
+SHOWN = 8
+"""How many examples an error names."""
+
+
+class Stopped(QkvError):
+    """A signal ended the run, after a checkpoint: 128 + the signal's number, as shells have it."""
+
+    def __init__(self, signal: int, step: int, run: str) -> None:
+        super().__init__(f"stopped at step {step:,}, which is saved; go on with: qkv train {run}")
+        self.exit_code = 128 + signal
+
+
+@dataclass
+class Job:
+    """All that a run needs."""
+
+    recipe: Recipe
+    network: Network
+    rows: Rows
+    valid: Rows | None
+    folder: RunFolder
+    world: World
+    watch: Watcher = field(default_factory=Watcher)
+    judge: Judge | None = None  # the task's metrics
+    metric: str = ""  # the one that says which weights are best; "": the judge's main one
+    sample: Callable[[Network], Sample | None] | None = None  # one prediction, to look at
+    same: Mapping[str, Any] = field(default_factory=dict)  # what must not change when a run is continued
+    notes: Sequence[str] = ()
+
+
+def fit(job: Job) -> End:
+    """Train until the budget is spent. The network ends with the weights that the recipe asks for."""
+    section, world, watch = job.recipe.train, job.world, job.watch
+    checkpoints = job.folder.checkpoints
+    network = job.network.to(world.device)
+    module = spread(prepared(Learner(network, job.recipe.objective), section, world), world, section)
+    trained = [(name, parameter) for name, parameter in network.named_parameters() if parameter.requires_grad]
+    if not trained:
+        raise UsageError("nothing is left to train: model.freeze covers every parameter")
+    fused = section.optimizer in FUSED and not world.sharded
+    optimizer = make_optimizer(trained, section, fused=fused, capturable=fused and world.device.type == "cuda")
+    ema = Ema(trained, section.ema) if section.ema else None
+    ranks = {"rank": world.data_rank, "world": world.data_size}
+    loader = Loader(job.rows, **ranks, workers=section.workers, epochs=section.epochs or None)
+    stepper = Stepper(module, optimizer, section, world, parts=parts_of(section, job.rows, world))
+    keeper = Keeper(checkpoints, network, stepper, ema, loader, job.same)
+    evaluate = Evaluator(module, network, stepper, job.valid, job.judge, job.metric)
+    budget = Budget.of(section, job.rows)
+    progress = Progress()
+    notes = list(job.notes)
+    found = checkpoints.newest()
+    if found is None and checkpoints.passed_over:
+        raise QkvError(
+            f"{job.recipe.run}: no checkpoint of this run can be read:\n  "
+            + "\n  ".join(checkpoints.passed_over)
+            + "\nRestore one from a backup, or start anew in another folder (run=…)"
+        )
+    if found is not None:
+        progress = keeper.restore(found)
+        if world.rank == 0:
+            job.folder.truncate_after(progress.step)
+        notes += [*found.passed_over, f"going on from step {progress.step:,}"]
+    watch.start(start_of(job, progress, notes))
+
+    began = time.monotonic() - progress.seconds
+    done = budget.done(progress.step, progress.seconds, loader.cursor.window)
+    pace = Pace(progress, done)
+    recent: deque[tuple[int, Batch]] = deque(maxlen=section.log_every + 1)
+    reason = "" if done < 1 else budget.reason(progress.step, progress.seconds)
+    with StopSignals(several=world.size > 1) as signals:
+        batches = iter(loader)
+        while not reason:
+            batch = next(batches, None)
+            if batch is None:
+                reason = "epochs"
+                break
+            recent.append((progress.step, batch))
+            lr = lr_at(section, progress.step, done)
+            take_step(stepper, batch, progress.step, lr, signals.asked is not None, time.monotonic() - began)
+            progress.step += 1
+            progress.tokens += batch.real_tokens
+            progress.loss_steps += 1
+            if ema is not None:
+                ema.update()
+
+            alone = world.size == 1
+            stop, progress.seconds = (
+                (signals.asked is not None, time.monotonic() - began) if alone else stepper.agreed()
+            )
+            before, done = done, budget.done(progress.step, progress.seconds, loader.cursor.window)
+            log_now = progress.step % section.log_every == 0 or done >= 1
+            evaluate_now = due(section.eval_every, progress.step, before, done) and done < 1 and not stop
+            save_now = due(section.save_every or section.eval_every, progress.step, before, done) or stop
+            if log_now or evaluate_now or save_now or world.device.type == "cpu":
+                check_numbers(stepper, progress, recent, loader, job)
+                progress.loss += stepper.take_loss()
+            if log_now:
+                watch.step(pace.report(progress, lr, float(stepper.norm), done, batch.epoch, world))
+            if job.sample is not None and pace.sample_due(progress.seconds):
+                with resting(network), stepper.autocast():
+                    sample = job.sample(network)
+                if sample is not None:
+                    watch.sampled(progress.step, sample)
+            if evaluate_now:
+                watch.evaluated(evaluate(progress, ema))
+            if stop:
+                signals.honoured()
+            if save_now:
+                keeper.save(progress)
+            if stop:
+                loader.close()
+                checkpoints.finish()
+                watch.end(End(progress.step, progress.seconds, "signal", {}, job.recipe.run))
+                raise Stopped(signals.asked or 15, progress.step, job.recipe.run)
+            if done >= 1:
+                reason = budget.reason(progress.step, progress.seconds)
+            elif section.patience and progress.worse >= section.patience:
+                reason = "patience"
+        loader.close()
+        check_numbers(stepper, progress, recent, loader, job)
+        if checkpoints.newest_step() != progress.step:
+            keeper.save(progress)
+        checkpoints.finish()
+        world.barrier()
+        for note in take_final_weights(job, network, ema, progress):
+            watch.note(progress.step, note)
+        last = evaluate(replace(progress))
+    watch.evaluated(last)
+    end = End(progress.step, progress.seconds, reason, last.metrics, job.recipe.run)
+    watch.end(end)
+    return end
+
+
+def prepared(learner: Learner, section: TrainSection, world: World) -> Learner:
+    """A learner in the state that a run wants it in: training, compiled or not, recomputing or not."""
+    learner.train()
+    for name in ("encoder", "decoder"):
+        stack = getattr(learner.network, name, None)
+        if stack is not None:
+            stack.recompute = section.recompute
+    on_gpu = world.device.type == "cuda"
+    if section.compile == "yes" or (section.compile == "auto" and on_gpu and not world.sharded):
+        learner.compile(dynamic=False if on_gpu else None)
+    return learner
+
+
+def start_of(job: Job, progress: Progress, notes: Sequence[str]) -> Start:
+    section, parameters = job.recipe.train, list(job.network.parameters())
+    return Start(
+        run=job.recipe.run,
+        parameters=sum(p.numel() for p in parameters),
+        trained=sum(p.numel() for p in parameters if p.requires_grad),
+        step=progress.step,
+        steps=section.steps,
+        minutes=section.minutes,
+        device=str(job.world.device),
+        metric=job.metric,
+        notes=tuple(notes),
+    )
+
+
+def parts_of(section: TrainSection, rows: Rows, world: World) -> int:
+    """In how many micro-batches each process takes its share of a step."""
+    if isinstance(section.micro_batch, str) or section.micro_batch == 0:
+        return 1
+    return max(1, -(-rows.batch_tokens // world.data_size // section.micro_batch))
+
+
+def take_step(stepper: Stepper, batch: Batch, step: int, lr: float, stop: bool, seconds: float) -> None:
+    """One step; where it does not fit and the recipe allows it, again in smaller parts."""
+    while True:
+        try:
+            return stepper(batch, step, lr, stop, seconds)
+        except torch.OutOfMemoryError as error:
+            if stepper.section.micro_batch != "auto" or stepper.world.size > 1 or stepper.parts >= batch.rows:
+                raise out_of_memory(stepper.section, error) from error
+        stepper.halve()
+        log.warning("step %d did not fit: from here on it is taken in %d parts", step + 1, stepper.parts)
+
+
+def check_numbers(
+    stepper: Stepper, progress: Progress, recent: Sequence[tuple[int, Batch]], loader: Loader, job: Job
+) -> None:
+    """Name a step whose loss or gradient was not a number; end the run, or go on without it."""
+    step = stepper.first_bad()
+    if step is None:
+        return
+    batch = next((batch for number, batch in recent if number == step), None)
+    origins = [] if batch is None else loader.origins(batch)
+    told = "; ".join(origins[:SHOWN]) + (f" and {len(origins) - SHOWN} more" if len(origins) > SHOWN else "")
+    what = f"step {step + 1:,}: the loss or the gradient is not a number, and the weights stay as they were"
+    if job.recipe.train.on_nonfinite == "stop":
+        loader.close()
+        job.folder.checkpoints.finish()
+        raise QkvError(
+            f"{what}. Its examples: {told}. Look at these, lower train.lr, or go on without such steps with "
+            'train.on_nonfinite="skip"'
+        )
+    progress.skipped += 1
+    job.watch.note(progress.step, f"{what}; skipped. Its examples: {told}")
+
+
+def take_final_weights(job: Job, network: Network, ema: Ema | None, progress: Progress) -> list[str]:
+    """Give the network the weights that the recipe asks for; says which where they are not the last ones."""
+    section, checkpoints = job.recipe.train, job.folder.checkpoints
+    source: Checkpoint | Mean
+    if section.average > 1:
+        steps = checkpoints.steps()[-section.average :]
+        source = Mean([checkpoints.at(step) for step in steps])
+        told = f"the mean of those at {len(steps)} checkpoints, steps {steps[0]:,} to {steps[-1]:,}"
+    elif section.final == "best" and (best := checkpoints.best()) is not None and best.step != progress.step:
+        source, told = best, f"those of step {best.step:,}, which were the best"
+    elif ema is not None:
+        ema.keep()
+        return ["the weights are their moving average"]
+    else:
+        return []
+    for name, parameter in network.named_parameters():
+        fill(parameter, source, WEIGHTS + name, job.world)
+    return [f"the weights are {told}"]
+
+
+class Pace:
+    """How fast a run is, and how long it has to go."""
+
+    def __init__(self, progress: Progress, done: float) -> None:
+        self.since, self.tokens = progress.seconds, progress.tokens
+        self.began, self.done_then = progress.seconds, done
+        self.sampled = progress.seconds
+
+    def report(self, progress: Progress, lr: float, norm: float, done: float, epoch: int, world: World) -> StepReport:
+        """What happened since the last report, whose sums begin anew."""
+        seconds = progress.seconds
+        tokens = world.total(progress.tokens)
+        gained = world.total(progress.tokens - self.tokens)
+        rate = (done - self.done_then) / max(seconds - self.began, 1e-9)
+        report = StepReport(
+            step=progress.step,
+            loss=progress.loss / max(progress.loss_steps, 1),
+            lr=lr,
+            grad_norm=norm,
+            tokens=int(tokens),
+            tokens_per_second=gained / max(seconds - self.since, 1e-9),
+            seconds=seconds,
+            done=done,
+            seconds_left=(1 - done) / rate if rate > 0 else 0.0,
+            epoch=epoch,
+        )
+        self.since, self.tokens = seconds, progress.tokens
+        progress.loss, progress.loss_steps = 0.0, 0
+        return report
+
+    def sample_due(self, seconds: float) -> bool:
+        if seconds - self.sampled < SAMPLE_SECONDS:
+            return False
+        self.sampled = seconds
+        return True

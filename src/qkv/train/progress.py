@@ -1,0 +1,88 @@
+"""How far a run has come: what it has done, what its budget is, when the next evaluation is due.
+
+All of it is a few numbers that go into each checkpoint as JSON.
+"""
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from qkv.data.rows import Rows
+from qkv.errors import QkvError
+from qkv.train.recipe import TrainSection
+
+TENTHS = 10
+"""Without a cadence of its own, a run is evaluated so many times in its budget."""
+
+
+@dataclass
+class Progress:
+    """What a run has done so far."""
+
+    step: int = 0
+    tokens: int = 0  # padding not counted
+    seconds: float = 0.0
+    loss: float = 0.0  # summed over the steps since the last report
+    loss_steps: int = 0
+    skipped: int = 0  # steps left out because of numbers that are none
+    evaluated: int = 0  # evaluations so far
+    best: float | None = None
+    best_step: int = 0
+    worse: int = 0  # evaluations since the best one
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Progress":
+        known = {field.name for field in fields(cls)}
+        if set(values) != known:
+            raise QkvError(f"the checkpoint's progress has other fields than this version of qkv: {sorted(values)}")
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long a run may go on: steps, minutes, epochs, whichever is spent first."""
+
+    steps: int
+    seconds: float
+    windows: int  # of the data's order, in the epochs asked for
+
+    @classmethod
+    def of(cls, section: TrainSection, rows: Rows) -> "Budget":
+        windows = rows.order.windows(section.epochs) if section.epochs else 0
+        return cls(section.steps, section.minutes * 60, windows)
+
+    def done(self, step: int, seconds: float, window: int = 0) -> float:
+        """The share that is spent, 0 … 1: the largest of the three."""
+        pairs = ((step, self.steps), (seconds, self.seconds), (window, self.windows))
+        return min(max((spent / all_ for spent, all_ in pairs if all_), default=0.0), 1.0)
+
+    def reason(self, step: int, seconds: float) -> str:
+        """What was spent first."""
+        if self.steps and step >= self.steps:
+            return "steps"
+        return "minutes" if self.seconds and seconds >= self.seconds else "epochs"
+
+
+def due(every: int, step: int, before: float, after: float) -> bool:
+    """Whether something that happens every so many steps, or (0) at each tenth of the budget, is due after a step."""
+    if every:
+        return step % every == 0
+    return int(after * TENTHS + 1e-9) > int(before * TENTHS + 1e-9)
+
+
+def better(metric: str, value: float, best: float | None) -> bool:
+    """Whether a value beats the best so far: losses and errors should be low, all else high."""
+    if best is None:
+        return value == value
+    return value < best if lower_is_better(metric) else value > best
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether less of a metric is better.
+
+    >>> lower_is_better("loss"), lower_is_better("word_error"), lower_is_better("exact")
+    (True, True, False)
+    """
+    return any(word in metric for word in ("loss", "perplexity", "bits", "error"))

@@ -1,0 +1,241 @@
+"""A learner spread over many processes, and how its tensors come together again.
+
+    world = join(section)                       from torchrun's environment; a world of one without it
+    module = spread(learner, world, section)    whole copies (ddp), sharded parameters (fsdp), cut matrices (tensor)
+    pieces_of(name, tensor, world)              what this process writes of a tensor into a checkpoint
+    fill(tensor, checkpoint, name, world)       the reverse, whatever the number of processes was
+
+A checkpoint knows whole tensors and boxes of them, nothing of processes: a run may go on with more, fewer or one.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from qkv.blocks.block import Block
+from qkv.errors import QkvError, UsageError
+from qkv.train.pieces import Piece
+from qkv.train.recipe import TrainSection
+from qkv.train.row_order import RowOrder
+from qkv.train.world import DATA, TENSOR, World, cut_along, join, local, spread_out
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+__all__ = ["Source", "World", "fill", "gather", "give_out", "join", "pieces_of", "spread"]
+
+
+class Source(Protocol):
+    """What tensors are filled from: a checkpoint."""
+
+    def whole(self, name: str) -> Tensor: ...
+    def box(self, name: str, offset: tuple[int, ...], shape: tuple[int, ...]) -> Tensor: ...
+
+
+def spread(learner: nn.Module, world: World, section: TrainSection) -> nn.Module:
+    """Spread a learner over the world; returns what is to be called in its place.
+
+    `learner.network` stays the network, with parameters that are whole or cut. All start with the weights of process
+    0. A learner on the meta device costs no memory before it is cut; its shards are then NaN until `fill` or
+    `give_out` gives them numbers.
+    """
+    if world.mesh is None:
+        return learner
+    network: nn.Module = learner.network  # type: ignore[assignment]
+    meta = any(parameter.is_meta for parameter in learner.parameters())
+    if not world.sharded:
+        if meta:
+            raise QkvError('a network without weights can be spread with train.shard = "fsdp" alone')
+        return _copies(learner.to(world.device), world)
+    if section.precision == "float16":
+        raise UsageError('train.precision = "float16" is for whole copies; sharded parameters take "bfloat16"')
+    if not meta:
+        learner.to(world.device)
+        for tensor in learner.parameters():
+            dist.broadcast(tensor.data, src=0)
+    from qkv.train.tensor_parallel import add_up_gradients, split_network  # loading torch's takes a second
+
+    if world.tensor_size > 1:
+        world.row_orders.update(split_network(network, world.mesh[TENSOR]))
+    if world.data_size > 1:
+        _shard(learner, world, section)
+    if meta:
+        _give_memory(learner, world.device)
+    if world.data_size == 1:
+        add_up_gradients(network)
+    return learner
+
+
+def _copies(learner: nn.Module, world: World) -> nn.Module:
+    """DDP, whose gradients are made sums: its own way is the mean over processes, whatever their labels."""
+    assert world.mesh is not None
+    group = world.mesh.get_group(DATA)
+    # A head that only some objectives read may get no gradient.
+    skips = any(".sentence." in name for name, p in learner.named_parameters() if p.requires_grad)
+    module = DistributedDataParallel(
+        learner,
+        device_ids=[world.device] if world.device.type == "cuda" else None,
+        process_group=group,
+        gradient_as_bucket_view=True,
+        find_unused_parameters=skips,
+    )
+    module.register_comm_hook(group, _add_up)
+    return module
+
+
+def _add_up(group, bucket):  # type: ignore[no-untyped-def]  # torch inspects the types, and not every torch has them
+    work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
+    return work.get_future().then(lambda done: done.value()[0])
+
+
+def _shard(learner: nn.Module, world: World, section: TrainSection) -> None:
+    """FSDP2: each block gathers its parameters when it runs; what is outside of blocks belongs to the learner."""
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+    assert world.mesh is not None
+    policy = MixedPrecisionPolicy()
+    if world.device.type == "cuda" and section.precision in ("auto", "bfloat16"):
+        # Weights travel as bfloat16, gradients are added up in float32; the types of activations are autocast's.
+        policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    for module in [m for m in learner.modules() if isinstance(m, Block)] + [learner]:
+        # Given back after each forward pass, also by the learner itself: else, after an evaluation, its whole copies
+        # would stay, and stay as they were when averages or a checkpoint change the shards beneath them.
+        sharded = fully_shard(module, mesh=world.mesh[DATA], mp_policy=policy, reshard_after_forward=True)
+        assert isinstance(sharded, FSDPModule)
+        sharded.set_gradient_divide_factor(1.0)  # sums, not means
+        sharded.set_force_sum_reduction_for_comms(True)
+
+
+def _give_memory(learner: nn.Module, device: torch.device) -> None:
+    """Replace parameters on the meta device by memory full of NaN; what was tied stays tied."""
+    made: dict[int, nn.Parameter] = {}
+    for module in learner.modules():
+        for name, old in list(module.named_parameters(recurse=False)):
+            if id(old) not in made:
+                new = torch.full_like(old.detach(), float("nan"), device=device)
+                made[id(old)] = nn.Parameter(new, requires_grad=old.requires_grad)
+            module.register_parameter(name, made[id(old)])
+
+
+def pieces_of(name: str, tensor: Tensor, world: World | None = None) -> list[Piece]:
+    """What this process writes of a tensor; nothing where another process writes the same."""
+    world = _grid(name, tensor, world)
+    shape = tuple(tensor.shape)
+    if not spread_out(tensor):
+        return [Piece.whole(tensor.detach())] if world.rank == 0 else []
+    data, along_tensor = cut_along(tensor)
+    if (not data and world.data_rank) or (not along_tensor and world.tensor_rank):
+        return []
+    here = local(tensor.detach())
+    return [Piece(here.narrow(0, start, rows), offset, shape) for start, rows, offset in _boxes(name, tensor, world)]
+
+
+def fill(tensor: Tensor, source: Source | Mapping[str, Tensor], name: str, world: World | None = None) -> None:
+    """Copy the numbers of `name` into what this process holds of a tensor."""
+    world = _grid(name, tensor, world)
+    with torch.no_grad():
+        if not spread_out(tensor):
+            whole = source[name] if isinstance(source, Mapping) else source.whole(name)
+            _check_shape(name, tensor, whole)
+            tensor.copy_(whole)
+            return
+        here = local(tensor.detach())
+        for start, rows, offset in _boxes(name, tensor, world):
+            mine = here.narrow(0, start, rows)
+            if isinstance(source, Mapping):
+                _check_shape(name, tensor, source[name])
+                box = source[name][tuple(slice(o, o + n) for o, n in zip(offset, mine.shape, strict=True))]
+            else:
+                box = source.box(name, offset, tuple(mine.shape))
+            mine.copy_(box)
+
+
+def _check_shape(name: str, tensor: Tensor, found: Tensor) -> None:
+    if tensor.shape != found.shape:
+        raise QkvError(f"{name}: the checkpoint has {list(found.shape)}, the run {list(tensor.shape)}")
+
+
+def _grid(name: str, tensor: Tensor, world: World | None) -> World:
+    """The world that was given; or, where rows are in their own order for sure, the one that torch knows of."""
+    if world is not None or not (dist.is_available() and dist.is_initialized()):
+        return world or World()
+    alone = World(rank=dist.get_rank(), size=dist.get_world_size())
+    if spread_out(tensor) and (tensor.device_mesh.mesh_dim_names, tensor.device_mesh.size()) != ((DATA,), alone.size):
+        raise QkvError(f"{name} is spread over a grid of processes: say which one (world=)")
+    return alone
+
+
+def _boxes(name: str, tensor: "DTensor", world: World) -> list[tuple[int, int, tuple[int, ...]]]:
+    """What is here of a tensor, as (first row here, rows, offset in the whole tensor as others know it)."""
+    first, size = _here(tensor)
+    if 0 in size:
+        return []
+    order = _order_of(name, world)
+    if order is None:
+        return [(0, size[0], tuple(first))]
+    runs = order.between(first[0], first[0] + size[0])
+    return [(new - first[0], rows, (old, *first[1:])) for new, old, rows in runs]
+
+
+def _here(tensor: "DTensor") -> tuple[list[int], list[int]]:
+    """Where the part that is here begins in the whole tensor, and how far it reaches.
+
+    Matrices are cut over `tensor` first, in even parts, and then over `data`: ⌈n/k⌉ rows each while there are any.
+    """
+    first, size = [0] * tensor.ndim, list(tensor.shape)
+    mesh = tensor.device_mesh
+    place = mesh.get_coordinate()
+    assert place is not None
+    for axis in reversed(range(mesh.ndim)):  # tensor comes last in the grid
+        dim = getattr(tensor.placements[axis], "dim", None)
+        if dim is not None:
+            step = -(-size[dim] // mesh.size(axis))
+            begin = min(step * place[axis], size[dim])
+            first[dim] += begin
+            size[dim] = min(step, size[dim] - begin)
+    assert tuple(size) == tuple(local(tensor.detach()).shape), "torch cuts tensors in another way than it did"
+    return first, size
+
+
+def _order_of(name: str, world: World) -> RowOrder | None:
+    """The row order of a parameter or of something kept beside it, as optimizer.exp_avg.NAME."""
+    while name:
+        if name in world.row_orders:
+            return world.row_orders[name]
+        name = name.partition(".")[2]
+    return None
+
+
+def give_out(network: nn.Module, whole: nn.Module | None, world: World) -> None:
+    """Start a spread network with the weights of `whole`, which process 0 alone needs to hold (on its CPU, say).
+
+    The weights are then those that one process would have started with, at the price of one process's memory.
+    """
+    theirs = dict(whole.named_parameters()) if whole is not None else {}
+    for name, parameter in network.named_parameters():
+        values = torch.empty(parameter.shape, dtype=parameter.dtype, device=world.device)
+        if world.rank == 0:
+            values.copy_(theirs[name].detach())
+        if world.mesh is not None:
+            dist.broadcast(values, src=0)
+        fill(parameter, {name: values}, name, world)
+
+
+def gather(named: Iterable[tuple[str, Tensor]], world: World) -> Iterator[tuple[str, Tensor]]:
+    """Whole tensors from cut ones, one at a time, on every process. All must ask, for the same names in one order.
+
+    Each process lays its pieces into zeros, and the sum is the tensor.
+    """
+    for name, tensor in named:
+        if not spread_out(tensor):
+            yield name, tensor.detach()
+            continue
+        whole = torch.zeros(tensor.shape, dtype=tensor.dtype, device=world.device)
+        for piece in pieces_of(name, tensor, world):
+            whole[tuple(slice(o, o + n) for o, n in zip(*piece.box, strict=True))] = piece.values
+        dist.all_reduce(whole)
+        yield name, whole

@@ -1,0 +1,194 @@
+"""The loss: over labelled places alone, counted by labels, the same however a batch is cut up."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from rows_made import OBJECTIVES
+from torch.nn import functional as F
+
+from qkv.blocks import HeadConfig, StackConfig
+from qkv.data.batch import Batch
+from qkv.data.loader import Loader
+from qkv.data.objectives import IGNORE
+from qkv.data.rows import Rows
+from qkv.models import Config, Network, build
+from qkv.train import learner as module
+from qkv.train.learner import Learner, label_counts, lesson_of
+from qkv.train.recipe import ObjectiveSection
+
+CPU = torch.device("cpu")
+STACK = StackConfig(vocab=400, width=16, layers=1, heads=2, ffn_width=32, types=2)
+ONE = torch.ones((), dtype=torch.float64)
+LM = HeadConfig(kind="lm", outputs=400)
+
+# Which network learns which objective.
+CASES = {
+    "next token": ("decoder", LM),
+    "masked": ("encoder", HeadConfig(kind="mlm", outputs=400, dense="gelu", dense_norm=True)),
+    "next sentence": ("encoder", HeadConfig(kind="mlm", outputs=400, sentence_outputs=2)),
+    "pairs": ("seq2seq", LM),
+    "span corruption": ("seq2seq", LM),
+    "denoise": ("seq2seq", LM),
+    "classify": ("encoder", HeadConfig(kind="classify", outputs=5)),
+    "tags": ("encoder", HeadConfig(kind="tag", outputs=5)),
+    "answers": ("encoder", HeadConfig(kind="span", outputs=2)),
+    "contrast": ("encoder", HeadConfig(kind="embed", pool="mean", unit=True)),
+}
+
+
+def network(family: str, head: HeadConfig) -> Network:
+    torch.manual_seed(0)
+    sides = {"decoder": ("decoder",), "encoder": ("encoder",), "seq2seq": ("encoder", "decoder")}[family]
+    return build(Config(**dict.fromkeys(sides, STACK), head=head), dtype=torch.float64)
+
+
+def a_batch(name: str, tokens: int = 1200) -> Batch:
+    objective = OBJECTIVES[name]()
+    return next(iter(Loader(Rows(objective, batch_tokens=max(tokens, sum(objective.capacity)), seed=1))))
+
+
+def loss_of(learner: Learner, batches: list[Batch], round_to: int = 1) -> torch.Tensor:
+    labels, answers = (sum(counts) for counts in zip(*map(label_counts, batches), strict=True))
+    shares = [
+        learner(lesson_of(batch, CPU, round_to), ONE / max(labels, 1), ONE / max(answers, 1)) for batch in batches
+    ]
+    return torch.stack(shares).sum()
+
+
+def gradient_of(learner: Learner, batches: list[Batch]) -> list[torch.Tensor]:
+    learner.zero_grad()
+    loss_of(learner, batches).backward()
+    return [p.grad.clone() for p in learner.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_objective_has_a_loss_that_reaches_the_embedding(name: str) -> None:
+    learner = Learner(network(*CASES[name]), ObjectiveSection())
+    loss = loss_of(learner, [a_batch(name)])
+    loss.backward()
+    assert torch.isfinite(loss)
+    first = next(learner.parameters())
+    assert first.grad is not None
+    assert first.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "contrast"])
+def test_micro_batches_add_up_to_the_batch(name: str) -> None:
+    """Trap 17: ragged rows, a short last part; averaging the parts' averages would differ."""
+    learner = Learner(network(*CASES[name]), ObjectiveSection(label_smoothing=0.1)).train()
+    batch = a_batch(name, 3000)
+    assert batch.rows > 2
+    parts = batch.split(2)
+    whole, split = gradient_of(learner, [batch]), gradient_of(learner, parts)
+    for one, other in zip(whole, split, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-13)
+
+
+def test_averages_of_averages_would_be_found() -> None:
+    learner = Learner(network(*CASES["next token"]), ObjectiveSection())
+    parts = a_batch("next token", 3000).split(2)
+    counts = [label_counts(part)[0] for part in parts]
+    assert counts[0] != counts[1]
+    wrong = sum(float(loss_of(learner, [part])) for part in parts) / len(parts)
+    assert wrong != pytest.approx(float(loss_of(learner, parts)), rel=1e-9)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("name", ["next token", "masked", "pairs", "tags"])
+def test_padding_changes_neither_loss_nor_gradient(name: str, smoothing: float) -> None:
+    """Trap 16: places without a label count for nothing, smoothed or not."""
+    learner = Learner(network(*CASES[name]), ObjectiveSection(label_smoothing=smoothing)).train()
+    batch = a_batch(name)
+
+    def padded(tensor: torch.Tensor | None, value: int) -> torch.Tensor | None:
+        return None if tensor is None else F.pad(tensor, (0, 9), value=value)
+
+    longer = replace(
+        batch,
+        ids=padded(batch.ids, 7),
+        segment=padded(batch.segment, 0),
+        position=padded(batch.position, 0),
+        labels=padded(batch.labels, IGNORE),
+        types=padded(batch.types, 0),
+    )
+    torch.testing.assert_close(loss_of(learner, [batch]), loss_of(learner, [longer]), rtol=1e-12, atol=0)
+    for one, other in zip(gradient_of(learner, [batch]), gradient_of(learner, [longer]), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", ["masked", "pairs", "next token"])
+def test_the_loss_is_the_cross_entropy_of_all_logits_written_out(name: str) -> None:
+    learner = Learner(network(*CASES[name]), ObjectiveSection(label_smoothing=0.2)).train()
+    batch = a_batch(name)
+    x, place = learner.vectors(batch)
+    logits = learner.network.head(x, place).flatten(0, 1)
+    labels = batch.labels.flatten()
+    known = labels != IGNORE
+    likely = logits[known].log_softmax(-1)
+    right = likely.gather(1, labels[known][:, None])[:, 0]
+    written_out = -(0.8 * right + 0.2 * likely.mean(-1)).sum() / known.sum()
+    torch.testing.assert_close(loss_of(learner, [batch]), written_out, rtol=1e-12, atol=0)
+
+
+def test_logits_are_made_for_labelled_places_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = Learner(network(*CASES["masked"]), ObjectiveSection())
+    batch = a_batch("masked")
+    read = learner.network.head.read
+    sizes = []
+    monkeypatch.setattr(learner.network.head, "read", lambda x: sizes.append(len(x)) or read(x))
+    loss_of(learner, [batch])
+    assert sizes == [batch.label_count]
+    assert batch.label_count < batch.ids.numel() / 4
+
+
+def test_rounding_up_the_places_changes_nothing() -> None:
+    learner = Learner(network(*CASES["masked"]), ObjectiveSection(label_smoothing=0.1))
+    batch = a_batch("masked")
+    assert lesson_of(batch, CPU, 64).places.numel() % 64 == 0
+    torch.testing.assert_close(loss_of(learner, [batch]), loss_of(learner, [batch], 64), rtol=1e-13, atol=0)
+
+
+def test_large_vocabularies_are_read_in_parts_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = Learner(network(*CASES["pairs"]), ObjectiveSection(label_smoothing=0.1))
+    batch = a_batch("pairs")
+    whole = gradient_of(learner, [batch])
+    monkeypatch.setitem(module.MOST_LOGITS, "cpu", 400 * 100)
+    read, sizes = learner.network.head.read, []
+    monkeypatch.setattr(learner.network.head, "read", lambda x: sizes.append(len(x)) or read(x))
+    for one, other in zip(whole, gradient_of(learner, [batch]), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
+    assert max(sizes) <= 100
+
+
+def test_evaluation_is_not_smoothed() -> None:
+    learner = Learner(network(*CASES["pairs"]), ObjectiveSection(label_smoothing=0.3))
+    plain = Learner(learner.network, ObjectiveSection())
+    batch = a_batch("pairs")
+    assert float(loss_of(learner.train(), [batch])) != float(loss_of(plain.train(), [batch]))
+    assert float(loss_of(learner.eval(), [batch])) == float(loss_of(plain.eval(), [batch]))
+
+
+def test_an_answer_is_chosen_within_its_own_text() -> None:
+    """Changing another text of the row changes nothing of what a text's answer costs."""
+    learner = Learner(network(*CASES["answers"]), ObjectiveSection()).eval()
+    batch = a_batch("answers", 2000)
+    row = int(np.argmax([len(examples) for examples in batch.examples]))
+    assert len(batch.examples[row]) > 1
+    only = torch.full_like(batch.span_starts, IGNORE)
+    starts, ends = only.clone(), only.clone()
+    starts[row, 0], ends[row, 0] = batch.span_starts[row, 0], batch.span_ends[row, 0]
+    asked = replace(batch, span_starts=starts, span_ends=ends)
+    other = replace(asked, ids=torch.where(batch.segment == 2, 9, batch.ids))
+    assert not torch.equal(asked.ids[row], other.ids[row])
+    torch.testing.assert_close(
+        learner(lesson_of(asked, CPU), ONE, ONE), learner(lesson_of(other, CPU), ONE, ONE), rtol=1e-12, atol=0
+    )
+
+
+def test_contrast_falls_when_partners_are_alike() -> None:
+    learner = Learner(network(*CASES["contrast"]), ObjectiveSection())
+    batch = a_batch("contrast")
+    same = replace(batch, source_ids=batch.ids, source_segment=batch.segment, source_position=batch.position)
+    assert float(loss_of(learner, [same])) < float(loss_of(learner, [batch]))
