@@ -59,7 +59,7 @@ class Evaluator:
         found: dict[str, float] = {}
         samples: Sequence[Sample] = ()
         metric = self.metric
-        with resting(self.network), ema.swapped() if ema is not None else nullcontext():
+        with resting(self.module), ema.swapped() if ema is not None else nullcontext():
             if self.valid is not None:
                 found["loss"] = self.loss(self.valid)
             if self.judge is not None:

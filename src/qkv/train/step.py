@@ -22,7 +22,7 @@ from qkv.data.batch import Batch
 from qkv.data.draw import number
 from qkv.errors import QkvError
 from qkv.train.learner import Lesson, label_counts, lesson_of
-from qkv.train.optimizer import set_lr
+from qkv.train.optimizer import optimizer_tensors, set_lr
 from qkv.train.recipe import TrainSection
 from qkv.train.scale import World
 
@@ -194,6 +194,8 @@ class Stepper:
     def _capture(self, lesson: Lesson, weights: Tensor) -> tuple[Lesson, Tensor, torch.cuda.CUDAGraph]:
         """Record a step. Running it up to the gradient warms it up; nothing that lasts is changed by that."""
         held, held_weights = like(lesson), weights.clone()
+        # Made now: state that the graph itself made would be made anew, empty, at every replay.
+        optimizer_tensors(self.optimizer, [(str(number), p) for number, p in enumerate(self.parameters)])
 
         def backward() -> Tensor:
             with self.autocast():
