@@ -43,9 +43,15 @@ def said(model, two):
 def test_transformers_reads_an_exported_folder_to_the_same_numbers(case, tmp_path):
     two = pair(case)
     cls = two.ours(torch.float32).export(tmp_path / "out")
-    first, second = said(two.theirs, two), said(reload(tmp_path / "out", cls), two)
+    again = reload(tmp_path / "out", cls)
+    weights, reread = two.theirs.state_dict(), again.state_dict()
+    both = (weights.keys() & reread.keys()) - {*UNUSED, *FIXED}
+    assert len(both) > 5
+    assert [name for name in both if not torch.equal(weights[name], reread[name])] == []
+    first, second = said(two.theirs, two), said(again, two)
     assert first.keys() == second.keys()
-    assert [name for name in first if not torch.equal(first[name], second[name])] == []
+    for name in first:  # some processors add up in another order where a file's bytes lie otherwise in memory
+        torch.testing.assert_close(first[name], second[name], rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
 
 
 @pytest.mark.parametrize("case", cases())
