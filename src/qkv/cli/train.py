@@ -52,10 +52,10 @@ def train(recipe: str, /, *changes: str, dry_run: bool = False, processes: int =
     with training_watcher() as watch, stages_bar() as progress:
         trained = train_recipe(opened, watch=watch, progress=progress)
     end = trained.end
-    scores = ", ".join(f"{name} {value:.4g}" for name, value in end.metrics.items())
+    told = [f"{end.step:,} steps", *(f"{name} {value:.4g}" for name, value in end.metrics.items())]
     print_done(
         json,
-        f"{end.folder}: {end.step:,} steps, {scores}\nTry it: qkv run {end.folder} …",
+        f"{end.folder}: {', '.join(told)}\nTry it: qkv run {end.folder} …",
         {"run": end.folder, "step": end.step, "seconds": end.seconds, "reason": end.reason, "metrics": end.metrics},
     )
     return None

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from qkv import store
-from qkv.errors import UsageError
+from qkv.errors import QkvError, UsageError
 from qkv.models import Config, Network
 from qkv.tasks.evaluate import evaluate, main_metric
 from qkv.tasks.prepare import Prepared, prepare
@@ -33,6 +33,10 @@ from qkv.train.watch import End, EvalReport, Sample, Start, StepReport, Watcher
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is (0: not known)."""
+
+
+TRANSPORTS = ("gloo", "NCCL")
+"""What processes talk by. An error of theirs is another process's end, seen from here."""
 
 
 @dataclass
@@ -54,8 +58,8 @@ def open_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """
     recipe = recipe_file.read(name, overrides)
     path = Path(name).expanduser()
-    begun_here = path.is_dir() and RunFolder(path).begun
-    if begun_here:
+    elsewhere = any(change.partition("=")[0].strip() == "run" for change in overrides)
+    if path.is_dir() and RunFolder(path).begun and not elsewhere:
         recipe = replace(recipe, run=str(path))
     elif not recipe.run:
         recipe = replace(recipe, run=str(Path("runs") / path.stem))
@@ -75,6 +79,11 @@ def train(
         trained = train_in(world, recipe, watch, progress)
     except BaseException as error:
         world.leave(failed=not isinstance(error, Stopped))
+        if world.size > 1 and isinstance(error, RuntimeError) and any(name in str(error) for name in TRANSPORTS):
+            raise QkvError(
+                f"process {world.rank} has lost another one ({str(error).splitlines()[0]}), which may have said why. "
+                f"The run goes on from its newest checkpoint with: qkv train {recipe.run}"
+            ) from error
         raise
     world.leave()
     return trained
@@ -259,6 +268,8 @@ def write_model(folder: RunFolder, prepared: Prepared, network: Network, end: En
     facts = {
         "data": data or ", ".join(recipe.data.mix),
         "recipe": f"{recipe.objective.kind}, {end.step:,} steps in {end.seconds / 60:.1f} minutes; see recipe.toml",
-        "scores": ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()) + " on held-out data",
     }
+    if metrics:
+        scores = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+        facts["scores"] = f"{scores} on held-out data"
     store.write(folder.path, prepared.config, network, prepared.tokenizer, facts=facts)

@@ -1,7 +1,7 @@
 """Proof that a run survives being killed, on the user's own recipe and machine.
 
 The recipe is trained for a few steps twice, in processes of their own: once straight through, once killed with
-SIGKILL after its first checkpoint and continued. Weights, the optimizer's state and the log must be the same, bit for
+SIGKILL between two checkpoints and continued. Weights, the optimizer's state and the log must be the same, bit for
 bit.
 """
 
@@ -18,12 +18,18 @@ from typing import Any
 
 import torch
 
-from qkv.errors import QkvError
+from qkv.errors import QkvError, UsageError
+from qkv.tasks.training import open_recipe, train
+from qkv.train import recipe_file
 from qkv.train.checkpoint_read import Checkpoint
+from qkv.train.recipe import Recipe
 from qkv.train.run_folder import RunFolder
+from qkv.train.watch import StepReport, Watcher
 
 PATIENCE = 1800.0
 """Seconds that a run of a few steps may take."""
+LEAST = 4
+"""Steps: to save, to go on, to die, to go on."""
 NOT_COMPARED = ("seconds", "kind", "tokens_per_second")
 
 
@@ -33,7 +39,7 @@ class Verified:
 
     same: bool
     steps: int
-    killed_after: int  # the step of the checkpoint that the second run was seen to have written
+    killed_after: int  # the step that the second run had come to; its newest checkpoint was older
     tensors: int
     lines: int  # of the log
     difference: str  # the first one, in words
@@ -51,65 +57,62 @@ def verify_resume(
     progress: Callable[[str], None] | None = None,
 ) -> Verified:
     """Train, kill, continue, compare. The two runs are left in `folder`, as `whole` and `killed`."""
-    if steps < 4:
-        raise QkvError(f"steps = {steps}: at least 4 are needed to save, die and go on")
+    if steps < LEAST:
+        raise UsageError(f"steps = {steps}: at least {LEAST} are needed to save, die and go on")
     tell = progress or (lambda text: None)
     save = max(1, steps // 3)
-    short = [
-        f"train.steps={steps}",
-        "train.minutes=0",
-        "train.epochs=0",
-        f"train.save_every={save}",
-        "train.log_every=1",
-    ]
-    short += [f"train.eval_every={steps}", "train.eval_examples=8", "train.patience=0"]
-    whole, killed = folder / "whole", folder / "killed"
+    file, whole, killed = folder / "recipe.toml", folder / "whole", folder / "killed"
+    recipe_file.write(shortened(recipe, overrides, steps, save), file)
     tell(f"training {steps} steps")
-    finish(start([recipe, *overrides, *short, f"run={whole}"]))
-    tell(f"training again, to be killed after step {save}")
-    step = kill_after(start([recipe, *overrides, *short, f"run={killed}"]), killed, save)
+    finish(start("qkv", "train", file, f"run={whole}"))
+    tell(f"training again, killed after step {save + 1}")
+    finish(start(__name__, file, killed, save), killed=True)
+    step = RunFolder(killed).records()[-1]["step"]
     tell("going on")
-    finish(start([str(killed)]))
+    finish(start("qkv", "train", killed))
     tell("comparing")
     tensors, difference = compare(last(whole), last(killed))
     lines, told = compare_logs(whole, killed)
-    difference = difference or told
+    difference = told or difference  # the log knows when it began
     return Verified(not difference, steps, step, tensors, lines, difference)
 
 
-def start(arguments: Sequence[str]) -> subprocess.Popen[str]:
+def shortened(name: str, overrides: Sequence[str], steps: int, save: int) -> Recipe:
+    """A recipe for a few steps: the same model, data and arithmetic."""
+    few = [f"train.steps={steps}", "train.minutes=0", "train.epochs=0", "train.patience=0", "train.track=[]"]
+    often = [f"train.save_every={save}", "train.log_every=1", f"train.eval_every={steps}", "train.eval_examples=8"]
+    return recipe_file.read(name, [*overrides, *few, *often])
+
+
+class Killer(Watcher):
+    """Kills its own process, without a word, at the step after a checkpoint."""
+
+    def __init__(self, run: Path, save: int) -> None:
+        self.checkpoints, self.save = RunFolder(run).checkpoints, save
+
+    def step(self, report: StepReport) -> None:
+        if report.step > self.save:
+            while self.save not in self.checkpoints.steps():  # it is being written
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def start(module: str, *arguments: object) -> subprocess.Popen[str]:
     """Start a run in a process of its own."""
-    command = [sys.executable, "-m", "qkv", "train", *arguments]
+    command = [sys.executable, "-m", module, *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
-def finish(process: subprocess.Popen[str]) -> None:
-    """Wait for a run; raise what it said where it failed."""
+def finish(process: subprocess.Popen[str], *, killed: bool = False) -> None:
+    """Wait for a run; raise what it said where it did not end as it should."""
     try:
         _, said = process.communicate(timeout=PATIENCE)
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
         raise QkvError(f"a run of a few steps did not end within {PATIENCE:.0f} seconds") from None
-    if process.returncode:
+    if process.returncode != (-signal.SIGKILL if killed else 0):
         raise QkvError(f"a run ended with exit code {process.returncode}:\n{said.strip()[-2000:]}")
-
-
-def kill_after(process: subprocess.Popen[str], run: Path, step: int) -> int:
-    """Kill a run as soon as it has the checkpoint of a step."""
-    checkpoints = RunFolder(run).checkpoints
-    began = time.monotonic()
-    while step not in checkpoints.steps():
-        if process.poll() is not None:
-            finish(process)
-            raise QkvError("the run ended before it could be killed; use more steps")
-        if time.monotonic() - began > PATIENCE:
-            process.kill()
-            raise QkvError(f"a run of a few steps did not save within {PATIENCE:.0f} seconds")
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    return max(checkpoints.steps())
 
 
 def last(run: Path) -> Checkpoint:
@@ -141,9 +144,13 @@ def compare_logs(one: Path, other: Path) -> tuple[int, str]:
     for a, b in zip(*logs, strict=False):
         for name in a:
             if name not in NOT_COMPARED and a[name] != b.get(name):
-                return len(
-                    logs[0]
-                ), f"log, step {a.get('step')}: {name} is {json.dumps(a[name])} and {json.dumps(b.get(name))}"
+                one_has, other_has = json.dumps(a[name]), json.dumps(b.get(name))
+                return len(logs[0]), f"at step {a.get('step')} of the log, {name} is {one_has} and {other_has}"
     if len(logs[0]) != len(logs[1]):
         return len(logs[0]), f"one log has {len(logs[0])} lines, the other {len(logs[1])}"
     return len(logs[0]), ""
+
+
+if __name__ == "__main__":  # the run that is to die
+    file, run, save = sys.argv[1:]
+    train(open_recipe(file, [f"run={run}"]), watch=Killer(Path(run), int(save)))

@@ -84,6 +84,7 @@ class Keeper:
                 fill(tensor, found, name, self.stepper.world)
         if self.stepper.scaler is not None and found.state["scaler"]:
             self.stepper.scaler.load_state_dict(found.state["scaler"])
-        self.stepper.parts = max(self.stepper.parts, int(found.state["parts"]))
+        if self.stepper.section.micro_batch == "auto":
+            self.stepper.parts = int(found.state["parts"])
         self.loader.load(found.state["data"])
         return Progress.from_dict(found.state["progress"])

@@ -8,9 +8,11 @@ function of the recipe: a run that is killed and continued ends with the same we
 """
 
 import logging
+import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,9 +24,10 @@ from qkv.data.rows import Rows
 from qkv.errors import QkvError, UsageError
 from qkv.models import Network
 from qkv.train.average import Ema, Mean
+from qkv.train.checkpoint import Checkpoints
 from qkv.train.checkpoint_read import Checkpoint
 from qkv.train.evaluation import Evaluator, Judge, resting
-from qkv.train.keeper import WEIGHTS, Keeper
+from qkv.train.keeper import AVERAGE, WEIGHTS, Keeper
 from qkv.train.learner import Learner
 from qkv.train.optimizer import make_optimizer
 from qkv.train.progress import Budget, Progress, due
@@ -100,17 +103,22 @@ def fit(job: Job) -> End:
         )
     if found is not None:
         progress = keeper.restore(found)
-        if world.rank == 0:
-            job.folder.truncate_after(progress.step)
         notes += [*found.passed_over, f"going on from step {progress.step:,}"]
+    if world.rank == 0:
+        job.folder.truncate_after(progress.step)
     watch.start(start_of(job, progress, notes))
 
     began = time.monotonic() - progress.seconds
-    done = budget.done(progress.step, progress.seconds, loader.cursor.window)
-    pace = Pace(progress, done)
+    done = budget.done(progress.step, progress.seconds, loader.cursor)
+    pace = Pace(progress, done, world)
     recent: deque[tuple[int, Batch]] = deque(maxlen=section.log_every + 1)
-    reason = "" if done < 1 else budget.reason(progress.step, progress.seconds)
-    with StopSignals(several=world.size > 1) as signals:
+    with StopSignals(several=world.size > 1) as signals, left_in_order(loader, checkpoints):
+        if progress.owed:
+            progress.owed = False
+            watch.evaluated(report := evaluate(progress, ema))
+            if report.best:
+                checkpoints.mark_best(progress.step)
+        reason = budget.reason(progress.step, progress.seconds) if done >= 1 else given_up(section, progress)
         batches = iter(loader)
         while not reason:
             batch = next(batches, None)
@@ -121,8 +129,8 @@ def fit(job: Job) -> End:
             lr = lr_at(section, progress.step, done)
             take_step(stepper, batch, progress.step, lr, signals.asked is not None, time.monotonic() - began)
             progress.step += 1
-            progress.tokens += batch.real_tokens
             progress.loss_steps += 1
+            pace.tokens += batch.real_tokens
             if ema is not None:
                 ema.update()
 
@@ -130,38 +138,42 @@ def fit(job: Job) -> End:
             stop, progress.seconds = (
                 (signals.asked is not None, time.monotonic() - began) if alone else stepper.agreed()
             )
-            before, done = done, budget.done(progress.step, progress.seconds, loader.cursor.window)
+            before, done = done, budget.done(progress.step, progress.seconds, loader.cursor)
             log_now = progress.step % section.log_every == 0 or done >= 1
-            evaluate_now = due(section.eval_every, progress.step, before, done) and done < 1 and not stop
+            # The last weights are evaluated once they are final, unless it is to be known whether they are the best.
+            evaluate_now = due(section.eval_every, progress.step, before, done) if done < 1 else section.final == "best"
             save_now = due(section.save_every or section.eval_every, progress.step, before, done) or stop
             if log_now or evaluate_now or save_now or world.device.type == "cpu":
                 check_numbers(stepper, progress, recent, loader, job)
                 progress.loss += stepper.take_loss()
             if log_now:
-                watch.step(pace.report(progress, lr, float(stepper.norm), done, batch.epoch, world))
+                watch.step(pace.report(progress, lr, float(stepper.norm), done, batch.epoch))
             if job.sample is not None and pace.sample_due(progress.seconds):
                 with resting(network), stepper.autocast():
                     sample = job.sample(network)
                 if sample is not None:
                     watch.sampled(progress.step, sample)
-            if evaluate_now:
-                watch.evaluated(evaluate(progress, ema))
+            if evaluate_now and not stop:
+                watch.evaluated(report := evaluate(progress, ema))
+                save_now = save_now or report.best
             if stop:
+                progress.owed = evaluate_now
                 signals.honoured()
             if save_now:
+                pace.count(progress)
                 keeper.save(progress)
             if stop:
-                loader.close()
                 checkpoints.finish()
                 watch.end(End(progress.step, progress.seconds, "signal", {}, job.recipe.run))
                 raise Stopped(signals.asked or 15, progress.step, job.recipe.run)
             if done >= 1:
                 reason = budget.reason(progress.step, progress.seconds)
-            elif section.patience and progress.worse >= section.patience:
-                reason = "patience"
+            else:
+                reason = given_up(section, progress)
         loader.close()
         check_numbers(stepper, progress, recent, loader, job)
         if checkpoints.newest_step() != progress.step:
+            pace.count(progress)
             keeper.save(progress)
         checkpoints.finish()
         world.barrier()
@@ -185,6 +197,24 @@ def prepared(learner: Learner, section: TrainSection, world: World) -> Learner:
     if section.compile == "yes" or (section.compile == "auto" and on_gpu and not world.sharded):
         learner.compile(dynamic=False if on_gpu else None)
     return learner
+
+
+@contextmanager
+def left_in_order(loader: Loader, checkpoints: Checkpoints) -> Iterator[None]:
+    """However a run ends, the checkpoint that is being written is completed and no worker stays behind."""
+    try:
+        yield
+    except BaseException:
+        with suppress(QkvError):  # what went wrong first is what is told
+            checkpoints.finish()
+        raise
+    finally:
+        loader.close()
+
+
+def given_up(section: TrainSection, progress: Progress) -> str:
+    """Whether a run has had enough evaluations that were not better: the reason for its end, or ""."""
+    return "patience" if section.patience and progress.worse >= section.patience else ""
 
 
 def start_of(job: Job, progress: Progress, notes: Sequence[str]) -> Start:
@@ -233,13 +263,12 @@ def check_numbers(
     told = "; ".join(origins[:SHOWN]) + (f" and {len(origins) - SHOWN} more" if len(origins) > SHOWN else "")
     what = f"step {step + 1:,}: the loss or the gradient is not a number, and the weights stay as they were"
     if job.recipe.train.on_nonfinite == "stop":
-        loader.close()
-        job.folder.checkpoints.finish()
         raise QkvError(
-            f"{what}. Its examples: {told}. Look at these, lower train.lr, or go on without such steps with "
-            'train.on_nonfinite="skip"'
+            f"{what}. Its examples: {told}. Look at these; go on without such steps with "
+            f"qkv train {job.recipe.run} train.on_nonfinite=skip, or start anew with a lower train.lr"
         )
     progress.skipped += 1
+    progress.loss_steps -= 1  # it has no loss that could be averaged
     job.watch.note(progress.step, f"{what}; skipped. Its examples: {told}")
 
 
@@ -259,37 +288,44 @@ def take_final_weights(job: Job, network: Network, ema: Ema | None, progress: Pr
     else:
         return []
     for name, parameter in network.named_parameters():
-        fill(parameter, source, WEIGHTS + name, job.world)
+        averaged = ema is not None and parameter.requires_grad  # those were the weights that were found the best
+        fill(parameter, source, (AVERAGE if averaged else WEIGHTS) + name, job.world)
     return [f"the weights are {told}"]
 
 
 class Pace:
     """How fast a run is, and how long it has to go."""
 
-    def __init__(self, progress: Progress, done: float) -> None:
-        self.since, self.tokens = progress.seconds, progress.tokens
+    def __init__(self, progress: Progress, done: float, world: World) -> None:
+        self.world = world
+        self.tokens = 0  # this process's, not counted by all yet
+        self.since, self.told = progress.seconds, progress.tokens
         self.began, self.done_then = progress.seconds, done
         self.sampled = progress.seconds
 
-    def report(self, progress: Progress, lr: float, norm: float, done: float, epoch: int, world: World) -> StepReport:
+    def count(self, progress: Progress) -> None:
+        """Add up the tokens of all processes."""
+        progress.tokens += int(self.world.total(self.tokens))
+        self.tokens = 0
+
+    def report(self, progress: Progress, lr: float, norm: float, done: float, epoch: int) -> StepReport:
         """What happened since the last report, whose sums begin anew."""
+        self.count(progress)
         seconds = progress.seconds
-        tokens = world.total(progress.tokens)
-        gained = world.total(progress.tokens - self.tokens)
         rate = (done - self.done_then) / max(seconds - self.began, 1e-9)
         report = StepReport(
             step=progress.step,
-            loss=progress.loss / max(progress.loss_steps, 1),
+            loss=progress.loss / progress.loss_steps if progress.loss_steps else math.nan,
             lr=lr,
             grad_norm=norm,
-            tokens=int(tokens),
-            tokens_per_second=gained / max(seconds - self.since, 1e-9),
+            tokens=progress.tokens,
+            tokens_per_second=(progress.tokens - self.told) / max(seconds - self.since, 1e-9),
             seconds=seconds,
             done=done,
             seconds_left=(1 - done) / rate if rate > 0 else 0.0,
             epoch=epoch,
         )
-        self.since, self.tokens = seconds, progress.tokens
+        self.since, self.told = seconds, progress.tokens
         progress.loss, progress.loss_steps = 0.0, 0
         return report
 

@@ -3,10 +3,12 @@
 All of it is a few numbers that go into each checkpoint as JSON.
 """
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
 from typing import Any
 
-from qkv.data.rows import Rows
+from qkv.data.rows import START, Cursor, Rows
 from qkv.errors import QkvError
 from qkv.train.recipe import TrainSection
 
@@ -19,12 +21,12 @@ class Progress:
     """What a run has done so far."""
 
     step: int = 0
-    tokens: int = 0  # padding not counted
+    tokens: int = 0  # of all processes, padding not counted
     seconds: float = 0.0
     loss: float = 0.0  # summed over the steps since the last report
-    loss_steps: int = 0
+    loss_steps: int = 0  # those of them that had one
     skipped: int = 0  # steps left out because of numbers that are none
-    evaluated: int = 0  # evaluations so far
+    owed: bool = False  # an evaluation was due at this step, and a signal came first
     best: float | None = None
     best_step: int = 0
     worse: int = 0  # evaluations since the best one
@@ -47,15 +49,21 @@ class Budget:
     steps: int
     seconds: float
     windows: int  # of the data's order, in the epochs asked for
+    units: Callable[[int], int]  # how many units of rows a window has
 
     @classmethod
     def of(cls, section: TrainSection, rows: Rows) -> "Budget":
         windows = rows.order.windows(section.epochs) if section.epochs else 0
-        return cls(section.steps, section.minutes * 60, windows)
+        return cls(
+            section.steps, section.minutes * 60, windows, lru_cache(1)(lambda window: len(rows.plan(window).units))
+        )
 
-    def done(self, step: int, seconds: float, window: int = 0) -> float:
+    def done(self, step: int, seconds: float, cursor: Cursor = START) -> float:
         """The share that is spent, 0 … 1: the largest of the three."""
-        pairs = ((step, self.steps), (seconds, self.seconds), (window, self.windows))
+        read: float = cursor.window
+        if self.windows and cursor.unit:  # a small corpus is a single window: its share must be told within it
+            read += cursor.unit / self.units(cursor.window)
+        pairs = ((step, self.steps), (seconds, self.seconds), (read, self.windows))
         return min(max((spent / all_ for spent, all_ in pairs if all_), default=0.0), 1.0)
 
     def reason(self, step: int, seconds: float) -> str:

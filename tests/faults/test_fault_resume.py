@@ -1,0 +1,260 @@
+"""A run that goes on is the run that never stopped; and it goes on only where it would be the same one."""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fault_runs import (
+    Crash,
+    CrashAfter,
+    changed,
+    difference,
+    files_of,
+    go_on,
+    log_of,
+    newest,
+    notes_of,
+    tiny,
+    train,
+)
+
+from qkv.errors import QkvError
+from qkv.train.recipe import Recipe
+from qkv.train.run_folder import RunFolder
+from qkv.train.watch import Start, Watcher
+
+
+def crash(recipe: Recipe, step: int) -> Path:
+    with pytest.raises(Crash):
+        train(recipe, watch=CrashAfter(step))
+    return Path(recipe.run)
+
+
+# ------------------------------------------------------------------------------------------- the same, bit for bit
+
+CASES: dict[str, dict[str, Any]] = {
+    "everything on": {},
+    "a language model": {"kind": "next_token", "model": {"change": {"width": 16, "layers": 1, "dropout": 0.2}}},
+    "masks drawn anew": {"kind": "masked", "data": {"layout": "padded"}},
+    "no workers, muon": {"train": {"workers": 0, "optimizer": "muon", "ema": 0.0, "lr": 1e-3}},
+    "three workers, lamb": {"train": {"workers": 3, "optimizer": "lamb"}},
+    "bfloat16, sgd": {"train": {"precision": "bfloat16", "optimizer": "sgd", "micro_batch": 0}},
+    "recomputed, reports apart": {"train": {"recompute": True, "log_every": 4, "save_every": 3}},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_ten_steps_are_five_a_crash_and_five(case: str, tmp_path: Path) -> None:
+    recipe = tiny(tmp_path, "whole", **{k: dict(v) if isinstance(v, dict) else v for k, v in CASES[case].items()})
+    train(recipe)
+    broken = crash(changed(recipe, "broken"), 7)
+    saved = newest(broken).step
+    assert 0 < saved < 7 + recipe.train.log_every
+    go_on(broken)
+    assert difference(newest(recipe.run), newest(broken)) == ""
+    assert log_of(recipe.run) == log_of(broken)
+    assert files_of(recipe.run) == files_of(broken)
+    assert f"going on from step {saved}" in notes_of(broken)
+
+
+def test_other_dropout_would_be_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A control: were the random numbers those of a process that has just begun, the weights would differ."""
+    recipe = tiny(tmp_path, "whole")
+    train(recipe)
+    broken = crash(changed(recipe, "broken"), 7)
+    monkeypatch.setattr("qkv.train.step.seed_step", lambda *numbers: None)
+    torch.manual_seed(0)
+    go_on(broken)
+    assert difference(newest(recipe.run), newest(broken)) != ""
+    assert log_of(recipe.run) != log_of(broken)
+
+
+def test_a_crash_before_the_first_checkpoint_begins_anew_with_a_clean_log(tmp_path: Path) -> None:
+    recipe = tiny(tmp_path, "whole", train={"save_every": 0, "eval_every": 9})
+    train(recipe)
+    broken = crash(changed(recipe, "broken"), 7)
+    assert RunFolder(broken).checkpoints.newest() is None
+    go_on(broken)
+    assert difference(newest(recipe.run), newest(broken)) == ""
+    assert log_of(recipe.run) == log_of(broken)
+
+
+def test_the_middle_of_an_epoch_is_found_again(tmp_path: Path) -> None:
+    keys = {"steps": 0, "epochs": 2, "save_every": 4}
+    recipe = tiny(tmp_path, "whole", train=keys)
+    end = train(recipe).end
+    assert end.reason == "epochs"
+    middle = end.step // 4  # of the first epoch
+    broken = crash(changed(recipe, "broken"), middle)
+    assert newest(broken).state["data"]["unit"] > 0
+    assert newest(broken).state["data"]["epoch"] == 0
+    go_on(broken)
+    assert difference(newest(recipe.run), newest(broken)) == ""
+    assert log_of(recipe.run) == log_of(broken)
+
+
+def test_a_run_that_has_ended_is_left_as_it_is(tmp_path: Path) -> None:
+    recipe = tiny(tmp_path)
+    train(recipe)
+    before, files = newest(recipe.run), files_of(recipe.run)
+    again = go_on(recipe.run)
+    assert (again.end.step, again.end.reason) == (10, "steps")
+    assert difference(before, newest(recipe.run)) == ""
+    assert files_of(recipe.run) == files
+
+
+def test_more_steps_go_on_from_the_last(tmp_path: Path) -> None:
+    """With a rate that does not depend on the budget, 5 + 5 steps are 10."""
+    constant = {"schedule": "constant", "warmup": 0.0}
+    recipe = tiny(tmp_path, "whole", train=constant)
+    train(recipe)
+    train(changed(recipe, "longer", steps=5))
+    go_on(tmp_path / "longer", "train.steps=10")
+    assert difference(newest(recipe.run), newest(tmp_path / "longer")) == ""
+
+
+def test_the_number_of_workers_and_parts_may_change(tmp_path: Path) -> None:
+    """Micro-batches of their own size give the same sums, rounding aside; workers change nothing at all."""
+    recipe = tiny(tmp_path, "whole", model={"change": {"width": 16, "layers": 1, "dropout": 0.0}})
+    train(recipe)
+    broken = crash(changed(recipe, "broken"), 7)
+    go_on(broken, "train.workers=2", "train.micro_batch=0")
+    one, other = newest(recipe.run), newest(broken)
+    assert one.state["data"] == other.state["data"]
+    assert (one.state["parts"], other.state["parts"]) == (2, 1)
+    for name in one.names():
+        torch.testing.assert_close(one.whole(name), other.whole(name), rtol=1e-3, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------ what is refused
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recipe]:
+    """A run with a checkpoint, which nobody may go on with."""
+    recipe = tiny(tmp_path_factory.mktemp("begun"), train={"workers": 0})
+    crash(recipe, 7)
+    yield recipe
+    assert newest(recipe.run).step == 5, "a refusal leaves the run as it was"
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("train.lr=0.5", "train.lr: 0.01 → 0.5"),
+        ("train.seed=4", "train.seed: 0 → 4"),
+        ("model.width=32", "model.width: 16 → 32"),
+        ("objective.label_smoothing=0.1", "objective.label_smoothing: 0.0 → 0.1"),
+        ("data.length=64", "data.length: 96 → 64"),
+    ],
+)
+def test_another_recipe_is_refused_with_its_keys(begun: Recipe, change: str, told: str) -> None:
+    with pytest.raises(QkvError, match="begun with another recipe") as error:
+        go_on(begun.run, change)
+    assert told in str(error.value)
+    assert "run=" in str(error.value)
+
+
+def test_what_may_change_is_accepted(tmp_path: Path) -> None:
+    recipe = tiny(tmp_path)
+    crash(recipe, 7)
+    changes = ["train.steps=8", "train.keep=2", "train.log_every=2", "train.eval_every=3", "train.patience=9"]
+    end = go_on(recipe.run, *changes, "train.on_nonfinite=skip", "train.workers=0").end
+    assert end.step == 8
+    assert 'on_nonfinite = "skip"' in (Path(recipe.run) / "recipe.toml").read_text()
+
+
+def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    recipe = tiny(tmp_path)
+    run = crash(recipe, 7)
+    file = run / "tokenizer.json"
+    pieces = json.loads(file.read_text())
+    vocabulary = pieces["model"]["vocab"]
+    one, other = (piece for piece in list(vocabulary)[-2:])
+    vocabulary[one], vocabulary[other] = vocabulary[other], vocabulary[one]
+    file.write_text(json.dumps(pieces))
+    before = newest(run)
+    with pytest.raises(QkvError, match="cannot be continued") as error:
+        go_on(run)
+    assert "tokenizer: was '" in str(error.value)
+    assert difference(before, newest(run)) == ""
+
+
+def test_another_model_is_refused_with_the_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same recipe may mean another model in a later version of this program."""
+    recipe = tiny(tmp_path)
+    run = crash(recipe, 7)
+    config_for = __import__("qkv.tasks.prepare", fromlist=["config_for"]).config_for
+
+    def newer(*arguments: Any) -> Any:
+        config = config_for(*arguments)
+        return replace(config, decoder=replace(config.decoder, norm_eps=1e-3))
+
+    monkeypatch.setattr("qkv.tasks.prepare.config_for", newer)
+    with pytest.raises(QkvError, match="something that it depends on has changed") as error:
+        go_on(run)
+    assert "model.decoder.norm_eps: was " in str(error.value)
+    assert "is 0.001" in str(error.value)
+
+
+def test_other_data_is_refused(tmp_path: Path) -> None:
+    recipe = tiny(tmp_path)
+    run = crash(recipe, 7)
+    file = tmp_path / "pairs.tsv"
+    file.write_text(file.read_text().replace("cat", "cot"))
+    with pytest.raises(QkvError, match="the place in the data cannot be found again"):
+        go_on(run)
+
+
+def test_a_second_job_in_the_folder_is_refused_naming_the_first(tmp_path: Path) -> None:
+    recipe = tiny(tmp_path)
+    told: list[str] = []
+
+    class Second(Watcher):
+        def start(self, start: Start) -> None:
+            with pytest.raises(QkvError) as error:
+                go_on(recipe.run)
+            told.append(str(error.value))
+
+    train(changed(recipe, "alone"))
+    train(recipe, watch=Second())
+    assert f"another job is training here (process {os.getpid()} on " in told[0]
+    assert difference(newest(tmp_path / "alone"), newest(recipe.run)) == "", "the first is not disturbed"
+
+
+# --------------------------------------------------------------------------------------------- damaged checkpoints
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over_with_a_note(tmp_path: Path) -> None:
+    recipe = tiny(tmp_path, "whole", train={"save_every": 2})
+    train(recipe)
+    run = crash(changed(recipe, "broken"), 7)
+    flip(run / "checkpoints" / "step-000000006" / "shard-00000-of-00001.safetensors")
+    go_on(run)
+    assert difference(newest(recipe.run), newest(run)) == ""
+    assert log_of(recipe.run) == log_of(run)
+    notes = notes_of(run)
+    assert "step-000000006" in notes
+    assert "going on from step 4" in notes
+
+
+def test_without_a_sound_checkpoint_nothing_is_trained_over(tmp_path: Path) -> None:
+    recipe = tiny(tmp_path, train={"save_every": 2})
+    run = crash(recipe, 7)
+    for manifest in run.glob("checkpoints/step-*/manifest.json"):
+        flip(manifest)
+    with pytest.raises(QkvError, match="no checkpoint of this run can be read") as error:
+        go_on(run)
+    assert "step-000000006" in str(error.value)
+    assert "step-000000004" in str(error.value)

@@ -1,0 +1,125 @@
+"""`qkv train` and `qkv init` as people type them: rightly, wrongly, and to look first."""
+
+import json
+from pathlib import Path
+
+import pytest
+from fault_runs import tiny, written
+from prepare_samples import sample_files
+
+from qkv import cli
+from qkv.train.run_folder import RunFolder
+
+TINY = ["model.width=16", "model.heads=2", "model.layers=1", "tokenizer.kind=char", "data.length=96"]
+SHORT = [*TINY, "train.steps=3", "train.minutes=0", "train.batch_tokens=1024", "train.eval_examples=4"]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with files and a recipe, to stand in."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("QKV_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "120")
+    sample_files(tmp_path)
+    written(tiny(tmp_path, "mine", train={"steps": 3, "workers": 0}))
+    return tmp_path
+
+
+def said(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int = 0) -> tuple[str, str]:
+    found = cli.call(arguments)
+    caught = capsys.readouterr()
+    assert found == code, caught.err
+    assert "Traceback" not in caught.err
+    return caught.out, caught.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["mine.toml", "train.stpes=3"], ["'stpes'", "[train]", "did you mean 'steps'?"]),
+        (["mine.toml", "trian.steps=3"], ["'trian'", "did you mean 'train'?"]),
+        (["mine.toml", "model.widht=3"], ["'widht'", "did you mean 'width'?"]),
+        (["mine.toml", "steps=3"], ["'steps'", "it belongs in [train]"]),
+        (["mine.toml", "train.steps=many"], ["train.steps", '"many"', "must be a whole number"]),
+        (["mine.toml", "train.optimizer=adamx"], ["train.optimizer", "did you mean 'adam'?"]),
+        (["mine.toml", "objective.kind=pear"], ["objective.kind", "did you mean 'pairs'?"]),
+        (["mine.toml", "train.steps=-1"], ["train.steps = -1", "at least 0"]),
+        (["mine.toml", "train.steps=0"], ["would never end", "train.steps, train.minutes or train.epochs"]),
+        (["mine.toml", "train.steps"], ["write key=value"]),
+        (["mine.toml", "model.lora_rank=4"], ["model.lora_rank", "model.from"]),
+        (["mine.tmol"], ["mine.tmol", "no such recipe file"]),
+        (["date"], ["date", "did you mean 'dates'?"]),
+        (["mine.toml", "--dryrun"], ["--dryrun", "--dry-run"]),
+        (["mine.toml", "--processes", "0"], ["--processes 0", "at least 1"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_mistakes_end_with_two_and_the_nearest_name(
+    here: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: list[str]
+) -> None:
+    out, err = said(capsys, ["train", *arguments], code=2)
+    assert out == ""
+    for word in words:
+        assert word in err
+    assert not (here / "mine").exists(), "nothing has begun"
+
+
+def test_a_mistake_in_the_file_is_named_with_its_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "bad.toml").write_text('[data]\ntrain = "pairs.tsv"\n\n[train]\nsteps = 3\nlearning = 4\n')
+    _, err = said(capsys, ["train", "bad.toml"], code=2)
+    assert "bad.toml:6: unknown key 'learning' in [train]" in err
+
+
+def test_training_says_what_came_of_it(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, err = said(capsys, ["train", "mine.toml"])
+    assert out.splitlines()[0].startswith(f"{here / 'mine'}: 3 steps, exact_match ")
+    assert out.splitlines()[1] == f"Try it: qkv run {here / 'mine'} …"
+    assert "step 3" in err
+    assert "parameters" in err
+    out, _ = said(capsys, ["run", str(here / "mine"), "the cat", "a dog"])
+    assert len(out.splitlines()) == 2
+
+
+def test_for_machines(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = said(capsys, ["train", "mine.toml", "--json"])
+    values = json.loads(out)
+    assert (values["step"], values["reason"]) == (3, "steps")
+    assert values["metrics"].keys() >= {"loss", "exact_match"}
+    assert Path(values["run"]) == here / "mine"
+
+
+def test_without_validation_the_line_ends_with_the_steps(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = said(capsys, ["train", "mine.toml", "data.valid_share=0"])
+    assert out.splitlines()[0] == f"{here / 'mine'}: 3 steps"
+
+
+def test_looking_first_trains_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = said(capsys, ["train", "mine.toml", "--dry-run", "train.lr=0.25"])
+    for words in ("lr = 0.25", "[model]", "total", "parameters", "pairs.tsv", "source", "target"):
+        assert words in out, words
+    assert not (here / "mine").exists()
+    values = json.loads(said(capsys, ["train", "mine.toml", "--dry-run", "--json"])[0])
+    assert values["family"] == "seq2seq"
+    assert values["budget"] == {"steps": 3}
+    assert values["account"]["total"] > 1000
+    assert values["first"][0]["parts"].keys() == {"source", "input", "target"}
+    assert not (here / "mine").exists()
+
+
+def test_a_recipe_written_for_ones_own_file_trains(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = said(capsys, ["init", "translate", "languages.tsv"])
+    assert "wrote translate.toml; next: qkv train translate.toml --dry-run" in out
+    said(capsys, ["train", "translate.toml", "--dry-run", *SHORT], code=0)
+    out, _ = said(capsys, ["train", "translate.toml", *SHORT])
+    run = out.split(":")[0]
+    assert RunFolder(here / run).begun
+    assert len(said(capsys, ["run", run, "the cat"])[0].splitlines()) == 1
+    values = json.loads(said(capsys, ["eval", run, "pairs.tsv", "--limit", "3", "--json"])[0])
+    assert values["records"] == 3
+    _, err = said(capsys, ["init", "translate"], code=1)
+    assert "there already" in err
+
+
+def test_a_task_that_is_none(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, err = said(capsys, ["init", "translat"], code=2)
+    assert "did you mean 'translate'?" in err

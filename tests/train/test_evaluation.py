@@ -1,0 +1,136 @@
+"""Evaluation during a run: the loss over all held-out rows, a judge's metrics, and which weights were the best."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from rows_made import OBJECTIVES
+from test_learner import CASES, network
+
+from qkv.data.loader import Loader
+from qkv.data.rows import Rows
+from qkv.models import Network
+from qkv.train.average import Ema
+from qkv.train.evaluation import Evaluator, resting
+from qkv.train.learner import Learner, label_counts, lesson_of
+from qkv.train.optimizer import make_optimizer
+from qkv.train.progress import Progress
+from qkv.train.recipe import ObjectiveSection, TrainSection
+from qkv.train.scale import World
+from qkv.train.step import Stepper
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Judged:
+    metrics: dict[str, float]
+    main: str
+    samples: list[Any] = field(default_factory=list)
+
+
+def parts(name: str, smoothing: float = 0.0) -> tuple[Network, Learner, Stepper, Rows]:
+    net = network(*CASES[name]).float()
+    learner = Learner(net, ObjectiveSection(label_smoothing=smoothing)).train()
+    section = TrainSection(precision="float32")
+    stepper = Stepper(learner, make_optimizer(net.named_parameters(), section), section, World())
+    objective = OBJECTIVES[name]()
+    return net, learner, stepper, Rows(objective, batch_tokens=2 * sum(objective.capacity) + 10, seed=1)
+
+
+@pytest.mark.parametrize("name", ["next token", "masked", "next sentence", "pairs", "classify", "tags", "answers"])
+def test_the_loss_is_the_mean_over_all_labels_of_an_epoch(name: str) -> None:
+    net, learner, stepper, rows = parts(name, smoothing=0.0 if name == "answers" else 0.3)
+    found = Evaluator(learner, net, stepper, rows, None)(Progress()).metrics["loss"]
+    batches = list(Loader(rows, epochs=1))
+    assert len(batches) > 1
+    labels, answers = (sum(counts) for counts in zip(*map(label_counts, batches), strict=True))
+    learner.eval()
+    shares = [torch.tensor(1 / max(count, 1)) for count in (labels, answers)]
+    with torch.no_grad():
+        whole = sum(float(learner(lesson_of(batch, CPU), *shares)) for batch in batches)
+    assert found == pytest.approx(whole, rel=1e-5)
+
+
+def test_evaluating_leaves_training_as_it_was() -> None:
+    net, learner, stepper, rows = parts("pairs")
+    evaluate = Evaluator(learner, net, stepper, rows, lambda seen: Judged({"training": float(seen.training)}, ""))
+    report = evaluate(Progress())
+    assert report.metrics["training"] == 0.0
+    assert net.training
+    assert all(p.grad is None for p in net.parameters())
+    with resting(net):
+        assert not torch.is_grad_enabled()
+    assert torch.is_grad_enabled()
+
+
+def test_averaged_weights_are_judged_where_there_are_some_and_the_own_come_back() -> None:
+    net, learner, stepper, rows = parts("pairs")
+    ema = Ema(net.named_parameters(), 0.5)
+    averages = {name: p.detach().clone() for name, p in net.named_parameters()}
+    with torch.no_grad():
+        for p in net.parameters():
+            p.add_(1.0)
+    own = {name: p.detach().clone() for name, p in net.named_parameters()}
+    seen: list[dict[str, torch.Tensor]] = []
+
+    def judge(judged: Network) -> Judged:
+        seen.append({name: p.detach().clone() for name, p in judged.named_parameters()})
+        return Judged({"exact": 0.5}, "exact")
+
+    Evaluator(learner, net, stepper, rows, judge)(Progress(), ema)
+    assert all(torch.equal(seen[0][name], average) for name, average in averages.items())
+    assert all(torch.equal(p, own[name]) for name, p in net.named_parameters())
+
+
+def judged_by(values: list[dict[str, float]], metric: str = "", main: str = "exact") -> tuple[list[bool], Progress]:
+    """Which of several evaluations were the best so far, and what is kept of them."""
+    net, learner, stepper, _ = parts("pairs")
+    turn = iter(values)
+    evaluate = Evaluator(learner, net, stepper, None, lambda seen: Judged(dict(next(turn)), main), metric)
+    progress = Progress()
+    bests = []
+    for step in range(1, len(values) + 1):
+        progress.step = step
+        bests.append(evaluate(progress).best)
+    return bests, progress
+
+
+def test_the_judges_main_metric_says_what_is_best() -> None:
+    bests, progress = judged_by([{"exact": 0.1, "loss": 1.0}, {"exact": 0.3, "loss": 2.0}, {"exact": 0.2, "loss": 0.5}])
+    assert bests == [True, True, False]
+    assert (progress.best, progress.best_step, progress.worse) == (0.3, 2, 1)
+
+
+def test_another_metric_may_say_it() -> None:
+    bests, _ = judged_by(
+        [{"exact": 0.1, "loss": 1.0}, {"exact": 0.3, "loss": 2.0}, {"exact": 0.2, "loss": 0.5}], "loss"
+    )
+    assert bests == [True, False, True]
+
+
+def test_a_metric_that_is_not_there_is_the_loss() -> None:
+    bests, _ = judged_by([{"exact": 0.1, "loss": 1.0}, {"exact": 0.0, "loss": 0.5}], "bleu")
+    assert bests == [True, True]
+
+
+def test_what_is_not_a_number_is_never_the_best() -> None:
+    bests, progress = judged_by([{"loss": float("nan")}, {"loss": 2.0}, {"loss": float("nan")}], "loss", "loss")
+    assert bests == [False, True, False]
+    assert progress.best == 2.0
+
+
+def test_the_loss_over_all_rows_goes_before_the_judges() -> None:
+    net, learner, stepper, rows = parts("pairs")
+    report = Evaluator(learner, net, stepper, rows, lambda seen: Judged({"loss": -1.0, "exact": 0.5}, "exact"))(
+        Progress()
+    )
+    assert report.metrics["loss"] > 0
+
+
+def test_without_anything_to_evaluate_on_nothing_is_found() -> None:
+    net, learner, stepper, _ = parts("pairs")
+    report = Evaluator(learner, net, stepper, None, None)(Progress())
+    assert (report.metrics, report.best) == ({}, False)
+    assert not report.samples

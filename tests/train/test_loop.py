@@ -1,0 +1,235 @@
+"""The loop: when it ends, what it evaluates and keeps, and which weights it ends with."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from fault_runs import Crash, CrashAfter, changed, go_on, log_of, newest, notes_of, tiny, train
+from torch import Tensor
+
+from qkv import load
+from qkv.data.loader import Loader
+from qkv.errors import UsageError
+from qkv.tasks.prepare import prepare
+from qkv.tasks.training import Trained
+from qkv.train.evaluation import Evaluator
+from qkv.train.recipe import Recipe
+from qkv.train.run_folder import RunFolder
+
+QUICK = {"workers": 0, "micro_batch": 0, "ema": 0.0, "save_every": 1, "eval_every": 1, "keep": 20, "metric": "loss"}
+
+
+def quick(folder: Path, name: str = "run", **keys: Any) -> Recipe:
+    return tiny(folder, name, train={**QUICK, **keys})
+
+
+def kept(recipe: Recipe, step: int, prefix: str = "model.") -> dict[str, Tensor]:
+    """The weights (or their averages) in a checkpoint."""
+    checkpoint = RunFolder(recipe.run).checkpoints.at(step)
+    names = [name for name in checkpoint.names() if name.startswith(prefix) and name != "average.updates"]
+    return {name.removeprefix(prefix): checkpoint.whole(name) for name in names}
+
+
+def assert_weights(trained: Trained, wanted: dict[str, Tensor]) -> None:
+    """The run's network and the folder that it left have these weights."""
+    for network in (trained.network, load(trained.recipe.run).network):
+        held = dict(network.named_parameters())
+        assert held.keys() == wanted.keys()
+        for name, values in wanted.items():
+            assert torch.equal(held[name].detach(), values), name
+
+
+@pytest.fixture
+def losses(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Lets evaluations find these losses, one for each step; beyond them, what the last one was."""
+
+    def script(*values: float) -> None:
+        def loss(self: Evaluator, rows: Any) -> float:
+            step = int(self.stepper.number) + 1
+            return values[min(step, len(values)) - 1]
+
+        monkeypatch.setattr(Evaluator, "loss", loss)
+
+    return script
+
+
+# ------------------------------------------------------------------------------------------------- when it ends
+
+
+@pytest.mark.parametrize("steps", [1, 7])
+def test_a_budget_in_steps(steps: int, tmp_path: Path) -> None:
+    end = train(quick(tmp_path, steps=steps)).end
+    assert (end.step, end.reason) == (steps, "steps")
+    assert [line["step"] for line in log_of(end.folder, "step")] == list(range(1, steps + 1))
+
+
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_budget_in_epochs_is_every_example_so_many_times(epochs: int, layout: str, tmp_path: Path) -> None:
+    keys = {**QUICK, "steps": 0, "epochs": epochs, "eval_every": 100, "save_every": 100, "batch_tokens": 1024}
+    recipe = tiny(tmp_path, data={"layout": layout}, train=keys)
+    batches = list(Loader(prepare(recipe).rows, epochs=epochs))
+    trained = train(recipe)
+    assert (trained.end.step, trained.end.reason) == (len(batches), "epochs")
+    lines = log_of(recipe.run, "step")
+    assert lines[-1]["tokens"] == sum(batch.real_tokens for batch in batches)
+    rates = [line["lr"] for line in lines]
+    assert max(rates) > 0.8 * recipe.train.lr, "the rate rises, also within a single epoch"
+    assert rates[-1] < 0.2 * recipe.train.lr, "and falls"
+
+
+def test_a_budget_in_minutes_and_what_is_left_of_it_after_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+
+    def monotonic() -> float:
+        nonlocal now
+        now += 0.5
+        return now
+
+    monkeypatch.setattr("qkv.train.loop.time", SimpleNamespace(monotonic=monotonic))
+    recipe = quick(tmp_path, steps=0, minutes=0.25, eval_every=100)
+    end = train(recipe).end
+    assert end.reason == "minutes"
+    assert 15 <= end.seconds < 17
+    assert 5 < end.step < 30
+    with pytest.raises(Crash):
+        train(changed(recipe, "crashed"), watch=CrashAfter(5))
+    spent = newest(tmp_path / "crashed").state["progress"]["seconds"]
+    again = go_on(tmp_path / "crashed").end
+    assert spent > 1
+    assert (again.reason, abs(again.step - end.step) <= 1) == ("minutes", True)
+
+
+def test_what_comes_first_ends_it(tmp_path: Path) -> None:
+    assert train(quick(tmp_path, "a", steps=3, epochs=9)).end.reason == "steps"
+    assert train(quick(tmp_path, "b", steps=10**6, epochs=1, batch_tokens=2048)).end.reason == "epochs"
+
+
+def test_patience_ends_a_run_that_does_not_get_better(tmp_path: Path, losses: Callable[..., None]) -> None:
+    losses(3.0, 2.0, 2.5, 2.0, 1.0)
+    recipe = quick(tmp_path, patience=2)
+    end = train(recipe).end
+    assert (end.step, end.reason) == (4, "patience")
+    progress = newest(recipe.run).state["progress"]
+    assert (progress["best"], progress["best_step"], progress["worse"]) == (2.0, 2, 2)
+
+
+def test_patience_and_the_best_come_back_after_a_crash(tmp_path: Path, losses: Callable[..., None]) -> None:
+    losses(3.0, 2.0, 2.5, 2.0, 1.0)
+    recipe = quick(tmp_path, patience=2, final="best")
+    with pytest.raises(Crash):
+        train(recipe, watch=CrashAfter(4))
+    assert newest(recipe.run).state["progress"]["worse"] == 1
+    trained = go_on(recipe.run)
+    assert (trained.end.step, trained.end.reason) == (4, "patience")
+    assert_weights(trained, kept(recipe, 2))
+
+
+def test_a_run_that_ran_out_of_patience_is_over(tmp_path: Path, losses: Callable[..., None]) -> None:
+    losses(3.0, 2.0, 2.5, 2.0, 1.0)
+    recipe = quick(tmp_path, patience=2)
+    train(recipe)
+    end = go_on(recipe.run).end
+    assert (end.step, end.reason) == (4, "patience")
+    assert go_on(recipe.run, "train.patience=3").end.step == 8, "with more of it, it goes on, and gets better once"
+
+
+def test_nothing_to_train_is_refused(tmp_path: Path) -> None:
+    recipe = tiny(tmp_path, model={"freeze": ("*",)}, train=QUICK)
+    with pytest.raises(UsageError, match="nothing is left to train"):
+        train(recipe)
+
+
+# ---------------------------------------------------------------------------------------------- the last weights
+
+
+def test_the_last_weights_unless_told_otherwise(tmp_path: Path, losses: Callable[..., None]) -> None:
+    losses(1.0, 2.0)
+    recipe = quick(tmp_path, steps=4)
+    assert_weights(train(recipe), kept(recipe, 4))
+
+
+@pytest.mark.parametrize("cadence", [{}, {"save_every": 3, "keep": 1}], ids=["saved each time", "saved seldom"])
+def test_the_best_weights(tmp_path: Path, losses: Callable[..., None], cadence: dict[str, int]) -> None:
+    losses(3.0, 1.0, 2.0, 1.5, 2.0)
+    recipe = quick(tmp_path, steps=5, final="best", **cadence)
+    assert_weights(train(recipe), kept(recipe, 2))
+    assert "the weights are those of step 2, which were the best" in notes_of(recipe.run)
+
+
+def test_the_best_weights_may_be_the_last(tmp_path: Path, losses: Callable[..., None]) -> None:
+    losses(3.0, 2.0, 2.0, 2.0, 1.0)
+    recipe = quick(tmp_path, steps=5, final="best", eval_every=2)
+    assert_weights(train(recipe), kept(recipe, 5))
+
+
+def test_the_best_of_averaged_weights_are_averages(tmp_path: Path, losses: Callable[..., None]) -> None:
+    """What was found to be the best were the averages of that step, not its own weights."""
+    losses(3.0, 1.0, 2.0)
+    recipe = quick(tmp_path, steps=4, final="best", ema=0.9)
+    trained = train(recipe)
+    assert_weights(trained, kept(recipe, 2, "average."))
+    assert any(not torch.equal(kept(recipe, 2)[name], p) for name, p in trained.network.named_parameters())
+
+
+def test_the_mean_of_the_last_checkpoints(tmp_path: Path) -> None:
+    recipe = quick(tmp_path, steps=7, average=3, save_every=2, eval_every=100, keep=1)
+    trained = train(recipe)
+    each = [kept(recipe, step) for step in (4, 6, 7)]
+    mean = {name: (sum(one[name].double() for one in each) / 3).float() for name in each[0]}
+    assert_weights(trained, mean)
+    assert "the mean of those at 3 checkpoints, steps 4 to 7" in notes_of(recipe.run)
+
+
+def test_the_moving_average(tmp_path: Path) -> None:
+    recipe = quick(tmp_path, steps=5, ema=0.9)
+    trained = train(recipe)
+    assert_weights(trained, kept(recipe, 5, "average."))
+    weights = [kept(recipe, step) for step in range(1, 6)]
+    average = {name: p.detach() for name, p in prepare(recipe).network().named_parameters()}
+    for n, one in enumerate(weights, start=1):
+        share = 1 - min(0.9, (1 + n) / (10 + n))
+        average = {name: a + share * (one[name] - a) for name, a in average.items()}
+    for name, p in trained.network.named_parameters():
+        torch.testing.assert_close(p.detach(), average[name], rtol=1e-5, atol=1e-6)
+
+
+# ----------------------------------------------------------------------------------------------- what is logged
+
+
+def test_evaluations_are_in_the_log_with_the_tasks_metrics(tmp_path: Path) -> None:
+    recipe = quick(tmp_path, steps=5, eval_every=2)
+    end = train(recipe).end
+    lines = log_of(recipe.run, "eval")
+    assert [line["step"] for line in lines] == [2, 4, 5]
+    assert all({"loss", "exact_match"} <= line.keys() for line in lines)
+    assert end.metrics == {name: value for name, value in lines[-1].items() if name not in ("kind", "step")}
+
+
+def test_steps_are_logged_as_their_means(tmp_path: Path) -> None:
+    one, four = quick(tmp_path, "one", steps=8), quick(tmp_path, "four", steps=8, log_every=4)
+    train(one)
+    train(four)
+    each = [line["loss"] for line in log_of(one.run, "step")]
+    means = [line["loss"] for line in log_of(four.run, "step")]
+    assert means == pytest.approx([sum(each[:4]) / 4, sum(each[4:]) / 4], rel=1e-12)
+
+
+def test_without_validation_a_run_still_ends_well(tmp_path: Path) -> None:
+    recipe = tiny(tmp_path, data={"valid_share": 0.0}, train={**QUICK, "metric": ""})
+    end = train(recipe).end
+    assert end.metrics == {}
+    assert "held-out" not in (Path(recipe.run) / "README.md").read_text()
+
+
+def test_watching_changes_nothing(tmp_path: Path) -> None:
+    """How often a run is logged, evaluated and saved does not reach its weights."""
+    often, seldom = quick(tmp_path, "often", steps=6), quick(tmp_path, "seldom", steps=6, log_every=5, eval_every=50)
+    train(often)
+    train(seldom)
+    assert all(torch.equal(a, b) for a, b in zip(kept(often, 6).values(), kept(seldom, 6).values(), strict=True))

@@ -1,0 +1,89 @@
+"""How far a run has come: its budget in steps, minutes or epochs, and when something is due."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rows_made import OBJECTIVES
+
+from qkv.data.loader import Loader
+from qkv.data.rows import Rows
+from qkv.errors import QkvError
+from qkv.train.progress import TENTHS, Budget, Progress, better, due
+from qkv.train.recipe import TrainSection
+from qkv.train.schedule import lr_at
+
+
+def rows_of(layout: str = "packed", window: int | None = None) -> Rows:
+    objective = OBJECTIVES["next token"]()
+    return Rows(objective, batch_tokens=4 * objective.capacity[0], seed=1, layout=layout, window=window)
+
+
+def test_progress_goes_through_json_and_back() -> None:
+    one = Progress(step=3, tokens=70, seconds=1.5, loss=0.1 + 0.2, best=0.3, best_step=2, worse=1, owed=True)
+    assert Progress.from_dict(one.to_dict()) == one
+
+
+def test_progress_of_another_version_is_not_guessed_at() -> None:
+    with pytest.raises(QkvError, match="other fields"):
+        Progress.from_dict({"step": 3})
+
+
+def test_the_budget_that_is_spent_first_counts() -> None:
+    budget = Budget.of(TrainSection(steps=100, minutes=1.0), rows_of())
+    assert budget.done(50, 6.0) == 0.5
+    assert budget.done(10, 45.0) == 0.75
+    assert budget.done(500, 45.0) == 1.0
+    assert (budget.reason(100, 45.0), budget.reason(99, 61.0)) == ("steps", "minutes")
+
+
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+@pytest.mark.parametrize("window", [None, 7], ids=["one window", "many windows"])
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_the_share_of_epochs_grows_with_every_step_and_ends_with_the_last(
+    layout: str, window: int | None, epochs: int
+) -> None:
+    """However few windows the data has: the learning rate follows this share."""
+    rows = rows_of(layout, window)
+    budget = Budget.of(TrainSection(epochs=epochs), rows)
+    loader = Loader(rows, epochs=epochs)
+    shares = [budget.done(0, 0.0, loader.cursor) for _ in loader]
+    assert len(shares) > 3
+    assert shares == sorted(set(shares))
+    assert shares[-1] == 1.0
+    assert shares[0] < 2 / len(shares) + 0.1
+    assert budget.reason(0, 0.0) == "epochs"
+
+
+def test_an_epoch_of_a_small_corpus_has_a_whole_schedule() -> None:
+    rows = rows_of()
+    section = TrainSection(epochs=1, schedule="linear", warmup=0.2, lr=1.0)
+    budget, loader = Budget.of(section, rows), Loader(rows, epochs=1)
+    assert rows.order.windows(1) == 1
+    rates, done = [], 0.0
+    for step, _ in enumerate(loader):
+        rates.append(lr_at(section, step, done))
+        done = budget.done(step + 1, 0.0, loader.cursor)
+    assert max(rates) > 0.7
+    assert rates[-1] < 0.4
+
+
+@given(st.integers(1, 200))
+def test_without_a_cadence_something_is_due_ten_times_in_the_budget(steps: int) -> None:
+    budget = Budget.of(TrainSection(steps=steps), rows_of())
+    shares = [budget.done(step, 0.0) for step in range(steps + 1)]
+    times = sum(due(0, step, shares[step - 1], shares[step]) for step in range(1, steps + 1))
+    assert times == min(steps, TENTHS)
+
+
+@given(st.integers(1, 9), st.integers(1, 50))
+def test_with_a_cadence_it_is_due_every_so_many_steps(every: int, step: int) -> None:
+    assert due(every, step, 0.0, 1.0) == (step % every == 0)
+
+
+def test_which_of_two_values_is_better() -> None:
+    assert better("loss", 1.0, 2.0)
+    assert not better("loss", 2.0, 2.0)
+    assert better("bleu", 3.0, 2.0)
+    assert better("bleu", 0.0, None)
+    assert not better("loss", float("nan"), None), "what is not a number is never the best"
+    assert not better("loss", float("nan"), 2.0)

@@ -1,0 +1,178 @@
+"""A step: micro-batches that add up, random numbers that depend on nothing before, and steps that are left out."""
+
+import copy
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from test_learner import CASES, a_batch, network
+from torch import Tensor
+
+from qkv.data.batch import Batch
+from qkv.models import Network, build
+from qkv.train.learner import Learner, Lesson
+from qkv.train.optimizer import make_optimizer
+from qkv.train.recipe import ObjectiveSection, TrainSection
+from qkv.train.scale import World
+from qkv.train.step import Stepper, out_of_memory, precision_of, seed_step
+
+
+def stepper_of(name: str = "pairs", parts: int = 1, exact: bool = True, **keys: Any) -> tuple[Network, Stepper]:
+    net = network(*CASES[name])
+    if not exact:
+        net = net.float()
+    section = TrainSection(**{"precision": "float32", "optimizer": "sgd", "momentum": 0.0, **keys})
+    learner = Learner(net, ObjectiveSection()).train()
+    return net, Stepper(learner, make_optimizer(net.named_parameters(), section), section, World(), parts=parts)
+
+
+def weights(net: Network) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in net.named_parameters()}
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "contrast"])
+@pytest.mark.parametrize("parts", [2, 3, 50])
+def test_micro_batches_give_the_step_of_the_whole_batch(name: str, parts: int) -> None:
+    """Trap 17: rows of unequal numbers of labels, parts of unequal numbers of rows."""
+    batch = a_batch(name, 4000)
+    whole, one = stepper_of(name)
+    split, many = stepper_of(name, parts=parts)
+    for step in range(2):
+        one(batch, step, 0.1)
+        many(batch, step, 0.1)
+    for key, value in weights(whole).items():
+        torch.testing.assert_close(value, weights(split)[key], rtol=1e-5, atol=1e-7)  # weights of labels are float32
+    assert one.take_loss() == pytest.approx(many.take_loss(), rel=1e-5)
+    assert float(one.norm) == pytest.approx(float(many.norm), rel=1e-5)
+
+
+def test_the_loss_is_summed_over_steps_and_taken_once() -> None:
+    _, stepper = stepper_of()
+    batch = a_batch("pairs")
+    stepper(batch, 0, 1e-9)
+    first = stepper.take_loss()
+    for step in (1, 2):
+        stepper(batch, step, 1e-9)
+    assert stepper.take_loss() == pytest.approx(2 * first, rel=1e-4)
+    assert stepper.take_loss() == 0.0
+
+
+def test_gradients_are_clipped_to_a_norm_and_the_norm_before_is_told() -> None:
+    batch = a_batch("pairs")
+    net, stepper = stepper_of(clip=0.01, weight_decay=0.0)
+    before = weights(net)
+    stepper(batch, 0, 1.0)
+    moved = math.sqrt(sum(float((value - before[name]).square().sum()) for name, value in weights(net).items()))
+    assert moved == pytest.approx(0.01, rel=1e-3)
+    assert float(stepper.norm) > 0.01
+    assert all(p.grad is None for p in net.parameters())
+
+
+def test_random_numbers_of_a_step_depend_on_nothing_before() -> None:
+    def drawn(*numbers: int) -> list[float]:
+        seed_step(*numbers)
+        return torch.rand(4).tolist()
+
+    first = drawn(0, 5, 0, 0)
+    torch.rand(17)
+    assert drawn(0, 5, 0, 0) == first
+    others = [drawn(1, 5, 0, 0), drawn(0, 6, 0, 0), drawn(0, 5, 1, 0), drawn(0, 5, 0, 1)]
+    assert len({tuple(one) for one in [first, *others]}) == 5
+
+
+def test_a_step_with_dropout_is_the_same_again_and_another_step_is_not() -> None:
+    config = network(*CASES["pairs"]).config
+    stack = replace(config.decoder, dropout=0.5)
+    torch.manual_seed(0)
+    start = build(replace(config, encoder=stack, decoder=stack))
+
+    def after(step: int, noise: int) -> Tensor:
+        net = copy.deepcopy(start)
+        section = TrainSection(optimizer="sgd", precision="float32")
+        stepper = Stepper(
+            Learner(net, ObjectiveSection()).train(),
+            make_optimizer(net.named_parameters(), section),
+            section,
+            World(),
+            parts=2,
+        )
+        torch.rand(noise)
+        stepper(a_batch("pairs"), step, 0.1)
+        return next(net.parameters()).detach()
+
+    assert torch.equal(after(3, 1), after(3, 100))
+    assert not torch.equal(after(3, 1), after(4, 1))
+
+
+# ----------------------------------------------------------------------------------------- steps that are left out
+
+
+def spoil(stepper: Stepper, *calls: int) -> None:
+    """Let the loss of these calls (from 0) be NaN."""
+    forward, turn = stepper.learner.forward, iter(range(10**6))
+
+    def spoiled(lesson: Lesson, *given: Tensor) -> Tensor:
+        loss = forward(lesson, *given)
+        return loss * math.nan if next(turn) in calls else loss
+
+    stepper.learner.forward = spoiled  # type: ignore[method-assign]
+
+
+def run(stepper: Stepper, net: Network, batch: Batch, steps: int) -> list[bool]:
+    """Whether each step changed the weights."""
+    moved = []
+    for step in range(steps):
+        before = weights(net)
+        stepper(batch, step, 0.1)
+        moved.append(any(not torch.equal(value, before[name]) for name, value in weights(net).items()))
+    return moved
+
+
+def test_after_a_bad_step_nothing_changes_until_somebody_asks() -> None:
+    """On a GPU the host asks seldom: until then the weights must stay those before the bad step."""
+    net, stepper = stepper_of(on_nonfinite="stop")
+    spoil(stepper, 2)
+    assert run(stepper, net, a_batch("pairs"), 5) == [True, True, False, False, False]
+    assert stepper.first_bad() == 2
+    assert stepper.first_bad() is None
+    assert math.isfinite(stepper.take_loss())
+
+
+def test_a_bad_step_is_left_out_alone_where_that_is_asked_for() -> None:
+    net, stepper = stepper_of(on_nonfinite="skip")
+    spoil(stepper, 2)
+    assert run(stepper, net, a_batch("pairs"), 5) == [True, True, False, True, True]
+    assert stepper.first_bad() == 2
+
+
+def test_one_bad_part_spoils_its_step() -> None:
+    net, stepper = stepper_of(parts=2, on_nonfinite="skip")
+    spoil(stepper, 3)  # the second part of the second step
+    assert run(stepper, net, a_batch("pairs", 4000), 3) == [True, False, True]
+    assert stepper.first_bad() == 1
+
+
+def test_more_parts_after_a_step_that_did_not_fit_begin_without_its_gradient() -> None:
+    net, stepper = stepper_of()
+    next(net.parameters()).grad = torch.ones_like(next(net.parameters()))
+    stepper.halve()
+    assert stepper.parts == 2
+    assert all(p.grad is None for p in net.parameters())
+
+
+def test_what_a_run_computes_in() -> None:
+    cpu = torch.device("cpu")
+    assert precision_of(TrainSection(), cpu) == "float32"
+    assert precision_of(TrainSection(precision="bfloat16"), cpu) == "bfloat16"
+    _, stepper = stepper_of(exact=False, precision="bfloat16")
+    stepper(a_batch("pairs"), 0, 0.1)
+    assert next(stepper.learner.parameters()).dtype == torch.float32
+    assert math.isfinite(stepper.take_loss())
+
+
+def test_the_message_for_a_step_that_does_not_fit_names_what_to_lower() -> None:
+    told = str(out_of_memory(TrainSection(batch_tokens=999), RuntimeError("out of memory\nmore")))
+    for words in ("out of memory)", "train.micro_batch", "train.batch_tokens = 999", "data.length", "train.recompute"):
+        assert words in told
