@@ -2,19 +2,21 @@
 
     import qkv
 
+    m = qkv.train("dates")            # a recipe: a file, or a built-in name
     m = qkv.load("runs/dates")        # a qkv folder, a Hugging Face folder, or a hub id
-    m.logits(ids)
+    m.run("Dienstag, 4. Mai 2021")
 
 Torch is loaded when a name that needs it is first used, so that `import qkv` and `qkv --help` answer at once.
 """
 
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from qkv.errors import QkvError, UsageError
 
 if TYPE_CHECKING:
-    from qkv.api import Model, load, new
+    from qkv.api import Model, load, new, train
     from qkv.blocks import HeadConfig, RotaryScaling, StackConfig, Tap
     from qkv.models import Config, build
     from qkv.text import Tokenizer
@@ -48,7 +50,18 @@ __all__ = [
     "build",
     "load",
     "new",
+    "train",
 ]
+
+
+class _Verb(ModuleType):
+    """The package `qkv.train`, which can also be called: `qkv.train(recipe)` is `qkv.api.train(recipe)`."""
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        return import_module("qkv.api").train(*args, **named)
+
+
+import_module("qkv.train").__class__ = _Verb  # whoever imports a module of the package leaves the verb as it is
 
 
 def __getattr__(name: str) -> Any:

@@ -15,7 +15,10 @@ from qkv.decode import Options, Result, TokenLogprob
 from qkv.errors import QkvError, UsageError, nearest
 from qkv.models import Config, Encoder, Network, Seq2Seq, build, presets
 from qkv.tasks import evaluate as tasks
+from qkv.tasks import training
 from qkv.text import Tokenizer
+from qkv.train.recipe_value import toml_of
+from qkv.train.watch import Watcher
 
 log = logging.getLogger("qkv")
 
@@ -59,6 +62,23 @@ def new(
         torch.manual_seed(seed)
         network = build(config, dtype=dtype)
     return Model(config, network.to(device).eval(), tokenizer, [])
+
+
+def train(recipe: str | Path, *, watch: Watcher | None = None, **changes: Any) -> "Model":
+    """Train a recipe: a file, a built-in name, or the folder of a run to go on with. The run's folder keeps the model.
+
+    Changes have the recipe's dotted names, as on the command line; `watch` is told what happens.
+
+    >>> train("dates", **{"train.minutes": 5, "run": "runs/a"})     # doctest: +SKIP
+    """
+    overrides = [
+        f"{name}={toml_of(list(v) if isinstance(v, tuple) else str(v) if isinstance(v, Path) else v)}"
+        for name, v in changes.items()
+    ]
+    trained = training.train(training.open_recipe(recipe, overrides), watch=watch)
+    for note in trained.notes:
+        log.warning("%s: %s", trained.recipe.run, note)
+    return Model(trained.config, trained.network.eval(), trained.tokenizer, trained.notes)
 
 
 def _device(device: torch.device | str) -> torch.device:

@@ -1,0 +1,78 @@
+"""`qkv.train`: a recipe in, the same object that `qkv.load` gives out."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import qkv
+from qkv.errors import UsageError
+from qkv.train.watch import StepReport, Watcher
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    words = [a + b + c for a in "abcd" for b in "abcd" for c in "abcd"]
+    rows = [f"{word}\t{word[::-1]}" for word in words]
+    path = tmp_path / "words.tsv"
+    path.write_text("source\ttarget\n" + "\n".join(rows) + "\n", encoding="utf-8")
+    recipe = tmp_path / "words.toml"
+    recipe.write_text(
+        f"""
+        [data]
+        train = "{path}"
+        length = 32
+        cache = "{tmp_path / "cache"}"
+        [tokenizer]
+        kind = "char"
+        size = 40
+        [model]
+        width = 16
+        heads = 2
+        ffn_width = 32
+        layers = 1
+        [train]
+        steps = 3
+        batch_tokens = 128
+        log_every = 1
+        threads = 1
+        device = "cpu"
+        """,
+        encoding="utf-8",
+    )
+    return recipe
+
+
+class Steps(Watcher):
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+
+    def step(self, report: StepReport) -> None:
+        self.losses.append(report.loss)
+
+
+def test_a_recipe_becomes_a_model_that_runs_and_loads_again(lines: Path, tmp_path: Path) -> None:
+    watch = Steps()
+    model = qkv.train(lines, watch=watch, **{"run": tmp_path / "run", "train.steps": 4, "train.betas": (0.9, 0.95)})
+    assert len(watch.losses) == 4
+    assert isinstance(model, qkv.Model)
+    assert not model.network.training
+    again = qkv.load(tmp_path / "run")
+    assert again.config == model.config
+    mine, theirs = model.network.state_dict(), again.network.state_dict()
+    assert [name for name in mine if not torch.equal(mine[name], theirs[name])] == []
+    assert again.run("abc") == model.run("abc")
+
+
+def test_a_change_that_is_misspelt_is_refused(lines: Path) -> None:
+    with pytest.raises(UsageError, match="steps"):
+        qkv.train(lines, **{"train.stepz": 4})
+
+
+def test_the_package_and_the_verb_are_one_name() -> None:
+    import qkv.train.recipe
+
+    assert callable(qkv.train)
+    assert sys.modules["qkv.train"] is qkv.train  # type: ignore[comparison-overlap]
+    assert qkv.train.recipe.Recipe().run == ""  # type: ignore[attr-defined]
