@@ -142,11 +142,15 @@ def show_kernels(step: Callable[[], int]) -> None:
     """The kernels of three steps, the slowest first."""
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if GPU else [])]) as seen:
         for _ in range(3):
             step()
         wait()
-    print(seen.key_averages().table(sort_by="self_cuda_time_total", row_limit=22, max_name_column_width=70))
+    print(
+        seen.key_averages().table(
+            sort_by="self_cuda_time_total" if GPU else "self_cpu_time_total", row_limit=22, max_name_column_width=70
+        )
+    )
 
 
 # ---------------------------------------------------------------------------- peers
@@ -305,14 +309,14 @@ def dates(tiny: bool, steps: int) -> list[Row]:
     from qkv.tasks.prepare import prepare
     from qkv.train.recipe_file import read
 
-    made = prepare(read("dates", ["data.examples=4000"]))
-    config, work = made.config, "dates, CPU"
+    made = prepare(read("dates", ["data.examples=20000"]))
+    config, work = plain(made.config), "dates, CPU"
     out = ours(work, config, made.rows, tokens_of, steps=steps, workers=0, warm=5)
     stack = config.encoder
     assert stack is not None
     assert config.decoder is not None
     ids = {"pad": config.pad or 0}
-    examples = [made.rows.objectives[0].examples[i] for i in range(2000)]
+    examples = [made.rows.objectives[0].examples[i] for i in range(8000)]
 
     class Peer(nn.Module):
         """The textbook way: nn.Transformer, embeddings, a causal mask, padding masks."""

@@ -120,7 +120,9 @@ def test_rotary_tables_keep_their_precision_in_a_low_precision_model() -> None:
     assert float((low.cos.double() - high.cos).abs().max()) < 1e-6
     angles = [16_000 * 10_000.0 ** (-2 * i / 64) for i in range(32)]
     rounded = torch.tensor(angles).bfloat16().double().cos()
-    assert float((rounded - high.cos.flatten()).abs().max()) > 0.5, "the negative control: rounded angles are useless"
+    assert float((rounded - high.cos.flatten()[:32]).abs().max()) > 0.5, (
+        "the negative control: rounded angles are useless"
+    )
 
 
 # ── ALiBi ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -192,3 +192,32 @@ def test_contrast_falls_when_partners_are_alike() -> None:
     batch = a_batch("contrast")
     same = replace(batch, source_ids=batch.ids, source_segment=batch.segment, source_position=batch.position)
     assert float(loss_of(learner, [same])) < float(loss_of(learner, [batch]))
+
+
+def test_rows_of_one_text_each_take_the_plain_way_to_the_same_gradient() -> None:
+    """Pairs that are padded at their ends, and such that are not: known from counting, not from looking."""
+    learner = Learner(network("seq2seq", LM), ObjectiveSection())
+    objective = OBJECTIVES["pairs"]()
+    batches = list(Loader(Rows(objective, batch_tokens=400, layout="padded", seed=1), epochs=1))
+    ragged = next(batch for batch in batches if not batch.source_full)
+    assert ragged.single
+    assert learner.alone(ragged)
+    assert not learner.source_alone(ragged)
+    even = cut_to_shortest(ragged)
+    assert learner.source_alone(even)
+    for batch in (ragged, even):
+        looked = replace(batch, single=False, full=False, source_full=False)
+        assert not learner.alone(looked)
+        for fast, slow in zip(gradient_of(learner, [batch]), gradient_of(learner, [looked]), strict=True):
+            torch.testing.assert_close(fast, slow, rtol=1e-9, atol=1e-12)
+    lied = replace(ragged, source_full=True)  # a control: padding that is taken for text is noticed
+    pairs = zip(gradient_of(learner, [ragged]), gradient_of(learner, [lied]), strict=True)
+    assert any((a - b).abs().max() > 1e-6 for a, b in pairs)
+
+
+def cut_to_shortest(batch: Batch) -> Batch:
+    """The same with sources as short as the shortest."""
+    assert batch.source_segment is not None
+    shortest = int((batch.source_segment > 0).sum(1).min())
+    names = ("source_ids", "source_segment", "source_position")
+    return replace(batch, source_full=True, **{name: getattr(batch, name)[:, :shortest] for name in names})

@@ -50,14 +50,16 @@ class Rotary:
             frequencies = stretch(frequencies, scaling)
         angles = _angles(position, frequencies)[:, None]  # (B, 1, T, D/2)
         exact = torch.promote_types(dtype, torch.float32)
-        self.cos, self.sin = angles.cos().to(exact), angles.sin().to(exact)
+        cos, sin = angles.cos().to(exact), angles.sin().to(exact)
+        self.cos, self.sin = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)  # (B, 1, T, D)
 
     def turn(self, x: Tensor) -> Tensor:
         """Turn the pairs (x_i, x_{i+half}) of each head of x (B, H, T, D); what lies beyond them stays."""
-        half = self.cos.shape[-1]
-        a, b = x[..., :half].to(self.cos.dtype), x[..., half : 2 * half].to(self.cos.dtype)
-        turned = torch.cat([a * self.cos - b * self.sin, b * self.cos + a * self.sin], dim=-1).to(x.dtype)
-        return turned if 2 * half == x.shape[-1] else torch.cat([turned, x[..., 2 * half :]], dim=-1)
+        width = self.cos.shape[-1]
+        if width < x.shape[-1]:
+            return torch.cat([self.turn(x[..., :width]), x[..., width:]], dim=-1)
+        exact = x.to(self.cos.dtype)
+        return (exact * self.cos + exact.roll(width // 2, dims=-1) * self.sin).to(x.dtype)
 
 
 def stretch(frequencies: Tensor, scaling: RotaryScaling) -> Tensor:

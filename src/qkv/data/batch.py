@@ -41,6 +41,7 @@ class Batch:
     source_longest: int = 0
     single: bool = False  # whether each row holds exactly one text
     full: bool = False  # whether it holds nothing else, no padding either
+    source_full: bool = False  # whether each source row does
     # What is counted stays on the CPU, so that nobody has to wait for a device to know it.
     row_tokens: np.ndarray  # (B,) tokens, source and target together
     row_labels: np.ndarray  # (B,) token labels that are learnt from
@@ -69,7 +70,9 @@ class Batch:
         one_each = len(arrays["example_row"]) == len(tokens) and len(np.unique(arrays["example_row"])) == len(tokens)
         shape: dict[str, Any] = {"longest": rounded(arrays, "position"), "single": one_each}
         shape["source_longest"] = rounded(arrays, "source_position")
-        shape["full"] = one_each and bool((arrays["segment"] > 0).all())
+        for name in ("segment", "source_segment"):
+            if name in arrays:
+                shape[name.replace("segment", "full")] = one_each and bool((arrays[name] > 0).all())
         counts = {"row_tokens": tokens, "row_labels": learnt("labels"), "row_answers": answers}
         return cls(**parts, **counts, **shape, texts=texts, epoch=epoch)
 

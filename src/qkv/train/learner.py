@@ -87,8 +87,13 @@ class Learner(nn.Module):
         network, texts, longest = self.network, batch.texts, batch.longest
         if isinstance(network, Seq2Seq):
             assert batch.source_ids is not None
-            source = (batch.source_ids, batch.source_segment, batch.source_position)
-            memory = network.encode(*source, texts=texts, longest=batch.source_longest)
+            if self.source_alone(batch):
+                memory = network.encode(batch.source_ids)
+            else:
+                source = (batch.source_ids, batch.source_segment, batch.source_position)
+                memory = network.encode(*source, texts=texts, longest=batch.source_longest)
+            if self.alone(batch):
+                return network.hidden(batch.ids, memory)
             return network.hidden(batch.ids, memory, batch.segment, batch.position, texts=texts, longest=longest)
         if isinstance(network, Encoder):
             if self.alone(batch):
@@ -107,7 +112,12 @@ class Learner(nn.Module):
         stack = self.network.config.stack
         if batch.labels is None or batch.class_labels is not None or batch.ids.shape[1] > stack.max_positions:
             return False
-        return batch.full or (batch.single and self.network.config.family == "decoder")
+        return batch.full or (batch.single and self.network.config.family != "encoder")
+
+    def source_alone(self, batch: Batch) -> bool:
+        """The same of the source rows, which see all of themselves: there must be no padding."""
+        stack, source = self.network.config.encoder, batch.source_ids
+        return batch.source_full and stack is not None and source is not None and source.shape[1] <= stack.max_positions
 
     def tokens(self, x: Tensor, places: Tensor | None, targets: Tensor) -> Tensor:
         """The summed cross-entropy of the labelled places."""

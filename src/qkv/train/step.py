@@ -177,7 +177,7 @@ class Stepper:
     def _replay(self, batch: Batch, step: int, weights: Tensor) -> bool:
         """Take a step by its graph, captured if need be; False where there are too many shapes for that."""
         lesson = lesson_of(batch, self.device, self.round)
-        shape = (batch.texts, batch.longest, batch.source_longest, batch.single, batch.full)
+        shape = (batch.texts, batch.longest, batch.source_longest, batch.single, batch.full, batch.source_full)
         shapes = (*(t.shape for t in tensors_of(lesson)), *shape)
         if shapes not in self.graphs:
             if len(self.graphs) == GRAPHS:
