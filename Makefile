@@ -20,9 +20,11 @@ $(VENV)/.dev: $(VENV)/.core
 	$(PIP) --editable '.[dev]'
 	@touch $@
 
-quickstart: $(VENV)/.core      ## look at a published model, then run one of your own
-	$(BIN)/qkv info gpt2
-	$(BIN)/python examples/first_steps.py
+quickstart: $(VENV)/.core      ## train a small model from scratch in two minutes, and use it
+	$(BIN)/qkv train dates
+	$(BIN)/qkv run runs/dates "Dienstag, 4. Mai 2021" "le 14 juillet 1989" "7th of March, 1994" "2 de octubre de 2030"
+	@echo 'Your own file of pairs, a line each, source and target with a tab between them:'
+	@echo '  $(BIN)/qkv init translate pairs.tsv && $(BIN)/qkv train translate.toml'
 
 test: $(VENV)/.dev             ## all tests
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n 2 --dist worksteal
