@@ -1,6 +1,7 @@
 """A recipe, trained: every objective from small files to a folder that loads and runs; fine-tuning; what is opened."""
 
 import json
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, get_args
@@ -185,3 +186,11 @@ def test_a_model_folder_without_a_run_is_not_trained_over(folder: Path, base: Pa
     qkv.load(base).save(tmp_path / "model")
     with pytest.raises(QkvError, match=r"there is a model in this folder and no run.*model\.from"):
         train(open_recipe(Path(base) / "recipe.toml", [f"run={tmp_path / 'model'}"]))
+
+
+def test_a_file_that_is_not_there_can_be_put_right_in_the_same_folder(folder: Path) -> None:
+    recipe = three(folder, "pairs", "mended")
+    wrong = replace(recipe, data=replace(recipe.data, train=str(folder / "missing.tsv")))
+    with pytest.raises(QkvError, match="missing"):
+        train(wrong)
+    assert train(recipe).end.step == THREE["steps"]

@@ -7,7 +7,7 @@
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -99,11 +99,10 @@ def train_in(world: World, recipe: Recipe, watch: Watcher | None, progress: Prog
     with ExitStack() as stack:
         if first:
             stack.enter_context(folder.lock())
-            if not folder.begun:
-                folder.write_recipe(recipe_file.to_toml(recipe))
         if recipe.train.threads:
             torch.set_num_threads(recipe.train.threads)
-        prepared = prepare_in_turn(recipe, folder, world, progress)
+        with folder.beginning(recipe_file.to_toml(recipe)) if first else nullcontext():
+            prepared = prepare_in_turn(recipe, folder, world, progress)
         notes = [*prepared.notes, *folder.notes]
         if first:
             folder.write_recipe(recipe_file.to_toml(recipe))

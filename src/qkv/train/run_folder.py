@@ -17,7 +17,7 @@ import platform
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -96,6 +96,20 @@ class RunFolder:
 
     def write_recipe(self, text: str) -> None:
         self._write(RECIPE, text)
+
+    @contextmanager
+    def beginning(self, recipe: str) -> Iterator[None]:
+        """Write the recipe of a new run. If what follows fails it was never begun: the recipe can be put right."""
+        begun = self.begun
+        if not begun:
+            self.write_recipe(recipe)
+        try:
+            yield
+        except BaseException:
+            if not begun:
+                with suppress(OSError):
+                    (self.path / RECIPE).unlink()
+            raise
 
     def write_env(self, device: str, threads: int) -> list[str]:
         """Write down what the run runs on; what differs from before, as "torch: 2.11.0 → 2.13.0"."""
