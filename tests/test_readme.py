@@ -20,8 +20,8 @@ BLOCKS = re.findall(r"```(sh|python)\n(.*?)```", (ROOT / "README.md").read_text(
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of a reader's own, with a small data file in it."""
     folder = tmp_path_factory.mktemp("reader")
-    rows = [f"a sentence with number {i}\teine Zeile mit Nummer {i}" for i in range(50)]
-    (folder / "train.tsv").write_text("source\ttarget\n" + "\n".join(rows) + "\n", encoding="utf-8")
+    rows = [f"a sentence with number {i}\teine Zeile mit Nummer {i}" for i in range(60)]
+    (folder / "pairs.tsv").write_text("source\ttarget\n" + "\n".join(rows) + "\n", encoding="utf-8")
     return folder
 
 
@@ -52,16 +52,19 @@ def test_the_readme_runs_from_top_to_bottom(desk: Path) -> None:
                 run(words, desk)
 
 
-def test_quickstart_runs() -> None:
-    """What `make quickstart` runs after its set-up."""
+def test_quickstart_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """What `make quickstart` runs after its set-up, with fewer dates and steps."""
     recipe = subprocess.run(
         ["make", "--dry-run", "--always-make", "quickstart"], cwd=ROOT, capture_output=True, text=True
     )
-    commands = [line for line in recipe.stdout.splitlines() if "/bin/qkv" in line or "/bin/python examples" in line]
-    assert len(commands) == 2
-    for command in commands:
-        words = shlex.split(command)
-        run([Path(words[0]).name, *words[1:]], ROOT)
+    lines = [shlex.split(line) for line in recipe.stdout.splitlines() if "/bin/qkv" in line]
+    train, use, echo = ([Path(words[0]).name, *words[1:]] for words in lines)
+    assert train == ["qkv", "train", "dates"]
+    run([*train, "train.steps=8", "data.examples=600", "train.eval_examples=4", f"data.cache={tmp_path}"], tmp_path)
+    capfd.readouterr()
+    run(use, tmp_path)
+    assert len(capfd.readouterr().out.splitlines()) == len(use) - 3  # a line for each text
+    assert echo[0] == "echo"
 
 
 def test_the_installed_command_answers() -> None:
@@ -76,7 +79,7 @@ def test_links_lead_somewhere() -> None:
 
 def test_extras_that_the_readme_names_exist() -> None:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    named = re.search(r"\(extras: (.*?)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    named = re.search(r"\(extras: (.*?)\)", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     assert named
     for extra in re.findall(r"`(\w+)`", named[1]):
         assert re.search(rf"^{extra} = \[", project, re.MULTILINE), extra
