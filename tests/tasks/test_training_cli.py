@@ -73,7 +73,9 @@ def test_a_mistake_in_the_file_is_named_with_its_line(here: Path, capsys: pytest
 def test_training_says_what_came_of_it(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, err = said(capsys, ["train", "mine.toml"])
     assert out.splitlines()[0].startswith(f"{here / 'mine'}: 3 steps, exact_match ")
-    assert out.splitlines()[1] == f"Try it: qkv run {here / 'mine'} …"
+    curves = here / "mine" / "curves.svg"
+    assert out.splitlines()[1:] == [f"Its curves: {curves}", f"Try it: qkv run {here / 'mine'} …"]
+    assert "<svg" in curves.read_text(encoding="utf-8")
     assert "step 3" in err
     assert "parameters" in err
     out, _ = said(capsys, ["run", str(here / "mine"), "the cat", "a dog"])

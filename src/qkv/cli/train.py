@@ -1,5 +1,6 @@
 """Verbs for training: `qkv train`, `qkv init`, `qkv verify-resume`."""
 
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -43,6 +44,7 @@ def train(recipe: str, /, *changes: str, dry_run: bool = False, processes: int =
         if code:
             raise SystemExit(code)
         return None
+    from qkv.render.curves import draw_curves
     from qkv.render.progress import stages_bar
     from qkv.render.training import training_watcher
     from qkv.tasks.training import open_recipe
@@ -51,11 +53,15 @@ def train(recipe: str, /, *changes: str, dry_run: bool = False, processes: int =
     opened = open_recipe(recipe, changes)
     with training_watcher() as watch, stages_bar() as progress:
         trained = train_recipe(opened, watch=watch, progress=progress)
+    if os.environ.get("RANK", "0") != "0":
+        return None  # of several processes the first one tells
     end = trained.end
+    folder = Path(end.folder)
+    draw_curves({folder.name: folder}, folder / "curves.svg", title=folder.name)
     told = [f"{end.step:,} steps", *(f"{name} {value:.4g}" for name, value in end.metrics.items())]
     print_done(
         json,
-        f"{end.folder}: {', '.join(told)}\nTry it: qkv run {end.folder} …",
+        f"{end.folder}: {', '.join(told)}\nIts curves: {folder / 'curves.svg'}\nTry it: qkv run {end.folder} …",
         {"run": end.folder, "step": end.step, "seconds": end.seconds, "reason": end.reason, "metrics": end.metrics},
     )
     return None
