@@ -15,6 +15,7 @@ from qkv.data.objectives import IGNORE
 from qkv.data.rows import Rows
 from qkv.models import Config, Network, build
 from qkv.train import learner as module
+from qkv.train.fused_loss import fused_loss
 from qkv.train.learner import Learner, label_counts, lesson_of
 from qkv.train.recipe import ObjectiveSection
 
@@ -91,7 +92,7 @@ def test_averages_of_averages_would_be_found() -> None:
     parts = a_batch("next token", 3000).split(2)
     counts = [label_counts(part)[0] for part in parts]
     assert counts[0] != counts[1]
-    wrong = sum(float(loss_of(learner, [part])) for part in parts) / len(parts)
+    wrong = sum(float(loss_of(learner, [part]).detach()) for part in parts) / len(parts)
     assert wrong != pytest.approx(float(loss_of(learner, parts)), rel=1e-9)
 
 
@@ -135,9 +136,8 @@ def test_the_loss_is_the_cross_entropy_of_all_logits_written_out(name: str) -> N
 def test_logits_are_made_for_labelled_places_only(monkeypatch: pytest.MonkeyPatch) -> None:
     learner = Learner(network(*CASES["masked"]), ObjectiveSection())
     batch = a_batch("masked")
-    read = learner.network.head.read
-    sizes = []
-    monkeypatch.setattr(learner.network.head, "read", lambda x: sizes.append(len(x)) or read(x))
+    sizes: list[int] = []
+    monkeypatch.setattr(module, "fused_loss", lambda x, *more: sizes.append(len(x)) or fused_loss(x, *more))
     loss_of(learner, [batch])
     assert sizes == [batch.label_count]
     assert batch.label_count < batch.ids.numel() / 4
@@ -150,16 +150,26 @@ def test_rounding_up_the_places_changes_nothing() -> None:
     torch.testing.assert_close(loss_of(learner, [batch]), loss_of(learner, [batch], 64), rtol=1e-13, atol=0)
 
 
-def test_large_vocabularies_are_read_in_parts_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("plain", [True, False])
+def test_large_vocabularies_are_read_in_parts_with_the_same_result(
+    plain: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the fused loss, or where the output is no plain matrix by making the logits again in the backward pass."""
     learner = Learner(network(*CASES["pairs"]), ObjectiveSection(label_smoothing=0.1))
     batch = a_batch("pairs")
+    assert batch.label_count > 200
     whole = gradient_of(learner, [batch])
+    sizes: list[int] = []
+    linear = F.linear
+    monkeypatch.setattr(F, "linear", lambda x, w, *b: (len(w) == 400 and sizes.append(len(x))) or linear(x, w, *b))
+    if not plain:
+        learner.network.head.out.__class__ = type("Adapted", (torch.nn.Linear,), {})
     monkeypatch.setitem(module.MOST_LOGITS, "cpu", 400 * 100)
-    read, sizes = learner.network.head.read, []
-    monkeypatch.setattr(learner.network.head, "read", lambda x: sizes.append(len(x)) or read(x))
     for one, other in zip(whole, gradient_of(learner, [batch]), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
+    assert sizes
     assert max(sizes) <= 100
+    assert sum(sizes) == batch.label_count * (1 if plain else 2)  # nothing twice
 
 
 def test_evaluation_is_not_smoothed() -> None:

@@ -21,13 +21,13 @@ from qkv.blocks import Place
 from qkv.data.batch import Batch
 from qkv.data.objectives import IGNORE
 from qkv.models import Encoder, Network, Seq2Seq
+from qkv.train.fused_loss import EVEN, fused_loss
 from qkv.train.recipe import ObjectiveSection
 
 FULL = 0.9
 """From this share of labelled places on, all places are read: choosing would cost more than it saves."""
-EVEN = 64
-MOST_LOGITS = {"cpu": 2**27, "cuda": 2**31}
-"""Above so many logits they are made, and in the backward pass made again, a part at a time."""
+MOST_LOGITS = {"cpu": 2**24, "cuda": 2**31}
+"""Above so many logits they are made a part at a time."""
 
 
 @dataclass(frozen=True)
@@ -124,10 +124,13 @@ class Learner(nn.Module):
         x = x.flatten(0, 1)
         if places is not None:
             x = x.index_select(0, places)  # (N, C)
-        outputs = self.network.config.head.outputs
+        out = self.network.head.out
         most = MOST_LOGITS.get(x.device.type, MOST_LOGITS["cuda"])
-        parts = -(-x.shape[0] * outputs // most)
-        if parts <= 1:
+        parts = max(1, -(-x.shape[0] * self.network.head.config.outputs // most))
+        if type(out) is nn.Linear and type(out.weight) is nn.Parameter and (parts > 1 or not x.is_cuda):
+            x, smoothing = self.network.head.inner(x), self.smoothing if self.training else 0.0
+            return fused_loss(x.to(out.weight.dtype), out.weight, out.bias, targets, smoothing, parts)
+        if parts == 1:  # the compiler fuses it as well
             return self.said(x, targets)
         pairs = zip(x.chunk(parts), targets.chunk(parts), strict=True)
         losses: list[Tensor] = [checkpoint(self.said, *pair, use_reentrant=False) for pair in pairs]

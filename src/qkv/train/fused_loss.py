@@ -1,0 +1,90 @@
+"""Cross-entropy of a linear map's outputs, without ever holding all of them.
+
+    loss = Σ −log softmax(x Wᵀ + b)[target]
+
+With a large vocabulary the logits are by far the largest tensor of a step. Here they are made a part at a time, and as
+the loss is where a gradient begins, each part's gradient is known at once: what goes back to x, W and b is computed
+beside the loss, and the logits are thrown away. Nothing is computed twice. The reference is `learner.cross_entropy`.
+
+N places with a label, C width, V outputs
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from qkv.data.objectives import IGNORE
+
+EVEN = 64
+"""A GPU multiplies matrices whose sizes are multiples of this faster."""
+
+
+class FusedLoss(torch.autograd.Function):
+    """x (N, C), weight (V, C), bias (V,) or None, targets (N,) → the summed loss."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float, parts: int
+    ) -> Tensor:
+        exact = torch.promote_types(x.dtype, torch.float32)
+        wanted = ctx.needs_input_grad[:3]
+        even = rounded_up(weight)
+        loss = x.new_zeros((), dtype=exact)
+        to_x: list[Tensor] = []
+        to_weight = torch.zeros_like(even, dtype=exact) if wanted[1] else None
+        to_bias = torch.zeros_like(bias, dtype=exact) if wanted[2] and bias is not None else None
+        for some, target in zip(x.chunk(parts), targets.chunk(parts), strict=True):
+            logits = F.linear(some, even)
+            kind = logits.dtype  # what autocast makes of it
+            more, back = _loss_and_gradient(logits.to(exact), bias, target, smoothing, len(weight))
+            loss = loss + more
+            if to_bias is not None:
+                to_bias += back[:, : len(weight)].sum(0)
+            back = back.to(kind)
+            if wanted[0]:
+                to_x.append((back @ even.to(kind)).to(x.dtype))
+            if to_weight is not None:
+                to_weight += back.T @ some.to(kind)
+        to_weight = None if to_weight is None else to_weight[: len(weight)]
+        ctx.save_for_backward(torch.cat(to_x) if to_x else None, to_weight, to_bias)
+        ctx.kinds = (x.dtype, weight.dtype, None if bias is None else bias.dtype)
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, share: Tensor) -> tuple[Any, ...]:
+        kept = zip(ctx.saved_tensors, ctx.kinds, strict=True)
+        return (*(None if t is None else (t * share).to(kind) for t, kind in kept), None, None, None)
+
+
+def rounded_up(weight: Tensor) -> Tensor:
+    """With rows of zeros, where that makes products faster."""
+    return F.pad(weight, (0, 0, 0, -len(weight) % EVEN)) if weight.is_cuda else weight
+
+
+def _loss_and_gradient(
+    logits: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float, outputs: int
+) -> tuple[Tensor, Tensor]:
+    """The summed loss of these logits (N, ≥ V), and its gradient: probabilities less what they should be."""
+    if bias is not None:
+        logits[:, :outputs] += bias
+    logits[:, outputs:] = float("-inf")  # what only rounds up the matrix
+    counts = targets != IGNORE
+    index = torch.where(counts, targets, 0)[:, None]
+    logs = logits.log_softmax(-1)
+    said = logs.gather(1, index)[:, 0]
+    back = logs.exp()
+    if smoothing:
+        said = (1 - smoothing) * said + smoothing * logs[:, :outputs].mean(-1)
+        back[:, :outputs] -= smoothing / outputs
+    back.scatter_add_(1, index, torch.full_like(index, smoothing - 1.0, dtype=back.dtype))
+    return -torch.where(counts, said, 0.0).sum(), back.mul_(counts[:, None])
+
+
+def fused_loss(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float, parts: int) -> Tensor:
+    """The summed cross-entropy of x Wᵀ + b, with at most ⌈N / parts⌉ rows of logits at a time."""
+    loss: Tensor = FusedLoss.apply(x, weight, bias, targets, smoothing, parts)  # type: ignore[no-untyped-call]
+    return loss

@@ -1,0 +1,87 @@
+"""The fused loss is cross-entropy of a linear map: the loss and every gradient, whatever the parts."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from qkv.data.objectives import IGNORE
+from qkv.train import fused_loss as module
+from qkv.train.fused_loss import fused_loss
+from qkv.train.learner import cross_entropy
+
+N, C, V = 37, 8, 50
+
+
+def made(bias: bool, dtype: torch.dtype = torch.float64) -> tuple[list[Tensor], Tensor]:
+    draw = torch.Generator().manual_seed(1)
+    shapes = [(N, C), (V, C), *([(V,)] if bias else [])]
+    tensors = [torch.randn(shape, generator=draw, dtype=dtype).requires_grad_() for shape in shapes]
+    targets = torch.randint(0, V, (N,), generator=draw)
+    targets[::5] = IGNORE
+    return tensors, targets
+
+
+def gradients(loss: Tensor, tensors: list[Tensor]) -> list[Tensor]:
+    return list(torch.autograd.grad(loss * 0.37, tensors))  # a share, as a micro-batch has
+
+
+def reference(tensors: list[Tensor], targets: Tensor, smoothing: float) -> Tensor:
+    return cross_entropy(F.linear(*tensors), targets, smoothing)
+
+
+@pytest.mark.parametrize("even", [1, 64])
+@pytest.mark.parametrize("parts", [1, 3, 36, 37, 100])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("bias", [False, True])
+def test_it_is_cross_entropy_of_a_linear_map(
+    bias: bool, smoothing: float, parts: int, even: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the matrix rounded up to an even size, too, as on a GPU."""
+    monkeypatch.setattr(module, "rounded_up", lambda w: F.pad(w, (0, 0, 0, -len(w) % even)))
+    tensors, targets = made(bias)
+    x, weight, *rest = tensors
+    loss = fused_loss(x, weight, rest[0] if rest else None, targets, smoothing, parts)
+    wanted = reference(tensors, targets, smoothing)
+    torch.testing.assert_close(loss, wanted, rtol=1e-12, atol=0)
+    for one, other in zip(gradients(loss, tensors), gradients(wanted, tensors), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-13)
+
+
+def test_places_without_a_label_get_no_gradient() -> None:
+    tensors, targets = made(bias=True)
+    to_x = gradients(fused_loss(*tensors, targets, 0.1, 4), tensors)[0]
+    assert (to_x.abs().sum(-1) > 0).tolist() == (targets != IGNORE).tolist()
+
+
+def test_what_is_frozen_costs_nothing() -> None:
+    (x, weight), targets = made(bias=False)
+    weight = weight.detach()
+    loss = fused_loss(x, weight, None, targets, 0.0, 2)
+    (found,) = torch.autograd.grad(loss, [x])
+    (wanted,) = torch.autograd.grad(reference([x, weight], targets, 0.0), [x])
+    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-13)
+    with torch.no_grad():
+        still = fused_loss(x, weight, None, targets, 0.0, 2)
+    assert not still.requires_grad
+    assert float(still) == float(loss)
+
+
+def test_under_autocast_products_are_in_half_precision_and_sums_are_not() -> None:
+    tensors, targets = made(bias=True, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, wanted = fused_loss(*tensors, targets, 0.1, 3), reference(tensors, targets, 0.1)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, wanted, rtol=2e-3, atol=0)
+    exact = gradients(reference(tensors, targets, 0.1), tensors)
+    for one, tensor, other in zip(gradients(loss, tensors), tensors, exact, strict=True):
+        assert one.dtype == tensor.dtype
+        assert float((one - other).norm() / other.norm()) < 0.02
+
+
+def test_it_compiles_whole() -> None:
+    tensors, targets = made(bias=True)
+    compiled = torch.compile(lambda *t: fused_loss(*t, targets, 0.1, 3), backend="aot_eager", fullgraph=True)
+    found, wanted = gradients(compiled(*tensors), tensors), gradients(reference(tensors, targets, 0.1), tensors)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-13)
