@@ -1,0 +1,50 @@
+"""Steps that a CUDA graph takes are the steps that were written down. These need a GPU, and say so where there is none."""
+
+from typing import Any
+
+import pytest
+import torch
+from rows_made import OBJECTIVES
+from test_learner import CASES, network
+
+from qkv.data.loader import Loader
+from qkv.data.rows import Rows
+from qkv.train.learner import Learner
+from qkv.train.loop import prepared
+from qkv.train.optimizer import make_optimizer
+from qkv.train.recipe import ObjectiveSection, TrainSection
+from qkv.train.scale import World
+from qkv.train.step import Stepper
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
+STEPS = 6
+
+
+def weights_after(name: str, **keys: Any) -> tuple[dict[str, torch.Tensor], float, int]:
+    """The weights after a few steps on a GPU, the summed loss, and how many graphs were captured."""
+    device = torch.device("cuda")
+    section = TrainSection(**{"precision": "float32", "steps": 100, **keys})
+    net = network(*CASES[name]).float().to(device)
+    world = World(device=device)
+    learner = prepared(Learner(net, ObjectiveSection()).train(), section, world)
+    optimizer = make_optimizer(net.named_parameters(), section, fused=True, capturable=True)
+    stepper = Stepper(learner, optimizer, section, world)
+    objective = OBJECTIVES[name]()
+    batches = iter(Loader(Rows(objective, batch_tokens=max(1200, sum(objective.capacity)), seed=1)))
+    for step in range(STEPS):
+        stepper(next(batches), step, 1e-2)
+    assert stepper.first_bad() is None
+    return {key: p.detach().cpu() for key, p in net.named_parameters()}, stepper.take_loss(), len(stepper.graphs)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb", "muon", "sgd"])
+@pytest.mark.parametrize("name", ["next token", "masked", "pairs"])
+def test_captured_steps_are_the_eager_ones(name: str, optimizer: str) -> None:
+    """An optimizer whose state began anew at every replay would be found here: its moments are those of one step."""
+    eager, loss, none = weights_after(name, optimizer=optimizer, compile="no")
+    captured, same, some = weights_after(name, optimizer=optimizer)
+    assert none == 0
+    assert some > 0
+    assert loss == pytest.approx(same, rel=1e-4)
+    for key, value in eager.items():
+        torch.testing.assert_close(captured[key], value, rtol=2e-3, atol=2e-4, msg=lambda m, k=key: f"{k}: {m}")
