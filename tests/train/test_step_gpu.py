@@ -1,4 +1,4 @@
-"""Steps that a CUDA graph takes are the steps that were written down. These need a GPU, and say so where there is none."""
+"""Steps that a CUDA graph takes are the steps as written. These tests need a GPU, and say so where there is none."""
 
 from typing import Any
 
