@@ -91,3 +91,17 @@ def test_what_cannot_be() -> None:
         starter("translat")
     with pytest.raises(UsageError, match="pairs needs 2: source, target"):
         guess("pairs", ["only"])
+
+
+@pytest.mark.parametrize(
+    ("first", "columns"),
+    [
+        ("the man sees a cat\tder Mann sieht eine Katze", 'columns = {source = "0", target = "1"}'),
+        ("Who?\tWer?", 'columns = {source = "0", target = "1"}'),
+        ("en\tde", 'columns = {source = "en", target = "de"}'),
+    ],
+)
+def test_a_table_without_a_header_is_read_from_its_first_line(first: str, columns: str, tmp_path: Path) -> None:
+    file = tmp_path / "pairs.tsv"
+    file.write_text(f"{first}\n" + "a dog\tein Hund\n" * 9, encoding="utf-8")
+    assert columns in starter("translate", [str(file)])

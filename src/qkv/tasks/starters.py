@@ -218,7 +218,19 @@ def look(kind: str, files: Sequence[str]) -> Seen:
         same = all(name == column for name, column in columns.items())
         return Seen({"train": paths}, size, None if same else columns, bytes_known=True)
     except UsageError:
+        if parts[0].format in ("tsv", "csv") and any(map(is_text, names)):
+            names = [str(place) for place in range(len(names))]  # no header: columns by number
         return Seen({"train": paths}, size, guess(kind, names), guessed=True, bytes_known=True)
+
+
+def is_text(name: str) -> bool:
+    """Whether what stands in a table's first line is data rather than the name of a column.
+
+    >>> is_text("the man sees a cat"), is_text("Who?"), is_text("3.5"), is_text("German text"), is_text("label_id")
+    (True, True, True, False, False)
+    """
+    words = name.split()
+    return len(words) > 3 or name.endswith((".", "!", "?")) or name.replace(".", "", 1).isdigit()
 
 
 def guess(kind: str, names: Sequence[str]) -> dict[str, str]:
