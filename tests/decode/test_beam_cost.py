@@ -1,5 +1,7 @@
 """What a beam search does not do twice: common beginnings stay in the cache, and sources that are settled leave."""
 
+import sys
+
 import pytest
 import torch
 from decode_models import tiny
@@ -35,6 +37,8 @@ def test_slots_before_since_stay_and_the_rest_moves() -> None:
 
 @pytest.mark.parametrize("beam", [2, 4])
 def test_moving_only_what_differs_is_enough(network: Network, beam: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the cache is moved at all: `Forks` moves a mask in its place."""
+    monkeypatch.setattr(sys.modules["qkv.decode.run"], "fits", lambda *_: False)
     options = Options(max_tokens=12, beam=beam, best=beam)
     moved: list[int] = []
     some = SelfCache.reorder

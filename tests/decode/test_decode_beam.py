@@ -1,10 +1,14 @@
 """Beam search against brute force: with room for every path it finds the best one, for any sign of the penalty."""
 
+import sys
+
 import pytest
 import torch
 from decode_models import END, tiny
 
+from qkv.blocks import SelfCache
 from qkv.decode import Options, generate, score
+from qkv.decode.forks import Forks
 from qkv.decode.options import length_factor
 from qkv.models import Network
 
@@ -99,18 +103,21 @@ def test_a_batch_of_unequal_prompts_is_each_alone(network: Network) -> None:
     assert [r.score for r in together] == pytest.approx([r.score for r in alone], abs=1e-9)
 
 
-def test_the_reorder_of_the_cache_matters(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fast", [True, False])
+def test_the_reorder_of_the_cache_matters(network: Network, fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control for trap 14: a search whose cache is not reordered finds something else."""
     options = Options(max_tokens=8, beam=4, best=4)
     right = generate(network, [[3, 4, 5]], options)[0]
-    from qkv.blocks import SelfCache
-
     whole = SelfCache.reorder
 
     def first_only(self: SelfCache, rows: torch.Tensor, since: int = 0) -> None:
         if len(rows) != self.rows:  # the prompt's row becoming several
             whole(self, rows)
 
-    monkeypatch.setattr(SelfCache, "reorder", first_only)
+    if fast:
+        monkeypatch.setattr(Forks, "reorder", lambda self, rows: None)
+    else:
+        monkeypatch.setattr(sys.modules["qkv.decode.run"], "fits", lambda *_: False)
+        monkeypatch.setattr(SelfCache, "reorder", first_only)
     wrong = generate(network, [[3, 4, 5]], options)[0]
     assert [r.score for r in (right, *right.alternatives)] != [r.score for r in (wrong, *wrong.alternatives)]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from engine_schedules import OPTIONS, PROMPTS, alone, carry_out, check_memory, draw_plan, letters, small
 
-from qkv.decode import Engine, Options, Request, generate
+from qkv.decode import Engine, Options, Request, fast_cpu, generate
 from qkv.decode.pages import Pages
 from qkv.errors import QkvError, UsageError
 from qkv.models import Network
@@ -270,7 +270,7 @@ class Broken:
 
     def __init__(self, network: Network, error: BaseException) -> None:
         self.network, self.error, self.left = network, error, 0
-        self.inner = network.head.read
+        self.inner = network.head.inner
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         out = self.inner(*args, **kwargs)
@@ -284,7 +284,7 @@ class Broken:
 def break_next(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Broken]:
     def make(kind: str, error: BaseException) -> Broken:
         broken = Broken(small(kind), error)
-        monkeypatch.setattr(small(kind).head, "read", broken)
+        monkeypatch.setattr(small(kind).head, "inner", broken)
         return broken
 
     return make
@@ -323,6 +323,18 @@ def test_a_step_that_is_interrupted_can_be_taken_again(at: int, break_next: Call
         e.step()
     e.run()
     assert [r.ids for r in requests] == wanted
+    assert e.pages.free == e.pages.count
+
+
+@pytest.mark.parametrize("kind", ["decoder", "seq2seq", "decoder-grouped"])
+def test_many_texts_at_once_are_written_as_alone(kind: str) -> None:
+    """So many rows that attention is written as batched products, over pages that do not lie as rows of a cache do."""
+    e = engine(kind, rows=fast_cpu.MANY + 2, pages=80)
+    prompts = [[*PROMPT[: 1 + n % 5], 3 + n] for n in range(fast_cpu.MANY + 2)]
+    requests = [e.submit(prompt, GREEDY) for prompt in prompts]
+    e.run()
+    for request, prompt in zip(requests, prompts, strict=True):
+        check(kind, request, prompt)
     assert e.pages.free == e.pages.count
 
 

@@ -2,52 +2,21 @@
 
 import pytest
 import torch
-from decode_models import END, START, tiny
+from decode_models import START, tiny
+from decode_stacks import DECODERS, PROMPTS, STACKS, VOCAB, apart, make
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qkv.blocks import HeadConfig, StackConfig
-from qkv.decode import fast_cpu, fast_encode
+from qkv.decode import fast_cpu, fast_encode, packed
 from qkv.decode.fast_cpu import FastStep, fits
 from qkv.decode.quantise import quantise
 from qkv.decode.run import Run, flush_right
-from qkv.models import Config, Decoder, Network, Seq2Seq, build
-
-VOCAB = 20
-MODERN = {"position": "rotary", "norm": "rmsnorm", "norm_affine": "gain", "bias": "none", "feedforward": "swiglu"}
-T5 = {**MODERN, "position": "t5", "feedforward": "relu", "score_scale": "none", "head_width": 12}
-STACKS: dict[str, dict[str, object]] = {
-    "post-norm": {"norm_place": "post", "feedforward": "relu", "embedding_scale": "sqrt"},
-    "pre-norm": {},
-    "sandwich": {"norm_place": "sandwich"},
-    "learned": {"position": "learned", "position_offset": 2, "embedding_norm": "added"},
-    "first norm": {"embedding_norm": "first"},
-    "grouped heads": {**MODERN, "kv_heads": 2},
-    "normed heads": {**MODERN, "qk_norm": "head"},
-    "windows": {**MODERN, "window": 2, "windowed_layers": (1,), "rotary_base_windowed": 100.0},
-    "alibi": {"position": "alibi"},
-    "t5": T5,
-    "no positions": {"position": "none"},
-    "narrow embedding": {"embedding_width": 8},
-    "shared layers": {"distinct_layers": 1},
-    "types": {"types": 2},
-}
-DECODERS = {**STACKS, "parallel": {"residual": "parallel"}}
-PROMPTS = {"even": [[5, 6, 7], [8, 9, 10], [3, 4, 5]], "ragged": [[5, 6, 7], [8], [3, 4]]}
+from qkv.models import Decoder, Network, Seq2Seq
 
 
-def make(family: str, settings: dict[str, object]) -> Decoder | Seq2Seq:
-    size = {"vocab": VOCAB, "width": 16, "layers": 3, "heads": 4, "ffn_width": 24, "max_positions": 32}
-    stack = StackConfig(**{**size, "init_std": 0.3, **settings})  # type: ignore[arg-type]
-    sides = {"decoder": stack} if family == "decoder" else {"encoder": stack, "decoder": stack}
-    torch.manual_seed(0)
-    head = HeadConfig(kind="lm", outputs=VOCAB, bias=True)
-    network = build(Config(**sides, head=head, start=START, end=(END,)), dtype=torch.float64).eval()  # type: ignore[arg-type]
-    assert isinstance(network, Decoder | Seq2Seq)
-    return network
-
-
-def written(network: Decoder | Seq2Seq, prompts: list[list[int]], *, fast: bool) -> list[torch.Tensor]:
+def written(
+    network: Decoder | Seq2Seq, prompts: list[list[int]], *, fast: bool, forks: bool = True
+) -> list[torch.Tensor]:
     """The logits of a run: prompts, steps, beams that change places, rows that leave, more steps."""
     seq2seq = isinstance(network, Seq2Seq)
     run = Run(network, [[START]] * len(prompts) if seq2seq else prompts, room=2)  # it grows on the way
@@ -59,17 +28,15 @@ def written(network: Decoder | Seq2Seq, prompts: list[list[int]], *, fast: bool)
             run.read_source(prompts)
         out.append(run.prefill())
         out += [run.step(torch.tensor([3 + i, 4 + i, 5 + i])) for i in range(3)]
-        run.reorder(torch.tensor([0, 0, 1, 1, 2, 2]))
+        if not forks:
+            return out
+        run.fork(2)
         out.append(run.step(torch.arange(4, 10)))
         run.reorder(torch.tensor([1, 0, 3, 3, 4, 5]), since=run.tokens.shape[1] - 1)
         out.append(run.step(torch.arange(5, 11)))
         run.keep(torch.tensor([0, 1, 4, 5]))
         out.append(run.step(torch.arange(6, 10)))
     return out
-
-
-def apart(a: list[torch.Tensor], b: list[torch.Tensor]) -> float:
-    return max(float((x - y).abs().max()) for x, y in zip(a, b, strict=True))
 
 
 @pytest.mark.parametrize("prompts", PROMPTS)
@@ -93,9 +60,25 @@ def test_an_encoder_and_decoder_steps_as_its_modules_do(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_step_is_bit_equal_where_the_kernel_is_the_same(dtype: torch.dtype) -> None:
+def test_the_step_is_bit_equal_where_the_kernel_is_the_same(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed, "LIMIT", 0)  # packed weights are summed up in another order
     network = make("decoder", {"norm_place": "post"}).to(dtype)
-    assert apart(*(written(network, PROMPTS["even"], fast=fast) for fast in (True, False))) == 0.0
+    assert apart(*(written(network, PROMPTS["even"], fast=fast, forks=False) for fast in (True, False))) == 0.0
+
+
+def test_packed_weights_differ_by_rounding_alone() -> None:
+    network = make("decoder", {"norm_place": "post"}).float()
+    assert 0.0 < apart(*(written(network, PROMPTS["even"], fast=fast) for fast in (True, False))) < 1e-5
+
+
+def test_a_head_of_a_better_type_than_the_body_is_read_as_it_is() -> None:
+    network = make("decoder", {}).float()
+    network.head.double()
+    both = [written(network, PROMPTS["even"], fast=fast) for fast in (True, False)]
+    assert both[0][-1].dtype == torch.float64
+    assert apart(*both) < 1e-4
 
 
 def test_a_difference_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,6 +117,16 @@ def test_a_source_reads_the_same_alone_and_among_others(sources: list[list[int]]
             alone = fast_encode.read(network, [source])
             torch.testing.assert_close(together.keys[1][row : row + 1, :, : len(source)], alone.keys[1])
             torch.testing.assert_close(together.values[1][row : row + 1, :, : len(source)], alone.values[1])
+
+
+def test_an_encoder_that_was_given_a_kernel_reads_with_it() -> None:
+    """Only the dense rendering of a mask is read here: another kernel's would be taken for no mask at all."""
+    network = make("seq2seq", STACKS["windows"])
+    assert isinstance(network, Seq2Seq)
+    usual = written(network, PROMPTS["ragged"], fast=True)
+    network.encoder.kernel = "plain"
+    assert not fast_encode.fits(network)
+    assert apart(written(network, PROMPTS["ragged"], fast=True), usual) < 1e-12
 
 
 def test_a_network_in_int8_steps_as_its_modules_do(network: Network) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from qkv.decode.choose import log_total
+from qkv.decode.choose import largest
 from qkv.decode.filters import filters_of
 from qkv.decode.options import Options, length_factor
 from qkv.decode.result import Candidate, Step
@@ -93,7 +93,7 @@ def beam_search(run: Run, options: Options, end: tuple[int, ...]) -> list[Search
 
     logits = run.prefill()  # (N, V)
     device = logits.device
-    run.reorder(torch.arange(sources, device=device).repeat_interleave(beams))
+    run.fork(beams)
     logits = logits.repeat_interleave(beams, dim=0)
     # All beams hold the same prompt: only one of them counts.
     scores = torch.tensor([0.0, *[NEVER] * (beams - 1)], dtype=torch.float64, device=device).repeat(sources)
@@ -127,8 +127,9 @@ def beam_search(run: Run, options: Options, end: tuple[int, ...]) -> list[Search
 
 def ways_on(logits: Tensor, scores: Tensor, beams: int, wide: int) -> list[list[Way]]:
     """The `wide` best ways on of each source, best first; logits (N·B, V), scores so far (N·B,)."""
-    total = log_total(logits)
-    best, token = logits.topk(min(wide, logits.shape[-1]))  # (N·B, K): a row's best are among its source's best
+    best, token = largest(logits, min(wide, logits.shape[-1]))  # (N·B, K): a row's best are among its source's best
+    # log Σ eˣ = max x − log softmax(x) there, as `log_total` has it.
+    total = best[:, 0].double() - logits.softmax(-1).gather(1, token[:, :1])[:, 0].double().log()
     best = torch.where(best == NEVER, best.double(), best.double() + (scores - total)[:, None])
     best, token = best.view(len(best) // beams, -1), token.view(len(best) // beams, -1)  # (N, B·K)
     each = best.shape[1] // beams

@@ -5,7 +5,10 @@ decoder is laid out flat, once a run, as plain functions; a step only calls them
 on the same numbers in the same order, and `Stack` stays the reference; masks, biases and rotations are asked of it,
 and only where there are any.
 
-R rows, N sources, S source tokens, H heads, KV key/value heads, D head width, C width
+The hypotheses of a search write into the cache of their source side by side (`forks`).
+
+N rows of the cache, T hypotheses in each, R = N · T, S slots or source tokens, H heads, KV key/value heads,
+D head width, C width
 """
 
 from collections.abc import Callable
@@ -15,31 +18,34 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qkv.blocks import CrossCache, Mask, Place, SelfCache, place_of
-from qkv.blocks.attention import Attention, CrossAttention, SelfAttention, Sight, render
+from qkv.blocks import CrossCache, Place, SelfCache, place_of
+from qkv.blocks.attention import Attention, CrossAttention, SelfAttention
 from qkv.blocks.block import Block
 from qkv.blocks.position import Rotary
 from qkv.decode.flat import Part, adding, feedforward_of, linear_of, norm_of, parallel, serial
+from qkv.decode.forks import NEVER, Forks
 from qkv.models import Decoder, Seq2Seq
 
 MANY = 8
-"""From so many rows on attention is written as batched products."""
+"""From so many queries on attention is written as batched products."""
 
 
 class Moment(NamedTuple):
     """What all layers of one step share."""
 
+    rows: int  # N
     cache: SelfCache
     cross: CrossCache | None
-    sights: dict[int, Sight]  # by window; empty where every row sees all of its slots
+    masks: dict[int, Tensor | None]  # by window, (N or 1, 1 or H, T, S), 0 or −∞ or a bias; empty: all slots are seen
     rotaries: dict[int, Rotary]  # by window; empty where nothing turns
-    source_mask: Tensor | None  # (N, 1, R/N, S), 0 or −∞; None where all of every source is seen
+    source_mask: Tensor | None  # (sources, 1, 1, S), 0 or −∞; None where all of every source is seen
 
 
 def fits(network: Decoder | Seq2Seq, cache: SelfCache) -> bool:
-    """Whether a step may run here: on the CPU, in a cache that grows, with the kernel that is used here."""
+    """Whether a step may run here: on the CPU, in a cache that grows, with the kernel that is used here, in plain types."""
     stack = network.decoder
-    return not (network.training or cache.static or cache.cursor.is_cuda) and stack.kernel in ("auto", "sdpa")
+    here = cache.cursor.device.type == "cpu" and not cache.static and not network.training
+    return here and stack.kernel in ("auto", "sdpa") and not torch.is_autocast_enabled("cpu")
 
 
 class FastStep:
@@ -52,22 +58,44 @@ class FastStep:
         self.plain = self.stack.bias is None and not config.window  # causality alone decides who sees whom
         self.layers = [_block(self.stack.block_of(i), i, config.window_of(i)) for i in range(config.layers)]  # type: ignore[arg-type]
         self.norm = None if self.stack.norm is None else norm_of(self.stack.norm)
+        self.out = None if self.head.out is None or self.head.config.unit else linear_of(self.head.out)
         self.places: Tensor | None = None  # what each position adds to the embedding, (1, L, C)
         self.reach = 0  # L
-        self.source: tuple[CrossCache, int, Tensor | None] | None = None  # the newest source, rows, and their mask
+        self.source: tuple[CrossCache, Tensor] | None = None  # the newest sources, and their mask
+        self.forks: Forks | None = None  # while rows hold several hypotheses
 
     def __call__(self, ids: Tensor, cache: SelfCache, cross: CrossCache | None) -> Tensor:
         """The newest token of each row (R,) → the logits (R, V) of what comes next."""
-        ids = ids[:, None]
-        place = place_of(ids, None, cache.next_positions(ids, None))  # (1, 1), or (R, 1) where rows differ
+        if self.forks is None:
+            ids = ids[:, None]  # (N, T)
+            place = place_of(ids, None, cache.next_positions(ids, None))  # (N, T), or (1, T) where all rows count alike
+        else:
+            ids, place = ids.view(-1, self.forks.beams), self.forks.advance()
         keys = cache.extend(place)
-        x = self.embedding.join(ids, self._where(place.position, cache))  # (R, 1, C)
-        sights = {} if self.plain and keys.segment is None else self.stack.sights(x, place, keys)
-        now = Moment(cache, cross, sights, self.stack.rotaries(x, place), self._source_mask(x, place, cross))
-        x = x[:, 0]
+        x = self.embedding.join(ids, self._where(place.position, cache))  # (N, T, C)
+        masks = self._masks(x, place, keys)
+        rotaries = self.stack.rotaries(x, place)
+        now = Moment(ids.shape[0], cache, cross, masks, rotaries, self._source_mask(x, cross))
+        x = x.flatten(0, 1)
         for layer in self.layers:
             x = layer(x, now)
-        return self.head.read(x if self.norm is None else self.norm(x))
+        if self.norm is not None:
+            x = self.norm(x)
+        if self.out is None or self.head.out is None:
+            return self.head.read(x)
+        return self.out(self.head.inner(x).to(self.head.out.weight.dtype))
+
+    def fork(self, cache: SelfCache, beams: int) -> None:
+        """From now on each row of the cache is `beams` rows, which have all come by what it holds."""
+        assert self.forks is None, "a run forks once"
+        self.forks = Forks(cache, beams, self.embedding.token.weight.dtype)
+
+    def reorder(self, cache: SelfCache, rows: Tensor) -> None:
+        """Row r goes on from what row `rows[r]` was; after a fork, within what it made of one row."""
+        if self.forks is None:
+            cache.reorder(rows)
+        else:
+            self.forks.reorder(rows)
 
     def _where(self, position: Tensor, cache: SelfCache) -> Tensor | None:
         """What positions add, out of a table that is made once: a row stands nowhere beyond its slots."""
@@ -80,16 +108,29 @@ class FastStep:
                 self.places = self.places.to(self.embedding.token.weight.dtype)
         return None if self.places is None else self.places[0, position]
 
-    def _source_mask(self, x: Tensor, place: Place, cross: CrossCache | None) -> Tensor | None:
-        """The mask over the sources, made anew only when they or their beams change."""
+    def _masks(self, x: Tensor, place: Place, keys: Place) -> dict[int, Tensor | None]:
+        """What is added to the scores, by window."""
+        sight = None if self.forks is None else self.forks.sight[:, None]  # (N, 1, T, S)
+        if self.plain and sight is not None:
+            return {0: sight}  # it hides padding too
+        if self.plain and keys.segment is None:
+            return {}
+        masks: dict[int, Tensor | None] = {}
+        for window, rendered in self.stack.sights(x, place, keys).items():
+            mask = rendered.dense
+            if mask is not None and not mask.is_floating_point():
+                mask = torch.zeros_like(mask, dtype=x.dtype).masked_fill_(~mask, NEVER)
+            masks[window] = mask if sight is None else sight if mask is None else mask + sight
+        return masks
+
+    def _source_mask(self, x: Tensor, cross: CrossCache | None) -> Tensor | None:
+        """The mask over the sources, made anew only when they change."""
         if cross is None or cross.place.segment is None:
             return None
-        if self.source is None or self.source[:2] != (cross, len(x)):
-            beams = len(x) // cross.rows
-            see = render(Mask(place.fold(beams), cross.place), x, kernel="sdpa").dense
-            assert see is not None
-            self.source = (cross, len(x), torch.zeros_like(see, dtype=x.dtype).masked_fill(~see, float("-inf")))
-        return self.source[2]
+        if self.source is None or self.source[0] is not cross:
+            unseen = (cross.place.segment == 0)[:, None, None]
+            self.source = (cross, torch.zeros_like(unseen, dtype=x.dtype).masked_fill_(unseen, NEVER))
+        return self.source[1]
 
 
 def _block(block: Block, layer: int, window: int) -> Part:
@@ -105,21 +146,21 @@ def _block(block: Block, layer: int, window: int) -> Part:
 
 
 def _self_attention(attention: SelfAttention, layer: int, window: int) -> Part:
-    qkv, attend = linear_of(attention.qkv), _kernel(attention)
-    heads, kv_heads, width = attention.heads, attention.kv_heads, attention.width
+    qkv, attend, width = linear_of(attention.qkv), _kernel(attention), attention.width
+    every, split = attention.heads + 2 * attention.kv_heads, (attention.heads, attention.kv_heads, attention.kv_heads)
     q_norm = None if attention.q_norm is None else norm_of(attention.q_norm)
     k_norm = None if attention.k_norm is None else norm_of(attention.k_norm)
 
     def part(x: Tensor, now: Moment) -> Tensor:
-        rows = len(x)
-        q, k, v = qkv(x).view(rows, -1, 1, width).split((heads, kv_heads, kv_heads), dim=1)  # (R, …, 1, D)
+        heads = qkv(x).view(now.rows, -1, every, width).transpose(1, 2)  # (N, H + 2KV, T, D)
+        q, k, v = torch.split_with_sizes(heads, split, 1)
         if q_norm is not None and k_norm is not None:
             q, k = q_norm(q), k_norm(k)
         if now.rotaries:
             rotary = now.rotaries[window]
             q, k = rotary.turn(q), rotary.turn(k)
         k, v = now.cache.write(layer, k, v)
-        return attend(q, k, v, now.sights[window].dense if now.sights else None).view(rows, -1)
+        return attend(q, k, v, now.masks.get(window))
 
     return part
 
@@ -132,32 +173,32 @@ def _cross_attention(attention: CrossAttention, layer: int) -> Part:
     def part(x: Tensor, now: Moment) -> Tensor:
         assert now.cross is not None
         k, v = now.cross.keys[layer], now.cross.values[layer]
-        q = project(x).view(len(k), -1, heads, width).transpose(1, 2)  # (N, H, R/N, D)
+        q = project(x).view(k.shape[0], -1, heads, width).transpose(1, 2)  # (sources, H, T, D)
         if q_norm is not None:
             q = q_norm(q)
-        return attend(q, k, v, now.source_mask).transpose(1, 2).reshape(len(x), -1)
+        return attend(q, k, v, now.source_mask)
 
     return part
 
 
 def _kernel(attention: Attention) -> Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]:
-    """softmax(QKᵀ · scale + mask) V for few queries, q (R, H, T, D), k and v (R, KV, S, D) → (R, H, T, D)."""
+    """softmax(QKᵀ · scale + mask) V for few queries, q (N, H, T, D), k and v (N, KV, S, D) → (N · T, H · D)."""
     scale, grouped = attention.scale, attention.heads != attention.kv_heads
     nothing = torch.zeros((), dtype=attention.out.weight.dtype)
 
     def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        exact = q.dtype in (torch.float32, torch.float64) and (mask is None or mask.is_floating_point())
-        if len(q) < MANY or not exact:
-            return F.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=grouped)
-        # Torch's own kernel takes one row and head after the other; batched products have less to start anew.
-        rows, kv_heads, length, width = k.shape
-        queries = q.reshape(rows * kv_heads, -1, width)  # the queries of a group of heads stand side by side
-        keys = k.view(rows * kv_heads, length, width).transpose(1, 2)
-        if mask is None:
-            scores = torch.baddbmm(nothing, queries, keys, beta=0, alpha=scale)
+        rows, heads, queries, width = q.shape
+        if rows * queries < MANY or q.dtype not in (torch.float32, torch.float64):
+            z = F.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=grouped)
         else:
-            mask = mask.expand(*q.shape[:3], length).reshape(len(queries), -1, length)
-            scores = torch.baddbmm(mask, queries, keys, alpha=scale)
-        return torch.bmm(scores.softmax(-1), v.view(rows * kv_heads, length, width)).view(q.shape)
+            # Torch's own kernel takes one row and head after the other; batched products have less to start anew.
+            groups, length = rows * k.shape[1], k.shape[2]
+            q = q.reshape(groups, -1, width)  # the queries of a group of heads stand side by side
+            keys, values = (t.reshape(groups, length, width) for t in (k, v))  # pages lie otherwise, and are copied
+            scores = torch.baddbmm(nothing, q, keys.transpose(1, 2), beta=0, alpha=scale)
+            if mask is not None:
+                scores.view(rows, heads, queries, length).add_(mask)
+            z = torch.bmm(scores.softmax(-1), values).view(rows, heads, queries, width)
+        return z.transpose(1, 2).reshape(rows * queries, heads * width)
 
     return attend

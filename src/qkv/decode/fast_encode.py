@@ -1,13 +1,14 @@
 """Reading sources on a CPU without reading their padding.
 
 A batch of unequal sources laid out as a rectangle may be a third padding, and a CPU pays for every row of a product.
-Here the tokens of all sources stand one after the other, and attention alone sees the rectangle. `Seq2Seq.encode` and
-`remember` stay the reference.
+Here the tokens of all sources stand one after the other; attention alone takes one source at a time, and needs no mask.
+`Seq2Seq.encode` and `remember` stay the reference.
 
-R sources, S the longest, M tokens of all of them, KV key/value heads, D head width, C width
+R sources, S the longest, M tokens of all of them, n of one, H heads, KV key/value heads, D head width, C width
 """
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
@@ -22,48 +23,43 @@ from qkv.decode.flat import Part, adding, feedforward_of, linear_of, norm_of, pa
 from qkv.models import Seq2Seq
 
 
-class Rectangle(NamedTuple):
-    """Where the tokens stand among R · S, and what attention needs to know there."""
+class Sources(NamedTuple):
+    """Where each source stands among all tokens, and what attention needs to know."""
 
-    rows: int
-    longest: int
-    places: Tensor | None  # (M,) the place of each token; None where there is no padding
-    sights: dict[int, Sight]  # by window
-    rotaries: dict[int, Rotary]  # by window
+    spans: list[tuple[int, int]]  # of each source, the first token and the one after the last
+    sights: dict[int, Sight]  # by window, for the longest source: others see the same from their own beginning
+    rotaries: dict[int, Rotary]  # by window, for all tokens
 
-    def lay(self, x: Tensor) -> Tensor:
-        """(M, F) → (R, S, F), zeros in between."""
-        if self.places is not None:
-            x = x.new_zeros(self.rows * self.longest, x.shape[1]).index_copy_(0, self.places, x)
-        return x.view(self.rows, self.longest, -1)
 
-    def pick(self, x: Tensor) -> Tensor:
-        """(R, S, F) → (M, F)."""
-        x = x.flatten(0, 1)
-        return x if self.places is None else x.index_select(0, self.places)
+def fits(network: Seq2Seq) -> bool:
+    """Whether sources may be read here: with the kernel that is used here."""
+    return network.encoder.kernel in ("auto", "sdpa")
 
 
 def read(network: Seq2Seq, sources: Sequence[Sequence[int]]) -> CrossCache:
     """Every decoder layer's keys and values of these sources."""
     stack, lengths = network.encoder, [len(source) for source in sources]
-    longest = max(lengths)
+    every = torch.arange(max(lengths))[None]  # (1, S)
     ids = torch.tensor([token for source in sources for token in source])
-    position = torch.cat([torch.arange(length) for length in lengths])
-    every = torch.arange(longest)[None]  # (1, S)
-    place, index = Place(None, every), None
-    if min(lengths) < longest:
-        segment = (every < torch.tensor(lengths)[:, None]).long()  # (R, S)
-        place, index = Place(segment, every), segment.flatten().nonzero()[:, 0]
-    x = network.source_embedding(ids[None], position[None])[0]  # (M, C)
-    like = x.new_empty(len(sources), longest, 0)
-    shape = Rectangle(len(sources), longest, index, stack.sights(like, place, place), stack.rotaries(like, place))
+    position = torch.cat([every[0, :length] for length in lengths])  # (M,)
+    where = network.source_embedding.of_positions(every)
+    x = network.source_embedding.join(ids, None if where is None else where[0, position])  # (M, C)
+    longest = Place(None, every)
+    shape = Sources(
+        list(pairwise(accumulate(lengths, initial=0))),
+        stack.sights(x.new_empty(1, max(lengths), 0), longest, longest),
+        stack.rotaries(x, Place(None, position[None])),
+    )
     for layer in range(stack.config.layers):
         x = _block(stack.block_of(layer), stack.config.window_of(layer))(x, shape)  # type: ignore[arg-type]
     if stack.norm is not None:
         x = stack.norm(x)
     blocks = [network.decoder.block_of(layer) for layer in range(network.decoder.config.layers)]
-    pairs = [_keys_values(block.cross, x, shape) for block in blocks]  # type: ignore[arg-type]
-    return CrossCache([k for k, _ in pairs], [v for _, v in pairs], place)
+    pairs = [_keys_values(block.cross, x, shape.spans, max(lengths)) for block in blocks]  # type: ignore[arg-type]
+    segment = None
+    if min(lengths) < max(lengths):
+        segment = (every < torch.tensor(lengths)[:, None]).long()  # (R, S)
+    return CrossCache([k for k, _ in pairs], [v for _, v in pairs], Place(segment, every))
 
 
 def _block(block: Block, window: int) -> Part:
@@ -77,24 +73,35 @@ def _block(block: Block, window: int) -> Part:
 def _attention(attention: SelfAttention, window: int) -> Part:
     qkv, width = linear_of(attention.qkv), attention.width
     split = (attention.heads, attention.kv_heads, attention.kv_heads)
+    scale, grouped = attention.scale, attention.heads != attention.kv_heads
 
-    def part(x: Tensor, shape: Rectangle) -> Tensor:
-        every = shape.lay(qkv(x)).unflatten(-1, (-1, width)).transpose(1, 2)  # (R, H + 2KV, S, D)
-        q, k, v = every.split(split, dim=1)
+    def part(x: Tensor, shape: Sources) -> Tensor:
+        every = qkv(x).view(1, x.shape[0], -1, width).transpose(1, 2)  # (1, H + 2KV, M, D)
+        q, k, v = torch.split_with_sizes(every, split, 1)
         if attention.q_norm is not None and attention.k_norm is not None:
             q, k = attention.q_norm(q), attention.k_norm(k)
         if shape.rotaries:
             rotary = shape.rotaries[window]
             q, k = rotary.turn(q), rotary.turn(k)
-        mask, grouped = shape.sights[window].dense, attention.heads != attention.kv_heads
-        z = F.scaled_dot_product_attention(q, k, v, mask, scale=attention.scale, enable_gqa=grouped)
-        return shape.pick(z.transpose(1, 2).flatten(2))
+        mask = shape.sights[window].dense
+        answers = []
+        for begin, end in shape.spans:
+            queries, keys, values = (t[:, :, begin:end] for t in (q, k, v))  # (1, …, n, D)
+            seen = None if mask is None else mask[..., : end - begin, : end - begin]
+            z = F.scaled_dot_product_attention(queries, keys, values, seen, scale=scale, enable_gqa=grouped)
+            answers.append(z.transpose(1, 2).flatten(2)[0])  # (n, H · D)
+        return torch.cat(answers) if len(answers) > 1 else answers[0]
 
     return part
 
 
-def _keys_values(cross: CrossAttention, x: Tensor, shape: Rectangle) -> tuple[Tensor, Tensor]:
+def _keys_values(
+    cross: CrossAttention, x: Tensor, spans: Sequence[tuple[int, int]], longest: int
+) -> tuple[Tensor, Tensor]:
     """One layer's keys and values (R, KV, S, D), zeros at padding."""
-    both = shape.lay(linear_of(cross.kv)(x)).unflatten(-1, (2, cross.kv_heads, cross.width))
-    k, v = both.permute(2, 0, 3, 1, 4).contiguous()
+    both = linear_of(cross.kv)(x).view(-1, 2, cross.kv_heads, cross.width)  # (M, 2, KV, D)
+    out = x.new_zeros(2, len(spans), cross.kv_heads, longest, cross.width)
+    for row, (begin, end) in enumerate(spans):
+        out[:, row, :, : end - begin] = both[begin:end].permute(1, 2, 0, 3)
+    k, v = out
     return k if cross.k_norm is None else norm_of(cross.k_norm)(k), v

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from qkv.blocks.block import Sublayer
 from qkv.blocks.feedforward import FeedForward
+from qkv.decode.packed import packing_map
 from qkv.decode.quantise import Int8Linear
 
 Map = Callable[[Tensor], Tensor]
@@ -56,7 +57,7 @@ def parallel(attend: Adding, think: Adding) -> Part:
 
 
 def feedforward_of(ffn: FeedForward) -> Part:
-    up, bend = linear_of(ffn.up), ffn.bend
+    up, bend = linear_of(ffn.up), torch.relu_ if ffn.bend is F.relu else ffn.bend
     if not ffn.gated:
         return lambda x, now: bend(up(x))
 
@@ -68,9 +69,9 @@ def feedforward_of(ffn: FeedForward) -> Part:
 
 
 def linear_of(linear: nn.Module) -> Map:
+    """A linear map of x (M, I), as a plain function."""
     if type(linear) is nn.Linear:
-        weight, bias = linear.weight, linear.bias
-        return lambda x: F.linear(x, weight, bias)
+        return packing_map(linear)
     return linear.forward if type(linear) is Int8Linear else linear
 
 

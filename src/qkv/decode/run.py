@@ -32,7 +32,7 @@ class Run:
     def read_source(self, sources: Sequence[Sequence[int]]) -> None:
         """An encoder-decoder reads its sources once, before anything is written."""
         assert isinstance(self.network, Seq2Seq)
-        if self._fast is not None:
+        if self._fast is not None and fast_encode.fits(self.network):
             self.cross = fast_encode.read(self.network, sources)
             return
         padded = flush_right(sources, self.tokens.device)
@@ -51,16 +51,28 @@ class Run:
         self.tokens = torch.cat([self.tokens, chosen[:, None]], dim=1)
         return self._newest(chosen)
 
+    def fork(self, beams: int) -> None:
+        """After the prompts were read: each row becomes so many, side by side."""
+        rows = torch.arange(len(self.tokens), device=self.tokens.device).repeat_interleave(beams)
+        if self._fast is not None and beams > 1:
+            self._fast.fork(self.cache, beams)
+        else:
+            self.cache.reorder(rows)
+        self.tokens = self.tokens[rows]
+
     def reorder(self, rows: Tensor, since: int = 0) -> None:
-        """Row r goes on from what row `rows[r]` was; for an encoder-decoder, within the beams of one source.
+        """Row r goes on from what row `rows[r]` was, within the beams of one fork.
 
         The first `since` tokens are known to be the same in both.
         """
-        self.cache.reorder(rows, since)
+        if self._fast is not None:
+            self._fast.reorder(self.cache, rows)
+        else:
+            self.cache.reorder(rows, since)
         self.tokens = self.tokens[rows]
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these rows alone; for an encoder-decoder, with all the beams of the sources that stay."""
+        """Go on with these rows alone, all the beams of the forks that stay."""
         beams = 1 if self.cross is None else len(self.tokens) // self.cross.rows
         self.reorder(rows)
         if self.cross is not None:

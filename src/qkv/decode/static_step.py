@@ -44,7 +44,7 @@ class Turning(Rotary):
     """Rows of a rotary table that was made before."""
 
     def __init__(self, table: Rotary, position: Tensor) -> None:
-        self.cos, self.sin = table.cos[0, 0][position][:, None], table.sin[0, 0][position][:, None]  # (N, 1, 1, D/2)
+        self.cos, self.sin = table.cos[0, 0][position][:, None], table.sin[0, 0][position][:, None]  # (N, 1, 1, D)
 
 
 def fits(network: Decoder | Seq2Seq) -> bool:
