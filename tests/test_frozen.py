@@ -38,6 +38,7 @@ RECIPE = {
 }
 
 OPTIONS = {
+    "bench": ["--device", "--dtype", "--int8", "--json", "--picture", "--seconds"],
     "info": ["--context", "--json"],
     "import": ["--json"],
     "export": ["--format", "--json"],

@@ -21,7 +21,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 MAY_IMPORT["tasks"] = {"train", "decode", "inside", *MAY_IMPORT["train"]}
 MAY_IMPORT["api"] = {"tasks", *MAY_IMPORT["tasks"]}
-MAY_IMPORT["render"] = {"api", *MAY_IMPORT["api"]}
+MAY_IMPORT["measure"] = {"decode", *MAY_IMPORT["decode"]}
+MAY_IMPORT["render"] = {"api", "measure", *MAY_IMPORT["api"]}
 MAY_IMPORT["lab"] = MAY_IMPORT["serve"] = {"render", *MAY_IMPORT["render"]}
 MAY_IMPORT["cli"] = {"lab", "serve", *MAY_IMPORT["lab"]}
 MAY_IMPORT["__main__"] = {"cli"}

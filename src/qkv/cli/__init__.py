@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 from cyclopts import CycloptsError
 
-from qkv.cli import data, evaluate, models, run, train  # importing a file of verbs hangs them on the app
+from qkv.cli import bench, data, evaluate, models, run, train  # importing a file of verbs hangs them on the app
 from qkv.cli.shared import app
 from qkv.errors import QkvError
 
-__all__ = ["app", "call", "data", "evaluate", "main", "models", "run", "train"]
+__all__ = ["app", "bench", "call", "data", "evaluate", "main", "models", "run", "train"]
 
 
 def call(arguments: Sequence[str] | None = None) -> int:

@@ -1,0 +1,109 @@
+"""How fast a machine reads and computes: the two limits that everything else is measured against.
+
+    arithmetic    a product of large square matrices, in the type that the model computes in
+    bandwidth     reading and copying memory that is larger than any cache, and again as much as the model's weights,
+                  which a cache may hold: whichever is faster counts
+
+Both are what torch reaches here, the best of several tries; they are not what a data sheet promises.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import nn
+
+from qkv.decode.quantise import Int8Linear
+from qkv.measure.cost import Cost
+
+LARGE = {"cpu": 2**28, "cuda": 2**30}
+"""How many bytes are more than the caches hold."""
+SIDES = (256, 512, 1024, 2048, 4096, 8192)
+"""Of the square matrices: larger ones as long as there is time."""
+Bound = Literal["bandwidth", "arithmetic"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a machine reaches at most."""
+
+    flops: float  # a second
+    memory: float  # bytes a second, out of memory
+    cached: float  # bytes a second, out of as much memory as the model's weights take
+
+    @property
+    def bandwidth(self) -> float:
+        return max(self.memory, self.cached)
+
+    @property
+    def ridge(self) -> float:
+        """From so many FLOPs for each byte on the arithmetic is the limit."""
+        return self.flops / self.bandwidth
+
+    def least(self, cost: Cost) -> tuple[float, Bound]:
+        """The seconds that a pass takes at the least, and what it waits for."""
+        reading, computing = cost.bytes / self.bandwidth, cost.flops / self.flops
+        return (reading, "bandwidth") if reading >= computing else (computing, "arithmetic")
+
+
+def measure_limits(device: torch.device, dtype: torch.dtype, *, int8: bool, weights: int, seconds: float) -> Limits:
+    """Both limits, in about so many seconds. `weights` is how many bytes the model's weights take."""
+    large = LARGE.get(device.type, LARGE["cpu"])
+    return Limits(
+        flops=product_speed(device, dtype, int8=int8, seconds=seconds / 2),
+        memory=reading_speed(device, large, seconds / 4),
+        cached=reading_speed(device, min(max(weights, 2**12), large), seconds / 4),
+    )
+
+
+@torch.inference_mode()
+def product_speed(device: torch.device, dtype: torch.dtype, *, int8: bool, seconds: float) -> float:
+    """FLOPs a second of the best product. In int8 on a CPU the product is of whole numbers; on a GPU it is not."""
+    best, stop = 0.0, time.perf_counter() + seconds
+    for side in SIDES:
+        x = torch.randn(side, side, device=device).to(dtype)
+        product = Int8Linear(nn.Linear(side, side, bias=False)) if int8 and device.type == "cpu" else x.matmul
+        taken = best_time(partial(product, x), device, seconds / len(SIDES))
+        best = max(best, 2 * side**3 / taken)
+        if time.perf_counter() + 3 * 8 * taken > stop:  # the next one takes eight times as long, and is tried thrice
+            break
+    return best
+
+
+@torch.inference_mode()
+def reading_speed(device: torch.device, size: int, seconds: float) -> float:
+    """Bytes a second of the best of reading memory, and of reading and writing it."""
+    memory = torch.ones(size // 4, device=device)
+    other = torch.empty_like(memory)
+    reads = size / best_time(memory.sum, device, seconds / 2)
+    copies = 2 * size / best_time(lambda: other.copy_(memory), device, seconds / 2)
+    return max(reads, copies)
+
+
+def best_time(work: Callable[[], object], device: torch.device, seconds: float) -> float:
+    """The best time of some work, in seconds, tried for so long, and twice at least after it has warmed up."""
+    work()
+    stop, taken = time.perf_counter() + seconds, [timed(work, device), timed(work, device)]
+    while time.perf_counter() < stop:
+        taken.append(timed(work, device))
+    return min(taken)
+
+
+def timed(work: Callable[[], object], device: torch.device) -> float:
+    """How many seconds some work takes until the device has done it."""
+    synchronise(device)
+    start = time.perf_counter()
+    work()
+    synchronise(device)
+    return max(time.perf_counter() - start, 1e-9)
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()

@@ -1,0 +1,36 @@
+"""Tiny models, and measuring made quick: small matrices, little memory, few batches. Times are never looked at."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import qkv
+
+HEADS = {"lm": qkv.HeadConfig(kind="lm", outputs=30), "label": qkv.HeadConfig(kind="classify", outputs=3, pool="last")}
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Callable[..., qkv.Model]:
+    """A model by its family and head (an encoder always says labels), with other choices than the usual ones."""
+
+    def make(family: str, head: str = "lm", **more: Any) -> qkv.Model:
+        size = {"vocab": 30, "width": 16, "layers": 2, "heads": 2, "ffn_width": 24, "max_positions": 64}
+        stack = qkv.StackConfig(**{**size, **more})
+        sides: dict[str, Any] = {side: stack for side in ("encoder", "decoder") if family in (side, "seq2seq")}
+        return qkv.new(qkv.Config(**sides, head=HEADS["label" if family == "encoder" else head], end=(1,)))
+
+    return make
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    import qkv.measure  # noqa: F401
+
+    limits, bench = sys.modules["qkv.measure.limits"], sys.modules["qkv.measure.bench"]
+    monkeypatch.setattr(limits, "LARGE", {"cpu": 2**20})
+    monkeypatch.setattr(limits, "SIDES", (32, 64))
+    monkeypatch.setattr(bench, "LENGTHS", (4, 8, 4096))
+    monkeypatch.setattr(bench, "TEXT", 8)
+    monkeypatch.setattr(bench, "MOST", {"cpu": 4})

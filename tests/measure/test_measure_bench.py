@@ -1,0 +1,176 @@
+"""Measuring, in its structure: what is measured, beside which limits, and when it stops. No time is looked at."""
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import qkv
+from qkv.decode import Options, generate
+from qkv.measure import Bench, Cost, Limits, measure
+from qkv.measure.bench import Point, is_out_of_memory, without_end
+from qkv.measure.limits import best_time, measure_limits, timed
+
+CPU = torch.device("cpu")
+bench_module = sys.modules["qkv.measure.bench"]
+Make = Callable[..., qkv.Model]
+
+
+def measured(model: qkv.Model, **more: Any) -> Bench:
+    return measure("tiny", model.network, 123, **{"seconds": 0.4, **more})
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("family", "head", "kinds"),
+    [
+        ("decoder", "lm", ["prefill", "decode"]),
+        ("seq2seq", "lm", ["prefill", "decode", "search"]),
+        ("encoder", "label", ["prefill", "encode"]),
+        ("decoder", "label", ["prefill", "encode"]),
+    ],
+)
+@pytest.mark.parametrize("int8", [False, True])
+def test_every_family_is_measured(tiny: Make, family: str, head: str, kinds: list[str], int8: bool) -> None:
+    model = tiny(family, head)
+    found = measured(model.quantise() if int8 else model, int8=int8)
+    assert list(dict.fromkeys(point.kind for point in found.points)) == kinds
+    assert [point.length for point in found.of("prefill")][:1] == [4]
+    for kind in kinds[1:]:
+        batches = [point.batch for point in found.points if point.kind == kind]
+        assert batches == [1, 2, 4][: len(batches)]
+        assert batches
+    for point in found.points:
+        assert min(point.seconds, point.rate, point.limit, point.share, point.intensity) > 0
+        assert point.tokens == point.batch * (point.length if point.kind in ("prefill", "encode") else 1)
+        assert point.beams == (4 if point.kind == "search" else 1)
+    assert (found.family, found.parameters, found.dtype, found.int8) == (family, 123, "float32", int8)
+    values = json.loads(json.dumps(found.to_dict()))
+    assert values["limits"]["bandwidth"] == max(found.limits.memory, found.limits.cached)
+    assert values["points"][0]["share"] == found.points[0].share
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_model_with_few_positions_is_measured_within_them(tiny: Make) -> None:
+    for family in ("decoder", "seq2seq", "encoder"):
+        found = measured(tiny(family, position="learned", max_positions=6))
+        assert found.points
+        assert all(point.length <= 6 for point in found.points)
+
+
+@pytest.mark.usefixtures("quick")
+def test_it_stops_when_the_time_is_over(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With no time at all everything is tried once, and what was left out is told."""
+    found = measured(tiny("seq2seq"), seconds=1e-9)
+    assert [(point.kind, point.batch) for point in found.points] == [("prefill", 1), ("decode", 1), ("search", 1)]
+    assert [note.split(":")[0] for note in found.notes] == ["prefill", "decode", "search"]
+    assert all("longer than was given" in note for note in found.notes)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_batch_that_does_not_fit_ends_the_sweep(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = bench_module.Subject._fits
+    monkeypatch.setattr(bench_module.Subject, "_fits", lambda self, batch, kind: batch < 2 and real(self, batch, kind))
+    found = measured(tiny("decoder"), seconds=5.0)
+    assert [point.batch for point in found.of("decode")] == [1]
+    assert found.notes[-1] == "decode: a batch of 2 does not fit into memory"
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("can't allocate memory")])
+def test_memory_that_runs_out_ends_the_sweep(tiny: Make, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = bench_module.generate
+
+    def failing(network: Any, prompts: Any, options: Any) -> Any:
+        if len(prompts) > 1:
+            raise error
+        return real(network, prompts, options)
+
+    monkeypatch.setattr(bench_module, "generate", failing)
+    found = measured(tiny("decoder"), seconds=5.0)
+    assert [point.batch for point in found.of("decode")] == [1]
+    assert "batch of 2 does not fit" in found.notes[-1]
+
+
+@pytest.mark.usefixtures("quick")
+def test_any_other_error_is_not_swallowed(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: Any) -> None:
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr(bench_module, "generate", failing)
+    with pytest.raises(RuntimeError, match="shapes"):
+        measured(tiny("decoder"))
+    assert not is_out_of_memory(RuntimeError("shapes"))
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_is_going_on_is_told(tiny: Make) -> None:
+    told: list[tuple[str, int, int]] = []
+    measured(tiny("decoder"), report=lambda *one: told.append(one))
+    assert [what for what, _, _ in told][:2] == ["limits of the machine", "reading 4 tokens"]
+    assert any(what == "decode, batch 1" for what, _, _ in told)
+    assert all(0 <= done < total for _, done, total in told)
+
+
+def test_a_text_never_ends_by_itself_while_it_is_measured(tiny: Make) -> None:
+    model = tiny("decoder")
+    assert model.network.head.out is not None
+    with torch.no_grad():
+        model.network.head.out.weight.zero_()
+        model.network.head.out.weight[1] = 100.0 * torch.ones(16)
+    options = Options(max_tokens=5, banned=())
+    ended = [
+        len(generate(network, [[n]], options)[0].ids)
+        for network in (model.network, without_end(model.network))
+        for n in (3, 4, 5, 6)
+    ]
+    assert min(ended[:4]) < 5, "this model ends its texts"
+    assert ended[4:] == [5] * 4
+    assert model.network.config.end == (1,)
+    assert without_end(model.network).head is model.network.head
+
+
+def test_a_decoder_without_a_start_token_can_begin(tiny: Make) -> None:
+    assert without_end(tiny("seq2seq").network).config.start == 0
+
+
+# ── Limits ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_slower_of_reading_and_computing_is_the_limit() -> None:
+    limits = Limits(flops=100.0, memory=10.0, cached=5.0)
+    assert limits.bandwidth == 10.0
+    assert limits.ridge == 10.0
+    assert limits.least(Cost(bytes=40, flops=100)) == (4.0, "bandwidth")
+    assert limits.least(Cost(bytes=40, flops=900)) == (9.0, "arithmetic")
+    assert Limits(100.0, 10.0, 20.0).least(Cost(40, 100)) == (2.0, "bandwidth"), "a cache is faster than memory"
+
+
+def test_a_point_tells_its_share() -> None:
+    point = Point("decode", 4, 1, 16, 0.5, 4, 100, 300, 32.0, "bandwidth")
+    assert (point.rate, point.share, point.intensity) == (8.0, 0.25, 3.0)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(("dtype", "int8"), [(torch.float32, False), (torch.float64, False), (torch.float32, True)])
+def test_limits_are_measured(dtype: torch.dtype, int8: bool) -> None:
+    limits = measure_limits(CPU, dtype, int8=int8, weights=1000, seconds=0.02)
+    assert min(limits.flops, limits.memory, limits.cached) > 0
+
+
+def test_work_is_warmed_up_and_tried_twice() -> None:
+    done: list[int] = []
+    assert best_time(lambda: done.append(1), CPU, 0.0) > 0
+    assert len(done) == 3
+    assert timed(lambda: None, CPU) > 0
+
+
+def test_a_gpu_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU is handed its work and does it later: its time counts only between two waits."""
+    order: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: order.append("wait"))
+    timed(lambda: order.append("work"), torch.device("cuda"))
+    assert order == ["wait", "work", "wait"]
