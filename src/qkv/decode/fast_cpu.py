@@ -42,7 +42,7 @@ class Moment(NamedTuple):
 
 
 def fits(network: Decoder | Seq2Seq, cache: SelfCache) -> bool:
-    """Whether a step may run here: on the CPU, in a cache that grows, with the kernel that is used here, in plain types."""
+    """Whether a step may run here: on the CPU, in a cache that grows, with this kernel, in plain types."""
     stack = network.decoder
     here = cache.cursor.device.type == "cpu" and not cache.static and not network.training
     return here and stack.kernel in ("auto", "sdpa") and not torch.is_autocast_enabled("cpu")
