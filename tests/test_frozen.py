@@ -42,10 +42,13 @@ OPTIONS = {
     "info": ["--context", "--json"],
     "import": ["--json"],
     "export": ["--format", "--json"],
-    "run": ["--batch", "--beam", "--json", "--max-tokens", "--seed", "--stop", "--temperature", "--top-k", "--top-p"],
+    "run": [
+        *("--batch", "--beam", "--device", "--int8", "--json", "--max-tokens", "--seed", "--stop"),
+        *("--temperature", "--top-k", "--top-p"),
+    ],
     "data": ["--columns", "--format", "--json", "--row", "--rows", "--tokenizer"],
     "eval": [
-        *("--batch", "--beam", "--columns", "--device", "--format", "--json"),
+        *("--batch", "--beam", "--columns", "--device", "--format", "--int8", "--json"),
         *("--limit", "--metric", "--samples", "--split"),
     ],
     "train": ["--dry-run", "--json", "--processes"],

@@ -3,11 +3,9 @@
 import math
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from cyclopts import Parameter
-
-from qkv.cli.shared import Json, Screen, app, print_json, print_notes
+from qkv.cli.shared import Int8, Json, Screen, app, print_json, print_notes
 from qkv.errors import UsageError, nearest
 
 
@@ -18,7 +16,7 @@ def bench(
     *,
     device: str = "auto",
     dtype: str = "auto",
-    int8: Annotated[bool, Parameter(negative=())] = False,
+    int8: Int8 = False,
     seconds: float = 20.0,
     picture: Path | None = None,
     json: Json = False,

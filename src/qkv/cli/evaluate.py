@@ -3,7 +3,7 @@
 from typing import Any
 
 from qkv.cli.data import field_pairs
-from qkv.cli.shared import Json, Screen, Words, app, print_json, print_notes
+from qkv.cli.shared import Int8, Json, Screen, Words, app, print_json, print_notes
 from qkv.errors import UsageError
 
 
@@ -21,6 +21,7 @@ def evaluate(
     batch: int = 0,
     samples: int = 5,
     device: str = "cpu",
+    int8: Int8 = False,
     json: Json = False,
 ) -> None:
     """Score a model on data: the metrics of the task that it is made for, and some of what it makes of it.
@@ -54,6 +55,8 @@ def evaluate(
         How many examples to show.
     device
         Where to run: cpu, cuda, mps.
+    int8
+        With the linear maps in int8: what that costs in quality.
     """
     from qkv.api import load
     from qkv.data import Problems
@@ -71,6 +74,8 @@ def evaluate(
     named = field_pairs(data, "files that go in step")
     chosen = field_pairs(columns or [], "--columns", needed=True)
     loaded = load(model, device=device)
+    if int8:
+        loaded = loaded.quantise()
     task = task_of(loaded.config)
     problems = Problems(max_bad=1)
     with progress_bar("reading") as progress:

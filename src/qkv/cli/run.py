@@ -4,7 +4,7 @@ import json as json_format
 import sys
 from typing import Any
 
-from qkv.cli.shared import Json, Words, app
+from qkv.cli.shared import Int8, Json, Words, app
 from qkv.errors import QkvError, UsageError
 
 
@@ -21,6 +21,8 @@ def run(
     seed: int | None = None,
     stop: Words = None,
     batch: int = 16,
+    device: str = "cpu",
+    int8: Int8 = False,
     json: Json = False,
 ) -> None:
     """Run a model on texts: go on from a prompt, answer a source, or say a label, tags, an answer, a vector.
@@ -57,6 +59,10 @@ def run(
         A text that ends the answer; may be given several times.
     batch
         How many lines to run at a time.
+    device
+        Where to run: cpu, cuda, mps.
+    int8
+        With the linear maps in int8: faster on a CPU, for a little less precision.
     """
     from qkv.api import load
     from qkv.render.progress import progress_bar
@@ -64,7 +70,9 @@ def run(
 
     if batch < 1:
         raise UsageError(f"--batch {batch}: at least 1")
-    loaded = load(model)
+    loaded = load(model, device=device)
+    if int8:
+        loaded = loaded.quantise()
     options: dict[str, Any] = {"max_tokens": max_tokens, "beam": beam, "temperature": temperature, "top_k": top_k}
     options |= {"top_p": top_p, "seed": seed, "stop": stop}
     lines = list(texts) if texts else lines_of_stdin()

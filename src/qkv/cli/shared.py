@@ -26,6 +26,7 @@ app = App(
 )
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON for machines instead of a table.")]
 
+Int8 = Annotated[bool, Parameter(name="--int8", negative=())]
 Words = Annotated[list[str] | None, Parameter(negative=())]
 
 
