@@ -48,7 +48,10 @@ bench: $(VENV)/.dev            ## measure on this machine; results are printed, 
 	OMP_NUM_THREADS=2 $(BIN)/python bench/text.py
 	OMP_NUM_THREADS=2 $(BIN)/python bench/data_cache.py
 	OMP_NUM_THREADS=2 $(BIN)/python bench/rows.py
-	@echo 'on a GPU: bench/kernels.py, bench/decode.py'
+	OMP_NUM_THREADS=2 $(BIN)/python bench/train.py dates
+	OMP_NUM_THREADS=2 $(BIN)/python bench/checkpoint.py
+	OMP_NUM_THREADS=2 $(BIN)/python bench/decode_cpu.py
+	@echo 'on a GPU: bench/kernels.py, bench/train.py, bench/checkpoint.py, bench/decode.py'
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -12,10 +12,11 @@ from qkv import __version__
 
 HELP = """The whole Transformer in one readable toolkit.
 
+Train a model, in two minutes:      qkv train dates
+See what qkv sees in your files:    qkv data pairs.tsv
+Write a recipe for them:            qkv init translate pairs.tsv
+Run a model:                        qkv run runs/dates "Dienstag, 4. Mai 2021"
 Look at a published model:          qkv info gpt2
-Look at a folder:                   qkv info path/to/model
-Run a model:                        qkv run path/to/model "Once upon a time"
-See what qkv sees in your files:    qkv data train.tsv
 """
 
 app = App(
