@@ -106,6 +106,20 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     return recipe
 
 
+def test_being_asked_to_stop_changes_nothing_of_what_is_averaged(tmp_path: Path) -> None:
+    """The checkpoint that a stop leaves is none of the last four."""
+    recipe = tiny(tmp_path, "whole", train={"average": 4, "save_every": 2, "ema": 0.0})
+    train(recipe)
+    asked = changed(recipe, "asked")
+    for step in (3, 6):
+        with pytest.raises(Stopped):
+            train(asked, watch=Ask(signal.SIGINT, step))
+    assert newest(asked.run).step == 7
+    go_on(asked.run)
+    assert RunFolder(asked.run).checkpoints.steps() == RunFolder(recipe.run).checkpoints.steps() == [4, 6, 8, 10]
+    assert files_of(asked.run) == files_of(recipe.run)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("step", [4, 5, 10], ids=["when an evaluation is due", "any step", "the last step"])
 def test_a_signal_ends_a_run_after_a_checkpoint_and_it_goes_on_exactly(

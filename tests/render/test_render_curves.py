@@ -198,3 +198,8 @@ def test_many_points_become_few_and_keep_their_mean(many, most):
     assert len(few) == min(many, most)
     if many and many % most == 0:
         assert sum(value for _, value in few) / len(few) == pytest.approx((many - 1) / 2)
+
+
+def test_steps_that_were_left_out_have_no_loss_to_draw(tmp_path):
+    rows = [step(10, 4.0), {**step(20, 0.0), "loss": None}, step(30, 2.0)]
+    assert read_curves("a", run(tmp_path, *rows)).training == [(10, 4.0), (30, 2.0)]

@@ -299,3 +299,25 @@ def test_a_checkpoint_that_lacks_what_is_needed_is_passed_over(tmp_path):
     assert found is not None
     assert [Path(told.split(":")[0]).name for told in found.passed_over] == ["step-000000002"]
     assert "1 tensors are not in it, as weight" in found.passed_over[0]
+
+
+def test_one_that_is_taken_in_passing_costs_no_other_its_place_and_goes_with_the_next(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=3)
+
+    def save(step, **how):
+        checkpoints.save(step, {"w": [Piece.whole(torch.tensor([float(step)]))]}, {}, wait=True, **how)
+
+    for step in (10, 20, 30):
+        save(step)
+    save(31, passing=True)
+    assert checkpoints.steps() == [10, 20, 30, 31]
+    save(35, passing=True)
+    assert checkpoints.steps() == [10, 20, 30, 35]
+    again = Checkpoints(tmp_path, keep=3)  # another process, which is told what it goes on from
+    again.passing = 35
+    checkpoints = again
+    save(40)
+    assert again.steps() == [20, 30, 40]
+    save(41, passing=True, best=True)
+    save(50)
+    assert again.steps() == [30, 40, 41, 50]  # the best one stays

@@ -103,6 +103,22 @@ def test_the_judges_main_metric_says_what_is_best() -> None:
     assert (progress.best, progress.best_step, progress.worse) == (0.3, 2, 1)
 
 
+def test_where_the_metric_is_the_same_the_loss_decides() -> None:
+    """A translator writes nothing right for a while, and learns all the same."""
+    bests, progress = judged_by([{"exact": 0.0, "loss": loss} for loss in (5.0, 4.0, 4.5, 3.0)])
+    assert bests == [True, True, False, True]
+    assert (progress.best_step, progress.worse) == (4, 0)
+
+
+def test_what_was_best_by_another_metric_is_forgotten() -> None:
+    net, learner, stepper, _ = parts("pairs")
+    progress = Progress(step=1)
+    for metric, exact, best in (("loss", 0.1, True), ("exact", 0.1, True), ("exact", 0.05, False)):
+        judge = lambda seen, exact=exact: Judged({"exact": exact, "loss": 5.0}, "exact")  # noqa: E731
+        assert Evaluator(learner, net, stepper, None, judge, metric)(progress).best is best
+    assert (progress.metric, progress.best) == ("exact", 0.1)
+
+
 def test_another_metric_may_say_it() -> None:
     bests, _ = judged_by(
         [{"exact": 0.1, "loss": 1.0}, {"exact": 0.3, "loss": 2.0}, {"exact": 0.2, "loss": 0.5}], "loss"

@@ -61,10 +61,30 @@ def test_what_is_frozen_costs_nothing() -> None:
     (found,) = torch.autograd.grad(loss, [x])
     (wanted,) = torch.autograd.grad(reference([x, weight], targets, 0.0), [x])
     torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-13)
+
+
+def test_what_is_only_looked_at_costs_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evaluation: the weight asks for a gradient, and nobody else does."""
+    tensors, targets = made(bias=True)
+    loss = fused_loss(*tensors, targets, 0.1, 2)
+    products: list[int] = []
+    monkeypatch.setattr(module, "_product", lambda a, b: products.append(1) or a @ b)
     with torch.no_grad():
-        still = fused_loss(x, weight, None, targets, 0.0, 2)
+        still = fused_loss(*tensors, targets, 0.1, 2)
+    assert not products
     assert not still.requires_grad
-    assert float(still) == float(loss)
+    assert float(still) == float(loss.detach())
+
+
+def test_a_sum_over_many_places_does_not_overflow_in_float16() -> None:
+    draw = torch.Generator().manual_seed(2)
+    x, weight = torch.rand(70_000, 4, generator=draw) + 1, torch.zeros(8, 4, requires_grad=True)
+    targets = torch.zeros(70_000, dtype=torch.long)
+    with torch.autocast("cpu", torch.float16):
+        (found,) = torch.autograd.grad(fused_loss(x, weight, None, targets, 0.0, 1), [weight])
+    (wanted,) = torch.autograd.grad(reference([x, weight], targets, 0.0), [weight])
+    assert float(wanted.abs().max()) > 65_504
+    torch.testing.assert_close(found, wanted, rtol=1e-2, atol=1.0)
 
 
 def test_under_autocast_products_are_in_half_precision_and_sums_are_not() -> None:

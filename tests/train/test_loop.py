@@ -16,6 +16,7 @@ from qkv.errors import UsageError
 from qkv.tasks.prepare import prepare
 from qkv.tasks.training import Trained
 from qkv.train.evaluation import Evaluator
+from qkv.train.learner import Learner
 from qkv.train.recipe import Recipe
 from qkv.train.run_folder import RunFolder
 
@@ -166,6 +167,32 @@ def test_the_best_weights_may_be_the_last(tmp_path: Path, losses: Callable[..., 
     losses(3.0, 2.0, 2.0, 2.0, 1.0)
     recipe = quick(tmp_path, steps=5, final="best", eval_every=2)
     assert_weights(train(recipe), kept(recipe, 5))
+
+
+def test_a_best_checkpoint_that_is_damaged_costs_the_best_weights_only(
+    tmp_path: Path, losses: Callable[..., None]
+) -> None:
+    losses(3.0, 1.0, 2.0, 2.0, 2.0)
+    recipe = quick(tmp_path, steps=4, final="best")
+    train(recipe)
+    for file in (Path(recipe.run) / "checkpoints").glob("step-*2/*.safetensors"):
+        file.write_bytes(file.read_bytes()[:-3])
+    assert_weights(go_on(recipe.run, "train.steps=5"), kept(recipe, 5))
+    assert "the best weights are lost" in notes_of(recipe.run)
+
+
+def test_evaluation_takes_the_parts_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a whole batch does not fit for training it must not be asked for between the steps."""
+    seen: dict[bool, list[int]] = {True: [], False: []}
+    forward = Learner.forward
+
+    def counted(self: Learner, lesson: Any, *more: Any) -> Tensor:
+        seen[self.training].append(lesson.batch.ids.numel())
+        return forward(self, lesson, *more)
+
+    monkeypatch.setattr(Learner, "forward", counted)
+    train(quick(tmp_path, steps=2, micro_batch=128))
+    assert max(seen[False]) <= max(seen[True])
 
 
 def test_the_best_of_averaged_weights_are_averages(tmp_path: Path, losses: Callable[..., None]) -> None:

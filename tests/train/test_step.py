@@ -135,7 +135,7 @@ def test_after_a_bad_step_nothing_changes_until_somebody_asks() -> None:
     net, stepper = stepper_of(on_nonfinite="stop")
     spoil(stepper, 2)
     assert run(stepper, net, a_batch("pairs"), 5) == [True, True, False, False, False]
-    assert stepper.first_bad() == 2
+    assert stepper.first_bad() == (2, 3)
     assert stepper.first_bad() is None
     assert math.isfinite(stepper.take_loss())
 
@@ -144,14 +144,44 @@ def test_a_bad_step_is_left_out_alone_where_that_is_asked_for() -> None:
     net, stepper = stepper_of(on_nonfinite="skip")
     spoil(stepper, 2)
     assert run(stepper, net, a_batch("pairs"), 5) == [True, True, False, True, True]
-    assert stepper.first_bad() == 2
+    assert stepper.first_bad() == (2, 1)
+
+
+def test_several_bad_steps_between_two_looks_are_counted() -> None:
+    net, stepper = stepper_of(on_nonfinite="skip")
+    spoil(stepper, 1, 3)
+    assert run(stepper, net, a_batch("pairs"), 5) == [True, False, True, False, True]
+    assert stepper.first_bad() == (1, 2)
+    assert stepper.first_bad() is None
+
+
+def half(**keys: Any) -> tuple[Network, Stepper]:
+    """A stepper with a scaler, as for float16, on float32 products."""
+    net, stepper = stepper_of(exact=False, **keys)
+    stepper.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    return net, stepper
+
+
+def test_with_a_scaler_the_step_after_a_bad_loss_is_taken() -> None:
+    net, stepper = half(on_nonfinite="skip")
+    spoil(stepper, 1)
+    assert run(stepper, net, a_batch("pairs"), 3) == [True, False, True]
+    assert stepper.first_bad() == (1, 1)
+
+
+def test_a_gradient_that_no_scale_makes_finite_is_told() -> None:
+    """The scaler halves its scale and tries again; at 1 there is nothing left to scale down."""
+    net, stepper = half(on_nonfinite="stop")
+    next(net.parameters()).register_hook(lambda gradient: gradient * math.nan)
+    assert run(stepper, net, a_batch("pairs"), 6) == [False] * 6
+    assert stepper.first_bad() == (3, 3)  # 8, 4 and 2 were the scaler's own business
 
 
 def test_one_bad_part_spoils_its_step() -> None:
     net, stepper = stepper_of(parts=2, on_nonfinite="skip")
     spoil(stepper, 3)  # the second part of the second step
     assert run(stepper, net, a_batch("pairs", 4000), 3) == [True, False, True]
-    assert stepper.first_bad() == 1
+    assert stepper.first_bad() == (1, 1)
 
 
 def test_more_parts_after_a_step_that_did_not_fit_begin_without_its_gradient() -> None:

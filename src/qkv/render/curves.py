@@ -67,7 +67,7 @@ def read_curves(name: str, path: Path) -> Learnt:
             if number == len(lines):
                 break  # a run that is still writing
             raise QkvError(f"{path}, line {number}: not a line of a metrics.jsonl ({error})") from error
-        if kind == "step":
+        if kind == "step" and row["loss"] is not None:  # steps that were left out have none
             training[step] = float(row["loss"])
         elif kind == "eval":
             for key, value in row.items():

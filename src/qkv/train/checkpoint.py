@@ -74,6 +74,8 @@ class Checkpoints:
         self._broken: set[int] = set()
         self._recovered = False
         self._last: int | None = None
+        self.passing: int | None = None  # the step of the one that was taken in passing
+        self._goes: int | None = None  # the one before it
 
     # ------------------------------------------------------------------ saving
 
@@ -85,8 +87,11 @@ class Checkpoints:
         *,
         wait: bool = False,
         best: bool = False,
+        passing: bool = False,
     ) -> None:
         """Keep `tensors` and `state` (plain JSON; the first process's is kept) as the checkpoint of `step`.
+
+        One that is taken in `passing`, because the run stops here, costs no other its place and goes with the next.
 
         Returns as soon as everything is copied, unless `wait`. What went wrong in writing is raised by the next `save`
         or `finish`. A checkpoint that is there for this step is replaced; those of later steps belong to a past that is
@@ -100,6 +105,7 @@ class Checkpoints:
         self._last = step
         with self._lock:
             self._writing, self._best_next = step, best
+            self._goes, self.passing = self.passing, step if passing else None
         self._writer = threading.Thread(target=self._run, args=(step, text), name=f"checkpoint {step}", daemon=True)
         self._writer.start()
         if wait:
@@ -285,7 +291,8 @@ class Checkpoints:
                 return  # which one is the best is not known until there is a better one
             if best is not None and best > newest:
                 (self.folder / BEST).unlink()
-            stay = {*there[-self.keep :], best if best in there else newest}
+            lasting = [step for step in there if step not in (self._goes, self.passing)]
+            stay = {newest, *lasting[-self.keep :], best if best in there else newest}
             for step in set(self._folders()) - stay:
                 remove(self.folder / folder_name(step))
 

@@ -72,10 +72,12 @@ class Evaluator:
         found, metric = shared(world, [found, metric])
         if metric not in found:
             metric = "loss"
-        value = found.get(metric)
-        best = value is not None and better(metric, value, progress.best)
+        if metric != progress.metric:  # another one was asked for meanwhile: what was best by it is not known
+            progress.metric, progress.best, progress.best_loss = metric, None, None
+        value, loss = found.get(metric), found.get("loss")
+        best = value is not None and better(metric, value, progress.best, loss, progress.best_loss)
         if best:
-            progress.best, progress.best_step, progress.worse = value, progress.step, 0
+            progress.best, progress.best_loss, progress.best_step, progress.worse = value, loss, progress.step, 0
         else:
             progress.worse += 1
         return EvalReport(progress.step, progress.seconds, found, best, samples)
@@ -88,12 +90,13 @@ class Evaluator:
         sums = torch.zeros(4, dtype=torch.float64, device=device)  # losses of tokens and texts, then their counts
         answered = not rows.outputs <= {"labels", "types", "source"} or "labels" not in rows.outputs
         for batch in Loader(rows, rank=world.data_rank, world=world.data_size, epochs=1):
-            lesson = lesson_of(batch, device, self.stepper.round)
-            labels, answers = label_counts(batch)
-            with self.stepper.autocast():
-                tokens = self.module(lesson, one, nothing)
-                texts = self.module(lesson, nothing, one) if answered else nothing
-            sums += torch.stack([tokens, texts, labels * one, answers * one])
+            for part in batch.split(self.stepper.parts):
+                lesson = lesson_of(part, device, self.stepper.round)
+                labels, answers = label_counts(part)
+                with self.stepper.autocast():
+                    tokens = self.module(lesson, one, nothing)
+                    texts = self.module(lesson, nothing, one) if answered else nothing
+                sums += torch.stack([tokens, texts, labels * one, answers * one])
         token_sum, text_sum, label_sum, answer_sum = world.sum_tensor(sums).tolist()
         return float(token_sum / max(label_sum, 1) + text_sum / max(answer_sum, 1))
 

@@ -27,10 +27,16 @@ class FusedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float, parts: int
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        smoothing: float,
+        parts: int,
+        wanted: tuple[bool, bool, bool],
     ) -> Tensor:
         exact = torch.promote_types(x.dtype, torch.float32)
-        wanted = ctx.needs_input_grad[:3]
         even = rounded_up(weight)
         loss = x.new_zeros((), dtype=exact)
         to_x: list[Tensor] = []
@@ -47,7 +53,7 @@ class FusedLoss(torch.autograd.Function):
             if wanted[0]:
                 to_x.append((back @ even.to(kind)).to(x.dtype))
             if to_weight is not None:
-                to_weight += back.T @ some.to(kind)
+                to_weight += _product(back.T, some.to(kind))
         to_weight = None if to_weight is None else to_weight[: len(weight)]
         ctx.save_for_backward(torch.cat(to_x) if to_x else None, to_weight, to_bias)
         ctx.kinds = (x.dtype, weight.dtype, None if bias is None else bias.dtype)
@@ -57,7 +63,15 @@ class FusedLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, share: Tensor) -> tuple[Any, ...]:
         kept = zip(ctx.saved_tensors, ctx.kinds, strict=True)
-        return (*(None if t is None else (t * share).to(kind) for t, kind in kept), None, None, None)
+        return (*(None if t is None else (t * share).to(kind) for t, kind in kept), None, None, None, None)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """A sum over many places, which float16 could not hold: nothing has scaled it yet."""
+    if a.dtype != torch.float16:
+        return a @ b
+    with torch.autocast(a.device.type, enabled=False):
+        return a.float() @ b.float()
 
 
 def rounded_up(weight: Tensor) -> Tensor:
@@ -86,5 +100,7 @@ def _loss_and_gradient(
 
 def fused_loss(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float, parts: int) -> Tensor:
     """The summed cross-entropy of x Wᵀ + b, with at most ⌈N / parts⌉ rows of logits at a time."""
-    loss: Tensor = FusedLoss.apply(x, weight, bias, targets, smoothing, parts)  # type: ignore[no-untyped-call]
+    learns = torch.is_grad_enabled()
+    wanted = tuple(learns and t is not None and t.requires_grad for t in (x, weight, bias))
+    loss: Tensor = FusedLoss.apply(x, weight, bias, targets, smoothing, parts, wanted)  # type: ignore[no-untyped-call]
     return loss

@@ -44,7 +44,7 @@ class Keeper:
             held |= {AVERAGE + name: t for name, t in self.ema.tensors().items()}
         return held
 
-    def save(self, progress: Progress) -> None:
+    def save(self, progress: Progress, *, passing: bool = False) -> None:
         """Write a checkpoint, in the background; the best so far is marked as such."""
         scaler = self.stepper.scaler
         state = {
@@ -53,9 +53,11 @@ class Keeper:
             "scaler": {} if scaler is None else scaler.state_dict(),
             "parts": self.stepper.parts,
             "same": self.same,
+            "passing": passing,
         }
         pieces = {name: pieces_of(name, tensor, self.stepper.world) for name, tensor in self.tensors().items()}
-        self.checkpoints.save(progress.step, pieces, state, best=progress.best_step == progress.step)
+        best = progress.best_step == progress.step
+        self.checkpoints.save(progress.step, pieces, state, best=best, passing=passing)
 
     def restore(self, found: Checkpoint) -> Progress:
         """Put everything back as it was; refused where the model, tokenizer or data is another."""
@@ -86,5 +88,7 @@ class Keeper:
             self.stepper.scaler.load_state_dict(found.state["scaler"])
         if self.stepper.section.micro_batch == "auto":
             self.stepper.parts = int(found.state["parts"])
+        if found.state.get("passing"):
+            self.checkpoints.passing = found.step
         self.loader.load(found.state["data"])
         return Progress.from_dict(found.state["progress"])

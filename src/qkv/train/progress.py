@@ -27,7 +27,9 @@ class Progress:
     loss_steps: int = 0  # those of them that had one
     skipped: int = 0  # steps left out because of numbers that are none
     owed: bool = False  # an evaluation was due at this step, and a signal came first
+    metric: str = ""  # what the best is told by
     best: float | None = None
+    best_loss: float | None = None  # what decides where the metric is the same
     best_step: int = 0
     worse: int = 0  # evaluations since the best one
 
@@ -80,10 +82,18 @@ def due(every: int, step: int, before: float, after: float) -> bool:
     return int(after * TENTHS + 1e-9) > int(before * TENTHS + 1e-9)
 
 
-def better(metric: str, value: float, best: float | None) -> bool:
-    """Whether a value beats the best so far: losses and errors should be low, all else high."""
+def better(
+    metric: str, value: float, best: float | None, loss: float | None = None, best_loss: float | None = None
+) -> bool:
+    """Whether a value beats the best so far: losses and errors should be low, all else high. The loss decides a tie.
+
+    >>> better("exact_match", 0.0, 0.0, loss=4.5, best_loss=5.5), better("exact_match", 0.5, 0.5)
+    (True, False)
+    """
     if best is None:
         return value == value
+    if value == best and loss is not None and best_loss is not None:
+        return loss < best_loss
     return value < best if lower_is_better(metric) else value > best
 
 

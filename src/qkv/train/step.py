@@ -66,8 +66,8 @@ class Stepper:
         self.bad = torch.zeros((), device=self.device)  # 1: this step's update is left out
         self.bad_step = torch.full((), -1, dtype=torch.long, device=self.device)
         self.number = torch.zeros((), dtype=torch.long, device=self.device)
+        self.bad_steps = torch.zeros((), device=self.device)  # how many since `first_bad` was asked
         self.told = torch.zeros(4, dtype=torch.float64, device=self.device)
-        self.skipped = 0
         self.graphs: dict[tuple[Any, ...], tuple[Lesson, Tensor, torch.cuda.CUDAGraph]] = {}
         self.round = ROUND if self.device.type == "cuda" else 1
 
@@ -123,11 +123,12 @@ class Stepper:
         self.norm.copy_(norm)
         loss = self.world.sum_tensor(loss)
         finite = torch.isfinite(loss)
-        if self.scaler is None:  # with a scaler, a gradient that overflows is its own business
+        if self.scaler is None or self.scaler.get_scale() <= 1.0:  # above, an overflow is the scaler's own business
             finite = finite & torch.isfinite(norm)
         sticky = self.bad if self.section.on_nonfinite == "stop" else torch.zeros_like(self.bad)
         self.bad.copy_(torch.maximum(sticky, (~finite).float()))
         self.bad_step.copy_(torch.where((self.bad > 0) & (self.bad_step < 0), self.number, self.bad_step))
+        self.bad_steps += self.bad
         self.loss += torch.where(self.bad > 0, 0.0, loss)
         if self.on_device and self.scaler is None:
             self.optimizer.found_inf = self.bad  # type: ignore[attr-defined]
@@ -138,16 +139,17 @@ class Stepper:
                 self.optimizer.step()
             else:
                 self.scaler.step(self.optimizer)
-                self.scaler.update()
+        if self.scaler is not None:
+            self.scaler.update()
 
-    def first_bad(self) -> int | None:
-        """The first step since the last time of asking that went wrong. On a GPU this waits for it."""
-        step = int(self.bad_step)
+    def first_bad(self) -> tuple[int, int] | None:
+        """The first step since the last time of asking that went wrong, and how many did. On a GPU this waits."""
+        step, count = int(self.bad_step), int(self.bad_steps)
         if step < 0:
             return None
         self.bad_step.fill_(-1)
-        self.skipped += 1
-        return step
+        self.bad_steps.zero_()
+        return step, count
 
     def take_loss(self) -> float:
         """The sum of the steps' losses since it was last taken."""
