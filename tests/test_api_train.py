@@ -70,6 +70,11 @@ def test_a_change_that_is_misspelt_is_refused(lines: Path) -> None:
         qkv.train(lines, **{"train.stepz": 4})
 
 
+def test_a_value_that_no_recipe_can_hold_is_refused_with_its_key(lines: Path) -> None:
+    with pytest.raises(UsageError, match=r"train\.steps = None"):
+        qkv.train(lines, **{"train.steps": None})
+
+
 def test_the_package_and_the_verb_are_one_name() -> None:
     import qkv.train.recipe
 

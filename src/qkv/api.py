@@ -71,14 +71,19 @@ def train(recipe: str | Path, *, watch: Watcher | None = None, **changes: Any) -
 
     >>> train("dates", **{"train.minutes": 5, "run": "runs/a"})     # doctest: +SKIP
     """
-    overrides = [
-        f"{name}={toml_of(list(v) if isinstance(v, tuple) else str(v) if isinstance(v, Path) else v)}"
-        for name, v in changes.items()
-    ]
+    overrides = [_override(name, value) for name, value in changes.items()]
     trained = training.train(training.open_recipe(recipe, overrides), watch=watch)
     for note in trained.notes:
         log.warning("%s: %s", trained.recipe.run, note)
     return Model(trained.config, trained.network.eval(), trained.tokenizer, trained.notes)
+
+
+def _override(name: str, value: Any) -> str:
+    """A change of a recipe, as it is written on the command line."""
+    try:
+        return f"{name}={toml_of(str(value) if isinstance(value, Path) else value)}"
+    except UsageError as error:
+        raise UsageError(f"{name} = {value!r}: {error}") from None
 
 
 def _device(device: torch.device | str) -> torch.device:

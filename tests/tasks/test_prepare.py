@@ -12,6 +12,7 @@ from prepare_samples import COUNT, KINDS, sample_files, sample_recipe
 from qkv.data import Loader
 from qkv.errors import QkvError, UsageError
 from qkv.tasks.prepare import Prepared, prepare
+from qkv.tasks.training import notes_on_shares
 from qkv.text import Tokenizer
 from qkv.train.learner import Learner, label_counts, lesson_of
 from qkv.train.recipe_check import FAMILIES
@@ -297,6 +298,17 @@ def test_a_step_that_holds_no_row(tmp_path: Path) -> None:
         UsageError, match=r"train\.batch_tokens = 1024 is less than one row of \d+ source and 256 target"
     ):
         prepare(recipe)
+
+
+@pytest.mark.parametrize("micro", [512, "auto"])
+def test_pairs_that_are_told_from_all_others_are_not_taken_in_parts(folder: Path, micro: Any) -> None:
+    with pytest.raises(UsageError, match=r"train\.micro_batch = .*contrast learns from the other pairs of a step"):
+        prepare(sample_recipe(folder, "contrast", train={"micro_batch": micro}))
+    scored = prepare(sample_recipe(folder, "contrast", "scores.jsonl", train={"micro_batch": micro}))
+    assert notes_on_shares(scored, 2) == [], "with scores each pair stands for itself"
+    whole = prepare(sample_recipe(folder, "contrast", train={"micro_batch": 1024}))
+    assert "each of 2 processes" in notes_on_shares(whole, 2)[0]
+    assert notes_on_shares(whole, 1) == []
 
 
 def test_labels_that_are_all_the_same(tmp_path: Path) -> None:

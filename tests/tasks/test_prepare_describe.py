@@ -17,7 +17,8 @@ from qkv.render.recipe import render
 from qkv.store.folder import write
 from qkv.tasks.describe import describe, description_of
 from qkv.tasks.prepare import prepare
-from qkv.tasks.prepare_memory import activations, memory
+from qkv.tasks.prepare_memory import activations, memory, precision_of
+from qkv.train import step
 from qkv.train.recipe_file import loads
 
 
@@ -135,6 +136,28 @@ def test_activations_are_near_what_the_backward_pass_keeps(folder: Path, kind: A
     rows = (64, 64) if kind == "pairs" else (64,)
     estimate = activations(prepared.config, 8, rows, 1.0, "float32", recompute=False)
     assert 0.7 < estimate / measured < 1.5
+
+
+@pytest.mark.parametrize(
+    ("here", "bfloat16", "asked", "expected"),
+    [
+        (True, True, "auto", "bfloat16"),
+        (True, False, "auto", "float32"),  # an older GPU
+        (True, True, "cpu", "float32"),
+        (False, False, "auto", "float32"),
+        (False, False, "cuda", "bfloat16"),  # described on another machine than it will run on
+    ],
+)
+def test_the_precision_that_is_told_is_the_one_that_a_run_takes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, here: bool, bfloat16: bool, asked: str, expected: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: here)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: bfloat16)
+    recipe = sample_recipe(folder, "pairs", train={"device": asked})
+    assert precision_of(recipe) == expected
+    if here:
+        device = torch.device("cpu" if asked == "cpu" else "cuda")
+        assert step.precision_of(recipe.train, device) == expected
 
 
 def test_recomputing_and_half_precision_take_less() -> None:

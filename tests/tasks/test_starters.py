@@ -62,6 +62,39 @@ def test_files_side_by_side_become_fields(folder: Path) -> None:
     assert recipe.run == "runs/mine"
 
 
+def test_two_files_of_lines_are_a_source_and_its_target(folder: Path, tmp_path: Path) -> None:
+    """Whatever they are called: a file of lines alone holds no pairs."""
+    for names in (("left.en", "right.de"), ("left.txt", "right.txt"), ("left", "right")):
+        files = [str(tmp_path / name) for name in names]
+        for file, given in zip(files, ("a.en", "a.de"), strict=True):
+            Path(file).write_bytes((folder / given).read_bytes())
+        assert loads(starter("translate", files)).data.train == {"source": files[0], "target": files[1]}
+        assert loads(starter("embed", files)).data.train == {"first": files[0], "second": files[1]}
+
+
+def test_files_by_field(folder: Path, tmp_path: Path) -> None:
+    files = {"target": str(folder / "a.de"), "source": str(folder / "a.en")}
+    text = starter("translate", files)
+    assert "line n of each belongs together" in text
+    assert loads(text).data.train == files
+    (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
+    small = ["model.width=32", "model.layers=1", "tokenizer.size=420", f"data.cache={folder / 'cache'}"]
+    record = prepare(read(tmp_path / "mine.toml", small)).valid_records[0].fields
+    assert record["source"].upper() == record["target"] != record["source"]
+
+
+def test_files_by_a_field_that_is_none_or_without_one_that_is_needed(folder: Path) -> None:
+    with pytest.raises(UsageError, match="pairs has no field 'sauce'; did you mean 'source'"):
+        starter("translate", {"sauce": str(folder / "a.en"), "target": str(folder / "a.de")})
+    with pytest.raises(UsageError, match="pairs needs more than source: give target=FILE"):
+        starter("translate", {"source": str(folder / "a.en")})
+
+
+def test_a_file_whose_name_tells_no_format_says_what_can_be_done(folder: Path) -> None:
+    with pytest.raises(UsageError, match=r"a\.en does not tell its format: give it an ending.*data\.format"):
+        starter("language", [str(folder / "a.en")])
+
+
 def test_columns_with_other_names_are_filled_in(folder: Path) -> None:
     known = loads(starter("classify", [str(folder / "two.jsonl")]))
     assert known.data.columns == {"text": "premise", "second": "hypothesis", "label": "label"}

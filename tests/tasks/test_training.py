@@ -8,13 +8,14 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from fault_runs import changed, go_on, log_of, tiny, train
+from fault_runs import changed, go_on, log_of, tiny, train, written
 from prepare_samples import KINDS, sample_files
 from safetensors import safe_open
 
 import qkv
 from qkv import cli
 from qkv.errors import QkvError, UsageError
+from qkv.tasks.prepare_memory import memory
 from qkv.tasks.training import open_recipe
 from qkv.train.recipe import ObjectiveKind, Recipe
 
@@ -104,6 +105,18 @@ def test_what_is_frozen_stays_bit_for_bit(folder: Path, base: Path) -> None:
     assert changed_names(base, Path(recipe.run)) == names - frozen
 
 
+def test_a_run_whose_first_weights_have_gone_says_what_to_do(folder: Path, base: Path, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    qkv.load(base).save(gone)
+    recipe = three(folder, "pairs", "orphan", model={"from_": str(gone), "change": {}})
+    train(recipe)
+    moved = gone.rename(tmp_path / "elsewhere")
+    with pytest.raises(QkvError, match=r"model\.from: .*gone: no such folder.*checkpoints hold.*put it back to go on"):
+        go_on(recipe.run, "train.steps=4")
+    moved.rename(gone)
+    assert go_on(recipe.run, "train.steps=4").end.step == 4
+
+
 def test_low_rank_additions_end_in_the_matrices_they_were_added_to(folder: Path, base: Path) -> None:
     recipe = three(
         folder, "pairs", "lora", model={"from_": str(base), "change": {}, "lora_rank": 2}, train={"lr": 0.05}
@@ -146,6 +159,41 @@ def test_a_new_head_on_a_checkpoint_is_trained_beside_low_rank_additions(folder:
         if name in before and "attention" not in name:
             assert torch.equal(p, before[name]), name
     assert qkv.load(recipe.run).config.head.labels == ("bad", "good")
+    head = sum(p.numel() for name, p in trained.network.named_parameters() if name.startswith("head."))
+    counted = memory(recipe, trained.config, (256,)).trained
+    without = memory(replace(recipe, model=replace(recipe.model, from_=recipe.run)), trained.config, (256,)).trained
+    assert counted == without + head > head > 0, "what is told before a run counts the head, too"
+
+
+def test_a_head_with_another_dropout_is_no_new_head(folder: Path) -> None:
+    pretrained = three(folder, "classify", "with a head", train={"steps": 2})
+    train(pretrained)
+    model = {"from_": pretrained.run, "change": {"head": {"dropout": 0.4}}, "lora_rank": 2}
+    recipe = three(folder, "classify", "dropped", model=model)
+    assert train(recipe).config.head.dropout == 0.4
+    moved = changed_names(Path(pretrained.run), Path(recipe.run))
+    assert moved
+    assert all("attention" in name for name in moved)
+
+
+# ----------------------------------------------------------------------------------------------- the model's card
+
+
+@pytest.mark.parametrize(
+    ("data", "card"),
+    [
+        ({"train": "{at}/pairs.tsv"}, "{at}/pairs.tsv"),
+        ({"train": {"source": "{at}/a.en", "target": "{at}/a.de"}}, "{at}/a.en, {at}/a.de"),
+        ({"train": "", "mix": {"news": {"train": "{at}/pairs.tsv"}}}, "news: {at}/pairs.tsv"),
+    ],
+    ids=["a file", "by field", "a mixture"],
+)
+def test_the_card_names_the_files(folder: Path, data: dict[str, Any], card: str) -> None:
+    given = json.loads(json.dumps(data).replace("{at}", str(folder)))
+    recipe = three(folder, "pairs", f"card {card[:4]}{len(card)}", data=given, train={"steps": 1})
+    train(recipe)
+    text = (Path(recipe.run) / "README.md").read_text(encoding="utf-8")
+    assert f"| {card.format(at=folder)} |" in text
 
 
 # ----------------------------------------------------------------------------------------------- what is opened
@@ -194,3 +242,17 @@ def test_a_file_that_is_not_there_can_be_put_right_in_the_same_folder(folder: Pa
     with pytest.raises(QkvError, match="missing"):
         train(wrong)
     assert train(recipe).end.step == THREE["steps"]
+
+
+def test_what_fails_before_the_first_step_can_be_put_right_in_the_same_folder(folder: Path) -> None:
+    """The model is made and the log begun by then, but nothing was trained that another recipe could spoil."""
+    recipe = three(folder, "pairs", "put right", model={"freeze": ("encodr.*",)})
+    path = written(recipe)
+    with pytest.raises(QkvError, match="encodr"):
+        train(open_recipe(path))
+    changes = ["model.freeze=['encoder.*']", "tokenizer.kind=byte", "tokenizer.size=259", "train.batch_tokens=512"]
+    trained = train(open_recipe(path, changes))
+    assert trained.end.step == THREE["steps"]
+    assert trained.tokenizer.size == 259, "not the first attempt's tokenizer"
+    with pytest.raises(QkvError, match="begun with another recipe"):
+        open_recipe(path, [*changes, "train.lr=0.5"])

@@ -122,6 +122,21 @@ def test_a_recipe_written_for_ones_own_file_trains(here: Path, capsys: pytest.Ca
     assert "there already" in err
 
 
+def test_the_example_of_inits_own_help(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = said(capsys, ["init", "--help"])
+    assert "qkv init translate source=train.en target=train.de" in out
+    (here / "a.en").rename("train.en")
+    (here / "a.de").rename("train.de")
+    said(capsys, ["init", "translate", "source=train.en", "target=train.de"])
+    values = json.loads(said(capsys, ["train", "translate.toml", "--dry-run", "--json", *SHORT])[0])
+    assert values["first"][0]["parts"].keys() == {"source", "input", "target"}
+
+
+def test_a_recipe_that_cannot_be_written(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, err = said(capsys, ["init", "translate", "--out", "nowhere/x.toml"], code=1)
+    assert "nowhere/x.toml: cannot be written (No such file or directory)" in err
+
+
 def test_a_task_that_is_none(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, err = said(capsys, ["init", "translat"], code=2)
     assert "did you mean 'translate'?" in err

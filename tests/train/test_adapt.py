@@ -7,7 +7,7 @@ from torch import nn
 from qkv.blocks import HeadConfig, StackConfig, Tap
 from qkv.errors import UsageError
 from qkv.models import Config, build
-from qkv.train.adapt import LoraLinear, add_lora, freeze, merge_lora, merged
+from qkv.train.adapt import LoraLinear, add_lora, freeze, merge_lora
 from qkv.train.optimizer import make_optimizer
 from qkv.train.recipe import ModelSection, TrainSection
 
@@ -120,18 +120,6 @@ def test_merging_in_float32():
     before = answer(net, "decoder")
     merge_lora(net)
     torch.testing.assert_close(answer(net, "decoder"), before, rtol=1e-5, atol=1e-5)
-
-
-def test_merged_for_a_while():
-    net = network()
-    add_lora(net, 4, 8.0, ON)
-    learn(net)
-    before, names = answer(net, "decoder"), [name for name, _ in net.named_parameters()]
-    with merged(net):
-        assert not any(isinstance(module, LoraLinear) for module in net.modules())
-        torch.testing.assert_close(answer(net, "decoder"), before, rtol=1e-5, atol=1e-5)
-    assert torch.equal(answer(net, "decoder"), before)
-    assert [name for name, _ in net.named_parameters()] == names
 
 
 def test_the_formula():

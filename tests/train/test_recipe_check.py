@@ -56,6 +56,8 @@ def test_a_sound_recipe_passes() -> None:
         ({"train__average": 2, "train__ema": 0.9}, "choose one"),
         ({"train__patience": 2, "data__valid_share": 0.0}, "needs validation data"),
         ({"train__final": "best", "data__valid_share": 0.0}, "needs validation data"),
+        ({"train__metric": "loss", "data__valid_share": 0.0}, "needs validation data"),
+        ({"train__seed": 2**63}, r"train.seed = 9223372036854775808 must be in 0"),
         ({"train__lr": 0.0}, "train.lr = 0.0 must be above 0"),
         ({"train__lr": float("inf")}, "must be above 0"),
         ({"train__lr": float("nan")}, "must be above 0"),

@@ -83,6 +83,24 @@ def test_changes_from_a_command_line(plain: Path) -> None:
     assert recipe.tokenizer.from_ == ""
 
 
+def test_a_section_as_a_change_leaves_what_it_does_not_name(plain: Path) -> None:
+    recipe = read(plain, ["train={steps=3}", "model={heads=2, encoder={ffn_width=64}}", "model.head={bias=true}"])
+    assert (recipe.train.steps, recipe.train.minutes, recipe.train.betas) == (3, 2.0, (0.9, 0.99))
+    assert recipe.model.change == {
+        "width": 128,
+        "heads": 2,
+        "encoder": {"layers": 3, "ffn_width": 64},
+        "head": {"pool": "mean", "bias": True},
+    }
+
+
+def test_a_table_that_is_a_value_is_replaced_as_a_whole(plain: Path) -> None:
+    """A control: files by field are one thing, and so are columns."""
+    recipe = read(plain, ["data={train={text='b.txt'}}", "data.columns={text='a'}"])
+    assert recipe.data.train == {"text": "b.txt"}
+    assert recipe.data.columns == {"text": "a"}
+
+
 def test_files_by_field_may_replace_a_single_file(plain: Path) -> None:
     assert read(plain, ["data.train=x.tsv"]).data.train == "x.tsv"
     assert read(plain, ["data.train=x.tsv", "data.train.source=a", "data.train.target=b"]).data.train == {

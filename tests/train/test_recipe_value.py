@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qkv.errors import UsageError
 from qkv.train.recipe import Files
 from qkv.train.recipe_value import fits, in_words, key_of, parsed, settled, toml_of
 
@@ -35,6 +36,12 @@ def same(a: Any, b: Any) -> bool:
 @given(VALUES)
 def test_a_value_written_as_toml_is_read_back(value: Any) -> None:
     assert same(tomllib.loads(f"x = {toml_of(value)}")["x"], value)
+
+
+@pytest.mark.parametrize("value", [None, [1, None], {"a": object()}])
+def test_what_toml_does_not_know_is_told(value: Any) -> None:
+    with pytest.raises(UsageError, match="has no place in a recipe: write text, a number"):
+        toml_of(value)
 
 
 @given(TEXT)

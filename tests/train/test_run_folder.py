@@ -126,6 +126,45 @@ def test_a_run_that_ended_while_it_prepared_its_data_can_be_started_again(tmp_pa
         assert folder.begun
 
 
+def test_a_run_is_under_way_once_it_has_something_to_show(tmp_path):
+    shows = {
+        "checkpoint": lambda folder: (folder.path / "checkpoints" / "step-000000002").mkdir(parents=True),
+        "model": lambda folder: (folder.path / "config.json").write_text("{}"),
+        "step": lambda folder: folder.log(step(1)),
+    }
+    for name, show in shows.items():
+        with RunFolder(tmp_path / name).lock() as folder:
+            folder.begin("")
+            folder.write_env("cpu", 1)
+            folder.log({"kind": "note", "step": 0, "text": "what was prepared"})
+            assert folder.begun
+            assert not folder.under_way
+            show(folder)
+            assert folder.under_way
+
+
+def test_beginning_again_clears_what_a_failed_attempt_left(tmp_path):
+    with RunFolder(tmp_path).lock() as folder:
+        folder.begin("wrong")
+        folder.log({"kind": "note", "step": 0, "text": "what was prepared"})
+        (tmp_path / "tokenizer.json").write_text("{}")
+    with RunFolder(tmp_path).lock() as folder:
+        folder.begin("right")
+        assert (folder.recipe(), folder.records()) == ("right", [])
+        assert not (tmp_path / "tokenizer.json").exists()
+
+
+def test_beginning_again_leaves_a_run_that_is_under_way_alone(tmp_path):
+    with RunFolder(tmp_path).lock() as folder:
+        folder.begin("first")
+        folder.log(step(1))
+        (tmp_path / "tokenizer.json").write_text("{}")
+    with RunFolder(tmp_path).lock() as folder:
+        folder.begin("second")
+        assert (folder.recipe(), folder.records()) == ("first", [step(1)])
+        assert (tmp_path / "tokenizer.json").exists()
+
+
 def test_a_folder_with_a_model_is_refused_with_a_way_to_go_on_from_it(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(QkvError, match=r'there is a model in this folder and no run.*model\.from="'):  # noqa: SIM117

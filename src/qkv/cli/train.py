@@ -5,6 +5,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from qkv.cli.data import field_pairs
 from qkv.cli.shared import Json, Screen, app, print_done, print_json
 from qkv.errors import QkvError, UsageError
 
@@ -95,17 +96,20 @@ def init(task: str, /, *files: str, out: Path | None = None, json: Json = False)
     task
         translate, summarise, language, classify, tag, answer, embed, pretrain, spans or denoise.
     files
-        Your training files, as `qkv data` takes them.
+        Your training files; field=file for files that go in step; or a dataset that comes with qkv.
     out
         Where to write the recipe; by default TASK.toml.
     """
     from qkv.tasks.starters import starter
 
-    text = starter(task, files)
+    text = starter(task, field_pairs(files, "files that go in step") or files)
     path = out or Path(f"{task}.toml")
     if path.exists():
         raise QkvError(f"{path}: this file is there already; give another with --out")
-    path.write_text(text, encoding="utf-8")
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise QkvError(f"{path}: cannot be written ({error.strerror or error}); give another with --out") from error
     print_done(json, f"wrote {path}; next: qkv train {path} --dry-run", {"recipe": str(path)})
 
 

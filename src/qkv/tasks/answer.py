@@ -67,6 +67,11 @@ def main(config: Config, records: Sequence[Record]) -> str:
     return METRICS[0]
 
 
+def known(config: Config, records: Sequence[Record]) -> tuple[str, ...]:
+    """The metrics that can be asked for."""
+    return METRICS
+
+
 def evaluate(
     network: Network,
     tokenizer: Tokenizer | None,
@@ -86,7 +91,7 @@ def evaluate(
     """
     usable = Usable.of(records, question=str, context=str, answers=list)
     listed, notes = usable.records, usable.notes
-    names = choose(metrics, METRICS, METRICS)
+    names = choose(metrics, known(config, records), METRICS)
     may_have_none = any(not record.fields["answers"] for record in listed) if no_answer is None else no_answer
     problems = Problems(max_bad=1)
     asked = [Record({**record.fields, "answers": [], "starts": []}, record.where) for record in listed]

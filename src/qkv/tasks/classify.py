@@ -79,6 +79,11 @@ def main(config: Config, records: Sequence[Record]) -> str:
     return (SCORED if config.head.outputs == 1 else LABELLED)[0]
 
 
+def known(config: Config, records: Sequence[Record]) -> tuple[str, ...]:
+    """The metrics that can be asked for."""
+    return SCORED if config.head.outputs == 1 else LABELLED
+
+
 def evaluate(
     network: Network,
     tokenizer: Tokenizer | None,
@@ -98,8 +103,8 @@ def evaluate(
     """
     reader = tokenizer_of(tokenizer)
     scored = config.head.outputs == 1
-    known = SCORED if scored else LABELLED
-    names = choose(metrics, known, known)
+    usual = known(config, records)
+    names = choose(metrics, usual, usual)
     usable = Usable.of(records, text=str, **({"score": (int, float, str)} if scored else {"label": (str, int)}))
     listed, notes = usable.records, usable.notes
     wanted_scores: list[float] = []
@@ -127,7 +132,7 @@ def evaluate(
         Sample(" ‖ ".join(_parts(texts_of(record))), text, target)
         for record, text, target in list(zip(listed, written, expected, strict=True))[:samples]
     ]
-    return Evaluation(scores, shown, names[0] if metrics else known[0], len(listed), tuple(notes))
+    return Evaluation(scores, shown, names[0], len(listed), tuple(notes))
 
 
 def with_scores(records: Sequence[Record], notes: list[str]) -> tuple[list[Record], list[float]]:

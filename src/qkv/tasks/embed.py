@@ -46,6 +46,11 @@ def main(config: Config, records: Sequence[Record]) -> str:
     return (SCORED if any("score" in record.fields for record in records) else PAIRED)[0]
 
 
+def known(config: Config, records: Sequence[Record]) -> tuple[str, ...]:
+    """The metrics that can be asked for."""
+    return SCORED if any("score" in record.fields for record in records) else PAIRED
+
+
 def evaluate(
     network: Network,
     tokenizer: Tokenizer | None,
@@ -66,8 +71,8 @@ def evaluate(
     usable = Usable.of(records, first=str, second=str)
     listed, notes = usable.records, usable.notes
     scored = any("score" in record.fields for record in listed)
-    known = SCORED if scored else PAIRED
-    names = choose(metrics, known, known)
+    usual = known(config, listed)
+    names = choose(metrics, usual, usual)
     wanted: list[float] = []
     if scored:
         listed, wanted = with_scores(listed, notes)
@@ -100,7 +105,7 @@ def evaluate(
             Sample(record.fields["first"], seconds[number], record.fields["second"])
             for record, number in list(zip(listed, nearest.tolist(), strict=True))[:samples]
         ]
-    return Evaluation(scores, shown, names[0] if metrics else known[0], len(listed), tuple(notes))
+    return Evaluation(scores, shown, names[0], len(listed), tuple(notes))
 
 
 def ranked(one: Tensor, two: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:

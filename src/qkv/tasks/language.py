@@ -45,6 +45,11 @@ def main(config: Config, records: Sequence[Record]) -> str:
     return METRICS[0]
 
 
+def known(config: Config, records: Sequence[Record]) -> tuple[str, ...]:
+    """The metrics that can be asked for."""
+    return METRICS
+
+
 def evaluate(
     network: Network,
     tokenizer: Tokenizer | None,
@@ -67,7 +72,7 @@ def evaluate(
     reader = tokenizer_of(tokenizer)
     chats = bool(records) and "text" not in records[0].fields and "messages" in records[0].fields
     usable = Usable.of(records, messages=list) if chats else Usable.of(records, text=str)
-    names = choose(metrics, METRICS, METRICS)
+    names = choose(metrics, known(config, records), METRICS)
     problems = Problems(max_bad=1)
     encode = EncodeChat(reader) if chats else EncodeText(reader)
     listed, examples = readable(usable.records, encode, problems)

@@ -20,6 +20,7 @@ from qkv.data.problems import TooManyProblems
 from qkv.errors import QkvError, UsageError
 from qkv.models import Config, Network
 from qkv.tasks.prepare_data import Part, Progress, Sources, cache_root, sampled, sources_of
+from qkv.tasks.prepare_judge import check_judge
 from qkv.tasks.prepare_model import Wanted, checkpoint_notes, config_for, network_for
 from qkv.tasks.prepare_objective import Joined, Study
 from qkv.tasks.prepare_tokenizer import tokenizer_for
@@ -76,6 +77,7 @@ def _prepare(
     for part in (*parts[1:], *sources.valid):
         if lacking := sorted(fields - part.fields):
             raise UsageError(f"{part.told} has no {lacking[0]}, which {parts[0].told} has; see data.columns")
+    check_parts(recipe, fields)
     notes = list(sources.notes)
     if tokenizer is None:
         tokenizer, told = tokenizer_for(recipe, parts, root, progress)
@@ -90,6 +92,8 @@ def _prepare(
     wanted = Wanted(tokenizer, classes, scored=scored, paired=paired, length=longest)
     config = config_for(recipe, wanted)
     notes += checkpoint_notes(recipe, config)
+    valid_records = _spread(sources.valid, recipe.train.eval_examples) if sources.valid else []
+    check_judge(recipe, config, valid_records)
 
     study = Study(recipe, tokenizer, fields, classes)
     encode = study.encode()
@@ -112,7 +116,7 @@ def _prepare(
     check_types(config, tokenizer, rows)
     for name, objective in objectives.items():
         notes.append(f"{name or 'training'}: {objective.tally}")
-    valid_rows, valid_records = None, []
+    valid_rows = None
     if sources.valid:
         met = Problems(recipe.data.most_bad)
         held = [part.encoded(encode, root, met, report(f"tokenising {part.told}")) for part in sources.valid]
@@ -134,7 +138,6 @@ def _prepare(
             layout=recipe.data.layout,
             texts=rows.texts,
         )
-        valid_records = _spread(sources.valid, section.eval_examples)
     if problems.bad or problems.kinds:
         notes.append(str(problems.summary()))
     return Prepared(
@@ -214,6 +217,21 @@ def check_positions(config: Config, objectives: Mapping[str, Objective]) -> None
                     f"an example of {longest:,} tokens has no place in the {stack.max_positions:,} positions of this "
                     f"model: lower data.{name} to {stack.max_positions:,}, or raise model.max_positions"
                 )
+
+
+def check_parts(recipe: Recipe, fields: frozenset[str]) -> None:
+    """Raise where a step cannot be taken in parts: each text of a pair is told from all others of the batch."""
+    micro, whole = recipe.train.micro_batch, recipe.train.batch_tokens
+    if among_all(recipe, fields) and micro not in (0, whole):
+        raise UsageError(
+            f"train.micro_batch = {micro!r}: contrast learns from the other pairs of a step, and a part has fewer of "
+            "them; leave it out and lower train.batch_tokens, or save memory with train.recompute = true"
+        )
+
+
+def among_all(recipe: Recipe, fields: frozenset[str]) -> bool:
+    """Whether the loss of an example depends on which others are in its batch: pairs without scores."""
+    return recipe.objective.kind == "contrast" and "score" not in fields
 
 
 def check_types(config: Config, tokenizer: Tokenizer, rows: Rows) -> None:

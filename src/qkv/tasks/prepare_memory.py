@@ -16,7 +16,8 @@ import torch
 
 from qkv.blocks import StackConfig
 from qkv.models import Config, build
-from qkv.train.adapt import add_lora, freeze
+from qkv.tasks.prepare_model import adapted
+from qkv.train import step
 from qkv.train.learner import MOST_LOGITS
 from qkv.train.optimizer import make_optimizer, optimizer_tensors
 from qkv.train.recipe import Recipe
@@ -49,13 +50,10 @@ class Memory:
 def memory(recipe: Recipe, config: Config, rows: tuple[int, ...], labels: float = 1.0) -> Memory:
     """An estimate for one process on its own; `rows` are the lengths of a row's sides, `labels` the share of target
     places with a label."""
-    section, model = recipe.train, recipe.model
-    network: torch.nn.Module = build(config, device="meta")
+    section = recipe.train
+    network = build(config, device="meta")
     parameters = sum(one.numel() for one in network.parameters())
-    if model.freeze:
-        freeze(network, model.freeze)
-    if model.lora_rank:
-        add_lora(network, model.lora_rank, model.lora_alpha, model.lora_on)
+    network = adapted(network, recipe, config)
     named = [(name, one) for name, one in network.named_parameters() if one.requires_grad]
     trained = sum(one.numel() for _, one in named)
     state = optimizer_tensors(make_optimizer(named, section), named)
@@ -77,12 +75,13 @@ def memory(recipe: Recipe, config: Config, rows: tuple[int, ...], labels: float 
 
 
 def precision_of(recipe: Recipe) -> str:
-    """What the arithmetic is done in: "auto" is bfloat16 on a GPU."""
-    section = recipe.train
-    if section.precision != "auto":
-        return section.precision
-    gpu = section.device.startswith("cuda") or (section.device == "auto" and torch.cuda.is_available())
-    return "bfloat16" if gpu else "float32"
+    """What the arithmetic is done in. A GPU that is asked for and not here is taken for one that has bfloat16."""
+    section, here = recipe.train, torch.cuda.is_available()
+    asked = section.device.startswith("cuda")
+    if section.precision == "auto" and asked and not here:
+        return "bfloat16"
+    gpu = asked or (section.device == "auto" and here)
+    return step.precision_of(section, torch.device("cuda" if gpu else "cpu"))
 
 
 def activations(

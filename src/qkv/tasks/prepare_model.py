@@ -12,6 +12,7 @@ from qkv.models import Config, Network, build
 from qkv.models.presets import find as find_preset
 from qkv.store.folder import Stored, place, read
 from qkv.text import Tokenizer
+from qkv.train.adapt import add_lora, freeze
 from qkv.train.recipe import Recipe
 from qkv.train.recipe_check import FAMILIES
 
@@ -276,10 +277,8 @@ def _trained(recipe: Recipe, wanted: Wanted) -> Config:
         head = head_for(recipe, wanted, stacks.get("decoder") or stacks["encoder"], found.family)
     elif "head" in section.change:
         head = made(HeadConfig, {**_values(head), **section.change["head"]}, "model.head")
-    ids = {
-        name: value for name, value in special_ids(wanted.tokenizer, found.family).items() if not getattr(found, name)
-    }
-    ids = {name: value for name, value in ids.items() if getattr(found, name) in (None, ())}
+    ids = special_ids(wanted.tokenizer, found.family)
+    ids = {name: value for name, value in ids.items() if getattr(found, name) in (None, ())}  # 0 is an id
     return replace(found, **stacks, head=head, **ids)
 
 
@@ -296,16 +295,37 @@ def _same_answers(head: HeadConfig, wanted: Wanted, recipe: Recipe) -> bool:
     return head.outputs == 1 if wanted.scored else head.labels == wanted.classes
 
 
-def stored(recipe: Recipe, config: Config, device: str) -> Stored:
-    """The checkpoint under the config's head; a head that differs in its dropout alone is still the checkpoint's."""
+def fresh_head(recipe: Recipe, config: Config) -> bool:
+    """Whether the checkpoint has no such head; one that differs in its dropout alone is still the checkpoint's."""
     found = read(recipe.model.from_, device="meta").config
-    same = replace(found.head, dropout=config.head.dropout) == config.head
-    return read(recipe.model.from_, device=device, head=None if same else config.head, dtype=torch.float32)
+    return replace(found.head, dropout=config.head.dropout) != config.head
+
+
+def stored(recipe: Recipe, config: Config, device: str) -> Stored:
+    """The checkpoint under the config's head."""
+    head = config.head if fresh_head(recipe, config) else None
+    return read(recipe.model.from_, device=device, head=head, dtype=torch.float32)
 
 
 def checkpoint_notes(recipe: Recipe, config: Config) -> list[str]:
     """What the user should know of the checkpoint that training goes on from: what is ignored, what starts afresh."""
     return stored(recipe, config, "meta").notes if recipe.model.from_ else []
+
+
+def adapted(network: Network, recipe: Recipe, config: Config) -> Network:
+    """The network with what stays frozen frozen, and low-rank additions where the recipe has them.
+
+    A head that the checkpoint did not have is trained besides the additions.
+    """
+    model = recipe.model
+    if model.freeze:
+        freeze(network, model.freeze)
+    if model.lora_rank:
+        also = ("head.*",) if fresh_head(recipe, config) else ()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(recipe.train.seed)  # the same additions in every process
+            add_lora(network, model.lora_rank, model.lora_alpha, model.lora_on, also=also)
+    return network
 
 
 def network_for(recipe: Recipe, config: Config, device: torch.device | str = "cpu") -> Network:

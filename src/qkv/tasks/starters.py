@@ -3,13 +3,15 @@
 Sizes follow from how much data there is; columns are filled in where the files have other names than the objective.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from qkv.data import Files, Problems
 from qkv.data.builtin import DATASETS
 from qkv.data.readers.columns import names_of
+from qkv.data.readers.find import EXTENSIONS, extension
 from qkv.errors import UsageError, nearest
 from qkv.tasks.prepare_data import DOCUMENT_KINDS, IN_STEP
 from qkv.tasks.prepare_fields import FIELDS, recognise
@@ -84,8 +86,8 @@ SIZES = (
 )
 
 
-def starter(task: str, files: Sequence[str] = (), run: str = "") -> str:
-    """A commented recipe for a task, fitted to the files if they are given.
+def starter(task: str, files: Sequence[str] | Mapping[str, str] = (), run: str = "") -> str:
+    """A commented recipe for a task, fitted to the files (field → file for files that go in step) if they are given.
 
     >>> print(starter("translate").splitlines()[0])
     # From a text to another: translation, spelling, anything with a source and a target.
@@ -200,18 +202,26 @@ class Seen:
     bytes_known: bool = False
 
 
-def look(kind: str, files: Sequence[str]) -> Seen:
+def look(kind: str, files: Sequence[str] | Mapping[str, str]) -> Seen:
     """How large the files are, and which of their columns the objective's fields would be."""
+    if isinstance(files, Mapping):
+        return look_by_field(kind, files)
     if len(files) == 1 and files[0] in DATASETS:
         return Seen({"train": files[0]}, 2e7, bytes_known=True)
+    formats = {file: EXTENSIONS.get(extension(Path(file))) for file in files if Path(file).is_file()}
+    if kind in IN_STEP and len(files) == len(formats) == 2 and set(formats.values()) <= {None, "text"}:
+        return look_by_field(kind, dict(zip(IN_STEP[kind], files, strict=True)))  # lines of text alone are no pairs
+    if None in formats.values():
+        unknown = next(file for file, format in formats.items() if format is None)
+        raise UsageError(
+            f"the name of {unknown} does not tell its format: give it an ending that does (as .txt, .tsv or .jsonl), "
+            "or start a recipe without files and write data.train and data.format into it"
+        )
     paths: Any = files[0] if len(files) == 1 else list(files)
     told = Files(paths)
     parts = told.parts(Problems(max_bad=1))
     size = sum(path.stat().st_size for part in parts for path in part.paths if path.is_file())
     first = next(told.records(Problems(max_bad=1)))
-    if len(parts) == 1 and parts[0].format == "aligned" and kind in IN_STEP:
-        by_field = dict(zip(IN_STEP[kind], files, strict=False))
-        return Seen({"train": by_field}, size, bytes_known=True)
     names = names_of(first.fields)
     try:
         columns = recognise(kind, names, told.told())
@@ -221,6 +231,23 @@ def look(kind: str, files: Sequence[str]) -> Seen:
         if parts[0].format in ("tsv", "csv") and any(map(is_text, names)):
             names = [str(place) for place in range(len(names))]  # no header: columns by number
         return Seen({"train": paths}, size, guess(kind, names), guessed=True, bytes_known=True)
+
+
+def look_by_field(kind: str, files: Mapping[str, str]) -> Seen:
+    """The same for files that go in step, each under the field that it holds."""
+    known = [field.name for field in FIELDS[kind]]
+    for name in files:
+        if name not in known:
+            raise UsageError(f"{name}={files[name]}: {kind} has no field {name!r}; {nearest(name, known)}")
+    told = Files(dict(files))
+    try:
+        recognise(kind, files, told.told())
+    except UsageError:
+        missing = [f"{name}=FILE" for name in needed(kind) if name not in files]
+        raise UsageError(f"{kind} needs more than {', '.join(files)}: give {' '.join(missing)}, too") from None
+    next(told.records(Problems(max_bad=1)))
+    size = sum(path.stat().st_size for part in told.parts(Problems(max_bad=1)) for path in part.paths)
+    return Seen({"train": dict(files)}, size, bytes_known=True)
 
 
 def is_text(name: str) -> bool:
@@ -239,10 +266,15 @@ def guess(kind: str, names: Sequence[str]) -> dict[str, str]:
     >>> guess("pairs", ["en", "de"])
     {'source': 'en', 'target': 'de'}
     """
-    needed = [field.name for field in FIELDS[kind] if not field.optional]
-    needed += {"classify": ["label"], "next_token": ["text"]}.get(kind, [])
+    wanted = needed(kind)
     left = [name for name in names if name.lower() != "id"]
-    if len(left) < len(needed):
+    if len(left) < len(wanted):
         listed = ", ".join(names)
-        raise UsageError(f"the data has the columns {listed}; {kind} needs {len(needed)}: {', '.join(needed)}")
-    return dict(zip(needed, left, strict=False))
+        raise UsageError(f"the data has the columns {listed}; {kind} needs {len(wanted)}: {', '.join(wanted)}")
+    return dict(zip(wanted, left, strict=False))
+
+
+def needed(kind: str) -> list[str]:
+    """The fields that an objective's records cannot do without."""
+    always = [field.name for field in FIELDS[kind] if not field.optional]
+    return [*always, *{"classify": ["label"], "next_token": ["text"]}.get(kind, [])]

@@ -58,6 +58,11 @@ def main(config: Config, records: Sequence[Record]) -> str:
     return (CHUNKED if measure.is_chunked(class_names(config)) else PLAIN)[0]
 
 
+def known(config: Config, records: Sequence[Record]) -> tuple[str, ...]:
+    """The metrics that can be asked for."""
+    return (*CHUNKED, *PLAIN) if measure.is_chunked(class_names(config)) else PLAIN
+
+
 def evaluate(
     network: Network,
     tokenizer: Tokenizer | None,
@@ -85,8 +90,7 @@ def evaluate(
     if strange:
         notes.append(f"tags that the model does not have, counted as wrong: {told(strange)}")
     chunked = measure.is_chunked(classes)
-    known = CHUNKED if chunked else PLAIN
-    names = choose(metrics, (*CHUNKED, *PLAIN) if chunked else PLAIN, known)
+    names = choose(metrics, known(config, even), CHUNKED if chunked else PLAIN)
     answers = read(network, tokenizer_of(tokenizer), config, words, batch, progress)
     said = [[tag for tag, _ in listed] for listed in answers]
     flat = [tag for tags in said for tag in tags], [tag for tags in expected for tag in tags]
@@ -97,9 +101,7 @@ def evaluate(
         Sample(" ".join(listed), " ".join(tags), " ".join(wanted))
         for listed, tags, wanted in list(zip(words, said, expected, strict=True))[:samples]
     ]
-    return Evaluation(
-        {name: scores[name] for name in names}, shown, names[0] if metrics else known[0], len(even), tuple(notes)
-    )
+    return Evaluation({name: scores[name] for name in names}, shown, names[0], len(even), tuple(notes))
 
 
 def read(

@@ -69,6 +69,11 @@ def main(config: Config, records: Sequence[Record]) -> str:
     return "bleu" if are_long([record.fields["target"] for record in records]) else "exact_match"
 
 
+def known(config: Config, records: Sequence[Record]) -> tuple[str, ...]:
+    """The metrics that can be asked for."""
+    return (*EACH, *BEST)
+
+
 def evaluate(
     network: Network,
     tokenizer: Tokenizer | None,
@@ -97,7 +102,7 @@ def evaluate(
     for record in listed:
         several[record.fields["source"]].append(record.fields["target"])
     targets = [record.fields["target"] for record in listed]
-    names = choose([*metrics, "exact_match"] if metrics else (), [*EACH, *BEST], usual(targets, several))
+    names = choose([*metrics, "exact_match"] if metrics else (), known(config, listed), usual(targets, several))
     bound = limited(config, max_tokens or longest(reader, targets) * 3 // 2 + 8)
 
     prompts = [prompt_ids(reader, config, source) if source.strip() else [] for source in sources]

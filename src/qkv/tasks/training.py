@@ -7,7 +7,7 @@
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,18 +16,19 @@ import torch
 
 from qkv import store
 from qkv.errors import QkvError, UsageError
-from qkv.models import Config, Network
+from qkv.models import Config, Network, build
+from qkv.store.hub import locate
 from qkv.tasks.evaluate import evaluate, main_metric
-from qkv.tasks.prepare import Prepared, prepare
+from qkv.tasks.prepare import Prepared, among_all, prepare
+from qkv.tasks.prepare_model import adapted
 from qkv.tasks.task import Evaluation
 from qkv.text import Tokenizer
 from qkv.train import recipe_file
-from qkv.train.adapt import add_lora, freeze, merge_lora
-from qkv.train.evaluation import whole_network
+from qkv.train.adapt import merge_lora
 from qkv.train.loop import Job, Stopped, fit
-from qkv.train.recipe import Recipe
+from qkv.train.recipe import Files, Recipe
 from qkv.train.run_folder import RunFolder
-from qkv.train.scale import World, join
+from qkv.train.scale import World, join, whole_network
 from qkv.train.track import trackers
 from qkv.train.watch import End, EvalReport, Sample, Start, StepReport, Watcher
 
@@ -54,7 +55,7 @@ class Trained:
 def open_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe of a file, a built-in name or a run's folder, with changes; its `run` is always set.
 
-    A run that was begun goes on only with the recipe that it was begun with, but for what may change on the way.
+    A run that is under way goes on only with the recipe that it was begun with, but for what may change on the way.
     """
     recipe = recipe_file.read(name, overrides)
     path = Path(name).expanduser()
@@ -64,7 +65,7 @@ def open_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     elif not recipe.run:
         recipe = replace(recipe, run=str(Path("runs") / path.stem))
     folder = RunFolder(recipe.run)
-    if folder.begun:
+    if folder.under_way:
         before = replace(recipe_file.loads(folder.recipe(), str(folder.path / "recipe.toml")), run=recipe.run)
         recipe_file.check_same(before, recipe)
     return recipe
@@ -101,13 +102,19 @@ def train_in(world: World, recipe: Recipe, watch: Watcher | None, progress: Prog
             stack.enter_context(folder.lock())
         if recipe.train.threads:
             torch.set_num_threads(recipe.train.threads)
-        with folder.beginning(recipe_file.to_toml(recipe)) if first else nullcontext():
-            prepared = prepare_in_turn(recipe, folder, world, progress)
+        if first:
+            folder.begin(recipe_file.to_toml(recipe))
+        prepared = prepare_in_turn(recipe, folder, world, progress)
         notes = [*prepared.notes, *folder.notes]
+        notes += notes_on_shares(prepared, world.data_size)
         if first:
             folder.write_recipe(recipe_file.to_toml(recipe))
             notes += folder.write_env(str(world.device), torch.get_num_threads())
-        network = adapted(prepared.network(), prepared)
+        # Sharded, no process need hold the whole network: it is made without weights, cut, and filled then.
+        whole_here = not world.sharded
+        network = adapted(
+            prepared.network() if whole_here else build(prepared.config, device="meta"), recipe, prepared.config
+        )
         watchers: list[Watcher] = []
         if first:
             tracked = trackers(recipe.train.track, folder.path, recipe_file.to_table(recipe))
@@ -127,9 +134,10 @@ def train_in(world: World, recipe: Recipe, watch: Watcher | None, progress: Prog
             sample=scored.sample if main and watch is not None and world.size == 1 else None,
             same=identity(prepared),
             notes=notes,
+            first_weights=None if whole_here else prepared.network,
         )
         end = fit(job)
-        whole = whole_network(network, world)
+        whole = whole_network(network, world, torch.device("cpu"))
         if whole is not None:
             if recipe.model.lora_rank:
                 merge_lora(whole)
@@ -138,10 +146,22 @@ def train_in(world: World, recipe: Recipe, watch: Watcher | None, progress: Prog
     return Trained(recipe, prepared.config, whole or network, prepared.tokenizer, end, notes)
 
 
+def notes_on_shares(prepared: Prepared, processes: int) -> list[str]:
+    """What the user should know of a step that several processes share."""
+    if processes < 2 or not among_all(prepared.recipe, prepared.fields):
+        return []
+    return [
+        f"contrast: each of {processes} processes tells apart the pairs of its own share of a step, so the loss is not "
+        "that of one process with the same train.batch_tokens"
+    ]
+
+
 def prepare_in_turn(recipe: Recipe, folder: RunFolder, world: World, progress: Progress | None) -> Prepared:
     """Prepare the data; the first process before the others, which then find what it made."""
     prepared = None
     if world.rank == 0:
+        if recipe.model.from_ and folder.under_way:
+            check_origin(recipe.model.from_)
         kept = Tokenizer.load(folder.path) if (folder.path / "tokenizer.json").exists() else None
         prepared = prepare(recipe, progress, tokenizer=kept)
         if kept is None:
@@ -150,21 +170,15 @@ def prepare_in_turn(recipe: Recipe, folder: RunFolder, world: World, progress: P
     return prepared or prepare(recipe, None, tokenizer=Tokenizer.load(folder.path))
 
 
-def adapted(network: Network, prepared: Prepared) -> Network:
-    """The network with what stays frozen frozen, and low-rank additions where the recipe has them.
-
-    A head that the checkpoint did not have is trained besides the additions.
-    """
-    model = prepared.recipe.model
-    if model.freeze:
-        freeze(network, model.freeze)
-    if model.lora_rank:
-        fresh_head = store.read(model.from_, device="meta").config.head != prepared.config.head
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(prepared.recipe.train.seed)  # the same additions in every process
-            also = ("head.*",) if fresh_head else ()
-            add_lora(network, model.lora_rank, model.lora_alpha, model.lora_on, also=also)
-    return network
+def check_origin(model: str) -> None:
+    """Raise where the model that a run under way began with has gone."""
+    try:
+        locate(model)
+    except QkvError as error:
+        raise QkvError(
+            f"model.from: {error}. The run's checkpoints hold all of its weights, but the shape of the model is read "
+            "there: put it back to go on"
+        ) from error
 
 
 def identity(prepared: Prepared) -> dict[str, Any]:
@@ -262,13 +276,19 @@ class Log(Watcher):
 
 def write_model(folder: RunFolder, prepared: Prepared, network: Network, end: End) -> None:
     """Make a run's folder a model folder: its weights, its tokenizer, and a card that says how it came to be."""
-    recipe, metrics = prepared.recipe, end.metrics
-    data = recipe.data.train if isinstance(recipe.data.train, str) else ", ".join(map(str, recipe.data.train))
+    recipe, metrics, mix = prepared.recipe, end.metrics, prepared.recipe.data.mix
     facts = {
-        "data": data or ", ".join(recipe.data.mix),
+        "data": told(recipe.data.train) or ", ".join(f"{name}: {told(one['train'])}" for name, one in mix.items()),
         "recipe": f"{recipe.objective.kind}, {end.step:,} steps in {end.seconds / 60:.1f} minutes; see recipe.toml",
     }
     if metrics:
         scores = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         facts["scores"] = f"{scores} on held-out data"
     store.write(folder.path, prepared.config, network, prepared.tokenizer, facts=facts)
+
+
+def told(files: Files) -> str:
+    """The files of a recipe, for people to read."""
+    if isinstance(files, str):
+        return files
+    return ", ".join(files.values() if isinstance(files, dict) else files)

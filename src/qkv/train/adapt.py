@@ -8,8 +8,7 @@ LoRA (Hu et al. 2021):  y = Wx + b + (α/r) · B(Ax), with A (r × in) and B (ou
 at 0, so training starts exactly at the network that was given.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
 import torch
@@ -109,21 +108,6 @@ def merge_lora(network: nn.Module) -> None:
             with torch.no_grad():
                 module.base.weight.copy_(module.weight)
             _put(network, name, module.base)
-
-
-@contextmanager
-def merged(network: nn.Module) -> Iterator[None]:
-    """Inside, the network is plain, to be saved perhaps; afterwards it has its additions again, bit for bit."""
-    added = {name: module for name, module in network.named_modules() if isinstance(module, LoraLinear)}
-    before = {name: module.base.weight.detach().clone() for name, module in added.items()}
-    merge_lora(network)
-    try:
-        yield
-    finally:
-        for name, module in added.items():
-            with torch.no_grad():
-                module.base.weight.copy_(before[name])
-            _put(network, name, module)
 
 
 def _put(network: nn.Module, name: str, module: nn.Module) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from qkv.errors import UsageError, nearest
 from qkv.train.recipe import Recipe
+from qkv.train.track import TRACKERS
 
 FAMILIES: dict[str, tuple[str, ...]] = {
     "pairs": ("seq2seq",),
@@ -48,8 +49,6 @@ BELONGS: dict[str, tuple[str, ...]] = {
 }
 """Keys of [objective] that mean something for some kinds only."""
 
-TRACKERS = ("tensorboard", "wandb", "trackio")
-
 # key: least, most, whether most itself is allowed
 RANGES: dict[str, tuple[float, float, bool]] = {
     "data.valid_share": (0, 1, False),
@@ -76,7 +75,7 @@ RANGES: dict[str, tuple[float, float, bool]] = {
     "train.threads": (0, float("inf"), True),
     "train.workers": (0, float("inf"), True),
     "train.tensor_parallel": (1, float("inf"), True),
-    "train.seed": (0, float("inf"), True),
+    "train.seed": (0, 2**63, False),
     "train.log_every": (1, float("inf"), True),
     "train.eval_every": (0, float("inf"), True),
     "train.eval_examples": (0, float("inf"), True),
@@ -185,7 +184,8 @@ def _train(recipe: Recipe) -> str:
     if train.average and train.ema:
         return "train.ema and train.average both average the weights: choose one"
     if not data.valid and not data.valid_share:
-        for name, given in (("patience", train.patience), ('final = "best"', train.final == "best")):
+        needs = {"patience": train.patience, 'final = "best"': train.final == "best", "metric": train.metric}
+        for name, given in needs.items():
             if given:
                 return f"train.{name} needs validation data: give data.valid, or a data.valid_share above 0"
     return ""

@@ -185,8 +185,8 @@ def _stack_value(name: str, value: Any, source: Source, *path: str) -> Any:
 def changed(table: Table, overrides: Sequence[str]) -> Table:
     """A recipe's table with `key=value` changes made.
 
-    >>> changed({"train": {"lr": 0.1}}, ["train.lr=0.2", "run=runs/a"])
-    {'train': {'lr': 0.2}, 'run': 'runs/a'}
+    >>> changed({"train": {"lr": 0.1, "steps": 9}}, ["train.lr=0.2", "train={steps=3}", "run=runs/a"])
+    {'train': {'lr': 0.2, 'steps': 3}, 'run': 'runs/a'}
     """
     for override in overrides:
         key, equals, text = override.partition("=")
@@ -198,8 +198,22 @@ def changed(table: Table, overrides: Sequence[str]) -> Table:
             if not isinstance(here.get(part), dict):
                 here[part] = {}
             here = here[part]
-        here[path[-1]] = parsed(text.strip(), _kind_at(path))
+        here[path[-1]] = _merged(here.get(path[-1]), parsed(text.strip(), _kind_at(path)), path)
     return table
+
+
+def _merged(old: Any, new: Any, path: Sequence[str]) -> Any:
+    """A new value in the place of an old one; of a section, a stack or the head, what is not named stays as it was."""
+    match path:
+        case [section] if section in SECTIONS:
+            keyed = True
+        case ["model", name]:
+            keyed = name in (*STACKS, "head")
+        case _:
+            keyed = False  # files, columns, a mixture: the table is the value
+    if not (keyed and isinstance(old, dict) and isinstance(new, dict)):
+        return new
+    return {**old, **{name: _merged(old.get(name), one, [*path, name]) for name, one in new.items()}}
 
 
 def _kind_at(path: Sequence[str]) -> Any:

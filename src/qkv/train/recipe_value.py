@@ -9,6 +9,8 @@ import tomllib
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
+from qkv.errors import UsageError
+
 BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -100,7 +102,10 @@ def toml_of(value: Any) -> str:
         return "{" + ", ".join(f"{key_of(name)} = {toml_of(one)}" for name, one in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(toml_of, value)) + "]"
-    raise TypeError(f"a {type(value).__name__} has no place in a recipe")
+    raise UsageError(
+        f"{value!r} has no place in a recipe: write text, a number, true or false, or a list or table of these; a key "
+        "that is left out stays as it is"
+    )
 
 
 def key_of(name: str) -> str:

@@ -17,7 +17,7 @@ import platform
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -35,6 +35,8 @@ METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
 LOCK = ".lock"
 HOLDER = ".lock.json"
+MODEL = "config.json"
+TOKENIZER = "tokenizer.json"
 
 
 class RunFolder:
@@ -55,6 +57,18 @@ class RunFolder:
     def begun(self) -> bool:
         """Whether there is a run in it. A recipe alone is no sign of one: it may be its writer's own."""
         return (self.path / RECIPE).is_file() and any((self.path / name).is_file() for name in (HOLDER, ENV))
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a run has something to show: a checkpoint, a model, or a step in its log.
+
+        Until then its recipe may be changed: what failed before the first step can be put right in the same folder.
+        """
+        if not self.begun:
+            return False
+        if any(self.path.glob(f"{CHECKPOINTS}/step-*")) or (self.path / MODEL).exists():
+            return True
+        return any(record.get("kind") == "step" for record in self.records())
 
     @contextmanager
     def lock(self) -> Iterator["RunFolder"]:
@@ -97,19 +111,16 @@ class RunFolder:
     def write_recipe(self, text: str) -> None:
         self._write(RECIPE, text)
 
-    @contextmanager
-    def beginning(self, recipe: str) -> Iterator[None]:
-        """Write the recipe of a new run. If what follows fails it was never begun: the recipe can be put right."""
-        begun = self.begun
-        if not begun:
-            self.write_recipe(recipe)
+    def begin(self, recipe: str) -> None:
+        """Write the recipe of a run that is not under way yet, and clear what an attempt with another one left."""
+        if self.under_way:
+            return
         try:
-            yield
-        except BaseException:
-            if not begun:
-                with suppress(OSError):
-                    (self.path / RECIPE).unlink()
-            raise
+            for name in (ENV, METRICS, TOKENIZER):
+                (self.path / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise QkvError(f"{self.path}: cannot be written ({error.strerror or error})") from error
+        self.write_recipe(recipe)
 
     def write_env(self, device: str, threads: int) -> list[str]:
         """Write down what the run runs on; what differs from before, as "torch: 2.11.0 → 2.13.0"."""
