@@ -10,6 +10,7 @@ from rows_made import OBJECTIVES, RAGGED, documents, paired, parts, quick, token
 
 from qkv.data.draw import Draw
 from qkv.data.fill import fill
+from qkv.data.loader import Loader
 from qkv.data.objectives import IGNORE, NextToken, Pairs
 from qkv.data.rows import START, Cursor, Rows
 from qkv.errors import QkvError, UsageError
@@ -85,8 +86,28 @@ def test_processes_share_the_rows_of_one_process(world, rows, layout, steps):
     for number, whole in enumerate(alone):
         joined = [example for rank in range(world) for example in shares[rank][number].picks.example.tolist()]
         assert joined == whole.picks.example.tolist()
-        if layout == "packed":
-            assert {shares[rank][number].rows for rank in range(world)} == {-(-rows // world)}, "one shape for all"
+        heights = {shares[rank][number].rows for rank in range(world)}
+        wanted = rows if layout == "packed" else whole.rows
+        assert heights == {-(-wanted // world)}, "one shape for all, so that all have as many micro-batches"
+        assert len({shares[rank][number].width for rank in range(world)}) == 1
+
+
+@quick
+@given(st.integers(1, 5), st.integers(1, 9), st.sampled_from(LAYOUTS), st.integers(1, 400))
+def test_no_part_of_a_step_has_more_places_than_it_may(world, rows, layout, most):
+    stream = small(layout, rows=rows, window=9)
+    parts = stream.parts(most, world)
+    for rank in range(world):
+        for batch in islice(Loader(stream, rank=rank, world=world), 4):
+            width = batch.ids.shape[1]
+            assert max(part.rows for part in batch.split(parts)) * width <= max(most, width), "a row is never split"
+
+
+def test_parts_are_not_smaller_than_they_need_be():
+    """The control for the test above: four rows of 32 places."""
+    assert [small(rows=4).parts(most) for most in (31, 32, 63, 64, 127, 128, 999)] == [4, 4, 4, 2, 2, 1, 1]
+    assert [small(rows=4).parts(48, world) for world in (1, 2, 3, 4, 5)] == [4, 2, 2, 1, 1]
+    assert small("padded", rows=4).parts(10**6) == 1
 
 
 @quick

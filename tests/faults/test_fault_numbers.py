@@ -158,15 +158,21 @@ def test_unguarded_the_poison_would_reach_the_weights(tmp_path: Path, monkeypatc
 # ------------------------------------------------------------------------------------------------- out of memory
 
 
-def small_memory(patch: pytest.MonkeyPatch, rows: int) -> list[int]:
+ON_GPU = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee documentation")
+ON_CPU = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
+
+
+def small_memory(
+    patch: pytest.MonkeyPatch, rows: int, error: Exception = ON_GPU, while_training: bool = True
+) -> list[int]:
     """A device on which so many rows fit at a time; a list of how many were tried."""
     forward, tried = Learner.forward, []
 
     def limited(self: Learner, lesson: Lesson, *weights: Tensor) -> Tensor:
-        if self.training:
+        if self.training is while_training:
             tried.append(lesson.batch.rows)
             if lesson.batch.rows > rows:
-                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee documentation")
+                raise error
         return forward(self, lesson, *weights)
 
     patch.setattr(Learner, "forward", limited)
@@ -187,13 +193,20 @@ def test_a_step_that_does_not_fit_says_what_to_lower(tmp_path: Path, monkeypatch
     assert "See documentation" not in str(error.value)
 
 
+def test_an_evaluation_that_does_not_fit_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_memory(monkeypatch, 0, while_training=False)
+    with pytest.raises(QkvError, match="an evaluation does not fit into the memory"):
+        train(wide(tmp_path))
+
+
+@pytest.mark.parametrize("error", [ON_GPU, ON_CPU], ids=["GPU", "CPU"])
 def test_parts_that_fit_are_found_and_give_what_parts_by_hand_give(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
     by_hand = wide(tmp_path, "by hand", micro_batch=400)
     train(by_hand)
     assert newest(by_hand.run).state["parts"] == 4
-    tried = small_memory(monkeypatch, 3)
+    tried = small_memory(monkeypatch, 3, error)
     train(changed(by_hand, "auto", micro_batch="auto"))
     rows = tried[0]
     assert rows > 2 * 3, "one part and two are too large"

@@ -7,9 +7,11 @@ import sys
 import textwrap
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from qkv.train import signals
 from qkv.train.signals import StopSignals
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
@@ -150,6 +152,34 @@ def test_a_request_that_is_being_acted_upon_has_no_deadline(meanwhile):
     """)
     process.send_signal(signal.SIGTERM)
     assert ended(process) == (143, "saved\n")
+
+
+def test_what_is_unhurried_has_no_deadline_and_what_follows_has_one_again():
+    """An evaluation may take longer than any step. When it is over, a process that is stuck is ended as before."""
+    process = start("""
+        with StopSignals(several=True) as stop:
+            with stop.unhurried():
+                ready()
+                time.sleep(2.5)
+            print("evaluated", flush=True)
+            stuck()
+    """)
+    process.send_signal(signal.SIGTERM)
+    assert ended(process) == (143, "evaluated\n")
+
+
+def test_the_time_of_what_is_unhurried_is_not_taken_for_a_steps(monkeypatch):
+    """Steps of 6 s may take twice as long before a process is taken to be stuck; an evaluation does not count."""
+    now = 0.0
+    monkeypatch.setattr(signals, "time", SimpleNamespace(monotonic=lambda: now))
+    stop = StopSignals(several=True)
+    now = 6.0  # a step, up to its evaluation
+    with stop.unhurried():
+        now = 1006.0
+        assert stop._due(first=7.0) > 1006
+    now = 1007.0
+    assert stop.asked is None
+    assert stop._due(first=0.0) == 1007 + 2 * 6
 
 
 def test_long_steps_have_a_longer_deadline():

@@ -194,8 +194,9 @@ class Rows:
         rows = [plan.rows(units) for plan, units in parts]
         total = sum(map(len, rows)) if self.layout == "padded" else self.batch_rows
         first, last = rank * total // world, (rank + 1) * total // world
-        # Packed batches have the same shape on every process and at every step; others have at least one row.
-        height = -(-total // world) if self.layout == "packed" else max(1, last - first)
+        # All processes have equally many rows, empty ones if need be, and so as many micro-batches: with sharded
+        # parameters, each of these is a meeting of all.
+        height = -(-total // world)
         picks: list[Picks] = []
         columns: list[list[Ints]] = [[], [], [], []]  # row, segment, offset, lengths
         place = before = 0
@@ -212,6 +213,16 @@ class Rows:
         width = np.max([plan.widths[units].max(axis=0) for plan, units in parts], axis=0)
         row, segment, offset, lengths = map(np.concatenate, columns)
         return Step(Picks.join(picks), row, segment, offset, lengths, height, tuple(width.tolist()), epoch)
+
+    def parts(self, most: int, world: int = 1) -> int:
+        """In how many parts a process must take its share of a step, for none to have more than `most` places.
+
+        A row is never split. Padded rows are as wide as they happen to be: the answer is that for the worst width.
+        """
+        widest = sum(self.capacity)
+        widths = np.array([widest]) if self.layout == "packed" else np.arange(1, widest + 1)
+        rows = -(-(self.batch_tokens // widths) // world)
+        return int((-(-rows // np.maximum(most // widths, 1))).max())
 
     def padding(self, windows: int = 4) -> float:
         """The share of places without a token in the first few windows."""

@@ -11,12 +11,13 @@ from torch import nn
 
 from qkv.data.loader import Loader
 from qkv.data.rows import Rows
-from qkv.models import Network, build
+from qkv.models import Network
 from qkv.train.average import Ema
 from qkv.train.learner import label_counts, lesson_of
+from qkv.train.memory import is_out_of_memory
 from qkv.train.progress import Progress, better
-from qkv.train.scale import World, gather
-from qkv.train.step import Stepper
+from qkv.train.scale import World, whole_network
+from qkv.train.step import Stepper, out_of_memory
 from qkv.train.watch import EvalReport, Sample
 
 
@@ -55,6 +56,26 @@ class Evaluator:
 
     def __call__(self, progress: Progress, ema: Ema | None = None) -> EvalReport:
         """Evaluate, with the averaged weights where there are some, and keep in `progress` which was best."""
+        try:
+            found, metric, samples = self._found(ema)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise out_of_memory(
+                self.stepper.section, error, "an evaluation", alone=self.stepper.world.size == 1
+            ) from error
+        if metric != progress.metric:  # another one was asked for meanwhile: what was best by it is not known
+            progress.metric, progress.best, progress.best_loss = metric, None, None
+        value, loss = found.get(metric), found.get("loss")
+        best = value is not None and better(metric, value, progress.best, loss, progress.best_loss)
+        if best:
+            progress.best, progress.best_loss, progress.best_step, progress.worse = value, loss, progress.step, 0
+        else:
+            progress.worse += 1
+        return EvalReport(progress.step, progress.seconds, found, best, samples)
+
+    def _found(self, ema: Ema | None) -> tuple[dict[str, float], str, Sequence[Sample]]:
+        """The metrics, by which of them the best is told, and some of what the network makes of the data."""
         world = self.stepper.world
         found: dict[str, float] = {}
         samples: Sequence[Sample] = ()
@@ -70,17 +91,7 @@ class Evaluator:
                     found = {**judged.metrics, **found}  # the loss is the one over all held-out rows
                     samples, metric = judged.samples, metric or judged.main
         found, metric = shared(world, [found, metric])
-        if metric not in found:
-            metric = "loss"
-        if metric != progress.metric:  # another one was asked for meanwhile: what was best by it is not known
-            progress.metric, progress.best, progress.best_loss = metric, None, None
-        value, loss = found.get(metric), found.get("loss")
-        best = value is not None and better(metric, value, progress.best, loss, progress.best_loss)
-        if best:
-            progress.best, progress.best_loss, progress.best_step, progress.worse = value, loss, progress.step, 0
-        else:
-            progress.worse += 1
-        return EvalReport(progress.step, progress.seconds, found, best, samples)
+        return found, metric if metric in found else "loss", samples
 
     def loss(self, rows: Rows) -> float:
         """The mean loss over an epoch of rows: of token labels, and of labels of whole texts."""
@@ -99,19 +110,6 @@ class Evaluator:
                 sums += torch.stack([tokens, texts, labels * one, answers * one])
         token_sum, text_sum, label_sum, answer_sum = world.sum_tensor(sums).tolist()
         return float(token_sum / max(label_sum, 1) + text_sum / max(answer_sum, 1))
-
-
-def whole_network(network: Network, world: World) -> Network | None:
-    """A network that one process can run by itself, on the first process; None on the others."""
-    if not world.sharded:
-        return network if world.rank == 0 else None
-    whole = build(network.config, device=world.device) if world.rank == 0 else None  # not to_empty: it unties weights
-    own = {} if whole is None else dict(whole.named_parameters())
-    with torch.no_grad():
-        for name, values in gather(network.named_parameters(), world):
-            if whole is not None:
-                own[name].copy_(values)
-    return None if whole is None else whole.eval()
 
 
 def shared(world: World, value: Any) -> Any:

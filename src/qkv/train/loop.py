@@ -16,8 +16,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-
 from qkv.data.batch import Batch
 from qkv.data.loader import Loader
 from qkv.data.rows import Rows
@@ -25,15 +23,17 @@ from qkv.errors import QkvError, UsageError
 from qkv.models import Network
 from qkv.train.average import Ema, Mean
 from qkv.train.checkpoint import Checkpoints
+from qkv.train.checkpoint_files import DamagedCheckpoint
 from qkv.train.checkpoint_read import Checkpoint
 from qkv.train.evaluation import Evaluator, Judge, resting
 from qkv.train.keeper import AVERAGE, WEIGHTS, Keeper
 from qkv.train.learner import Learner
+from qkv.train.memory import is_out_of_memory
 from qkv.train.optimizer import make_optimizer
 from qkv.train.progress import Budget, Progress, due
 from qkv.train.recipe import Recipe, TrainSection
 from qkv.train.run_folder import RunFolder
-from qkv.train.scale import World, fill, spread
+from qkv.train.scale import World, fill, give_out, spread
 from qkv.train.schedule import lr_at
 from qkv.train.signals import StopSignals
 from qkv.train.step import Stepper, out_of_memory
@@ -61,7 +61,7 @@ class Job:
     """All that a run needs."""
 
     recipe: Recipe
-    network: Network
+    network: Network  # in a sharded world on the meta device: nobody holds more of it than a share
     rows: Rows
     valid: Rows | None
     folder: RunFolder
@@ -72,14 +72,24 @@ class Job:
     sample: Callable[[Network], Sample | None] | None = None  # one prediction, to look at
     same: Mapping[str, Any] = field(default_factory=dict)  # what must not change when a run is continued
     notes: Sequence[str] = ()
+    first_weights: Callable[[], Network] | None = None  # what a network on the meta device starts with
 
 
 def fit(job: Job) -> End:
     """Train until the budget is spent. The network ends with the weights that the recipe asks for."""
     section, world, watch = job.recipe.train, job.world, job.watch
     checkpoints = job.folder.checkpoints
-    network = job.network.to(world.device)
+    found = checkpoints.newest()
+    if found is None and checkpoints.passed_over:
+        raise QkvError(
+            f"{job.recipe.run}: no checkpoint of this run can be read:\n  "
+            + "\n  ".join(checkpoints.passed_over)
+            + "\nRestore one from a backup, or start anew in another folder (run=…)"
+        )
+    network = job.network if job.first_weights else job.network.to(world.device)
     module = spread(prepared(Learner(network, job.recipe.objective), section, world), world, section)
+    if job.first_weights and found is None:  # a checkpoint has them all
+        give_out(network, job.first_weights() if world.rank == 0 else None, world)
     trained = [(name, parameter) for name, parameter in network.named_parameters() if parameter.requires_grad]
     if not trained:
         raise UsageError("nothing is left to train: model.freeze covers every parameter")
@@ -94,13 +104,6 @@ def fit(job: Job) -> End:
     budget = Budget.of(section, job.rows)
     progress = Progress()
     notes = list(job.notes)
-    found = checkpoints.newest()
-    if found is None and checkpoints.passed_over:
-        raise QkvError(
-            f"{job.recipe.run}: no checkpoint of this run can be read:\n  "
-            + "\n  ".join(checkpoints.passed_over)
-            + "\nRestore one from a backup, or start anew in another folder (run=…)"
-        )
     if found is not None:
         progress = keeper.restore(found)
         notes += [*found.passed_over, f"going on from step {progress.step:,}"]
@@ -115,7 +118,8 @@ def fit(job: Job) -> End:
     with StopSignals(several=world.size > 1) as signals, left_in_order(loader, checkpoints):
         if progress.owed:
             progress.owed = False
-            watch.evaluated(report := evaluate(progress, ema))
+            with signals.unhurried():
+                watch.evaluated(report := evaluate(progress, ema))
             if report.best:
                 checkpoints.mark_best(progress.step)
         reason = budget.reason(progress.step, progress.seconds) if done >= 1 else given_up(section, progress)
@@ -142,10 +146,13 @@ def fit(job: Job) -> End:
             log_now = progress.step % section.log_every == 0 or done >= 1
             # The last weights are evaluated once they are final, unless it is to be known whether they are the best.
             evaluate_now = due(section.eval_every, progress.step, before, done) if done < 1 else section.final == "best"
-            save_now = due(section.save_every or section.eval_every, progress.step, before, done) or stop
+            save_due = due(section.save_every or section.eval_every, progress.step, before, done)
+            save_now = save_due or stop
             if log_now or evaluate_now or save_now or world.device.type == "cpu":
                 check_numbers(stepper, progress, recent, loader, job)
                 progress.loss += stepper.take_loss()
+                if not alone:  # what they agreed upon was the time before the step
+                    progress.seconds = world.mean(time.monotonic() - began)
             if log_now:
                 watch.step(pace.report(progress, lr, float(stepper.norm), done, batch.epoch))
             if job.sample is not None and pace.sample_due(progress.seconds):
@@ -154,14 +161,17 @@ def fit(job: Job) -> End:
                 if sample is not None:
                     watch.sampled(progress.step, sample)
             if evaluate_now and not stop:
-                watch.evaluated(report := evaluate(progress, ema))
+                with signals.unhurried():
+                    watch.evaluated(report := evaluate(progress, ema))
+                save_due = save_due or report.best
                 save_now = save_now or report.best
             if stop:
                 progress.owed = evaluate_now
                 signals.honoured()
             if save_now:
-                pace.count(progress)
-                keeper.save(progress)
+                with signals.unhurried():
+                    pace.count(progress)
+                    keeper.save(progress, passing=not save_due)
             if stop:
                 checkpoints.finish()
                 watch.end(End(progress.step, progress.seconds, "signal", {}, job.recipe.run))
@@ -170,6 +180,7 @@ def fit(job: Job) -> End:
                 reason = budget.reason(progress.step, progress.seconds)
             else:
                 reason = given_up(section, progress)
+        signals.honoured()  # the run ends anyway: it saves what it has, and judges it
         loader.close()
         check_numbers(stepper, progress, recent, loader, job)
         if checkpoints.newest_step() != progress.step:
@@ -236,7 +247,7 @@ def parts_of(section: TrainSection, rows: Rows, world: World) -> int:
     """In how many micro-batches each process takes its share of a step."""
     if isinstance(section.micro_batch, str) or section.micro_batch == 0:
         return 1
-    return max(1, -(-rows.batch_tokens // world.data_size // section.micro_batch))
+    return rows.parts(section.micro_batch, world.data_size)
 
 
 def take_step(stepper: Stepper, batch: Batch, step: int, lr: float, stop: bool, seconds: float) -> None:
@@ -244,9 +255,12 @@ def take_step(stepper: Stepper, batch: Batch, step: int, lr: float, stop: bool, 
     while True:
         try:
             return stepper(batch, step, lr, stop, seconds)
-        except torch.OutOfMemoryError as error:
-            if stepper.section.micro_batch != "auto" or stepper.world.size > 1 or stepper.parts >= batch.rows:
-                raise out_of_memory(stepper.section, error) from error
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            alone = stepper.world.size == 1
+            if stepper.section.micro_batch != "auto" or not alone or stepper.parts >= batch.rows:
+                raise out_of_memory(stepper.section, error, alone=alone) from error
         stepper.halve()
         log.warning("step %d did not fit: from here on it is taken in %d parts", step + 1, stepper.parts)
 
@@ -255,9 +269,10 @@ def check_numbers(
     stepper: Stepper, progress: Progress, recent: Sequence[tuple[int, Batch]], loader: Loader, job: Job
 ) -> None:
     """Name a step whose loss or gradient was not a number; end the run, or go on without it."""
-    step = stepper.first_bad()
-    if step is None:
+    bad = stepper.first_bad()
+    if bad is None:
         return
+    step, count = bad
     batch = next((batch for number, batch in recent if number == step), None)
     origins = [] if batch is None else loader.origins(batch)
     told = "; ".join(origins[:SHOWN]) + (f" and {len(origins) - SHOWN} more" if len(origins) > SHOWN else "")
@@ -267,26 +282,33 @@ def check_numbers(
             f"{what}. Its examples: {told}. Look at these; go on without such steps with "
             f"qkv train {job.recipe.run} train.on_nonfinite=skip, or start anew with a lower train.lr"
         )
-    progress.skipped += 1
-    progress.loss_steps -= 1  # it has no loss that could be averaged
-    job.watch.note(progress.step, f"{what}; skipped. Its examples: {told}")
+    progress.skipped += count
+    progress.loss_steps -= count  # they have no loss that could be averaged
+    more = f", and so are {count - 1} after it" if count > 1 else ""
+    job.watch.note(progress.step, f"{what}; skipped{more}. Its examples: {told}")
 
 
 def take_final_weights(job: Job, network: Network, ema: Ema | None, progress: Progress) -> list[str]:
     """Give the network the weights that the recipe asks for; says which where they are not the last ones."""
     section, checkpoints = job.recipe.train, job.folder.checkpoints
     source: Checkpoint | Mean
+    best, passed_over = None, []
+    if section.final == "best":
+        try:
+            best = checkpoints.best()
+        except DamagedCheckpoint as error:
+            passed_over = [f"{error}: the best weights are lost, these are the last ones"]
     if section.average > 1:
         steps = checkpoints.steps()[-section.average :]
         source = Mean([checkpoints.at(step) for step in steps])
         told = f"the mean of those at {len(steps)} checkpoints, steps {steps[0]:,} to {steps[-1]:,}"
-    elif section.final == "best" and (best := checkpoints.best()) is not None and best.step != progress.step:
+    elif section.final == "best" and best is not None and best.step != progress.step:
         source, told = best, f"those of step {best.step:,}, which were the best"
     elif ema is not None:
         ema.keep()
-        return ["the weights are their moving average"]
+        return [*passed_over, "the weights are their moving average"]
     else:
-        return []
+        return passed_over
     for name, parameter in network.named_parameters():
         averaged = ema is not None and parameter.requires_grad  # those were the weights that were found the best
         fill(parameter, source, (AVERAGE if averaged else WEIGHTS) + name, job.world)

@@ -4,6 +4,7 @@
     module = spread(learner, world, section)    whole copies (ddp), sharded parameters (fsdp), cut matrices (tensor)
     pieces_of(name, tensor, world)              what this process writes of a tensor into a checkpoint
     fill(tensor, checkpoint, name, world)       the reverse, whatever the number of processes was
+    give_out(network, whole, world)             the first process's weights to all; whole_network is the reverse
 
 A checkpoint knows whole tensors and boxes of them, nothing of processes: a run may go on with more, fewer or one.
 """
@@ -18,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from qkv.blocks.block import Block
 from qkv.errors import QkvError, UsageError
+from qkv.models import Network, build
 from qkv.train.pieces import Piece
 from qkv.train.recipe import TrainSection
 from qkv.train.row_order import RowOrder
@@ -26,7 +28,7 @@ from qkv.train.world import DATA, TENSOR, World, cut_along, join, local, spread_
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-__all__ = ["Source", "World", "fill", "gather", "give_out", "join", "pieces_of", "spread"]
+__all__ = ["Source", "World", "fill", "gather", "give_out", "join", "pieces_of", "spread", "whole_network"]
 
 
 class Source(Protocol):
@@ -110,10 +112,10 @@ def _shard(learner: nn.Module, world: World, section: TrainSection) -> None:
         sharded.set_force_sum_reduction_for_comms(True)
 
 
-def _give_memory(learner: nn.Module, device: torch.device) -> None:
+def _give_memory(network: nn.Module, device: torch.device) -> None:
     """Replace parameters on the meta device by memory full of NaN; what was tied stays tied."""
     made: dict[int, nn.Parameter] = {}
-    for module in learner.modules():
+    for module in network.modules():
         for name, old in list(module.named_parameters(recurse=False)):
             if id(old) not in made:
                 new = torch.full_like(old.detach(), float("nan"), device=device)
@@ -239,3 +241,22 @@ def gather(named: Iterable[tuple[str, Tensor]], world: World) -> Iterator[tuple[
             whole[tuple(slice(o, o + n) for o, n in zip(*piece.box, strict=True))] = piece.values
         dist.all_reduce(whole)
         yield name, whole
+
+
+def whole_network(network: Network, world: World, device: torch.device | None = None) -> Network | None:
+    """A network that one process can use by itself, on the first process; None on the others.
+
+    Gathered on `device` (the world's own, if none is given): a CPU has room for what a GPU may not hold.
+    """
+    if not world.sharded:
+        return network if world.rank == 0 else None
+    whole = own = None
+    if world.rank == 0:
+        whole = build(network.config, device="meta")
+        _give_memory(whole, device or world.device)
+        own = dict(whole.named_parameters())
+    with torch.no_grad():
+        for name, values in gather(network.named_parameters(), world):
+            if own is not None:
+                own[name].copy_(values)
+    return None if whole is None else whole.eval()

@@ -10,7 +10,8 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -28,9 +29,9 @@ class StopSignals:
 
     A second request ends the process at once, with 128 + the signal's number. So does a first one, in a run of
     `several` processes, when the loop has not looked at `asked` for `DEADLINE_S` seconds (or twice the longest time
-    that it ever took between two looks, up to `LONGEST_S`): then it is waiting for a process that is gone. `honoured()`
-    says that the request is being acted upon and that no deadline counts any more. `last_words` is called before the
-    process is ended in either way.
+    that it ever took between two looks, up to `LONGEST_S`): then it is waiting for a process that is gone. Inside
+    `unhurried()` that is not concluded, and `honoured()` says that the request is being acted upon and that no deadline
+    counts any more. `last_words` is called before the process is ended in either way.
 
     >>> with StopSignals(several=world.size > 1) as stop:
     ...     while not stop.asked:
@@ -44,17 +45,20 @@ class StopSignals:
         self._asked: int | None = None
         self._looked, self._longest = time.monotonic(), 0.0
         self._last_words = last_words
-        self._honoured = False
+        self._honoured = self._unhurried = False
         self._before: dict[int, object] = {}
 
     @property
     def asked(self) -> int | None:
         """The first signal that came, or None."""
+        self._look()
+        return self._asked
+
+    def _look(self) -> None:
         now = time.monotonic()
         if self._asked is None:
             self._longest = max(self._longest, now - self._looked)
         self._looked = now
-        return self._asked
 
     @property
     def exit_code(self) -> int:
@@ -64,6 +68,20 @@ class StopSignals:
     def honoured(self) -> None:
         """Say that the request is being acted upon, so that no deadline counts any more."""
         self._honoured = True
+
+    @contextmanager
+    def unhurried(self) -> Iterator[None]:
+        """For what may rightly take longer than any step, as an evaluation does: inside, no deadline passes.
+
+        A process that is gone is then noticed by its heartbeat.
+        """
+        self._look()
+        self._unhurried = True
+        try:
+            yield
+        finally:
+            self._looked = time.monotonic()  # how long this took says nothing about steps
+            self._unhurried = False
 
     def __enter__(self) -> "StopSignals":
         global _active
@@ -121,7 +139,8 @@ class StopSignals:
 
     def _due(self, first: float) -> float:
         """When a process that has not looked since is taken to be stuck."""
-        return max(first, self._looked) + min(max(DEADLINE_S, 2 * self._longest), LONGEST_S)
+        looked = time.monotonic() if self._unhurried else self._looked
+        return max(first, looked) + min(max(DEADLINE_S, 2 * self._longest), LONGEST_S)
 
     def _end(self, number: int) -> None:
         try:

@@ -242,10 +242,11 @@ def like(lesson: Lesson) -> Lesson:
     return Lesson(replace(batch, **own), places, targets)  # type: ignore[arg-type]
 
 
-def out_of_memory(section: TrainSection, error: BaseException) -> QkvError:
-    """The message for a step that does not fit."""
+def out_of_memory(section: TrainSection, error: BaseException, what: str = "a step", *, alone: bool = True) -> QkvError:
+    """The message for what does not fit."""
+    auto = '; "auto" finds what fits' if alone else ""
     return QkvError(
-        f"a step does not fit into the memory of the device ({str(error).splitlines()[0]}). Lower train.micro_batch "
-        f'(the same batch in smaller parts; "auto" finds what fits), train.batch_tokens = {section.batch_tokens} or '
+        f"{what} does not fit into the memory of the device ({str(error).splitlines()[0]}). Lower train.micro_batch "
+        f"(the same batch in smaller parts{auto}), train.batch_tokens = {section.batch_tokens} or "
         "data.length; train.recompute = true saves memory for a third more arithmetic"
     )

@@ -81,6 +81,10 @@ class World:
         """The sum of a number over all shares of the data."""
         return float(self.sum_tensor(torch.tensor(value, dtype=torch.float64)))
 
+    def mean(self, value: float) -> float:
+        """The mean of a number over all processes, the same everywhere."""
+        return float(self.sum_tensor(torch.tensor(value, dtype=torch.float64), everyone=True)) / self.size
+
     def any(self, flag: bool) -> bool:
         """Whether any process says yes."""
         if self.mesh is None:
