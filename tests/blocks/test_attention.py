@@ -19,12 +19,14 @@ from qkv.blocks.attention import (
     Sight,
     blank,
     choose_kernel,
+    is_short,
     mix,
     pattern,
     plain,
     render,
     scores,
     sdpa,
+    short,
     varlen,
 )
 from qkv.blocks.cache import Memory
@@ -426,3 +428,24 @@ def test_variable_length_rows_without_padding_need_no_hole(monkeypatch: pytest.M
     q = heads(2, 2, 4)
     sight = render(mask, torch.zeros(2, 4, 8), kernel="varlen")
     assert torch.allclose(varlen(q, q, q, sight, 0.3), plain(q, q, q, Sight(mask, "plain"), 0.3), atol=1e-12)
+
+
+# ── Short texts on a CPU ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_many_short_texts_are_the_reference_forwards_and_backwards(causal: bool) -> None:
+    draw = torch.Generator().manual_seed(4)
+    tensors = [torch.randn(16, 4, 9, 8, generator=draw, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    q, k, v = tensors
+    place = place_of(torch.zeros(16, 9, dtype=torch.long))
+    sight = render(Mask(place, place, causal=causal), torch.zeros(16, 9, 32, dtype=torch.float64), kernel="sdpa")
+    assert is_short(q, k)
+    assert not is_short(q[:8], k[:8])  # few
+    assert not is_short(q.repeat(1, 1, 8, 1), k)  # long
+    outs = [kernel(q, k, v, sight, 0.3) for kernel in (short, sdpa, plain)]
+    found = [torch.autograd.grad(out.square().sum(), tensors, retain_graph=True) for out in outs]
+    for out, gradients in zip(outs[:2], found[:2], strict=True):
+        torch.testing.assert_close(out, outs[2], rtol=1e-12, atol=1e-14)
+        for one, other in zip(gradients, found[2], strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
