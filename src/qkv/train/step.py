@@ -224,7 +224,11 @@ class Stepper:
 
 def seed_step(seed: int, step: int, part: int, rank: int) -> None:
     """Start torch's random numbers anew, for one micro-batch of one process."""
-    torch.manual_seed(number(seed, step, part, rank) % 2**63)
+    start = number(seed, step, part, rank) % 2**63
+    if torch.cuda.is_initialized() or torch.backends.mps.is_available():
+        torch.manual_seed(start)
+    else:  # it would write down the whole call stack for devices that nobody uses: half a millisecond
+        torch.default_generator.manual_seed(start)
 
 
 def tensors_of(lesson: Lesson) -> list[Tensor]:
