@@ -207,3 +207,11 @@ def test_it_is_off_where_onednn_is(monkeypatch: pytest.MonkeyPatch) -> None:
     linear, x = made(16, 16), torch.randn(8, 16)
     assert torch.equal(packing_map(linear)(x), linear(x))
     assert not len(packed._HELD)
+
+
+def test_small_matrices_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    linear = made(16, 16)
+    for limit, held in ((257, 0), (256, 1)):
+        monkeypatch.setattr(packed, "SMALL", limit)
+        check(packing_map(linear), linear, 8)
+        assert len(packed._HELD) == held
