@@ -89,7 +89,7 @@ def test_a_killed_build_leaves_nothing_half_made_and_the_next_one_cleans_up(tmp_
     assert folders(root) == [""]
 
 
-@pytest.mark.parametrize("step", ["write_meta", "_sync_folder", "rename"])
+@pytest.mark.parametrize("step", ["write_meta", "sync_folder", "rename"])
 def test_a_build_killed_while_it_is_installed_is_there_whole_or_not_at_all(tmp_path, corpus, step):
     """SIGKILL before the meta file, before the folder is synced, and between the two renames of a replacement."""
     root = tmp_path / "caches"

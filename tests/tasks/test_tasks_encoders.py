@@ -9,6 +9,7 @@ import qkv
 from qkv.data import EncodeTags
 from qkv.errors import QkvError, UsageError
 from qkv.tasks import answer, classify, embed, fill, tag
+from qkv.tasks.evaluate import main_metric
 
 CLASSES = ("bad", "good", "so so")
 TEXTS = ["the fox", "a lazy dog runs over it", "Anna in Paris", "fox"]
@@ -59,7 +60,7 @@ def test_labels_are_judged() -> None:
     right = [{"text": text, "label": label} for text, label in zip(TEXTS, said, strict=True)]
     found = classify.evaluate(*parts_of(made), records(right))
     assert found.metrics["accuracy"] == 1.0
-    assert found.main == "accuracy" == classify.main(made.config, records(right))
+    assert found.main == "accuracy" == main_metric(made.config, records(right))
     assert [(sample.written, sample.expected) for sample in found.samples] == [(one, one) for one in said]
     wrong = [*right[1:], {"text": TEXTS[0], "label": "unheard of"}]
     found = classify.evaluate(*parts_of(made), records(wrong))
@@ -288,7 +289,7 @@ def test_without_scores_each_text_should_find_its_partner() -> None:
     same = records([{"first": text, "second": text} for text in TEXTS])
     found = embed.evaluate(*parts_of(made), same)
     assert found.metrics == {"retrieval_accuracy": 1.0, "mean_reciprocal_rank": 1.0}
-    assert found.main == "retrieval_accuracy" == embed.main(made.config, same)
+    assert found.main == "retrieval_accuracy" == main_metric(made.config, same)
     moved = [{"first": a, "second": b} for a, b in zip(TEXTS, [*TEXTS[1:], TEXTS[0]], strict=True)]
     found = embed.evaluate(*parts_of(made), records(moved))
     assert found.metrics["retrieval_accuracy"] == 0.0

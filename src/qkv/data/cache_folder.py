@@ -98,11 +98,11 @@ def replaced(folder: Path) -> Iterator[Path]:
         building.mkdir()
         try:
             yield building
-            _sync_folder(building)
+            sync_folder(building)
             if folder.exists():
                 folder.rename(old)  # a process that has it open keeps its pages
             building.rename(folder)
-            _sync_folder(folder.parent)
+            sync_folder(folder.parent)
         finally:
             shutil.rmtree(building, ignore_errors=True)
             shutil.rmtree(old, ignore_errors=True)
@@ -134,7 +134,7 @@ def _checksum(text: str) -> str:
     return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Bring the folder's own entries to the disk, where the system can (Windows cannot open a folder)."""
     if os.name == "posix":
         handle = os.open(folder, os.O_RDONLY)

@@ -6,6 +6,7 @@ the objective's business, so one cache serves all objectives that read the same 
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from math import isfinite
 from typing import Any
@@ -199,14 +200,15 @@ def guarded(encode: Callable[[Record], Example], record: Record) -> Example | Ba
         return BadRecord(str(error))
 
 
-class EncodeEach:
+class EncodeEach(ABC):
     """A base for encodes that look at one record at a time: `one` may raise `BadRecord`."""
 
     fields: tuple[str, ...]
     fingerprint: str
 
+    @abstractmethod
     def one(self, record: Record) -> Example:
-        raise NotImplementedError
+        """What becomes of a record."""
 
     def __call__(self, records: list[Record]) -> list[Example | BadRecord]:
         return [guarded(self.one, record) for record in records]

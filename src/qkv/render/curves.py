@@ -82,7 +82,7 @@ def _picture(runs: Sequence[Learnt], metric: str, title: str) -> str:
     parts: list[str] = []
     y = 18
     if title:
-        parts.append(_text(LEFT, y + 14, title, 16, anchor="start", weight=600))
+        parts.append(text(LEFT, y + 14, title, 16, anchor="start", weight=600))
         y += 30
     legend, y = _legend(runs, y + 14)
     parts += legend
@@ -113,7 +113,7 @@ def _legend(runs: Sequence[Learnt], y: int) -> tuple[list[str], int]:
             x, y = float(LEFT), y + 20
         if colour:
             parts.append(f"<path d='M{x:.1f} {y - 4} h18' stroke='{colour}' stroke-width='3' stroke-linecap='round'/>")
-        parts.append(_text(x + (25 if colour else 0), y, name, 13, INK if colour else FAINT, "start"))
+        parts.append(text(x + (25 if colour else 0), y, name, 13, INK if colour else FAINT, "start"))
         x += wide + 24
     return parts, y
 
@@ -124,22 +124,22 @@ def _panel(
     """One pair of axes with (training, held out) of each run; the last one has the steps below it."""
     values = [value for pair in curves for points in pair for _, value in points if math.isfinite(value)]
     right, bottom = WIDTH - RIGHT, top + high
-    parts = [_text(LEFT, top - 10, name, 13, weight=600, anchor="start")]
+    parts = [text(LEFT, top - 10, name, 13, weight=600, anchor="start")]
     if not values:
-        return [*parts, _text((LEFT + right) / 2, top + high / 2, "nothing measured yet", 13, FAINT)]
+        return [*parts, text((LEFT + right) / 2, top + high / 2, "nothing measured yet", 13, FAINT)]
     up = Scale(values, bottom, top, log=min(values) > 0 and max(values) / min(values) > 30, marks=5).rounded()
     for tick in up.ticks():
         y = up(tick)
         parts.append(f"<path d='M{LEFT} {y:.1f} H{right}' stroke='{GRID}'/>")
-        parts.append(_text(LEFT - 8, y + 4, _short(tick), 12, FAINT, "end"))
+        parts.append(text(LEFT - 8, y + 4, _short(tick), 12, FAINT, "end"))
     for tick in across.ticks():
         x = across(tick)
         parts.append(f"<path d='M{x:.1f} {bottom} v5' stroke='{FAINT}'/>")
         if last:
-            parts.append(_text(x, bottom + 20, _short(tick), 12, FAINT))
+            parts.append(text(x, bottom + 20, _short(tick), 12, FAINT))
     parts.append(f"<path d='M{LEFT} {bottom} H{right}' stroke='{FAINT}'/>")
     if last:
-        parts.append(_text((LEFT + right) / 2, bottom + 40, "steps", 12, FAINT))
+        parts.append(text((LEFT + right) / 2, bottom + 40, "steps", 12, FAINT))
     ends: list[tuple[float, str, str]] = []
     for (training, held_out), colour in zip(curves, _colours(len(curves)), strict=True):
         thin = "stroke-width='1' stroke-opacity='0.55'" if held_out else "stroke-width='1.5'"
@@ -151,7 +151,7 @@ def _panel(
         final = [value for _, value in held_out or training if math.isfinite(value)][-1:]
         ends += [(up(value), figure(value), colour) for value in final]
     for y, words, colour in _apart(ends, top + 6, bottom):
-        parts.append(_text(right + 8, y + 4, words, 12, colour, "start", 600))
+        parts.append(text(right + 8, y + 4, words, 12, colour, "start", 600))
     return [part for part in parts if part]
 
 
@@ -236,9 +236,10 @@ def _short(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.6g}"
 
 
-def _text(
+def text(
     x: float, y: float, words: str, size: int, colour: str = INK, anchor: str = "middle", weight: int = 400
 ) -> str:
+    """A line of words in a picture."""
     return (
         f"<text x='{x:.1f}' y='{y:.1f}' {FONT} font-size='{size}' font-weight='{weight}' fill='{colour}' "
         f"text-anchor='{anchor}'>{escape(words)}</text>"

@@ -48,12 +48,7 @@ def render(name: str, config: Config, books: Account, console: Console) -> None:
     table.add_column("parameters", justify="right")
     table.add_column("share", justify="right")
     table.add_column("", width=30)
-    for part in PARTS:
-        number = books.parameters[part]
-        label = PART_NAMES[part] + (" (tied)" if part == "head" and books.tied else "")
-        bar = Bar(books.total, 0, number, width=30, color="cyan")
-        table.add_row(label, count(number), f"{number / books.total:.1%}", bar)
-    table.add_row("total", count(books.total), "", "", style="bold")
+    add_parameters(table, books)
     console.print(table)
 
     costs = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
@@ -83,3 +78,13 @@ def _positions(config: Config) -> str:
 
 def _sizes(sizes: dict[str, int]) -> str:
     return ", ".join(f"{count(sizes[kind], 'B')} {kind}" for kind in ("float32", "bfloat16"))
+
+
+def add_parameters(table: Table, books: Account) -> None:
+    """A row for each part of a model, and one for all: how many, the share, a bar."""
+    for part in PARTS:
+        number = books.parameters[part]
+        label = PART_NAMES[part] + (" (tied)" if part == "head" and books.tied else "")
+        bar = Bar(books.total, 0, number, width=30, color="cyan")
+        table.add_row(label, count(number), f"{number / books.total:.1%}", bar)
+    table.add_row("total", count(books.total), "", "", style="bold")

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from qkv.errors import QkvError
 from qkv.measure.bench import Bench, Kind, Point
-from qkv.render.curves import COLOURS, FAINT, FONT, GRID, INK, PAPER, Scale
+from qkv.render.curves import COLOURS, FAINT, GRID, PAPER, Scale, text
 from qkv.render.info import FAMILIES, count
 from qkv.render.survey import visible
 
@@ -117,8 +117,8 @@ def picture(found: Bench) -> str:
     """The picture as SVG."""
     title = visible(found.model)
     parts = [
-        _text(LEFT_PANEL[0], 32, title, 17, anchor="start", weight=600),
-        _text(LEFT_PANEL[0], 52, _machine(found), 12, FAINT, "start"),
+        text(LEFT_PANEL[0], 32, title, 17, anchor="start", weight=600),
+        text(LEFT_PANEL[0], 52, _machine(found), 12, FAINT, "start"),
         *_legend(found),
         *_roofline(found),
         *_batches(found),
@@ -134,10 +134,10 @@ def _legend(found: Bench) -> list[str]:
     for kind in sorted(firsts, key=list(HUES).index):
         words = _what(firsts[kind])
         parts.append(f"<circle cx='{x + 5:.1f}' cy='74' r='5' fill='{HUES[kind]}'/>")
-        parts.append(_text(x + 16, 78, words, 13, anchor="start"))
+        parts.append(text(x + 16, 78, words, 13, anchor="start"))
         x += 16 + 7.2 * len(words) + 24
     parts.append(f"<path d='M{x:.1f} 74 h22' stroke='{FAINT}' stroke-width='2' stroke-dasharray='5 4'/>")
-    parts.append(_text(x + 29, 78, "the limit", 13, anchor="start"))
+    parts.append(text(x + 29, 78, "the limit", 13, anchor="start"))
     return parts
 
 
@@ -153,14 +153,14 @@ def _roofline(found: Bench) -> list[str]:
     roof = [(low, low * limits.bandwidth), (limits.ridge, limits.flops), (across.high, limits.flops)]
     parts.append(_path(roof, across, up, f"stroke='{FAINT}' stroke-width='2' stroke-dasharray='5 4'"))
     words = f"arithmetic {count(limits.flops, 'FLOP/s')}"
-    parts.append(_text(right - 2, up(limits.flops) - 8, words, 12, FAINT, "end"))
+    parts.append(text(right - 2, up(limits.flops) - 8, words, 12, FAINT, "end"))
     # Along the slope, halfway up.
     x = math.sqrt(low * limits.ridge)
     run, rise = across(limits.ridge) - across(low), up(low * limits.bandwidth) - up(limits.flops)
     turned = -math.degrees(math.atan2(rise, run))
     words = f"memory {count(limits.bandwidth, 'B/s')}"
     at = f"{across(x):.1f} {up(x * limits.bandwidth):.1f}"
-    parts.append(f"<g transform='translate({at}) rotate({turned:.1f})'>{_text(0, -8, words, 12, FAINT)}</g>")
+    parts.append(f"<g transform='translate({at}) rotate({turned:.1f})'>{text(0, -8, words, 12, FAINT)}</g>")
     for kind in HUES:
         parts += _dots(
             [place for place, point in zip(places, found.points, strict=True) if point.kind == kind], kind, across, up
@@ -191,17 +191,17 @@ def _axes(
     panel: tuple[int, int], across: Scale, up: Scale, below: str, above: str, unit: str, marks: Sequence[float] = ()
 ) -> list[str]:
     left, right = panel
-    parts = [_text(left, TOP - 14, above, 13, anchor="start", weight=600)]
+    parts = [text(left, TOP - 14, above, 13, anchor="start", weight=600)]
     for tick in _thinned(up.ticks()):
         y = up(tick)
         parts.append(f"<path d='M{left} {y:.1f} H{right}' stroke='{GRID}'/>")
-        parts.append(_text(left - 8, y + 4, short(tick), 12, FAINT, "end"))
+        parts.append(text(left - 8, y + 4, short(tick), 12, FAINT, "end"))
     for tick in marks or _thinned(across.ticks()):
         x = across(tick)
         parts.append(f"<path d='M{x:.1f} {BOTTOM} v5' stroke='{FAINT}'/>")
-        parts.append(_text(x, BOTTOM + 20, short(tick), 12, FAINT))
+        parts.append(text(x, BOTTOM + 20, short(tick), 12, FAINT))
     parts.append(f"<path d='M{left} {BOTTOM} H{right}' stroke='{FAINT}'/>")
-    parts.append(_text((left + right) / 2, BOTTOM + 42, below, 12, FAINT))
+    parts.append(text((left + right) / 2, BOTTOM + 42, below, 12, FAINT))
     return parts
 
 
@@ -239,12 +239,3 @@ def _path(places: Places, across: Scale, up: Scale, style: str) -> str:
         return ""
     steps = " L".join(f"{across(x):.1f} {up(y):.1f}" for x, y in places)
     return f"<path d='M{steps}' fill='none' stroke-linejoin='round' {style}/>"
-
-
-def _text(
-    x: float, y: float, words: str, size: int, colour: str = INK, anchor: str = "middle", weight: int = 400
-) -> str:
-    return (
-        f"<text x='{x:.1f}' y='{y:.1f}' {FONT} font-size='{size}' font-weight='{weight}' fill='{colour}' "
-        f"text-anchor='{anchor}'>{escape(words)}</text>"
-    )

@@ -8,8 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from qkv.models.account import PARTS
-from qkv.render.info import FAMILIES, PART_NAMES, count
+from qkv.render.info import FAMILIES, add_parameters, count
 from qkv.render.survey import visible
 from qkv.tasks.describe import Description, Example
 from qkv.tasks.prepare_memory import Memory
@@ -42,12 +41,7 @@ def _plain(*columns: str) -> Table:
 def _model(description: Description, console: Console) -> None:
     books = description.account
     table = _plain(f"{FAMILIES[books.family]}, {description.head} head", "parameters", "share", "")
-    for part in PARTS:
-        number = books.parameters[part]
-        label = PART_NAMES[part] + (" (tied)" if part == "head" and books.tied else "")
-        bar = Bar(books.total, 0, number, width=30, color="cyan")
-        table.add_row(label, count(number), f"{number / books.total:.1%}", bar)
-    table.add_row("total", count(books.total), "", "", style="bold")
+    add_parameters(table, books)
     if description.memory.trained != books.total:
         table.add_row("trained", count(description.memory.trained), "", "")
     console.print()

@@ -74,13 +74,8 @@ def class_names(config: Config) -> tuple[str, ...]:
     return config.head.labels or tuple(str(number) for number in range(config.head.outputs))
 
 
-def main(config: Config, records: Sequence[Record]) -> str:
-    """What a model is judged by."""
-    return (SCORED if config.head.outputs == 1 else LABELLED)[0]
-
-
 def known(config: Config, records: Sequence[Record]) -> tuple[str, ...]:
-    """The metrics that can be asked for."""
+    """The metrics that can be asked for; first what a model is judged by."""
     return SCORED if config.head.outputs == 1 else LABELLED
 
 

@@ -41,13 +41,8 @@ def run(
     return found
 
 
-def main(config: Config, records: Sequence[Record]) -> str:
-    """What a model is judged by."""
-    return (SCORED if any("score" in record.fields for record in records) else PAIRED)[0]
-
-
 def known(config: Config, records: Sequence[Record]) -> tuple[str, ...]:
-    """The metrics that can be asked for."""
+    """The metrics that can be asked for; first what a model is judged by."""
     return SCORED if any("score" in record.fields for record in records) else PAIRED
 
 

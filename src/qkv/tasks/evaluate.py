@@ -21,7 +21,7 @@ PARTS = {  # name: its file, what it does, the objective that teaches it, the fi
     "embed": (embed, "gives a vector for a text", "contrast", ("first", "second")),
 }
 TASKS: dict[str, Task] = {
-    name: Task(name, does, objective, fields, file.main, file.known, file.run, file.evaluate)
+    name: Task(name, does, objective, fields, file.known, file.run, file.evaluate)
     for name, (file, does, objective, fields) in PARTS.items()
 }
 BY_HEAD = {"mlm": "fill", "classify": "classify", "tag": "tag", "span": "answer", "embed": "embed"}
@@ -88,13 +88,11 @@ def main_metric(config: Config, records: Sequence[Record]) -> str:
 
     An encoder-decoder that learns to restore spoiled texts, say, has no pairs to be judged on: its loss has to do.
     """
-    task = task_of(config)
-    usable = usable_records(task, records)
-    return task.main(config, usable) if usable else ""
+    return next(iter(known_metrics(config, records)), "")
 
 
 def known_metrics(config: Config, records: Sequence[Record]) -> Sequence[str]:
-    """The metrics that a model can be judged by on such records; none where they are not its task's."""
+    """The metrics that a model can be judged by on such records, the main one first; none where they are another's."""
     task = task_of(config)
     usable = usable_records(task, records)
     return task.known(config, usable) if usable else ()

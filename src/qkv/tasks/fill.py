@@ -74,13 +74,8 @@ def run(
     return results
 
 
-def main(config: Config, records: Sequence[Record]) -> str:
-    """What a model is judged by."""
-    return METRICS[0]
-
-
 def known(config: Config, records: Sequence[Record]) -> tuple[str, ...]:
-    """The metrics that can be asked for."""
+    """The metrics that can be asked for; first what a model is judged by."""
     return METRICS
 
 

@@ -53,13 +53,8 @@ def run(
     ]
 
 
-def main(config: Config, records: Sequence[Record]) -> str:
-    """What a model is judged by."""
-    return (CHUNKED if measure.is_chunked(class_names(config)) else PLAIN)[0]
-
-
 def known(config: Config, records: Sequence[Record]) -> tuple[str, ...]:
-    """The metrics that can be asked for."""
+    """The metrics that can be asked for; first what a model is judged by."""
     return (*CHUNKED, *PLAIN) if measure.is_chunked(class_names(config)) else PLAIN
 
 

@@ -37,8 +37,7 @@ class Task:
     does: str  # in a few words, for messages
     objective: str  # what such a model learns; its records have that objective's fields (`prepare_fields`)
     fields: tuple[str, ...]  # of these, what every record needs
-    main: Callable[[Config, Sequence[Record]], str]  # the metric that a model is judged by
-    known: Callable[[Config, Sequence[Record]], Sequence[str]]  # all that it can be judged by
+    known: Callable[[Config, Sequence[Record]], Sequence[str]]  # the metrics; first what a model is judged by
     run: Callable[..., Any]
     evaluate: Callable[..., Evaluation]
 

@@ -64,14 +64,10 @@ def run(
     return decoded(network, reader, prompts, Options(stop=stops, **options), batch, progress)
 
 
-def main(config: Config, records: Sequence[Record]) -> str:
-    """What a model is judged by: BLEU where the targets are long enough for it."""
-    return "bleu" if are_long([record.fields["target"] for record in records]) else "exact_match"
-
-
 def known(config: Config, records: Sequence[Record]) -> tuple[str, ...]:
-    """The metrics that can be asked for."""
-    return (*EACH, *BEST)
+    """The metrics that can be asked for; first what a model is judged by: BLEU where the targets are long enough."""
+    first = "bleu" if are_long([record.fields["target"] for record in records]) else "exact_match"
+    return tuple(dict.fromkeys((first, *EACH, *BEST)))
 
 
 def evaluate(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from qkv.data.cache_folder import sync_folder
 from qkv.errors import QkvError, UsageError
 from qkv.train.checkpoint_files import (
     BEST,
@@ -23,7 +24,6 @@ from qkv.train.checkpoint_files import (
     read_sealed,
     remove,
     step_of,
-    sync_folder,
     write_sealed,
 )
 from qkv.train.checkpoint_parts import Part, Parts

@@ -15,7 +15,6 @@ in four thousand million for a sound one; of these nobody ever needs to think.
 """
 
 import json
-import os
 import re
 import shutil
 from hashlib import sha256
@@ -93,16 +92,6 @@ def read_sealed(path: Path) -> dict[str, Any]:
     if version != VERSION:
         raise DamagedCheckpoint(f"{path}: written in version {version} of the format; this is {VERSION}")
     return content
-
-
-def sync_folder(folder: Path) -> None:
-    """Bring a folder's own entries to the disk, where the system can (Windows cannot open a folder)."""
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def beside(folder: Path, ending: str) -> Path:

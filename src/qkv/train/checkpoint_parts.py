@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from qkv.data.cache_folder import sync_folder
 from qkv.errors import QkvError
-from qkv.train.checkpoint_files import MANIFEST, read_sealed, remove, shard_name, sync_folder, write_sealed
+from qkv.train.checkpoint_files import MANIFEST, read_sealed, remove, shard_name, write_sealed
 from qkv.train.pieces import tiling_problem
 
 Part = dict[str, Any]  # what `write_shard` says of a shard

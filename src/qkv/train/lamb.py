@@ -15,6 +15,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 
+def computed(closure: Callable[[], float] | None) -> float | None:
+    """What a closure says, which torch's optimizers may be given to compute the gradients anew."""
+    with torch.enable_grad():
+        return None if closure is None else closure()
+
+
 class Lamb(Optimizer):
     """Everything that changes is a tensor, so that a step can be captured in a CUDA graph: `lr` may be one, too."""
 
@@ -30,10 +36,7 @@ class Lamb(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = computed(closure)
         for group in self.param_groups:
             beta1, beta2 = group["betas"]
             for x in group["params"]:

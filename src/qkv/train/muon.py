@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from qkv.train.lamb import computed
+
 QUINTIC, STEPS = (3.4445, -4.7750, 2.0315), 5
 """x ← ax + b(xxᵀ)x + c(xxᵀ)²x, so many times: as torch has it, from Jordan's post."""
 
@@ -27,10 +29,7 @@ class Together(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = computed(closure)
         for part in self.parts:
             part.step()
         return loss
@@ -52,10 +51,7 @@ class Muon(torch.optim.Muon):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = computed(closure)
         for group in self.param_groups:
             lr, momentum = group["lr"], group["momentum"]
             for x in group["params"]:

@@ -1,5 +1,6 @@
 """Objectives whose examples are whole records; one that is too long is refused, skipped or cut."""
 
+from abc import ABC, abstractmethod
 from typing import ClassVar
 
 import numpy as np
@@ -10,7 +11,7 @@ from qkv.data.objectives.base import Tally, TooLong, check_choice, described, to
 from qkv.data.ragged import Ints
 
 
-class Whole:
+class Whole(ABC):
     """What they share. Each sets the attributes, says in `sizes` what records need, and calls `count_records` last."""
 
     CHOICES: ClassVar = ("error", "skip", "cut")
@@ -21,9 +22,9 @@ class Whole:
     overhead: int  # places of a record that are special tokens
     tally: Tally
 
+    @abstractmethod
     def sizes(self, examples: Ints | slice) -> Ints:
         """The places that records need uncut: (n, streams)."""
-        raise NotImplementedError
 
     def count(self, draw: Draw) -> int:
         return len(self.examples)
