@@ -328,7 +328,7 @@ class Model:
         return self.tokenizer.target.encode(text, special=False)
 
     def quantise(self) -> "Model":
-        """The same model for decoding on a CPU, its linear maps in int8; this one stays as it is."""
+        """A twin for decoding, its linear maps in int8 (on a GPU their weights alone); this one stays as it is."""
         network: Any = self.network  # one of the three classes, and the twin is of the same
         return Model(self.config, decode.quantise(network), self.tokenizer, self.notes)
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from qkv.errors import QkvError
-from qkv.train.average import Ema, Mean, mean_of
+from qkv.train.average import Ema, Mean
 
 
 def network() -> nn.Module:
@@ -129,7 +129,7 @@ def test_keeping_the_average_is_for_good():
 
 def test_the_mean_of_checkpoints():
     many = [Kept(w=torch.randn(4, 3), n=torch.tensor(i)) for i in range(10)]
-    got = mean_of(many, ["w", "n"])
+    got = {name: Mean(many).whole(name) for name in ("w", "n")}
     expected = torch.stack([one["w"].double() for one in many]).mean(0).float()
     torch.testing.assert_close(got["w"], expected, rtol=0, atol=1e-7)
     assert got["w"].dtype == torch.float32
@@ -144,18 +144,18 @@ def test_a_box_of_the_mean_is_the_box_of_it():
 
 def test_the_mean_of_one_is_itself():
     one = Kept(w=torch.randn(4, 3))
-    assert torch.equal(mean_of([one], ["w"])["w"], one["w"])
+    assert torch.equal(Mean([one]).whole("w"), one["w"])
 
 
 def test_sums_are_taken_in_double():
     """In float32 the three would be lost beside the large numbers that cancel each other."""
     many = [Kept(w=torch.tensor([value])) for value in (1e8, 3.0, -1e8)]
-    assert mean_of(many, ["w"])["w"].item() == 1.0
+    assert Mean(many).whole("w").item() == 1.0
 
 
 def test_checkpoints_of_different_shapes_are_refused():
     with pytest.raises(QkvError, match=r"w is \[2\] in one checkpoint and \[3\]"):
-        mean_of([Kept(w=torch.zeros(2)), Kept(w=torch.zeros(3))], ["w"])
+        Mean([Kept(w=torch.zeros(2)), Kept(w=torch.zeros(3))]).whole("w")
 
 
 def test_no_checkpoints_are_refused():

@@ -101,9 +101,3 @@ class Mean:
                 raise QkvError(f"{name} is {list(one.shape)} in one checkpoint and {list(last.shape)} in another")
             total += one
         return (total / len(each)).to(last.dtype)
-
-
-def mean_of(readers: Sequence[Reader], names: Iterable[str]) -> dict[str, Tensor]:
-    """The mean of each named tensor over several checkpoints, all at once."""
-    mean = Mean(readers)
-    return {name: mean.whole(name) for name in names}

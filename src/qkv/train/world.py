@@ -85,14 +85,6 @@ class World:
         """The mean of a number over all processes, the same everywhere."""
         return float(self.sum_tensor(torch.tensor(value, dtype=torch.float64), everyone=True)) / self.size
 
-    def any(self, flag: bool) -> bool:
-        """Whether any process says yes."""
-        if self.mesh is None:
-            return flag
-        said = torch.tensor(int(flag), device=self.device)
-        dist.all_reduce(said, op=dist.ReduceOp.MAX)
-        return bool(said)
-
     def barrier(self) -> None:
         """Wait for all."""
         if self.mesh is not None:
