@@ -69,7 +69,7 @@ VARIANTS: dict[str, Variant] = {
     "sums, cooperative": {"options": {**TUNED, "triton.cooperative_reductions": True}, "one_row": True},
     "sums, several kernels tried": {"options": {**TUNED, "triton.multi_kernel": 1}, "one_row": True},
     "int8": {"options": TUNED, "one_row": True, "int8": True},
-    "hand": {"compiled": False, "hand": True},  # Triton kernels of `bench/decode_kernels.py`
+    "hand": {"compiled": False, "hand": True},  # `one_row_step`: what `generate` runs where it knows the network
     "hand, int8": {"compiled": False, "hand": True, "int8": True},
 }
 USUAL = ["graphs", "tuned", "sums", "sums, attention too", "sums, combined kernels", "int8", "hand", "hand, int8"]
@@ -93,28 +93,26 @@ def prepare(network: Network, variant: Variant, new: int) -> tuple[Again, Greedy
     static_run = StaticRun(run, new, network=with_linears(source, OneRowLinear) if one_row else source)
     greedy = Greedy(static_run, (), new)
     greedy.choose(static_run.first)
-    step: Callable[[Seen], None] = greedy.step
-    if variant.get("hand"):
-        step = _by_hand(static_run, greedy)
+    hand = variant.get("hand")
+    step: Callable[[Seen], None] = _by_hand(static_run, greedy) if hand else greedy.step
     compiled = variant.get("compiled", True) and DEVICE == "cuda"
-    return Again(Steps(static_run, step, compiled=compiled), greedy), greedy
+    return Again(Steps(static_run, step, compiled=compiled, buckets=not hand), greedy), greedy
 
 
 def _by_hand(run: StaticRun, greedy: Greedy) -> Callable[[Seen], None]:
-    from decode_kernels import HandStep
+    from qkv.decode.one_row_step import OneRowStep
 
-    hand = HandStep(run)
+    step = OneRowStep(run, greedy)
     # Both ways from the same state, which is put back: a kernel that is wrong should say so before it is timed.
     state = [*run.state, greedy.token]
     saved = [tensor.clone() for tensor in state]
-    answers = []
-    for logits in (run.logits, hand.logits):
-        answers.append(logits(greedy.token, run.seen(run.length)).float())
-        for tensor, value in zip(state, saved, strict=True):
-            tensor.copy_(value)
+    answers = [run.logits(greedy.token, run.seen(run.length)).float()[0]]
+    for tensor, value in zip(state, saved, strict=True):
+        tensor.copy_(value)
+    answers.append(step.logits())
     off = (answers[0] - answers[1]).abs().max() / answers[0].std()
     CONSOLE.print(f"kernels by hand: logits off by at most {float(off):.4f} of their spread (bfloat16: about 0.05)")
-    return lambda seen: greedy.choose(hand.logits(greedy.token, seen))
+    return step
 
 
 def weight_bytes(run: StaticRun) -> int:
@@ -290,11 +288,12 @@ def gemv_kinds(linears: list[torch.nn.Linear], x: Tensor) -> dict[str, Callable[
         kinds["sum, untuned"] = each([OneRowLinear(linear) for linear in linears], {})
         kinds["int8 sum, tuned"] = each(eights, TUNED)
         if TRITON:
-            from decode_kernels import matvec
+            from qkv.decode.one_row_step import Product
 
-            flat = x.view(-1)
-            kinds["hand"] = lambda: [matvec(flat, linear) for linear in linears] and None
-            kinds["hand, int8"] = lambda: [matvec(flat, linear) for linear in eights] and None
+            flat = x.view(-1).float()
+            for kind, parts in (("hand", linears), ("hand, int8", eights)):
+                products = [Product(part) for part in parts]
+                kinds[kind] = lambda products=products: [one(flat, early=True) for one in products] and None
     return kinds
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qkv.blocks.gpu import TRITON
 from qkv.decode.one_row import OneRowLinear, with_linears
 from qkv.decode.run import Run
 from qkv.decode.static_step import Seen, StaticRun
@@ -42,8 +43,11 @@ class Written:
 class Steps:
     """One step again and again, all of its state on the device."""
 
-    def __init__(self, run: StaticRun, step: Callable[[Seen], None], *, compiled: bool = False) -> None:
+    def __init__(
+        self, run: StaticRun, step: Callable[[Seen], None], *, compiled: bool = False, buckets: bool = True
+    ) -> None:
         self.run, self.step = run, step
+        self.buckets = buckets  # else the step sees all slots, and knows by itself which are filled
         self.cuda = run.sight.is_cuda
         self.compiled = compiled and self.cuda
         if self.compiled:
@@ -55,7 +59,8 @@ class Steps:
 
     def __call__(self, number: int) -> None:
         """Make step `number`, the first that reads a written token being 1."""
-        slots = min(self._bucket(self.run.start + number * self.run.beams), self.run.length)
+        filled = self.run.start + number * self.run.beams
+        slots = min(self._bucket(filled), self.run.length) if self.buckets else self.run.length
         if slots in self.graphs:
             self.graphs[slots].replay()
         elif slots in self.views and self.cuda:
@@ -148,13 +153,29 @@ def network_of_steps(run: Run, rows: int, *, compiled: bool) -> Decoder | Seq2Se
     return run.network
 
 
+def greedy_steps(run: Run, end: tuple[int, ...], most: int, *, compiled: bool = False) -> tuple[Steps, Greedy]:
+    """A fresh run, its prompts read and its first tokens chosen, and the steps that choose the others."""
+    rows = len(run.tokens)
+    if rows == 1 and run.tokens.is_cuda and TRITON:
+        from qkv.decode import one_row_step  # loads Triton, which only GPUs have
+
+        if one_row_step.fits(run.network):
+            static = StaticRun(run, most)
+            greedy = Greedy(static, end, most)
+            greedy.choose(static.first)
+            return Steps(static, one_row_step.OneRowStep(static, greedy), buckets=False), greedy
+    static = StaticRun(run, most, network=network_of_steps(run, rows, compiled=compiled))
+    greedy = Greedy(static, end, most)
+    greedy.choose(static.first)
+    return Steps(static, greedy.step, compiled=compiled), greedy
+
+
 def write_greedy(run: Run, end: tuple[int, ...], most: int, *, compiled: bool = False) -> Written:
     """Write up to `most` tokens to each row of a fresh run, always the likeliest.
 
-    `compiled` is faster a step and makes the first one wait for the compiler: for long texts and many of them.
+    `compiled` is faster a step and makes the first one wait for the compiler: for long texts and many of them. One row
+    of a network that `one_row_step` knows needs no compiler.
     """
-    static = StaticRun(run, most, network=network_of_steps(run, len(run.tokens), compiled=compiled))
-    greedy = Greedy(static, end, most)
-    greedy.choose(static.first)
-    go_on(Steps(static, greedy.step, compiled=compiled), most, greedy.ended)
+    steps, greedy = greedy_steps(run, end, most, compiled=compiled)
+    go_on(steps, most, greedy.ended)
     return Written(greedy.written, greedy.logprobs)

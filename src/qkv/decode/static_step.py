@@ -187,7 +187,7 @@ def _mix(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> 
     rows, heads, new, width = q.shape
     kv_heads = k.shape[1]
     z = attend(q.reshape(rows, kv_heads, -1, width), k, v, mask, scale)
-    return z.view(rows, heads, new, width).transpose(1, 2).flatten(2)
+    return z.reshape(rows, heads, new, width).transpose(1, 2).flatten(2)
 
 
 def _aligned(length: int) -> int:
