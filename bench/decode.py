@@ -8,6 +8,7 @@
     gpt2    124M, greedy, batch 1, 32 and 256            llama   1.1B, greedy, batch 1 and 32
     beam    encoder-decoder base, 128 sources, greedy and beam 4
     first   time to the first token of 1.1B after prompts of 2,048 and 8,192 tokens
+    drawn   one row, sampled, each token handed out
     int8_gpt2, int8_llama    weights in int8 at batch 1: the gain, and how often the likeliest token stays the same
 
 "steps" is the rate of the steps alone; "call" is all of a `generate` call, the second one of its shape: reading the
@@ -30,8 +31,9 @@ from decode_peers import DEVICE, HALF, free, peer, peer_seconds, prompts_of, tim
 from qkv.blocks import HeadConfig, StackConfig
 from qkv.decode import Options, generate
 from qkv.decode.beam import beam_search
+from qkv.decode.generate import _write as written_plainly
 from qkv.decode.generate import start
-from qkv.decode.static import LOOK, Greedy, Steps, network_of_steps
+from qkv.decode.static import LOOK, Greedy, Steps, greedy_steps
 from qkv.decode.static_beam import Beams, search_static
 from qkv.decode.static_step import StaticRun
 from qkv.decode.weight_int8 import quantise_weights
@@ -86,17 +88,16 @@ def step_seconds(network: Network, prompts: list[list[int]], new: int, *, beam: 
     assert isinstance(network, Decoder | Seq2Seq)
     with torch.inference_mode():
         run = start(network, prompts, options)
-        static = StaticRun(run, new, beams=beam, network=network_of_steps(run, len(prompts) * beam, compiled=compiled))
         search: Beams | Greedy
         if beam > 1:
+            static = StaticRun(run, new, beams=beam)
             search = Beams(static, options, ())
             search.advance(static.first.repeat_interleave(beam, dim=0), static.seen(static.length))
-            done = search.done
+            steps, done = Steps(static, search.step, compiled=compiled), search.done
         else:
-            search = Greedy(static, (), new)
-            search.choose(static.first)
+            steps, search = greedy_steps(run, (), new, compiled=compiled)
             done = search.ended
-        again = Again(Steps(static, search.step, compiled=compiled), search)
+        again = Again(steps, search)
 
         def work() -> None:
             again.put_back()
@@ -166,7 +167,9 @@ def check(tiny: bool) -> list[Row]:
         with torch.no_grad():
             network.head.out.weight.mul_(8.0)  # type: ignore[union-attr]  # decided, not by hairs
         for batch in (prompts, prompts[:1]):
-            plain = generate(network, batch, Options(max_tokens=40), on_text=lambda row, piece: None)
+            usual = Options(max_tokens=40)
+            with torch.inference_mode():
+                plain = written_plainly(start(network, batch, usual), usual, (7,), None, None)  # type: ignore[arg-type]
             options = Options(max_tokens=40, beam=4, best=4, length_penalty=0.6)
             with torch.inference_mode():
                 searched = beam_search(start(network, batch, options), options, (7,))  # type: ignore[arg-type]
@@ -175,6 +178,10 @@ def check(tiny: bool) -> list[Row]:
             for compiled in (False, True) if DEVICE == "cuda" and alone == (name != "seq2seq") else (False,):
                 fast = generate(network, batch, Options(max_tokens=40, compiled=compiled))
                 greedy = [r.ids for r in fast] == [r.ids for r in plain]
+                drawn = Options(max_tokens=40, temperature=1.0, seed=3, compiled=compiled)
+                with torch.inference_mode():
+                    wanted = written_plainly(start(network, batch, drawn), drawn, (7,), None, None)  # type: ignore[arg-type]
+                same_drawn = [r.ids for r in generate(network, batch, drawn)] == [r.ids for r in wanted]
                 with torch.inference_mode():
                     found = search_static(
                         start(network, batch, options),  # type: ignore[arg-type]
@@ -183,7 +190,14 @@ def check(tiny: bool) -> list[Row]:
                     )
                 same = [[h.ids for h in s.finished] for s in found] == [[h.ids for h in s.finished] for s in searched]
                 rows.append(
-                    {"model": name, "rows": len(batch), "compiled": compiled, "greedy same": greedy, "beams same": same}
+                    {
+                        "model": name,
+                        "rows": len(batch),
+                        "compiled": compiled,
+                        "greedy same": greedy,
+                        "drawn same": same_drawn,
+                        "beams same": same,
+                    }
                 )
         free()
     return rows
@@ -232,6 +246,27 @@ def first(tiny: bool) -> list[Row]:
     return rows
 
 
+def drawn(tiny: bool) -> list[Row]:
+    """One row, a token at a time drawn by the host and handed out: the whole call, beside the plain loop's."""
+    rows = []
+    for name, config in (("gpt2", gpt2_config(tiny)), ("llama-1.1b", llama_config(tiny))):
+        network: Any = made(config)
+        new = 8 if tiny else NEW
+        options = Options(max_tokens=new, temperature=0.8, top_k=50, seed=1)
+
+        def plain(network: Any = network, options: Options = options) -> None:
+            with torch.inference_mode():
+                written_plainly(start(network, prompts_of(1, PROMPT), options), options, (), None, None)
+
+        def call(network: Any = network, options: Options = options) -> None:
+            generate(network, prompts_of(1, PROMPT), options)
+
+        fast, slow = new / timed(call, runs=2), new / timed(plain, runs=1)
+        rows.append({"model": name, "call": fast, "plain loop": slow, "times": fast / slow})
+        free()
+    return rows
+
+
 def int8(name: str, config: Config, tiny: bool) -> list[Row]:
     """Batch 1, compiled: bfloat16 beside int8 weights, and how often the likeliest next token is the same."""
     exact = made(config)
@@ -265,6 +300,7 @@ SECTIONS: dict[str, Callable[[bool], list[Row]]] = {
     "llama": llama,
     "beam": beam,
     "first": first,
+    "drawn": drawn,
     "int8_gpt2": int8_gpt2,
     "int8_llama": int8_llama,
 }

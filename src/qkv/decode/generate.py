@@ -13,6 +13,7 @@ from qkv.decode import static_beam, static_step
 from qkv.decode.beam import beam_search
 from qkv.decode.choose import draw, generators_of, likeliest
 from qkv.decode.filters import filters_of
+from qkv.decode.graph_run import GraphRun
 from qkv.decode.options import Options
 from qkv.decode.result import Result, TokenLogprob
 from qkv.decode.run import Run, check_room, flush_right
@@ -44,10 +45,12 @@ def generate(
     options = options.bound(tokenizer, end, run.tokens.shape[1])
     if options.beam > 1:
         return _from_search(run, options, end, tokenizer)
+    if not (run.tokens.is_cuda and static_step.fits(network)):
+        return _write(run, options, end, tokenizer, on_text)
     plain = options.temperature == 0 and not options.logprobs and not filters_of(options, end, 0)
-    if plain and on_text is None and run.tokens.is_cuda and static_step.fits(network):
+    if plain and on_text is None:
         return _write_static(run, options, end, tokenizer)
-    return _write(run, options, end, tokenizer, on_text)
+    return _write(GraphRun(run, options.max_tokens, compiled=options.compiled), options, end, tokenizer, on_text)
 
 
 def start(network: Decoder | Seq2Seq, prompts: Sequence[Sequence[int]], options: Options) -> Run:
@@ -75,7 +78,7 @@ def openings(
 
 
 def _write(
-    run: Run, options: Options, end: tuple[int, ...], tokenizer: Tokenizer | None, on_text: OnText | None
+    run: Run | GraphRun, options: Options, end: tuple[int, ...], tokenizer: Tokenizer | None, on_text: OnText | None
 ) -> list[Result]:
     """Greedy, or sampling: one way on for each row."""
     rows = run.tokens.shape[0]

@@ -1,0 +1,62 @@
+"""A run on a GPU for choices that the host makes: drawn tokens, filters, text that is shown while it is written.
+
+What `static.py` does for greedy decoding, but for the choice: a step is one CUDA graph, and its logits are handed out.
+Rows that have ended stay in the caches and go on without effect, as shapes never change.
+
+R rows that are still written, N rows in the caches, V vocabulary
+"""
+
+import torch
+from torch import Tensor
+
+from qkv.blocks.gpu import TRITON
+from qkv.decode.run import Run, exact
+from qkv.decode.static import Steps, network_of_steps
+from qkv.decode.static_step import Seen, StaticRun
+
+
+class GraphRun:
+    """A fresh run, taken over: what the loop of `generate.py` asks of a run, with captured steps."""
+
+    def __init__(self, run: Run, most: int, *, compiled: bool = False) -> None:
+        self.tokens = run.tokens  # (R, T)
+        rows, device = len(run.tokens), run.tokens.device
+        self.live = torch.arange(rows, device=device)  # (R,) where the rows stand in the caches
+        self.token = torch.zeros(rows, 1, dtype=torch.long, device=device)
+        self.made = 0
+        self.by_hand = None
+        if rows == 1 and run.tokens.is_cuda and TRITON:
+            from qkv.decode import one_row_step  # loads Triton, which only GPUs have
+
+            if one_row_step.fits(run.network):
+                self.static = StaticRun(run, most)
+                self.by_hand = one_row_step.OneRow(self.static, self.token)
+        if self.by_hand is None:
+            self.static = StaticRun(run, most, network=network_of_steps(run, rows, compiled=compiled))
+        self.logits = torch.empty_like(self.static.first)  # (N, V)
+        hand = self.by_hand is not None
+        self.steps = Steps(self.static, self._read, compiled=compiled and not hand, buckets=not hand)
+
+    def prefill(self) -> Tensor:
+        """The logits (R, V) of what comes after the prompts, which are read already."""
+        return self.static.first
+
+    def step(self, chosen: Tensor) -> Tensor:
+        """Write a token (R,) to each row; the logits (R, V) of what comes next."""
+        self.tokens = torch.cat([self.tokens, chosen[:, None]], dim=1)
+        self.token[self.live] = chosen[:, None]
+        self.made += 1
+        self.steps(self.made)
+        return self.logits[self.live]
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these rows alone."""
+        self.live, self.tokens = self.live[rows], self.tokens[rows]
+
+    def _read(self, seen: Seen) -> None:
+        if self.by_hand is None:
+            self.logits.copy_(exact(self.static.logits(self.token, seen)))
+        else:
+            self.logits.copy_(self.by_hand.logits())
+            self.static.position.add_(1)
+            self.static.slots.add_(1)

@@ -1,0 +1,56 @@
+"""Decoding with captured steps and choices on the host writes what the plain loop writes (here without graphs)."""
+
+from typing import Any
+
+import pytest
+import torch
+from decode_models import END, tiny
+
+from qkv.decode import Options
+from qkv.decode import static as module
+from qkv.decode.generate import _write, start
+from qkv.decode.graph_run import GraphRun
+from qkv.decode.result import Result
+from qkv.models import Network
+
+PROMPTS = [[3, 4, 5, 6], [7], [8, 9]]
+
+
+def results(network: Any, options: Options, captured: bool, prompts: list[list[int]] = PROMPTS) -> list[Result]:
+    with torch.inference_mode():
+        run = start(network, prompts, options)
+        taken = GraphRun(run, options.max_tokens) if captured else run
+        return _write(taken, options, (END,), None, None)
+
+
+@pytest.mark.parametrize("bucket", [8, 256])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"temperature": 1.3, "seed": 5},
+        {"temperature": 0.9, "top_k": 4, "seed": 2, "logprobs": 2},
+        {"repetition_penalty": 1.7, "no_repeat": 2, "min_tokens": 3},
+        {"max_tokens": 1},
+    ],
+)
+def test_captured_steps_write_what_plain_ones_write(
+    network: Network, asked: dict[str, Any], bucket: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BUCKET", bucket)
+    options = Options(**{"max_tokens": 20, **asked})
+    plain, captured = (results(network, options, way) for way in (False, True))
+    assert [(r.ids, r.reason) for r in captured] == [(r.ids, r.reason) for r in plain]
+    assert [r.score for r in captured] == pytest.approx([r.score for r in plain], abs=1e-9)
+    for mine, theirs in zip(captured, plain, strict=True):
+        assert [one.id for one in mine.logprobs] == [one.id for one in theirs.logprobs]
+
+
+def test_rows_that_end_leave_the_others_as_they_are() -> None:
+    """Some end at different steps, some not: those that stay are written as if alone."""
+    network, options = tiny("decoder", seed=2), Options(max_tokens=30, temperature=5.0, seed=3)
+    together = results(network, options, True)
+    lengths = {len(r.ids) for r in together}
+    assert len(lengths) > 1
+    assert [r.ids for r in together] == [r.ids for r in results(network, options, False)]
+    assert together[0].ids == results(network, options, True, PROMPTS[:1])[0].ids
