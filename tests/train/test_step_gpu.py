@@ -37,7 +37,7 @@ def weights_after(name: str, **keys: Any) -> tuple[dict[str, torch.Tensor], floa
     return {key: p.detach().cpu() for key, p in net.named_parameters()}, stepper.take_loss(), len(stepper.graphs)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "lamb", "muon", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd"])
 @pytest.mark.parametrize("name", ["next token", "masked", "pairs"])
 def test_captured_steps_are_the_eager_ones(name: str, optimizer: str) -> None:
     """An optimizer whose state began anew at every replay would be found here: its moments are those of one step."""

@@ -16,7 +16,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from qkv.blocks.gpu import TRITON
 from qkv.data.objectives import IGNORE
+
+if TRITON:
+    from qkv.train import loss_kernels
 
 EVEN = 64
 """A GPU multiplies matrices whose sizes are multiples of this faster."""
@@ -37,23 +41,29 @@ class FusedLoss(torch.autograd.Function):
         wanted: tuple[bool, bool, bool],
     ) -> Tensor:
         exact = torch.promote_types(x.dtype, torch.float32)
-        even = rounded_up(weight)
+        kind = computed_in(x)
+        even = rounded_up(weight).to(kind)
         loss = x.new_zeros((), dtype=exact)
         to_x: list[Tensor] = []
-        to_weight = torch.zeros_like(even, dtype=exact) if wanted[1] else None
+        to_weight: Tensor | None = None
         to_bias = torch.zeros_like(bias, dtype=exact) if wanted[2] and bias is not None else None
-        for some, target in zip(x.chunk(parts), targets.chunk(parts), strict=True):
+        for some, target in zip(x.to(kind).chunk(parts), targets.chunk(parts), strict=True):
             logits = F.linear(some, even)
-            kind = logits.dtype  # what autocast makes of it
-            more, back = _loss_and_gradient(logits.to(exact), bias, target, smoothing, len(weight))
+            if in_place(logits):
+                more = loss_kernels.loss_in_place(logits, bias, target, smoothing, len(weight)).sum()
+                back = logits
+            else:
+                more, back = _loss_and_gradient(logits.to(exact), bias, target, smoothing, len(weight))
             loss = loss + more
             if to_bias is not None:
-                to_bias += back[:, : len(weight)].sum(0)
+                to_bias += back[:, : len(weight)].sum(0, dtype=exact)
             back = back.to(kind)
             if wanted[0]:
-                to_x.append((back @ even.to(kind)).to(x.dtype))
-            if to_weight is not None:
-                to_weight += _product(back.T, some.to(kind))
+                to_x.append(back @ even)
+            if wanted[1]:
+                share = _product(back.T, some)
+                share = share.to(exact) if parts > 1 else share
+                to_weight = share if to_weight is None else to_weight + share
         to_weight = None if to_weight is None else to_weight[: len(weight)]
         ctx.save_for_backward(torch.cat(to_x) if to_x else None, to_weight, to_bias)
         ctx.kinds = (x.dtype, weight.dtype, None if bias is None else bias.dtype)
@@ -63,7 +73,17 @@ class FusedLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, share: Tensor) -> tuple[Any, ...]:
         kept = zip(ctx.saved_tensors, ctx.kinds, strict=True)
-        return (*(None if t is None else (t * share).to(kind) for t, kind in kept), None, None, None, None)
+        return (*(None if t is None else t.to(kind) * share.to(kind) for t, kind in kept), None, None, None, None)
+
+
+def computed_in(x: Tensor) -> torch.dtype:
+    """The type of number that products are in: autocast's, where it is on."""
+    return torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
+
+
+def in_place(logits: Tensor) -> bool:
+    """Whether there is a kernel that turns these logits into their gradient where they are."""
+    return TRITON and logits.is_cuda and logits.dtype != torch.float64
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from qkv.blocks import Place
+from qkv.blocks.gpu import TRITON
 from qkv.data.batch import Batch
 from qkv.data.objectives import IGNORE
 from qkv.models import Encoder, Network, Seq2Seq
@@ -26,7 +27,7 @@ from qkv.train.recipe import ObjectiveSection
 
 FULL = 0.9
 """From this share of labelled places on, all places are read: choosing would cost more than it saves."""
-MOST_LOGITS = {"cpu": 2**24, "cuda": 2**31}
+MOST_LOGITS = {"cpu": 2**24, "cuda": 2**30}
 """Above so many logits they are made a part at a time."""
 
 
@@ -127,7 +128,8 @@ class Learner(nn.Module):
         out = self.network.head.out
         most = MOST_LOGITS.get(x.device.type, MOST_LOGITS["cuda"])
         parts = max(1, -(-x.shape[0] * self.network.head.config.outputs // most))
-        if type(out) is nn.Linear and type(out.weight) is nn.Parameter and (parts > 1 or not x.is_cuda):
+        fused = parts > 1 or not x.is_cuda or TRITON
+        if type(out) is nn.Linear and type(out.weight) is nn.Parameter and fused:
             x, smoothing = self.network.head.inner(x), self.smoothing if self.training else 0.0
             return fused_loss(x.to(out.weight.dtype), out.weight, out.bias, targets, smoothing, parts)
         if parts == 1:  # the compiler fuses it as well
