@@ -32,7 +32,7 @@ RECIPE = {
     "train": """
     steps minutes epochs batch_tokens micro_batch
     optimizer lr betas eps momentum weight_decay decay clip schedule warmup decay_share final_lr
-    precision compile recompute seed device threads workers shard tensor_parallel
+    precision stream compile recompute seed device threads workers shard tensor_parallel
     log_every eval_every eval_examples metric beam patience track save_every keep ema average final on_nonfinite
     """,
 }

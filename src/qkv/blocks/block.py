@@ -45,7 +45,7 @@ class Sublayer(nn.Module):
 
     def forward(self, x: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
         x = x + self.change(x, part)
-        return self.norm(x) if self.place == "post" else x
+        return self.norm(x).to(x.dtype) if self.place == "post" else x
 
 
 class Block(nn.Module):

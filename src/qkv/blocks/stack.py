@@ -26,6 +26,7 @@ class Stack(nn.Module):
         self.config, self.name, self.causal = config, name, causal
         self.kernel: Kernel = "auto"
         self.recompute = False  # activation checkpointing: trade a second forward pass for memory
+        self.stream: torch.dtype | None = None  # of the vectors between blocks, in training; None: as they come
         first = config.embedding_norm == "first"
         self.blocks = nn.ModuleList(
             Block(config, cross=cross, normed_already=first and i == 0) for i in range(config.distinct_layers)
@@ -49,6 +50,8 @@ class Stack(nn.Module):
         """x (B, T, C) → (B, T, C)."""
         if cache is not None and cache.rows != x.shape[0]:
             raise ValueError(f"a cache of {cache.rows} rows cannot serve {x.shape[0]}; make one with as many rows")
+        if self.stream is not None and self.training:
+            x = x.to(self.stream)
         keys = place if cache is None else cache.extend(place)
         sights = self.sights(x, place, keys)
         rotaries = self.rotaries(x, place)

@@ -16,6 +16,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from qkv.data.batch import Batch
 from qkv.data.loader import Loader
 from qkv.data.rows import Rows
@@ -36,7 +38,7 @@ from qkv.train.run_folder import RunFolder
 from qkv.train.scale import World, fill, give_out, spread
 from qkv.train.schedule import lr_at
 from qkv.train.signals import StopSignals
-from qkv.train.step import Stepper, out_of_memory
+from qkv.train.step import Stepper, out_of_memory, precision_of
 from qkv.train.watch import End, Sample, Start, StepReport, Watcher
 
 log = logging.getLogger("qkv")
@@ -204,6 +206,8 @@ def prepared(learner: Learner, section: TrainSection, world: World) -> Learner:
         stack = getattr(learner.network, name, None)
         if stack is not None:
             stack.recompute = section.recompute
+            if section.stream == "bfloat16" and precision_of(section, world.device) == "bfloat16":
+                stack.stream = torch.bfloat16
     on_gpu = world.device.type == "cuda"
     if section.compile == "yes" or (section.compile == "auto" and on_gpu and not world.sharded):
         learner.compile(dynamic=False if on_gpu else None)

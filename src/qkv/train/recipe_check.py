@@ -179,6 +179,8 @@ def _train(recipe: Recipe) -> str:
             return f"train.track: unknown tracker {name!r}; {nearest(name, TRACKERS)}"
     if isinstance(train.micro_batch, int) and train.micro_batch < 0:
         return f'train.micro_batch = {train.micro_batch} must be a number of places, 0 (all) or "auto"'
+    if train.stream == "bfloat16" and train.precision in ("float32", "float16"):
+        return f'train.stream = "bfloat16" belongs to train.precision = "bfloat16", not "{train.precision}"'
     if train.average and train.final == "best":
         return 'train.average is the mean of the last checkpoints and train.final = "best" a single one: choose'
     if train.average and train.ema:
