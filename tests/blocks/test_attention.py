@@ -26,7 +26,6 @@ from qkv.blocks.attention import (
     render,
     scores,
     sdpa,
-    short,
     varlen,
 )
 from qkv.blocks.cache import Memory
@@ -215,8 +214,7 @@ def test_sdpa_is_never_given_a_row_without_a_key() -> None:
     for bias in (None, heads(1, 2, 4, 4, seed=3)):
         sight = render(over(4, BLIND, causal=True), torch.zeros(2, 4, 8, dtype=torch.float64), kernel="sdpa", bias=bias)
         assert sight.dense is not None
-        shown = sight.dense if bias is None else sight.dense > -math.inf
-        assert shown.any(-1).all()
+        assert (sight.dense > -math.inf).any(-1).all()
 
 
 def test_a_window_that_reaches_no_key_leaves_a_query_blind() -> None:
@@ -351,8 +349,8 @@ class OnGpu:
 
     is_cuda = True
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
+    def __init__(self, dtype: torch.dtype, length: int = 1024) -> None:
+        self.dtype, self.shape = dtype, (1, length, 8)
 
 
 @pytest.mark.parametrize(
@@ -371,7 +369,9 @@ def test_packed_rows_in_half_precision_on_a_gpu_take_the_variable_length_kernel(
 ) -> None:
     place = place_of(torch.zeros(1, 3), torch.ones(1, 3).long(), most=most)
     assert choose_kernel(Mask(place, place), OnGpu(dtype), bias, dropout) == kernel  # type: ignore[arg-type]
-    assert choose_kernel(Mask(place, place), torch.zeros(1, 3, 8, dtype=dtype), bias, dropout) == "sdpa"
+    short = OnGpu(dtype, 512)  # where a mask over all of the row costs less
+    assert choose_kernel(Mask(place, place), short, bias, dropout) == "sdpa"  # type: ignore[arg-type]
+    assert choose_kernel(Mask(place, place), torch.zeros(1, 1024, 8, dtype=dtype), bias, dropout) == "sdpa"
 
 
 # ── The variable-length kernel, which a CPU does not have ────────────────────────────────────────────────────────
@@ -434,18 +434,27 @@ def test_variable_length_rows_without_padding_need_no_hole(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_many_short_texts_are_the_reference_forwards_and_backwards(causal: bool) -> None:
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+def test_many_short_texts_are_the_reference_forwards_and_backwards(
+    causal: bool, biased: bool, padded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(F, "scaled_dot_product_attention", None)  # nobody calls it
     draw = torch.Generator().manual_seed(4)
     tensors = [torch.randn(16, 4, 9, 8, generator=draw, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     q, k, v = tensors
-    place = place_of(torch.zeros(16, 9, dtype=torch.long))
-    sight = render(Mask(place, place, causal=causal), torch.zeros(16, 9, 32, dtype=torch.float64), kernel="sdpa")
+    ids = torch.zeros(16, 9, dtype=torch.long)
+    segment = (torch.arange(9) < torch.arange(16)[:, None]).long() if padded else None  # the first text is empty
+    place = place_of(ids, segment)
+    bias = torch.randn(1, 4, 9, 9, generator=draw, dtype=torch.float64, requires_grad=True) if biased else None
+    mask, x = Mask(place, place, causal=causal), torch.zeros(16, 9, 32, dtype=torch.float64)
+    sight = render(mask, x, kernel="sdpa", bias=bias)
     assert is_short(q, k)
     assert not is_short(q[:8], k[:8])  # few
     assert not is_short(q.repeat(1, 1, 8, 1), k)  # long
-    outs = [kernel(q, k, v, sight, 0.3) for kernel in (short, sdpa, plain)]
-    found = [torch.autograd.grad(out.square().sum(), tensors, retain_graph=True) for out in outs]
-    for out, gradients in zip(outs[:2], found[:2], strict=True):
-        torch.testing.assert_close(out, outs[2], rtol=1e-12, atol=1e-14)
-        for one, other in zip(gradients, found[2], strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+    outs = [sdpa(q, k, v, sight, 0.3), plain(q, k, v, Sight(mask, "plain", bias), 0.3)]
+    wanted = tensors if bias is None else [*tensors, bias]
+    found = [torch.autograd.grad(out.square().sum(), wanted, retain_graph=True) for out in outs]
+    torch.testing.assert_close(*outs, rtol=1e-12, atol=1e-14)
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)

@@ -25,6 +25,9 @@ from qkv.blocks.norm import make_norm
 from qkv.blocks.position import Rotary
 from qkv.blocks.tap import TapHere
 
+SHORT_ROW = 512
+"""Up to this length, a dense mask over all of a packed row costs less than finding its documents."""
+
 
 @dataclass
 class Sight:
@@ -40,8 +43,8 @@ class Sight:
 
 
 def choose_kernel(mask: Mask, x: Tensor, bias: Tensor | None, dropout: float) -> Kernel:
-    """The fastest kernel that can do it: variable-length ones for packed rows on a GPU, else SDPA."""
-    packed = mask.query.segment is not None and mask.query.most > 0
+    """The fastest kernel that can do it: variable-length ones for long packed rows on a GPU, else SDPA."""
+    packed = mask.query.segment is not None and mask.query.most > 0 and x.shape[1] > SHORT_ROW
     kind = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
     half = kind in (torch.float16, torch.bfloat16)
     if packed and x.is_cuda and half and bias is None and not dropout:
@@ -67,7 +70,10 @@ def render(
         if mask.query.segment is not None or mask.key.segment is not None:
             sight.blind = ~see.any(dim=-1, keepdim=True)
             see = see | sight.blind  # a blind query looks everywhere, and its answer is thrown away: never a NaN
-        sight.dense = see if bias is None else torch.where(see, bias, float("-inf")).to(x.dtype)
+        if bias is None and x.device.type != "cpu":
+            sight.dense = see
+        else:  # on a CPU as a sum too: torch would make it one in every layer
+            sight.dense = torch.where(see, 0.0 if bias is None else bias, float("-inf")).to(x.dtype)
     return sight
 
 
@@ -100,18 +106,19 @@ def plain(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, dropout: 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, dropout: float = 0.0) -> Tensor:
     """Torch's scaled_dot_product_attention, which picks a flash or memory-efficient kernel where it can."""
-    if sight.dense is None and not dropout and is_short(q, k):
-        return short(q, k, v, sight, scale)
-    out = F.scaled_dot_product_attention(
-        q,
-        k,
-        v,
-        attn_mask=sight.dense,
-        dropout_p=dropout,
-        is_causal=sight.dense is None and sight.mask.causal,
-        scale=scale,
-        enable_gqa=q.shape[1] != k.shape[1],
-    )
+    if not dropout and is_short(q, k):
+        out = short(q, k, v, sight, scale)
+    else:
+        out = F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=sight.dense,
+            dropout_p=dropout,
+            is_causal=sight.dense is None and sight.mask.causal,
+            scale=scale,
+            enable_gqa=q.shape[1] != k.shape[1],
+        )
     return out if sight.blind is None else out.masked_fill(sight.blind, 0.0)
 
 
@@ -124,9 +131,11 @@ def is_short(q: Tensor, k: Tensor) -> bool:
 
 
 def short(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float) -> Tensor:
-    """Batched products, where every query sees every key or a triangle of them."""
+    """Batched products, and the mask as a sum."""
     out = (q * scale) @ k.transpose(-2, -1)
-    if sight.mask.causal:
+    if sight.dense is not None:
+        out = out + sight.dense
+    elif sight.mask.causal:
         above = torch.full(out.shape[-2:], float("-inf"), dtype=out.dtype, device=out.device).triu(1)
         out = out + above
     return out.softmax(dim=-1) @ v

@@ -43,7 +43,9 @@ class Embedding(nn.Module):
 
     def join(self, ids: Tensor, where: Tensor | None, types: Tensor | None = None) -> Tensor:
         """The vectors of tokens, with what their positions add."""
-        x: Tensor = self.token(ids) * self.scale
+        x: Tensor = self.token(ids)
+        if self.scale != 1.0:
+            x = x * self.scale
         if where is not None:
             x = x + where.to(x.dtype)
         if self.types is not None:

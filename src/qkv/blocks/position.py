@@ -59,7 +59,7 @@ class Rotary:
         if width < x.shape[-1]:
             return torch.cat([self.turn(x[..., :width]), x[..., width:]], dim=-1)
         exact = x.to(self.cos.dtype)
-        return (exact * self.cos + exact.roll(width // 2, dims=-1) * self.sin).to(x.dtype)
+        return torch.addcmul(exact * self.cos, exact.roll(width // 2, dims=-1), self.sin).to(x.dtype)
 
 
 def stretch(frequencies: Tensor, scaling: RotaryScaling) -> Tensor:
