@@ -19,7 +19,7 @@ from typing import Any
 
 from qkv.render.curves import draw_curves
 
-METRICS = ("tokenised_bleu", "bleu", "chrf")
+METRICS = ("tokenised_bleu", "bleu")
 
 
 def qkv(*words: str) -> subprocess.Popen[str]:
@@ -53,11 +53,11 @@ def trained(recipe: str, data: Path, seeds: list[int], out: Path, changes: list[
     return found
 
 
-def translated(run: Path, data: Path, part: str, beam: int) -> dict[str, float]:
+def translating(run: Path, data: Path, part: str, beam: int) -> subprocess.Popen[str]:
+    """A run's translations of a part of the data, being scored."""
     files = [f"source={data / part}.en", f"target={data / part}.de"]
     metrics = [word for name in METRICS for word in ("--metric", name)]
-    scores: dict[str, float] = answer(qkv("eval", str(run), *files, "--beam", str(beam), *metrics))["metrics"]
-    return scores
+    return qkv("eval", str(run), *files, "--beam", str(beam), *metrics)
 
 
 def main() -> None:
@@ -74,9 +74,9 @@ def main() -> None:
     for seed, said in runs.items():
         row: dict[str, Any] = {"seed": seed, "seconds": said["seconds"], "step": said["step"], **said["metrics"]}
         if asked.recipe == "multi30k":
-            for part in ("test_2016_flickr", "val"):
-                for beam in (5, 1):
-                    row[f"{part}, beam {beam}"] = translated(Path(said["run"]), asked.data, part, beam)
+            cases = [(part, beam) for part in ("test_2016_flickr", "val") for beam in (5, 1)]
+            scored = {case: translating(Path(said["run"]), asked.data, *case) for case in cases}
+            row |= {f"{part}, beam {beam}": answer(done)["metrics"] for (part, beam), done in scored.items()}
         rows.append(row)
         print(json.dumps(row), flush=True)
     (asked.out / f"{asked.recipe}.json").write_text(json.dumps(rows, indent=2) + "\n")
