@@ -203,3 +203,19 @@ def test_many_points_become_few_and_keep_their_mean(many, most):
 def test_steps_that_were_left_out_have_no_loss_to_draw(tmp_path):
     rows = [step(10, 4.0), {**step(20, 0.0), "loss": None}, step(30, 2.0)]
     assert read_curves("a", run(tmp_path, *rows)).training == [(10, 4.0), (30, 2.0)]
+
+
+def test_weights_that_were_kept_stand_beside_the_curve(tmp_path):
+    """A run that ends with its best weights does not seem to have got better at its last step."""
+    picture = drawn({"a": run(tmp_path, *ROWS, evaluation(40, loss=1.25, exact=0.875))}, tmp_path)
+    plain = drawn({"b": run(tmp_path, *ROWS, name="plain")}, tmp_path)
+
+    def rings(svg: ElementTree.Element) -> list[ElementTree.Element]:
+        return [circle for circle in svg.iter(f"{SVG}circle") if circle.get("r") == "4.5"]
+
+    assert [len(rings(svg)) for svg in (picture, plain)] == [2, 0]  # in each panel one
+    curve = max(lines(picture), key=lambda line: float(line.get("stroke-width", "0")))
+    assert places(curve)[-1][1] != float(rings(picture)[0].get("cy", "nan"))
+    assert "1.25" in " ".join(words(picture))
+    assert "ring: the weights that were kept" in words(picture)
+    assert "ring: the weights that were kept" not in words(plain)

@@ -24,6 +24,7 @@ LETTER = 7.2  # how wide a letter of the legend is, about
 NOT_METRICS = ("kind", "step", "loss", "seconds", "tokens", "best")
 
 Points = list[tuple[float, float]]
+Curves = tuple[Points, Points, Points]
 
 
 @dataclass
@@ -33,6 +34,7 @@ class Learnt:
     name: str
     training: Points = field(default_factory=list)
     held_out: dict[str, Points] = field(default_factory=dict)  # "loss" and the task's metrics
+    kept: dict[str, Points] = field(default_factory=dict)  # of the weights that a run ended with, if not the last ones
 
 
 def draw_curves(runs: Mapping[str, Path], out: Path, *, metric: str = "", title: str = "") -> None:
@@ -51,7 +53,7 @@ def draw_curves(runs: Mapping[str, Path], out: Path, *, metric: str = "", title:
 
 
 def read_curves(name: str, path: Path) -> Learnt:
-    """The curves of one run. Where a step was logged twice, the later line counts."""
+    """The curves of one run. Where a step was evaluated twice, the later ones are the weights that were kept."""
     path = path / "metrics.jsonl" if path.is_dir() else path
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -59,6 +61,7 @@ def read_curves(name: str, path: Path) -> Learnt:
         raise QkvError(f"{path} cannot be read ({error.strerror}); a run's folder has a metrics.jsonl") from error
     training: dict[float, float] = {}
     held_out: dict[str, dict[float, float]] = {}
+    kept: dict[str, Points] = {}
     for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
@@ -72,10 +75,14 @@ def read_curves(name: str, path: Path) -> Learnt:
         elif kind == "eval":
             for key, value in row.items():
                 counts = isinstance(value, int | float) and not isinstance(value, bool)
-                if counts and (key == "loss" or key not in NOT_METRICS):
-                    held_out.setdefault(key, {})[step] = float(value)
+                if not counts or (key != "loss" and key in NOT_METRICS):
+                    continue
+                if step in held_out.setdefault(key, {}):
+                    kept[key] = [(step, float(value))]
+                else:
+                    held_out[key][step] = float(value)
     curves = {key: sorted(points.items()) for key, points in held_out.items()}
-    return Learnt(name, sorted(training.items()), curves)
+    return Learnt(name, sorted(training.items()), curves, kept)
 
 
 def _picture(runs: Sequence[Learnt], metric: str, title: str) -> str:
@@ -88,11 +95,11 @@ def _picture(runs: Sequence[Learnt], metric: str, title: str) -> str:
     parts += legend
     curves = [points for run in runs for points in (run.training, *run.held_out.values())]
     across = Scale([0.0, *(step for points in curves for step, _ in points)], LEFT, WIDTH - RIGHT)
-    losses = [(run.training, run.held_out.get("loss", [])) for run in runs]
+    losses = [(run.training, run.held_out.get("loss", []), run.kept.get("loss", [])) for run in runs]
     parts += _panel(y + 44, 250, "loss", losses, across, last=not metric)
     y += 44 + 250
     if metric:
-        measured: list[tuple[Points, Points]] = [([], run.held_out.get(metric, [])) for run in runs]
+        measured: list[Curves] = [([], run.held_out.get(metric, []), run.kept.get(metric, [])) for run in runs]
         parts += _panel(y + 44, 170, metric, measured, across, last=True)
         y += 44 + 170
     height = y + 50
@@ -107,6 +114,8 @@ def _legend(runs: Sequence[Learnt], y: int) -> tuple[list[str], int]:
     words = [(run.name, colour) for run, colour in zip(runs, _colours(len(runs)), strict=True)]
     if any(run.training for run in runs) and any(run.held_out for run in runs):
         words.append(("thin: training · bold: held out", ""))
+    if any(run.kept for run in runs):
+        words.append(("ring: the weights that were kept", ""))
     for name, colour in words:
         wide = len(name) * LETTER + (26 if colour else 0)
         if x > LEFT and x + wide > WIDTH - RIGHT:
@@ -118,11 +127,9 @@ def _legend(runs: Sequence[Learnt], y: int) -> tuple[list[str], int]:
     return parts, y
 
 
-def _panel(
-    top: int, high: int, name: str, curves: Sequence[tuple[Points, Points]], across: "Scale", last: bool
-) -> list[str]:
-    """One pair of axes with (training, held out) of each run; the last one has the steps below it."""
-    values = [value for pair in curves for points in pair for _, value in points if math.isfinite(value)]
+def _panel(top: int, high: int, name: str, curves: Sequence[Curves], across: "Scale", last: bool) -> list[str]:
+    """One pair of axes with (training, held out, kept) of each run; the last one has the steps below it."""
+    values = [value for each in curves for points in each for _, value in points if math.isfinite(value)]
     right, bottom = WIDTH - RIGHT, top + high
     parts = [text(LEFT, top - 10, name, 13, weight=600, anchor="start")]
     if not values:
@@ -141,14 +148,16 @@ def _panel(
     if last:
         parts.append(text((LEFT + right) / 2, bottom + 40, "steps", 12, FAINT))
     ends: list[tuple[float, str, str]] = []
-    for (training, held_out), colour in zip(curves, _colours(len(curves)), strict=True):
+    for (training, held_out, kept), colour in zip(curves, _colours(len(curves)), strict=True):
         thin = "stroke-width='1' stroke-opacity='0.55'" if held_out else "stroke-width='1.5'"
         parts.append(_line(thinned(training, right - LEFT), across, up, f"stroke='{colour}' {thin}"))
         parts.append(_line(held_out, across, up, f"stroke='{colour}' stroke-width='2.5'"))
         points = [(across(step), up(value)) for step, value in held_out if math.isfinite(value)]
         if len(points) <= 60:
             parts += [f"<circle cx='{x:.1f}' cy='{y:.1f}' r='3' fill='{colour}'/>" for x, y in points]
-        final = [value for _, value in held_out or training if math.isfinite(value)][-1:]
+        ring = f"r='4.5' fill='{PAPER}' stroke='{colour}' stroke-width='2'"
+        parts += [f"<circle cx='{across(x):.1f}' cy='{up(y):.1f}' {ring}/>" for x, y in kept if math.isfinite(y)]
+        final = [value for _, value in kept or held_out or training if math.isfinite(value)][-1:]
         ends += [(up(value), figure(value), colour) for value in final]
     for y, words, colour in _apart(ends, top + 6, bottom):
         parts.append(text(right + 8, y + 4, words, 12, colour, "start", 600))
