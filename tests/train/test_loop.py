@@ -11,6 +11,7 @@ from fault_runs import Crash, CrashAfter, changed, go_on, log_of, newest, notes_
 from torch import Tensor
 
 from qkv import load
+from qkv.blocks.block import Block
 from qkv.data.loader import Loader
 from qkv.errors import UsageError
 from qkv.tasks.prepare import prepare
@@ -260,3 +261,25 @@ def test_watching_changes_nothing(tmp_path: Path) -> None:
     train(often)
     train(seldom)
     assert all(torch.equal(a, b) for a, b in zip(kept(often, 6).values(), kept(seldom, 6).values(), strict=True))
+
+
+# ------------------------------------------------------------------------------------------------- the stream
+
+
+def test_a_stream_in_bfloat16_is_what_blocks_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And where the run computes in float32 it stays in float32, which a note says."""
+    seen: list[set[torch.dtype]] = []
+    plain = Block.forward
+
+    def forward(self: Block, x: Tensor, *rest: Any) -> Tensor:
+        if self.training:
+            seen[-1].add(x.dtype)
+        return plain(self, x, *rest)
+
+    monkeypatch.setattr(Block, "forward", forward)
+    for name, precision in (("half", "bfloat16"), ("whole", "auto")):
+        seen.append(set())
+        recipe = quick(tmp_path, name, steps=2, stream="bfloat16", precision=precision)
+        train(recipe)
+        assert ("train.stream" in notes_of(recipe.run)) == (name == "whole")
+    assert seen == [{torch.bfloat16}, {torch.float32}]

@@ -54,6 +54,7 @@ def test_a_sound_recipe_passes() -> None:
         ({"train__track": ("tensorbord",)}, "did you mean 'tensorboard'?"),
         ({"train__average": 2, "train__final": "best"}, "choose"),
         ({"train__average": 2, "train__ema": 0.9}, "choose one"),
+        ({"train__stream": "bfloat16", "train__precision": "float32"}, 'belongs to train.precision = "bfloat16"'),
         ({"train__patience": 2, "data__valid_share": 0.0}, "needs validation data"),
         ({"train__final": "best", "data__valid_share": 0.0}, "needs validation data"),
         ({"train__metric": "loss", "data__valid_share": 0.0}, "needs validation data"),

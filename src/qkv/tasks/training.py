@@ -26,9 +26,10 @@ from qkv.text import Tokenizer
 from qkv.train import recipe_file
 from qkv.train.adapt import merge_lora
 from qkv.train.loop import Job, Stopped, fit
-from qkv.train.recipe import Files, Recipe
+from qkv.train.recipe import Files, Recipe, TrainSection
 from qkv.train.run_folder import RunFolder
 from qkv.train.scale import World, join, whole_network
+from qkv.train.step import precision_of
 from qkv.train.track import trackers
 from qkv.train.watch import End, EvalReport, Sample, Start, StepReport, Watcher
 
@@ -106,7 +107,7 @@ def train_in(world: World, recipe: Recipe, watch: Watcher | None, progress: Prog
             folder.begin(recipe_file.to_toml(recipe))
         prepared = prepare_in_turn(recipe, folder, world, progress)
         notes = [*prepared.notes, *folder.notes]
-        notes += notes_on_shares(prepared, world.data_size)
+        notes += [*notes_on_shares(prepared, world.data_size), *notes_on_stream(recipe.train, world.device)]
         if first:
             folder.write_recipe(recipe_file.to_toml(recipe))
             notes += folder.write_env(str(world.device), torch.get_num_threads())
@@ -154,6 +155,14 @@ def notes_on_shares(prepared: Prepared, processes: int) -> list[str]:
         f"contrast: each of {processes} processes tells apart the pairs of its own share of a step, so the loss is not "
         "that of one process with the same train.batch_tokens"
     ]
+
+
+def notes_on_stream(train: TrainSection, device: torch.device) -> list[str]:
+    """Where the run computes in another type than its stream was asked for."""
+    precision = precision_of(train, device)
+    if train.stream == "float32" or precision == "bfloat16":
+        return []
+    return [f'train.stream = "{train.stream}" has no effect: on this device the run computes in {precision}']
 
 
 def prepare_in_turn(recipe: Recipe, folder: RunFolder, world: World, progress: Progress | None) -> Prepared:
