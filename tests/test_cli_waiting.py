@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from qkv import cli
-from qkv.cli.waiting import SPINS, wait_briefly, worked
+from qkv.cli import waiting
+from qkv.cli.waiting import SPINS, share_in_use, wait_briefly, worked
 
 NAMES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 PROGRAM = "from qkv import cli; cli.call = lambda: __import__('torch').get_num_threads() * 0; cli.main()"
@@ -22,7 +23,7 @@ def test_what_the_user_says_stands(said: dict[str, str], busy: bool) -> None:
     assert environment == said
 
 
-@pytest.mark.parametrize(("verb", "used", "spins"), [("train", 1.8, 0), ("train", 0.1, SPINS), ("info", 1.8, SPINS)])
+@pytest.mark.parametrize(("verb", "used", "spins"), [("train", 0.9, 0), ("train", 0.1, SPINS), ("info", 0.9, SPINS)])
 def test_training_where_others_use_the_cores_does_not_spin(
     verb: str, used: float, spins: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -30,7 +31,7 @@ def test_training_where_others_use_the_cores_does_not_spin(
         monkeypatch.setenv(name, "")  # so that it is put back afterwards
         monkeypatch.delenv(name)
     monkeypatch.setattr(sys, "argv", ["qkv", verb])
-    monkeypatch.setattr(cli, "cores_in_use", lambda: used)
+    monkeypatch.setattr(cli, "share_in_use", lambda: used)
     monkeypatch.setattr(cli, "call", lambda: 0)
     with pytest.raises(SystemExit):
         cli.main()
@@ -46,6 +47,24 @@ def test_the_library_that_torch_loads_has_heard_it(said: dict[str, str], spins: 
     assert f"GOMP_SPINCOUNT = '{spins}'" in done.stderr
 
 
-def test_idle_time_is_not_work() -> None:
+def stat(*worked: float) -> str:
+    """What the system says of cores that have worked for so many seconds, a third of them each way, and idled."""
     ticks = os.sysconf("SC_CLK_TCK")
-    assert worked(f"cpu  {ticks} {ticks} {2 * ticks} 900 9 0 0 0 0 0\ncpu0 5 5 5 5") == 4.0
+    lines = [f"cpu{n} {int(3 * w * ticks) // 3} 0 0 {900 * ticks} 9 0" for n, w in enumerate(worked)]
+    return "\n".join(["cpu  7 7 7 7", *lines, "intr 12 0 5"])
+
+
+def test_idle_time_is_not_work_and_other_cores_are_not_ours() -> None:
+    assert worked(stat(4.0, 2.0, 50.0), {0, 1}) == 6.0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+def test_the_share_of_our_cores_that_others_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two cores one works all the time; a third, which is not ours, too."""
+    texts, clock = iter([stat(4.0, 2.0, 7.0), stat(4.5, 2.0, 7.5)]), iter([10.0, 10.5])
+    monkeypatch.setattr(waiting.Path, "exists", lambda self: True)
+    monkeypatch.setattr(waiting.Path, "read_text", lambda self: next(texts))
+    monkeypatch.setattr(waiting.os, "sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setattr(waiting.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(waiting.time, "sleep", lambda seconds: None)
+    assert share_in_use() == 0.5

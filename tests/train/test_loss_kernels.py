@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from qkv.data.objectives import IGNORE
-from qkv.train.fused_loss import _loss_and_gradient
+from qkv.train import fused_loss as module
+from qkv.train.fused_loss import _loss_and_gradient, fused_loss
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
@@ -34,3 +35,47 @@ def test_rows_become_their_gradient(bias: bool, smoothing: float, block: int, mo
     torch.testing.assert_close(losses.sum(), loss, rtol=1e-5, atol=1e-5)
     assert bool((losses[::4] == 0).all())
     torch.testing.assert_close(logits, back, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_the_fused_loss_takes_the_kernel(parts: int, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss and all gradients are those without it, inside the compiler too."""
+    draw = torch.Generator().manual_seed(1)
+    shapes = ((ROWS, 8), (OUTPUTS, 8), (OUTPUTS,))
+    tensors = [torch.randn(shape, generator=draw).to(DEVICE).requires_grad_() for shape in shapes]
+    targets = torch.randint(0, OUTPUTS, (ROWS,), generator=draw).to(DEVICE)
+    targets[::4] = IGNORE
+    calls: list[int] = []
+
+    def found() -> list[torch.Tensor]:
+        run: Any = torch.compile(fused_loss, backend="aot_eager") if compiled else fused_loss
+        loss = run(*tensors, targets, 0.1, parts)
+        return [loss, *torch.autograd.grad(loss * 0.37, tensors)]
+
+    monkeypatch.setattr(module, "in_place", lambda logits: False)
+    wanted = found()
+    torch.compiler.reset()
+    monkeypatch.setattr(module, "loss_kernels", loss_kernels)
+    monkeypatch.setattr(module, "in_place", lambda logits: True)
+    launched = loss_kernels.rows_in_place
+
+    class Counted:
+        def __getitem__(self, grid: tuple[int]) -> Any:
+            calls.append(grid[0])
+            return launched[grid]
+
+    monkeypatch.setattr(loss_kernels, "rows_in_place", Counted())
+    for mine, theirs in zip(found(), wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+    assert sum(calls) == ROWS
+    torch.compiler.reset()
+
+
+def test_logits_that_do_not_lie_row_by_row_are_refused() -> None:
+    with pytest.raises(ValueError, match="row by row"):
+        loss_kernels.loss_in_place(torch.zeros(WIDTH, ROWS).T, None, torch.zeros(ROWS).long(), 0.0, OUTPUTS)
+
+
+def test_nothing_to_learn_costs_nothing() -> None:
+    assert loss_kernels.loss_in_place(torch.zeros(0, WIDTH), None, torch.zeros(0).long(), 0.0, OUTPUTS).shape == (0,)

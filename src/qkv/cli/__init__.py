@@ -12,7 +12,7 @@ from cyclopts import CycloptsError
 
 from qkv.cli import bench, data, evaluate, models, run, train  # importing a file of verbs hangs them on the app
 from qkv.cli.shared import app
-from qkv.cli.waiting import BUSY, cores_in_use, wait_briefly
+from qkv.cli.waiting import BUSY, share_in_use, wait_briefly
 from qkv.errors import QkvError
 
 __all__ = ["app", "bench", "call", "data", "evaluate", "main", "models", "run", "train"]
@@ -44,5 +44,5 @@ def call(arguments: Sequence[str] | None = None) -> int:
 def main() -> None:
     # A run is worth a look at the machine; one of several processes would see the others.
     trains = sys.argv[1:2] == ["train"] and "WORLD_SIZE" not in os.environ
-    wait_briefly(os.environ, busy=trains and cores_in_use() > BUSY)
+    wait_briefly(os.environ, busy=trains and share_in_use() > BUSY)
     sys.exit(call())

@@ -8,13 +8,13 @@ So they sleep soon, and at once where the cores are in use already. No result de
 
 import os
 import time
-from collections.abc import MutableMapping
+from collections.abc import Collection, MutableMapping
 from pathlib import Path
 
 SPINS = 5_000
 """How often a thread looks before it sleeps, where libgomp would 300,000 times: long enough for the usual pause."""
-BUSY = 0.5
-"""From so many cores in use by others on, threads sleep at once: on a quiet machine that would nearly double a step."""
+BUSY = 0.25
+"""From this share of our cores in use by others on, threads sleep at once: else that would nearly double a step."""
 
 
 def wait_briefly(environment: MutableMapping[str, str], busy: bool) -> None:
@@ -30,21 +30,24 @@ def wait_briefly(environment: MutableMapping[str, str], busy: bool) -> None:
         environment.setdefault("GOMP_SPINCOUNT", str(0 if busy else SPINS))
 
 
-def cores_in_use(seconds: float = 0.1) -> float:
-    """How many cores other programs use, found by sleeping for so long; 0 where the system does not tell."""
+def share_in_use(seconds: float = 0.1) -> float:
+    """The share of our cores that other programs use, found by sleeping; 0 where the system does not tell."""
     stat = Path("/proc/stat")
     if not stat.exists():
         return 0.0
-    before, start = worked(stat.read_text()), time.perf_counter()
+    ours = os.sched_getaffinity(0)
+    before, start = worked(stat.read_text(), ours), time.perf_counter()
     time.sleep(seconds)
-    return (worked(stat.read_text()) - before) / (time.perf_counter() - start)
+    return (worked(stat.read_text(), ours) - before) / (time.perf_counter() - start) / len(ours)
 
 
-def worked(stat: str) -> float:
-    """The seconds that all cores have worked since the start: user, nice and system of the first line.
+def worked(stat: str, cores: Collection[int]) -> float:
+    """The seconds that some cores have worked since the start: user, nice and system of their lines.
 
     >>> ticks = os.sysconf("SC_CLK_TCK")
-    >>> worked(f"cpu  {ticks} 0 {2 * ticks} 900 0 0 0 0 0 0\\ncpu0 5 0 5 5")
+    >>> worked(f"cpu  9 9 9 9\\ncpu0 {ticks} 0 {2 * ticks} 900 0 0\\ncpu1 5 5 5 5\\nintr 5", {0})
     3.0
     """
-    return sum(map(int, stat.split(maxsplit=4)[1:4])) / os.sysconf("SC_CLK_TCK")
+    lines = (line.split() for line in stat.splitlines() if line.startswith("cpu") and line[3:4].isdigit())
+    ticks = sum(sum(map(int, times[:3])) for name, *times in lines if int(name[3:]) in cores)
+    return ticks / os.sysconf("SC_CLK_TCK")

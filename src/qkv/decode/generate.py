@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import torch
 
+from qkv.blocks.gpu import on
 from qkv.decode import static_beam, static_step
 from qkv.decode.beam import beam_search
 from qkv.decode.choose import draw, generators_of, likeliest
@@ -40,6 +41,17 @@ def generate(
         raise QkvError("stop texts need a tokenizer, and this model has none")
     if not prompts:
         return []
+    with on(next(network.parameters()).device):
+        return _generate(network, prompts, options, tokenizer, on_text)
+
+
+def _generate(
+    network: Decoder | Seq2Seq,
+    prompts: Sequence[Sequence[int]],
+    options: Options,
+    tokenizer: Tokenizer | None,
+    on_text: OnText | None,
+) -> list[Result]:
     run = start(network, prompts, options)
     end = network.config.end
     options = options.bound(tokenizer, end, run.tokens.shape[1])

@@ -9,7 +9,7 @@ R rows that are still written, N rows in the caches, V vocabulary
 import torch
 from torch import Tensor
 
-from qkv.blocks.gpu import TRITON
+from qkv.blocks.gpu import has_triton
 from qkv.decode.run import Run, exact
 from qkv.decode.static import Steps, network_of_steps
 from qkv.decode.static_step import Seen, StaticRun
@@ -25,7 +25,7 @@ class GraphRun:
         self.token = torch.zeros(rows, 1, dtype=torch.long, device=device)
         self.made = 0
         self.by_hand = None
-        if rows == 1 and run.tokens.is_cuda and TRITON:
+        if rows == 1 and run.tokens.is_cuda and has_triton():
             from qkv.decode import one_row_step  # loads Triton, which only GPUs have
 
             if one_row_step.fits(run.network):

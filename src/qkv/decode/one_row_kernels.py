@@ -87,7 +87,8 @@ def product(
     columns = tl.arange(0, FULL)
     there, inside = rows < OUT, columns < IN
     both = there[:, None] & inside[None, :]
-    place = rows[:, None] * IN + columns[None, :]
+    first = rows.to(tl.int64) if OUT * IN >= 2**30 else rows  # with a gate there are twice as many
+    place = first[:, None] * IN + columns[None, :]
     if EARLY:
         gdc_launch_dependents()
     weight = tl.load(weight_ptr + place, mask=both, other=0.0, eviction_policy="evict_first")
@@ -140,12 +141,13 @@ def attend(
     weight_ptr,  # (H, stretches) the sum of its weights
     stride,  # between the key/value heads of a cache
     scale,
+    stretches,
     H: tl.constexpr,
     KV: tl.constexpr,
     D: tl.constexpr,
     TURNED: tl.constexpr,  # how many numbers of a head turn
     BLOCK: tl.constexpr,  # slots of a stretch
-    STRETCHES: tl.constexpr,
+    MANY: tl.constexpr,  # whether there is more than one stretch
     EARLY: tl.constexpr,
 ):
     if EARLY:
@@ -187,13 +189,13 @@ def attend(
     p, own = tl.exp(score - most), tl.exp(own - most)
     weight = own + tl.sum(p, axis=0)
     mixed = own * v.to(tl.float32) + tl.sum(v_old * p[:, None], axis=0)
-    if STRETCHES == 1:
-        tl.store(out_ptr + head * D + d, mixed / weight)
+    if MANY:
+        part = head * stretches + stretch
+        tl.store(out_ptr + part * D + d, mixed)
+        tl.store(most_ptr + part, most)
+        tl.store(weight_ptr + part, weight)
     else:
-        place = head * STRETCHES + stretch
-        tl.store(out_ptr + place * D + d, mixed)
-        tl.store(most_ptr + place, most)
-        tl.store(weight_ptr + place, weight)
+        tl.store(out_ptr + head * D + d, mixed / weight)
 
 
 @triton.jit
@@ -202,9 +204,9 @@ def merge(
     most_ptr,
     weight_ptr,
     out_ptr,
+    stretches,
     D: tl.constexpr,
-    STRETCHES: tl.constexpr,
-    FULL: tl.constexpr,  # STRETCHES, rounded up to a power of two
+    FULL: tl.constexpr,  # the stretches, rounded up to a power of two
     EARLY: tl.constexpr,
 ):
     if EARLY:
@@ -212,7 +214,7 @@ def merge(
         gdc_wait()
     head = tl.program_id(0)
     d, s = tl.arange(0, D), tl.arange(0, FULL)
-    place, inside = head * STRETCHES + s, s < STRETCHES
+    place, inside = head * stretches + s, s < stretches
     most = tl.load(most_ptr + place, mask=inside, other=float("-inf"))
     fade = tl.exp(most - tl.max(most, axis=0))
     weight = tl.sum(fade * tl.load(weight_ptr + place, mask=inside, other=0.0), axis=0)
@@ -230,7 +232,8 @@ def peaks(logits_ptr, top_ptr, where_ptr, sum_ptr, VOCAB: tl.constexpr, BLOCK: t
     logits = tl.load(logits_ptr + ids, mask=ids < VOCAB, other=float("-inf"))
     top = tl.max(logits, axis=0)
     tl.store(top_ptr + part, top)
-    tl.store(where_ptr + part, part * BLOCK + tl.argmax(logits, axis=0))
+    # Numbers that are none compare with nothing: whatever is chosen then is at least a token.
+    tl.store(where_ptr + part, tl.minimum(part * BLOCK + tl.argmax(logits, axis=0), VOCAB - 1))
     tl.store(sum_ptr + part, tl.sum(tl.exp(logits - top), axis=0))
 
 
@@ -260,7 +263,7 @@ def settle(
     tops = tl.load(top_ptr + part, mask=inside, other=float("-inf"))
     sums = tl.load(sum_ptr + part, mask=inside, other=0.0)
     top = tl.max(tops, axis=0)
-    token = tl.load(where_ptr + tl.argmax(tops, axis=0))
+    token = tl.load(where_ptr + tl.minimum(tl.argmax(tops, axis=0), PARTS - 1))
     logprob = -tl.log(tl.sum(sums * tl.exp(tops - top), axis=0))
     count, ended = tl.load(count_ptr), tl.load(ended_ptr) != 0
     tl.store(written_ptr + count, tl.where(ended, -1, token))

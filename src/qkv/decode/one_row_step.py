@@ -23,15 +23,17 @@ BLOCK = 256
 """Slots of the caches that one program reads."""
 PART = 1024
 """Logits that one program looks at."""
+MOST = 128
+"""Weights that a thread holds: it has 255 registers."""
 NONE = "none"
 
 
 def fits(network: Decoder | Seq2Seq) -> bool:
-    """Whether this network is one that the kernels know."""
+    """Whether this network is one that the kernels know, and nobody has changed its parts or listens to them."""
     if not isinstance(network, Decoder):
         return False
     config, head, embedding = network.decoder.config, network.head, network.embedding
-    return (
+    plain = (
         config.norm_place == "pre"
         and config.residual == "serial"
         and config.qk_norm == "none"
@@ -44,8 +46,18 @@ def fits(network: Decoder | Seq2Seq) -> bool:
         and head.dense is None
         and head.norm is None
         and head.scale == 1.0
+        and not head.config.unit
         and embedding.token.weight.dtype != torch.float64
     )
+    return plain and all(_usual(module) for module in network.modules())
+
+
+def _usual(module: nn.Module) -> bool:
+    """Whether a module is what it seems to be, and its tensors lie as the kernels read them."""
+    seems = next((kind for kind in (nn.Linear, nn.LayerNorm, nn.RMSNorm) if isinstance(module, kind)), None)
+    untouched = not (module._forward_hooks or module._forward_pre_hooks)
+    contiguous = all(tensor.is_contiguous() for tensor in module.parameters(recurse=False))
+    return (seems is None or type(module) is seems) and untouched and contiguous
 
 
 class Product:
@@ -98,7 +110,16 @@ class Product:
 
 def tile(outputs: int, inputs: int, gated: bool, whole: bool) -> tuple[int, int]:
     """How many outputs a program makes, and with how many warps."""
-    return 2 if gated else 4, 8 if inputs > 4096 and not whole else 4
+    block, warps = 2 if gated else 4, 8 if inputs > 4096 and not whole else 4
+    weights = triton.next_power_of_2(inputs) * (2 if gated else 1) // (32 * warps)  # of a thread, for one output
+    while block > 1 and block * weights > MOST:
+        block //= 2
+    return block, warps
+
+
+def starts_early(device: torch.device) -> bool:
+    """Whether a kernel can start before the last one has ended: on NVIDIA's GPUs from Hopper on."""
+    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device)[0] >= 9
 
 
 class OneRow:
@@ -108,7 +129,7 @@ class OneRow:
         self.run, self.token = run, token  # (1, 1) the newest
         stack, device = run.stack, run.sight.device
         config = stack.config
-        self.early = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
+        self.early = starts_early(device)
         bend = GATED.get(config.feedforward, config.feedforward)
         gated = config.feedforward in GATED
         self.layers = []
@@ -163,12 +184,12 @@ class OneRow:
         keys, values = run.keys[layer], run.values[layer]
         kernels.attend[(heads, self.stretches)](
             fused, self.cos, self.sin, run.position, run.slots, keys, values, self.parts, self.most, self.weights,
-            keys.stride(1), attention.scale, H=heads, KV=attention.kv_heads, D=width, TURNED=self.turned,
-            BLOCK=BLOCK, STRETCHES=self.stretches, num_warps=8, **self._early,
+            keys.stride(1), attention.scale, self.stretches, H=heads, KV=attention.kv_heads, D=width,
+            TURNED=self.turned, BLOCK=BLOCK, MANY=self.stretches > 1, num_warps=8, **self._early,
         )  # fmt: skip
         if self.stretches > 1:
             kernels.merge[(heads,)](
-                self.parts, self.most, self.weights, self.mixed, D=width, STRETCHES=self.stretches,
+                self.parts, self.most, self.weights, self.mixed, self.stretches, D=width,
                 FULL=triton.next_power_of_2(self.stretches), num_warps=4, **self._early,
             )  # fmt: skip
         return self.mixed

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qkv.blocks.gpu import TRITON
+from qkv.blocks.gpu import has_triton
 from qkv.decode.one_row import OneRowLinear, with_linears
 from qkv.decode.run import Run
 from qkv.decode.static_step import Seen, StaticRun
@@ -156,7 +156,7 @@ def network_of_steps(run: Run, rows: int, *, compiled: bool) -> Decoder | Seq2Se
 def greedy_steps(run: Run, end: tuple[int, ...], most: int, *, compiled: bool = False) -> tuple[Steps, Greedy]:
     """A fresh run, its prompts read and its first tokens chosen, and the steps that choose the others."""
     rows = len(run.tokens)
-    if rows == 1 and run.tokens.is_cuda and TRITON:
+    if rows == 1 and run.tokens.is_cuda and has_triton():
         from qkv.decode import one_row_step  # loads Triton, which only GPUs have
 
         if one_row_step.fits(run.network):

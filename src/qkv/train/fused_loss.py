@@ -9,6 +9,7 @@ beside the loss, and the logits are thrown away. Nothing is computed twice. The 
 N places with a label, C width, V outputs
 """
 
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -16,12 +17,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from qkv.blocks.gpu import TRITON
+from qkv.blocks.gpu import has_triton
 from qkv.data.objectives import IGNORE
 
-if TRITON:
-    from qkv.train import loss_kernels
-
+loss_kernels: Any = None
+"""The module with the kernel for GPUs, once it is loaded."""
 EVEN = 64
 """A GPU multiplies matrices whose sizes are multiples of this faster."""
 
@@ -73,7 +73,13 @@ class FusedLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, share: Tensor) -> tuple[Any, ...]:
         kept = zip(ctx.saved_tensors, ctx.kinds, strict=True)
-        return (*(None if t is None else t.to(kind) * share.to(kind) for t, kind in kept), None, None, None, None)
+        return (
+            *(None if t is None else (t.to(share.dtype) * share).to(kind) for t, kind in kept),
+            None,
+            None,
+            None,
+            None,
+        )
 
 
 def computed_in(x: Tensor) -> torch.dtype:
@@ -83,7 +89,14 @@ def computed_in(x: Tensor) -> torch.dtype:
 
 def in_place(logits: Tensor) -> bool:
     """Whether there is a kernel that turns these logits into their gradient where they are."""
-    return TRITON and logits.is_cuda and logits.dtype != torch.float64
+    return loss_kernels is not None and logits.is_cuda and logits.dtype != torch.float64
+
+
+def load_kernels() -> None:
+    """Load the kernel, where it can run. Before a learner is compiled: the compiler cannot look into an import."""
+    global loss_kernels
+    if has_triton():
+        loss_kernels = import_module("qkv.train.loss_kernels")
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:

@@ -18,11 +18,11 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from qkv.blocks import Place
-from qkv.blocks.gpu import TRITON
 from qkv.data.batch import Batch
 from qkv.data.objectives import IGNORE
 from qkv.models import Encoder, Network, Seq2Seq
-from qkv.train.fused_loss import EVEN, fused_loss
+from qkv.train import fused_loss as fused
+from qkv.train.fused_loss import EVEN, computed_in, fused_loss
 from qkv.train.recipe import ObjectiveSection
 
 FULL = 0.9
@@ -128,11 +128,12 @@ class Learner(nn.Module):
         out = self.network.head.out
         most = MOST_LOGITS.get(x.device.type, MOST_LOGITS["cuda"])
         parts = max(1, -(-x.shape[0] * self.network.head.config.outputs // most))
-        fused = parts > 1 or not x.is_cuda or TRITON
-        if type(out) is nn.Linear and type(out.weight) is nn.Parameter and fused:
+        # On a GPU the compiler fuses it nearly as well; float16 has no sum over places that could hold it.
+        pays = parts > 1 or not x.is_cuda or (fused.loss_kernels is not None and computed_in(x) != torch.float16)
+        if type(out) is nn.Linear and type(out.weight) is nn.Parameter and pays:
             x, smoothing = self.network.head.inner(x), self.smoothing if self.training else 0.0
             return fused_loss(x.to(out.weight.dtype), out.weight, out.bias, targets, smoothing, parts)
-        if parts == 1:  # the compiler fuses it as well
+        if parts == 1:
             return self.said(x, targets)
         pairs = zip(x.chunk(parts), targets.chunk(parts), strict=True)
         losses: list[Tensor] = [checkpoint(self.said, *pair, use_reentrant=False) for pair in pairs]

@@ -28,6 +28,7 @@ from qkv.train.checkpoint import Checkpoints
 from qkv.train.checkpoint_files import DamagedCheckpoint
 from qkv.train.checkpoint_read import Checkpoint
 from qkv.train.evaluation import Evaluator, Judge, resting
+from qkv.train.fused_loss import load_kernels
 from qkv.train.keeper import AVERAGE, WEIGHTS, Keeper
 from qkv.train.learner import Learner
 from qkv.train.memory import is_out_of_memory
@@ -206,9 +207,11 @@ def prepared(learner: Learner, section: TrainSection, world: World) -> Learner:
         stack = getattr(learner.network, name, None)
         if stack is not None:
             stack.recompute = section.recompute
-            if section.stream == "bfloat16" and precision_of(section, world.device) == "bfloat16":
-                stack.stream = torch.bfloat16
+            narrow = section.stream == "bfloat16" and precision_of(section, world.device) == "bfloat16"
+            stack.stream = torch.bfloat16 if narrow else None
     on_gpu = world.device.type == "cuda"
+    if on_gpu:
+        load_kernels()
     if section.compile == "yes" or (section.compile == "auto" and on_gpu and not world.sharded):
         learner.compile(dynamic=False if on_gpu else None)
     return learner

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from qkv.blocks.gpu import on
 from qkv.data.objectives import IGNORE
 
 BLOCK, WARPS = 2048, 4
@@ -74,8 +75,12 @@ def rows_in_place(
 @torch.library.custom_op("qkv::loss_in_place", mutates_args=("logits",))
 def loss_in_place(logits: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float, outputs: int) -> Tensor:
     """The loss (N,) of each row of logits (N, ≥ V), in float32; the logits become its gradient."""
+    if logits.stride(1) != 1:
+        raise ValueError("logits must lie row by row")
     losses = torch.empty(len(logits), device=logits.device, dtype=torch.float32)
-    if len(logits):
+    if not len(logits):
+        return losses
+    with on(logits.device):
         rows_in_place[(len(logits),)](
             logits,
             logits if bias is None else bias,

@@ -161,6 +161,9 @@ def join(section: TrainSection) -> World:
     """Find the others, by the environment that torchrun (or `launch.py`) makes; without one this is a world of one."""
     rank, size, local_rank = (int(os.environ.get(n, d)) for n, d in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0)))
     device = own_device(section.device, local_rank, size)
+    on_gpu = device.type == "cuda"
+    if on_gpu and device.index is not None:
+        torch.cuda.set_device(device)  # kernels and streams that name no device belong to this one
     if size == 1:
         if section.tensor_parallel > 1:
             raise UsageError(
@@ -176,9 +179,6 @@ def join(section: TrainSection) -> World:
             f"train.tensor_parallel = {tensor} with {size} processes makes {size // tensor} shares of the data, which "
             'need train.shard = "fsdp"'
         )
-    on_gpu = device.type == "cuda"
-    if on_gpu:
-        torch.cuda.set_device(device)
     dist.init_process_group("nccl" if on_gpu else "gloo", timeout=TIMEOUT, device_id=device if on_gpu else None)
     mesh = init_device_mesh(device.type, (size // tensor, tensor), mesh_dim_names=(DATA, TENSOR))
     heartbeat = Heartbeat.in_environment(rank, size)
