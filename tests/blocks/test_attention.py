@@ -17,7 +17,6 @@ from qkv.blocks.attention import (
     CrossAttention,
     SelfAttention,
     Sight,
-    blank,
     choose_kernel,
     is_short,
     mix,
@@ -266,7 +265,9 @@ def test_without_blanking_the_poison_would_spread() -> None:
     segment = torch.tensor([[1, 1, 0]])
     v[:, :, 2] = math.nan
     assert run("sdpa", q, k, v, over(3, segment, rows=1))[0, 0, :2].isnan().all()
-    assert run("sdpa", q, *blank(k, v, segment == 0), over(3, segment, rows=1)).isfinite().all()
+    blank = place_of(torch.zeros(1, 3), segment).blank
+    k, v = blank(k[:, 0])[:, None], blank(v[:, 0])[:, None]
+    assert run("sdpa", q, k, v, over(3, segment, rows=1)).isfinite().all()
 
 
 # ── Trap 19: low precision ───────────────────────────────────────────────────────────────────────────────────────

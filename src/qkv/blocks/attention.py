@@ -204,14 +204,6 @@ def heads_of(x: Tensor, heads: int) -> Tensor:
     return x.view(*x.shape[:2], heads, x.shape[-1] // heads).transpose(1, 2)
 
 
-def blank(k: Tensor, v: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Zero the keys and values of padding: a weight of zero times a NaN would still be NaN."""
-    if padding is None:
-        return k, v
-    hole = padding[:, None, :, None]  # (B, 1, S, 1)
-    return k.masked_fill(hole, 0.0), v.masked_fill(hole, 0.0)
-
-
 class Attention(nn.Module):
     """What self- and cross-attention share: heads attend, and their answers are mixed by the output projection."""
 
@@ -271,14 +263,14 @@ class SelfAttention(Attention):
         layer: int = 0,
         tap: TapHere | None = None,
     ) -> Tensor:
+        if sight.kernel != "varlen":  # which never looks from one document into another, so not into padding either
+            x = sight.mask.query.blank(x)
         q, k, v = self.qkv(x).split(self.split, dim=-1)
         q, k, v = heads_of(q, self.heads), heads_of(k, self.kv_heads), heads_of(v, self.kv_heads)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if rotary is not None:
             q, k = rotary.turn(q), rotary.turn(k)
-        if sight.kernel != "varlen":  # which never looks from one document into another, so not into padding either
-            k, v = blank(k, v, sight.mask.query.padding)
         if tap:
             q, k, v = tap("q", q), tap("k", k), tap("v", v)
         if cache is not None:
@@ -295,11 +287,11 @@ class CrossAttention(Attention):
         self.q = nn.Linear(config.width, self.heads * self.width, bias=bias)
         self.kv = nn.Linear(config.width, 2 * self.kv_heads * self.width, bias=bias)
 
-    def keys_values(self, memory: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
+    def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Project the encoder's output (B, S, C) to keys and values (B, KV, S, D)."""
         k, v = self.kv(memory).chunk(2, dim=-1)
         k, v = heads_of(k, self.kv_heads), heads_of(v, self.kv_heads)
-        return blank(k if self.k_norm is None else self.k_norm(k), v, padding)
+        return k if self.k_norm is None else self.k_norm(k), v
 
     def forward(
         self, x: Tensor, memory: Memory | CrossCache, sight: Sight, layer: int = 0, tap: TapHere | None = None

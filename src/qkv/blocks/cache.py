@@ -169,14 +169,14 @@ class SelfCache:
 class ProjectsMemory(Protocol):
     """What turns the encoder's output into keys and values: a block's cross-attention."""
 
-    def keys_values(self, memory: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]: ...
+    def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
 class Memory:
     """The encoder's output, projected by each layer as it passes: what training uses."""
 
     def __init__(self, vectors: Tensor, place: Place) -> None:
-        self.vectors = vectors  # (R, S, C)
+        self.vectors = place.blank(vectors)  # (R, S, C)
         self.place = place
 
     @property
@@ -184,7 +184,7 @@ class Memory:
         return self.vectors.shape[0]
 
     def keys_values(self, layer: int, attention: ProjectsMemory) -> tuple[Tensor, Tensor]:
-        return attention.keys_values(self.vectors, self.place.padding)
+        return attention.keys_values(self.vectors)
 
 
 class CrossCache:

@@ -34,6 +34,11 @@ class Place(NamedTuple):
         """(B, T) True where there is no token; None where there is one everywhere."""
         return None if self.segment is None else self.segment == 0
 
+    def blank(self, x: Tensor) -> Tensor:
+        """x (B, T, C), zeros at padding. Nobody looks there, but a weight of zero times a NaN would still be NaN."""
+        padding = self.padding
+        return x if padding is None else x.masked_fill(padding[:, :, None], 0.0)
+
     def fold(self, beams: int) -> "Place":
         """Every `beams` rows, the beams of one source, become one row of queries, `beams` times as long."""
         length = beams * self.position.shape[1]

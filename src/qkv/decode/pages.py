@@ -1,7 +1,7 @@
 """Keys and values in pages: a text takes a page when it needs one, and texts that begin alike share theirs.
 
 A page holds G tokens of one text, in all layers. Token p of a text stands in slot p mod G of its page number p div G,
-so a slot's position needs no keeping. Page 0 is blank for good: what has no place of its own points there.
+so a slot's position needs no keeping. Page 0 is nobody's: what has no place of its own points there, and none looks.
 
 A full page is known by its tokens and by the page before it. A text that begins with the same tokens points to the
 same pages, and nothing is copied: full pages are never written again. A page that nobody holds stays known until
@@ -169,7 +169,7 @@ class PagedCache:
         slots = self.table.gather(1, position // size) * size + position % size
         newest = position + 1
         if place.segment is not None:
-            # Padding is written too: as zeros, to the blank page.
+            # Padding is written too, to the page that is nobody's.
             slots = torch.where(place.segment != 0, slots, BLANK)
             newest = torch.where(place.segment != 0, newest, 0)
         self._slots = slots.flatten()
