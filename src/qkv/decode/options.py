@@ -51,7 +51,7 @@ class Options:
     penalty: Literal["power", "gnmt"] = "power"  # n^α, or ((5 + n) / 6)^α
     best: int = 1  # how many hypotheses to give
     record: bool = False  # keep each step of the search
-    compiled: bool = False  # on a GPU: faster steps, after a wait for the compiler
+    compiled: bool = False  # on a GPU: faster steps of several rows, after a wait for the compiler
     logprobs: int = 0  # how many alternatives to report beside each token
 
     def check(self, config: Config) -> None:
