@@ -57,6 +57,19 @@ def test_a_stop_text_that_spans_tokens_ends_the_answer(model: qkv.Model) -> None
     assert result.text == whole.text[: whole.text.index(stop)] == "".join(heard)
 
 
+def test_a_search_that_meets_a_stop_text_gives_the_tokens_up_to_it(model: qkv.Model) -> None:
+    """And what it found is handed out once, when it is sure."""
+    heard: list[tuple[int, str]] = []
+    whole = model.generate(["a"], max_tokens=30, beam=3)[0]
+    stop = whole.text[2:5]
+    cut = model.generate(["a"], max_tokens=30, beam=3, stop=stop, on_text=lambda *piece: heard.append(piece))[0]
+    assert cut.reason == "stop"
+    assert cut.text == whole.text[: whole.text.index(stop)]
+    assert cut.ids == whole.ids[: len(cut.ids)]
+    assert len(cut.ids) < len(whole.ids)
+    assert heard == [(0, cut.text)]
+
+
 def test_a_stop_text_that_only_begins_is_handed_out_in_the_end(model: qkv.Model) -> None:
     whole = model.generate("a", max_tokens=30, temperature=1.5, seed=9)
     heard: list[str] = []

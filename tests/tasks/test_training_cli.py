@@ -110,7 +110,8 @@ def test_looking_first_trains_nothing(here: Path, capsys: pytest.CaptureFixture[
 
 def test_a_recipe_written_for_ones_own_file_trains(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, _ = said(capsys, ["init", "translate", "languages.tsv"])
-    assert "wrote translate.toml; next: qkv train translate.toml --dry-run" in out
+    assert "wrote translate.toml (columns: " in out
+    assert "the first line is read as names); next: qkv train translate.toml --dry-run" in out
     said(capsys, ["train", "translate.toml", "--dry-run", *SHORT], code=0)
     out, _ = said(capsys, ["train", "translate.toml", *SHORT])
     run = out.split(":")[0]
@@ -140,3 +141,19 @@ def test_a_recipe_that_cannot_be_written(here: Path, capsys: pytest.CaptureFixtu
 def test_a_task_that_is_none(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, err = said(capsys, ["init", "translat"], code=2)
     assert "did you mean 'translate'?" in err
+
+
+def test_a_table_without_a_header_line_stays_one(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`init` says how it reads the first line; `eval` reads the file as the run did; another recipe has another run."""
+    (here / "bare.tsv").write_text("".join(f"wun too {n}\t12{n}\n" for n in range(60)), encoding="utf-8")
+    out, _ = said(capsys, ["init", "translate", "bare.tsv", "--out", "numbers.toml"])
+    assert "columns: source = 0, target = 1; the first line is read as data" in out
+    out, _ = said(capsys, ["train", "numbers.toml", *SHORT])
+    assert out.split(":")[0] == "runs/numbers"
+    out, err = said(capsys, ["eval", "runs/numbers", "bare.tsv", "--limit", "3"])
+    assert "3 records" in out
+    assert "columns as in the recipe of this run: source = 0, target = 1" in err
+    for name in ("config.json", "model.safetensors"):
+        (here / "runs/numbers" / name).unlink()
+    _, err = said(capsys, ["run", "runs/numbers", "wun"], code=1)
+    assert "this run has not come to its end, so there is no model yet; qkv train" in err

@@ -7,6 +7,16 @@ from qkv.cli.shared import Int8, Json, Screen, Words, app, print_json, print_not
 from qkv.errors import UsageError
 
 
+def columns_of_run(model: str) -> dict[str, str]:
+    """Which columns a model was trained on, where it is the folder of a run."""
+    from pathlib import Path
+
+    from qkv.train.recipe_file import read
+
+    path = Path(model) / "recipe.toml"
+    return dict(read(path).data.columns) if path.exists() else {}
+
+
 @app.command(name="eval")
 def evaluate(
     model: str,
@@ -77,18 +87,22 @@ def evaluate(
     if int8:
         loaded = loaded.quantise()
     task = task_of(loaded.config)
-    problems = Problems(max_bad=1)
-    with progress_bar("reading") as progress:
-        records = records_of(
-            task,
-            named or data,
-            columns=chosen,
-            format=format,
-            split=split,
-            limit=limit,
-            problems=problems,
-            progress=progress,
-        )
+
+    def read(columns: dict[str, str]) -> Any:
+        problems = Problems(max_bad=1)
+        with progress_bar("reading") as progress:
+            choices = {"format": format, "split": split, "limit": limit, "problems": problems, "progress": progress}
+            return records_of(task, named or data, columns=columns, **choices), problems  # type: ignore[arg-type]
+
+    try:
+        records, problems = read(chosen)
+    except UsageError:
+        trained = columns_of_run(model)
+        if chosen or not trained:
+            raise
+        records, problems = read(trained)
+        listed = ", ".join(f"{name} = {column}" for name, column in trained.items())
+        print_notes(model, [f"columns as in the recipe of this run: {listed}"])
     with progress_bar("scoring") as progress:
         found = judge(
             loaded.network,

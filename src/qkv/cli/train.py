@@ -3,6 +3,7 @@
 import os
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 
 from qkv.cli.data import field_pairs
@@ -102,15 +103,21 @@ def init(task: str, /, *files: str, out: Path | None = None, json: Json = False)
     """
     from qkv.tasks.starters import starter
 
-    text = starter(task, field_pairs(files, "files that go in step") or files)
     path = out or Path(f"{task}.toml")
+    text = starter(task, field_pairs(files, "files that go in step") or files, run=f"runs/{path.stem}")
     if path.exists():
         raise QkvError(f"{path}: this file is there already; give another with --out")
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise QkvError(f"{path}: cannot be written ({error.strerror or error}); give another with --out") from error
-    print_done(json, f"wrote {path}; next: qkv train {path} --dry-run", {"recipe": str(path)})
+    columns = tomllib.loads(text)["data"].get("columns", {})
+    told = ""
+    if columns and not json:
+        listed = ", ".join(f"{name} = {column}" for name, column in columns.items())
+        numbered = all(column.isdigit() for column in columns.values())
+        told = f" (columns: {listed}; the first line {'is read as data' if numbered else 'is read as names'})"
+    print_done(json, f"wrote {path}{told}; next: qkv train {path} --dry-run", {"recipe": str(path), "columns": columns})
 
 
 @app.command(name="verify-resume")

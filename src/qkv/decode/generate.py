@@ -56,7 +56,10 @@ def _generate(
     end = network.config.end
     options = options.bound(tokenizer, end, run.tokens.shape[1])
     if options.beam > 1:
-        return _from_search(run, options, end, tokenizer)
+        found = _from_search(run, options, end, tokenizer)
+        for row, result in enumerate(found if on_text is not None else ()):  # nothing is sure before the search ends
+            on_text(row, result.text)  # type: ignore[misc]
+        return found
     if not (run.tokens.is_cuda and static_step.fits(network)):
         return _write(run, options, end, tokenizer, on_text)
     plain = options.temperature == 0 and not options.logprobs and not filters_of(options, end, 0)
@@ -168,10 +171,11 @@ def _from_search(run: Run, options: Options, end: tuple[int, ...], tokenizer: To
         for hypothesis in search.finished[: options.best]:
             ids = hypothesis.ids[:-1] if hypothesis.ended else hypothesis.ids
             text = tokenizer.target.decode(ids) if tokenizer is not None else ""
-            cut = Writing(0, text=text)
-            stopped = bool(options.stop) and cut.cut(options.stop)
-            reason = "stop" if stopped else "end" if hypothesis.ended else "length"
-            ranked.append(Result(cut.text, ids, hypothesis.worth, reason))  # type: ignore[arg-type]
+            reason = "end" if hypothesis.ended else "length"
+            if options.stop and any(stop in text for stop in options.stop):
+                again = _until_stop(0, [TokenLogprob(token, 0.0) for token in ids], options, (), tokenizer)
+                text, ids, reason = again.text, again.ids, "stop"
+            ranked.append(Result(text, ids, hypothesis.worth, reason))  # type: ignore[arg-type]
         results.append(replace(ranked[0], alternatives=ranked[1:], steps=search.steps))
     return results
 

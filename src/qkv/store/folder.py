@@ -85,6 +85,8 @@ def read(
     folder = locate(name)
     config_path = folder / "config.json"
     if not config_path.exists() and not (folder / "modules.json").exists():
+        if (folder / "recipe.toml").exists():
+            raise QkvError(f"{folder}: this run has not come to its end, so there is no model yet; qkv train {folder}")
         raise QkvError(f"{folder}: no config.json, so this is not a model folder")
     foreign = is_foreign(folder)
     body = body_folder(folder) if foreign else folder

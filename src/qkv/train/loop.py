@@ -10,6 +10,7 @@ function of the recipe: a run that is killed and continued ends with the same we
 import logging
 import math
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -209,6 +210,8 @@ def prepared(learner: Learner, section: TrainSection, world: World) -> Learner:
             stack.recompute = section.recompute
             narrow = section.stream == "bfloat16" and precision_of(section, world.device) == "bfloat16"
             stack.stream = torch.bfloat16 if narrow else None
+            if narrow:  # their gains stay in float32, and outside the compiler torch says so
+                warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
     on_gpu = world.device.type == "cuda"
     if on_gpu:
         load_kernels()
