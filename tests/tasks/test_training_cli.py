@@ -1,6 +1,7 @@
 """`qkv train` and `qkv init` as people type them: rightly, wrongly, and to look first."""
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -157,3 +158,12 @@ def test_a_table_without_a_header_line_stays_one(here: Path, capsys: pytest.Capt
         (here / "runs/numbers" / name).unlink()
     _, err = said(capsys, ["run", "runs/numbers", "wun"], code=1)
     assert "this run has not come to its end, so there is no model yet; qkv train" in err
+
+
+def test_few_and_short_pairs_are_read_letter_by_letter(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, many in (("short", 1), ("long", 20)):
+        lines = "".join(f"{'wun ' * many}{n}\t{'eins ' * many}{n}\n" for n in range(60))
+        (here / f"{name}.tsv").write_text(lines, encoding="utf-8")
+        said(capsys, ["init", "translate", f"{name}.tsv", "--out", f"{name}.toml"])
+    kinds = [tomllib.loads((here / f"{name}.toml").read_text())["tokenizer"]["kind"] for name in ("short", "long")]
+    assert kinds == ["char", "byte-bpe"]

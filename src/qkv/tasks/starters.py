@@ -5,7 +5,9 @@ Sizes follow from how much data there is; columns are filled in where the files 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from qkv.data import Files, Problems
@@ -86,6 +88,10 @@ SIZES = (
 )
 
 
+FIRST, SHORT = 100, 32
+"""So many records show how long texts are; with so few letters each, letters are what a small model learns from."""
+
+
 def starter(task: str, files: Sequence[str] | Mapping[str, str] = (), run: str = "") -> str:
     """A commented recipe for a task, fitted to the files (field → file for files that go in step) if they are given.
 
@@ -101,7 +107,7 @@ def starter(task: str, files: Sequence[str] | Mapping[str, str] = (), run: str =
         "": [("run", run or f"runs/{task}", "where the run is kept; it becomes the model's folder")],
         "data": _data(chosen, seen, size),
         "tokenizer": [
-            ("kind", "byte-bpe", "pieces of words; no text is unknown to it (others: unigram, wordpiece, char)"),
+            _kind(chosen, seen, size),
             ("size", size.pieces, "how many pieces at most"),
             ("#from", "models/mine", "or take another model's, instead of training one"),
         ],
@@ -189,6 +195,17 @@ PRESETS = {
 }
 
 
+def _kind(task: Task, seen: "Seen", size: Size) -> Line:
+    """The tokenizer: pieces of words, but for few and short pairs, whose words hardly come twice."""
+    if task.kind == "pairs" and size is SIZES[0] and seen.letters <= SHORT:
+        return (
+            "kind",
+            "char",
+            "letters, as these texts are few and short (for longer ones: byte-bpe, unigram, wordpiece)",
+        )
+    return "kind", "byte-bpe", "pieces of words; no text is unknown to it (others: unigram, wordpiece, char)"
+
+
 # -------------------------------------------------------------------- the user's files
 
 
@@ -201,6 +218,7 @@ class Seen:
     columns: dict[str, str] | None = None
     guessed: bool = False
     bytes_known: bool = False
+    letters: float = float("inf")  # of a text, on average over the first ones
 
 
 def look(kind: str, files: Sequence[str] | Mapping[str, str]) -> Seen:
@@ -222,16 +240,18 @@ def look(kind: str, files: Sequence[str] | Mapping[str, str]) -> Seen:
     told = Files(paths)
     parts = told.parts(Problems(max_bad=1))
     size = sum(path.stat().st_size for part in parts for path in part.paths if path.is_file())
-    first = next(told.records(Problems(max_bad=1)))
-    names = names_of(first.fields)
+    records = told.records(Problems(max_bad=1))
+    some = [next(records), *islice(records, FIRST - 1)]
+    letters = mean(len(str(text)) for record in some for text in record.fields.values())
+    names = names_of(some[0].fields)
     try:
         columns = recognise(kind, names, told.told())
         same = all(name == column for name, column in columns.items())
-        return Seen({"train": paths}, size, None if same else columns, bytes_known=True)
+        return Seen({"train": paths}, size, None if same else columns, bytes_known=True, letters=letters)
     except UsageError:
         if parts[0].format in ("tsv", "csv") and any(map(is_text, names)):
             names = [str(place) for place in range(len(names))]  # no header: columns by number
-        return Seen({"train": paths}, size, guess(kind, names), guessed=True, bytes_known=True)
+        return Seen({"train": paths}, size, guess(kind, names), guessed=True, bytes_known=True, letters=letters)
 
 
 def look_by_field(kind: str, files: Mapping[str, str]) -> Seen:
