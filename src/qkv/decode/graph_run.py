@@ -9,9 +9,8 @@ R rows that are still written, N rows in the caches, V vocabulary
 import torch
 from torch import Tensor
 
-from qkv.blocks.gpu import has_triton
 from qkv.decode.run import Run, exact
-from qkv.decode.static import Steps, network_of_steps
+from qkv.decode.static import Steps, network_of_steps, one_row_kernels
 from qkv.decode.static_step import Seen, StaticRun
 
 
@@ -24,18 +23,12 @@ class GraphRun:
         self.live = torch.arange(rows, device=device)  # (R,) where the rows stand in the caches
         self.token = torch.zeros(rows, 1, dtype=torch.long, device=device)
         self.made = 0
-        self.by_hand = None
-        if rows == 1 and run.tokens.is_cuda and has_triton():
-            from qkv.decode import one_row_step  # loads Triton, which only GPUs have
-
-            if one_row_step.fits(run.network):
-                self.static = StaticRun(run, most)
-                self.by_hand = one_row_step.OneRow(self.static, self.token)
-        if self.by_hand is None:
-            self.static = StaticRun(run, most, network=network_of_steps(run, rows, compiled=compiled))
+        kernels = one_row_kernels(run)
+        network = None if kernels else network_of_steps(run, rows, compiled=compiled)
+        self.static = StaticRun(run, most, network=network)
+        self.by_hand = kernels.OneRow(self.static, self.token) if kernels else None
         self.logits = torch.empty_like(self.static.first)  # (N, V)
-        hand = self.by_hand is not None
-        self.steps = Steps(self.static, self._read, compiled=compiled and not hand, buckets=not hand)
+        self.steps = Steps(self.static, self._read, compiled=compiled and not kernels, buckets=not kernels)
 
     def prefill(self) -> Tensor:
         """The logits (R, V) of what comes after the prompts, which are read already."""

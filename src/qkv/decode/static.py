@@ -153,20 +153,24 @@ def network_of_steps(run: Run, rows: int, *, compiled: bool) -> Decoder | Seq2Se
     return run.network
 
 
+def one_row_kernels(run: Run) -> Any:
+    """`one_row_step`, where this is one row on a GPU of a network that it knows; else None."""
+    if len(run.tokens) != 1 or not run.tokens.is_cuda or not has_triton():
+        return None
+    from qkv.decode import one_row_step  # loads Triton, which only GPUs have
+
+    return one_row_step if one_row_step.fits(run.network) else None
+
+
 def greedy_steps(run: Run, end: tuple[int, ...], most: int, *, compiled: bool = False) -> tuple[Steps, Greedy]:
     """A fresh run, its prompts read and its first tokens chosen, and the steps that choose the others."""
-    rows = len(run.tokens)
-    if rows == 1 and run.tokens.is_cuda and has_triton():
-        from qkv.decode import one_row_step  # loads Triton, which only GPUs have
-
-        if one_row_step.fits(run.network):
-            static = StaticRun(run, most)
-            greedy = Greedy(static, end, most)
-            greedy.choose(static.first)
-            return Steps(static, one_row_step.OneRowStep(static, greedy), buckets=False), greedy
-    static = StaticRun(run, most, network=network_of_steps(run, rows, compiled=compiled))
+    kernels = one_row_kernels(run)
+    network = None if kernels else network_of_steps(run, len(run.tokens), compiled=compiled)
+    static = StaticRun(run, most, network=network)
     greedy = Greedy(static, end, most)
     greedy.choose(static.first)
+    if kernels:
+        return Steps(static, kernels.OneRowStep(static, greedy), buckets=False), greedy
     return Steps(static, greedy.step, compiled=compiled), greedy
 
 

@@ -9,7 +9,7 @@ N rows, V outputs
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
+from torch import Tensor, library
 
 from qkv.blocks.gpu import on
 from qkv.data.objectives import IGNORE
@@ -72,7 +72,7 @@ def rows_in_place(
         tl.store(logits + ids, back.to(logits_ptr.dtype.element_ty), mask=ids < WIDTH)
 
 
-@torch.library.custom_op("qkv::loss_in_place", mutates_args=("logits",))
+@library.custom_op("qkv::loss_in_place", mutates_args=("logits",))
 def loss_in_place(logits: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float, outputs: int) -> Tensor:
     """The loss (N,) of each row of logits (N, ≥ V), in float32; the logits become its gradient."""
     if logits.stride(1) != 1:
