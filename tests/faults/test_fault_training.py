@@ -6,6 +6,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from dataclasses import replace
@@ -52,6 +53,15 @@ def wait_for_step(run: str, step: int, process: subprocess.Popen[str]) -> None:
             return
         time.sleep(0.01)
     raise AssertionError(f"step {step} was never reached: {process.communicate(timeout=10)}")
+
+
+def wait_for_checkpoint(run: str, process: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + 60
+    while time.monotonic() < end and process.poll() is None:
+        if RunFolder(run).checkpoints.steps():
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"nothing was ever saved: {process.communicate(timeout=10)}")
 
 
 # ---------------------------------------------------------------------------------------------------------- killed
@@ -156,7 +166,7 @@ def test_the_command_line_ends_as_shells_expect_and_says_how_to_go_on(tmp_path: 
 
 
 class FillUp(Watcher):
-    """From a moment on, no file may grow beyond so many bytes."""
+    """From a moment on, when what was being written is whole, no file may grow beyond so many bytes."""
 
     def __init__(self, most: int, step: int = -1, evaluation: int = -1) -> None:
         self.most, self.at, self.evaluation = most, step, evaluation
@@ -170,6 +180,9 @@ class FillUp(Watcher):
             self.fill()
 
     def fill(self) -> None:
+        for thread in threading.enumerate():
+            if thread.name.startswith("checkpoint "):
+                thread.join()
         resource.setrlimit(resource.RLIMIT_FSIZE, (self.most, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
 
@@ -239,7 +252,7 @@ def test_one_process_then_two_then_one(tmp_path: Path) -> None:
 def test_a_process_that_is_killed_ends_the_others_and_the_run_goes_on(tmp_path: Path) -> None:
     recipe = tiny(tmp_path, train={"steps": 10**6, "eval_every": 10**6, "batch_tokens": 768, "micro_batch": 0})
     process = start("train", written(recipe), "--processes", 2)
-    wait_for_step(recipe.run, 6, process)
+    wait_for_checkpoint(recipe.run, process)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     if not children.exists():
         process.send_signal(signal.SIGTERM)
