@@ -17,6 +17,7 @@ from qkv.models import Config, Encoder, Network, Seq2Seq, build, presets
 from qkv.tasks import evaluate as tasks
 from qkv.tasks import training
 from qkv.text import Tokenizer
+from qkv.train import midway
 from qkv.train.recipe_value import toml_of
 from qkv.train.watch import Watcher
 
@@ -34,10 +35,11 @@ def load(
 ) -> "Model":
     """A model from a qkv folder, a Hugging Face folder, or a hub id.
 
-    Weights keep the type that they are stored in unless `dtype` says otherwise; `head` puts a fresh head on the body.
-    What was ignored or left out is in `.notes`, and logged.
+    Of a run that has not come to its end it is what the newest checkpoint holds; any other checkpoint can be given by
+    its own folder. Weights keep the type that they are stored in unless `dtype` says otherwise; `head` puts a fresh
+    head on the body. What was ignored or left out is in `.notes`, and logged.
     """
-    stored = store.read(name, device=_device(device), dtype=_dtype(dtype), head=head)
+    stored = midway.read(name, device=_device(device), dtype=_dtype(dtype), head=head)
     for note in stored.notes:
         log.warning("%s: %s", name, note)
     return Model(stored.config, stored.network, stored.tokenizer, stored.notes)

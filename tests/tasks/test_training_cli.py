@@ -1,6 +1,7 @@
 """`qkv train` and `qkv init` as people type them: rightly, wrongly, and to look first."""
 
 import json
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -144,7 +145,9 @@ def test_a_task_that_is_none(here: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "did you mean 'translate'?" in err
 
 
-def test_a_table_without_a_header_line_stays_one(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_without_a_header_line_stays_one(
+    here: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     """`init` says how it reads the first line; `eval` reads the file as the run did; another recipe has another run."""
     (here / "bare.tsv").write_text("".join(f"wun too {n}\t12{n}\n" for n in range(60)), encoding="utf-8")
     out, _ = said(capsys, ["init", "translate", "bare.tsv", "--out", "numbers.toml"])
@@ -154,8 +157,12 @@ def test_a_table_without_a_header_line_stays_one(here: Path, capsys: pytest.Capt
     out, err = said(capsys, ["eval", "runs/numbers", "bare.tsv", "--limit", "3"])
     assert "3 records" in out
     assert "columns as in the recipe of this run: source = 0, target = 1" in err
+    written, _ = said(capsys, ["run", "runs/numbers", "wun"])
     for name in ("config.json", "model.safetensors"):
         (here / "runs/numbers" / name).unlink()
+    assert said(capsys, ["run", "runs/numbers", "wun"])[0] == written
+    assert "this run has not come to its end, these are the weights of step 3; go on with: qkv" in caplog.text
+    shutil.rmtree(here / "runs/numbers/checkpoints")
     _, err = said(capsys, ["run", "runs/numbers", "wun"], code=1)
     assert "this run has not come to its end, so there is no model yet; qkv train" in err
 

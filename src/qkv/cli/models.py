@@ -26,10 +26,10 @@ def info(model: str, /, *, context: int | None = None, json: Json = False) -> No
     context
         The length that arithmetic is reckoned at; by default the model's own, at most 2,048.
     """
-    from qkv import store
     from qkv.models import presets
     from qkv.models.account import account
     from qkv.render import info as picture
+    from qkv.train import midway
 
     if model == "presets" and not Path(model).exists():
         return _show_presets(json)
@@ -38,7 +38,7 @@ def info(model: str, /, *, context: int | None = None, json: Json = False) -> No
     if model in presets.PRESETS and not Path(model).is_dir():
         config, notes = presets.find(model), []
     elif os.sep in model or Path(model).exists():
-        stored = store.read(model, device="meta")
+        stored = midway.read(model, device="meta")
         config, notes = stored.config, stored.notes
     else:
         raise UsageError(f"{model}: neither a folder nor a preset; {nearest(model, presets.PRESETS)}")
@@ -101,7 +101,7 @@ def export(
     Parameters
     ----------
     model
-        A model folder.
+        A model folder, or a run's checkpoint.
     folder
         Where to write.
     format
@@ -109,9 +109,10 @@ def export(
         onnx: graphs for onnxruntime.
     """
     from qkv import store
+    from qkv.train import midway
 
     refuse_itself(model, folder)
-    stored = store.read(model)
+    stored = midway.read(model)
     print_notes(model, stored.notes)
     cls = store.write(folder, stored.config, stored.network, stored.tokenizer, format)
     calls = {

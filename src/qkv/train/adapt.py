@@ -97,7 +97,7 @@ def add_lora(network: nn.Module, rank: int, alpha: float, on: Sequence[str], als
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(parameter.requires_grad and matches(name, also))
     for name, linear in chosen.items():
-        _put(network, name, LoraLinear(linear, rank, alpha))
+        put(network, name, LoraLinear(linear, rank, alpha))
     return list(chosen)
 
 
@@ -107,10 +107,11 @@ def merge_lora(network: nn.Module) -> None:
         if isinstance(module, LoraLinear):
             with torch.no_grad():
                 module.base.weight.copy_(module.weight)
-            _put(network, name, module.base)
+            put(network, name, module.base)
 
 
-def _put(network: nn.Module, name: str, module: nn.Module) -> None:
+def put(network: nn.Module, name: str, module: nn.Module) -> None:
+    """Put a module in the place of the one of this name."""
     parent, _, last = name.rpartition(".")
     setattr(network.get_submodule(parent), last, module)
 

@@ -1,0 +1,125 @@
+"""A model from a checkpoint: what a run has so far, or had at an earlier step, is what it would have ended with."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fault_runs import changed, tiny, train, written
+from prepare_samples import sample_files
+
+import qkv
+from qkv import cli
+from qkv.blocks import HeadConfig
+from qkv.errors import QkvError
+from qkv.train.recipe import Recipe
+
+KEYS = {"steps": 3, "workers": 0, "micro_batch": 0, "ema": 0.0, "save_every": 1, "eval_every": 2, "batch_tokens": 1024}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("midway")
+    sample_files(path)
+    return path
+
+
+def short(folder: Path, kind: str, name: str, model: dict[str, Any] | None = None, **keys: Any) -> Recipe:
+    sections: dict[str, Any] = {"model": model} if model else {}
+    data = {"length": 256, "source_length": 0}
+    return tiny(folder, name, kind, data=data, train={**KEYS, **keys}, **sections)
+
+
+def stopped(run: str) -> Path:
+    """The same run as it would lie there if it had been stopped before its end."""
+    copy = Path(f"{run} stopped")
+    shutil.copytree(run, copy, ignore=shutil.ignore_patterns("config.json", "model.safetensors", "README.md"))
+    return copy
+
+
+def differing(one: qkv.Model, other: qkv.Model) -> list[str]:
+    a, b = dict(one.network.named_parameters()), dict(other.network.named_parameters())
+    assert a.keys() == b.keys()
+    return [name for name in a if not torch.equal(a[name], b[name])]
+
+
+@pytest.mark.parametrize("kind", ["pairs", "next_token", "masked", "classify", "contrast"])
+@pytest.mark.parametrize("ema", [0.0, 0.5])
+def test_a_run_that_was_stopped_can_be_tried(folder: Path, kind: str, ema: float) -> None:
+    recipe = short(folder, kind, f"{kind} {ema}", ema=ema)
+    train(recipe)
+    whole, found = qkv.load(recipe.run), qkv.load(stopped(recipe.run))
+    assert found.config == whole.config
+    assert found.tokenizer is not None
+    assert whole.tokenizer is not None
+    assert found.tokenizer.fingerprint == whole.tokenizer.fingerprint
+    assert differing(found, whole) == []
+    assert not found.network.training
+    told = "this run has not come to its end, these are the weights of step 3; go on with: qkv train "
+    assert [note.startswith(told) for note in found.notes] == [True]
+
+
+def test_what_was_learnt_in_low_rank_additions_is_in_the_matrices(folder: Path) -> None:
+    base = short(folder, "pairs", "base")
+    train(base)
+    model = {"from_": base.run, "change": {}, "lora_rank": 2, "lora_alpha": 7.0}
+    recipe = short(folder, "pairs", "lora", model, lr=0.05)
+    train(recipe)
+    left = stopped(recipe.run)
+    shutil.rmtree(base.run)  # the checkpoint needs nothing but its run
+    whole, found = qkv.load(recipe.run), qkv.load(left)
+    assert differing(found, whole) == []
+
+
+def test_an_earlier_step_is_what_a_shorter_run_ends_with(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    constant = {"schedule": "constant", "warmup": 0.0}
+    recipe = short(folder, "next_token", "long", **constant)
+    train(recipe)
+    train(changed(recipe, "early", steps=2))
+    place = Path(recipe.run) / "checkpoints" / "step-000000002"
+    found = qkv.load(place)
+    assert found.notes == ["these are the weights of step 2"]
+    assert differing(found, qkv.load(folder / "early")) == []
+    assert differing(found, qkv.load(recipe.run)), "a control: another step moved the weights"
+    assert cli.call(["run", str(place), "the cat"]) == 0
+    assert cli.call(["info", str(place)]) == 0
+    assert cli.call(["export", str(place), str(folder / "theirs")]) == 0
+    assert "these are the weights of step 2" in capsys.readouterr().err
+    assert differing(qkv.load(folder / "theirs"), found) == []
+
+
+def test_a_checkpoint_that_is_damaged_is_passed_over_and_told_of(folder: Path) -> None:
+    recipe = short(folder, "pairs", "damaged")
+    train(recipe)
+    left = stopped(recipe.run)
+    shard = left / "checkpoints" / "step-000000003" / "shard-00000-of-00001.safetensors"
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    found = qkv.load(left)
+    assert "step-000000003" in found.notes[0]
+    assert "these are the weights of step 2" in found.notes[1]
+    with pytest.raises(QkvError, match="step-000000003"):
+        qkv.load(shard.parent)
+
+
+def test_a_fresh_head_needs_a_model(folder: Path) -> None:
+    recipe = short(folder, "masked", "headless")
+    train(recipe)
+    with pytest.raises(QkvError, match="a fresh head needs a model"):
+        qkv.load(stopped(recipe.run), head=HeadConfig(kind="classify", outputs=2))
+
+
+def test_a_run_that_has_saved_nothing_has_no_model(folder: Path) -> None:
+    recipe = short(folder, "pairs", "nothing")
+    train(recipe)
+    left = stopped(recipe.run)
+    shutil.rmtree(left / "checkpoints")
+    with pytest.raises(QkvError, match="has not come to its end, so there is no model yet"):
+        qkv.load(left)
+    other = folder / "own recipe"
+    other.mkdir()
+    (other / "recipe.toml").write_text(Path(written(recipe)).read_text(encoding="utf-8"), encoding="utf-8")
+    with pytest.raises(QkvError, match="so there is no model yet"):
+        qkv.load(other)
