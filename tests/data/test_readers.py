@@ -161,6 +161,20 @@ def test_columns_by_number_mean_that_there_is_no_header(tmp_path):
     assert fields_of(path, header=False)[0] == {"0": "hello", "1": "1", "2": "x"}
 
 
+def test_a_first_line_that_looks_like_data_is_told_of(tmp_path):
+    bare = write(tmp_path, "bare.tsv", "the man sees a cat\tder Mann sieht eine Katze\na dog\tein Hund\n")
+    problems = Problems()
+    assert fields_of(bare, problems=problems) == [
+        {"the man sees a cat": "a dog", "der Mann sieht eine Katze": "ein Hund"}
+    ]
+    assert counts(problems) == {"first line": 1}
+    named = write(tmp_path, "named.tsv", "source\ttarget text\na dog\tein Hund\n")
+    for path, options in ((bare, {"header": True}), (bare, {"header": False}), (bare, {"columns": [0]}), (named, {})):
+        problems = Problems()
+        fields_of(path, problems=problems, **options)
+        assert counts(problems) == {}
+
+
 def test_tsv_keeps_quotation_marks_unless_told_that_they_quote(tmp_path):
     path = write(tmp_path, "a.tsv", 'text\tn\n"Hi," she said\t1\n"a ""b"""\t2\n')
     problems = Problems()

@@ -12,7 +12,7 @@ from typing import Any
 
 from qkv.data import Files, Problems
 from qkv.data.builtin import DATASETS
-from qkv.data.readers.columns import names_of
+from qkv.data.readers.columns import looks_like_data, names_of
 from qkv.data.readers.find import EXTENSIONS, extension
 from qkv.errors import UsageError, nearest
 from qkv.tasks.prepare_data import DOCUMENT_KINDS, IN_STEP
@@ -249,7 +249,7 @@ def look(kind: str, files: Sequence[str] | Mapping[str, str]) -> Seen:
         same = all(name == column for name, column in columns.items())
         return Seen({"train": paths}, size, None if same else columns, bytes_known=True, letters=letters)
     except UsageError:
-        if parts[0].format in ("tsv", "csv") and any(map(is_text, names)):
+        if parts[0].format in ("tsv", "csv") and any(map(looks_like_data, names)):
             names = [str(place) for place in range(len(names))]  # no header: columns by number
         return Seen({"train": paths}, size, guess(kind, names), guessed=True, bytes_known=True, letters=letters)
 
@@ -269,16 +269,6 @@ def look_by_field(kind: str, files: Mapping[str, str]) -> Seen:
     next(told.records(Problems(max_bad=1)))
     size = sum(path.stat().st_size for part in told.parts(Problems(max_bad=1)) for path in part.paths)
     return Seen({"train": dict(files)}, size, bytes_known=True)
-
-
-def is_text(name: str) -> bool:
-    """Whether what stands in a table's first line is data rather than the name of a column.
-
-    >>> is_text("the man sees a cat"), is_text("Who?"), is_text("3.5"), is_text("German text"), is_text("label_id")
-    (True, True, True, False, False)
-    """
-    words = name.split()
-    return len(words) > 3 or name.endswith((".", "!", "?")) or name.replace(".", "", 1).isdigit()
 
 
 def guess(kind: str, names: Sequence[str]) -> dict[str, str]:

@@ -40,6 +40,16 @@ def numbered(choice: dict[str, str | int] | None) -> bool:
     return choice is not None and all(_number(column) is not None for column in choice.values())
 
 
+def looks_like_data(name: str) -> bool:
+    """Whether what stands in a table's first line is a text or a number rather than the name of a column.
+
+    >>> [looks_like_data(name) for name in ("the man sees a cat", "Who?", "3.5", "German text", "label_id")]
+    [True, True, True, False, False]
+    """
+    words = name.split()
+    return len(words) > 3 or name.endswith((".", "!", "?")) or name.replace(".", "", 1).isdigit()
+
+
 def places(choice: dict[str, str | int] | None, names: Sequence[str], file: str) -> list[tuple[str, int]]:
     """(field, place of its column) for a format whose columns are fixed.
 

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
-from qkv.data.readers.columns import numbered, places
+from qkv.data.readers.columns import looks_like_data, numbered, places
 from qkv.data.readers.find import Part
 from qkv.data.readers.reading import Reading
 from qkv.data.records import Record, Where
@@ -31,6 +31,12 @@ def read_table(part: Part, reading: Reading) -> Iterator[Record]:
             width = len(row)
             names = _unique(row) if header else [str(place) for place in range(width)]
             chosen = places(options.columns, names, file)
+            if header and options.header is None and any(map(looks_like_data, row)):
+                reason = (
+                    "is read as the names of the columns, but looks like data; if it is, choose columns by number "
+                    "(source=0 and so on) or say header = false"
+                )
+                problems.note("first line", Where(file, number), reason)
             if header:
                 continue
         problems.seen += 1
