@@ -1,6 +1,7 @@
 """What all tests share."""
 
 import os
+import signal
 
 # Some virtual machines advertise AMX and then stop the process at its first instruction; tests in bfloat16 do not
 # need it. It must be said before torch is loaded.
@@ -8,3 +9,7 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 # Tests are tiny and run side by side: threads of their own would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell makes its background jobs deaf to Ctrl-C, and they their children. Tests that press it need it heard.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -255,6 +256,8 @@ class Model:
         """
         if not isinstance(prompts, str) and hasattr(prompts, "tolist"):  # a tensor or an array
             prompts = prompts.tolist()
+        if not isinstance(prompts, Sequence):
+            raise UsageError(f"prompts: a text, token ids, or a list of either, not {type(prompts).__name__}")
         one = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int))
         rows: Any = [prompts] if one else prompts
         stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
@@ -313,8 +316,10 @@ class Model:
             if self.config.family == "decoder":
                 while ids and ids[-1] in self.config.end and len(ids) > 1:
                     ids.pop()
-        else:
+        elif isinstance(prompt, Sequence) and all(isinstance(i, Integral) for i in prompt):
             ids = [int(i) for i in prompt]
+        else:
+            raise UsageError(f"{prompt!r}: a text or token ids, which are whole numbers")
         if ids:
             self._ids([ids], "prompt", self._source_vocab)
         return ids

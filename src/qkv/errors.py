@@ -5,7 +5,9 @@ anything else that escapes is a bug of ours.
 """
 
 from collections.abc import Iterable
+from contextlib import suppress
 from difflib import get_close_matches
+from pathlib import Path
 
 
 class QkvError(Exception):
@@ -31,3 +33,16 @@ def nearest(name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     close = get_close_matches(name, names, n=1, cutoff=0.6)
     return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(names)
+
+
+def nearest_path(path: Path, pattern: str = "*") -> str:
+    """A hint for a path that is not there, `; did you mean runs/dates?`, where its folder has one of a like name.
+
+    >>> nearest_path(Path("no/such/thing"))
+    ''
+    """
+    names: list[str] = []
+    with suppress(OSError):
+        names = [one.name for one in path.parent.glob(pattern)]
+    close = get_close_matches(path.name, names, n=1, cutoff=0.6)
+    return f"; did you mean {path.parent / close[0]}?" if close else ""

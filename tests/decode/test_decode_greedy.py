@@ -94,6 +94,13 @@ def test_a_prefix_is_forced(network: Network) -> None:
         ({"stop": ("",)}, "stop"),
         ({"stop": (3,)}, "stop"),
         ({"logprobs": 50}, "logprobs"),
+        ({"temperature": "0.5"}, "temperature = '0.5': not a finite number"),
+        ({"top_p": None}, "top_p = None"),
+        ({"seed": 0.5}, "seed = 0.5"),
+        ({"banned": ("a",)}, "banned"),
+        ({"prefix": (1.5,)}, "prefix"),
+        ({"penalty": "gmnt"}, "did you mean 'gnmt'"),
+        ({"filters": (3,)}, "filters"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(options: dict, named: str) -> None:

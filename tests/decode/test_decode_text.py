@@ -118,11 +118,42 @@ def test_run_with_texts_prints_one_line_each(folder: Path, capsys: pytest.Captur
     assert len(capsys.readouterr().out.split("\n")) == 3
 
 
+def test_run_says_what_cannot_be_seen_in_its_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An answer that was cut, and letters that the model never saw; a text that goes on is always cut."""
+    tokenizer = Tokenizer.train("char", iter(["abcdef"]), size=20, roles=["pad", "start", "end", "unknown"])
+    stack = StackConfig(vocab=tokenizer.size, width=16, layers=1, heads=2, ffn_width=32, position="rotary")
+    head = HeadConfig(kind="lm", outputs=tokenizer.size)
+    ids = {"pad": tokenizer.roles.pad, "start": tokenizer.roles.start}
+    torch.manual_seed(1)
+    for name, config in {
+        "pairs": Config(encoder=stack, decoder=stack, head=head, **ids),
+        "text": Config(decoder=stack, head=head, **ids),
+    }.items():
+        qkv.Model(config, build(config).eval(), tokenizer).save(tmp_path / name)
+    cut, unseen = "2 of 2 answers were cut after 3 tokens", "1 of 2 texts hold what this model never saw, as 'a☃'"
+    assert cli.call(["run", str(tmp_path / "pairs"), "abc", "a☃", "--max-tokens", "3"]) == 0
+    said = capsys.readouterr()
+    assert cut in said.err
+    assert unseen in said.err
+    assert len(said.out.splitlines()) == 2
+    assert cli.call(["run", str(tmp_path / "text"), "abc", "a☃", "--max-tokens", "3"]) == 0
+    said = capsys.readouterr()
+    assert cut not in said.err
+    assert unseen in said.err
+
+
+@pytest.mark.parametrize("prompts", [5, None, [1.5], [["a"]], [None], {"a": 1}])
+def test_prompts_that_are_none_are_refused(model: qkv.Model, prompts: object) -> None:
+    with pytest.raises(UsageError, match="token ids"):
+        model.generate(prompts)  # type: ignore[call-overload]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
         (["run", "no/such/model", "a"], 1, "no such folder"),
-        (["run", "MODEL", "a", "--temperature", "-1"], 2, "temperature"),
+        (["run", "no/such/model", "a", "--temperature", "-1"], 2, "temperature"),  # before any model is looked for
+        (["run", "MODELS", "a"], 1, "; did you mean "),
         (["run", "MODEL", "a", "--beam", "9999"], 2, "vocabulary"),
         (["run", "MODEL", "a", "--batch", "0"], 2, "batch"),
         (["run", "MODEL", "a", "--max-tokens", "many"], 2, "many"),
@@ -131,7 +162,7 @@ def test_run_with_texts_prints_one_line_each(folder: Path, capsys: pytest.Captur
 def test_run_says_what_is_wrong(
     folder: Path, arguments: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.call([str(folder) if word == "MODEL" else word for word in arguments]) == code
+    assert cli.call([word.replace("MODEL", str(folder)) for word in arguments]) == code
     caught = capsys.readouterr()
     assert said in caught.err
     assert not caught.out

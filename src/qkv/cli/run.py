@@ -4,7 +4,7 @@ import json as json_format
 import sys
 from typing import Any
 
-from qkv.cli.shared import Int8, Json, Words, app
+from qkv.cli.shared import Int8, Json, Words, app, print_notes
 from qkv.errors import QkvError, UsageError
 
 
@@ -65,24 +65,27 @@ def run(
         With the linear maps in int8: faster on a CPU, for a little less precision.
     """
     from qkv.api import load
+    from qkv.decode import Options
     from qkv.render.progress import progress_bar
     from qkv.tasks.evaluate import task_of
 
     if batch < 1:
         raise UsageError(f"--batch {batch}: at least 1")
+    options: dict[str, Any] = {"max_tokens": max_tokens, "beam": beam, "temperature": temperature, "top_k": top_k}
+    options |= {"top_p": top_p, "seed": seed, "stop": stop}
+    Options(**{**options, "stop": tuple(stop or ())}).check_values()  # before a large model is read
     loaded = load(model, device=device)
     if int8:
         loaded = loaded.quantise()
-    options: dict[str, Any] = {"max_tokens": max_tokens, "beam": beam, "temperature": temperature, "top_k": top_k}
-    options |= {"top_p": top_p, "seed": seed, "stop": stop}
     lines = list(texts) if texts else lines_of_stdin()
     task = task_of(loaded.config)
     if not task.generates:
         refuse_writing_options(task.does, options)
         return look(loaded, task.pairs, lines, batch, json)
     if len(lines) == 1 and beam == 1 and not json and sys.stdout.isatty():
-        loaded.generate(lines, **options, on_text=lambda _, piece: print(piece, end="", flush=True))
+        results = loaded.generate(lines, **options, on_text=lambda _, piece: print(piece, end="", flush=True))
         print()
+        print_notes(model, notes_on(loaded, lines, results, max_tokens))
         return None
     with progress_bar("running") as progress:
         results = loaded.generate_lines(lines, batch=batch, progress=progress, **options)
@@ -98,7 +101,21 @@ def run(
             print(json_format.dumps(row, ensure_ascii=False))
         else:
             print(" ".join(result.text.splitlines()))  # one line for each line
+    print_notes(model, notes_on(loaded, lines, results, max_tokens))
     return None
+
+
+def notes_on(model: Any, lines: list[str], results: Any, max_tokens: int) -> list[str]:
+    """What a reader of the results may not see in them: answers that were cut, texts that could not be read whole."""
+    notes = []
+    cut = sum(result.reason == "length" for result in results)
+    if cut and model.config.family == "seq2seq":  # a text that is gone on with has no length of its own
+        notes.append(f"{cut} of {len(lines)} answers were cut after {max_tokens} tokens; --max-tokens gives them more")
+    unknown = model.tokenizer.roles.unknown
+    blind = [line for line in lines if unknown is not None and unknown in model.tokenizer.encode(line)]
+    if blind:
+        notes.append(f"{len(blind)} of {len(lines)} texts hold what this model never saw, as {blind[0][:60]!r}")
+    return notes
 
 
 def refuse_writing_options(does: str, options: dict[str, Any]) -> None:

@@ -3,11 +3,12 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from numbers import Integral, Real
 from typing import Literal, Protocol
 
 from torch import Tensor
 
-from qkv.errors import UsageError
+from qkv.errors import UsageError, nearest
 from qkv.models import Config
 from qkv.text import Tokenizer
 
@@ -59,6 +60,17 @@ class Options:
         vocab = config.stack.vocab
         if config.decoder is None or config.head.kind != "lm":
             raise UsageError(f"this model has a {config.head.kind} head on its {config.family}: it does not write text")
+        self.check_values()
+        if self.beam > vocab:
+            raise UsageError(f"beam = {self.beam} is wider than the vocabulary of {vocab}")
+        if self.logprobs > vocab:
+            raise UsageError(f"logprobs = {self.logprobs} is more than the vocabulary of {vocab}")
+        for token in (*self.banned, *self.prefix):
+            if not 0 <= token < vocab:
+                raise UsageError(f"token id {token} is outside this model's vocabulary of {vocab}")
+
+    def check_values(self) -> None:
+        """Refuse what no model can do."""
         for name, low in (
             ("max_tokens", 1),
             ("min_tokens", 0),
@@ -69,34 +81,37 @@ class Options:
             ("logprobs", 0),
         ):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < low:
+            if not is_whole(value) or value < low:
                 raise UsageError(f"{name} = {value!r}: a whole number from {low} on")
-        for name, value in (("temperature", self.temperature), ("length_penalty", self.length_penalty)):
-            if not math.isfinite(value):
+        for name in ("temperature", "length_penalty", "top_p", "min_p", "repetition_penalty"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
                 raise UsageError(f"{name} = {value!r}: not a finite number")
+        if self.seed is not None and not is_whole(self.seed):
+            raise UsageError(f"seed = {self.seed!r}: a whole number, or None")
         if self.temperature < 0:
             raise UsageError(f"temperature = {self.temperature}: 0 (the likeliest token) or above")
         if not 0.0 < self.top_p <= 1.0:
             raise UsageError(f"top_p = {self.top_p}: above 0, at most 1")
         if not 0.0 <= self.min_p <= 1.0:
             raise UsageError(f"min_p = {self.min_p}: between 0 and 1")
-        if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
+        if self.repetition_penalty <= 0:
             raise UsageError(f"repetition_penalty = {self.repetition_penalty}: above 0")
         if self.min_tokens > self.max_tokens:
             raise UsageError(f"min_tokens = {self.min_tokens} is more than max_tokens = {self.max_tokens}")
-        if self.beam > vocab:
-            raise UsageError(f"beam = {self.beam} is wider than the vocabulary of {vocab}")
         if self.best > self.beam:
             raise UsageError(f"best = {self.best} is more than beam = {self.beam}")
-        if self.logprobs > vocab:
-            raise UsageError(f"logprobs = {self.logprobs} is more than the vocabulary of {vocab}")
         if self.beam > 1 and self.temperature > 0:
             raise UsageError("beam search takes no temperature: choose beam = 1 to draw, or temperature = 0 to search")
-        for token in (*self.banned, *self.prefix):
-            if not 0 <= token < vocab:
-                raise UsageError(f"token id {token} is outside this model's vocabulary of {vocab}")
+        for name in ("banned", "prefix"):
+            if not all(map(is_whole, getattr(self, name))):
+                raise UsageError(f"{name} = {getattr(self, name)!r}: token ids, which are whole numbers")
         if not all(isinstance(text, str) and text for text in self.stop):
             raise UsageError(f"stop = {self.stop!r}: texts that are not empty")
+        if self.penalty not in ("power", "gnmt"):
+            raise UsageError(f"penalty = {self.penalty!r}; {nearest(str(self.penalty), ('power', 'gnmt'))}")
+        if not all(map(callable, self.filters)):
+            raise UsageError(f"filters = {self.filters!r}: functions of logits and the tokens so far")
         if self.constraint is not None and not hasattr(self.constraint, "begin"):
             raise UsageError(
                 f"constraint = {self.constraint!r}: make one with qkv.decode.regex, json_schema or grammar"
@@ -108,6 +123,11 @@ class Options:
             return self
         begun = self.constraint.begin(tokenizer, end, start)
         return replace(self, constraint=None, filters=(*self.filters, begun))
+
+
+def is_whole(value: object) -> bool:
+    """Whether a value is a whole number (truth values are none)."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def length_factor(options: Options, length: int) -> float:

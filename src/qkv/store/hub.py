@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from qkv.errors import QkvError, UsageError
+from qkv.errors import QkvError, UsageError, nearest_path
 from qkv.models.presets import PRESETS
 
 _ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -25,7 +25,7 @@ def locate(name: str | Path) -> Path:
             f"{name}: no such folder; {name} is a preset, a shape without weights: give a folder or a hub id"
         )
     if not _ID.fullmatch(str(name)) or path.parent.is_dir():
-        raise QkvError(f"{path}: no such folder")
+        raise QkvError(f"{path}: no such folder{nearest_path(path)}")
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:

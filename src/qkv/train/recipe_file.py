@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 
-from qkv.errors import QkvError, UsageError, nearest
+from qkv.errors import QkvError, UsageError, nearest, nearest_path
 from qkv.train.recipe import Recipe
 from qkv.train.recipe_check import check
 from qkv.train.recipe_table import STACKS, Source, Table, changed, recipe_of, to_table
@@ -97,8 +97,11 @@ def find(name: str | Path) -> tuple[str, str]:
         return file.read_text(encoding="utf-8"), f"the built-in recipe {name}"
     if path.is_dir():
         raise UsageError(f"{path}: this folder holds no recipe.toml, so it is not a run")
-    hint = f"; built-in recipes: {nearest(str(name), known)}" if known else ""
-    raise UsageError(f"{name}: no such recipe file{hint}")
+    hint = nearest(str(name), known)
+    if not hint.startswith("did you mean"):
+        hint = f"built-in recipes: {', '.join(known)}"
+        hint = nearest_path(path, "*.toml" if len(path.parts) == 1 else "*").removeprefix("; ") or hint
+    raise UsageError(f"{name}: no such recipe file; {hint}")
 
 
 # -------------------------------------------------------------------- writing
