@@ -62,6 +62,16 @@ def test_ten_steps_are_five_a_crash_and_five(case: str, tmp_path: Path) -> None:
     assert f"going on from step {saved}" in notes_of(broken)
 
 
+def test_a_run_that_has_come_to_its_end_says_how_to_go_on(tmp_path: Path) -> None:
+    recipe = tiny(tmp_path, "over", train={"steps": 2})
+    train(recipe)
+    assert go_on(recipe.run).end.step == 2
+    assert f"give it more to go on, as qkv train {recipe.run} train.steps=…" in notes_of(recipe.run)
+    assert "going on from" not in notes_of(recipe.run)
+    assert go_on(recipe.run, "train.steps=3").end.step == 3
+    assert "going on from step 2" in notes_of(recipe.run)
+
+
 def test_other_dropout_would_be_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A control: were the random numbers those of a process that has just begun, the weights would differ."""
     recipe = tiny(tmp_path, "whole")

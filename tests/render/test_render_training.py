@@ -232,6 +232,12 @@ def test_a_log():
     ]
 
 
+def test_a_log_does_not_say_the_same_twice():
+    last = replace(EVAL, best=False)
+    worse = replace(last, metrics={**EVAL.metrics, "loss": 9.0})
+    assert len(log(("evaluated", EVAL), ("evaluated", last), ("evaluated", worse))) == 2
+
+
 def test_a_log_speaks_of_steps_every_few_seconds_and_of_the_last():
     steps = [replace(STEP, step=n, seconds=n / 10, done=n / 1000) for n in range(10, 1001, 10)]
     said = log(*(("step", step) for step in steps))

@@ -87,6 +87,11 @@ class State:
             name = next(iter(report.metrics), "")
         return (name, report.metrics[name]) if name else None
 
+    def knows(self, report: EvalReport) -> bool:
+        """Whether this was the last thing heard: the weights that were the best are judged once more in the end."""
+        last = self.evaluated
+        return last is not None and (last.step, last.metrics) == (report.step, report.metrics)
+
     def hear_of(self, report: EvalReport) -> None:
         self.evaluated = report
         if report.best:
@@ -123,7 +128,8 @@ class Display(RunWatcher):
             self._draw()
 
     def evaluated(self, report: EvalReport) -> None:
-        self.state.hear_of(report)
+        if not self.state.knows(report):
+            self.state.hear_of(report)
         self._draw()
 
     def sampled(self, step: int, sample: Sample) -> None:
@@ -288,6 +294,8 @@ class Lines(RunWatcher):
         self._line("  ".join(said))
 
     def evaluated(self, report: EvalReport) -> None:
+        if self.state.knows(report):
+            return
         self.state.hear_of(report)
         main = self.state.main(report)
         names = [main[0], *(name for name in report.metrics if name != main[0])] if main else []

@@ -110,13 +110,15 @@ def fit(job: Job) -> End:
     notes = list(job.notes)
     if found is not None:
         progress = keeper.restore(found)
-        notes += [*found.passed_over, f"going on from step {progress.step:,}"]
+    done = budget.done(progress.step, progress.seconds, loader.cursor)
+    if found is not None:
+        over = f"this run has spent its budget; give it more to go on, as qkv train {job.recipe.run} train.steps=…"
+        notes += [*found.passed_over, over if done >= 1 else f"going on from step {progress.step:,}"]
     if world.rank == 0:
         job.folder.truncate_after(progress.step)
     watch.start(start_of(job, progress, notes))
 
     began = time.monotonic() - progress.seconds
-    done = budget.done(progress.step, progress.seconds, loader.cursor)
     pace = Pace(progress, done, world)
     recent: deque[tuple[int, Batch]] = deque(maxlen=section.log_every + 1)
     with StopSignals(several=world.size > 1) as signals, left_in_order(loader, checkpoints):
