@@ -149,3 +149,39 @@ def test_a_cache_of_another_number_of_rows_is_refused(make_stack: Make) -> None:
     with pytest.raises(ValueError, match="a cache of 2 rows cannot serve 3"):
         stack(x, place_of(x), cache)
     assert cache.filled == 0
+
+
+# ── Some places only ─────────────────────────────────────────────────────────────────────────────────────────────
+
+SHAPES = {
+    "pre": {},
+    "post": {"norm_place": "post"},
+    "sandwich": {"norm_place": "sandwich"},
+    "parallel": {"residual": "parallel"},
+    "shared": {"layers": 3, "distinct_layers": 1},
+    "windows and rotary": {"window": 2, "position": "rotary"},
+}
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_some_places_only_are_those_of_all(make_stack: Make, shape: str, causal: bool, recompute: bool) -> None:
+    stack, x = make_stack(causal=causal, **SHAPES[shape]).train(), vectors().requires_grad_()
+    stack.recompute = recompute
+    segment = torch.tensor([[1, 1, 1, 2, 2, 0], [1, 1, 1, 1, 1, 1]])
+    only = torch.tensor([4, 0, 11, 4])  # any order, and twice the same
+    wanted = stack(x, place_of(x, segment)).flatten(0, 1)[only]
+    found = stack(x, place_of(x, segment), only=only)
+    assert found.shape == (4, 16)
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-13)
+    weights = torch.arange(64, dtype=torch.float64).view(4, 16).cos()
+    gradients = [torch.autograd.grad((out * weights).sum(), [x, *stack.parameters()]) for out in (found, wanted)]
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-13)
+
+
+def test_a_stack_that_reads_a_source_answers_for_all(make_stack: Make) -> None:
+    stack, x = make_stack(causal=True, cross=True), vectors()
+    with pytest.raises(ValueError, match="leave out `only`"):
+        stack(x, place_of(x), memory=Memory(x, place_of(x)), only=torch.tensor([0]))

@@ -16,7 +16,7 @@ from qkv.data.rows import Rows
 from qkv.models import Config, Network, build
 from qkv.train import learner as module
 from qkv.train.fused_loss import fused_loss
-from qkv.train.learner import Learner, label_counts, lesson_of
+from qkv.train.learner import FULL, Learner, label_counts, lesson_of
 from qkv.train.recipe import ObjectiveSection
 
 CPU = torch.device("cpu")
@@ -93,7 +93,32 @@ def test_averages_of_averages_would_be_found() -> None:
     counts = [label_counts(part)[0] for part in parts]
     assert counts[0] != counts[1]
     wrong = sum(float(loss_of(learner, [part]).detach()) for part in parts) / len(parts)
-    assert wrong != pytest.approx(float(loss_of(learner, parts)), rel=1e-9)
+    assert wrong != pytest.approx(float(loss_of(learner, parts).detach()), rel=1e-9)
+
+
+FEW = {  # objectives whose loss reads some of the places only
+    "masked": CASES["masked"],
+    "tags": CASES["tags"],
+    "classify": CASES["classify"],
+    "classify by the last": ("decoder", HeadConfig(kind="classify", outputs=5, pool="last")),
+}
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_the_last_block_works_for_the_places_that_are_read(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the loss nor a gradient knows the difference; the feed-forward does."""
+    learner = Learner(network(*FEW[name]), ObjectiveSection(label_smoothing=0.1)).train()
+    batch = a_batch(name.split(" by")[0], 3000)
+    seen: list[int] = []
+    stack = learner.network.encoder if FEW[name][0] == "encoder" else learner.network.decoder
+    stack.blocks[-1].ffn.register_forward_hook(lambda _, inputs, out: seen.append(out.numel() // out.shape[-1]))
+    few = [loss_of(learner, [batch]).detach(), *gradient_of(learner, [batch])]
+    monkeypatch.setattr(Learner, "only", lambda *_: None)
+    all_ = [loss_of(learner, [batch]).detach(), *gradient_of(learner, [batch])]
+    assert seen[0] < FULL * seen[2] == FULL * batch.ids.numel()
+    assert len(few) == len(all_)
+    for one, other in zip(few, all_, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-14)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -176,8 +201,8 @@ def test_evaluation_is_not_smoothed() -> None:
     learner = Learner(network(*CASES["pairs"]), ObjectiveSection(label_smoothing=0.3))
     plain = Learner(learner.network, ObjectiveSection())
     batch = a_batch("pairs")
-    assert float(loss_of(learner.train(), [batch])) != float(loss_of(plain.train(), [batch]))
-    assert float(loss_of(learner.eval(), [batch])) == float(loss_of(plain.eval(), [batch]))
+    assert float(loss_of(learner.train(), [batch]).detach()) != float(loss_of(plain.train(), [batch]).detach())
+    assert float(loss_of(learner.eval(), [batch]).detach()) == float(loss_of(plain.eval(), [batch]).detach())
 
 
 def test_an_answer_is_chosen_within_its_own_text() -> None:
@@ -201,7 +226,7 @@ def test_contrast_falls_when_partners_are_alike() -> None:
     learner = Learner(network(*CASES["contrast"]), ObjectiveSection())
     batch = a_batch("contrast")
     same = replace(batch, source_ids=batch.ids, source_segment=batch.segment, source_position=batch.position)
-    assert float(loss_of(learner, [same])) < float(loss_of(learner, [batch]))
+    assert float(loss_of(learner, [same]).detach()) < float(loss_of(learner, [batch]).detach())
 
 
 def test_rows_of_one_text_each_take_the_plain_way_to_the_same_gradient() -> None:

@@ -204,6 +204,11 @@ def heads_of(x: Tensor, heads: int) -> Tensor:
     return x.view(*x.shape[:2], heads, x.shape[-1] // heads).transpose(1, 2)
 
 
+def chosen(x: Tensor, only: Tensor | None) -> Tensor:
+    """Vectors (B, T, C) at places `only` (N,) of the rows laid end to end: (N, C). None: all, as they are."""
+    return x if only is None else x.flatten(0, 1).index_select(0, only)
+
+
 class Attention(nn.Module):
     """What self- and cross-attention share: heads attend, and their answers are mixed by the output projection."""
 
@@ -217,8 +222,17 @@ class Attention(nn.Module):
         self.q_norm = make_norm(config, self.width) if normed else None
         self.k_norm = make_norm(config, self.width) if normed else None
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, sight: Sight, tap: TapHere | None, prefix: str = "") -> Tensor:
-        """Run the kernel, and what the tap asks for beside it; (B, H, T, D) → (B, T, C)."""
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sight: Sight,
+        tap: TapHere | None,
+        prefix: str = "",
+        only: Tensor | None = None,
+    ) -> Tensor:
+        """Run the kernel, and what the tap asks for beside it; (B, H, T, D) → (B, T, C), or (N, C) at places `only`."""
         if tap and tap.changes(prefix + "scores") | tap.changes(prefix + "pattern"):
             weights = tap(prefix + "pattern", pattern(tap(prefix + "scores", scores(q, k, sight, self.scale))))
             z = mix(weights, v, q.dtype)
@@ -229,7 +243,7 @@ class Attention(nn.Module):
             z = KERNELS[sight.kernel](q, k, v, sight, self.scale, dropout)
         if tap:
             z = tap(prefix + "z", z)
-        out: Tensor = self.out(z.transpose(1, 2).flatten(2))
+        out: Tensor = self.out(chosen(z.transpose(1, 2).flatten(2), only))
         return out
 
     def _show(self, q: Tensor, k: Tensor, sight: Sight, tap: TapHere, prefix: str) -> None:
@@ -262,6 +276,7 @@ class SelfAttention(Attention):
         cache: SelfCache | None = None,
         layer: int = 0,
         tap: TapHere | None = None,
+        only: Tensor | None = None,
     ) -> Tensor:
         if sight.kernel != "varlen":  # which never looks from one document into another, so not into padding either
             x = sight.mask.query.blank(x)
@@ -275,7 +290,7 @@ class SelfAttention(Attention):
             q, k, v = tap("q", q), tap("k", k), tap("v", v)
         if cache is not None:
             k, v = cache.write(layer, k, v)
-        return self.attend(q, k, v, sight, tap)
+        return self.attend(q, k, v, sight, tap, only=only)
 
 
 class CrossAttention(Attention):

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from qkv.blocks.attention import CrossAttention, SelfAttention, Sight
+from qkv.blocks.attention import CrossAttention, SelfAttention, Sight, chosen
 from qkv.blocks.cache import CrossCache, Memory, SelfCache
 from qkv.blocks.config import StackConfig
 from qkv.blocks.feedforward import FeedForward
@@ -43,8 +43,10 @@ class Sublayer(nn.Module):
         out: Tensor = self.dropout(h)
         return out
 
-    def forward(self, x: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
-        x = x + self.change(x, part)
+    def forward(self, x: Tensor, part: Callable[[Tensor], Tensor], only: Tensor | None = None) -> Tensor:
+        """x (B, T, C) → the same, or (N, C) where the part answers for N places `only`."""
+        change = self.change(x, part)
+        x = chosen(x, only) + change
         return self.norm(x).to(x.dtype) if self.place == "post" else x
 
 
@@ -71,14 +73,18 @@ class Block(nn.Module):
         cross_sight: Sight | None = None,
         layer: int = 0,
         tap: TapHere | None = None,
+        only: Tensor | None = None,
     ) -> Tensor:
-        """x (B, T, C) → (B, T, C). `layer` says whose slots of the caches are meant: layers may share weights."""
+        """x (B, T, C) → (B, T, C). `layer` says whose slots of the caches are meant: layers may share weights.
+
+        With places `only` (see `Stack`), everything after self-attention is done for these alone: → (N, C).
+        """
 
         def seen(site: str, value: Tensor) -> Tensor:
             return tap(site, value) if tap else value
 
         def attend(h: Tensor) -> Tensor:
-            return seen("attn_out", self.attention(h, sight, rotary, cache, layer, tap))
+            return seen("attn_out", self.attention(h, sight, rotary, cache, layer, tap, only))
 
         def attend_source(h: Tensor) -> Tensor:
             assert self.cross is not None
@@ -89,9 +95,10 @@ class Block(nn.Module):
 
         x = seen("resid_pre", x)
         if self.parallel:
-            x = x + self.attention_sub.change(x, attend) + self.ffn_sub.change(x, think)
-            return seen("resid_post", x)
-        x = seen("resid_mid", self.attention_sub(x, attend))
+            change = self.attention_sub.change(x, attend)
+            x = chosen(x, only)
+            return seen("resid_post", x + change + self.ffn_sub.change(x, think))
+        x = seen("resid_mid", self.attention_sub(x, attend, only))
         if self.cross_sub is not None and memory is not None:
             x = seen("cross_mid", self.cross_sub(x, attend_source))
         return seen("resid_post", self.ffn_sub(x, think))

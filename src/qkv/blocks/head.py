@@ -72,18 +72,27 @@ def pool(x: Tensor, place: Place, how: str, texts: int = 1) -> Tensor:
     segment = place.segment
     if segment is None:
         segment = torch.ones(x.shape[:2], dtype=torch.long, device=x.device)
-    member = segment[:, None, :] == torch.arange(1, texts + 1, device=x.device)[None, :, None]  # (B, E, T)
+    member = members(segment, texts)
     if how == "mean":
         exact = torch.promote_types(x.dtype, torch.float32)
         x = x.masked_fill((segment == 0)[:, :, None], 0.0).to(exact)
         mean = member.to(exact) @ x / member.sum(-1, keepdim=True).clamp(min=1)
         return mean  # kept in float32: it is the end of the line
-    if how == "first":
-        index = member.int().argmax(-1)
-    else:
-        index = member.shape[-1] - 1 - member.int().flip(-1).argmax(-1)
+    index = end_of(member, how)
     chosen = x.gather(1, index[:, :, None].expand(-1, -1, x.shape[-1]))
     return chosen.masked_fill(~member.any(-1, keepdim=True), 0.0)
+
+
+def members(segment: Tensor, texts: int) -> Tensor:
+    """Which tokens of a row belong to which of its texts: (B, T) → (B, E, T)."""
+    return segment[:, None, :] == torch.arange(1, texts + 1, device=segment.device)[None, :, None]
+
+
+def end_of(member: Tensor, how: str) -> Tensor:
+    """The place (B, E) of the first or last token of each text; of one that is not there, any place."""
+    if how == "first":
+        return member.int().argmax(-1)
+    return member.shape[-1] - 1 - member.int().flip(-1).argmax(-1)
 
 
 class Head(nn.Module):

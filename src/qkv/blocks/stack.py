@@ -46,10 +46,17 @@ class Stack(nn.Module):
         cache: SelfCache | None = None,
         memory: Memory | CrossCache | None = None,
         tap: Tap | None = None,
+        only: Tensor | None = None,
     ) -> Tensor:
-        """x (B, T, C) → (B, T, C)."""
+        """x (B, T, C) → (B, T, C).
+
+        Where only some vectors will be read, `only` (N,) gives their places in the rows laid end to end, and the answer
+        is (N, C): the last block then works for these alone, once all have been seen.
+        """
         if cache is not None and cache.rows != x.shape[0]:
             raise ValueError(f"a cache of {cache.rows} rows cannot serve {x.shape[0]}; make one with as many rows")
+        if only is not None and memory is not None:
+            raise ValueError("a stack that reads a source answers for all places: leave out `only`")
         if self.stream is not None and self.training:
             x = x.to(self.stream)
         keys = place if cache is None else cache.extend(place)
@@ -64,7 +71,8 @@ class Stack(nn.Module):
         for layer in range(self.config.layers):
             window = self.config.window_of(layer)
             here = tap.at(f"{self.name}.{layer}") if tap else None
-            arguments = (sights[window], rotaries.get(window), cache, memory, cross_sight, layer, here)
+            last = only if layer == self.config.layers - 1 else None
+            arguments = (sights[window], rotaries.get(window), cache, memory, cross_sight, layer, here, last)
             if self.recompute and self.training and torch.is_grad_enabled():
                 x = checkpoint(self.block_of(layer), x, *arguments, use_reentrant=False)
             else:

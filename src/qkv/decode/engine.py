@@ -34,7 +34,7 @@ from qkv.decode.options import Options
 from qkv.decode.pages import PagedCache, Pages
 from qkv.decode.request import OnChange, Request, State
 from qkv.decode.result import Result
-from qkv.decode.run import exact, flush_right
+from qkv.decode.run import exact, flush_right, next_logits
 from qkv.decode.schedule import Counts, Schedule
 from qkv.decode.writing import Writing, logprobs_of
 from qkv.errors import QkvError, UsageError
@@ -251,13 +251,7 @@ class Engine:
             return self._fast(padded[:, 0], cache, batch.cross)
         segment = None if len({len(row) for row in fed}) == 1 else (padded >= 0).long()
         ids, position = padded.clamp(min=0), cache.next_positions(padded, segment)
-        if isinstance(self.network, Seq2Seq):
-            assert batch.cross is not None
-            x, _ = self.network.hidden(ids, batch.cross, segment, position, cache=cache)
-        else:
-            assert isinstance(self.network, Decoder)
-            x, _ = self.network.hidden(ids, segment, position, cache=cache)
-        return self.network.head.read(x[:, -1])
+        return next_logits(self.network, ids, segment, position, cache=cache, cross=batch.cross)
 
     def _write(self, group: list[Request], raw: Tensor) -> None:
         """Filter, choose, and add a token to each text."""

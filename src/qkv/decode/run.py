@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from qkv.blocks import CrossCache
+from qkv.blocks import CrossCache, SelfCache
 from qkv.decode import fast_encode
 from qkv.decode.fast_cpu import FastStep, fits
 from qkv.errors import UsageError
@@ -84,12 +84,29 @@ class Run:
         return self._forward(ids[:, None], None)
 
     def _forward(self, ids: Tensor, segment: Tensor | None) -> Tensor:
-        if isinstance(self.network, Seq2Seq):
-            assert self.cross is not None
-            x, _ = self.network.hidden(ids, self.cross, segment, cache=self.cache)
-        else:
-            x, _ = self.network.hidden(ids, segment, cache=self.cache)
-        return exact(self.network.head.read(x[:, -1]))
+        return exact(next_logits(self.network, ids, segment, cache=self.cache, cross=self.cross))
+
+
+def next_logits(
+    network: Decoder | Seq2Seq,
+    ids: Tensor,
+    segment: Tensor | None,
+    position: Tensor | None = None,
+    *,
+    cache: SelfCache,
+    cross: CrossCache | None,
+) -> Tensor:
+    """Feed ids (R, T) to a network; what it says comes next in each row, (R, V). No other logits are made."""
+    rows, length = ids.shape
+    if isinstance(network, Seq2Seq):
+        assert cross is not None
+        x, _ = network.hidden(ids, cross, segment, position, cache=cache)
+    elif length == 1:
+        x, _ = network.hidden(ids, segment, position, cache=cache)
+    else:
+        last = torch.arange(length - 1, rows * length, length, device=ids.device)
+        x, _ = network.hidden(ids, segment, position, cache=cache, only=last)
+    return network.head.read(x if x.dim() == 2 else x[:, -1])
 
 
 def exact(logits: Tensor) -> Tensor:

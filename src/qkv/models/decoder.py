@@ -39,14 +39,18 @@ class Decoder(nn.Module):
         longest: int = 0,
         cache: SelfCache | None = None,
         tap: Tap | None = None,
+        only: Tensor | None = None,
     ) -> tuple[Tensor, Place]:
-        """The vectors (B, T, C) that the head reads, and where they stand. No text takes more than `longest` places."""
+        """The vectors (B, T, C) that the head reads, and where they stand. No text takes more than `longest` places.
+
+        `only` (N,) chooses places of the rows laid end to end, and the vectors are theirs alone, (N, C).
+        """
         check_length(self.decoder.config, ids, position, cache, segment)
         if cache is not None and position is None:
             position = cache.next_positions(ids, segment)
         place = place_of(ids, segment, position, texts, longest)
         x = self.embedding(ids, place.position)
-        return self.decoder(x, place, cache, tap=tap), place
+        return self.decoder(x, place, cache, tap=tap, only=only), place
 
     def forward(
         self,

@@ -37,12 +37,16 @@ class Encoder(nn.Module):
         texts: int = 0,
         longest: int = 0,
         tap: Tap | None = None,
+        only: Tensor | None = None,
     ) -> tuple[Tensor, Place]:
-        """The vectors (B, T, C) that the head reads, and where they stand. No text takes more than `longest` places."""
+        """The vectors (B, T, C) that the head reads, and where they stand. No text takes more than `longest` places.
+
+        `only` (N,) chooses places of the rows laid end to end, and the vectors are theirs alone, (N, C).
+        """
         check_length(self.encoder.config, ids, position, segment=segment)
         place = place_of(ids, segment, position, texts, longest)
         x = self.embedding(ids, place.position, types)
-        return self.encoder(x, place, tap=tap), place
+        return self.encoder(x, place, tap=tap, only=only), place
 
     def forward(
         self,

@@ -61,15 +61,15 @@ class Laid:
             out[place, : len(rows[i])] = rows[i]
         return torch.from_numpy(out).to(self.device)
 
-    def vectors(self, chosen: Sequence[int]) -> tuple[Tensor, Place]:
-        """What the head reads of the chosen examples: (B, T, C), and where the tokens stand."""
+    def vectors(self, chosen: Sequence[int], only: Tensor | None = None) -> tuple[Tensor, Place]:
+        """What the head reads of the chosen examples, (B, T, C) or at places `only` (N, C), and where tokens stand."""
         ids = self.padded(self.ids, chosen, self.pad)
         sizes = torch.from_numpy(self.lengths[chosen].astype(np.int64)).to(self.device)
         segment = (torch.arange(ids.shape[1], device=self.device) < sizes[:, None]).long()
         if self.types is not None:
             assert isinstance(self.network, Encoder)
-            return self.network.hidden(ids, segment, types=self.padded(self.types, chosen, 0))
-        return self.network.hidden(ids, segment)
+            return self.network.hidden(ids, segment, types=self.padded(self.types, chosen, 0), only=only)
+        return self.network.hidden(ids, segment, only=only)
 
     def outputs(self, chosen: Sequence[int]) -> Tensor:
         """What the head says, in float32 or better: (B, V) of a head that reads texts, else (B, T, V)."""
@@ -79,10 +79,11 @@ class Laid:
     def at_labels(self, chosen: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
         """The logits (n, V) and labels (n,) of the places that have a label, at most `PLACES` at a time."""
         assert self.labels is not None
-        x, _ = self.vectors(chosen)
         labels = self.padded(self.labels, chosen, IGNORE).flatten()
-        for places in (labels != IGNORE).nonzero()[:, 0].split(PLACES):
-            yield exact(self.network.head.read(x.flatten(0, 1)[places])), labels[places]
+        places = (labels != IGNORE).nonzero()[:, 0]
+        x, _ = self.vectors(chosen, places)
+        for vectors, wanted in zip(x.split(PLACES), labels[places].split(PLACES), strict=True):
+            yield exact(self.network.head.read(vectors)), wanted
 
 
 def exact(values: Tensor) -> Tensor:

@@ -18,6 +18,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from qkv.blocks import Place
+from qkv.blocks.attention import chosen
+from qkv.blocks.head import end_of, members
 from qkv.data.batch import Batch
 from qkv.data.objectives import IGNORE
 from qkv.models import Encoder, Network, Seq2Seq
@@ -73,18 +75,34 @@ class Learner(nn.Module):
         batch = lesson.batch
         if batch.labels is None and batch.source_ids is not None:
             return self.contrast(batch) * per_answer
-        x, place = self.vectors(batch)
+        only = self.only(lesson)
+        x, place = self.vectors(batch, only)
         loss = x.new_zeros((), dtype=torch.float32)
         if lesson.targets is not None:
-            loss = loss + self.tokens(x, lesson.places, lesson.targets) * per_label
+            labelled = x if only is not None else chosen(x, lesson.places)  # all places, where all have labels
+            loss = loss + self.tokens(labelled.reshape(-1, x.shape[-1]), lesson.targets) * per_label
         if batch.span_starts is not None:
             loss = loss + self.spans(x, batch) * per_answer
         elif batch.class_labels is not None or batch.scores is not None:
             loss = loss + self.texts(x, place, batch) * per_answer
         return loss
 
-    def vectors(self, batch: Batch) -> tuple[Tensor, Place]:
-        """What the head reads, (B, T, C)."""
+    def only(self, lesson: Lesson) -> Tensor | None:
+        """The places (N,) that the last block must answer for, where the loss does not read all of them."""
+        batch, how = lesson.batch, self.network.head.config.pool
+        if isinstance(self.network, Seq2Seq) or batch.span_starts is not None:
+            return None
+        answers = batch.class_labels is not None or batch.scores is not None
+        if batch.labels is not None:
+            return None if answers else lesson.places
+        if how == "mean":
+            return None
+        index = end_of(members(batch.segment, batch.texts), how)  # (B, E)
+        begin = torch.arange(len(index), device=index.device)[:, None] * batch.segment.shape[1]
+        return (begin + index).flatten()
+
+    def vectors(self, batch: Batch, only: Tensor | None = None) -> tuple[Tensor, Place]:
+        """What the head reads, (B, T, C), or (N, C) at the places `only`."""
         network, texts, longest = self.network, batch.texts, batch.longest
         if isinstance(network, Seq2Seq):
             assert batch.source_ids is not None
@@ -98,12 +116,12 @@ class Learner(nn.Module):
             return network.hidden(batch.ids, memory, batch.segment, batch.position, texts=texts, longest=longest)
         if isinstance(network, Encoder):
             if self.alone(batch):
-                return network.hidden(batch.ids, types=batch.types)
+                return network.hidden(batch.ids, types=batch.types, only=only)
             places = (batch.segment, batch.position, batch.types)
-            return network.hidden(batch.ids, *places, texts=texts, longest=longest)
+            return network.hidden(batch.ids, *places, texts=texts, longest=longest, only=only)
         if self.alone(batch):
-            return network.hidden(batch.ids)
-        return network.hidden(batch.ids, batch.segment, batch.position, texts=texts, longest=longest)
+            return network.hidden(batch.ids, only=only)
+        return network.hidden(batch.ids, batch.segment, batch.position, texts=texts, longest=longest, only=only)
 
     def alone(self, batch: Batch) -> bool:
         """Whether each row may be taken for one text without padding, for which the plainest kernel is the fastest.
@@ -120,11 +138,8 @@ class Learner(nn.Module):
         stack, source = self.network.config.encoder, batch.source_ids
         return batch.source_full and stack is not None and source is not None and source.shape[1] <= stack.max_positions
 
-    def tokens(self, x: Tensor, places: Tensor | None, targets: Tensor) -> Tensor:
-        """The summed cross-entropy of the labelled places."""
-        x = x.flatten(0, 1)
-        if places is not None:
-            x = x.index_select(0, places)  # (N, C)
+    def tokens(self, x: Tensor, targets: Tensor) -> Tensor:
+        """The summed cross-entropy of the vectors (N, C) at labelled places."""
         out = self.network.head.out
         most = MOST_LOGITS.get(x.device.type, MOST_LOGITS["cuda"])
         parts = max(1, -(-x.shape[0] * self.network.head.config.outputs // most))
@@ -155,7 +170,8 @@ class Learner(nn.Module):
     def texts(self, x: Tensor, place: Place, batch: Batch) -> Tensor:
         """The summed loss of what is said about whole texts: a class, or a score."""
         head = self.network.head if self.network.head.sentence is None else self.network.head.sentence
-        out: Tensor = head(x, place, batch.texts)  # (B, E, V)
+        alone = x.dim() == 2  # the vectors that the head would choose
+        out: Tensor = head.read(x.view(batch.rows, batch.texts, -1)) if alone else head(x, place, batch.texts)
         if batch.scores is not None:
             wanted = batch.scores
             known = wanted.isfinite()
