@@ -406,6 +406,17 @@ def labels_of(batch: Batch) -> int:
     return batch.label_count
 
 
+def set_compiler(name: str, value: str) -> None:
+    """Change an option of torch's compiler for this process, to see what it brings: `triton.enable_pdl=1`."""
+    from torch._inductor import config
+
+    *way, last = name.split(".")
+    for step in way:
+        config = getattr(config, step)
+    kind = type(getattr(config, last))
+    setattr(config, last, bool(int(value)) if kind is bool else kind(value))
+
+
 WORK = {"gpt2": gpt2, "bert": bert, "bert_dropout": bert_dropout, "pairs": pairs, "dates": dates}
 
 
@@ -417,8 +428,11 @@ def main() -> None:
     parser.add_argument("--alone", action="store_true", help="without the peers")
     parser.add_argument("--host", action="store_true", help="show how long the host was busy with starting steps")
     parser.add_argument("--profile", action="store_true", help="show the kernels that a step spends its time in")
+    parser.add_argument("--set", action="append", default=[], help="an option of torch's compiler, as combo_kernels=1")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
+    for one in asked.set:
+        set_compiler(*one.split("=", 1))
     names = asked.work or (["gpt2", "bert", "bert_dropout", "pairs"] if GPU else ["dates"])
     where = torch.cuda.get_device_name() if GPU else f"CPU, {torch.get_num_threads()} threads"
     print(f"torch {torch.__version__}, {where}", file=sys.stderr)
