@@ -1,4 +1,7 @@
-"""Every command and every piece of Python in the README runs, in the order in which a reader would type them."""
+"""Every command and every piece of Python in the README runs, in the order in which a reader would type them.
+
+What it leads to runs after it: `docs/decoding.md`.
+"""
 
 import contextlib
 import os
@@ -6,14 +9,16 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+import qkv
 from qkv import cli
 
 ROOT = Path(__file__).parent.parent
-BLOCKS = re.findall(r"```(sh|python)\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+PAGES = ("README.md", "docs/decoding.md")
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +42,18 @@ def run(command: list[str], folder: Path) -> None:
 
 
 def test_the_readme_runs_from_top_to_bottom(desk: Path) -> None:
-    assert len(BLOCKS) >= 6
-    for kind, text in BLOCKS:
+    for page in PAGES:
+        blocks = re.findall(r"```(sh|python)\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+        assert len(blocks) >= 6
+        follow(page, blocks, desk)
+
+
+def follow(page: str, blocks: list[tuple[str, str]], desk: Path) -> None:
+    names: dict[str, object] = {}
+    for kind, text in blocks:
         if kind == "python":
             with contextlib.chdir(desk):
-                exec(compile(text, "README.md", "exec"), {})
+                exec(compile(text, page, "exec"), names)
             continue
         for line in text.strip().splitlines():
             words = shlex.split(line, comments=True)
@@ -50,6 +62,13 @@ def test_the_readme_runs_from_top_to_bottom(desk: Path) -> None:
             else:
                 assert words[0] == "qkv", f"a command that this test does not know: {line}"
                 run(words, desk)
+
+
+def test_the_page_on_decoding_has_every_option() -> None:
+    text = (ROOT / "docs/decoding.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
+    named = [name for cell in listed for name in re.findall(r"`(\w+)`", cell)]
+    assert sorted(named) == sorted(field.name for field in fields(qkv.decode.Options))
 
 
 def test_quickstart_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

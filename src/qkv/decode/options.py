@@ -44,7 +44,7 @@ class Options:
     banned: tuple[int, ...] = ()
     filters: tuple[Filter, ...] = ()  # your own, after ours
     constraint: Constraint | None = None  # what the answer must match: `qkv.decode.regex`, `json_schema`, `grammar`
-    prefix: tuple[int, ...] = ()  # what the answer must begin with (a target's first tokens, for a seq2seq)
+    prefix: tuple[int, ...] = ()  # what the answer goes on from, as if it were written already (not given again)
     stop: tuple[str, ...] = ()  # texts that end the answer; they are not part of it
     # search
     beam: int = 1
