@@ -9,6 +9,7 @@
     beam    encoder-decoder base, 128 sources, greedy and beam 4
     first   time to the first token of 1.1B after prompts of 2,048 and 8,192 tokens
     drawn   one row, sampled, each token handed out
+    engine  GPT-2, 96 requests of unequal lengths that share 32 places
     int8_gpt2, int8_llama    weights in int8 at batch 1: the gain, and how often the likeliest token stays the same
 
 "steps" is the rate of the steps alone; "call" is all of a `generate` call, the second one of its shape: reading the
@@ -23,13 +24,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
 
 from decode_peers import DEVICE, HALF, free, peer, peer_seconds, prompts_of, timed
 from qkv.blocks import HeadConfig, StackConfig
-from qkv.decode import Options, generate
+from qkv.decode import Engine, Options, generate
 from qkv.decode.beam import beam_search
 from qkv.decode.generate import _write as written_plainly
 from qkv.decode.generate import start
@@ -267,6 +269,30 @@ def drawn(tiny: bool) -> list[Row]:
     return rows
 
 
+def engine(tiny: bool) -> list[Row]:
+    """Requests of unequal lengths, joining and leaving: tokens a second of all, with captured steps and without."""
+    rows = []
+    network: Any = made(gpt2_config(tiny))
+    count, places, new = (6, 4, 8) if tiny else (96, 32, NEW)
+    asked = [(length, new // 2 + length % (new // 2)) for length in np.random.default_rng(0).integers(4, 64, count)]
+
+    def served(captured: bool) -> float:
+        busy = Engine(network, rows=places, pages=2 * places * (64 + new) // 16, page_size=16)
+        if not captured:
+            busy._frames = None
+        began = time.perf_counter()
+        for length, most in asked:
+            busy.submit(prompts_of(1, int(length))[0], Options(max_tokens=int(most)))
+        busy.run()
+        return busy.counts.written / (time.perf_counter() - began)
+
+    for captured in (False, True):
+        served(captured)  # loads kernels
+        rows.append({"model": "gpt2", "places": places, "captured": captured, "tokens/s": served(captured)})
+    rows[1]["times"] = rows[1]["tokens/s"] / rows[0]["tokens/s"]
+    return rows
+
+
 def int8(name: str, config: Config, tiny: bool) -> list[Row]:
     """Batch 1, compiled: bfloat16 beside int8 weights, and how often the likeliest next token is the same."""
     exact = made(config)
@@ -296,6 +322,7 @@ def int8_llama(tiny: bool) -> list[Row]:
 
 SECTIONS: dict[str, Callable[[bool], list[Row]]] = {
     "check": check,
+    "engine": engine,
     "gpt2": gpt2,
     "llama": llama,
     "beam": beam,

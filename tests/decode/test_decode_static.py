@@ -1,6 +1,7 @@
 """Decoding with static caches and all state on the device writes what the plain loop writes (here without graphs)."""
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -107,7 +108,8 @@ def test_a_bucket_runs_once_as_it_is_and_then_as_a_graph(monkeypatch: pytest.Mon
     monkeypatch.setattr(module, "BUCKET", 8)
     told: list[str] = []
 
-    def capture(self: module.Steps, seen: Seen) -> SimpleNamespace:
+    def capture(step: partial[None], pool: object) -> SimpleNamespace:
+        seen = step.args[0]
         told.append(f"capture {seen.sight.shape[2]}")
         return SimpleNamespace(replay=lambda: (told.append("replay"), greedy.step(seen)))
 
@@ -115,7 +117,7 @@ def test_a_bucket_runs_once_as_it_is_and_then_as_a_graph(monkeypatch: pytest.Mon
         told.append("plain")
         greedy.step(seen)
 
-    monkeypatch.setattr(module.Steps, "_capture", capture)
+    monkeypatch.setattr(module, "capture", capture)
     with torch.inference_mode():
         run = StaticRun(start(network, [[3, 4, 5, 6]], Options(max_tokens=8)), 8)  # type: ignore[arg-type]
         greedy = module.Greedy(run, (), 8)

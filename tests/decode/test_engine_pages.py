@@ -49,7 +49,7 @@ def test_paged_equals_the_whole_text_at_once(kind: str, size: int, chunks: list[
             fresh = [text[at : at + n] for text, at, n in zip(texts, filled, chunk, strict=True)]
             padded = flush_right(fresh, torch.device("cpu"))
             segment = None if len(set(chunk)) == 1 else (padded >= 0).long()
-            cache = PagedCache(pages, tables, filled)
+            cache = PagedCache.of(pages, tables, filled)
             position = cache.next_positions(padded, segment)
             given = (padded.clamp(min=0), *([sources.join(crosses)] if crosses else []), segment, position)
             out, _ = network.hidden(*given, cache=cast(SelfCache, cache))

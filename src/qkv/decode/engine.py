@@ -25,8 +25,9 @@ import torch
 from torch import Tensor
 
 from qkv.blocks import CrossCache, SelfCache
-from qkv.decode import sources
+from qkv.decode import sources, static_step
 from qkv.decode.choose import draw, generators_of, likeliest
+from qkv.decode.engine_step import EngineSteps
 from qkv.decode.fast_cpu import FastStep, fits
 from qkv.decode.filters import filters_of
 from qkv.decode.generate import openings
@@ -76,6 +77,8 @@ class Engine:
         like = network.new_cache(1, 1)
         self.pages = Pages(like, pages, page_size)
         self._fast = FastStep(network) if fits(network, like) else None
+        on_gpu = like.keys[0].is_cuda and static_step.fits(network)
+        self._frames = EngineSteps(network, self.pages) if on_gpu else None
         self._schedule = Schedule(self.pages, rows, read_at_once, self.counts)
         self._end = network.config.end
         self._arrivals: deque[Request] = deque()  # submitted, not yet seen by a step
@@ -236,9 +239,11 @@ class Engine:
         """What the model says comes next in each text, (R, V)."""
         batch = self._batch
         if batch is None or batch.version != self._schedule.version or batch.group != group:
-            cache = PagedCache(self.pages, [r.table for r in group], [r.filled for r in group])
+            cache = PagedCache.of(self.pages, [r.table for r in group], [r.filled for r in group])
             held = [request.cross for request in group if request.cross is not None]
-            batch = Batch(self._schedule.version, group, cache, sources.join(held) if held else None)
+            same = batch is not None and batch.group == group  # but for their pages
+            cross = batch.cross if batch is not None and same else sources.join(held) if held else None
+            batch = Batch(self._schedule.version, group, cache, cross)
         self._batch = None  # until the model has run: a step that is broken off leaves the cache half advanced
         logits = self._run([request.tokens[request.filled :] for request in group], batch)
         self._batch = batch
@@ -246,8 +251,11 @@ class Engine:
 
     def _run(self, fed: list[list[int]], batch: Batch) -> Tensor:
         cache = cast(SelfCache, batch.cache)  # it is none, but has all that a stack asks of one
+        newest = max(map(len, fed)) == 1
+        if self._frames is not None and newest:
+            return self._frames(batch, batch.group, batch.cross)
         padded = flush_right(fed, self.pages.keys[0].device)
-        if self._fast is not None and padded.shape[1] == 1:
+        if self._fast is not None and newest:
             return self._fast(padded[:, 0], cache, batch.cross)
         segment = None if len({len(row) for row in fed}) == 1 else (padded >= 0).long()
         ids, position = padded.clamp(min=0), cache.next_positions(padded, segment)

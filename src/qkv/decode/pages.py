@@ -133,20 +133,33 @@ class Pages:
             del self._roots[known.above.origin]
 
 
+def squared(tables: Sequence[Sequence[int]], width: int) -> list[list[int]]:
+    """Tables of pages, filled up to one width.
+
+    >>> squared([[4, 2], [7]], 3)
+    [[4, 2, 0], [7, 0, 0]]
+    """
+    return [[*table, *[BLANK] * (width - len(table))] for table in tables]
+
+
 class PagedCache:
     """The pages of one batch of texts, as a stack asks for them: what `SelfCache` is to rows that fill in step.
 
-    `tables` names each row's pages, enough for what it holds and what will be written; `filled` counts its tokens.
+    `table` (R, N) names each row's pages, enough for what it holds and what will be written, BLANK after them; `filled`
+    (R,) counts its tokens.
     """
 
-    def __init__(self, pages: Pages, tables: Sequence[Sequence[int]], filled: Sequence[int]) -> None:
-        self.pages = pages
+    def __init__(self, pages: Pages, table: Tensor, filled: Tensor) -> None:
+        self.pages, self.table, self.row_filled = pages, table, filled
+        self._slots = torch.zeros(0, device=table.device, dtype=torch.long)
+        self._shown = torch.arange(table.shape[1] * pages.size, device=table.device)[None]  # (1, L)
+
+    @classmethod
+    def of(cls, pages: Pages, tables: Sequence[Sequence[int]], filled: Sequence[int]) -> "PagedCache":
+        """Rows with as many pages as each of them has."""
         device = pages.keys[0].device
-        widest = max(len(table) for table in tables)
-        self.table = torch.tensor([[*table, *[BLANK] * (widest - len(table))] for table in tables], device=device)
-        self.row_filled = torch.tensor(filled, device=device)  # (R,)
-        self._slots = torch.zeros(0, device=device, dtype=torch.long)
-        self._shown = torch.arange(widest * pages.size, device=device)[None]  # (1, L)
+        laid = torch.tensor(squared(tables, max(map(len, tables))), device=device)
+        return cls(pages, laid, torch.tensor(filled, device=device))
 
     @property
     def rows(self) -> int:

@@ -13,6 +13,7 @@ N rows, V vocabulary
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -64,7 +65,7 @@ class Steps:
         if slots in self.graphs:
             self.graphs[slots].replay()
         elif slots in self.views and self.cuda:
-            self.graphs[slots] = self._capture(self.views[slots])
+            self.graphs[slots] = capture(partial(self.step, self.views[slots]), self.pool)
             self.graphs[slots].replay()
         else:
             # The first step of a bucket runs as it is: it compiles and loads kernels, which a capture cannot wait for.
@@ -76,17 +77,21 @@ class Steps:
         buckets = -(-slots // BUCKET)
         return BUCKET * (1 << (buckets - 1).bit_length() if self.compiled else buckets)
 
-    def _capture(self, seen: Seen) -> torch.cuda.CUDAGraph:
-        """What `torch.cuda.graph` does, but for emptying torch's store of memory, which the next batch still needs."""
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        with torch.cuda.stream(torch.cuda.Stream()):
-            graph.capture_begin(pool=self.pool)
-            try:
-                self.step(seen)
-            finally:
-                graph.capture_end()
-        return graph
+
+def capture(step: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
+    """A step as a CUDA graph; nothing is computed yet.
+
+    What `torch.cuda.graph` does, but for emptying torch's store of memory, which the next batch still needs.
+    """
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        graph.capture_begin(pool=pool)
+        try:
+            step()
+        finally:
+            graph.capture_end()
+    return graph
 
 
 def _many_versions() -> AbstractContextManager[object]:
