@@ -5,8 +5,8 @@ choose     the likeliest, or a draw              beam       rank sequences: beam
 generate   the loop, and scoring a given text    options    what may be asked       result   what is given
 
 Around it: answers that must match (constrain), guesses that save time (speculate), many requests at once (engine),
-steps without the host (static, engine_step), int8 and leaner steps on a CPU (quantise, fast_cpu, fast_encode, flat, forks, packed),
-and whether a CPU computes in bfloat16 (half).
+steps without the host (static, engine_step), int8 and leaner steps on a CPU (quantise, fast_cpu, fast_encode, flat,
+forks, packed), and whether a CPU computes in bfloat16 (half).
 """
 
 from qkv.decode.constrain import grammar, json_schema, regex
