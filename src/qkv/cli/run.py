@@ -112,7 +112,8 @@ def notes_on(model: Any, lines: list[str], results: Any, max_tokens: int) -> lis
     if cut and model.config.family == "seq2seq":  # a text that is gone on with has no length of its own
         notes.append(f"{cut} of {len(lines)} answers were cut after {max_tokens} tokens; --max-tokens gives them more")
     unknown = model.tokenizer.roles.unknown
-    blind = [line for line in lines if unknown is not None and unknown in model.tokenizer.encode(line)]
+    read = [] if unknown is None else model.tokenizer.encode_batch(lines)
+    blind = [line for line, ids in zip(lines, read, strict=False) if unknown in ids]
     if blind:
         notes.append(f"{len(blind)} of {len(lines)} texts hold what this model never saw, as {blind[0][:60]!r}")
     return notes

@@ -1,6 +1,7 @@
 """Verbs for training: `qkv train`, `qkv init`, `qkv verify-resume`."""
 
 import os
+import shlex
 import sys
 import tempfile
 import tomllib
@@ -9,6 +10,7 @@ from pathlib import Path
 from qkv.cli.data import field_pairs
 from qkv.cli.shared import Json, Screen, app, print_done, print_json
 from qkv.errors import QkvError, UsageError
+from qkv.train.watch import Sample
 
 
 @app.command
@@ -63,10 +65,21 @@ def train(recipe: str, /, *changes: str, dry_run: bool = False, processes: int =
     told = [f"{end.step:,} steps", *(f"{name} {value:.4g}" for name, value in end.metrics.items())]
     print_done(
         json,
-        f"{end.folder}: {', '.join(told)}\nIts curves: {folder / 'curves.svg'}\nTry it: qkv run {end.folder} …",
+        f"{end.folder}: {', '.join(told)}\nIts curves: {folder / 'curves.svg'}\n"
+        f"Try it: qkv run {shlex.quote(end.folder)} {to_try(watch.state.sample)}",
         {"run": end.folder, "step": end.step, "seconds": end.seconds, "reason": end.reason, "metrics": end.metrics},
     )
     return None
+
+
+def to_try(sample: Sample | None) -> str:
+    """A held-out text to run the model on, as it is typed; dots where there is none that is short.
+
+    >>> to_try(Sample("3 mars 1998", "", "")), to_try(None)
+    ("'3 mars 1998'", '…')
+    """
+    text = sample.source if sample is not None else ""
+    return shlex.quote(text) if 0 < len(text) <= 60 and text.isprintable() else "…"
 
 
 def _describe(recipe: str, changes: tuple[str, ...], json: bool) -> None:

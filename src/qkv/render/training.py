@@ -49,6 +49,9 @@ REASONS = {
 class RunWatcher(Watcher):
     """A watcher to use with `with`: however a run ends, the terminal is left in order."""
 
+    def __init__(self) -> None:
+        self.state = State()
+
     def __enter__(self) -> Self:
         return self
 
@@ -106,8 +109,8 @@ class Display(RunWatcher):
     """The display that renews itself."""
 
     def __init__(self, console: Console) -> None:
+        super().__init__()
         self.console = console
-        self.state = State()
         # Drawn when there is news, by the run's own thread: a thread that draws would take time from the training.
         # What goes to stdout is left alone unless it would be written over the display.
         self.live = Live(
@@ -263,8 +266,8 @@ class Lines(RunWatcher):
     """
 
     def __init__(self, stream: TextIO, every: float = 10.0) -> None:
+        super().__init__()
         self.stream, self.every = stream, every
-        self.state = State()
         self.said = self.showed = -math.inf
 
     def start(self, start: Start) -> None:
