@@ -1,6 +1,7 @@
 """`qkv train` and `qkv init` as people type them: rightly, wrongly, and to look first."""
 
 import json
+import shlex
 import shutil
 import tomllib
 from pathlib import Path
@@ -76,7 +77,11 @@ def test_training_says_what_came_of_it(here: Path, capsys: pytest.CaptureFixture
     out, err = said(capsys, ["train", "mine.toml"])
     assert out.splitlines()[0].startswith(f"{here / 'mine'}: 3 steps, exact_match ")
     curves = here / "mine" / "curves.svg"
-    assert out.splitlines()[1:] == [f"Its curves: {curves}", f"Try it: qkv run {here / 'mine'} …"]
+    assert out.splitlines()[1] == f"Its curves: {curves}"
+    found = shlex.split(out.splitlines()[2].removeprefix("Try it: qkv run "))
+    assert found[0] == str(here / "mine")
+    assert found[1] in (here / "pairs.tsv").read_text(encoding="utf-8"), "a text of the user's own"
+    assert len(found) == 2
     assert "<svg" in curves.read_text(encoding="utf-8")
     assert "step 3" in err
     assert "parameters" in err
