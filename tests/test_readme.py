@@ -1,6 +1,6 @@
 """Every command and every piece of Python in the README runs, in the order in which a reader would type them.
 
-What it leads to runs after it: `docs/decoding.md`.
+What it leads to runs after it: the pages on training and on decoding.
 """
 
 import contextlib
@@ -16,9 +16,11 @@ import pytest
 
 import qkv
 from qkv import cli
+from qkv.train.recipe import Recipe
+from qkv.train.recipe_value import toml_of
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/decoding.md")
+PAGES = ("README.md", "docs/training.md", "docs/decoding.md")
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +46,7 @@ def run(command: list[str], folder: Path) -> None:
 def test_the_readme_runs_from_top_to_bottom(desk: Path) -> None:
     for page in PAGES:
         blocks = re.findall(r"```(sh|python)\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
-        assert len(blocks) >= 6
+        assert blocks
         follow(page, blocks, desk)
 
 
@@ -69,6 +71,16 @@ def test_the_page_on_decoding_has_every_option() -> None:
     listed = re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
     named = [name for cell in listed for name in re.findall(r"`(\w+)`", cell)]
     assert sorted(named) == sorted(field.name for field in fields(qkv.decode.Options))
+
+
+def test_the_page_on_training_has_every_key_and_its_default() -> None:
+    text = (ROOT / "docs/training.md").read_text(encoding="utf-8")
+    for section in fields(Recipe)[1:]:
+        table = text.split(f"### [{section.name}]")[1].split("###")[0]
+        listed = dict(re.findall(r"^\| `(\w+)` \| `(.*?)` \|", table, re.MULTILINE))
+        usual = getattr(Recipe(), section.name)
+        known = {one.name.rstrip("_"): getattr(usual, one.name) for one in fields(usual) if one.name != "change"}
+        assert listed == {name: toml_of(value) if value != {} else "{}" for name, value in known.items()}
 
 
 def test_quickstart_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

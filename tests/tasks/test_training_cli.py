@@ -172,6 +172,21 @@ def test_a_table_without_a_header_line_stays_one(
     assert "this run has not come to its end, so there is no model yet; qkv train" in err
 
 
+def test_a_run_is_scored_on_what_its_recipe_holds_out(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = (here / "pairs.tsv").read_text(encoding="utf-8").splitlines(keepends=True)
+    (here / "held.tsv").write_text("".join(lines[:8]), encoding="utf-8")
+    said(capsys, ["init", "translate", "pairs.tsv"])
+    said(capsys, ["train", "translate.toml", "run=a", *SHORT])
+    _, err = said(capsys, ["eval", "a"], code=2)
+    assert "give the data to score it on, as in: qkv eval a test.tsv" in err
+    said(capsys, ["train", "translate.toml", "run=b", "data.test=held.tsv", "data.valid=pairs.tsv", *SHORT])
+    out, err = said(capsys, ["eval", "b", "--json"])
+    assert "scored on what its recipe holds out: held.tsv" in err
+    assert json.loads(out)["records"] == 7
+    assert json.loads(out)["data"] == ["held.tsv"]
+    assert json.loads(said(capsys, ["eval", "b", "pairs.tsv", "--limit", "3", "--json"])[0])["records"] == 3
+
+
 def test_few_and_short_pairs_are_read_letter_by_letter(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, many in (("short", 1), ("long", 20)):
         lines = "".join(f"{'wun ' * many}{n}\t{'eins ' * many}{n}\n" for n in range(60))

@@ -1,20 +1,31 @@
 """`qkv eval`: how well a model does on data."""
 
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from qkv.cli.data import field_pairs
 from qkv.cli.shared import Int8, Json, Screen, Words, app, print_json, print_notes
 from qkv.errors import UsageError
 
+if TYPE_CHECKING:
+    from qkv.train.recipe import DataSection
 
-def columns_of_run(model: str) -> dict[str, str]:
-    """Which columns a model was trained on, where it is the folder of a run."""
-    from pathlib import Path
 
+def data_of_run(model: str) -> "DataSection | None":
+    """What a model was trained on, where it is the folder of a run."""
     from qkv.train.recipe_file import read
 
     path = Path(model) / "recipe.toml"
-    return dict(read(path).data.columns) if path.exists() else {}
+    return read(path).data if path.exists() else None
+
+
+def held_out(data: "DataSection | None") -> Any:
+    """What a recipe keeps for judging: its test files, its validation files, or a built-in dataset's test split."""
+    from qkv.data.builtin import DATASETS
+
+    if data is None:
+        return ""
+    return data.test or data.valid or (data.train if data.train in DATASETS else "")
 
 
 @app.command(name="eval")
@@ -36,7 +47,10 @@ def evaluate(
 ) -> None:
     """Score a model on data: the metrics of the task that it is made for, and some of what it makes of it.
 
+    Without data, a run is scored on the test or validation files of its own recipe.
+
     Examples:
+        qkv eval runs/dates
         qkv eval runs/dates dates --split test
         qkv eval models/translator source=test.en target=test.de --beam 5 --metric bleu --metric chrf
         qkv eval models/reviews reviews.csv.gz --columns text=review --columns label=stars --json
@@ -75,14 +89,20 @@ def evaluate(
     from qkv.tasks.evaluate import evaluate as judge
     from qkv.tasks.evaluate import task_of
     from qkv.tasks.records import records_of
+    from qkv.tasks.training import told
 
-    if not data:
-        raise UsageError(f"give the data to score it on, as in: qkv eval {model} test.tsv")
+    trained = data_of_run(model)
     for name, value, least in (("limit", limit, 0), ("beam", beam, 1), ("batch", batch, 0), ("samples", samples, 0)):
         if value < least:
             raise UsageError(f"--{name} {value}: at least {least}")
-    named = field_pairs(data, "files that go in step")
+    given: Any = field_pairs(data, "files that go in step") or data
     chosen = field_pairs(columns or [], "--columns", needed=True)
+    if not given:
+        given = held_out(trained)
+        if not given:
+            raise UsageError(f"give the data to score it on, as in: qkv eval {model} test.tsv")
+        format = format or trained.format  # type: ignore[union-attr]
+        print_notes(model, [f"scored on what its recipe holds out: {told(given)}"])
     loaded = load(model, device=device)
     if int8:
         loaded = loaded.quantise()
@@ -92,16 +112,15 @@ def evaluate(
         problems = Problems(max_bad=1)
         with progress_bar("reading") as progress:
             choices = {"format": format, "split": split, "limit": limit, "problems": problems, "progress": progress}
-            return records_of(task, named or data, columns=columns, **choices), problems  # type: ignore[arg-type]
+            return records_of(task, given, columns=columns, **choices), problems  # type: ignore[arg-type]
 
     try:
         records, problems = read(chosen)
     except UsageError:
-        trained = columns_of_run(model)
-        if chosen or not trained:
+        if chosen or trained is None or not trained.columns:
             raise
-        records, problems = read(trained)
-        listed = ", ".join(f"{name} = {column}" for name, column in trained.items())
+        records, problems = read(dict(trained.columns))
+        listed = ", ".join(f"{name} = {column}" for name, column in trained.columns.items())
         print_notes(model, [f"columns as in the recipe of this run: {listed}"])
     with progress_bar("scoring") as progress:
         found = judge(
@@ -116,12 +135,17 @@ def evaluate(
             samples=samples,
         )
     if json:
-        values: dict[str, Any] = {"model": model, "data": list(data), "task": task.name, "main": found.main}
+        values: dict[str, Any] = {
+            "model": model,
+            "data": list(data) or [told(given)],
+            "task": task.name,
+            "main": found.main,
+        }
         values |= {"metrics": found.metrics, "records": found.records, "beam": beam, "notes": list(found.notes)}
         values["problems"] = problems.summary().to_dict()
         values["samples"] = [vars(sample) for sample in found.samples]
         print_json(values)
         return
     if problems.kinds:
-        print_notes(", ".join(data), str(problems.summary()).splitlines())
+        print_notes(told(given), str(problems.summary()).splitlines())
     picture.render(model, found, Screen())
