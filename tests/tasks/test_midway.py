@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from fault_runs import changed, tiny, train, written
+from fault_runs import Crash, CrashAfter, changed, go_on, tiny, train, written
 from prepare_samples import sample_files
 
 import qkv
 from qkv import cli
 from qkv.blocks import HeadConfig
 from qkv.errors import QkvError
+from qkv.train import midway
+from qkv.train.checkpoint_read import Checkpoint
 from qkv.train.recipe import Recipe
 
 KEYS = {"steps": 3, "workers": 0, "micro_batch": 0, "ema": 0.0, "save_every": 1, "eval_every": 2, "batch_tokens": 1024}
@@ -56,8 +58,9 @@ def test_a_run_that_was_stopped_can_be_tried(folder: Path, kind: str, ema: float
     assert found.tokenizer.fingerprint == whole.tokenizer.fingerprint
     assert differing(found, whole) == []
     assert not found.network.training
-    told = "this run has not come to its end, these are the weights of step 3; go on with: qkv train "
-    assert [note.startswith(told) for note in found.notes] == [True]
+    whose = "the moving average of the weights" if ema else "the weights"
+    go_on = f"(qkv train {recipe.run} stopped goes on with it)"
+    assert found.notes == [f"this run has not come to its end {go_on}; these are {whose} of step 3"]
 
 
 def test_what_was_learnt_in_low_rank_additions_is_in_the_matrices(folder: Path) -> None:
@@ -70,6 +73,9 @@ def test_what_was_learnt_in_low_rank_additions_is_in_the_matrices(folder: Path) 
     shutil.rmtree(base.run)  # the checkpoint needs nothing but its run
     whole, found = qkv.load(recipe.run), qkv.load(left)
     assert differing(found, whole) == []
+    half = [qkv.load(one, dtype="bfloat16") for one in (recipe.run, left)]
+    assert differing(*half) == [], "they are added before anything is rounded"
+    assert next(half[1].network.parameters()).dtype == torch.bfloat16
 
 
 def test_an_earlier_step_is_what_a_shorter_run_ends_with(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,13 +101,69 @@ def test_a_checkpoint_that_is_damaged_is_passed_over_and_told_of(folder: Path) -
     left = stopped(recipe.run)
     shard = left / "checkpoints" / "step-000000003" / "shard-00000-of-00001.safetensors"
     data = bytearray(shard.read_bytes())
-    data[-1] ^= 1
+    data[8 + int.from_bytes(data[:8], "little")] ^= 1  # the first byte of the first tensor, which is a weight
     shard.write_bytes(data)
     found = qkv.load(left)
     assert "step-000000003" in found.notes[0]
     assert "these are the weights of step 2" in found.notes[1]
     with pytest.raises(QkvError, match="step-000000003"):
         qkv.load(shard.parent)
+
+
+def test_a_run_that_went_on_after_its_end_says_so(folder: Path) -> None:
+    recipe = short(folder, "pairs", "further", schedule="constant", warmup=0.0)
+    train(recipe)
+    assert qkv.load(recipe.run).notes == []
+    with pytest.raises(Crash):
+        go_on(recipe.run, "train.steps=9", watch=CrashAfter(5))
+    (note,) = qkv.load(recipe.run).notes
+    assert note.startswith("this is the model of step 3, and the run has gone on since: its newest weights are ")
+    assert Path(note.rpartition(" ")[2]).name == "step-000000004"
+
+
+def test_checkpoints_that_vanish_while_they_are_read_are_no_damage(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that goes on prunes: what was the newest a moment ago may be gone."""
+    recipe = short(folder, "pairs", "pruned")
+    train(recipe)
+    left = stopped(recipe.run)
+    usual = Checkpoint.whole
+
+    def whole(self: Checkpoint, name: str) -> torch.Tensor:
+        if self.step == 3:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        return usual(self, name)
+
+    monkeypatch.setattr(Checkpoint, "whole", whole)
+    (note,) = qkv.load(left).notes
+    assert note.endswith("the weights of step 2")
+
+
+def test_a_checkpoint_is_told_by_its_name_and_read_with_its_own_tokenizer(folder: Path, tmp_path: Path) -> None:
+    recipe, other = short(folder, "pairs", "named"), short(folder, "next_token", "other")
+    for one in (recipe, other):
+        train(one)
+    model = tmp_path / "model"
+    qkv.load(recipe.run).save(model)
+    (model / "manifest.json").write_text('{"name": "not ours"}', encoding="utf-8")
+    assert differing(qkv.load(model), qkv.load(recipe.run)) == []
+    link = tmp_path / "best"
+    link.symlink_to(Path(recipe.run) / "checkpoints" / "step-000000002")
+    assert qkv.load(link).notes == ["these are the weights of step 2"]
+    moved = Path(other.run) / "checkpoints" / "step-000000002"
+    shutil.rmtree(moved)
+    shutil.copytree(Path(recipe.run) / "checkpoints" / "step-000000002", moved)
+    with pytest.raises(QkvError, match="is not that of this checkpoint"):
+        qkv.load(moved)
+
+
+def test_shapes_alone_cost_no_reading(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = short(folder, "pairs", "shapes")
+    train(recipe)
+    monkeypatch.setattr(Checkpoint, "whole", lambda *_: pytest.fail("a tensor was read"))
+    found = midway.read(stopped(recipe.run), device="meta")
+    assert all(parameter.is_meta for parameter in found.network.parameters())
 
 
 def test_a_fresh_head_needs_a_model(folder: Path) -> None:

@@ -18,7 +18,7 @@ from qkv.store.folder import place
 from qkv.text import Tokenizer
 from qkv.train import recipe_file
 from qkv.train.adapt import LoraLinear, merge_lora, put
-from qkv.train.checkpoint_files import MANIFEST
+from qkv.train.checkpoint_files import MANIFEST, DamagedCheckpoint, folder_name, step_of
 from qkv.train.checkpoint_read import Checkpoint
 from qkv.train.keeper import AVERAGE, WEIGHTS
 from qkv.train.run_folder import MODEL, RunFolder
@@ -29,39 +29,93 @@ def read(
 ) -> Stored:
     """What a folder holds, be it a model's, an unfinished run's or a checkpoint's; `options` are for models'."""
     path = Path(name).expanduser()
-    if (path / MANIFEST).is_file():
-        run, found = RunFolder(path.resolve().parent.parent), Checkpoint(path)
-        found.verify()
-        notes = [f"these are the weights of step {found.step:,}"]
-    else:
-        run, newest = RunFolder(path), None
-        if run.begun and not (path / MODEL).exists():
-            newest = run.checkpoints.newest()
-        if newest is None:
-            return store.read(name, device=device, dtype=dtype, **options)
-        found = newest
-        go_on = f"go on with: qkv train {path}"
-        notes = [
-            *found.passed_over,
-            f"this run has not come to its end, these are the weights of step {found.step:,}; {go_on}",
-        ]
-    if options.get("head") is not None:
+    if is_checkpoint(path):
+        refuse_head(name, **options)
+        found = Checkpoint(path.resolve())
+        return model_of(found, run_of(path), device, dtype, ["these are"])
+    run = RunFolder(path)
+    if run.begun and not (path / MODEL).exists() and run.checkpoints.steps():
+        refuse_head(name, **options)
+        return newest_of(run, device, dtype)
+    stored = store.read(name, device=device, dtype=dtype, **options)
+    stored.notes += gone_on(run)
+    return stored
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a path is the folder of a checkpoint, by its name and what is in it."""
+    return step_of(path.resolve().name) is not None and (path / MANIFEST).is_file()
+
+
+def run_of(path: Path) -> Path:
+    """The folder of the run that a checkpoint belongs to; any other path as it is."""
+    return path.resolve().parent.parent if is_checkpoint(path) else path
+
+
+def refuse_head(name: str | Path, head: object = None) -> None:
+    """Raise where a fresh head is asked for: that takes a model."""
+    if head is not None:
         raise QkvError(
             f"{name}: a fresh head needs a model, and this is a checkpoint of a run; go on with the run first"
         )
+
+
+def newest_of(run: RunFolder, device: torch.device | str, dtype: torch.dtype | None) -> Stored:
+    """The newest checkpoint that can be read. While the run goes on, some vanish as they are looked at."""
+    passed_over: list[str] = []
+    tried: set[int] = set()
+    while left := [step for step in run.checkpoints.steps() if step not in tried]:
+        tried.add(left[-1])
+        place = run.checkpoints.folder / folder_name(left[-1])
+        notes = [*passed_over, f"this run has not come to its end (qkv train {run.path} goes on with it); these are"]
+        try:
+            return model_of(Checkpoint(place), run.path, device, dtype, notes)
+        except DamagedCheckpoint as error:
+            if place.exists():
+                passed_over.append(str(error))
+    raise QkvError(f"{run.path}: no checkpoint of this run can be read:\n  " + "\n  ".join(passed_over))
+
+
+def gone_on(run: RunFolder) -> list[str]:
+    """A note where a run that had come to its end has gone on since: its model is not of its newest weights."""
+    steps = run.checkpoints.steps() if run.begun else []
+    if not steps:
+        return []
+    ends = [int(line["step"]) for line in run.records() if line["kind"] == "end" and line["reason"] != "signal"]
+    if not ends or steps[-1] <= ends[-1]:
+        return []
+    newest = run.checkpoints.folder / folder_name(steps[-1])
+    return [f"this is the model of step {ends[-1]:,}, and the run has gone on since: its newest weights are {newest}"]
+
+
+def model_of(
+    found: Checkpoint, run: Path, device: torch.device | str, dtype: torch.dtype | None, notes: list[str]
+) -> Stored:
+    """The model that a checkpoint is of. Every tensor is checked as it is read; the optimizer's state is not.
+
+    The last of the notes is left to be ended here: whose weights these are.
+    """
+    tokenizer = Tokenizer.load(run)
+    if tokenizer.fingerprint != found.state["same"].get("tokenizer"):
+        raise QkvError(f"{found.folder}: the tokenizer in {run} is not that of this checkpoint: put it in its own run")
     config = config_of(found)
     network = build(config, device="meta")
     kept = set(found.names())
-    for tensor in kept:
-        if tensor.startswith(WEIGHTS) and tensor.endswith(".lora_a"):
-            _widen(network, tensor.removeprefix(WEIGHTS).removesuffix(".lora_a"), found, run)
+    adapted = [tensor.removesuffix(".lora_a") for tensor in kept if tensor.endswith(".lora_a")]
+    alpha = recipe_file.loads(RunFolder(run).recipe(), str(run)).model.lora_alpha if adapted else 0.0
+    for tensor in adapted:
+        if tensor.startswith(WEIGHTS):
+            _widen(network, tensor.removeprefix(WEIGHTS), found, alpha)
+    device = torch.device(device)
     tensors = {}
-    for parameter, _ in network.named_parameters():
-        averaged = AVERAGE + parameter
-        tensors[parameter] = found.whole(averaged if averaged in kept else WEIGHTS + parameter)
-    place(network, tensors, torch.device(device), dtype or torch.float32)
+    for name, _ in network.named_parameters():
+        held = AVERAGE + name if AVERAGE + name in kept else WEIGHTS + name
+        tensors[name] = torch.empty(found.shape(held), device=device) if device.type == "meta" else found.whole(held)
+    place(network, tensors, device, torch.float32)
     merge_lora(network)
-    return Stored(config, network.eval(), Tokenizer.load(run.path), notes)
+    averaged = "moving average of the " if any(name.startswith(AVERAGE) for name in kept) else ""
+    notes = [*notes[:-1], f"{notes[-1]} the {averaged}weights of step {found.step:,}"]
+    return Stored(config, network.to(dtype or torch.float32).eval(), tokenizer, notes)
 
 
 def config_of(checkpoint: Checkpoint) -> Config:
@@ -77,9 +131,8 @@ def config_of(checkpoint: Checkpoint) -> Config:
     return Config.from_dict(values, str(checkpoint.folder / MANIFEST))
 
 
-def _widen(network: torch.nn.Module, name: str, checkpoint: Checkpoint, run: RunFolder) -> None:
+def _widen(network: torch.nn.Module, name: str, checkpoint: Checkpoint, alpha: float) -> None:
     """Give a linear map the low-rank addition that it has in the checkpoint."""
-    alpha = recipe_file.loads(run.recipe(), str(run.path)).model.lora_alpha
     linear = network.get_submodule(name)
     assert isinstance(linear, torch.nn.Linear)
     put(network, name, LoraLinear(linear, checkpoint.shape(f"{WEIGHTS}{name}.lora_a")[0], alpha))
