@@ -258,17 +258,22 @@ class Model:
             prompts = prompts.tolist()
         if not isinstance(prompts, Sequence):
             raise UsageError(f"prompts: a text, token ids, or a list of either, not {type(prompts).__name__}")
-        one = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int))
+        one = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], Integral))
         rows: Any = [prompts] if one else prompts
-        stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
         known = [f.name for f in fields(Options)]
         for name in more:
             if name not in known:
                 raise UsageError(f"unknown option {name!r}; {nearest(name, known)}")
         more = {name: tuple(value) if isinstance(value, list) else value for name, value in more.items()}
+        if callable(more.get("filters")):
+            more["filters"] = (more["filters"],)
+        stops: Any = (stop,) if isinstance(stop, str) else () if stop is None else stop
+        stops = tuple(stops) if isinstance(stops, Sequence) else stops
         options = Options(
             max_tokens=max_tokens, beam=beam, temperature=temperature, top_p=top_p, seed=seed, stop=stops, **more
         )
+        if on_text is not None and not callable(on_text):
+            raise UsageError(f"on_text = {on_text!r}: a function of the row and the new piece of its text")
         results = decode.generate(self.network, [self._prompt(row) for row in rows], options, self.tokenizer, on_text)
         return results[0] if one else results
 
@@ -281,6 +286,10 @@ class Model:
         **options: Any,
     ) -> list[Result]:
         """A result for each line, in order, run in batches of like lengths; an empty line gives an empty result."""
+        if isinstance(lines, str) or not all(isinstance(line, str) for line in lines):
+            raise UsageError("lines: a list of texts")
+        if batch < 1:
+            raise UsageError(f"batch = {batch}: at least 1")
         out = [Result("", [], 0.0, "end") for _ in lines]
         order = sorted((i for i, line in enumerate(lines) if line.strip()), key=lambda i: len(lines[i]))
         for start in range(0, len(order), batch):
@@ -299,6 +308,8 @@ class Model:
         """The log-probabilities of a target's tokens after its prompt (or source): a list, or a list of lists."""
         if isinstance(prompts, str) and isinstance(targets, str):
             return self.score([prompts], [targets])[0]
+        if not all(isinstance(side, Sequence) and not isinstance(side, str) for side in (prompts, targets)):
+            raise UsageError("score takes a prompt and a target, or as many targets as prompts in two lists")
         if len(prompts) != len(targets):
             raise UsageError(f"{len(prompts)} prompts for {len(targets)} targets")
         end = list(self.config.end[:1])
@@ -311,6 +322,8 @@ class Model:
 
     def _prompt(self, prompt: str | Sequence[int]) -> list[int]:
         """A prompt as ids, checked. A decoder goes on from it, so an end that the tokenizer adds is taken off."""
+        if not isinstance(prompt, str) and hasattr(prompt, "tolist"):  # a tensor or an array
+            prompt = prompt.tolist()
         if isinstance(prompt, str):
             ids = self._read(prompt, special=True)
             if self.config.family == "decoder":
@@ -395,6 +408,8 @@ class Model:
 
 def as_rows(values: Tensor | Sequence[Sequence[int]], name: str, shape: torch.Size | None = None) -> Tensor:
     """Lists of numbers as a tensor; rows of unequal length, or another shape than `shape`, are an error."""
+    if isinstance(values, str):
+        raise UsageError(f"{name}: token ids, not a text; the model's tokenizer.encode makes them")
     try:
         tensor = torch.as_tensor(values)
     except (ValueError, TypeError, RuntimeError) as error:

@@ -35,7 +35,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(names)
 
 
-def nearest_path(path: Path, pattern: str = "*") -> str:
+def nearest_path(path: Path, pattern: str = "*", *, folders: bool = False) -> str:
     """A hint for a path that is not there, `; did you mean runs/dates?`, where its folder has one of a like name.
 
     >>> nearest_path(Path("no/such/thing"))
@@ -43,6 +43,6 @@ def nearest_path(path: Path, pattern: str = "*") -> str:
     """
     names: list[str] = []
     with suppress(OSError):
-        names = [one.name for one in path.parent.glob(pattern)]
+        names = [one.name for one in path.parent.glob(pattern) if one.is_dir() or not folders]
     close = get_close_matches(path.name, names, n=1, cutoff=0.6)
     return f"; did you mean {path.parent / close[0]}?" if close else ""

@@ -101,6 +101,15 @@ def test_a_prefix_is_forced(network: Network) -> None:
         ({"prefix": (1.5,)}, "prefix"),
         ({"penalty": "gmnt"}, "did you mean 'gnmt'"),
         ({"filters": (3,)}, "filters"),
+        ({"filters": len}, "filters"),
+        ({"banned": 3}, "banned"),
+        ({"prefix": None}, "prefix"),
+        ({"min_p": "0.1"}, "min_p"),
+        ({"repetition_penalty": True}, "repetition_penalty"),
+        ({"temperature": 10**400}, "temperature"),
+        ({"seed": 2**63}, "seed"),
+        ({"seed": -1}, "seed"),
+        ({"beam": True}, "beam"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(options: dict, named: str) -> None:

@@ -3,14 +3,18 @@
 import io
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 import qkv
 from qkv import cli
 from qkv.blocks import HeadConfig, StackConfig
+from qkv.cli.run import notes_on
 from qkv.errors import UsageError
 from qkv.models import Config, build
 from qkv.text import Tokenizer
@@ -140,6 +144,45 @@ def test_run_says_what_cannot_be_seen_in_its_answers(tmp_path: Path, capsys: pyt
     said = capsys.readouterr()
     assert cut not in said.err
     assert unseen in said.err
+
+
+def test_prompts_may_be_tensors_and_arrays(model: qkv.Model) -> None:
+    rows = [[4, 5, 6], [7]]
+    wanted = [result.ids for result in model.generate(rows, max_tokens=5)]
+    for one in ([torch.tensor(row) for row in rows], [np.array(row) for row in rows]):
+        assert [result.ids for result in model.generate(one, max_tokens=5)] == wanted
+    assert model.generate([np.int64(4), np.int64(5), np.int64(6)], max_tokens=5).ids == wanted[0]
+    assert model.generate(torch.tensor([4, 5, 6]), max_tokens=5, seed=np.int64(3), temperature=1.0).ids
+
+
+def test_what_is_no_text_no_list_and_no_function_is_refused(model: qkv.Model) -> None:
+    for call in (
+        lambda: model.generate("a", stop=5),
+        lambda: model.generate("a", on_text=5),
+        lambda: model.generate_lines("a text"),
+        lambda: model.generate_lines([1]),
+        lambda: model.generate_lines(["a"], batch=0),
+        lambda: model.score("a", 5),
+        lambda: model.score(["a"], "b"),
+        lambda: model.logits("abc"),
+    ):
+        with pytest.raises(UsageError):
+            call()
+    roll = model.generate("a", max_tokens=4, filters=lambda logits, tokens: logits.roll(1, -1))
+    assert roll.ids == model.generate("a", max_tokens=4, filters=[lambda logits, tokens: logits.roll(1, -1)]).ids
+
+
+def test_drawing_needs_a_temperature(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.call(["run", str(folder), "a", "--top-p", "0.5", "--seed", "1"]) == 2
+    assert "--top-p and --seed: tokens are drawn only with a --temperature above 0" in capsys.readouterr().err
+
+
+def test_a_template_that_adds_the_unknown_token_makes_no_text_unknown() -> None:
+    """As with tokenizers whose start, end and unknown token are one."""
+    tokenizer = Tokenizer.train("char", iter(["abcdef"]), size=20, roles=["pad", "end", "unknown"], template="end")
+    tokenizer.roles = replace(tokenizer.roles, unknown=tokenizer.roles.end)
+    loaded = SimpleNamespace(tokenizer=tokenizer, config=SimpleNamespace(family="decoder"))
+    assert notes_on(loaded, ["abc"], [], 5) == []
 
 
 @pytest.mark.parametrize("prompts", [5, None, [1.5], [["a"]], [None], {"a": 1}])

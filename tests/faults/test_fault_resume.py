@@ -66,10 +66,17 @@ def test_a_run_that_has_come_to_its_end_says_how_to_go_on(tmp_path: Path) -> Non
     recipe = tiny(tmp_path, "over", train={"steps": 2})
     train(recipe)
     assert go_on(recipe.run).end.step == 2
-    assert f"give it more to go on, as qkv train {recipe.run} train.steps=…" in notes_of(recipe.run)
+    assert f"give it more train.steps to go on: qkv train {recipe.run} train.steps=…" in notes_of(recipe.run)
     assert "going on from" not in notes_of(recipe.run)
     assert go_on(recipe.run, "train.steps=3").end.step == 3
     assert "going on from step 2" in notes_of(recipe.run)
+    go_on(recipe.run, "train.steps=100", "train.minutes=1e-9")
+    assert f"give it more train.minutes to go on: qkv train {recipe.run} train.minutes=…" in notes_of(recipe.run)
+    lost = tiny(tmp_path, "lost", train={"steps": 9, "eval_every": 1, "patience": 1, "lr": 1e-30, "ema": 0.0})
+    end = train(lost).end
+    assert end.reason == "patience"
+    assert go_on(lost.run).end.step == end.step
+    assert f"raise train.patience to go on: qkv train {lost.run} train.patience=…" in notes_of(lost.run)
 
 
 def test_other_dropout_would_be_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,6 +121,18 @@ def test_the_last_block_works_for_the_places_that_are_read(name: str, monkeypatc
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-14)
 
 
+@pytest.mark.parametrize("pool", ["first", "last", "mean"])
+def test_classes_are_read_where_the_head_reads_them(pool: str) -> None:
+    """Against the head's own choice among all vectors."""
+    head = HeadConfig(kind="classify", outputs=5, pool=pool)
+    learner = Learner(network("encoder", head), ObjectiveSection()).train()
+    batch = a_batch("classify", 3000)
+    x, place = learner.vectors(batch)
+    logits = learner.network.head(x, place, batch.texts).flatten(0, 1)
+    wanted = F.cross_entropy(logits, batch.class_labels.flatten(), ignore_index=IGNORE)
+    torch.testing.assert_close(loss_of(learner, [batch]), wanted, rtol=1e-10, atol=0, check_dtype=False)
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("name", ["next token", "masked", "pairs", "tags"])
 def test_padding_changes_neither_loss_nor_gradient(name: str, smoothing: float) -> None:

@@ -204,7 +204,7 @@ def heads_of(x: Tensor, heads: int) -> Tensor:
     return x.view(*x.shape[:2], heads, x.shape[-1] // heads).transpose(1, 2)
 
 
-def chosen(x: Tensor, only: Tensor | None) -> Tensor:
+def at_places(x: Tensor, only: Tensor | None) -> Tensor:
     """Vectors (B, T, C) at places `only` (N,) of the rows laid end to end: (N, C). None: all, as they are."""
     return x if only is None else x.flatten(0, 1).index_select(0, only)
 
@@ -243,7 +243,7 @@ class Attention(nn.Module):
             z = KERNELS[sight.kernel](q, k, v, sight, self.scale, dropout)
         if tap:
             z = tap(prefix + "z", z)
-        out: Tensor = self.out(chosen(z.transpose(1, 2).flatten(2), only))
+        out: Tensor = self.out(at_places(z.transpose(1, 2).flatten(2), only))
         return out
 
     def _show(self, q: Tensor, k: Tensor, sight: Sight, tap: TapHere, prefix: str) -> None:

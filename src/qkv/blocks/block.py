@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from qkv.blocks.attention import CrossAttention, SelfAttention, Sight, chosen
+from qkv.blocks.attention import CrossAttention, SelfAttention, Sight, at_places
 from qkv.blocks.cache import CrossCache, Memory, SelfCache
 from qkv.blocks.config import StackConfig
 from qkv.blocks.feedforward import FeedForward
@@ -46,7 +46,7 @@ class Sublayer(nn.Module):
     def forward(self, x: Tensor, part: Callable[[Tensor], Tensor], only: Tensor | None = None) -> Tensor:
         """x (B, T, C) → the same, or (N, C) where the part answers for N places `only`."""
         change = self.change(x, part)
-        x = chosen(x, only) + change
+        x = at_places(x, only) + change
         return self.norm(x).to(x.dtype) if self.place == "post" else x
 
 
@@ -96,7 +96,7 @@ class Block(nn.Module):
         x = seen("resid_pre", x)
         if self.parallel:
             change = self.attention_sub.change(x, attend)
-            x = chosen(x, only)
+            x = at_places(x, only)
             return seen("resid_post", x + change + self.ffn_sub.change(x, think))
         x = seen("resid_mid", self.attention_sub(x, attend, only))
         if self.cross_sub is not None and memory is not None:

@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 
 def data_of_run(model: str) -> "DataSection | None":
     """What a model was trained on, where it is the folder of a run."""
+    from qkv.train.midway import run_of
     from qkv.train.recipe_file import read
 
-    path = Path(model) / "recipe.toml"
+    path = run_of(Path(model)) / "recipe.toml"
     return read(path).data if path.exists() else None
 
 

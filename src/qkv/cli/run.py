@@ -7,6 +7,8 @@ from typing import Any
 from qkv.cli.shared import Int8, Json, Words, app, print_notes
 from qkv.errors import QkvError, UsageError
 
+USUAL = {"max_tokens": 64, "beam": 1, "temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": None, "stop": None}
+
 
 @app.command
 def run(
@@ -82,6 +84,9 @@ def run(
     if not task.generates:
         refuse_writing_options(task.does, options)
         return look(loaded, task.pairs, lines, batch, json)
+    idle = [f"--{name.replace('_', '-')}" for name in ("top_k", "top_p", "seed") if options[name] != USUAL[name]]
+    if idle and not temperature:
+        raise UsageError(f"{' and '.join(idle)}: tokens are drawn only with a --temperature above 0, as 1")
     if len(lines) == 1 and beam == 1 and not json and sys.stdout.isatty():
         results = loaded.generate(lines, **options, on_text=lambda _, piece: print(piece, end="", flush=True))
         print()
@@ -109,7 +114,7 @@ def notes_on(model: Any, lines: list[str], results: Any, max_tokens: int) -> lis
     """What a reader of the results may not see in them: answers that were cut, texts that could not be read whole."""
     notes = []
     cut = sum(result.reason == "length" for result in results)
-    if cut and model.config.family == "seq2seq":  # a text that is gone on with has no length of its own
+    if cut and model.config.family == "seq2seq":  # a decoder alone goes on as long as it may
         notes.append(f"{cut} of {len(lines)} answers were cut after {max_tokens} tokens; --max-tokens gives them more")
     unknown = model.tokenizer.roles.unknown
     read = [] if unknown is None else model.tokenizer.encode_batch(lines)
@@ -121,9 +126,8 @@ def notes_on(model: Any, lines: list[str], results: Any, max_tokens: int) -> lis
 
 def refuse_writing_options(does: str, options: dict[str, Any]) -> None:
     """Raise where something is asked of a model that only means something to one that writes."""
-    usual = {"max_tokens": 64, "beam": 1, "temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": None, "stop": None}
     for name, value in options.items():
-        if value != usual[name]:
+        if value != USUAL[name]:
             told = name.replace("_", "-")
             raise UsageError(f"--{told} is for models that write; this one {does}")
 
@@ -147,6 +151,8 @@ def look(model: Any, pairs: bool, lines: list[str], batch: int, json: bool) -> N
 
 def lines_of_stdin() -> list[str]:
     lines = []
+    if sys.stdin.isatty():
+        print("reading lines; Ctrl-D ends them", file=sys.stderr)
     for number, line in enumerate(sys.stdin.buffer, 1):
         try:
             lines.append(line.decode("utf-8").rstrip("\r\n"))

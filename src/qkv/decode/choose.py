@@ -63,4 +63,4 @@ def draw(logits: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
 def generators_of(seed: int | None, rows: int) -> list[torch.Generator]:
     """A generator for each row; without a seed, seeds from torch's own generator."""
     seeds = [seed] * rows if seed is not None else torch.randint(0, 2**62, (rows,)).tolist()
-    return [torch.Generator().manual_seed(s) for s in seeds]
+    return [torch.Generator().manual_seed(int(s)) for s in seeds]

@@ -1,16 +1,18 @@
 """What a person may ask of decoding, checked before anything runs."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
 from qkv.errors import UsageError, nearest
 from qkv.models import Config
 from qkv.text import Tokenizer
+
+MOST = 1e300
+"""A number beyond this is taken for none."""
 
 Filter = Callable[[Tensor, Tensor], Tensor]
 """logits (R, V) and the tokens so far (R, T), −1 where there is none → logits (R, V)."""
@@ -42,7 +44,7 @@ class Options:
     repetition_penalty: float = 1.0
     no_repeat: int = 0  # never the same n tokens in a row twice
     banned: tuple[int, ...] = ()
-    filters: tuple[Filter, ...] = ()  # your own, after ours
+    filters: tuple[Filter, ...] = ()  # your own, after those above and before those of sampling
     constraint: Constraint | None = None  # what the answer must match: `qkv.decode.regex`, `json_schema`, `grammar`
     prefix: tuple[int, ...] = ()  # what the answer goes on from, as if it were written already (not given again)
     stop: tuple[str, ...] = ()  # texts that end the answer; they are not part of it
@@ -84,11 +86,13 @@ class Options:
             if not is_whole(value) or value < low:
                 raise UsageError(f"{name} = {value!r}: a whole number from {low} on")
         for name in ("temperature", "length_penalty", "top_p", "min_p", "repetition_penalty"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-                raise UsageError(f"{name} = {value!r}: not a finite number")
-        if self.seed is not None and not is_whole(self.seed):
-            raise UsageError(f"seed = {self.seed!r}: a whole number, or None")
+            if not is_number(getattr(self, name)):
+                raise UsageError(f"{name} = {getattr(self, name)!r}: not a finite number")
+        if self.seed is not None and not (is_whole(self.seed) and 0 <= self.seed < 2**63):
+            raise UsageError(f"seed = {self.seed!r}: a whole number from 0 to 2^63 − 1, or None")
+        for name in ("banned", "prefix", "stop", "filters"):
+            if not isinstance(getattr(self, name), tuple):
+                raise UsageError(f"{name} = {getattr(self, name)!r}: a tuple or a list of them")
         if self.temperature < 0:
             raise UsageError(f"temperature = {self.temperature}: 0 (the likeliest token) or above")
         if not 0.0 < self.top_p <= 1.0:
@@ -128,6 +132,12 @@ class Options:
 def is_whole(value: object) -> bool:
     """Whether a value is a whole number (truth values are none)."""
     return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a finite number (truth values are none)."""
+    real = isinstance(value, Real) and not isinstance(value, bool)
+    return real and bool(-MOST < value < MOST)
 
 
 def length_factor(options: Options, length: int) -> float:

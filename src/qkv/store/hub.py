@@ -25,7 +25,9 @@ def locate(name: str | Path) -> Path:
             f"{name}: no such folder; {name} is a preset, a shape without weights: give a folder or a hub id"
         )
     if not _ID.fullmatch(str(name)) or path.parent.is_dir():
-        raise QkvError(f"{path}: no such folder{nearest_path(path)}")
+        run = Path("runs") / path  # where runs are kept, as people forget to say
+        hint = f"; did you mean {run}?" if run.is_dir() else nearest_path(path, folders=True)
+        raise QkvError(f"{path}: no such folder{hint}")
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:

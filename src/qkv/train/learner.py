@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from qkv.blocks import Place
-from qkv.blocks.attention import chosen
+from qkv.blocks.attention import at_places
 from qkv.blocks.head import end_of, members
 from qkv.data.batch import Batch
 from qkv.data.objectives import IGNORE
@@ -79,7 +79,7 @@ class Learner(nn.Module):
         x, place = self.vectors(batch, only)
         loss = x.new_zeros((), dtype=torch.float32)
         if lesson.targets is not None:
-            labelled = x if only is not None else chosen(x, lesson.places)  # all places, where all have labels
+            labelled = x if only is not None else at_places(x, lesson.places)  # all places, where all have labels
             loss = loss + self.tokens(labelled.reshape(-1, x.shape[-1]), lesson.targets) * per_label
         if batch.span_starts is not None:
             loss = loss + self.spans(x, batch) * per_answer

@@ -112,8 +112,7 @@ def fit(job: Job) -> End:
         progress = keeper.restore(found)
     done = budget.done(progress.step, progress.seconds, loader.cursor)
     if found is not None:
-        over = f"this run has spent its budget; give it more to go on, as qkv train {job.recipe.run} train.steps=…"
-        notes += [*found.passed_over, over if done >= 1 else f"going on from step {progress.step:,}"]
+        notes += [*found.passed_over, told_of(job.recipe.run, progress, done, budget, section)]
     if world.rank == 0:
         job.folder.truncate_after(progress.step)
     watch.start(start_of(job, progress, notes))
@@ -238,6 +237,16 @@ def left_in_order(loader: Loader, checkpoints: Checkpoints) -> Iterator[None]:
 def given_up(section: TrainSection, progress: Progress) -> str:
     """Whether a run has had enough evaluations that were not better: the reason for its end, or ""."""
     return "patience" if section.patience and progress.worse >= section.patience else ""
+
+
+def told_of(run: str, progress: Progress, done: float, budget: Budget, section: TrainSection) -> str:
+    """What a run that was begun before goes on with, or what it needs to go on at all."""
+    if done >= 1:
+        spent = f"train.{budget.reason(progress.step, progress.seconds)}"
+        return f"this run has spent its budget; give it more {spent} to go on: qkv train {run} {spent}=…"
+    if given_up(section, progress):
+        return f"this run did not get better any more; raise train.patience to go on: qkv train {run} train.patience=…"
+    return f"going on from step {progress.step:,}"
 
 
 def start_of(job: Job, progress: Progress, notes: Sequence[str]) -> Start:

@@ -97,10 +97,10 @@ def find(name: str | Path) -> tuple[str, str]:
         return file.read_text(encoding="utf-8"), f"the built-in recipe {name}"
     if path.is_dir():
         raise UsageError(f"{path}: this folder holds no recipe.toml, so it is not a run")
+    here = nearest_path(path, "*.toml" if len(path.parts) == 1 else "*").removeprefix("; ")
     hint = nearest(str(name), known)
-    if not hint.startswith("did you mean"):
-        hint = f"built-in recipes: {', '.join(known)}"
-        hint = nearest_path(path, "*.toml" if len(path.parts) == 1 else "*").removeprefix("; ") or hint
+    if not hint.startswith("did you mean") or (here and path.suffix):  # what has an ending is no built-in name
+        hint = here or f"built-in recipes: {', '.join(known)}"
     raise UsageError(f"{name}: no such recipe file; {hint}")
 
 
