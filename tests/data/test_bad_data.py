@@ -135,6 +135,12 @@ def test_windows_line_ends_are_taken_off_and_counted(tmp_path):
     assert counts(problems) == {"CR LF line ends": 3}
 
 
+def test_windows_line_ends_of_tables_are_usual(tmp_path):
+    for name, text in (("a.csv", "text,n\r\none,1\r\n"), ("a.tsv", "text\tn\r\none\t1\r\n")):
+        texts, problems = met(write(tmp_path, name, text))
+        assert (texts, counts(problems)) == ([{"text": "one", "n": "1"}], {})
+
+
 def test_a_carriage_return_inside_a_line_is_kept_and_noted(tmp_path):
     texts, problems = met(write(tmp_path, "a.txt", "one\rmore\r\ntwo\n"))
     assert texts == [{"text": "one\rmore"}, {"text": "two"}]

@@ -83,6 +83,7 @@ def test_classes_and_scores():
     ("encode", "fields", "reason"),
     [
         (EncodeClass(MADE, label="kind", classes=("no", "yes")), {"text": "x", "kind": "yess"}, "did you mean 'yes'"),
+        (EncodeClass(MADE, label="kind", classes=("no", "yes")), {"text": "x", "kind": " "}, "the kind is empty"),
         (EncodeClass(MADE, score="how"), {"text": "x", "how": "much"}, "the how 'much' is not a number"),
         (EncodeClass(MADE, score="how"), {"text": "x", "how": float("inf")}, "not a number"),
         (EncodeTags(MADE, classes=("O",)), {"tokens": ["a", "b"], "tags": ["O"]}, "2 tokens but 1 tags"),
@@ -114,6 +115,7 @@ def test_labels_need_their_classes():
 def test_classes_are_found_in_labels_and_in_tags():
     made = [record(kind="b", tags=["O", "B-X"]), record(kind="a", tags=["I-X"]), record(kind="b")]
     assert classes_of(made, "kind") == ("a", "b")
+    assert classes_of([*made, record(kind=""), record(kind=" "), record(kind=0)], "kind") == ("0", "a", "b")
     assert classes_of(made, "tags") == ("B-X", "I-X", "O")
 
 

@@ -106,13 +106,24 @@ def test_a_state_of_other_rows_is_refused_with_the_difference(changed):
 
 def test_a_state_of_other_data_is_refused():
     make = lambda count: Loader(Rows(NextToken(documents([9] * count), tokenizer(), length=32), batch_tokens=64))  # noqa: E731
-    with pytest.raises(QkvError, match="examples was 30 and is 31"):
+    with pytest.raises(QkvError, match="the data is not what it was when the run began") as error:
         make(31).load(make(30).state())
+    assert "examples then: 30, now: 31" in str(error.value)
+    assert " was 30" not in str(error.value), "what follows from it is not listed too"
+    with pytest.raises(QkvError, match=r"the data is not what it was .*, seed was 5 and is 0\. "):
+        make(31).load({**make(30).state(), "seed": 5})
+
+
+def test_the_same_data_in_other_rows_is_not_said_to_have_changed():
+    make = lambda length: Loader(Rows(NextToken(documents([90] * 9), tokenizer(), length=length), batch_tokens=64))  # noqa: E731
+    with pytest.raises(QkvError, match=r"examples was \d+ and is \d+, length was 32 and is 16") as error:
+        make(16).load(make(32).state())
+    assert "the data is not" not in str(error.value)
 
 
 def test_other_data_of_the_same_size_is_refused():
     make = lambda seed: Loader(Rows(NextToken(documents([9] * 30, seed), tokenizer(), length=32), batch_tokens=64))  # noqa: E731
-    with pytest.raises(QkvError, match="the data itself has changed"):
+    with pytest.raises(QkvError, match="the data is not what it was when the run began"):
         make(1).load(make(0).state())
 
 

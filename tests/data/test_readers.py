@@ -168,8 +168,12 @@ def test_a_first_line_that_looks_like_data_is_told_of(tmp_path):
         {"the man sees a cat": "a dog", "der Mann sieht eine Katze": "ein Hund"}
     ]
     assert counts(problems) == {"first line": 1}
+    assert "--columns source=0 --columns target=1 on the command line" in str(problems.summary())
     named = write(tmp_path, "named.tsv", "source\ttarget text\na dog\tein Hund\n")
-    for path, options in ((bare, {"header": True}), (bare, {"header": False}), (bare, {"columns": [0]}), (named, {})):
+    asked = write(tmp_path, "asked.tsv", "Is it true?\tlabel\tplace\na dog\tyes\there\n")
+    chosen = {"columns": {"source": "the man sees a cat"}}
+    given = (({"header": True}, bare), ({"header": False}, bare), ({"columns": [0]}, bare), (chosen, bare))
+    for options, path in (*given, ({}, named), ({}, asked)):
         problems = Problems()
         fields_of(path, problems=problems, **options)
         assert counts(problems) == {}
@@ -180,8 +184,14 @@ def test_tsv_keeps_quotation_marks_unless_told_that_they_quote(tmp_path):
     problems = Problems()
     assert [f["text"] for f in fields_of(path, problems=problems)] == ['"Hi," she said', '"a ""b"""']
     assert counts(problems) == {"quotes in TSV": 1}
+    assert 'read the file as format = "csv"' in str(problems.summary())
     quoted = write(tmp_path, "b.tsv", 'text\tn\n"a ""b"""\t2\n')
     assert fields_of(quoted, quote=True) == [{"text": 'a "b"', "n": "2"}]
+    assert fields_of(quoted, format="csv") == [{"text": 'a "b"', "n": "2"}]
+    bare = write(tmp_path, "c.tsv", 'Well, yes\t"a\t""b"""\nno\t2\n')
+    assert fields_of(bare, format="csv", columns=[0, 1]) == [{"0": "Well, yes", "1": 'a\t"b"'}, {"0": "no", "1": "2"}]
+    commas = write(tmp_path, "d.tsv", "a,b\n1,2\n")
+    assert fields_of(commas, format="csv") == [{"a": "1", "b": "2"}]
 
 
 def test_headers_with_empty_and_repeated_names(tmp_path):
@@ -193,6 +203,33 @@ def test_a_semicolon_can_be_the_delimiter(tmp_path):
     assert fields_of(path, delimiter=";") == [{"a": "1,5", "b": "2"}]
     with pytest.raises(UsageError, match="one character"):
         fields_of(path, delimiter="||")
+
+
+@pytest.mark.parametrize(("delimiter", "name"), [(";", "semicolons"), ("\t", "tabs"), ("|", "bars")])
+def test_the_first_line_of_a_csv_without_commas_tells_its_delimiter(tmp_path, delimiter, name):
+    path = write(tmp_path, "a.csv", '\ntext;"n, m";x\n1,5;"a;""b";\n'.replace(";", delimiter))
+    problems = Problems()
+    assert fields_of(path, problems=problems) == [{"text": "1,5", "n, m": f'a{delimiter}"b', "x": ""}]
+    assert counts(problems) == {"blank line": 1, "delimiter": 1}
+    assert f"a.csv:2: the file is read as separated by {name}" in str(problems.summary())
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("a;b,c\n1,2\n", ["a;b", "c"]),
+        ("text\na;b\n", ["text"]),
+        ('"a;b"\nx\n', ["a;b"]),
+        ('"a;b\nc",d\nx,y\n', ["a;b\nc", "d"]),
+        ('5" disk;b\nx;y\n', ['5" disk', "b"]),
+        ("a;b|c|d\nx|y|z\n", ["a;b", "c", "d"]),
+        ("a;b|c\nx;y\n", ["a", "b|c"]),
+    ],
+)
+def test_a_csv_is_read_by_commas_unless_its_first_line_has_none_and_something_else(tmp_path, text, names):
+    problems = Problems(max_bad=0)
+    (found,) = fields_of(write(tmp_path, "a.csv", text), problems=problems)
+    assert list(found) == names
 
 
 def test_a_cell_larger_than_the_csv_modules_own_limit(tmp_path):

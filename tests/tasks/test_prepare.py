@@ -317,6 +317,28 @@ def test_labels_that_are_all_the_same(tmp_path: Path) -> None:
         prepare(sample_recipe(tmp_path, "classify", "same.csv"))
 
 
+def test_an_empty_label_is_no_class(tmp_path: Path) -> None:
+    rows = [f"text {n},{'yes' if n % 2 else 'no'}" for n in range(300)]
+    (tmp_path / "gaps.csv").write_text("\n".join(["text,label", *rows, "alone,", "blank, "]))
+    prepared = prepare(sample_recipe(tmp_path, "classify", "gaps.csv", data={"valid_share": 0.0}))
+    assert prepared.labels == ("no", "yes")
+    assert prepared.problems.kinds["no label"].count == 2
+    assert any("gaps.csv:302: the label is empty" in note for note in prepared.notes)
+
+
+def test_held_out_labels_that_training_never_saw_are_told(tmp_path: Path) -> None:
+    rows = [f"text {n},{'yes' if n % 2 else 'no'}" for n in range(300)]
+    file = tmp_path / "rare.csv"
+    recipe = sample_recipe(tmp_path, "classify", "rare.csv", data={"valid_from": "tail"})
+    for more, told in (([], ""), (["new,maybe"], "1 record has"), (["new,maybe", "newer,perhaps"], "2 records have")):
+        file.write_text("\n".join(["text,label", *rows, *more]))
+        prepared = prepare(recipe)
+        assert prepared.labels == ("no", "yes")
+        found = [note for note in prepared.notes if "training never saw" in note]
+        assert len(found) == bool(told)
+        assert all(note.startswith(f"validation: {told} a label") for note in found)
+
+
 def test_what_is_impossible_is_refused_for_recipes_made_in_python_too(folder: Path) -> None:
     with pytest.raises(UsageError, match="would never end"):
         prepare(sample_recipe(folder, "pairs", train={"steps": 0}))

@@ -157,6 +157,8 @@ class EncodeClass(EncodeTexts):
     def rest(self, record: Record) -> Example:
         if self.label:
             name = str(field(record, self.label, (str, int)))
+            if not name.strip():
+                raise BadRecord(f"the {self.label} is empty", "no label")
             if name not in self.numbers:
                 known = nearest(name, self.classes[:50])
                 raise BadRecord(f"the {self.label} {name!r} is not one of the classes; {known}", "unknown class")
@@ -177,7 +179,7 @@ def number_of(record: Record, name: str) -> float:
 
 
 def classes_of(records: Iterable[Record], name: str) -> tuple[str, ...]:
-    """All classes in a field (of single labels, or of lists of tags), sorted.
+    """All classes in a field (of single labels, or of lists of tags), sorted. An empty label is none.
 
     >>> from qkv.data.records import Where
     >>> classes_of([Record({"label": name}, Where("x")) for name in ("no", "yes", "no")], "label")
@@ -186,7 +188,10 @@ def classes_of(records: Iterable[Record], name: str) -> tuple[str, ...]:
     found: set[str] = set()
     for record in records:
         value = record.fields.get(name, [])
-        found.update(map(str, value if isinstance(value, list) else [value]))
+        if isinstance(value, list):
+            found.update(map(str, value))
+        elif str(value).strip():
+            found.add(str(value))
     return tuple(sorted(found))
 
 

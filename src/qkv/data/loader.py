@@ -18,6 +18,8 @@ from qkv.data.rows import START, Cursor, Rows
 from qkv.data.workers import Result, Workers
 from qkv.errors import QkvError, UsageError
 
+OF_DATA = ("data", "examples", "window_size", "mixture")  # what other data changes of the rows' identity
+
 
 class Loader:
     """Batches of one process (`rank` of `world`), built by `workers` processes, or as they are asked for with 0.
@@ -80,12 +82,16 @@ class Loader:
         """Go on from a state. Refused where it belongs to other data, another seed or other rows."""
         identity = self.rows.identity()
         wrong = [name for name, value in identity.items() if state.get(name) != value]
-        if wrong == ["data"]:
-            raise QkvError("the place in the data cannot be found again: the data itself has changed")
         if wrong:
-            told = ", ".join(f"{name} was {state.get(name, 'not there')} and is {identity[name]}" for name in wrong)
+            listed = [name for name in wrong if "data" not in wrong or name not in OF_DATA]
+            told = [f"{name} was {state.get(name, 'not there')} and is {identity[name]}" for name in listed]
+            if "data" in wrong:
+                then, now = state.get("examples", "unknown"), identity["examples"]
+                counts = f"examples then: {then}, now: {now}"
+                told.insert(0, f"the data is not what it was when the run began, say because a file changed ({counts})")
             raise QkvError(
-                f"the place in the data cannot be found again: {told}. Restore what changed, or start a new run"
+                f"the place in the data cannot be found again: {', '.join(told)}. "
+                "Restore what changed, or start a new run"
             )
         if any(int(state[name]) < 0 for name in Cursor._fields):
             raise QkvError("the place in the data cannot be found again: its numbers are damaged")

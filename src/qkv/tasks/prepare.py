@@ -131,6 +131,12 @@ def _prepare(
         notes.append(f"validation: {objective.tally}")
         if not sources.valid_of_train:
             problems.merge(met.summary().to_dict())
+        elif unseen := met.kinds.get("unknown class"):
+            have = "records have" if unseen.count > 1 else "record has"
+            notes.append(
+                f"validation: {unseen.count:,} {have} a {'tag' if kind == 'tags' else 'label'} that training never "
+                "saw: left out of the loss, and counted as wrong"
+            )
         valid_rows = Rows(
             objective,
             batch_tokens=section.batch_tokens,

@@ -32,11 +32,13 @@ def lines(
     limits: Limits,
     encoding: str | None = None,
     on_bytes: Callable[[int], None] | None = None,
+    note_returns: bool = True,
 ) -> Iterator[tuple[int, str | None]]:
     """Yield (line number from 1, text without its line end).
 
     A line that cannot be used (invalid UTF-8, NUL, too long) has been reported to `problems` and comes as None, so that
-    aligned files stay aligned and a sentence of many lines knows that it lost one.
+    aligned files stay aligned and a sentence of many lines knows that it lost one. `note_returns`: tell of CR LF line
+    ends.
     """
     name = str(path)
     number = 0
@@ -68,7 +70,7 @@ def lines(
                 raw = raw[:-1]
                 returns += 1
             yield number, _checked(raw, Where(name, number), problems)
-    if returns:
+    if returns and note_returns:
         problems.note("CR LF line ends", Where(name), "Windows line ends were taken as line ends", returns)
     if number == 0:
         problems.note("empty file", Where(name), "the file holds nothing")

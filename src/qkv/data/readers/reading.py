@@ -20,7 +20,7 @@ class Options:
     header: bool | None = (
         None  # csv, tsv: the first row names the columns; usual: yes, unless they are chosen by number
     )
-    delimiter: str | None = None  # csv, tsv: one character
+    delimiter: str | None = None  # csv, tsv: one character; usual: for csv what the first line has, for tsv a tab
     quote: bool | None = None  # csv, tsv: "quoted" fields as RFC 4180 has them; usual: yes for csv, no for tsv
     unit: Unit = "line"  # text: what one record is
     comments: bool | None = None  # conll: lines that start with # are comments; usual: in CoNLL-U only
@@ -39,5 +39,5 @@ class Reading:
     problems: Problems
     on_bytes: Callable[[int], None] | None = None
 
-    def lines(self, path: Path) -> Iterator[tuple[int, str | None]]:
-        return lines(path, self.problems, self.options.limits, self.options.encoding, self.on_bytes)
+    def lines(self, path: Path, note_returns: bool = True) -> Iterator[tuple[int, str | None]]:
+        return lines(path, self.problems, self.options.limits, self.options.encoding, self.on_bytes, note_returns)

@@ -3,20 +3,25 @@
 CSV follows RFC 4180: a field in double quotes may hold delimiters, line ends and doubled quotes. TSV has no quoting
 unless asked for: most of it is sentences, and a sentence may begin with a quotation mark. A quote that is never
 closed would swallow the rest of the file; it is counted as one bad row, and reading goes on at the next line.
+
+Many a CSV has semicolons, tabs or bars where commas should be: its first line tells.
 """
 
 import csv
+import re
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
 from qkv.data.readers.columns import looks_like_data, numbered, places
-from qkv.data.readers.find import Part
+from qkv.data.readers.find import EXTENSIONS, Part, extension
 from qkv.data.readers.reading import Reading
 from qkv.data.records import Record, Where
 from qkv.errors import UsageError
 
 ROW_LINES = 10_000  # a row may go over this many lines inside quotes
+DELIMITERS = {";": "semicolons", "\t": "tabs", "|": "bars"}  # of a CSV without commas
+QUOTED = re.compile(r'(?<![^,;\t|])"[^"]*(?:""[^"]*)*"?')  # a field in quotes, up to the line's end if it goes on there
 
 
 def read_table(part: Part, reading: Reading) -> Iterator[Record]:
@@ -31,10 +36,12 @@ def read_table(part: Part, reading: Reading) -> Iterator[Record]:
             width = len(row)
             names = _unique(row) if header else [str(place) for place in range(width)]
             chosen = places(options.columns, names, file)
-            if header and options.header is None and any(map(looks_like_data, row)):
+            unsaid = header and options.header is None and options.columns is None
+            if unsaid and 2 * sum(map(looks_like_data, row)) >= width:
                 reason = (
-                    "is read as the names of the columns, but looks like data; if it is, choose columns by number "
-                    "(source=0 and so on) or say header = false"
+                    "is read as the names of the columns, but looks like data; if it is, choose columns by number, say "
+                    "--columns source=0 --columns target=1 on the command line, or "
+                    'data.columns = {source = "0", target = "1"} in a recipe'
                 )
                 problems.note("first line", Where(file, number), reason)
             if header:
@@ -50,13 +57,18 @@ def read_table(part: Part, reading: Reading) -> Iterator[Record]:
 def _rows(path: Path, format: str, reading: Reading) -> Iterator[tuple[int, list[str]]]:
     """(line number, cells) of every row that is not blank; bad rows are reported and left out."""
     options, problems = reading.options, reading.problems
-    delimiter = options.delimiter or ("\t" if format == "tsv" else ",")
+    delimiter = options.delimiter or ("\t" if format == "tsv" else "")  # "": the first line tells
     quoting = options.quote if options.quote is not None else format == "csv"
-    if len(delimiter) != 1 or delimiter in '"\r\n':
+    if len(delimiter) > 1 or delimiter in ('"', "\r", "\n"):
         raise UsageError(f"a delimiter is one character, and no quote or line end; not {delimiter!r}")
     source = _Lines(path, reading)
     quoted_looking = 0
     for number, line in source:
+        if line and not delimiter:
+            delimiter = _delimiter(path, QUOTED.sub("", line) if quoting else line)
+            if delimiter != ",":
+                reason = f"the file is read as separated by {DELIMITERS[delimiter]}, not commas"
+                problems.note("delimiter", Where(str(path), number), reason)
         if not line:
             problems.note("blank line", Where(str(path), number), "blank lines are left out")
         elif '"' not in line:
@@ -69,8 +81,23 @@ def _rows(path: Path, format: str, reading: Reading) -> Iterator[tuple[int, list
             quoted_looking += '""' in line
             yield number, line.split(delimiter)
     if quoted_looking:
-        reason = 'rows hold doubled quotes ("") but are read without quoting; give quote = true if they are quoted'
+        reason = (
+            'rows hold doubled quotes ("") but are read without quoting; if they are quoted, read the file as '
+            'format = "csv", which takes tabs too'
+        )
         problems.note("quotes in TSV", Where(str(path)), reason, quoted_looking)
+
+
+def _delimiter(path: Path, line: str) -> str:
+    """What separates the cells of a CSV, by its first line without quoted fields: commas, or what comes most often.
+
+    >>> [_delimiter(Path("a.csv"), line) for line in ("a;b,c", "a;b", "a|b|c;d", "text")]
+    [',', ';', '|', ',']
+    """
+    if EXTENSIONS.get(extension(path)) == "tsv" and "\t" in line:
+        return "\t"  # it is read as CSV for its quotes
+    likely = max(DELIMITERS, key=line.count)
+    return likely if likely in line and "," not in line else ","
 
 
 def _quoted_row(line: str, number: int, delimiter: str, source: "_Lines", reading: Reading) -> list[str] | None:
@@ -105,7 +132,7 @@ class _Lines:
     def __init__(self, path: Path, reading: Reading):
         self.path = path
         self._problems = reading.problems
-        self._source = reading.lines(path)
+        self._source = reading.lines(path, note_returns=False)  # RFC 4180 ends lines in CR LF
         self._again: deque[tuple[int, str]] = deque()
 
     def __iter__(self) -> "_Lines":
