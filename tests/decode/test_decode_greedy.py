@@ -37,6 +37,13 @@ def test_greedy_is_the_slow_loop_for_every_position_kind(family: str, position: 
     assert len({tuple(ids) for ids in expected}) > 1, "a model that always says the same would pass by accident"
 
 
+def test_of_a_prompt_the_last_block_thinks_about_the_end_alone() -> None:
+    network, seen = tiny("decoder"), []
+    network.decoder.blocks[-1].ffn.register_forward_hook(lambda _, __, out: seen.append(out.numel() // out.shape[-1]))
+    generate(network, [[3, 4, 5, 6], [7, 8]], Options(max_tokens=1))
+    assert seen == [2], "one place of each row, not four"
+
+
 def test_rows_that_end_leave_and_the_others_go_on(network: Network) -> None:
     prompts = [[a, b] for a in range(3, 10) for b in range(3, 6)]
     said = [set(r.ids) for r in generate(network, prompts, Options(max_tokens=12))]

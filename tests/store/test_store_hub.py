@@ -59,6 +59,15 @@ def test_a_misspelt_path_beside_folders_never_asks_the_hub(hub, tmp_path, refuse
     assert hub.asked == []
 
 
+def test_a_name_that_is_nearly_a_folders(tmp_path, monkeypatch, refused):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "dates").mkdir(parents=True)
+    (tmp_path / "dates.toml").touch()
+    refused("dates", "no such folder; did you mean runs/dates?")
+    refused("runs/datse", "no such folder; did you mean runs/dates?")
+    assert "did you mean" not in refused("datse.tml", "no such folder"), "a file is no model"
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -1,5 +1,6 @@
 """A recipe as a file: read exactly, with changes, refused where it is wrong; written whole; compared with another."""
 
+import re
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
@@ -172,6 +173,23 @@ def test_broken_toml_is_told_with_its_line(tmp_path: Path) -> None:
 def test_a_name_that_is_nothing() -> None:
     with pytest.raises(UsageError, match="no-such-thing: no such recipe file"):
         read("no-such-thing")
+
+
+def test_a_name_that_is_nearly_something(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").touch()
+    Path("dates.toml").touch()
+    Path("runs/dates").mkdir(parents=True)
+    for name, hint in (
+        ("mine.tmol", "did you mean mine.toml?"),
+        ("mine", "did you mean mine.toml?"),
+        ("dates.tml", "did you mean dates.toml?"),
+        ("daets", "did you mean 'dates'?"),
+        ("runs/datse", "did you mean runs/dates?"),
+        ("nothing", "built-in recipes: dates, "),
+    ):
+        with pytest.raises(UsageError, match=re.escape(f"{name}: no such recipe file; {hint}")):
+            read(name)
 
 
 def test_a_run_folder_has_a_recipe_and_another_folder_does_not(plain: Path, tmp_path: Path) -> None:
