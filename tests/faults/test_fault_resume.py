@@ -24,6 +24,7 @@ from fault_runs import (
 )
 
 from qkv.errors import QkvError
+from qkv.train import loop
 from qkv.train.recipe import Recipe
 from qkv.train.run_folder import RunFolder
 from qkv.train.watch import Start, Watcher
@@ -60,6 +61,24 @@ def test_ten_steps_are_five_a_crash_and_five(case: str, tmp_path: Path) -> None:
     assert log_of(recipe.run) == log_of(broken)
     assert files_of(recipe.run) == files_of(broken)
     assert f"going on from step {saved}" in notes_of(broken)
+
+
+def test_a_run_that_saves_seldom_saves_by_the_clock_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing else of it is changed: not what it ends with, not what is kept, not what is averaged."""
+    seldom = {"save_every": 4, "eval_every": 100, "steps": 11, "average": 2, "keep": 2, "ema": 0.0}
+    recipe = tiny(tmp_path, "whole", train=seldom)
+    train(recipe)
+    monkeypatch.setattr(loop, "SAVE_SECONDS", 0.0)
+    often = changed(recipe, "often")
+    train(often)
+    assert RunFolder(often.run).checkpoints.steps() == RunFolder(recipe.run).checkpoints.steps()
+    assert files_of(often.run) == files_of(recipe.run)
+    broken = crash(changed(recipe, "broken"), 7)
+    assert newest(broken).step >= 6, "the last step that was due for saving is 4"
+    go_on(broken)
+    assert difference(newest(recipe.run), newest(broken)) == ""
+    assert log_of(recipe.run) == log_of(broken)
+    assert files_of(broken) == files_of(recipe.run)
 
 
 def test_a_run_that_has_come_to_its_end_says_how_to_go_on(tmp_path: Path) -> None:

@@ -50,6 +50,8 @@ SAMPLE_SECONDS = 4.0
 """How often a watched run shows what it makes of an example."""
 SHOWN = 8
 """How many examples an error names."""
+SAVE_SECONDS = 600.0
+"""However seldom a run is evaluated and saved, no more than this is lost with the machine."""
 
 
 class Stopped(QkvError):
@@ -117,7 +119,7 @@ def fit(job: Job) -> End:
         job.folder.truncate_after(progress.step)
     watch.start(start_of(job, progress, notes))
 
-    began = time.monotonic() - progress.seconds
+    began, saved = time.monotonic() - progress.seconds, progress.seconds
     pace = Pace(progress, done, world)
     recent: deque[tuple[int, Batch]] = deque(maxlen=section.log_every + 1)
     with StopSignals(several=world.size > 1) as signals, left_in_order(loader, checkpoints):
@@ -152,7 +154,7 @@ def fit(job: Job) -> End:
             # The last weights are evaluated once they are final, unless it is to be known whether they are the best.
             evaluate_now = due(section.eval_every, progress.step, before, done) if done < 1 else section.final == "best"
             save_due = due(section.save_every or section.eval_every, progress.step, before, done)
-            save_now = save_due or stop
+            save_now = save_due or stop or progress.seconds - saved >= SAVE_SECONDS
             if log_now or evaluate_now or save_now or world.device.type == "cpu":
                 check_numbers(stepper, progress, recent, loader, job)
                 progress.loss += stepper.take_loss()
@@ -174,6 +176,7 @@ def fit(job: Job) -> End:
                 progress.owed = evaluate_now
                 signals.honoured()
             if save_now:
+                saved = progress.seconds
                 with signals.unhurried():
                     pace.count(progress)
                     keeper.save(progress, passing=not save_due)

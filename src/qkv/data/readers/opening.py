@@ -176,4 +176,6 @@ def _similar(path: Path) -> str:
         hint = nearest(path.name, [entry.name for entry in folder.iterdir()])
     except OSError:
         return ""
-    return f"; {hint}" if hint.startswith("did you mean") else ""
+    if hint.startswith("did you mean"):
+        return f"; {hint}"
+    return "" if path.is_absolute() else f" (looked for in {Path.cwd()}, where this was started)"
