@@ -115,6 +115,38 @@ def test_what_is_going_on_is_told(tiny: Make) -> None:
     assert all(0 <= done < total for _, done, total in told)
 
 
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("noise", [0.0, 0.02])
+def test_a_step_is_told_from_the_noise_of_reading(tiny: Make, noise: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where reading the prompts takes as long as fifty steps, so many are written that its noise counts little."""
+    asked: list[int] = []
+    monkeypatch.setattr(bench_module, "generate", lambda network, ids, options: asked.append(options.max_tokens))
+
+    def timed(work: Callable[[], object], device: torch.device) -> float:
+        work()
+        slow = noise if asked[-1] == bench_module.FEW else 0.0  # each of the shorter runs is disturbed
+        return 0.1 + slow + 0.002 * asked[-1]
+
+    monkeypatch.setattr(bench_module, "timed", timed)
+    model = tiny("decoder", max_positions=512)
+    bench = measured(tiny("decoder"), seconds=1e-9)
+    subject = bench_module.Subject(without_end(model.network), bench, lambda *_: None)
+    subject._write(8, 1, 0.0)
+    assert max(asked) > 50
+    assert bench.points[-1].seconds == pytest.approx(0.002 - noise / bench_module.MORE)
+
+
+@pytest.mark.usefixtures("quick")
+def test_more_than_the_limit_is_told(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Limits(flops=1.0, memory=1.0, cached=1.0)
+    monkeypatch.setattr(bench_module, "measure_limits", lambda *_, **__: slow)
+    found = measured(tiny("decoder"), seconds=0.1)
+    assert all(point.doubtful for point in found.points)
+    assert [note for note in found.notes if note.startswith("above 100 %")] == [bench_module.DOUBTFUL]
+    monkeypatch.setattr(bench_module, "measure_limits", lambda *_, **__: Limits(1e18, 1e18, 1e18))
+    assert bench_module.DOUBTFUL not in measured(tiny("decoder"), seconds=0.1).notes
+
+
 def test_a_text_never_ends_by_itself_while_it_is_measured(tiny: Make) -> None:
     model = tiny("decoder")
     assert model.network.head.out is not None

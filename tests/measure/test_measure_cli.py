@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from fault_runs import tiny as tiny_recipe
+from fault_runs import train
+from prepare_samples import sample_files
 from rich.console import Console
 
 import qkv
@@ -73,6 +76,21 @@ def test_the_type_is_that_of_the_weights_unless_another_is_asked_for(
     for more, dtype in (([], "float64"), (["--dtype", "float32"], "float32")):
         assert cli.call(["bench", str(double), "--device", "cpu", "--seconds", "0.1", "--json", *more]) == 0
         assert json.loads(capsys.readouterr().out)["dtype"] == dtype
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_run_is_measured_before_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sample_files(tmp_path)
+    keys = {"steps": 2, "workers": 0, "micro_batch": 0, "ema": 0.0, "save_every": 1, "eval_every": 2}
+    recipe = tiny_recipe(tmp_path, "run", "next_token", train=keys)
+    train(recipe)
+    parameters = sum(one.numel() for one in qkv.load(recipe.run).network.parameters())
+    for name in ("config.json", "model.safetensors"):  # as if it had been stopped
+        (Path(recipe.run) / name).unlink()
+    assert cli.call(["bench", recipe.run, "--device", "cpu", "--seconds", "0.1", "--json"]) == 0
+    caught = capsys.readouterr()
+    assert json.loads(caught.out)["parameters"] == parameters
+    assert "has not come to its end" in caught.err
 
 
 def test_help_shows_how(capsys: pytest.CaptureFixture[str]) -> None:

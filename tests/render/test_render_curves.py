@@ -163,7 +163,46 @@ def test_a_run_without_a_step_is_refused(tmp_path):
         drawn({"a": run(tmp_path)}, tmp_path)
 
 
+def ticks(picture: ElementTree.Element, row: float) -> list[str]:
+    """The numbers at the marks that stand at one height: of the steps."""
+    return [t.text or "" for t in picture.iter(f"{SVG}text") if float(t.get("y", "nan")) == row]
+
+
+def test_the_only_run_is_not_named_twice(tmp_path):
+    folder = run(tmp_path, *ROWS)
+    said = words(drawn({"dates": folder}, tmp_path, title="dates"))
+    assert said.count("dates") == 1
+    assert "thin: training · bold: held out" in said
+    assert "dates" in words(drawn({"dates": folder}, tmp_path, title="another title"))
+    two = words(drawn({"dates": folder, "b": folder}, tmp_path, title="dates"))
+    assert two.count("dates") == 2
+    alone = words(drawn({"a": run(tmp_path, step(10, 2.0), step(20, 1.0), name="alone")}, tmp_path, title="a"))
+    assert alone.count("a") == 1
+
+
 # Scales
+
+
+@pytest.mark.parametrize(
+    ("value", "ends"), [(1.0, (0, 1)), (0.0, (0, 1)), (0.8, (0, 1)), (0.01, (0, 1)), (3.0, (0, 6)), (-3.0, (-6, 0))]
+)
+def test_a_number_that_never_changes_has_a_scale(value, ends):
+    scale = Scale([value, value], 100.0, 0.0, marks=5).rounded()
+    assert (scale.low, scale.high) == ends
+
+
+@settings(deadline=None, derandomize=True)
+@given(last=st.integers(0, 10**7))
+def test_marks_of_steps_are_whole(last):
+    marks = Scale([0.0, float(last)], 0.0, 100.0, whole=True).ticks()
+    assert all(mark == int(mark) for mark in marks)
+    assert (2 if last < 10**7 else 1) <= len(marks) <= 8
+
+
+def test_a_short_run_has_whole_steps(tmp_path):
+    picture = drawn({"a": run(tmp_path, step(1, 2.0), step(2, 1.0))}, tmp_path)
+    below = next(float(t.get("y", "nan")) for t in picture.iter(f"{SVG}text") if t.text == "steps") - 20
+    assert ticks(picture, below) == ["0", "1", "2"]
 
 
 @settings(deadline=None, derandomize=True)
@@ -205,17 +244,43 @@ def test_steps_that_were_left_out_have_no_loss_to_draw(tmp_path):
     assert read_curves("a", run(tmp_path, *rows)).training == [(10, 4.0), (30, 2.0)]
 
 
+def rings(picture: ElementTree.Element) -> list[tuple[float, float]]:
+    circles = [circle for circle in picture.iter(f"{SVG}circle") if circle.get("r") == "4.5"]
+    return [(float(circle.get("cx", "nan")), float(circle.get("cy", "nan"))) for circle in circles]
+
+
 def test_weights_that_were_kept_stand_beside_the_curve(tmp_path):
-    """A run that ends with its best weights does not seem to have got better at its last step."""
+    """A run that ends with the mean of its weights does not seem to have got better at its last step."""
     picture = drawn({"a": run(tmp_path, *ROWS, evaluation(40, loss=1.25, exact=0.875))}, tmp_path)
     plain = drawn({"b": run(tmp_path, *ROWS, name="plain")}, tmp_path)
-
-    def rings(svg: ElementTree.Element) -> list[ElementTree.Element]:
-        return [circle for circle in svg.iter(f"{SVG}circle") if circle.get("r") == "4.5"]
-
     assert [len(rings(svg)) for svg in (picture, plain)] == [2, 0]  # in each panel one
     curve = max(lines(picture), key=lambda line: float(line.get("stroke-width", "0")))
-    assert places(curve)[-1][1] != float(rings(picture)[0].get("cy", "nan"))
+    assert places(curve)[-1][0] == rings(picture)[0][0]
+    assert places(curve)[-1][1] != rings(picture)[0][1]
     assert "1.25" in " ".join(words(picture))
     assert "ring: the weights that were kept" in words(picture)
     assert "ring: the weights that were kept" not in words(plain)
+
+
+def test_weights_of_an_earlier_step_stand_at_it(tmp_path):
+    rows = [*ROWS, step(50, 0.5), evaluation(50, loss=2.0, exact=0.5), evaluation(50, loss=1.5 + 1e-7, exact=0.75)]
+    folder = run(tmp_path, *rows)
+    assert read_curves("a", folder).kept == {"loss": [(40, 1.5 + 1e-7)], "exact": [(40, 0.75)]}
+    picture = drawn({"a": folder}, tmp_path)
+    _, held_out, exact = lines(picture)
+    assert rings(picture) == [places(held_out)[1], places(exact)[1]]
+    assert "0.7500" in words(picture)  # what the run ended with
+
+
+def test_the_last_weights_have_no_ring(tmp_path):
+    """Evaluated twice, with the same numbers: nothing else was kept."""
+    picture = drawn({"a": run(tmp_path, *ROWS, evaluation(40, loss=1.5, exact=0.75))}, tmp_path)
+    assert rings(picture) == []
+    assert "ring: the weights that were kept" not in words(picture)
+
+
+def test_a_step_before_the_last_may_be_evaluated_again(tmp_path):
+    """As when a run goes on from a checkpoint before it."""
+    rows = [evaluation(20, loss=3.0), evaluation(20, loss=2.5), evaluation(40, loss=1.0)]
+    learnt = read_curves("a", run(tmp_path, *rows))
+    assert (learnt.held_out, learnt.kept) == ({"loss": [(20, 3.0), (40, 1.0)]}, {})

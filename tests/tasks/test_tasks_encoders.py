@@ -1,5 +1,7 @@
 """Tasks that read and do not write: each answer is the one that the text alone gives, laid out by hand."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -98,8 +100,30 @@ def test_long_texts_are_cut_and_told_when_judged_and_refused_when_run() -> None:
         *parts_of(made), records([{"text": long, "label": "bad"}, {"text": "fox", "label": "bad"}])
     )
     assert found.notes == ("1 of 2 texts were cut to the 8 tokens that fit",)
-    with pytest.raises(UsageError, match="longer than the 8 tokens"):
+    with pytest.raises(UsageError, match="the text is longer than the 8 tokens"):
         classify.run(*parts_of(made), [long])
+
+
+@pytest.mark.parametrize("task", [classify, embed])
+def test_a_text_that_is_too_long_is_named(task: Any) -> None:
+    made = encoder(LABELS, max_positions=8)
+    long = "the lazy dog " * 20
+    with pytest.raises(UsageError) as caught:
+        task.run(*parts_of(made), ["fox", long, "dog", long + "!"])
+    many = len(framed(made, ids(made, long)))
+    begins = repr(long[:40]) + "…"
+    assert str(caught.value) == (
+        f"2 of 4 texts are longer than the 8 tokens that fit: text 2, which begins with {begins}, has {many:,} with "
+        "the special ones; shorten them"
+    )
+    assert len(task.run(*parts_of(made), ["fox", "dog"])) == 2
+    assert len(task.run(*parts_of(made), [])) == 0
+
+
+def test_of_two_texts_both_are_named() -> None:
+    made = encoder(LABELS, max_positions=8)
+    with pytest.raises(UsageError, match=r"text 1, which begins with 'fox ‖ the lazy dog the lazy .*; shorten it"):
+        classify.run(*parts_of(made), [("fox", "the lazy dog " * 20), ("a", "b")])
 
 
 def test_a_decoder_classifies_too() -> None:

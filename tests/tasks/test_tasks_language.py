@@ -4,10 +4,13 @@ import math
 
 import pytest
 import torch
+from rich.console import Console
 from task_models import TEXT, decoder, parts_of, records
 
 import qkv
 from qkv.errors import QkvError, UsageError
+from qkv.render import evaluation
+from qkv.render.training import judged
 from qkv.tasks import language
 
 TEXTS = ["the quick fox", "a", TEXT * 3, "dogs run, and the lazy fox jumps over 12 dogs."]
@@ -82,13 +85,24 @@ def test_of_a_chat_only_the_answers_are_judged() -> None:
     labels = [*one, *two]
     expected = -sum(float(logits[place - 1, label]) for place, label in zip(places, labels, strict=True)) / len(labels)
     assert found.metrics["loss"] == pytest.approx(expected, rel=1e-5)
-    assert found.samples[0].expected == "a lazy one"
+    assert "fox?" in found.samples[0].source
+    assert "a lazy one" not in found.samples[0].source
+    assert found.samples[0].expected == ""
 
 
 def test_samples_show_how_a_text_goes_on() -> None:
     made = decoder()
     found = language.evaluate(*parts_of(made), records([{"text": "the lazy dog"}]), samples=1)
-    assert found.samples[0].source + found.samples[0].expected == "the lazy dog"
+    (sample,) = found.samples
+    assert "the lazy dog".startswith(sample.source)
+    assert sample.source
+    assert sample.expected == "", "no continuation is the right one"
+    assert judged(sample) == ""
+    console = Console(width=80, force_terminal=False)
+    with console.capture() as caught:
+        evaluation.render("mine", found, console)
+    assert "written" in caught.get()
+    assert "expected" not in caught.get()
     assert language.evaluate(*parts_of(made), records([{"text": "the fox"}]), samples=0).samples == []
 
 

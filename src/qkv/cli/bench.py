@@ -35,7 +35,7 @@ def bench(
     Parameters
     ----------
     model
-        A model folder or hub id, or a preset (qkv info presets lists them), with random weights.
+        A model folder or hub id, an unfinished run, or a preset (qkv info presets lists them), with random weights.
     device
         Where to run: cpu, cuda, mps; auto is the GPU where there is one.
     dtype
@@ -78,9 +78,10 @@ def bench(
 
 def open_model(name: str, device: str, dtype: str, int8: bool) -> Any:
     """A preset with random weights, or a folder; refused before weights are read where they do not fit."""
-    from qkv import api, store
+    from qkv import api
     from qkv.measure import check_memory, choose_device, choose_dtype
     from qkv.models import presets
+    from qkv.train import midway
 
     place = choose_device(device)
     if name in presets.PRESETS and not Path(name).is_dir():
@@ -90,7 +91,7 @@ def open_model(name: str, device: str, dtype: str, int8: bool) -> Any:
     if os.sep not in name and not Path(name).exists():
         raise UsageError(f"{name}: neither a folder nor a preset; {nearest(name, presets.PRESETS)}")
     if Path(name).exists():
-        stored = store.read(name, device="meta")
+        stored = midway.read(name, device="meta")
         if dtype == "auto":
             dtype = str(next(stored.network.parameters()).dtype).removeprefix("torch.")
         check_memory(name, stored.config, choose_dtype(dtype, place), place, int8=int8)

@@ -7,7 +7,8 @@
 
 All goes through `generate`, so that what is measured is what a user gets: on a GPU, steps as CUDA graphs. A step's time
 is the difference between writing a few tokens and writing more, so that reading the prompt and capturing a graph, which
-are paid once, cancel out. Times are the best of several. Batches double for as long as there is time and memory.
+are paid once, cancel out; so many more that they take about as long as these. Times are the best of several. Batches
+double for as long as there is time and memory.
 """
 
 import copy
@@ -44,6 +45,11 @@ SHARES = {"limits": 0.15, "prefill": 0.25}
 TRIES = 12
 """No length and no batch takes more than one part in so many of the time for all of them, while there are others."""
 
+DOUBTFUL = (
+    "above 100 %: a limit was measured too low or a time too short, as when other work disturbs the machine; "
+    "measure again, with more --seconds"
+)
+
 
 @dataclass(frozen=True)
 class Point:
@@ -69,6 +75,11 @@ class Point:
     def share(self) -> float:
         """How much of the limit is reached."""
         return self.rate / self.limit
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether more than the limit seems to be reached."""
+        return round(100 * self.share) > 100
 
     @property
     def intensity(self) -> float:
@@ -147,6 +158,8 @@ def measure(
         subject.sweep("search", left / 2)
     else:
         subject.sweep("decode", left)
+    if any(point.doubtful for point in bench.points):
+        bench.notes.append(DOUBTFUL)
     return bench
 
 
@@ -242,15 +255,20 @@ class Subject:
 
         writing(few)  # warms up
         short = [writing(few)]
-        # So long that a few rounds fit into the time, but so much longer that it can be told from noise.
-        wanted = max(FEW, int(seconds / 4 / (short[0] / few)))
-        more = max(1, min(wanted, MORE, self.room - held - few))
-        long: list[float] = []
+        # So long that a few rounds fit into the time, but so much longer that it can be told from noise: the steps that
+        # are counted take at least as long as the shorter run, whose time is taken off.
+        most = max(1, min(MORE, self.room - held - few))
+        more = min(most, max(FEW, int(seconds / 4 / (short[0] / few))))
+        long = [writing(few + more), writing(few + more)]
+        while more < most and min(long) < 2 * min(short):
+            more = min(most, 2 * more)
+            short.append(writing(few))
+            long = [writing(few + more), writing(few + more)]
         stop = time.perf_counter() + seconds
-        while len(long) < 3 or time.perf_counter() < stop:
+        while len(long) < 4 or time.perf_counter() < stop:
             long.append(writing(few + more))
             short.append(writing(few))
-        self.shortest = 5 * min(short) + 3 * min(long)
+        self.shortest = 4 * min(short) + 4 * min(long)
         step = (min(long) - min(short)) / more
         if step <= 0:  # nothing but noise lies between the two: an upper bound is what the longer one took
             step = min(long) / (few + more)

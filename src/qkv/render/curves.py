@@ -53,15 +53,15 @@ def draw_curves(runs: Mapping[str, Path], out: Path, *, metric: str = "", title:
 
 
 def read_curves(name: str, path: Path) -> Learnt:
-    """The curves of one run. Where a step was evaluated twice, the later ones are the weights that were kept."""
+    """The curves of one run. Where the last step was evaluated twice, the second are the weights that were kept."""
     path = path / "metrics.jsonl" if path.is_dir() else path
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise QkvError(f"{path} cannot be read ({error.strerror}); a run's folder has a metrics.jsonl") from error
     training: dict[float, float] = {}
-    held_out: dict[str, dict[float, float]] = {}
-    kept: dict[str, Points] = {}
+    evaluated: dict[float, dict[str, float]] = {}
+    again: dict[float, dict[str, float]] = {}
     for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
@@ -73,16 +73,38 @@ def read_curves(name: str, path: Path) -> Learnt:
         if kind == "step" and row["loss"] is not None:  # steps that were left out have none
             training[step] = float(row["loss"])
         elif kind == "eval":
-            for key, value in row.items():
-                counts = isinstance(value, int | float) and not isinstance(value, bool)
-                if not counts or (key != "loss" and key in NOT_METRICS):
-                    continue
-                if step in held_out.setdefault(key, {}):
-                    kept[key] = [(step, float(value))]
-                else:
-                    held_out[key][step] = float(value)
-    curves = {key: sorted(points.items()) for key, points in held_out.items()}
-    return Learnt(name, sorted(training.items()), curves, kept)
+            metrics = {key: float(value) for key, value in row.items() if _measured(key, value)}
+            (again if step in evaluated else evaluated)[step] = metrics
+    held_out: dict[str, Points] = {}
+    for step, metrics in sorted(evaluated.items()):
+        for key, value in metrics.items():
+            held_out.setdefault(key, []).append((step, value))
+    return Learnt(name, sorted(training.items()), held_out, _kept(evaluated, again))
+
+
+def _measured(key: str, value: object) -> bool:
+    """Whether something in the line of an evaluation is a metric."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and (key == "loss" or key not in NOT_METRICS)
+
+
+def _kept(evaluated: Mapping[float, dict[str, float]], again: Mapping[float, dict[str, float]]) -> dict[str, Points]:
+    """The weights that were kept, where they are not the last ones.
+
+    They are logged at the last step; those of an earlier one are known by their numbers, and stand there.
+    """
+    last = max(evaluated, default=0.0)
+    metrics = again.get(last, {})
+    if not metrics or _same(evaluated[last], metrics):
+        return {}
+    step = next((step for step in sorted(evaluated) if _same(evaluated[step], metrics)), last)
+    return {key: [(step, value)] for key, value in metrics.items()}
+
+
+def _same(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
+    """Whether two evaluations found the same."""
+    shared = [(one[key], other[key]) for key in one if key in other]
+    return bool(shared) and all(math.isclose(a, b, rel_tol=1e-6) or (a != a and b != b) for a, b in shared)
 
 
 def _picture(runs: Sequence[Learnt], metric: str, title: str) -> str:
@@ -91,10 +113,11 @@ def _picture(runs: Sequence[Learnt], metric: str, title: str) -> str:
     if title:
         parts.append(text(LEFT, y + 14, title, 16, anchor="start", weight=600))
         y += 30
-    legend, y = _legend(runs, y + 14)
+    legend, y = _legend(runs, title, y + 14)
     parts += legend
     curves = [points for run in runs for points in (run.training, *run.held_out.values())]
-    across = Scale([0.0, *(step for points in curves for step, _ in points)], LEFT, WIDTH - RIGHT)
+    steps = [0.0, *(step for points in curves for step, _ in points)]
+    across = Scale(steps, LEFT, WIDTH - RIGHT, whole=True)
     losses = [(run.training, run.held_out.get("loss", []), run.kept.get("loss", [])) for run in runs]
     parts += _panel(y + 44, 250, "loss", losses, across, last=not metric)
     y += 44 + 250
@@ -108,10 +131,12 @@ def _picture(runs: Sequence[Learnt], metric: str, title: str) -> str:
     return "\n".join([head, f"<rect width='{WIDTH}' height='{height}' fill='{PAPER}'/>", *parts, "</svg>\n"])
 
 
-def _legend(runs: Sequence[Learnt], y: int) -> tuple[list[str], int]:
-    """A name for each colour, and what thin and bold mean; in as many lines as they need."""
+def _legend(runs: Sequence[Learnt], title: str, y: int) -> tuple[list[str], int]:
+    """A name for each colour, unless it is the title, and what thin and bold mean; in as many lines as they need."""
     parts, x = [], float(LEFT)
     words = [(run.name, colour) for run, colour in zip(runs, _colours(len(runs)), strict=True)]
+    if [run.name for run in runs] == [title]:
+        words = []
     if any(run.training for run in runs) and any(run.held_out for run in runs):
         words.append(("thin: training · bold: held out", ""))
     if any(run.kept for run in runs):
@@ -124,7 +149,7 @@ def _legend(runs: Sequence[Learnt], y: int) -> tuple[list[str], int]:
             parts.append(f"<path d='M{x:.1f} {y - 4} h18' stroke='{colour}' stroke-width='3' stroke-linecap='round'/>")
         parts.append(text(x + (25 if colour else 0), y, name, 13, INK if colour else FAINT, "start"))
         x += wide + 24
-    return parts, y
+    return parts, y if parts else y - 20
 
 
 def _panel(top: int, high: int, name: str, curves: Sequence[Curves], across: "Scale", last: bool) -> list[str]:
@@ -165,13 +190,27 @@ def _panel(top: int, high: int, name: str, curves: Sequence[Curves], across: "Sc
 
 
 class Scale:
-    """From numbers to places in the picture, straight or by the logarithm, with round numbers at its marks."""
+    """From numbers to places in the picture, straight or by the logarithm, with round numbers at its marks.
 
-    def __init__(self, values: Iterable[float], start: float, end: float, *, log: bool = False, marks: int = 6) -> None:
+    A scale of a single number begins or ends at 0; it is 0 to 1 where that holds the number, as a share is such a one.
+    `whole` leaves out marks between whole numbers.
+    """
+
+    def __init__(
+        self,
+        values: Iterable[float],
+        start: float,
+        end: float,
+        *,
+        log: bool = False,
+        whole: bool = False,
+        marks: int = 6,
+    ) -> None:
         values = list(values)
-        self.low, self.high, self.log, self.marks = min(values), max(values), log, marks
+        self.low, self.high, self.log, self.whole, self.marks = min(values), max(values), log, whole, marks
         if self.high - self.low <= max(abs(self.high) * 1e-12, 1e-300):
-            self.low, self.high = min(2 * self.low, 0.0), max(2 * self.high, 0.0 if self.low < 0 else 1.0)
+            share = self.low >= 0 and self.high <= 1
+            self.low, self.high = (0.0, 1.0) if share else (min(2 * self.low, 0.0), max(2 * self.high, 0.0))
         self.start, self.end = start, end
 
     def __call__(self, value: float) -> float:
@@ -183,7 +222,7 @@ class Scale:
         """The same, from the mark below its numbers to the mark above them."""
         marks = list(self._around())
         below, above = [m for m in marks if m <= self.low], [m for m in marks if m >= self.high]
-        return Scale([below[-1], above[0]], self.start, self.end, log=self.log, marks=self.marks)
+        return Scale([below[-1], above[0]], self.start, self.end, log=self.log, whole=self.whole, marks=self.marks)
 
     def ticks(self) -> list[float]:
         """Round numbers inside the scale."""
@@ -197,8 +236,10 @@ class Scale:
                 yield from (digit * 10.0**power for digit in (1, 2, 5))
             return
         raw = (self.high - self.low) / self.marks
+        raw = max(raw, 1.0) if self.whole else raw
         size = 10.0 ** math.floor(math.log10(raw))
-        stride = next(size * digit for digit in (1, 2, 2.5, 5, 10) if size * digit >= raw)
+        digits = (1, 2, 5, 10) if self.whole and size < 10 else (1, 2, 2.5, 5, 10)
+        stride = next(size * digit for digit in digits if size * digit >= raw)
         for n in range(math.floor(self.low / stride) - 1, math.ceil(self.high / stride) + 2):
             yield n * stride
 

@@ -27,10 +27,11 @@ def render(model: str, found: Evaluation, console: Console) -> None:
     for sample in found.samples:
         console.print()
         right = sample.written.strip() == sample.expected.strip()
+        mark = ("green" if right else "red") if sample.expected else ""  # there may be no one right answer
         for name, text, style in (
             ("source", sample.source, ""),
-            ("written", sample.written, "green" if right else "red"),
-            ("expected", sample.expected, ""),
+            ("written", sample.written, mark),
+            *([("expected", sample.expected, "")] if sample.expected else []),
         ):
             console.print(Text.assemble((f"{name:<9}", "dim"), (shortened(text), style)))
 

@@ -56,7 +56,7 @@ def render(found: Bench, console: Console) -> None:
             f"{point.length:,}",
             rate(point.rate / each),
             rate(point.limit / each),
-            f"{100 * point.share:.0f} %",
+            Text(f"{100 * point.share:.0f} %", "yellow" if point.doubtful else ""),
             Bar(1.0, 0.0, min(point.share, 1.0), width=16, color="cyan"),
             Text(point.bound, "dim"),
         )

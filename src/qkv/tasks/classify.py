@@ -24,6 +24,7 @@ Text = str | tuple[str, str]
 
 LABELLED = ("accuracy", "macro_f1", "matthews")
 SCORED = ("spearman", "pearson")
+SHOWN = 40  # characters of a text in an error
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,8 @@ def run(
     progress: Progress | None = None,
 ) -> list[Label] | list[Score]:
     """The class (or score) of each text, or of each pair of texts. One that is too long is an error."""
-    said, cut = read(network, tokenizer_of(tokenizer), config, texts, batch, progress)
-    if cut:
-        raise UsageError(f"{cut:,} of {len(texts):,} texts are longer than the {room(config):,} tokens that fit")
+    said, sizes = read(network, tokenizer_of(tokenizer), config, texts, batch, progress)
+    refuse_long(texts, sizes, room(config))
     if config.head.outputs == 1:
         return [Score(float(row[0])) for row in said]
     names = class_names(config)
@@ -105,8 +105,8 @@ def evaluate(
     wanted_scores: list[float] = []
     if scored:
         listed, wanted_scores = with_scores(listed, notes)
-    said, cut = read(network, reader, config, [texts_of(record) for record in listed], batch, progress)
-    if cut:
+    said, sizes = read(network, reader, config, [texts_of(record) for record in listed], batch, progress)
+    if cut := int((sizes > room(config)).sum()):
         notes.append(f"{cut:,} of {len(listed):,} texts were cut to the {room(config):,} tokens that fit")
     scores: dict[str, float] = {}
     if scored:
@@ -153,10 +153,10 @@ def read(
     texts: Sequence[Text],
     batch: int,
     progress: Progress | None = None,
-) -> tuple[np.ndarray, int]:
-    """What the head says of each text (N, V), laid out as in training, and how many texts had to be cut."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """What the head says of each text (N, V), laid out as in training and cut to fit, and the tokens (N,) of each."""
     if not texts:
-        return np.zeros((0, config.head.outputs), np.float32), 0
+        return np.zeros((0, config.head.outputs), np.float32), np.zeros(0, np.int64)
     parts = [_parts(text) for text in texts]
     pair = any(len(part) > 1 for part in parts)
     sides = [tokenizer.encode_batch([part[0] for part in parts])]
@@ -171,7 +171,22 @@ def read(
     with evaluating(network):
         for chosen in batches(pieces.lengths, batch, progress):
             out[chosen] = laid.outputs(chosen).cpu().numpy()
-    return out, objective.tally.cut
+    return out, objective.sizes(slice(None))[:, 0]
+
+
+def refuse_long(texts: Sequence[Text], sizes: np.ndarray, most: int) -> None:
+    """An error where texts have more tokens than fit, with the first of them."""
+    long = (sizes > most).nonzero()[0]
+    if not len(long):
+        return
+    first = int(long[0])
+    begins = " ‖ ".join(_parts(texts[first]))
+    begins = repr(begins[:SHOWN]) + ("…" if len(begins) > SHOWN else "")
+    many = f"{len(long):,} of {len(texts):,} texts are" if len(texts) > 1 else "the text is"
+    raise UsageError(
+        f"{many} longer than the {most:,} tokens that fit: text {first + 1:,}, which begins with {begins}, has "
+        f"{sizes[first]:,} with the special ones; shorten {'them' if len(long) > 1 else 'it'}"
+    )
 
 
 def texts_of(record: Record) -> Text:

@@ -11,10 +11,9 @@ from qkv.data.draw import Draw
 from qkv.data.examples import MemoryExamples
 from qkv.data.objectives import Classify
 from qkv.data.records import Record
-from qkv.errors import UsageError
 from qkv.models import Config, Network
 from qkv.tasks import metrics as measure
-from qkv.tasks.classify import with_scores
+from qkv.tasks.classify import refuse_long, with_scores
 from qkv.tasks.layout import Laid, batches, exact, room
 from qkv.tasks.task import Evaluation, Progress, Usable, choose, evaluating, tokenizer_of
 from qkv.text import Tokenizer
@@ -35,9 +34,8 @@ def run(
     progress: Progress | None = None,
 ) -> Tensor:
     """The vectors of texts, (N, C), on the CPU. A text that is too long is an error."""
-    found, cut = read(network, tokenizer_of(tokenizer), config, texts, batch, progress)
-    if cut:
-        raise UsageError(f"{cut:,} of {len(texts):,} texts are longer than the {room(config):,} tokens that fit")
+    found, sizes = read(network, tokenizer_of(tokenizer), config, texts, batch, progress)
+    refuse_long(texts, sizes, room(config))
     return found
 
 
@@ -73,8 +71,8 @@ def evaluate(
         listed, wanted = with_scores(listed, notes)
     texts = list(dict.fromkeys(record.fields[side] for side in ("first", "second") for record in listed))
     place = {text: number for number, text in enumerate(texts)}
-    found, cut = read(network, tokenizer_of(tokenizer), config, texts, batch, progress)
-    if cut:
+    found, sizes = read(network, tokenizer_of(tokenizer), config, texts, batch, progress)
+    if cut := int((sizes > room(config)).sum()):
         notes.append(f"{cut:,} of {len(texts):,} texts were cut to the {room(config):,} tokens that fit")
     unit = F.normalize(found.double(), dim=-1)
     one = unit[[place[record.fields["first"]] for record in listed]]
@@ -121,10 +119,10 @@ def read(
     texts: Sequence[str],
     batch: int,
     progress: Progress | None = None,
-) -> tuple[Tensor, int]:
-    """The vector of each text (N, C), laid out as in training, and how many texts had to be cut."""
+) -> tuple[Tensor, np.ndarray]:
+    """The vector of each text (N, C), laid out as in training and cut to fit, and the tokens (N,) of each."""
     if not texts:
-        return torch.zeros(0, config.stack.width), 0
+        return torch.zeros(0, config.stack.width), np.zeros(0, np.int64)
     examples = [{"first": ids, "label": 0} for ids in tokenizer.encode_batch(texts)]
     objective = Classify(MemoryExamples(examples, ("first", "label")), tokenizer, length=room(config), too_long="cut")
     pieces = objective.build(np.arange(len(texts)), Draw(0))
@@ -134,4 +132,4 @@ def read(
         for chosen in batches(pieces.lengths, batch, progress):
             for i, vector in zip(chosen, exact(laid.outputs(chosen)).cpu(), strict=True):
                 out[i] = vector
-    return torch.stack(out), objective.tally.cut
+    return torch.stack(out), objective.sizes(slice(None))[:, 0]

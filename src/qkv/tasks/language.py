@@ -136,25 +136,24 @@ def loss_of(
 
 
 def continued(network: Network, tokenizer: Tokenizer, config: Config, records: Sequence[Record]) -> list[Sample]:
-    """The opening of some texts (or a chat up to its last answer), how the model goes on, and how they really do."""
+    """The opening of some texts (or a chat up to its last answer) and how the model goes on; no way is the right."""
     stack = config.stack
     most = min(SHOWN, stack.max_positions // 2 - 1) if stack.limited else SHOWN
     if most < 1:
         return []
     opened = [opening(tokenizer, config, record, most) for record in records]
-    prompts = [prompt[-most - 1 :] for prompt, _, _ in opened]  # the last of it, as much as fits
+    prompts = [prompt[-most - 1 :] for prompt, _ in opened]  # the last of it, as much as fits
     results = text_to_text.decoded(network, tokenizer, prompts, Options(max_tokens=most), batch=8)
-    return [Sample(source, result.text, rest) for (_, source, rest), result in zip(opened, results, strict=True)]
+    return [Sample(source, result.text, "") for (_, source), result in zip(opened, results, strict=True)]
 
 
-def opening(tokenizer: Tokenizer, config: Config, record: Record, most: int) -> tuple[list[int], str, str]:
-    """What the model is given of a record as ids and as text, and how it really goes on."""
+def opening(tokenizer: Tokenizer, config: Config, record: Record, most: int) -> tuple[list[int], str]:
+    """What the model is given of a record, as ids and as text."""
     if "text" in record.fields:
         ids = tokenizer.encode(record.fields["text"][: 20 * SHOWN], special=False)[: 2 * most]
-        half = (len(ids) + 1) // 2
-        text = tokenizer.decode(ids[:half])
-        return text_to_text.prompt_ids(tokenizer, config, text), text, tokenizer.decode(ids[half:])
+        text = tokenizer.decode(ids[: (len(ids) + 1) // 2])
+        return text_to_text.prompt_ids(tokenizer, config, text), text
     turns = [(turn["role"], turn["content"]) for turn in record.fields["messages"]]
     last = max(place for place, (role, _) in enumerate(turns) if role == ChatTemplate.answerer)
     prompt = ChatTemplate().prompt(tokenizer, turns[:last])
-    return prompt, "\n".join(f"{role}: {said}" for role, said in turns[:last]), turns[last][1]
+    return prompt, "\n".join(f"{role}: {said}" for role, said in turns[:last])
