@@ -154,7 +154,7 @@ def fit(job: Job) -> End:
             # The last weights are evaluated once they are final, unless it is to be known whether they are the best.
             evaluate_now = due(section.eval_every, progress.step, before, done) if done < 1 else section.final == "best"
             save_due = due(section.save_every or section.eval_every, progress.step, before, done)
-            save_now = save_due or stop or progress.seconds - saved >= SAVE_SECONDS
+            save_now = save_due or stop or (done < 1 and progress.seconds - saved >= SAVE_SECONDS)
             if log_now or evaluate_now or save_now or world.device.type == "cpu":
                 check_numbers(stepper, progress, recent, loader, job)
                 progress.loss += stepper.take_loss()
