@@ -166,11 +166,27 @@ def test_shapes_alone_cost_no_reading(folder: Path, monkeypatch: pytest.MonkeyPa
     assert all(parameter.is_meta for parameter in found.network.parameters())
 
 
-def test_a_fresh_head_needs_a_model(folder: Path) -> None:
-    recipe = short(folder, "masked", "headless")
+def test_another_run_goes_on_from_a_checkpoint(folder: Path) -> None:
+    """With its weights, its tokenizer, and a fresh head where it needs one; an unfinished run is a moving thing."""
+    recipe = short(folder, "masked", "pretrained")
     train(recipe)
-    with pytest.raises(QkvError, match="a fresh head needs a model"):
-        qkv.load(stopped(recipe.run), head=HeadConfig(kind="classify", outputs=2))
+    left = stopped(recipe.run)
+    place = left / "checkpoints" / "step-000000002"
+    model = {"from_": str(place), "change": {}, "freeze": ("encoder.*", "embedding.*")}
+    tuned = short(folder, "classify", "tuned", model, lr=0.1)
+    trained = train(tuned)
+    before = dict(qkv.load(place).network.named_parameters())
+    frozen = {name: value for name, value in trained.network.named_parameters() if not name.startswith("head.")}
+    assert all(torch.equal(value, before[name]) for name, value in frozen.items())
+    assert trained.config.head.kind == "classify"
+    assert trained.tokenizer.fingerprint == qkv.load(recipe.run).tokenizer.fingerprint  # type: ignore[union-attr]
+    assert any("start afresh: head." in note for note in trained.notes)
+    again = short(folder, "classify", "again", {"from_": str(left), "change": {}})
+    with pytest.raises(QkvError, match=r"has not come to its end.* or give one of its checkpoints"):
+        train(again)
+    with pytest.raises(QkvError, match="put a fresh head on one of its checkpoints"):
+        qkv.load(left, head=HeadConfig(kind="classify", outputs=2))
+    assert qkv.load(place, head=HeadConfig(kind="classify", outputs=2)).config.head.outputs == 2
 
 
 def test_a_run_that_has_saved_nothing_has_no_model(folder: Path) -> None:

@@ -86,7 +86,9 @@ def read(
     config_path = folder / "config.json"
     if not config_path.exists() and not (folder / "modules.json").exists():
         if (folder / "recipe.toml").exists():
-            raise QkvError(f"{folder}: this run has not come to its end, so there is no model yet; qkv train {folder}")
+            told = f"this run has not come to its end, so there is no model yet; qkv train {folder}"
+            saved = (folder / "checkpoints").is_dir()
+            raise QkvError(f"{folder}: {told}" + ", or give one of its checkpoints, as checkpoints/step-…" * saved)
         raise QkvError(f"{folder}: no config.json, so this is not a model folder")
     foreign = is_foreign(folder)
     body = body_folder(folder) if foreign else folder
@@ -111,7 +113,7 @@ def read(
         tensors = _own_weights(weights, shapes, fresh)
     started = [name for name in shapes if name not in tensors]
     if started:
-        _start(config, tensors, started, notes, device)
+        start_afresh(config, tensors, started, notes, device)
     place(network, tensors, device, dtype or weights.dtype)
     return Stored(config, network.eval(), tokenizer, notes)
 
@@ -147,7 +149,7 @@ def _own_weights(weights: Weights, shapes: Mapping[str, tuple[int, ...]], fresh:
     return {name: weights.get(name) for name in wanted}
 
 
-def _start(
+def start_afresh(
     config: Config, tensors: dict[str, Tensor], names: list[str], notes: list[str], device: torch.device
 ) -> None:
     """Give what a folder does not hold the start that it would have in a new network."""

@@ -10,9 +10,10 @@ from qkv.blocks import HeadConfig, RotaryScaling, StackConfig
 from qkv.errors import QkvError, UsageError, nearest
 from qkv.models import Config, Network, build
 from qkv.models.presets import find as find_preset
-from qkv.store.folder import Stored, place, read
+from qkv.store.folder import Stored, place
 from qkv.text import Tokenizer
 from qkv.train.adapt import add_lora, freeze
+from qkv.train.midway import read_fixed
 from qkv.train.recipe import Recipe
 from qkv.train.recipe_check import FAMILIES
 
@@ -244,7 +245,7 @@ def head_for(
 def _trained(recipe: Recipe, wanted: Wanted) -> Config:
     """The config of the checkpoint that training goes on from, under the head that the objective needs."""
     section, kind = recipe.model, recipe.objective.kind
-    found = read(section.from_, device="meta").config
+    found = read_fixed(section.from_, device="meta").config
     if found.family not in FAMILIES[kind] or section.family not in ("", found.family):
         raise UsageError(
             f"model.from = {section.from_!r} is a model with {_told(found.family)}, and {section.family or kind} needs "
@@ -297,14 +298,14 @@ def _same_answers(head: HeadConfig, wanted: Wanted, recipe: Recipe) -> bool:
 
 def fresh_head(recipe: Recipe, config: Config) -> bool:
     """Whether the checkpoint has no such head; one that differs in its dropout alone is still the checkpoint's."""
-    found = read(recipe.model.from_, device="meta").config
+    found = read_fixed(recipe.model.from_, device="meta").config
     return replace(found.head, dropout=config.head.dropout) != config.head
 
 
 def stored(recipe: Recipe, config: Config, device: str) -> Stored:
     """The checkpoint under the config's head."""
     head = config.head if fresh_head(recipe, config) else None
-    return read(recipe.model.from_, device=device, head=head, dtype=torch.float32)
+    return read_fixed(recipe.model.from_, device=device, head=head, dtype=torch.float32)
 
 
 def checkpoint_notes(recipe: Recipe, config: Config) -> list[str]:

@@ -18,6 +18,7 @@ from qkv.store.hub import locate
 from qkv.tasks.prepare_data import BuiltinPart, Part, Progress, digest
 from qkv.text import Tokenizer
 from qkv.text.train import LOSSLESS
+from qkv.train.midway import run_of
 from qkv.train.recipe import ObjectiveSection, Recipe, TokenizerSection
 
 VERSION = 1  # raise it when the same texts and choices give another tokenizer
@@ -60,8 +61,8 @@ def tokenizer_for(
     section = recipe.tokenizer
     given = section.from_ or recipe.model.from_
     if given:
-        path = Path(given).expanduser()
-        folder = path if path.is_file() else locate(given)
+        path = run_of(Path(given).expanduser())
+        folder = path if path.exists() else locate(given)
         try:
             return Tokenizer.load(folder), f"the tokenizer of {given}"
         except QkvError as error:

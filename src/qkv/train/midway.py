@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from qkv import store
+from qkv.blocks import HeadConfig
 from qkv.errors import QkvError
 from qkv.models import Config, build
 from qkv.store import Stored
-from qkv.store.folder import place
+from qkv.store.folder import place, start_afresh
+from qkv.store.foreign import with_head
 from qkv.text import Tokenizer
 from qkv.train import recipe_file
 from qkv.train.adapt import LoraLinear, merge_lora, put
@@ -30,12 +33,11 @@ def read(
     """What a folder holds, be it a model's, an unfinished run's or a checkpoint's; `options` are for models'."""
     path = Path(name).expanduser()
     if is_checkpoint(path):
-        refuse_head(name, **options)
-        found = Checkpoint(path.resolve())
-        return model_of(found, run_of(path), device, dtype, ["these are"])
+        return read_fixed(name, device=device, dtype=dtype, **options)
     run = RunFolder(path)
     if run.begun and not (path / MODEL).exists() and run.checkpoints.steps():
-        refuse_head(name, **options)
+        if options.get("head") is not None:
+            raise QkvError(f"{name}: this run has not come to its end; put a fresh head on one of its checkpoints")
         return newest_of(run, device, dtype)
     stored = store.read(name, device=device, dtype=dtype, **options)
     stored.notes += gone_on(run)
@@ -52,12 +54,18 @@ def run_of(path: Path) -> Path:
     return path.resolve().parent.parent if is_checkpoint(path) else path
 
 
-def refuse_head(name: str | Path, head: object = None) -> None:
-    """Raise where a fresh head is asked for: that takes a model."""
-    if head is not None:
-        raise QkvError(
-            f"{name}: a fresh head needs a model, and this is a checkpoint of a run; go on with the run first"
-        )
+def read_fixed(
+    name: str | Path,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    head: HeadConfig | None = None,
+) -> Stored:
+    """The same but for unfinished runs, whose newest checkpoint is another one tomorrow: what training goes on from."""
+    path = Path(name).expanduser()
+    if not is_checkpoint(path):
+        return store.read(name, device=device, dtype=dtype, head=head)
+    return model_of(Checkpoint(path.resolve()), run_of(path), device, dtype, ["these are"], head)
 
 
 def newest_of(run: RunFolder, device: torch.device | str, dtype: torch.dtype | None) -> Stored:
@@ -89,7 +97,12 @@ def gone_on(run: RunFolder) -> list[str]:
 
 
 def model_of(
-    found: Checkpoint, run: Path, device: torch.device | str, dtype: torch.dtype | None, notes: list[str]
+    found: Checkpoint,
+    run: Path,
+    device: torch.device | str,
+    dtype: torch.dtype | None,
+    notes: list[str],
+    head: HeadConfig | None = None,
 ) -> Stored:
     """The model that a checkpoint is of. Every tensor is checked as it is read; the optimizer's state is not.
 
@@ -99,6 +112,9 @@ def model_of(
     if tokenizer.fingerprint != found.state["same"].get("tokenizer"):
         raise QkvError(f"{found.folder}: the tokenizer in {run} is not that of this checkpoint: put it in its own run")
     config = config_of(found)
+    fresh = head is not None and head != config.head
+    if fresh and head is not None:
+        config = with_head(config, head)
     network = build(config, device="meta")
     kept = set(found.names())
     adapted = [tensor.removesuffix(".lora_a") for tensor in kept if tensor.endswith(".lora_a")]
@@ -107,14 +123,19 @@ def model_of(
         if tensor.startswith(WEIGHTS):
             _widen(network, tensor.removeprefix(WEIGHTS), found, alpha)
     device = torch.device(device)
-    tensors = {}
-    for name, _ in network.named_parameters():
+    tensors: dict[str, Tensor] = {}
+    names = [name for name, _ in network.named_parameters()]
+    for name in names:
+        if fresh and name.startswith("head."):
+            continue
         held = AVERAGE + name if AVERAGE + name in kept else WEIGHTS + name
         tensors[name] = torch.empty(found.shape(held), device=device) if device.type == "meta" else found.whole(held)
-    place(network, tensors, device, torch.float32)
-    merge_lora(network)
     averaged = "moving average of the " if any(name.startswith(AVERAGE) for name in kept) else ""
     notes = [*notes[:-1], f"{notes[-1]} the {averaged}weights of step {found.step:,}"]
+    if fresh:
+        start_afresh(config, tensors, [name for name in names if name not in tensors], notes, device)
+    place(network, tensors, device, torch.float32)
+    merge_lora(network)
     return Stored(config, network.to(dtype or torch.float32).eval(), tokenizer, notes)
 
 
