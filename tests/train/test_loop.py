@@ -16,8 +16,11 @@ from qkv.data.loader import Loader
 from qkv.errors import UsageError
 from qkv.tasks.prepare import prepare
 from qkv.tasks.training import Trained
+from qkv.train import loop
 from qkv.train.evaluation import Evaluator
 from qkv.train.learner import Learner
+from qkv.train.loop import Pace
+from qkv.train.progress import Progress
 from qkv.train.recipe import Recipe
 from qkv.train.run_folder import RunFolder
 
@@ -283,3 +286,22 @@ def test_a_stream_in_bfloat16_is_what_blocks_read(tmp_path: Path, monkeypatch: p
         train(recipe)
         assert ("train.stream" in notes_of(recipe.run)) == (name == "whole")
     assert seen == [{torch.bfloat16}, {torch.float32}]
+
+
+def test_the_pace_is_that_of_training_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens a second are over the time between reports, less that of evaluations."""
+    clock = iter([100.0, 107.0])
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    progress = Progress()
+    pace = Pace(progress, 0.0, SimpleNamespace(total=float))  # type: ignore[arg-type]
+    with pace.apart():
+        pass
+    progress.seconds, pace.tokens = 10.0, 600
+    assert pace.report(progress, 0.0, 0.0, 0.5, 0).tokens_per_second == 200, "600 in 10 − 7 seconds"
+    monkeypatch.undo()
+    left: list[int] = []
+    usual = Pace.apart
+    monkeypatch.setattr(Pace, "apart", lambda self: (left.append(1), usual(self))[1])
+    recipe = quick(tmp_path, steps=3)
+    train(recipe)
+    assert len(left) == 2, "the last evaluation comes after the last report"

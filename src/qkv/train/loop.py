@@ -163,12 +163,12 @@ def fit(job: Job) -> End:
             if log_now:
                 watch.step(pace.report(progress, lr, float(stepper.norm), done, batch.epoch))
             if job.sample is not None and pace.sample_due(progress.seconds):
-                with resting(network), stepper.autocast():
+                with pace.apart(), resting(network), stepper.autocast():
                     sample = job.sample(network)
                 if sample is not None:
                     watch.sampled(progress.step, sample)
             if evaluate_now and not stop:
-                with signals.unhurried():
+                with signals.unhurried(), pace.apart():
                     watch.evaluated(report := evaluate(progress, ema))
                 save_due = save_due or report.best
                 save_now = save_now or report.best
@@ -374,6 +374,13 @@ class Pace:
         self.since, self.told = seconds, progress.tokens
         progress.loss, progress.loss_steps = 0.0, 0
         return report
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """What is done here is not training, and does not count for its pace."""
+        began = time.monotonic()
+        yield
+        self.since += time.monotonic() - began
 
     def sample_due(self, seconds: float) -> bool:
         if seconds - self.sampled < SAMPLE_SECONDS:
