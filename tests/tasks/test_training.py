@@ -17,6 +17,7 @@ from qkv import cli
 from qkv.errors import QkvError, UsageError
 from qkv.tasks.prepare_memory import memory
 from qkv.tasks.training import open_recipe
+from qkv.text import Tokenizer
 from qkv.train.recipe import ObjectiveKind, Recipe
 
 THREE = {"steps": 3, "workers": 0, "micro_batch": 0, "ema": 0.0, "eval_every": 2, "batch_tokens": 1024}
@@ -163,6 +164,19 @@ def test_a_new_head_on_a_checkpoint_is_trained_beside_low_rank_additions(folder:
     counted = memory(recipe, trained.config, (256,)).trained
     without = memory(replace(recipe, model=replace(recipe.model, from_=recipe.run)), trained.config, (256,)).trained
     assert counted == without + head > head > 0, "what is told before a run counts the head, too"
+
+
+def test_another_tokenizer_than_the_checkpoints_is_told_of(folder: Path, base: Path) -> None:
+    """Smaller, so that its ids have places; but they are other pieces'."""
+    texts = ["abc", "bcd"]
+    Tokenizer.train("char", iter(texts), size=12, roles=["pad", "start", "end", "unknown"], template="end").save(
+        folder / "other tokenizer"
+    )
+    model = {"from_": str(base), "change": {}}
+    told = "model.from was trained with another tokenizer"
+    for name, section, wanted in (("own", {}, False), ("other", {"from_": str(folder / "other tokenizer")}, True)):
+        recipe = three(folder, "pairs", f"pieces {name}", model=model, tokenizer=section, train={"steps": 1})
+        assert any(told in note for note in train(recipe).notes) is wanted
 
 
 def test_a_head_with_another_dropout_is_no_new_head(folder: Path) -> None:

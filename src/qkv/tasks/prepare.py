@@ -91,7 +91,7 @@ def _prepare(
     longest = max(recipe.data.length, recipe.data.source_length)
     wanted = Wanted(tokenizer, classes, scored=scored, paired=paired, length=longest)
     config = config_for(recipe, wanted)
-    notes += checkpoint_notes(recipe, config)
+    notes += checkpoint_notes(recipe, config, tokenizer)
     valid_records = _spread(sources.valid, recipe.train.eval_examples) if sources.valid else []
     check_judge(recipe, config, valid_records)
 

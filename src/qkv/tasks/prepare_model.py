@@ -308,9 +308,15 @@ def stored(recipe: Recipe, config: Config, device: str) -> Stored:
     return read_fixed(recipe.model.from_, device=device, head=head, dtype=torch.float32)
 
 
-def checkpoint_notes(recipe: Recipe, config: Config) -> list[str]:
+def checkpoint_notes(recipe: Recipe, config: Config, tokenizer: Tokenizer) -> list[str]:
     """What the user should know of the checkpoint that training goes on from: what is ignored, what starts afresh."""
-    return stored(recipe, config, "meta").notes if recipe.model.from_ else []
+    if not recipe.model.from_:
+        return []
+    found = stored(recipe, config, "meta")
+    if found.tokenizer is None or found.tokenizer.fingerprint == tokenizer.fingerprint:
+        return found.notes
+    other = "model.from was trained with another tokenizer: what its embedding knows is of other pieces"
+    return [*found.notes, other]
 
 
 def adapted(network: Network, recipe: Recipe, config: Config) -> Network:
