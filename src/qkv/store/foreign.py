@@ -218,8 +218,8 @@ def layout_of(config: Config) -> Layout:
     own = config.architecture in ARCHITECTURES
     closest = misfits[0] if own else min(misfits, key=lambda error: (not error.fields, len(error.fields)))
     raise QkvError(
-        f"no public layout fits this model; closest: {closest}. Other formats (onnx, ctranslate2) may; to have a public "
-        'one, train the shape of a preset, as model.preset = "bert-tiny" (qkv info presets)'
+        f"no public layout fits this model; closest: {closest}. Other formats (onnx, ctranslate2) may; for a "
+        'public one train the shape of a preset, as model.preset = "bert-tiny" (qkv info presets)'
     )
 
 
