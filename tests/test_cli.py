@@ -2,6 +2,9 @@
 
 import gzip
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -171,3 +174,13 @@ def test_a_folder_of_ones_own_is_data_too(
 def test_a_file_given_twice_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "t.tsv").write_text("source\ttarget\na\tb\n", encoding="utf-8")
     says(capsys, ["data", str(tmp_path / "t.tsv"), str(tmp_path / "t.tsv")], 2, "twice")
+
+
+@pytest.mark.parametrize(("processes", "taken_apart"), [("1", True), ("2", False)])
+def test_one_of_several_processes_ends_at_once(processes: str, taken_apart: bool) -> None:
+    """With its code and all that it printed; what would be done while Python goes is left undone."""
+    program = "import atexit; from qkv import cli; atexit.register(print, 'apart'); print('said'); cli.leave(3)"
+    environment = {**os.environ, "WORLD_SIZE": processes}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 3
+    assert done.stdout.split() == (["said", "apart"] if taken_apart else ["said"])

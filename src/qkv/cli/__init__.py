@@ -7,6 +7,7 @@ Results go to stdout, progress and notes to stderr. Exit codes: 0 done, 1 the wo
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from cyclopts import CycloptsError
 
@@ -45,4 +46,17 @@ def main() -> None:
     # A run is worth a look at the machine; one of several processes would see the others.
     trains = sys.argv[1:2] == ["train"] and "WORLD_SIZE" not in os.environ
     wait_briefly(os.environ, busy=trains and share_in_use() > BUSY)
-    sys.exit(call())
+    leave(call())
+
+
+def leave(code: int) -> NoReturn:
+    """End this process.
+
+    One of several ends at once: everything is saved by then, and a thread of torch's that outlives the interpreter
+    would make a good end look like a crash.
+    """
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
