@@ -7,7 +7,7 @@ import torch
 from decode_models import END, START, tiny
 
 import qkv
-from qkv.decode import Options, generate, score
+from qkv.decode import Options, generate, run, score
 from qkv.errors import QkvError, UsageError
 from qkv.models import Network, Seq2Seq
 
@@ -35,6 +35,26 @@ def test_greedy_is_the_slow_loop_for_every_position_kind(family: str, position: 
     expected = [slow_greedy(network, prompt, 9) for prompt in prompts]
     assert [r.ids for r in generate(network, prompts, Options(max_tokens=9))] == expected
     assert len({tuple(ids) for ids in expected}) > 1, "a model that always says the same would pass by accident"
+
+
+@pytest.mark.parametrize("family", ["decoder", "seq2seq"])
+@pytest.mark.parametrize("beam", [1, 3])
+def test_a_cache_that_grows_changes_nothing(family: str, beam: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = tiny(family, position="rotary", seed=2)
+    prompts, options = [[3, 4, 5, 6], [7], [8, 9]], Options(max_tokens=9, beam=beam)
+    wanted = [result.ids for result in generate(network, prompts, options)]
+    monkeypatch.setattr(run, "ROOM", 2)
+    assert [result.ids for result in generate(network, prompts, options)] == wanted
+
+
+def test_many_tokens_cost_nothing_before_they_are_written() -> None:
+    network = tiny("decoder", position="rotary", seed=2)
+
+    def end_soon(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        return logits.index_fill(-1, torch.tensor([END]), 1e9) if tokens.shape[1] > 6 else logits
+
+    found = generate(network, [[3, 4, 5, 6]], Options(max_tokens=10**12, filters=(end_soon,)))[0]
+    assert found.reason == "end"
 
 
 def test_of_a_prompt_the_last_block_thinks_about_the_end_alone() -> None:

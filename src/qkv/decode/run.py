@@ -18,6 +18,9 @@ from qkv.decode.fast_cpu import FastStep, fits
 from qkv.errors import UsageError
 from qkv.models import Decoder, Seq2Seq
 
+ROOM = 4096
+"""New tokens that there is room for from the start; a cache grows where there are more."""
+
 
 class Run:
     """One batch being decoded. `tokens` (R, T) is all that was read or written so far, −1 left of shorter rows."""
@@ -25,7 +28,7 @@ class Run:
     def __init__(self, network: Decoder | Seq2Seq, prompts: Sequence[Sequence[int]], *, room: int) -> None:
         self.network = network
         self.tokens = flush_right(prompts, next(network.parameters()).device)
-        self.cache = network.new_cache(len(prompts), self.tokens.shape[1] + room)
+        self.cache = network.new_cache(len(prompts), self.tokens.shape[1] + min(room, ROOM))
         self.cross: CrossCache | None = None
         self._fast = FastStep(network) if fits(network, self.cache) else None
 
