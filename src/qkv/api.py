@@ -254,8 +254,7 @@ class Model:
         `prompts` is a text, a list of token ids, or a list of either; a result for one, a list for a list. `more` is
         any field of `qkv.decode.Options`. `on_text(row, piece)` hears each piece of text as it is written.
         """
-        if not isinstance(prompts, str) and hasattr(prompts, "tolist"):  # a tensor or an array
-            prompts = prompts.tolist()
+        prompts = as_list(prompts)
         if not isinstance(prompts, Sequence):
             raise UsageError(f"prompts: a text, token ids, or a list of either, not {type(prompts).__name__}")
         one = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], Integral))
@@ -322,8 +321,7 @@ class Model:
 
     def _prompt(self, prompt: str | Sequence[int]) -> list[int]:
         """A prompt as ids, checked. A decoder goes on from it, so an end that the tokenizer adds is taken off."""
-        if not isinstance(prompt, str) and hasattr(prompt, "tolist"):  # a tensor or an array
-            prompt = prompt.tolist()
+        prompt = as_list(prompt)
         if isinstance(prompt, str):
             ids = self._read(prompt, special=True)
             if self.config.family == "decoder":
@@ -404,6 +402,11 @@ class Model:
             wrong = bad[0].item() if len(bad) else tensor.dtype
             raise UsageError(f"types: {wrong} is not one of this model's {known} sentence types (0 … {known - 1})")
         return tensor.to(self.device, torch.long)
+
+
+def as_list(values: Any) -> Any:
+    """A tensor or an array as lists; anything else as it is."""
+    return values.tolist() if hasattr(values, "tolist") else values
 
 
 def as_rows(values: Tensor | Sequence[Sequence[int]], name: str, shape: torch.Size | None = None) -> Tensor:

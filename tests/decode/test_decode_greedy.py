@@ -134,14 +134,21 @@ def test_a_prefix_is_forced(network: Network) -> None:
         ({"min_p": "0.1"}, "min_p"),
         ({"repetition_penalty": True}, "repetition_penalty"),
         ({"temperature": 10**400}, "temperature"),
-        ({"seed": 2**63}, "seed"),
-        ({"seed": -1}, "seed"),
+        ({"seed": 2**64}, "seed"),
         ({"beam": True}, "beam"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(options: dict, named: str) -> None:
     with pytest.raises(UsageError, match=named):
         generate(tiny("decoder"), [[3]], Options(**options))
+
+
+def test_lists_and_any_seed_that_torch_takes_will_do() -> None:
+    options = Options(max_tokens=3, banned=[5], prefix=[4], filters=[lambda logits, _: logits], stop=[])
+    wanted = Options(max_tokens=3, banned=(5,), prefix=(4,))
+    assert generate(tiny("decoder"), [[3]], options)[0].ids == generate(tiny("decoder"), [[3]], wanted)[0].ids
+    for seed in (-1, 2**64 - 1):
+        generate(tiny("decoder"), [[3]], Options(max_tokens=2, temperature=1.0, seed=seed))
 
 
 def test_texts_beyond_the_positions_are_refused_not_cut() -> None:

@@ -190,6 +190,17 @@ def test_a_run_is_scored_on_what_its_recipe_holds_out(here: Path, capsys: pytest
     assert json.loads(said(capsys, ["eval", "b", "pairs.tsv", "--limit", "3", "--json"])[0])["records"] == 3
 
 
+def test_what_a_recipe_holds_out_is_read_by_the_recipes_columns(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Even where other columns have the names that would be recognised."""
+    lines = "".join(f"x\ty\twun {n}\teins {n}\n" for n in range(60))
+    (here / "wide.tsv").write_text("source\ttarget\ta\tb\n" + lines, encoding="utf-8")
+    said(capsys, ["init", "translate", "wide.tsv"])
+    columns = ["data.columns.source=a", "data.columns.target=b"]
+    said(capsys, ["train", "translate.toml", "run=a", "data.test=wide.tsv", *columns, *SHORT])
+    sample = json.loads(said(capsys, ["eval", "a", "--limit", "3", "--json"])[0])["samples"][0]
+    assert (sample["source"][:3], sample["expected"][:4]) == ("wun", "eins")
+
+
 def test_few_and_short_pairs_are_read_letter_by_letter(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, many in (("short", 1), ("long", 20)):
         lines = "".join(f"{'wun ' * many}{n}\t{'eins ' * many}{n}\n" for n in range(60))

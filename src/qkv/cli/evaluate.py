@@ -1,17 +1,15 @@
 """`qkv eval`: how well a model does on data."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qkv.cli.data import field_pairs
 from qkv.cli.shared import Int8, Json, Screen, Words, app, print_json, print_notes
 from qkv.errors import UsageError
-
-if TYPE_CHECKING:
-    from qkv.train.recipe import DataSection
+from qkv.train.recipe import DataSection
 
 
-def data_of_run(model: str) -> "DataSection | None":
+def data_of_run(model: str) -> DataSection | None:
     """What a model was trained on, where it is the folder of a run."""
     from qkv.train.midway import run_of
     from qkv.train.recipe_file import read
@@ -20,7 +18,7 @@ def data_of_run(model: str) -> "DataSection | None":
     return read(path).data if path.exists() else None
 
 
-def held_out(data: "DataSection | None") -> Any:
+def held_out(data: DataSection | None) -> Any:
     """What a recipe keeps for judging: its test files, its validation files, or a built-in dataset's test split."""
     from qkv.data.builtin import DATASETS
 
@@ -100,9 +98,9 @@ def evaluate(
     chosen = field_pairs(columns or [], "--columns", needed=True)
     if not given:
         given = held_out(trained)
-        if not given:
+        if trained is None or not given:
             raise UsageError(f"give the data to score it on, as in: qkv eval {model} test.tsv")
-        format = format or trained.format  # type: ignore[union-attr]
+        format, chosen = format or trained.format, chosen or dict(trained.columns)
         print_notes(model, [f"scored on what its recipe holds out: {told(given)}"])
     loaded = load(model, device=device)
     if int8:

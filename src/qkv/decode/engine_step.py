@@ -18,17 +18,16 @@ from qkv.blocks import CrossCache, Place, SelfCache
 from qkv.decode.pages import PagedCache, Pages, squared
 from qkv.decode.request import Request
 from qkv.decode.run import next_logits
-from qkv.decode.static import capture
+from qkv.decode.static import BUCKET, capture
+from qkv.decode.static_step import ALIGNED, rounded
 from qkv.models import Decoder, Seq2Seq
 
-SLOTS = 256
-"""Pages are rounded up to as many as hold this many tokens."""
-SOURCE = 64
-"""Source tokens are rounded up to a multiple of this."""
+SLOTS, SOURCE = BUCKET, ALIGNED
+"""Multiples that the tokens of a row's pages, and those of a source, are rounded up to."""
 
 
 class Frame:
-    """Tensors of one shape, and the step that reads and writes them. Call it twice before it is captured."""
+    """Tensors of one shape, and the step on them: the first time it runs as it is, the second time it is captured."""
 
     def __init__(self, network: Decoder | Seq2Seq, pages: Pages, rows: int, width: int, source: int) -> None:
         self.network, self.pages = network, pages
@@ -99,8 +98,8 @@ class EngineSteps:
         """One token for each of a group, whose pages and sources stay as long as `batch` does."""
         rows = 1 << (len(group) - 1).bit_length()
         slots = max(len(request.table) for request in group) * self.pages.size
-        width = -(-_rounded(slots, SLOTS) // self.pages.size)
-        source = 0 if cross is None else _rounded(cross.keys[0].shape[2], SOURCE)
+        width = self.pages.needed(rounded(slots, SLOTS))
+        source = 0 if cross is None else rounded(cross.keys[0].shape[2], SOURCE)
         key = (rows, width, source)
         if key not in self.frames:
             self.frames[key] = Frame(self.network, self.pages, *key)
@@ -113,10 +112,6 @@ class EngineSteps:
             frame.holds = cross
         newest = [request.tokens[-1] for request in group]
         return frame(newest, [request.filled for request in group], self.pool)
-
-
-def _rounded(count: int, unit: int) -> int:
-    return -(-count // unit) * unit
 
 
 def _room(pages: Pages, rows: int, source: int) -> CrossCache:

@@ -88,10 +88,10 @@ class Options:
         for name in ("temperature", "length_penalty", "top_p", "min_p", "repetition_penalty"):
             if not is_number(getattr(self, name)):
                 raise UsageError(f"{name} = {getattr(self, name)!r}: not a finite number")
-        if self.seed is not None and not (is_whole(self.seed) and 0 <= self.seed < 2**63):
-            raise UsageError(f"seed = {self.seed!r}: a whole number from 0 to 2^63 − 1, or None")
+        if self.seed is not None and not (is_whole(self.seed) and -(2**63) <= self.seed < 2**64):
+            raise UsageError(f"seed = {self.seed!r}: a whole number of at most 64 bits, or None")
         for name in ("banned", "prefix", "stop", "filters"):
-            if not isinstance(getattr(self, name), tuple):
+            if not isinstance(getattr(self, name), tuple | list):
                 raise UsageError(f"{name} = {getattr(self, name)!r}: a tuple or a list of them")
         if self.temperature < 0:
             raise UsageError(f"temperature = {self.temperature}: 0 (the likeliest token) or above")

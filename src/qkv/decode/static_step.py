@@ -67,7 +67,7 @@ class StaticRun:
         self.first = run.prefill()
         device, dtype = run.tokens.device, run.cache.keys[0].dtype
         steps = most - 1  # what is written last is never read
-        self.length = _aligned(self.start + steps * beams)
+        self.length = rounded(self.start + steps * beams)
         for tensors in (run.cache.keys, run.cache.values):
             for layer, tensor in enumerate(tensors):
                 tensors[layer] = F.pad(tensor[:, :, : self.start], (0, 0, 0, self.length - self.start))
@@ -88,7 +88,7 @@ class StaticRun:
     def _reach(self, most: int) -> int:
         """How many positions rows may come to: no more than a table of the model has."""
         config = self.stack.config
-        reach = _aligned(self.start + most)
+        reach = rounded(self.start + most)
         return min(reach, config.max_positions) if config.limited else reach
 
     @property
@@ -190,8 +190,9 @@ def _mix(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> 
     return z.reshape(rows, heads, new, width).transpose(1, 2).flatten(2)
 
 
-def _aligned(length: int) -> int:
-    return -(-length // ALIGNED) * ALIGNED
+def rounded(count: int, unit: int = ALIGNED) -> int:
+    """The next multiple of a unit."""
+    return -(-count // unit) * unit
 
 
 def _source_mask(run: Run, dtype: torch.dtype) -> Tensor | None:
@@ -199,6 +200,6 @@ def _source_mask(run: Run, dtype: torch.dtype) -> Tensor | None:
     if run.cross is None or run.cross.place.segment is None:
         return None
     segment = run.cross.place.segment
-    mask = torch.zeros(len(segment), 1, 1, _aligned(segment.shape[1]), device=segment.device, dtype=dtype)
+    mask = torch.zeros(len(segment), 1, 1, rounded(segment.shape[1]), device=segment.device, dtype=dtype)
     mask = mask[..., : segment.shape[1]]
     return mask.masked_fill_((segment == 0)[:, None, None], NEVER)

@@ -28,18 +28,20 @@ from qkv.train.run_folder import MODEL, RunFolder
 
 
 def read(
-    name: str | Path, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None, **options: Any
+    name: str | Path,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    head: HeadConfig | None = None,
 ) -> Stored:
-    """What a folder holds, be it a model's, an unfinished run's or a checkpoint's; `options` are for models'."""
+    """What a folder holds, be it a model's, an unfinished run's or a checkpoint's; otherwise as `store.read`."""
     path = Path(name).expanduser()
-    if is_checkpoint(path):
-        return read_fixed(name, device=device, dtype=dtype, **options)
     run = RunFolder(path)
     if run.begun and not (path / MODEL).exists() and run.checkpoints.steps():
-        if options.get("head") is not None:
+        if head is not None:
             raise QkvError(f"{name}: this run has not come to its end; put a fresh head on one of its checkpoints")
         return newest_of(run, device, dtype)
-    stored = store.read(name, device=device, dtype=dtype, **options)
+    stored = read_fixed(name, device=device, dtype=dtype, head=head)
     stored.notes += gone_on(run)
     return stored
 
@@ -65,7 +67,7 @@ def read_fixed(
     path = Path(name).expanduser()
     if not is_checkpoint(path):
         return store.read(name, device=device, dtype=dtype, head=head)
-    return model_of(Checkpoint(path.resolve()), run_of(path), device, dtype, ["these are"], head)
+    return model_of(Checkpoint(path.resolve()), run_of(path), device, dtype, head)
 
 
 def newest_of(run: RunFolder, device: torch.device | str, dtype: torch.dtype | None) -> Stored:
@@ -75,12 +77,15 @@ def newest_of(run: RunFolder, device: torch.device | str, dtype: torch.dtype | N
     while left := [step for step in run.checkpoints.steps() if step not in tried]:
         tried.add(left[-1])
         place = run.checkpoints.folder / folder_name(left[-1])
-        notes = [*passed_over, f"this run has not come to its end (qkv train {run.path} goes on with it); these are"]
         try:
-            return model_of(Checkpoint(place), run.path, device, dtype, notes)
+            stored = model_of(Checkpoint(place), run.path, device, dtype)
         except DamagedCheckpoint as error:
             if place.exists():
                 passed_over.append(str(error))
+            continue
+        go_on = f"this run has not come to its end (qkv train {run.path} goes on with it)"
+        stored.notes = [*passed_over, f"{go_on}; {stored.notes[0]}"]
+        return stored
     raise QkvError(f"{run.path}: no checkpoint of this run can be read:\n  " + "\n  ".join(passed_over))
 
 
@@ -101,13 +106,9 @@ def model_of(
     run: Path,
     device: torch.device | str,
     dtype: torch.dtype | None,
-    notes: list[str],
     head: HeadConfig | None = None,
 ) -> Stored:
-    """The model that a checkpoint is of. Every tensor is checked as it is read; the optimizer's state is not.
-
-    The last of the notes is left to be ended here: whose weights these are.
-    """
+    """The model that a checkpoint is of. Every tensor is checked as it is read; the optimizer's state is not."""
     tokenizer = Tokenizer.load(run)
     if tokenizer.fingerprint != found.state["same"].get("tokenizer"):
         raise QkvError(f"{found.folder}: the tokenizer in {run} is not that of this checkpoint: put it in its own run")
@@ -131,7 +132,7 @@ def model_of(
         held = AVERAGE + name if AVERAGE + name in kept else WEIGHTS + name
         tensors[name] = torch.empty(found.shape(held), device=device) if device.type == "meta" else found.whole(held)
     averaged = "moving average of the " if any(name.startswith(AVERAGE) for name in kept) else ""
-    notes = [*notes[:-1], f"{notes[-1]} the {averaged}weights of step {found.step:,}"]
+    notes = [f"these are the {averaged}weights of step {found.step:,}"]
     if fresh:
         start_afresh(config, tensors, [name for name in names if name not in tensors], notes, device)
     place(network, tensors, device, torch.float32)
