@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-import qkv
 from qkv import cli
+from qkv.decode import Options
 from qkv.train.recipe import Recipe
 from qkv.train.recipe_value import toml_of
 
@@ -72,7 +72,7 @@ def test_the_page_on_decoding_has_every_option() -> None:
     text = (ROOT / "docs/decoding.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
     named = [name for cell in listed for name in re.findall(r"`(\w+)`", cell)]
-    assert sorted(named) == sorted(field.name for field in fields(qkv.decode.Options))
+    assert sorted(named) == sorted(field.name for field in fields(Options))
 
 
 def test_the_page_on_training_has_every_key_and_its_default() -> None:
