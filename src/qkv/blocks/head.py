@@ -76,8 +76,8 @@ def pool(x: Tensor, place: Place, how: str, texts: int = 1) -> Tensor:
     if how == "mean":
         exact = torch.promote_types(x.dtype, torch.float32)
         x = x.masked_fill((segment == 0)[:, :, None], 0.0).to(exact)
-        mean = member.to(exact) @ x / member.sum(-1, keepdim=True).clamp(min=1)
-        return mean  # kept in float32: it is the end of the line
+        with torch.autocast(x.device.type, enabled=False):  # kept in float32: it is the end of the line
+            return member.to(exact) @ x / member.sum(-1, keepdim=True).clamp(min=1)
     index = end_of(member, how)
     chosen = x.gather(1, index[:, :, None].expand(-1, -1, x.shape[-1]))
     return chosen.masked_fill(~member.any(-1, keepdim=True), 0.0)
@@ -130,7 +130,9 @@ class Head(nn.Module):
         x = self.inner(x)
         if self.out is not None:
             x = self.out(x.to(self.out.weight.dtype))
-        return F.normalize(x, dim=-1) if self.config.unit else x
+        if self.config.unit:  # in float16 the 1e-12 that keeps zeros from being divided by zero would be zero itself
+            x = F.normalize(x.to(torch.promote_types(x.dtype, torch.float32)), dim=-1)
+        return x
 
     def inner(self, x: Tensor) -> Tensor:
         """Vectors (…, C) → what the output matrix is applied to."""

@@ -217,7 +217,8 @@ class Learner(nn.Module):
             return (((one * other).sum(-1) - wanted.nan_to_num()).square() * wanted.isfinite()).sum()
         text = torch.arange(1, batch.texts + 1, device=one.device)
         there = (batch.segment[:, :, None] == text).any(1).flatten()  # (B·E,) which places hold a pair
-        logits = (one @ other.T) / self.temperature
+        with torch.autocast(one.device.type, enabled=False):  # divided by a small number, rounding would count
+            logits = (one @ other.T) / self.temperature
         labels = torch.arange(len(one), device=one.device).masked_fill(~there, IGNORE)
         forth = cross_entropy(logits.masked_fill(~there[None], -1e9), labels, 0.0)
         back = cross_entropy(logits.T.masked_fill(~there[None], -1e9), labels, 0.0)
