@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qkv.blocks.config import RotaryScaling, StackConfig
-from qkv.blocks.position import Rotary, ScoreBias, alibi_slopes, sinusoids, stretch, t5_bucket
+from qkv.blocks.position import Rotary, ScoreBias, sinusoids, stretch, t5_bucket
+from qkv.blocks.position import alibi_slopes as slopes_on
 
 EXAMPLES = settings(max_examples=50, deadline=None, derandomize=True)
 
@@ -126,6 +127,10 @@ def test_rotary_tables_keep_their_precision_in_a_low_precision_model() -> None:
 
 
 # ── ALiBi ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    return slopes_on(heads, torch.device("cpu")).tolist()
 
 
 def test_alibi_slopes_for_eight_heads_are_the_published_ones() -> None:

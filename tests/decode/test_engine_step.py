@@ -9,6 +9,7 @@ import pytest
 import torch
 from engine_schedules import OPTIONS, PROMPTS, alone, draw_plan, letters, small
 from test_engine_schedules import check
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from qkv.decode import Engine, Options, engine_step, generate
 from qkv.decode.engine_step import EngineSteps
@@ -87,6 +88,30 @@ def test_a_text_whose_source_was_longer_leaves_nothing_behind(framed: list[Engin
     for request, source in zip([*first, *second], ([5, 9, 4, 4, 11, 8], [6, 4], [7, 7, 4, 5], [12]), strict=True):
         assert request.result is not None
         assert request.result.ids == generate(network, [source], options, letters())[0].ids
+
+
+class FromHost(TorchDispatchMode):
+    """Counts tensors that are made of numbers in Python. On a GPU each is a copy, which no graph can hold."""
+
+    seen = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen += function is torch.ops.aten.lift_fresh.default
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_makes_no_tensor_of_numbers_in_python(kind: str, framed: list[EngineSteps]) -> None:
+    engine = Engine(small(kind), letters(), rows=2, pages=20, page_size=4)
+    request = engine.submit([5, 9, 4, 4], Options(max_tokens=6, banned=(2,)))
+    engine.run()
+    assert request.result is not None
+    with torch.inference_mode(), FromHost() as count:
+        torch.tensor([1.0])
+        assert count.seen == 1, "it counts"
+        for frame in framed[0].frames.values():
+            frame._step()
+    assert count.seen == 1
 
 
 def test_on_a_cpu_there_are_none() -> None:

@@ -71,11 +71,12 @@ def stretch(frequencies: Tensor, scaling: RotaryScaling) -> Tensor:
     return frequencies * (blend + (1.0 - blend) / scaling.factor)
 
 
-def alibi_slopes(heads: int) -> list[float]:
+def alibi_slopes(heads: int, device: torch.device) -> Tensor:
     """2^(−8/H), 2^(−16/H), …; where H is no power of two, every second slope of the next one fills up the rest."""
     power = 2 ** math.floor(math.log2(heads))
-    slopes = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
-    return slopes + [2.0 ** (-4.0 * (i + 1) / power) for i in range(0, 2 * (heads - power), 2)]
+    exact = torch.float32 if device.type == "mps" else torch.float64
+    number = torch.arange(1, heads + 1, dtype=exact, device=device)  # made there: a CUDA graph takes no copies along
+    return 2.0 ** -(torch.where(number <= power, 8 * number, 8 * (number - power) - 4) / power)
 
 
 def t5_bucket(distance: Tensor, buckets: int, longest: int, causal: bool) -> Tensor:
@@ -111,7 +112,7 @@ class ScoreBias(nn.Module):
         distance = key[:, None, :] - query[:, :, None]  # (B, T, S)
         if self.table is None:
             exact = torch.promote_types(dtype, torch.float32)
-            slopes = torch.tensor(alibi_slopes(self.heads), dtype=exact, device=key.device)
+            slopes = alibi_slopes(self.heads, key.device).to(exact)
             return -slopes[:, None, None] * distance.abs()[:, None]
         table: Tensor = self.table(t5_bucket(distance, self.buckets, self.longest, self.causal))  # (B, T, S, H)
         return table.permute(0, 3, 1, 2)

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from qkv.data.batch import Batch
 from qkv.data.draw import number
 from qkv.errors import QkvError
-from qkv.train.half_weights import HalfWeights
-from qkv.train.learner import Learner, Lesson, label_counts, lesson_of
+from qkv.train.learner import Lesson, label_counts, lesson_of
 from qkv.train.optimizer import optimizer_tensors, set_lr
 from qkv.train.recipe import TrainSection
 from qkv.train.scale import World
@@ -71,10 +70,6 @@ class Stepper:
         self.told = torch.zeros(4, dtype=torch.float64, device=self.device)
         self.graphs: dict[tuple[Any, ...], tuple[Lesson, Tensor, torch.cuda.CUDAGraph]] = {}
         self.round = ROUND if self.device.type == "cuda" else 1
-        self.run: Any = learner
-        if self.device.type == "cuda" and world.size == 1 and self.precision in TYPES:
-            assert isinstance(learner, Learner)
-            self.run = HalfWeights(learner, TYPES[self.precision])
 
     def __call__(self, batch: Batch, step: int, lr: float, stop: bool = False, seconds: float = 0.0) -> None:
         """Take step `step` (from 0) with a learning rate. Labels are counted over all processes.
@@ -97,7 +92,7 @@ class Stepper:
             seed_step(self.section.seed, step, part, self.world.data_rank)
             lesson = lesson_of(rows, self.device, self.round)
             with self.world.no_sync(self.learner, last=part == len(micro) - 1), self.autocast():
-                share = self.run(lesson, weights[0], weights[1])
+                share = self.learner(lesson, weights[0], weights[1])
             (share if self.scaler is None else self.scaler.scale(share)).backward()
             loss += share.detach()
         self._update(loss)
@@ -206,7 +201,7 @@ class Stepper:
 
         def backward() -> Tensor:
             with self.autocast():
-                share: Tensor = self.run(held, held_weights[0], held_weights[1])
+                share: Tensor = self.learner(held, held_weights[0], held_weights[1])
             share.backward()
             return share.detach()
 
