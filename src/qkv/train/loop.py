@@ -208,15 +208,17 @@ def fit(job: Job) -> End:
 def prepared(learner: Learner, section: TrainSection, world: World) -> Learner:
     """A learner in the state that a run wants it in: training, compiled or not, recomputing or not."""
     learner.train()
+    on_gpu = world.device.type == "cuda"
+    narrow = precision_of(section, world.device) == "bfloat16" and (
+        section.stream == "bfloat16" or (section.stream == "auto" and on_gpu)
+    )
+    if narrow:  # the norms' gains stay in float32, and outside the compiler torch says so
+        warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
     for name in ("encoder", "decoder"):
         stack = getattr(learner.network, name, None)
         if stack is not None:
             stack.recompute = section.recompute
-            narrow = section.stream == "bfloat16" and precision_of(section, world.device) == "bfloat16"
             stack.stream = torch.bfloat16 if narrow else None
-            if narrow:  # their gains stay in float32, and outside the compiler torch says so
-                warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
-    on_gpu = world.device.type == "cuda"
     if on_gpu:
         load_kernels()
     if section.compile == "yes" or (section.compile == "auto" and on_gpu and not world.sharded):

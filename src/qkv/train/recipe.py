@@ -131,7 +131,7 @@ class TrainSection:
 
     # Numbers
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    stream: Literal["float32", "bfloat16"] = "float32"  # between blocks, under bfloat16: less to read, rounded more
+    stream: Literal["auto", "float32", "bfloat16"] = "auto"  # between blocks, under bfloat16; auto: narrow on a GPU
     compile: Literal["auto", "yes", "no"] = "auto"
     recompute: bool = False  # activation checkpointing: less memory, a third more arithmetic
     seed: int = 0
