@@ -43,6 +43,8 @@ def framed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> l
     monkeypatch.setattr(engine_step, "capture", Replayed)
     monkeypatch.setattr(engine_step, "SLOTS", 6)
     monkeypatch.setattr(engine_step, "SOURCE", 3)
+    monkeypatch.setattr(engine_step, "PROMPT", 2)
+    monkeypatch.setattr(engine_step, "MOST", 16)
     monkeypatch.setattr(Replayed, "made", 0)
     return made
 
@@ -54,6 +56,7 @@ def test_random_schedules_write_what_each_request_alone_gets(kind: str, framed: 
         check(kind, draw_plan(kind, random))
     frames = [frame for steps in framed for frame in steps.frames.values()]
     assert len({frame.table.shape for frame in frames}) > 3, "many shapes"
+    assert any(frame.fed.shape[2] > 1 for frame in frames), "prompts too"
     if framed[0].pool is not None:
         assert Replayed.made > 10
 
@@ -64,8 +67,8 @@ def test_frames_are_made_once_for_texts_that_fit_them(framed: list[EngineSteps])
     prompts = [5, 9, 4], [8, 6, 12], [10, 4, 4]
     requests = [engine.submit(prompt, options) for prompt in prompts]
     engine.run()
-    assert sorted(framed[0].frames) == [(4, 3, 0), (4, 6, 0)], "rows and pages, rounded up"
-    assert framed[0].frames[4, 6, 0].live.tolist() == [1, 1, 1, 0]
+    assert sorted(framed[0].frames) == [(4, 1, 3, 0), (4, 1, 6, 0), (4, 4, 3, 0)], "rows, tokens, pages, rounded up"
+    assert framed[0].frames[4, 4, 3, 0].fed[1].tolist() == [[0, 1, 1, 1]] * 3 + [[0] * 4], "segments, flush right"
     for request, prompt in zip(requests, prompts, strict=True):
         assert request.ids == generate(small("decoder"), [prompt], options, letters())[0].ids
     assert engine.pages.keys[0][0].abs().sum() == 0, "nothing is written to the page that is nobody's"

@@ -76,7 +76,7 @@ def alibi_slopes(heads: int, device: torch.device) -> Tensor:
     power = 2 ** math.floor(math.log2(heads))
     exact = torch.float32 if device.type == "mps" else torch.float64
     number = torch.arange(1, heads + 1, dtype=exact, device=device)  # made there: a CUDA graph takes no copies along
-    return 2.0 ** -(torch.where(number <= power, 8 * number, 8 * (number - power) - 4) / power)
+    return torch.exp2(-torch.where(number <= power, 8 * number, 8 * (number - power) - 4) / power)
 
 
 def t5_bucket(distance: Tensor, buckets: int, longest: int, causal: bool) -> Tensor:

@@ -50,9 +50,14 @@ def draw(logits: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
 
     One uniform number a row, then the inverse of the cumulative distribution: (R, V) → (R,).
     """
-    exact = logits.double()
-    if bool((exact == float("-inf")).all(-1).any()):
+    if bool((logits == float("-inf")).all(-1).any()):
         raise QkvError("every token is forbidden at this step; loosen the filters")
+    return drawn(logits, generators)
+
+
+def drawn(logits: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+    """`draw` for who has looked already whether there is anything to draw, or will: this waits for nobody."""
+    exact = logits.double()
     numbers = torch.tensor([float(torch.rand((), generator=g, dtype=torch.float64)) for g in generators])
     cumulative = exact.softmax(-1).cumsum(-1)
     wanted = numbers.to(logits.device)[:, None] * cumulative[:, -1:]  # the sum is 1 only up to rounding

@@ -19,14 +19,15 @@ Threads: `submit`, `cancel` and `wait` may be called from any thread at any time
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, cast
+from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from qkv.blocks import CrossCache, SelfCache
 from qkv.decode import sources, static_step
-from qkv.decode.choose import draw, generators_of, likeliest
+from qkv.decode.choose import drawn, generators_of, likeliest
 from qkv.decode.engine_step import EngineSteps
 from qkv.decode.fast_cpu import FastStep, fits
 from qkv.decode.filters import filters_of
@@ -43,13 +44,14 @@ from qkv.models import Decoder, Network, Seq2Seq
 from qkv.text import Tokenizer
 
 
-class Batch(NamedTuple):
+@dataclass(eq=False)
+class Batch:
     """The memory of some requests, laid out for the model; good until one comes, goes, or takes a page."""
 
     version: int
     group: list[Request]
-    cache: PagedCache
     cross: CrossCache | None
+    cache: PagedCache | None = None
 
 
 class Engine:
@@ -239,23 +241,26 @@ class Engine:
         """What the model says comes next in each text, (R, V)."""
         batch = self._batch
         if batch is None or batch.version != self._schedule.version or batch.group != group:
-            cache = PagedCache.of(self.pages, [r.table for r in group], [r.filled for r in group])
             held = [request.cross for request in group if request.cross is not None]
             same = batch is not None and batch.group == group  # but for their pages
             cross = batch.cross if batch is not None and same else sources.join(held) if held else None
-            batch = Batch(self._schedule.version, group, cache, cross)
+            batch = Batch(self._schedule.version, group, cross)
         self._batch = None  # until the model has run: a step that is broken off leaves the cache half advanced
-        logits = self._run([request.tokens[request.filled :] for request in group], batch)
+        logits = self._run(batch)
         self._batch = batch
         return exact(logits)
 
-    def _run(self, fed: list[list[int]], batch: Batch) -> Tensor:
+    def _run(self, batch: Batch) -> Tensor:
+        group = batch.group
+        if self._frames is not None and self._frames.take(group):
+            batch.cache = None  # it would not hear of this step
+            return self._frames(batch, group, batch.cross)
+        if batch.cache is None:
+            batch.cache = PagedCache.of(self.pages, [r.table for r in group], [r.filled for r in group])
         cache = cast(SelfCache, batch.cache)  # it is none, but has all that a stack asks of one
-        newest = max(map(len, fed)) == 1
-        if self._frames is not None and newest:
-            return self._frames(batch, batch.group, batch.cross)
+        fed = [request.tokens[request.filled :] for request in group]
         padded = flush_right(fed, self.pages.keys[0].device)
-        if self._fast is not None and newest:
+        if self._fast is not None and padded.shape[1] == 1:
             return self._fast(padded[:, 0], cache, batch.cross)
         segment = None if len({len(row) for row in fed}) == 1 else (padded >= 0).long()
         ids, position = padded.clamp(min=0), cache.next_positions(padded, segment)
@@ -264,27 +269,24 @@ class Engine:
     def _write(self, group: list[Request], raw: Tensor) -> None:
         """Filter, choose, and add a token to each text."""
         filtered = self._filter(group, raw)
-        allowed = (filtered > float("-inf")).any(-1).tolist()
-        for row, request in enumerate(group):
-            if not allowed[row] and not request.finished:
-                forbidden = QkvError("every token is forbidden at this step; loosen the filters or the constraint")
-                self._finish(request, "failed", error=forbidden)
-        rows = [row for row, request in enumerate(group) if not request.finished]
-        if not rows:
-            return
-        if len(rows) < len(group):
-            group, raw, filtered = [group[row] for row in rows], raw[rows], filtered[rows]
         chosen = likeliest(filtered)
+        best = filtered.gather(1, chosen[:, None])[:, 0]
         drawing = [row for row, request in enumerate(group) if request.generator is not None]
         if drawing:
             generators = [r.generator for r in group if r.generator is not None]
-            chosen[drawing] = draw(filtered[drawing], generators)
+            chosen[drawing] = drawn(filtered[drawing], generators)
         most = max(request.options.logprobs for request in group)
-        for request, token, logprob in zip(group, chosen.tolist(), logprobs_of(raw, chosen, most), strict=True):
+        for request, logprob, allowed in zip(group, logprobs_of(raw, chosen, most), best.tolist(), strict=True):
+            if request.finished:  # its filter has raised
+                continue
+            if not allowed > float("-inf"):
+                forbidden = QkvError("every token is forbidden at this step; loosen the filters or the constraint")
+                self._finish(request, "failed", error=forbidden)
+                continue
             logprob.alternatives = dict(list(logprob.alternatives.items())[: request.options.logprobs])
-            request.tokens.append(token)
+            request.tokens.append(logprob.id)
             self.counts.written += 1
-            reason = request.writing.take(token, logprob, request.options, self._end)
+            reason = request.writing.take(logprob.id, logprob, request.options, self._end)
             request.writing.hand_out(request.options, request.hear, last=reason is not None)
             if reason is not None:
                 self._finish(request, "done", result=request.writing.result(reason))

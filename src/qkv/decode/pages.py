@@ -42,10 +42,11 @@ class Pages:
         """Room for `count` pages of `size` tokens each, in the layers, heads and type of the cache `like`."""
         if count < 1 or size < 1:
             raise ValueError(f"there must be at least one page of one token, not {count} of {size}")
-        _, heads, _, width = like.keys[0].shape
-        shape = (1 + count, size, heads, width)
-        self.keys = [torch.zeros(shape, device=t.device, dtype=t.dtype) for t in like.keys]
-        self.values = [torch.zeros_like(t) for t in self.keys]
+        one = like.keys[0]
+        _, heads, _, width = one.shape
+        shape = (2, len(like.keys), 1 + count, size, heads, width)
+        self._store = torch.zeros(shape, device=one.device, dtype=one.dtype)  # one tensor, so that one call blanks
+        self.keys, self.values = (list(half.unbind()) for half in self._store)
         self.count, self.size = count, size
         self.evicted = 0
         self._spare = list(range(count, BLANK, -1))
@@ -60,7 +61,7 @@ class Pages:
     @property
     def bytes(self) -> int:
         """The memory of all keys and values."""
-        return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values))
+        return self._store.numel() * self._store.element_size()
 
     def needed(self, tokens: int) -> int:
         """How many pages so many tokens fill or begin."""
@@ -75,9 +76,7 @@ class Pages:
         taken = [self._spare.pop() for _ in range(count)]
         if taken:
             # A slot that is not yet written has weight zero, and zero times the NaN of an earlier text is NaN.
-            index = torch.tensor(taken, device=self.keys[0].device)
-            for tensor in (*self.keys, *self.values):
-                tensor.index_fill_(0, index, 0.0)
+            self._store.index_fill_(2, torch.tensor(taken, device=self._store.device), 0.0)
         return taken
 
     def give_back(self, pages: Sequence[int]) -> None:

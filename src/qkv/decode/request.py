@@ -66,6 +66,11 @@ class Request:
         return [*(one.page for one in self.known), *self.own]
 
     @property
+    def held(self) -> int:
+        """How many pages it has."""
+        return len(self.known) + len(self.own)
+
+    @property
     def unread(self) -> int:
         """How many tokens the model must still read before it can say what comes next."""
         return len(self.tokens) - self.filled

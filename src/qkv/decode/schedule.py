@@ -35,7 +35,7 @@ class Schedule:
     def make_room(self) -> None:
         """A page for each running text whose next token begins one; where there is none, the youngest is set back."""
         for request in list(self.running):  # the oldest first
-            while request.state == "running" and self.pages.needed(len(request.tokens)) > len(request.table):
+            while request.state == "running" and self.pages.needed(len(request.tokens)) > request.held:
                 if self.pages.free:
                     request.own += self.pages.take(1)
                     self.version += 1

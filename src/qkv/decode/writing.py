@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from qkv.decode.choose import log_total
@@ -70,8 +71,9 @@ def overlap(text: str, stop: str) -> int:
 def logprobs_of(logits: Tensor, chosen: Tensor, alternatives: int) -> list[TokenLogprob]:
     """The model's own log-probabilities of the tokens chosen (R,), before any filter; logits (R, V)."""
     total = log_total(logits)
-    values = (logits.gather(1, chosen[:, None])[:, 0].double() - total).tolist()
-    out = [TokenLogprob(token, value) for token, value in zip(chosen.tolist(), values, strict=True)]
+    values = logits.gather(1, chosen[:, None])[:, 0].double() - total
+    both = torch.stack([chosen.double(), values], dim=1)  # read back at once
+    out = [TokenLogprob(int(token), value) for token, value in both.tolist()]
     if alternatives:
         best, ids = logits.topk(alternatives)
         best = best.double() - total[:, None]
