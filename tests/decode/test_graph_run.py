@@ -1,13 +1,15 @@
 """Decoding with captured steps and choices on the host writes what the plain loop writes (here without graphs)."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from decode_models import END, tiny
 
-from qkv.decode import Options
+from qkv.decode import Options, graph_run
 from qkv.decode import static as module
+from qkv.decode.filters import settled
 from qkv.decode.generate import _write, start
 from qkv.decode.graph_run import GraphRun
 from qkv.decode.result import Result
@@ -16,11 +18,30 @@ from qkv.models import Network
 PROMPTS = [[3, 4, 5, 6], [7], [8, 9]]
 
 
+class Replayed:
+    """What a CUDA graph is to its user: the same work on the same tensors."""
+
+    made = 0
+
+    def __init__(self, step: Callable[[], None], pool: object) -> None:
+        self.replay = step
+        Replayed.made += 1
+
+
+@pytest.fixture(autouse=True)
+def replaying(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (module, graph_run):
+        monkeypatch.setattr(name, "capture", Replayed)
+    monkeypatch.setattr(Replayed, "made", 0)
+
+
 def results(network: Any, options: Options, captured: bool, prompts: list[list[int]] = PROMPTS) -> list[Result]:
     with torch.inference_mode():
-        run = start(network, prompts, options)
-        taken = GraphRun(run, options.max_tokens) if captured else run
-        return _write(taken, options, (END,), None, None)
+        run: Any = start(network, prompts, options)
+        if captured:
+            run = GraphRun(run, options.max_tokens)
+            run.steps.cuda = True
+        return _write(run, options, (END,), None, None)
 
 
 @pytest.mark.parametrize("bucket", [8, 256])
@@ -30,7 +51,9 @@ def results(network: Any, options: Options, captured: bool, prompts: list[list[i
         {},
         {"temperature": 1.3, "seed": 5},
         {"temperature": 0.9, "top_k": 4, "seed": 2, "logprobs": 2},
+        {"temperature": 1.1, "top_p": 0.8, "min_p": 0.02, "banned": (4, 7), "seed": 3},
         {"repetition_penalty": 1.7, "no_repeat": 2, "min_tokens": 3},
+        {"temperature": 1.0, "repetition_penalty": 1.2, "seed": 1},
         {"max_tokens": 1},
     ],
 )
@@ -40,10 +63,28 @@ def test_captured_steps_write_what_plain_ones_write(
     monkeypatch.setattr(module, "BUCKET", bucket)
     options = Options(**{"max_tokens": 20, **asked})
     plain, captured = (results(network, options, way) for way in (False, True))
+    assert (Replayed.made > 0) == (max(len(r.ids) for r in captured) > 2)
     assert [(r.ids, r.reason) for r in captured] == [(r.ids, r.reason) for r in plain]
     assert [r.score for r in captured] == pytest.approx([r.score for r in plain], abs=1e-9)
     for mine, theirs in zip(captured, plain, strict=True):
         assert [one.id for one in mine.logprobs] == [one.id for one in theirs.logprobs]
+        assert [list(one.alternatives) for one in mine.logprobs] == [list(one.alternatives) for one in theirs.logprobs]
+
+
+@pytest.mark.parametrize(
+    ("asked", "same"),
+    [({"temperature": 0.7, "top_k": 3, "top_p": 0.9, "banned": (3,)}, True), ({"no_repeat": 2}, False),
+     ({"min_tokens": 2}, False), ({"repetition_penalty": 1.1}, False), ({"filters": (lambda x, _: x,)}, False)],
+)  # fmt: skip
+def test_choices_are_captured_where_filters_look_at_logits_alone(asked: dict[str, Any], same: bool) -> None:
+    network, run = tiny("decoder"), None
+    options = Options(max_tokens=9, **{"temperature": 1.0, "seed": 1, **asked})
+    with torch.inference_mode():
+        run = GraphRun(start(network, PROMPTS, options), 9)
+        run.steps.cuda = True
+        _write(run, options, (), None, None)
+    assert settled(options) == same
+    assert (run.graph is not None) == same
 
 
 def test_rows_that_end_leave_the_others_as_they_are() -> None:

@@ -52,15 +52,18 @@ def draw(logits: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
     """
     if bool((logits == float("-inf")).all(-1).any()):
         raise QkvError("every token is forbidden at this step; loosen the filters")
-    return drawn(logits, generators)
+    return by_number(logits, numbers_of(generators).to(logits.device))
 
 
-def drawn(logits: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
-    """`draw` for who has looked already whether there is anything to draw, or will: this waits for nobody."""
-    exact = logits.double()
-    numbers = torch.tensor([float(torch.rand((), generator=g, dtype=torch.float64)) for g in generators])
-    cumulative = exact.softmax(-1).cumsum(-1)
-    wanted = numbers.to(logits.device)[:, None] * cumulative[:, -1:]  # the sum is 1 only up to rounding
+def numbers_of(generators: Sequence[torch.Generator]) -> Tensor:
+    """A number in [0, 1) from each, (R,)."""
+    return torch.stack([torch.rand((), generator=g, dtype=torch.float64) for g in generators])
+
+
+def by_number(logits: Tensor, numbers: Tensor) -> Tensor:
+    """Where each row's cumulative distribution reaches its number: (R, V), (R,) → (R,); any token if all are −∞."""
+    cumulative = logits.double().softmax(-1).cumsum(-1)
+    wanted = numbers[:, None] * cumulative[:, -1:]  # the sum is 1 only up to rounding
     token = torch.searchsorted(cumulative, wanted, right=True)[:, 0]
     return token.clamp(max=logits.shape[-1] - 1)
 

@@ -27,7 +27,8 @@ from torch import Tensor
 
 from qkv.blocks import CrossCache, SelfCache
 from qkv.decode import sources, static_step
-from qkv.decode.choose import drawn, generators_of, likeliest
+from qkv.decode.choice import heard, told_of
+from qkv.decode.choose import by_number, generators_of, likeliest, numbers_of
 from qkv.decode.engine_step import EngineSteps
 from qkv.decode.fast_cpu import FastStep, fits
 from qkv.decode.filters import filters_of
@@ -38,7 +39,7 @@ from qkv.decode.request import OnChange, Request, State
 from qkv.decode.result import Result
 from qkv.decode.run import exact, flush_right, next_logits
 from qkv.decode.schedule import Counts, Schedule
-from qkv.decode.writing import Writing, logprobs_of
+from qkv.decode.writing import Writing
 from qkv.errors import QkvError, UsageError
 from qkv.models import Decoder, Network, Seq2Seq
 from qkv.text import Tokenizer
@@ -270,18 +271,16 @@ class Engine:
         """Filter, choose, and add a token to each text."""
         filtered = self._filter(group, raw)
         chosen = likeliest(filtered)
-        best = filtered.gather(1, chosen[:, None])[:, 0]
         drawing = [row for row, request in enumerate(group) if request.generator is not None]
         if drawing:
-            generators = [r.generator for r in group if r.generator is not None]
-            chosen[drawing] = drawn(filtered[drawing], generators)
+            numbers = numbers_of([r.generator for r in group if r.generator is not None])
+            chosen[drawing] = by_number(filtered[drawing], numbers.to(raw.device))
         most = max(request.options.logprobs for request in group)
-        for request, logprob, allowed in zip(group, logprobs_of(raw, chosen, most), best.tolist(), strict=True):
+        for request, (logprob, trouble) in zip(group, heard(told_of(raw, filtered, chosen, most)), strict=True):
             if request.finished:  # its filter has raised
                 continue
-            if not allowed > float("-inf"):
-                forbidden = QkvError("every token is forbidden at this step; loosen the filters or the constraint")
-                self._finish(request, "failed", error=forbidden)
+            if trouble is not None:
+                self._finish(request, "failed", error=trouble)
                 continue
             logprob.alternatives = dict(list(logprob.alternatives.items())[: request.options.logprobs])
             request.tokens.append(logprob.id)

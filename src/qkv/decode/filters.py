@@ -4,6 +4,8 @@ Each takes logits (R, V) and the tokens so far (R, T), −1 where there is none,
 come has −∞. A filter of your own is any function of that shape.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -44,9 +46,12 @@ def no_repeat(n: int) -> Filter:
 
 def ban(tokens: tuple[int, ...]) -> Filter:
     """These tokens never come."""
+    held: dict[torch.device, Tensor] = {}  # copied once, not at every step
 
     def apply(logits: Tensor, _: Tensor) -> Tensor:
-        return logits.index_fill(1, torch.tensor(tokens, device=logits.device), NEVER)
+        if logits.device not in held:
+            held[logits.device] = torch.tensor(tokens, device=logits.device)
+        return logits.index_fill(1, held[logits.device], NEVER)
 
     return apply
 
@@ -93,7 +98,7 @@ def min_p(p: float) -> Filter:
 
     def apply(logits: Tensor, _: Tensor) -> Tensor:
         log_likely = logits.log_softmax(-1)
-        return logits.masked_fill(log_likely < log_likely.amax(-1, keepdim=True) + torch.tensor(p).log().item(), NEVER)
+        return logits.masked_fill(log_likely < log_likely.amax(-1, keepdim=True) + math.log(p), NEVER)
 
     return apply
 
@@ -120,3 +125,9 @@ def filters_of(options: Options, end: tuple[int, ...], start_length: int) -> lis
         if options.min_p > 0.0:
             chosen.append(min_p(options.min_p))
     return chosen
+
+
+def settled(options: Options) -> bool:
+    """Whether the filters that a request asks for look at the logits alone, so that each step filters as the last."""
+    looking_back = options.repetition_penalty != 1.0 or options.no_repeat or options.min_tokens or options.filters
+    return not looking_back and options.constraint is None

@@ -12,15 +12,16 @@ import torch
 from qkv.blocks.gpu import on
 from qkv.decode import static_beam, static_step
 from qkv.decode.beam import beam_search
-from qkv.decode.choose import draw, generators_of, likeliest
-from qkv.decode.filters import filters_of
+from qkv.decode.choice import Choice, heard, logprobs_of
+from qkv.decode.choose import generators_of, numbers_of
+from qkv.decode.filters import filters_of, settled
 from qkv.decode.graph_run import GraphRun
 from qkv.decode.options import Options
 from qkv.decode.result import Result, TokenLogprob
 from qkv.decode.run import Run, check_room, flush_right
 from qkv.decode.static import write_greedy
 from qkv.decode.static_beam import search_static
-from qkv.decode.writing import OnText, Writing, logprobs_of
+from qkv.decode.writing import OnText, Writing
 from qkv.errors import QkvError
 from qkv.models import Decoder, Network, Seq2Seq
 from qkv.text import Tokenizer
@@ -101,21 +102,16 @@ def _write(
     generators = generators_of(options.seed, rows) if options.temperature > 0 else []
     live = [Writing(i, stream=tokenizer.target.stream() if tokenizer else None) for i in range(rows)]
     results: list[Result | None] = [None] * rows
+    choice = Choice(filters, options.logprobs, settled(options))
     logits = run.prefill()
     for _ in range(options.max_tokens):
-        raw = logits
-        for apply in filters:
-            logits = apply(logits, run.tokens)
-        if filters and bool((logits == float("-inf")).all(-1).any()):
-            raise QkvError("every token is forbidden at this step; loosen the filters or the constraint")
-        if options.temperature > 0:
-            chosen = draw(logits, [generators[w.number] for w in live])
-        else:
-            chosen = likeliest(logits)
-        logprobs = logprobs_of(raw, chosen, options.logprobs)
+        numbers = numbers_of([generators[w.number] for w in live]) if generators else None
+        told = run.choose(choice, logits, numbers)
         going = []
-        for row, (writing, token) in enumerate(zip(live, chosen.tolist(), strict=True)):
-            reason = writing.take(token, logprobs[row], options, end)
+        for row, (writing, (logprob, trouble)) in enumerate(zip(live, heard(told), strict=True)):
+            if trouble is not None:
+                raise trouble
+            reason = writing.take(logprob.id, logprob, options, end)
             if reason or on_text is not None:
                 writing.hand_out(options, on_text, last=reason is not None)
             if reason is None:
@@ -124,7 +120,7 @@ def _write(
                 results[writing.number] = writing.result(reason)
         if not going:
             break
-        live = [live[row] for row in going]
+        live, chosen = [live[row] for row in going], told[:, 0].long()
         if len(going) < len(chosen):
             index = torch.tensor(going, device=chosen.device)
             run.keep(index)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from qkv.blocks import CrossCache, SelfCache
 from qkv.decode import fast_encode
+from qkv.decode.choice import Choice
 from qkv.decode.fast_cpu import FastStep, fits
 from qkv.errors import UsageError
 from qkv.models import Decoder, Seq2Seq
@@ -53,6 +54,10 @@ class Run:
         """Write a token (R,) to each row; the logits (R, V) of what comes next."""
         self.tokens = torch.cat([self.tokens, chosen[:, None]], dim=1)
         return self._newest(chosen)
+
+    def choose(self, choice: Choice, logits: Tensor, numbers: Tensor | None) -> Tensor:
+        """What comes next, from the logits of the last step and, for a draw, a number (R,) a row."""
+        return choice(logits, self.tokens, None if numbers is None else numbers.to(logits.device))
 
     def fork(self, beams: int) -> None:
         """After the prompts were read: each row becomes so many, side by side."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from qkv.decode.choice import logprobs_of
 from qkv.decode.choose import draw, generators_of, likeliest
 from qkv.decode.draft import Draft
 from qkv.decode.filters import filters_of
@@ -23,7 +24,7 @@ from qkv.decode.generate import start
 from qkv.decode.options import Options
 from qkv.decode.result import Result
 from qkv.decode.run import Run, exact
-from qkv.decode.writing import OnText, Writing, logprobs_of
+from qkv.decode.writing import OnText, Writing
 from qkv.errors import QkvError, UsageError
 from qkv.models import Decoder, Network, Seq2Seq
 from qkv.text import Tokenizer

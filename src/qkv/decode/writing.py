@@ -3,10 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
-
-from qkv.decode.choose import log_total
 from qkv.decode.options import Options
 from qkv.decode.result import Reason, Result, TokenLogprob
 from qkv.text import StreamDecoder
@@ -66,17 +62,3 @@ class Writing:
 def overlap(text: str, stop: str) -> int:
     """How many last characters of the text begin the stop text."""
     return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
-
-
-def logprobs_of(logits: Tensor, chosen: Tensor, alternatives: int) -> list[TokenLogprob]:
-    """The model's own log-probabilities of the tokens chosen (R,), before any filter; logits (R, V)."""
-    total = log_total(logits)
-    values = logits.gather(1, chosen[:, None])[:, 0].double() - total
-    both = torch.stack([chosen.double(), values], dim=1)  # read back at once
-    out = [TokenLogprob(int(token), value) for token, value in both.tolist()]
-    if alternatives:
-        best, ids = logits.topk(alternatives)
-        best = best.double() - total[:, None]
-        for entry, row_ids, row_best in zip(out, ids.tolist(), best.tolist(), strict=True):
-            entry.alternatives = dict(zip(row_ids, row_best, strict=True))
-    return out

@@ -1,0 +1,71 @@
+"""What lies between two steps: filter the logits, choose, and say what is known of the choice.
+
+All of it is work on the device, and the host reads the outcome back once, a few numbers a row. Where the filters look
+at the logits alone it is the same work at every step, so that a CUDA graph can hold it (`qkv.decode.graph_run`).
+
+R rows, V vocabulary, A alternatives
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qkv.decode.choose import by_number, likeliest, log_total
+from qkv.decode.options import Filter
+from qkv.decode.result import TokenLogprob
+from qkv.errors import QkvError
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How tokens are chosen: by which filters, and how many likeliest ones are told besides."""
+
+    filters: Sequence[Filter] = ()
+    alternatives: int = 0
+    settled: bool = False  # the filters look at the logits alone
+
+    def __call__(self, logits: Tensor, tokens: Tensor, numbers: Tensor | None) -> Tensor:
+        """Logits (R, V), the tokens so far (R, T) and, for a draw, a number in [0, 1) a row → what `heard` reads."""
+        raw = logits
+        for apply in self.filters:
+            logits = apply(logits, tokens)
+        chosen = likeliest(logits) if numbers is None else by_number(logits, numbers)
+        return told_of(raw, logits, chosen, self.alternatives)
+
+
+def told_of(raw: Tensor, filtered: Tensor, chosen: Tensor, alternatives: int) -> Tensor:
+    """(R, 3 + 2A) in float64: tokens, their log-probabilities before any filter, their logits after all; likeliest
+    tokens and theirs."""
+    at = chosen[:, None]
+    total = log_total(raw)[:, None]
+    own = raw.gather(1, at).double()
+    left = own if filtered is raw else filtered.gather(1, at).double()
+    columns = [at.double(), own - total, left]
+    if alternatives:
+        best, ids = raw.topk(alternatives)
+        columns += [ids.double(), best.double() - total]
+    return torch.cat(columns, dim=1)
+
+
+def heard(told: Tensor) -> Iterator[tuple[TokenLogprob, QkvError | None]]:
+    """What was chosen in each row, and an error where nothing could be."""
+    for token, logprob, left, *more in told.tolist():
+        half = len(more) // 2
+        alternatives = dict(zip(map(int, more[:half]), more[half:], strict=True))
+        yield TokenLogprob(int(token), logprob, alternatives), None if left > float("-inf") else _trouble(left)
+
+
+def _trouble(left: float) -> QkvError:
+    if left == float("-inf"):
+        return QkvError("every token is forbidden at this step; loosen the filters or the constraint")
+    return QkvError(
+        "the model's scores are not numbers (NaN) at this step: its weights are damaged, or they are too large for "
+        "the type of number that it computes in"
+    )
+
+
+def logprobs_of(logits: Tensor, chosen: Tensor, alternatives: int) -> list[TokenLogprob]:
+    """The model's own log-probabilities of the tokens chosen (R,), before any filter; logits (R, V)."""
+    return [logprob for logprob, _ in heard(told_of(logits, logits, chosen, alternatives))]

@@ -1,0 +1,70 @@
+"""Between two steps: what is chosen, what is told of it, and what cannot be."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from decode_models import END, tiny
+
+from qkv.decode import Engine, Options, generate
+from qkv.decode.choice import Choice, heard, logprobs_of
+from qkv.decode.choose import by_number
+from qkv.errors import QkvError
+
+LOGITS = torch.tensor([[0.0, 2.0, 1.0, -1.0], [3.0, 0.0, 0.0, float("-inf")]], dtype=torch.float64)
+TOKENS = torch.zeros(2, 1, dtype=torch.long)
+
+
+def test_what_is_told_is_the_log_probability_before_the_filters() -> None:
+    def forbid(logits: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        return logits.index_fill(1, torch.tensor([0, 1]), float("-inf"))
+
+    (one, no), (other, none) = heard(Choice([forbid], alternatives=2)(LOGITS, TOKENS, None))
+    assert (no, none) == (None, None)
+    assert (one.id, other.id) == (2, 2)
+    exact = LOGITS.log_softmax(-1)
+    assert one.logprob == pytest.approx(float(exact[0, 2]), abs=1e-12)
+    assert one.alternatives == pytest.approx({1: float(exact[0, 1]), 2: float(exact[0, 2])}, abs=1e-12)
+    assert list(one.alternatives) == [1, 2], "the likeliest first"
+
+
+@pytest.mark.parametrize("numbers", [None, torch.tensor([0.5, 0.5], dtype=torch.float64)])
+def test_a_row_that_may_say_nothing_is_told_beside_the_others(numbers: torch.Tensor | None) -> None:
+    def forbid(logits: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        return torch.stack([torch.full_like(logits[0], float("-inf")), logits[1]])
+
+    (_, trouble), (fine, none) = heard(Choice([forbid])(LOGITS, TOKENS, numbers))
+    assert "every token is forbidden" in str(trouble)
+    assert none is None
+    assert fine.id == 0
+
+
+def test_numbers_choose_by_the_cumulative_distribution() -> None:
+    """Each token for as many of equally spread numbers as its probability says; 1 is never reached."""
+    count = 20_000
+    numbers = torch.arange(count, dtype=torch.float64) / count
+    drawn = by_number(LOGITS[:1].expand(count, -1), numbers)
+    shares = torch.bincount(drawn, minlength=4) / count
+    torch.testing.assert_close(shares.double(), LOGITS[0].softmax(-1), atol=2 / count, rtol=0)
+    assert drawn.tolist() == sorted(drawn.tolist())
+
+
+@pytest.mark.parametrize("options", [Options(max_tokens=4), Options(max_tokens=4, temperature=1.0, top_k=3, seed=1)])
+def test_a_model_whose_scores_are_no_numbers_is_told_of(options: Options) -> None:
+    network = deepcopy(tiny("decoder"))
+    with torch.no_grad():
+        next(network.head.parameters()).fill_(float("nan"))
+    with pytest.raises(QkvError, match=r"not numbers \(NaN\).*damaged"):
+        generate(network, [[3, 4, 5]], options)
+    engine = Engine(network, rows=2, pages=20, page_size=4)
+    request = engine.submit([3, 4, 5], options)
+    with pytest.raises(QkvError, match=r"not numbers \(NaN\)"):
+        engine.result(request)
+    assert engine.pages.free == 20
+
+
+def test_given_tokens_have_the_log_probabilities_of_a_softmax() -> None:
+    found = logprobs_of(LOGITS, torch.tensor([3, END]), 0)
+    assert [one.logprob for one in found] == pytest.approx(
+        [float(LOGITS[0].log_softmax(-1)[3]), float(LOGITS[1].log_softmax(-1)[END])], abs=1e-12
+    )
