@@ -17,6 +17,7 @@ prompt, capturing graphs, steps and results. transformers' figure is its whole c
 """
 
 import argparse
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -163,6 +164,8 @@ def check(tiny: bool) -> list[Row]:
     for name, config in (
         ("gpt2", presets.gpt2(vocab=300, width=64, layers=2, heads=2)),
         ("llama", llama),
+        ("alibi", replace(llama, decoder=replace(llama.stack, position="alibi"))),
+        ("t5", presets.t5(width=64, layers=2, heads=4, ffn_width=96, gated=True)),
         ("seq2seq", seq2seq_base(300, 64, 2)),
     ):
         network = made(replace(config, start=3), end=(7,), dtype=torch.float32)
@@ -177,10 +180,11 @@ def check(tiny: bool) -> list[Row]:
                 searched = beam_search(start(network, batch, options), options, (7,))  # type: ignore[arg-type]
             alone = len(batch) == 1
             # The compiler takes its time: one row of decoders, whose products are sums then, and a batch of sources.
-            for compiled in (False, True) if DEVICE == "cuda" and alone == (name != "seq2seq") else (False,):
+            pays = name in ("gpt2", "llama", "seq2seq") and alone == (name != "seq2seq")
+            for compiled in (False, True) if DEVICE == "cuda" and pays else (False,):
                 fast = generate(network, batch, Options(max_tokens=40, compiled=compiled))
                 greedy = [r.ids for r in fast] == [r.ids for r in plain]
-                drawn = Options(max_tokens=40, temperature=1.0, seed=3, compiled=compiled)
+                drawn = Options(max_tokens=40, temperature=1.0, top_p=0.98, banned=(9,), seed=3, compiled=compiled)
                 with torch.inference_mode():
                     wanted = written_plainly(start(network, batch, drawn), drawn, (7,), None, None)  # type: ignore[arg-type]
                 same_drawn = [r.ids for r in generate(network, batch, drawn)] == [r.ids for r in wanted]
@@ -270,26 +274,35 @@ def drawn(tiny: bool) -> list[Row]:
 
 
 def engine(tiny: bool) -> list[Row]:
-    """Requests of unequal lengths, joining and leaving: tokens a second of all, with captured steps and without."""
+    """Tokens a second, with captured steps and without: requests that stay together, and some that come and go."""
     rows = []
     network: Any = made(gpt2_config(tiny))
     count, places, new = (6, 4, 8) if tiny else (96, 32, NEW)
-    asked = [(length, new // 2 + length % (new // 2)) for length in np.random.default_rng(0).integers(4, 64, count)]
+    lengths = np.random.default_rng(0).integers(4, 64, count).tolist()
+    fresh = itertools.count(1)
+    work = {
+        "as many as places, equal": [(PROMPT if not tiny else 4, new)] * places,
+        "three times as many, unequal": [(length, new // 2 + length % (new // 2)) for length in lengths],
+    }
 
-    def served(captured: bool) -> float:
-        busy = Engine(network, rows=places, pages=2 * places * (64 + new) // 16, page_size=16)
-        if not captured:
-            busy._frames = None
-        began = time.perf_counter()
+    def served(busy: Engine, asked: list[tuple[int, int]]) -> float:
+        written, began = busy.counts.written, time.perf_counter()
         for length, most in asked:
-            busy.submit(prompts_of(1, int(length))[0], Options(max_tokens=int(most)))
+            begin = next(fresh)  # none begin alike: every prompt is read
+            busy.submit([begin, *prompts_of(1, length)[0][1:]], Options(max_tokens=most))
         busy.run()
-        return busy.counts.written / (time.perf_counter() - began)
+        return (busy.counts.written - written) / (time.perf_counter() - began)
 
-    for captured in (False, True):
-        served(captured)  # loads kernels
-        rows.append({"model": "gpt2", "places": places, "captured": captured, "tokens/s": served(captured)})
-    rows[1]["times"] = rows[1]["tokens/s"] / rows[0]["tokens/s"]
+    for name, asked in work.items():
+        for captured in (False, True):
+            busy = Engine(network, rows=places, pages=2 * places * (64 + new) // 16, page_size=16)
+            if not captured:
+                busy._frames = None
+            for _ in range(2):
+                served(busy, asked)  # loads kernels, and captures what a server would have captured long ago
+            rate = served(busy, asked)
+            row = {"model": "gpt2", "requests": name, "places": places, "captured": captured, "tokens/s": rate}
+            rows.append(row | ({"times": rate / rows[-1]["tokens/s"]} if captured else {}))
     return rows
 
 
