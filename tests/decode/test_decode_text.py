@@ -3,9 +3,12 @@
 import io
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +17,7 @@ import torch
 import qkv
 from qkv import cli
 from qkv.blocks import HeadConfig, StackConfig
-from qkv.cli.run import notes_on
+from qkv.cli.run import Notes
 from qkv.errors import UsageError
 from qkv.models import Config, build
 from qkv.text import Tokenizer
@@ -117,6 +120,64 @@ def test_run_writes_a_line_for_each_line(
     assert [row["text"] for row in rows] == [model.generate(x, max_tokens=5).text if x else "" for x in lines]
 
 
+class Typed(io.TextIOWrapper):
+    """A terminal at which lines are typed."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("batch", "together"), [(1, 1), (2, 4)])
+def test_run_answers_a_stretch_before_it_reads_the_next(
+    folder: Path, model: qkv.Model, batch: int, together: int, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """What was answered stays written when a later line cannot be read; notes are told of what was."""
+    monkeypatch.setattr("qkv.cli.lines.STRETCH", 2)
+    lines = ["one", "", "two words", "three", "vier", "cinq"]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(lines).encode() + b"\n\xff\n")))
+    assert cli.call(["run", str(folder), "--max-tokens", "4", "--batch", str(batch)]) == 1
+    said = capsys.readouterr()
+    assert "stdin, line 7: not UTF-8" in said.err
+    answers = [" ".join(model.generate(x, max_tokens=4).text.splitlines()) if x else "" for x in lines]
+    assert said.out.splitlines() == answers[: len(lines) // together * together]
+
+
+def test_lines_at_a_terminal_are_answered_as_they_come(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heard: list[str] = []
+
+    class Keys(io.BytesIO):
+        def __next__(self) -> bytes:
+            heard.append(capsys.readouterr().out)
+            return super().__next__()
+
+    monkeypatch.setattr(sys, "stdin", Typed(Keys(b"one\ntwo\n\n")))
+    assert cli.call(["run", str(folder), "--max-tokens", "3", "--json"]) == 0
+    assert [text.count("\n") for text in heard] == [0, 1, 1, 1], "before each line, the answer to the last"
+
+
+def test_the_bar_knows_how_many_lines_a_file_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    from qkv.cli import lines as module
+
+    seen: list[tuple[int, int]] = []
+
+    @contextmanager
+    def bar(what: str) -> Iterator[Any]:
+        yield lambda done, total: seen.append((done, total))
+
+    monkeypatch.setattr(module, "progress_bar", bar)
+    monkeypatch.setattr(module, "STRETCH", 1)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\nb\nc\nd\ne\n")))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    lines = module.Lines((), 2)
+    for some in lines:
+        with lines.bar() as report:
+            report(len(some), 99)
+    assert seen == [(2, 5), (4, 5), (5, 5)]
+
+
 def test_run_with_texts_prints_one_line_each(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.call(["run", str(folder), "a", "b", "--max-tokens", "12", "--temperature", "2", "--seed", "1"]) == 0
     assert len(capsys.readouterr().out.split("\n")) == 3
@@ -182,7 +243,9 @@ def test_a_template_that_adds_the_unknown_token_makes_no_text_unknown() -> None:
     tokenizer = Tokenizer.train("char", iter(["abcdef"]), size=20, roles=["pad", "end", "unknown"], template="end")
     tokenizer.roles = replace(tokenizer.roles, unknown=tokenizer.roles.end)
     loaded = SimpleNamespace(tokenizer=tokenizer, config=SimpleNamespace(family="decoder"))
-    assert notes_on(loaded, ["abc"], [], 5) == []
+    notes = Notes(loaded, 5)
+    notes.take(["abc"], [])
+    assert notes.told() == []
 
 
 @pytest.mark.parametrize("prompts", [5, None, [1.5], [["a"]], [None], {"a": 1}])

@@ -2,10 +2,13 @@
 
 import json as json_format
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qkv.cli.shared import Int8, Json, Words, app, print_notes
-from qkv.errors import QkvError, UsageError
+from qkv.errors import UsageError
+
+if TYPE_CHECKING:
+    from qkv.cli.lines import Lines
 
 USUAL = {"max_tokens": 64, "beam": 1, "temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": None, "stop": None}
 
@@ -29,9 +32,9 @@ def run(
 ) -> None:
     """Run a model on texts: go on from a prompt, answer a source, or say a label, tags, an answer, a vector.
 
-    Without texts it reads lines from stdin and writes one line for each, in order. A single text is shown as it is
-    written, where stdout is a terminal. Two texts that belong together (a question and its passage, a pair to classify)
-    are one line with a tab between them.
+    Without texts it reads lines from stdin and writes one line for each, in order, some batches at a time (with
+    --batch 1, each line as it comes). A single text is shown as it is written, where stdout is a terminal. Two texts
+    that belong together (a question and its passage, a pair to classify) are one line with a tab between them.
 
     Examples:
         qkv run models/mine "Once upon a time" --temperature 0.8 --seed 1
@@ -67,8 +70,8 @@ def run(
         With the linear maps in int8: faster on a CPU, for a little less precision.
     """
     from qkv.api import load
+    from qkv.cli.lines import Lines
     from qkv.decode import Options
-    from qkv.render.progress import progress_bar
     from qkv.tasks.evaluate import task_of
 
     if batch < 1:
@@ -79,21 +82,31 @@ def run(
     loaded = load(model, device=device)
     if int8:
         loaded = loaded.quantise()
-    lines = list(texts) if texts else lines_of_stdin()
+    lines = Lines(texts, batch)
     task = task_of(loaded.config)
     if not task.generates:
         refuse_writing_options(task.does, options)
-        return look(loaded, task.pairs, lines, batch, json)
+        return look(loaded, task.pairs, lines, json)
     idle = [f"--{name.replace('_', '-')}" for name in ("top_k", "top_p", "seed") if options[name] != USUAL[name]]
     if idle and not temperature:
         raise UsageError(f"{' and '.join(idle)}: tokens are drawn only with a --temperature above 0, as 1")
-    if len(lines) == 1 and beam == 1 and not json and sys.stdout.isatty():
-        results = loaded.generate(lines, **options, on_text=lambda _, piece: print(piece, end="", flush=True))
-        print()
-        print_notes(model, notes_on(loaded, lines, results, max_tokens))
-        return None
-    with progress_bar("running") as progress:
-        results = loaded.generate_lines(lines, batch=batch, progress=progress, **options)
+    notes = Notes(loaded, max_tokens)
+    try:
+        for some in lines:
+            if len(some) == 1 and some[0].strip() and beam == 1 and not json and sys.stdout.isatty():
+                results = loaded.generate(some, **options, on_text=lambda _, piece: print(piece, end="", flush=True))
+                print()
+            else:
+                with lines.bar() as progress:
+                    results = loaded.generate_lines(some, batch=batch, progress=progress, **options)
+                show(some, results, json)
+            notes.take(some, results)
+    finally:
+        print_notes(model, notes.told())
+    return None
+
+
+def show(lines: list[str], results: Any, json: bool) -> None:
     for line, result in zip(lines, results, strict=True):
         if json:
             row = {
@@ -106,22 +119,35 @@ def run(
             print(json_format.dumps(row, ensure_ascii=False))
         else:
             print(" ".join(result.text.splitlines()))  # one line for each line
-    print_notes(model, notes_on(loaded, lines, results, max_tokens))
-    return None
+    sys.stdout.flush()
 
 
-def notes_on(model: Any, lines: list[str], results: Any, max_tokens: int) -> list[str]:
+class Notes:
     """What a reader of the results may not see in them: answers that were cut, texts that could not be read whole."""
-    notes = []
-    cut = sum(result.reason == "length" for result in results)
-    if cut and model.config.family == "seq2seq":  # a decoder alone goes on as long as it may
-        notes.append(f"{cut} of {len(lines)} answers were cut after {max_tokens} tokens; --max-tokens gives them more")
-    unknown = model.tokenizer.roles.unknown
-    read = [] if unknown is None else model.tokenizer.encode_batch(lines)
-    blind = [line for line, ids in zip(lines, read, strict=False) if unknown in ids]
-    if blind:
-        notes.append(f"{len(blind)} of {len(lines)} texts hold what this model never saw, as {blind[0][:60]!r}")
-    return notes
+
+    def __init__(self, model: Any, max_tokens: int) -> None:
+        self.model, self.max_tokens = model, max_tokens
+        self.all = self.cut = self.blind = 0
+        self.first = ""
+
+    def take(self, lines: list[str], results: Any) -> None:
+        self.all += len(lines)
+        if self.model.config.family == "seq2seq":  # a decoder alone goes on as long as it may
+            self.cut += sum(result.reason == "length" for result in results)
+        unknown = self.model.tokenizer.roles.unknown
+        read = [] if unknown is None else self.model.tokenizer.encode_batch(lines)
+        blind = [line for line, ids in zip(lines, read, strict=False) if unknown in ids]
+        self.first = self.first or next(iter(blind), "")
+        self.blind += len(blind)
+
+    def told(self) -> list[str]:
+        notes = []
+        if self.cut:
+            more = f"were cut after {self.max_tokens} tokens; --max-tokens gives them more"
+            notes.append(f"{self.cut} of {self.all} answers {more}")
+        if self.blind:
+            notes.append(f"{self.blind} of {self.all} texts hold what this model never saw, as {self.first[:60]!r}")
+        return notes
 
 
 def refuse_writing_options(does: str, options: dict[str, Any]) -> None:
@@ -132,30 +158,19 @@ def refuse_writing_options(does: str, options: dict[str, Any]) -> None:
             raise UsageError(f"--{told} is for models that write; this one {does}")
 
 
-def look(model: Any, pairs: bool, lines: list[str], batch: int, json: bool) -> None:
+def look(model: Any, pairs: bool, lines: "Lines", json: bool) -> None:
     """Run a model that does not write, and print what it says of each line; nothing of an empty one."""
-    from qkv.render.progress import progress_bar
     from qkv.render.results import as_line, as_values
 
-    filled = [line for line in lines if line.strip()]
-    texts = [tuple(line.split("\t")) if pairs and line.count("\t") == 1 else line for line in filled]
-    with progress_bar("running") as progress:
-        results = iter(model.run(texts, batch=batch, progress=progress) if texts else [])
-    for line in lines:
-        result = next(results) if line.strip() else None
-        if json:
-            print(json_format.dumps({"input": line, **as_values(result)}, ensure_ascii=False))
-        else:
-            print(as_line(result))
-
-
-def lines_of_stdin() -> list[str]:
-    lines = []
-    if sys.stdin.isatty():
-        print("reading lines; Ctrl-D ends them", file=sys.stderr)
-    for number, line in enumerate(sys.stdin.buffer, 1):
-        try:
-            lines.append(line.decode("utf-8").rstrip("\r\n"))
-        except UnicodeDecodeError as error:
-            raise QkvError(f"stdin, line {number}: not UTF-8 ({error.reason} at byte {error.start})") from error
-    return lines
+    for some in lines:
+        filled = [line for line in some if line.strip()]
+        texts = [tuple(line.split("\t")) if pairs and line.count("\t") == 1 else line for line in filled]
+        with lines.bar() as progress:
+            results = iter(model.run(texts, batch=lines.batch, progress=progress) if texts else [])
+        for line in some:
+            result = next(results) if line.strip() else None
+            if json:
+                print(json_format.dumps({"input": line, **as_values(result)}, ensure_ascii=False))
+            else:
+                print(as_line(result))
+        sys.stdout.flush()

@@ -1,0 +1,66 @@
+"""The lines that `qkv run` works on: what it is given, or stdin, a stretch at a time.
+
+A stretch is answered and written before the next one is read. So a file of any length takes little memory, a run that
+is broken off has written what it had, and at a terminal each line is answered as it comes.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+
+from qkv.errors import QkvError
+from qkv.render.progress import Report, progress_bar
+
+STRETCH = 64
+"""How many batches make a stretch: enough lines that each can be run with others of its length."""
+
+
+class Lines:
+    """Stretches of lines; texts that are given are one."""
+
+    def __init__(self, texts: Sequence[str], batch: int) -> None:
+        self.texts, self.batch = texts, batch
+        self.done, self.total = 0, len(texts)  # 0: not known
+
+    def __iter__(self) -> Iterator[list[str]]:
+        if self.texts:
+            yield list(self.texts)
+            return
+        typed = sys.stdin.isatty()
+        if typed:
+            print("reading lines; Ctrl-D ends them", file=sys.stderr)
+        self.total = _lines_ahead()
+        size = 1 if typed or self.batch == 1 else STRETCH * self.batch
+        lines = _lines_of_stdin()
+        while stretch := list(islice(lines, size)):
+            yield stretch
+            self.done += len(stretch)
+
+    @contextmanager
+    def bar(self) -> Iterator[Report | None]:
+        """Shows how far all of it is, while one stretch is answered."""
+        with progress_bar("running") as report:
+            if report is None:
+                yield None
+            else:
+                yield lambda done, _: report(self.done + done, self.total)
+
+
+def _lines_of_stdin() -> Iterator[str]:
+    for number, line in enumerate(sys.stdin.buffer, 1):
+        try:
+            yield line.decode("utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise QkvError(f"stdin, line {number}: not UTF-8 ({error.reason} at byte {error.start})") from error
+
+
+def _lines_ahead() -> int:
+    """How many lines stdin has, where it is a file; 0 where nobody can know."""
+    if not (sys.stderr.isatty() and sys.stdin.buffer.seekable()):  # nobody looks, or nobody knows
+        return 0
+    here, count = sys.stdin.buffer.tell(), 0
+    while block := sys.stdin.buffer.read(1 << 20):
+        count += block.count(b"\n")
+    sys.stdin.buffer.seek(here)
+    return count
