@@ -2,7 +2,8 @@
 
 run        run the model: prefill, step          filters    say what may come next
 choose     the likeliest, or a draw              beam       rank sequences: beam search
-generate   the loop, and scoring a given text    options    what may be asked       result   what is given
+generate   the loop, and scoring a given text    choice     filter, choose and tell, between two steps
+options    what may be asked                     result     what is given
 
 Around it: answers that must match (constrain), guesses that save time (speculate), many requests at once (engine),
 steps without the host (static, engine_step), int8 and leaner steps on a CPU (quantise, fast_cpu, fast_encode, flat,
