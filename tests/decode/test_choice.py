@@ -1,15 +1,20 @@
 """Between two steps: what is chosen, what is told of it, and what cannot be."""
 
 from copy import deepcopy
+from typing import Any
 
 import pytest
 import torch
 from decode_models import END, tiny
 
-from qkv.decode import Engine, Options, generate
+from qkv.blocks import HeadConfig, StackConfig
+from qkv.decode import Engine, Lookup, Options, generate, speculate
 from qkv.decode.choice import Choice, heard, logprobs_of
 from qkv.decode.choose import by_number
+from qkv.decode.generate import _write_static, start
 from qkv.errors import QkvError
+from qkv.models import Config, build
+from qkv.text import Tokenizer
 
 LOGITS = torch.tensor([[0.0, 2.0, 1.0, -1.0], [3.0, 0.0, 0.0, float("-inf")]], dtype=torch.float64)
 TOKENS = torch.zeros(2, 1, dtype=torch.long)
@@ -49,11 +54,52 @@ def test_numbers_choose_by_the_cumulative_distribution() -> None:
     assert drawn.tolist() == sorted(drawn.tolist())
 
 
-@pytest.mark.parametrize("options", [Options(max_tokens=4), Options(max_tokens=4, temperature=1.0, top_k=3, seed=1)])
-def test_a_model_whose_scores_are_no_numbers_is_told_of(options: Options) -> None:
+def broken(token: int | slice = slice(None), value: float = float("nan")) -> Any:
     network = deepcopy(tiny("decoder"))
     with torch.no_grad():
-        next(network.head.parameters()).fill_(float("nan"))
+        network.head.out.weight[token] = value
+    return network
+
+
+def test_speculation_search_and_static_steps_tell_of_it_too() -> None:
+    network, options = broken(), Options(max_tokens=4)
+    with pytest.raises(QkvError, match=r"not numbers \(NaN\)"):
+        speculate(network, [[3, 4, 5]], options, Lookup())
+    with pytest.raises(QkvError, match=r"not numbers \(NaN\)"):
+        generate(network, [[3, 4, 5]], Options(max_tokens=4, beam=3))
+    with torch.inference_mode(), pytest.raises(QkvError, match=r"not numbers \(NaN\)"):
+        _write_static(start(network, [[3, 4, 5]], options), options, (END,), None)
+
+
+def test_nothing_is_shown_in_a_step_that_fails() -> None:
+    shown: list[int] = []
+
+    def forbid(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        return logits if tokens.shape[1] == 2 else logits.index_fill(0, torch.tensor([1]), float("-inf"))
+
+    tokenizer = Tokenizer.train("byte", iter([]), size=260, roles=["pad", "end"])
+    stack = StackConfig(vocab=tokenizer.size, width=16, layers=1, heads=2, ffn_width=16, position="rotary")
+    network = build(Config(decoder=stack, head=HeadConfig(kind="lm", outputs=tokenizer.size))).eval()
+    ascii_alone = Options(max_tokens=4, filters=(only_letters, forbid))
+    with pytest.raises(QkvError, match="forbidden"):
+        generate(network, [[70, 71], [72, 73]], ascii_alone, tokenizer, lambda row, _: shown.append(row))
+    assert shown == [0, 1], "of the first step"
+
+
+def only_letters(logits: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    """Bytes that are characters by themselves."""
+    return logits.index_fill(1, torch.tensor([*range(60), *range(100, logits.shape[1])]), float("-inf"))
+
+
+DRAWN = {"temperature": 1.0, "seed": 1}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("token", [5, slice(None)])
+@pytest.mark.parametrize("options", [Options(max_tokens=4, **asked) for asked in ({}, DRAWN, DRAWN | {"top_k": 3})])
+def test_a_model_whose_scores_are_no_numbers_is_told_of(options: Options, token: int, value: float) -> None:
+    """One token's are enough: probabilities are shares of a sum over all."""
+    network = broken(token, value)
     with pytest.raises(QkvError, match=r"not numbers \(NaN\).*damaged"):
         generate(network, [[3, 4, 5]], options)
     engine = Engine(network, rows=2, pages=20, page_size=4)

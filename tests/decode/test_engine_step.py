@@ -74,6 +74,20 @@ def test_frames_are_made_once_for_texts_that_fit_them(framed: list[EngineSteps])
     assert engine.pages.keys[0][0].abs().sum() == 0, "nothing is written to the page that is nobody's"
 
 
+def test_the_frame_that_was_not_used_for_longest_makes_way(
+    framed: list[EngineSteps], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_step, "FRAMES", 2)
+    engine = Engine(small("decoder"), letters(), rows=4, pages=60, page_size=2)
+    options = Options(max_tokens=9, banned=(2,))
+    for prompt in ([5, 9, 4], [8, 6, 12, 5, 6], [8, 6, 12, 4, 4, 9, 9]):
+        request = engine.submit(prompt, options)
+        engine.run()
+        assert request.ids == generate(small("decoder"), [prompt], options, letters())[0].ids
+        assert len(framed[0].frames) == 2
+        assert list(framed[0].frames)[-1][1] == 1, "the newest is the one of single tokens"
+
+
 def test_a_text_whose_source_was_longer_leaves_nothing_behind(framed: list[EngineSteps]) -> None:
     """A frame that held other sources shows none of them, not even numbers that are none."""
     network, options = small("seq2seq"), Options(max_tokens=6, banned=(2,))
@@ -85,7 +99,7 @@ def test_a_text_whose_source_was_longer_leaves_nothing_behind(framed: list[Engin
         with torch.inference_mode():
             for tensor in (*frame.cross.keys, *frame.cross.values):
                 tensor.fill_(float("nan"))
-        frame.holds = None
+        frame.holds = engine_step.nothing
     second = [engine.submit(source, options) for source in ([7, 7, 4, 5], [12])]
     engine.run()
     for request, source in zip([*first, *second], ([5, 9, 4, 4, 11, 8], [6, 4], [7, 7, 4, 5], [12]), strict=True):

@@ -74,7 +74,8 @@ def test_captured_steps_write_what_plain_ones_write(
 @pytest.mark.parametrize(
     ("asked", "same"),
     [({"temperature": 0.7, "top_k": 3, "top_p": 0.9, "banned": (3,)}, True), ({"no_repeat": 2}, False),
-     ({"min_tokens": 2}, False), ({"repetition_penalty": 1.1}, False), ({"filters": (lambda x, _: x,)}, False)],
+     ({"min_tokens": 2}, False), ({"repetition_penalty": 1.1}, False),
+     ({"filters": (lambda x, tokens: x + 0 * tokens.view(-1)[0],)}, False)],
 )  # fmt: skip
 def test_choices_are_captured_where_filters_look_at_logits_alone(asked: dict[str, Any], same: bool) -> None:
     network, run = tiny("decoder"), None

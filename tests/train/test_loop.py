@@ -280,12 +280,12 @@ def test_a_stream_in_bfloat16_is_what_blocks_read(tmp_path: Path, monkeypatch: p
         return plain(self, x, *rest)
 
     monkeypatch.setattr(Block, "forward", forward)
-    for stream, precision in (("bfloat16", "bfloat16"), ("bfloat16", "auto"), ("auto", "bfloat16")):
+    for stream, precision in (("bfloat16", "bfloat16"), ("bfloat16", "auto"), ("auto", "bfloat16"), ("auto", "auto")):
         seen.append(set())
         recipe = quick(tmp_path, f"{stream}-{precision}", steps=2, stream=stream, precision=precision)
         train(recipe)
         assert ("train.stream" in notes_of(recipe.run)) == ((stream, precision) == ("bfloat16", "auto"))
-    assert seen == [{torch.bfloat16}, {torch.float32}, {torch.float32}], "auto: narrow on a GPU, and this is none"
+    assert seen == [{torch.bfloat16}, *[{torch.float32}] * 3], "auto: narrow on a GPU, and this is none"
 
 
 def test_the_pace_is_that_of_training_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

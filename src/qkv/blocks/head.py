@@ -76,7 +76,8 @@ def pool(x: Tensor, place: Place, how: str, texts: int = 1) -> Tensor:
     if how == "mean":
         exact = torch.promote_types(x.dtype, torch.float32)
         x = x.masked_fill((segment == 0)[:, :, None], 0.0).to(exact)
-        with torch.autocast(x.device.type, enabled=False):  # kept in float32: it is the end of the line
+        kind = "cpu" if x.is_meta else x.device.type
+        with torch.autocast(kind, enabled=False):  # kept in float32: it is the end of the line
             return member.to(exact) @ x / member.sum(-1, keepdim=True).clamp(min=1)
     index = end_of(member, how)
     chosen = x.gather(1, index[:, :, None].expand(-1, -1, x.shape[-1]))

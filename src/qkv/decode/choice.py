@@ -8,6 +8,7 @@ R rows, V vocabulary, A alternatives
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import isnan
 
 import torch
 from torch import Tensor
@@ -53,13 +54,16 @@ def heard(told: Tensor) -> Iterator[tuple[TokenLogprob, QkvError | None]]:
     """What was chosen in each row, and an error where nothing could be."""
     for token, logprob, left, *more in told.tolist():
         half = len(more) // 2
-        alternatives = dict(zip(map(int, more[:half]), more[half:], strict=True))
-        yield TokenLogprob(int(token), logprob, alternatives), None if left > float("-inf") else _trouble(left)
+        alternatives = dict(zip(map(int, more[:half]), more[half:], strict=True)) if more else {}
+        trouble = not_numbers() if isnan(logprob) else None if left > float("-inf") else forbidden()
+        yield TokenLogprob(int(token), logprob, alternatives), trouble
 
 
-def _trouble(left: float) -> QkvError:
-    if left == float("-inf"):
-        return QkvError("every token is forbidden at this step; loosen the filters or the constraint")
+def forbidden() -> QkvError:
+    return QkvError("every token is forbidden at this step; loosen the filters or the constraint")
+
+
+def not_numbers() -> QkvError:
     return QkvError(
         "the model's scores are not numbers (NaN) at this step: its weights are damaged, or they are too large for "
         "the type of number that it computes in"

@@ -9,8 +9,9 @@ a CPU the same code runs without graphs, which is how it is tested.
 R rows, T tokens to read, N pages of a row, S source tokens, V vocabulary, KV key/value heads, D head width
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
+from weakref import ref
 
 import numpy as np
 import torch
@@ -28,6 +29,8 @@ SLOTS, SOURCE, PROMPT = BUCKET, ALIGNED, 16
 """Multiples that the tokens of a row's pages, those of a source, and those of a prompt are rounded up to."""
 MOST = 512
 """How many tokens a frame reads at most: up to about so many, reading the weights takes longer than using them."""
+FRAMES = 64
+"""How many frames are kept."""
 
 
 class Frame:
@@ -43,8 +46,9 @@ class Frame:
         self.cross = _room(pages, rows, source) if source else None
         self.logits: Tensor | None = None  # (R, V)
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.shows: object = None  # the batch whose tables are laid out here
-        self.holds: CrossCache | None = None  # the sources that are copied here
+        # What is laid out here, without keeping it: the batch whose tables, and the sources.
+        self.shows: Callable[[], object] = nothing
+        self.holds: Callable[[], object] = nothing
 
     def lay_out(self, tables: Sequence[Sequence[int]]) -> None:
         """Put the pages of a batch in place."""
@@ -123,16 +127,22 @@ class EngineSteps:
         width = self.pages.needed(rounded(slots, SLOTS))
         source = 0 if cross is None else rounded(cross.keys[0].shape[2], SOURCE)
         key = (rows, tokens, width, source)
-        if key not in self.frames:
-            self.frames[key] = Frame(self.network, self.pages, *key)
-        frame = self.frames[key]
-        if frame.shows is not batch:
+        known = self.frames.pop(key) if key in self.frames else None
+        frame = self.frames[key] = known or Frame(self.network, self.pages, *key)
+        if len(self.frames) > FRAMES:
+            del self.frames[next(iter(self.frames))]  # the one that was not used for longest
+        if frame.shows() is not batch:
             frame.lay_out([request.table for request in group])
-            frame.shows = batch
-        if frame.holds is not cross and cross is not None:
+            frame.shows = ref(batch)
+        if cross is not None and frame.holds() is not cross:
             frame.lay_sources(cross)
-            frame.holds = cross
+            frame.holds = ref(cross)
         return frame([r.tokens[r.filled :] for r in group], [r.filled for r in group], self.pool)
+
+
+def nothing() -> object:
+    """A reference to nothing."""
+    return None
 
 
 def power(number: int) -> int:

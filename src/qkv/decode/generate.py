@@ -12,7 +12,7 @@ import torch
 from qkv.blocks.gpu import on
 from qkv.decode import static_beam, static_step
 from qkv.decode.beam import beam_search
-from qkv.decode.choice import Choice, heard, logprobs_of
+from qkv.decode.choice import Choice, heard, logprobs_of, not_numbers
 from qkv.decode.choose import generators_of, numbers_of
 from qkv.decode.filters import filters_of, settled
 from qkv.decode.graph_run import GraphRun
@@ -107,10 +107,11 @@ def _write(
     for _ in range(options.max_tokens):
         numbers = numbers_of([generators[w.number] for w in live]) if generators else None
         told = run.choose(choice, logits, numbers)
+        logprobs, troubles = zip(*heard(told), strict=True)
+        for trouble in filter(None, troubles):
+            raise trouble
         going = []
-        for row, (writing, (logprob, trouble)) in enumerate(zip(live, heard(told), strict=True)):
-            if trouble is not None:
-                raise trouble
+        for row, (writing, logprob) in enumerate(zip(live, logprobs, strict=True)):
             reason = writing.take(logprob.id, logprob, options, end)
             if reason or on_text is not None:
                 writing.hand_out(options, on_text, last=reason is not None)
@@ -133,6 +134,8 @@ def _write(
 def _write_static(run: Run, options: Options, end: tuple[int, ...], tokenizer: Tokenizer | None) -> list[Result]:
     """Greedy, all on the device; the host reads what was written when it is done."""
     written = write_greedy(run, end, options.max_tokens, compiled=options.compiled)
+    if bool(written.logprobs.isnan().any()):
+        raise not_numbers()
     results = []
     for row, (tokens, logprobs) in enumerate(zip(written.tokens.tolist(), written.logprobs.tolist(), strict=True)):
         count = tokens.index(-1) if -1 in tokens else len(tokens)
@@ -161,6 +164,8 @@ def _from_search(run: Run, options: Options, end: tuple[int, ...], tokenizer: To
     static = run.tokens.is_cuda and static_beam.fits(run, options)
     results = []
     for search in (search_static if static else beam_search)(run, options, end):
+        if not search.finished and not filters_of(options, end, 0):
+            raise not_numbers()
         if not search.finished:
             raise QkvError("no way on was allowed, so the search found nothing; loosen the filters")
         ranked = []

@@ -15,6 +15,9 @@ from qkv.decode.run import Run, exact
 from qkv.decode.static import Steps, capture, network_of_steps, one_row_kernels
 from qkv.decode.static_step import Seen, StaticRun
 
+OFTEN = 8
+"""From more tokens than this on, capturing the choice takes less time than it saves."""
+
 
 class GraphRun:
     """A fresh run, taken over: what the loop of `generate.py` asks of a run, with captured steps."""
@@ -34,6 +37,7 @@ class GraphRun:
         self.logits = self.static.first.clone()  # (N, V)
         self.steps = Steps(self.static, self._read, compiled=compiled and not kernels, buckets=not kernels)
         self.numbers = torch.zeros(rows, dtype=torch.float64, device=device)  # (N,) those to draw by
+        self.often = most > OFTEN
         self.told: Tensor | None = None  # (N, …) what was chosen
         self.graph: torch.cuda.CUDAGraph | None = None  # of the choice
 
@@ -60,8 +64,8 @@ class GraphRun:
 
     def choose(self, choice: Choice, logits: Tensor, numbers: Tensor | None) -> Tensor:
         """What comes next, from the logits of the last step and, for a draw, a number (R,) a row."""
-        if not choice.settled:
-            return choice(logits, self.tokens, None if numbers is None else numbers.to(logits.device))
+        if not (choice.settled and self.often):
+            return choice(logits, self.tokens.contiguous(), None if numbers is None else numbers.to(logits.device))
         if numbers is not None:
             wide = torch.zeros(len(self.numbers), dtype=torch.float64)
             wide[self.live] = numbers

@@ -95,6 +95,8 @@ class Options:
                 raise UsageError(f"{name} = {getattr(self, name)!r}: a tuple or a list of them")
         if self.temperature < 0:
             raise UsageError(f"temperature = {self.temperature}: 0 (the likeliest token) or above")
+        if 0 < self.temperature < 1e-6:
+            raise UsageError(f"temperature = {self.temperature}: at least 1e-6, or 0 for the likeliest token")
         if not 0.0 < self.top_p <= 1.0:
             raise UsageError(f"top_p = {self.top_p}: above 0, at most 1")
         if not 0.0 <= self.min_p <= 1.0:

@@ -160,7 +160,7 @@ def notes_on_shares(prepared: Prepared, processes: int) -> list[str]:
 def notes_on_stream(train: TrainSection, device: torch.device) -> list[str]:
     """Where the run computes in another type than its stream was asked for."""
     precision = precision_of(train, device)
-    if train.stream == "float32" or precision == "bfloat16":
+    if train.stream != "bfloat16" or precision == "bfloat16":
         return []
     return [f'train.stream = "{train.stream}" has no effect: on this device the run computes in {precision}']
 
