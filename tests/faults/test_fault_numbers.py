@@ -146,12 +146,16 @@ def test_a_run_that_stopped_can_go_on_by_skipping(tmp_path: Path, monkeypatch: p
     assert difference(newest(recipe.run), newest(tmp_path / "skipping")) == ""
 
 
-def test_unguarded_the_poison_would_reach_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unguarded_the_poison_would_reach_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """A control: the same run with an update that looks at nothing."""
     monkeypatch.setattr(Stepper, "_update", lambda self, loss: self.optimizer.step())
     poison(monkeypatch, POISONS["a gradient that is NaN"], BAD)
     recipe = recipe_in(tmp_path)
-    train(recipe)
+    with caplog.at_level("WARNING", logger="qkv"):
+        train(recipe)
+    assert "answers count as empty: the model's scores were not numbers" in caplog.text, "and does not end by it"
     assert not all(value.isfinite().all() for value in weights(recipe.run, 10).values())
 
 

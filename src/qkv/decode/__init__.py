@@ -10,6 +10,7 @@ steps without the host (static, engine_step), int8 and leaner steps on a CPU (qu
 forks, packed), and whether a CPU computes in bfloat16 (half).
 """
 
+from qkv.decode.choice import NotNumbers
 from qkv.decode.constrain import grammar, json_schema, regex
 from qkv.decode.draft import DraftModel, Lookup
 from qkv.decode.engine import Engine
@@ -27,6 +28,7 @@ __all__ = [
     "DraftModel",
     "Engine",
     "Lookup",
+    "NotNumbers",
     "OnText",
     "Options",
     "Request",

@@ -55,19 +55,22 @@ def heard(told: Tensor) -> Iterator[tuple[TokenLogprob, QkvError | None]]:
     for token, logprob, left, *more in told.tolist():
         half = len(more) // 2
         alternatives = dict(zip(map(int, more[:half]), more[half:], strict=True)) if more else {}
-        trouble = not_numbers() if isnan(logprob) else None if left > float("-inf") else forbidden()
+        trouble = NotNumbers() if isnan(logprob) else None if left > float("-inf") else forbidden()
         yield TokenLogprob(int(token), logprob, alternatives), trouble
+
+
+class NotNumbers(QkvError):
+    """A model's scores are NaN."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the model's scores are not numbers (NaN) at this step: its weights are damaged, or they are too large for "
+            "the type of number that it computes in"
+        )
 
 
 def forbidden() -> QkvError:
     return QkvError("every token is forbidden at this step; loosen the filters or the constraint")
-
-
-def not_numbers() -> QkvError:
-    return QkvError(
-        "the model's scores are not numbers (NaN) at this step: its weights are damaged, or they are too large for "
-        "the type of number that it computes in"
-    )
 
 
 def logprobs_of(logits: Tensor, chosen: Tensor, alternatives: int) -> list[TokenLogprob]:

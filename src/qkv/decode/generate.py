@@ -12,7 +12,7 @@ import torch
 from qkv.blocks.gpu import on
 from qkv.decode import static_beam, static_step
 from qkv.decode.beam import beam_search
-from qkv.decode.choice import Choice, heard, logprobs_of, not_numbers
+from qkv.decode.choice import Choice, NotNumbers, heard, logprobs_of
 from qkv.decode.choose import generators_of, numbers_of
 from qkv.decode.filters import filters_of, settled
 from qkv.decode.graph_run import GraphRun
@@ -135,7 +135,7 @@ def _write_static(run: Run, options: Options, end: tuple[int, ...], tokenizer: T
     """Greedy, all on the device; the host reads what was written when it is done."""
     written = write_greedy(run, end, options.max_tokens, compiled=options.compiled)
     if bool(written.logprobs.isnan().any()):
-        raise not_numbers()
+        raise NotNumbers()
     results = []
     for row, (tokens, logprobs) in enumerate(zip(written.tokens.tolist(), written.logprobs.tolist(), strict=True)):
         count = tokens.index(-1) if -1 in tokens else len(tokens)
@@ -165,7 +165,7 @@ def _from_search(run: Run, options: Options, end: tuple[int, ...], tokenizer: To
     results = []
     for search in (search_static if static else beam_search)(run, options, end):
         if not search.finished and not filters_of(options, end, 0):
-            raise not_numbers()
+            raise NotNumbers()
         if not search.finished:
             raise QkvError("no way on was allowed, so the search found nothing; loosen the filters")
         ranked = []

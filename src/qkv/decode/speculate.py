@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qkv.decode.choice import forbidden, logprobs_of, not_numbers
+from qkv.decode.choice import NotNumbers, forbidden, logprobs_of
 from qkv.decode.choose import draw, generators_of, likeliest
 from qkv.decode.draft import Draft
 from qkv.decode.filters import filters_of
@@ -101,7 +101,7 @@ def _write(
             for apply in filters:
                 here = apply(here, torch.tensor([tokens], device=raw.device))
             if not bool((here > float("-inf")).any()):
-                raise not_numbers() if bool(raw.isnan().any()) else forbidden()
+                raise NotNumbers() if bool(raw.isnan().any()) else forbidden()
             checking = place < len(guess.ids)
             wanted = guess.ids[place] if checking else None
             token = settle(here, wanted, guess.drawn_from[place] if checking and guess.drawn_from else None, generator)

@@ -4,13 +4,14 @@ Each source is decoded once, however many records share it. What is written is h
 one source has several targets, `exact_match_any` and `word_error_rate` take the one that suits best.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from importlib.util import find_spec
 from typing import Any
 
 from qkv.data.records import Record
-from qkv.decode import Options, Result, generate
+from qkv.decode import NotNumbers, Options, Result, generate
 from qkv.errors import QkvError, UsageError, nearest
 from qkv.models import Config, Network
 from qkv.tasks import metrics as measure
@@ -19,6 +20,8 @@ from qkv.tasks.metrics.text import References
 from qkv.tasks.task import Evaluation, Progress, Usable, choose, evaluating, tokenizer_of
 from qkv.text import Tokenizer
 from qkv.train.watch import Sample
+
+log = logging.getLogger("qkv")
 
 LONG = 3  # words in the mean target above which n-grams say something
 EACH: dict[str, Callable[[Sequence[str], References], float]] = {  # a text for each record, with the one target it has
@@ -160,15 +163,26 @@ def decoded(
     batch: int,
     progress: Progress | None = None,
 ) -> list[Result]:
-    """A result for each prompt, in order, decoded in batches of like lengths; an empty prompt gives an empty result."""
+    """A result for each prompt, in order, decoded in batches of like lengths; an empty prompt gives an empty result.
+
+    So does one for which the model's scores are no numbers, which is told of: a run whose weights have grown too large
+    is to hear of it, and not to end by it.
+    """
     results = [Result("", [], 0.0, "end") for _ in prompts]
     filled = [i for i, prompt in enumerate(prompts) if prompt]
+    lost = 0
     with evaluating(network):
         for chosen in batches([len(prompts[i]) for i in filled], batch, progress):
             places = [filled[i] for i in chosen]
-            found = generate(network, [prompts[i] for i in places], options, tokenizer)
+            try:
+                found = generate(network, [prompts[i] for i in places], options, tokenizer)
+            except NotNumbers:
+                lost += len(places)
+                continue
             for i, result in zip(places, found, strict=True):
                 results[i] = result
+    if lost:
+        log.warning("%d of %d answers count as empty: the model's scores were not numbers (NaN)", lost, len(prompts))
     return results
 
 
