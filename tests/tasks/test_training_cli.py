@@ -115,6 +115,14 @@ def test_looking_first_trains_nothing(here: Path, capsys: pytest.CaptureFixture[
     assert not (here / "mine").exists()
 
 
+def test_of_records_that_name_their_fields_no_first_line_is_told(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "reviews.jsonl").write_text('{"review": "a fine one", "stars": "good"}\n' * 20, encoding="utf-8")
+    out, _ = said(capsys, ["init", "classify", "reviews.jsonl"])
+    assert "(columns: text = review, label = stars); next" in out
+
+
 def test_a_recipe_written_for_ones_own_file_trains(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, _ = said(capsys, ["init", "translate", "languages.tsv"])
     assert "wrote translate.toml (columns: " in out

@@ -13,6 +13,10 @@ from qkv.errors import QkvError, UsageError
 from qkv.train.watch import Sample
 
 
+NAMED = {".jsonl", ".json", ".parquet"}
+"""Files whose every record names its fields; of others it is said how their first line is read."""
+
+
 @app.command
 def train(recipe: str, /, *changes: str, dry_run: bool = False, processes: int = 1, json: Json = False) -> None:
     """Train a model as a recipe says, or go on with a run.
@@ -129,7 +133,9 @@ def init(task: str, /, *files: str, out: Path | None = None, json: Json = False)
     if columns and not json:
         listed = ", ".join(f"{name} = {column}" for name, column in columns.items())
         numbered = all(column.isdigit() for column in columns.values())
-        told = f" (columns: {listed}; the first line {'is read as data' if numbered else 'is read as names'})"
+        first = f"; the first line is read as {'data' if numbered else 'names'}"
+        named = any(NAMED & set(Path(file).suffixes) for file in files)
+        told = f" (columns: {listed}{'' if named else first})"
     print_done(json, f"wrote {path}{told}; next: qkv train {path} --dry-run", {"recipe": str(path), "columns": columns})
 
 
