@@ -12,7 +12,6 @@ from qkv.cli.shared import Json, Screen, app, print_done, print_json
 from qkv.errors import QkvError, UsageError
 from qkv.train.watch import Sample
 
-
 NAMED = {".jsonl", ".json", ".parquet"}
 """Files whose every record names its fields; of others it is said how their first line is read."""
 
