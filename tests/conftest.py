@@ -1,6 +1,7 @@
 """What all tests share."""
 
 import os
+import shutil
 import signal
 
 # Some virtual machines advertise AMX and then stop the process at its first instruction; tests in bfloat16 do not
@@ -13,3 +14,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A shell makes its background jobs deaf to Ctrl-C, and they their children. Tests that press it need it heard.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Kernels written in Triton are interpreted where there is no GPU. It must be said before Triton is loaded.
+if shutil.which("nvidia-smi") is None:
+    os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -23,6 +23,7 @@ from qkv.blocks.config import Kernel, StackConfig
 from qkv.blocks.mask import Mask, Offsets
 from qkv.blocks.norm import make_norm
 from qkv.blocks.position import Rotary
+from qkv.blocks.short_rows import is_short, short
 from qkv.blocks.tap import TapHere
 
 SHORT_ROW = 512
@@ -107,7 +108,10 @@ def plain(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, dropout: 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, dropout: float = 0.0) -> Tensor:
     """Torch's scaled_dot_product_attention, which picks a flash or memory-efficient kernel where it can."""
     if not dropout and is_short(q, k):
-        out = short(q, k, v, sight, scale)
+        added = sight.dense
+        if added is None and sight.mask.causal:
+            added = torch.full((q.shape[2], k.shape[2]), float("-inf"), dtype=q.dtype, device=q.device).triu(1)
+        out = short(q, k, v, added, scale)
     else:
         out = F.scaled_dot_product_attention(
             q,
@@ -120,25 +124,6 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, dropout: f
             enable_gqa=q.shape[1] != k.shape[1],
         )
     return out if sight.blind is None else out.masked_fill(sight.blind, 0.0)
-
-
-def is_short(q: Tensor, k: Tensor) -> bool:
-    """Whether these are many short texts on a CPU, for which torch's kernel takes half as long again."""
-    if q.device.type != "cpu" or torch.compiler.is_compiling():  # which would compile one for each side of the line
-        return False
-    many = q.shape[0] * q.shape[1] >= 64 and max(q.shape[2], k.shape[2]) <= 64
-    return many and q.shape[1] == k.shape[1] and q.dtype in (torch.float32, torch.float64)
-
-
-def short(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float) -> Tensor:
-    """Batched products, and the mask as a sum."""
-    out = (q * scale) @ k.transpose(-2, -1)
-    if sight.dense is not None:
-        out = out + sight.dense
-    elif sight.mask.causal:
-        above = torch.full(out.shape[-2:], float("-inf"), dtype=out.dtype, device=out.device).triu(1)
-        out = out + above
-    return out.softmax(dim=-1) @ v
 
 
 def flex(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, dropout: float = 0.0) -> Tensor:
