@@ -1,6 +1,5 @@
 """The engine's step in frames of fixed shape: what each request alone would get, replayed or not."""
 
-from collections.abc import Callable
 from copy import deepcopy
 from random import Random
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from engine_schedules import OPTIONS, PROMPTS, alone, draw_plan, letters, small
+from replayed import Replayed
 from test_engine_schedules import check
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -15,16 +15,6 @@ from qkv.decode import Engine, Options, engine_step, generate
 from qkv.decode.engine_step import EngineSteps
 
 KINDS = ("decoder", "decoder-learned", "decoder-alibi", "decoder-grouped", "seq2seq", "seq2seq-t5")
-
-
-class Replayed:
-    """What a CUDA graph is to its user: the same work on the same tensors."""
-
-    made = 0
-
-    def __init__(self, step: Callable[[], None], pool: object) -> None:
-        self.replay = step
-        Replayed.made += 1
 
 
 @pytest.fixture(params=[False, True], ids=["as it is", "replayed"])

@@ -1,11 +1,11 @@
 """Decoding with captured steps and choices on the host writes what the plain loop writes (here without graphs)."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from decode_models import END, tiny
+from replayed import Replayed
 
 from qkv.decode import Options, graph_run
 from qkv.decode import static as module
@@ -16,16 +16,6 @@ from qkv.decode.result import Result
 from qkv.models import Network
 
 PROMPTS = [[3, 4, 5, 6], [7], [8, 9]]
-
-
-class Replayed:
-    """What a CUDA graph is to its user: the same work on the same tensors."""
-
-    made = 0
-
-    def __init__(self, step: Callable[[], None], pool: object) -> None:
-        self.replay = step
-        Replayed.made += 1
 
 
 @pytest.fixture(autouse=True)
