@@ -48,6 +48,19 @@ def test_answers_and_gradients_are_those_of_the_formula(queries: int, keys: int,
         torch.testing.assert_close(short(q, k, v, added, 0.3), wanted, rtol=1e-12, atol=1e-12)
 
 
+def test_others_are_left_to_torch() -> None:
+    q, k, _ = inputs(5, 5, torch.float32)
+    assert is_short(q, k)
+    assert not is_short(q, k[:1]), "keys that all rows share"
+    assert not is_short(q, k[:, :2]), "heads that share keys"
+    assert not is_short(q, k[:, :, :0])
+    assert not is_short(q, k.double())
+    assert not is_short(q[:3], k[:3]), "few"
+    assert not is_short(*inputs(65, 65)[:2]), "long"
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not is_short(q, k)
+
+
 def test_its_gradient_is_that_of_differences() -> None:
     q, k, v = (x.detach()[:17, :1].requires_grad_() for x in inputs(3, 4))
     assert torch.autograd.gradcheck(lambda *x: ShortAttention.apply(*x, None, 0.5), (q, k, v))

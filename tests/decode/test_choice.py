@@ -14,6 +14,7 @@ from qkv.decode.choose import by_number
 from qkv.decode.generate import _write_static, start
 from qkv.errors import QkvError
 from qkv.models import Config, build
+from qkv.tasks.text_to_text import decoded
 from qkv.text import Tokenizer
 
 LOGITS = torch.tensor([[0.0, 2.0, 1.0, -1.0], [3.0, 0.0, 0.0, float("-inf")]], dtype=torch.float64)
@@ -67,6 +68,8 @@ def test_speculation_search_and_static_steps_tell_of_it_too() -> None:
         speculate(network, [[3, 4, 5]], options, Lookup())
     with pytest.raises(QkvError, match=r"not numbers \(NaN\)"):
         generate(network, [[3, 4, 5]], Options(max_tokens=4, beam=3))
+    with pytest.raises(QkvError, match=r"not numbers \(NaN\)"):
+        generate(network, [[3, 4, 5]], Options(max_tokens=4, beam=3, no_repeat=3))
     with torch.inference_mode(), pytest.raises(QkvError, match=r"not numbers \(NaN\)"):
         _write_static(start(network, [[3, 4, 5]], options), options, (END,), None)
 
@@ -114,3 +117,19 @@ def test_given_tokens_have_the_log_probabilities_of_a_softmax() -> None:
     assert [one.logprob for one in found] == pytest.approx(
         [float(LOGITS[0].log_softmax(-1)[3]), float(LOGITS[1].log_softmax(-1)[END])], abs=1e-12
     )
+
+
+def test_an_answer_that_is_lost_takes_no_other_along(caplog: pytest.LogCaptureFixture) -> None:
+    """In an evaluation one source whose scores are no numbers counts as empty, whatever batch it was in."""
+    tokenizer = Tokenizer.train("byte", iter([]), size=260, roles=["pad", "end"])
+    stack = StackConfig(vocab=tokenizer.size, width=16, layers=1, heads=2, ffn_width=16, position="rotary")
+    network = build(Config(decoder=stack, head=HeadConfig(kind="lm", outputs=tokenizer.size))).eval()
+    with torch.no_grad():
+        network.embedding.token.weight[90] = float("nan")
+    prompts = [[70, 71], [72, 90], [73, 74, 75]]
+    options = Options(max_tokens=3, filters=(only_letters,), banned=(90,))
+    alone = [generate(network, [prompt], options, tokenizer)[0].ids for prompt in (prompts[0], prompts[2])]
+    with caplog.at_level("WARNING", logger="qkv"):
+        found = decoded(network, tokenizer, prompts, options, batch=3)
+    assert [one.ids for one in found] == [alone[0], [], alone[1]]
+    assert "1 of 3 answers count as empty" in caplog.text

@@ -127,9 +127,9 @@ class Typed(io.TextIOWrapper):
         return True
 
 
-@pytest.mark.parametrize(("batch", "together"), [(1, 1), (2, 4)])
-def test_run_answers_a_stretch_before_it_reads_the_next(
-    folder: Path, model: qkv.Model, batch: int, together: int, monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("batch", [1, 2])
+def test_run_answers_what_it_has_read_before_it_fails(
+    folder: Path, model: qkv.Model, batch: int, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """What was answered stays written when a later line cannot be read; notes are told of what was."""
@@ -140,7 +140,7 @@ def test_run_answers_a_stretch_before_it_reads_the_next(
     said = capsys.readouterr()
     assert "stdin, line 7: not UTF-8" in said.err
     answers = [" ".join(model.generate(x, max_tokens=4).text.splitlines()) if x else "" for x in lines]
-    assert said.out.splitlines() == answers[: len(lines) // together * together]
+    assert said.out.splitlines() == answers
 
 
 def test_lines_at_a_terminal_are_answered_as_they_come(
@@ -156,6 +156,24 @@ def test_lines_at_a_terminal_are_answered_as_they_come(
     monkeypatch.setattr(sys, "stdin", Typed(Keys(b"one\ntwo\n\n")))
     assert cli.call(["run", str(folder), "--max-tokens", "3", "--json"]) == 0
     assert [text.count("\n") for text in heard] == [0, 1, 1, 1], "before each line, the answer to the last"
+
+
+def test_a_closed_stdin_is_told_of(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert cli.call(["run", str(folder)]) == 1
+    assert "stdin is closed" in capsys.readouterr().err
+
+
+def test_lines_of_a_file_give_a_line_each_at_a_terminal_too(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\ntwo\nthree\n")))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    asked = ["--max-tokens", "30", "--batch", "1", "--temperature", "2", "--seed", "3"]
+    assert cli.call(["run", str(folder), *asked]) == 0
+    assert capsys.readouterr().out.count("\n") == 3
 
 
 def test_the_bar_knows_how_many_lines_a_file_has(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,9 @@ def is_short(q: Tensor, k: Tensor) -> bool:
     """Whether these (B, H, T, D) and (B, H, S, D) are many short texts on a CPU."""
     if q.device.type != "cpu" or torch.compiler.is_compiling():  # which would compile one for each side of the line
         return False
-    many = q.shape[0] * q.shape[1] >= 64 and max(q.shape[2], k.shape[2]) <= 64
-    return many and q.shape[1] == k.shape[1] and q.dtype in (torch.float32, torch.float64)
+    many = q.shape[0] * q.shape[1] >= 64 and max(q.shape[2], k.shape[2]) <= 64 and k.shape[2] > 0
+    alike = q.shape[:2] == k.shape[:2] and q.dtype == k.dtype and q.dtype in (torch.float32, torch.float64)
+    return many and alike and not torch.is_autocast_enabled("cpu")
 
 
 def short(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, scale: float) -> Tensor:

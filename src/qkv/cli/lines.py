@@ -7,7 +7,6 @@ is broken off has written what it had, and at a terminal each line is answered a
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
 
 from qkv.errors import QkvError
 from qkv.render.progress import Report, progress_bar
@@ -27,15 +26,35 @@ class Lines:
         if self.texts:
             yield list(self.texts)
             return
-        typed = sys.stdin.isatty()
-        if typed:
+        if sys.stdin is None:
+            raise QkvError("stdin is closed; give texts, or lines on stdin")
+        if self.one_by_one:
             print("reading lines; Ctrl-D ends them", file=sys.stderr)
         self.total = _lines_ahead()
-        size = 1 if typed or self.batch == 1 else STRETCH * self.batch
+        size = 1 if self.one_by_one or self.batch == 1 else STRETCH * self.batch
+        stretch: list[str] = []
+        bad: QkvError | None = None
         lines = _lines_of_stdin()
-        while stretch := list(islice(lines, size)):
+        while bad is None:
+            try:
+                stretch.append(next(lines))
+            except StopIteration:
+                break
+            except QkvError as error:  # what was read before is answered first
+                bad = error
+            if len(stretch) == size:
+                yield stretch
+                self.done += len(stretch)
+                stretch = []
+        if stretch:
             yield stretch
-            self.done += len(stretch)
+        if bad is not None:
+            raise bad
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether somebody looks at each answer as it comes: to a single text, or to lines that are typed."""
+        return len(self.texts) == 1 or (not self.texts and sys.stdin is not None and sys.stdin.isatty())
 
     @contextmanager
     def bar(self) -> Iterator[Report | None]:

@@ -91,9 +91,10 @@ def run(
     if idle and not temperature:
         raise UsageError(f"{' and '.join(idle)}: tokens are drawn only with a --temperature above 0, as 1")
     notes = Notes(loaded, max_tokens)
+    shown = beam == 1 and not json and sys.stdout.isatty() and lines.one_by_one
     try:
         for some in lines:
-            if len(some) == 1 and some[0].strip() and beam == 1 and not json and sys.stdout.isatty():
+            if shown and some[0].strip():
                 results = loaded.generate(some, **options, on_text=lambda _, piece: print(piece, end="", flush=True))
                 print()
             else:

@@ -164,7 +164,8 @@ def _from_search(run: Run, options: Options, end: tuple[int, ...], tokenizer: To
     static = run.tokens.is_cuda and static_beam.fits(run, options)
     results = []
     for search in (search_static if static else beam_search)(run, options, end):
-        if not search.finished and not filters_of(options, end, 0):
+        damaged = not search.finished and any(bool(p.isnan().any()) for p in run.network.parameters())
+        if damaged or not (search.finished or filters_of(options, end, 0)):
             raise NotNumbers()
         if not search.finished:
             raise QkvError("no way on was allowed, so the search found nothing; loosen the filters")

@@ -171,16 +171,22 @@ def decoded(
     results = [Result("", [], 0.0, "end") for _ in prompts]
     filled = [i for i, prompt in enumerate(prompts) if prompt]
     lost = 0
+
+    def decode(places: list[int]) -> None:
+        nonlocal lost
+        try:
+            found = generate(network, [prompts[i] for i in places], options, tokenizer)
+        except NotNumbers:
+            lost += len(places) == 1
+            for i in places if len(places) > 1 else ():  # which of them?
+                decode([i])
+            return
+        for i, result in zip(places, found, strict=True):
+            results[i] = result
+
     with evaluating(network):
         for chosen in batches([len(prompts[i]) for i in filled], batch, progress):
-            places = [filled[i] for i in chosen]
-            try:
-                found = generate(network, [prompts[i] for i in places], options, tokenizer)
-            except NotNumbers:
-                lost += len(places)
-                continue
-            for i, result in zip(places, found, strict=True):
-                results[i] = result
+            decode([filled[i] for i in chosen])
     if lost:
         log.warning("%d of %d answers count as empty: the model's scores were not numbers (NaN)", lost, len(prompts))
     return results
