@@ -33,23 +33,19 @@ class Lines:
         self.total = _lines_ahead()
         size = 1 if self.one_by_one or self.batch == 1 else STRETCH * self.batch
         stretch: list[str] = []
-        bad: QkvError | None = None
-        lines = _lines_of_stdin()
-        while bad is None:
-            try:
-                stretch.append(next(lines))
-            except StopIteration:
-                break
-            except QkvError as error:  # what was read before is answered first
-                bad = error
-            if len(stretch) == size:
+        try:
+            for line in _lines_of_stdin():
+                stretch.append(line)
+                if len(stretch) == size:
+                    yield stretch
+                    self.done += size
+                    stretch = []
+        except QkvError:  # what was read before the bad line is answered first
+            if stretch:
                 yield stretch
-                self.done += len(stretch)
-                stretch = []
+            raise
         if stretch:
             yield stretch
-        if bad is not None:
-            raise bad
 
     @property
     def one_by_one(self) -> bool:
