@@ -368,7 +368,7 @@ def dates(tiny: bool, steps: int) -> list[Row]:
             )  # fmt: skip
 
     batches = []
-    per_batch = int(np.mean([len(b.example) for _, b in zip(range(8), Loader(made.rows), strict=False)]))
+    per_batch = round(float(np.mean([len(b.example) for _, b in zip(range(200), Loader(made.rows), strict=False)])))
     end, start = config.end[0], config.start or 0
     for first in range(0, len(examples) - per_batch, per_batch):
         chosen = examples[first : first + per_batch]

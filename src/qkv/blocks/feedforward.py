@@ -11,6 +11,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from qkv.blocks import biased_gelu
 from qkv.blocks.config import StackConfig
 from qkv.blocks.tap import TapHere
 
@@ -37,12 +38,21 @@ class FeedForward(nn.Module):
         super().__init__()
         bias = config.bias == "all"
         self.gated = config.feedforward in GATED
+        self.kind = config.feedforward
         self.bend = ACTIVATIONS[GATED.get(config.feedforward, config.feedforward)]
         self.up = nn.Linear(config.width, config.ffn_width * (2 if self.gated else 1), bias=bias)
         self.down = nn.Linear(config.ffn_width, config.width, bias=bias)
         self.dropout = nn.Dropout(config.ffn_dropout)
 
     def forward(self, x: Tensor, tap: TapHere | None = None) -> Tensor:
+        if tap is None and biased_gelu.fits(self.kind, self.up, x):
+            h = biased_gelu.of(self.kind, self.up, x)
+        else:
+            h = self._bent(x, tap)
+        out: Tensor = self.down(self.dropout(h))
+        return out
+
+    def _bent(self, x: Tensor, tap: TapHere | None) -> Tensor:
         h: Tensor = self.up(x)  # (B, T, F), gated (B, T, 2F)
         if tap:
             h = tap("mlp_pre", h)
@@ -51,7 +61,4 @@ class FeedForward(nn.Module):
             h = self.bend(gate) * value
         else:
             h = self.bend(h)
-        if tap:
-            h = tap("mlp_post", h)
-        out: Tensor = self.down(self.dropout(h))
-        return out
+        return tap("mlp_post", h) if tap else h

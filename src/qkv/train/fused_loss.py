@@ -121,11 +121,11 @@ def _loss_and_gradient(
     logits[:, outputs:] = float("-inf")  # what only rounds up the matrix
     counts = targets != IGNORE
     index = torch.where(counts, targets, 0)[:, None]
-    logs = logits.log_softmax(-1)
-    said = logs.gather(1, index)[:, 0]
-    back = logs.exp()
+    back = logits.softmax(-1)
+    total = logits.amax(-1) - back.amax(-1).log()  # log Σ exp, by the largest: the others may have come out as 0
+    said = logits.gather(1, index)[:, 0] - total
     if smoothing:
-        said = (1 - smoothing) * said + smoothing * logs[:, :outputs].mean(-1)
+        said = (1 - smoothing) * said + smoothing * (logits[:, :outputs].mean(-1) - total)
         back[:, :outputs] -= smoothing / outputs
     back.scatter_add_(1, index, torch.full_like(index, smoothing - 1.0, dtype=back.dtype))
     return -torch.where(counts, said, 0.0).sum(), back.mul_(counts[:, None])

@@ -19,17 +19,18 @@ from typing import Any
 
 import torch
 
+from qkv.blocks import biased_gelu
 from qkv.data.batch import Batch
 from qkv.data.loader import Loader
 from qkv.data.rows import Rows
 from qkv.errors import QkvError, UsageError
 from qkv.models import Network
+from qkv.train import fused_loss
 from qkv.train.average import Ema, Mean
 from qkv.train.checkpoint import Checkpoints
 from qkv.train.checkpoint_files import DamagedCheckpoint
 from qkv.train.checkpoint_read import Checkpoint
 from qkv.train.evaluation import Evaluator, Judge, resting
-from qkv.train.fused_loss import load_kernels
 from qkv.train.keeper import AVERAGE, WEIGHTS, Keeper
 from qkv.train.learner import Learner
 from qkv.train.memory import is_out_of_memory
@@ -220,7 +221,8 @@ def prepared(learner: Learner, section: TrainSection, world: World) -> Learner:
             stack.recompute = section.recompute
             stack.stream = torch.bfloat16 if narrow else None
     if on_gpu:
-        load_kernels()
+        fused_loss.load_kernels()
+        biased_gelu.load_kernels()
     if section.compile == "yes" or (section.compile == "auto" and on_gpu and not world.sharded):
         learner.compile(dynamic=False if on_gpu else None)
     return learner

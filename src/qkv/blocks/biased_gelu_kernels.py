@@ -1,0 +1,129 @@
+"""The kernels of `biased_gelu`: y = z · σ(p(z)) with z = x + b, and back.
+
+A program goes down some rows of a stretch of columns, so that it reads the bias once and sums its gradient as it goes;
+the sums of all programs are added up at the end.
+
+N rows, C columns
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, library
+
+from qkv.blocks.gpu import on
+
+ROWS, COLUMNS, UNROLLED = 32, 1024, 4
+"""Rows and columns of a program, and rows that are under way at once. 32 × 1024: 155 µs for 32,768 × 3,072, 64: 189."""
+
+
+@triton.jit
+def sigmoid_of(z, P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, P3: tl.constexpr):
+    q = z * z
+    return 1.0 / (1.0 + tl.exp(-z * (P0 + q * (P1 + q * (P2 + q * P3)))))
+
+
+@triton.jit
+def forward_kernel(
+    x_ptr, bias_ptr, out_ptr, rows,
+    WIDTH: tl.constexpr, P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, P3: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLLED: tl.constexpr,
+):  # fmt: skip
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    first = tl.program_id(1).to(tl.int64) * ROWS
+    bias = tl.load(bias_ptr + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+    for begin in range(0, ROWS, UNROLLED):
+        for step in tl.static_range(UNROLLED):
+            row = first + begin + step
+            here = (column < WIDTH) & (row < rows)
+            z = tl.load(x_ptr + row * WIDTH + column, mask=here, other=0.0).to(tl.float32) + bias
+            y = z * sigmoid_of(z, P0, P1, P2, P3)
+            tl.store(out_ptr + row * WIDTH + column, y.to(out_ptr.dtype.element_ty), mask=here)
+
+
+@triton.jit
+def backward_kernel(
+    back_ptr, x_ptr, bias_ptr, to_x_ptr, sum_ptr, rows,
+    WIDTH: tl.constexpr, P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, P3: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLLED: tl.constexpr,
+):  # fmt: skip
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    first = tl.program_id(1).to(tl.int64) * ROWS
+    bias = tl.load(bias_ptr + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+    total = tl.zeros((COLUMNS,), dtype=tl.float32)
+    for begin in range(0, ROWS, UNROLLED):
+        for step in tl.static_range(UNROLLED):
+            row = first + begin + step
+            here = (column < WIDTH) & (row < rows)
+            z = tl.load(x_ptr + row * WIDTH + column, mask=here, other=0.0).to(tl.float32) + bias
+            back = tl.load(back_ptr + row * WIDTH + column, mask=here, other=0.0).to(tl.float32)
+            share = sigmoid_of(z, P0, P1, P2, P3)
+            q = z * z
+            steep = P0 + q * (3 * P1 + q * (5 * P2 + q * (7 * P3)))  # p′(z)
+            to_x = back * (share + z * share * (1.0 - share) * steep)
+            tl.store(to_x_ptr + row * WIDTH + column, to_x.to(to_x_ptr.dtype.element_ty), mask=here)
+            total += to_x
+    tl.store(sum_ptr + tl.program_id(1) * WIDTH + column, total, mask=column < WIDTH)
+
+
+@library.custom_op("qkv::biased_gelu", mutates_args=())
+def biased_gelu(x: Tensor, bias: Tensor, powers: list[float]) -> Tensor:
+    """z · σ(p(z)), z = x + b: x (…, C), b (C,)."""
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    rows, grid, shape = _layout(x, powers)
+    if rows:
+        with on(x.device):
+            forward_kernel[grid](x, bias, out, rows, **shape)
+    return out
+
+
+@library.custom_op("qkv::biased_gelu_back", mutates_args=())
+def biased_gelu_back(back: Tensor, x: Tensor, bias: Tensor, powers: list[float]) -> tuple[Tensor, Tensor]:
+    """The gradients of x and b, from that of the answer."""
+    back, x = back.contiguous(), x.contiguous()
+    to_x = torch.empty_like(x)
+    rows, grid, shape = _layout(x, powers)
+    sums = torch.empty(grid[1], x.shape[-1], device=x.device, dtype=torch.float32)
+    if rows:
+        with on(x.device):
+            backward_kernel[grid](back, x, bias, to_x, sums, rows, **shape)
+    return to_x, sums.sum(0).to(bias.dtype)
+
+
+def _layout(x: Tensor, powers: list[float]) -> tuple[int, tuple[int, int], dict[str, Any]]:
+    """Rows, the grid of programs, and what a kernel is made for."""
+    width = x.shape[-1]
+    rows = x.numel() // width
+    columns = min(COLUMNS, triton.next_power_of_2(width))
+    while columns > 128 and width % columns:  # no program beyond the edge, if that can be
+        columns //= 2
+    shape = {f"P{k}": power for k, power in enumerate(powers)}
+    shape |= {"WIDTH": width, "ROWS": ROWS, "COLUMNS": columns, "UNROLLED": UNROLLED}
+    return rows, (triton.cdiv(width, columns), triton.cdiv(rows, ROWS)), shape | {"num_warps": max(1, columns // 128)}
+
+
+@biased_gelu.register_fake
+def _(x: Tensor, bias: Tensor, powers: list[float]) -> Tensor:
+    return torch.empty(x.shape, device=x.device, dtype=x.dtype)
+
+
+@biased_gelu_back.register_fake
+def _(back: Tensor, x: Tensor, bias: Tensor, powers: list[float]) -> tuple[Tensor, Tensor]:
+    return torch.empty(x.shape, device=x.device, dtype=x.dtype), torch.empty_like(bias)
+
+
+def _remember(ctx: Any, inputs: tuple[Tensor, Tensor, list[float]], output: Tensor) -> None:
+    x, bias, ctx.powers = inputs
+    ctx.save_for_backward(x, bias)
+
+
+def _back(ctx: Any, back: Tensor) -> tuple[Tensor, Tensor, None]:
+    x, bias = ctx.saved_tensors
+    to_x, to_bias = biased_gelu_back(back, x, bias, ctx.powers)
+    return to_x, to_bias, None
+
+
+biased_gelu.register_autograd(_back, setup_context=_remember)
