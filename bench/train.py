@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,8 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 GPU = DEVICE.type == "cuda"
 ALONE = "--alone" in sys.argv
 PROFILE = "--profile" in sys.argv
-TURNS = 5
-"""How often two that are measured on a CPU take turns."""
+PARTS, TURN = 5, 10
+"""On a CPU: in how many parts a measurement is looked at, and how many steps one takes before the next takes its."""
 
 
 def wait() -> None:
@@ -91,6 +92,35 @@ class Row(dict):
 # ---------------------------------------------------------------------------- ours
 
 
+class Ours:
+    """The product's own step, fed by the loader that training uses."""
+
+    def __init__(
+        self, config: Config, rows: Rows, count: Callable[[Batch], int], *, workers: int = 2, **section: Any
+    ) -> None:
+        torch.manual_seed(0)
+        train = TrainSection(steps=1000, **section)
+        world = World(device=DEVICE)
+        network = build(config).to(DEVICE)
+        learner = prepared(Learner(network, ObjectiveSection()), train, world)
+        optimizer = make_optimizer(network.named_parameters(), train, fused=True, capturable=GPU)
+        self.stepper = Stepper(learner, optimizer, train, world)
+        self.loader = Loader(rows, workers=workers)
+        self.batches, self.count, self.number = iter(self.loader), count, iter(range(10**9))
+
+    def __call__(self, batch: Batch | None = None) -> int:
+        """A step on this batch, or on the loader's next one; returns its tokens."""
+        batch = next(self.batches) if batch is None else batch
+        self.stepper(batch, next(self.number), 1e-4)
+        return self.count(batch)
+
+    def check(self) -> None:
+        """No step went wrong."""
+        loss = self.stepper.take_loss()
+        assert self.stepper.first_bad() is None, "a step went wrong"
+        assert np.isfinite(loss)
+
+
 def ours(
     work: str,
     config: Config,
@@ -98,43 +128,19 @@ def ours(
     count: Callable[[Batch], int],
     *,
     steps: int,
-    warm: int = 8,
-    workers: int = 2,
     flops: float = 0.0,
     **section: Any,
 ) -> list[Row]:
-    """The product's own step, fed by its own loader; then the same step on one batch again and again."""
+    """Our steps, and the same step on one batch again and again."""
     fresh_memory()
-    torch.manual_seed(0)
-    train = TrainSection(steps=1000, **section)
-    world = World(device=DEVICE)
-    network = build(config).to(DEVICE)
-    learner = prepared(Learner(network, ObjectiveSection()), train, world)
-    optimizer = make_optimizer(network.named_parameters(), train, fused=True, capturable=GPU)
-    stepper = Stepper(learner, optimizer, train, world)
-    loader = Loader(rows, workers=workers)
-    batches = iter(loader)
-    number = iter(range(10**9))
-
-    def step() -> int:
-        batch = next(batches)
-        stepper(batch, next(number), 1e-4)
-        return count(batch)
-
-    rate, seconds = timed(step, warm, steps)
-    batch = next(batches)
-    loader.close()
-
-    def same() -> int:
-        stepper(batch, next(number), 1e-4)
-        return count(batch)
-
-    fixed_rate, fixed_seconds = timed(same, 3, steps)
+    step = Ours(config, rows, count, **section)
+    rate, seconds = timed(step, 8, steps)
+    batch = next(step.batches)
+    step.loader.close()
+    fixed_rate, fixed_seconds = timed(lambda: step(batch), 3, steps)
     if PROFILE:
-        show_kernels(same)
-    loss = stepper.take_loss()
-    assert stepper.first_bad() is None, "a step went wrong"
-    assert np.isfinite(loss)
+        show_kernels(lambda: step(batch))
+    step.check()
     more: dict[str, Any] = {"input_share": fixed_seconds / seconds, "padding": batch.padding_share}
     if flops and GPU:
         more["mfu"] = rate * flops / PEAK_FLOPS
@@ -160,20 +166,13 @@ def show_kernels(step: Callable[[], int]) -> None:
 
 
 def theirs(
-    work: str,
-    who: str,
     model: nn.Module,
     batches: Iterator[tuple[dict[str, torch.Tensor], int]],
     *,
-    steps: int,
     compiled: bool = True,
-    warm: int = 8,
     loss_of: Callable[[nn.Module, dict[str, torch.Tensor]], torch.Tensor] | None = None,
-) -> list[Row]:
-    """A peer's model in the usual loop of a script: autocast, backward, clipping, fused AdamW."""
-    if ALONE:
-        return []
-    fresh_memory()
+) -> Callable[[], int]:
+    """A peer's step in the usual loop of a script: autocast, backward, clipping, fused AdamW."""
     model = model.to(DEVICE).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     run: Any = torch.compile(model) if compiled else model
@@ -190,9 +189,19 @@ def theirs(
         optimizer.zero_grad(set_to_none=True)
         return tokens
 
-    rate, seconds = timed(step, warm, steps)
+    return step
+
+
+def transformers_row(
+    work: str, model: nn.Module, made: list[tuple[dict[str, torch.Tensor], int]], steps: int
+) -> list[Row]:
+    """transformers' model, compiled."""
+    if ALONE:
+        return []
+    fresh_memory()
+    rate, seconds = timed(theirs(model, forever(made)), 8, steps)
     torch._dynamo.reset()
-    return [Row(work, who, rate, seconds)]
+    return [Row(work, "transformers, compiled", rate, seconds)]
 
 
 def forever(made: list[tuple[dict[str, torch.Tensor], int]]) -> Iterator[tuple[dict[str, torch.Tensor], int]]:
@@ -245,7 +254,7 @@ def gpt2(tiny: bool, steps: int) -> list[Row]:
     ids = [torch.randint(0, vocab, (rows, length)) for _ in range(8)]
     made = [({"input_ids": i, "labels": i}, rows * length) for i in ids]
     model = transformers.GPT2LMHeadModel(config_hf)
-    return [*out, *theirs(work, "transformers, compiled", model, forever(made), steps=steps)]
+    return [*out, *transformers_row(work, model, made, steps)]
 
 
 def bert(tiny: bool, steps: int, dropout: bool = False) -> list[Row]:
@@ -275,7 +284,7 @@ def bert(tiny: bool, steps: int, dropout: bool = False) -> list[Row]:
         labels = torch.where(torch.rand(rows, length) < 0.15, ids, -100)
         made.append(({"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}, rows * length))
     model = transformers.BertForMaskedLM(hf)
-    return [*out, *theirs(work, "transformers, compiled", model, forever(made), steps=steps)]
+    return [*out, *transformers_row(work, model, made, steps)]
 
 
 def bert_dropout(tiny: bool, steps: int) -> list[Row]:
@@ -317,7 +326,7 @@ def pairs(tiny: bool, steps: int) -> list[Row]:
             inputs = {"input_ids": ids[0], "attention_mask": mask[0], "decoder_input_ids": ids[1], "labels": labels}
             made.append((inputs, int(mask[1].sum())))
         model = transformers.MarianMTModel(hf)
-        out += theirs(work, "transformers, compiled", model, forever(made), steps=steps)
+        out += transformers_row(work, model, made, steps)
     return out
 
 
@@ -386,24 +395,56 @@ def dates(tiny: bool, steps: int) -> list[Row]:
         said = model(inputs["source"], inputs["target"][:, :-1])
         return F.cross_entropy(said.flatten(0, 1), inputs["target"][:, 1:].flatten(), ignore_index=ids["pad"])
 
-    who, out = "torch.nn.Transformer", []
-    works = {"dates, CPU": config, "dates, CPU, all alike": same}
-    ratios: dict[str, list[float]] = {work: [] for work in works}
-    for _ in range(TURNS):  # what else the machine does falls on all
-        mine = {
-            work: ours(work, shape, made.rows, tokens_of, steps=steps, workers=0, warm=5)
-            for work, shape in works.items()
-        }
-        peer = theirs("dates, CPU", who, Peer(), forever(batches), steps=steps, warm=5, compiled=False, loss_of=loss_of)
-        for work, rows in mine.items():
-            ratios[work] += [rows[0]["tokens_per_second"] / row["tokens_per_second"] for row in peer]
-            out += rows
-        out += peer
-    for work, found in ratios.items():
-        if found:
-            told = ", ".join(f"{ratio:.2f}" for ratio in sorted(found))
-            print(f"{work}: {np.median(found):.2f} times {who}, the median of {told}; target 1.5")
+    rivals: dict[tuple[str, str], Callable[[], int]] = {}
+    for work, shape in {"dates, CPU": config, "dates, CPU, all alike": same}.items():
+        step = Ours(shape, made.rows, tokens_of, workers=0)
+        ready = forever_ours(step, [next(step.batches) for _ in range(steps)])
+        rivals |= {(work, "qkv"): step, (work, "qkv, made beforehand"): ready}
+    who = "torch.nn.Transformer"
+    if not ALONE:
+        rivals["dates, CPU", who] = theirs(Peer(), forever(batches), compiled=False, loss_of=loss_of)
+    tokens, seconds = in_turn(rivals, steps if tiny else PARTS * steps)
+    out = [Row(*name, tokens[name].sum() / seconds[name].sum(), seconds[name].mean()) for name in rivals]
+    for name, step in rivals.items():
+        if PROFILE:
+            show_kernels(step)
+        if ALONE or name[1] == who:
+            continue
+        parts = np.array_split(np.arange(len(tokens[name])), min(PARTS, len(tokens[name])))
+        other = "dates, CPU", who
+        rates = [[rate_of(tokens[one], seconds[one], part) for part in parts] for one in (name, other)]
+        each = sorted(mine / peer for mine, peer in zip(*rates, strict=True))
+        told = ", ".join(f"{ratio:.2f}" for ratio in each)
+        print(f"{', '.join(name)}: {np.median(each):.2f} times {who}, the median of {told}; target 1.5")
     return out
+
+
+def forever_ours(step: Ours, made: list[Batch]) -> Callable[[], int]:
+    """Our steps on batches that are made before the clock starts, as a peer's are."""
+    again = cycle(made)
+    return lambda: step(next(again))
+
+
+def in_turn(rivals: dict[Any, Callable[[], int]], steps: int) -> tuple[dict[Any, Any], dict[Any, Any]]:
+    """Tokens and seconds of each step of each of them, a few steps of one after a few of the other.
+
+    So what else the machine does falls on all alike. The first steps of each turn warm its memory up, and do not count.
+    """
+    tokens: dict[Any, Any] = {name: np.zeros(steps) for name in rivals}
+    seconds: dict[Any, Any] = {name: np.zeros(steps) for name in rivals}
+    for begin in range(0, steps, TURN):
+        for name, step in rivals.items():
+            for _ in range(3):
+                step()
+            for at in range(begin, min(begin + TURN, steps)):
+                start = time.perf_counter()
+                tokens[name][at] = step()
+                seconds[name][at] = time.perf_counter() - start
+    return tokens, seconds
+
+
+def rate_of(tokens: np.ndarray, seconds: np.ndarray, part: np.ndarray) -> float:
+    return float(tokens[part].sum() / seconds[part].sum())
 
 
 def plain(config: Config) -> Config:
