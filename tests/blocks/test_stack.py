@@ -1,13 +1,14 @@
 """The stack: blocks in order, shared or not, a last norm or none, windows per layer, recomputation."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from qkv.blocks import Memory, Place, SelfCache, Stack, place_of
-from qkv.blocks.attention import render
+from qkv.blocks import Kernel, Memory, Place, SelfCache, Stack, attention, place_of
+from qkv.blocks.attention import render, sdpa
 from qkv.blocks.mask import Mask
 from qkv.blocks.position import Rotary
 
@@ -160,6 +161,8 @@ SHAPES = {
     "parallel": {"residual": "parallel"},
     "shared": {"layers": 3, "distinct_layers": 1},
     "windows and rotary": {"window": 2, "position": "rotary"},
+    "slopes": {"position": "alibi"},
+    "buckets": {"position": "t5"},
 }
 
 
@@ -179,6 +182,49 @@ def test_some_places_only_are_those_of_all(make_stack: Make, shape: str, causal:
     gradients = [torch.autograd.grad((out * weights).sum(), [x, *stack.parameters()]) for out in (found, wanted)]
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("kernel", ["auto", "plain"])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_only_those_that_are_read_ask(
+    make_stack: Make, shape: str, causal: bool, packed: bool, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many places in each row: the last block has as many queries, and vectors and gradients are the same."""
+    stack, x = make_stack(causal=causal, **SHAPES[shape]).train(), vectors().requires_grad_()
+    stack.kernel = kernel
+    segment = torch.tensor([[1, 1, 1, 2, 2, 0], [1, 1, 1, 1, 1, 1]]) if packed else None
+    only = torch.tensor([[4], [9]])
+    wanted = stack(x, place_of(x, segment)).flatten(0, 1)[only.flatten()]
+    asked: list[int] = []
+
+    def seen(q: Tensor, *rest: Any) -> Tensor:
+        asked.append(q.shape[2])
+        out: Tensor = sdpa(q, *rest)
+        return out
+
+    monkeypatch.setitem(attention.KERNELS, "sdpa", seen)
+    found = stack(x, place_of(x, segment), only=only)
+    assert found.shape == (2, 16)
+    assert asked[-1:] == ([] if kernel == "plain" else [1])
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
+    weights = torch.arange(32, dtype=torch.float64).view(2, 16).cos()
+    gradients = [torch.autograd.grad((out * weights).sum(), [x, *stack.parameters()]) for out in (found, wanted)]
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-10)
+
+
+def test_many_are_chosen_after_all_have_asked(make_stack: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where half of a row would ask all of it may as well, and beside a cache the queries are few already."""
+    stack, x = make_stack(causal=True), vectors()
+    wanted = stack(x, place_of(x)).flatten(0, 1)
+    monkeypatch.setattr(Stack, "sight_of_few", None)
+    only = torch.tensor([[1, 4, 5], [6, 7, 8]])
+    torch.testing.assert_close(stack(x, place_of(x), only=only), wanted[only.flatten()])
+    cache = SelfCache(2, 2, 4, 6, 4, dtype=torch.float64)
+    one = torch.tensor([[5], [11]])
+    torch.testing.assert_close(stack(x, place_of(x), cache, only=one), wanted[one.flatten()])
 
 
 def test_a_stack_that_reads_a_source_answers_for_all(make_stack: Make) -> None:

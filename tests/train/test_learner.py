@@ -8,7 +8,8 @@ import torch
 from rows_made import OBJECTIVES
 from torch.nn import functional as F
 
-from qkv.blocks import HeadConfig, StackConfig
+from qkv.blocks import HeadConfig, Place, Stack, StackConfig
+from qkv.blocks.attention import Sight
 from qkv.data.batch import Batch
 from qkv.data.loader import Loader
 from qkv.data.objectives import IGNORE
@@ -16,7 +17,7 @@ from qkv.data.rows import Rows
 from qkv.models import Config, Network, build
 from qkv.train import learner as module
 from qkv.train.fused_loss import fused_loss
-from qkv.train.learner import FULL, Learner, label_counts, lesson_of
+from qkv.train.learner import FULL, Learner, label_counts, labelled, lesson_of
 from qkv.train.recipe import ObjectiveSection
 
 CPU = torch.device("cpu")
@@ -96,6 +97,18 @@ def test_averages_of_averages_would_be_found() -> None:
     assert wrong != pytest.approx(float(loss_of(learner, parts).detach()), rel=1e-9)
 
 
+def spied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by the number of queries of a row wherever the last block has fewer than all."""
+    few, asked = Stack.sight_of_few, list[int]()
+
+    def seen(self: Stack, x: torch.Tensor, place: Place, only: torch.Tensor, window: int) -> Sight:
+        asked.append(only.shape[1])
+        return few(self, x, place, only, window)
+
+    monkeypatch.setattr(Stack, "sight_of_few", seen)
+    return asked
+
+
 FEW = {  # objectives whose loss reads some of the places only
     "masked": CASES["masked"],
     "tags": CASES["tags"],
@@ -112,13 +125,40 @@ def test_the_last_block_works_for_the_places_that_are_read(name: str, monkeypatc
     seen: list[int] = []
     stack = learner.network.encoder if FEW[name][0] == "encoder" else learner.network.decoder
     stack.blocks[-1].ffn.register_forward_hook(lambda _, inputs, out: seen.append(out.numel() // out.shape[-1]))
+    asked = spied(monkeypatch)
+    monkeypatch.setattr(module, "UNEVEN", 2.0)  # its rows are short
     few = [loss_of(learner, [batch]).detach(), *gradient_of(learner, [batch])]
+    assert len(asked) == (0 if name == "tags" else 2)  # every place of a text has a tag
     monkeypatch.setattr(Learner, "only", lambda *_: None)
     all_ = [loss_of(learner, [batch]).detach(), *gradient_of(learner, [batch])]
     assert seen[0] < FULL * seen[2] == FULL * batch.ids.numel()
     assert len(few) == len(all_)
     for one, other in zip(few, all_, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("each", "shape", "rounded"),
+    [
+        ([19, 19, 18, 19], (4, 19), (4, 20)),  # about alike: as many for each row
+        ([16, 16, 16, 16], (4, 16), (4, 16)),
+        ([1, 1, 1, 1], (4, 1), (256,)),
+        ([40, 40, 40, 40], (160,), (256,)),  # many: nothing would be saved
+        ([30, 3, 0, 1], (34,), (256,)),  # not alike: end to end
+        ([0, 0, 0, 0], (1,), (256,)),  # none: one place that says nothing
+    ],
+)
+def test_labelled_places_row_by_row(each: list[int], shape: tuple[int, ...], rounded: tuple[int, ...]) -> None:
+    """None is lost or counted twice, and what fills a row up lies in it."""
+    draw = np.random.default_rng(0)
+    labels = np.full((4, 128), IGNORE)
+    for row, count in enumerate(each):
+        labels[row, draw.choice(128, count, replace=False)] = draw.integers(0, 9, count)
+    for round_to, wanted in ((1, shape), (256, rounded)):
+        places, real = labelled(labels, round_to)
+        assert places.shape == real.shape == wanted
+        assert sorted(places[real].tolist()) == np.flatnonzero(labels != IGNORE).tolist()
+        assert places.ndim == 1 or bool((places // 128 == np.arange(4)[:, None]).all())
 
 
 @pytest.mark.parametrize("pool", ["first", "last", "mean"])

@@ -190,8 +190,14 @@ def heads_of(x: Tensor, heads: int) -> Tensor:
 
 
 def at_places(x: Tensor, only: Tensor | None) -> Tensor:
-    """Vectors (B, T, C) at places `only` (N,) of the rows laid end to end: (N, C). None: all, as they are."""
-    return x if only is None else x.flatten(0, 1).index_select(0, only)
+    """Vectors (B, T, C) at places `only` of the rows laid end to end, (N,) or (B, Q): (N, C). None: as they are."""
+    return x if only is None else x.flatten(0, 1).index_select(0, only.flatten())
+
+
+def asking(q: Tensor, only: Tensor) -> Tensor:
+    """Of the queries (B, H, T, D) those at places `only` (B, Q) of the rows laid end to end: (B, H, Q, D)."""
+    column = (only % q.shape[2])[:, None, :, None]
+    return q.gather(2, column.expand(-1, q.shape[1], -1, q.shape[3]))
 
 
 class Attention(nn.Module):
@@ -217,7 +223,12 @@ class Attention(nn.Module):
         prefix: str = "",
         only: Tensor | None = None,
     ) -> Tensor:
-        """Run the kernel, and what the tap asks for beside it; (B, H, T, D) → (B, T, C), or (N, C) at places `only`."""
+        """Run the kernel, and what the tap asks for beside it; (B, H, T, D) → (B, T, C), or (N, C) at places `only`.
+
+        Where these are as many in each row, (B, Q), nobody else asks; `sight` is then that of these queries.
+        """
+        if only is not None and only.dim() == 2:
+            q = asking(q, only)
         if tap and tap.changes(prefix + "scores") | tap.changes(prefix + "pattern"):
             weights = tap(prefix + "pattern", pattern(tap(prefix + "scores", scores(q, k, sight, self.scale))))
             z = mix(weights, v, q.dtype)
@@ -228,7 +239,8 @@ class Attention(nn.Module):
             z = KERNELS[sight.kernel](q, k, v, sight, self.scale, dropout)
         if tap:
             z = tap(prefix + "z", z)
-        out: Tensor = self.out(at_places(z.transpose(1, 2).flatten(2), only))
+        z = z.transpose(1, 2).flatten(2)  # (B, T, C) or (B, Q, C)
+        out: Tensor = self.out(at_places(z, only) if only is None or only.dim() == 1 else z.flatten(0, 1))
         return out
 
     def _show(self, q: Tensor, k: Tensor, sight: Sight, tap: TapHere, prefix: str) -> None:
@@ -264,7 +276,7 @@ class SelfAttention(Attention):
         only: Tensor | None = None,
     ) -> Tensor:
         if sight.kernel != "varlen":  # which never looks from one document into another, so not into padding either
-            x = sight.mask.query.blank(x)
+            x = (sight.mask.key if cache is None else sight.mask.query).blank(x)
         q, k, v = self.qkv(x).split(self.split, dim=-1)
         q, k, v = heads_of(q, self.heads), heads_of(k, self.kv_heads), heads_of(v, self.kv_heads)
         if self.q_norm is not None and self.k_norm is not None:

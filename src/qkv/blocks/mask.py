@@ -39,6 +39,11 @@ class Place(NamedTuple):
         padding = self.padding
         return x if padding is None else x.masked_fill(padding[:, :, None], 0.0)
 
+    def at(self, column: Tensor) -> "Place":
+        """Where the tokens at these columns (B, Q) of each row stand."""
+        segment = None if self.segment is None else self.segment.gather(1, column)
+        return Place(segment, self.position.expand(len(column), -1).gather(1, column), self.most)
+
     def fold(self, beams: int) -> "Place":
         """Every `beams` rows, the beams of one source, become one row of queries, `beams` times as long."""
         length = beams * self.position.shape[1]

@@ -17,6 +17,9 @@ from qkv.blocks.norm import make_norm
 from qkv.blocks.position import Rotary, ScoreBias
 from qkv.blocks.tap import Tap
 
+FEW = 4
+"""Queries are chosen where they are at most one in so many: for more, a mask of their own costs what they save."""
+
 
 class Stack(nn.Module):
     """Vectors with places in, vectors out. `name` is what the tap calls it."""
@@ -51,7 +54,8 @@ class Stack(nn.Module):
         """x (B, T, C) → (B, T, C).
 
         Where only some vectors will be read, `only` (N,) gives their places in the rows laid end to end, and the answer
-        is (N, C): the last block then works for these alone, once all have been seen.
+        is (N, C): the last block then works for these alone, once all have been seen. If each row has as many, given as
+        (B, Q), the others do not even ask.
         """
         if cache is not None and cache.rows != x.shape[0]:
             raise ValueError(f"a cache of {cache.rows} rows cannot serve {x.shape[0]}; make one with as many rows")
@@ -59,6 +63,8 @@ class Stack(nn.Module):
             raise ValueError("a stack that reads a source answers for all places: leave out `only`")
         if self.stream is not None and self.training:
             x = x.to(self.stream)
+        if only is not None and only.dim() == 2 and (cache is not None or FEW * only.shape[1] > x.shape[1]):
+            only = only.flatten()
         keys = place if cache is None else cache.extend(place)
         sights = self.sights(x, place, keys)
         rotaries = self.rotaries(x, place)
@@ -72,7 +78,10 @@ class Stack(nn.Module):
             window = self.config.window_of(layer)
             here = tap.at(f"{self.name}.{layer}") if tap else None
             last = only if layer == self.config.layers - 1 else None
-            arguments = (sights[window], rotaries.get(window), cache, memory, cross_sight, layer, here, last)
+            sight = sights[window]
+            if last is not None and last.dim() == 2:
+                sight = self.sight_of_few(x, place, last, window)
+            arguments = (sight, rotaries.get(window), cache, memory, cross_sight, layer, here, last)
             if self.recompute and self.training and torch.is_grad_enabled():
                 x = checkpoint(self.block_of(layer), x, *arguments, use_reentrant=False)
             else:
@@ -103,6 +112,13 @@ class Stack(nn.Module):
             )
             for window in self._windows()
         }
+
+    def sight_of_few(self, x: Tensor, place: Place, only: Tensor, window: int) -> Sight:
+        """What the queries at places `only` (B, Q) see of all."""
+        few = place.at(only % x.shape[1])
+        bias = None if self.bias is None else self.bias(few.position, place.position, x.dtype)
+        kernel: Kernel = "plain" if self.kernel == "plain" else "sdpa"  # the others are for as many queries as keys
+        return render(Mask(few, place, self.causal, window), x, kernel=kernel, bias=bias, dropout=self._dropout)
 
     def rotaries(self, x: Tensor, place: Place) -> dict[int, Rotary]:
         """How queries and keys turn under each window that occurs; empty where they do not."""

@@ -43,7 +43,7 @@ class Decoder(nn.Module):
     ) -> tuple[Tensor, Place]:
         """The vectors (B, T, C) that the head reads, and where they stand. No text takes more than `longest` places.
 
-        `only` (N,) chooses places of the rows laid end to end, and the vectors are theirs alone, (N, C).
+        `only`, (N,) or (B, Q), chooses places of the rows laid end to end, and the vectors are theirs alone, (N, C).
         """
         check_length(self.decoder.config, ids, position, cache, segment)
         if cache is not None and position is None:

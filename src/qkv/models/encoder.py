@@ -41,7 +41,7 @@ class Encoder(nn.Module):
     ) -> tuple[Tensor, Place]:
         """The vectors (B, T, C) that the head reads, and where they stand. No text takes more than `longest` places.
 
-        `only` (N,) chooses places of the rows laid end to end, and the vectors are theirs alone, (N, C).
+        `only`, (N,) or (B, Q), chooses places of the rows laid end to end, and the vectors are theirs alone, (N, C).
         """
         check_length(self.encoder.config, ids, position, segment=segment)
         place = place_of(ids, segment, position, texts, longest)

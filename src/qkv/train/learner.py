@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from qkv.blocks import Place
 from qkv.blocks.attention import at_places
 from qkv.blocks.head import end_of, members
+from qkv.blocks.stack import FEW
 from qkv.data.batch import Batch
 from qkv.data.objectives import IGNORE
 from qkv.models import Encoder, Network, Seq2Seq
@@ -29,6 +30,8 @@ from qkv.train.recipe import ObjectiveSection
 
 FULL = 0.9
 """From this share of labelled places on, all places are read: choosing would cost more than it saves."""
+UNEVEN, EACH = 1.1, 4
+"""As many places are read in each row if they are at most so many times those with labels; a multiple of so many."""
 MOST_LOGITS = {"cpu": 2**24, "cuda": 2**30}
 """Above so many logits they are made a part at a time."""
 
@@ -38,7 +41,7 @@ class Lesson:
     """What a batch teaches: its tensors on the network's device, and which places have labels."""
 
     batch: Batch
-    places: Tensor | None  # (N,) places in the flattened rows; None: all
+    places: Tensor | None  # (N,) places in the flattened rows, or (B, Q): as many in each; None: all
     targets: Tensor | None  # (N,) what to say there, IGNORE where a place only fills up
 
 
@@ -48,10 +51,9 @@ def lesson_of(batch: Batch, device: torch.device, round_to: int = 1) -> Lesson:
     if batch.labels is not None:
         flat = batch.labels.flatten()
         if batch.label_count < FULL * flat.numel():
-            chosen = np.flatnonzero(flat.numpy() != IGNORE)
-            fill = -len(chosen) % round_to if len(chosen) else round_to
-            places = torch.from_numpy(np.pad(chosen, (0, fill)))
-            targets = torch.where(torch.arange(len(places)) < len(chosen), flat[places], IGNORE)
+            chosen, counts = labelled(batch.labels.numpy(), round_to)
+            places = torch.from_numpy(chosen)
+            targets = torch.where(torch.from_numpy(counts), flat[places], IGNORE).flatten()
         else:
             targets = flat
     if device.type == "cuda":
@@ -59,6 +61,25 @@ def lesson_of(batch: Batch, device: torch.device, round_to: int = 1) -> Lesson:
         places, targets = (None if t is None else t.pin_memory() for t in (places, targets))
     places, targets = (None if t is None else t.to(device, non_blocking=True) for t in (places, targets))
     return Lesson(batch.to(device, non_blocking=True), places, targets)
+
+
+def labelled(labels: np.ndarray, round_to: int) -> tuple[np.ndarray, np.ndarray]:
+    """Places with a label in the flattened rows of labels (B, T), and which of them are more than filling.
+
+    (B, Q) where the rows have few and about as many each, as texts with hidden tokens do; else (N,).
+    """
+    rows, length = labels.shape
+    chosen = np.flatnonzero(labels != IGNORE)
+    row = chosen // length
+    each = np.bincount(row, minlength=rows)
+    multiple = EACH if round_to > 1 else 1
+    most = -(-int(each.max(initial=1)) // multiple) * multiple
+    if FEW * most > length or rows * most > UNEVEN * len(chosen):
+        fill = -len(chosen) % round_to if len(chosen) else round_to
+        return np.pad(chosen, (0, fill)), np.arange(len(chosen) + fill) < len(chosen)
+    places = np.repeat(np.arange(rows) * length, most).reshape(rows, most)
+    places[row, np.arange(len(chosen)) - np.repeat(np.cumsum(each) - each, each)] = chosen
+    return places, np.arange(most) < each[:, None]
 
 
 class Learner(nn.Module):
@@ -88,7 +109,7 @@ class Learner(nn.Module):
         return loss
 
     def only(self, lesson: Lesson) -> Tensor | None:
-        """The places (N,) that the last block must answer for, where the loss does not read all of them."""
+        """The places, (N,) or (B, Q), that the last block must answer for, where the loss does not read all of them."""
         batch, how = lesson.batch, self.network.head.config.pool
         if isinstance(self.network, Seq2Seq) or batch.span_starts is not None:
             return None
@@ -99,7 +120,7 @@ class Learner(nn.Module):
             return None
         index = end_of(members(batch.segment, batch.texts), how)  # (B, E)
         begin = torch.arange(len(index), device=index.device)[:, None] * batch.segment.shape[1]
-        return (begin + index).flatten()
+        return begin + index
 
     def vectors(self, batch: Batch, only: Tensor | None = None) -> tuple[Tensor, Place]:
         """What the head reads, (B, T, C), or (N, C) at the places `only`."""
