@@ -396,14 +396,18 @@ def dates(tiny: bool, steps: int) -> list[Row]:
         return F.cross_entropy(said.flatten(0, 1), inputs["target"][:, 1:].flatten(), ignore_index=ids["pad"])
 
     rivals: dict[tuple[str, str], Callable[[], int]] = {}
+    mine = []
     for work, shape in {"dates, CPU": config, "dates, CPU, all alike": same}.items():
         step = Ours(shape, made.rows, tokens_of, workers=0)
+        mine.append(step)
         ready = forever_ours(step, [next(step.batches) for _ in range(steps)])
         rivals |= {(work, "qkv"): step, (work, "qkv, made beforehand"): ready}
     who = "torch.nn.Transformer"
     if not ALONE:
         rivals["dates, CPU", who] = theirs(Peer(), forever(batches), compiled=False, loss_of=loss_of)
     tokens, seconds = in_turn(rivals, steps if tiny else PARTS * steps)
+    for one in mine:
+        one.check()
     out = [Row(*name, tokens[name].sum() / seconds[name].sum(), seconds[name].mean()) for name in rivals]
     for name, step in rivals.items():
         if PROFILE:
@@ -426,7 +430,7 @@ def forever_ours(step: Ours, made: list[Batch]) -> Callable[[], int]:
 
 
 def in_turn(rivals: dict[Any, Callable[[], int]], steps: int) -> tuple[dict[Any, Any], dict[Any, Any]]:
-    """Tokens and seconds of each step of each of them, a few steps of one after a few of the other.
+    """Tokens and seconds of each step of each of them on a CPU, a few steps of one after a few of the other.
 
     So what else the machine does falls on all alike. The first steps of each turn warm its memory up, and do not count.
     """

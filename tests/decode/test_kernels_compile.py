@@ -13,10 +13,13 @@ TRITON = find_spec("triton")  # not loaded here: what is loaded decides whether 
 if TRITON is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
+OF_TRAINING = "rows_in_place|gelu_"
+"""Kernels that do not start before the last one has ended."""
 PROGRAM = """
 import sys, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from qkv.blocks import biased_gelu_kernels
 from qkv.decode import one_row_kernels
 from qkv.train import loss_kernels
 
@@ -29,6 +32,8 @@ KINDS = {
                    "target_ptr"), ID)
 COMMON = {"NORM": "none", "GAIN": False, "SHIFT": False, "SCALE": False, "BIAS": False, "ADD": False, "BEND": "none",
           "GATED": False, "EARLY": True}
+GELU = {"P0": 1.59, "P1": 0.0756, "P2": -0.00097, "P3": 8.7e-06, "UNROLLED": 4}
+BENT = {"x_ptr": HALF, "out_ptr": HALF, "back_ptr": HALF, "to_x_ptr": HALF, "bias_ptr": X, "rows": WHOLE}
 CASES = [
     ("embed", 1, {"WIDTH": 768, "PLACES": True, "BLOCK": 256}),
     ("product", 4, {"IN": 768, "OUT": 3072, "FULL": 1024, "BLOCK": 4, "NORM": "layernorm", "GAIN": True, "SHIFT": True,
@@ -42,10 +47,14 @@ CASES = [
     ("settle", 4, {"PARTS": 50, "FULL": 64, "ENDS": 2}),
     ("rows_in_place", 4, {"OUTPUTS": 50257, "WIDTH": 50304, "BIAS": False, "SMOOTH": True, "NOTHING": -100,
                           "BLOCK": 2048}),
+    ("gelu_forth", 4, {"WIDTH": 3072, "ROWS": 8, "COLUMNS": 1024} | GELU),
+    ("gelu_back", 8, {"WIDTH": 3072, "ROWS": 32, "COLUMNS": 1024} | GELU),
+    ("gelu_back", 2, {"WIDTH": 1000, "ROWS": 32, "COLUMNS": 256} | GELU),
 ]
 for number, (name, warps, values) in enumerate(CASES):
-    kernel = getattr(one_row_kernels, name, None) or getattr(loss_kernels, name)
+    (kernel,) = (getattr(m, name) for m in (one_row_kernels, loss_kernels, biased_gelu_kernels) if hasattr(m, name))
     names = kernel.arg_names
+    KINDS |= BENT if name.startswith("gelu") else {}
     values = {key: value for key, value in (COMMON | values).items() if key in names}
     kinds = {n: "constexpr" if n in values else KINDS.get(n, X) for n in names}
     even = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if kinds[n][0] == "*" or n == "stride"}
@@ -69,7 +78,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def test_every_kernel_of_a_step_waits_and_lets_the_next_one_start(built: dict[str, str]) -> None:
     for name, text in built.items():
-        if "rows_in_place" not in name:
+        if not re.search(OF_TRAINING, name):
             assert text.count("griddepcontrol.wait") == text.count("griddepcontrol.launch_dependents") == 1, name
             assert text.index("griddepcontrol.wait") < text.index("st.global"), name
 
@@ -80,7 +89,7 @@ def test_weights_are_read_before_the_wait_and_all_else_after_it(built: dict[str,
         before = re.findall(r"ld\.global\S*", text[: text.index("griddepcontrol.wait")]) if "product" in name else []
         if "product" in name:
             assert len([load for load in before if ".v4" in load]) >= 6, (name, before)
-        elif "rows_in_place" not in name:
+        elif not re.search(OF_TRAINING, name):
             assert "ld.global" not in text[: text.index("griddepcontrol.wait")], name
 
 
@@ -88,6 +97,13 @@ def test_logits_with_an_odd_edge_are_read_and_written_in_wide_pieces(built: dict
     (text,) = (text for name, text in built.items() if "rows_in_place" in name)
     assert len(re.findall(r"ld\.global\S*v4", text)) >= 4
     assert re.search(r"st\.global\S*v4", text)
+
+
+def test_gelu_reads_and_writes_wide_pieces(built: dict[str, str]) -> None:
+    for name, text in built.items():
+        if "gelu" in name:
+            assert len(re.findall(r"ld\.global\S*v[24]", text)) >= 4, name
+            assert len(re.findall(r"st\.global\S*v[24]", text)) >= 4, name
 
 
 def test_nothing_spills(built: dict[str, str], tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from qkv.data.objectives import IGNORE
 from qkv.train import fused_loss as module
-from qkv.train.fused_loss import fused_loss
+from qkv.train.fused_loss import _loss_and_gradient, fused_loss
 from qkv.train.learner import cross_entropy
 
 N, C, V = 37, 8, 50
@@ -105,3 +105,20 @@ def test_it_compiles_whole() -> None:
     found, wanted = gradients(compiled(*tensors), tensors), gradients(reference(tensors, targets, 0.1), tensors)
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize(
+    ("logits", "wanted"),
+    [
+        ([0.0, 200.0, 1.0], 200.0),  # a probability that comes out as 0
+        ([100.0, 86.0, 85.0], 1.1374e-6),  # a loss that is small beside the logits
+        ([1e4, 9_995.0, 9_994.0], 9.1743e-3),
+    ],
+)
+def test_small_and_large_losses_are_exact(logits: list[float], wanted: float, smoothing: float) -> None:
+    row = torch.tensor([logits])
+    loss, _ = _loss_and_gradient(row.clone(), None, torch.tensor([0]), smoothing, 3)
+    exact = cross_entropy(row.double(), torch.tensor([0]), smoothing)
+    assert float(loss) == pytest.approx(float(exact), rel=0.1 if wanted < 1e-3 else 1e-3)
+    assert smoothing or float(loss) == pytest.approx(wanted, rel=0.1 if wanted < 1e-3 else 1e-3)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from qkv.data.objectives import IGNORE
 from qkv.train import fused_loss as module
@@ -70,6 +71,15 @@ def test_the_fused_loss_takes_the_kernel(parts: int, compiled: bool, monkeypatch
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
     assert sum(calls) == ROWS
     torch.compiler.reset()
+
+
+def test_small_and_large_losses_are_exact() -> None:
+    rows = torch.tensor([[0.0, 200.0, 1.0, 0.0], [100.0, 86.0, 85.0, 0.0], [1e4, 9_995.0, 9_994.0, 0.0]])
+    found = loss_kernels.loss_in_place(
+        rows.clone().to(DEVICE), None, torch.zeros(3, dtype=torch.long, device=DEVICE), 0.0, 4
+    )
+    wanted = F.cross_entropy(rows.double(), torch.zeros(3, dtype=torch.long), reduction="none").float()
+    torch.testing.assert_close(found.cpu(), wanted, rtol=0.1, atol=0.0)
 
 
 def test_logits_that_do_not_lie_row_by_row_are_refused() -> None:

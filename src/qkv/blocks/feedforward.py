@@ -45,7 +45,7 @@ class FeedForward(nn.Module):
         self.dropout = nn.Dropout(config.ffn_dropout)
 
     def forward(self, x: Tensor, tap: TapHere | None = None) -> Tensor:
-        if tap is None and biased_gelu.fits(self.kind, self.up, x):
+        if self.training and tap is None and biased_gelu.fits(self.kind, self.up, x):
             h = biased_gelu.of(self.kind, self.up, x)
         else:
             h = self._bent(x, tap)

@@ -122,10 +122,11 @@ def _loss_and_gradient(
     counts = targets != IGNORE
     index = torch.where(counts, targets, 0)[:, None]
     back = logits.softmax(-1)
-    total = logits.amax(-1) - back.amax(-1).log()  # log Σ exp, by the largest: the others may have come out as 0
-    said = logits.gather(1, index)[:, 0] - total
+    top = logits.amax(-1)
+    level = back.amax(-1).log()  # of the largest, −log Σ exp(x − top): others may have come out as 0
+    said = logits.gather(1, index)[:, 0] - top + level
     if smoothing:
-        said = (1 - smoothing) * said + smoothing * (logits[:, :outputs].mean(-1) - total)
+        said = (1 - smoothing) * said + smoothing * (logits[:, :outputs].mean(-1) - top + level)
         back[:, :outputs] -= smoothing / outputs
     back.scatter_add_(1, index, torch.full_like(index, smoothing - 1.0, dtype=back.dtype))
     return -torch.where(counts, said, 0.0).sum(), back.mul_(counts[:, None])

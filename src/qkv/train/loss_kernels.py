@@ -53,13 +53,14 @@ def rows_in_place(
         total = tl.where(x > most, total * small + 1.0, total + small)
         most = tl.maximum(most, x)
     top = tl.max(most, axis=0)
-    level = top + tl.log(tl.sum(total * tl.exp(most - top), axis=0))
+    rest = tl.log(tl.sum(total * tl.exp(most - top), axis=0))
+    level = top + rest
     said = tl.load(logits + tl.where(counts, target, 0)).to(tl.float32)
     if BIAS:
         said += tl.load(bias_ptr + tl.where(counts, target, 0)).to(tl.float32)
-    loss = level - (1.0 - smoothing) * said
+    loss = rest + (1.0 - smoothing) * (top - said)  # differences first: a large level would swallow a small loss
     if SMOOTH:
-        loss -= smoothing * tl.sum(plain, axis=0) / OUTPUTS
+        loss += smoothing * (top - tl.sum(plain, axis=0) / OUTPUTS)
     tl.store(loss_ptr + row, tl.where(counts, loss, 0.0))
     tl.debug_barrier()  # all have read the target's logit before one writes over it
     for begin in range(0, WIDTH, BLOCK):
