@@ -59,7 +59,7 @@ def test_a_run_that_was_stopped_can_be_tried(folder: Path, kind: str, ema: float
     assert differing(found, whole) == []
     assert not found.network.training
     whose = "the moving average of the weights" if ema else "the weights"
-    go_on = f"(qkv train {recipe.run} stopped goes on with it)"
+    go_on = f"(qkv train '{recipe.run} stopped' goes on with it)"
     assert found.notes == [f"this run has not come to its end {go_on}; these are {whose} of step 3"]
 
 

@@ -64,11 +64,15 @@ def train(recipe: str, /, *changes: str, dry_run: bool = False, processes: int =
         return None  # of several processes the first one tells
     end = trained.end
     folder = Path(end.folder)
-    draw_curves({folder.name: folder}, folder / "curves.svg", title=folder.name)
+    try:
+        draw_curves({folder.name: folder}, folder / "curves.svg", title=folder.name)
+        curves = f"Its curves: {folder / 'curves.svg'}"
+    except QkvError as error:  # the run is whole without a picture
+        curves = f"Its curves could not be drawn: {error}"
     told = [f"{end.step:,} steps", *(f"{name} {value:.4g}" for name, value in end.metrics.items())]
     print_done(
         json,
-        f"{end.folder}: {', '.join(told)}\nIts curves: {folder / 'curves.svg'}\n"
+        f"{end.folder}: {', '.join(told)}\n{curves}\n"
         f"Try it: qkv run {shlex.quote(end.folder)} {to_try(watch.state.sample)}",
         {"run": end.folder, "step": end.step, "seconds": end.seconds, "reason": end.reason, "metrics": end.metrics},
     )

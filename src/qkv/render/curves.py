@@ -48,8 +48,11 @@ def draw_curves(runs: Mapping[str, Path], out: Path, *, metric: str = "", title:
         raise UsageError(f"no evaluation of these runs has the metric {metric!r}; {nearest(metric, known)}")
     if not any(run.training or run.held_out for run in learnt):
         raise QkvError(f"nothing to draw yet in {', '.join(str(path) for path in runs.values())}: no step was logged")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(_picture(learnt, metric or next(iter(known), ""), title), encoding="utf-8")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(_picture(learnt, metric or next(iter(known), ""), title), encoding="utf-8")
+    except OSError as error:
+        raise QkvError(f"{out}: cannot be written ({error.strerror or error})") from error
 
 
 def read_curves(name: str, path: Path) -> Learnt:
@@ -67,9 +70,9 @@ def read_curves(name: str, path: Path) -> Learnt:
             row = json.loads(line)
             kind, step = row.get("kind"), float(row["step"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            if number == len(lines):
-                break  # a run that is still writing
-            raise QkvError(f"{path}, line {number}: not a line of a metrics.jsonl ({error})") from error
+            if number == 1 and len(lines) > 1:
+                raise QkvError(f"{path}, line {number}: not a line of a metrics.jsonl ({error})") from error
+            continue  # half a line, of a run that is still writing or was cut off
         if kind == "step" and row["loss"] is not None:  # steps that were left out have none
             training[step] = float(row["loss"])
         elif kind == "eval":

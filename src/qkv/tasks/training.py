@@ -27,7 +27,7 @@ from qkv.train import recipe_file
 from qkv.train.adapt import merge_lora
 from qkv.train.loop import Job, Stopped, fit
 from qkv.train.recipe import Files, Recipe, TrainSection
-from qkv.train.run_folder import RunFolder
+from qkv.train.run_folder import RunFolder, command
 from qkv.train.scale import World, join, whole_network
 from qkv.train.step import precision_of
 from qkv.train.track import trackers
@@ -84,7 +84,7 @@ def train(
         if world.size > 1 and isinstance(error, RuntimeError) and any(name in str(error) for name in TRANSPORTS):
             raise QkvError(
                 f"process {world.rank} has lost another one ({str(error).splitlines()[0]}), which may have said why. "
-                f"The run goes on from its newest checkpoint with: qkv train {recipe.run}"
+                f"The run goes on from its newest checkpoint with: {command(recipe.run, world.size)}"
             ) from error
         raise
     world.leave()
@@ -109,7 +109,6 @@ def train_in(world: World, recipe: Recipe, watch: Watcher | None, progress: Prog
         notes = [*prepared.notes, *folder.notes]
         notes += [*notes_on_shares(prepared, world.data_size), *notes_on_stream(recipe.train, world.device)]
         if first:
-            folder.write_recipe(recipe_file.to_toml(recipe))
             notes += folder.write_env(str(world.device), torch.get_num_threads())
         # Sharded, no process need hold the whole network: it is made without weights, cut, and filled then.
         whole_here = not world.sharded
@@ -119,7 +118,7 @@ def train_in(world: World, recipe: Recipe, watch: Watcher | None, progress: Prog
         watchers: list[Watcher] = []
         if first:
             tracked = trackers(recipe.train.track, folder.path, recipe_file.to_table(recipe))
-            watchers = [Log(folder), *([watch] if watch else []), *tracked]
+            watchers = [Log(folder, recipe_file.to_toml(recipe)), *([watch] if watch else []), *tracked]
         main = main_metric(prepared.config, prepared.valid_records) if prepared.valid_records else ""
         scored = Scored(prepared)
         job = Job(
@@ -143,6 +142,8 @@ def train_in(world: World, recipe: Recipe, watch: Watcher | None, progress: Prog
             if recipe.model.lora_rank:
                 merge_lora(whole)
             write_model(folder, prepared, whole.eval(), end)
+            folder.log({"kind": "end", "step": end.step, "seconds": end.seconds, "reason": end.reason})
+            folder.sync()
         world.barrier()
     return Trained(recipe, prepared.config, whole or network, prepared.tokenizer, end, notes)
 
@@ -258,12 +259,13 @@ class Several(Watcher):
 
 
 class Log(Watcher):
-    """Writes metrics.jsonl."""
+    """Writes metrics.jsonl, and the recipe once it is sure that the run goes on with it."""
 
-    def __init__(self, folder: RunFolder) -> None:
-        self.folder = folder
+    def __init__(self, folder: RunFolder, recipe: str) -> None:
+        self.folder, self.recipe = folder, recipe
 
     def start(self, start: Start) -> None:
+        self.folder.write_recipe(self.recipe)
         for note in start.notes:
             self.note(start.step, note)
 
@@ -279,7 +281,9 @@ class Log(Watcher):
         self.folder.log({"kind": "note", "step": step, "text": text})
 
     def end(self, end: End) -> None:
-        self.folder.log({"kind": "end", "step": end.step, "seconds": end.seconds, "reason": end.reason})
+        """Of a run that was stopped. Another has come to its end when its model is there."""
+        if end.reason == "signal":
+            self.folder.log({"kind": "end", "step": end.step, "seconds": end.seconds, "reason": end.reason})
         self.folder.sync()
 
 

@@ -279,10 +279,13 @@ class Checkpoints:
                 self._write_best(step)
         shutil.rmtree(replaced, ignore_errors=True)
         self._phase("leaving")
-        self._prune(step)
+        self.prune(step)
         self._phase("done")
 
-    def _prune(self, newest: int) -> None:
+    def prune(self, newest: int) -> None:
+        """Let those go that nobody wants: beside `newest`, `keep` lasting ones and the best stay."""
+        if self.rank != 0:
+            return
         with self._lock:
             there = [step for step in self._folders() if step <= newest and step not in self._broken]
             try:

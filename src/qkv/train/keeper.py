@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from qkv.data.loader import Loader
+from qkv.data.rows import Rows
 from qkv.errors import QkvError
 from qkv.train.average import Ema
 from qkv.train.checkpoint import Checkpoints
@@ -30,9 +31,12 @@ class Keeper:
         ema: Ema | None,
         loader: Loader,
         same: Mapping[str, Any],
+        held_out: Rows | None = None,
     ) -> None:
         self.checkpoints, self.network, self.stepper = checkpoints, network, stepper
         self.ema, self.loader, self.same = ema, loader, dict(same)
+        self.held_out = {} if held_out is None else held_out.identity()
+        self.notes: list[str] = []  # what was found changed, and no matter
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor that a run cannot do without, alive."""
@@ -53,6 +57,7 @@ class Keeper:
             "scaler": {} if scaler is None else scaler.state_dict(),
             "parts": self.stepper.parts,
             "same": self.same,
+            "held_out": self.held_out,
             "passing": passing,
         }
         pieces = {name: pieces_of(name, tensor, self.stepper.world) for name, tensor in self.tensors().items()}
@@ -91,4 +96,8 @@ class Keeper:
         if found.state.get("passing"):
             self.checkpoints.passing = found.step
         self.loader.load(found.state["data"])
-        return Progress.from_dict(found.state["progress"])
+        progress = Progress.from_dict(found.state["progress"])
+        if found.state.get("held_out", self.held_out) != self.held_out:
+            self.notes.append("the held-out data is not what it was: which weights are the best is found out anew")
+            progress.best = progress.best_loss = None
+        return progress

@@ -37,7 +37,7 @@ from qkv.train.memory import is_out_of_memory
 from qkv.train.optimizer import make_optimizer
 from qkv.train.progress import Budget, Progress, due
 from qkv.train.recipe import Recipe, TrainSection
-from qkv.train.run_folder import RunFolder
+from qkv.train.run_folder import RunFolder, command
 from qkv.train.scale import World, fill, give_out, spread
 from qkv.train.schedule import lr_at
 from qkv.train.signals import StopSignals
@@ -58,8 +58,8 @@ SAVE_SECONDS = 600.0
 class Stopped(QkvError):
     """A signal ended the run, after a checkpoint: 128 + the signal's number, as shells have it."""
 
-    def __init__(self, signal: int, step: int, run: str) -> None:
-        super().__init__(f"stopped at step {step:,}, which is saved; go on with: qkv train {run}")
+    def __init__(self, signal: int, step: int, command: str) -> None:
+        super().__init__(f"stopped at step {step:,}, which is saved; go on with: {command}")
         self.exit_code = 128 + signal
 
 
@@ -93,6 +93,11 @@ def fit(job: Job) -> End:
             + "\n  ".join(checkpoints.passed_over)
             + "\nRestore one from a backup, or start anew in another folder (run=…)"
         )
+    if found is None and job.folder.has_model:
+        raise QkvError(
+            f"{job.recipe.run}: the checkpoints of this run are gone, and beginning anew would lose its model. Restore "
+            f'one, or start in another folder (run=…), from its weights with model.from="{job.recipe.run}"'
+        )
     network = job.network if job.first_weights else job.network.to(world.device)
     module = spread(prepared(Learner(network, job.recipe.objective), section, world), world, section)
     if job.first_weights and found is None:  # a checkpoint has them all
@@ -106,7 +111,7 @@ def fit(job: Job) -> End:
     ranks = {"rank": world.data_rank, "world": world.data_size}
     loader = Loader(job.rows, **ranks, workers=section.workers, epochs=section.epochs or None)
     stepper = Stepper(module, optimizer, section, world, parts=parts_of(section, job.rows, world))
-    keeper = Keeper(checkpoints, network, stepper, ema, loader, job.same)
+    keeper = Keeper(checkpoints, network, stepper, ema, loader, job.same, job.valid)
     evaluate = Evaluator(module, network, stepper, job.valid, job.judge, job.metric)
     budget = Budget.of(section, job.rows)
     progress = Progress()
@@ -115,7 +120,10 @@ def fit(job: Job) -> End:
         progress = keeper.restore(found)
     done = budget.done(progress.step, progress.seconds, loader.cursor)
     if found is not None:
-        notes += [*found.passed_over, told_of(job.recipe.run, progress, done, budget, section)]
+        notes += [*found.passed_over, *keeper.notes, told_of(job.recipe.run, progress, done, budget, section)]
+        checkpoints.prune(progress.step)
+    elif any(record.get("kind") == "step" for record in job.folder.records()):
+        notes.append("this run was begun before and has no checkpoint: it begins anew")
     if world.rank == 0:
         job.folder.truncate_after(progress.step)
     watch.start(start_of(job, progress, notes))
@@ -124,12 +132,14 @@ def fit(job: Job) -> End:
     pace = Pace(progress, done, world)
     recent: deque[tuple[int, Batch]] = deque(maxlen=section.log_every + 1)
     with StopSignals(several=world.size > 1) as signals, left_in_order(loader, checkpoints):
-        if progress.owed:
-            progress.owed = False
+        # The last weights of a run that was over were not counted, unless it was to be known whether they are the best.
+        uncounted = found is not None and done >= 1 and section.final == "best" and progress.best_step != progress.step
+        if uncounted or (progress.owed and done < 1):
             with signals.unhurried():
                 watch.evaluated(report := evaluate(progress, ema))
             if report.best:
                 checkpoints.mark_best(progress.step)
+        progress.owed = False
         reason = budget.reason(progress.step, progress.seconds) if done >= 1 else given_up(section, progress)
         batches = iter(loader)
         while not reason:
@@ -173,8 +183,9 @@ def fit(job: Job) -> End:
                     watch.evaluated(report := evaluate(progress, ema))
                 save_due = save_due or report.best
                 save_now = save_now or report.best
+            # Owed, too, to a run that ends here and may yet be given more.
+            progress.owed = evaluate_now if stop else done >= 1 and due(section.eval_every, progress.step, before, done)
             if stop:
-                progress.owed = evaluate_now
                 signals.honoured()
             if save_now:
                 saved = progress.seconds
@@ -184,7 +195,7 @@ def fit(job: Job) -> End:
             if stop:
                 checkpoints.finish()
                 watch.end(End(progress.step, progress.seconds, "signal", {}, job.recipe.run))
-                raise Stopped(signals.asked or 15, progress.step, job.recipe.run)
+                raise Stopped(signals.asked or 15, progress.step, command(job.recipe.run, world.size))
             if done >= 1:
                 reason = budget.reason(progress.step, progress.seconds)
             else:
@@ -250,9 +261,9 @@ def told_of(run: str, progress: Progress, done: float, budget: Budget, section: 
     """What a run that was begun before goes on with, or what it needs to go on at all."""
     if done >= 1:
         spent = f"train.{budget.reason(progress.step, progress.seconds)}"
-        return f"this run has spent its budget; give it more {spent} to go on: qkv train {run} {spent}=…"
+        return f"this run has spent its budget; give it more {spent} to go on: {command(run)} {spent}=…"
     if given_up(section, progress):
-        return f"this run did not get better any more; raise train.patience to go on: qkv train {run} train.patience=…"
+        return f"this run did not get better any more; raise train.patience to go on: {command(run)} train.patience=…"
     return f"going on from step {progress.step:,}"
 
 
@@ -308,7 +319,7 @@ def check_numbers(
     if job.recipe.train.on_nonfinite == "stop":
         raise QkvError(
             f"{what}. Its examples: {told}. Look at these; go on without such steps with "
-            f"qkv train {job.recipe.run} train.on_nonfinite=skip, or start anew with a lower train.lr"
+            f"{command(job.recipe.run, job.world.size)} train.on_nonfinite=skip, or start anew with a lower train.lr"
         )
     progress.skipped += count
     progress.loss_steps -= count  # they have no loss that could be averaged
@@ -327,8 +338,9 @@ def take_final_weights(job: Job, network: Network, ema: Ema | None, progress: Pr
         except DamagedCheckpoint as error:
             passed_over = [f"{error}: the best weights are lost, these are the last ones"]
     if section.average > 1:
-        steps = checkpoints.steps()[-section.average :]
-        source = Mean([checkpoints.at(step) for step in steps])
+        sound, damaged = readable(checkpoints, checkpoints.steps()[-section.average :])
+        steps, source = [one.step for one in sound], Mean(sound)
+        passed_over += damaged
         told = f"the mean of those at {len(steps)} checkpoints, steps {steps[0]:,} to {steps[-1]:,}"
     elif section.final == "best" and best is not None and best.step != progress.step:
         source, told = best, f"those of step {best.step:,}, which were the best"
@@ -340,7 +352,22 @@ def take_final_weights(job: Job, network: Network, ema: Ema | None, progress: Pr
     for name, parameter in network.named_parameters():
         averaged = ema is not None and parameter.requires_grad  # those were the weights that were found the best
         fill(parameter, source, (AVERAGE if averaged else WEIGHTS) + name, job.world)
-    return [f"the weights are {told}"]
+    return [*passed_over, f"the weights are {told}"]
+
+
+def readable(checkpoints: Checkpoints, steps: Sequence[int]) -> tuple[list[Checkpoint], list[str]]:
+    """The checkpoints of these steps that are whole, and what is wrong with the others."""
+    sound: list[Checkpoint] = []
+    damaged: list[str] = []
+    for step in steps:
+        try:
+            one = checkpoints.at(step)
+            one.verify()
+        except DamagedCheckpoint as error:
+            damaged.append(f"{error}: left out")
+        else:
+            sound.append(one)
+    return sound, damaged
 
 
 class Pace:

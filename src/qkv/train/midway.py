@@ -5,6 +5,7 @@ read("runs/a/checkpoints/step-000000400")     this checkpoint
 read("models/b")                              anything else, as the store reads it
 """
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,10 @@ from qkv.train.adapt import LoraLinear, merge_lora, put
 from qkv.train.checkpoint_files import MANIFEST, DamagedCheckpoint, folder_name, step_of
 from qkv.train.checkpoint_read import Checkpoint
 from qkv.train.keeper import AVERAGE, WEIGHTS
-from qkv.train.run_folder import MODEL, RunFolder
+from qkv.train.run_folder import MODEL, RunFolder, command
+
+PATIENCE = 500
+"""How many checkpoints may vanish as they are looked at, while a run goes on, before it is given up."""
 
 
 def read(
@@ -73,17 +77,23 @@ def read_fixed(
 def newest_of(run: RunFolder, device: torch.device | str, dtype: torch.dtype | None) -> Stored:
     """The newest checkpoint that can be read. While the run goes on, some vanish as they are looked at."""
     passed_over: list[str] = []
-    tried: set[int] = set()
-    while left := [step for step in run.checkpoints.steps() if step not in tried]:
-        tried.add(left[-1])
+    broken: set[int] = set()
+    for _ in range(PATIENCE):
+        left = [step for step in run.checkpoints.steps() if step not in broken]
+        if not left and broken:
+            break
+        if not left:
+            time.sleep(0.01)  # the next one is about to be there
+            continue
         place = run.checkpoints.folder / folder_name(left[-1])
         try:
             stored = model_of(Checkpoint(place), run.path, device, dtype)
         except DamagedCheckpoint as error:
             if place.exists():
                 passed_over.append(str(error))
+                broken.add(left[-1])
             continue
-        go_on = f"this run has not come to its end (qkv train {run.path} goes on with it)"
+        go_on = f"this run has not come to its end ({command(run.path)} goes on with it)"
         stored.notes = [*passed_over, f"{go_on}; {stored.notes[0]}"]
         return stored
     raise QkvError(f"{run.path}: no checkpoint of this run can be read:\n  " + "\n  ".join(passed_over))
@@ -94,7 +104,7 @@ def gone_on(run: RunFolder) -> list[str]:
     steps = run.checkpoints.steps() if run.begun else []
     if not steps:
         return []
-    ends = [int(line["step"]) for line in run.records() if line["kind"] == "end" and line["reason"] != "signal"]
+    ends = [int(line["step"]) for line in run.records() if line.get("kind") == "end" and line.get("reason") != "signal"]
     if not ends or steps[-1] <= ends[-1]:
         return []
     newest = run.checkpoints.folder / folder_name(steps[-1])

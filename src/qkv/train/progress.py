@@ -26,7 +26,7 @@ class Progress:
     loss: float = 0.0  # summed over the steps since the last report
     loss_steps: int = 0  # those of them that had one
     skipped: int = 0  # steps left out because of numbers that are none
-    owed: bool = False  # an evaluation was due at this step, and a signal came first
+    owed: bool = False  # an evaluation was due at this step, and a signal or the run's end came first
     metric: str = ""  # what the best is told by
     best: float | None = None
     best_loss: float | None = None  # what decides where the metric is the same
@@ -93,7 +93,7 @@ def better(
     if best is None:
         return value == value
     if value == best and loss is not None and best_loss is not None:
-        return loss < best_loss
+        return loss < best_loss or (best_loss != best_loss and loss == loss)  # anything is better than no number
     return value < best if lower_is_better(metric) else value > best
 
 

@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 CHANGEABLE = frozenset(
-    {"run", "data.cache"}
+    {"run", "data.cache", "data.test"}
     | {
         f"train.{name}"
         for name in (
@@ -156,13 +156,17 @@ def differences(old: Recipe, new: Recipe) -> list[str]:
 
 def check_same(old: Recipe, new: Recipe) -> None:
     """Raise where a run that goes on would go on as another one: only `CHANGEABLE` keys may differ."""
-    wrong = [told for told in differences(old, new) if told.split(":")[0] not in CHANGEABLE]
+    wrong = [told for told in differences(old, new) if not _may_change(told.split(":")[0])]
     if wrong:
         raise QkvError(
             "this run was begun with another recipe:\n  "
             + "\n  ".join(wrong)
             + "\nPut these back to go on with it, or start another run in a folder of its own (run=…)"
         )
+
+
+def _may_change(key: str) -> bool:
+    return key in CHANGEABLE or key.startswith("data.test.")  # which may be several files
 
 
 def _flat(table: Table, path: str = "") -> Iterator[tuple[str, str]]:

@@ -14,10 +14,11 @@ import json
 import math
 import os
 import platform
+import shlex
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -56,7 +57,13 @@ class RunFolder:
     @property
     def begun(self) -> bool:
         """Whether there is a run in it. A recipe alone is no sign of one: it may be its writer's own."""
-        return (self.path / RECIPE).is_file() and any((self.path / name).is_file() for name in (HOLDER, ENV))
+        traces = (HOLDER, ENV, METRICS, CHECKPOINTS)
+        return (self.path / RECIPE).is_file() and any((self.path / name).exists() for name in traces)
+
+    @property
+    def has_model(self) -> bool:
+        """Whether a run came to its end here, once at least."""
+        return (self.path / MODEL).exists()
 
     @property
     def under_way(self) -> bool:
@@ -66,7 +73,7 @@ class RunFolder:
         """
         if not self.begun:
             return False
-        if any(self.path.glob(f"{CHECKPOINTS}/step-*")) or (self.path / MODEL).exists():
+        if any(self.path.glob(f"{CHECKPOINTS}/step-*")) or self.has_model:
             return True
         return any(record.get("kind") == "step" for record in self.records())
 
@@ -94,9 +101,7 @@ class RunFolder:
             self.checkpoints.recover()
             yield self
         finally:
-            if self._metrics is not None:
-                self._metrics.close()
-                self._metrics = None
+            self._close()
             lock.release()
 
     # ------------------------------------------------------------------ recipe and environment
@@ -154,7 +159,17 @@ class RunFolder:
     def sync(self) -> None:
         """Bring the log to the disk, safe from a power cut too."""
         if self._metrics is not None:
-            os.fsync(self._metrics.fileno())
+            try:
+                os.fsync(self._metrics.fileno())
+            except OSError as error:
+                raise QkvError(f"{self.path / METRICS}: cannot be written ({error.strerror or error})") from error
+
+    def _close(self) -> None:
+        """Close the log. What could not be written was told of when it was logged."""
+        if self._metrics is not None:
+            with suppress(OSError):
+                self._metrics.close()
+            self._metrics = None
 
     def records(self) -> list[dict[str, Any]]:
         """All that was logged."""
@@ -166,9 +181,7 @@ class RunFolder:
         kept = [line for line, record in lines if record.get("step", 0) <= step]
         if len(kept) == len(lines):
             return
-        if self._metrics is not None:
-            self._metrics.close()
-            self._metrics = None
+        self._close()
         self._write(METRICS, b"".join(kept).decode())
 
     def _lines(self) -> list[tuple[bytes, dict[str, Any]]]:
@@ -223,6 +236,11 @@ class RunFolder:
             write_text(self.path / name, text)
         except OSError as error:
             raise QkvError(f"{self.path / name}: cannot be written ({error.strerror or error})") from error
+
+
+def command(run: str | Path, processes: int = 1) -> str:
+    """What to type to go on with a run: by as many processes, for not every run is content with one."""
+    return f"qkv train {shlex.quote(str(run))}" + (f" --processes {processes}" if processes > 1 else "")
 
 
 def environment(device: str, threads: int) -> dict[str, Any]:
