@@ -95,6 +95,8 @@ def _device(device: torch.device | str) -> torch.device:
         chosen = torch.device(device)
     except RuntimeError as error:
         raise UsageError(f"device = {device!r}: unknown; cpu, cuda or mps, with a number as in cuda:1") from error
+    if chosen.type == "mps" and not torch.backends.mps.is_available():
+        raise UsageError(f"device = {str(device)!r}: torch sees no such device on this machine")
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"device = {str(device)!r}: torch sees no GPU on this machine")
     return chosen

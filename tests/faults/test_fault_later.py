@@ -175,7 +175,7 @@ def test_other_held_out_data_is_told_of(finished: Recipe) -> None:
     held_out.write_text("source\ttarget\nthe cat\tCAT THE\nBob runs\tRUNS BOB\n")
     go_on(recipe.run, "train.steps=9")
     assert "the held-out data is not what it was" in notes_of(recipe.run)
-    assert RunFolder(recipe.run).checkpoints.at(9).state["progress"]["best_step"] >= 7
+    assert RunFolder(recipe.run).checkpoints.at(9).state["progress"]["best"] is None
 
 
 def test_a_line_that_cannot_be_read_spoils_nothing(finished: Recipe, capsys: pytest.CaptureFixture[str]) -> None:

@@ -311,6 +311,22 @@ def test_pairs_that_are_told_from_all_others_are_not_taken_in_parts(folder: Path
     assert notes_on_shares(whole, 1) == []
 
 
+def test_scores_beyond_a_cosine_are_refused(tmp_path: Path) -> None:
+    """All from 1 on would ask for the same."""
+    rows = [{"first": f"one {n}", "second": f"two {n}", "score": n % 6} for n in range(60)]
+    (tmp_path / "sts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(UsageError, match=r"go from 0 to 5, and the cosine .* dividing them by 5"):
+        prepare(sample_recipe(tmp_path, "contrast", "sts.jsonl"))
+
+
+def test_labels_that_cannot_be_read_are_told_of(tmp_path: Path) -> None:
+    """Not as if they were not there."""
+    rows = "".join(f"film {n},{('bad', 'très bon')[n % 2]}\n" for n in range(60))
+    (tmp_path / "latin.csv").write_bytes(("text,label\n" + rows).encode("latin-1"))
+    with pytest.raises(UsageError, match=r"(?s)all labels are bad.*30 of 60 records could not be used.*UTF-8"):
+        prepare(sample_recipe(tmp_path, "classify", "latin.csv"))
+
+
 def test_labels_that_are_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "same.csv").write_text("text,label\n" + "".join(f"text {n},yes\n" for n in range(50)))
     with pytest.raises(UsageError, match="nothing to tell apart"):

@@ -7,10 +7,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 from fault_runs import tiny, written
 from prepare_samples import sample_files
 
 from qkv import cli
+from qkv.cli.shared import print_done
 from qkv.train.run_folder import RunFolder
 
 TINY = ["model.width=16", "model.heads=2", "model.layers=1", "tokenizer.kind=char", "data.length=96"]
@@ -216,3 +218,37 @@ def test_few_and_short_pairs_are_read_letter_by_letter(here: Path, capsys: pytes
         said(capsys, ["init", "translate", f"{name}.tsv", "--out", f"{name}.toml"])
     kinds = [tomllib.loads((here / f"{name}.toml").read_text())["tokenizer"]["kind"] for name in ("short", "long")]
     assert kinds == ["char", "byte-bpe"]
+
+
+def test_what_to_try_has_the_parts_that_the_model_reads(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two texts with a tab between them, as a shell takes it."""
+    rows = [f"a {n}\tb {n + n % 2}\t{('same', 'other')[n % 2]}" for n in range(60)]
+    (here / "two.tsv").write_text("\n".join(["first\tsecond\tlabel", *rows]) + "\n")
+    said(capsys, ["init", "classify", "two.tsv", "--out", "two.toml"])
+    out, _ = said(capsys, ["train", "two.toml", "run=two", *SHORT])
+    (line,) = (line for line in out.splitlines() if line.startswith("Try it"))
+    assert line.startswith("Try it: qkv run two $'a ")
+    assert "\\tb " in line
+
+
+@pytest.mark.parametrize("device", ["mps", "meta", "gpu", "cuda:99"])
+def test_a_device_that_is_not_there(device: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """To look first tells of it too, and other commands say the same."""
+    if device == "mps" and torch.backends.mps.is_available():
+        pytest.skip("it is there")
+    for more in ([], ["--dry-run"]):
+        _, err = said(capsys, ["train", "mine.toml", f"train.device={device}", *more], 2)
+        assert f"train.device = '{device}'" in err or "there is no GPU 99" in err
+    if device != "meta":
+        said(capsys, ["train", "mine.toml", "--json"])
+        said(capsys, ["run", "mine", "hello", "--device", device], 2)
+
+
+def test_json_has_no_numbers_that_are_none(capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    print_done(True, "", {"metrics": {"loss": float("nan"), "each": (1.5, float("-inf"))}})
+    assert json.loads(capsys.readouterr().out, parse_constant=refuse) == {
+        "metrics": {"loss": None, "each": [1.5, None]}
+    }

@@ -142,7 +142,8 @@ def evaluate(
         }
         values |= {"metrics": found.metrics, "records": found.records, "beam": beam, "notes": list(found.notes)}
         values["problems"] = problems.summary().to_dict()
-        values["samples"] = [vars(sample) for sample in found.samples]
+        shown = ("source", "written", "expected")
+        values["samples"] = [{name: getattr(sample, name) for name in shown} for sample in found.samples]
         print_json(values)
         return
     if problems.kinds:

@@ -4,7 +4,7 @@ import json as json_format
 import sys
 from typing import TYPE_CHECKING, Any
 
-from qkv.cli.shared import Int8, Json, Words, app, print_notes
+from qkv.cli.shared import Int8, Json, Words, app, finite, print_notes
 from qkv.errors import UsageError
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def show(lines: list[str], results: Any, json: bool) -> None:
                 "reason": result.reason,
                 "ids": result.ids,
             }
-            print(json_format.dumps(row, ensure_ascii=False))
+            print(json_format.dumps(finite(row), ensure_ascii=False, allow_nan=False))
         else:
             print(" ".join(result.text.splitlines()))  # one line for each line
     sys.stdout.flush()
@@ -171,7 +171,8 @@ def look(model: Any, pairs: bool, lines: "Lines", json: bool) -> None:
         for line in some:
             result = next(results) if line.strip() else None
             if json:
-                print(json_format.dumps({"input": line, **as_values(result)}, ensure_ascii=False))
+                row = finite({"input": line, **as_values(result)})
+                print(json_format.dumps(row, ensure_ascii=False, allow_nan=False))
             else:
                 print(as_line(result))
         sys.stdout.flush()

@@ -1,6 +1,7 @@
 """What the verbs share: the app they hang from, the screen, and how results and notes are printed."""
 
 import json as json_format
+import math
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -51,4 +52,17 @@ def print_done(json: bool, text: str, values: dict[str, Any]) -> None:
 
 
 def print_json(values: Any) -> None:
-    print(json_format.dumps(values, indent=2, ensure_ascii=False, default=str))
+    print(json_format.dumps(finite(values), indent=2, ensure_ascii=False, default=str, allow_nan=False))
+
+
+def finite(values: Any) -> Any:
+    """The same with null for numbers that JSON does not know: NaN, infinities.
+
+    >>> finite({"loss": float("nan"), "each": [1.5, float("inf")]})
+    {'loss': None, 'each': [1.5, None]}
+    """
+    if isinstance(values, float):
+        return values if math.isfinite(values) else None
+    if isinstance(values, dict):
+        return {name: finite(value) for name, value in values.items()}
+    return [finite(value) for value in values] if isinstance(values, list | tuple) else values

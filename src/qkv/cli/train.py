@@ -84,9 +84,16 @@ def to_try(sample: Sample | None) -> str:
 
     >>> to_try(Sample("3 mars 1998", "", "")), to_try(None)
     ("'3 mars 1998'", '…')
+    >>> print(to_try(Sample("a ‖ b's", "", "", typed="a\\tb's")))
+    $'a\\tb\\'s'
     """
-    text = sample.source if sample is not None else ""
-    return shlex.quote(text) if 0 < len(text) <= 60 and text.isprintable() else "…"
+    text = "" if sample is None else sample.source if sample.typed is None else sample.typed
+    parts = text.split("\t")
+    if not 0 < len(text) <= 60 or not all(part.isprintable() for part in parts):
+        return "…"
+    if len(parts) == 1:
+        return shlex.quote(text)
+    return "$'" + "\\t".join(part.replace("\\", "\\\\").replace("'", "\\'") for part in parts) + "'"
 
 
 def _describe(recipe: str, changes: tuple[str, ...], json: bool) -> None:

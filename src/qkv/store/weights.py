@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -101,7 +102,8 @@ def _files(folder: Path) -> list[Path]:
         )
     if (folder / "checkpoints").is_dir():
         raise QkvError(
-            f"{folder}: this run has not come to its end, so it has no model yet; go on with: qkv train {folder}"
+            f"{folder}: no weights ({ONE_FILE} or {INDEX}), but the checkpoints of a run, which have them: it comes to "
+            f"its end, or writes them anew, with: qkv train {shlex.quote(str(folder))}"
         )
     raise QkvError(f"{folder}: no weights ({ONE_FILE} or {INDEX})")
 

@@ -97,7 +97,12 @@ def evaluate(
     expected = [[str(text) for text in record.fields["answers"]] for record in listed]
     scores = {"f1": measure.answer_f1(said, expected), "exact_match": measure.answer_exact(said, expected)}
     shown = [
-        Sample(record.fields["question"], text or "(none)", " / ".join(dict.fromkeys(wanted)) or "(none)")
+        Sample(
+            record.fields["question"],
+            text or "(none)",
+            " / ".join(dict.fromkeys(wanted)) or "(none)",
+            typed=f"{record.fields['question']}\t{record.fields['context']}",
+        )
         for record, text, wanted in list(zip(listed, said, expected, strict=True))[:samples]
     ]
     return Evaluation(

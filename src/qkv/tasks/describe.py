@@ -19,6 +19,7 @@ from qkv.tasks.prepare_memory import Memory, memory
 from qkv.text import Tokenizer
 from qkv.train.recipe import Recipe
 from qkv.train.recipe_file import to_toml
+from qkv.train.world import own_device
 
 WINDOWS = 4  # of the data's order, that shares and counts are measured on
 EXAMPLES = 3
@@ -64,6 +65,7 @@ class Description:
 
 def describe(recipe: Recipe, progress: Progress | None = None) -> Description:
     """What training by a recipe would be."""
+    own_device(recipe.train.device, local_rank=0, size=1)  # refused here as it would be then
     return description_of(prepare(recipe, progress))
 
 

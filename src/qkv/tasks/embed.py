@@ -81,7 +81,12 @@ def evaluate(
         near = (one * two).sum(-1).tolist()
         scores = {name: getattr(measure, name)(near, wanted) for name in names}
         shown = [
-            Sample(f"{record.fields['first']} ‖ {record.fields['second']}", f"cosine {cosine:.3f}", f"{score:.3g}")
+            Sample(
+                f"{record.fields['first']} ‖ {record.fields['second']}",
+                f"cosine {cosine:.3f}",
+                f"{score:.3g}",
+                typed=record.fields["first"],
+            )
             for record, cosine, score in list(zip(listed, near, wanted, strict=True))[:samples]
         ]
     else:

@@ -177,12 +177,14 @@ def _classes(recipe: Recipe, parts: list[Part], fields: frozenset[str]) -> tuple
     name = {"classify": "label", "tags": "tags"}.get(kind)
     if name is None or name not in fields:
         return ()
-    found = {one for part in parts for one in classes_of(part.records(Problems(max_bad=1)), name)}
+    problems = Problems(max_bad=1)
+    found = {one for part in parts for one in classes_of(part.records(problems), name)}
     if len(found) > MOST_CLASSES:
         raise UsageError(f"{parts[0].told}: {len(found):,} different values in {name}: is this the right column?")
     if len(found) < 2 and kind == "classify":
+        unread = f"\n{problems.summary()}" if problems.bad else ""
         raise UsageError(
-            f"{parts[0].told}: all labels are {', '.join(found) or 'missing'}: there is nothing to tell apart"
+            f"{parts[0].told}: all labels are {', '.join(found) or 'missing'}: there is nothing to tell apart{unread}"
         )
     return tuple(sorted(found))
 

@@ -65,14 +65,14 @@ RANGES: dict[str, tuple[float, float, bool]] = {
     "train.steps": (0, float("inf"), True),
     "train.minutes": (0, float("inf"), False),
     "train.epochs": (0, float("inf"), False),
-    "train.batch_tokens": (1, float("inf"), True),
+    "train.batch_tokens": (1, 2**27, True),  # a batch is laid out in memory
     "train.weight_decay": (0, float("inf"), False),
     "train.momentum": (0, 1, False),
     "train.clip": (0, float("inf"), False),
     "train.warmup": (0, float("inf"), False),
     "train.decay_share": (0, 1, True),
     "train.final_lr": (0, 1, True),
-    "train.threads": (0, float("inf"), True),
+    "train.threads": (0, 1024, True),
     "train.workers": (0, float("inf"), True),
     "train.tensor_parallel": (1, float("inf"), True),
     "train.seed": (0, 2**63, False),
@@ -95,11 +95,14 @@ def check(recipe: Recipe, where: str = "") -> None:
     for key, (least, most, itself) in RANGES.items():
         value = value_of(recipe, key)
         if not (least <= value and (value < most or (itself and value == most))):
-            reach = f"at least {least}" if most == float("inf") else f"in {least} … {most}" + " (less)" * (not itself)
+            reach = f"in {least} … {most}" + " (less)" * (not itself)
+            if most == float("inf"):
+                reach = f"at least {least}" + ", and finite" * (value == most)
             raise UsageError(f"{told}{key} = {value} must be {reach}")
     for key in ABOVE_ZERO:
-        if not (isfinite(value_of(recipe, key)) and value_of(recipe, key) > 0):
-            raise UsageError(f"{told}{key} = {value_of(recipe, key)} must be above 0")
+        value = value_of(recipe, key)
+        if not (isfinite(value) and value > 0):
+            raise UsageError(f"{told}{key} = {value} must be above 0" + ", and finite" * (not isfinite(value)))
     for problem in (_data(recipe), _model(recipe), _objective(recipe), _train(recipe)):
         if problem:
             raise UsageError(f"{told}{problem}")

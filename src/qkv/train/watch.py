@@ -42,6 +42,7 @@ class Sample:
     source: str
     written: str
     expected: str
+    typed: str | None = None  # what the model is run on for it, where that is not the source as it is shown
 
 
 @dataclass(frozen=True)

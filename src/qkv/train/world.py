@@ -187,6 +187,9 @@ def join(section: TrainSection) -> World:
     return World(rank, size, local_rank, device, tensor, section.shard, mesh, heartbeat)
 
 
+DEVICES = "auto, cpu, cuda or mps, with a number as in cuda:1"
+
+
 def own_device(name: str, local_rank: int, size: int) -> torch.device:
     """The device of this process: with several of them, each has the GPU of its own number."""
     if name == "auto":
@@ -194,7 +197,11 @@ def own_device(name: str, local_rank: int, size: int) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise UsageError(f"train.device = {name!r}: unknown; auto, cpu or cuda, with a number as in cuda:1") from error
+        raise UsageError(f"train.device = {name!r}: unknown; {DEVICES}") from error
+    if device.type not in ("cpu", "cuda", "mps"):
+        raise UsageError(f"train.device = {name!r}: nothing can be trained there; {DEVICES}")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise UsageError(f"train.device = {name!r}: torch sees no such device on this machine")
     if device.type != "cuda":
         return device
     if not torch.cuda.is_available():

@@ -49,7 +49,7 @@ class Answers:
         if not 0 <= overlap < length - special - question_length:
             raise UsageError(
                 f"overlap = {overlap} leaves nothing of a row of {length} beside a question of {question_length} "
-                "tokens: lower overlap or question_length, or raise length"
+                "tokens: lower overlap, or raise length"
             )
         self.capacity = (length,)
         self.outputs = frozenset({"types", "spans"})

@@ -13,6 +13,7 @@ from qkv.data.objectives.frame import Frame
 from qkv.data.objectives.pairs import proportional
 from qkv.data.objectives.whole import Whole
 from qkv.data.ragged import Ints
+from qkv.errors import UsageError
 from qkv.text import Tokenizer
 
 SIDES = ("second", "first")  # target row, source row
@@ -45,6 +46,19 @@ class Contrast(Whole):
         self.overhead = 2 * self.frame.size()
         self.outputs = frozenset({"source", *(["scores"] if self.scored else [])})
         self.count_records()
+        self._check_scores()
+
+    def _check_scores(self) -> None:
+        """Scores are compared with cosines: of larger ones, all would ask for the same."""
+        if not self.scored or not len(self.examples):
+            return
+        scores = self.examples.gather("score", np.arange(len(self.examples)))[0]
+        least, most = float(np.nanmin(scores)), float(np.nanmax(scores))
+        if least < -1 or most > 1:
+            raise UsageError(
+                f"the scores of these pairs go from {least:g} to {most:g}, and the cosine that they are compared with "
+                f"from -1 to 1: bring them there, say by dividing them by {max(-least, most):g}"
+            )
 
     def sizes(self, examples: Ints | slice) -> Ints:
         return np.stack([self.field_lengths(side, examples) for side in SIDES], axis=1) + self.frame.size()
