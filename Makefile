@@ -22,7 +22,7 @@ $(VENV)/.dev: $(VENV)/.core
 
 quickstart: $(VENV)/.core      ## train a small model from scratch in two minutes, and use it
 	$(BIN)/qkv train dates
-	$(BIN)/qkv run runs/dates "Dienstag, 4. Mai 2021" "le 14 juillet 1989" "7th of March, 1994" "2 de octubre de 2030"
+	$(BIN)/qkv run runs/dates "Dienstag, 4. Mai 2021" "le 14 juillet 1989" "7 March 1994" "2 de octubre de 2030"
 	@echo 'Your own file of pairs, a line each, source and target with a tab between them:'
 	@echo '  $(BIN)/qkv init translate pairs.tsv && $(BIN)/qkv train translate.toml'
 
