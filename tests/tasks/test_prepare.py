@@ -327,6 +327,11 @@ def test_labels_that_cannot_be_read_are_told_of(tmp_path: Path) -> None:
         prepare(sample_recipe(tmp_path, "classify", "latin.csv"))
 
 
+def test_a_test_file_that_is_not_there_shows_at_once(folder: Path) -> None:
+    with pytest.raises(QkvError, match=r"nope\.tsv"):
+        prepare(sample_recipe(folder, "pairs", data={"test": "nope.tsv"}))
+
+
 def test_labels_that_are_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "same.csv").write_text("text,label\n" + "".join(f"text {n},yes\n" for n in range(50)))
     with pytest.raises(UsageError, match="nothing to tell apart"):

@@ -138,3 +138,16 @@ def test_a_table_without_a_header_is_read_from_its_first_line(first: str, column
     file = tmp_path / "pairs.tsv"
     file.write_text(f"{first}\n" + "a dog\tein Hund\n" * 9, encoding="utf-8")
     assert columns in starter("translate", [str(file)])
+
+
+def test_the_same_pairs_get_the_same_tokenizer_however_they_are_kept(tmp_path: Path) -> None:
+    """In one table, in one with a column of numbers that nobody learns, or in two files."""
+    pairs = [(f"le {n} mars", f"March {n}") for n in range(1, 29)]
+    (tmp_path / "p.tsv").write_text("source\ttarget\n" + "".join(f"{a}\t{b}\n" for a, b in pairs))
+    long = "x" * 300
+    (tmp_path / "q.tsv").write_text("source\ttarget\tnote\n" + "".join(f"{a}\t{b}\t{long}\n" for a, b in pairs))
+    for place, name in enumerate(("p.fr", "p.en")):
+        (tmp_path / name).write_text("".join(f"{pair[place]}\n" for pair in pairs))
+    sides = {"source": str(tmp_path / "p.fr"), "target": str(tmp_path / "p.en")}
+    for files in ([str(tmp_path / "p.tsv")], [str(tmp_path / "q.tsv")], sides, list(sides.values())):
+        assert 'kind = "char"' in starter("translate", files), files

@@ -172,6 +172,8 @@ def sources_of(recipe: Recipe) -> Sources:
             valid.append(replace(part, split=split, side="validation"))
     if data.valid:
         valid = [part_of(recipe, data, data.valid, "valid")]
+    if data.test:
+        part_of(recipe, data, data.test, "test")  # nothing is trained on it, but a misspelt name should show now
     weights = {name: float(one.get("weight", 1.0)) for name, one in data.mix.items()}
     return Sources(train, weights, tuple(valid), held, tuple(notes))
 

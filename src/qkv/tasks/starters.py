@@ -3,7 +3,7 @@
 Sizes follow from how much data there is; columns are filled in where the files have other names than the objective.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -14,6 +14,7 @@ from qkv.data import Files, Problems
 from qkv.data.builtin import DATASETS
 from qkv.data.readers.columns import looks_like_data, names_of
 from qkv.data.readers.find import EXTENSIONS, extension
+from qkv.data.records import Record
 from qkv.errors import UsageError, nearest
 from qkv.tasks.prepare_data import DOCUMENT_KINDS, IN_STEP
 from qkv.tasks.prepare_fields import FIELDS, recognise
@@ -242,11 +243,12 @@ def look(kind: str, files: Sequence[str] | Mapping[str, str]) -> Seen:
     size = sum(path.stat().st_size for part in parts for path in part.paths if path.is_file())
     records = told.records(Problems(max_bad=1))
     some = [next(records), *islice(records, FIRST - 1)]
-    letters = mean(len(str(text)) for record in some for text in record.fields.values())
+    letters = letters_of(some)
     names = names_of(some[0].fields)
     try:
         columns = recognise(kind, names, told.told())
         same = all(name == column for name, column in columns.items())
+        letters = letters_of(some, columns.values())
         return Seen({"train": paths}, size, None if same else columns, bytes_known=True, letters=letters)
     except UsageError:
         if parts[0].format in ("tsv", "csv") and any(map(looks_like_data, names)):
@@ -266,9 +268,16 @@ def look_by_field(kind: str, files: Mapping[str, str]) -> Seen:
     except UsageError:
         missing = [f"{name}=FILE" for name in needed(kind) if name not in files]
         raise UsageError(f"{kind} needs more than {', '.join(files)}: give {' '.join(missing)}, too") from None
-    next(told.records(Problems(max_bad=1)))
+    records = told.records(Problems(max_bad=1))
+    letters = letters_of([next(records), *islice(records, FIRST - 1)])
     size = sum(path.stat().st_size for part in told.parts(Problems(max_bad=1)) for path in part.paths)
-    return Seen({"train": dict(files)}, size, bytes_known=True)
+    return Seen({"train": dict(files)}, size, bytes_known=True, letters=letters)
+
+
+def letters_of(records: Sequence[Record], columns: Collection[str] = ()) -> float:
+    """How many letters a text of these records has on average, of all columns or of some."""
+    texts = [text for one in records for name, text in one.fields.items() if not columns or name in columns]
+    return mean(len(str(text)) for text in texts) if texts else float("inf")
 
 
 def guess(kind: str, names: Sequence[str]) -> dict[str, str]:
