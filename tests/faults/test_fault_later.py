@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_runs import Crash, CrashAfter, changed, files_of, go_on, log_of, notes_of, tiny, train, written
+from fault_runs import Crash, CrashAfter, changed, files_of, go_on, log_of, notes_of, tiny, train
 
 import qkv
 from qkv import cli
@@ -38,6 +38,13 @@ def copied(recipe: Recipe, name: str) -> str:
     run = str(Path(recipe.run).parent / name)
     shutil.copytree(recipe.run, run)
     return run
+
+
+def damage(run: str, step: int) -> None:
+    shard = next((Path(run) / "checkpoints" / folder_name(step)).glob("*.safetensors"))
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
 
 
 def test_the_last_weights_may_turn_out_to_be_the_best(finished: Recipe) -> None:
@@ -73,6 +80,18 @@ def test_fewer_checkpoints_are_kept_at_once(finished: Recipe) -> None:
     assert RunFolder(run).checkpoints.steps() == [6, 8]  # the best, and the last
 
 
+def test_what_is_damaged_stays_until_there_is_a_new_one(finished: Recipe) -> None:
+    """A disk that could not be read for a moment looks like that, too."""
+    run = copied(finished, "damaged")
+    damage(run, 8)
+    with pytest.raises(Crash):
+        go_on(run, "train.keep=1", watch=CrashAfter(7))
+    assert RunFolder(run).checkpoints.steps() == [6, 8]
+    go_on(run)
+    assert RunFolder(run).checkpoints.steps() == [6, 8]
+    assert files_of(run) == files_of(finished.run)
+
+
 def test_a_model_whose_checkpoints_are_gone_is_not_trained_over(finished: Recipe) -> None:
     run = copied(finished, "gone")
     shutil.rmtree(Path(run) / "checkpoints")
@@ -88,10 +107,7 @@ def test_a_model_whose_checkpoints_are_gone_is_not_trained_over(finished: Recipe
 
 def test_a_mean_leaves_out_what_is_damaged(finished: Recipe) -> None:
     run = copied(finished, "mean")
-    shard = next((Path(run) / "checkpoints" / folder_name(4)).glob("*.safetensors"))
-    data = bytearray(shard.read_bytes())
-    data[-1] ^= 1
-    shard.write_bytes(data)
+    damage(run, 4)
     go_on(run, "train.average=3")
     assert "damaged" in notes_of(run)
     assert "the mean of those at 2 checkpoints, steps 6 to 8" in notes_of(run)
@@ -163,6 +179,9 @@ def test_a_checkpoint_that_vanishes_is_no_reason_to_give_up(finished: Recipe, mo
     real, listed = folder.checkpoints.steps(), iter([[1], [], [2]])
     monkeypatch.setattr(type(folder.checkpoints), "steps", lambda self: next(listed, real))
     assert midway.newest_of(folder, "cpu", None).notes[0].endswith("these are the weights of step 8")
+    monkeypatch.setattr(type(folder.checkpoints), "steps", lambda self: [1])
+    with pytest.raises(QkvError, match="gone before they are read"):
+        midway.newest_of(folder, "cpu", None)
 
 
 def test_other_held_out_data_is_told_of(finished: Recipe) -> None:
@@ -216,4 +235,3 @@ def test_test_files_may_change_on_the_way(finished: Recipe, files: Any) -> None:
     assert open_recipe(run, changes).data.test == files
     with pytest.raises(QkvError, match="another recipe"):
         open_recipe(run, ["data.length=64"])
-    assert written(finished).exists()

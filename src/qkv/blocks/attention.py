@@ -239,8 +239,10 @@ class Attention(nn.Module):
             z = KERNELS[sight.kernel](q, k, v, sight, self.scale, dropout)
         if tap:
             z = tap(prefix + "z", z)
-        z = z.transpose(1, 2).flatten(2)  # (B, T, C) or (B, Q, C)
-        out: Tensor = self.out(at_places(z, only) if only is None or only.dim() == 1 else z.flatten(0, 1))
+        z = z.transpose(1, 2).flatten(2)  # (B, T, C)
+        if only is not None:
+            z = at_places(z, only) if only.dim() == 1 else z.flatten(0, 1)  # (N, C)
+        out: Tensor = self.out(z)
         return out
 
     def _show(self, q: Tensor, k: Tensor, sight: Sight, tap: TapHere, prefix: str) -> None:

@@ -124,8 +124,8 @@ def evaluate(
             notes.append(f"labels that the model does not have, counted as wrong: {told(strange)}")
         scores = {name: getattr(measure, name)(written, expected) for name in names}
     shown = [
-        Sample(" ‖ ".join(_parts(texts_of(record))), text, target, typed="\t".join(_parts(texts_of(record))))
-        for record, text, target in list(zip(listed, written, expected, strict=True))[:samples]
+        Sample(" ‖ ".join(parts), text, target, typed="\t".join(parts))
+        for parts, text, target in zip(map(_parts, map(texts_of, listed[:samples])), written, expected, strict=False)
     ]
     return Evaluation(scores, shown, names[0], len(listed), tuple(notes))
 

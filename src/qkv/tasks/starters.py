@@ -243,7 +243,6 @@ def look(kind: str, files: Sequence[str] | Mapping[str, str]) -> Seen:
     size = sum(path.stat().st_size for part in parts for path in part.paths if path.is_file())
     records = told.records(Problems(max_bad=1))
     some = [next(records), *islice(records, FIRST - 1)]
-    letters = letters_of(some)
     names = names_of(some[0].fields)
     try:
         columns = recognise(kind, names, told.told())
@@ -253,7 +252,8 @@ def look(kind: str, files: Sequence[str] | Mapping[str, str]) -> Seen:
     except UsageError:
         if parts[0].format in ("tsv", "csv") and any(map(looks_like_data, names)):
             names = [str(place) for place in range(len(names))]  # no header: columns by number
-        return Seen({"train": paths}, size, guess(kind, names), guessed=True, bytes_known=True, letters=letters)
+        guessed = guess(kind, names)
+        return Seen({"train": paths}, size, guessed, guessed=True, bytes_known=True, letters=letters_of(some))
 
 
 def look_by_field(kind: str, files: Mapping[str, str]) -> Seen:

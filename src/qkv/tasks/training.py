@@ -116,9 +116,10 @@ def train_in(world: World, recipe: Recipe, watch: Watcher | None, progress: Prog
             prepared.network() if whole_here else build(prepared.config, device="meta"), recipe, prepared.config
         )
         watchers: list[Watcher] = []
+        log = Log(folder, recipe_file.to_toml(recipe))
         if first:
             tracked = trackers(recipe.train.track, folder.path, recipe_file.to_table(recipe))
-            watchers = [Log(folder, recipe_file.to_toml(recipe)), *([watch] if watch else []), *tracked]
+            watchers = [log, *([watch] if watch else []), *tracked]
         main = main_metric(prepared.config, prepared.valid_records) if prepared.valid_records else ""
         scored = Scored(prepared)
         job = Job(
@@ -142,8 +143,7 @@ def train_in(world: World, recipe: Recipe, watch: Watcher | None, progress: Prog
             if recipe.model.lora_rank:
                 merge_lora(whole)
             write_model(folder, prepared, whole.eval(), end)
-            folder.log({"kind": "end", "step": end.step, "seconds": end.seconds, "reason": end.reason})
-            folder.sync()
+            log.ended(end)
         world.barrier()
     return Trained(recipe, prepared.config, whole or network, prepared.tokenizer, end, notes)
 
@@ -281,9 +281,12 @@ class Log(Watcher):
         self.folder.log({"kind": "note", "step": step, "text": text})
 
     def end(self, end: End) -> None:
-        """Of a run that was stopped. Another has come to its end when its model is there."""
+        """A run that was stopped is over now. Any other has come to its end when its model is there."""
         if end.reason == "signal":
-            self.folder.log({"kind": "end", "step": end.step, "seconds": end.seconds, "reason": end.reason})
+            self.ended(end)
+
+    def ended(self, end: End) -> None:
+        self.folder.log({"kind": "end", "step": end.step, "seconds": end.seconds, "reason": end.reason})
         self.folder.sync()
 
 

@@ -279,11 +279,14 @@ class Checkpoints:
                 self._write_best(step)
         shutil.rmtree(replaced, ignore_errors=True)
         self._phase("leaving")
-        self.prune(step)
+        self.prune(step, others=True)
         self._phase("done")
 
-    def prune(self, newest: int) -> None:
-        """Let those go that nobody wants: beside `newest`, `keep` lasting ones and the best stay."""
+    def prune(self, newest: int, *, others: bool = False) -> None:
+        """Let older ones go: beside `newest`, `keep` lasting ones and the best stay.
+
+        With `others`, the damaged ones and those of a past that is being trained anew go, too: once there is a new one.
+        """
         if self.rank != 0:
             return
         with self._lock:
@@ -292,11 +295,11 @@ class Checkpoints:
                 best = self._best_step()
             except DamagedCheckpoint:
                 return  # which one is the best is not known until there is a better one
-            if best is not None and best > newest:
+            if others and best is not None and best > newest:
                 (self.folder / BEST).unlink()
             lasting = [step for step in there if step not in (self._goes, self.passing)]
             stay = {newest, *lasting[-self.keep :], best if best in there else newest}
-            for step in set(self._folders()) - stay:
+            for step in set(self._folders() if others else there) - stay:
                 remove(self.folder / folder_name(step))
 
     def _told(self, step: int, error: OSError) -> QkvError:

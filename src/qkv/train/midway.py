@@ -80,9 +80,9 @@ def newest_of(run: RunFolder, device: torch.device | str, dtype: torch.dtype | N
     broken: set[int] = set()
     for _ in range(PATIENCE):
         left = [step for step in run.checkpoints.steps() if step not in broken]
-        if not left and broken:
-            break
         if not left:
+            if broken:
+                break
             time.sleep(0.01)  # the next one is about to be there
             continue
         place = run.checkpoints.folder / folder_name(left[-1])
@@ -96,7 +96,8 @@ def newest_of(run: RunFolder, device: torch.device | str, dtype: torch.dtype | N
         go_on = f"this run has not come to its end ({command(run.path)} goes on with it)"
         stored.notes = [*passed_over, f"{go_on}; {stored.notes[0]}"]
         return stored
-    raise QkvError(f"{run.path}: no checkpoint of this run can be read:\n  " + "\n  ".join(passed_over))
+    why = passed_over or ["they are gone before they are read; try again when the run saves less often, or is over"]
+    raise QkvError(f"{run.path}: no checkpoint of this run can be read:\n  " + "\n  ".join(why))
 
 
 def gone_on(run: RunFolder) -> list[str]:
