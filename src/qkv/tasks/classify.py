@@ -123,9 +123,10 @@ def evaluate(
         if strange:
             notes.append(f"labels that the model does not have, counted as wrong: {told(strange)}")
         scores = {name: getattr(measure, name)(written, expected) for name in names}
+    split = [_parts(texts_of(record)) for record in listed]
     shown = [
         Sample(" ‖ ".join(parts), text, target, typed="\t".join(parts))
-        for parts, text, target in zip(map(_parts, map(texts_of, listed[:samples])), written, expected, strict=False)
+        for parts, text, target in list(zip(split, written, expected, strict=True))[:samples]
     ]
     return Evaluation(scores, shown, names[0], len(listed), tuple(notes))
 
