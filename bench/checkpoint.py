@@ -18,17 +18,18 @@ from pathlib import Path
 import torch
 
 from qkv.blocks import HeadConfig, StackConfig
-from qkv.data import Loader, MemoryExamples, NextToken, Rows
-from qkv.models import Config, build, presets
+from qkv.data import CausalLM, InMemoryExamples, Loader, SequenceStream
+from qkv.models import Config, build
+from qkv.models.tables import presets
 from qkv.text import Tokenizer
-from qkv.train.checkpoint import Checkpoints
-from qkv.train.keeper import Keeper
-from qkv.train.learner import Learner
-from qkv.train.loop import prepared
-from qkv.train.optimizer import make_optimizer
+from qkv.train.checkpoint.folder import CheckpointFolder
+from qkv.train.checkpoint.manager import CheckpointManager
+from qkv.train.loop import prepare_module
+from qkv.train.loss.training_module import TrainingModule
+from qkv.train.optim.optimizers import make_optimizer
+from qkv.train.parallel.parallelize import World
 from qkv.train.progress import Progress
-from qkv.train.recipe import ObjectiveSection, TrainSection
-from qkv.train.scale import World
+from qkv.train.recipe.schema import ObjectiveSection, TrainSection
 from qkv.train.step import Stepper
 
 GPU = torch.cuda.is_available()
@@ -38,8 +39,8 @@ DEVICE = torch.device("cuda" if GPU else "cpu")
 def shape() -> tuple[Config, int, int]:
     """A model, the places in a row, and rows in a step."""
     if GPU:
-        return presets.find("gpt2"), 1024, 32
-    stack = StackConfig(vocab=8000, width=512, layers=7, heads=8, ffn_width=2048, max_positions=128)
+        return presets.find_preset("gpt2"), 1024, 32
+    stack = StackConfig(vocab_size=8000, width=512, layers=7, heads=8, ffn_width=2048, max_positions=128)
     return Config(decoder=stack, head=HeadConfig(kind="lm", outputs=8000, tied=True)), 128, 8
 
 
@@ -56,15 +57,17 @@ def main() -> None:
     asked = parser.parse_args()
     torch.manual_seed(0)
     config, length, rows = shape()
-    vocab = config.stack.vocab
-    tokenizer = Tokenizer.train("byte", iter([]), size=300, roles=["pad", "start", "end"])
-    texts = MemoryExamples([{"ids": torch.randint(300, vocab, (length,)).numpy()} for _ in range(64)])
+    vocab = config.stack.vocab_size
+    tokenizer = Tokenizer.train("byte", iter([]), vocab_size=300, special_tokens=["pad", "bos", "eos"])
+    texts = InMemoryExamples([{"ids": torch.randint(300, vocab, (length,)).numpy()} for _ in range(64)])
     section = TrainSection(steps=10**6)
     network, world = build(config).to(DEVICE), World(device=DEVICE)
-    learner = prepared(Learner(network, ObjectiveSection()), section, world)
+    learner = prepare_module(TrainingModule(network, ObjectiveSection()), section, world)
     optimizer = make_optimizer(network.named_parameters(), section, fused=True, capturable=GPU)
     stepper = Stepper(learner, optimizer, section, world)
-    loader = Loader(Rows(NextToken(texts, tokenizer, length=length, framed=False), batch_tokens=rows * length))
+    loader = Loader(
+        SequenceStream(CausalLM(texts, tokenizer, max_length=length, add_bos_eos=False), batch_tokens=rows * length)
+    )
     batches = iter(loader)
 
     def step(number: int) -> float:
@@ -75,8 +78,8 @@ def main() -> None:
         return time.perf_counter() - start
 
     with tempfile.TemporaryDirectory() as folder:
-        checkpoints = Checkpoints(Path(folder) / "checkpoints", keep=2)
-        keeper = Keeper(checkpoints, network, stepper, None, loader, {})
+        checkpoints = CheckpointFolder(Path(folder) / "checkpoints", max_to_keep=2)
+        keeper = CheckpointManager(checkpoints, network, stepper, None, loader, {})
         number = 0
         for _ in range(5):
             step(number := number + 1)

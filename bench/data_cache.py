@@ -25,10 +25,10 @@ import tokenizers
 from rich.console import Console
 from rich.table import Table
 
-from qkv.data.cache import TokenCache, token_cache
-from qkv.data.encode import EncodeText
+from qkv.data.cache.token_cache import TokenCache, token_cache
+from qkv.data.encode.encoders import EncodeText
 from qkv.data.problems import Problems
-from qkv.data.readers import Files, Options
+from qkv.data.readers import DataFiles, ReadOptions
 from qkv.text import Tokenizer
 
 
@@ -48,14 +48,14 @@ def stdlib_lines(megabytes: float) -> list[str]:
     return lines
 
 
-def write_formats(lines: list[str], folder: Path) -> dict[str, Files]:
+def write_formats(lines: list[str], folder: Path) -> dict[str, DataFiles]:
     """The same lines in every format that needs no extra package beside pyarrow and zstandard."""
     text = "\n".join(lines) + "\n"
-    files: dict[str, Files] = {}
+    files: dict[str, DataFiles] = {}
 
     def add(name: str, data: bytes, **options: Any) -> None:
         (folder / name).write_bytes(data)
-        files[name] = Files(folder / name, options=Options(**options))
+        files[name] = DataFiles(folder / name, options=ReadOptions(**options))
 
     add("lines.txt", text.encode())
     add("document.txt", text.encode(), unit="document")
@@ -68,7 +68,7 @@ def write_formats(lines: list[str], folder: Path) -> dict[str, Files]:
     add("rows.jsonl", "".join(json.dumps({"text": line, "n": n}) + "\n" for n, line in enumerate(lines)).encode())
     with (folder / "rows.csv").open("w", newline="") as out:
         csv.writer(out).writerows([["text", "n"], *([line, n] for n, line in enumerate(lines))])
-    files["rows.csv"] = Files(folder / "rows.csv")
+    files["rows.csv"] = DataFiles(folder / "rows.csv")
     add(
         "rows.tsv",
         ("text\tn\n" + "".join(line.replace("\t", " ") + f"\t{n}\n" for n, line in enumerate(lines))).encode(),
@@ -76,7 +76,7 @@ def write_formats(lines: list[str], folder: Path) -> dict[str, Files]:
     add("tokens.conll", "".join("\n".join(f"{word} O" for word in line.split()) + "\n\n" for line in lines).encode())
     (folder / "train.en").write_text(text)
     (folder / "train.fr").write_text(text)
-    files["train.en + train.fr"] = Files({"source": folder / "train.en", "target": folder / "train.fr"})
+    files["train.en + train.fr"] = DataFiles({"source": folder / "train.en", "target": folder / "train.fr"})
     try:
         import pyarrow
         import pyarrow.parquet
@@ -85,7 +85,7 @@ def write_formats(lines: list[str], folder: Path) -> dict[str, Files]:
         return files
     add("lines.txt.zst", zstandard.ZstdCompressor(3).compress(text.encode()))
     pyarrow.parquet.write_table(pyarrow.table({"text": lines}), folder / "rows.parquet")
-    files["rows.parquet"] = Files(folder / "rows.parquet")
+    files["rows.parquet"] = DataFiles(folder / "rows.parquet")
     return files
 
 
@@ -99,11 +99,11 @@ def seconds(work: Callable[[], Any], repeats: int = 3) -> float:
     return best
 
 
-def bench_reading(files: dict[str, Files], characters: int) -> list[dict[str, Any]]:
+def bench_reading(files: dict[str, DataFiles], characters: int) -> list[dict[str, Any]]:
     rows = []
     for name, source in files.items():
-        count = sum(1 for _ in source.records(Problems(max_bad=1)))
-        took = seconds(lambda source=source: sum(1 for _ in source.records(Problems(max_bad=1))), 2)  # type: ignore[misc]
+        count = sum(1 for _ in source.records(Problems(max_invalid_fraction=1)))
+        took = seconds(lambda source=source: sum(1 for _ in source.records(Problems(max_invalid_fraction=1))), 2)  # type: ignore[misc]
         rows.append(
             {"format": name, "records": count, "records/s": count / took, "MB/s of text": characters / took / 1e6}
         )
@@ -111,7 +111,7 @@ def bench_reading(files: dict[str, Files], characters: int) -> list[dict[str, An
 
 
 def bench_building(
-    title: str, source: Files, texts: list[str], tokenizer: Tokenizer, folder: Path, repeats: int
+    title: str, source: DataFiles, texts: list[str], tokenizer: Tokenizer, folder: Path, repeats: int
 ) -> tuple[list[dict[str, Any]], TokenCache]:
     """Raw call and cache, turn by turn, so that a busy machine is busy for both."""
     size = sum(map(len, texts))
@@ -178,7 +178,7 @@ def main() -> None:
         files = write_formats(lines, folder)
         characters = sum(map(len, lines))
         reading = bench_reading(files, characters)
-        tokenizer = Tokenizer.train("byte-bpe", iter(lines[:: max(1, len(lines) // 50_000)]), size=8192)
+        tokenizer = Tokenizer.train("byte-bpe", iter(lines[:: max(1, len(lines) // 50_000)]), vocab_size=8192)
         building, cache = bench_building("lines", files["lines.txt"], lines, tokenizer, folder, arguments.repeats)
         for name in ("sentences", "paragraphs"):
             source = files[f"{name}.txt"]

@@ -32,15 +32,16 @@ from rich.table import Table
 
 from decode_peers import DEVICE, HALF, free, peer, peer_seconds, prompts_of, timed
 from qkv.blocks import HeadConfig, StackConfig
-from qkv.decode import Engine, Options, generate
+from qkv.decode import Engine, GenerationOptions, generate
 from qkv.decode.beam import beam_search
-from qkv.decode.generate import _write as written_plainly
-from qkv.decode.generate import start
-from qkv.decode.static import LOOK, Greedy, Steps, greedy_steps
-from qkv.decode.static_beam import Beams, search_static
-from qkv.decode.static_step import StaticRun
-from qkv.decode.weight_int8 import quantise_weights
-from qkv.models import Config, Decoder, Network, Seq2Seq, build, presets
+from qkv.decode.generate import decode_loop as written_plainly
+from qkv.decode.generate import make_runner
+from qkv.decode.gpu.beam import BeamTensors, static_beam_search
+from qkv.decode.gpu.graphs import STEPS_BETWEEN_CHECKS, GraphedSteps, GreedyState, greedy_steps
+from qkv.decode.gpu.int8_weights import quantise_weights
+from qkv.decode.gpu.static_runner import StaticRunner
+from qkv.models import Config, Decoder, Network, Seq2Seq, build
+from qkv.models.tables import presets
 
 PROMPT, NEW = 32, 224  # together one bucket of slots, which is compiled once
 CONSOLE = Console(width=130)
@@ -52,18 +53,20 @@ Row = dict[str, Any]
 
 def seq2seq_base(vocab: int = 32_000, width: int = 512, layers: int = 6) -> Config:
     stack = StackConfig(
-        vocab=vocab,
+        vocab_size=vocab,
         width=width,
         layers=layers,
         heads=8,
         ffn_width=4 * width,
         position="sinusoidal_split",
-        norm_place="post",
+        norm_placement="post",
         feedforward="relu",
         embedding_scale="sqrt",
     )
     head = HeadConfig(kind="lm", outputs=vocab, tied=True, bias=True)
-    return Config(encoder=stack, decoder=stack, head=head, shared_embedding=True, pad=0, start=0)
+    return Config(
+        encoder=stack, decoder=stack, head=head, share_embeddings=True, pad_token_id=0, decoder_start_token_id=0
+    )
 
 
 def made(config: Config, *, end: tuple[int, ...] = (), dtype: torch.dtype = HALF) -> Network:
@@ -75,9 +78,9 @@ def made(config: Config, *, end: tuple[int, ...] = (), dtype: torch.dtype = HALF
 class Again:
     """Steps that can be made again from where they began."""
 
-    def __init__(self, steps: Steps, search: Greedy | Beams) -> None:
+    def __init__(self, steps: GraphedSteps, search: GreedyState | BeamTensors) -> None:
         self.steps = steps
-        self.state = [*steps.run.state, *search.state]
+        self.state = [*steps.runner.state, *search.state]
         self.saved = [tensor.clone() for tensor in self.state]
 
     def put_back(self) -> None:
@@ -87,16 +90,16 @@ class Again:
 
 def step_seconds(network: Network, prompts: list[list[int]], new: int, *, beam: int = 1, compiled: bool) -> float:
     """Seconds of all steps after the first token, their graphs captured before."""
-    options = Options(max_tokens=new, beam=beam, compiled=compiled)
+    options = GenerationOptions(max_tokens=new, beam=beam, compile=compiled)
     assert isinstance(network, Decoder | Seq2Seq)
     with torch.inference_mode():
-        run = start(network, prompts, options)
-        search: Beams | Greedy
+        run = make_runner(network, prompts, options)
+        search: BeamTensors | GreedyState
         if beam > 1:
-            static = StaticRun(run, new, beams=beam)
-            search = Beams(static, options, ())
-            search.advance(static.first.repeat_interleave(beam, dim=0), static.seen(static.length))
-            steps, done = Steps(static, search.step, compiled=compiled), search.done
+            static = StaticRunner(run, new, num_beams=beam)
+            search = BeamTensors(static, options, ())
+            search.advance(static.prefill_logits.repeat_interleave(beam, dim=0), static.view(static.num_slots))
+            steps, done = GraphedSteps(static, search.step, compiled=compiled), search.done
         else:
             steps, search = greedy_steps(run, (), new, compiled=compiled)
             done = search.ended
@@ -106,7 +109,7 @@ def step_seconds(network: Network, prompts: list[list[int]], new: int, *, beam: 
             again.put_back()
             for number in range(1, new):
                 again.steps(number)
-                if number % LOOK == 0:
+                if number % STEPS_BETWEEN_CHECKS == 0:
                     bool(done.all())
 
         return timed(work)
@@ -115,7 +118,7 @@ def step_seconds(network: Network, prompts: list[list[int]], new: int, *, beam: 
 def ours(name: str, network: Network, batch: int, length: int, new: int, *, beam: int = 1, compiled: bool) -> Row:
     prompts = prompts_of(batch, length)
     seconds = step_seconds(network, prompts, new, beam=beam, compiled=compiled)
-    options = Options(max_tokens=new, beam=beam, compiled=compiled)
+    options = GenerationOptions(max_tokens=new, beam=beam, compile=compiled)
     call = timed(lambda: generate(network, prompts, options), runs=2)
     return {
         "model": name,
@@ -160,9 +163,9 @@ def check(tiny: bool) -> list[Row]:
     """Graphs and compiled steps write what the plain loop writes, and find what the plain search finds."""
     prompts = [[5, 6, 9, 11], [8], [4, 4, 12]]
     rows = []
-    llama = presets.llama(vocab=300, width=64, layers=2, heads=4, kv_heads=2, ffn_width=96)
+    llama = presets.llama(vocab_size=300, width=64, layers=2, heads=4, kv_heads=2, ffn_width=96)
     for name, config in (
-        ("gpt2", presets.gpt2(vocab=300, width=64, layers=2, heads=2)),
+        ("gpt2", presets.gpt2(vocab_size=300, width=64, layers=2, heads=2)),
         ("llama", llama),
         ("alibi", replace(llama, decoder=replace(llama.stack, position="alibi"))),
         ("t5", presets.t5(width=64, layers=2, heads=4, ffn_width=96, gated=True)),
@@ -172,25 +175,27 @@ def check(tiny: bool) -> list[Row]:
         with torch.no_grad():
             network.head.out.weight.mul_(8.0)  # type: ignore[union-attr]  # decided, not by hairs
         for batch in (prompts, prompts[:1]):
-            usual = Options(max_tokens=40)
+            usual = GenerationOptions(max_tokens=40)
             with torch.inference_mode():
-                plain = written_plainly(start(network, batch, usual), usual, (7,), None, None)  # type: ignore[arg-type]
-            options = Options(max_tokens=40, beam=4, best=4, length_penalty=0.6)
+                plain = written_plainly(make_runner(network, batch, usual), usual, (7,), None, None)  # type: ignore[arg-type]
+            options = GenerationOptions(max_tokens=40, beam=4, num_return_sequences=4, length_penalty=0.6)
             with torch.inference_mode():
-                searched = beam_search(start(network, batch, options), options, (7,))  # type: ignore[arg-type]
+                searched = beam_search(make_runner(network, batch, options), options, (7,))  # type: ignore[arg-type]
             alone = len(batch) == 1
             # The compiler takes its time: one row of decoders, whose products are sums then, and a batch of sources.
             pays = name in ("gpt2", "llama", "seq2seq") and alone == (name != "seq2seq")
             for compiled in (False, True) if DEVICE == "cuda" and pays else (False,):
-                fast = generate(network, batch, Options(max_tokens=40, compiled=compiled))
+                fast = generate(network, batch, GenerationOptions(max_tokens=40, compile=compiled))
                 greedy = [r.ids for r in fast] == [r.ids for r in plain]
-                drawn = Options(max_tokens=40, temperature=1.0, top_p=0.98, banned=(9,), seed=3, compiled=compiled)
+                drawn = GenerationOptions(
+                    max_tokens=40, temperature=1.0, top_p=0.98, suppress_tokens=(9,), seed=3, compile=compiled
+                )
                 with torch.inference_mode():
-                    wanted = written_plainly(start(network, batch, drawn), drawn, (7,), None, None)  # type: ignore[arg-type]
+                    wanted = written_plainly(make_runner(network, batch, drawn), drawn, (7,), None, None)  # type: ignore[arg-type]
                 same_drawn = [r.ids for r in generate(network, batch, drawn)] == [r.ids for r in wanted]
                 with torch.inference_mode():
-                    found = search_static(
-                        start(network, batch, options),  # type: ignore[arg-type]
+                    found = static_beam_search(
+                        make_runner(network, batch, options),  # type: ignore[arg-type]
                         replace(options, compiled=compiled),
                         (7,),
                     )
@@ -210,7 +215,7 @@ def check(tiny: bool) -> list[Row]:
 
 
 def gpt2_config(tiny: bool) -> Config:
-    return presets.gpt2(width=64, layers=2, heads=2) if tiny else presets.find("gpt2")
+    return presets.gpt2(width=64, layers=2, heads=2) if tiny else presets.find_preset("gpt2")
 
 
 def gpt2(tiny: bool) -> list[Row]:
@@ -220,8 +225,8 @@ def gpt2(tiny: bool) -> list[Row]:
 
 def llama_config(tiny: bool) -> Config:
     if tiny:
-        return presets.llama(vocab=32_000, width=64, layers=2, heads=4, kv_heads=2, ffn_width=128)
-    return presets.find("llama-1.1b")
+        return presets.llama(vocab_size=32_000, width=64, layers=2, heads=4, kv_heads=2, ffn_width=128)
+    return presets.find_preset("llama-1.1b")
 
 
 def llama(tiny: bool) -> list[Row]:
@@ -237,7 +242,7 @@ def beam(tiny: bool) -> list[Row]:
 
 def _first_of_ours(length: int, tiny: bool) -> Row:
     network = made(llama_config(tiny))
-    seconds = timed(lambda: generate(network, prompts_of(1, length), Options(max_tokens=1)))
+    seconds = timed(lambda: generate(network, prompts_of(1, length), GenerationOptions(max_tokens=1)))
     return {"model": "llama-1.1b", "prompt": length, "ms": 1e3 * seconds}
 
 
@@ -258,13 +263,13 @@ def drawn(tiny: bool) -> list[Row]:
     for name, config in (("gpt2", gpt2_config(tiny)), ("llama-1.1b", llama_config(tiny))):
         network: Any = made(config)
         new = 8 if tiny else NEW
-        options = Options(max_tokens=new, temperature=0.8, top_k=50, seed=1)
+        options = GenerationOptions(max_tokens=new, temperature=0.8, top_k=50, seed=1)
 
-        def plain(network: Any = network, options: Options = options) -> None:
+        def plain(network: Any = network, options: GenerationOptions = options) -> None:
             with torch.inference_mode():
-                written_plainly(start(network, prompts_of(1, PROMPT), options), options, (), None, None)
+                written_plainly(make_runner(network, prompts_of(1, PROMPT), options), options, (), None, None)
 
-        def call(network: Any = network, options: Options = options) -> None:
+        def call(network: Any = network, options: GenerationOptions = options) -> None:
             generate(network, prompts_of(1, PROMPT), options)
 
         fast, slow = new / timed(call, runs=2), new / timed(plain, runs=1)
@@ -286,18 +291,18 @@ def engine(tiny: bool) -> list[Row]:
     }
 
     def served(busy: Engine, asked: list[tuple[int, int]]) -> float:
-        written, began = busy.counts.written, time.perf_counter()
+        written, began = busy.stats.generated_tokens, time.perf_counter()
         for length, most in asked:
             begin = next(fresh)  # none begin alike: every prompt is read
-            busy.submit([begin, *prompts_of(1, length)[0][1:]], Options(max_tokens=most))
+            busy.submit([begin, *prompts_of(1, length)[0][1:]], GenerationOptions(max_tokens=most))
         busy.run()
-        return (busy.counts.written - written) / (time.perf_counter() - began)
+        return (busy.stats.generated_tokens - written) / (time.perf_counter() - began)
 
     for name, asked in work.items():
         for captured in (False, True):
-            busy = Engine(network, rows=places, pages=2 * places * (64 + new) // 16, page_size=16)
+            busy = Engine(network, max_sequences=places, num_pages=2 * places * (64 + new) // 16, page_size=16)
             if not captured:
-                busy._frames = None
+                busy._graphs = None
             for _ in range(2):
                 served(busy, asked)  # loads kernels, and captures what a server would have captured long ago
             rate = served(busy, asked)

@@ -30,9 +30,9 @@ from rich.table import Table
 
 import qkv
 from qkv.blocks import HeadConfig, StackConfig
-from qkv.decode import Options, generate, quantise
-from qkv.decode.half import ISA, WITHOUT_AMX, bfloat16_runs
-from qkv.decode.run import Run
+from qkv.decode import GenerationOptions, generate, quantize
+from qkv.decode.cpu.bfloat16 import ISA_VARIABLE, WITHOUT_AMX, supports_bfloat16
+from qkv.decode.runner import ModelRunner
 from qkv.models import Config, Network, Seq2Seq
 
 END = 0
@@ -51,13 +51,13 @@ CONSOLE = Console(width=170)
 def base(vocab: int, width: int, layers: int) -> qkv.Model:
     """Random weights whose next token depends on what came before, and never ends."""
     stack = StackConfig(
-        vocab=vocab,
+        vocab_size=vocab,
         width=width,
         layers=layers,
         heads=8,
         ffn_width=4 * width,
         position="sinusoidal_split",
-        norm_place="post",
+        norm_placement="post",
         feedforward="relu",
         embedding_scale="sqrt",
     )
@@ -66,10 +66,10 @@ def base(vocab: int, width: int, layers: int) -> qkv.Model:
         encoder=stack,
         decoder=stack,
         head=HeadConfig(kind="lm", outputs=vocab, tied=True, bias=True),
-        shared_embedding=True,
-        pad=last,
-        start=last,
-        end=(END,),
+        share_embeddings=True,
+        pad_token_id=last,
+        decoder_start_token_id=last,
+        eos_token_ids=(END,),
         architecture="marian",
     )
     model = qkv.new(config, seed=1)
@@ -111,7 +111,7 @@ class Engines:
         self.model, self.new = model, new
         self.networks: dict[str, Network] = {"float32": model.network}
         if "int8" in kinds:
-            self.networks["int8"] = quantise(model.network)
+            self.networks["int8"] = quantize(model.network)
         if "bfloat16" in kinds:
             half = qkv.new(model.config, dtype=torch.bfloat16).network
             half.load_state_dict(model.network.state_dict())
@@ -143,7 +143,7 @@ class Engines:
         return engines
 
     def qkv(self, kind: str, beam: int, rows: Ids) -> Ids:
-        results = generate(self.networks[kind], rows, Options(max_tokens=self.new, beam=beam))
+        results = generate(self.networks[kind], rows, GenerationOptions(max_tokens=self.new, beam=beam))
         return [result.ids for result in results]
 
     def ctranslate2(self, kind: str, beam: int, rows: Ids) -> Ids:
@@ -155,13 +155,13 @@ class Engines:
     @torch.inference_mode()
     def transformers(self, kind: str, beam: int, rows: Ids) -> Ids:
         longest, config = max(map(len, rows)), self.model.config
-        pad = config.pad or 0
+        pad = config.pad_token_id or 0
         padded = torch.tensor([row + [pad] * (longest - len(row)) for row in rows])
         mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
         out = self.theirs[kind].generate(
             input_ids=padded, attention_mask=mask, max_new_tokens=self.new, num_beams=beam, do_sample=False
         )
-        return [[i for i in row[1:] if i != pad and i not in config.end] for row in out.tolist()]
+        return [[i for i in row[1:] if i != pad and i not in config.eos_token_ids] for row in out.tolist()]
 
 
 def _vocabulary(folder: Path, side: str) -> list[str]:
@@ -221,14 +221,17 @@ def forced_agreement(exact: Network, rough: Network, sources: Ids, targets: Ids,
     """
     assert isinstance(exact, Seq2Seq)
     assert isinstance(rough, Seq2Seq)
-    assert exact.config.start is not None
+    assert exact.config.decoder_start_token_id is not None
     same, asked = 0, 0
     for first in range(0, len(sources), batch):
         some, wanted = sources[first : first + batch], targets[first : first + batch]
         longest = max(map(len, wanted))
-        runs = [Run(network, [[exact.config.start]] * len(some), room=longest + 1) for network in (exact, rough)]
+        runs = [
+            ModelRunner(network, [[exact.config.decoder_start_token_id]] * len(some), max_new_tokens=longest + 1)
+            for network in (exact, rough)
+        ]
         for run in runs:
-            run.read_source(some)
+            run.encode_sources(some)
         logits = [run.prefill() for run in runs]
         for place in range(longest + 1):
             real = torch.tensor([place <= len(one) for one in wanted])
@@ -269,8 +272,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="where to write JSON")
     asked = parser.parse_args()
     kinds, peers = asked.kinds.split(","), asked.peers.split(",")
-    if "bfloat16" in kinds and ISA not in os.environ and not bfloat16_runs():
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, ISA: WITHOUT_AMX})  # once more, without
+    if "bfloat16" in kinds and ISA_VARIABLE not in os.environ and not supports_bfloat16():
+        os.execve(
+            sys.executable, [sys.executable, *sys.argv], {**os.environ, ISA_VARIABLE: WITHOUT_AMX}
+        )  # once more, without
     torch.set_num_threads(asked.threads)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -299,7 +304,7 @@ def main() -> None:
         "machine": torch.cpu.get_capabilities().get("cpu_name", "") or platform.processor() or platform.machine(),
         "threads": asked.threads,
         "load": os.getloadavg(),
-        "isa": os.environ.get(ISA, "all"),
+        "isa": os.environ.get(ISA_VARIABLE, "all"),
         "torch": torch.__version__,
         "ctranslate2": ctranslate2.__version__,
         "transformers": transformers.__version__,

@@ -21,13 +21,15 @@ from torch import Tensor
 
 from decode import CONSOLE, Again, gpt2_config, llama_config, made, seq2seq_base
 from decode_peers import DEVICE, HALF, free, prompts_of, synchronise, timed
-from qkv.decode import Options, static, static_step
-from qkv.decode.generate import start
-from qkv.decode.one_row import OneRowLinear, with_linears
-from qkv.decode.static import Greedy, Steps
-from qkv.decode.static_beam import Beams
-from qkv.decode.static_step import Seen, StaticRun
-from qkv.decode.weight_int8 import Int8Weight, quantise_weights
+from qkv.decode import GenerationOptions
+from qkv.decode.generate import make_runner
+from qkv.decode.gpu import graphs as static
+from qkv.decode.gpu import static_runner as static_step
+from qkv.decode.gpu.beam import BeamTensors
+from qkv.decode.gpu.graphs import GraphedSteps, GreedyState
+from qkv.decode.gpu.int8_weights import Int8Weight, quantise_weights
+from qkv.decode.gpu.matvec_linear import MatvecLinear, replace_linears
+from qkv.decode.gpu.static_runner import CacheView, StaticRunner
 from qkv.models import Network
 
 TRITON = DEVICE == "cuda" and importlib.util.find_spec("triton") is not None
@@ -85,28 +87,28 @@ def switched(variant: Variant) -> Iterator[None]:
         yield
 
 
-def prepare(network: Network, variant: Variant, new: int) -> tuple[Again, Greedy]:
+def prepare(network: Network, variant: Variant, new: int) -> tuple[Again, GreedyState]:
     """Steps of one row, after the prompt and its first token."""
     source: Any = quantise_weights(network) if variant.get("int8") else network
-    run = start(source, prompts_of(1, 32), Options(max_tokens=new))
+    run = make_runner(source, prompts_of(1, 32), GenerationOptions(max_tokens=new))
     one_row = variant.get("one_row") and DEVICE == "cuda"
-    static_run = StaticRun(run, new, network=with_linears(source, OneRowLinear) if one_row else source)
-    greedy = Greedy(static_run, (), new)
-    greedy.choose(static_run.first)
+    static_run = StaticRunner(run, new, network=replace_linears(source, MatvecLinear) if one_row else source)
+    greedy = GreedyState(static_run, (), new)
+    greedy.choose(static_run.prefill_logits)
     hand = variant.get("hand")
-    step: Callable[[Seen], None] = _by_hand(static_run, greedy) if hand else greedy.step
+    step: Callable[[CacheView], None] = _by_hand(static_run, greedy) if hand else greedy.step
     compiled = variant.get("compiled", True) and DEVICE == "cuda"
-    return Again(Steps(static_run, step, compiled=compiled, buckets=not hand), greedy), greedy
+    return Again(GraphedSteps(static_run, step, compiled=compiled, uses_buckets=not hand), greedy), greedy
 
 
-def _by_hand(run: StaticRun, greedy: Greedy) -> Callable[[Seen], None]:
-    from qkv.decode.one_row_step import OneRowStep
+def _by_hand(run: StaticRunner, greedy: GreedyState) -> Callable[[CacheView], None]:
+    from qkv.decode.gpu.fused_step import FusedGreedyStep
 
-    step = OneRowStep(run, greedy)
+    step = FusedGreedyStep(run, greedy)
     # Both ways from the same state, which is put back: a kernel that is wrong should say so before it is timed.
     state = [*run.state, greedy.token]
     saved = [tensor.clone() for tensor in state]
-    answers = [run.logits(greedy.token, run.seen(run.length)).float()[0]]
+    answers = [run.logits(greedy.token, run.view(run.num_slots)).float()[0]]
     for tensor, value in zip(state, saved, strict=True):
         tensor.copy_(value)
     answers.append(step.logits())
@@ -115,14 +117,14 @@ def _by_hand(run: StaticRun, greedy: Greedy) -> Callable[[Seen], None]:
     return step
 
 
-def weight_bytes(run: StaticRun) -> int:
+def weight_bytes(run: StaticRunner) -> int:
     """What a step has to read: the weights of all linear maps of the decoder and of the head."""
     total = 0
     for part in (run.stack, run.head):
         for module in part.modules():
             if isinstance(module, Int8Weight):
                 total += module.whole.numel()
-            elif isinstance(module, torch.nn.Linear | OneRowLinear):
+            elif isinstance(module, torch.nn.Linear | MatvecLinear):
                 total += module.weight.numel() * module.weight.element_size()
     return total
 
@@ -187,7 +189,7 @@ def variants(arguments: argparse.Namespace) -> None:
             continue
         first = first or text
         count = sum(kernel[1] for kernel in kernels_of(again)) - len(again.state) if DEVICE == "cuda" else 0
-        rate = weight_bytes(again.steps.run) / seconds
+        rate = weight_bytes(again.steps.runner) / seconds
         alike = sum(a == b for a, b in zip(text, first, strict=True)) / len(text)
         row = (f"{1e3 * seconds:.3f}", f"{1 / seconds:,.0f}", str(count), f"{rate / 1e9:,.0f}")
         share, took = f"{100 * rate / bandwidth:.0f}", f"{time.perf_counter() - begin:.0f}"
@@ -224,12 +226,12 @@ def beam(arguments: argparse.Namespace) -> None:
     sources, new = (3, 8) if arguments.tiny else (128, 64)
     network: Any = made(seq2seq_base(500, 64, 2) if arguments.tiny else seq2seq_base())
     for compiled in (False, True) if DEVICE == "cuda" else (False,):
-        options = Options(max_tokens=new, beam=4, compiled=compiled)
+        options = GenerationOptions(max_tokens=new, beam=4, compile=compiled)
         with torch.inference_mode():
-            run = StaticRun(start(network, prompts_of(sources, 32), options), new, beams=4)
-            search = Beams(run, options, ())
-            search.advance(run.first.repeat_interleave(4, dim=0), run.seen(run.length))
-            again = Again(Steps(run, search.step, compiled=compiled), search)
+            run = StaticRunner(make_runner(network, prompts_of(sources, 32), options), new, num_beams=4)
+            search = BeamTensors(run, options, ())
+            search.advance(run.prefill_logits.repeat_interleave(4, dim=0), run.view(run.num_slots))
+            again = Again(GraphedSteps(run, search.step, compiled=compiled), search)
 
             def work(again: Again = again) -> None:
                 again.put_back()
@@ -284,16 +286,16 @@ def gemv_kinds(linears: list[torch.nn.Linear], x: Tensor) -> dict[str, Callable[
     kinds: dict[str, Callable[[], None]] = {"cuBLAS": over(linears)}
     if DEVICE == "cuda":
         eights = [Int8Weight(linear) for linear in linears]
-        kinds["sum, tuned"] = each([OneRowLinear(linear) for linear in linears], TUNED)
-        kinds["sum, untuned"] = each([OneRowLinear(linear) for linear in linears], {})
+        kinds["sum, tuned"] = each([MatvecLinear(linear) for linear in linears], TUNED)
+        kinds["sum, untuned"] = each([MatvecLinear(linear) for linear in linears], {})
         kinds["int8 sum, tuned"] = each(eights, TUNED)
         if TRITON:
-            from qkv.decode.one_row_step import Product
+            from qkv.decode.gpu.fused_step import FusedLinear
 
             flat = x.view(-1).float()
             for kind, parts in (("hand", linears), ("hand, int8", eights)):
-                products = [Product(part) for part in parts]
-                kinds[kind] = lambda products=products: [one(flat, early=True) for one in products] and None
+                products = [FusedLinear(part) for part in parts]
+                kinds[kind] = lambda products=products: [one(flat, early_launch=True) for one in products] and None
     return kinds
 
 

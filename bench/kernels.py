@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from qkv.blocks import HeadConfig, Mask, Stack, StackConfig, place_of
-from qkv.blocks.attention import KERNELS, render
+from qkv.blocks import HeadConfig, Mask, Stack, StackConfig, make_layout
+from qkv.blocks.attention import KERNELS, prepare_mask
 from qkv.models import Config, Network, build
 
 
@@ -36,15 +36,15 @@ def agree(kernel: str, device: str, dtype: torch.dtype, causal: bool, window: in
     rows, length, heads, width, documents = 2, 256, 4, 64, 5
     torch.manual_seed(1)
     segment = packed(rows, length, documents, device)
-    query = place_of(segment, segment, most=documents)
+    query = make_layout(segment, segment, most=documents)
     keys = packed(rows, length, documents, device, seed=1) if cross else segment
-    key = place_of(keys, keys, most=documents) if cross else query
+    key = make_layout(keys, keys, most=documents) if cross else query
     tensors = [torch.randn(rows, n, length, width, device=device).to(dtype) for n in (heads, kv_heads, kv_heads, heads)]
     results = []
     for name, kind in (("plain", torch.float32), (kernel, dtype)):
         q, k, v, weight = (t.to(kind).requires_grad_() for t in tensors)
         x = torch.empty(rows, length, heads * width, device=device, dtype=kind)
-        sight = render(Mask(query, key, causal, window), x, kernel=name)  # type: ignore[arg-type]
+        sight = prepare_mask(Mask(query, key, causal, window), x, kernel=name)  # type: ignore[arg-type]
         assert sight.kernel == name
         out = KERNELS[name](q, k, v, sight, width**-0.5)
         grads = torch.autograd.grad((out * weight).sum(), (q, k, v))
@@ -58,7 +58,7 @@ FAMILIES = {
         encoder=c, head=HeadConfig(kind="mlm", outputs=c.vocab, tied=True, dense="gelu", dense_norm=True)
     ),
     "encoder-decoder base": lambda c: Config(
-        encoder=c, decoder=c, head=HeadConfig(kind="lm", outputs=c.vocab, tied=True), shared_embedding=True
+        encoder=c, decoder=c, head=HeadConfig(kind="lm", outputs=c.vocab, tied=True), share_embeddings=True
     ),
 }
 
@@ -72,19 +72,19 @@ def set_kernel(network: Network, kernel: str) -> None:
 def step_time(family: str, kernel: str, device: str, small: bool, compiled: bool) -> dict[str, float]:
     """Seconds of one training step (forward, loss, backward), tokens a second, and the peak of memory."""
     if family == "encoder-decoder base":
-        stack = StackConfig(vocab=32_000, width=512, layers=6, heads=8, ffn_width=2048, max_positions=1024)
+        stack = StackConfig(vocab_size=32_000, width=512, layers=6, heads=8, ffn_width=2048, max_positions=1024)
         rows, length, documents = 32, 512, 16
     else:
-        stack = StackConfig(vocab=50_304, width=768, layers=12, heads=12, ffn_width=3072, max_positions=1024)
+        stack = StackConfig(vocab_size=50_304, width=768, layers=12, heads=12, ffn_width=3072, max_positions=1024)
         rows, length, documents = 32, 1024, 8
     if small:
-        stack = StackConfig(vocab=100, width=64, layers=2, heads=2, ffn_width=128)
+        stack = StackConfig(vocab_size=100, width=64, layers=2, heads=2, ffn_width=128)
         rows, length, documents = 2, 128, 4
     torch.compiler.reset()  # each row compiles for itself, as a run of its own would
     network = build(FAMILIES[family](stack), device=device)
     set_kernel(network, kernel)
     segment = packed(rows, length, documents, device)
-    ids = torch.randint(0, stack.vocab, segment.shape, device=device)
+    ids = torch.randint(0, stack.vocab_size, segment.shape, device=device)
 
     def loss() -> Tensor:
         with torch.autocast(torch.device(device).type, torch.bfloat16):
@@ -123,7 +123,7 @@ def main() -> None:
     kernels = ["sdpa", "flex", "varlen"] if device == "cuda" else ["sdpa"]
     results: dict[str, object] = {"torch": torch.__version__, "device": name}
 
-    table = Table("kernel", "causal", "window", "kv heads", "cross", "largest difference from plain")
+    table = Table("kernel", "causal", "sliding_window", "kv heads", "cross", "largest difference from plain")
     agreements = []
     for kernel in kernels:
         dtype = torch.bfloat16 if kernel == "varlen" else torch.float32

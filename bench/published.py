@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from qkv.render.curves import draw_curves
+from qkv.render.learning_curves import draw_curves
 
 METRICS = ("tokenised_bleu", "bleu")
 

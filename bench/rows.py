@@ -23,34 +23,36 @@ from rich.console import Console
 from rich.table import Table
 
 from qkv.data import (
-    Denoise,
+    CausalLM,
+    Denoising,
     EncodePair,
     EncodeText,
     MaskedLM,
-    NextToken,
     Objective,
-    Pairs,
     Problems,
-    Rows,
+    Seq2SeqLM,
+    SequenceStream,
     SpanCorruption,
     TokenCache,
     read,
 )
-from qkv.data.builtin import find
-from qkv.data.loader import Loader
-from qkv.data.pack import pack, padded
-from qkv.data.records import Record, Where
+from qkv.data.builtin import find_dataset
+from qkv.data.load.loader import Loader
+from qkv.data.records import FileLocation, Record
+from qkv.data.stream.pack import group_by_length, pack
 from qkv.text import Tokenizer
 
 SHARED = Path(os.environ.get("QKV_SHARED", Path(__file__).parents[2] / "shared")) / "data" / "multi30k"
-ROLES = ("pad", "start", "end", "mask", "separator", "classify")
+ROLES = ("pad", "bos", "eos", "mask", "sep", "cls")
 
 
 def documents(folder: Path) -> tuple[TokenCache, Tokenizer]:
     """The standard library, a document a file, in a cache."""
-    texts = [example["text"] for example in find("stdlib").examples("train")]
-    tokenizer = Tokenizer.train("byte-bpe", iter(texts[::8]), size=8192, roles=ROLES, sentinels=100, template="bert")
-    made = [Record({"text": text}, Where("stdlib", number)) for number, text in enumerate(texts)]
+    texts = [example["text"] for example in find_dataset("stdlib").examples("train")]
+    tokenizer = Tokenizer.train(
+        "byte-bpe", iter(texts[::8]), vocab_size=8192, special_tokens=ROLES, num_sentinels=100, template="bert"
+    )
+    made = [Record({"text": text}, FileLocation("stdlib", number)) for number, text in enumerate(texts)]
     return TokenCache.build(made, EncodeText(tokenizer), folder / "stdlib"), tokenizer
 
 
@@ -67,17 +69,17 @@ def pairs(files: list[str] | None, folder: Path) -> tuple[TokenCache, Tokenizer,
         source = np.clip(random.lognormal(2.55, 0.35, 29_000), 3, 45).astype(int)
         target = np.maximum(3, source + random.integers(-4, 4, len(source)))
         sides = zip(source.tolist(), target.tolist(), strict=True)
-        records = [Record({"source": "a " * one, "target": "b " * two}, Where("made up")) for one, two in sides]
+        records = [Record({"source": "a " * one, "target": "b " * two}, FileLocation("made up")) for one, two in sides]
     texts = [record.fields[side] for record in records[::2] for side in ("source", "target")]
-    tokenizer = Tokenizer.train("byte-bpe", iter(texts), size=8192, roles=ROLES)
+    tokenizer = Tokenizer.train("byte-bpe", iter(texts), vocab_size=8192, special_tokens=ROLES)
     return TokenCache.build(records, EncodePair(tokenizer), folder / "pairs"), tokenizer, told
 
 
 def speed(name: str, objective: Objective, seconds: float, workers: int = 0, **choices: Any) -> dict[str, Any]:
     """Batches of about 32k places for so many seconds, after the first one."""
     begin = time.perf_counter()
-    rows = Rows(objective, batch_tokens=32_768, **choices)
-    loader = Loader(rows, workers=workers)
+    rows = SequenceStream(objective, batch_tokens=32_768, **choices)
+    loader = Loader(rows, num_workers=workers)
     batches = iter(loader)
     next(batches)
     ready = time.perf_counter() - begin
@@ -86,9 +88,9 @@ def speed(name: str, objective: Objective, seconds: float, workers: int = 0, **c
     begin = time.perf_counter()
     while (passed := time.perf_counter() - begin) < seconds:
         batch = next(batches)
-        tokens += batch.real_tokens
-        padding += batch.padding_share
-        made += batch.rows
+        tokens += batch.num_tokens
+        padding += batch.padding_fraction
+        made += batch.batch_size
         count += 1
     loader.close()
     return {
@@ -114,18 +116,18 @@ def plain_padding(lengths: np.ndarray, batch: int = 32) -> float:
 
 def padding(name: str, objective: Objective) -> dict[str, Any]:
     """The share of padding in three ways of making batches, over all examples of the data."""
-    rows = Rows(objective, batch_tokens=32 * sum(objective.capacity))
-    draw = rows.order.courses[0].draw(0)
-    lengths = objective.lengths(np.arange(objective.count(draw)), draw)
+    rows = SequenceStream(objective, batch_tokens=32 * sum(objective.capacity))
+    draw = rows.order.epoch_orders[0].rng(0)
+    lengths = objective.lengths(np.arange(objective.num_examples(draw)), draw)
     begin = time.perf_counter()
-    pack(lengths[: rows.order.size], objective.capacity, rows.texts)
+    pack(lengths[: rows.order.size], objective.capacity, rows.max_documents)
     took = (time.perf_counter() - begin) / len(lengths[: rows.order.size])
-    _, first, widths = padded(lengths, 32 * sum(objective.capacity))
+    _, first, widths = group_by_length(lengths, 32 * sum(objective.capacity))
     return {
         "examples of": name,
         "rows": " + ".join(map(str, objective.capacity)),
         "examples": len(lengths),
-        "packed %": 100 * rows.padding(rows.order.windows(1)),
+        "packed %": 100 * rows.padding_fraction(rows.order.num_pools(1)),
         "by length %": 100 * (1 - lengths.sum() / (np.diff(first)[:, None] * widths).sum()),
         "plain %": 100 * plain_padding(lengths),
         "packing, µs each": 1e6 * took,
@@ -160,23 +162,23 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         text, tokenizer = documents(Path(temporary))
         pair, pair_tokenizer, told = pairs(arguments.multi30k, Path(temporary))
-        next_token = NextToken(text, tokenizer, length=1024)
-        translation = Pairs(pair, pair_tokenizer, length=1024)
+        next_token = CausalLM(text, tokenizer, max_length=1024)
+        translation = Seq2SeqLM(pair, pair_tokenizer, max_length=1024)
         timed = [
             ("next token", next_token, {}),
             ("next token", next_token, {"workers": 1}),
-            ("next token, shifted", NextToken(text, tokenizer, length=1024, shift=True), {}),
+            ("next token, shifted", CausalLM(text, tokenizer, max_length=1024, random_offset=True), {}),
             (f"pairs: {told}", translation, {}),
             (f"pairs: {told}", translation, {"workers": 1}),
-            (f"pairs: {told}", Pairs(pair, pair_tokenizer, length=256), {}),
-            (f"pairs: {told}, padded", Pairs(pair, pair_tokenizer, length=256), {"layout": "padded"}),
-            ("masked", MaskedLM(text, tokenizer, length=512), {}),
-            ("span corruption", SpanCorruption(text, tokenizer, source_length=512), {}),
-            ("denoising", Denoise(text, tokenizer, length=512), {}),
+            (f"pairs: {told}", Seq2SeqLM(pair, pair_tokenizer, max_length=256), {}),
+            (f"pairs: {told}, padded", Seq2SeqLM(pair, pair_tokenizer, max_length=256), {"layout": "padded"}),
+            ("masked", MaskedLM(text, tokenizer, max_length=512), {}),
+            ("span corruption", SpanCorruption(text, tokenizer, max_source_length=512), {}),
+            ("denoising", Denoising(text, tokenizer, max_length=512), {}),
         ]
         speeds = [speed(name, objective, arguments.seconds, **choices) for name, objective, choices in timed]
-        shares = [padding(told, Pairs(pair, pair_tokenizer, length=length)) for length in (256, 512, 1024)]
-        shares += [padding("stdlib", NextToken(text, tokenizer, length=length)) for length in (256, 1024, 2048)]
+        shares = [padding(told, Seq2SeqLM(pair, pair_tokenizer, max_length=length)) for length in (256, 512, 1024)]
+        shares += [padding("stdlib", CausalLM(text, tokenizer, max_length=length)) for length in (256, 1024, 2048)]
     about = {
         "cores": os.cpu_count(),
         "python": platform.python_version(),

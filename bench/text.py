@@ -16,9 +16,9 @@ from pathlib import Path
 
 import tokenizers
 
-from qkv.data.builtin import find
+from qkv.data.builtin import find_dataset
 from qkv.text import Tokenizer
-from qkv.text.train import KINDS
+from qkv.text.train import TOKENIZER_KINDS
 
 TARGET = 0.90
 SIZE = 8000
@@ -34,7 +34,7 @@ def main() -> None:
     documents = corpus(int(options.megabytes * 1e6))
     shapes = {"documents": documents, "lines": [line for text in documents for line in text.split("\n")]}
     rows = []
-    for kind in KINDS:
+    for kind in TOKENIZER_KINDS:
         tokenizer = Tokenizer.train(kind, iter(documents), SIZE)
         for shape, texts in shapes.items():
             rows.append({"kind": kind, "texts": shape} | compare(tokenizer, texts, options.rounds))
@@ -58,7 +58,7 @@ def corpus(size: int) -> list[str]:
     """Documents of the standard library, as many as make `size` bytes."""
     documents: list[str] = []
     room = size
-    for example in find("stdlib").examples("train"):
+    for example in find_dataset("stdlib").examples("train"):
         documents.append(example["text"])
         room -= len(example["text"].encode())
         if room <= 0:

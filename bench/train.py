@@ -24,16 +24,17 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from qkv.data import Loader, MaskedLM, MemoryExamples, NextToken, Pairs, Rows
-from qkv.data.batch import Batch
-from qkv.models import Config, build, presets
-from qkv.models.account import account
+from qkv.data import CausalLM, InMemoryExamples, Loader, MaskedLM, Seq2SeqLM, SequenceStream
+from qkv.data.load.batch import Batch
+from qkv.models import Config, build
+from qkv.models.summary import summarise_model
+from qkv.models.tables import presets
 from qkv.text import Tokenizer
-from qkv.train.learner import Learner
-from qkv.train.loop import prepared
-from qkv.train.optimizer import make_optimizer
-from qkv.train.recipe import ObjectiveSection, TrainSection
-from qkv.train.scale import World
+from qkv.train.loop import prepare_module
+from qkv.train.loss.training_module import TrainingModule
+from qkv.train.optim.optimizers import make_optimizer
+from qkv.train.parallel.parallelize import World
+from qkv.train.recipe.schema import ObjectiveSection, TrainSection
 from qkv.train.step import Stepper
 
 PEAK_FLOPS = 778e12  # an 8192³ bfloat16 product on one H200, measured
@@ -96,16 +97,16 @@ class Ours:
     """The product's own step, fed by the loader that training uses."""
 
     def __init__(
-        self, config: Config, rows: Rows, count: Callable[[Batch], int], *, workers: int = 2, **section: Any
+        self, config: Config, rows: SequenceStream, count: Callable[[Batch], int], *, workers: int = 2, **section: Any
     ) -> None:
         torch.manual_seed(0)
         train = TrainSection(steps=1000, **section)
         world = World(device=DEVICE)
         network = build(config).to(DEVICE)
-        learner = prepared(Learner(network, ObjectiveSection()), train, world)
+        learner = prepare_module(TrainingModule(network, ObjectiveSection()), train, world)
         optimizer = make_optimizer(network.named_parameters(), train, fused=True, capturable=GPU)
         self.stepper = Stepper(learner, optimizer, train, world)
-        self.loader = Loader(rows, workers=workers)
+        self.loader = Loader(rows, num_workers=workers)
         self.batches, self.count, self.number = iter(self.loader), count, iter(range(10**9))
 
     def __call__(self, batch: Batch | None = None) -> int:
@@ -117,14 +118,14 @@ class Ours:
     def check(self) -> None:
         """No step went wrong."""
         loss = self.stepper.take_loss()
-        assert self.stepper.first_bad() is None, "a step went wrong"
+        assert self.stepper.take_bad_steps() is None, "a step went wrong"
         assert np.isfinite(loss)
 
 
 def ours(
     work: str,
     config: Config,
-    rows: Rows,
+    rows: SequenceStream,
     count: Callable[[Batch], int],
     *,
     steps: int,
@@ -141,7 +142,7 @@ def ours(
     if PROFILE:
         show_kernels(lambda: step(batch))
     step.check()
-    more: dict[str, Any] = {"input_share": fixed_seconds / seconds, "padding": batch.padding_share}
+    more: dict[str, Any] = {"input_share": fixed_seconds / seconds, "padding": batch.padding_fraction}
     if flops and GPU:
         more["mfu"] = rate * flops / PEAK_FLOPS
     return [Row(work, "qkv", rate, seconds, **more), Row(work, "qkv, one fixed batch", fixed_rate, fixed_seconds)]
@@ -215,16 +216,16 @@ def forever(made: list[tuple[dict[str, torch.Tensor], int]]) -> Iterator[tuple[d
 
 def bytes_tokenizer() -> Tokenizer:
     """Ids are drawn, not read from text; a tokenizer is asked for its special ones alone."""
-    roles = ["pad", "start", "end", "mask", "separator", "classify"]
-    return Tokenizer.train("byte", iter([]), size=300, roles=roles, template="bert")
+    roles = ["pad", "bos", "eos", "mask", "sep", "cls"]
+    return Tokenizer.train("byte", iter([]), vocab_size=300, special_tokens=roles, template="bert")
 
 
-def documents(lengths: np.ndarray, vocab: int, fields: tuple[str, ...] = ("ids",)) -> MemoryExamples:
+def documents(lengths: np.ndarray, vocab: int, fields: tuple[str, ...] = ("ids",)) -> InMemoryExamples:
     draw = np.random.default_rng(0)
     made = [
         {f: draw.integers(300, vocab, n).astype(np.int32) for f, n in zip(fields, ns, strict=True)} for ns in lengths
     ]
-    return MemoryExamples(made, fields)
+    return InMemoryExamples(made, fields)
 
 
 def gpt2(tiny: bool, steps: int) -> list[Row]:
@@ -235,17 +236,23 @@ def gpt2(tiny: bool, steps: int) -> list[Row]:
     size = {"width": 64, "layers": 2, "heads": 2} if tiny else {"width": 768, "layers": 12, "heads": 12}
     vocab = 1000 if tiny else 50257
     work, out = f"124M decoder, {rows} × {length}", []
-    config = presets.gpt2(vocab=vocab, **size)
-    flops = account(config, length // 2).flops_training  # a causal row: each token sees half of it on average
-    full = NextToken(documents(np.full((512, 1), length), vocab), bytes_tokenizer(), length=length, framed=False)
+    config = presets.gpt2(vocab_size=vocab, **size)
+    flops = summarise_model(config, length // 2).flops_training  # a causal row: each token sees half of it on average
+    full = CausalLM(
+        documents(np.full((512, 1), length), vocab), bytes_tokenizer(), max_length=length, add_bos_eos=False
+    )
     for stream in ("auto", "float32"):
         told = work if stream == "auto" else f"{work}, {stream} stream"
-        batches = Rows(full, batch_tokens=rows * length)
+        batches = SequenceStream(full, batch_tokens=rows * length)
         out += ours(told, plain(config), batches, tokens_of, steps=steps, flops=flops, stream=stream)
     lengths = np.random.default_rng(1).integers(50, 2 * length, (512, 1)) if not tiny else np.full((99, 1), 30)
-    ragged = NextToken(documents(lengths, vocab), bytes_tokenizer(), length=length)
+    ragged = CausalLM(documents(lengths, vocab), bytes_tokenizer(), max_length=length)
     out += ours(
-        f"{work}, packed texts", plain(config), Rows(ragged, batch_tokens=rows * length), tokens_of, steps=steps
+        f"{work}, packed texts",
+        plain(config),
+        SequenceStream(ragged, batch_tokens=rows * length),
+        tokens_of,
+        steps=steps,
     )
     config_hf = transformers.GPT2Config(
         vocab_size=vocab, n_positions=length, n_embd=size["width"], n_layer=size["layers"], n_head=size["heads"],
@@ -265,13 +272,13 @@ def bert(tiny: bool, steps: int, dropout: bool = False) -> list[Row]:
     size = {"width": 64, "layers": 2, "heads": 2} if tiny else {}
     vocab = 1000 if tiny else 30522
     work = f"BERT base, masked, {rows} × {length}" + ", dropout" * dropout
-    config = presets.bert(vocab=vocab, **size)
-    objective = MaskedLM(documents(np.full((1024, 1), length - 2), vocab), bytes_tokenizer(), length=length)
-    flops = account(config, length).flops_training
+    config = presets.bert(vocab_size=vocab, **size)
+    objective = MaskedLM(documents(np.full((1024, 1), length - 2), vocab), bytes_tokenizer(), max_length=length)
+    flops = summarise_model(config, length).flops_training
     out = []
     for stream in ("auto", "float32"):
         told = work if stream == "auto" else f"{work}, {stream} stream"
-        batches = Rows(objective, batch_tokens=rows * length)
+        batches = SequenceStream(objective, batch_tokens=rows * length)
         shape = config if dropout else plain(config)
         out += ours(told, shape, batches, tokens_of, steps=steps, flops=flops, stream=stream)
     rate = config.stack.dropout if dropout else 0.0
@@ -302,14 +309,14 @@ def pairs(tiny: bool, steps: int) -> list[Row]:
     lengths = np.random.default_rng(2).integers(low, high + 1, (16384 if not tiny else 512, 2))
     examples = documents(lengths, vocab, ("source", "target"))
     size = {"width": 64, "layers": 1, "heads": 2} if tiny else {"width": 512, "layers": 6, "heads": 8}
-    config = presets.transformer(vocab=vocab, dropout=0.0, **size)
+    config = presets.transformer(vocab_size=vocab, dropout=0.0, **size)
     for count in (16,) if tiny else (256, 1024):
         work = f"encoder-decoder base, {count} pairs"
         row = 128  # about three pairs: what they pay for a mask over all of a row grows with it
-        objective = Pairs(examples, bytes_tokenizer(), length=row, source_length=row)
+        objective = Seq2SeqLM(examples, bytes_tokenizer(), max_length=row, max_source_length=row)
         per_row = row / (lengths.mean() + 1)
         batch_tokens = max(1, round(count / per_row)) * 2 * row
-        out += ours(work, config, Rows(objective, batch_tokens=batch_tokens), labels_of, steps=steps)
+        out += ours(work, config, SequenceStream(objective, batch_tokens=batch_tokens), labels_of, steps=steps)
         hf = transformers.MarianConfig(
             vocab_size=vocab, d_model=size["width"], encoder_layers=size["layers"], decoder_layers=size["layers"],
             encoder_attention_heads=size["heads"], decoder_attention_heads=size["heads"],
@@ -336,8 +343,8 @@ def dates(tiny: bool, steps: int) -> list[Row]:
     Once as the recipe has it, with rotary positions and without biases, and once with all that the other one has:
     learned positions, biases everywhere, an output matrix of its own.
     """
-    from qkv.tasks.prepare import prepare
-    from qkv.train.recipe_file import read
+    from qkv.tasks.prepare.prepare import prepare
+    from qkv.train.recipe.recipe_file import read
 
     made = prepare(read("dates", ["data.examples=20000"]))
     config = plain(made.config)
@@ -351,7 +358,7 @@ def dates(tiny: bool, steps: int) -> list[Row]:
         decoder=replace(config.decoder, **alike),
         head=replace(config.head, tied=False, bias=True),
     )
-    ids = {"pad": config.pad or 0}
+    ids = {"pad": config.pad_token_id or 0}
     examples = [made.rows.objectives[0].examples[i] for i in range(8000)]
 
     class Peer(nn.Module):
@@ -359,13 +366,13 @@ def dates(tiny: bool, steps: int) -> list[Row]:
 
         def __init__(self) -> None:
             super().__init__()
-            self.embed = nn.Embedding(stack.vocab, stack.width)
+            self.embed = nn.Embedding(stack.vocab_size, stack.width)
             self.place = nn.Embedding(256, stack.width)
             self.body = nn.Transformer(
                 stack.width, stack.heads, stack.layers, config.decoder.layers, stack.ffn_width, 0.0, "gelu",
                 batch_first=True, norm_first=True,
             )  # fmt: skip
-            self.out = nn.Linear(stack.width, stack.vocab)
+            self.out = nn.Linear(stack.width, stack.vocab_size)
 
         def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
             causal = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
@@ -377,8 +384,8 @@ def dates(tiny: bool, steps: int) -> list[Row]:
             )  # fmt: skip
 
     batches = []
-    per_batch = round(float(np.mean([len(b.example) for _, b in zip(range(200), Loader(made.rows), strict=False)])))
-    end, start = config.end[0], config.start or 0
+    per_batch = round(float(np.mean([len(b.example_ids) for _, b in zip(range(200), Loader(made.rows), strict=False)])))
+    end, start = config.eos_token_ids[0], config.decoder_start_token_id or 0
     for first in range(0, len(examples) - per_batch, per_batch):
         chosen = examples[first : first + per_batch]
         source = [[*e["source"].tolist(), end] for e in chosen]
@@ -462,11 +469,11 @@ def plain(config: Config) -> Config:
 
 
 def tokens_of(batch: Batch) -> int:
-    return batch.real_tokens
+    return batch.num_tokens
 
 
 def labels_of(batch: Batch) -> int:
-    return batch.label_count
+    return batch.num_labels
 
 
 def set_compiler(name: str, value: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from qkv.blocks import Mask, Place, positions_of
+from qkv.blocks import Mask, SequenceLayout, count_positions
 
 PICTURES = Path(__file__).parent / "pictures"
 FONT = "font-family='system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif'"
@@ -35,7 +35,7 @@ def panel(x: int, y: int, name: str, note: str, mask: Mask) -> list[str]:
     """One mask as a grid: rows are queries, columns keys, a square has the colour of its segment where it is seen."""
     cell = 15
     see = mask.dense()[0, 0]
-    query, key = mask.query.segment, mask.key.segment
+    query, key = mask.query.document_ids, mask.key.document_ids
     assert query is not None
     assert key is not None
     out = [text(x, y - 30, name, 15, anchor="start", weight=600), text(x, y - 13, note, 12, FAINT, "start")]
@@ -52,9 +52,9 @@ def panel(x: int, y: int, name: str, note: str, mask: Mask) -> list[str]:
     return out
 
 
-def place(*segments: int) -> Place:
+def place(*segments: int) -> SequenceLayout:
     segment = torch.tensor([segments])
-    return Place(segment, positions_of(segment))
+    return SequenceLayout(segment, count_positions(segment))
 
 
 def draw_mask() -> str:

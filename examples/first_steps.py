@@ -14,7 +14,7 @@ ids = torch.tensor([[vocabulary[word] for word in words]])
 
 # A small decoder: the same blocks as GPT-2, at a size that fits on a page.
 config = qkv.Config(
-    decoder=qkv.StackConfig(vocab=len(vocabulary), width=32, layers=2, heads=4, ffn_width=128, position="rotary"),
+    decoder=qkv.StackConfig(vocab_size=len(vocabulary), width=32, layers=2, heads=4, ffn_width=128, position="rotary"),
     head=qkv.HeadConfig(kind="lm", outputs=len(vocabulary), tied=True),
 )
 model = qkv.new(config, seed=1)

@@ -19,7 +19,15 @@ VOCAB = 260
 
 
 def config(family: str, head: qkv.HeadConfig | None = None, **choices: Any) -> qkv.Config:
-    size = {"vocab": VOCAB, "width": 16, "layers": 2, "heads": 2, "ffn_width": 32, "max_positions": 64, "init_std": 0.3}
+    size = {
+        "vocab_size": VOCAB,
+        "width": 16,
+        "layers": 2,
+        "heads": 2,
+        "ffn_width": 32,
+        "max_positions": 64,
+        "init_std": 0.3,
+    }
     stack = qkv.StackConfig(**(size | choices))
     return qkv.Config(
         encoder=stack if family != "decoder" else None,
@@ -34,7 +42,7 @@ def model(family: str, head: qkv.HeadConfig | None = None, **choices: Any) -> Mo
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return Tokenizer.train("byte", iter([]), size=VOCAB, roles=["pad", "end"], template="end")
+    return Tokenizer.train("byte", iter([]), vocab_size=VOCAB, special_tokens=["pad", "eos"], template="eos")
 
 
 IDS = torch.tensor([[3, 1, 4, 1], [9, 2, 6, 5]])
@@ -143,18 +151,18 @@ def test_choices_are_read_one_by_one(masked: bool) -> None:
     types = torch.randint(0, 2, (2, 3, 5), generator=torch.Generator().manual_seed(1))
     mask = torch.ones(2, 3, 5, dtype=torch.long)
     mask[:, 1, 3:] = 0
-    out = small.logits(ids, mask=mask if masked else None, types=types)
+    out = small.logits(ids, mask=mask if masked else None, token_type_ids=types)
     assert out.shape == (2, 3)
     for choice in range(3):
-        one = small.logits(ids[:, choice], mask=mask[:, choice] if masked else None, types=types[:, choice])
+        one = small.logits(ids[:, choice], mask=mask[:, choice] if masked else None, token_type_ids=types[:, choice])
         assert close(out[:, choice], one[:, 0])
 
 
 def test_types_reach_the_network() -> None:
     small = model("encoder", types=2)
     types = torch.tensor([[0, 0, 1, 1]] * 2)
-    assert torch.equal(small.logits(IDS, types=types), small.network(IDS, types=types))  # type: ignore[call-arg]
-    assert not torch.equal(small.logits(IDS, types=types.tolist()), small.logits(IDS))
+    assert torch.equal(small.logits(IDS, token_type_ids=types), small.network(IDS, types=types))  # type: ignore[call-arg]
+    assert not torch.equal(small.logits(IDS, token_type_ids=types.tolist()), small.logits(IDS))
 
 
 def test_a_tap_looks_inside() -> None:
@@ -191,7 +199,7 @@ def test_ids_that_make_no_sense_are_refused_with_their_value(ids: Any, match: st
 def test_a_source_out_of_range_is_held_against_its_own_vocabulary() -> None:
     stack = config("encoder").encoder
     assert stack is not None
-    short = qkv.StackConfig(vocab=50, width=16, layers=1, heads=2, ffn_width=16)
+    short = qkv.StackConfig(vocab_size=50, width=16, layers=1, heads=2, ffn_width=16)
     small = new(qkv.Config(encoder=short, decoder=stack, head=qkv.HeadConfig(kind="lm", outputs=VOCAB)))
     small.logits([[200]], source=[[49]])
     with pytest.raises(UsageError, match="source: token id 50 is outside this model's vocabulary of 50"):
@@ -229,7 +237,7 @@ def test_a_mask_that_makes_no_sense_is_refused_with_its_value(mask: Any, match: 
 
 
 @pytest.mark.parametrize(
-    ("types", "match"),
+    ("token_types", "match"),
     [
         ([[0, 0, 2, 0]] * 2, "types: 2 is not one of this model's 2 sentence types (0 … 1)"),
         ([[0, -1, 0, 0]] * 2, "types: -1 is not one of this model's 2 sentence types"),
@@ -239,7 +247,7 @@ def test_a_mask_that_makes_no_sense_is_refused_with_its_value(mask: Any, match: 
 )
 def test_types_that_make_no_sense_are_refused_with_their_value(types: Any, match: str) -> None:
     with pytest.raises(UsageError) as error:
-        model("encoder", types=2).logits(IDS, types=types)
+        model("encoder", types=2).logits(IDS, token_type_ids=types)
     assert match in str(error.value)
 
 
@@ -247,7 +255,7 @@ def test_types_that_make_no_sense_are_refused_with_their_value(types: Any, match
 def test_types_for_a_model_without_them_are_refused(family: str) -> None:
     source = IDS if family == "seq2seq" else None
     with pytest.raises(UsageError, match="types= is for an encoder with sentence types; this model has none"):
-        model(family).logits(IDS, source=source, types=torch.zeros_like(IDS))
+        model(family).logits(IDS, source=source, token_type_ids=torch.zeros_like(IDS))
 
 
 def test_a_text_beyond_learned_positions_is_refused_not_cut() -> None:
@@ -275,14 +283,14 @@ TEXTS = ["a longer text", "b", "", "and another one"]
 
 
 def embedder(tokenizer: Tokenizer | None, head: qkv.HeadConfig | None = None, family: str = "encoder") -> Model:
-    small = model(family, head or qkv.HeadConfig(kind="embed", pool="mean", unit=True))
+    small = model(family, head or qkv.HeadConfig(kind="embed", pool="mean", normalize=True))
     return Model(small.config, small.network, tokenizer)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 32])
 def test_texts_are_embedded_in_their_order_as_each_alone(tokenizer: Tokenizer, batch: int) -> None:
     small = embedder(tokenizer)
-    out = small.embed(TEXTS, batch=batch)
+    out = small.embed(TEXTS, batch_size=batch)
     assert out.shape == (4, 16)
     assert torch.allclose(out.norm(dim=-1), torch.ones(4, dtype=out.dtype))
     for text, vector in zip(TEXTS, out, strict=True):
@@ -303,22 +311,22 @@ def test_no_texts_are_no_vectors(tokenizer: Tokenizer) -> None:
 def test_any_model_embeds_when_told_how(tokenizer: Tokenizer, family: str, how: Any) -> None:
     head = qkv.HeadConfig(kind="lm", outputs=VOCAB)
     small = embedder(tokenizer, head, family)
-    for text, vector in zip(TEXTS, small.embed(TEXTS, how=how), strict=True):
+    for text, vector in zip(TEXTS, small.embed(TEXTS, pooling=how), strict=True):
         x, place = small.network.hidden(torch.tensor([tokenizer.encode(text)]))  # type: ignore[call-arg]
         assert close(vector, pool(x, place, how)[0, 0])
 
 
 def test_how_overrides_a_models_own_way(tokenizer: Tokenizer) -> None:
     small = embedder(tokenizer)
-    assert not close(small.embed("a text", how="first"), small.embed("a text"))
+    assert not close(small.embed("a text", pooling="first"), small.embed("a text"))
 
 
 @pytest.mark.parametrize("how", ["first", "last", "mean"])
 def test_a_text_without_tokens_is_a_vector_of_zeros(how: Any) -> None:
-    bare = Tokenizer.train("byte", iter([]), size=VOCAB, roles=["pad"])
+    bare = Tokenizer.train("byte", iter([]), vocab_size=VOCAB, special_tokens=["pad"])
     small = embedder(bare)
-    assert small.embed(["", "a"], how=how)[0].tolist() == [0.0] * 16
-    assert small.embed("", how=how).tolist() == [0.0] * 16
+    assert small.embed(["", "a"], pooling=how)[0].tolist() == [0.0] * 16
+    assert small.embed("", pooling=how).tolist() == [0.0] * 16
 
 
 def test_a_model_that_was_not_made_for_it_asks_how(tokenizer: Tokenizer) -> None:
@@ -326,7 +334,7 @@ def test_a_model_that_was_not_made_for_it_asks_how(tokenizer: Tokenizer) -> None
     with pytest.raises(UsageError, match=r'this model has a lm head.* how="mean"'):
         small.embed("a")
     with pytest.raises(UsageError, match="how = 'max' is not known; choose from first, last, mean"):
-        small.embed("a", how="max")  # type: ignore[arg-type]
+        small.embed("a", pooling="max")  # type: ignore[arg-type]
 
 
 def test_embedding_needs_a_tokenizer_and_one_stack(tokenizer: Tokenizer) -> None:

@@ -48,13 +48,13 @@ class Steps(Watcher):
     def __init__(self) -> None:
         self.losses: list[float] = []
 
-    def step(self, report: StepReport) -> None:
+    def on_step(self, report: StepReport) -> None:
         self.losses.append(report.loss)
 
 
 def test_a_recipe_becomes_a_model_that_runs_and_loads_again(lines: Path, tmp_path: Path) -> None:
     watch = Steps()
-    model = qkv.train(lines, watch=watch, **{"run": tmp_path / "run", "train.steps": 4, "train.betas": (0.9, 0.95)})
+    model = qkv.train(lines, watcher=watch, **{"run": tmp_path / "run", "train.steps": 4, "train.betas": (0.9, 0.95)})
     assert len(watch.losses) == 4
     assert isinstance(model, qkv.Model)
     assert not model.network.training
@@ -76,7 +76,7 @@ def test_a_value_that_no_recipe_can_hold_is_refused_with_its_key(lines: Path) ->
 
 
 def test_the_package_and_the_verb_are_one_name() -> None:
-    import qkv.train.recipe
+    import qkv.train.recipe.schema
 
     assert callable(qkv.train)
     assert sys.modules["qkv.train"] is qkv.train  # type: ignore[comparison-overlap]

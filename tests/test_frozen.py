@@ -5,18 +5,18 @@ from dataclasses import fields
 from qkv.blocks import HeadConfig, RotaryScaling, StackConfig
 from qkv.cli import app
 from qkv.models import Config
-from qkv.train.recipe import Recipe
+from qkv.train.recipe.schema import Recipe
 
 STACK = """
-vocab width layers heads ffn_width kv_heads head_width embedding_width distinct_layers
-position max_positions position_offset rotary_base rotary_base_windowed rotary_share rotary_scaling
-buckets bucket_distance
-window windowed_layers
-norm norm_place norm_affine norm_eps embedding_norm qk_norm feedforward bias residual score_scale embedding_scale types
+vocab width layers heads ffn_width kv_heads head_dim embedding_width num_layer_groups
+position max_positions position_offset rotary_base rotary_base_sliding rotary_fraction rotary_scaling
+buckets relative_max_distance
+window sliding_window_layers
+norm norm_placement norm_affine norm_eps embedding_norm qk_norm feedforward bias residual score_scale embedding_scale types
 dropout attention_dropout ffn_dropout init init_std
 """
 HEAD = "kind outputs labels pool dense dense_bias dense_norm tied bias scale unit sentence_outputs dropout"
-CONFIG = "encoder decoder head shared_embedding pad start end architecture"
+CONFIG = "encoder decoder head share_embeddings pad start end architecture"
 SCALING = "kind factor low high original_positions"
 RECIPE = {
     "run": "",
@@ -25,7 +25,7 @@ RECIPE = {
     cache
     """,
     "tokenizer": "from_ kind size lowercase min_count",
-    "model": "preset from_ family change shared_embedding tied freeze lora_rank lora_alpha lora_on",
+    "model": "preset from_ family change share_embeddings tied freeze lora_rank lora_alpha lora_on",
     "objective": """
     kind label_smoothing share mean_span whole_words permute shift framed pieces overlap temperature
     """,

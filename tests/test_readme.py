@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from qkv import cli
-from qkv.decode import Options
-from qkv.train.recipe import Recipe
-from qkv.train.recipe_value import toml_of
+from qkv.decode import GenerationOptions
+from qkv.train.recipe.schema import Recipe
+from qkv.train.recipe.values import format_value
 
 ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", "docs/training.md", "docs/decoding.md")
@@ -36,7 +36,7 @@ def run(command: list[str], folder: Path) -> None:
     """Run a command as typed. qkv itself runs in this process, which has torch loaded already."""
     if command[0] == "qkv":
         with contextlib.chdir(folder):
-            assert cli.call(command[1:]) == 0, shlex.join(command)
+            assert cli.run_command(command[1:]) == 0, shlex.join(command)
         return
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
@@ -72,7 +72,7 @@ def test_the_page_on_decoding_has_every_option() -> None:
     text = (ROOT / "docs/decoding.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
     named = [name for cell in listed for name in re.findall(r"`(\w+)`", cell)]
-    assert sorted(named) == sorted(field.name for field in fields(Options))
+    assert sorted(named) == sorted(field.name for field in fields(GenerationOptions))
 
 
 def test_the_page_on_training_has_every_key_and_its_default() -> None:
@@ -82,7 +82,7 @@ def test_the_page_on_training_has_every_key_and_its_default() -> None:
         listed = dict(re.findall(r"^\| `(\w+)` \| `(.*?)` \|", table, re.MULTILINE))
         usual = getattr(Recipe(), section.name)
         known = {one.name.rstrip("_"): getattr(usual, one.name) for one in fields(usual) if one.name != "change"}
-        assert listed == {name: toml_of(value) if value != {} else "{}" for name, value in known.items()}
+        assert listed == {name: format_value(value) if value != {} else "{}" for name, value in known.items()}
 
 
 def test_quickstart_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

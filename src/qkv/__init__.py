@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
+_LAZY_MODULES = {
     "Model": "qkv.api",
     "load": "qkv.api",
     "new": "qkv.api",
@@ -54,20 +54,22 @@ __all__ = [
 ]
 
 
-class _Verb(ModuleType):
+class _CallableModule(ModuleType):
     """The package `qkv.train`, which can also be called: `qkv.train(recipe)` is `qkv.api.train(recipe)`."""
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         return import_module("qkv.api").train(*args, **named)
 
 
-import_module("qkv.train").__class__ = _Verb  # whoever imports a module of the package leaves the verb as it is
+import_module(
+    "qkv.train"
+).__class__ = _CallableModule  # whoever imports a module of the package leaves the verb as it is
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _LAZY_MODULES:
         raise AttributeError(f"module 'qkv' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_LAZY_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

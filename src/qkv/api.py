@@ -12,14 +12,15 @@ from torch import Tensor
 
 from qkv import decode, store
 from qkv.blocks import HeadConfig, Tap, pool
-from qkv.decode import Options, Result, TokenLogprob
-from qkv.errors import QkvError, UsageError, nearest
-from qkv.models import Config, Encoder, Network, Seq2Seq, build, presets
+from qkv.decode import GenerationOptions, GenerationResult, TokenLogprob
+from qkv.errors import QkvError, UsageError, suggest_name
+from qkv.models import Config, Encoder, Network, Seq2Seq, build
+from qkv.models.tables import presets
 from qkv.tasks import evaluate as tasks
-from qkv.tasks import training
+from qkv.tasks import train as training
 from qkv.text import Tokenizer
-from qkv.train import midway
-from qkv.train.recipe_value import toml_of
+from qkv.train.recipe.values import format_value
+from qkv.train.run import load as midway
 from qkv.train.watch import Watcher
 
 log = logging.getLogger("qkv")
@@ -40,7 +41,7 @@ def load(
     its own folder. Weights keep the type that they are stored in unless `dtype` says otherwise; `head` puts a fresh
     head on the body. What was ignored or left out is in `.notes`, and logged.
     """
-    stored = midway.read(name, device=_device(device), dtype=_dtype(dtype), head=head)
+    stored = midway.load_model(name, device=_parse_device(device), dtype=_parse_dtype(dtype), head=head)
     for note in stored.notes:
         log.warning("%s: %s", name, note)
     return Model(stored.config, stored.network, stored.tokenizer, stored.notes)
@@ -60,36 +61,36 @@ def new(
     'encoder'
     """
     if isinstance(config, str):
-        config = presets.find(config)
+        config = presets.find_preset(config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = build(config, dtype=dtype)
     return Model(config, network.to(device).eval(), tokenizer, [])
 
 
-def train(recipe: str | Path, *, watch: Watcher | None = None, **changes: Any) -> "Model":
+def train(recipe: str | Path, *, watcher: Watcher | None = None, **changes: Any) -> "Model":
     """Train a recipe: a file, a built-in name, or the folder of a run to go on with. The run's folder keeps the model.
 
     Changes have the recipe's dotted names, as on the command line; `watch` is told what happens.
 
     >>> train("dates", **{"train.minutes": 5, "run": "runs/a"})     # doctest: +SKIP
     """
-    overrides = [_override(name, value) for name, value in changes.items()]
-    trained = training.train(training.open_recipe(recipe, overrides), watch=watch)
+    overrides = [_format_override(name, value) for name, value in changes.items()]
+    trained = training.train(training.open_recipe(recipe, overrides), watch=watcher)
     for note in trained.notes:
         log.warning("%s: %s", trained.recipe.run, note)
     return Model(trained.config, trained.network.eval(), trained.tokenizer, trained.notes)
 
 
-def _override(name: str, value: Any) -> str:
+def _format_override(name: str, value: Any) -> str:
     """A change of a recipe, as it is written on the command line."""
     try:
-        return f"{name}={toml_of(str(value) if isinstance(value, Path) else value)}"
+        return f"{name}={format_value(str(value) if isinstance(value, Path) else value)}"
     except UsageError as error:
         raise UsageError(f"{name} = {value!r}: {error}") from None
 
 
-def _device(device: torch.device | str) -> torch.device:
+def _parse_device(device: torch.device | str) -> torch.device:
     """A device that is there."""
     try:
         chosen = torch.device(device)
@@ -102,12 +103,12 @@ def _device(device: torch.device | str) -> torch.device:
     return chosen
 
 
-def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+def _parse_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     """A type of floating-point numbers, by itself or by its name."""
     known = ("float32", "bfloat16", "float16", "float64")
     if isinstance(dtype, str):
         if dtype not in known:
-            raise UsageError(f"dtype = {dtype!r}; {nearest(dtype, known)}")
+            raise UsageError(f"dtype = {dtype!r}; {suggest_name(dtype, known)}")
         return getattr(torch, dtype)  # type: ignore[no-any-return]
     return dtype
 
@@ -139,7 +140,7 @@ class Model:
         ids: Tensor | Sequence[Sequence[int]],
         source: Tensor | Sequence[Sequence[int]] | None = None,
         mask: Tensor | Sequence[Sequence[int]] | None = None,
-        types: Tensor | Sequence[Sequence[int]] | None = None,
+        token_type_ids: Tensor | Sequence[Sequence[int]] | None = None,
         *,
         tap: Tap | None = None,
     ) -> Tensor:
@@ -150,31 +151,34 @@ class Model:
         (B, choices, T) and gives (B, choices).
         """
         network, stack = self.network, self.config.stack
-        if types is not None and not (isinstance(network, Encoder) and stack.types):
+        if token_type_ids is not None and not (isinstance(network, Encoder) and stack.token_types):
             raise UsageError("types= is for an encoder with sentence types; this model has none")
         if isinstance(network, Seq2Seq):
             if source is None:
                 raise UsageError("this model has an encoder and a decoder: give source= and the target's ids")
-            ids, read = self._ids(ids, "ids", stack.vocab), self._ids(source, "source", self._source_vocab)
+            ids, read = (
+                self._check_ids(ids, "ids", stack.vocab_size),
+                self._check_ids(source, "source", self._source_vocab),
+            )
             if len(read) != len(ids):
                 raise UsageError(f"source: {len(read)} rows for {len(ids)} rows of ids; each target needs its source")
-            out: Tensor = network(read, ids, self._mask(mask, read), tap=tap)
+            out: Tensor = network(read, ids, self._check_mask(mask, read), tap=tap)
             return out
         if source is not None:
             raise UsageError(
                 f"source= is for an encoder and a decoder together; this model is {self.config.family}-only"
             )
         several = self.config.head.kind == "choice"
-        ids = self._ids(ids, "ids", stack.vocab, choices=several)
-        segment = self._mask(mask, ids)
-        kinds = None if types is None else self._types(types, ids)
+        ids = self._check_ids(ids, "ids", stack.vocab_size, choices=several)
+        segment = self._check_mask(mask, ids)
+        kinds = None if token_type_ids is None else self._check_token_types(token_type_ids, ids)
         shape = ids.shape[:2]
         several = several and ids.dim() == 3
         if several:
             ids = ids.flatten(0, 1)
             segment, kinds = (None if t is None else t.flatten(0, 1) for t in (segment, kinds))
         if isinstance(network, Encoder):
-            out = network(ids, segment, types=kinds, tap=tap)
+            out = network(ids, segment, token_type_ids=kinds, tap=tap)
         else:
             out = network(ids, segment, tap=tap)
         return out.view(shape) if several else out
@@ -185,14 +189,18 @@ class Model:
     ) -> Tensor:
         """The vectors (B, T, C) that the head reads; of an encoder and decoder, what the encoder makes of a source."""
         if isinstance(self.network, Seq2Seq):
-            read = self._ids(ids, "ids", self._source_vocab)
-            return self.network.encode(read, self._mask(mask, read)).vectors
-        read = self._ids(ids, "ids", self.config.stack.vocab)
-        return self.network.hidden(read, self._mask(mask, read))[0]
+            read = self._check_ids(ids, "ids", self._source_vocab)
+            return self.network.encode(read, self._check_mask(mask, read)).vectors
+        read = self._check_ids(ids, "ids", self.config.stack.vocab_size)
+        return self.network.hidden(read, self._check_mask(mask, read))[0]
 
     @torch.no_grad()
     def embed(
-        self, texts: str | Sequence[str], *, how: Literal["first", "last", "mean"] | None = None, batch: int = 32
+        self,
+        texts: str | Sequence[str],
+        *,
+        pooling: Literal["first", "last", "mean"] | None = None,
+        batch_size: int = 32,
     ) -> Tensor:
         """A vector for each text, (N, C); for one text, (C,).
 
@@ -200,25 +208,25 @@ class Model:
         """
         if isinstance(self.network, Seq2Seq):
             raise UsageError("embeddings are for encoder-only and decoder-only models")
-        if how is not None and how not in POOLS:
-            raise UsageError(f"how = {how!r} is not known; choose from {', '.join(POOLS)}")
-        if self.config.head.kind != "embed" and how is None:
+        if pooling is not None and pooling not in POOLS:
+            raise UsageError(f"how = {pooling!r} is not known; choose from {', '.join(POOLS)}")
+        if self.config.head.kind != "embed" and pooling is None:
             raise UsageError(
                 f"this model has a {self.config.head.kind} head, not one for embeddings; "
                 'say which vectors stand for a text: how="mean", "first" or "last"'
             )
         if isinstance(texts, str):
-            return self.embed([texts], how=how, batch=batch)[0]
+            return self.embed([texts], pooling=pooling, batch_size=batch_size)[0]
         if self.tokenizer is None:
             raise QkvError("this model has no tokenizer, so it cannot read text; use .hidden(ids)")
         rows = [self.tokenizer.encode(text) for text in texts]
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))  # like lengths together: little padding
         out: list[Tensor] = [torch.empty(0)] * len(rows)
-        for start in range(0, len(order), batch):
-            chosen = order[start : start + batch]
-            ids, mask = pad_rows([rows[i] for i in chosen], self.config.pad or 0)
+        for start in range(0, len(order), batch_size):
+            chosen = order[start : start + batch_size]
+            ids, mask = pad_rows([rows[i] for i in chosen], self.config.pad_token_id or 0)
             x, place = self.network.hidden(ids.to(self.device), mask.to(self.device))
-            vectors = self.network.head(x, place) if how is None else pool(x, place, how)[:, 0]
+            vectors = self.network.head(x, place) if pooling is None else pool(x, place, pooling)[:, 0]
             for i, vector in zip(chosen, vectors, strict=True):
                 out[i] = vector
         return torch.stack(out) if out else torch.empty(0, self.config.stack.width)
@@ -234,7 +242,7 @@ class Model:
         return results[0] if one else results
 
     @overload
-    def generate(self, prompts: str, **options: Any) -> Result: ...
+    def generate(self, prompts: str, **options: Any) -> GenerationResult: ...
     @overload
     def generate(self, prompts: Sequence[str] | Sequence[int] | Sequence[Sequence[int]], **options: Any) -> Any: ...
 
@@ -250,7 +258,7 @@ class Model:
         stop: str | Sequence[str] | None = None,
         on_text: decode.OnText | None = None,
         **more: Any,
-    ) -> Result | list[Result]:
+    ) -> GenerationResult | list[GenerationResult]:
         """Go on from a prompt, or, with an encoder and a decoder, answer a source.
 
         `prompts` is a text, a list of token ids, or a list of either; a result for one, a list for a list. `more` is
@@ -261,16 +269,16 @@ class Model:
             raise UsageError(f"prompts: a text, token ids, or a list of either, not {type(prompts).__name__}")
         one = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], Integral))
         rows: Any = [prompts] if one else prompts
-        known = [f.name for f in fields(Options)]
+        known = [f.name for f in fields(GenerationOptions)]
         for name in more:
             if name not in known:
-                raise UsageError(f"unknown option {name!r}; {nearest(name, known)}")
+                raise UsageError(f"unknown option {name!r}; {suggest_name(name, known)}")
         more = {name: tuple(value) if isinstance(value, list) else value for name, value in more.items()}
         if callable(more.get("filters")):
             more["filters"] = (more["filters"],)
         stops: Any = (stop,) if isinstance(stop, str) else () if stop is None else stop
         stops = tuple(stops) if isinstance(stops, Sequence) else stops
-        options = Options(
+        options = GenerationOptions(
             max_tokens=max_tokens, beam=beam, temperature=temperature, top_p=top_p, seed=seed, stop=stops, **more
         )
         if on_text is not None and not callable(on_text):
@@ -282,23 +290,23 @@ class Model:
         self,
         lines: Sequence[str],
         *,
-        batch: int = 16,
+        batch_size: int = 16,
         progress: Callable[[int, int], None] | None = None,
         **options: Any,
-    ) -> list[Result]:
+    ) -> list[GenerationResult]:
         """A result for each line, in order, run in batches of like lengths; an empty line gives an empty result."""
         if isinstance(lines, str) or not all(isinstance(line, str) for line in lines):
             raise UsageError("lines: a list of texts")
-        if batch < 1:
-            raise UsageError(f"batch = {batch}: at least 1")
-        out = [Result("", [], 0.0, "end") for _ in lines]
+        if batch_size < 1:
+            raise UsageError(f"batch = {batch_size}: at least 1")
+        out = [GenerationResult("", [], 0.0, "end") for _ in lines]
         order = sorted((i for i, line in enumerate(lines) if line.strip()), key=lambda i: len(lines[i]))
-        for start in range(0, len(order), batch):
-            chosen = order[start : start + batch]
+        for start in range(0, len(order), batch_size):
+            chosen = order[start : start + batch_size]
             for i, result in zip(chosen, self.generate([lines[i] for i in chosen], **options), strict=True):
                 out[i] = result
             if progress is not None:
-                progress(min(start + batch, len(order)), len(order))
+                progress(min(start + batch_size, len(order)), len(order))
         return out
 
     def score(
@@ -313,7 +321,7 @@ class Model:
             raise UsageError("score takes a prompt and a target, or as many targets as prompts in two lists")
         if len(prompts) != len(targets):
             raise UsageError(f"{len(prompts)} prompts for {len(targets)} targets")
-        end = list(self.config.end[:1])
+        end = list(self.config.eos_token_ids[:1])
         wanted = [self._read_target(t) + end if isinstance(t, str) else list(t) for t in targets]
         if not all(wanted):
             raise UsageError("a target is empty: there is nothing to score")
@@ -327,34 +335,34 @@ class Model:
         if isinstance(prompt, str):
             ids = self._read(prompt, special=True)
             if self.config.family == "decoder":
-                while ids and ids[-1] in self.config.end and len(ids) > 1:
+                while ids and ids[-1] in self.config.eos_token_ids and len(ids) > 1:
                     ids.pop()
         elif isinstance(prompt, Sequence) and all(isinstance(i, Integral) for i in prompt):
             ids = [int(i) for i in prompt]
         else:
             raise UsageError(f"{prompt!r}: a text or token ids, which are whole numbers")
         if ids:
-            self._ids([ids], "prompt", self._source_vocab)
+            self._check_ids([ids], "prompt", self._source_vocab)
         return ids
 
     def _read(self, text: str, *, special: bool) -> list[int]:
         if self.tokenizer is None:
             raise QkvError("this model has no tokenizer, so it cannot read text; give token ids")
-        return self.tokenizer.encode(text, special=special)
+        return self.tokenizer.encode(text, add_special_tokens=special)
 
     def _read_target(self, text: str) -> list[int]:
         if self.tokenizer is None:
             raise QkvError("this model has no tokenizer, so it cannot read text; give token ids")
-        return self.tokenizer.target.encode(text, special=False)
+        return self.tokenizer.target.encode(text, add_special_tokens=False)
 
-    def quantise(self) -> "Model":
+    def quantize(self) -> "Model":
         """A twin for decoding, its linear maps in int8 (on a GPU their weights alone); this one stays as it is."""
         network: Any = self.network  # one of the three classes, and the twin is of the same
-        return Model(self.config, decode.quantise(network), self.tokenizer, self.notes)
+        return Model(self.config, decode.quantize(network), self.tokenizer, self.notes)
 
     def save(self, folder: str | Path) -> None:
         """Write a qkv model folder."""
-        store.write(folder, self.config, self.network, self.tokenizer)
+        store.write_model(folder, self.config, self.network, self.tokenizer)
 
     def export(self, folder: str | Path, format: str = "hf") -> str:
         """Write a folder that other people's code reads; returns the class to load it with.
@@ -364,17 +372,19 @@ class Model:
         """
         formats = ("hf", "ctranslate2", "onnx")
         if format not in formats:
-            raise UsageError(f"unknown export format {format!r}; {nearest(format, formats)}")
-        return store.write(folder, self.config, self.network, self.tokenizer, format)
+            raise UsageError(f"unknown export format {format!r}; {suggest_name(format, formats)}")
+        return store.write_model(folder, self.config, self.network, self.tokenizer, format)
 
     @property
     def _source_vocab(self) -> int:
-        return (self.config.encoder or self.config.stack).vocab
+        return (self.config.encoder or self.config.stack).vocab_size
 
-    def _ids(self, ids: Tensor | Sequence[Sequence[int]], name: str, vocab: int, *, choices: bool = False) -> Tensor:
+    def _check_ids(
+        self, ids: Tensor | Sequence[Sequence[int]], name: str, vocab: int, *, choices: bool = False
+    ) -> Tensor:
         """Ids as a tensor on the model's device, checked: an id out of range is an error here, not a crash later."""
-        tensor = as_rows(ids, name)
-        if tensor.dim() not in ((2, 3) if choices else (2,)) or not is_whole(tensor):
+        tensor = to_tensor(ids, name)
+        if tensor.dim() not in ((2, 3) if choices else (2,)) or not is_integer(tensor):
             shape = "(rows, choices, tokens)" if choices else "(rows, tokens)"
             raise UsageError(
                 f"{name}: expected whole numbers of shape {shape}, not {tuple(tensor.shape)} {tensor.dtype}"
@@ -386,21 +396,21 @@ class Model:
             )
         return tensor.to(self.device, torch.long)
 
-    def _mask(self, mask: Tensor | Sequence[Sequence[int]] | None, ids: Tensor) -> Tensor | None:
+    def _check_mask(self, mask: Tensor | Sequence[Sequence[int]] | None, ids: Tensor) -> Tensor | None:
         """A mask of ones and zeros as segments."""
         if mask is None:
             return None
-        tensor = as_rows(mask, "mask", ids.shape)
+        tensor = to_tensor(mask, "mask", ids.shape)
         bad = tensor[(tensor != 0) & (tensor != 1)]
         if len(bad):
             raise UsageError(f"mask: {bad[0].item()} is neither 1, a token, nor 0, padding")
         return tensor.to(self.device, torch.long)
 
-    def _types(self, types: Tensor | Sequence[Sequence[int]], ids: Tensor) -> Tensor:
+    def _check_token_types(self, types: Tensor | Sequence[Sequence[int]], ids: Tensor) -> Tensor:
         """Sentence types, one for each token."""
-        tensor, known = as_rows(types, "types", ids.shape), self.config.stack.types
+        tensor, known = to_tensor(types, "token_type_ids", ids.shape), self.config.stack.token_types
         bad = tensor[(tensor < 0) | (tensor >= known)]
-        if len(bad) or not is_whole(tensor):
+        if len(bad) or not is_integer(tensor):
             wrong = bad[0].item() if len(bad) else tensor.dtype
             raise UsageError(f"types: {wrong} is not one of this model's {known} sentence types (0 … {known - 1})")
         return tensor.to(self.device, torch.long)
@@ -411,7 +421,7 @@ def as_list(values: Any) -> Any:
     return values.tolist() if hasattr(values, "tolist") else values
 
 
-def as_rows(values: Tensor | Sequence[Sequence[int]], name: str, shape: torch.Size | None = None) -> Tensor:
+def to_tensor(values: Tensor | Sequence[Sequence[int]], name: str, shape: torch.Size | None = None) -> Tensor:
     """Lists of numbers as a tensor; rows of unequal length, or another shape than `shape`, are an error."""
     if isinstance(values, str):
         raise UsageError(f"{name}: token ids, not a text; the model's tokenizer.encode makes them")
@@ -424,7 +434,7 @@ def as_rows(values: Tensor | Sequence[Sequence[int]], name: str, shape: torch.Si
     return tensor
 
 
-def is_whole(tensor: Tensor) -> bool:
+def is_integer(tensor: Tensor) -> bool:
     """Whether a tensor holds whole numbers (truth values are none)."""
     return not (tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool)
 

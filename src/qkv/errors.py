@@ -22,7 +22,7 @@ class UsageError(QkvError):
     exit_code = 2
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def suggest_name(name: str, known: Iterable[str]) -> str:
     """A ready-made hint: `did you mean 'gpt2'?` where a known name is close, else the list of all.
 
     >>> nearest("gtp2", ["gpt2", "bert-base"])
@@ -35,7 +35,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(names)
 
 
-def nearest_path(path: Path, pattern: str = "*", *, folders: bool = False) -> str:
+def suggest_path(path: Path, pattern: str = "*", *, folders: bool = False) -> str:
     """A hint for a path that is not there, `; did you mean runs/dates?`, where its folder has one of a like name.
 
     >>> nearest_path(Path("no/such/thing"))

@@ -11,7 +11,15 @@ from qkv.blocks import Stack, StackConfig, initialise
 
 def make_config(**choices: Any) -> StackConfig:
     """A small config; weights start large enough for every part to matter."""
-    size = {"vocab": 40, "width": 16, "layers": 2, "heads": 4, "ffn_width": 24, "max_positions": 64, "init_std": 0.3}
+    size = {
+        "vocab_size": 40,
+        "width": 16,
+        "layers": 2,
+        "heads": 4,
+        "ffn_width": 24,
+        "max_positions": 64,
+        "init_std": 0.3,
+    }
     return StackConfig(**(size | choices))
 
 

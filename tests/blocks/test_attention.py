@@ -15,21 +15,21 @@ from torch.nn.attention import flex_attention
 from qkv.blocks.attention import (
     KERNELS,
     CrossAttention,
+    PreparedMask,
     SelfAttention,
-    Sight,
     choose_kernel,
+    eager,
     is_short,
-    mix,
     pattern,
-    plain,
-    render,
+    prepare_mask,
     scores,
     sdpa,
     varlen,
+    weighted_values,
 )
-from qkv.blocks.cache import Memory
+from qkv.blocks.cache import EncoderMemory
 from qkv.blocks.config import StackConfig
-from qkv.blocks.mask import Mask, Place, place_of
+from qkv.blocks.mask import Mask, SequenceLayout, make_layout
 from qkv.blocks.position import Rotary
 
 Config = Callable[..., StackConfig]
@@ -51,13 +51,13 @@ def heads(
 
 
 def over(length: int, segment: Tensor | None = None, rows: int = 2, causal: bool = False, window: int = 0) -> Mask:
-    place = place_of(torch.zeros(rows, length), segment)
+    place = make_layout(torch.zeros(rows, length), segment)
     return Mask(place, place, causal, window)
 
 
 def run(kernel: str, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None = None) -> Tensor:
     x = torch.zeros(q.shape[0], q.shape[2], 8, dtype=q.dtype)
-    sight = render(mask, x, kernel=kernel, bias=bias)  # type: ignore[arg-type]
+    sight = prepare_mask(mask, x, kernel=kernel, bias=bias)  # type: ignore[arg-type]
     assert sight.kernel == kernel
     return KERNELS[kernel](q, k, v, sight, q.shape[-1] ** -0.5)
 
@@ -80,8 +80,8 @@ def test_plain_is_the_equation_written_in_loops() -> None:
 def test_every_row_of_weights_sums_to_one() -> None:
     q, k = heads(2, 2, 6), heads(2, 2, 6, seed=1)
     mask = over(6, torch.tensor([[1, 1, 1, 2, 2, 0], [0, 1, 1, 1, 1, 1]]), causal=True)
-    sums = pattern(scores(q, k, Sight(mask, "plain"), 1.0)).sum(-1)
-    real = (mask.query.segment != 0)[:, None].expand_as(sums)
+    sums = pattern(scores(q, k, PreparedMask(mask, "plain"), 1.0)).sum(-1)
+    real = (mask.query.document_ids != 0)[:, None].expand_as(sums)
     assert torch.allclose(sums[real], torch.ones_like(sums[real]), atol=1e-14, rtol=0)
     assert (sums[~real] == 0).all()
 
@@ -93,7 +93,7 @@ def test_one_head_is_attention_without_heads(small: Config) -> None:
     x = torch.randn(2, 5, 16, dtype=torch.float64)
     q, k, v = F.linear(x, layer.qkv.weight, layer.qkv.bias).chunk(3, dim=-1)
     expected = layer.out(((q @ k.transpose(1, 2)) / 4.0).softmax(-1) @ v)
-    assert torch.allclose(layer(x, render(over(5), x)), expected, atol=1e-12)
+    assert torch.allclose(layer(x, prepare_mask(over(5), x)), expected, atol=1e-12)
 
 
 def test_heads_are_single_heads_side_by_side(small: Config) -> None:
@@ -106,7 +106,7 @@ def test_heads_are_single_heads_side_by_side(small: Config) -> None:
         mine = slice(4 * head, 4 * head + 4)
         weights = (q[..., mine] @ k[..., mine].transpose(1, 2) / 2.0).softmax(-1)
         parts.append(weights @ v[..., mine])
-    assert torch.allclose(layer(x, render(over(5), x)), layer.out(torch.cat(parts, -1)), atol=1e-12)
+    assert torch.allclose(layer(x, prepare_mask(over(5), x)), layer.out(torch.cat(parts, -1)), atol=1e-12)
 
 
 @pytest.mark.parametrize("kernel", EVERYWHERE)
@@ -160,21 +160,21 @@ def test_queries_and_keys_are_normed_before_they_turn(small: Config) -> None:
     def normed(h: Tensor, gain: Tensor) -> Tensor:
         return h / (h.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * gain
 
-    q, k = rotary.turn(normed(q, layer.q_norm.weight)), rotary.turn(normed(k, layer.k_norm.weight))
+    q, k = rotary.rotate(normed(q, layer.q_norm.weight)), rotary.rotate(normed(k, layer.k_norm.weight))
     expected = layer.out(((q @ k.transpose(-1, -2) / 2).softmax(-1) @ v).transpose(1, 2).flatten(2))
-    assert torch.allclose(layer(x, render(over(3, rows=1), x), rotary), expected, atol=1e-12)
+    assert torch.allclose(layer(x, prepare_mask(over(3, rows=1), x), rotary), expected, atol=1e-12)
 
 
 def test_cross_attention_takes_queries_here_and_keys_and_values_there(small: Config) -> None:
     torch.manual_seed(0)
     layer = CrossAttention(small(qk_norm="head")).double()
     x, source = torch.randn(2, 3, 16, dtype=torch.float64), torch.randn(2, 5, 16, dtype=torch.float64)
-    there, here = place_of(torch.zeros(2, 5)), place_of(torch.zeros(2, 3))
+    there, here = make_layout(torch.zeros(2, 5)), make_layout(torch.zeros(2, 3))
     k, v = (part.view(2, 5, 4, 4).transpose(1, 2) for part in layer.kv(source).chunk(2, -1))
     q = layer.q(x).view(2, 3, 4, 4).transpose(1, 2)
     q, k = F.layer_norm(q, (4,)), F.layer_norm(k, (4,))
     expected = layer.out(((q @ k.transpose(-1, -2) / 2).softmax(-1) @ v).transpose(1, 2).flatten(2))
-    found = layer(x, Memory(source, there), render(Mask(here, there), x))
+    found = layer(x, EncoderMemory(source, there), prepare_mask(Mask(here, there), x))
     assert torch.allclose(found, expected, atol=1e-12)
 
 
@@ -211,14 +211,19 @@ def test_a_blind_query_has_finite_gradients(kernel: str) -> None:
 def test_sdpa_is_never_given_a_row_without_a_key() -> None:
     """Some of its kernels answer such a row with NaN: a blind query is shown everything, and its answer dropped."""
     for bias in (None, heads(1, 2, 4, 4, seed=3)):
-        sight = render(over(4, BLIND, causal=True), torch.zeros(2, 4, 8, dtype=torch.float64), kernel="sdpa", bias=bias)
+        sight = prepare_mask(
+            over(4, BLIND, causal=True), torch.zeros(2, 4, 8, dtype=torch.float64), kernel="sdpa", bias=bias
+        )
         assert sight.dense is not None
         assert (sight.dense > -math.inf).any(-1).all()
 
 
 def test_a_window_that_reaches_no_key_leaves_a_query_blind() -> None:
     """Only positions far apart: the segments agree, and still nothing is seen."""
-    query, key = Place(torch.ones(1, 2).long(), torch.tensor([[50, 3]])), Place(None, torch.arange(4)[None])
+    query, key = (
+        SequenceLayout(torch.ones(1, 2).long(), torch.tensor([[50, 3]])),
+        SequenceLayout(None, torch.arange(4)[None]),
+    )
     q, k = heads(1, 1, 2), heads(1, 1, 4, seed=1)
     for kernel in EVERYWHERE:
         with torch.no_grad():
@@ -238,7 +243,7 @@ def test_poison_in_padded_tokens_changes_no_other_output(small: Config, kernel: 
     segment = torch.tensor([[1, 1, 1, 0], [0, 0, 1, 1]])
     x = torch.randn(2, 4, 16, dtype=torch.float64)
     poisoned = x.masked_fill((segment == 0)[:, :, None], poison)
-    sight = render(over(4, segment), x, kernel=kernel)  # type: ignore[arg-type]
+    sight = prepare_mask(over(4, segment), x, kernel=kernel)  # type: ignore[arg-type]
     with torch.no_grad():
         clean, found = layer(x, sight), layer(poisoned, sight)
     assert torch.equal(found[segment != 0], clean[segment != 0])
@@ -251,10 +256,10 @@ def test_poison_in_a_padded_source_changes_no_output(small: Config, kernel: str)
     segment = torch.tensor([[1, 1, 0, 0, 0], [0, 1, 1, 1, 1]])
     x, source = torch.randn(2, 3, 16, dtype=torch.float64), torch.randn(2, 5, 16, dtype=torch.float64)
     poisoned = source.masked_fill((segment == 0)[:, :, None], math.nan)
-    there = place_of(torch.zeros(2, 5), segment)
-    sight = render(Mask(place_of(torch.zeros(2, 3)), there), x, kernel=kernel)  # type: ignore[arg-type]
+    there = make_layout(torch.zeros(2, 5), segment)
+    sight = prepare_mask(Mask(make_layout(torch.zeros(2, 3)), there), x, kernel=kernel)  # type: ignore[arg-type]
     with torch.no_grad():
-        clean, found = (layer(x, Memory(vectors, there), sight) for vectors in (source, poisoned))
+        clean, found = (layer(x, EncoderMemory(vectors, there), sight) for vectors in (source, poisoned))
     assert clean.isfinite().all()
     assert torch.equal(found, clean)
 
@@ -265,7 +270,7 @@ def test_without_blanking_the_poison_would_spread() -> None:
     segment = torch.tensor([[1, 1, 0]])
     v[:, :, 2] = math.nan
     assert run("sdpa", q, k, v, over(3, segment, rows=1))[0, 0, :2].isnan().all()
-    blank = place_of(torch.zeros(1, 3), segment).blank
+    blank = make_layout(torch.zeros(1, 3), segment).zero_padding
     k, v = blank(k[:, 0])[:, None], blank(v[:, 0])[:, None]
     assert run("sdpa", q, k, v, over(3, segment, rows=1)).isfinite().all()
 
@@ -276,8 +281,8 @@ def test_without_blanking_the_poison_would_spread() -> None:
 def test_a_long_row_of_weights_sums_to_one_in_bfloat16() -> None:
     """8,192 equal keys: summed in bfloat16 the weights would stop growing long before 1."""
     q, k = torch.zeros(1, 1, 1, 8, dtype=torch.bfloat16), heads(1, 1, 8192, dtype=torch.bfloat16)
-    mask = Mask(Place(None, torch.zeros(1, 1).long()), Place(None, torch.arange(8192)[None]))
-    weights = pattern(scores(q, k, Sight(mask, "plain"), 1.0))
+    mask = Mask(SequenceLayout(None, torch.zeros(1, 1).long()), SequenceLayout(None, torch.arange(8192)[None]))
+    weights = pattern(scores(q, k, PreparedMask(mask, "plain"), 1.0))
     assert weights.dtype == torch.float32
     assert float(weights.sum()) == pytest.approx(1.0, abs=1e-5)
     low = torch.full((8192,), 1 / 8192, dtype=torch.bfloat16)
@@ -291,7 +296,9 @@ def test_a_long_row_of_weights_sums_to_one_in_bfloat16() -> None:
 def test_the_softmax_of_a_bfloat16_model_is_as_good_as_its_inputs(kernel: str) -> None:
     """Ones as values: the output is the sum of the weights, and may be off by the output's own rounding alone."""
     q, k = heads(1, 2, 4, dtype=torch.bfloat16), heads(1, 2, 512, seed=1, dtype=torch.bfloat16)
-    mask = Mask(Place(None, torch.arange(508, 512)[None]), Place(None, torch.arange(512)[None]), causal=True)
+    mask = Mask(
+        SequenceLayout(None, torch.arange(508, 512)[None]), SequenceLayout(None, torch.arange(512)[None]), causal=True
+    )
     with torch.no_grad():
         sums = run(kernel, q, k, torch.ones_like(k), mask)
     assert float((sums.float() - 1).abs().max()) <= 2**-8
@@ -316,7 +323,7 @@ def test_dropout_of_weights_acts_in_training_alone(small: Config, kernel: str) -
     torch.manual_seed(0)
     layer = SelfAttention(small(attention_dropout=0.5)).double()
     x = torch.randn(2, 6, 16, dtype=torch.float64)
-    sight = render(over(6), x, kernel=kernel, dropout=0.5)  # type: ignore[arg-type]
+    sight = prepare_mask(over(6), x, kernel=kernel, dropout=0.5)  # type: ignore[arg-type]
     assert sight.kernel == kernel
     assert not torch.equal(layer.train()(x, sight), layer(x, sight))
     assert torch.equal(layer.eval()(x, sight), layer(x, sight))
@@ -326,8 +333,8 @@ def test_dropout_keeps_the_mean() -> None:
     """Kept weights are scaled up: with values of one, outputs scatter around one."""
     torch.manual_seed(0)
     q, v = heads(1, 64, 32), torch.ones(1, 64, 32, 1, dtype=torch.float64)
-    sight = render(over(32, rows=1), torch.zeros(1, 32, 8), dropout=0.25)
-    for kernel in (plain, sdpa):
+    sight = prepare_mask(over(32, rows=1), torch.zeros(1, 32, 8), dropout=0.25)
+    for kernel in (eager, sdpa):
         out = kernel(q, q, v, sight, 1.0, 0.25)
         assert float(out.std()) > 0.05
         assert float(out.mean()) == pytest.approx(1.0, abs=0.03)
@@ -337,12 +344,12 @@ def test_dropout_keeps_the_mean() -> None:
 
 
 def test_kernels_that_cannot_drop_out_give_way() -> None:
-    place = place_of(torch.zeros(1, 3), torch.ones(1, 3).long())
+    place = make_layout(torch.zeros(1, 3), torch.ones(1, 3).long())
     mask, x = Mask(place, place), torch.zeros(1, 3, 8)
-    assert render(mask, x, kernel="flex", dropout=0.1).kernel == "sdpa"
-    assert render(mask, x, kernel="varlen", dropout=0.1).kernel == "sdpa"
-    assert render(mask, x, kernel="varlen", bias=torch.zeros(1, 2, 3, 3)).kernel == "sdpa"
-    assert render(mask, x, kernel="flex", bias=torch.zeros(1, 2, 3, 3)).kernel == "flex"
+    assert prepare_mask(mask, x, kernel="flex", dropout=0.1).kernel == "sdpa"
+    assert prepare_mask(mask, x, kernel="varlen", dropout=0.1).kernel == "sdpa"
+    assert prepare_mask(mask, x, kernel="varlen", bias=torch.zeros(1, 2, 3, 3)).kernel == "sdpa"
+    assert prepare_mask(mask, x, kernel="flex", bias=torch.zeros(1, 2, 3, 3)).kernel == "flex"
 
 
 class OnGpu:
@@ -368,7 +375,7 @@ class OnGpu:
 def test_packed_rows_in_half_precision_on_a_gpu_take_the_variable_length_kernel(
     dtype: torch.dtype, most: int, bias: Tensor | None, dropout: float, kernel: str
 ) -> None:
-    place = place_of(torch.zeros(1, 3), torch.ones(1, 3).long(), most=most)
+    place = make_layout(torch.zeros(1, 3), torch.ones(1, 3).long(), most=most)
     assert choose_kernel(Mask(place, place), OnGpu(dtype), bias, dropout) == kernel  # type: ignore[arg-type]
     short = OnGpu(dtype, 512)  # where a mask over all of the row costs less
     assert choose_kernel(Mask(place, place), short, bias, dropout) == "sdpa"  # type: ignore[arg-type]
@@ -395,40 +402,40 @@ def slow_varlen(
         j = torch.arange(b.shape[1])[None]
         see = ((j >= i - left) | (left < 0)) & ((j <= i + right) | (right < 0))
         weights = (a @ b.transpose(1, 2) * options["scale"]).masked_fill(~see, -math.inf)
-        out[mine] = mix(pattern(weights)[None], c[None], q.dtype)[0].transpose(0, 1)
+        out[mine] = weighted_values(pattern(weights)[None], c[None], q.dtype)[0].transpose(0, 1)
     return out
 
 
-@pytest.mark.parametrize("window", [0, 1])
+@pytest.mark.parametrize("sliding_window", [0, 1])
 @pytest.mark.parametrize("causal", [False, True])
 def test_variable_length_rows_are_laid_out_and_gathered_again(
     monkeypatch: pytest.MonkeyPatch, causal: bool, window: int
 ) -> None:
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", slow_varlen)
     segment = torch.tensor([[1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 1, 1], [1, 2, 2, 3, 0, 0]])
-    place = place_of(torch.zeros(3, 6), segment, most=3)
+    place = make_layout(torch.zeros(3, 6), segment, most=3)
     mask = Mask(place, place, causal, window)
     q, k, v = heads(3, 4, 6), heads(3, 2, 6, seed=1), heads(3, 2, 6, seed=2)
-    sight = render(mask, torch.zeros(3, 6, 8), kernel="varlen")
-    assert torch.allclose(varlen(q, k, v, sight, 0.3), plain(q, k, v, Sight(mask, "plain"), 0.3), atol=1e-12)
+    sight = prepare_mask(mask, torch.zeros(3, 6, 8), kernel="varlen")
+    assert torch.allclose(varlen(q, k, v, sight, 0.3), eager(q, k, v, PreparedMask(mask, "plain"), 0.3), atol=1e-12)
 
 
 def test_variable_length_cross_attention_pairs_each_text_with_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", slow_varlen)
-    target = place_of(torch.zeros(2, 4), torch.tensor([[1, 2, 2, 0], [1, 1, 0, 0]]), most=2)
-    source = place_of(torch.zeros(2, 5), torch.tensor([[1, 1, 1, 2, 0], [1, 2, 2, 2, 2]]), most=2)
+    target = make_layout(torch.zeros(2, 4), torch.tensor([[1, 2, 2, 0], [1, 1, 0, 0]]), most=2)
+    source = make_layout(torch.zeros(2, 5), torch.tensor([[1, 1, 1, 2, 0], [1, 2, 2, 2, 2]]), most=2)
     mask = Mask(target, source)
     q, k, v = heads(2, 2, 4), heads(2, 2, 5, seed=1), heads(2, 2, 5, seed=2)
-    sight = render(mask, torch.zeros(2, 4, 8), kernel="varlen")
-    assert torch.allclose(varlen(q, k, v, sight, 0.3), plain(q, k, v, Sight(mask, "plain"), 0.3), atol=1e-12)
+    sight = prepare_mask(mask, torch.zeros(2, 4, 8), kernel="varlen")
+    assert torch.allclose(varlen(q, k, v, sight, 0.3), eager(q, k, v, PreparedMask(mask, "plain"), 0.3), atol=1e-12)
 
 
 def test_variable_length_rows_without_padding_need_no_hole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", slow_varlen)
     mask = over(4, causal=True)
     q = heads(2, 2, 4)
-    sight = render(mask, torch.zeros(2, 4, 8), kernel="varlen")
-    assert torch.allclose(varlen(q, q, q, sight, 0.3), plain(q, q, q, Sight(mask, "plain"), 0.3), atol=1e-12)
+    sight = prepare_mask(mask, torch.zeros(2, 4, 8), kernel="varlen")
+    assert torch.allclose(varlen(q, q, q, sight, 0.3), eager(q, q, q, PreparedMask(mask, "plain"), 0.3), atol=1e-12)
 
 
 # ── Short texts on a CPU ─────────────────────────────────────────────────────────────────────────────────────────
@@ -446,14 +453,14 @@ def test_many_short_texts_are_the_reference_forwards_and_backwards(
     q, k, v = tensors
     ids = torch.zeros(16, 9, dtype=torch.long)
     segment = (torch.arange(9) < torch.arange(16)[:, None]).long() if padded else None  # the first text is empty
-    place = place_of(ids, segment)
+    place = make_layout(ids, segment)
     bias = torch.randn(1, 4, 9, 9, generator=draw, dtype=torch.float64, requires_grad=True) if biased else None
     mask, x = Mask(place, place, causal=causal), torch.zeros(16, 9, 32, dtype=torch.float64)
-    sight = render(mask, x, kernel="sdpa", bias=bias)
+    sight = prepare_mask(mask, x, kernel="sdpa", bias=bias)
     assert is_short(q, k)
     assert not is_short(q[:8], k[:8])  # few
     assert not is_short(q.repeat(1, 1, 8, 1), k)  # long
-    outs = [sdpa(q, k, v, sight, 0.3), plain(q, k, v, Sight(mask, "plain", bias), 0.3)]
+    outs = [sdpa(q, k, v, sight, 0.3), eager(q, k, v, PreparedMask(mask, "plain", bias), 0.3)]
     wanted = tensors if bias is None else [*tensors, bias]
     found = [torch.autograd.grad(out.square().sum(), wanted, retain_graph=True) for out in outs]
     torch.testing.assert_close(*outs, rtol=1e-12, atol=1e-14)

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from qkv.blocks import Stack
-from qkv.blocks.attention import Sight, render
+from qkv.blocks.attention import PreparedMask, prepare_mask
 from qkv.blocks.block import Block
-from qkv.blocks.cache import Memory
-from qkv.blocks.mask import Mask, place_of
+from qkv.blocks.cache import EncoderMemory
+from qkv.blocks.mask import Mask, make_layout
 
 Make = Callable[..., Stack]
 
@@ -20,9 +20,9 @@ def x() -> Tensor:
     return torch.randn(2, 5, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
-def sight(x: Tensor) -> Sight:
-    place = place_of(x)
-    return render(Mask(place, place, causal=True), x)
+def sight(x: Tensor) -> PreparedMask:
+    place = make_layout(x)
+    return prepare_mask(Mask(place, place, causal=True), x)
 
 
 def block_of(stack: Stack) -> Block:
@@ -32,19 +32,19 @@ def block_of(stack: Stack) -> Block:
 
 
 def test_pre_norm_norms_what_each_part_reads(make_stack: Make, x: Tensor) -> None:
-    b = block_of(make_stack(norm_place="pre"))
+    b = block_of(make_stack(norm_placement="pre"))
     h = x + b.attention(b.attention_sub.norm(x), sight(x))
     assert torch.equal(b(x, sight(x)), h + b.ffn(b.ffn_sub.norm(h)))
 
 
 def test_post_norm_norms_each_sum(make_stack: Make, x: Tensor) -> None:
-    b = block_of(make_stack(norm_place="post"))
+    b = block_of(make_stack(norm_placement="post"))
     h = b.attention_sub.norm(x + b.attention(x, sight(x)))
     assert torch.equal(b(x, sight(x)), b.ffn_sub.norm(h + b.ffn(h)))
 
 
 def test_sandwich_norms_what_a_part_reads_and_what_it_adds(make_stack: Make, x: Tensor) -> None:
-    b = block_of(make_stack(norm_place="sandwich"))
+    b = block_of(make_stack(norm_placement="sandwich"))
     assert b.attention_sub.norm_out is not None
     assert b.ffn_sub.norm_out is not None
     h = x + b.attention_sub.norm_out(b.attention(b.attention_sub.norm(x), sight(x)))
@@ -59,12 +59,12 @@ def test_parallel_adds_both_parts_of_the_same_input(make_stack: Make, x: Tensor)
 
 @pytest.mark.parametrize("place", ["pre", "post", "sandwich"])
 def test_cross_attention_comes_between_with_a_norm_of_its_own(make_stack: Make, x: Tensor, place: str) -> None:
-    b = block_of(make_stack(cross=True, norm_place=place))
+    b = block_of(make_stack(cross=True, norm_placement=place))
     assert b.cross is not None
     assert b.cross_sub is not None
     source = torch.randn(2, 3, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    memory = Memory(source, place_of(source))
-    across = render(Mask(place_of(x), memory.place), x)
+    memory = EncoderMemory(source, make_layout(source))
+    across = prepare_mask(Mask(make_layout(x), memory.layout), x)
 
     def around(sub: torch.nn.Module, h: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
         if place == "post":
@@ -75,7 +75,7 @@ def test_cross_attention_comes_between_with_a_norm_of_its_own(make_stack: Make, 
     h = around(b.attention_sub, x, lambda t: b.attention(t, sight(x)))
     h = around(b.cross_sub, h, lambda t: b.cross(t, memory, across))
     h = around(b.ffn_sub, h, b.ffn)
-    assert torch.equal(b(x, sight(x), memory=memory, cross_sight=across), h)
+    assert torch.equal(b(x, sight(x), memory=memory, cross_mask=across), h)
 
 
 def test_an_embedding_norm_may_stand_in_for_the_first_norm(make_stack: Make, x: Tensor) -> None:

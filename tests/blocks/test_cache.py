@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from qkv.blocks import CrossCache, Place, SelfCache, Stack, place_of
-from qkv.blocks.cache import Memory
+from qkv.blocks import CrossCache, SelfCache, SequenceLayout, Stack, make_layout
+from qkv.blocks.cache import EncoderMemory
 
 LAYERS, ROWS, KV, WIDTH = 2, 3, 2, 4
 BOTH = pytest.mark.parametrize("static", [False, True], ids=["growing", "static"])
@@ -24,10 +24,10 @@ def tokens(count: int, seed: int = 0, rows: int = ROWS) -> Tensor:
     return torch.randn(rows, KV, count, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def put(cache: SelfCache, keys: Tensor, segment: Tensor | None = None) -> Place:
+def put(cache: SelfCache, keys: Tensor, segment: Tensor | None = None) -> SequenceLayout:
     """Write `keys` to every layer, their negatives as values, at the positions that the cache counts on to."""
     ids = torch.zeros(keys.shape[0], keys.shape[2], dtype=torch.long)
-    shown = cache.extend(place_of(ids, segment, cache.next_positions(ids, segment)))
+    shown = cache.extend(make_layout(ids, segment, cache.next_positions(ids, segment)))
     for layer in range(LAYERS):
         cache.write(layer, keys + layer, -keys - layer)
     return shown
@@ -52,8 +52,8 @@ def test_what_is_written_is_shown_in_order(static: bool) -> None:
 def test_a_growing_cache_shows_its_filled_slots_alone() -> None:
     cache, keys = make(), tokens(3)
     place = put(cache, keys)
-    assert place.position.tolist() == [[0, 1, 2]]
-    assert place.segment is None, "rows that are alike need no segments"
+    assert place.positions.tolist() == [[0, 1, 2]]
+    assert place.document_ids is None, "rows that are alike need no segments"
     shown, _ = cache.write(0, keys, keys)
     assert shown.shape == (ROWS, KV, 3, WIDTH)
 
@@ -61,8 +61,8 @@ def test_a_growing_cache_shows_its_filled_slots_alone() -> None:
 def test_a_static_cache_shows_all_slots_and_calls_the_empty_ones_padding() -> None:
     cache, keys = make(static=True), tokens(3)
     place = put(cache, keys)
-    assert place.segment is not None
-    assert place.segment.tolist() == [[1, 1, 1, 0, 0, 0, 0, 0]] * ROWS
+    assert place.document_ids is not None
+    assert place.document_ids.tolist() == [[1, 1, 1, 0, 0, 0, 0, 0]] * ROWS
     shown, _ = cache.write(0, keys, keys)
     assert shown.shape == (ROWS, KV, 8, WIDTH)
     assert int(cache.cursor) == 3
@@ -71,13 +71,13 @@ def test_a_static_cache_shows_all_slots_and_calls_the_empty_ones_padding() -> No
 def test_a_static_cache_keeps_its_addresses() -> None:
     """What a CUDA graph needs: writing, reordering and cropping happen in place."""
     cache = make(static=True)
-    held = [*cache.keys, *cache.values, cache.segment, cache.position, cache.cursor]
+    held = [*cache.keys, *cache.values, cache.document_ids, cache.positions, cache.cursor]
     before = [t.data_ptr() for t in held]
     put(cache, tokens(3))
     cache.reorder(torch.tensor([2, 0, 0]))
     cache.crop(1)
     put(cache, tokens(2))
-    after = [*cache.keys, *cache.values, cache.segment, cache.position, cache.cursor]
+    after = [*cache.keys, *cache.values, cache.document_ids, cache.positions, cache.cursor]
     assert [t.data_ptr() for t in after] == before
 
 
@@ -87,16 +87,16 @@ def test_a_growing_cache_makes_room_and_keeps_what_it_holds(length: int) -> None
     for part in all_keys.split([1, 4, 1, 3], dim=2):
         put(cache, part)
     assert cache.filled == 9
-    assert cache.length >= 9
+    assert cache.capacity >= 9
     assert torch.equal(show(cache, 1, 9)[0], all_keys + 1)
-    assert cache.position[:, :9].tolist() == [list(range(9))] * ROWS
+    assert cache.positions[:, :9].tolist() == [list(range(9))] * ROWS
 
 
 def test_growth_doubles_so_that_copies_stay_few() -> None:
     cache, lengths = make(1), []
     for _ in range(17):
         put(cache, tokens(1))
-        lengths.append(cache.length)
+        lengths.append(cache.capacity)
     assert sorted(set(lengths)) == [1, 2, 4, 8, 16, 32]
 
 
@@ -123,11 +123,11 @@ def test_rows_that_are_alike_share_one_row_of_positions() -> None:
     """The fast path: no look at a tensor while nothing was padded."""
     cache = make()
     put(cache, tokens(3))
-    assert cache.uniform
+    assert cache.no_padding
     assert cache.next_positions(torch.zeros(ROWS, 2), None).tolist() == [[3, 4]]
     put(cache, tokens(3), LEFT)
-    assert not cache.uniform
-    assert put(cache, tokens(1)).segment is not None
+    assert not cache.no_padding
+    assert put(cache, tokens(1)).document_ids is not None
 
 
 # ── Reordering and taking back ───────────────────────────────────────────────────────────────────────────────────
@@ -141,7 +141,7 @@ def test_reorder_moves_rows_with_their_places(static: bool) -> None:
     for layer in range(LAYERS):
         assert torch.equal(show(cache, layer, 3)[0], keys[[2, 0, 0]] + layer)
         assert torch.equal(show(cache, layer, 3)[1], -keys[[2, 0, 0]] - layer)
-    assert torch.equal(cache.segment[:, :3], LEFT[[2, 0, 0]])
+    assert torch.equal(cache.document_ids[:, :3], LEFT[[2, 0, 0]])
     assert cache.next_positions(torch.zeros(ROWS, 1).long(), None).tolist() == [[3], [1], [1]]
 
 
@@ -150,7 +150,7 @@ def test_slots_that_rows_have_in_common_stay_where_they_are(static: bool) -> Non
     """Only what came after `since` is moved; before it the rows are told to hold the same."""
     cache, keys = make(static=static), tokens(5)
     put(cache, keys)
-    cache.reorder(torch.tensor([2, 0, 0]), since=3)
+    cache.reorder(torch.tensor([2, 0, 0]), start=3)
     expected = torch.cat([keys[:, :, :3], keys[[2, 0, 0], :, 3:]], dim=2)
     for layer in range(LAYERS):
         assert torch.equal(show(cache, layer, 5)[0], expected + layer)
@@ -163,10 +163,10 @@ def test_a_growing_cache_may_be_given_other_numbers_of_rows(rows: list[int], sin
     """One prompt becomes several beams, or texts that are finished leave; new rows get their beginning too."""
     cache, keys = make(), tokens(3)
     put(cache, keys, LEFT)
-    cache.reorder(torch.tensor(rows), since=since)
-    assert cache.rows == len(rows)
+    cache.reorder(torch.tensor(rows), start=since)
+    assert cache.batch_size == len(rows)
     assert torch.equal(show(cache, 0, 3)[0], keys[rows])
-    assert torch.equal(cache.segment[:, :3], LEFT[rows])
+    assert torch.equal(cache.document_ids[:, :3], LEFT[rows])
 
 
 def test_a_static_cache_keeps_its_number_of_rows() -> None:
@@ -184,9 +184,9 @@ def test_crop_takes_back_the_last_tokens(static: bool) -> None:
     again = tokens(2, seed=1)
     place = put(cache, again)
     assert torch.equal(show(cache, 0, 4)[0], torch.cat([keys[:, :, :2], again], dim=2))
-    assert place.position[0, :4].tolist() == [0, 1, 2, 3]
-    if place.segment is not None:
-        assert place.segment[0].tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
+    assert place.positions[0, :4].tolist() == [0, 1, 2, 3]
+    if place.document_ids is not None:
+        assert place.document_ids[0].tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
 
 
 @BOTH
@@ -229,9 +229,9 @@ def test_a_cache_needs_a_row_and_a_slot(rows: int, length: int) -> None:
 
 
 def test_bytes_are_those_of_all_keys_and_values() -> None:
-    assert make(8).bytes == LAYERS * 2 * ROWS * KV * 8 * WIDTH * 8
+    assert make(8).num_bytes == LAYERS * 2 * ROWS * KV * 8 * WIDTH * 8
     half = SelfCache(LAYERS, ROWS, KV, 8, WIDTH, dtype=torch.bfloat16)
-    assert half.bytes == make(8).bytes // 4
+    assert half.num_bytes == make(8).num_bytes // 4
 
 
 def test_what_is_written_takes_the_type_of_the_cache() -> None:
@@ -246,10 +246,10 @@ def test_what_is_written_takes_the_type_of_the_cache() -> None:
 def test_a_cross_cache_is_the_memory_projected_by_every_layer(make_stack: Callable[..., Stack]) -> None:
     stack = make_stack(causal=True, cross=True, kv_heads=2)
     source = torch.randn(2, 5, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    place = place_of(source, torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]))
+    place = make_layout(source, torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]))
     source[0, 3:] = torch.nan  # padding is blank
-    memory, cache = Memory(source, place), stack.remember(source, place)
-    assert (memory.rows, cache.rows) == (2, 2)
+    memory, cache = EncoderMemory(source, place), stack.build_cross_cache(source, place)
+    assert (memory.batch_size, cache.batch_size) == (2, 2)
     assert len(cache.keys) == len(cache.values) == 2
     for layer, block in enumerate(stack.blocks):
         fresh = memory.keys_values(layer, block.cross)
@@ -257,7 +257,7 @@ def test_a_cross_cache_is_the_memory_projected_by_every_layer(make_stack: Callab
         assert all(torch.equal(a, b) for a, b in zip(fresh, kept, strict=True))
         assert all(t.isfinite().all() for t in kept)
     assert not torch.equal(cache.keys[0], cache.keys[1])
-    assert cache.bytes == 2 * 2 * 2 * 2 * 5 * 4 * 8
+    assert cache.num_bytes == 2 * 2 * 2 * 2 * 5 * 4 * 8
     assert isinstance(cache, CrossCache)
 
 
@@ -267,13 +267,13 @@ def test_a_cross_cache_of_some_sources_is_theirs_alone(make_stack: Callable[...,
     source = torch.randn(3, 4, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     segment = torch.tensor([[1, 1, 1, 0], [0, 1, 1, 1], [1, 1, 0, 0]]) if segmented else None
     rows = torch.tensor([2, 0])
-    some = stack.remember(source, place_of(source, segment)).of(rows)
-    alone = stack.remember(source[rows], place_of(source[rows], None if segment is None else segment[rows]))
+    some = stack.build_cross_cache(source, make_layout(source, segment)).select(rows)
+    alone = stack.build_cross_cache(source[rows], make_layout(source[rows], None if segment is None else segment[rows]))
     for a, b in zip((*some.keys, *some.values), (*alone.keys, *alone.values), strict=True):
         assert torch.allclose(a, b, atol=1e-14)
-    assert some.rows == 2
-    assert torch.equal(some.place.position, alone.place.position)
+    assert some.batch_size == 2
+    assert torch.equal(some.layout.positions, alone.layout.positions)
     if segmented:
-        assert torch.equal(some.place.segment, alone.place.segment)  # type: ignore[arg-type]
+        assert torch.equal(some.layout.document_ids, alone.layout.document_ids)  # type: ignore[arg-type]
     else:
-        assert some.place.segment is None
+        assert some.layout.document_ids is None

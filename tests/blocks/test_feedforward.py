@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from qkv.blocks.config import StackConfig
-from qkv.blocks.feedforward import GATED, FeedForward
+from qkv.blocks.feedforward import GATED_ACTIVATIONS, FeedForward
 
 Config = Callable[..., StackConfig]
 
@@ -38,7 +38,7 @@ def test_a_feedforward_is_its_formula(small: Config, kind: str, bias: str) -> No
 
 
 def test_the_gated_kinds_are_those_with_a_formula_here() -> None:
-    assert GATED == BENDS
+    assert GATED_ACTIVATIONS == BENDS
 
 
 def test_a_gated_kind_holds_gate_and_value_in_one_matrix(small: Config) -> None:

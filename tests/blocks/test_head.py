@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qkv.blocks import Head, HeadConfig, Place, StackConfig, place_of, pool
+from qkv.blocks import Head, HeadConfig, SequenceLayout, StackConfig, make_layout, pool
 
 Config = Callable[..., StackConfig]
 HOW = ["first", "last", "mean"]
@@ -30,7 +30,7 @@ def test_pooling_packed_texts_is_pooling_each_alone(how: str) -> None:
     """Three texts in two rows, with padding on all sides."""
     segment = torch.tensor([[0, 1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 0, 0, 0]])
     x = vectors(2, 7)
-    found = pool(x, place_of(x, segment), how, texts=3)
+    found = pool(x, make_layout(x, segment), how, max_documents=3)
     assert found.shape == (2, 3, 16)
     for row, text in [(0, 1), (0, 2), (1, 1)]:
         mine = x[row][segment[row] == text]
@@ -44,7 +44,7 @@ def test_pooling_packed_texts_is_pooling_each_alone(how: str) -> None:
 def test_pooling_without_segments_is_over_the_whole_row(how: str) -> None:
     x = vectors()
     expected = {"first": x[:, 0], "last": x[:, -1], "mean": x.mean(1)}[how]
-    assert torch.allclose(pool(x, place_of(x), how)[:, 0], expected, atol=1e-15)
+    assert torch.allclose(pool(x, make_layout(x), how)[:, 0], expected, atol=1e-15)
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -52,13 +52,13 @@ def test_pooling_does_not_read_padding(how: str) -> None:
     segment = torch.tensor([[0, 1, 1, 1, 0], [1, 1, 0, 0, 0]])
     x = vectors()
     poisoned = x.masked_fill((segment == 0)[:, :, None], float("nan"))
-    place = place_of(x, segment)
+    place = make_layout(x, segment)
     assert torch.equal(pool(poisoned, place, how), pool(x, place, how))
 
 
 def test_a_mean_of_many_bfloat16_vectors_is_taken_in_float32() -> None:
     x = torch.ones(1, 4096, 2, dtype=torch.bfloat16) + 2**-7 * (torch.arange(4096) % 2)[None, :, None].bfloat16()
-    found = pool(x, place_of(x), "mean")
+    found = pool(x, make_layout(x), "mean")
     assert found.dtype == torch.float32
     assert float(found[0, 0, 0]) == pytest.approx(1 + 2**-8, abs=1e-6)
 
@@ -81,21 +81,21 @@ def test_a_mean_of_many_bfloat16_vectors_is_taken_in_float32() -> None:
 )
 def test_every_kind_has_its_shape(small: Config, kind: str, outputs: int, shape: tuple[int, ...]) -> None:
     layer, x = head(HeadConfig(kind=kind, outputs=outputs), small()), vectors()  # type: ignore[arg-type]
-    assert layer(x, place_of(x)).shape == shape
+    assert layer(x, make_layout(x)).shape == shape
 
 
 @pytest.mark.parametrize("kind", ["classify", "choice", "embed"])
 def test_pooled_kinds_answer_for_every_packed_text(small: Config, kind: str) -> None:
     layer = head(HeadConfig(kind=kind, outputs=0 if kind == "embed" else 3, pool="last"), small())  # type: ignore[arg-type]
     x = vectors(1, 6)
-    packed = layer(x, place_of(x, torch.tensor([[1, 1, 2, 2, 2, 0]])), texts=2)
+    packed = layer(x, make_layout(x, torch.tensor([[1, 1, 2, 2, 2, 0]])), texts=2)
     for text, part in enumerate((x[:, :2], x[:, 2:5])):
-        assert torch.allclose(packed[:, text], layer(part, place_of(part)), atol=1e-12)
+        assert torch.allclose(packed[:, text], layer(part, make_layout(part)), atol=1e-12)
 
 
 def test_a_head_without_anything_passes_vectors_on(small: Config) -> None:
     x = vectors()
-    assert head(HeadConfig(), small())(x, place_of(x)) is x
+    assert head(HeadConfig(), small())(x, make_layout(x)) is x
 
 
 def test_a_dense_head_bends_norms_and_projects(small: Config) -> None:
@@ -107,7 +107,7 @@ def test_a_dense_head_bends_norms_and_projects(small: Config) -> None:
     with torch.no_grad():
         layer.norm.weight.copy_(torch.rand(16))
         layer.out.bias.copy_(torch.rand(40))
-    assert torch.equal(layer(x, place_of(x)), layer.out(layer.norm(F.gelu(layer.dense(x)))))
+    assert torch.equal(layer(x, make_layout(x)), layer.out(layer.norm(F.gelu(layer.dense(x)))))
 
 
 @pytest.mark.parametrize(("name", "bend"), [("relu", F.relu), ("tanh", torch.tanh), ("silu", F.silu), ("gelu", F.gelu)])
@@ -117,18 +117,20 @@ def test_a_dense_layer_bends_as_it_is_told(small: Config, name: str, bend: Calla
     assert layer.dense is not None
     assert layer.out is not None
     assert layer.dense.bias is None
-    assert torch.equal(layer(x, place_of(x)), layer.out(bend(layer.dense(x[:, 0]))))
+    assert torch.equal(layer(x, make_layout(x)), layer.out(bend(layer.dense(x[:, 0]))))
 
 
 def test_vectors_may_be_scaled_by_the_root_of_the_width(small: Config) -> None:
     plain, scaled = (head(HeadConfig(kind="lm", outputs=40, scale=s), small()) for s in ("none", "rsqrt"))
     x = vectors()
-    assert torch.allclose(scaled(x, place_of(x)), plain(x, place_of(x)) / 4.0, atol=1e-15)
+    assert torch.allclose(scaled(x, make_layout(x)), plain(x, make_layout(x)) / 4.0, atol=1e-15)
 
 
 def test_embeddings_may_be_of_length_one(small: Config) -> None:
     x = vectors()
-    long, unit = (head(HeadConfig(kind="embed", pool="mean", unit=u), small())(x, place_of(x)) for u in (False, True))
+    long, unit = (
+        head(HeadConfig(kind="embed", pool="mean", normalize=u), small())(x, make_layout(x)) for u in (False, True)
+    )
     assert torch.allclose(unit.norm(dim=-1), torch.ones(2, dtype=torch.float64))
     assert torch.allclose(unit, long / long.norm(dim=-1, keepdim=True))
 
@@ -137,19 +139,19 @@ def test_reading_chosen_positions_is_choosing_from_all(small: Config) -> None:
     """What a loss over masked words does."""
     layer, x = head(HeadConfig(kind="mlm", outputs=40, dense="gelu", dense_norm=True), small()), vectors()
     chosen = torch.tensor([[True, False, False, True, True], [False, True, False, False, False]])
-    assert torch.allclose(layer.read(x[chosen]), layer(x, place_of(x))[chosen], atol=1e-12)
+    assert torch.allclose(layer.project(x[chosen]), layer(x, make_layout(x))[chosen], atol=1e-12)
 
 
 def test_dropout_acts_in_training_alone(small: Config) -> None:
     layer, x = head(HeadConfig(kind="classify", outputs=3, dropout=0.5), small()), vectors()
-    assert torch.equal(layer(x, place_of(x)), layer(x, place_of(x)))
-    assert not torch.equal(layer.train()(x, place_of(x)), layer(x, place_of(x)))
+    assert torch.equal(layer(x, make_layout(x)), layer(x, make_layout(x)))
+    assert not torch.equal(layer.train()(x, make_layout(x)), layer(x, make_layout(x)))
 
 
 def test_a_mean_in_float32_is_read_by_a_bfloat16_head(small: Config) -> None:
     layer = Head(HeadConfig(kind="classify", outputs=3, pool="mean", dense="tanh", dense_norm=True), small()).bfloat16()
     x = vectors().bfloat16()
-    assert layer(x, place_of(x)).dtype == torch.bfloat16
+    assert layer(x, make_layout(x)).dtype == torch.bfloat16
 
 
 def test_the_sentence_head_reads_the_first_token(small: Config) -> None:
@@ -160,7 +162,7 @@ def test_the_sentence_head_reads_the_first_token(small: Config) -> None:
     segment = torch.tensor([[0, 1, 1, 1, 0], [1, 1, 0, 0, 0]])
     first = torch.stack([x[0, 1], x[1, 0]])
     expected = layer.sentence.out(torch.tanh(layer.sentence.dense(first)))
-    assert torch.allclose(layer.sentence(x, place_of(x, segment)), expected, atol=1e-15)
+    assert torch.allclose(layer.sentence(x, make_layout(x, segment)), expected, atol=1e-15)
 
 
 # ── Tied weights ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -171,7 +173,7 @@ def test_a_tied_head_is_the_embedding(small: Config) -> None:
     layer, x = head(HeadConfig(kind="lm", outputs=40, tied=True), small(), token), vectors()
     assert layer.out is not None
     assert layer.out.weight is token.weight
-    assert torch.allclose(layer(x, place_of(x)), x @ token.weight.T)
+    assert torch.allclose(layer(x, make_layout(x)), x @ token.weight.T)
     assert head(HeadConfig(kind="lm", outputs=40), small(), token).out.weight is not token.weight  # type: ignore[union-attr]
 
 
@@ -181,7 +183,7 @@ def test_a_tied_head_of_a_narrow_embedding_narrows_first(small: Config) -> None:
     layer, x = head(config, small(embedding_width=8), token), vectors()
     assert layer.dense is not None
     assert layer.norm is not None
-    assert torch.allclose(layer(x, place_of(x)), layer.norm(F.gelu(layer.dense(x))) @ token.weight.T)
+    assert torch.allclose(layer(x, make_layout(x)), layer.norm(F.gelu(layer.dense(x))) @ token.weight.T)
 
 
 @pytest.mark.parametrize(
@@ -235,5 +237,5 @@ def test_place_may_come_from_anywhere() -> None:
     """Pooling needs segments alone: positions of the caller's own are not looked at."""
     x = vectors()
     segment = torch.tensor([[1, 1, 1, 0, 0], [0, 1, 1, 1, 1]])
-    odd = Place(segment, torch.full((2, 5), 99))
-    assert torch.equal(pool(x, odd, "mean"), pool(x, place_of(x, segment), "mean"))
+    odd = SequenceLayout(segment, torch.full((2, 5), 99))
+    assert torch.equal(pool(x, odd, "mean"), pool(x, make_layout(x, segment), "mean"))

@@ -31,7 +31,14 @@ def make(config: StackConfig, cross: bool = True, seed: int = 0) -> nn.ModuleDic
 @pytest.fixture
 def config(small: Config) -> Config:
     def choose(init: str, **choices: object) -> StackConfig:
-        sizes = {"vocab": 200, "width": WIDTH, "layers": LAYERS, "heads": HEADS, "ffn_width": FFN, "types": 50}
+        sizes = {
+            "vocab_size": 200,
+            "width": WIDTH,
+            "layers": LAYERS,
+            "heads": HEADS,
+            "ffn_width": FFN,
+            "token_types": 50,
+        }
         return small(**(sizes | {"position": "learned", "init": init, "init_std": 0.02} | choices))
 
     return choose
@@ -52,7 +59,11 @@ def is_uniform(weight: Tensor, bound: float) -> bool:
 def matrices(parts: nn.ModuleDict) -> dict[str, Tensor]:
     """Every matrix by its kind, fused ones apart."""
     stack, embedding, head = parts["stack"], parts["embedding"], parts["head"]
-    out = {"token": embedding.token.weight, "position": embedding.position.weight, "types": embedding.types.weight}
+    out = {
+        "token": embedding.token.weight,
+        "position": embedding.position.weight,
+        "token_types": embedding.types.weight,
+    }
     out |= {"dense": head.dense.weight, "head": head.out.weight}
     for i, block in enumerate(stack.blocks):
         q, k, v = block.attention.qkv.weight.split(block.attention.split)
@@ -87,7 +98,7 @@ def test_scaled_divides_what_goes_back_into_the_stream(config: Config, cross: bo
 @pytest.mark.parametrize("feedforward", ["relu", "swiglu"])
 def test_xavier_bounds_each_matrix_of_a_fused_one_by_its_own_shape(config: Config, feedforward: str) -> None:
     for name, weight in matrices(make(config("xavier", feedforward=feedforward, kv_heads=2))).items():
-        if name in ("token", "position", "types"):
+        if name in ("token", "position", "token_types"):
             assert is_normal(weight, WIDTH**-0.5), name
         else:
             assert is_uniform(weight, math.sqrt(6 / sum(weight.shape))), name
@@ -97,7 +108,7 @@ def test_t5_starts_by_fan_in_with_the_scores_scale_in_the_queries(config: Config
     stds = {"q": (WIDTH * 16) ** -0.5, "k": WIDTH**-0.5, "v": WIDTH**-0.5, "out": WIDTH**-0.5}
     stds |= {f"cross_{name}": std for name, std in stds.items()}
     stds |= {"up0": WIDTH**-0.5, "up1": WIDTH**-0.5, "down": FFN**-0.5}
-    stds |= {"token": 1.0, "types": 1.0, "position": 1.0, "dense": 0.02, "head": 0.02}
+    stds |= {"token": 1.0, "token_types": 1.0, "position": 1.0, "dense": 0.02, "head": 0.02}
     for name, weight in matrices(make(config("t5", feedforward="geglu"))).items():
         assert is_normal(weight, stds[kind_of(name)]), name
 
@@ -108,7 +119,7 @@ def test_t5_starts_its_position_table_by_the_width(config: Config) -> None:
 
 
 def test_t5_fan_in_follows_heads_that_are_wider_than_the_model(config: Config) -> None:
-    weights = matrices(make(config("t5", head_width=48)))
+    weights = matrices(make(config("t5", head_dim=48)))
     assert is_normal(weights["0.out"], (HEADS * 48) ** -0.5)
     assert is_normal(weights["0.q"], (WIDTH * 48) ** -0.5)
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.attention import flex_attention
 
-from qkv.blocks.attention import KERNELS, render, sdpa
-from qkv.blocks.config import Kernel
-from qkv.blocks.mask import Mask, Offsets, Place, place_of, positions_of
+from qkv.blocks.attention import KERNELS, prepare_mask, sdpa
+from qkv.blocks.config import AttentionKernel
+from qkv.blocks.mask import DocumentOffsets, Mask, SequenceLayout, count_positions, make_layout
 
 EXAMPLES = settings(max_examples=60, deadline=None, derandomize=True)
 
@@ -23,9 +23,9 @@ EXAMPLES = settings(max_examples=60, deadline=None, derandomize=True)
 def may_see(mask: Mask, rows: int, queries: int, keys: int) -> list[list[list[bool]]]:
     """The rule in words: same document, no padding, nothing later, nothing farther than the window."""
 
-    def at(place: Place, row: int, i: int) -> tuple[int, int]:
-        segment = 1 if place.segment is None else int(place.segment[row % len(place.segment), i])
-        return segment, int(place.position[row % len(place.position), i])
+    def at(place: SequenceLayout, row: int, i: int) -> tuple[int, int]:
+        segment = 1 if place.document_ids is None else int(place.document_ids[row % len(place.document_ids), i])
+        return segment, int(place.positions[row % len(place.positions), i])
 
     table = [[[False] * keys for _ in range(queries)] for _ in range(rows)]
     for row in range(rows):
@@ -43,17 +43,17 @@ def may_see(mask: Mask, rows: int, queries: int, keys: int) -> list[list[list[bo
 
 
 @st.composite
-def places(draw: st.DrawFn, rows: int, length: int) -> Place:
+def places(draw: st.DrawFn, rows: int, length: int) -> SequenceLayout:
     """Any segments at all, none, or one text a row; positions counted or arbitrary, of each row or of all."""
     kind = draw(st.sampled_from(["none", "any", "counted"]))
     numbers = st.lists(st.integers(0, 3), min_size=rows * length, max_size=rows * length)
     segment = None if kind == "none" else torch.tensor(draw(numbers)).view(rows, length)
     if kind == "counted":
-        return place_of(torch.zeros(rows, length), segment)
+        return make_layout(torch.zeros(rows, length), segment)
     alike = draw(st.booleans())
     count = length * (1 if alike else rows)
     position = torch.tensor(draw(st.lists(st.integers(0, 9), min_size=count, max_size=count))).view(-1, length)
-    return Place(segment, position)
+    return SequenceLayout(segment, position)
 
 
 @st.composite
@@ -81,11 +81,11 @@ def packed(draw: st.DrawFn) -> tuple[Mask, int]:
     itself = draw(st.booleans())
     key = query if itself else lay(draw(st.integers(1, 7)))
     most = draw(st.sampled_from([0, 4]))
-    places = [Place(segment, positions_of(segment), most) for segment in (query, key)]
+    places = [SequenceLayout(segment, count_positions(segment), most) for segment in (query, key)]
     return Mask(places[0], places[0] if itself else places[1]), rows
 
 
-def implied(offsets: Offsets, rows: int, queries: int, keys: int) -> Tensor:
+def implied(offsets: DocumentOffsets, rows: int, queries: int, keys: int) -> Tensor:
     """The mask that a variable-length kernel sees: documents of the flattened tokens, and nothing between them."""
     flat = torch.zeros(rows * queries, rows * keys, dtype=torch.bool)
     for n in range(len(offsets.query) - 1):
@@ -104,20 +104,20 @@ def implied(offsets: Offsets, rows: int, queries: int, keys: int) -> Tensor:
 @EXAMPLES
 def test_dense_is_the_rule(case: tuple[Mask, int]) -> None:
     mask, rows = case
-    queries, keys = mask.query.position.shape[1], mask.key.position.shape[1]
+    queries, keys = mask.query.positions.shape[1], mask.key.positions.shape[1]
     dense = mask.dense().expand(rows, 1, queries, keys)
     assert dense[:, 0].tolist() == may_see(mask, rows, queries, keys)
 
 
-def check_weights(kernel: Kernel, mask: Mask, rows: int, biased: bool) -> None:
+def check_weights(kernel: AttentionKernel, mask: Mask, rows: int, biased: bool) -> None:
     """With values that are one-hot by key, what comes out of a kernel are the weights themselves."""
-    queries, keys = mask.query.position.shape[1], mask.key.position.shape[1]
+    queries, keys = mask.query.positions.shape[1], mask.key.positions.shape[1]
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(rows, 2, n, 8, dtype=torch.float64, generator=generator) for n in (queries, keys))
     bias = torch.randn(1, 2, queries, keys, dtype=torch.float64, generator=generator) if biased else None
     v = torch.eye(keys, dtype=torch.float64).expand(rows, 2, keys, keys)
     x = torch.zeros(rows, queries, 16, dtype=torch.float64)
-    sight = render(mask, x, kernel=kernel, bias=bias)
+    sight = prepare_mask(mask, x, kernel=kernel, bias=bias)
     assert sight.kernel == kernel
     with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)  # not traced anew for each mask
@@ -147,8 +147,8 @@ def test_flex_looks_where_the_rule_allows(case: tuple[Mask, int], biased: bool) 
 def test_flex_blocks_hold_the_rule(case: tuple[Mask, int]) -> None:
     """The function that FlexAttention calls for each pair, asked for each pair, whatever row it asks for."""
     mask, rows = case
-    queries, keys = mask.query.position.shape[1], mask.key.position.shape[1]
-    rule = mask.blocks().mask_mod
+    queries, keys = mask.query.positions.shape[1], mask.key.positions.shape[1]
+    rule = mask.block_mask().mask_mod
     table = may_see(mask, rows, queries, keys)
     for row in range(rows):
         for i in range(queries):
@@ -161,23 +161,23 @@ def test_flex_blocks_hold_the_rule(case: tuple[Mask, int]) -> None:
 def test_offsets_imply_the_rule(case: tuple[Mask, int]) -> None:
     """Between tokens; what padding sees is thrown away, and tokens never see it."""
     mask, rows = case
-    queries, keys = mask.query.position.shape[1], mask.key.position.shape[1]
+    queries, keys = mask.query.positions.shape[1], mask.key.positions.shape[1]
     seen = implied(mask.offsets(rows), rows, queries, keys)
-    real = (mask.query.segment != 0)[:, :, None]
+    real = (mask.query.document_ids != 0)[:, :, None]
     table = torch.tensor(may_see(mask, rows, queries, keys))
     assert torch.equal(seen & real, table)
 
 
 def test_offsets_of_rows_without_segments_are_the_rows() -> None:
-    place = place_of(torch.zeros(3, 4))
-    offsets = Mask(place, place).offsets(rows=3)
+    place = make_layout(torch.zeros(3, 4))
+    offsets = Mask(place, place).offsets(batch_size=3)
     assert torch.equal(implied(offsets, 3, 4, 4), torch.ones(3, 4, 4, dtype=torch.bool))
-    assert (offsets.longest_query, offsets.longest_key) == (4, 4)
+    assert (offsets.max_query_length, offsets.max_key_length) == (4, 4)
 
 
 def test_offsets_agree_whether_the_number_of_texts_is_known_or_looked_up() -> None:
     segment = torch.tensor([[1, 1, 2, 0], [1, 0, 0, 0]])
-    known, unknown = (Place(segment, positions_of(segment), most) for most in (2, 0))
+    known, unknown = (SequenceLayout(segment, count_positions(segment), most) for most in (2, 0))
     assert torch.equal(Mask(known, known).offsets(2).query, Mask(unknown, unknown).offsets(2).query)
 
 
@@ -189,28 +189,28 @@ def test_offsets_agree_whether_the_number_of_texts_is_known_or_looked_up() -> No
 def test_shortcuts_are_true_when_they_are_taken(case: tuple[Mask, int]) -> None:
     mask, _ = case
     dense = mask.dense()
-    if mask.everything:
+    if mask.is_full:
         assert dense.all()
-    if mask.triangle:
+    if mask.is_plain_causal:
         assert torch.equal(dense[0, 0], torch.ones(dense.shape[-2:]).tril().bool())
 
 
 def test_shortcuts_are_taken_for_plain_rows() -> None:
-    place = place_of(torch.zeros(2, 5))
-    assert Mask(place, place).everything
-    assert Mask(place, place, causal=True).triangle
-    assert render(Mask(place, place, causal=True), torch.zeros(2, 5, 8)).dense is None
+    place = make_layout(torch.zeros(2, 5))
+    assert Mask(place, place).is_full
+    assert Mask(place, place, causal=True).is_plain_causal
+    assert prepare_mask(Mask(place, place, causal=True), torch.zeros(2, 5, 8)).dense is None
 
 
 def test_positions_of_the_callers_own_are_no_triangle() -> None:
     """Positions that start again are not a look-ahead mask by index: only the rule may decide."""
-    place = place_of(torch.zeros(1, 4), position=torch.tensor([[0, 1, 0, 1]]))
+    place = make_layout(torch.zeros(1, 4), positions=torch.tensor([[0, 1, 0, 1]]))
     mask = Mask(place, place, causal=True)
-    assert not mask.triangle
+    assert not mask.is_plain_causal
     q = torch.randn(1, 1, 4, 8, dtype=torch.float64)
     x = torch.zeros(1, 4, 8, dtype=torch.float64)
     v = torch.eye(4, dtype=torch.float64)[None, None]
-    assert torch.equal(sdpa(q, q, v, render(mask, x), 1.0) > 0, mask.dense())
+    assert torch.equal(sdpa(q, q, v, prepare_mask(mask, x), 1.0) > 0, mask.dense())
 
 
 # ── Positions and places ─────────────────────────────────────────────────────────────────────────────────────────
@@ -231,14 +231,14 @@ def test_positions_of_the_callers_own_are_no_triangle() -> None:
     ids=["alone", "right", "left", "packed", "holes", "padding", "one", "empty"],
 )
 def test_positions_count_from_each_start(segment: list[int], position: list[int]) -> None:
-    found = positions_of(torch.tensor([segment], dtype=torch.long))
+    found = count_positions(torch.tensor([segment], dtype=torch.long))
     assert found.tolist() == [position]
 
 
 @given(st.lists(st.lists(st.integers(0, 3), min_size=6, max_size=6), min_size=1, max_size=4))
 @EXAMPLES
 def test_positions_of_rows_do_not_depend_on_each_other(rows: list[list[int]]) -> None:
-    together = positions_of(torch.tensor(rows))
+    together = count_positions(torch.tensor(rows))
     for row, positions in zip(rows, together, strict=True):
         expected = [0] * len(row)
         for i in range(1, len(row)):
@@ -247,19 +247,19 @@ def test_positions_of_rows_do_not_depend_on_each_other(rows: list[list[int]]) ->
 
 
 def test_place_of_ids_alone_is_one_document_a_row() -> None:
-    place = place_of(torch.zeros(3, 4))
-    assert place.segment is None
+    place = make_layout(torch.zeros(3, 4))
+    assert place.document_ids is None
     assert place.padding is None
-    assert place.position.tolist() == [[0, 1, 2, 3]]
+    assert place.positions.tolist() == [[0, 1, 2, 3]]
 
 
 def test_place_of_segments_of_another_shape_is_refused() -> None:
     with pytest.raises(ValueError, match=r"segment has shape \(2, 3\), its tokens have \(2, 4\)"):
-        place_of(torch.zeros(2, 4), torch.ones(2, 3))
+        make_layout(torch.zeros(2, 4), torch.ones(2, 3))
 
 
 def test_padding_is_segment_zero() -> None:
-    place = place_of(torch.zeros(1, 3), torch.tensor([[0, 1, 2]]))
+    place = make_layout(torch.zeros(1, 3), torch.tensor([[0, 1, 2]]))
     assert place.padding is not None
     assert place.padding.tolist() == [[True, False, False]]
 
@@ -271,12 +271,12 @@ def test_fold_lays_the_beams_of_a_source_end_to_end(alike: bool, segmented: bool
     sources, beams, length = 2, 3, 2
     segment = torch.tensor([[1, 1], [1, 2], [2, 2], [0, 1], [1, 0], [1, 1]]) if segmented else None
     position = torch.arange(length)[None] if alike else torch.arange(length) + torch.arange(sources * beams)[:, None]
-    key = Place(torch.tensor([[1, 1, 2, 0], [0, 1, 1, 2]]), torch.arange(4)[None])
-    apart = Place(segment, position)
-    folded = Mask(apart.fold(beams), key).dense().expand(sources, 1, beams * length, 4)
-    many = Place(key.segment.repeat_interleave(beams, dim=0), key.position)
+    key = SequenceLayout(torch.tensor([[1, 1, 2, 0], [0, 1, 1, 2]]), torch.arange(4)[None])
+    apart = SequenceLayout(segment, position)
+    folded = Mask(apart.fold_beams(beams), key).dense().expand(sources, 1, beams * length, 4)
+    many = SequenceLayout(key.document_ids.repeat_interleave(beams, dim=0), key.positions)
     one_by_one = Mask(apart, many).dense().expand(sources * beams, 1, length, 4)
     assert torch.equal(folded.reshape(one_by_one.shape), one_by_one)
     assert torch.equal(
-        apart.fold(beams).position.expand(sources, -1).reshape(-1, length).expand(6, 2), position.expand(6, 2)
+        apart.fold_beams(beams).positions.expand(sources, -1).reshape(-1, length).expand(6, 2), position.expand(6, 2)
     )

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qkv.blocks.config import RotaryScaling, StackConfig
-from qkv.blocks.position import Rotary, ScoreBias, sinusoids, stretch, t5_bucket
+from qkv.blocks.position import Rotary, ScoreBias, scale_frequencies, sinusoids, t5_bucket
 from qkv.blocks.position import alibi_slopes as slopes_on
 
 EXAMPLES = settings(max_examples=50, deadline=None, derandomize=True)
@@ -43,7 +43,7 @@ def test_split_sinusoids_are_the_same_numbers_sines_first() -> None:
 def turn(x: torch.Tensor, position: int, width: int = 8, **options: object) -> torch.Tensor:
     base, scaling = options.get("base", 10_000.0), options.get("scaling")
     rotary = Rotary(torch.tensor([[position]]), width, base, scaling, torch.float64)  # type: ignore[arg-type]
-    return rotary.turn(x.view(1, 1, 1, -1)).flatten()
+    return rotary.rotate(x.view(1, 1, 1, -1)).flatten()
 
 
 @given(st.integers(0, 4000), st.integers(0, 4000), st.integers(0, 2000))
@@ -102,10 +102,12 @@ def llama3_frequency(frequency: float, factor: float, low: float, high: float, o
 
 
 def test_llama3_scaling_leaves_fast_turns_slows_slow_ones_and_blends_between() -> None:
-    scaling = RotaryScaling(kind="llama3", factor=8.0, low=1.0, high=4.0, original_positions=8192)
+    scaling = RotaryScaling(
+        kind="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_positions=8192
+    )
     frequencies = [500_000.0 ** (-2 * i / 128) for i in range(64)]
     expected = [llama3_frequency(f, 8.0, 1.0, 4.0, 8192) for f in frequencies]
-    found = stretch(torch.tensor(frequencies, dtype=torch.float64), scaling).tolist()
+    found = scale_frequencies(torch.tensor(frequencies, dtype=torch.float64), scaling).tolist()
     assert found == pytest.approx(expected, rel=1e-12)
     ratios = [f / e for f, e in zip(frequencies, expected, strict=True)]
     assert ratios[0] == 1.0, "the fastest is left alone"
@@ -185,7 +187,7 @@ def bucket_of(distance: int, buckets: int, longest: int, causal: bool) -> int:
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize(("buckets", "longest"), [(32, 128), (8, 20), (4, 9)])
+@pytest.mark.parametrize(("relative_buckets", "longest"), [(32, 128), (8, 20), (4, 9)])
 def test_t5_buckets_are_the_slow_ones(causal: bool, buckets: int, longest: int) -> None:
     distances = list(range(-300, 301))
     found = t5_bucket(torch.tensor(distances), buckets, longest, causal).tolist()

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from qkv.blocks import Kernel, Memory, Place, SelfCache, Stack, attention, place_of
-from qkv.blocks.attention import render, sdpa
+from qkv.blocks import AttentionKernel, EncoderMemory, SelfCache, SequenceLayout, Stack, attention, make_layout
+from qkv.blocks.attention import prepare_mask, sdpa
 from qkv.blocks.mask import Mask
 from qkv.blocks.position import Rotary
 
@@ -25,9 +25,9 @@ def vectors(rows: int = 2, length: int = 6, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize(("place", "there"), [("pre", True), ("sandwich", True), ("post", False)])
 def test_a_last_norm_is_there_where_blocks_do_not_end_with_one(make_stack: Make, place: str, there: bool) -> None:
     """Trap 11; `tests/parity/test_parity_torch.py` holds the same against torch.nn.Transformer."""
-    stack, x = make_stack(norm_place=place), vectors()
-    here = place_of(x)
-    sight = render(Mask(here, here), x)
+    stack, x = make_stack(norm_placement=place), vectors()
+    here = make_layout(x)
+    sight = prepare_mask(Mask(here, here), x)
     h = x
     for block in stack.blocks:
         h = block(h, sight)
@@ -43,10 +43,10 @@ def test_a_last_norm_is_there_where_blocks_do_not_end_with_one(make_stack: Make,
     [(4, 0, [0, 1, 2, 3]), (4, 1, [0, 0, 0, 0]), (4, 2, [0, 0, 1, 1]), (5, 2, [0, 0, 0, 1, 1])],
 )
 def test_neighbouring_layers_share_blocks(make_stack: Make, layers: int, distinct: int, order: list[int]) -> None:
-    stack, x = make_stack(layers=layers, distinct_layers=distinct), vectors()
+    stack, x = make_stack(layers=layers, num_layer_groups=distinct), vectors()
     assert len(stack.blocks) == (distinct or layers)
-    here = place_of(x)
-    sight = render(Mask(here, here), x)
+    here = make_layout(x)
+    sight = prepare_mask(Mask(here, here), x)
     h = x
     for number in order:
         h = stack.blocks[number](h, sight)
@@ -55,12 +55,12 @@ def test_neighbouring_layers_share_blocks(make_stack: Make, layers: int, distinc
 
 
 def test_layers_that_share_weights_have_caches_of_their_own(make_stack: Make) -> None:
-    stack, x = make_stack(causal=True, layers=3, distinct_layers=1), vectors()
-    full = stack(x, place_of(x))
+    stack, x = make_stack(causal=True, layers=3, num_layer_groups=1), vectors()
+    full = stack(x, make_layout(x))
     cache = SelfCache(3, 2, 4, 6, 4, dtype=torch.float64)
     with torch.no_grad():
         for t in range(6):
-            step = stack(x[:, t : t + 1], Place(None, torch.tensor([[t]])), cache)
+            step = stack(x[:, t : t + 1], SequenceLayout(None, torch.tensor([[t]])), cache)
             assert torch.allclose(step[:, 0], full[:, t], atol=1e-12)
 
 
@@ -69,14 +69,14 @@ def test_layers_that_share_weights_have_caches_of_their_own(make_stack: Make) ->
 
 def test_each_layer_has_the_window_and_the_rotary_base_that_the_config_names(make_stack: Make) -> None:
     stack = make_stack(
-        layers=3, window=1, windowed_layers=(1,), position="rotary", rotary_base=500.0, rotary_base_windowed=20.0
+        layers=3, window=1, sliding_window_layers=(1,), position="rotary", rotary_base=500.0, rotary_base_sliding=20.0
     )
     x = vectors()
-    here = place_of(x)
+    here = make_layout(x)
     h = x
     for layer, (window, base) in enumerate([(0, 500.0), (1, 20.0), (0, 500.0)]):
-        turn = Rotary(here.position, 4, base, None, torch.float64)
-        h = stack.blocks[layer](h, render(Mask(here, here, window=window), x), turn)
+        turn = Rotary(here.positions, 4, base, None, torch.float64)
+        h = stack.blocks[layer](h, prepare_mask(Mask(here, here, window=window), x), turn)
     assert stack.norm is not None
     assert torch.equal(stack(x, here), stack.norm(h))
 
@@ -85,7 +85,7 @@ def test_the_window_does_not_touch_cross_attention(make_stack: Make) -> None:
     """Trap 13: a target at position 0 sees the whole source, however narrow the decoder's own window."""
     stack = make_stack(causal=True, cross=True, window=1)
     x, source = vectors(1, 1), vectors(1, 9, seed=1).requires_grad_()
-    stack(x, place_of(x), memory=Memory(source, place_of(source))).square().sum().backward()
+    stack(x, make_layout(x), memory=EncoderMemory(source, make_layout(source))).square().sum().backward()
     assert source.grad is not None
     assert (source.grad.abs().sum(-1) > 0).all()
 
@@ -94,15 +94,15 @@ def test_the_window_does_not_touch_cross_attention(make_stack: Make) -> None:
 
 
 def gradients(stack: Stack, recompute: bool) -> list[Tensor]:
-    stack.recompute = recompute
+    stack.gradient_checkpointing = recompute
     stack.zero_grad()
     x = vectors().requires_grad_()
     source = vectors(length=3, seed=1)
     segment = torch.tensor([[1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 2, 2]])
-    here = place_of(x, segment)
+    here = make_layout(x, segment)
     torch.manual_seed(7)
-    there = place_of(source, torch.tensor([[1, 2, 2], [1, 1, 2]]))
-    out = stack(x, here, memory=Memory(source, there) if stack.blocks[0].cross is not None else None)
+    there = make_layout(source, torch.tensor([[1, 2, 2], [1, 1, 2]]))
+    out = stack(x, here, memory=EncoderMemory(source, there) if stack.blocks[0].cross is not None else None)
     out.square().sum().backward()
     return [out.detach(), *(p.grad.clone() for p in (x, *stack.parameters()) if p.grad is not None)]
 
@@ -137,8 +137,8 @@ def test_recomputing_runs_every_block_a_second_time(make_stack: Make, monkeypatc
 def test_a_dropout_of_weights_costs_a_fast_kernel_in_training_alone(make_stack: Make) -> None:
     stack, x = make_stack(attention_dropout=0.1), vectors()
     stack.kernel = "flex"
-    assert stack.eval().sights(x, place_of(x), place_of(x))[0].kernel == "flex"
-    assert stack.train().sights(x, place_of(x), place_of(x))[0].kernel == "sdpa"
+    assert stack.eval().prepare_masks(x, make_layout(x), make_layout(x))[0].kernel == "flex"
+    assert stack.train().prepare_masks(x, make_layout(x), make_layout(x))[0].kernel == "sdpa"
 
 
 # ── What does not fit ────────────────────────────────────────────────────────────────────────────────────────────
@@ -148,7 +148,7 @@ def test_a_cache_of_another_number_of_rows_is_refused(make_stack: Make) -> None:
     stack, x = make_stack(causal=True), vectors(rows=3)
     cache = SelfCache(2, 2, 4, 6, 4, dtype=torch.float64)
     with pytest.raises(ValueError, match="a cache of 2 rows cannot serve 3"):
-        stack(x, place_of(x), cache)
+        stack(x, make_layout(x), cache)
     assert cache.filled == 0
 
 
@@ -156,13 +156,13 @@ def test_a_cache_of_another_number_of_rows_is_refused(make_stack: Make) -> None:
 
 SHAPES = {
     "pre": {},
-    "post": {"norm_place": "post"},
-    "sandwich": {"norm_place": "sandwich"},
+    "post": {"norm_placement": "post"},
+    "sandwich": {"norm_placement": "sandwich"},
     "parallel": {"residual": "parallel"},
-    "shared": {"layers": 3, "distinct_layers": 1},
-    "windows and rotary": {"window": 2, "position": "rotary"},
+    "shared": {"layers": 3, "num_layer_groups": 1},
+    "windows and rotary": {"sliding_window": 2, "position": "rotary"},
     "slopes": {"position": "alibi"},
-    "buckets": {"position": "t5"},
+    "relative_buckets": {"position": "t5"},
 }
 
 
@@ -171,11 +171,11 @@ SHAPES = {
 @pytest.mark.parametrize("shape", SHAPES)
 def test_some_places_only_are_those_of_all(make_stack: Make, shape: str, causal: bool, recompute: bool) -> None:
     stack, x = make_stack(causal=causal, **SHAPES[shape]).train(), vectors().requires_grad_()
-    stack.recompute = recompute
+    stack.gradient_checkpointing = recompute
     segment = torch.tensor([[1, 1, 1, 2, 2, 0], [1, 1, 1, 1, 1, 1]])
     only = torch.tensor([4, 0, 11, 4])  # any order, and twice the same
-    wanted = stack(x, place_of(x, segment)).flatten(0, 1)[only]
-    found = stack(x, place_of(x, segment), only=only)
+    wanted = stack(x, make_layout(x, segment)).flatten(0, 1)[only]
+    found = stack(x, make_layout(x, segment), selected=only)
     assert found.shape == (4, 16)
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-13)
     weights = torch.arange(64, dtype=torch.float64).view(4, 16).cos()
@@ -189,14 +189,14 @@ def test_some_places_only_are_those_of_all(make_stack: Make, shape: str, causal:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_only_those_that_are_read_ask(
-    make_stack: Make, shape: str, causal: bool, packed: bool, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+    make_stack: Make, shape: str, causal: bool, packed: bool, kernel: AttentionKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As many places in each row: the last block has as many queries, and vectors and gradients are the same."""
     stack, x = make_stack(causal=causal, **SHAPES[shape]).train(), vectors().requires_grad_()
     stack.kernel = kernel
     segment = torch.tensor([[1, 1, 1, 2, 2, 0], [1, 1, 1, 1, 1, 1]]) if packed else None
     only = torch.tensor([[4], [9]])
-    wanted = stack(x, place_of(x, segment)).flatten(0, 1)[only.flatten()]
+    wanted = stack(x, make_layout(x, segment)).flatten(0, 1)[only.flatten()]
     asked: list[int] = []
 
     def seen(q: Tensor, *rest: Any) -> Tensor:
@@ -205,7 +205,7 @@ def test_only_those_that_are_read_ask(
         return out
 
     monkeypatch.setitem(attention.KERNELS, "sdpa", seen)
-    found = stack(x, place_of(x, segment), only=only)
+    found = stack(x, make_layout(x, segment), selected=only)
     assert found.shape == (2, 16)
     assert asked[-1:] == ([] if kernel == "plain" else [1])
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
@@ -218,16 +218,16 @@ def test_only_those_that_are_read_ask(
 def test_many_are_chosen_after_all_have_asked(make_stack: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where half of a row would ask all of it may as well, and beside a cache the queries are few already."""
     stack, x = make_stack(causal=True), vectors()
-    wanted = stack(x, place_of(x)).flatten(0, 1)
-    monkeypatch.setattr(Stack, "sight_of_few", None)
+    wanted = stack(x, make_layout(x)).flatten(0, 1)
+    monkeypatch.setattr(Stack, "prepare_selected_mask", None)
     only = torch.tensor([[1, 4, 5], [6, 7, 8]])
-    torch.testing.assert_close(stack(x, place_of(x), only=only), wanted[only.flatten()])
+    torch.testing.assert_close(stack(x, make_layout(x), selected=only), wanted[only.flatten()])
     cache = SelfCache(2, 2, 4, 6, 4, dtype=torch.float64)
     one = torch.tensor([[5], [11]])
-    torch.testing.assert_close(stack(x, place_of(x), cache, only=one), wanted[one.flatten()])
+    torch.testing.assert_close(stack(x, make_layout(x), cache, selected=one), wanted[one.flatten()])
 
 
 def test_a_stack_that_reads_a_source_answers_for_all(make_stack: Make) -> None:
     stack, x = make_stack(causal=True, cross=True), vectors()
     with pytest.raises(ValueError, match="leave out `only`"):
-        stack(x, place_of(x), memory=Memory(x, place_of(x)), only=torch.tensor([0]))
+        stack(x, make_layout(x), memory=EncoderMemory(x, make_layout(x)), selected=torch.tensor([0]))

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from qkv.data.problems import BadRecord, Problems
+from qkv.data.problems import InvalidRecord, Problems
 from qkv.data.readers import read
 from qkv.data.records import Record
 
@@ -17,12 +17,12 @@ class ByteEncode:
         self.field = field
         self.fingerprint = f"bytes {shift} {field}"
 
-    def __call__(self, records: list[Record]) -> list[dict[str, list[int]] | BadRecord]:
+    def __call__(self, records: list[Record]) -> list[dict[str, list[int]] | InvalidRecord]:
         return [self.one(record.fields[self.field]) for record in records]
 
-    def one(self, text: str) -> dict[str, list[int]] | BadRecord:
+    def one(self, text: str) -> dict[str, list[int]] | InvalidRecord:
         if text.startswith("bad"):
-            return BadRecord("the text is bad")
+            return InvalidRecord("the text is bad")
         return {"ids": [byte + self.shift for byte in text.encode()]}
 
 
@@ -34,10 +34,10 @@ def write(folder: Path, name: str, data: str | bytes) -> Path:
 
 def fields_of(*arguments, **options) -> list[dict]:
     """All records' fields, with everything accepted that is not an error outright."""
-    options.setdefault("problems", Problems(max_bad=1))
+    options.setdefault("problems", Problems(max_invalid_fraction=1))
     return [record.fields for record in read(*arguments, **options)]
 
 
 def counts(problems: Problems) -> dict[str, int]:
     """How many problems of each kind."""
-    return {kind.name: kind.count for kind in problems.summary().kinds}
+    return {kind.name: kind.count for kind in problems.summary().categories}

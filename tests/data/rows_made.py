@@ -6,39 +6,39 @@ from functools import lru_cache
 import numpy as np
 from hypothesis import settings
 
-from qkv.data.encode import EncodeAnswer, EncodeText
-from qkv.data.examples import MemoryExamples
+from qkv.data.cache.examples import InMemoryExamples
+from qkv.data.encode.encoders import EncodeAnswer, EncodeText
 from qkv.data.objectives import (
-    Answers,
-    Classify,
-    Contrast,
-    Denoise,
+    CausalLM,
+    Classification,
+    Contrastive,
+    Denoising,
     MaskedLM,
     NextSentence,
-    NextToken,
     Objective,
-    Pairs,
+    QuestionAnswering,
+    Seq2SeqLM,
     SpanCorruption,
-    Tags,
+    Tagging,
 )
-from qkv.data.objectives.base import Pieces
-from qkv.data.records import Record, Where
+from qkv.data.objectives.base import FlatExamples
+from qkv.data.records import FileLocation, Record
 from qkv.text import Tokenizer
 
 quick = settings(max_examples=40, deadline=None, derandomize=True)
 
-ROLES = ("pad", "start", "end", "mask", "separator", "classify")
+ROLES = ("pad", "bos", "eos", "mask", "sep", "cls")
 LOREM = "the cat sat on a mat. it was warm! did the dog see it? nobody knows. so they slept on, and on; then woke. "
 
 
 @lru_cache
 def tokenizer(template: str = "bert") -> Tokenizer:
     """Bytes as tokens, with every special role and 100 sentinels."""
-    return Tokenizer.train("byte", iter([]), size=400, roles=ROLES, sentinels=100, template=template)
+    return Tokenizer.train("byte", iter([]), vocab_size=400, special_tokens=ROLES, num_sentinels=100, template=template)
 
 
 def record(**fields) -> Record:
-    return Record(fields, Where("made.jsonl", 1))
+    return Record(fields, FileLocation("made.jsonl", 1))
 
 
 def records(texts: list[str]) -> list[Record]:
@@ -51,68 +51,70 @@ def token_lists(lengths: list[int], seed: int = 0) -> list[list[int]]:
     return [random.integers(150, 350, length).tolist() for length in lengths]
 
 
-def documents(lengths: list[int], seed: int = 0) -> MemoryExamples:
-    return MemoryExamples([{"ids": ids} for ids in token_lists(lengths, seed)], ["ids"])
+def documents(lengths: list[int], seed: int = 0) -> InMemoryExamples:
+    return InMemoryExamples([{"ids": ids} for ids in token_lists(lengths, seed)], ["ids"])
 
 
-def paired(lengths: list[tuple[int, int]], names: tuple[str, str] = ("source", "target")) -> MemoryExamples:
+def paired(lengths: list[tuple[int, int]], names: tuple[str, str] = ("source", "target")) -> InMemoryExamples:
     sides = [token_lists([pair[side] for pair in lengths], seed=side) for side in (0, 1)]
-    return MemoryExamples([dict(zip(names, pair, strict=True)) for pair in zip(*sides, strict=True)], names)
+    return InMemoryExamples([dict(zip(names, pair, strict=True)) for pair in zip(*sides, strict=True)], names)
 
 
 def texts(count: int = 24) -> list[str]:
     return [LOREM[number % 7 : number % 7 + 9 * number] for number in range(1, count + 1)]
 
 
-def marked_texts() -> MemoryExamples:
-    return MemoryExamples.encoded(records(texts()), EncodeText(tokenizer(), words=True, sentences=True))
+def marked_texts() -> InMemoryExamples:
+    return InMemoryExamples.from_records(records(texts()), EncodeText(tokenizer(), words=True, sentences=True))
 
 
-def questions() -> MemoryExamples:
+def questions() -> InMemoryExamples:
     made = []
     for number, context in enumerate(texts(12)):
         begin = min(3 * number, len(context) - 4)
         answers = [context[begin : begin + 4]] if number % 4 else []
         made.append(record(question="who?", context=context, answers=answers, starts=[begin] * len(answers)))
-    return MemoryExamples.encoded(made, EncodeAnswer(tokenizer()))
+    return InMemoryExamples.from_records(made, EncodeAnswer(tokenizer()))
 
 
 RAGGED = [0, 1, 2, 3, 17, 40, 64, 65, 128, 7, 300, 5, 5, 31, 33, 32]
 PAIRS = [(1 + (7 * i) % 23, 1 + (11 * i) % 29) for i in range(40)]
 
 
-def labelled() -> MemoryExamples:
+def labelled() -> InMemoryExamples:
     lists = token_lists([one for one, _ in PAIRS]), token_lists([two for _, two in PAIRS], 1)
     made = [{"first": a, "second": b, "label": [i % 3]} for i, (a, b) in enumerate(zip(*lists, strict=True))]
-    return MemoryExamples(made)
+    return InMemoryExamples(made)
 
 
-def tagged() -> MemoryExamples:
-    return MemoryExamples([{"ids": ids, "tags": [i % 5 for i in ids]} for ids in token_lists([9, 1, 30, 64, 100, 2])])
+def tagged() -> InMemoryExamples:
+    return InMemoryExamples([{"ids": ids, "tags": [i % 5 for i in ids]} for ids in token_lists([9, 1, 30, 64, 100, 2])])
 
 
 OBJECTIVES: dict[str, Callable[[], Objective]] = {
-    "next token": lambda: NextToken(documents(RAGGED), tokenizer(), length=32),
-    "next token, shifted": lambda: NextToken(documents(RAGGED), tokenizer(), length=32, shift=True),
-    "masked": lambda: MaskedLM(documents(RAGGED), tokenizer(), length=32),
-    "masked, whole words": lambda: MaskedLM(marked_texts(), tokenizer(), length=32, whole_words=True),
-    "next sentence": lambda: NextSentence(marked_texts(), tokenizer(), length=64, whole_words=True),
-    "span corruption": lambda: SpanCorruption(documents(RAGGED), tokenizer(), source_length=48),
-    "denoise": lambda: Denoise(marked_texts(), tokenizer(), length=48, permute=True),
-    "pairs": lambda: Pairs(paired(PAIRS), tokenizer(), length=40, source_length=32),
-    "pairs, cut": lambda: Pairs(paired(PAIRS), tokenizer(), length=12, source_length=10, too_long="cut"),
-    "classify": lambda: Classify(labelled(), tokenizer(), length=64),
-    "tags": lambda: Tags(tagged(), tokenizer(), length=32, too_long="split"),
-    "answers": lambda: Answers(questions(), tokenizer(), length=40, overlap=8, question_length=10),
-    "contrast": lambda: Contrast(paired(PAIRS, ("first", "second")), tokenizer(), length=48, source_length=40),
+    "next token": lambda: CausalLM(documents(RAGGED), tokenizer(), max_length=32),
+    "next token, shifted": lambda: CausalLM(documents(RAGGED), tokenizer(), max_length=32, random_offset=True),
+    "masked": lambda: MaskedLM(documents(RAGGED), tokenizer(), max_length=32),
+    "masked, whole words": lambda: MaskedLM(marked_texts(), tokenizer(), max_length=32, whole_word_masking=True),
+    "next sentence": lambda: NextSentence(marked_texts(), tokenizer(), max_length=64, whole_word_masking=True),
+    "span corruption": lambda: SpanCorruption(documents(RAGGED), tokenizer(), max_source_length=48),
+    "denoise": lambda: Denoising(marked_texts(), tokenizer(), max_length=48, permute_sentences=True),
+    "pairs": lambda: Seq2SeqLM(paired(PAIRS), tokenizer(), max_length=40, max_source_length=32),
+    "pairs, cut": lambda: Seq2SeqLM(paired(PAIRS), tokenizer(), max_length=12, max_source_length=10, too_long="cut"),
+    "classify": lambda: Classification(labelled(), tokenizer(), max_length=64),
+    "tags": lambda: Tagging(tagged(), tokenizer(), max_length=32, too_long="split"),
+    "answers": lambda: QuestionAnswering(questions(), tokenizer(), max_length=40, overlap=8, max_question_length=10),
+    "contrast": lambda: Contrastive(
+        paired(PAIRS, ("first", "second")), tokenizer(), max_length=48, max_source_length=40
+    ),
 }
 
 
-def parts(pieces: Pieces) -> list[dict[str, list]]:
+def parts(pieces: FlatExamples) -> list[dict[str, list]]:
     """Every example by itself, as plain lists: the slow way to look at what an objective built."""
     listed: list[dict[str, list]] = [{} for _ in pieces.lengths]
     for name, lengths in (("lengths", pieces.lengths), ("source_lengths", pieces.source_lengths)):
-        fields = ("ids", "labels", "types") if name == "lengths" else ("source_ids",)
+        fields = ("ids", "labels", "token_types") if name == "lengths" else ("source_ids",)
         for field in fields:
             values = getattr(pieces, field)
             if values is not None:

@@ -7,15 +7,15 @@ from rows_made import OBJECTIVES, parts
 from torch.nn import functional as F
 
 from qkv.blocks import HeadConfig, StackConfig
-from qkv.data.batch import Batch
-from qkv.data.draw import Draw
-from qkv.data.loader import Loader
-from qkv.data.objectives import IGNORE
-from qkv.data.rows import Rows
+from qkv.data.load.batch import Batch
+from qkv.data.load.loader import Loader
+from qkv.data.objectives import IGNORE_INDEX
+from qkv.data.stream.random_bits import EpochRng
+from qkv.data.stream.sequences import SequenceStream
 from qkv.models.build import build
 from qkv.models.config import Config
 
-STACK = StackConfig(vocab=400, width=16, layers=2, heads=2, ffn_width=32)
+STACK = StackConfig(vocab_size=400, width=16, layers=2, heads=2, ffn_width=32)
 HEAD = HeadConfig(kind="lm", outputs=400)
 
 
@@ -27,13 +27,20 @@ def network(family: str) -> torch.nn.Module:
 
 def logits(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
     if batch.source_ids is None:
-        return model(batch.ids, batch.segment, batch.position, texts=batch.texts)
-    sides = (batch.source_ids, batch.ids, batch.source_segment, batch.segment, batch.source_position, batch.position)
-    return model(*sides, texts=batch.texts)
+        return model(batch.ids, batch.document_ids, batch.positions, texts=batch.max_documents)
+    sides = (
+        batch.source_ids,
+        batch.ids,
+        batch.source_document_ids,
+        batch.document_ids,
+        batch.source_positions,
+        batch.positions,
+    )
+    return model(*sides, texts=batch.max_documents)
 
 
 def loss(said: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(said.flatten(0, -2), labels.flatten(), ignore_index=IGNORE, reduction="sum")
+    return F.cross_entropy(said.flatten(0, -2), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
 
 
 CASES = [
@@ -50,23 +57,23 @@ def test_the_loss_of_packed_rows_is_that_of_the_examples_alone(name, family):
     objective, model = OBJECTIVES[name](), network(family)
     with torch.no_grad():
         alone = 0.0
-        for part in parts(objective.build(np.arange(objective.count(Draw(0))), Draw(0))):
+        for part in parts(objective.build(np.arange(objective.num_examples(EpochRng(0))), EpochRng(0))):
             sides = [torch.tensor([part[side]]) for side in ("source_ids", "ids") if side in part]
             alone += float(loss(model(*sides), torch.tensor([part["labels"]])))
         for layout in ("packed", "padded"):
-            loader = Loader(Rows(objective, batch_tokens=900, layout=layout), epochs=1)
+            loader = Loader(SequenceStream(objective, batch_tokens=900, layout=layout), epochs=1)
             together = sum(float(loss(logits(model, batch), batch.labels)) for batch in loader)
             assert together == pytest.approx(alone, rel=1e-12)
 
 
 def test_no_gradient_flows_between_examples_of_a_row():
     model = network("decoder")
-    batch = next(iter(Loader(Rows(OBJECTIVES["next token"](), batch_tokens=320, window=50))))
+    batch = next(iter(Loader(SequenceStream(OBJECTIVES["next token"](), batch_tokens=320, pool_size=50))))
     row = int(np.argmax([len(examples) for examples in batch.examples]))
     seen: list[torch.Tensor] = []
     model.embedding.register_forward_hook(lambda _, __, out: seen.append(out.requires_grad_().retain_grad() or out))
     said = logits(model, batch)
-    mine = batch.segment[row] == 2
+    mine = batch.document_ids[row] == 2
     loss(said[row, mine], batch.labels[row, mine]).backward()
     gradient = seen[0].grad.abs().sum(-1)
     assert (gradient[row, mine] > 0).all()

@@ -5,17 +5,17 @@ import json
 import pytest
 
 from qkv.data.problems import Problems, TooManyProblems
-from qkv.data.records import Where
+from qkv.data.records import FileLocation
 from qkv.errors import QkvError
 
 
 def some_problems(max_bad: float = 1.0) -> Problems:
     problems = Problems(max_bad)
-    problems.saw(1000)
+    problems.add_seen(1000)
     for line in range(1, 9):
-        problems.skip("broken JSON", Where("a.jsonl", line), f"reason {line}")
-    problems.skip("missing field", Where("b.jsonl", 3), "no field 'text'")
-    problems.note("byte-order mark", Where("a.jsonl"), "read as UTF-8")
+        problems.skip("broken JSON", FileLocation("a.jsonl", line), f"reason {line}")
+    problems.skip("missing field", FileLocation("b.jsonl", 3), "no field 'text'")
+    problems.note("byte-order mark", FileLocation("a.jsonl"), "read as UTF-8")
     return problems
 
 
@@ -33,15 +33,15 @@ def test_the_summary_is_plain_json_and_can_be_merged():
     again.merge(found)
     assert again.summary() == some_problems().summary()
     again.merge(found)
-    assert (again.seen, again.bad, again.kinds["broken JSON"].count) == (2000, 18, 16)
-    assert len(again.kinds["broken JSON"].first) == again.keep
+    assert (again.num_seen, again.num_invalid, again.categories["broken JSON"].count) == (2000, 18, 16)
+    assert len(again.categories["broken JSON"].samples) == again.max_samples
 
 
 def test_notes_do_not_count_as_bad():
-    problems = Problems(max_bad=0)
-    problems.note("blank line", Where("a.txt", 1), "left out", count=5)
+    problems = Problems(max_invalid_fraction=0)
+    problems.note("blank line", FileLocation("a.txt", 1), "left out", count=5)
     problems.finish()
-    assert problems.bad == 0
+    assert problems.num_invalid == 0
 
 
 def test_a_stricter_run_refuses_what_a_lenient_one_accepted():
@@ -55,8 +55,8 @@ def test_a_stricter_run_refuses_what_a_lenient_one_accepted():
 
 def test_a_broken_file_is_refused_again_by_a_stricter_run():
     lenient = Problems(1.0)
-    lenient.saw(10)
-    lenient.broken("gzip ends early", Where("a.gz"), "ends early")
+    lenient.add_seen(10)
+    lenient.broken_file("gzip ends early", FileLocation("a.gz"), "ends early")
     lenient.finish()
     strict = Problems(0.5)
     strict.merge(lenient.summary().to_dict())
@@ -66,4 +66,4 @@ def test_a_broken_file_is_refused_again_by_a_stricter_run():
 
 def test_a_share_is_between_none_and_all():
     with pytest.raises(QkvError, match="between 0 and 1, not 5"):
-        Problems(max_bad=5)
+        Problems(max_invalid_fraction=5)

@@ -4,16 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.data.records import Record, Where
-from qkv.data.split import Split
+from qkv.data.records import FileLocation, Record
+from qkv.data.split import ValidationSplit
 from qkv.errors import QkvError, UsageError
 
 
 def records(texts, **more) -> list[Record]:
-    return [Record({"text": text, **more}, Where("a.txt", n + 1)) for n, text in enumerate(texts)]
+    return [Record({"text": text, **more}, FileLocation("a.txt", n + 1)) for n, text in enumerate(texts)]
 
 
-def sides(split: Split, all_records: list[Record]) -> tuple[list[Record], list[Record]]:
+def sides(split: ValidationSplit, all_records: list[Record]) -> tuple[list[Record], list[Record]]:
     def take(side):
         try:
             return list(split.records(lambda: iter(all_records), side))
@@ -28,57 +28,62 @@ TEXTS = st.lists(st.text(max_size=6), min_size=1, max_size=40)
 
 @given(TEXTS, st.floats(0.05, 0.95), st.integers(0, 9))
 def test_every_record_is_on_one_side_and_copies_stay_together(texts, fraction, seed):
-    train, validation = sides(Split(fraction, seed), records(texts))
-    assert sorted(r.where.line for r in train + validation) == list(range(1, len(texts) + 1))
+    train, validation = sides(ValidationSplit(fraction, seed), records(texts))
+    assert sorted(r.location.line for r in train + validation) == list(range(1, len(texts) + 1))
     assert not {r.fields["text"] for r in train} & {r.fields["text"] for r in validation}
 
 
 @given(TEXTS, TEXTS)
 def test_appending_moves_nobody(texts, more):
-    before = [r.where.line for r in sides(Split(0.3), records(texts))[1]]
-    after = [r.where.line for r in sides(Split(0.3), records(texts + more))[1] if r.where.line <= len(texts)]
+    before = [r.location.line for r in sides(ValidationSplit(0.3), records(texts))[1]]
+    after = [
+        r.location.line for r in sides(ValidationSplit(0.3), records(texts + more))[1] if r.location.line <= len(texts)
+    ]
     assert before == after
 
 
 @given(TEXTS)
 def test_a_larger_share_holds_the_smaller_one(texts):
-    small, large = ({r.where.line for r in sides(Split(f), records(texts))[1]} for f in (0.1, 0.4))
+    small, large = ({r.location.line for r in sides(ValidationSplit(f), records(texts))[1]} for f in (0.1, 0.4))
     assert small <= large
 
 
 def test_the_share_is_met_on_average_and_depends_on_the_seed():
     many = records([f"text {n}" for n in range(20_000)])
-    chosen = [{r.where.line for r in sides(Split(0.1, seed), many)[1]} for seed in (0, 1)]
+    chosen = [{r.location.line for r in sides(ValidationSplit(0.1, seed), many)[1]} for seed in (0, 1)]
     assert all(1850 < len(one) < 2150 for one in chosen)  # 3.5 standard deviations of 42
     assert len(chosen[0] & chosen[1]) < 400  # two independent tenths share a hundredth
 
 
 def test_the_split_is_the_same_on_every_machine():
     """Frozen: a split that changes would put yesterday's validation records into today's training."""
-    found = [r.where.line for r in sides(Split(0.3, seed=7), records([f"text {n}" for n in range(20)], label=1))[1]]
+    found = [
+        r.location.line
+        for r in sides(ValidationSplit(0.3, seed=7), records([f"text {n}" for n in range(20)], label=1))[1]
+    ]
     assert found == [5, 10, 14, 18]
 
 
 def test_records_that_agree_in_a_field_stay_together():
-    pairs = [Record({"source": f"s{n // 5}", "target": f"t{n}"}, Where("a.tsv", n + 1)) for n in range(200)]
-    train, validation = sides(Split(0.3, by=("source",)), pairs)
+    pairs = [Record({"source": f"s{n // 5}", "target": f"t{n}"}, FileLocation("a.tsv", n + 1)) for n in range(200)]
+    train, validation = sides(ValidationSplit(0.3, group_by=("source",)), pairs)
     assert validation
     assert not {r.fields["source"] for r in train} & {r.fields["source"] for r in validation}
-    mixed = sides(Split(0.3), pairs)
+    mixed = sides(ValidationSplit(0.3), pairs)
     assert {r.fields["source"] for r in mixed[0]} & {r.fields["source"] for r in mixed[1]}, "without `by` they mix"
     with pytest.raises(UsageError, match="the split goes by 'scource', but the record has: source, target"):
-        list(Split(0.3, by=("scource",)).records(lambda: pairs, "train"))
+        list(ValidationSplit(0.3, group_by=("scource",)).records(lambda: pairs, "train"))
 
 
 def test_fields_do_not_run_into_each_other():
-    one = Record({"a": "xy", "b": "z"}, Where("f"))
-    other = Record({"a": "x", "b": "yz"}, Where("f"))
-    assert any(Split(0.5, seed).side(one) != Split(0.5, seed).side(other) for seed in range(40))
+    one = Record({"a": "xy", "b": "z"}, FileLocation("f"))
+    other = Record({"a": "x", "b": "yz"}, FileLocation("f"))
+    assert any(ValidationSplit(0.5, seed).assign(one) != ValidationSplit(0.5, seed).assign(other) for seed in range(40))
 
 
 @given(st.text(min_size=2, max_size=200), st.floats(0.1, 0.9))
 def test_the_tail_of_one_text_is_its_last_characters(text, fraction):
-    train, validation = sides(Split(fraction, how="tail"), records([text]))
+    train, validation = sides(ValidationSplit(fraction, split_by="tail"), records([text]))
     border = int(len(text) * (1 - fraction))
     assert "".join(r.fields["text"] for r in train) == text[:border]
     assert "".join(r.fields["text"] for r in validation) == text[border:]
@@ -86,13 +91,13 @@ def test_the_tail_of_one_text_is_its_last_characters(text, fraction):
 
 @given(st.lists(st.text(min_size=1, max_size=9), min_size=2, max_size=30))
 def test_the_tail_of_many_texts_loses_and_repeats_nothing(texts):
-    train, validation = sides(Split(0.25, how="tail"), records(texts))
+    train, validation = sides(ValidationSplit(0.25, split_by="tail"), records(texts))
     assert "".join(r.fields["text"] for r in train + validation) == "".join(texts)
 
 
 def test_the_tail_never_cuts_a_pair():
-    pairs = [Record({"source": "x" * 10, "target": "y" * 10}, Where("a", n)) for n in range(10)]
-    train, validation = sides(Split(0.25, how="tail"), pairs)
+    pairs = [Record({"source": "x" * 10, "target": "y" * 10}, FileLocation("a", n)) for n in range(10)]
+    train, validation = sides(ValidationSplit(0.25, split_by="tail"), pairs)
     assert train + validation == pairs
     assert len(validation) == 2
 
@@ -100,10 +105,10 @@ def test_the_tail_never_cuts_a_pair():
 def test_wrong_shares_and_empty_sides_are_errors():
     for fraction in (0, 1, 1.5):
         with pytest.raises(UsageError, match="between 0 and 1"):
-            Split(fraction)
+            ValidationSplit(fraction)
     with pytest.raises(QkvError, match="leaves no records for validation"):
-        list(Split(1e-9).records(lambda: records(["a", "b"]), "validation"))
+        list(ValidationSplit(1e-9).records(lambda: records(["a", "b"]), "validation"))
     with pytest.raises(UsageError, match="by content or tail"):
-        Split(0.1, how="random")  # type: ignore[arg-type]
+        ValidationSplit(0.1, split_by="random")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="`by` goes with"):
-        Split(0.1, how="tail", by=("text",))
+        ValidationSplit(0.1, split_by="tail", group_by=("text",))

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from qkv.data.readers import Files, Options
-from qkv.data.survey import Survey, lengths_of, survey
+from qkv.data.readers import DataFiles, ReadOptions
+from qkv.data.survey import DataSurvey, length_stats, survey_files
 from qkv.errors import QkvError
-from qkv.render.survey import render, visible
+from qkv.render.survey import escape_controls, print_survey
 
 
 class Words:
@@ -31,17 +31,17 @@ class Words:
         return [0] * len(spans), spans
 
 
-def shown(found: Survey) -> str:
+def shown(found: DataSurvey) -> str:
     out = io.StringIO()
-    render(found, Console(file=out, width=120))
+    print_survey(found, Console(file=out, width=120))
     return out.getvalue()
 
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=200))
 def test_statistics_from_counts_are_those_of_the_lengths(lengths):
-    found = lengths_of(Counter(lengths))
+    found = length_stats(Counter(lengths))
     assert found is not None
-    assert (found.total, found.least, found.most) == (sum(lengths), min(lengths), max(lengths))
+    assert (found.total, found.min, found.max) == (sum(lengths), min(lengths), max(lengths))
     assert found.mean == pytest.approx(np.mean(lengths))
     assert found.median == int(np.quantile(lengths, 0.5, method="inverted_cdf"))
     assert found.p95 == int(np.quantile(lengths, 0.95, method="inverted_cdf"))
@@ -53,26 +53,28 @@ def test_statistics_from_counts_are_those_of_the_lengths(lengths):
 
 def test_a_table_with_a_label(tmp_path):
     rows = "".join(f"text number {n} is here,{'good' if n % 3 else 'bad'}\n" for n in range(300))
-    found = survey(Files(write(tmp_path, "a.csv", "text,mood\n" + rows)), tokenizer=Words())
+    found = survey_files(DataFiles(write(tmp_path, "a.csv", "text,mood\n" + rows)), tokenizer=Words())
     text, mood = found.fields
     assert (found.examples, found.complete, found.unit) == (300, True, "tokens")
-    assert (text.kind, text.tokens.median, text.characters.most) == ("text", 5, 23)
-    assert (mood.kind, mood.values) == ("label", {"good": 200, "bad": 100})
+    assert (text.value_type, text.tokens.median, text.characters.max) == ("text", 5, 23)
+    assert (mood.value_type, mood.values) == ("label", {"good": 200, "bad": 100})
     assert found.padding.fields == ("text",)
     assert found.first[0].tokens["text"] == ["text", "number", "0", "is", "here"]
-    assert found.first[0].where.endswith("a.csv:2")
+    assert found.first[0].location.endswith("a.csv:2")
 
 
 def test_padding_is_what_the_batches_would_hold(tmp_path):
     """Lengths 1, 3, 1, 3 in batches of two: 8 tokens in 12 places; of like lengths none; packed in rows of 4 none."""
     path = write(tmp_path, "a.txt", "a\na b c\na\na b c\n")
-    found = survey(Files(path), tokenizer=Words(), row=4, batch=2).padding
-    assert found.plain == pytest.approx(1 - 8 / 12)
+    found = survey_files(DataFiles(path), tokenizer=Words(), max_length=4, batch_size=2).padding
+    assert found.random_order == pytest.approx(1 - 8 / 12)
     assert (found.by_length, found.packed, found.too_long) == (0, 0, 0)
 
 
 def test_a_text_longer_than_a_row_is_counted(tmp_path):
-    found = survey(Files(write(tmp_path, "a.txt", "a b c d e\na b\n")), tokenizer=Words(), row=4, batch=2).padding
+    found = survey_files(
+        DataFiles(write(tmp_path, "a.txt", "a b c d e\na b\n")), tokenizer=Words(), max_length=4, batch_size=2
+    ).padding
     assert found.too_long == 1
     assert found.packed == pytest.approx(1 - 7 / 8)
 
@@ -80,38 +82,38 @@ def test_a_text_longer_than_a_row_is_counted(tmp_path):
 def test_pairs_are_packed_in_step_in_rows_of_fitting_lengths(tmp_path):
     english = "".join("a " * (n % 7) + f"a{n}\n" for n in range(500))
     french = "".join("b " * (2 * (n % 7) + 1) + f"b{n}\n" for n in range(500))
-    files = Files([write(tmp_path, "t.en", english), write(tmp_path, "t.fr", french)])
-    found = survey(files, tokenizer=Words(), row=64)
-    assert found.padding.rows == (32, 64)
-    assert found.padding.packed < 0.06 < found.padding.plain
+    files = DataFiles([write(tmp_path, "t.en", english), write(tmp_path, "t.fr", french)])
+    found = survey_files(files, tokenizer=Words(), max_length=64)
+    assert found.padding.sequence_lengths == (32, 64)
+    assert found.padding.packed < 0.06 < found.padding.random_order
     assert found.files[0].format == "aligned"
 
 
 def test_tags_are_counted_one_by_one(tmp_path):
     sentences = "".join(f"Ada{n} B-PER\nwrote{n} O\nit{n} O\n\n" for n in range(50))
-    found = survey(Files(write(tmp_path, "a.conll", sentences)))
-    assert [(one.kind, one.values) for one in found.fields] == [("texts", {}), ("tags", {"O": 100, "B-PER": 50})]
+    found = survey_files(DataFiles(write(tmp_path, "a.conll", sentences)))
+    assert [(one.value_type, one.values) for one in found.fields] == [("texts", {}), ("tags", {"O": 100, "B-PER": 50})]
     assert found.padding.fields == ("tokens",)
 
 
 def test_a_limit_looks_at_the_first_and_says_so(tmp_path):
-    found = survey(Files(write(tmp_path, "a.txt", "a\n" * 100)), limit=10)
+    found = survey_files(DataFiles(write(tmp_path, "a.txt", "a\n" * 100)), max_examples=10)
     assert (found.examples, found.complete) == (10, False)
     assert "the first of more" in shown(found)
 
 
 def test_problems_are_shown_and_do_not_stop_it(tmp_path):
     path = write(tmp_path, "a.jsonl", '{"text": "hello"}\nbroken\n')
-    found = survey(Files(path))
-    assert (found.examples, found.problems.bad) == (1, 1)
+    found = survey_files(DataFiles(path))
+    assert (found.examples, found.problems.num_invalid) == (1, 1)
     assert f"{path}:2: Expecting value" in shown(found).replace("\n", "")
     with pytest.raises(QkvError, match="no usable records"):
-        survey(Files(write(tmp_path, "b.jsonl", "broken\n")))
+        survey_files(DataFiles(write(tmp_path, "b.jsonl", "broken\n")))
 
 
 def test_everything_is_json(tmp_path):
     row = {"id": 3, "turns": [{"role": "user", "content": "hi there"}], "score": 0.5, "empty": None, "list": [1, 2]}
-    found = survey(Files(write(tmp_path, "a.jsonl", json.dumps(row) + "\n")), tokenizer=Words())
+    found = survey_files(DataFiles(write(tmp_path, "a.jsonl", json.dumps(row) + "\n")), tokenizer=Words())
     told = json.loads(json.dumps(found.to_dict()))
     assert told["examples"] == 1
     assert [one["kind"] for one in told["fields"]] == ["number", "list", "number", "other", "list"]
@@ -121,15 +123,17 @@ def test_everything_is_json(tmp_path):
 
 def test_the_picture_holds_what_was_found(tmp_path):
     rows = "".join(f"{'word ' * (n % 20)}end\t{n % 2}\n" for n in range(400))
-    text = shown(survey(Files(write(tmp_path, "a.tsv", rows), options=Options(header=False)), tokenizer=Words()))
+    text = shown(
+        survey_files(DataFiles(write(tmp_path, "a.tsv", rows), options=ReadOptions(header=False)), tokenizer=Words())
+    )
     for part in ("a.tsv", "tsv", "400 examples", "2 labels", "packed into rows of 512 tokens", "0 of 400 records"):
         assert part in text
 
 
 def test_a_users_text_cannot_command_the_terminal(tmp_path):
     path = write(tmp_path, "a.txt", "\x1b[2J[bold red]wiped[/] \u202etxet\n")
-    text = shown(survey(Files(path), tokenizer=Words()))
+    text = shown(survey_files(DataFiles(path), tokenizer=Words()))
     assert "\x1b[2J" not in text
     assert "\u202e" not in text
     assert "␛[2J[bold red]wiped[/]" in text, "drawn, and not taken for markup"
-    assert visible("a\nb", keep="\n") == "a\nb"
+    assert escape_controls("a\nb", keep="\n") == "a\nb"

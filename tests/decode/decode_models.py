@@ -11,12 +11,15 @@ END, START = 1, 2
 def tiny(family: str, vocab: int = 12, seed: int = 0, position: str = "rotary", spread: float = 1.0) -> Network:
     """A random model whose next token really depends on what came before."""
     stack = StackConfig(
-        vocab=vocab, width=16, layers=2, heads=2, ffn_width=32, position=position, max_positions=64, init_std=0.3
+        vocab_size=vocab, width=16, layers=2, heads=2, ffn_width=32, position=position, max_positions=64, init_std=0.3
     )
     head = HeadConfig(kind="lm", outputs=vocab)
     sides = {"decoder": {"decoder": stack}, "seq2seq": {"encoder": stack, "decoder": stack}}[family]
     torch.manual_seed(seed)
-    network = build(Config(**sides, head=head, pad=0, start=START, end=(END,)), dtype=torch.float64).eval()
+    network = build(
+        Config(**sides, head=head, pad_token_id=0, decoder_start_token_id=START, eos_token_ids=(END,)),
+        dtype=torch.float64,
+    ).eval()
     with torch.no_grad():
         network.head.out.weight.mul_(4.0 * spread)
     return network

@@ -11,7 +11,7 @@ from random import Random
 import torch
 
 from qkv.blocks import HeadConfig, StackConfig
-from qkv.decode import Engine, Options, Request, Result, generate
+from qkv.decode import Engine, GenerationOptions, GenerationResult, Request, generate
 from qkv.models import Config, Network, build
 from qkv.text import Tokenizer
 
@@ -21,22 +21,22 @@ LETTERS = "abcdefghij"
 
 @cache
 def letters() -> Tokenizer:
-    return Tokenizer.train("char", iter([LETTERS]), size=14, roles=["pad", "start", "end", "unknown"])
+    return Tokenizer.train("char", iter([LETTERS]), vocab_size=14, special_tokens=["pad", "bos", "eos", "unk"])
 
 
 @cache
 def small(kind: str) -> Network:
     """A random float64 model: its family, and after a hyphen what is special about it."""
     family, _, rest = kind.partition("-")
-    vocab = letters().size
+    vocab = letters().vocab_size
     stack = StackConfig(
-        vocab=vocab,
+        vocab_size=vocab,
         width=8,
         layers=1 if rest in ("learned", "t5") else 2,
         heads=2,
         ffn_width=8,
         kv_heads=1 if "grouped" in rest else 0,
-        window=3 if "window" in rest else 0,
+        sliding_window=3 if "sliding_window" in rest else 0,
         position=next((p for p in ("learned", "alibi", "t5") if p in rest), "rotary"),  # type: ignore[arg-type]
         max_positions=40,
         init_std=0.6,
@@ -46,9 +46,9 @@ def small(kind: str) -> Network:
         encoder=stack if family == "seq2seq" else None,
         decoder=stack,
         head=HeadConfig(kind="lm", outputs=vocab),
-        pad=0,
-        start=START,
-        end=(END,),
+        pad_token_id=0,
+        decoder_start_token_id=START,
+        eos_token_ids=(END,),
     )
     network = build(config, dtype=torch.float64).eval()
     with torch.no_grad():
@@ -71,23 +71,25 @@ def pool_of_prompts() -> list[tuple[int, ...]]:
 
 PROMPTS = pool_of_prompts()
 OPTIONS = [
-    Options(max_tokens=5),
-    Options(max_tokens=1),
-    Options(max_tokens=7, min_tokens=3),
-    Options(max_tokens=7, stop=("ab", "ca", "e")),
-    Options(max_tokens=4, repetition_penalty=1.5, logprobs=3),
-    Options(max_tokens=6, no_repeat=2, banned=(5, 7)),
-    Options(max_tokens=4, prefix=(6, 4, 4)),
-    Options(max_tokens=6, temperature=1.0, seed=5),
-    Options(max_tokens=5, temperature=1.7, seed=6, top_k=4, logprobs=1),
-    Options(max_tokens=5, temperature=0.8, seed=7, top_p=0.8),
-    Options(max_tokens=6, temperature=1.3, seed=8, min_p=0.1, repetition_penalty=1.2, min_tokens=6),
-    Options(max_tokens=4, filters=(lambda logits, tokens: logits.roll(1, -1) if tokens.shape[1] % 2 else logits,)),
+    GenerationOptions(max_tokens=5),
+    GenerationOptions(max_tokens=1),
+    GenerationOptions(max_tokens=7, min_tokens=3),
+    GenerationOptions(max_tokens=7, stop=("ab", "ca", "e")),
+    GenerationOptions(max_tokens=4, repetition_penalty=1.5, logprobs=3),
+    GenerationOptions(max_tokens=6, no_repeat_ngram_size=2, suppress_tokens=(5, 7)),
+    GenerationOptions(max_tokens=4, prefix=(6, 4, 4)),
+    GenerationOptions(max_tokens=6, temperature=1.0, seed=5),
+    GenerationOptions(max_tokens=5, temperature=1.7, seed=6, top_k=4, logprobs=1),
+    GenerationOptions(max_tokens=5, temperature=0.8, seed=7, top_p=0.8),
+    GenerationOptions(max_tokens=6, temperature=1.3, seed=8, min_p=0.1, repetition_penalty=1.2, min_tokens=6),
+    GenerationOptions(
+        max_tokens=4, logits_processors=(lambda logits, tokens: logits.roll(1, -1) if tokens.shape[1] % 2 else logits,)
+    ),
 ]
 
 
 @cache
-def alone(kind: str, prompt: int, options: int) -> Result:
+def alone(kind: str, prompt: int, options: int) -> GenerationResult:
     """What `generate` writes for one request by itself."""
     return generate(small(kind), [PROMPTS[prompt]], OPTIONS[options], letters())[0]
 
@@ -136,10 +138,10 @@ def carry_out(kind: str, plan: Plan) -> tuple[Engine, list[tuple[Ask, Request]]]
     engine = Engine(
         small(kind),
         letters(),
-        rows=plan.rows,
-        pages=plan.pages,
+        max_sequences=plan.rows,
+        num_pages=plan.pages,
         page_size=plan.page_size,
-        read_at_once=plan.read_at_once,
+        max_prefill_tokens=plan.read_at_once,
     )
     made: list[tuple[Ask, Request]] = []
     coming = sorted(plan.asks, key=lambda ask: ask.arrives)
@@ -154,7 +156,7 @@ def carry_out(kind: str, plan: Plan) -> tuple[Engine, list[tuple[Ask, Request]]]
         more = engine.step()
         check_memory(engine)
         if not more and not coming:
-            blank = [t[0] for t in (*engine.pages.keys, *engine.pages.values)]
+            blank = [t[0] for t in (*engine.page_pool.keys, *engine.page_pool.values)]
             assert not any(t.any() for t in blank), "the blank page was written"
             return engine, made
         step += 1
@@ -162,19 +164,19 @@ def carry_out(kind: str, plan: Plan) -> tuple[Engine, list[tuple[Ask, Request]]]
 
 def check_memory(engine: Engine) -> None:
     """Every page is spare, or known, or one request's own; and known ones have as many holders as are counted."""
-    pages, schedule = engine.pages, engine._schedule
-    held = [page for request in schedule.running for page in request.own]
+    pages, schedule = engine.page_pool, engine._scheduler
+    held = [page for request in schedule.running for page in request.own_pages]
     known, heads = [], list(pages._roots.values())
     while heads:
-        below = list(heads.pop().below.values())
+        below = list(heads.pop().children.values())
         known += below
         heads += below
-    assert sorted([*pages._spare, *held, *(one.page for one in known)]) == list(range(1, pages.count + 1))
+    assert sorted([*pages._free, *held, *(one.page for one in known)]) == list(range(1, pages.num_pages + 1))
     for one in known:
-        assert one.holders == sum(one in request.known for request in schedule.running)
-        assert (one.page in pages._unheld) == (one.holders == 0)
+        assert one.holders == sum(one in request.shared_pages for request in schedule.running)
+        assert (one.page in pages._unused) == (one.holders == 0)
     for request in schedule.waiting:
-        assert not request.table
-    assert pages.free == pages.count - len({p for r in schedule.running for p in r.table})
-    assert [r.number for r in schedule.running] == sorted(r.number for r in schedule.running)
-    assert [r.number for r in schedule.waiting] == sorted(r.number for r in schedule.waiting)
+        assert not request.page_table
+    assert pages.num_free == pages.num_pages - len({p for r in schedule.running for p in r.page_table})
+    assert [r.request_id for r in schedule.running] == sorted(r.request_id for r in schedule.running)
+    assert [r.request_id for r in schedule.waiting] == sorted(r.request_id for r in schedule.waiting)

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from prepare_samples import sample_files, sample_recipe
 
-from qkv.tasks.training import Trained, open_recipe, train
-from qkv.train import recipe_file
-from qkv.train.checkpoint_read import Checkpoint
-from qkv.train.recipe import Recipe
-from qkv.train.run_folder import RunFolder
+from qkv.tasks.train import TrainingResult, open_recipe, train
+from qkv.train.checkpoint.reader import Checkpoint
+from qkv.train.recipe.schema import Recipe, recipe_file
+from qkv.train.run.folder import RunFolder
 from qkv.train.watch import StepReport, Watcher
 
 STEPS = 10
@@ -71,12 +70,12 @@ class CrashAfter(Watcher):
     def __init__(self, step: int) -> None:
         self.at = step
 
-    def step(self, report: StepReport) -> None:
+    def on_step(self, report: StepReport) -> None:
         if report.step >= self.at:
             raise Crash
 
 
-def go_on(run: str | Path, *changes: str, **options: Any) -> Trained:
+def go_on(run: str | Path, *changes: str, **options: Any) -> TrainingResult:
     """What `qkv train RUN` does."""
     return train(open_recipe(run, changes), **options)
 
@@ -89,10 +88,10 @@ def newest(run: str | Path) -> Checkpoint:
 
 def difference(one: Checkpoint, other: Checkpoint) -> str:
     """The first thing in which two checkpoints differ: tensors bit by bit, the place in the data, progress."""
-    if one.names() != other.names():
-        return f"other tensors: {set(one.names()) ^ set(other.names())}"
-    for name in one.names():
-        a, b = one.whole(name), other.whole(name)
+    if one.tensor_names() != other.tensor_names():
+        return f"other tensors: {set(one.tensor_names()) ^ set(other.tensor_names())}"
+    for name in one.tensor_names():
+        a, b = one.read_tensor(name), other.read_tensor(name)
         if a.dtype != b.dtype or not torch.equal(a, b):
             return name
     for what in ("data", "scaler", "parts", "same"):
@@ -108,13 +107,13 @@ def log_of(run: str | Path, *kinds: str) -> list[dict[str, Any]]:
     """What a run's log says, but for the time."""
     return [
         {name: value for name, value in line.items() if name != "seconds"}
-        for line in RunFolder(run).records()
+        for line in RunFolder(run).log_records()
         if line["kind"] in (kinds or ("step", "eval"))
     ]
 
 
 def notes_of(run: str | Path) -> str:
-    return "\n".join(line["text"] for line in RunFolder(run).records() if line["kind"] == "note")
+    return "\n".join(line["text"] for line in RunFolder(run).log_records() if line["kind"] == "note")
 
 
 def files_of(run: str | Path) -> dict[str, bytes]:

@@ -23,12 +23,12 @@ from pathlib import Path
 
 import torch
 
-from qkv.train.checkpoint import PHASES, Checkpoint, Checkpoints
-from qkv.train.pieces import Piece
+from qkv.train.checkpoint.folder import SAVE_PHASES, Checkpoint, CheckpointFolder
+from qkv.train.checkpoint.slices import TensorSlice
 
 ROWS, COLUMNS, TENSORS = 64, 1024, 8  # 2 MB: enough for a kill to fall into the middle of it
 KEEP = 2
-FIRST_ALONE = PHASES[PHASES.index("manifest") :]  # phases that only the first process comes to
+FIRST_ALONE = SAVE_PHASES[SAVE_PHASES.index("manifest") :]  # phases that only the first process comes to
 
 
 @dataclass(frozen=True)
@@ -47,29 +47,31 @@ def tensors_of(step: int, version: int) -> dict[str, torch.Tensor]:
     return {f"layer.{n}": torch.randn(ROWS, COLUMNS, generator=draw) for n in range(TENSORS)}
 
 
-def pieces_of(tensors: dict[str, torch.Tensor], rank: int, ranks: int) -> dict[str, list[Piece]]:
+def pieces_of(tensors: dict[str, torch.Tensor], rank: int, ranks: int) -> dict[str, list[TensorSlice]]:
     """Each process holds its share of the rows."""
     share = ROWS // ranks
     rows = slice(rank * share, (rank + 1) * share)
-    return {name: [Piece(t[rows], (rank * share, 0), tuple(t.shape))] for name, t in tensors.items()}
+    return {name: [TensorSlice(t[rows], (rank * share, 0), tuple(t.shape))] for name, t in tensors.items()}
 
 
 def problem_of(checkpoint: Checkpoint | None, at_least: int) -> str:
     """What is wrong with the newest checkpoint, if anything."""
     if checkpoint is None:
         return "" if at_least == 0 else f"no checkpoint, and step {at_least} was complete"
-    if checkpoint.passed_over:
-        return f"passed over: {checkpoint.passed_over}"
+    if checkpoint.skipped:
+        return f"passed over: {checkpoint.skipped}"
     if checkpoint.step < at_least:
         return f"step {checkpoint.step}, and step {at_least} was complete"
     expected = tensors_of(checkpoint.step, checkpoint.state["version"])
-    wrong = [name for name, tensor in expected.items() if not torch.equal(checkpoint.whole(name), tensor)]
+    wrong = [name for name, tensor in expected.items() if not torch.equal(checkpoint.read_tensor(name), tensor)]
     return f"step {checkpoint.step}: {wrong} differ" if wrong else ""
 
 
 def save_until_killed(folder: Path, rank: int, ranks: int, on_phase: Callable[[str], None], say: int) -> None:
     """What the victim does. Every step is saved twice, so that saving over an older one is killed as well."""
-    checkpoints = Checkpoints(folder, keep=KEEP, rank=rank, ranks=ranks, on_phase=on_phase, patience=20)
+    checkpoints = CheckpointFolder(
+        folder, max_to_keep=KEEP, rank=rank, world_size=ranks, on_phase=on_phase, timeout_seconds=20
+    )
     newest = checkpoints.newest()
     step = newest.step + 1 if newest else 1
     while True:
@@ -112,7 +114,7 @@ def kill_once(folder: Path, where: str, ranks: int, complete: int, draw: random.
         at_phase = on_phase if rank == victim else lambda name: None
         return lambda: save_until_killed(folder, rank, ranks, at_phase, say)
 
-    Checkpoints(folder, keep=KEEP).recover()  # before any of several processes saves
+    CheckpointFolder(folder, max_to_keep=KEEP).recover()  # before any of several processes saves
     pids = [forked(work(rank)) for rank in range(ranks)]
     if where == "any moment":
         time.sleep(draw.uniform(0, 0.25))
@@ -128,7 +130,7 @@ def kill_once(folder: Path, where: str, ranks: int, complete: int, draw: random.
     complete = max([complete, *(int.from_bytes(told[i : i + 4], "little") for i in range(0, len(told) - 3, 4))])
 
     left = len(list(folder.glob(".step-*"))) if folder.exists() else 0
-    checkpoints = Checkpoints(folder, keep=KEEP)
+    checkpoints = CheckpointFolder(folder, max_to_keep=KEEP)
     checkpoints.recover()
     newest = checkpoints.newest()
     problem = problem_of(newest, complete)
@@ -145,7 +147,7 @@ def kill_many(kills: int, seed: int = 0) -> list[Outcome]:
     outcomes, complete = [], 0
     with tempfile.TemporaryDirectory() as folder:
         for number in range(kills):
-            where = "any moment" if number % 2 else PHASES[number // 2 % len(PHASES)]
+            where = "any moment" if number % 2 else SAVE_PHASES[number // 2 % len(SAVE_PHASES)]
             ranks = 2 if number % 8 >= 6 else 1
             outcome, complete = kill_once(Path(folder) / "checkpoints", where, ranks, complete, draw)
             outcomes.append(outcome)
@@ -166,7 +168,7 @@ def main() -> int:
         return 0
     print(f"{'killed at':12} processes  kills  left half-made  wrong")
     counts = Counter((outcome.where, outcome.ranks) for outcome in outcomes)
-    for where, ranks in sorted(counts, key=lambda key: ([*PHASES, "any moment"].index(key[0]), key[1])):
+    for where, ranks in sorted(counts, key=lambda key: ([*SAVE_PHASES, "any moment"].index(key[0]), key[1])):
         these = [o for o in outcomes if (o.where, o.ranks) == (where, ranks)]
         left, wrong = sum(bool(o.left) for o in these), sum(bool(o.problem) for o in these)
         print(f"{where:12} {ranks:9}  {len(these):5}  {left:14}  {wrong:5}")

@@ -27,8 +27,8 @@ import torch
 from fault_runs import changed, difference, files_of, go_on, log_of, newest, tiny, train
 
 from qkv.errors import QkvError
-from qkv.train.recipe import Recipe
-from qkv.train.run_folder import RunFolder
+from qkv.train.recipe.schema import Recipe
+from qkv.train.run.folder import RunFolder
 
 STEPS, SAVE = 24, 2
 PLACES = ("preparing", "before the first checkpoint", "between checkpoints", "while saving", "after the last step")
@@ -66,7 +66,7 @@ def forked(recipe: Recipe, said: Path) -> int:
         with said.open("w") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
-            begun = RunFolder(recipe.run).begun
+            begun = RunFolder(recipe.run).is_run
             go_on(recipe.run) if begun else train(recipe)
         code = 0
     except BaseException as error:
@@ -119,7 +119,7 @@ def kill_training(kills: int, seed: int = 0) -> tuple[list[Outcome], list[Finish
                 number, here = number + 1, 0
         if here:
             try:
-                go_on(run) if RunFolder(run).begun else train(own)
+                go_on(run) if RunFolder(run).is_run else train(own)
                 finished.append(Finished(here, told(Path(recipe.run), run)))
             except QkvError as error:
                 finished.append(Finished(here, str(error)))

@@ -13,14 +13,14 @@ from fault_runs import Crash, CrashAfter, changed, files_of, go_on, log_of, note
 import qkv
 from qkv import cli
 from qkv.errors import QkvError
-from qkv.render.curves import draw_curves
-from qkv.tasks.training import open_recipe
-from qkv.train import midway
-from qkv.train.checkpoint_files import folder_name
-from qkv.train.progress import better
-from qkv.train.recipe import Recipe
-from qkv.train.run_folder import METRICS, RunFolder, command
-from qkv.train.watch import End, Watcher
+from qkv.render.learning_curves import draw_curves
+from qkv.tasks.train import open_recipe
+from qkv.train.checkpoint.files import step_folder_name
+from qkv.train.progress import is_better
+from qkv.train.recipe.schema import Recipe
+from qkv.train.run import load as midway
+from qkv.train.run.folder import METRICS, RunFolder, resume_command
+from qkv.train.watch import RunEnd, Watcher
 
 PLAIN = {"ema": 0.0, "workers": 0, "micro_batch": 0}
 
@@ -41,7 +41,7 @@ def copied(recipe: Recipe, name: str) -> str:
 
 
 def damage(run: str, step: int) -> None:
-    shard = next((Path(run) / "checkpoints" / folder_name(step)).glob("*.safetensors"))
+    shard = next((Path(run) / "checkpoints" / step_folder_name(step)).glob("*.safetensors"))
     data = bytearray(shard.read_bytes())
     data[-1] ^= 1
     shard.write_bytes(data)
@@ -67,7 +67,7 @@ def test_where_a_run_ended_counts_when_it_is_given_more(finished: Recipe) -> Non
     train(short)
     go_on(short.run, "train.steps=9")
     train(long)
-    ours, theirs = (RunFolder(run).checkpoints.at(9).state["progress"] for run in (short.run, long.run))
+    ours, theirs = (RunFolder(run).checkpoints.open_step(9).state["progress"] for run in (short.run, long.run))
     assert {**ours, "seconds": 0} == {**theirs, "seconds": 0}
 
 
@@ -108,7 +108,7 @@ def test_a_model_whose_checkpoints_are_gone_is_not_trained_over(finished: Recipe
 def test_a_mean_leaves_out_what_is_damaged(finished: Recipe) -> None:
     run = copied(finished, "mean")
     damage(run, 4)
-    go_on(run, "train.average=3")
+    go_on(run, "train.average_checkpoints=3")
     assert "damaged" in notes_of(run)
     assert "the mean of those at 2 checkpoints, steps 6 to 8" in notes_of(run)
 
@@ -133,16 +133,16 @@ def test_a_log_that_cannot_be_written_is_told_of_once(tmp_path: Path) -> None:
             what(folder)
 
     with pytest.raises(QkvError, match=r"metrics\.jsonl: cannot be written \(No space"):
-        fails(lambda folder: folder.log({"kind": "step"}))
+        fails(lambda folder: folder.append_log({"kind": "step"}))
     with pytest.raises(QkvError, match=r"metrics\.jsonl: cannot be written"):  # the lock was given back
-        fails(lambda folder: folder.sync())
+        fails(lambda folder: folder.sync_log())
 
 
 def test_what_is_refused_changes_no_recipe(finished: Recipe) -> None:
     run = copied(finished, "refused")
     before = (Path(run) / "recipe.toml").read_text()
     with pytest.raises(QkvError):
-        go_on(run, 'train.track=["wandb"]', "train.steps=20")
+        go_on(run, 'train.trackers=["wandb"]', "train.steps=20")
     pairs = Path(finished.run).parent / "pairs.tsv"
     text = pairs.read_text()
     pairs.write_text(text + "one more\tMORE ONE\n")
@@ -160,7 +160,7 @@ def test_a_run_has_come_to_its_end_when_its_model_is_there(finished: Recipe) -> 
     run = copied(finished, "ended")
 
     class Dies(Watcher):
-        def end(self, end: End) -> None:
+        def end(self, end: RunEnd) -> None:
             raise Crash
 
     with pytest.raises(Crash):
@@ -178,10 +178,10 @@ def test_a_checkpoint_that_vanishes_is_no_reason_to_give_up(finished: Recipe, mo
     folder = RunFolder(run)
     real, listed = folder.checkpoints.steps(), iter([[1], [], [2]])
     monkeypatch.setattr(type(folder.checkpoints), "steps", lambda self: next(listed, real))
-    assert midway.newest_of(folder, "cpu", None).notes[0].endswith("these are the weights of step 8")
+    assert midway.load_newest(folder, "cpu", None).notes[0].endswith("these are the weights of step 8")
     monkeypatch.setattr(type(folder.checkpoints), "steps", lambda self: [1])
     with pytest.raises(QkvError, match="gone before they are read"):
-        midway.newest_of(folder, "cpu", None)
+        midway.load_newest(folder, "cpu", None)
 
 
 def test_other_held_out_data_is_told_of(finished: Recipe) -> None:
@@ -194,7 +194,7 @@ def test_other_held_out_data_is_told_of(finished: Recipe) -> None:
     held_out.write_text("source\ttarget\nthe cat\tCAT THE\nBob runs\tRUNS BOB\n")
     go_on(recipe.run, "train.steps=9")
     assert "the held-out data is not what it was" in notes_of(recipe.run)
-    assert RunFolder(recipe.run).checkpoints.at(9).state["progress"]["best"] is None
+    assert RunFolder(recipe.run).checkpoints.open_step(9).state["progress"]["best"] is None
 
 
 def test_a_line_that_cannot_be_read_spoils_nothing(finished: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,7 +205,7 @@ def test_a_line_that_cannot_be_read_spoils_nothing(finished: Recipe, capsys: pyt
     assert "<svg" in (run / "a.svg").read_text()
     qkv.load(run)
     (run / "curves.svg").mkdir()
-    assert cli.call(["train", str(run)]) == 0
+    assert cli.run_command(["train", str(run)]) == 0
     assert "curves could not be drawn" in capsys.readouterr().out
 
 
@@ -218,14 +218,14 @@ def test_a_run_is_known_by_what_it_has_written(finished: Recipe) -> None:
 
 
 def test_what_to_type_can_be_typed() -> None:
-    assert command("runs/a") == "qkv train runs/a"
-    assert command("my runs/a $1", 2) == "qkv train 'my runs/a $1' --processes 2"
+    assert resume_command("runs/a") == "qkv train runs/a"
+    assert resume_command("my runs/a $1", 2) == "qkv train 'my runs/a $1' --processes 2"
 
 
 def test_a_tie_with_no_number_is_won_by_a_number() -> None:
-    assert better("exact_match", 0.0, 0.0, loss=4.0, best_loss=float("nan"))
-    assert not better("exact_match", 0.0, 0.0, loss=float("nan"), best_loss=float("nan"))
-    assert not better("exact_match", 0.0, 0.0, loss=float("nan"), best_loss=4.0)
+    assert is_better("exact_match", 0.0, 0.0, loss=4.0, best_loss=float("nan"))
+    assert not is_better("exact_match", 0.0, 0.0, loss=float("nan"), best_loss=float("nan"))
+    assert not is_better("exact_match", 0.0, 0.0, loss=float("nan"), best_loss=4.0)
 
 
 @pytest.mark.parametrize("files", ["other.tsv", {"source": "a.txt", "target": "b.txt"}])

@@ -9,13 +9,13 @@ import torch
 from fault_runs import changed, difference, go_on, log_of, newest, notes_of, tiny, train
 from torch import Tensor
 
-from qkv.data.loader import Loader
+from qkv.data.load.loader import Loader
 from qkv.errors import QkvError
-from qkv.tasks.prepare import prepare
-from qkv.train.learner import Learner, Lesson
+from qkv.tasks.prepare.prepare import prepare
 from qkv.train.loop import Job
-from qkv.train.recipe import Recipe
-from qkv.train.run_folder import RunFolder
+from qkv.train.loss.training_module import LabelledBatch, TrainingModule
+from qkv.train.recipe.schema import Recipe
+from qkv.train.run.folder import RunFolder
 from qkv.train.step import Stepper
 
 BAD = 6  # the step that goes wrong
@@ -45,9 +45,9 @@ POISONS = {
 
 def poison(patch: pytest.MonkeyPatch, spoil: Any, *steps: int) -> None:
     """Let the last micro-batch of these steps go wrong."""
-    forward, calls = Learner.forward, 0
+    forward, calls = TrainingModule.forward, 0
 
-    def poisoned(self: Learner, lesson: Lesson, *weights: Tensor) -> Tensor:
+    def poisoned(self: TrainingModule, lesson: LabelledBatch, *weights: Tensor) -> Tensor:
         nonlocal calls
         loss = forward(self, lesson, *weights)
         if self.training:
@@ -56,13 +56,13 @@ def poison(patch: pytest.MonkeyPatch, spoil: Any, *steps: int) -> None:
                 return spoil(loss)
         return loss
 
-    patch.setattr(Learner, "forward", poisoned)
+    patch.setattr(TrainingModule, "forward", poisoned)
 
 
 @pytest.fixture
 def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     """Every job that is trained, so that its network can be looked at."""
-    from qkv.tasks import training
+    from qkv.tasks import train as training
 
     fit, seen = training.fit, []
     monkeypatch.setattr(training, "fit", lambda job: seen.append(job) or fit(job))
@@ -74,8 +74,8 @@ def recipe_in(folder: Path, **keys: Any) -> Recipe:
 
 
 def weights(run: str, step: int) -> dict[str, Tensor]:
-    checkpoint = RunFolder(run).checkpoints.at(step)
-    return {name: checkpoint.whole(name) for name in checkpoint.names() if name.startswith("model.")}
+    checkpoint = RunFolder(run).checkpoints.open_step(step)
+    return {name: checkpoint.read_tensor(name) for name in checkpoint.tensor_names() if name.startswith("model.")}
 
 
 @pytest.mark.parametrize("kind", POISONS)
@@ -109,7 +109,7 @@ def test_skipping_goes_on_without_the_step_and_says_so(
     assert all(torch.equal(before[name], at[name]) for name in before)
     assert any(not torch.equal(at[name], after[name]) for name in after)
     assert all(value.isfinite().all() for value in weights(recipe.run, 10).values())
-    assert checkpoints.at(10).state["progress"]["skipped"] == 2
+    assert checkpoints.open_step(10).state["progress"]["skipped"] == 2
     notes = [line for line in notes_of(recipe.run).splitlines() if "skipped" in line]
     assert [note.split(":")[0] for note in notes] == [f"step {BAD}", f"step {BAD + 2}"]
     assert all("pairs.tsv:" in note for note in notes)
@@ -170,16 +170,16 @@ def small_memory(
     patch: pytest.MonkeyPatch, rows: int, error: Exception = ON_GPU, while_training: bool = True
 ) -> list[int]:
     """A device on which so many rows fit at a time; a list of how many were tried."""
-    forward, tried = Learner.forward, []
+    forward, tried = TrainingModule.forward, []
 
-    def limited(self: Learner, lesson: Lesson, *weights: Tensor) -> Tensor:
+    def limited(self: TrainingModule, lesson: LabelledBatch, *weights: Tensor) -> Tensor:
         if self.training is while_training:
-            tried.append(lesson.batch.rows)
-            if lesson.batch.rows > rows:
+            tried.append(lesson.batch.batch_size)
+            if lesson.batch.batch_size > rows:
                 raise error
         return forward(self, lesson, *weights)
 
-    patch.setattr(Learner, "forward", limited)
+    patch.setattr(TrainingModule, "forward", limited)
     return tried
 
 
@@ -191,7 +191,12 @@ def test_a_step_that_does_not_fit_says_what_to_lower(tmp_path: Path, monkeypatch
     small_memory(monkeypatch, 3)
     with pytest.raises(QkvError, match="does not fit into the memory of the device") as error:
         train(wide(tmp_path))
-    for words in ("CUDA out of memory. Tried to allocate 2.00 GiB.", "train.micro_batch", '"auto"', "data.length"):
+    for words in (
+        "CUDA out of memory. Tried to allocate 2.00 GiB.",
+        "train.micro_batch_tokens",
+        '"auto"',
+        "data.length",
+    ):
         assert words in str(error.value)
     assert "train.batch_tokens = 1600" in str(error.value)
     assert "See documentation" not in str(error.value)

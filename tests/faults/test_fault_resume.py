@@ -25,9 +25,9 @@ from fault_runs import (
 
 from qkv.errors import QkvError
 from qkv.train import loop
-from qkv.train.recipe import Recipe
-from qkv.train.run_folder import RunFolder
-from qkv.train.watch import Start, Watcher
+from qkv.train.recipe.schema import Recipe
+from qkv.train.run.folder import RunFolder
+from qkv.train.watch import RunStart, Watcher
 
 
 def crash(recipe: Recipe, step: int) -> Path:
@@ -68,7 +68,7 @@ def test_a_run_that_saves_seldom_saves_by_the_clock_as_well(tmp_path: Path, monk
     seldom = {"save_every": 4, "eval_every": 100, "steps": 11, "average": 2, "keep": 2, "ema": 0.0}
     recipe = tiny(tmp_path, "whole", train=seldom)
     train(recipe)
-    monkeypatch.setattr(loop, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(loop, "MAX_SECONDS_BETWEEN_SAVES", 0.0)
     often = changed(recipe, "often")
     train(often)
     assert RunFolder(often.run).checkpoints.steps() == RunFolder(recipe.run).checkpoints.steps()
@@ -159,12 +159,12 @@ def test_the_number_of_workers_and_parts_may_change(tmp_path: Path) -> None:
     recipe = tiny(tmp_path, "whole", model={"change": {"width": 16, "layers": 1, "dropout": 0.0}})
     train(recipe)
     broken = crash(changed(recipe, "broken"), 7)
-    go_on(broken, "train.workers=2", "train.micro_batch=0")
+    go_on(broken, "train.workers=2", "train.micro_batch_tokens=0")
     one, other = newest(recipe.run), newest(broken)
     assert one.state["data"] == other.state["data"]
     assert (one.state["parts"], other.state["parts"]) == (2, 1)
-    for name in one.names():
-        torch.testing.assert_close(one.whole(name), other.whole(name), rtol=1e-3, atol=1e-5)
+    for name in one.tensor_names():
+        torch.testing.assert_close(one.read_tensor(name), other.read_tensor(name), rtol=1e-3, atol=1e-5)
 
 
 # ------------------------------------------------------------------------------------------------ what is refused
@@ -225,13 +225,13 @@ def test_another_model_is_refused_with_the_difference(tmp_path: Path, monkeypatc
     """The same recipe may mean another model in a later version of this program."""
     recipe = tiny(tmp_path)
     run = crash(recipe, 7)
-    config_for = __import__("qkv.tasks.prepare", fromlist=["config_for"]).config_for
+    config_for = __import__("qkv.tasks.prepare.prepare", fromlist=["config_for"]).build_config
 
     def newer(*arguments: Any) -> Any:
         config = config_for(*arguments)
         return replace(config, decoder=replace(config.decoder, norm_eps=1e-3))
 
-    monkeypatch.setattr("qkv.tasks.prepare.config_for", newer)
+    monkeypatch.setattr("qkv.tasks.prepare.prepare.build_config", newer)
     with pytest.raises(QkvError, match="something that it depends on has changed") as error:
         go_on(run)
     assert "model.decoder.norm_eps: was " in str(error.value)
@@ -252,7 +252,7 @@ def test_a_second_job_in_the_folder_is_refused_naming_the_first(tmp_path: Path) 
     told: list[str] = []
 
     class Second(Watcher):
-        def start(self, start: Start) -> None:
+        def start(self, start: RunStart) -> None:
             with pytest.raises(QkvError) as error:
                 go_on(recipe.run)
             told.append(str(error.value))

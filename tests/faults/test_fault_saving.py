@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from qkv.errors import QkvError
-from qkv.train.checkpoint import PHASES, Checkpoints
-from qkv.train.pieces import Piece
+from qkv.train.checkpoint.folder import SAVE_PHASES, CheckpointFolder
+from qkv.train.checkpoint.slices import TensorSlice
 
 HERE = Path(__file__).parent
-KILLS = 2 * len(PHASES)  # one at each phase, and as many at any moment
+KILLS = 2 * len(SAVE_PHASES)  # one at each phase, and as many at any moment
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and limits as POSIX has them")
 
@@ -48,7 +48,7 @@ def test_after_each_kill_the_newest_complete_checkpoint_loads_bit_by_bit(outcome
 
 def test_every_phase_of_saving_was_killed(outcomes):
     killed = Counter(outcome["where"] for outcome in outcomes)
-    assert {*PHASES, "any moment"} == killed.keys()
+    assert {*SAVE_PHASES, "any moment"} == killed.keys()
 
 
 def test_kills_fell_into_the_middle_of_a_save(outcomes):
@@ -61,19 +61,19 @@ def test_kills_fell_into_the_middle_of_a_save(outcomes):
 # ---------------------------------------------------------------- full
 
 
-def held(value: float, count: int = 1000) -> dict[str, list[Piece]]:
-    return {"a": [Piece.whole(torch.full((count,), value))]}
+def held(value: float, count: int = 1000) -> dict[str, list[TensorSlice]]:
+    return {"a": [TensorSlice.whole(torch.full((count,), value))]}
 
 
-@pytest.mark.parametrize("phase", PHASES[: PHASES.index("renamed")])
+@pytest.mark.parametrize("phase", SAVE_PHASES[: SAVE_PHASES.index("renamed")])
 @pytest.mark.parametrize("step", [10, 20], ids=["over an older one", "beside an older one"])
 def test_a_disk_that_is_full_at_any_phase_leaves_the_older_whole_and_nothing_else(tmp_path, phase, step):
     def full(name: str) -> None:
         if name == phase:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    Checkpoints(tmp_path, keep=1).save(10, held(1.0), {}, wait=True)
-    checkpoints = Checkpoints(tmp_path, keep=1, on_phase=full)
+    CheckpointFolder(tmp_path, max_to_keep=1).save(10, held(1.0), {}, wait=True)
+    checkpoints = CheckpointFolder(tmp_path, max_to_keep=1, on_phase=full)
     checkpoints.save(step, held(2.0), {})
     if phase == "aside" and step != 10:
         checkpoints.finish()  # nothing to put aside
@@ -85,7 +85,7 @@ def test_a_disk_that_is_full_at_any_phase_leaves_the_older_whole_and_nothing_els
     )
     assert "It needs 4.0 kB and " in str(told.value)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000010"]
-    assert torch.equal(checkpoints.newest().whole("a"), torch.full((1000,), 1.0))
+    assert torch.equal(checkpoints.newest().read_tensor("a"), torch.full((1000,), 1.0))
 
 
 LIMITED = """
@@ -93,8 +93,8 @@ LIMITED = """
     from pathlib import Path
     import torch
     from qkv.errors import QkvError
-    from qkv.train.checkpoint import Checkpoints
-    from qkv.train.pieces import Piece
+    from qkv.train.checkpoint.folder import Checkpoints
+    from qkv.train.checkpoint.slices import Piece
 
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     no_limit = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -150,7 +150,7 @@ def small_disk(tmp_path) -> Path:
 
 
 def test_a_small_disk_that_fills_up_is_told_with_what_is_free(small_disk):
-    checkpoints = Checkpoints(small_disk, keep=5)
+    checkpoints = CheckpointFolder(small_disk, max_to_keep=5)
     for step in (1, 2):
         checkpoints.save(step, held(float(step), 100_000), {}, wait=True)
     checkpoints.save(3, held(3.0, 100_000), {})
@@ -160,4 +160,4 @@ def test_a_small_disk_that_fills_up_is_told_with_what_is_free(small_disk):
     assert sorted(path.name for path in small_disk.iterdir()) == ["step-000000001", "step-000000002"]
     found = checkpoints.newest()
     assert found is not None
-    assert torch.equal(found.whole("a"), torch.full((100_000,), 2.0))
+    assert torch.equal(found.read_tensor("a"), torch.full((100_000,), 2.0))

@@ -11,17 +11,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from qkv.train import signals
-from qkv.train.signals import StopSignals
+from qkv.train.run import signals
+from qkv.train.run.signals import StopSignals
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
 
 HEAD = """
 import hashlib, os, signal, sys, time
-from qkv.train import signals
-from qkv.train.signals import StopSignals
+from qkv.train.run import signals
+from qkv.train.run.signals import StopSignals
 
-signals.SAME_REQUEST_S, signals.DEADLINE_S = 0.2, 1.0  # so that nobody waits for these tests
+signals.SAME_REQUEST_SECONDS, signals.DEADLINE_SECONDS = 0.2, 1.0  # so that nobody waits for these tests
 
 def ready():
     print("ready", flush=True)
@@ -75,7 +75,7 @@ def test_a_signal_ends_the_loop_after_its_step(number, code):
 
 def test_a_second_signal_ends_the_process_at_once():
     process = start("""
-        with StopSignals(last_words=lambda: print("goodbye", flush=True)) as stop:
+        with StopSignals(on_exit=lambda: print("goodbye", flush=True)) as stop:
             ready()
             while True:
                 stop.asked, time.sleep(0.01)
@@ -100,7 +100,7 @@ def test_a_second_signal_ends_a_process_that_is_stuck():
 def test_signals_close_together_are_one_request():
     """Ctrl-C reaches every process of a run, and then torchrun sends SIGTERM on top of it."""
     process = start("""
-        signals.SAME_REQUEST_S = 10
+        signals.SAME_REQUEST_SECONDS = 10
         with StopSignals() as stop:
             ready()
             while not stop.asked:
@@ -138,7 +138,7 @@ def test_a_process_alone_has_no_deadline():
 
 
 @pytest.mark.parametrize(
-    "meanwhile", ["stop.honoured(); time.sleep(2)", "[(stop.asked, time.sleep(.1)) for _ in range(20)]"]
+    "meanwhile", ["stop.acknowledge(); time.sleep(2)", "[(stop.asked, time.sleep(.1)) for _ in range(20)]"]
 )
 def test_a_request_that_is_being_acted_upon_has_no_deadline(meanwhile):
     process = start(f"""
@@ -158,7 +158,7 @@ def test_what_is_unhurried_has_no_deadline_and_what_follows_has_one_again():
     """An evaluation may take longer than any step. When it is over, a process that is stuck is ended as before."""
     process = start("""
         with StopSignals(several=True) as stop:
-            with stop.unhurried():
+            with stop.no_deadline():
                 ready()
                 time.sleep(2.5)
             print("evaluated", flush=True)
@@ -172,14 +172,14 @@ def test_the_time_of_what_is_unhurried_is_not_taken_for_a_steps(monkeypatch):
     """Steps of 6 s may take twice as long before a process is taken to be stuck; an evaluation does not count."""
     now = 0.0
     monkeypatch.setattr(signals, "time", SimpleNamespace(monotonic=lambda: now))
-    stop = StopSignals(several=True)
+    stop = StopSignals(multi_process=True)
     now = 6.0  # a step, up to its evaluation
-    with stop.unhurried():
+    with stop.no_deadline():
         now = 1006.0
-        assert stop._due(first=7.0) > 1006
+        assert stop._deadline(first=7.0) > 1006
     now = 1007.0
-    assert stop.asked is None
-    assert stop._due(first=0.0) == 1007 + 2 * 6
+    assert stop.requested is None
+    assert stop._deadline(first=0.0) == 1007 + 2 * 6
 
 
 def test_long_steps_have_a_longer_deadline():
@@ -234,7 +234,7 @@ def test_everything_is_as_before_when_the_block_ends():
     with StopSignals() as stop:
         assert signal.getsignal(signal.SIGTERM) != before[1]
         os.kill(os.getpid(), signal.SIGTERM)
-        assert stop.asked == signal.SIGTERM
+        assert stop.requested == signal.SIGTERM
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
     mouth = signal.set_wakeup_fd(-1)
     signal.set_wakeup_fd(mouth)
@@ -247,7 +247,7 @@ def test_outside_the_main_thread_nothing_is_asked_and_nothing_breaks():
 
     def work() -> None:
         with StopSignals() as stop:
-            found.append(stop.asked)
+            found.append(stop.requested)
 
     thread = threading.Thread(target=work)
     thread.start()

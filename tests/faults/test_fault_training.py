@@ -19,9 +19,9 @@ import torch.distributed as dist
 from fault_runs import changed, difference, files_of, go_on, log_of, newest, tiny, train, written
 
 from qkv.errors import QkvError
-from qkv.train.loop import Stopped
-from qkv.train.recipe import Recipe
-from qkv.train.run_folder import RunFolder
+from qkv.train.loop import StoppedBySignal
+from qkv.train.recipe.schema import Recipe
+from qkv.train.run.folder import RunFolder
 from qkv.train.watch import EvalReport, StepReport, Watcher
 
 HERE = Path(__file__).parent
@@ -49,7 +49,7 @@ def ended(process: subprocess.Popen[str], within: float = 60) -> tuple[int, str]
 def wait_for_step(run: str, step: int, process: subprocess.Popen[str]) -> None:
     end = time.monotonic() + 60
     while time.monotonic() < end and process.poll() is None:
-        if any(line["step"] >= step for line in RunFolder(run).records() if line["kind"] == "step"):
+        if any(line["step"] >= step for line in RunFolder(run).log_records() if line["kind"] == "step"):
             return
         time.sleep(0.01)
     raise AssertionError(f"step {step} was never reached: {process.communicate(timeout=10)}")
@@ -104,7 +104,7 @@ class Ask(Watcher):
     def __init__(self, number: int, step: int) -> None:
         self.number, self.at = number, step
 
-    def step(self, report: StepReport) -> None:
+    def on_step(self, report: StepReport) -> None:
         if report.step == self.at:
             os.kill(os.getpid(), self.number)
 
@@ -122,7 +122,7 @@ def test_being_asked_to_stop_changes_nothing_of_what_is_averaged(tmp_path: Path)
     train(recipe)
     asked = changed(recipe, "asked")
     for step in (3, 6):
-        with pytest.raises(Stopped):
+        with pytest.raises(StoppedBySignal):
             train(asked, watch=Ask(signal.SIGINT, step))
     assert newest(asked.run).step == 7
     go_on(asked.run)
@@ -136,7 +136,7 @@ def test_a_signal_ends_a_run_after_a_checkpoint_and_it_goes_on_exactly(
     undisturbed: Recipe, number: int, code: int, step: int
 ) -> None:
     recipe = changed(undisturbed, f"asked{number}{step}")
-    with pytest.raises(Stopped) as stopped:
+    with pytest.raises(StoppedBySignal) as stopped:
         train(recipe, watch=Ask(number, step - 1))
     assert newest(recipe.run).step == step, "the step in which the signal came is finished"
     assert stopped.value.exit_code == code
@@ -171,11 +171,11 @@ class FillUp(Watcher):
     def __init__(self, most: int, step: int = -1, evaluation: int = -1) -> None:
         self.most, self.at, self.evaluation = most, step, evaluation
 
-    def step(self, report: StepReport) -> None:
+    def on_step(self, report: StepReport) -> None:
         if report.step == self.at:
             self.fill()
 
-    def evaluated(self, report: EvalReport) -> None:
+    def on_evaluate(self, report: EvalReport) -> None:
         if report.step == self.evaluation:
             self.fill()
 
@@ -237,15 +237,15 @@ def test_one_process_then_two_then_one(tmp_path: Path) -> None:
     train(run)
     process = start("train", run.run, "train.steps=10", "--processes", 2)
     assert ended(process)[0] == 0
-    assert newest(run.run).ranks == 2
+    assert newest(run.run).world_size == 2
     go_on(run.run, "train.steps=15")
     one, other = newest(recipe.run), newest(run.run)
     assert one.state["data"] == other.state["data"], "the place in the data"
     ours, theirs = log_of(recipe.run, "step"), log_of(run.run, "step")
     assert [line["tokens"] for line in ours] == [line["tokens"] for line in theirs], "the examples of every step"
     assert [line["loss"] for line in ours] == pytest.approx([line["loss"] for line in theirs], abs=1e-5)
-    for name in one.names():
-        torch.testing.assert_close(one.whole(name), other.whole(name), rtol=1e-4, atol=1e-5)
+    for name in one.tensor_names():
+        torch.testing.assert_close(one.read_tensor(name), other.read_tensor(name), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.skipif(not dist.is_available(), reason="this torch cannot talk to others")

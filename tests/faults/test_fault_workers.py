@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from fault_runs import changed, difference, go_on, log_of, newest, tiny, train
 
-from qkv.data.loader import Loader
-from qkv.data.workers import WorkerError
+from qkv.data.load.loader import Loader
+from qkv.data.load.workers import WorkerError
 from qkv.train.watch import StepReport, Watcher
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
@@ -22,7 +22,7 @@ class Attack(Watcher):
     def __init__(self, number: int) -> None:
         self.number = number
 
-    def step(self, report: StepReport) -> None:
+    def on_step(self, report: StepReport) -> None:
         if report.step == 3:
             workers = [child for child in multiprocessing.active_children() if child.name == "data worker 0"]
             os.kill(workers[0].pid, self.number)

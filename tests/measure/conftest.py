@@ -16,10 +16,10 @@ def tiny() -> Callable[..., qkv.Model]:
     """A model by its family and head (an encoder always says labels), with other choices than the usual ones."""
 
     def make(family: str, head: str = "lm", **more: Any) -> qkv.Model:
-        size = {"vocab": 30, "width": 16, "layers": 2, "heads": 2, "ffn_width": 24, "max_positions": 64}
+        size = {"vocab_size": 30, "width": 16, "layers": 2, "heads": 2, "ffn_width": 24, "max_positions": 64}
         stack = qkv.StackConfig(**{**size, **more})
         sides: dict[str, Any] = {side: stack for side in ("encoder", "decoder") if family in (side, "seq2seq")}
-        return qkv.new(qkv.Config(**sides, head=HEADS["label" if family == "encoder" else head], end=(1,)))
+        return qkv.new(qkv.Config(**sides, head=HEADS["label" if family == "encoder" else head], eos_token_ids=(1,)))
 
     return make
 
@@ -31,6 +31,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     limits, bench = sys.modules["qkv.measure.limits"], sys.modules["qkv.measure.bench"]
     monkeypatch.setattr(limits, "LARGE", {"cpu": 2**20})
     monkeypatch.setattr(limits, "SIDES", (32, 64))
-    monkeypatch.setattr(bench, "LENGTHS", (4, 8, 4096))
-    monkeypatch.setattr(bench, "TEXT", 8)
+    monkeypatch.setattr(bench, "PREFILL_LENGTHS", (4, 8, 4096))
+    monkeypatch.setattr(bench, "ENCODE_LENGTH", 8)
     monkeypatch.setattr(bench, "MOST", {"cpu": 4})

@@ -9,17 +9,17 @@ import pytest
 import torch
 
 import qkv
-from qkv.decode import Options, generate
-from qkv.measure import Bench, Cost, Limits, measure
-from qkv.measure.bench import Point, is_out_of_memory, without_end
-from qkv.measure.limits import best_time, measure_limits, timed
+from qkv.decode import GenerationOptions, generate
+from qkv.measure import BenchResult, Cost, MachineLimits, measure
+from qkv.measure.bench import BenchPoint, is_out_of_memory, without_eos
+from qkv.measure.limits import best_time, measure_limits, time_call
 
 CPU = torch.device("cpu")
 bench_module = sys.modules["qkv.measure.bench"]
 Make = Callable[..., qkv.Model]
 
 
-def measured(model: qkv.Model, **more: Any) -> Bench:
+def measured(model: qkv.Model, **more: Any) -> BenchResult:
     return measure("tiny", model.network, 123, **{"seconds": 0.4, **more})
 
 
@@ -36,21 +36,21 @@ def measured(model: qkv.Model, **more: Any) -> Bench:
 @pytest.mark.parametrize("int8", [False, True])
 def test_every_family_is_measured(tiny: Make, family: str, head: str, kinds: list[str], int8: bool) -> None:
     model = tiny(family, head)
-    found = measured(model.quantise() if int8 else model, int8=int8)
+    found = measured(model.quantize() if int8 else model, int8=int8)
     assert list(dict.fromkeys(point.kind for point in found.points)) == kinds
-    assert [point.length for point in found.of("prefill")][:1] == [4]
+    assert [point.length for point in found.points_of("prefill")][:1] == [4]
     for kind in kinds[1:]:
         batches = [point.batch for point in found.points if point.kind == kind]
         assert batches == [1, 2, 4][: len(batches)]
         assert batches
     for point in found.points:
-        assert min(point.seconds, point.rate, point.limit, point.share, point.intensity) > 0
+        assert min(point.seconds, point.tokens_per_second, point.limit, point.fraction_of_limit, point.intensity) > 0
         assert point.tokens == point.batch * (point.length if point.kind in ("prefill", "encode") else 1)
         assert point.beams == (4 if point.kind == "search" else 1)
     assert (found.family, found.parameters, found.dtype, found.int8) == (family, 123, "float32", int8)
     values = json.loads(json.dumps(found.to_dict()))
-    assert values["limits"]["bandwidth"] == max(found.limits.memory, found.limits.cached)
-    assert values["points"][0]["share"] == found.points[0].share
+    assert values["limits"]["bandwidth"] == max(found.limits.memory_bandwidth, found.limits.cached_bandwidth)
+    assert values["points"][0]["share"] == found.points[0].fraction_of_limit
 
 
 @pytest.mark.usefixtures("quick")
@@ -72,10 +72,10 @@ def test_it_stops_when_the_time_is_over(tiny: Make, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.usefixtures("quick")
 def test_a_batch_that_does_not_fit_ends_the_sweep(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = bench_module.Subject._fits
-    monkeypatch.setattr(bench_module.Subject, "_fits", lambda self, batch, kind: batch < 2 and real(self, batch, kind))
+    real = bench_module.BenchRun._fits
+    monkeypatch.setattr(bench_module.BenchRun, "_fits", lambda self, batch, kind: batch < 2 and real(self, batch, kind))
     found = measured(tiny("decoder"), seconds=5.0)
-    assert [point.batch for point in found.of("decode")] == [1]
+    assert [point.batch for point in found.points_of("decode")] == [1]
     assert found.notes[-1] == "decode: a batch of 2 does not fit into memory"
 
 
@@ -91,7 +91,7 @@ def test_memory_that_runs_out_ends_the_sweep(tiny: Make, error: Exception, monke
 
     monkeypatch.setattr(bench_module, "generate", failing)
     found = measured(tiny("decoder"), seconds=5.0)
-    assert [point.batch for point in found.of("decode")] == [1]
+    assert [point.batch for point in found.points_of("decode")] == [1]
     assert "batch of 2 does not fit" in found.notes[-1]
 
 
@@ -127,10 +127,10 @@ def test_a_step_is_told_from_the_noise_of_reading(tiny: Make, noise: float, monk
         slow = noise if asked[-1] == bench_module.FEW else 0.0  # each of the shorter runs is disturbed
         return 0.1 + slow + 0.002 * asked[-1]
 
-    monkeypatch.setattr(bench_module, "timed", timed)
+    monkeypatch.setattr(bench_module, "time_call", timed)
     model = tiny("decoder", max_positions=512)
     bench = measured(tiny("decoder"), seconds=1e-9)
-    subject = bench_module.Subject(without_end(model.network), bench, lambda *_: None)
+    subject = bench_module.BenchRun(without_eos(model.network), bench, lambda *_: None)
     subject._write(8, 1, 0.0)
     assert max(asked) > 50
     assert bench.points[-1].seconds == pytest.approx(0.002 - noise / bench_module.MORE)
@@ -138,13 +138,13 @@ def test_a_step_is_told_from_the_noise_of_reading(tiny: Make, noise: float, monk
 
 @pytest.mark.usefixtures("quick")
 def test_more_than_the_limit_is_told(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = Limits(flops=1.0, memory=1.0, cached=1.0)
+    slow = MachineLimits(flops=1.0, memory_bandwidth=1.0, cached_bandwidth=1.0)
     monkeypatch.setattr(bench_module, "measure_limits", lambda *_, **__: slow)
     found = measured(tiny("decoder"), seconds=0.1)
-    assert all(point.doubtful for point in found.points)
-    assert [note for note in found.notes if note.startswith("above 100 %")] == [bench_module.DOUBTFUL]
-    monkeypatch.setattr(bench_module, "measure_limits", lambda *_, **__: Limits(1e18, 1e18, 1e18))
-    assert bench_module.DOUBTFUL not in measured(tiny("decoder"), seconds=0.1).notes
+    assert all(point.exceeds_limit for point in found.points)
+    assert [note for note in found.notes if note.startswith("above 100 %")] == [bench_module.ABOVE_LIMIT_NOTE]
+    monkeypatch.setattr(bench_module, "measure_limits", lambda *_, **__: MachineLimits(1e18, 1e18, 1e18))
+    assert bench_module.ABOVE_LIMIT_NOTE not in measured(tiny("decoder"), seconds=0.1).notes
 
 
 def test_a_text_never_ends_by_itself_while_it_is_measured(tiny: Make) -> None:
@@ -153,56 +153,58 @@ def test_a_text_never_ends_by_itself_while_it_is_measured(tiny: Make) -> None:
     with torch.no_grad():
         model.network.head.out.weight.zero_()
         model.network.head.out.weight[1] = 100.0 * torch.ones(16)
-    options = Options(max_tokens=5, banned=())
+    options = GenerationOptions(max_tokens=5, suppress_tokens=())
     ended = [
         len(generate(network, [[n]], options)[0].ids)
-        for network in (model.network, without_end(model.network))
+        for network in (model.network, without_eos(model.network))
         for n in (3, 4, 5, 6)
     ]
     assert min(ended[:4]) < 5, "this model ends its texts"
     assert ended[4:] == [5] * 4
-    assert model.network.config.end == (1,)
-    assert without_end(model.network).head is model.network.head
+    assert model.network.config.eos_token_ids == (1,)
+    assert without_eos(model.network).head is model.network.head
 
 
 def test_a_decoder_without_a_start_token_can_begin(tiny: Make) -> None:
-    assert without_end(tiny("seq2seq").network).config.start == 0
+    assert without_eos(tiny("seq2seq").network).config.decoder_start_token_id == 0
 
 
 # ── Limits ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_the_slower_of_reading_and_computing_is_the_limit() -> None:
-    limits = Limits(flops=100.0, memory=10.0, cached=5.0)
+    limits = MachineLimits(flops=100.0, memory_bandwidth=10.0, cached_bandwidth=5.0)
     assert limits.bandwidth == 10.0
-    assert limits.ridge == 10.0
-    assert limits.least(Cost(bytes=40, flops=100)) == (4.0, "bandwidth")
-    assert limits.least(Cost(bytes=40, flops=900)) == (9.0, "arithmetic")
-    assert Limits(100.0, 10.0, 20.0).least(Cost(40, 100)) == (2.0, "bandwidth"), "a cache is faster than memory"
+    assert limits.ridge_point == 10.0
+    assert limits.min_seconds(Cost(bytes=40, flops=100)) == (4.0, "bandwidth")
+    assert limits.min_seconds(Cost(bytes=40, flops=900)) == (9.0, "arithmetic")
+    assert MachineLimits(100.0, 10.0, 20.0).min_seconds(Cost(40, 100)) == (2.0, "bandwidth"), (
+        "a cache is faster than memory"
+    )
 
 
 def test_a_point_tells_its_share() -> None:
-    point = Point("decode", 4, 1, 16, 0.5, 4, 100, 300, 32.0, "bandwidth")
-    assert (point.rate, point.share, point.intensity) == (8.0, 0.25, 3.0)
+    point = BenchPoint("decode", 4, 1, 16, 0.5, 4, 100, 300, 32.0, "bandwidth")
+    assert (point.tokens_per_second, point.fraction_of_limit, point.intensity) == (8.0, 0.25, 3.0)
 
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(("dtype", "int8"), [(torch.float32, False), (torch.float64, False), (torch.float32, True)])
 def test_limits_are_measured(dtype: torch.dtype, int8: bool) -> None:
-    limits = measure_limits(CPU, dtype, int8=int8, weights=1000, seconds=0.02)
-    assert min(limits.flops, limits.memory, limits.cached) > 0
+    limits = measure_limits(CPU, dtype, int8=int8, weight_bytes=1000, seconds=0.02)
+    assert min(limits.flops, limits.memory_bandwidth, limits.cached_bandwidth) > 0
 
 
 def test_work_is_warmed_up_and_tried_twice() -> None:
     done: list[int] = []
     assert best_time(lambda: done.append(1), CPU, 0.0) > 0
     assert len(done) == 3
-    assert timed(lambda: None, CPU) > 0
+    assert time_call(lambda: None, CPU) > 0
 
 
 def test_a_gpu_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU is handed its work and does it later: its time counts only between two waits."""
     order: list[str] = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: order.append("wait"))
-    timed(lambda: order.append("work"), torch.device("cuda"))
+    time_call(lambda: order.append("work"), torch.device("cuda"))
     assert order == ["wait", "work", "wait"]

@@ -15,12 +15,12 @@ from rich.console import Console
 
 import qkv
 from qkv import cli
-from qkv.measure import Bench, Limits, check_memory, choose_device, choose_dtype
-from qkv.measure.bench import Point
+from qkv.measure import BenchResult, MachineLimits, check_memory, choose_device, choose_dtype
+from qkv.measure.bench import BenchPoint
 from qkv.measure.machine import free_memory, machine_name
-from qkv.models import presets
-from qkv.models.account import account
-from qkv.render import measure as shown
+from qkv.models.summary import summarise_model
+from qkv.models.tables import presets
+from qkv.render import bench as shown
 
 machine = sys.modules["qkv.measure.machine"]
 CPU = torch.device("cpu")
@@ -35,7 +35,7 @@ def folder(tiny: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def says(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, *words: str) -> None:
-    assert cli.call(["bench", *arguments]) == code
+    assert cli.run_command(["bench", *arguments]) == code
     caught = capsys.readouterr()
     assert "Traceback" not in caught.err
     assert all(word in caught.err for word in words), caught.err
@@ -49,7 +49,7 @@ def says(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, *w
 def test_a_folder_is_measured_and_drawn(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "new" / "bench.svg"
     arguments = ["bench", str(folder), "--device", "cpu", "--seconds", "0.3", "--json", "--picture", str(picture)]
-    assert cli.call(arguments) == 0
+    assert cli.run_command(arguments) == 0
     values = json.loads(capsys.readouterr().out)
     assert values["parameters"] == sum(one.numel() for one in qkv.load(folder).network.parameters())
     assert values["picture"] == str(picture)
@@ -59,7 +59,7 @@ def test_a_folder_is_measured_and_drawn(folder: Path, tmp_path: Path, capsys: py
 
 @pytest.mark.usefixtures("quick")
 def test_a_preset_is_measured_with_random_weights(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.call(["bench", "bert-tiny", "--device", "cpu", "--seconds", "0.2", "--int8"]) == 0
+    assert cli.run_command(["bench", "bert-tiny", "--device", "cpu", "--seconds", "0.2", "--int8"]) == 0
     out = capsys.readouterr().out
     assert "bert-tiny   encoder-only, 4.4 million parameters" in out
     assert "texts/s" in out
@@ -74,7 +74,7 @@ def test_the_type_is_that_of_the_weights_unless_another_is_asked_for(
     model = qkv.load(folder, dtype="float64")
     model.save(double)
     for more, dtype in (([], "float64"), (["--dtype", "float32"], "float32")):
-        assert cli.call(["bench", str(double), "--device", "cpu", "--seconds", "0.1", "--json", *more]) == 0
+        assert cli.run_command(["bench", str(double), "--device", "cpu", "--seconds", "0.1", "--json", *more]) == 0
         assert json.loads(capsys.readouterr().out)["dtype"] == dtype
 
 
@@ -87,14 +87,14 @@ def test_a_run_is_measured_before_its_end(tmp_path: Path, capsys: pytest.Capture
     parameters = sum(one.numel() for one in qkv.load(recipe.run).network.parameters())
     for name in ("config.json", "model.safetensors"):  # as if it had been stopped
         (Path(recipe.run) / name).unlink()
-    assert cli.call(["bench", recipe.run, "--device", "cpu", "--seconds", "0.1", "--json"]) == 0
+    assert cli.run_command(["bench", recipe.run, "--device", "cpu", "--seconds", "0.1", "--json"]) == 0
     caught = capsys.readouterr()
     assert json.loads(caught.out)["parameters"] == parameters
     assert "has not come to its end" in caught.err
 
 
 def test_help_shows_how(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.call(["bench", "--help"]) == 0
+    assert cli.run_command(["bench", "--help"]) == 0
     assert "qkv bench gpt2" in capsys.readouterr().out
 
 
@@ -137,8 +137,8 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_made(
 
 
 def test_int8_needs_room_for_both() -> None:
-    config = presets.find("bert-tiny")
-    size = account(config).weight_bytes["float32"]
+    config = presets.find_preset("bert-tiny")
+    size = summarise_model(config).weight_bytes["float32"]
     for free, int8, fits in ((size, False, True), (size, True, False), (size * 5 // 4, True, True)):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(machine, "free_memory", lambda device, free=free: free)
@@ -152,14 +152,14 @@ def test_int8_needs_room_for_both() -> None:
 def test_a_cpu_that_dies_of_bfloat16_is_not_asked(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(machine, "bfloat16_runs", lambda: False)
+    monkeypatch.setattr(machine, "supports_bfloat16", lambda: False)
     says(capsys, ["bert-tiny", "--device", "cpu", "--dtype", "bfloat16"], 1, "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16")
 
 
 def test_a_picture_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(qkv.errors.QkvError, match=r"cannot be written .* choose another place"):
-        shown.draw(found(), tmp_path / "file" / "bench.svg")
+        shown.draw_bench(found(), tmp_path / "file" / "bench.svg")
 
 
 def test_the_machine_tells_its_memory_and_name() -> None:
@@ -172,22 +172,22 @@ def test_the_machine_tells_its_memory_and_name() -> None:
 # ── What is shown ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def point(kind: str, batch: int, seconds: float, beams: int = 1) -> Point:
+def point(kind: str, batch: int, seconds: float, beams: int = 1) -> BenchPoint:
     tokens, length = batch, 16
-    return Point(kind, batch, beams, length, seconds, tokens, 10**8, 10**9 * batch, 100.0 * batch, "bandwidth")  # type: ignore[arg-type]
+    return BenchPoint(kind, batch, beams, length, seconds, tokens, 10**8, 10**9 * batch, 100.0 * batch, "bandwidth")  # type: ignore[arg-type]
 
 
-def found(model: str = "mine", family: str = "seq2seq") -> Bench:
+def found(model: str = "mine", family: str = "seq2seq") -> BenchResult:
     points = [point("prefill", 1, 0.05), point("decode", 1, 0.02), point("decode", 2, 0.0205)]
     points.append(point("search", 1, 0.1, beams=4))
-    limits = Limits(1e11, 2e10, 3e10)
-    return Bench(
+    limits = MachineLimits(1e11, 2e10, 3e10)
+    return BenchResult(
         model, family, 10**6, 4 * 10**6, "A <CPU> & Co", "cpu", 2, "float32", False, "2.13", limits, points, ["a note"]
     )
 
 
 def test_the_table_shows_everything_in_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    shown.render(found(), Console(width=80, force_terminal=False))
+    shown.print_bench(found(), Console(width=80, force_terminal=False))
     out = capsys.readouterr().out
     assert all(len(line) <= 80 for line in out.splitlines())
     for words in ("A <CPU> & Co (cpu, 2 threads), float32", "100.0 GFLOP/s and 20.0 GB/s", "beam 4", "a note"):
@@ -199,15 +199,15 @@ def test_the_table_shows_everything_in_80_columns(capsys: pytest.CaptureFixture[
 
 def test_a_name_does_nothing_to_the_terminal_or_the_picture(capsys: pytest.CaptureFixture[str]) -> None:
     odd = found(model="</svg>\x1b[31m[bold]")
-    shown.render(odd, Console(width=80, force_terminal=False))
+    shown.print_bench(odd, Console(width=80, force_terminal=False))
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert "[bold]" in out
-    ET.fromstring(shown.picture(odd))
+    ET.fromstring(shown.bench_svg(odd))
 
 
 def test_the_picture_holds_every_point_twice_where_it_has_a_batch() -> None:
-    root = ET.fromstring(shown.picture(found()))
+    root = ET.fromstring(shown.bench_svg(found()))
     circles = root.findall(".//{http://www.w3.org/2000/svg}circle")
     kinds = 3  # in the legend
     assert len(circles) == kinds + 4 + 3
@@ -221,4 +221,4 @@ def test_the_picture_holds_every_point_twice_where_it_has_a_batch() -> None:
 def test_a_single_point_is_drawn() -> None:
     one = found()
     del one.points[1:]
-    ET.fromstring(shown.picture(one))
+    ET.fromstring(shown.bench_svg(one))

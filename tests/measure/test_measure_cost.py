@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import qkv
-from qkv.blocks import Mask, Place
-from qkv.measure.cost import Cost, pairs_seen, read_cost, step_cost, weight_bytes
-from qkv.models import build, presets
-from qkv.models.account import account
+from qkv.blocks import Mask, SequenceLayout
+from qkv.measure.cost import Cost, num_attention_pairs, prefill_cost, step_cost, weight_bytes
+from qkv.models import build
+from qkv.models.summary import summarise_model
+from qkv.models.tables import presets
 
 Make = Callable[..., qkv.Model]
 
@@ -20,24 +21,24 @@ Make = Callable[..., qkv.Model]
 @pytest.mark.parametrize("name", ["gpt2", "llama-1.1b", "qwen3-0.6b", "gpt3-175b"])
 @pytest.mark.parametrize("context", [1, 500])
 def test_a_step_computes_what_the_books_say(name: str, context: int) -> None:
-    config = presets.find(name)
+    config = presets.find_preset(name)
     cost = step_cost(build(config, device="meta"), 1, context)
-    assert cost.flops == account(config, context).flops_forward
+    assert cost.flops == summarise_model(config, context).flops_forward
 
 
 @pytest.mark.parametrize("name", ["bert-base", "distilbert"])
 def test_reading_a_text_computes_what_the_books_say_of_the_body(name: str) -> None:
-    config = presets.find(name)
+    config = presets.find_preset(name)
     network = build(config, device="meta")
-    head = account(config, 1).flops_forward - read_cost(network, 1, 1).flops
-    assert head > 2 * config.stack.vocab * config.stack.width, "the head is not asked"
-    assert read_cost(network, 3, 100).flops == 3 * 100 * (account(config, 100).flops_forward - head)
+    head = summarise_model(config, 1).flops_forward - prefill_cost(network, 1, 1).flops
+    assert head > 2 * config.stack.vocab_size * config.stack.width, "the head is not asked"
+    assert prefill_cost(network, 3, 100).flops == 3 * 100 * (summarise_model(config, 100).flops_forward - head)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-1.1b"])
 def test_a_step_reads_all_weights_and_the_cache(name: str) -> None:
-    config = presets.find(name)
-    network, books = build(config, device="meta"), account(config)
+    config = presets.find_preset(name)
+    network, books = build(config, device="meta"), summarise_model(config)
     tables = [network.embedding.position] if config.decoder.position == "learned" else []
     tables += [] if config.head.tied else [network.embedding.token]
     looked_up = sum(4 * parameter.numel() for table in tables for parameter in table.parameters())
@@ -48,31 +49,31 @@ def test_a_step_reads_all_weights_and_the_cache(name: str) -> None:
 
 def test_a_source_costs_keys_and_not_their_projection(tiny: Make) -> None:
     network = tiny("seq2seq").network
-    near, far = (step_cost(network, 2, 5, source=source) for source in (1, 8))
+    near, far = (step_cost(network, 2, 5, source_length=source) for source in (1, 8))
     keys, pairs = 7 * 2 * 2 * 2 * 8 * 4, 7 * 2 * 2 * 4 * 2 * 8  # more tokens, rows, layers, …
     assert far - near == Cost(2 * keys, pairs)
     projections = sum(2 * block.cross.kv.weight.numel() for block in network.decoder.blocks)
     own = step_cost(tiny("decoder").network, 1, 5).flops
     crosses = sum(2 * (b.cross.q.weight.numel() + b.cross.out.weight.numel()) for b in network.decoder.blocks)
     assert step_cost(network, 1, 5).flops == own + crosses
-    source_read = read_cost(network, 1, 1).flops - step_cost(network, 1, 1, source=1).flops
-    assert source_read == read_cost(tiny("encoder").network, 1, 1).flops + projections
+    source_read = prefill_cost(network, 1, 1).flops - step_cost(network, 1, 1, source_length=1).flops
+    assert source_read == prefill_cost(tiny("encoder").network, 1, 1).flops + projections
 
 
 def test_a_head_reads_the_last_token_alone_or_nothing(tiny: Make) -> None:
     network = tiny("decoder").network
-    assert (read_cost(network, 1, 9) - read_cost(network, 1, 9, head=False)).flops == 2 * 30 * 16
+    assert (prefill_cost(network, 1, 9) - prefill_cost(network, 1, 9, head=False)).flops == 2 * 30 * 16
 
 
 def test_hypotheses_share_weights_and_cache(tiny: Make) -> None:
     network = tiny("decoder").network
-    one, four = step_cost(network, 2, 10), step_cost(network, 2, 10, beams=4)
+    one, four = step_cost(network, 2, 10), step_cost(network, 2, 10, num_beams=4)
     assert four.bytes == one.bytes
     assert four.flops == 4 * one.flops
 
 
 def test_a_window_bounds_what_is_seen(tiny: Make) -> None:
-    network = tiny("decoder", window=3, windowed_layers=(1,)).network
+    network = tiny("decoder", window=3, sliding_window_layers=(1,)).network
     far, farther = step_cost(network, 1, 50), step_cost(network, 1, 60)
     assert (farther - far).flops == 10 * 4 * 2 * 8, "of one layer alone"
     near = tiny("decoder", window=3).network
@@ -80,21 +81,21 @@ def test_a_window_bounds_what_is_seen(tiny: Make) -> None:
 
 
 def test_shared_layers_are_read_each_time(tiny: Make) -> None:
-    shared, own = (tiny("decoder", distinct_layers=distinct).network for distinct in (1, 2))
+    shared, own = (tiny("decoder", num_layer_groups=distinct).network for distinct in (1, 2))
     assert step_cost(shared, 1, 5) == step_cost(own, 1, 5)
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 12), st.integers(0, 14), st.booleans())
 def test_pairs_are_those_of_the_mask(length: int, window: int, causal: bool) -> None:
-    place = Place(None, torch.arange(length)[None])
-    assert pairs_seen(length, window, causal=causal) == int(Mask(place, place, causal, window).dense().sum())
+    place = SequenceLayout(None, torch.arange(length)[None])
+    assert num_attention_pairs(length, window, causal=causal) == int(Mask(place, place, causal, window).dense().sum())
 
 
 @pytest.mark.parametrize("family", ["encoder", "decoder", "seq2seq"])
 def test_int8_reads_a_quarter_of_the_matrices(tiny: Make, family: str) -> None:
     model = tiny(family)
-    exact, rough = model.network, model.quantise().network
+    exact, rough = model.network, model.quantize().network
     linears = [m for m in exact.modules() if isinstance(m, torch.nn.Linear)]
     numbers, outputs = sum(m.weight.numel() for m in linears), sum(m.out_features for m in linears)
     biases = sum(m.bias.numel() for m in linears if m.bias is not None)
@@ -105,7 +106,7 @@ def test_int8_reads_a_quarter_of_the_matrices(tiny: Make, family: str) -> None:
 
 
 def test_tied_weights_are_counted_once_in_memory() -> None:
-    stack: dict[str, Any] = {"vocab": 50, "width": 8, "layers": 1, "heads": 1, "ffn_width": 8}
+    stack: dict[str, Any] = {"vocab_size": 50, "width": 8, "layers": 1, "heads": 1, "ffn_width": 8}
     sizes = []
     for tied in (True, False):
         head = qkv.HeadConfig(kind="lm", outputs=50, tied=tied)

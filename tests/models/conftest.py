@@ -14,7 +14,15 @@ VOCAB = 40
 
 
 def make_stack_config(**choices: Any) -> StackConfig:
-    size = {"vocab": VOCAB, "width": 16, "layers": 2, "heads": 4, "ffn_width": 24, "max_positions": 64, "init_std": 0.3}
+    size = {
+        "vocab_size": VOCAB,
+        "width": 16,
+        "layers": 2,
+        "heads": 4,
+        "ffn_width": 24,
+        "max_positions": 64,
+        "init_std": 0.3,
+    }
     return StackConfig(**(size | choices))
 
 

@@ -49,7 +49,7 @@ def close(a: Tensor, b: Tensor) -> bool:
 
 def test_a_decoding_reads_and_projects_its_source_once(network: Make, ids: Make, calls: dict[str, int]) -> None:
     small = network("seq2seq", layers=3)
-    memory = small.remember(small.encode(ids(2, 5), SEGMENT))
+    memory = small.build_cross_cache(small.encode(ids(2, 5), SEGMENT))
     cache = small.new_cache(2 * BEAMS, 8)
     for step in range(5):
         small.decode(ids(2 * BEAMS, 1, seed=step), memory, cache=cache)
@@ -72,7 +72,7 @@ def test_the_memory_of_the_source_does_not_grow_with_beams(
 ) -> None:
     """Not in the cache, and not on the way into the kernel either: attention is given one source's keys."""
     small = network("seq2seq")
-    memory = small.remember(small.encode(ids(2, 5), SEGMENT))
+    memory = small.build_cross_cache(small.encode(ids(2, 5), SEGMENT))
     assert memory.bytes == 2 * 2 * 2 * 4 * 5 * 4 * 8
     before = memory.bytes
     shapes = set()
@@ -98,7 +98,7 @@ def test_beams_with_caches_are_separate_sources_without(
     """A prefix of two tokens, a step, a reordering, two steps: each beam as if it alone had been decoded."""
     small, source, text = network("seq2seq", position=position), ids(2, 5, seed=1), ids(2 * BEAMS, 5)
     segment = SEGMENT if padded else None
-    memory = small.remember(small.encode(source, segment))
+    memory = small.build_cross_cache(small.encode(source, segment))
     cache = small.new_cache(2 * BEAMS, 8, static=static)
     small.decode(text[:, :2], memory, cache=cache)
     small.decode(text[:, 2:3], memory, cache=cache)

@@ -51,7 +51,7 @@ def test_a_tied_head_is_still_tied_after_a_change_of_type(config: Make) -> None:
 
 
 def test_a_shared_embedding_is_one_for_source_target_and_tied_head(stack_config: Make) -> None:
-    network = build(Config(encoder=stack_config(), decoder=stack_config(), head=TIED, shared_embedding=True))
+    network = build(Config(encoder=stack_config(), decoder=stack_config(), head=TIED, share_embeddings=True))
     assert isinstance(network, Seq2Seq)
     assert network.head.out is not None
     assert network.source_embedding.token is network.target_embedding.token

@@ -76,13 +76,13 @@ def test_a_seq2seq_with_caches_is_the_full_forward(network: Make, ids: Make, pos
     small, source, target = network("seq2seq", position=position), ids(2, 5, seed=1), ids(2, 6)
     segment = torch.tensor([[1, 1, 1, 1, 1], [0, 1, 1, 0, 0]])
     full = small(source, target, segment)
-    memory = small.remember(small.encode(source, segment))
+    memory = small.build_cross_cache(small.encode(source, segment))
     assert close(in_steps(small, target, [2, 1, 3], small.new_cache(2, 6, static=static), memory), full)
 
 
 @BOTH
 def test_a_window_reaches_back_into_the_cache(network: Make, ids: Make, static: bool) -> None:
-    small, text = network("decoder", window=2, windowed_layers=(0,)), ids(2, 9)
+    small, text = network("decoder", window=2, sliding_window_layers=(0,)), ids(2, 9)
     assert close(in_steps(small, text, [4, 1, 3, 1], small.new_cache(2, 9, static=static)), small(text))
 
 

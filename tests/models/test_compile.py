@@ -86,7 +86,7 @@ def test_a_compiled_step_with_a_static_cache_is_the_eager_step(network: Make, id
 def test_a_compiled_seq2seq_step_reads_its_source_for_all_beams(network: Make, ids: Make) -> None:
     small, counter = network("seq2seq", layers=1), CompileCounter()
     with torch.no_grad():
-        memory = small.remember(small.encode(ids(2, 6), SEGMENT.clamp(max=1)))
+        memory = small.build_cross_cache(small.encode(ids(2, 6), SEGMENT.clamp(max=1)))
         static, growing = small.new_cache(4, 8, static=True), small.new_cache(4, 8)
         step = torch.compile(lambda token: small.decode(token, memory, cache=static), fullgraph=True, backend=counter)
         for seed in range(3):

@@ -86,7 +86,7 @@ def test_a_text_alone_is_the_text_packed_with_others(
 def test_batch_padding_and_order_do_not_matter(network: Make, run: Make, family: str, data: st.DataObject) -> None:
     """Any number of texts of any lengths, in any order, with any padding on any side."""
     position = data.draw(st.sampled_from(POSITIONS))
-    small = network(family, position=position, norm_place=data.draw(st.sampled_from(["pre", "post"])))
+    small = network(family, position=position, norm_placement=data.draw(st.sampled_from(["pre", "post"])))
     lengths = tuple(data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=4)))
     source_lengths = tuple(data.draw(st.integers(1, 5)) for _ in lengths)
     texts, sources = draw(lengths, 2), draw(source_lengths, 3)
@@ -105,7 +105,7 @@ def test_batch_padding_and_order_do_not_matter(network: Make, run: Make, family:
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 def test_kernels_agree_on_whole_networks(network: Make, run: Make, family: str, kernel: str) -> None:
     """With grouped heads, a window on one layer, packed rows, padding."""
-    choices = {"position": "rotary", "kv_heads": 2, "window": 2, "windowed_layers": (1,)}
+    choices = {"position": "rotary", "kv_heads": 2, "sliding_window": 2, "sliding_window_layers": (1,)}
     texts, sources = draw(LENGTHS, 0), draw(SOURCE_LENGTHS, 1)
     (ids, segment), (source, source_segment) = pack(texts), pack(sources)
     rows = [t.repeat(2, 1) for t in (ids, segment, source, source_segment)]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from qkv.blocks import Tap
-from qkv.blocks.mask import Mask, Place
+from qkv.blocks.mask import Mask, SequenceLayout
 
 POSITIONS = ["sinusoidal", "sinusoidal_split", "learned", "rotary", "alibi", "t5", "none"]
 FAMILIES = ["encoder", "decoder", "seq2seq"]
@@ -118,7 +118,7 @@ def test_a_broken_mask_is_caught(
 ) -> None:
     monkeypatch.setattr(Mask, "_rule", rule)
     if rule is into_padding:  # padding has a second lock: what attention reads there is blank
-        monkeypatch.setattr(Place, "blank", lambda self, x: x)
+        monkeypatch.setattr(SequenceLayout, "blank", lambda self, x: x)
     with pytest.raises(Leak):
         check_leaks(network(family, position="rotary"), run, family)
 

@@ -9,7 +9,7 @@ import pytest
 from qkv.blocks import HeadConfig, RotaryScaling, StackConfig
 from qkv.errors import QkvError
 from qkv.models import Config
-from qkv.models.presets import PRESETS, find
+from qkv.models.tables.presets import PRESETS, find_preset
 
 Make = Callable[..., Any]
 LM = HeadConfig(kind="lm", outputs=40)
@@ -32,14 +32,14 @@ def test_the_family_is_which_stacks_there_are(stack_config: Make) -> None:
     ("fields", "match"),
     [
         ({}, "a config needs an encoder, a decoder or both"),
-        ({"encoder": {}, "shared_embedding": True}, "shared_embedding is for an encoder and a decoder together"),
+        ({"encoder": {}, "share_embeddings": True}, "share_embeddings is for an encoder and a decoder together"),
         (
-            {"encoder": {"vocab": 41}, "decoder": {}, "shared_embedding": True},
-            r"shared_embedding needs one vocab, not 41 \(encoder\) and 40 \(decoder\)",
+            {"encoder": {"vocab_size": 41}, "decoder": {}, "share_embeddings": True},
+            r"share_embeddings needs one vocab, not 41 \(encoder\) and 40 \(decoder\)",
         ),
         (
-            {"encoder": {"embedding_width": 8}, "decoder": {}, "shared_embedding": True},
-            "shared_embedding needs one embedding_width",
+            {"encoder": {"embedding_width": 8}, "decoder": {}, "share_embeddings": True},
+            "share_embeddings needs one embedding_width",
         ),
         ({"encoder": {"width": 32}, "decoder": {}}, "encoder and decoder must have the same width"),
         ({"encoder": {}, "decoder": {"residual": "parallel"}}, "decoder: residual = .* cross-attention"),
@@ -57,7 +57,7 @@ def test_a_config_that_makes_no_sense_is_refused(stack_config: Make, fields: dic
 
 def test_stacks_of_a_seq2seq_may_have_vocabularies_of_their_own(stack_config: Make) -> None:
     config = Config(encoder=stack_config(vocab=50), decoder=stack_config(), head=LM)
-    assert config.stack.vocab == 40
+    assert config.stack.vocab_size == 40
 
 
 # ── Plain values and back ────────────────────────────────────────────────────────────────────────────────────────
@@ -65,7 +65,7 @@ def test_stacks_of_a_seq2seq_may_have_vocabularies_of_their_own(stack_config: Ma
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_every_preset_survives_json(name: str) -> None:
-    config = find(name)
+    config = find_preset(name)
     values = json.loads(json.dumps(config.to_dict()))
     assert values["format"] == "qkv"
     assert values["family"] == config.family
@@ -75,12 +75,16 @@ def test_every_preset_survives_json(name: str) -> None:
 def test_everything_that_is_not_a_default_survives_json(stack_config: Make) -> None:
     stack = stack_config(
         position="rotary",
-        rotary_scaling=RotaryScaling(kind="llama3", factor=2.0, low=1.5, high=3.0, original_positions=77),
-        windowed_layers=(1,),
+        rotary_scaling=RotaryScaling(
+            kind="llama3", factor=2.0, low_freq_factor=1.5, high_freq_factor=3.0, original_max_positions=77
+        ),
+        sliding_window_layers=(1,),
         window=3,
     )
     head = HeadConfig(kind="classify", labels=("a", "b", "c"), dense="tanh", dropout=0.5)
-    config = Config(encoder=stack, head=head, pad=3, start=4, end=(5, 6), architecture="bert")
+    config = Config(
+        encoder=stack, head=head, pad_token_id=3, decoder_start_token_id=4, eos_token_ids=(5, 6), architecture="bert"
+    )
     assert Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
@@ -129,13 +133,13 @@ def test_a_wrong_value_is_named_with_its_file_and_field(stack_config: Make, path
 
 def test_what_is_missing_is_listed(stack_config: Make) -> None:
     values = plain(stack_config)
-    del values["decoder"]["vocab"], values["decoder"]["heads"]
+    del values["decoder"]["vocab_size"], values["decoder"]["heads"]
     with pytest.raises(QkvError, match=r"config.json: decoder: missing vocab, heads"):
         Config.from_dict(values)
 
 
 def test_what_has_a_default_may_be_missing() -> None:
-    small = {"vocab": 9, "width": 8, "layers": 1, "heads": 2, "ffn_width": 8}
+    small = {"vocab_size": 9, "width": 8, "layers": 1, "heads": 2, "ffn_width": 8}
     config = Config.from_dict({"encoder": small})
     assert config == Config(encoder=StackConfig(**small))
 

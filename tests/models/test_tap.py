@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from qkv.blocks import SITES, Tap
-from qkv.blocks.attention import Sight, pattern, scores
-from qkv.blocks.mask import Mask, place_of
+from qkv.blocks.attention import PreparedMask, pattern, scores
+from qkv.blocks.mask import Mask, make_layout
 from qkv.blocks.position import Rotary
 
 Make = Callable[..., Any]
@@ -139,8 +139,8 @@ def test_patterns_are_those_that_mixed_the_values(look: Make, family: str, posit
 def test_a_recorded_pattern_is_the_softmax_of_the_plain_kernel(look: Make) -> None:
     tap = Tap(record=["*.q", "*.k", "*.pattern"])
     look("decoder", tap)
-    place = place_of(SEGMENT, SEGMENT)
-    sight = Sight(Mask(place, place, causal=True), "plain")
+    place = make_layout(SEGMENT, SEGMENT)
+    sight = PreparedMask(Mask(place, place, causal=True), "plain")
     expected = pattern(scores(tap["decoder.1.q"], tap["decoder.1.k"], sight, D**-0.5))
     assert torch.equal(tap["decoder.1.pattern"], expected)
     sums = tap["decoder.1.pattern"].sum(-1)
@@ -152,8 +152,8 @@ def test_queries_and_keys_are_shown_as_they_meet(look: Make) -> None:
     turned, still = Tap(record=["*.0.q"]), Tap(record=["*.0.q"])
     look("decoder", turned)
     look("decoder", still, position="none")
-    rotary = Rotary(place_of(SEGMENT, SEGMENT).position, D, 10_000.0, None, torch.float64)
-    assert torch.allclose(turned["decoder.0.q"], rotary.turn(still["decoder.0.q"]), atol=1e-12)
+    rotary = Rotary(make_layout(SEGMENT, SEGMENT).positions, D, 10_000.0, None, torch.float64)
+    assert torch.allclose(turned["decoder.0.q"], rotary.rotate(still["decoder.0.q"]), atol=1e-12)
 
 
 def test_the_stream_adds_up(look: Make) -> None:

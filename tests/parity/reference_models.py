@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 import qkv
 from qkv.models.tables import ARCHITECTURES
-from qkv.models.tables.table import HeadTable
+from qkv.models.tables.architecture import HeadTable
 
 transformers = pytest.importorskip(
     "transformers", reason="parity is measured against transformers, which is not installed"
@@ -305,14 +305,14 @@ def cases(*, kinds: tuple[str, ...] = (), families: tuple[str, ...] = (), first_
         if first_only and name != variant.architecture:
             continue
         for table in ARCHITECTURES[variant.architecture].heads:
-            if variant.classes and table.cls not in variant.classes:
+            if variant.classes and table.class_name not in variant.classes:
                 continue
             if kinds and table.fields.get("kind", "none") not in kinds:
                 continue
             stacks = table.stacks or tuple(ARCHITECTURES[variant.architecture].stacks)
             family = "seq2seq" if len(stacks) == 2 else stacks[0]
             if not families or family in families:
-                out.append(f"{name}:{table.cls}")
+                out.append(f"{name}:{table.class_name}")
     return out
 
 
@@ -320,7 +320,7 @@ def lookup(case: str) -> tuple[Variant, HeadTable]:
     """The variant and the head that a case names."""
     name, cls = case.split(":")
     variant = VARIANTS[name]
-    return variant, next(table for table in ARCHITECTURES[variant.architecture].heads if table.cls == cls)
+    return variant, next(table for table in ARCHITECTURES[variant.architecture].heads if table.class_name == cls)
 
 
 # ── transformers in float64 ──────────────────────────────────────────────────────────────────────────────────────
@@ -440,12 +440,12 @@ class Pair:
             return torch.randint(FIRST, vocab, (length,), generator=generator)
 
         if not self.seq2seq:
-            types = self.config.stack.types
+            types = self.config.stack.token_types
             return [
                 Text(draw(n, VOCAB), types=torch.randint(0, types, (n,), generator=generator) if types else None)
                 for n in LENGTHS
             ]
-        vocab = self.config.stack.vocab
+        vocab = self.config.stack.vocab_size
         out = []
         for length, target in zip(LENGTHS, TARGET_LENGTHS, strict=True):
             source = draw(length, VOCAB)
@@ -496,7 +496,7 @@ def _folders() -> tempfile.TemporaryDirectory:
 def pair(case: str) -> Pair:
     """The pair that a case names; made once, then shared."""
     variant, table = lookup(case)
-    cls = table.cls
+    cls = table.class_name
     torch.manual_seed(zlib.crc32(case.encode()))
     model = getattr(transformers, cls)(variant.config(cls)).eval()
     if variant.untie and hasattr(model, "lm_head"):

@@ -41,7 +41,7 @@ def test_an_encoder_and_decoder_in_chunks(case, size, static):
     two = pair(case)
     network = two.ours().network
     text, truth = two.texts[1], two.truth[1]
-    memory = network.remember(network.encode(text.source[None]))
+    memory = network.build_cross_cache(network.encode(text.source[None]))
     cache = network.new_cache(1, 16 if static else 2, static=static)
     said = [network.decode(chunk, memory, cache=cache) for chunk in chunks(text.ids[None], size)]
     assert apart(torch.cat(said, dim=1)[0], truth) < FLOAT64
@@ -80,7 +80,7 @@ def test_sources_and_targets_of_unequal_length(case, side, static):
     two = pair(case)
     network = two.ours().network
     source, source_mask = padded([text.source for text in two.texts], two.pad, side)
-    memory = network.remember(network.encode(source, source_mask))
+    memory = network.build_cross_cache(network.encode(source, source_mask))
     prompts, mask, new = ragged(two, side)
     cache = network.new_cache(len(prompts), 16, static=static)
     first = network.decode(prompts, memory, mask, cache=cache)
@@ -96,7 +96,7 @@ def test_beams_share_their_source(case):
     length = 4
     targets = [text.ids[:length] for text in (two.texts[0], two.texts[1])]
     source, mask = padded([two.texts[0].source, two.texts[2].source], two.pad, "right")
-    memory = network.remember(network.encode(source, mask))
+    memory = network.build_cross_cache(network.encode(source, mask))
     cache = network.new_cache(4, length)
     beams = torch.stack(targets * 2)  # source 0: targets 0, 1; source 2: targets 0, 1
     said = torch.cat([network.decode(step, memory, cache=cache) for step in chunks(beams, 1)], dim=1)

@@ -19,17 +19,17 @@ STACK_MISTAKES = [
     ("bart:BartForConditionalGeneration", "encoder", {"position_offset": 1, "max_positions": 32}),
     ("bart:BartForConditionalGeneration", "decoder", {"position_offset": 0, "max_positions": 33}),
     ("marian:MarianMTModel", "encoder", {"position": "sinusoidal"}),
-    ("gpt_neox:GPTNeoXForCausalLM", "decoder", {"rotary_share": 0.5}),
+    ("gpt_neox:GPTNeoXForCausalLM", "decoder", {"rotary_fraction": 0.5}),
     ("llama:LlamaForCausalLM", "decoder", {"rotary_scaling": None}),
-    ("modernbert:ModernBertForMaskedLM", "encoder", {"rotary_base_windowed": 160_000.0}),
-    ("t5:T5ForConditionalGeneration", "encoder", {"bucket_distance": 128}),
-    ("t5:T5ForConditionalGeneration", "decoder", {"bucket_distance": 128}),
+    ("modernbert:ModernBertForMaskedLM", "encoder", {"rotary_base_sliding": 160_000.0}),
+    ("t5:T5ForConditionalGeneration", "encoder", {"relative_max_distance": 128}),
+    ("t5:T5ForConditionalGeneration", "decoder", {"relative_max_distance": 128}),
     # Who sees whom
-    ("mistral:MistralForCausalLM", "decoder", {"window": 4}),
-    ("mistral:MistralForCausalLM", "decoder", {"window": 0}),
-    ("qwen2:Qwen2ForCausalLM", "decoder", {"windowed_layers": ()}),
-    ("modernbert:ModernBertForMaskedLM", "encoder", {"window": 4}),
-    ("modernbert:ModernBertForMaskedLM", "encoder", {"windowed_layers": (0, 1, 2)}),
+    ("mistral:MistralForCausalLM", "decoder", {"sliding_window": 4}),
+    ("mistral:MistralForCausalLM", "decoder", {"sliding_window": 0}),
+    ("qwen2:Qwen2ForCausalLM", "decoder", {"sliding_window_layers": ()}),
+    ("modernbert:ModernBertForMaskedLM", "encoder", {"sliding_window": 4}),
+    ("modernbert:ModernBertForMaskedLM", "encoder", {"sliding_window_layers": (0, 1, 2)}),
     # Scales, norms and activations
     ("t5:T5ForConditionalGeneration", "encoder", {"score_scale": "sqrt"}),
     ("gpt2-unscaled-untied:GPT2LMHeadModel", "decoder", {"score_scale": "sqrt"}),
@@ -59,7 +59,7 @@ def answer(two, config):
     with torch.no_grad():
         if text.source is not None:
             return network(text.source[None], text.ids[None])[0]
-        return network(text.ids[None], **({} if text.types is None else {"types": text.types[None]}))[0]
+        return network(text.ids[None], **({} if text.types is None else {"token_type_ids": text.types[None]}))[0]
 
 
 def changes(case, **fields):

@@ -13,7 +13,7 @@ from reference_models import FLOAT32, apart, cases, disturb, pair, transformers
 
 import qkv
 from qkv.blocks import HeadConfig, StackConfig
-from qkv.models import presets
+from qkv.models.tables import presets
 
 UNUSED = ("cls.predictions.bias",)  # beside an output matrix that is not tied, transformers uses decoder.bias
 FIXED = ("encoder.embed_positions.weight", "decoder.embed_positions.weight")  # Marian's sinusoids, made anew
@@ -71,7 +71,7 @@ def test_qkv_reads_an_exported_folder_to_the_same_model(case, tmp_path):
 
 def shrunk(stack: StackConfig) -> StackConfig:
     """The same choices at a size for tests."""
-    grouped, wide = stack.kv_heads != stack.heads, stack.head_width * stack.heads != stack.width
+    grouped, wide = stack.kv_heads != stack.heads, stack.head_dim * stack.heads != stack.width
     return replace(
         stack,
         vocab=40,
@@ -79,30 +79,30 @@ def shrunk(stack: StackConfig) -> StackConfig:
         layers=3,
         heads=4,
         kv_heads=2 if grouped else 4,
-        head_width=6 if wide else 4,
+        head_dim=6 if wide else 4,
         ffn_width=21,
-        distinct_layers=3,
+        num_layer_groups=3,
         max_positions=24,
-        window=min(stack.window, 3),
-        windowed_layers=tuple(layer for layer in stack.windowed_layers if layer < 3),
+        window=min(stack.sliding_window, 3),
+        sliding_window_layers=tuple(layer for layer in stack.sliding_window_layers if layer < 3),
     )
 
 
 def small(name: str) -> qkv.Config:
     """A preset's choices at a size for tests."""
-    config = presets.find(name)
+    config = presets.find_preset(name)
     return replace(
         config,
         encoder=config.encoder and shrunk(config.encoder),
         decoder=config.decoder and shrunk(config.decoder),
         head=replace(config.head, outputs=40),
-        pad=None if config.pad is None else 1,
-        start=None if config.start is None else 2,
-        end=(3,) if config.end else (),
+        pad=None if config.pad_token_id is None else 1,
+        start=None if config.decoder_start_token_id is None else 2,
+        end=(3,) if config.eos_token_ids else (),
     )
 
 
-PUBLIC = sorted(name for name in presets.PRESETS if presets.find(name).architecture)
+PUBLIC = sorted(name for name in presets.PRESETS if presets.find_preset(name).architecture)
 
 
 @pytest.mark.parametrize("name", PUBLIC)
@@ -182,9 +182,9 @@ def test_the_layout_that_a_model_came_from_is_tried_first(name, cls, tmp_path):
 
 
 UNPUBLISHED = {
-    "sandwich": ({"norm_place": "sandwich"}, "norm_place"),
+    "sandwich": ({"norm_placement": "sandwich"}, "norm_placement"),
     "alibi": ({"position": "alibi"}, "position"),
-    "shared layers": ({"distinct_layers": 1}, "distinct_layers"),
+    "shared layers": ({"num_layer_groups": 1}, "num_layer_groups"),
     "no position": ({"position": "none"}, "position"),
     "parallel": ({"residual": "parallel"}, "residual"),
     "narrow embedding": ({"embedding_width": 8}, "embedding_width"),
@@ -213,8 +213,8 @@ def test_what_only_training_reads_does_not_stand_in_the_way(tmp_path):
 
 def test_two_fields_that_do_not_fit_are_both_named(tmp_path):
     base = small("llama-1.1b")
-    model = qkv.new(replace(base, decoder=replace(base.decoder, norm_place="sandwich", score_scale="none")))
-    with pytest.raises(qkv.QkvError, match=r"norm_place.*score_scale|score_scale.*norm_place"):
+    model = qkv.new(replace(base, decoder=replace(base.decoder, norm_placement="sandwich", score_scale="none")))
+    with pytest.raises(qkv.QkvError, match=r"norm_placement.*score_scale|score_scale.*norm_placement"):
         model.export(tmp_path / "out")
 
 

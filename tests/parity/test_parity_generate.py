@@ -7,7 +7,7 @@ import pytest
 import torch
 from reference_models import cases, exact, pair
 
-from qkv.decode import Options, generate
+from qkv.decode import GenerationOptions, generate
 
 GENERATIVE = cases(kinds=("lm",), families=("decoder", "seq2seq"))
 NEW = 7
@@ -42,10 +42,10 @@ def reference(two, prompt: list[int], beam: int, penalty: float) -> list[int]:
 def test_generate_writes_what_the_reference_writes(case, beam, penalty):
     two = pair(case)
     model = two.ours()
-    if two.seq2seq and model.config.start is None:
+    if two.seq2seq and model.config.decoder_start_token_id is None:
         pytest.skip("mBART's decoder starts with a language, which its config does not name")
     prompts = [(text.source if two.seq2seq else text.ids).tolist() for text in two.texts]
-    options = Options(max_tokens=NEW, beam=beam, length_penalty=penalty)
+    options = GenerationOptions(max_tokens=NEW, beam=beam, length_penalty=penalty)
     together = [result.ids for result in generate(model.network, prompts, options)]
     alone = [generate(model.network, [prompt], options)[0].ids for prompt in prompts]
     assert together == alone == [reference(two, prompt, beam, penalty) for prompt in prompts]

@@ -10,7 +10,7 @@ import torch
 from reference_models import FLOAT32, FLOAT64, Pair, apart, cases, lookup, padded, pair
 from torch import Tensor
 
-from qkv.blocks.head import POOLED
+from qkv.blocks.head import POOLED_KINDS
 from qkv.models.tables import ARCHITECTURES
 
 MOVED_BY_PADDING = ("bart", "mbart", "marian")
@@ -22,7 +22,9 @@ def comparable(case: str, side: str) -> bool:
     variant, table = lookup(case)
     pool = table.fields.get("pool", "first")
     pool = pool if isinstance(pool, str) else pool.read(variant.settings)
-    reads_place_0 = table.fields.get("kind") in POOLED and pool == "first"  # on the left, a padding token's vector
+    reads_place_0 = (
+        table.fields.get("kind") in POOLED_KINDS and pool == "first"
+    )  # on the left, a padding token's vector
     return side == "right" or not (reads_place_0 or variant.architecture in MOVED_BY_PADDING)
 
 
@@ -51,7 +53,7 @@ def ours_padded(two: Pair, side: str, dtype: torch.dtype) -> tuple[Tensor, Tenso
     if two.texts[0].types is not None:
         types, _ = padded([text.types for text in two.texts], 0, side)
         theirs["token_type_ids"] = types
-    return model.logits(ids, mask=mask, types=types), mask, theirs
+    return model.logits(ids, mask=mask, token_type_ids=types), mask, theirs
 
 
 def positions(mask: Tensor, two: Pair) -> dict[str, Tensor]:
@@ -68,7 +70,7 @@ def test_a_text_alone(case, dtype):
     for text in two.texts:
         source = None if text.source is None else text.source[None]
         types = None if text.types is None else text.types[None]
-        said = two.ours(dtype).logits(text.ids[None], source=source, types=types)
+        said = two.ours(dtype).logits(text.ids[None], source=source, token_type_ids=types)
         assert apart(said[0], two.ask_one(text, dtype)) < limit
 
 
@@ -133,4 +135,4 @@ def test_choices_of_one_question(case):
 def test_every_architecture_and_head_is_tried():
     """A new table without a variant here would otherwise pass unseen."""
     tried = {case.split(":")[1] for case in cases()}
-    assert {table.cls for architecture in ARCHITECTURES.values() for table in architecture.heads} == tried
+    assert {table.class_name for architecture in ARCHITECTURES.values() for table in architecture.heads} == tried

@@ -76,7 +76,7 @@ def test_an_albert_of_chemical_reactions():
     theirs = transformers.AlbertForMaskedLM.from_pretrained(REACTIONS).eval()
     ours = qkv.load(REACTIONS)
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(5, ours.config.stack.vocab, (3, 40), generator=generator)
+    ids = torch.randint(5, ours.config.stack.vocab_size, (3, 40), generator=generator)
     mask = torch.ones_like(ids)
     mask[1, 25:] = mask[2, 33:] = 0
     with torch.no_grad():

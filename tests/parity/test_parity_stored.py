@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import qkv
 from qkv.models.tables import ARCHITECTURES
-from qkv.store.weights import INDEX, ONE_FILE, write_weights
+from qkv.store.weights import INDEX_FILE, WEIGHTS_FILE, write_weights
 
 LM = cases(kinds=("lm", "mlm"))
 ONE_OF_EACH = ["bert:BertForMaskedLM", "gpt2:GPT2LMHeadModel", "marian-two-vocabularies:MarianMTModel"]
@@ -42,11 +42,11 @@ def test_a_folder_that_transformers_sharded(case, tmp_path):
 
 def reshard(folder):
     """Write a folder's weights again, in several files."""
-    tensors = load_file(folder / ONE_FILE)
-    (folder / ONE_FILE).unlink()
-    names = write_weights(folder, tensors, shard_bytes=6_000)
+    tensors = load_file(folder / WEIGHTS_FILE)
+    (folder / WEIGHTS_FILE).unlink()
+    names = write_weights(folder, tensors, max_shard_bytes=6_000)
     assert len(names) > 3
-    assert names[-1] == INDEX
+    assert names[-1] == INDEX_FILE
 
 
 @pytest.mark.parametrize("case", ONE_OF_EACH)
@@ -70,13 +70,13 @@ def test_transformers_reads_our_shards(case, tmp_path):
 
 def test_no_shard_is_larger_than_asked_unless_a_tensor_is(tmp_path):
     tensors = {f"t{i}": torch.full((100 * (1 + i % 3),), float(i)) for i in range(9)} | {"large": torch.ones(5000)}
-    names = write_weights(tmp_path, tensors, shard_bytes=1500)
-    shards = [load_file(tmp_path / name) for name in names if name != INDEX]
+    names = write_weights(tmp_path, tensors, max_shard_bytes=1500)
+    shards = [load_file(tmp_path / name) for name in names if name != INDEX_FILE]
     for shard in shards:
         size = sum(t.numel() * 4 for t in shard.values())
         assert size <= 1500 or list(shard) == ["large"]
     assert {name for shard in shards for name in shard} == set(tensors)
-    index = json.loads((tmp_path / INDEX).read_text())
+    index = json.loads((tmp_path / INDEX_FILE).read_text())
     assert index["metadata"]["total_size"] == sum(t.numel() * 4 for t in tensors.values())
     assert {
         name: set(load_file(tmp_path / file)) >= {name} for name, file in index["weight_map"].items()
@@ -126,7 +126,7 @@ def test_save_and_load_keep_numbers_config_and_ties(case, tmp_path):
 def test_a_tied_matrix_is_stored_once(tmp_path):
     model = pair("gpt2:GPT2LMHeadModel").ours(torch.float32)
     model.save(tmp_path / "own")
-    stored = load_file(tmp_path / "own" / ONE_FILE)
+    stored = load_file(tmp_path / "own" / WEIGHTS_FILE)
     assert sum(t.shape == tokens_of(model.network).weight.shape for t in stored.values()) == 1
 
 
@@ -134,9 +134,9 @@ def rewritten(case, folder, change):
     """The folder of a case with its tensors changed."""
     two = pair(case)
     folder.mkdir()
-    tensors = load_file(two.folder / ONE_FILE)
+    tensors = load_file(two.folder / WEIGHTS_FILE)
     change(tensors)
-    save_file(tensors, folder / ONE_FILE)
+    save_file(tensors, folder / WEIGHTS_FILE)
     (folder / "config.json").write_bytes((two.folder / "config.json").read_bytes())
     return two
 
@@ -181,7 +181,7 @@ def test_a_copy_that_is_none_is_refused(case, tmp_path):
 )
 def test_a_tensor_saved_under_its_other_name(case, stored, other, tmp_path):
     two = pair(case)
-    present = load_file(two.folder / ONE_FILE)
+    present = load_file(two.folder / WEIGHTS_FILE)
     name = next(name for name in (stored, other) if name in present)
     other = other if name == stored else stored
     rewritten(case, tmp_path / "in", lambda tensors: tensors.update({other: tensors.pop(name)}))

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import qkv
-from qkv.blocks import Mask, Memory, Stack, StackConfig, place_of
-from qkv.blocks.attention import render
+from qkv.blocks import EncoderMemory, Mask, Stack, StackConfig, make_layout
+from qkv.blocks.attention import prepare_mask
 
 WIDTH, HEADS, FFN, LAYERS = 24, 3, 37, 2
 LIMIT = 1e-10
@@ -17,13 +17,13 @@ LIMIT = 1e-10
 
 def config(norm_first: bool, activation: str = "relu") -> StackConfig:
     return StackConfig(
-        vocab=11,
+        vocab_size=11,
         width=WIDTH,
         layers=LAYERS,
         heads=HEADS,
         ffn_width=FFN,
         position="none",
-        norm_place="pre" if norm_first else "post",
+        norm_placement="pre" if norm_first else "post",
         feedforward=activation,
     )
 
@@ -98,7 +98,7 @@ def test_an_encoder(norm_first, activation, texts):
     ours = stack(norm_first, causal=False, activation=activation)
     assert (ours.norm is not None) == norm_first
     copy_stack(ours, theirs)
-    said, expected = ours(x, place_of(x[..., 0], mask)), theirs(x, src_key_padding_mask=mask == 0)
+    said, expected = ours(x, make_layout(x[..., 0], mask)), theirs(x, src_key_padding_mask=mask == 0)
     assert (said - expected)[mask == 1].abs().max() < LIMIT
 
 
@@ -111,8 +111,8 @@ def test_one_encoder_layer(norm_first, texts):
     disturb(theirs)
     ours = stack(norm_first, causal=False)
     copy(ours.blocks[0], theirs)
-    place = place_of(x[..., 0], mask)
-    said = ours.blocks[0](x, render(Mask(place, place), x))
+    place = make_layout(x[..., 0], mask)
+    said = ours.blocks[0](x, prepare_mask(Mask(place, place), x))
     expected = theirs(x, src_key_padding_mask=mask == 0)
     assert (said - expected)[mask == 1].abs().max() < LIMIT
 
@@ -128,8 +128,8 @@ def test_a_decoder_on_a_source(norm_first, texts):
     disturb(theirs)
     ours = stack(norm_first, causal=True, cross=True)
     copy_stack(ours, theirs)
-    memory = Memory(source, place_of(source[..., 0], source_mask))
-    said = ours(x, place_of(x[..., 0], mask), memory=memory)
+    memory = EncoderMemory(source, make_layout(source[..., 0], source_mask))
+    said = ours(x, make_layout(x[..., 0], mask), memory=memory)
     expected = theirs(
         x,
         source,
@@ -178,5 +178,5 @@ def test_a_final_norm_after_post_norm_would_be_seen(texts):
     disturb(theirs)
     ours = stack(False, causal=False)
     copy_stack(ours, theirs)
-    said, expected = ours(x, place_of(x[..., 0], mask)), theirs(x, src_key_padding_mask=mask == 0)
+    said, expected = ours(x, make_layout(x[..., 0], mask)), theirs(x, src_key_padding_mask=mask == 0)
     assert (said - expected)[mask == 1].abs().max() > 0.01

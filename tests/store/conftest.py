@@ -11,22 +11,22 @@ from qkv.blocks import HeadConfig, StackConfig
 from qkv.text import Tokenizer
 
 STACK = StackConfig(
-    vocab=300,
+    vocab_size=300,
     width=8,
     layers=2,
     heads=2,
     ffn_width=12,
     position="learned",
     max_positions=16,
-    norm_place="post",
+    norm_placement="post",
     norm_eps=1e-12,
     embedding_norm="added",
-    types=2,
+    token_types=2,
 )
 CONFIG = qkv.Config(
     encoder=STACK,
     head=HeadConfig(kind="mlm", outputs=300, dense="gelu", dense_norm=True, tied=True, bias=True),
-    pad=0,
+    pad_token_id=0,
     architecture="bert",
 )
 
@@ -40,7 +40,7 @@ def model() -> qkv.Model:
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
     """One token for each byte, and a few special ones: fewer than the model's vocabulary."""
-    return Tokenizer.train("byte", iter([]), size=260, roles=["pad", "end"], template="end")
+    return Tokenizer.train("byte", iter([]), vocab_size=260, special_tokens=["pad", "eos"], template="eos")
 
 
 @pytest.fixture

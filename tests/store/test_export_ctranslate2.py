@@ -9,9 +9,9 @@ import torch
 
 import qkv
 from qkv.blocks import RotaryScaling
-from qkv.decode import Options, generate, score
+from qkv.decode import GenerationOptions, generate, score
 from qkv.errors import QkvError
-from qkv.store.ctranslate2 import misfits, write_ctranslate2
+from qkv.store.export_ctranslate2 import unsupported_choices, write_ctranslate2
 from qkv.text import Tokenizer
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
@@ -27,53 +27,53 @@ T5 = {
     "norm_eps": 1e-6,
     "feedforward": "geglu_tanh",
     "score_scale": "none",
-    "head_width": 12,
-    "buckets": 8,
-    "bucket_distance": 10,
+    "head_dim": 12,
+    "relative_buckets": 8,
+    "relative_max_distance": 10,
 }
 SEQ2SEQ: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "2017": (
-        {"norm_place": "post", "feedforward": "relu", "embedding_scale": "sqrt"},
-        {"tied": True, "shared_embedding": True},
+        {"norm_placement": "post", "feedforward": "relu", "embedding_scale": "sqrt"},
+        {"tied": True, "share_embeddings": True},
     ),
     "marian": (
-        {"position": "sinusoidal_split", "norm_place": "post", "feedforward": "silu", "embedding_scale": "sqrt"},
-        {"tied": True, "bias": True, "shared_embedding": True},
+        {"position": "sinusoidal_split", "norm_placement": "post", "feedforward": "silu", "embedding_scale": "sqrt"},
+        {"tied": True, "bias": True, "share_embeddings": True},
     ),
     "bart": (
-        {"position": "learned", "position_offset": 2, "norm_place": "post", "embedding_norm": "added"},
+        {"position": "learned", "position_offset": 2, "norm_placement": "post", "embedding_norm": "added"},
         {"tied": True, "bias": True},
     ),
     "t5": (T5, {"tied": True, "scale": "rsqrt"}),
     "rotary": ({**MODERN, "kv_heads": 2}, {}),
     "no positions": ({"position": "none", "norm_affine": "none"}, {}),
-    "shared layers": ({"distinct_layers": 1}, {}),
+    "shared layers": ({"num_layer_groups": 1}, {}),
 }
 DECODERS: dict[str, dict[str, Any]] = {
     "gpt2": {"position": "learned", "feedforward": "gelu_tanh"},
     "llama": {**MODERN, "kv_heads": 2},
     "qwen2": {**MODERN, "bias": "qkv"},
-    "qwen3": {**MODERN, "qk_norm": "head", "head_width": 8},
-    "neox": {"position": "rotary", "rotary_share": 0.5, "residual": "parallel"},
+    "qwen3": {**MODERN, "qk_norm": "head", "head_dim": 8},
+    "neox": {"position": "rotary", "rotary_fraction": 0.5, "residual": "parallel"},
     "stretched": {**MODERN, "rotary_scaling": RotaryScaling(kind="linear", factor=4.0)},
     "alibi": {"position": "alibi", "norm_affine": "gain"},
 }
 
 
 def made(
-    encoder: dict[str, Any] | None, decoder: dict[str, Any], *, shared_embedding: bool = False, **head: Any
+    encoder: dict[str, Any] | None, decoder: dict[str, Any], *, share_embeddings: bool = False, **head: Any
 ) -> qkv.Model:
     """A random model far from its start, so that every weight tells."""
-    size = {"vocab": VOCAB, "width": 16, "layers": 2, "heads": 4, "ffn_width": 24, "max_positions": 32}
+    size = {"vocab_size": VOCAB, "width": 16, "layers": 2, "heads": 4, "ffn_width": 24, "max_positions": 32}
     sides = {"decoder": qkv.StackConfig(**{**size, **decoder})}
     if encoder is not None:
         sides["encoder"] = qkv.StackConfig(**{**size, **encoder})
     config = qkv.Config(
         **sides,
         head=qkv.HeadConfig(kind="lm", outputs=VOCAB, **head),
-        shared_embedding=shared_embedding,
-        start=START,
-        end=(END,),
+        share_embeddings=share_embeddings,
+        decoder_start_token_id=START,
+        eos_token_ids=(END,),
     )
     model = qkv.new(config, seed=3)
     with torch.no_grad():
@@ -99,7 +99,7 @@ def written_there(folder: Path, prompts: list[list[int]], *, seq2seq: bool, beam
 
 
 def written_here(model: qkv.Model, **options: Any) -> list[list[int]]:
-    return [result.ids for result in generate(model.network, PROMPTS, Options(max_tokens=NEW, **options))]
+    return [result.ids for result in generate(model.network, PROMPTS, GenerationOptions(max_tokens=NEW, **options))]
 
 
 def scored_there(folder: Path, *, seq2seq: bool) -> list[list[float]]:
@@ -138,7 +138,7 @@ def test_an_encoder_and_decoder_translates_alike(name: str, tmp_path: Path) -> N
 
 
 def test_encoder_and_decoder_may_differ(tmp_path: Path) -> None:
-    model = made({"layers": 3, "heads": 2, "position": "learned"}, {"norm_place": "post", "feedforward": "relu"})
+    model = made({"layers": 3, "heads": 2, "position": "learned"}, {"norm_placement": "post", "feedforward": "relu"})
     model.export(tmp_path / "out", format="ctranslate2")
     check_alike(model, tmp_path / "out")
 
@@ -173,17 +173,24 @@ def test_other_weights_write_something_else(tmp_path: Path) -> None:
 
 
 def test_its_tokens_are_those_of_the_tokenizer(tmp_path: Path) -> None:
-    tokenizer = Tokenizer.train("byte", iter([]), size=260, roles=["pad", "end", "start"], template="end")
-    stack = qkv.StackConfig(vocab=264, width=16, layers=1, heads=2, ffn_width=16, position="learned", max_positions=32)
-    roles = tokenizer.roles
-    config = qkv.Config(decoder=stack, head=qkv.HeadConfig(kind="lm", outputs=264), start=roles.start, end=(roles.end,))
+    tokenizer = Tokenizer.train("byte", iter([]), vocab_size=260, special_tokens=["pad", "eos", "bos"], template="eos")
+    stack = qkv.StackConfig(
+        vocab_size=264, width=16, layers=1, heads=2, ffn_width=16, position="learned", max_positions=32
+    )
+    roles = tokenizer.special_tokens
+    config = qkv.Config(
+        decoder=stack,
+        head=qkv.HeadConfig(kind="lm", outputs=264),
+        decoder_start_token_id=roles.bos,
+        eos_token_ids=(roles.eos,),
+    )
     model = qkv.new(config, tokenizer=tokenizer)
     model.export(tmp_path / "out", format="ctranslate2")
     vocabulary = json.loads((tmp_path / "out" / "vocabulary.json").read_text(encoding="utf-8"))
     spelled = {i: token for token, i in tokenizer.backend.get_vocab().items()}
     assert vocabulary == [spelled.get(i, f"<id_{i}>") for i in range(264)]
     theirs = json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))
-    assert theirs["eos_token"] == spelled[roles.end]
+    assert theirs["eos_token"] == spelled[roles.eos]
     assert (tmp_path / "out" / "tokenizer.json").exists()
     assert Tokenizer.load(tmp_path / "out").encode("hé") == tokenizer.encode("hé")
 
@@ -209,11 +216,11 @@ def test_half_precision_is_kept(tmp_path: Path) -> None:
 # ── What it cannot say ───────────────────────────────────────────────────────────────────────────────────────────
 
 REFUSED: dict[str, dict[str, Any]] = {
-    "norm_place": {"norm_place": "sandwich"},
+    "norm_placement": {"norm_placement": "sandwich"},
     "embedding_norm": {"embedding_norm": "first"},
     "embedding_width": {"embedding_width": 8},
-    "types": {"types": 2},
-    "window": {"window": 4},
+    "token_types": {"token_types": 2},
+    "sliding_window": {"sliding_window": 4},
     "rotary_scaling": {**MODERN, "rotary_scaling": RotaryScaling(kind="llama3", factor=8.0)},
     "qk_norm": {"qk_norm": "head"},
     "residual": {**MODERN, "residual": "parallel"},
@@ -231,21 +238,23 @@ def test_what_it_cannot_say_is_refused_by_name(field: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("field", ["position", "qk_norm"])
 def test_some_fit_a_decoder_alone(field: str) -> None:
     settings = {"position": {"position": "alibi"}, "qk_norm": {**MODERN, "qk_norm": "head"}}[field]
-    assert misfits(made(None, settings).config) == []
-    found = misfits(made(settings, settings).config)
+    assert unsupported_choices(made(None, settings).config) == []
+    found = unsupported_choices(made(settings, settings).config)
     assert [problem.split(" ")[0] for problem in found] == [f"encoder.{field}", f"decoder.{field}"]
 
 
 def test_all_that_does_not_fit_is_named_at_once() -> None:
-    stack = qkv.StackConfig(vocab=9, width=8, layers=1, heads=2, ffn_width=8, norm_place="sandwich", window=3)
+    stack = qkv.StackConfig(
+        vocab_size=9, width=8, layers=1, heads=2, ffn_width=8, norm_placement="sandwich", sliding_window=3
+    )
     config = qkv.Config(decoder=stack, head=qkv.HeadConfig(kind="lm", outputs=9))
-    found = " ".join(misfits(config))
-    assert all(name in found for name in ("end = ()", "decoder.norm_place", "decoder.window"))
+    found = " ".join(unsupported_choices(config))
+    assert all(name in found for name in ("end = ()", "decoder.norm_placement", "decoder.window"))
 
 
 @pytest.mark.parametrize("family", ["encoder", "decoder"])
 def test_models_that_do_not_write_are_refused(family: str, tmp_path: Path) -> None:
-    stack = qkv.StackConfig(vocab=9, width=8, layers=1, heads=2, ffn_width=8)
+    stack = qkv.StackConfig(vocab_size=9, width=8, layers=1, heads=2, ffn_width=8)
     model = qkv.new(qkv.Config(**{family: stack}, head=qkv.HeadConfig(kind="classify", outputs=2)))
     with pytest.raises(QkvError, match="classify head"):
         model.export(tmp_path / "out", format="ctranslate2")

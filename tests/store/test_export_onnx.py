@@ -12,14 +12,14 @@ import torch
 import qkv
 from qkv.errors import QkvError
 from qkv.models import Decoder, Encoder, Seq2Seq
-from qkv.store.onnx import write_onnx
+from qkv.store.export_onnx import write_onnx
 from qkv.text import Tokenizer
 
 pytest.importorskip("onnxscript", reason="onnxscript is not installed")
 onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 
 VOCAB = 30
-SIZE: dict[str, Any] = {"vocab": VOCAB, "width": 16, "layers": 2, "heads": 4, "ffn_width": 24, "max_positions": 32}
+SIZE: dict[str, Any] = {"vocab_size": VOCAB, "width": 16, "layers": 2, "heads": 4, "ffn_width": 24, "max_positions": 32}
 Session = Any
 
 
@@ -59,12 +59,12 @@ def check_near(theirs: Any, ours: torch.Tensor, where: torch.Tensor | None = Non
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Encoder, Session, Path]:
     stack = qkv.StackConfig(
-        **{**SIZE, "layers": 1}, position="learned", norm_place="post", embedding_norm="added", types=2
+        **{**SIZE, "layers": 1}, position="learned", norm_placement="post", embedding_norm="added", token_types=2
     )
     head = qkv.HeadConfig(kind="classify", outputs=3, dense="tanh")
-    network = far_from_start(qkv.Config(encoder=stack, head=head, pad=0))
+    network = far_from_start(qkv.Config(encoder=stack, head=head, pad_token_id=0))
     folder = tmp_path_factory.mktemp("encoder")
-    tokenizer = Tokenizer.train("byte", iter([]), size=260)
+    tokenizer = Tokenizer.train("byte", iter([]), vocab_size=260)
     assert write_onnx(folder, network.config, network, tokenizer) == "model.onnx"
     return network, opened(folder / "model.onnx"), folder
 
@@ -76,7 +76,7 @@ def test_an_encoder_says_the_same(encoder: tuple[Encoder, Session, Path], length
     mask = mask_of(*lengths, left=left)
     ids = ids_of(*mask.shape)
     types = ids % 2
-    (theirs,) = session.run(["logits"], {"ids": ids.numpy(), "mask": mask.numpy(), "types": types.numpy()})
+    (theirs,) = session.run(["logits"], {"ids": ids.numpy(), "mask": mask.numpy(), "token_types": types.numpy()})
     check_near(theirs, network(ids, mask, types=types))
 
 
@@ -86,7 +86,7 @@ def test_a_mask_is_heard(encoder: tuple[Encoder, Session, Path]) -> None:
     ids = ids_of(1, 6)
     zero = np.zeros_like(ids.numpy())
     whole, part = (
-        session.run(None, {"ids": ids.numpy(), "mask": mask_of(*lengths)[:1].numpy(), "types": zero})[0]
+        session.run(None, {"ids": ids.numpy(), "mask": mask_of(*lengths)[:1].numpy(), "token_types": zero})[0]
         for lengths in ((6,), (4, 6))
     )
     assert np.abs(whole - part).max() > 1e-3
@@ -116,7 +116,7 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Decoder, Session]
 
 def nothing_yet(network: Decoder | Seq2Seq, rows: int) -> Any:
     stack = network.decoder.config
-    return np.zeros((stack.layers, 2, rows, stack.kv_heads, 0, stack.head_width), np.float32)
+    return np.zeros((stack.layers, 2, rows, stack.kv_heads, 0, stack.head_dim), np.float32)
 
 
 @pytest.mark.parametrize("lengths", [(5,), (3, 7, 1)])
@@ -148,9 +148,11 @@ def test_a_decoder_says_the_same_step_by_step(decoder: tuple[Decoder, Session], 
 
 @pytest.fixture(scope="module")
 def seq2seq(tmp_path_factory: pytest.TempPathFactory) -> tuple[Seq2Seq, Session, Session]:
-    stack = qkv.StackConfig(**SIZE, norm_place="post", feedforward="relu", embedding_scale="sqrt")
+    stack = qkv.StackConfig(**SIZE, norm_placement="post", feedforward="relu", embedding_scale="sqrt")
     head = qkv.HeadConfig(kind="lm", outputs=VOCAB, tied=True, bias=True)
-    config = qkv.Config(encoder=stack, decoder=stack, head=head, shared_embedding=True, start=2, end=(1,))
+    config = qkv.Config(
+        encoder=stack, decoder=stack, head=head, share_embeddings=True, decoder_start_token_id=2, eos_token_ids=(1,)
+    )
     network = far_from_start(config)
     folder = tmp_path_factory.mktemp("seq2seq")
     assert write_onnx(folder, config, network, None) == "encoder.onnx, decoder.onnx"

@@ -123,7 +123,7 @@ def test_a_size_that_does_not_divide(foreign, edit, refused):
     [
         ({"encoder": None, "head": None}, ["encoder"]),
         ({"layer": 3}, ["'layer'"]),
-        ({"encoder": {"vocab": 3}}, ["encoder", "missing", "width"]),
+        ({"encoder": {"vocab_size": 3}}, ["encoder", "missing", "width"]),
         ({"encoder": [1]}, ["encoder", "list"]),
         ({"head": {"kind": "mlms", "outputs": 300}}, ["head", "mlms"]),
         ({"head": {"kind": "mlm", "outputs": 299}}, ["299", "300"]),

@@ -7,7 +7,7 @@ import types
 import pytest
 
 import qkv
-from qkv.store.hub import WANTED
+from qkv.store.hub import DOWNLOAD_PATTERNS
 
 
 class Hub:
@@ -43,8 +43,8 @@ def test_a_hub_id_is_fetched_and_read(hub, own, model, same):
 def test_neither_pickles_nor_code_are_fetched(hub, own):
     hub.answer = own
     qkv.load("someone/some-model")
-    assert hub.asked == [("someone/some-model", WANTED)]
-    assert not [p for p in WANTED if p in ("*", "*.*") or p.endswith((".bin", ".py", ".pt", ".pkl"))]
+    assert hub.asked == [("someone/some-model", DOWNLOAD_PATTERNS)]
+    assert not [p for p in DOWNLOAD_PATTERNS if p in ("*", "*.*") or p.endswith((".bin", ".py", ".pt", ".pkl"))]
 
 
 def test_a_folder_here_comes_before_the_hub(hub, model, tmp_path, same):

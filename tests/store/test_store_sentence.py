@@ -41,11 +41,11 @@ def make(model, tmp_path):
 )
 def test_the_pooling_is_read(make, pooling, how):
     head = qkv.load(make(pooling)).config.head
-    assert (head.kind, head.pool, head.unit) == ("embed", how, False)
+    assert (head.kind, head.pool, head.normalize) == ("embed", how, False)
 
 
 def test_normalising_is_read(make):
-    assert qkv.load(make(MEAN, "Normalize")).config.head.unit is True
+    assert qkv.load(make(MEAN, "Normalize")).config.head.normalize is True
 
 
 def test_a_transformer_in_a_folder_of_its_own(make, model, tokenizer):

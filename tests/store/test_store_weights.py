@@ -12,15 +12,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import qkv
-from qkv.store.foreign import SHOWN
-from qkv.store.weights import INDEX, ONE_FILE, Weights, write_weights
+from qkv.store.huggingface import MAX_LISTED
+from qkv.store.weights import INDEX_FILE, WEIGHTS_FILE, Weights, write_weights
 
 
 def rewrite(folder: Path, change) -> None:
     """Write a folder's tensors again, changed."""
-    tensors = load_file(folder / ONE_FILE)
+    tensors = load_file(folder / WEIGHTS_FILE)
     change(tensors)
-    save_file(tensors, folder / ONE_FILE)
+    save_file(tensors, folder / WEIGHTS_FILE)
 
 
 def header_length(data: bytes) -> int:
@@ -61,7 +61,7 @@ def test_a_long_list_is_counted_and_shortened(kind, request, refused):
     folder = request.getfixturevalue(kind)
     rewrite(folder, lambda tensors: [tensors.pop(name) for name in list(tensors)[:15]])
     text = refused(folder, "15 tensors missing", "…")
-    assert text.count(".weight") + text.count(".bias") == SHOWN
+    assert text.count(".weight") + text.count(".bias") == MAX_LISTED
 
 
 def test_a_part_of_a_fused_matrix_with_another_shape(foreign, refused):
@@ -121,8 +121,8 @@ def test_a_loaded_model_does_not_change_with_its_file(either):
     """A copy over the file in place (`cp new/model.safetensors old/`) must not reach into a running program."""
     loaded = qkv.load(either)
     before = {name: p.clone() for name, p in loaded.network.named_parameters()}
-    data = (either / ONE_FILE).read_bytes()
-    with (either / ONE_FILE).open("r+b") as file:
+    data = (either / WEIGHTS_FILE).read_bytes()
+    with (either / WEIGHTS_FILE).open("r+b") as file:
         file.seek(8 + header_length(data))
         file.write(b"\xff" * (len(data) - 8 - header_length(data)))
     assert all(torch.equal(before[name], p) for name, p in loaded.network.named_parameters())
@@ -147,27 +147,27 @@ def test_a_loaded_model_does_not_change_with_its_file(either):
     ids=["empty", "1 byte", "7 bytes", "length only", "in header", "no data", "1 byte of data", "half", "last byte"],
 )
 def test_a_file_cut_short(either, cut, refused):
-    data = (either / ONE_FILE).read_bytes()
-    (either / ONE_FILE).write_bytes(data[: cut(data)])
-    refused(either, ONE_FILE, "not a whole safetensors file")
+    data = (either / WEIGHTS_FILE).read_bytes()
+    (either / WEIGHTS_FILE).write_bytes(data[: cut(data)])
+    refused(either, WEIGHTS_FILE, "not a whole safetensors file")
 
 
 def test_a_file_with_something_behind_it(either, refused):
-    with (either / ONE_FILE).open("ab") as file:
+    with (either / WEIGHTS_FILE).open("ab") as file:
         file.write(b"tail")
-    refused(either, ONE_FILE, "not a whole safetensors file")
+    refused(either, WEIGHTS_FILE, "not a whole safetensors file")
 
 
 def test_no_flipped_bit_of_a_header_changes_a_tensor(tmp_path):
     """Every bit of a small header: it is refused, or what it says has changed in plain sight, or nothing has."""
-    save_file({"a": torch.arange(3.0), "b": torch.ones(2, 2, dtype=torch.float64)}, tmp_path / ONE_FILE)
-    tensors = {name: tensor.clone() for name, tensor in load_file(tmp_path / ONE_FILE).items()}
-    whole, data = Weights(tmp_path), (tmp_path / ONE_FILE).read_bytes()
+    save_file({"a": torch.arange(3.0), "b": torch.ones(2, 2, dtype=torch.float64)}, tmp_path / WEIGHTS_FILE)
+    tensors = {name: tensor.clone() for name, tensor in load_file(tmp_path / WEIGHTS_FILE).items()}
+    whole, data = Weights(tmp_path), (tmp_path / WEIGHTS_FILE).read_bytes()
     seen = {"refused": 0, "changed": 0, "same": 0}
     for bit in range(8 * (8 + header_length(data))):
         broken = bytearray(data)
         broken[bit // 8] ^= 1 << (bit % 8)
-        (tmp_path / ONE_FILE).write_bytes(broken)
+        (tmp_path / WEIGHTS_FILE).write_bytes(broken)
         try:
             read = Weights(tmp_path)
         except qkv.QkvError:
@@ -183,14 +183,14 @@ def test_no_flipped_bit_of_a_header_changes_a_tensor(tmp_path):
 
 def test_a_flipped_bit_of_a_header_is_refused(either):
     """One bit of every thirteenth byte, but for the text of the metadata and the blanks at the end."""
-    data = (either / ONE_FILE).read_bytes()
+    data = (either / WEIGHTS_FILE).read_bytes()
     start = data.index(b'"__metadata__"')
     free = range(start, data.index(b"}", start) + 1)
     end = 8 + len(data[8 : 8 + header_length(data)].rstrip())
     for place in [place for place in range(0, end, 13) if place not in free]:
         broken = bytearray(data)
         broken[place] ^= 1 << (place % 7)
-        (either / ONE_FILE).write_bytes(broken)
+        (either / WEIGHTS_FILE).write_bytes(broken)
         with pytest.raises(qkv.QkvError):
             qkv.load(either, device="meta")
 
@@ -199,25 +199,25 @@ def test_a_flipped_bit_of_a_header_is_refused(either):
     "content", [b"not a model\n" * 9, b"\xff" * 64, b"\x00" * 64, b"<html><body>404</body></html>"]
 )
 def test_something_else_under_the_name(either, content, refused):
-    (either / ONE_FILE).write_bytes(content)
-    refused(either, ONE_FILE, "not a whole safetensors file")
+    (either / WEIGHTS_FILE).write_bytes(content)
+    refused(either, WEIGHTS_FILE, "not a whole safetensors file")
 
 
 def test_a_folder_in_the_place_of_the_file(either, refused):
-    (either / ONE_FILE).unlink()
-    (either / ONE_FILE).mkdir()
-    refused(either, ONE_FILE)
+    (either / WEIGHTS_FILE).unlink()
+    (either / WEIGHTS_FILE).mkdir()
+    refused(either, WEIGHTS_FILE)
 
 
 @pytest.mark.parametrize("length", [0x0280, 0x0380, 0x0480, 0x0580])
 def test_a_header_whose_length_looks_like_a_pickle(length, tmp_path):
     """A file starts with its header's length: 640 is spelt like the start of a pickle, and is none."""
     weights = {"a": torch.arange(3.0)}
-    save_file(weights, tmp_path / ONE_FILE)
-    data = (tmp_path / ONE_FILE).read_bytes()
+    save_file(weights, tmp_path / WEIGHTS_FILE)
+    data = (tmp_path / WEIGHTS_FILE).read_bytes()
     header = data[8 : 8 + header_length(data)]
     data = struct.pack("<Q", length) + header.ljust(length) + data[8 + len(header) :]
-    (tmp_path / ONE_FILE).write_bytes(data)
+    (tmp_path / WEIGHTS_FILE).write_bytes(data)
     assert torch.equal(Weights(tmp_path).get("a"), weights["a"])
 
 
@@ -258,8 +258,8 @@ def test_the_pickle_would_do_harm(how, tmp_path):
 
 @pytest.mark.parametrize("how", PICKLES)
 def test_a_pickle_under_the_name_of_safetensors_is_not_opened(either, how, tmp_path, refused):
-    (either / ONE_FILE).write_bytes(evil(tmp_path / "harm", how))
-    text = refused(either, ONE_FILE)
+    (either / WEIGHTS_FILE).write_bytes(evil(tmp_path / "harm", how))
+    text = refused(either, WEIGHTS_FILE)
     assert not (tmp_path / "harm").exists()
     if how not in "01":  # the oldest protocols are text, and are refused as no safetensors
         assert "pickle" in text
@@ -267,7 +267,7 @@ def test_a_pickle_under_the_name_of_safetensors_is_not_opened(either, how, tmp_p
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pth", "weights.ckpt", "model.pkl"])
 def test_a_pickle_alone_is_named_and_not_opened(either, name, tmp_path, refused):
-    (either / ONE_FILE).unlink()
+    (either / WEIGHTS_FILE).unlink()
     (either / name).write_bytes(evil(tmp_path / "harm", "torch"))
     refused(either, name, "pickle", "not opened", "safetensors")
     assert not (tmp_path / "harm").exists()
@@ -287,8 +287,8 @@ def test_a_pickle_among_the_shards_is_not_opened(either, tmp_path, refused):
 
 
 def test_no_weights_at_all(either, refused):
-    (either / ONE_FILE).unlink()
-    refused(either, str(either), "no weights", ONE_FILE)
+    (either / WEIGHTS_FILE).unlink()
+    refused(either, str(either), "no weights", WEIGHTS_FILE)
 
 
 # ── Several files ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -296,17 +296,17 @@ def test_no_weights_at_all(either, refused):
 
 def shard(folder: Path) -> list[str]:
     """Write a folder's weights again, in several files."""
-    tensors = load_file(folder / ONE_FILE)
-    (folder / ONE_FILE).unlink()
-    return write_weights(folder, tensors, shard_bytes=3_000)[:-1]
+    tensors = load_file(folder / WEIGHTS_FILE)
+    (folder / WEIGHTS_FILE).unlink()
+    return write_weights(folder, tensors, max_shard_bytes=3_000)[:-1]
 
 
 def point(folder: Path, name: str) -> None:
     """Let the index say that one tensor lies in another file."""
-    index = json.loads((folder / INDEX).read_text())
+    index = json.loads((folder / INDEX_FILE).read_text())
     first = next(iter(index["weight_map"]))
     index["weight_map"][first] = name
-    (folder / INDEX).write_text(json.dumps(index))
+    (folder / INDEX_FILE).write_text(json.dumps(index))
 
 
 def test_shards_that_are_whole_load(either, model, same):
@@ -335,30 +335,30 @@ def test_an_index_never_reaches_out_of_its_folder(either, how, tmp_path, refused
     shutil.move(either / names[0], outside)
     name = how.format(names[0]) if not how.startswith("/") else str(outside)
     point(either, name)
-    refused(either, INDEX, repr(name), "not the name of a file in this folder")
+    refused(either, INDEX_FILE, repr(name), "not the name of a file in this folder")
 
 
 @pytest.mark.parametrize("content", ["{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}', "[]", "{", ""])
 def test_an_index_that_says_nothing(either, content, refused):
     shard(either)
-    (either / INDEX).write_text(content)
-    refused(either, INDEX)
+    (either / INDEX_FILE).write_text(content)
+    refused(either, INDEX_FILE)
 
 
 # ── Tokenizer and vocabulary ─────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_tokenizer_larger_than_the_vocabulary_is_refused_with_both_sizes(either, refused):
-    large = qkv.Tokenizer.train("byte", iter([]), size=320, roles=["pad", "end"], sentinels=60)
-    assert large.size > 300
+    large = qkv.Tokenizer.train("byte", iter([]), vocab_size=320, special_tokens=["pad", "eos"], num_sentinels=60)
+    assert large.vocab_size > 300
     large.save(either)
-    refused(either, str(large.size), "300", "tokenizer", "vocabulary")
+    refused(either, str(large.vocab_size), "300", "tokenizer", "vocabulary")
 
 
 @pytest.mark.parametrize(("source", "target"), [(300, 250), (250, 300)])
 def test_a_tokenizer_must_fit_both_sides_of_a_pair(source, target, tokenizer, tmp_path, refused):
     """One tokenizer for two vocabularies: the smaller one decides."""
-    sides = [qkv.StackConfig(vocab=vocab, width=8, layers=1, heads=2, ffn_width=12) for vocab in (source, target)]
+    sides = [qkv.StackConfig(vocab_size=vocab, width=8, layers=1, heads=2, ffn_width=12) for vocab in (source, target)]
     model = qkv.new(qkv.Config(encoder=sides[0], decoder=sides[1]))
     model.save(tmp_path / "pair")
     tokenizer.save(tmp_path / "pair")

@@ -12,10 +12,10 @@ import torch
 from safetensors import SafetensorError
 
 import qkv
-from qkv.store import folder as folders
+from qkv.store import model_folder as folders
 from qkv.store import weights
-from qkv.store.staging import PARTIAL
-from qkv.store.weights import INDEX, ONE_FILE
+from qkv.store.staged_folder import STAGING_FOLDER
+from qkv.store.weights import INDEX_FILE, WEIGHTS_FILE
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -32,7 +32,7 @@ def write(request):
 @pytest.fixture
 def other(model) -> qkv.Model:
     """Another model: other numbers, another depth."""
-    return qkv.new(replace(model.config, encoder=replace(model.config.encoder, layers=3, distinct_layers=3)), seed=2)
+    return qkv.new(replace(model.config, encoder=replace(model.config.encoder, layers=3, num_layer_groups=3)), seed=2)
 
 
 def test_a_new_folder_and_those_above_it_are_made(model, write, tmp_path, same):
@@ -42,7 +42,7 @@ def test_a_new_folder_and_those_above_it_are_made(model, write, tmp_path, same):
 
 def test_what_a_folder_holds(model, tokenizer, tmp_path):
     qkv.Model(model.config, model.network, tokenizer).save(tmp_path / "out")
-    names = {"config.json", ONE_FILE, "tokenizer.json", "tokenizer_config.json", "README.md"}
+    names = {"config.json", WEIGHTS_FILE, "tokenizer.json", "tokenizer_config.json", "README.md"}
     assert set(contents(tmp_path / "out")) == names
 
 
@@ -98,7 +98,7 @@ def test_a_readme_that_someone_wrote_stays(either, other):
 def shard_all(monkeypatch) -> None:
     """From here on, weights are written in several files."""
     real = weights.write_weights
-    small = lambda folder, tensors: real(folder, tensors, shard_bytes=3_000)  # noqa: E731
+    small = lambda folder, tensors: real(folder, tensors, max_shard_bytes=3_000)  # noqa: E731
     monkeypatch.setattr(weights, "write_weights", small)
     monkeypatch.setattr(folders, "write_weights", small)
 
@@ -106,7 +106,7 @@ def shard_all(monkeypatch) -> None:
 def test_several_files_take_the_place_of_one(either, other, write, monkeypatch, same):
     shard_all(monkeypatch)
     write(other, either)
-    assert not (either / ONE_FILE).exists()
+    assert not (either / WEIGHTS_FILE).exists()
     assert same(either, other)
 
 
@@ -114,10 +114,10 @@ def test_one_file_takes_the_place_of_several(model, other, write, tmp_path, monk
     with monkeypatch.context() as patched:
         shard_all(patched)
         write(model, tmp_path / "out")
-    assert (tmp_path / "out" / INDEX).exists()
+    assert (tmp_path / "out" / INDEX_FILE).exists()
     write(other, tmp_path / "out")
     assert same(tmp_path / "out", other)
-    assert [path.name for path in (tmp_path / "out").glob("*.safetensors*")] == [ONE_FILE]
+    assert [path.name for path in (tmp_path / "out").glob("*.safetensors*")] == [WEIGHTS_FILE]
 
 
 def test_a_tokenizer_that_was_there_does_not_become_the_next_models(model, tokenizer, write, tmp_path):
@@ -165,7 +165,7 @@ def test_a_failure_while_weights_are_written_leaves_the_old_model(either, other,
     with pytest.raises(qkv.QkvError, match=f"could not be written.*{words}"):
         write(other, either)
     assert contents(either) == before
-    assert not (either / PARTIAL).exists()
+    assert not (either / STAGING_FOLDER).exists()
 
 
 def test_a_failure_at_a_later_shard_leaves_the_old_model(either, model, other, write, monkeypatch, same):
@@ -229,17 +229,17 @@ def test_a_failure_in_a_new_folder_leaves_none_and_can_be_tried_again(model, wri
 
 
 def test_what_a_killed_save_left_behind_is_cleared_away(either, other, write, same):
-    (either / PARTIAL).mkdir()
-    (either / PARTIAL / ONE_FILE).write_bytes(b"half of it")
-    (either / PARTIAL / "config.json").write_bytes(b"{")
+    (either / STAGING_FOLDER).mkdir()
+    (either / STAGING_FOLDER / WEIGHTS_FILE).write_bytes(b"half of it")
+    (either / STAGING_FOLDER / "config.json").write_bytes(b"{")
     write(other, either)
     assert same(either, other)
-    assert not (either / PARTIAL).exists()
+    assert not (either / STAGING_FOLDER).exists()
 
 
 def test_a_save_killed_in_a_new_folder_can_be_tried_again(model, write, tmp_path, same):
-    (tmp_path / "out" / PARTIAL).mkdir(parents=True)
-    (tmp_path / "out" / PARTIAL / ONE_FILE).write_bytes(b"half of it")
+    (tmp_path / "out" / STAGING_FOLDER).mkdir(parents=True)
+    (tmp_path / "out" / STAGING_FOLDER / WEIGHTS_FILE).write_bytes(b"half of it")
     write(model, tmp_path / "out")
     assert same(tmp_path / "out", model)
 

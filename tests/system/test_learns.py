@@ -6,8 +6,18 @@ import torch
 from torch.nn import functional as F
 
 import qkv
-from qkv.data import IGNORE, EncodePair, Loader, MemoryExamples, Pairs, Problems, Record, Rows, Where
-from qkv.decode import Options, generate
+from qkv.data import (
+    IGNORE_INDEX,
+    EncodePair,
+    FileLocation,
+    InMemoryExamples,
+    Loader,
+    Problems,
+    Record,
+    Seq2SeqLM,
+    SequenceStream,
+)
+from qkv.decode import GenerationOptions, generate
 from qkv.text import Tokenizer
 
 LETTERS = "abcdefgh"
@@ -25,22 +35,30 @@ def test_a_small_translator_learns_to_spell_in_capitals_from_packed_rows() -> No
     unseen = sorted(set(words(300, seed=2)) - set(train))[:60]
     assert len(unseen) == 60
     tokenizer = Tokenizer.train(
-        "char", iter([LETTERS, LETTERS.upper()]), size=32, roles=["pad", "start", "end", "unknown"], template="end"
+        "char",
+        iter([LETTERS, LETTERS.upper()]),
+        vocab_size=32,
+        special_tokens=["pad", "bos", "eos", "unk"],
+        template="eos",
     )
-    records = [Record({"source": word, "target": word.upper()}, Where("made", i)) for i, word in enumerate(train)]
-    examples = MemoryExamples.encoded(records, EncodePair(tokenizer), Problems())
-    loader = iter(Loader(Rows(Pairs(examples, tokenizer, length=48), batch_tokens=1024, seed=3)))
+    records = [
+        Record({"source": word, "target": word.upper()}, FileLocation("made", i)) for i, word in enumerate(train)
+    ]
+    examples = InMemoryExamples.from_records(records, EncodePair(tokenizer), Problems())
+    loader = iter(Loader(SequenceStream(Seq2SeqLM(examples, tokenizer, max_length=48), batch_tokens=1024, seed=3)))
 
-    roles = tokenizer.roles
-    stack = qkv.StackConfig(vocab=tokenizer.size, width=48, layers=1, heads=4, ffn_width=96, position="rotary")
+    roles = tokenizer.special_tokens
+    stack = qkv.StackConfig(
+        vocab_size=tokenizer.vocab_size, width=48, layers=1, heads=4, ffn_width=96, position="rotary"
+    )
     config = qkv.Config(
         encoder=stack,
         decoder=stack,
-        head=qkv.HeadConfig(kind="lm", outputs=tokenizer.size, tied=True),
-        shared_embedding=True,
-        pad=roles.pad,
-        start=roles.start,
-        end=(roles.end,),
+        head=qkv.HeadConfig(kind="lm", outputs=tokenizer.vocab_size, tied=True),
+        share_embeddings=True,
+        pad_token_id=roles.pad,
+        decoder_start_token_id=roles.bos,
+        eos_token_ids=(roles.eos,),
     )
     network = qkv.build(config)
     optimizer = torch.optim.AdamW(network.parameters(), lr=6e-3)
@@ -51,13 +69,13 @@ def test_a_small_translator_learns_to_spell_in_capitals_from_packed_rows() -> No
         logits = network(
             batch.source_ids,
             batch.ids,
-            batch.source_segment,
-            batch.segment,
-            batch.source_position,
-            batch.position,
-            texts=batch.texts,
+            batch.source_document_ids,
+            batch.document_ids,
+            batch.source_positions,
+            batch.positions,
+            texts=batch.max_documents,
         )
-        loss = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORE)
+        loss = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORE_INDEX)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -66,6 +84,6 @@ def test_a_small_translator_learns_to_spell_in_capitals_from_packed_rows() -> No
     assert last < first / 10
 
     network.eval()
-    results = generate(network, [tokenizer.encode(word) for word in unseen], Options(max_tokens=8), tokenizer)
+    results = generate(network, [tokenizer.encode(word) for word in unseen], GenerationOptions(max_tokens=8), tokenizer)
     right = sum(result.text == word.upper() for result, word in zip(results, unseen, strict=True))
     assert right >= 54, f"{right} of 60 right"

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import qkv
-from qkv.tasks.training import open_recipe, train
+from qkv.tasks.train import open_recipe, train
 
 LETTERS = "abcdefgh"
 

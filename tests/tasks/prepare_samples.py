@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from qkv.train.recipe import DataSection, ModelSection, ObjectiveSection, Recipe, TokenizerSection, TrainSection
+from qkv.train.recipe.schema import DataSection, ModelSection, ObjectiveSection, Recipe, TokenizerSection, TrainSection
 
 TEXT = "the a cat dog house tree runs sleeps green red big small over under near and or Paris Berlin Anna Bob"
 WORDS = TEXT.split()
@@ -73,9 +73,9 @@ def sample_recipe(folder: Path, kind: Any, file: Any = "", **sections: dict[str,
 
     recipe = Recipe(
         run=str(folder / "run"),
-        data=DataSection(train=at(given), length=256, valid_share=0.15, cache=str(folder / "cache")),
-        tokenizer=TokenizerSection(size=420),
-        model=ModelSection(change={"width": 32, "layers": 1}),
+        data=DataSection(train=at(given), max_length=256, valid_fraction=0.15, cache=str(folder / "cache")),
+        tokenizer=TokenizerSection(vocab_size=420),
+        model=ModelSection(overrides={"width": 32, "layers": 1}),
         objective=ObjectiveSection(kind=kind),
         train=TrainSection(steps=2, batch_tokens=1024),
     )

@@ -5,24 +5,24 @@ from typing import Any
 import torch
 
 import qkv
-from qkv.data import Record, Where
+from qkv.data import FileLocation, Record
 from qkv.text import Tokenizer
 
 TEXT = "the quick brown fox jumps over the lazy dog and runs in Paris with Anna 0123456789 .,?!-"
 
 
 def seq2seq_tokenizer() -> Tokenizer:
-    return Tokenizer.train("char", iter([TEXT]), 80, roles=["pad", "start", "end", "unknown"], template="end")
+    return Tokenizer.train("char", iter([TEXT]), 80, special_tokens=["pad", "bos", "eos", "unk"], template="eos")
 
 
 def bert_tokenizer() -> Tokenizer:
-    roles = ["pad", "unknown", "classify", "separator", "mask"]
+    roles = ["pad", "unk", "cls", "sep", "mask"]
     texts = [TEXT, "a fox and a dog run over it"]
-    return Tokenizer.train("wordpiece", iter(texts), 120, roles=roles, template="bert", min_count=1)
+    return Tokenizer.train("wordpiece", iter(texts), 120, special_tokens=roles, template="bert", min_frequency=1)
 
 
 def stack(tokenizer: Tokenizer, **more: Any) -> qkv.StackConfig:
-    sizes: dict[str, Any] = {"vocab": tokenizer.size, "width": 16, "layers": 2, "heads": 2, "ffn_width": 32}
+    sizes: dict[str, Any] = {"vocab_size": tokenizer.vocab_size, "width": 16, "layers": 2, "heads": 2, "ffn_width": 32}
     return qkv.StackConfig(
         **(sizes | {"position": "learned", "max_positions": 64, "dropout": 0.3, "init_std": 0.5} | more)
     )
@@ -37,31 +37,43 @@ def model(config: qkv.Config, tokenizer: Tokenizer, seed: int = 1) -> qkv.Model:
 
 def seq2seq(seed: int = 1, **more: Any) -> qkv.Model:
     tokenizer = seq2seq_tokenizer()
-    roles, tower = tokenizer.roles, stack(tokenizer, **more)
-    head = qkv.HeadConfig(kind="lm", outputs=tokenizer.size, tied=True)
-    ids: dict[str, Any] = {"pad": roles.pad, "start": roles.start, "end": (roles.end,)}
-    return model(qkv.Config(encoder=tower, decoder=tower, head=head, shared_embedding=True, **ids), tokenizer, seed)
+    roles, tower = tokenizer.special_tokens, stack(tokenizer, **more)
+    head = qkv.HeadConfig(kind="lm", outputs=tokenizer.vocab_size, tied=True)
+    ids: dict[str, Any] = {
+        "pad_token_id": roles.pad,
+        "decoder_start_token_id": roles.bos,
+        "eos_token_ids": (roles.eos,),
+    }
+    return model(qkv.Config(encoder=tower, decoder=tower, head=head, share_embeddings=True, **ids), tokenizer, seed)
 
 
 def decoder(seed: int = 1, **more: Any) -> qkv.Model:
     tokenizer = seq2seq_tokenizer()
-    roles = tokenizer.roles
-    head = qkv.HeadConfig(kind="lm", outputs=tokenizer.size, tied=True)
-    config = qkv.Config(decoder=stack(tokenizer, **more), head=head, pad=roles.pad, start=roles.start, end=(roles.end,))
+    roles = tokenizer.special_tokens
+    head = qkv.HeadConfig(kind="lm", outputs=tokenizer.vocab_size, tied=True)
+    config = qkv.Config(
+        decoder=stack(tokenizer, **more),
+        head=head,
+        pad_token_id=roles.pad,
+        decoder_start_token_id=roles.bos,
+        eos_token_ids=(roles.eos,),
+    )
     return model(config, tokenizer, seed)
 
 
 def encoder(head: qkv.HeadConfig, seed: int = 1, **more: Any) -> qkv.Model:
     tokenizer = bert_tokenizer()
     if head.kind == "mlm":
-        head = qkv.HeadConfig(kind="mlm", outputs=tokenizer.size, tied=True)
+        head = qkv.HeadConfig(kind="mlm", outputs=tokenizer.vocab_size, tied=True)
     return model(
-        qkv.Config(encoder=stack(tokenizer, types=2, **more), head=head, pad=tokenizer.roles.pad), tokenizer, seed
+        qkv.Config(encoder=stack(tokenizer, types=2, **more), head=head, pad_token_id=tokenizer.special_tokens.pad),
+        tokenizer,
+        seed,
     )
 
 
 def records(listed: list[dict[str, Any]]) -> list[Record]:
-    return [Record(fields, Where("made", number + 1)) for number, fields in enumerate(listed)]
+    return [Record(fields, FileLocation("made", number + 1)) for number, fields in enumerate(listed)]
 
 
 def parts_of(made: qkv.Model) -> tuple[Any, Any, qkv.Config]:

@@ -13,9 +13,9 @@ import qkv
 from qkv import cli
 from qkv.blocks import HeadConfig
 from qkv.errors import QkvError
-from qkv.train import midway
-from qkv.train.checkpoint_read import Checkpoint
-from qkv.train.recipe import Recipe
+from qkv.train.checkpoint.reader import Checkpoint
+from qkv.train.recipe.schema import Recipe
+from qkv.train.run import load as midway
 
 KEYS = {"steps": 3, "workers": 0, "micro_batch": 0, "ema": 0.0, "save_every": 1, "eval_every": 2, "batch_tokens": 1024}
 
@@ -88,9 +88,9 @@ def test_an_earlier_step_is_what_a_shorter_run_ends_with(folder: Path, capsys: p
     assert found.notes == ["these are the weights of step 2"]
     assert differing(found, qkv.load(folder / "early")) == []
     assert differing(found, qkv.load(recipe.run)), "a control: another step moved the weights"
-    assert cli.call(["run", str(place), "the cat"]) == 0
-    assert cli.call(["info", str(place)]) == 0
-    assert cli.call(["export", str(place), str(folder / "theirs")]) == 0
+    assert cli.run_command(["run", str(place), "the cat"]) == 0
+    assert cli.run_command(["info", str(place)]) == 0
+    assert cli.run_command(["export", str(place), str(folder / "theirs")]) == 0
     assert "these are the weights of step 2" in capsys.readouterr().err
     assert differing(qkv.load(folder / "theirs"), found) == []
 
@@ -128,7 +128,7 @@ def test_checkpoints_that_vanish_while_they_are_read_are_no_damage(
     recipe = short(folder, "pairs", "pruned")
     train(recipe)
     left = stopped(recipe.run)
-    usual = Checkpoint.whole
+    usual = Checkpoint.read_tensor
 
     def whole(self: Checkpoint, name: str) -> torch.Tensor:
         if self.step == 3:
@@ -162,7 +162,7 @@ def test_shapes_alone_cost_no_reading(folder: Path, monkeypatch: pytest.MonkeyPa
     recipe = short(folder, "pairs", "shapes")
     train(recipe)
     monkeypatch.setattr(Checkpoint, "whole", lambda *_: pytest.fail("a tensor was read"))
-    found = midway.read(stopped(recipe.run), device="meta")
+    found = midway.load_model(stopped(recipe.run), device="meta")
     assert all(parameter.is_meta for parameter in found.network.parameters())
 
 

@@ -7,10 +7,10 @@ import pytest
 from prepare_samples import KINDS, sample_files
 
 from qkv.errors import UsageError
-from qkv.tasks.prepare import prepare
-from qkv.tasks.starters import SIZES, TASKS, guess, starter
-from qkv.train.recipe_check import check
-from qkv.train.recipe_file import loads, read
+from qkv.tasks.prepare.prepare import prepare
+from qkv.tasks.starters import SIZES, STARTERS, guess_columns, starter_recipe
+from qkv.train.recipe.check import check_recipe
+from qkv.train.recipe.recipe_file import loads, read
 
 
 @pytest.fixture(scope="module")
@@ -20,35 +20,35 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", STARTERS)
 def test_a_starter_without_files_is_a_sound_recipe(task: str) -> None:
-    text = starter(task)
+    text = starter_recipe(task)
     recipe = loads(text)
-    check(recipe)
+    check_recipe(recipe)
     assert recipe.run == f"runs/{task}"
-    assert recipe.objective.kind == TASKS[task].kind
+    assert recipe.objective.kind == STARTERS[task].kind
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", STARTERS)
 def test_every_key_has_a_comment(task: str) -> None:
-    lines = [line for line in starter(task).splitlines() if "=" in line]
+    lines = [line for line in starter_recipe(task).splitlines() if "=" in line]
     assert len(lines) > 8
     assert all("  # " in line for line in lines)
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", STARTERS)
 def test_what_is_commented_out_is_right_too(task: str) -> None:
     """Each `# key = value` line, taken in, still gives a recipe that can be read."""
-    for line in starter(task).splitlines():
+    for line in starter_recipe(task).splitlines():
         if line.startswith("# ") and " = " in line:
             tomllib.loads(line.removeprefix("# "))
-            loads(starter(task).replace(line, line.removeprefix("# ")))
+            loads(starter_recipe(task).replace(line, line.removeprefix("# ")))
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", STARTERS)
 def test_a_starter_for_files_prepares(task: str, folder: Path, tmp_path: Path) -> None:
-    file = str(folder / KINDS[TASKS[task].kind])
-    (tmp_path / "mine.toml").write_text(starter(task, [file]), encoding="utf-8")
+    file = str(folder / KINDS[STARTERS[task].kind])
+    (tmp_path / "mine.toml").write_text(starter_recipe(task, [file]), encoding="utf-8")
     small = ["model.width=32", "model.layers=1", "tokenizer.size=420", "train.eval_examples=3"]
     recipe = read(tmp_path / "mine.toml", [f"data.cache={folder / 'cache'}", *small])
     assert recipe.data.train == file
@@ -57,7 +57,7 @@ def test_a_starter_for_files_prepares(task: str, folder: Path, tmp_path: Path) -
 
 
 def test_files_side_by_side_become_fields(folder: Path) -> None:
-    recipe = loads(starter("translate", [str(folder / "a.en"), str(folder / "a.de")], run="runs/mine"))
+    recipe = loads(starter_recipe("translate", [str(folder / "a.en"), str(folder / "a.de")], run="runs/mine"))
     assert recipe.data.train == {"source": str(folder / "a.en"), "target": str(folder / "a.de")}
     assert recipe.run == "runs/mine"
 
@@ -68,13 +68,13 @@ def test_two_files_of_lines_are_a_source_and_its_target(folder: Path, tmp_path: 
         files = [str(tmp_path / name) for name in names]
         for file, given in zip(files, ("a.en", "a.de"), strict=True):
             Path(file).write_bytes((folder / given).read_bytes())
-        assert loads(starter("translate", files)).data.train == {"source": files[0], "target": files[1]}
-        assert loads(starter("embed", files)).data.train == {"first": files[0], "second": files[1]}
+        assert loads(starter_recipe("translate", files)).data.train == {"source": files[0], "target": files[1]}
+        assert loads(starter_recipe("embed", files)).data.train == {"first": files[0], "second": files[1]}
 
 
 def test_files_by_field(folder: Path, tmp_path: Path) -> None:
     files = {"target": str(folder / "a.de"), "source": str(folder / "a.en")}
-    text = starter("translate", files)
+    text = starter_recipe("translate", files)
     assert "line n of each belongs together" in text
     assert loads(text).data.train == files
     (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
@@ -85,45 +85,45 @@ def test_files_by_field(folder: Path, tmp_path: Path) -> None:
 
 def test_files_by_a_field_that_is_none_or_without_one_that_is_needed(folder: Path) -> None:
     with pytest.raises(UsageError, match="pairs has no field 'sauce'; did you mean 'source'"):
-        starter("translate", {"sauce": str(folder / "a.en"), "target": str(folder / "a.de")})
+        starter_recipe("translate", {"sauce": str(folder / "a.en"), "target": str(folder / "a.de")})
     with pytest.raises(UsageError, match="pairs needs more than source: give target=FILE"):
-        starter("translate", {"source": str(folder / "a.en")})
+        starter_recipe("translate", {"source": str(folder / "a.en")})
 
 
 def test_a_file_whose_name_tells_no_format_says_what_can_be_done(folder: Path) -> None:
     with pytest.raises(UsageError, match=r"a\.en does not tell its format: give it an ending.*data\.format"):
-        starter("language", [str(folder / "a.en")])
+        starter_recipe("language", [str(folder / "a.en")])
 
 
 def test_columns_with_other_names_are_filled_in(folder: Path) -> None:
-    known = loads(starter("classify", [str(folder / "two.jsonl")]))
+    known = loads(starter_recipe("classify", [str(folder / "two.jsonl")]))
     assert known.data.columns == {"text": "premise", "second": "hypothesis", "label": "label"}
-    text = starter("translate", [str(folder / "languages.tsv")])
+    text = starter_recipe("translate", [str(folder / "languages.tsv")])
     assert loads(text).data.columns == {"source": "en", "target": "de"}
     assert "please check" in text
 
 
 def test_a_built_in_dataset() -> None:
-    recipe = loads(starter("translate", ["dates"]))
+    recipe = loads(starter_recipe("translate", ["dates"]))
     assert recipe.data.train == "dates"
-    check(recipe)
+    check_recipe(recipe)
 
 
 def test_sizes_follow_the_data(folder: Path, tmp_path: Path) -> None:
-    small = loads(starter("language", [str(folder / "book.txt")]))
-    assert small.model.change["width"] == SIZES[0].width
+    small = loads(starter_recipe("language", [str(folder / "book.txt")]))
+    assert small.model.overrides["width"] == SIZES[0].width
     big = tmp_path / "big.txt"
     with big.open("wb") as out:
         out.write(b"a line of text\n")
         out.truncate(3 * 10**8)  # a hole: large, and costs nothing
-    assert loads(starter("language", [str(big)])).model.change["width"] == SIZES[-1].width
+    assert loads(starter_recipe("language", [str(big)])).model.overrides["width"] == SIZES[-1].width
 
 
 def test_what_cannot_be() -> None:
     with pytest.raises(UsageError, match="did you mean 'translate'"):
-        starter("translat")
+        starter_recipe("translat")
     with pytest.raises(UsageError, match="pairs needs 2: source, target"):
-        guess("pairs", ["only"])
+        guess_columns("pairs", ["only"])
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_what_cannot_be() -> None:
 def test_a_table_without_a_header_is_read_from_its_first_line(first: str, columns: str, tmp_path: Path) -> None:
     file = tmp_path / "pairs.tsv"
     file.write_text(f"{first}\n" + "a dog\tein Hund\n" * 9, encoding="utf-8")
-    assert columns in starter("translate", [str(file)])
+    assert columns in starter_recipe("translate", [str(file)])
 
 
 def test_the_same_pairs_get_the_same_tokenizer_however_they_are_kept(tmp_path: Path) -> None:
@@ -150,4 +150,4 @@ def test_the_same_pairs_get_the_same_tokenizer_however_they_are_kept(tmp_path: P
         (tmp_path / name).write_text("".join(f"{pair[place]}\n" for pair in pairs))
     sides = {"source": str(tmp_path / "p.fr"), "target": str(tmp_path / "p.en")}
     for files in ([str(tmp_path / "p.tsv")], [str(tmp_path / "q.tsv")], sides, list(sides.values())):
-        assert 'kind = "char"' in starter("translate", files), files
+        assert 'kind = "char"' in starter_recipe("translate", files), files

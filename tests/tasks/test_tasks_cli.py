@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import qkv
 import qkv.cli.evaluate
 from qkv import cli
-from qkv.tasks import classify
+from qkv.tasks.run import classify
 
 HEADS = {
     "classify": qkv.HeadConfig(kind="classify", labels=("fox", "dog")),
@@ -79,7 +79,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def said(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int = 0) -> tuple[str, str]:
-    found = cli.call(arguments)
+    found = cli.run_command(arguments)
     caught = capsys.readouterr()
     assert found == code, caught.err
     assert "Traceback" not in caught.err
@@ -128,7 +128,7 @@ def test_columns_of_other_names_are_asked_for_and_taken(
 ) -> None:
     _, err = said(capsys, ["eval", str(models / "text_to_text"), "odd.tsv"], code=2)
     assert "left, right" in err
-    assert "--columns FIELD=COLUMN" in err
+    assert "--columns PATTERN_FIELD=COLUMN" in err
     chosen = ["--columns", "source=left", "--columns", "target=right", "--json"]
     values = json.loads(said(capsys, ["eval", str(models / "text_to_text"), "odd.tsv", *chosen])[0])
     assert (values["samples"][0]["source"], values["samples"][0]["expected"]) == ("the fox", "the dog")
@@ -272,7 +272,9 @@ def test_what_was_learnt_is_seen(tmp_path: Path, capsys: pytest.CaptureFixture[s
     tokenizer = bert_tokenizer()
     tower = stack(tokenizer, types=2, dropout=0.0, init_std=0.05, position="rotary")
     head = qkv.HeadConfig(kind="classify", labels=("fox", "none"), pool="mean")
-    made = qkv.new(qkv.Config(encoder=tower, head=head, pad=tokenizer.roles.pad), tokenizer=tokenizer, seed=2)
+    made = qkv.new(
+        qkv.Config(encoder=tower, head=head, pad_token_id=tokenizer.special_tokens.pad), tokenizer=tokenizer, seed=2
+    )
     rows = [example() for _ in range(200)]
     test = tmp_path / "test.csv"
     test.write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in rows))

@@ -5,7 +5,7 @@ import io
 import pytest
 
 from qkv.text import Tokenizer
-from qkv.text.train import KINDS
+from qkv.text.train import TOKENIZER_KINDS
 
 SENTENCES = [
     "The cat sat on the mat, and the dog lay by the door.",
@@ -33,14 +33,16 @@ def corpus() -> list[str]:
 @pytest.fixture(scope="session")
 def trained(corpus) -> dict[str, Tokenizer]:
     """One tokenizer of each kind, with every role, sentinels, and a template that ends a text."""
-    roles = ["pad", "start", "end", "unknown", "mask", "separator", "classify"]
+    roles = ["pad", "bos", "eos", "unk", "mask", "sep", "cls"]
     return {
-        kind: Tokenizer.train(kind, iter(corpus), 700, roles=roles, sentinels=4, template="end", min_count=1)
-        for kind in KINDS
+        kind: Tokenizer.train(
+            kind, iter(corpus), 700, special_tokens=roles, num_sentinels=4, template="eos", min_frequency=1
+        )
+        for kind in TOKENIZER_KINDS
     }
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=TOKENIZER_KINDS)
 def tokenizer(request, trained) -> Tokenizer:
     return trained[request.param]
 

@@ -42,11 +42,11 @@ def minilm() -> Path:
 def test_vocab_txt_reads_as_the_tokenizer_json_beside_it(minilm, tmp_path):
     tmp_path.joinpath("vocab.txt").write_bytes(minilm.joinpath("vocab.txt").read_bytes())
     older, newer = Tokenizer.load(tmp_path), Tokenizer.load(minilm)
-    assert older.roles == newer.roles
-    assert older.size == newer.size == 30522
+    assert older.special_tokens == newer.special_tokens
+    assert older.vocab_size == newer.vocab_size == 30522
     for text in TEXTS:
         assert older.encode(text) == newer.encode(text)
-        assert older.encode_typed(text, "a pair") == newer.encode_typed(text, "a pair")
+        assert older.encode_with_token_types(text, "a pair") == newer.encode_with_token_types(text, "a pair")
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_vocab_txt_with_windows_line_ends(tmp_path):
     write(tmp_path, vocab__txt=b"[PAD]\r\n[UNK]\r\n[CLS]\r\n[SEP]\r\ncat\r\n##s\r\n")
     tokenizer = Tokenizer.load(tmp_path)
     assert tokenizer.encode("cats") == [2, 4, 5, 3]
-    assert tokenizer.roles.mask is None
+    assert tokenizer.special_tokens.mask is None
 
 
 # -------------------------------------------------------------------- vocab.json + merges.txt
@@ -99,16 +99,16 @@ def test_vocab_and_merges_against_transformers(family, trained, tmp_path):
     for text in TEXTS:
         assert mine.encode(text) == theirs(text)["input_ids"], text
         assert mine.encode(text, "a pair") == theirs(text, "a pair")["input_ids"], text
-    for role, key in {"start": "bos", "end": "eos", "mask": "mask", "separator": "sep", "classify": "cls"}.items():
-        if not (family == "GPT2Tokenizer" and role not in ("start", "end")):
-            assert getattr(mine.roles, role) == getattr(theirs, f"{key}_token_id"), role
+    for role, key in {"bos": "bos", "eos": "eos", "mask": "mask", "sep": "sep", "cls": "cls"}.items():
+        if not (family == "GPT2Tokenizer" and role not in ("bos", "eos")):
+            assert getattr(mine.special_tokens, role) == getattr(theirs, f"{key}_token_id"), role
 
 
 def test_vocab_and_merges_need_no_other_file(trained, tmp_path):
     """The family is told from the vocabulary: a <mask> means RoBERTa."""
     vocabulary, merges = byte_level_files(trained["byte-bpe"], ["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
-    roles = Tokenizer.load(write(tmp_path, vocab__json=vocabulary, merges__txt=merges)).roles
-    assert (roles.start, roles.pad, roles.end, roles.unknown, roles.mask) == (0, 1, 2, 3, 4)
+    roles = Tokenizer.load(write(tmp_path, vocab__json=vocabulary, merges__txt=merges)).special_tokens
+    assert (roles.bos, roles.pad, roles.eos, roles.unk, roles.mask) == (0, 1, 2, 3, 4)
 
 
 def test_real_gpt2_vocabulary(tmp_path):
@@ -120,9 +120,9 @@ def test_real_gpt2_vocabulary(tmp_path):
     tokenizer = Tokenizer.load(tmp_path)
     assert tokenizer.encode("Hello world") == [15496, 995]
     assert tokenizer.encode(" supercalifragilistic") == [2208, 9948, 361, 22562, 346, 2569]
-    assert (tokenizer.size, tokenizer.roles.end, tokenizer.roles.start) == (50257, 50256, 50256)
+    assert (tokenizer.vocab_size, tokenizer.special_tokens.eos, tokenizer.special_tokens.bos) == (50257, 50256, 50256)
     assert 50256 not in tokenizer.encode("<|endoftext|>")
-    assert tokenizer.encode("<|endoftext|>", parse_special=True) == [50256]
+    assert tokenizer.encode("<|endoftext|>", parse_special_tokens=True) == [50256]
 
 
 # -------------------------------------------------------------------- SentencePiece, laid out by each family
@@ -144,19 +144,19 @@ def test_t5_ends_a_text_and_counts_its_sentinels_down(sentencepiece_model, tmp_p
     for text in TEXTS:
         assert tokenizer.encode(text) == [*reference.encode(text), 1]
     assert tokenizer.encode("a", "b") == [*reference.encode("a"), 1, *reference.encode("b"), 1]
-    assert tokenizer.size == len(reference) + 100
-    assert len(tokenizer.roles.sentinels) == 100
-    assert tokenizer.token(tokenizer.roles.sentinels[0]) == "<extra_id_0>"
-    assert tokenizer.roles.sentinels[0] == tokenizer.size - 1
-    assert tokenizer.roles.sentinels[99] == len(reference)
-    assert (tokenizer.roles.pad, tokenizer.roles.end, tokenizer.roles.unknown) == (0, 1, 2)
-    marked = tokenizer.encode("the <extra_id_0> sat", parse_special=True)
-    assert marked == [*reference.encode("the"), tokenizer.size - 1, *reference.encode("sat"), 1]
+    assert tokenizer.vocab_size == len(reference) + 100
+    assert len(tokenizer.special_tokens.sentinels) == 100
+    assert tokenizer.id_to_token(tokenizer.special_tokens.sentinels[0]) == "<extra_id_0>"
+    assert tokenizer.special_tokens.sentinels[0] == tokenizer.vocab_size - 1
+    assert tokenizer.special_tokens.sentinels[99] == len(reference)
+    assert (tokenizer.special_tokens.pad, tokenizer.special_tokens.eos, tokenizer.special_tokens.unk) == (0, 1, 2)
+    marked = tokenizer.encode("the <extra_id_0> sat", parse_special_tokens=True)
+    assert marked == [*reference.encode("the"), tokenizer.vocab_size - 1, *reference.encode("sat"), 1]
 
 
 def test_t5_with_fewer_sentinels(sentencepiece_model, tmp_path):
     write(tmp_path, spiece__model=sentencepiece_model(**T5), tokenizer_config__json={"extra_ids": 7})
-    assert len(Tokenizer.load(tmp_path).roles.sentinels) == 7
+    assert len(Tokenizer.load(tmp_path).special_tokens.sentinels) == 7
 
 
 def test_llama_starts_a_text(sentencepiece_model, tmp_path):
@@ -166,7 +166,7 @@ def test_llama_starts_a_text(sentencepiece_model, tmp_path):
     for text in TEXTS:
         assert tokenizer.encode(text) == [reference.bos_id(), *reference.encode(text)]
         assert tokenizer.decode(tokenizer.encode(text)) == text
-    assert (tokenizer.roles.start, tokenizer.roles.end, tokenizer.roles.pad) == (1, 2, None)
+    assert (tokenizer.special_tokens.bos, tokenizer.special_tokens.eos, tokenizer.special_tokens.pad) == (1, 2, None)
 
 
 def test_llama_with_an_end(sentencepiece_model, tmp_path):
@@ -174,7 +174,7 @@ def test_llama_with_an_end(sentencepiece_model, tmp_path):
     tokenizer = Tokenizer.load(
         write(tmp_path, tokenizer__model=sentencepiece_model(**LLAMA), tokenizer_config__json=config)
     )
-    assert tokenizer.encode("a") == [*tokenizer.encode("a", special=False), tokenizer.roles.end]
+    assert tokenizer.encode("a") == [*tokenizer.encode("a", add_special_tokens=False), tokenizer.special_tokens.eos]
 
 
 def fairseq_ids(reference, text: str) -> list[int]:
@@ -189,8 +189,13 @@ def test_xlm_roberta_moves_ids_by_one(sentencepiece_model, tmp_path):
     for text in TEXTS:
         assert tokenizer.encode(text) == [0, *fairseq_ids(reference, text), 2]
     assert tokenizer.encode("a", "b") == [0, *fairseq_ids(reference, "a"), 2, 2, *fairseq_ids(reference, "b"), 2]
-    assert tokenizer.roles.mask == len(reference) + 1 == tokenizer.size - 1
-    assert (tokenizer.roles.start, tokenizer.roles.pad, tokenizer.roles.end, tokenizer.roles.unknown) == (0, 1, 2, 3)
+    assert tokenizer.special_tokens.mask == len(reference) + 1 == tokenizer.vocab_size - 1
+    assert (
+        tokenizer.special_tokens.bos,
+        tokenizer.special_tokens.pad,
+        tokenizer.special_tokens.eos,
+        tokenizer.special_tokens.unk,
+    ) == (0, 1, 2, 3)
 
 
 @pytest.mark.parametrize(("family", "languages"), [("MBartTokenizer", 25), ("MBart50Tokenizer", 52)])
@@ -204,7 +209,7 @@ def test_mbart_marks_the_language_of_each_side(family, languages, sentencepiece_
     laid = {"MBartTokenizer": lambda code: [*ids, 2, code], "MBart50Tokenizer": lambda code: [code, *ids, 2]}[family]
     assert tokenizer.encode("the cat") == laid(german)
     assert tokenizer.target.encode("the cat") == laid(french)
-    assert tokenizer.size == len(reference) + 1 + languages + 1
+    assert tokenizer.vocab_size == len(reference) + 1 + languages + 1
     assert tokenizer.decode(laid(german)) == "the cat"
 
 
@@ -215,7 +220,7 @@ def test_albert_folds_case_and_accents(sentencepiece_model, tmp_path):
     config = {"tokenizer_class": "AlbertTokenizer"}
     tokenizer = Tokenizer.load(write(tmp_path, spiece__model=data, tokenizer_config__json=config))
     assert tokenizer.encode("Café ``Ä''") == [2, *reference.encode('cafe "a"'), 3]
-    assert tokenizer.roles.mask == 4
+    assert tokenizer.special_tokens.mask == 4
 
 
 # -------------------------------------------------------------------- tokenizer.json, and what stands beside it
@@ -227,8 +232,8 @@ def test_cutting_and_padding_of_the_file_are_switched_off(trained, tmp_path):
     padding = {"strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0}
     backend["padding"] = {**padding, "pad_type_id": 0, "pad_token": "<pad>"}
     tokenizer = Tokenizer.load(write(tmp_path, tokenizer__json=backend))
-    assert len(tokenizer.encode("the cat sat on the mat", special=False)) == 6
-    assert len(tokenizer.encode("cat", special=False)) == 1
+    assert len(tokenizer.encode("the cat sat on the mat", add_special_tokens=False)) == 6
+    assert len(tokenizer.encode("cat", add_special_tokens=False)) == 1
     assert [len(ids) for ids in tokenizer.encode_batch(["the cat sat on the", "cat"])] == [5, 1]
 
 
@@ -315,6 +320,6 @@ def test_added_tokens_that_do_not_fit_are_refused(tmp_path):
 def test_added_tokens_get_their_ids(tmp_path):
     config = {"added_tokens_decoder": {"2": {"content": "<new>", "special": True}, "3": {"content": "plain"}}}
     tokenizer = Tokenizer.load(write(tmp_path, vocab__txt=b"[UNK]\ncat\n", tokenizer_config__json=config))
-    assert tokenizer.size == 4
+    assert tokenizer.vocab_size == 4
     assert tokenizer.special_ids == {0, 2}
-    assert tokenizer.encode("cat plain <new>", parse_special=True) == [1, 3, 2]
+    assert tokenizer.encode("cat plain <new>", parse_special_tokens=True) == [1, 3, 2]

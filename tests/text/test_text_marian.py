@@ -45,7 +45,7 @@ def test_source_and_target_ids_are_the_reference_s(folder, reference, corpus):
     for text in texts:
         assert tokenizer.encode(text) == reference(text)["input_ids"], text
         assert tokenizer.target.encode(text) == reference(text_target=text)["input_ids"], text
-    assert tokenizer.encode_batch(texts) == [tokenizer.encode(text, special=False) for text in texts]
+    assert tokenizer.encode_batch(texts) == [tokenizer.encode(text, add_special_tokens=False) for text in texts]
 
 
 def test_the_sides_do_differ(folder, corpus):
@@ -71,9 +71,13 @@ def test_a_language_code_stays_whole(folder, reference):
 def test_roles_and_size(folder):
     tokenizer = Tokenizer.load(folder)
     table = json.loads(folder.joinpath("vocab.json").read_text())
-    assert (tokenizer.roles.end, tokenizer.roles.unknown, tokenizer.roles.pad) == (0, 1, table["<pad>"])
-    assert tokenizer.size == len(table)
-    assert 0 not in tokenizer.encode("a </s> b", special=False)
+    assert (tokenizer.special_tokens.eos, tokenizer.special_tokens.unk, tokenizer.special_tokens.pad) == (
+        0,
+        1,
+        table["<pad>"],
+    )
+    assert tokenizer.vocab_size == len(table)
+    assert 0 not in tokenizer.encode("a </s> b", add_special_tokens=False)
 
 
 def test_saved_files_are_the_loaded_ones(folder, tmp_path, reference):
@@ -98,8 +102,8 @@ def test_separate_vocabularies(folder):
     folder.joinpath("tokenizer_config.json").write_text(json.dumps(config | {"separate_vocabs": True}))
     tokenizer = Tokenizer.load(folder)
     ids = tokenizer.target.encode("The cat sat on the mat.")
-    assert ids[-1] == other["</s>"] == tokenizer.target.roles.end
-    assert tokenizer.encode("cat")[-1] == table["</s>"] == tokenizer.roles.end
+    assert ids[-1] == other["</s>"] == tokenizer.target.special_tokens.eos
+    assert tokenizer.encode("cat")[-1] == table["</s>"] == tokenizer.special_tokens.eos
     assert "cat" in tokenizer.target.decode(ids)
     assert "cat" not in tokenizer.decode(ids)
 

@@ -6,7 +6,9 @@ import pytest
 import sentencepiece as package
 
 from qkv.errors import QkvError
-from qkv.text import Tokenizer, pieces, sentencepiece
+from qkv.text import Tokenizer
+from qkv.text.formats import sentencepiece
+from qkv.text.formats import sentencepiece_backend as pieces
 
 PLAIN = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False}
 MODELS = {
@@ -38,7 +40,7 @@ def strings(corpus) -> list[str]:
 @pytest.fixture(params=MODELS)
 def both(request, sentencepiece_model):
     data = sentencepiece_model(**MODELS[request.param])
-    tokenizer = Tokenizer(pieces.build(sentencepiece.parse(data)))
+    tokenizer = Tokenizer(pieces.build_backend(sentencepiece.parse_model(data)))
     return package.SentencePieceProcessor(model_proto=data), tokenizer
 
 
@@ -83,26 +85,26 @@ def test_saved_as_tokenizer_json_it_reads_the_same(both, corpus, tmp_path):
 
 def test_the_fields_of_the_file_are_read(sentencepiece_model):
     options = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1, "byte_fallback": True, "model_type": "bpe", **PLAIN}
-    model = sentencepiece.parse(sentencepiece_model(**options, add_dummy_prefix=False))
-    assert (model.pad, model.end, model.unknown, model.start) == (0, 1, 2, -1)
-    assert model.role_ids() == {"pad": 0, "end": 1, "unknown": 2}
-    assert (model.model, model.byte_fallback) == (sentencepiece.BPE, True)
-    assert (model.charsmap, model.dummy_prefix, model.collapse_spaces) == (b"", False, False)
-    assert [piece.kind for piece in model.pieces[:4]] == [3, 3, 2, 6]
+    model = sentencepiece.parse_model(sentencepiece_model(**options, add_dummy_prefix=False))
+    assert (model.pad_id, model.eos_id, model.unk_id, model.bos_id) == (0, 1, 2, -1)
+    assert model.role_ids() == {"pad": 0, "eos": 1, "unk": 2}
+    assert (model.model_type, model.byte_fallback) == (sentencepiece.BPE, True)
+    assert (model.precompiled_charsmap, model.add_dummy_prefix, model.remove_extra_whitespaces) == (b"", False, False)
+    assert [piece.piece_type for piece in model.pieces[:4]] == [3, 3, 2, 6]
 
 
 def test_the_default_normaliser_has_a_table(sentencepiece_model):
-    model = sentencepiece.parse(sentencepiece_model(model_type="unigram"))
-    assert len(model.charsmap) > 1000
-    assert model.dummy_prefix
-    assert model.collapse_spaces
+    model = sentencepiece.parse_model(sentencepiece_model(model_type="unigram"))
+    assert len(model.precompiled_charsmap) > 1000
+    assert model.add_dummy_prefix
+    assert model.remove_extra_whitespaces
 
 
 @pytest.mark.parametrize("kind", ["word", "char"])
 def test_a_model_of_another_type_is_refused(kind, sentencepiece_model):
     options = {"model_type": kind, "use_all_vocab": True} if kind == "word" else {"model_type": kind}
     with pytest.raises(QkvError, match="word or character type"):
-        pieces.build(sentencepiece.parse(sentencepiece_model(**options)))
+        pieces.build_backend(sentencepiece.parse_model(sentencepiece_model(**options)))
 
 
 # -------------------------------------------------------------------- files that are not what they seem
@@ -112,7 +114,7 @@ def test_a_file_cut_anywhere_is_one_clear_error(sentencepiece_model, tmp_path):
     data = sentencepiece_model(model_type="unigram")
     file = tmp_path / "spiece.model"
     draw = random.Random(1)
-    fields = [(number, value) for number, value in sentencepiece.message(data) if isinstance(value, bytes)]
+    fields = [(number, value) for number, value in sentencepiece.read_fields(data) if isinstance(value, bytes)]
     ends, place = set(), 0  # a cut exactly between two fields leaves a shorter message, which is a valid one
     for _, value in fields:
         place += 1 + (1 + (len(value) > 127) + (len(value) > 16383)) + len(value)
@@ -122,7 +124,7 @@ def test_a_file_cut_anywhere_is_one_clear_error(sentencepiece_model, tmp_path):
         file.write_bytes(data[:length])
         if length not in ends:
             with pytest.raises(QkvError, match="not a SentencePiece model"):
-                sentencepiece.read(file)
+                sentencepiece.read_model(file)
 
 
 def test_garbage_is_one_clear_error(tmp_path):
@@ -131,7 +133,7 @@ def test_garbage_is_one_clear_error(tmp_path):
     for size in (0, 1, 10, 1000, 100_000):
         file.write_bytes(draw.randbytes(size))
         with pytest.raises(QkvError, match="not a SentencePiece model"):
-            sentencepiece.read(file)
+            sentencepiece.read_model(file)
 
 
 def test_a_tiktoken_file_is_refused(tmp_path):

@@ -8,15 +8,15 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
 from qkv.text import StreamDecoder, Tokenizer
-from qkv.text.train import KINDS
+from qkv.text.train import TOKENIZER_KINDS
 
 
 def streamed(tokenizer: Tokenizer, ids: list[int], *, skip_special: bool) -> list[str]:
-    stream = tokenizer.stream(skip_special=skip_special)
+    stream = tokenizer.stream(skip_special_tokens=skip_special)
     return [stream.push(number) for number in ids] + [stream.finish()]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TOKENIZER_KINDS)
 @given(text=HARD_TEXT)
 @settings(max_examples=120, **QUICK)
 def test_a_stream_of_encoded_text_is_its_decoding(kind, trained, text):
@@ -24,7 +24,7 @@ def test_a_stream_of_encoded_text_is_its_decoding(kind, trained, text):
     assert "".join(streamed(trained[kind], ids, skip_special=True)) == trained[kind].decode(ids)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TOKENIZER_KINDS)
 @given(data=st.data())
 @settings(max_examples=120, **QUICK)
 def test_a_stream_of_any_ids_is_their_decoding(kind, trained, data):
@@ -73,7 +73,7 @@ def emptying_backend() -> Backend:
 @settings(max_examples=250, **QUICK)
 def test_a_stream_is_the_decoding_for_other_decoders(make, data):
     tokenizer = Tokenizer(BACKENDS.setdefault(make, make()))
-    ids = data.draw(st.lists(st.integers(0, tokenizer.size - 1), max_size=16))
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=16))
     assert "".join(streamed(tokenizer, ids, skip_special=True)) == tokenizer.decode(ids)
 
 
@@ -122,18 +122,18 @@ def test_a_stream_decodes_each_token_once(trained):
         ids = tokenizer.encode("the cat sat on the mat " * 200)
         for number in ids:
             stream.push(number)
-        assert counter.decoded <= 3 * len(ids), kind
+        assert counter.generate_batched <= 3 * len(ids), kind
 
 
 class CountingBackend:
     """A backend that counts the ids it decodes."""
 
     def __init__(self, backend: Backend) -> None:
-        self.backend, self.decoded = backend, 0
+        self.backend, self.generate_batched = backend, 0
 
     def id_to_token(self, number: int) -> str | None:
         return self.backend.id_to_token(number)
 
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
-        self.decoded += len(ids)
+        self.generate_batched += len(ids)
         return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)

@@ -14,8 +14,8 @@ from texts_drawn import QUICK
 
 from qkv.errors import QkvError, UsageError
 from qkv.text import Tokenizer
-from qkv.text.source import LONG, cut
-from qkv.text.train import KINDS, LOSSLESS
+from qkv.text.train import BYTE_LEVEL_KINDS, TOKENIZER_KINDS
+from qkv.text.training_text import MAX_WORD_CHARS, split_long_words
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def files(corpus, tmp_path) -> list:
 
 def test_files_and_strings_give_the_same_tokenizer(files):
     strings = [path.read_text(encoding="utf-8") for path in files]
-    for kind in KINDS:
+    for kind in TOKENIZER_KINDS:
         if kind != "unigram":  # its training is not repeatable to the last digit
             from_files = Tokenizer.train(kind, [str(path) for path in files], 600)
             assert from_files.fingerprint == Tokenizer.train(kind, iter(strings), 600).fingerprint, kind
@@ -57,18 +57,18 @@ def test_training_repeats_in_another_process(corpus):
     assert result.stdout.split() == [Tokenizer.train(kind, iter(corpus), 500).fingerprint for kind in kinds]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TOKENIZER_KINDS)
 @pytest.mark.parametrize("size", [300, 450])
 def test_the_size_is_a_limit(kind, size, corpus):
-    tokenizer = Tokenizer.train(kind, iter(corpus), size, sentinels=3)
-    assert tokenizer.size <= size
-    assert len(tokenizer) == tokenizer.size == max(tokenizer.backend.get_vocab().values()) + 1
+    tokenizer = Tokenizer.train(kind, iter(corpus), size, num_sentinels=3)
+    assert tokenizer.vocab_size <= size
+    assert len(tokenizer) == tokenizer.vocab_size == max(tokenizer.backend.get_vocab().values()) + 1
 
 
 def test_a_small_size_keeps_the_most_frequent_characters():
     texts = ["aaaa  bbb c d"] * 3
     tokenizer = Tokenizer.train("char", iter(texts), 7)
-    assert [tokenizer.token(number) for number in range(4, 7)] == [
+    assert [tokenizer.id_to_token(number) for number in range(4, 7)] == [
         " ",
         "a",
         "b",
@@ -80,17 +80,17 @@ def test_roles_come_first_and_in_order(tokenizer):
     sentinels = [f"<extra_id_{number}>" for number in range(4)]
     assert [tokenizer.token(number) for number in range(11)] == special + sentinels
     assert tokenizer.roles.sentinels == (7, 8, 9, 10)
-    assert (tokenizer.roles.pad, tokenizer.roles.classify) == (0, 6)
+    assert (tokenizer.roles.pad, tokenizer.roles.cls) == (0, 6)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TOKENIZER_KINDS)
 def test_known_text_comes_back(kind, trained, corpus):
     """Up to what the kind says it does to spaces; WordPiece also spaces out punctuation."""
     for text in corpus[:14]:
         back = trained[kind].decode(trained[kind].encode(text))
         if kind == "wordpiece":
             assert back.replace(" ", "") == "".join(text.split()).replace("\u200d", "")
-        elif kind in LOSSLESS or kind == "char":
+        elif kind in BYTE_LEVEL_KINDS or kind == "char":
             assert back == text
         else:
             assert back == " ".join(text.split())
@@ -99,12 +99,12 @@ def test_known_text_comes_back(kind, trained, corpus):
 def test_unknown_text_is_the_unknown_token(corpus):
     for kind in ("bpe", "unigram", "wordpiece", "char", "word"):
         tokenizer = Tokenizer.train(kind, iter(["the cat sat on the mat"] * 9), 60)
-        assert tokenizer.roles.unknown in tokenizer.encode("the ☃"), kind
-        assert tokenizer.roles.unknown not in tokenizer.encode("the cat"), kind
+        assert tokenizer.special_tokens.unk in tokenizer.encode("the ☃"), kind
+        assert tokenizer.special_tokens.unk not in tokenizer.encode("the cat"), kind
 
 
 def test_lower_case(corpus):
-    for kind in KINDS:
+    for kind in TOKENIZER_KINDS:
         tokenizer = Tokenizer.train(kind, iter(corpus), 500, lowercase=True)
         assert tokenizer.encode("The CAT") == tokenizer.encode("the cat"), kind
     cased = Tokenizer.train("wordpiece", iter(corpus), 500)
@@ -113,7 +113,7 @@ def test_lower_case(corpus):
 
 def test_rare_words_are_left_out():
     texts = iter(["often often often once"])
-    tokenizer = Tokenizer.train("word", texts, 50, min_count=2)
+    tokenizer = Tokenizer.train("word", texts, 50, min_frequency=2)
     assert tokenizer.backend.token_to_id("often") is not None
     assert tokenizer.backend.token_to_id("once") is None
 
@@ -153,16 +153,16 @@ def test_offsets_point_into_the_text(trained):
 @settings(max_examples=200, **QUICK)
 def test_long_runs_are_cut_and_nothing_is_lost(parts):
     text = "".join(character * times for character, times in parts)
-    cut_text = list(cut(text))
+    cut_text = list(split_long_words(text))
     assert "".join(cut_text) == text
     runs = [run for part in cut_text for run in re.findall(r"\S+|\s+", part)]
-    assert max(map(len, runs), default=0) < 1.5 * LONG
+    assert max(map(len, runs), default=0) < 1.5 * MAX_WORD_CHARS
 
 
 @given(text=st.text("ab \n", max_size=900))
 @settings(max_examples=50, **QUICK)
 def test_ordinary_text_is_not_cut(text):
-    assert list(cut(text)) == [text]
+    assert list(split_long_words(text)) == [text]
 
 
 # -------------------------------------------------------------------- calls that are wrong
@@ -186,7 +186,7 @@ def test_a_missing_file_is_named_and_strings_are_explained(tmp_path):
         Tokenizer.train("word", ["the cat sat", "on the mat"], 90)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "byte"])
+@pytest.mark.parametrize("kind", [kind for kind in TOKENIZER_KINDS if kind != "byte"])
 def test_no_text_is_an_error(kind, tmp_path):
     tmp_path.joinpath("empty.txt").write_text("")
     for source in (iter([]), iter(["", ""]), [tmp_path / "empty.txt"]):
@@ -210,7 +210,7 @@ def test_a_file_that_is_not_utf8_is_named(tmp_path):
 
 def test_a_kind_that_may_meet_unknown_text_needs_the_role(corpus):
     with pytest.raises(UsageError, match="role 'unknown'"):
-        Tokenizer.train("bpe", iter(corpus), 500, roles=["pad", "end"])
+        Tokenizer.train("bpe", iter(corpus), 500, special_tokens=["pad", "eos"])
 
 
 def test_a_negative_id_is_named(trained):

@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from qkv.train.checkpoint import Checkpoint, Checkpoints
-from qkv.train.pieces import Piece
+from qkv.train.checkpoint.folder import Checkpoint, CheckpointFolder
+from qkv.train.checkpoint.slices import TensorSlice
 
 
 def state_of(step: int) -> dict[str, Tensor]:
@@ -22,8 +22,8 @@ def state_of(step: int) -> dict[str, Tensor]:
     }
 
 
-def whole(tensors: dict[str, Tensor]) -> dict[str, list[Piece]]:
-    return {name: [Piece.whole(tensor)] for name, tensor in tensors.items()}
+def whole(tensors: dict[str, Tensor]) -> dict[str, list[TensorSlice]]:
+    return {name: [TensorSlice.whole(tensor)] for name, tensor in tensors.items()}
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
@@ -32,9 +32,9 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and torch.equal(*bits)
 
 
-def saved(folder: Path, *steps: int, keep: int = 9) -> Checkpoints:
+def saved(folder: Path, *steps: int, keep: int = 9) -> CheckpointFolder:
     """Checkpoints with `state_of` these steps in them."""
-    checkpoints = Checkpoints(folder, keep=keep)
+    checkpoints = CheckpointFolder(folder, max_to_keep=keep)
     for step in steps:
         checkpoints.save(step, whole(state_of(step)), {"step": step})
     checkpoints.finish()
@@ -48,8 +48,8 @@ def holds(checkpoint: Checkpoint | None, step: int) -> bool:
         checkpoint is not None
         and checkpoint.step == step
         and checkpoint.state == {"step": step}
-        and checkpoint.names() == sorted(tensors)
-        and all(same_bits(checkpoint.whole(name), tensor) for name, tensor in tensors.items())
+        and checkpoint.tensor_names() == sorted(tensors)
+        and all(same_bits(checkpoint.read_tensor(name), tensor) for name, tensor in tensors.items())
     )
 
 

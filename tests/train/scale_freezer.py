@@ -7,7 +7,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from qkv.train.heartbeat import Heartbeat
+from qkv.train.parallel.heartbeat import Heartbeat
 
 
 def main() -> None:

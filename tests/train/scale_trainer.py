@@ -19,18 +19,25 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from qkv.tasks import prepare, training
-from qkv.tasks.training import open_recipe, train_in
-from qkv.train import loop, signals
-from qkv.train.loop import Stopped
-from qkv.train.recipe import TrainSection
-from qkv.train.scale import World, join
+from qkv.tasks import train as training
+from qkv.tasks.prepare import prepare
+from qkv.tasks.train import open_recipe, train_on_rank
+from qkv.train import loop
+from qkv.train.loop import StoppedBySignal
+from qkv.train.parallel.parallelize import World, init_world
+from qkv.train.recipe.schema import TrainSection
+from qkv.train.run import signals
 
-signals.DEADLINE_S = 2.0
+signals.DEADLINE_SECONDS = 2.0
 LONGER = 4.0
 """An evaluation that outlasts the deadline."""
 
-network_for, spread, step, judge = prepare.network_for, loop.spread, loop.Stepper.__call__, training.Scored.__call__
+network_for, spread, step, judge = (
+    prepare.build_network,
+    loop.parallelize,
+    loop.Stepper.__call__,
+    training.ValidationMetrics.__call__,
+)
 
 
 class Notes:
@@ -42,9 +49,9 @@ class Notes:
 
     def watch(self, asked: bool) -> None:
         """Look over the shoulder of the next run; `asked`: let it be asked to stop while it evaluates."""
-        loop.spread, prepare.network_for, loop.Stepper.__call__ = self.spread, self.network_for, self.step_of()
+        loop.parallelize, prepare.build_network, loop.Stepper.__call__ = self.spread, self.network_for, self.step_of()
         loop.time = SimpleNamespace(monotonic=lambda: self.clock)
-        training.Scored.__call__ = interrupted if asked else judge
+        training.ValidationMetrics.__call__ = interrupted if asked else judge
 
     def spread(self, learner: nn.Module, *others: Any) -> nn.Module:
         self.held = sum(parameter.numel() for parameter in learner.parameters() if not parameter.is_meta)
@@ -62,7 +69,7 @@ class Notes:
         return taken
 
 
-def interrupted(self: training.Scored, network: Any) -> Any:
+def interrupted(self: training.ValidationMetrics, network: Any) -> Any:
     os.kill(os.getppid(), signal.SIGTERM)  # the launcher, which passes it on
     time.sleep(LONGER)
     return judge(self, network)
@@ -75,8 +82,8 @@ def do(job: dict[str, Any], world: World, folder: Path) -> int:
     found: dict[str, Any] = {}
     code = 0
     try:
-        found["end"] = asdict(train_in(world, recipe, None, None).end)
-    except Stopped as stopped:
+        found["end"] = asdict(train_on_rank(world, recipe, None, None).end)
+    except StoppedBySignal as stopped:
         code = stopped.exit_code
     found |= {"held": notes.held, "made": notes.made, "code": code}
     (folder / f"{job['name']}.{world.rank}.json").write_text(json.dumps(found))
@@ -86,7 +93,7 @@ def do(job: dict[str, Any], world: World, folder: Path) -> int:
 def main() -> int:
     plan = json.loads(Path(sys.argv[1]).read_text())
     torch.set_num_threads(1)
-    world, code = join(TrainSection(device="cpu")), 0
+    world, code = init_world(TrainSection(device="cpu")), 0
     for job in plan["jobs"]:
         shape = (world.size // job["tensor"], job["tensor"])
         mesh = init_device_mesh("cpu", shape, mesh_dim_names=("data", "tensor"))

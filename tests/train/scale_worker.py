@@ -18,17 +18,25 @@ from torch.distributed import fsdp
 from torch.distributed.device_mesh import init_device_mesh
 
 from qkv.blocks import HeadConfig, StackConfig
-from qkv.data.batch import Batch
-from qkv.data.objectives import IGNORE
+from qkv.data.load.batch import Batch
+from qkv.data.objectives import IGNORE_INDEX
 from qkv.models import Config, Seq2Seq, build
-from qkv.train import scale
-from qkv.train.learner import Learner, lesson_of
-from qkv.train.optimizer import make_optimizer, optimizer_tensors
-from qkv.train.recipe import ObjectiveSection, TrainSection
-from qkv.train.scale import World, fill, gather, give_out, join, pieces_of, spread
+from qkv.train.loss.training_module import TrainingModule, to_device
+from qkv.train.optim.optimizers import make_optimizer, optimizer_tensors
+from qkv.train.parallel import parallelize as scale
+from qkv.train.parallel.parallelize import (
+    World,
+    gather_tensors,
+    init_world,
+    load_slices,
+    local_slices,
+    parallelize,
+    scatter_weights,
+)
+from qkv.train.recipe.schema import ObjectiveSection, TrainSection
 
 VOCAB, ROWS, LENGTH = 30, 8, 12
-SIZES: dict[str, Any] = {"vocab": VOCAB, "width": 16, "layers": 2, "heads": 4, "ffn_width": 24, "init_std": 0.1}
+SIZES: dict[str, Any] = {"vocab_size": VOCAB, "width": 16, "layers": 2, "heads": 4, "ffn_width": 24, "init_std": 0.1}
 
 
 def config_of(case: str) -> Config:
@@ -40,15 +48,17 @@ def config_of(case: str) -> Config:
         )
         return Config(decoder=rotary, head=lm)
     if case == "encoder":  # BERT's parts
-        learned = StackConfig(**SIZES, position="learned", norm_place="post", embedding_norm="added", types=2)
+        learned = StackConfig(**SIZES, position="learned", norm_placement="post", embedding_norm="added", token_types=2)
         mlm = HeadConfig(kind="mlm", outputs=VOCAB, tied=True, dense="gelu", dense_norm=True, bias=True)
         return Config(encoder=learned, head=replace(mlm, sentence_outputs=2))  # a second head, which nothing trains
     if case == "seq2seq":  # T5's
-        t5 = StackConfig(**SIZES, position="t5", buckets=8, bucket_distance=16, feedforward="geglu", norm="rmsnorm")
-        return Config(encoder=replace(t5, layers=1, distinct_layers=1), decoder=t5, head=lm, shared_embedding=True)
+        t5 = StackConfig(
+            **SIZES, position="t5", relative_buckets=8, relative_max_distance=16, feedforward="geglu", norm="rmsnorm"
+        )
+        return Config(encoder=replace(t5, layers=1, num_layer_groups=1), decoder=t5, head=lm, share_embeddings=True)
     # one block that all layers share, a head of its own, sizes that two processes do not share evenly
-    odd = {**SIZES, "width": 15, "head_width": 6, "vocab": 29, "init_std": 0.1}
-    alibi = StackConfig(**odd, position="alibi", distinct_layers=1, residual="parallel")
+    odd = {**SIZES, "width": 15, "head_dim": 6, "vocab_size": 29, "init_std": 0.1}
+    alibi = StackConfig(**odd, position="alibi", num_layer_groups=1, residual="parallel")
     return Config(decoder=alibi, head=HeadConfig(kind="lm", outputs=29))
 
 
@@ -60,7 +70,7 @@ CASES = tuple(STEPS_OF)
 def batch_of(config: Config, step: int) -> Batch:
     """Rows with two texts each and some padding; how many labels a row has differs much."""
     draw = np.random.default_rng(step)
-    vocab = config.stack.vocab
+    vocab = config.stack.vocab_size
 
     def tokens() -> Tensor:
         return torch.from_numpy(draw.integers(0, vocab, (ROWS, LENGTH)))
@@ -69,26 +79,26 @@ def batch_of(config: Config, step: int) -> Batch:
     position = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 0]]).expand(ROWS, -1)
     labels = tokens()
     for row in range(ROWS):
-        labels[row, 2 + row :] = IGNORE
-    labels[segment == 0] = IGNORE
+        labels[row, 2 + row :] = IGNORE_INDEX
+    labels[segment == 0] = IGNORE_INDEX
     source = {}
     if config.family == "seq2seq":
-        source = {"source_ids": tokens(), "source_segment": segment, "source_position": position}
+        source = {"source_ids": tokens(), "source_document_ids": segment, "source_positions": position}
     nothing = np.zeros(0, dtype=np.int64)
     return Batch(
         ids=tokens(),
-        segment=segment,
-        position=position,
+        document_ids=segment,
+        positions=position,
         labels=labels,
         **source,
-        texts=2,
+        max_documents=2,
         epoch=0,
-        row_tokens=(segment != 0).sum(1).numpy(),
-        row_labels=(labels != IGNORE).sum(1).numpy(),
-        row_answers=np.zeros(ROWS, dtype=np.int64),
-        example=nothing,
-        example_row=nothing,
-        example_epoch=nothing,
+        tokens_per_sequence=(segment != 0).sum(1).numpy(),
+        labels_per_sequence=(labels != IGNORE_INDEX).sum(1).numpy(),
+        answers_per_sequence=np.zeros(ROWS, dtype=np.int64),
+        example_ids=nothing,
+        example_sequences=nothing,
+        example_epochs=nothing,
     )
 
 
@@ -110,9 +120,9 @@ class Run:
         if case == "odd":
             for name, parameter in network.named_parameters():
                 parameter.requires_grad_(not name.endswith(("ffn.up.bias", "embedding.token.weight")))
-        self.module = spread(Learner(network, ObjectiveSection(kind="next_token")).train(), world, section)
+        self.module = parallelize(TrainingModule(network, ObjectiveSection(kind="next_token")).train(), world, section)
         if meta:
-            give_out(network, whole if world.rank == 0 else None, world)
+            scatter_weights(network, whole if world.rank == 0 else None, world)
         self.named = list(network.named_parameters())
         self.optimizer = make_optimizer(self.named, section)  # of those that are not frozen
 
@@ -123,12 +133,12 @@ class Run:
             self.evaluate_and_shrink()
         batch = batch_of(self.config, number)
         share = ROWS // world.data_size
-        mine = batch._rows(world.data_rank * share, (world.data_rank + 1) * share)
-        per_label = torch.tensor(1 / world.total(mine.label_count), dtype=self.named[0][1].dtype)
+        mine = batch._slice(world.data_rank * share, (world.data_rank + 1) * share)
+        per_label = torch.tensor(1 / world.sum_scalar(mine.num_labels), dtype=self.named[0][1].dtype)
         for part, rows in enumerate(mine.split(micro_batches)):
             with world.no_sync(self.module, last=part == micro_batches - 1):
-                self.module(lesson_of(rows, world.device), per_label, per_label).backward()
-        norm = world.clip([p for _, p in self.named], self.section.clip)
+                self.module(to_device(rows, world.device), per_label, per_label).backward()
+        norm = world.clip_gradients([p for _, p in self.named], self.section.max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
         return float(norm)
@@ -137,7 +147,7 @@ class Run:
     def evaluate_and_shrink(self) -> None:
         """A forward pass without a backward pass, after which weights are changed in place, as averages do it."""
         one = torch.ones((), dtype=self.named[0][1].dtype)
-        self.module(lesson_of(batch_of(self.config, 99), self.world.device), one, one)
+        self.module(to_device(batch_of(self.config, 99), self.world.device), one, one)
         assert all(
             one is other for (_, one), (_, other) in zip(self.named, self.network.named_parameters(), strict=True)
         )
@@ -150,16 +160,16 @@ class Run:
         return kept | {f"optimizer.{n}": t for n, t in optimizer_tensors(self.optimizer, self.named).items()}
 
     def whole(self) -> dict[str, Tensor]:
-        return {name: tensor.clone() for name, tensor in gather(self.tensors().items(), self.world)}
+        return {name: tensor.clone() for name, tensor in gather_tensors(self.tensors().items(), self.world)}
 
 
 def section_of(shard: str, tensor: int, exact: bool) -> TrainSection:
     """AdamW with clipping that bites now and then. `exact` computes in float64 ("auto" stands for it here)."""
     return TrainSection(
-        shard=shard,  # type: ignore[arg-type]
+        parallel=shard,  # type: ignore[arg-type]
         tensor_parallel=tensor,
         lr=3e-4,
-        clip=1.5,
+        max_grad_norm=1.5,
         eps=1e-5,  # a key's bias moves no weight of attention: its gradient is noise, which a small eps would blow up
         precision="auto" if exact else "float32",
         device="cpu",
@@ -169,14 +179,14 @@ def section_of(shard: str, tensor: int, exact: bool) -> TrainSection:
 def do(job: dict[str, Any], world: World, folder: Path) -> None:
     """One job of a plan: train, and let process 0 write the weights, all of them their pieces."""
     section = section_of(job["shard"], job["tensor"], job["exact"])
-    world = replace(world, shard=section.shard, row_orders={})
+    world = replace(world, shard=section.parallel, row_orders={})
     if "mean" in job:  # what torch would do by itself
-        scale._add_up, fsdp.fully_shard = mean_over_processes, sharded_with_means
+        scale._sum_gradients, fsdp.fully_shard = mean_over_processes, sharded_with_means
     run = Run(job["case"], world, section, meta=job.get("meta", False))
     if "from" in job:
-        saved = Kept(load_file(job["from"]))
+        saved = FakeCheckpoint(load_file(job["from"]))
         for name, tensor in run.tensors().items():
-            fill(tensor, saved, name, world)
+            load_slices(tensor, saved, name, world)
     norms = []
     for number in range(job["first"], job["last"]):
         norms.append(run.step(number))
@@ -188,7 +198,7 @@ def do(job: dict[str, Any], world: World, folder: Path) -> None:
     pieces = {
         f"{name}|{list(piece.offset)}|{list(piece.shape)}": piece.values.contiguous().clone()
         for name, tensor in run.tensors().items()
-        for piece in pieces_of(name, tensor, world)
+        for piece in local_slices(name, tensor, world)
     }
     save_file(pieces, folder / f"{job['name']}.pieces{world.rank}.safetensors")
     save_whole(run, folder / f"{job['name']}.safetensors")
@@ -219,23 +229,23 @@ def table_of(network: nn.Module) -> nn.Embedding:
     return table.token  # type: ignore[union-attr, return-value]
 
 
-class Kept:
+class FakeCheckpoint:
     """Stands in for a checkpoint: whole tensors in memory, from which boxes are cut."""
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         self.tensors = tensors
 
-    def whole(self, name: str) -> Tensor:
+    def read_tensor(self, name: str) -> Tensor:
         return self.tensors[name]
 
-    def box(self, name: str, offset: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
+    def read_slice(self, name: str, offset: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
         return self.tensors[name][tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))]
 
 
 def main() -> None:
     plan = json.loads(Path(sys.argv[1]).read_text())
     torch.set_num_threads(1)
-    world = join(section_of("fsdp", 1, True))
+    world = init_world(section_of("fsdp", 1, True))
     grids = {1: world}
     for job in plan["jobs"]:
         tensor = job["tensor"]

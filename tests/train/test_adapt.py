@@ -8,18 +8,18 @@ from qkv.blocks import HeadConfig, StackConfig, Tap
 from qkv.errors import UsageError
 from qkv.models import Config, build
 from qkv.train.adapt import LoraLinear, add_lora, freeze, merge_lora
-from qkv.train.optimizer import make_optimizer
-from qkv.train.recipe import ModelSection, TrainSection
+from qkv.train.optim.optimizers import make_optimizer
+from qkv.train.recipe.schema import ModelSection, TrainSection
 
-ON = ModelSection().lora_on
+ON = ModelSection().lora_targets
 
 
 def network(family: str = "decoder", tied: bool = True, dtype: torch.dtype = torch.float32) -> nn.Module:
     torch.manual_seed(0)
-    stack = StackConfig(vocab=20, width=16, layers=2, heads=4, kv_heads=2, ffn_width=32, position="rotary")
+    stack = StackConfig(vocab_size=20, width=16, layers=2, heads=4, kv_heads=2, ffn_width=32, position="rotary")
     head = HeadConfig(kind="mlm" if family == "encoder" else "lm", outputs=20, tied=tied)
     stacks = {"encoder": stack, "decoder": stack} if family == "seq2seq" else {family: stack}
-    return build(Config(**stacks, head=head, shared_embedding=family == "seq2seq"), dtype=dtype).eval()
+    return build(Config(**stacks, head=head, share_embeddings=family == "seq2seq"), dtype=dtype).eval()
 
 
 def answer(net: nn.Module, family: str) -> torch.Tensor:
@@ -153,7 +153,7 @@ def test_a_matrix_shared_with_an_embedding_is_left_alone():
 
 def test_a_new_head_is_trained_whole():
     net = network(tied=False)
-    chosen = add_lora(net, 2, 4.0, ["*.qkv", "head.out"], also=["head.*"])
+    chosen = add_lora(net, 2, 4.0, ["*.qkv", "head.out"], also_train=["head.*"])
     assert "head.out" not in chosen
     trained = [name for name, p in net.named_parameters() if p.requires_grad]
     assert "head.out.weight" in trained
@@ -163,7 +163,7 @@ def test_a_new_head_is_trained_whole():
 def test_what_is_frozen_gets_no_addition():
     net = network("seq2seq")
     freeze(net, ["encoder.*", "head.*"])
-    assert all(name.startswith("decoder.") for name in add_lora(net, 2, 4.0, ON, also=["*norm.weight"]))
+    assert all(name.startswith("decoder.") for name in add_lora(net, 2, 4.0, ON, also_train=["*norm.weight"]))
     trained = [name for name, p in net.named_parameters() if p.requires_grad]
     assert any(name.endswith("norm.weight") for name in trained)
     assert all(name.startswith("decoder.") for name in trained)

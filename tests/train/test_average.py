@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from qkv.train.optim.averages import CheckpointAverage, Ema
 from torch import Tensor, nn
 
 from qkv.errors import QkvError
-from qkv.train.average import Ema, Mean
 
 
 def network() -> nn.Module:
@@ -29,7 +29,7 @@ def test_the_sum_written_out():
         ema.update()
         decay = min(0.5, (1 + n) / (10 + n))
         slow = decay * slow + (1 - decay) * net[0].weight.detach().double()
-    torch.testing.assert_close(ema.tensors()["0.weight"].double(), slow, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ema.state_tensors()["0.weight"].double(), slow, rtol=1e-5, atol=1e-5)
 
 
 def test_a_young_average_soon_forgets_the_start():
@@ -42,7 +42,7 @@ def test_a_young_average_soon_forgets_the_start():
         net[0].weight.fill_(1.0)
     for _ in range(100):
         ema.update()
-    assert ema.tensors()["0.weight"].max() < 1.01
+    assert ema.state_tensors()["0.weight"].max() < 1.01
 
 
 def test_swapped_and_back():
@@ -52,9 +52,9 @@ def test_swapped_and_back():
     ema.update()
     own = {name: p.detach().clone() for name, p in net.named_parameters()}
     addresses = [p.data_ptr() for p in net.parameters()]
-    with ema.swapped():
+    with ema.use_averages():
         for name, p in net.named_parameters():
-            assert torch.equal(p, ema.tensors()[name])
+            assert torch.equal(p, ema.state_tensors()[name])
             assert not torch.equal(p, own[name])
         assert torch.is_grad_enabled()
     assert all(torch.equal(p, own[name]) for name, p in net.named_parameters())
@@ -67,7 +67,7 @@ def test_an_error_inside_gives_the_weights_back():
     ema = Ema(net.named_parameters(), 0.9)
     move(net, 1)
     own = net[0].weight.detach().clone()
-    with pytest.raises(RuntimeError, match="evaluation"), ema.swapped():
+    with pytest.raises(RuntimeError, match="evaluation"), ema.use_averages():
         raise RuntimeError("evaluation")
     assert torch.equal(net[0].weight, own)
 
@@ -79,14 +79,14 @@ def test_going_on_from_a_copy_is_exact():
         move(first, seed)
         move(second, seed)
         one.update()
-    for name, tensor in other.tensors().items():
-        tensor.copy_(one.tensors()[name])
+    for name, tensor in other.state_tensors().items():
+        tensor.copy_(one.state_tensors()[name])
     move(first, 9)
     move(second, 9)
     one.update()
     other.update()
-    assert all(torch.equal(tensor, other.tensors()[name]) for name, tensor in one.tensors().items())
-    assert int(one.tensors()["updates"]) == 4
+    assert all(torch.equal(tensor, other.state_tensors()[name]) for name, tensor in one.state_tensors().items())
+    assert int(one.state_tensors()["updates"]) == 4
 
 
 def test_small_moves_are_not_lost_in_half_precision():
@@ -94,10 +94,10 @@ def test_small_moves_are_not_lost_in_half_precision():
     ema = Ema(net.named_parameters(), 0.999)
     with torch.no_grad():
         net[0].weight.fill_(1.0)
-        ema.tensors()["0.weight"].fill_(0.99)
-        ema.tensors()["updates"].fill_(100_000)
+        ema.state_tensors()["0.weight"].fill_(0.99)
+        ema.state_tensors()["updates"].fill_(100_000)
     ema.update()
-    average = ema.tensors()["0.weight"]
+    average = ema.state_tensors()["0.weight"]
     assert average.dtype == torch.float32
     assert (average > 0.99).all()
 
@@ -105,7 +105,7 @@ def test_small_moves_are_not_lost_in_half_precision():
 def test_frozen_parameters_have_no_average():
     net = network()
     net[0].requires_grad_(False)
-    assert set(Ema(net.named_parameters(), 0.9).tensors()) == {"1.weight", "1.bias", "updates"}
+    assert set(Ema(net.named_parameters(), 0.9).state_tensors()) == {"1.weight", "1.bias", "updates"}
 
 
 class Kept(dict[str, Tensor]):
@@ -123,13 +123,13 @@ def test_keeping_the_average_is_for_good():
     ema = Ema(net.named_parameters(), 0.9)
     move(net, 1)
     ema.update()
-    ema.keep()
-    assert all(torch.equal(p, ema.tensors()[name]) for name, p in net.named_parameters())
+    ema.copy_to_network()
+    assert all(torch.equal(p, ema.state_tensors()[name]) for name, p in net.named_parameters())
 
 
 def test_the_mean_of_checkpoints():
     many = [Kept(w=torch.randn(4, 3), n=torch.tensor(i)) for i in range(10)]
-    got = {name: Mean(many).whole(name) for name in ("w", "n")}
+    got = {name: CheckpointAverage(many).read_tensor(name) for name in ("w", "n")}
     expected = torch.stack([one["w"].double() for one in many]).mean(0).float()
     torch.testing.assert_close(got["w"], expected, rtol=0, atol=1e-7)
     assert got["w"].dtype == torch.float32
@@ -138,26 +138,26 @@ def test_the_mean_of_checkpoints():
 
 def test_a_box_of_the_mean_is_the_box_of_it():
     many = [Kept(w=torch.randn(4, 3)) for _ in range(3)]
-    mean = Mean(many)
-    assert torch.equal(mean.box("w", (1, 0), (2, 3)), mean.whole("w")[1:3])
+    mean = CheckpointAverage(many)
+    assert torch.equal(mean.read_slice("w", (1, 0), (2, 3)), mean.read_tensor("w")[1:3])
 
 
 def test_the_mean_of_one_is_itself():
     one = Kept(w=torch.randn(4, 3))
-    assert torch.equal(Mean([one]).whole("w"), one["w"])
+    assert torch.equal(CheckpointAverage([one]).read_tensor("w"), one["w"])
 
 
 def test_sums_are_taken_in_double():
     """In float32 the three would be lost beside the large numbers that cancel each other."""
     many = [Kept(w=torch.tensor([value])) for value in (1e8, 3.0, -1e8)]
-    assert Mean(many).whole("w").item() == 1.0
+    assert CheckpointAverage(many).read_tensor("w").item() == 1.0
 
 
 def test_checkpoints_of_different_shapes_are_refused():
     with pytest.raises(QkvError, match=r"w is \[2\] in one checkpoint and \[3\]"):
-        Mean([Kept(w=torch.zeros(2)), Kept(w=torch.zeros(3))]).whole("w")
+        CheckpointAverage([Kept(w=torch.zeros(2)), Kept(w=torch.zeros(3))]).read_tensor("w")
 
 
 def test_no_checkpoints_are_refused():
     with pytest.raises(QkvError, match="nothing to average"):
-        Mean([])
+        CheckpointAverage([])

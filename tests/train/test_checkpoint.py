@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from qkv.errors import QkvError, UsageError
-from qkv.train.checkpoint import PHASES, Checkpoints
-from qkv.train.pieces import Piece
+from qkv.train.checkpoint.folder import SAVE_PHASES, CheckpointFolder
+from qkv.train.checkpoint.slices import TensorSlice
 
 DTYPES = (
     torch.bfloat16,
@@ -46,13 +46,13 @@ def tensors(draw):
 @settings(max_examples=60, deadline=None)
 def test_any_tensor_comes_back_bit_by_bit(held):
     with tempfile.TemporaryDirectory() as folder:
-        checkpoints = Checkpoints(folder, keep=1)
+        checkpoints = CheckpointFolder(folder, max_to_keep=1)
         checkpoints.save(1, whole(held), {}, wait=True)
         checkpoint = checkpoints.newest()
         assert checkpoint is not None
-        assert checkpoint.names() == sorted(held)
+        assert checkpoint.tensor_names() == sorted(held)
         for name, tensor in held.items():
-            assert same_bits(checkpoint.whole(name), tensor)
+            assert same_bits(checkpoint.read_tensor(name), tensor)
 
 
 def test_same_bits_tells_what_equal_does_not():
@@ -65,28 +65,28 @@ def test_same_bits_tells_what_equal_does_not():
 
 def test_a_view_with_gaps_is_kept_as_what_it_shows(tmp_path):
     tensor = torch.arange(24.0).reshape(4, 6).T[::2]
-    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints = CheckpointFolder(tmp_path, max_to_keep=1)
     checkpoints.save(1, whole({"a": tensor}), {}, wait=True)
-    assert same_bits(checkpoints.at(1).whole("a"), tensor)
+    assert same_bits(checkpoints.open_step(1).read_tensor("a"), tensor)
 
 
 def test_state_comes_back_with_every_digit(tmp_path):
     state = {"loss": 0.1 + 0.2, "best": float("-inf"), "cursor": [3, 2**60], "text": "größer\u2028", "none": None}
-    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints = CheckpointFolder(tmp_path, max_to_keep=1)
     checkpoints.save(5, {}, state, wait=True)
-    assert checkpoints.at(5).state == state
+    assert checkpoints.open_step(5).state == state
 
 
 def test_a_shard_is_a_safetensors_file_like_any_other(tmp_path):
     checkpoints = saved(tmp_path, 1)
-    read = load_file(checkpoints.at(1).folder / "shard-00000-of-00001.safetensors")
+    read = load_file(checkpoints.open_step(1).folder / "shard-00000-of-00001.safetensors")
     assert read.keys() == state_of(1).keys()
     assert all(same_bits(read[name], tensor) for name, tensor in state_of(1).items())
 
 
 def test_the_manifest_is_plain_json(tmp_path):
     checkpoints = saved(tmp_path, 1)
-    manifest = json.loads((checkpoints.at(1).folder / "manifest.json").read_text())["content"]
+    manifest = json.loads((checkpoints.open_step(1).folder / "manifest.json").read_text())["content"]
     assert (manifest["step"], manifest["state"]) == (1, {"step": 1})
 
 
@@ -107,7 +107,7 @@ def held_at(phase: str) -> tuple[threading.Event, threading.Event, object]:
 
 def test_what_changes_after_save_is_not_in_it(tmp_path):
     reached, go_on, on_phase = held_at("begin")
-    checkpoints = Checkpoints(tmp_path, keep=9, on_phase=on_phase)
+    checkpoints = CheckpointFolder(tmp_path, max_to_keep=9, on_phase=on_phase)
     tensors, state = state_of(1), {"step": 1}
     checkpoints.save(1, whole(tensors), state)
     assert reached.wait(30)
@@ -122,31 +122,31 @@ def test_what_changes_after_save_is_not_in_it(tmp_path):
 
 def test_the_next_save_waits_for_the_last_and_does_not_disturb_it(tmp_path):
     reached, go_on, on_phase = held_at("shard")
-    checkpoints = Checkpoints(tmp_path, keep=9, on_phase=on_phase)
+    checkpoints = CheckpointFolder(tmp_path, max_to_keep=9, on_phase=on_phase)
     checkpoints.save(1, whole(state_of(1)), {"step": 1})
     assert reached.wait(30)
     timer = threading.Timer(0.1, go_on.set)
     timer.start()
     checkpoints.save(2, whole(state_of(2)), {"step": 2}, wait=True)
     assert go_on.is_set()
-    assert [holds(checkpoints.at(step), step) for step in (1, 2)] == [True, True]
+    assert [holds(checkpoints.open_step(step), step) for step in (1, 2)] == [True, True]
 
 
 def test_the_memory_of_a_snapshot_serves_again_where_shapes_change(tmp_path):
-    checkpoints = Checkpoints(tmp_path, keep=9)
+    checkpoints = CheckpointFolder(tmp_path, max_to_keep=9)
     shapes = [(2, 3), (2, 3), (3, 2), (6,)]
     for step, shape in enumerate(shapes):
         checkpoints.save(step, whole({"a": torch.full(shape, float(step))}), {})
     checkpoints.finish()
     for step, shape in enumerate(shapes):
-        assert same_bits(checkpoints.at(step).whole("a"), torch.full(shape, float(step)))
+        assert same_bits(checkpoints.open_step(step).read_tensor("a"), torch.full(shape, float(step)))
 
 
 def test_an_error_of_the_writer_is_raised_once_at_the_next_call(tmp_path):
     def fail(name: str) -> None:
         raise RuntimeError("a bug")
 
-    checkpoints = Checkpoints(tmp_path, keep=1, on_phase=fail)
+    checkpoints = CheckpointFolder(tmp_path, max_to_keep=1, on_phase=fail)
     checkpoints.save(1, {}, {})
     with pytest.raises(RuntimeError, match="a bug"):
         checkpoints.finish()
@@ -155,10 +155,10 @@ def test_an_error_of_the_writer_is_raised_once_at_the_next_call(tmp_path):
 
 def test_every_phase_is_passed_in_order(tmp_path):
     seen: list[str] = []
-    checkpoints = Checkpoints(tmp_path, keep=1, on_phase=seen.append)
+    checkpoints = CheckpointFolder(tmp_path, max_to_keep=1, on_phase=seen.append)
     for _ in range(2):
         checkpoints.save(1, whole(state_of(1)), {}, wait=True)
-    assert [*seen] == [*(phase for phase in PHASES if phase != "aside"), *PHASES]
+    assert [*seen] == [*(phase for phase in SAVE_PHASES if phase != "aside"), *SAVE_PHASES]
 
 
 # ---------------------------------------------------------------- which ones stay
@@ -173,7 +173,7 @@ def test_the_newest_few_stay(tmp_path):
 def test_older_ones_go_only_when_the_new_one_is_complete(tmp_path):
     reached, go_on, on_phase = held_at("rename")
     saved(tmp_path, 10)
-    checkpoints = Checkpoints(tmp_path, keep=1, on_phase=on_phase)
+    checkpoints = CheckpointFolder(tmp_path, max_to_keep=1, on_phase=on_phase)
     checkpoints.save(20, whole(state_of(20)), {"step": 20})
     assert reached.wait(30)
     assert holds(checkpoints.newest(), 10)
@@ -188,7 +188,7 @@ def test_the_best_stays_until_another_is_better(tmp_path):
     for step in (20, 30):
         checkpoints.save(step, whole(state_of(step)), {"step": step}, wait=True)
     assert checkpoints.steps() == [10, 30]
-    assert holds(Checkpoints(tmp_path, keep=1).best(), 10)
+    assert holds(CheckpointFolder(tmp_path, max_to_keep=1).best(), 10)
     checkpoints.save(40, whole(state_of(40)), {"step": 40}, best=True, wait=True)
     assert checkpoints.steps() == [40]
     assert holds(checkpoints.best(), 40)
@@ -196,7 +196,7 @@ def test_the_best_stays_until_another_is_better(tmp_path):
 
 def test_a_checkpoint_that_is_still_being_written_can_be_marked_best(tmp_path):
     reached, go_on, on_phase = held_at("half")
-    checkpoints = Checkpoints(tmp_path, keep=1, on_phase=on_phase)
+    checkpoints = CheckpointFolder(tmp_path, max_to_keep=1, on_phase=on_phase)
     checkpoints.save(10, whole(state_of(10)), {"step": 10})
     assert reached.wait(30)
     checkpoints.mark_best(10)
@@ -216,8 +216,8 @@ def test_there_is_no_best_that_was_not_saved(tmp_path):
 def test_a_step_that_is_saved_again_is_replaced(tmp_path):
     checkpoints = saved(tmp_path, 10)
     checkpoints.save(10, whole(state_of(11)), {"again": True}, wait=True)
-    assert checkpoints.at(10).state == {"again": True}
-    assert same_bits(checkpoints.at(10).whole("weight"), state_of(11)["weight"])
+    assert checkpoints.open_step(10).state == {"again": True}
+    assert same_bits(checkpoints.open_step(10).read_tensor("weight"), state_of(11)["weight"])
     assert names_in(tmp_path) == ["step-000000010"]
 
 
@@ -234,7 +234,7 @@ def test_a_damaged_one_does_not_take_a_sound_ones_place(tmp_path):
     saved(tmp_path, 10, 20, 30)
     (tmp_path / "step-000000020" / "manifest.json").write_text("{}")
     (tmp_path / "step-000000030" / "manifest.json").write_text("{}")
-    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints = CheckpointFolder(tmp_path, max_to_keep=2)
     assert holds(checkpoints.newest(), 10)
     checkpoints.save(40, whole(state_of(40)), {"step": 40}, wait=True)
     assert checkpoints.steps() == [10, 40]
@@ -242,13 +242,13 @@ def test_a_damaged_one_does_not_take_a_sound_ones_place(tmp_path):
 
 def test_the_step_saved_last_is_known_before_it_is_complete(tmp_path):
     _, go_on, on_phase = held_at("begin")
-    checkpoints = Checkpoints(tmp_path, keep=1, on_phase=on_phase)
+    checkpoints = CheckpointFolder(tmp_path, max_to_keep=1, on_phase=on_phase)
     assert checkpoints.newest_step() is None
     checkpoints.save(10, {}, {})
     assert checkpoints.newest_step() == 10
     go_on.set()
     checkpoints.finish()
-    again = Checkpoints(tmp_path, keep=1)
+    again = CheckpointFolder(tmp_path, max_to_keep=1)
     again.newest()
     assert again.newest_step() == 10
 
@@ -257,8 +257,8 @@ def test_the_step_saved_last_is_known_before_it_is_complete(tmp_path):
 
 
 def test_a_folder_without_checkpoints_has_none(tmp_path):
-    checkpoints = Checkpoints(tmp_path / "none", keep=1)
-    assert (checkpoints.newest(), checkpoints.best(), checkpoints.steps(), checkpoints.passed_over) == (
+    checkpoints = CheckpointFolder(tmp_path / "none", max_to_keep=1)
+    assert (checkpoints.newest(), checkpoints.best(), checkpoints.steps(), checkpoints.skipped) == (
         None,
         None,
         [],
@@ -270,17 +270,17 @@ def test_a_folder_without_checkpoints_has_none(tmp_path):
 
 def test_keeping_nothing_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"train\.keep = 0: at least one"):
-        Checkpoints(tmp_path, keep=0)
+        CheckpointFolder(tmp_path, max_to_keep=0)
 
 
 def test_a_tensor_that_is_not_there_is_named_with_the_nearest(tmp_path):
-    checkpoint = saved(tmp_path, 1).at(1)
+    checkpoint = saved(tmp_path, 1).open_step(1)
     with pytest.raises(QkvError, match="no tensor 'wieght'; did you mean 'weight'"):
-        checkpoint.whole("wieght")
+        checkpoint.read_tensor("wieght")
 
 
 def test_state_that_is_not_json_is_refused_before_anything_is_written(tmp_path):
-    checkpoints = Checkpoints(tmp_path / "c", keep=1)
+    checkpoints = CheckpointFolder(tmp_path / "c", max_to_keep=1)
     with pytest.raises(TypeError):
         checkpoints.save(1, {}, {"a": object()})
     assert not (tmp_path / "c").exists()
@@ -288,24 +288,26 @@ def test_state_that_is_not_json_is_refused_before_anything_is_written(tmp_path):
 
 def test_a_type_that_cannot_be_kept_is_named(tmp_path):
     with pytest.raises(TypeError, match=r"a: torch\.complex64 cannot be kept"):
-        Checkpoints(tmp_path, keep=1).save(1, {"a": [Piece.whole(torch.zeros(1, dtype=torch.complex64))]}, {})
+        CheckpointFolder(tmp_path, max_to_keep=1).save(
+            1, {"a": [TensorSlice.whole(torch.zeros(1, dtype=torch.complex64))]}, {}
+        )
 
 
 def test_a_checkpoint_that_lacks_what_is_needed_is_passed_over(tmp_path):
     checkpoints = saved(tmp_path, 1)
-    checkpoints.save(2, {"other": [Piece.whole(torch.zeros(1))]}, {}, wait=True)
-    found = checkpoints.newest(need=["weight"])
+    checkpoints.save(2, {"other": [TensorSlice.whole(torch.zeros(1))]}, {}, wait=True)
+    found = checkpoints.newest(required=["weight"])
     assert holds(found, 1)
     assert found is not None
-    assert [Path(told.split(":")[0]).name for told in found.passed_over] == ["step-000000002"]
-    assert "1 tensors are not in it, as weight" in found.passed_over[0]
+    assert [Path(told.split(":")[0]).name for told in found.skipped] == ["step-000000002"]
+    assert "1 tensors are not in it, as weight" in found.skipped[0]
 
 
 def test_one_that_is_taken_in_passing_costs_no_other_its_place_and_goes_with_the_next(tmp_path):
-    checkpoints = Checkpoints(tmp_path, keep=3)
+    checkpoints = CheckpointFolder(tmp_path, max_to_keep=3)
 
     def save(step, **how):
-        checkpoints.save(step, {"w": [Piece.whole(torch.tensor([float(step)]))]}, {}, wait=True, **how)
+        checkpoints.save(step, {"w": [TensorSlice.whole(torch.tensor([float(step)]))]}, {}, wait=True, **how)
 
     for step in (10, 20, 30):
         save(step)
@@ -313,8 +315,8 @@ def test_one_that_is_taken_in_passing_costs_no_other_its_place_and_goes_with_the
     assert checkpoints.steps() == [10, 20, 30, 31]
     save(35, passing=True)
     assert checkpoints.steps() == [10, 20, 30, 35]
-    again = Checkpoints(tmp_path, keep=3)  # another process, which is told what it goes on from
-    again.passing = 35
+    again = CheckpointFolder(tmp_path, max_to_keep=3)  # another process, which is told what it goes on from
+    again.temporary_step = 35
     checkpoints = again
     save(40)
     assert again.steps() == [20, 30, 40]

@@ -9,31 +9,31 @@ import torch
 from checkpoint_states import holds, names_in, saved, state_of, whole
 
 from qkv.errors import QkvError
-from qkv.train.checkpoint import Checkpoints
-from qkv.train.checkpoint_files import DamagedCheckpoint
-from qkv.train.pieces import Piece
+from qkv.train.checkpoint.files import DamagedCheckpoint
+from qkv.train.checkpoint.folder import CheckpointFolder
+from qkv.train.checkpoint.slices import TensorSlice
 
 OLD, NEW = 10, 20
 FLIPS = 1000
 
 
 @pytest.fixture
-def checkpoints(tmp_path) -> Checkpoints:
+def checkpoints(tmp_path) -> CheckpointFolder:
     """Two of them; the newer was written by two processes, so that it has more than one shard."""
     saved(tmp_path, OLD)
     tensors = whole(state_of(NEW))
     weight = state_of(NEW)["weight"]
-    tensors["weight"] = [Piece(weight[:4], (0, 0), (6, 5))]
-    together = [Checkpoints(tmp_path, keep=9, rank=rank, ranks=2) for rank in range(2)]
+    tensors["weight"] = [TensorSlice(weight[:4], (0, 0), (6, 5))]
+    together = [CheckpointFolder(tmp_path, max_to_keep=9, rank=rank, world_size=2) for rank in range(2)]
     together[0].save(NEW, tensors, {"step": NEW})
-    together[1].save(NEW, {"weight": [Piece(weight[4:], (4, 0), (6, 5))]}, {})
+    together[1].save(NEW, {"weight": [TensorSlice(weight[4:], (4, 0), (6, 5))]}, {})
     for each in together:
         each.finish()
-    return Checkpoints(tmp_path, keep=9)
+    return CheckpointFolder(tmp_path, max_to_keep=9)
 
 
-def files_of(checkpoints: Checkpoints) -> list[Path]:
-    return sorted(checkpoints.at(NEW).folder.iterdir())
+def files_of(checkpoints: CheckpointFolder) -> list[Path]:
+    return sorted(checkpoints.open_step(NEW).folder.iterdir())
 
 
 def flip(path: Path, place: int, bit: int) -> None:
@@ -45,10 +45,10 @@ def flip(path: Path, place: int, bit: int) -> None:
         file.write(bytes([byte ^ 1 << bit]))
 
 
-def detected(checkpoints: Checkpoints) -> bool:
+def detected(checkpoints: CheckpointFolder) -> bool:
     """Whether a full check of the newer one refuses it."""
     try:
-        checkpoints.at(NEW).verify()
+        checkpoints.open_step(NEW).verify()
     except DamagedCheckpoint:
         return True
     return False
@@ -79,8 +79,8 @@ def test_a_thousand_flipped_bits_are_all_detected(checkpoints):
 
 def test_every_single_bit_of_the_json_and_the_headers_is_guarded(tmp_path):
     """All of them, not a draw: letters of another case and other spellings of a number mean the same to a parser."""
-    checkpoints = Checkpoints(tmp_path, keep=1)
-    checkpoints.save(NEW, {"é": [Piece.whole(torch.zeros(1))]}, {"é": 1e16}, wait=True)
+    checkpoints = CheckpointFolder(tmp_path, max_to_keep=1)
+    checkpoints.save(NEW, {"é": [TensorSlice.whole(torch.zeros(1))]}, {"é": 1e16}, wait=True)
     for path in files_of(checkpoints):
         missed = []
         for place in range(path.stat().st_size):
@@ -181,7 +181,7 @@ def test_a_best_that_is_damaged_is_told_and_nothing_is_pruned_by_it(checkpoints)
     note.write_bytes(note.read_bytes().replace(b"10", b"20"))
     with pytest.raises(QkvError, match=r"best\.json: damaged"):
         checkpoints.best()
-    few = Checkpoints(checkpoints.folder, keep=1)
+    few = CheckpointFolder(checkpoints.folder, max_to_keep=1)
     few.save(30, whole(state_of(30)), {"step": 30}, wait=True)
     assert few.steps() == [OLD, NEW, 30]
     few.mark_best(30)
@@ -190,7 +190,7 @@ def test_a_best_that_is_damaged_is_told_and_nothing_is_pruned_by_it(checkpoints)
 
 
 def test_a_format_of_the_future_is_not_guessed_at(checkpoints, monkeypatch):
-    monkeypatch.setattr("qkv.train.checkpoint.VERSION", 2)
+    monkeypatch.setattr("qkv.train.checkpoint.folder.VERSION", 2)
     checkpoints.save(30, {}, {}, wait=True)
     monkeypatch.undo()
     assert holds(checkpoints.newest(), NEW)

@@ -11,33 +11,36 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qkv.errors import QkvError
-from qkv.train.checkpoint import Checkpoints
-from qkv.train.pieces import Piece, overlap, tiling_problem
+from qkv.train.checkpoint.folder import CheckpointFolder
+from qkv.train.checkpoint.slices import TensorSlice, intersection, tiling_problem
 
 FAST = settings(max_examples=60, deadline=None)
 
 
-def save_together(folder, step, parts, state, **options) -> list[Checkpoints]:
+def save_together(folder, step, parts, state, **options) -> list[CheckpointFolder]:
     """Save `parts`, the pieces of each process, as that many processes would."""
-    together = [Checkpoints(folder, keep=3, rank=rank, ranks=len(parts), **options) for rank in range(len(parts))]
+    together = [
+        CheckpointFolder(folder, max_to_keep=3, rank=rank, world_size=len(parts), **options)
+        for rank in range(len(parts))
+    ]
     for checkpoints, part in zip(together, parts, strict=True):
         checkpoints.save(step, part, state)
     return together
 
 
-def finish(together: list[Checkpoints]) -> None:
+def finish(together: list[CheckpointFolder]) -> None:
     for checkpoints in together:
         checkpoints.finish()
 
 
-def cut(tensor: torch.Tensor, dimension: int, places: list[int]) -> list[Piece]:
+def cut(tensor: torch.Tensor, dimension: int, places: list[int]) -> list[TensorSlice]:
     """A tensor cut along one dimension."""
     pieces = []
     for begin, end in pairwise([0, *sorted(places), tensor.shape[dimension]]):
         offset = [0] * tensor.ndim
         offset[dimension] = begin
         box = tensor.narrow(dimension, begin, end - begin)
-        pieces.append(Piece(box, tuple(offset), tuple(tensor.shape)))
+        pieces.append(TensorSlice(box, tuple(offset), tuple(tensor.shape)))
     return pieces
 
 
@@ -61,26 +64,26 @@ def test_pieces_of_any_cut_load_whole_and_as_any_other_box(case):
     tensor, pieces, (begin, size) = case
     with tempfile.TemporaryDirectory() as folder:
         finish(save_together(folder, 1, [{"a": [piece]} for piece in pieces], {}))
-        checkpoint = Checkpoints(folder, keep=1).newest()
+        checkpoint = CheckpointFolder(folder, max_to_keep=1).newest()
         assert checkpoint is not None
-        assert same_bits(checkpoint.whole("a"), tensor)
+        assert same_bits(checkpoint.read_tensor("a"), tensor)
         expected = tensor[tuple(slice(b, b + n) for b, n in zip(begin, size, strict=True))]
-        assert same_bits(checkpoint.box("a", begin, size), expected.contiguous())
+        assert same_bits(checkpoint.read_slice("a", begin, size), expected.contiguous())
 
 
 def test_a_grid_of_pieces_loads_whole(tmp_path):
     """Cut along both dimensions, as by sharding and tensor parallelism together; two pieces in each process."""
     tensor = torch.randn(6, 8)
-    boxes = [Piece(tensor[i : i + 3, j : j + 2], (i, j), (6, 8)) for i in (0, 3) for j in (0, 2, 4, 6)]
+    boxes = [TensorSlice(tensor[i : i + 3, j : j + 2], (i, j), (6, 8)) for i in (0, 3) for j in (0, 2, 4, 6)]
     finish(save_together(tmp_path, 1, [{"a": boxes[2 * rank : 2 * rank + 2]} for rank in range(4)], {}))
-    assert same_bits(Checkpoints(tmp_path, keep=1).at(1).whole("a"), tensor)
+    assert same_bits(CheckpointFolder(tmp_path, max_to_keep=1).open_step(1).read_tensor("a"), tensor)
 
 
 def test_a_tensor_that_only_one_process_holds_is_written_by_it(tmp_path):
     tensors = state_of(1)
     parts = [dict.fromkeys(tensors, ()), whole(tensors), {}]
     finish(save_together(tmp_path, 1, parts, {"step": 1}))
-    assert holds(Checkpoints(tmp_path, keep=1).newest(), 1)
+    assert holds(CheckpointFolder(tmp_path, max_to_keep=1).newest(), 1)
     assert names_in(tmp_path / "step-000000001") == [
         "manifest.json",
         "shard-00000-of-00003.safetensors",
@@ -94,13 +97,13 @@ def test_a_process_without_rows_of_a_tensor_does_no_harm(tmp_path):
     row = torch.randn(1, 4)
     parts = [{"a": [piece]} for piece in cut(row, 0, [1, 1])]
     finish(save_together(tmp_path, 1, parts, {}))
-    assert same_bits(Checkpoints(tmp_path, keep=1).at(1).whole("a"), row)
+    assert same_bits(CheckpointFolder(tmp_path, max_to_keep=1).open_step(1).read_tensor("a"), row)
 
 
 def test_it_exists_only_when_all_parts_are_there(tmp_path):
     pieces = cut(torch.arange(4.0), 0, [2])
-    first = Checkpoints(tmp_path, keep=1, rank=0, ranks=2)
-    second = Checkpoints(tmp_path, keep=1, rank=1, ranks=2)
+    first = CheckpointFolder(tmp_path, max_to_keep=1, rank=0, world_size=2)
+    second = CheckpointFolder(tmp_path, max_to_keep=1, rank=1, world_size=2)
     first.save(1, {"a": [pieces[0]]}, {})
     assert first._writer is not None
     first._writer.join(0.2)
@@ -114,12 +117,14 @@ def test_it_exists_only_when_all_parts_are_there(tmp_path):
 def test_a_process_that_runs_ahead_to_the_same_step_does_not_lose_the_others(tmp_path):
     """The folder that the second process waits for is gone for a moment only, then there again for the next save."""
     pieces = cut(torch.arange(4.0), 0, [2])
-    first, second = (Checkpoints(tmp_path, keep=1, rank=rank, ranks=2, patience=5) for rank in range(2))
+    first, second = (
+        CheckpointFolder(tmp_path, max_to_keep=1, rank=rank, world_size=2, timeout_seconds=5) for rank in range(2)
+    )
     for version in range(4):
         first.save(1, {"a": [pieces[0]]}, {"version": version})  # comes back when the last version is complete
         second.save(1, {"a": [pieces[1]]}, {})
     finish([first, second])
-    assert first.at(1).state == {"version": 3}
+    assert first.open_step(1).state == {"version": 3}
 
 
 def test_a_part_whose_file_is_not_whole_is_never_made_a_checkpoint_of(tmp_path):
@@ -127,8 +132,8 @@ def test_a_part_whose_file_is_not_whole_is_never_made_a_checkpoint_of(tmp_path):
         if name == "part":
             next(tmp_path.glob(".step-*/shard-00001-*")).write_bytes(b"")
 
-    first = Checkpoints(tmp_path, keep=1, rank=0, ranks=2)
-    second = Checkpoints(tmp_path, keep=1, rank=1, ranks=2, on_phase=cut_short)
+    first = CheckpointFolder(tmp_path, max_to_keep=1, rank=0, world_size=2)
+    second = CheckpointFolder(tmp_path, max_to_keep=1, rank=1, world_size=2, on_phase=cut_short)
     first.save(1, {}, {})
     second.save(1, {}, {})
     with pytest.raises(QkvError, match="not what process 1 wrote; is another job using this folder"):
@@ -137,7 +142,7 @@ def test_a_part_whose_file_is_not_whole_is_never_made_a_checkpoint_of(tmp_path):
 
 
 def test_a_part_that_does_not_come_is_told(tmp_path):
-    first = Checkpoints(tmp_path, keep=1, rank=0, ranks=2, patience=0.05)
+    first = CheckpointFolder(tmp_path, max_to_keep=1, rank=0, world_size=2, timeout_seconds=0.05)
     first.save(1, {}, {})
     with pytest.raises(QkvError, match="the part of process 1 did not come in 0 s; all processes must see the same"):
         first.finish()
@@ -149,8 +154,8 @@ def test_a_process_that_fails_tells_the_first_which_gives_up_and_cleans_up(tmp_p
         if name == "shard":
             raise OSError(28, "No space left on device")
 
-    first = Checkpoints(tmp_path, keep=1, rank=0, ranks=2)
-    second = Checkpoints(tmp_path, keep=1, rank=1, ranks=2, on_phase=full)
+    first = CheckpointFolder(tmp_path, max_to_keep=1, rank=0, world_size=2)
+    second = CheckpointFolder(tmp_path, max_to_keep=1, rank=1, world_size=2, on_phase=full)
     first.save(1, {}, {})
     second.save(1, {}, {})
     with pytest.raises(QkvError, match=r"process 1 could not write its part.*No space left"):
@@ -165,8 +170,8 @@ def test_when_the_first_gives_up_the_others_hear_of_it(tmp_path):
         if name == "manifest":
             raise OSError(28, "No space left on device")
 
-    first = Checkpoints(tmp_path, keep=1, rank=0, ranks=2, on_phase=full)
-    second = Checkpoints(tmp_path, keep=1, rank=1, ranks=2)
+    first = CheckpointFolder(tmp_path, max_to_keep=1, rank=0, world_size=2, on_phase=full)
+    second = CheckpointFolder(tmp_path, max_to_keep=1, rank=1, world_size=2)
     first.save(1, {}, {})
     second.save(1, {}, {})
     with pytest.raises(QkvError, match="No space left"):
@@ -186,7 +191,7 @@ def test_when_the_first_gives_up_the_others_hear_of_it(tmp_path):
 )
 def test_pieces_that_are_not_a_whole_tensor_are_never_written_as_one(tmp_path, parts, problem):
     values = torch.arange(4.0)
-    given_ = [{"a": [Piece(values[o : o + n], (o,), (4,)) for (o,), (n,) in boxes]} for boxes in parts]
+    given_ = [{"a": [TensorSlice(values[o : o + n], (o,), (4,)) for (o,), (n,) in boxes]} for boxes in parts]
     first, second = save_together(tmp_path, 1, given_, {}, patience=5)
     with pytest.raises(ValueError, match=f"a: {problem}"):
         first.finish()
@@ -197,14 +202,14 @@ def test_pieces_that_are_not_a_whole_tensor_are_never_written_as_one(tmp_path, p
 
 def test_a_piece_outside_its_tensor_is_refused():
     with pytest.raises(ValueError, match=r"a box of \(2,\) at \(3,\) is not inside \(4,\)"):
-        Piece(torch.zeros(2), (3,), (4,))
+        TensorSlice(torch.zeros(2), (3,), (4,))
 
 
 def test_a_box_outside_the_tensor_is_refused(tmp_path):
-    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints = CheckpointFolder(tmp_path, max_to_keep=1)
     checkpoints.save(1, whole({"a": torch.zeros(4)}), {}, wait=True)
     with pytest.raises(ValueError, match="not inside"):
-        checkpoints.at(1).box("a", (2,), (3,))
+        checkpoints.open_step(1).read_slice("a", (2,), (3,))
 
 
 boxes = st.integers(1, 3).flatmap(
@@ -241,7 +246,7 @@ def test_an_overlap_is_what_both_boxes_hold(case):
             held = torch.zeros((6,) * dimensions, dtype=torch.int64)
             for offset, size in (a, b):
                 held[tuple(slice(o, o + n) for o, n in zip(offset, size, strict=True))] += 1
-            both = overlap(a, b)
+            both = intersection(a, b)
             expected = torch.zeros_like(held)
             if both:
                 expected[tuple(slice(o, o + n) for o, n in zip(*both, strict=True))] = 1

@@ -5,19 +5,19 @@ from typing import Any
 
 import pytest
 import torch
+from qkv.train.optim.averages import Ema
 from rows_made import OBJECTIVES
 from test_learner import CASES, network
 
-from qkv.data.loader import Loader
-from qkv.data.rows import Rows
+from qkv.data.load.loader import Loader
+from qkv.data.stream.sequences import SequenceStream
 from qkv.models import Network
-from qkv.train.average import Ema
-from qkv.train.evaluation import Evaluator, resting
-from qkv.train.learner import Learner, label_counts, lesson_of
-from qkv.train.optimizer import make_optimizer
+from qkv.train.evaluation import Evaluator, eval_mode
+from qkv.train.loss.training_module import TrainingModule, count_labels, to_device
+from qkv.train.optim.optimizers import make_optimizer
+from qkv.train.parallel.parallelize import World
 from qkv.train.progress import Progress
-from qkv.train.recipe import ObjectiveSection, TrainSection
-from qkv.train.scale import World
+from qkv.train.recipe.schema import ObjectiveSection, TrainSection
 from qkv.train.step import Stepper
 
 CPU = torch.device("cpu")
@@ -30,13 +30,13 @@ class Judged:
     samples: list[Any] = field(default_factory=list)
 
 
-def parts(name: str, smoothing: float = 0.0) -> tuple[Network, Learner, Stepper, Rows]:
+def parts(name: str, smoothing: float = 0.0) -> tuple[Network, TrainingModule, Stepper, SequenceStream]:
     net = network(*CASES[name]).float()
-    learner = Learner(net, ObjectiveSection(label_smoothing=smoothing)).train()
+    learner = TrainingModule(net, ObjectiveSection(label_smoothing=smoothing)).train()
     section = TrainSection(precision="float32")
     stepper = Stepper(learner, make_optimizer(net.named_parameters(), section), section, World())
     objective = OBJECTIVES[name]()
-    return net, learner, stepper, Rows(objective, batch_tokens=2 * sum(objective.capacity) + 10, seed=1)
+    return net, learner, stepper, SequenceStream(objective, batch_tokens=2 * sum(objective.capacity) + 10, seed=1)
 
 
 @pytest.mark.parametrize("name", ["next token", "masked", "next sentence", "pairs", "classify", "tags", "answers"])
@@ -45,11 +45,11 @@ def test_the_loss_is_the_mean_over_all_labels_of_an_epoch(name: str) -> None:
     found = Evaluator(learner, net, stepper, rows, None)(Progress()).metrics["loss"]
     batches = list(Loader(rows, epochs=1))
     assert len(batches) > 1
-    labels, answers = (sum(counts) for counts in zip(*map(label_counts, batches), strict=True))
+    labels, answers = (sum(counts) for counts in zip(*map(count_labels, batches), strict=True))
     learner.eval()
     shares = [torch.tensor(1 / max(count, 1)) for count in (labels, answers)]
     with torch.no_grad():
-        whole = sum(float(learner(lesson_of(batch, CPU), *shares)) for batch in batches)
+        whole = sum(float(learner(to_device(batch, CPU), *shares)) for batch in batches)
     assert found == pytest.approx(whole, rel=1e-5)
 
 
@@ -60,7 +60,7 @@ def test_evaluating_leaves_training_as_it_was() -> None:
     assert report.metrics["training"] == 0.0
     assert net.training
     assert all(p.grad is None for p in net.parameters())
-    with resting(net):
+    with eval_mode(net):
         assert not torch.is_grad_enabled()
     assert torch.is_grad_enabled()
 
@@ -93,21 +93,21 @@ def judged_by(values: list[dict[str, float]], metric: str = "", main: str = "exa
     bests = []
     for step in range(1, len(values) + 1):
         progress.step = step
-        bests.append(evaluate(progress).best)
+        bests.append(evaluate(progress).is_best)
     return bests, progress
 
 
 def test_the_judges_main_metric_says_what_is_best() -> None:
     bests, progress = judged_by([{"exact": 0.1, "loss": 1.0}, {"exact": 0.3, "loss": 2.0}, {"exact": 0.2, "loss": 0.5}])
     assert bests == [True, True, False]
-    assert (progress.best, progress.best_step, progress.worse) == (0.3, 2, 1)
+    assert (progress.best_value, progress.best_step, progress.evals_since_best) == (0.3, 2, 1)
 
 
 def test_where_the_metric_is_the_same_the_loss_decides() -> None:
     """A translator writes nothing right for a while, and learns all the same."""
     bests, progress = judged_by([{"exact": 0.0, "loss": loss} for loss in (5.0, 4.0, 4.5, 3.0)])
     assert bests == [True, True, False, True]
-    assert (progress.best_step, progress.worse) == (4, 0)
+    assert (progress.best_step, progress.evals_since_best) == (4, 0)
 
 
 def test_what_was_best_by_another_metric_is_forgotten() -> None:
@@ -115,8 +115,8 @@ def test_what_was_best_by_another_metric_is_forgotten() -> None:
     progress = Progress(step=1)
     for metric, exact, best in (("loss", 0.1, True), ("exact", 0.1, True), ("exact", 0.05, False)):
         judge = lambda seen, exact=exact: Judged({"exact": exact, "loss": 5.0}, "exact")  # noqa: E731
-        assert Evaluator(learner, net, stepper, None, judge, metric)(progress).best is best
-    assert (progress.metric, progress.best) == ("exact", 0.1)
+        assert Evaluator(learner, net, stepper, None, judge, metric)(progress).is_best is best
+    assert (progress.metric, progress.best_value) == ("exact", 0.1)
 
 
 def test_another_metric_may_say_it() -> None:
@@ -134,7 +134,7 @@ def test_a_metric_that_is_not_there_is_the_loss() -> None:
 def test_what_is_not_a_number_is_never_the_best() -> None:
     bests, progress = judged_by([{"loss": float("nan")}, {"loss": 2.0}, {"loss": float("nan")}], "loss", "loss")
     assert bests == [False, True, False]
-    assert progress.best == 2.0
+    assert progress.best_value == 2.0
 
 
 def test_the_loss_over_all_rows_goes_before_the_judges() -> None:
@@ -148,5 +148,5 @@ def test_the_loss_over_all_rows_goes_before_the_judges() -> None:
 def test_without_anything_to_evaluate_on_nothing_is_found() -> None:
     net, learner, stepper, _ = parts("pairs")
     report = Evaluator(learner, net, stepper, None, None)(Progress())
-    assert (report.metrics, report.best) == ({}, False)
+    assert (report.metrics, report.is_best) == ({}, False)
     assert not report.samples

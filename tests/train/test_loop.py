@@ -12,17 +12,17 @@ from torch import Tensor
 
 from qkv import load
 from qkv.blocks.block import Block
-from qkv.data.loader import Loader
+from qkv.data.load.loader import Loader
 from qkv.errors import UsageError
-from qkv.tasks.prepare import prepare
-from qkv.tasks.training import Trained
+from qkv.tasks.prepare.prepare import prepare
+from qkv.tasks.train import TrainingResult
 from qkv.train import loop
 from qkv.train.evaluation import Evaluator
-from qkv.train.learner import Learner
-from qkv.train.loop import Pace
+from qkv.train.loop import SpeedMeter
+from qkv.train.loss.training_module import TrainingModule
 from qkv.train.progress import Progress
-from qkv.train.recipe import Recipe
-from qkv.train.run_folder import RunFolder
+from qkv.train.recipe.schema import Recipe
+from qkv.train.run.folder import RunFolder
 
 QUICK = {"workers": 0, "micro_batch": 0, "ema": 0.0, "save_every": 1, "eval_every": 1, "keep": 20, "metric": "loss"}
 
@@ -33,12 +33,12 @@ def quick(folder: Path, name: str = "run", **keys: Any) -> Recipe:
 
 def kept(recipe: Recipe, step: int, prefix: str = "model.") -> dict[str, Tensor]:
     """The weights (or their averages) in a checkpoint."""
-    checkpoint = RunFolder(recipe.run).checkpoints.at(step)
-    names = [name for name in checkpoint.names() if name.startswith(prefix) and name != "average.updates"]
-    return {name.removeprefix(prefix): checkpoint.whole(name) for name in names}
+    checkpoint = RunFolder(recipe.run).checkpoints.open_step(step)
+    names = [name for name in checkpoint.tensor_names() if name.startswith(prefix) and name != "average.updates"]
+    return {name.removeprefix(prefix): checkpoint.read_tensor(name) for name in names}
 
 
-def assert_weights(trained: Trained, wanted: dict[str, Tensor]) -> None:
+def assert_weights(trained: TrainingResult, wanted: dict[str, Tensor]) -> None:
     """The run's network and the folder that it left have these weights."""
     for network in (trained.network, load(trained.recipe.run).network):
         held = dict(network.named_parameters())
@@ -53,7 +53,7 @@ def losses(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def script(*values: float) -> None:
         def loss(self: Evaluator, rows: Any) -> float:
-            step = int(self.stepper.number) + 1
+            step = int(self.stepper.step_number) + 1
             return values[min(step, len(values)) - 1]
 
         monkeypatch.setattr(Evaluator, "loss", loss)
@@ -80,7 +80,7 @@ def test_a_budget_in_epochs_is_every_example_so_many_times(epochs: int, layout: 
     trained = train(recipe)
     assert (trained.end.step, trained.end.reason) == (len(batches), "epochs")
     lines = log_of(recipe.run, "step")
-    assert lines[-1]["tokens"] == sum(batch.real_tokens for batch in batches)
+    assert lines[-1]["tokens"] == sum(batch.num_tokens for batch in batches)
     rates = [line["lr"] for line in lines]
     assert max(rates) > 0.8 * recipe.train.lr, "the rate rises, also within a single epoch"
     assert rates[-1] < 0.2 * recipe.train.lr, "and falls"
@@ -188,13 +188,13 @@ def test_a_best_checkpoint_that_is_damaged_costs_the_best_weights_only(
 def test_evaluation_takes_the_parts_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a whole batch does not fit for training it must not be asked for between the steps."""
     seen: dict[bool, list[int]] = {True: [], False: []}
-    forward = Learner.forward
+    forward = TrainingModule.forward
 
-    def counted(self: Learner, lesson: Any, *more: Any) -> Tensor:
+    def counted(self: TrainingModule, lesson: Any, *more: Any) -> Tensor:
         seen[self.training].append(lesson.batch.ids.numel())
         return forward(self, lesson, *more)
 
-    monkeypatch.setattr(Learner, "forward", counted)
+    monkeypatch.setattr(TrainingModule, "forward", counted)
     train(quick(tmp_path, steps=2, micro_batch=128))
     assert max(seen[False]) <= max(seen[True])
 
@@ -209,7 +209,7 @@ def test_the_best_of_averaged_weights_are_averages(tmp_path: Path, losses: Calla
 
 
 def test_the_mean_of_the_last_checkpoints(tmp_path: Path) -> None:
-    recipe = quick(tmp_path, steps=7, average=3, save_every=2, eval_every=100, keep=1)
+    recipe = quick(tmp_path, steps=7, average_checkpoints=3, save_every=2, eval_every=100, keep=1)
     trained = train(recipe)
     each = [kept(recipe, step) for step in (4, 6, 7)]
     mean = {name: (sum(one[name].double() for one in each) / 3).float() for name in each[0]}
@@ -222,7 +222,7 @@ def test_the_moving_average(tmp_path: Path) -> None:
     trained = train(recipe)
     assert_weights(trained, kept(recipe, 5, "average."))
     weights = [kept(recipe, step) for step in range(1, 6)]
-    average = {name: p.detach() for name, p in prepare(recipe).network().named_parameters()}
+    average = {name: p.detach() for name, p in prepare(recipe).build_network().named_parameters()}
     for n, one in enumerate(weights, start=1):
         share = 1 - min(0.9, (1 + n) / (10 + n))
         average = {name: a + share * (one[name] - a) for name, a in average.items()}
@@ -293,15 +293,15 @@ def test_the_pace_is_that_of_training_alone(tmp_path: Path, monkeypatch: pytest.
     clock = iter([100.0, 107.0])
     monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     progress = Progress()
-    pace = Pace(progress, 0.0, SimpleNamespace(total=float))  # type: ignore[arg-type]
-    with pace.apart():
+    pace = SpeedMeter(progress, 0.0, SimpleNamespace(total=float))  # type: ignore[arg-type]
+    with pace.exclude_time():
         pass
     progress.seconds, pace.tokens = 10.0, 600
     assert pace.report(progress, 0.0, 0.0, 0.5, 0).tokens_per_second == 200, "600 in 10 − 7 seconds"
     monkeypatch.undo()
     left: list[int] = []
-    usual = Pace.apart
-    monkeypatch.setattr(Pace, "apart", lambda self: (left.append(1), usual(self))[1])
+    usual = SpeedMeter.exclude_time
+    monkeypatch.setattr(SpeedMeter, "apart", lambda self: (left.append(1), usual(self))[1])
     recipe = quick(tmp_path, steps=3)
     train(recipe)
     assert len(left) == 2, "the last evaluation comes after the last report"

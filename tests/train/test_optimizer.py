@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from qkv.blocks import HeadConfig, StackConfig
 from qkv.errors import UsageError
 from qkv.models import Config, build
-from qkv.models.presets import PRESETS, find
-from qkv.train import muon
-from qkv.train.lamb import Lamb
-from qkv.train.muon import Muon, orthogonal
-from qkv.train.optimizer import kind_of, make_optimizer, optimizer_tensors, set_lr
-from qkv.train.recipe import TrainSection
+from qkv.models.tables.presets import PRESETS, find_preset
+from qkv.train.optim import muon
+from qkv.train.optim.lamb import Lamb
+from qkv.train.optim.muon import Muon, orthogonalize
+from qkv.train.optim.optimizers import make_optimizer, optimizer_tensors, parameter_kind, set_lr
+from qkv.train.recipe.schema import TrainSection
 
 OPTIMIZERS = ("adamw", "adam", "sgd", "lamb", "muon")
 HAS_FUSED = ("adamw", "adam", "sgd", "muon")
@@ -27,7 +27,7 @@ def section(**changes) -> TrainSection:
 
 def network(seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
-    stack = StackConfig(vocab=20, width=8, layers=2, heads=2, ffn_width=16, position="learned", max_positions=16)
+    stack = StackConfig(vocab_size=20, width=8, layers=2, heads=2, ffn_width=16, position="learned", max_positions=16)
     return build(Config(decoder=stack, head=HeadConfig(kind="lm", outputs=20, tied=True)))
 
 
@@ -57,16 +57,16 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 @pytest.mark.parametrize("preset", ["transformer-base", "t5-small", "bert-base", "gpt2", "llama-1.1b"])
 def test_what_shrinks_is_what_is_multiplied_with(preset):
-    net = build(find(preset), device="meta")
+    net = build(find_preset(preset), device="meta")
     linears = {id(m.weight) for m in net.modules() if isinstance(m, nn.Linear)}
     tables = {id(m.weight) for m in net.modules() if isinstance(m, nn.Embedding)}
     for name, p in net.named_parameters():
         expected = "table" if id(p) in tables else "matrix" if id(p) in linears else "vector"
-        assert kind_of(name, p) == expected, name
+        assert parameter_kind(name, p) == expected, name
 
 
 def test_the_presets_above_have_tables_of_every_kind():
-    names = {name for preset in PRESETS for name, _ in build(find(preset), device="meta").named_parameters()}
+    names = {name for preset in PRESETS for name, _ in build(find_preset(preset), device="meta").named_parameters()}
     for ending in (
         "embedding.token.weight",
         "embedding.position.weight",
@@ -82,7 +82,7 @@ def test_norms_biases_and_embeddings_do_not_shrink(optimizer):
     made = make_optimizer(net.named_parameters(), section(optimizer=optimizer))
     shrink = {id(p): group["weight_decay"] for group in made.param_groups for p in group["params"]}
     for name, p in net.named_parameters():
-        assert shrink[id(p)] == (0.1 if kind_of(name, p) == "matrix" else 0.0), name
+        assert shrink[id(p)] == (0.1 if parameter_kind(name, p) == "matrix" else 0.0), name
 
 
 def test_everything_may_shrink():
@@ -114,8 +114,8 @@ def test_one_beta_is_refused():
 
 
 def by_hand(net: nn.Module, name: str) -> list[torch.optim.Optimizer]:
-    matrices = [p for name, p in net.named_parameters() if kind_of(name, p) == "matrix"]
-    rest = [p for name, p in net.named_parameters() if kind_of(name, p) != "matrix"]
+    matrices = [p for name, p in net.named_parameters() if parameter_kind(name, p) == "matrix"]
+    rest = [p for name, p in net.named_parameters() if parameter_kind(name, p) != "matrix"]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
     if name == "sgd":
         return [torch.optim.SGD(groups, lr=0.01, momentum=0.9)]
@@ -175,11 +175,12 @@ def test_muon_for_graphs_makes_matrices_nearly_orthogonal():
     matrix = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
     u, _, v = torch.linalg.svd(matrix, full_matrices=False)
     for one in (matrix, matrix.T):
-        near = orthogonal(one, 1e-7).float()
+        near = orthogonalize(one, 1e-7).float()
         spread = torch.linalg.svdvals(near)
         assert 0.4 < spread.min() <= spread.max() < 1.4  # Newton–Schulz with these numbers ends near 1, not at it
     assert (
-        torch.nn.functional.cosine_similarity(orthogonal(matrix, 1e-7).float().flatten(), (u @ v).flatten(), 0) > 0.95
+        torch.nn.functional.cosine_similarity(orthogonalize(matrix, 1e-7).float().flatten(), (u @ v).flatten(), 0)
+        > 0.95
     )
 
 
@@ -198,7 +199,7 @@ def test_muon_equals_torchs(shape, monkeypatch):
         theirs.step()
         exact.step()
         with monkeypatch.context() as patch:
-            patch.setattr(muon, "orthogonal", lambda matrix, eps, work: orthogonal(matrix, eps, torch.bfloat16))
+            patch.setattr(muon, "orthogonalize", lambda matrix, eps, work: orthogonalize(matrix, eps, torch.bfloat16))
             ours.step()
     torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(a, c, rtol=0, atol=1e-3)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from qkv.errors import UsageError
-from qkv.train.recipe import DataSection, ObjectiveSection, Recipe, TrainSection
-from qkv.train.recipe_check import BELONGS, FAMILIES, RANGES, TOO_LONG, check, value_of
+from qkv.train.recipe.check import BELONGS, FAMILIES, RANGES, TOO_LONG, check_recipe, get_value
+from qkv.train.recipe.schema import DataSection, ObjectiveSection, Recipe, TrainSection
 
 SOUND = Recipe(data=DataSection(train="a.tsv"), train=TrainSection(steps=10))
 
@@ -22,7 +22,7 @@ def changed(**keys: Any) -> Recipe:
 
 
 def test_a_sound_recipe_passes() -> None:
-    check(SOUND)
+    check_recipe(SOUND)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_a_sound_recipe_passes() -> None:
         ({"train__batch_tokens": 100}, "less than one row of 512"),
         ({"train__micro_batch": 100}, "must lie between a row"),
         ({"train__micro_batch": 10**6}, "must lie between a row"),
-        ({"train__micro_batch": -1}, "train.micro_batch = -1"),
+        ({"train__micro_batch": -1}, "train.micro_batch_tokens = -1"),
         ({"data__too_long": "split"}, "is not possible for pairs"),
         ({"model__preset": "gpt2", "model__from_": "x"}, "give one of them"),
         ({"model__family": "decoder"}, "cannot learn pairs"),
@@ -71,7 +71,7 @@ def test_a_sound_recipe_passes() -> None:
 )
 def test_what_is_impossible(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as error:
-        check(changed(**keys), "mine.toml")
+        check_recipe(changed(**keys), "mine.toml")
     assert message in str(error.value)
     assert str(error.value).startswith("mine.toml: ")
 
@@ -79,20 +79,22 @@ def test_what_is_impossible(keys: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize("key", RANGES)
 def test_every_range_refuses_what_is_below_it(key: str) -> None:
     least = RANGES[key][0]
-    value = value_of(SOUND, key)
+    value = get_value(SOUND, key)
     below = least - 1 if isinstance(value, int) else least - 0.5
     with pytest.raises(UsageError, match=key.replace(".", r"\.")):
-        check(changed(**{key.replace(".", "__"): below}))
+        check_recipe(changed(**{key.replace(".", "__"): below}))
 
 
 def test_validation_data_makes_early_stopping_possible() -> None:
-    check(changed(train__patience=2, data__valid_share=0.0, data__valid="valid.tsv"))
+    check_recipe(changed(train__patience=2, data__valid_share=0.0, data__valid="valid.tsv"))
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_every_objective_has_its_families_and_its_way_with_long_records(kind: Any) -> None:
     assert TOO_LONG[kind]
-    check(replace(SOUND, objective=ObjectiveSection(kind=kind), data=replace(SOUND.data, too_long=TOO_LONG[kind][0])))
+    check_recipe(
+        replace(SOUND, objective=ObjectiveSection(kind=kind), data=replace(SOUND.data, too_long=TOO_LONG[kind][0]))
+    )
 
 
 def test_keys_that_belong_to_some_objectives_are_keys_of_the_section() -> None:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qkv.errors import UsageError
-from qkv.train.recipe import Files
-from qkv.train.recipe_value import fits, in_words, key_of, parsed, settled, toml_of
+from qkv.train.recipe.schema import Files
+from qkv.train.recipe.values import coerce, describe_type, format_key, format_value, matches_type, parse_value
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 VALUES: st.SearchStrategy[Any] = st.recursive(
@@ -35,18 +35,18 @@ def same(a: Any, b: Any) -> bool:
 
 @given(VALUES)
 def test_a_value_written_as_toml_is_read_back(value: Any) -> None:
-    assert same(tomllib.loads(f"x = {toml_of(value)}")["x"], value)
+    assert same(tomllib.loads(f"x = {format_value(value)}")["x"], value)
 
 
 @pytest.mark.parametrize("value", [None, [1, None], {"a": object()}])
 def test_what_toml_does_not_know_is_told(value: Any) -> None:
     with pytest.raises(UsageError, match="has no place in a recipe: write text, a number"):
-        toml_of(value)
+        format_value(value)
 
 
 @given(TEXT)
 def test_a_name_written_as_a_key_is_read_back(name: str) -> None:
-    assert tomllib.loads(f"{key_of(name)} = 1") == {name: 1}
+    assert tomllib.loads(f"{format_key(name)} = 1") == {name: 1}
 
 
 @pytest.mark.parametrize(
@@ -69,20 +69,20 @@ def test_a_name_written_as_a_key_is_read_back(name: str) -> None:
     ],
 )
 def test_what_fits(value: Any, kind: Any, expected: bool) -> None:
-    assert fits(value, kind) is expected
+    assert matches_type(value, kind) is expected
 
 
 def test_kinds_in_words() -> None:
-    assert in_words(Files) == "text or a list, each text or a table, each text"
-    assert in_words(Literal["a", "b", ""]) == "one of 'a', 'b'"
-    assert in_words(bool) == "true or false"
+    assert describe_type(Files) == "text or a list, each text or a table, each text"
+    assert describe_type(Literal["a", "b", ""]) == "one of 'a', 'b'"
+    assert describe_type(bool) == "true or false"
 
 
 def test_lists_become_tuples_and_whole_numbers_fractions_where_the_field_has_them() -> None:
-    assert settled([1, 2], tuple[float, ...]) == (1.0, 2.0)
-    assert type(settled([1, 2], tuple[float, ...])[0]) is float
-    assert type(settled(1, int)) is int
-    assert settled(True, float) is True  # refused later, not taken for 1.0
+    assert coerce([1, 2], tuple[float, ...]) == (1.0, 2.0)
+    assert type(coerce([1, 2], tuple[float, ...])[0]) is float
+    assert type(coerce(1, int)) is int
+    assert coerce(True, float) is True  # refused later, not taken for 1.0
 
 
 @pytest.mark.parametrize(
@@ -101,4 +101,4 @@ def test_lists_become_tuples_and_whole_numbers_fractions_where_the_field_has_the
     ],
 )
 def test_what_is_typed_on_a_command_line(text: str, kind: Any, expected: Any) -> None:
-    assert same(parsed(text, kind), expected) or parsed(text, kind) == expected
+    assert same(parse_value(text, kind), expected) or parse_value(text, kind) == expected

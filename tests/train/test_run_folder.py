@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from qkv.errors import QkvError
-from qkv.train.run_folder import RunFolder, environment
+from qkv.train.run.folder import RunFolder, environment
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_a_second_job_is_refused_and_told_who_is_first(folder):
 def test_another_process_is_refused_and_admitted_when_the_first_is_killed(tmp_path):
     hold = """
 import sys, time
-from qkv.train.run_folder import RunFolder
+from qkv.train.run.folder import RunFolder
 with RunFolder(sys.argv[1]).lock():
     print("held", flush=True)
     time.sleep(60)
@@ -85,8 +85,8 @@ def test_a_new_folder_an_empty_one_and_a_runs_own_are_taken(tmp_path):
     for name in ("new/deep", "empty", "empty"):
         with RunFolder(tmp_path / name).lock() as folder:
             folder.write_recipe("x")
-            folder.log(step(1))
-        assert folder.begun
+            folder.append_log(step(1))
+        assert folder.is_run
 
 
 def test_a_killed_run_that_had_only_begun_does_not_block_its_folder(tmp_path):
@@ -94,7 +94,7 @@ def test_a_killed_run_that_had_only_begun_does_not_block_its_folder(tmp_path):
         pass
     (tmp_path / "recipe.toml.partial").write_text("ru")
     with RunFolder(tmp_path).lock() as folder:
-        assert not folder.begun
+        assert not folder.is_run
 
 
 def test_a_folder_with_other_files_is_refused_and_left_alone(tmp_path):
@@ -111,7 +111,7 @@ def test_a_folder_with_the_users_own_recipe_is_refused_and_the_recipe_left_alone
     with pytest.raises(QkvError, match=r"not a run's folder, and not empty \(recipe.toml\)"):  # noqa: SIM117
         with RunFolder(tmp_path).lock():
             pass
-    assert not RunFolder(tmp_path).begun
+    assert not RunFolder(tmp_path).is_run
 
 
 @pytest.mark.parametrize("killed", [False, True])
@@ -123,7 +123,7 @@ def test_a_run_that_ended_while_it_prepared_its_data_can_be_started_again(tmp_pa
     if killed:
         (tmp_path / ".lock").touch()
     with RunFolder(tmp_path).lock() as folder:
-        assert folder.begun
+        assert folder.is_run
 
 
 def test_a_run_is_under_way_once_it_has_something_to_show(tmp_path):
@@ -134,34 +134,34 @@ def test_a_run_is_under_way_once_it_has_something_to_show(tmp_path):
     }
     for name, show in shows.items():
         with RunFolder(tmp_path / name).lock() as folder:
-            folder.begin("")
+            folder.begin_run("")
             folder.write_env("cpu", 1)
-            folder.log({"kind": "note", "step": 0, "text": "what was prepared"})
-            assert folder.begun
-            assert not folder.under_way
+            folder.append_log({"kind": "note", "step": 0, "text": "what was prepared"})
+            assert folder.is_run
+            assert not folder.has_progress
             show(folder)
-            assert folder.under_way
+            assert folder.has_progress
 
 
 def test_beginning_again_clears_what_a_failed_attempt_left(tmp_path):
     with RunFolder(tmp_path).lock() as folder:
-        folder.begin("wrong")
-        folder.log({"kind": "note", "step": 0, "text": "what was prepared"})
+        folder.begin_run("wrong")
+        folder.append_log({"kind": "note", "step": 0, "text": "what was prepared"})
         (tmp_path / "tokenizer.json").write_text("{}")
     with RunFolder(tmp_path).lock() as folder:
-        folder.begin("right")
-        assert (folder.recipe(), folder.records()) == ("right", [])
+        folder.begin_run("right")
+        assert (folder.read_recipe(), folder.log_records()) == ("right", [])
         assert not (tmp_path / "tokenizer.json").exists()
 
 
 def test_beginning_again_leaves_a_run_that_is_under_way_alone(tmp_path):
     with RunFolder(tmp_path).lock() as folder:
-        folder.begin("first")
-        folder.log(step(1))
+        folder.begin_run("first")
+        folder.append_log(step(1))
         (tmp_path / "tokenizer.json").write_text("{}")
     with RunFolder(tmp_path).lock() as folder:
-        folder.begin("second")
-        assert (folder.recipe(), folder.records()) == ("first", [step(1)])
+        folder.begin_run("second")
+        assert (folder.read_recipe(), folder.log_records()) == ("first", [step(1)])
         assert (tmp_path / "tokenizer.json").exists()
 
 
@@ -192,12 +192,12 @@ def test_a_place_that_cannot_be_made_is_told(tmp_path):
 def test_the_recipe_is_kept_as_it_is(folder):
     text = 'run = "größer"\r\n[train]\nlr = 1e-3\n'
     folder.write_recipe(text)
-    assert RunFolder(folder.path).recipe().replace("\r", "") == text.replace("\r", "")
+    assert RunFolder(folder.path).read_recipe().replace("\r", "") == text.replace("\r", "")
 
 
 def test_a_folder_without_a_recipe_says_so(tmp_path):
     with pytest.raises(QkvError, match="is this a run's folder"):
-        RunFolder(tmp_path).recipe()
+        RunFolder(tmp_path).read_recipe()
 
 
 def test_what_a_run_runs_on_is_written_and_changes_are_told(folder):
@@ -220,7 +220,7 @@ def test_the_environment_names_no_person_and_no_place(folder):
 def test_lines_are_there_at_once_and_numbers_exact(folder):
     number = 0.1 + 0.2
     folder.log({"kind": "step", "step": 3, "loss": number})
-    read = RunFolder(folder.path).records()
+    read = RunFolder(folder.path).log_records()
     assert read == [{"kind": "step", "step": 3, "loss": number}]
     assert repr(number) in (folder.path / "metrics.jsonl").read_text()
 
@@ -269,8 +269,8 @@ def test_a_torn_last_line_is_cut_off_and_told(tmp_path, cut):
     with RunFolder(tmp_path).lock() as folder:
         assert path.read_bytes() == LINES[0] + LINES[1]
         assert folder.notes == [f"{path}: the last line was torn; {len(LINES[2]) - cut} bytes were cut off"]
-        folder.log(step(3))
-    assert [record["step"] for record in folder.records()] == [1, 2, 3]
+        folder.append_log(step(3))
+    assert [record["step"] for record in folder.log_records()] == [1, 2, 3]
 
 
 def test_zeros_that_a_power_cut_left_are_cut_off(tmp_path):

@@ -17,15 +17,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from scale_worker import CASES, FAMILIES, STEPS_OF, Kept, Run, config_of, section_of
+from scale_worker import CASES, FAMILIES, STEPS_OF, FakeCheckpoint, Run, config_of, section_of
 from torch import Tensor
 
 from qkv.errors import QkvError, UsageError
 from qkv.models import build
-from qkv.train.pieces import Piece, tiling_problem
-from qkv.train.row_order import RowOrder
-from qkv.train.scale import World, fill, join, pieces_of
-from qkv.train.tensor_parallel import check
+from qkv.train.checkpoint.slices import TensorSlice, tiling_problem
+from qkv.train.parallel.parallelize import World, init_world, load_slices, local_slices
+from qkv.train.parallel.row_order import RowOrder
+from qkv.train.parallel.tensor_parallel import check_divisible
 
 MODES = {"ddp": ("ddp", 1), "fsdp": ("fsdp", 1), "tensor": ("ddp", 2), "grid": ("fsdp", 2)}
 CUT = ("fsdp", "tensor", "grid")
@@ -113,7 +113,7 @@ def test_clipping_sees_the_whole_gradient(runs: Runs, mode: str, case: str) -> N
 
 def test_clipping_acts_at_some_steps_and_not_at_others(runs: Runs) -> None:
     norms = [n for case in CASES for n in json.loads((runs[0] / f"alone-{case}.json").read_text())["norms"]]
-    assert min(norms) < section_of("ddp", 1, True).clip < max(norms)
+    assert min(norms) < section_of("ddp", 1, True).max_grad_norm < max(norms)
 
 
 @pytest.mark.parametrize("mode", ["ddp", "fsdp"])
@@ -148,13 +148,13 @@ def test_a_run_of_one_process_goes_on_in_a_world(runs: Runs, mode: str, case: st
     assert apart(ours, alone, "optimizer.") < 1e-12
 
 
-def pieces_in(folder: Path, name: str) -> dict[str, list[Piece]]:
+def pieces_in(folder: Path, name: str) -> dict[str, list[TensorSlice]]:
     """What all processes of a world wrote, each on its own."""
     found = defaultdict(list)
     for path in sorted(folder.glob(f"{name}.pieces*.safetensors")):
         for key, values in load_file(path).items():
             tensor, offset, shape = key.split("|")
-            found[tensor].append(Piece(values, tuple(ast.literal_eval(offset)), tuple(ast.literal_eval(shape))))
+            found[tensor].append(TensorSlice(values, tuple(ast.literal_eval(offset)), tuple(ast.literal_eval(shape))))
     return found
 
 
@@ -165,15 +165,15 @@ def test_pieces_of_a_world_fill_one_process(runs: Runs, mode: str, case: str) ->
     whole = {}
     for name, pieces in pieces_in(folder, f"{mode}-{case}").items():
         shape = pieces[0].shape
-        assert tiling_problem(shape, [piece.box for piece in pieces]) == ""
+        assert tiling_problem(shape, [piece.bounds for piece in pieces]) == ""
         whole[name] = torch.full(shape, float("nan"))
         for piece in pieces:
-            whole[name][tuple(slice(o, o + n) for o, n in zip(*piece.box, strict=True))] = piece.values
+            whole[name][tuple(slice(o, o + n) for o, n in zip(*piece.bounds, strict=True))] = piece.values
     run = Run(case, World(), section_of("ddp", 1, exact=False))
     live = run.tensors()
     assert live.keys() == whole.keys()
     for name, tensor in live.items():
-        fill(tensor, Kept(whole), name)
+        load_slices(tensor, FakeCheckpoint(whole), name)
     gathered = load_file(folder / f"{mode}-{case}.safetensors")
     assert all(torch.equal(tensor, gathered[name]) for name, tensor in run.tensors().items())
     assert apart(run.tensors(), alone[case].tensors()) < 1e-6
@@ -192,15 +192,15 @@ def test_cut_tensors_are_written_in_parts(runs: Runs, mode: str) -> None:
 
 def test_a_world_of_one_needs_nobody() -> None:
     world = World()
-    assert (world.total(2.5), world.data_rank, world.data_size) == (2.5, 0, 1)
-    assert not world.sharded
+    assert (world.sum_scalar(2.5), world.data_rank, world.data_size) == (2.5, 0, 1)
+    assert not world.is_sharded
     tensor = torch.rand(3, 2)
-    (piece,) = pieces_of("a", tensor, world)
+    (piece,) = local_slices("a", tensor, world)
     other = torch.zeros(3, 2)
-    fill(other, {"a": piece.values}, "a")
+    load_slices(other, {"a": piece.values}, "a")
     assert torch.equal(other, tensor)
     with pytest.raises(QkvError, match=r"a: the checkpoint has \[3, 2\], the run \[4, 2\]"):
-        fill(torch.zeros(4, 2), {"a": tensor}, "a")
+        load_slices(torch.zeros(4, 2), {"a": tensor}, "a")
 
 
 @pytest.mark.parametrize("most", [0.0, 0.1, 1e6])
@@ -211,21 +211,21 @@ def test_clip_is_torchs_own_in_one_process(most: float) -> None:
     for a, b in zip(ours[:2], theirs[:2], strict=True):  # the third has no gradient
         a.grad = torch.randn_like(a)
         b.grad = a.grad.clone()
-    norm = World().clip(ours, most)
+    norm = World().clip_gradients(ours, most)
     assert norm.item() == pytest.approx(torch.nn.utils.clip_grad_norm_(theirs, most or float("inf")).item())
     assert all(torch.allclose(a.grad, b.grad) for a, b in zip(ours[:2], theirs[:2], strict=True))
 
 
 def test_matrices_that_do_not_divide_are_refused() -> None:
     network = build(config_of("decoder"), device="meta")  # 4 heads, 2 for keys and values, 24 hidden units
-    check(network, 2)
+    check_divisible(network, 2)
     with pytest.raises(UsageError, match=r"train\.tensor_parallel = 4 .* decoder's kv_heads = 2"):
-        check(network, 4)
+        check_divisible(network, 4)
     with pytest.raises(UsageError, match=r"train\.tensor_parallel = 3 .* decoder's heads = 4"):
-        check(network, 3)
+        check_divisible(network, 3)
     network.decoder.blocks[1].attention.qkv = torch.nn.Sequential()
     with pytest.raises(UsageError, match=r"decoder\.blocks\.1\.attention\.qkv is a Sequential"):
-        check(network, 2)
+        check_divisible(network, 2)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_impossible_grids_are_refused_before_anybody_is_waited_for(
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", str(size))
     with pytest.raises(UsageError, match=said):
-        join(section_of(shard, tensor, exact=False))
+        init_world(section_of(shard, tensor, exact=False))
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.integers(1, 4), st.data())
@@ -250,13 +250,13 @@ def test_a_row_order_gives_each_share_its_part_of_everything(
     heads: list[int], shares: int, data: st.DataObject
 ) -> None:
     parts = [n * shares for n in heads]
-    order = RowOrder.of(parts, shares)
-    index = order.index()
+    order = RowOrder.interleave(parts, shares)
+    index = order.old_rows()
     assert sorted(index.tolist()) == list(range(sum(parts)))
     rows = torch.arange(sum(parts))
     for share, mine in enumerate(rows[index].chunk(shares)):
         assert mine.tolist() == torch.cat([part.chunk(shares)[share] for part in rows.split(parts)]).tolist()
     first = data.draw(st.integers(0, len(rows)))
     last = data.draw(st.integers(first, len(rows)))
-    back = [old + i for new, old, count in order.between(first, last) for i in range(count)]
+    back = [old + i for new, old, count in order.old_runs(first, last) for i in range(count)]
     assert back == index[first:last].tolist()

@@ -14,9 +14,9 @@ import scale_freezer
 import torch.distributed as dist
 
 from qkv.errors import UsageError
-from qkv.train import launch as launching
-from qkv.train.heartbeat import Heartbeat
-from qkv.train.launch import launch
+from qkv.train.parallel import launch as launching
+from qkv.train.parallel.heartbeat import Heartbeat
+from qkv.train.parallel.launch import launch
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch cannot talk to others")
 
@@ -30,9 +30,9 @@ class Noted(Heartbeat):
     ended = ""
 
     def _end(self, why: str) -> None:
-        if not self._over.is_set():
+        if not self._stopped.is_set():
             self.ended = why
-            self._over.set()
+            self._stopped.set()
 
 
 def some(size: int, limit: float = 0.8) -> list[Noted]:
@@ -54,7 +54,7 @@ def wait_for(true: object, seconds: float = 10.0) -> bool:
 
 def test_silence_is_noticed_and_everybody_hears_who_it_was() -> None:
     first, second, third, fourth = some(4)
-    third._over.set()  # stops without a word
+    third._stopped.set()  # stops without a word
     assert wait_for(lambda: first.ended and second.ended and fourth.ended)
     assert {first.ended, second.ended, fourth.ended} == {"process 2 has not been heard from for 0.8 s"}
 
@@ -72,7 +72,7 @@ def test_those_who_leave_in_good_order_are_not_missed() -> None:
     time.sleep(1.5)
     assert not first.ended
     assert not third.ended
-    third._over.set()  # the first listens to the third now
+    third._stopped.set()  # the first listens to the third now
     assert wait_for(lambda: first.ended)
     assert "process 2 has not been heard from" in first.ended
 
@@ -82,7 +82,7 @@ def test_a_process_whose_starter_is_gone_ends() -> None:
     second.parent = -1
     assert wait_for(lambda: second.ended)
     assert "the process that started this one is gone" in second.ended
-    first._over.set()
+    first._stopped.set()
 
 
 def test_a_store_that_is_gone_ends_everybody() -> None:

@@ -18,14 +18,14 @@ from fault_runs import changed, log_of, newest, tiny, train, written
 from rows_made import documents, tokenizer
 
 from qkv import load
-from qkv.data.objectives import NextToken
-from qkv.data.rows import Rows
+from qkv.data.objectives import CausalLM
+from qkv.data.stream.sequences import SequenceStream
 from qkv.models import Network
-from qkv.tasks.prepare import prepare
-from qkv.train.loop import parts_of
-from qkv.train.recipe import TrainSection
-from qkv.train.run_folder import RunFolder
-from qkv.train.world import World
+from qkv.tasks.prepare.prepare import prepare
+from qkv.train.loop import num_micro_batches
+from qkv.train.parallel.world import World
+from qkv.train.recipe.schema import TrainSection
+from qkv.train.run.folder import RunFolder
 
 MODES = {"whole": ("ddp", 1), "fsdp": ("fsdp", 1), "tensor": ("ddp", 2), "padded": ("fsdp", 1)}
 PLAIN = {"change": {"width": 16, "layers": 1, "heads": 2, "dropout": 0.0}}
@@ -125,21 +125,21 @@ def test_two_processes_learn_what_one_learns(runs: Runs, name: str) -> None:
     assert [line["loss"] for line in found] == pytest.approx([line["loss"] for line in wanted], abs=1e-5)
     last, left = newest(ours), dict(load(ours).network.named_parameters())
     for part, values in runs.alone[alone].named_parameters():
-        for weights in (last.whole(f"average.{part}"), left[part].detach()):
+        for weights in (last.read_tensor(f"average.{part}"), left[part].detach()):
             torch.testing.assert_close(weights, values.detach(), rtol=1e-4, atol=1e-5)
 
 
 def test_padded_rows_do_not_divide_evenly_here(runs: Runs) -> None:
     """A control: had one process as many rows as the other at each step, neither could wait for the other in vain."""
     rows = prepare(runs.recipes["padded"]).rows
-    counts = [step.rows for step, _ in islice(rows.steps(), STEPS)]
-    assert any(count % 2 and count // 2 < rows.parts(MICRO, 2) for count in counts)
+    counts = [step.num_sequences for step, _ in islice(rows.batch_plans(), STEPS)]
+    assert any(count % 2 and count // 2 < rows.num_micro_batches(MICRO, 2) for count in counts)
 
 
 @pytest.mark.parametrize("name", MODES)
 def test_the_clock_is_that_of_after_the_step(runs: Runs, name: str) -> None:
     """Steps take one process a second and the other one two: 1.5 s together."""
-    (first, _), lines = runs.notes(name), RunFolder(runs.folder / name).records()
+    (first, _), lines = runs.notes(name), RunFolder(runs.folder / name).log_records()
     assert first["end"]["seconds"] == 1.5 * STEPS
     assert [line["seconds"] for line in lines if line["kind"] == "step"] == [1.5 * (n + 1) for n in range(STEPS)]
 
@@ -153,5 +153,5 @@ def test_a_request_to_stop_that_comes_in_a_long_evaluation_costs_no_work(runs: R
 @pytest.mark.parametrize(("micro", "parts"), [(0, 1), ("auto", 1), (1500, 4), (2500, 2), (4000, 1)])
 def test_a_micro_batch_is_never_larger_than_asked_for(micro: int | str, parts: int) -> None:
     """Four rows of 1,000 places: three parts, as 4,000 / 1,500 would have it, would be of 1, 2 and 1 rows."""
-    rows = Rows(NextToken(documents([999] * 9), tokenizer(), length=1000), batch_tokens=4000)
-    assert parts_of(TrainSection(micro_batch=micro), rows, World()) == parts  # type: ignore[arg-type]
+    rows = SequenceStream(CausalLM(documents([999] * 9), tokenizer(), max_length=1000), batch_tokens=4000)
+    assert num_micro_batches(TrainSection(micro_batch_tokens=micro), rows, World()) == parts  # type: ignore[arg-type]

@@ -8,8 +8,8 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from qkv.train.recipe import TrainSection
-from qkv.train.schedule import lr_at
+from qkv.train.optim.schedule import lr_at
+from qkv.train.recipe.schema import TrainSection
 
 SCHEDULES = ("cosine", "linear", "constant", "inverse_sqrt", "wsd")
 
@@ -20,7 +20,7 @@ sections = st.builds(
         lr=2.0,
         schedule=schedule,
         warmup=warmup if share else round(1 + warmup * steps / 2),
-        decay_share=decay_share,
+        decay_fraction=decay_share,
         final_lr=final_lr,
     ),
     st.sampled_from(SCHEDULES),
@@ -59,7 +59,7 @@ def test_no_jumps(section):
         "constant": 0.0,
         "cosine": math.pi / 2 / rest,
         "linear": 1.0 / rest,
-        "wsd": 1.0 / (section.decay_share * section.steps),
+        "wsd": 1.0 / (section.decay_fraction * section.steps),
         "inverse_sqrt": 1.0 - math.sqrt(warm / (warm + 1)),
     }[section.schedule]
     for a, b in pairwise(seen):
@@ -152,7 +152,7 @@ def test_cosine_equals_torchs():
 
 
 def test_warm_up_stable_decay():
-    section = TrainSection(steps=100, lr=1.0, schedule="wsd", warmup=10, decay_share=0.2, final_lr=0.5)
+    section = TrainSection(steps=100, lr=1.0, schedule="wsd", warmup=10, decay_fraction=0.2, final_lr=0.5)
     seen = rates(section)
     assert seen[9:81] == [1.0] * 72
     assert seen[90] == pytest.approx(0.75)

@@ -10,13 +10,13 @@ import torch
 from test_learner import CASES, a_batch, network
 from torch import Tensor
 
-from qkv.data.batch import Batch
+from qkv.data.load.batch import Batch
 from qkv.models import Network, build
-from qkv.train.learner import Learner, Lesson
-from qkv.train.optimizer import make_optimizer
-from qkv.train.recipe import ObjectiveSection, TrainSection
-from qkv.train.scale import World
-from qkv.train.step import Stepper, out_of_memory, precision_of, seed_step
+from qkv.train.loss.training_module import LabelledBatch, TrainingModule
+from qkv.train.optim.optimizers import make_optimizer
+from qkv.train.parallel.parallelize import World
+from qkv.train.recipe.schema import ObjectiveSection, TrainSection
+from qkv.train.step import Stepper, out_of_memory_error, resolve_precision, seed_step
 
 
 def stepper_of(name: str = "pairs", parts: int = 1, exact: bool = True, **keys: Any) -> tuple[Network, Stepper]:
@@ -24,8 +24,10 @@ def stepper_of(name: str = "pairs", parts: int = 1, exact: bool = True, **keys: 
     if not exact:
         net = net.float()
     section = TrainSection(**{"precision": "float32", "optimizer": "sgd", "momentum": 0.0, **keys})
-    learner = Learner(net, ObjectiveSection()).train()
-    return net, Stepper(learner, make_optimizer(net.named_parameters(), section), section, World(), parts=parts)
+    learner = TrainingModule(net, ObjectiveSection()).train()
+    return net, Stepper(
+        learner, make_optimizer(net.named_parameters(), section), section, World(), num_micro_batches=parts
+    )
 
 
 def weights(net: Network) -> dict[str, Tensor]:
@@ -45,7 +47,7 @@ def test_micro_batches_give_the_step_of_the_whole_batch(name: str, parts: int) -
     for key, value in weights(whole).items():
         torch.testing.assert_close(value, weights(split)[key], rtol=1e-5, atol=1e-7)  # weights of labels are float32
     assert one.take_loss() == pytest.approx(many.take_loss(), rel=1e-5)
-    assert float(one.norm) == pytest.approx(float(many.norm), rel=1e-5)
+    assert float(one.grad_norm) == pytest.approx(float(many.grad_norm), rel=1e-5)
 
 
 def test_the_loss_is_summed_over_steps_and_taken_once() -> None:
@@ -66,7 +68,7 @@ def test_gradients_are_clipped_to_a_norm_and_the_norm_before_is_told() -> None:
     stepper(batch, 0, 1.0)
     moved = math.sqrt(sum(float((value - before[name]).square().sum()) for name, value in weights(net).items()))
     assert moved == pytest.approx(0.01, rel=1e-3)
-    assert float(stepper.norm) > 0.01
+    assert float(stepper.grad_norm) > 0.01
     assert all(p.grad is None for p in net.parameters())
 
 
@@ -92,11 +94,11 @@ def test_a_step_with_dropout_is_the_same_again_and_another_step_is_not() -> None
         net = copy.deepcopy(start)
         section = TrainSection(optimizer="sgd", precision="float32")
         stepper = Stepper(
-            Learner(net, ObjectiveSection()).train(),
+            TrainingModule(net, ObjectiveSection()).train(),
             make_optimizer(net.named_parameters(), section),
             section,
             World(),
-            parts=2,
+            num_micro_batches=2,
         )
         torch.rand(noise)
         stepper(a_batch("pairs"), step, 0.1)
@@ -111,13 +113,13 @@ def test_a_step_with_dropout_is_the_same_again_and_another_step_is_not() -> None
 
 def spoil(stepper: Stepper, *calls: int) -> None:
     """Let the loss of these calls (from 0) be NaN."""
-    forward, turn = stepper.learner.forward, iter(range(10**6))
+    forward, turn = stepper.module.forward, iter(range(10**6))
 
-    def spoiled(lesson: Lesson, *given: Tensor) -> Tensor:
+    def spoiled(lesson: LabelledBatch, *given: Tensor) -> Tensor:
         loss = forward(lesson, *given)
         return loss * math.nan if next(turn) in calls else loss
 
-    stepper.learner.forward = spoiled  # type: ignore[method-assign]
+    stepper.module.forward = spoiled  # type: ignore[method-assign]
 
 
 def run(stepper: Stepper, net: Network, batch: Batch, steps: int) -> list[bool]:
@@ -135,8 +137,8 @@ def test_after_a_bad_step_nothing_changes_until_somebody_asks() -> None:
     net, stepper = stepper_of(on_nonfinite="stop")
     spoil(stepper, 2)
     assert run(stepper, net, a_batch("pairs"), 5) == [True, True, False, False, False]
-    assert stepper.first_bad() == (2, 3)
-    assert stepper.first_bad() is None
+    assert stepper.take_bad_steps() == (2, 3)
+    assert stepper.take_bad_steps() is None
     assert math.isfinite(stepper.take_loss())
 
 
@@ -144,15 +146,15 @@ def test_a_bad_step_is_left_out_alone_where_that_is_asked_for() -> None:
     net, stepper = stepper_of(on_nonfinite="skip")
     spoil(stepper, 2)
     assert run(stepper, net, a_batch("pairs"), 5) == [True, True, False, True, True]
-    assert stepper.first_bad() == (2, 1)
+    assert stepper.take_bad_steps() == (2, 1)
 
 
 def test_several_bad_steps_between_two_looks_are_counted() -> None:
     net, stepper = stepper_of(on_nonfinite="skip")
     spoil(stepper, 1, 3)
     assert run(stepper, net, a_batch("pairs"), 5) == [True, False, True, False, True]
-    assert stepper.first_bad() == (1, 2)
-    assert stepper.first_bad() is None
+    assert stepper.take_bad_steps() == (1, 2)
+    assert stepper.take_bad_steps() is None
 
 
 def half(**keys: Any) -> tuple[Network, Stepper]:
@@ -166,7 +168,7 @@ def test_with_a_scaler_the_step_after_a_bad_loss_is_taken() -> None:
     net, stepper = half(on_nonfinite="skip")
     spoil(stepper, 1)
     assert run(stepper, net, a_batch("pairs"), 3) == [True, False, True]
-    assert stepper.first_bad() == (1, 1)
+    assert stepper.take_bad_steps() == (1, 1)
 
 
 def test_a_gradient_that_no_scale_makes_finite_is_told() -> None:
@@ -174,35 +176,41 @@ def test_a_gradient_that_no_scale_makes_finite_is_told() -> None:
     net, stepper = half(on_nonfinite="stop")
     next(net.parameters()).register_hook(lambda gradient: gradient * math.nan)
     assert run(stepper, net, a_batch("pairs"), 6) == [False] * 6
-    assert stepper.first_bad() == (3, 3)  # 8, 4 and 2 were the scaler's own business
+    assert stepper.take_bad_steps() == (3, 3)  # 8, 4 and 2 were the scaler's own business
 
 
 def test_one_bad_part_spoils_its_step() -> None:
     net, stepper = stepper_of(parts=2, on_nonfinite="skip")
     spoil(stepper, 3)  # the second part of the second step
     assert run(stepper, net, a_batch("pairs", 4000), 3) == [True, False, True]
-    assert stepper.first_bad() == (1, 1)
+    assert stepper.take_bad_steps() == (1, 1)
 
 
 def test_more_parts_after_a_step_that_did_not_fit_begin_without_its_gradient() -> None:
     net, stepper = stepper_of()
     next(net.parameters()).grad = torch.ones_like(next(net.parameters()))
-    stepper.halve()
-    assert stepper.parts == 2
+    stepper.double_micro_batches()
+    assert stepper.num_micro_batches == 2
     assert all(p.grad is None for p in net.parameters())
 
 
 def test_what_a_run_computes_in() -> None:
     cpu = torch.device("cpu")
-    assert precision_of(TrainSection(), cpu) == "float32"
-    assert precision_of(TrainSection(precision="bfloat16"), cpu) == "bfloat16"
+    assert resolve_precision(TrainSection(), cpu) == "float32"
+    assert resolve_precision(TrainSection(precision="bfloat16"), cpu) == "bfloat16"
     _, stepper = stepper_of(exact=False, precision="bfloat16")
     stepper(a_batch("pairs"), 0, 0.1)
-    assert next(stepper.learner.parameters()).dtype == torch.float32
+    assert next(stepper.module.parameters()).dtype == torch.float32
     assert math.isfinite(stepper.take_loss())
 
 
 def test_the_message_for_a_step_that_does_not_fit_names_what_to_lower() -> None:
-    told = str(out_of_memory(TrainSection(batch_tokens=999), RuntimeError("out of memory\nmore")))
-    for words in ("out of memory)", "train.micro_batch", "train.batch_tokens = 999", "data.length", "train.recompute"):
+    told = str(out_of_memory_error(TrainSection(batch_tokens=999), RuntimeError("out of memory\nmore")))
+    for words in (
+        "out of memory)",
+        "train.micro_batch_tokens",
+        "train.batch_tokens = 999",
+        "data.length",
+        "train.recompute",
+    ):
         assert words in told

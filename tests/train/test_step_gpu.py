@@ -7,13 +7,13 @@ import torch
 from rows_made import OBJECTIVES
 from test_learner import CASES, network
 
-from qkv.data.loader import Loader
-from qkv.data.rows import Rows
-from qkv.train.learner import Learner
-from qkv.train.loop import prepared
-from qkv.train.optimizer import make_optimizer
-from qkv.train.recipe import ObjectiveSection, TrainSection
-from qkv.train.scale import World
+from qkv.data.load.loader import Loader
+from qkv.data.stream.sequences import SequenceStream
+from qkv.train.loop import prepare_module
+from qkv.train.loss.training_module import TrainingModule
+from qkv.train.optim.optimizers import make_optimizer
+from qkv.train.parallel.parallelize import World
+from qkv.train.recipe.schema import ObjectiveSection, TrainSection
 from qkv.train.step import Stepper
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
@@ -26,14 +26,14 @@ def weights_after(name: str, **keys: Any) -> tuple[dict[str, torch.Tensor], floa
     section = TrainSection(**{"precision": "float32", "steps": 100, **keys})
     net = network(*CASES[name]).float().to(device)
     world = World(device=device)
-    learner = prepared(Learner(net, ObjectiveSection()).train(), section, world)
+    learner = prepare_module(TrainingModule(net, ObjectiveSection()).train(), section, world)
     optimizer = make_optimizer(net.named_parameters(), section, fused=True, capturable=True)
     stepper = Stepper(learner, optimizer, section, world)
     objective = OBJECTIVES[name]()
-    batches = iter(Loader(Rows(objective, batch_tokens=max(1200, sum(objective.capacity)), seed=1)))
+    batches = iter(Loader(SequenceStream(objective, batch_tokens=max(1200, sum(objective.capacity)), seed=1)))
     for step in range(STEPS):
         stepper(next(batches), step, 1e-2)
-    assert stepper.first_bad() is None
+    assert stepper.take_bad_steps() is None
     return {key: p.detach().cpu() for key, p in net.named_parameters()}, stepper.take_loss(), len(stepper.graphs)
 
 

@@ -8,20 +8,20 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from qkv.errors import QkvError, UsageError
-from qkv.train.track import TRACKERS, trackers
-from qkv.train.watch import End, EvalReport, Sample, Start, StepReport
+from qkv.train.run.trackers import TRACKERS, make_trackers
+from qkv.train.watch import EvalReport, RunEnd, RunStart, Sample, StepReport
 
-START = Start(
-    run="runs/a", parameters=10, trained=10, step=0, steps=100, minutes=0.0, device="cpu", metric="exact", notes=()
+START = RunStart(
+    run="runs/a", parameters=10, trainable=10, step=0, steps=100, minutes=0.0, device="cpu", metric="exact", notes=()
 )
 STEP = StepReport(
-    step=10, loss=2.5, lr=1e-3, grad_norm=0.7, tokens=1000, tokens_per_second=500.0, seconds=2.0, done=0.1,
+    step=10, loss=2.5, lr=1e-3, grad_norm=0.7, tokens=1000, tokens_per_second=500.0, seconds=2.0, fraction_done=0.1,
     seconds_left=18.0, epoch=0,
 )  # fmt: skip
 EVAL = EvalReport(
-    step=10, seconds=2.0, metrics={"loss": 2.0, "exact": 0.25}, best=True, samples=[Sample("a", "b", "c")]
+    step=10, seconds=2.0, metrics={"loss": 2.0, "exact": 0.25}, is_best=True, samples=[Sample("a", "b", "c")]
 )
-END = End(step=10, seconds=2.0, reason="steps")
+END = RunEnd(step=10, seconds=2.0, reason="steps")
 TRAIN = {"loss": 2.5, "lr": 1e-3, "grad_norm": 0.7, "tokens": 1000.0, "tokens_per_second": 500.0, "epoch": 0.0}
 
 
@@ -63,7 +63,7 @@ def whole_run(watcher, start=START) -> None:
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
 def test_numbers_by_step(name, calls, tmp_path):
-    whole_run(trackers([name], tmp_path / "a", {"train": {"lr": 1e-3}})[0])
+    whole_run(make_trackers([name], tmp_path / "a", {"train": {"lr": 1e-3}})[0])
     assert [what for what, _, _ in calls] == ["init", "log", "log", "finish"]
     assert calls[1][1:] == (({f"train/{key}": value for key, value in TRAIN.items()},), {"step": 10})
     assert calls[2][1:] == (({"valid/loss": 2.0, "valid/exact": 0.25},), {"step": 10})
@@ -73,7 +73,7 @@ def test_numbers_by_step(name, calls, tmp_path):
 
 
 def test_tensorboard(calls, tmp_path):
-    whole_run(trackers(["tensorboard"], tmp_path / "a", {})[0])
+    whole_run(make_trackers(["tensorboard"], tmp_path / "a", {})[0])
     assert calls[0] == ("SummaryWriter", (str(tmp_path / "a" / "tensorboard"),), {"purge_step": None, "flush_secs": 10})
     scalars = {args[0]: args[1:] for what, args, _ in calls if what == "add_scalar"}
     assert scalars["train/loss"] == (2.5, 10)
@@ -84,14 +84,14 @@ def test_tensorboard(calls, tmp_path):
 
 
 def test_tensorboard_takes_back_what_came_after_the_checkpoint(calls, tmp_path):
-    whole_run(trackers(["tensorboard"], tmp_path, {})[0], replace(START, step=40))
+    whole_run(make_trackers(["tensorboard"], tmp_path, {})[0], replace(START, step=40))
     assert calls[0][2]["purge_step"] == 41
 
 
 def test_a_continued_run_stays_one_run(calls, tmp_path):
     for _ in range(2):
-        trackers(["wandb"], tmp_path / "a", {})[0].start(START)
-    trackers(["wandb"], tmp_path / "b", {})[0].start(START)
+        make_trackers(["wandb"], tmp_path / "a", {})[0].on_start(START)
+    make_trackers(["wandb"], tmp_path / "b", {})[0].on_start(START)
     first, second, other = (named["id"] for _, _, named in calls)
     assert first == second != other
 
@@ -100,12 +100,12 @@ def test_a_continued_run_stays_one_run(calls, tmp_path):
 def test_a_package_that_is_not_there_is_named_with_its_extra(name, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, TRACKERS[name].package, None)
     with pytest.raises(QkvError, match=rf'pip install "qkv\[{name}\]"'):
-        trackers([name], tmp_path, {})
+        make_trackers([name], tmp_path, {})
 
 
 def test_an_unknown_tracker_is_refused_with_the_nearest(tmp_path):
     with pytest.raises(UsageError, match="did you mean 'wandb'"):
-        trackers(["wandbb"], tmp_path, {})
+        make_trackers(["wandbb"], tmp_path, {})
 
 
 def test_one_that_cannot_begin_is_an_error(monkeypatch, tmp_path):
@@ -113,9 +113,9 @@ def test_one_that_cannot_begin_is_an_error(monkeypatch, tmp_path):
         raise RuntimeError("no key")
 
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
-    watcher = trackers(["wandb"], tmp_path, {})[0]
-    with pytest.raises(QkvError, match=r"wandb could not begin: no key; leave it out with train.track=\[\]"):
-        watcher.start(START)
+    watcher = make_trackers(["wandb"], tmp_path, {})[0]
+    with pytest.raises(QkvError, match=r"wandb could not begin: no key; leave it out with train.trackers=\[\]"):
+        watcher.on_start(START)
 
 
 def test_one_that_fails_on_the_way_is_left_out_and_said_once(monkeypatch, tmp_path, caplog):
@@ -128,7 +128,7 @@ def test_one_that_fails_on_the_way_is_left_out_and_said_once(monkeypatch, tmp_pa
     run = SimpleNamespace(log=failing, finish=failing)
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **_: run))
     with caplog.at_level(logging.WARNING, logger="qkv"):
-        whole_run(trackers(["wandb"], tmp_path, {})[0])
+        whole_run(make_trackers(["wandb"], tmp_path, {})[0])
     assert len(tried) == 1
     assert [record.getMessage() for record in caplog.records] == [
         "wandb failed and is left out from here on: the network is gone"

@@ -9,32 +9,32 @@ head          vectors → answers                   cache        what decoding r
 tap           looking inside                      init         how weights start
 """
 
-from qkv.blocks.cache import CrossCache, Memory, SelfCache
-from qkv.blocks.config import Kernel, RotaryScaling, StackConfig
+from qkv.blocks.cache import CrossCache, EncoderMemory, SelfCache
+from qkv.blocks.config import AttentionKernel, RotaryScaling, StackConfig
 from qkv.blocks.embedding import Embedding
 from qkv.blocks.head import Head, HeadConfig, pool
 from qkv.blocks.init import initialise
-from qkv.blocks.mask import Mask, Place, place_of, positions_of
+from qkv.blocks.mask import Mask, SequenceLayout, count_positions, make_layout
 from qkv.blocks.stack import Stack
 from qkv.blocks.tap import SITES, Tap
 
 __all__ = [
     "SITES",
+    "AttentionKernel",
     "CrossCache",
     "Embedding",
+    "EncoderMemory",
     "Head",
     "HeadConfig",
-    "Kernel",
     "Mask",
-    "Memory",
-    "Place",
     "RotaryScaling",
     "SelfCache",
+    "SequenceLayout",
     "Stack",
     "StackConfig",
     "Tap",
+    "count_positions",
     "initialise",
-    "place_of",
+    "make_layout",
     "pool",
-    "positions_of",
 ]

@@ -16,48 +16,48 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from qkv.blocks.attention import CrossAttention, SelfAttention, Sight, at_places
-from qkv.blocks.cache import CrossCache, Memory, SelfCache
+from qkv.blocks.attention import CrossAttention, PreparedMask, SelfAttention, gather_positions
+from qkv.blocks.cache import CrossCache, EncoderMemory, SelfCache
 from qkv.blocks.config import StackConfig
 from qkv.blocks.feedforward import FeedForward
 from qkv.blocks.norm import make_norm
 from qkv.blocks.position import Rotary
-from qkv.blocks.tap import TapHere
+from qkv.blocks.tap import LayerTap
 
 
 class Sublayer(nn.Module):
     """What surrounds each part of a block: norm before, after or on both sides, dropout, and the residual sum."""
 
-    def __init__(self, config: StackConfig, *, normed_already: bool = False) -> None:
+    def __init__(self, config: StackConfig, *, skip_norm: bool = False) -> None:
         super().__init__()
-        self.place = config.norm_place
-        self.norm = nn.Identity() if normed_already else make_norm(config, config.width)
-        self.norm_out = make_norm(config, config.width) if config.norm_place == "sandwich" else None
+        self.norm_placement = config.norm_placement
+        self.norm = nn.Identity() if skip_norm else make_norm(config, config.width)
+        self.norm_out = make_norm(config, config.width) if config.norm_placement == "sandwich" else None
         self.dropout = nn.Dropout(config.dropout)
 
-    def change(self, x: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
+    def residual_update(self, x: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
         """What the part would add to the stream, before a post-norm."""
-        h = part(x if self.place == "post" else self.norm(x))
+        h = part(x if self.norm_placement == "post" else self.norm(x))
         if self.norm_out is not None:
             h = self.norm_out(h)
         out: Tensor = self.dropout(h)
         return out
 
-    def forward(self, x: Tensor, part: Callable[[Tensor], Tensor], only: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, part: Callable[[Tensor], Tensor], selected: Tensor | None = None) -> Tensor:
         """x (B, T, C) → the same, or (N, C) where the part answers for N places `only`."""
-        change = self.change(x, part)
-        x = at_places(x, only) + change
-        return self.norm(x).to(x.dtype) if self.place == "post" else x
+        change = self.residual_update(x, part)
+        x = gather_positions(x, selected) + change
+        return self.norm(x).to(x.dtype) if self.norm_placement == "post" else x
 
 
 class Block(nn.Module):
     """Self-attention, optional cross-attention, feed-forward."""
 
-    def __init__(self, config: StackConfig, *, cross: bool = False, normed_already: bool = False) -> None:
+    def __init__(self, config: StackConfig, *, cross: bool = False, skip_norm: bool = False) -> None:
         super().__init__()
         self.parallel = config.residual == "parallel"
         self.attention = SelfAttention(config)
-        self.attention_sub = Sublayer(config, normed_already=normed_already)
+        self.attention_sub = Sublayer(config, skip_norm=skip_norm)
         self.cross = CrossAttention(config) if cross else None
         self.cross_sub = Sublayer(config) if cross else None
         self.ffn = FeedForward(config)
@@ -66,14 +66,14 @@ class Block(nn.Module):
     def forward(
         self,
         x: Tensor,
-        sight: Sight,
+        mask: PreparedMask,
         rotary: Rotary | None = None,
         cache: SelfCache | None = None,
-        memory: Memory | CrossCache | None = None,
-        cross_sight: Sight | None = None,
+        memory: EncoderMemory | CrossCache | None = None,
+        cross_mask: PreparedMask | None = None,
         layer: int = 0,
-        tap: TapHere | None = None,
-        only: Tensor | None = None,
+        tap: LayerTap | None = None,
+        selected: Tensor | None = None,
     ) -> Tensor:
         """x (B, T, C) → (B, T, C). `layer` says whose slots of the caches are meant: layers may share weights.
 
@@ -84,21 +84,21 @@ class Block(nn.Module):
             return tap(site, value) if tap else value
 
         def attend(h: Tensor) -> Tensor:
-            return seen("attn_out", self.attention(h, sight, rotary, cache, layer, tap, only))
+            return seen("attn_out", self.attention(h, mask, rotary, cache, layer, tap, selected))
 
         def attend_source(h: Tensor) -> Tensor:
             assert self.cross is not None
-            return seen("cross_out", self.cross(h, memory, cross_sight, layer, tap))
+            return seen("cross_out", self.cross(h, memory, cross_mask, layer, tap))
 
         def think(h: Tensor) -> Tensor:
             return seen("mlp_out", self.ffn(h, tap))
 
         x = seen("resid_pre", x)
         if self.parallel:
-            change = self.attention_sub.change(x, attend)
-            x = at_places(x, only)
-            return seen("resid_post", x + change + self.ffn_sub.change(x, think))
-        x = seen("resid_mid", self.attention_sub(x, attend, only))
+            change = self.attention_sub.residual_update(x, attend)
+            x = gather_positions(x, selected)
+            return seen("resid_post", x + change + self.ffn_sub.residual_update(x, think))
+        x = seen("resid_mid", self.attention_sub(x, attend, selected))
         if self.cross_sub is not None and memory is not None:
             x = seen("cross_mid", self.cross_sub(x, attend_source))
         return seen("resid_post", self.ffn_sub(x, think))

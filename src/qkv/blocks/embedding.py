@@ -16,40 +16,40 @@ class Embedding(nn.Module):
     def __init__(self, config: StackConfig) -> None:
         super().__init__()
         width = config.embedding_width or config.width
-        self.kind = config.position
+        self.position_kind = config.position
         self.scale = width**0.5 if config.embedding_scale == "sqrt" else 1.0
-        self.offset = config.position_offset
-        self.token = nn.Embedding(config.vocab, width)
+        self.position_offset = config.position_offset
+        self.token = nn.Embedding(config.vocab_size, width)
         self.position = None
         if config.position == "learned":
             self.position = nn.Embedding(config.max_positions + config.position_offset, width)
-        self.types = nn.Embedding(config.types, width) if config.types else None
+        self.types = nn.Embedding(config.token_types, width) if config.token_types else None
         self.norm = make_norm(config, width) if config.embedding_norm != "none" else None
         self.dropout = nn.Dropout(config.dropout)
         self.project = nn.Linear(width, config.width) if config.embedding_width else None
 
-    def forward(self, ids: Tensor, position: Tensor, types: Tensor | None = None) -> Tensor:
+    def forward(self, ids: Tensor, positions: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
         """ids (B, T), position (B, T) or (1, T), types (B, T) or None for all 0 → (B, T, C)."""
-        return self.join(ids, self.of_positions(position), types)
+        return self.combine(ids, self.position_vectors(positions), token_type_ids)
 
-    def of_positions(self, position: Tensor) -> Tensor | None:
+    def position_vectors(self, positions: Tensor) -> Tensor | None:
         """What is added for where a token stands: (B, T) → (B, T, C), or None where nothing is."""
         if self.position is not None:
-            where: Tensor = self.position(position + self.offset)
+            where: Tensor = self.position(positions + self.position_offset)
             return where
-        if self.kind in ("sinusoidal", "sinusoidal_split"):
-            return sinusoids(position, self.token.embedding_dim, split=self.kind == "sinusoidal_split")
+        if self.position_kind in ("sinusoidal", "sinusoidal_split"):
+            return sinusoids(positions, self.token.embedding_dim, split=self.position_kind == "sinusoidal_split")
         return None
 
-    def join(self, ids: Tensor, where: Tensor | None, types: Tensor | None = None) -> Tensor:
+    def combine(self, ids: Tensor, position_vectors: Tensor | None, token_type_ids: Tensor | None = None) -> Tensor:
         """The vectors of tokens, with what their positions add."""
         x: Tensor = self.token(ids)
         if self.scale != 1.0:
             x = x * self.scale
-        if where is not None:
-            x = x + where.to(x.dtype)
+        if position_vectors is not None:
+            x = x + position_vectors.to(x.dtype)
         if self.types is not None:
-            x = x + (self.types.weight[0] if types is None else self.types(types))
+            x = x + (self.types.weight[0] if token_type_ids is None else self.types(token_type_ids))
         if self.norm is not None:
             x = self.norm(x)
         x = self.dropout(x)

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qkv.blocks import biased_gelu
 from qkv.blocks.config import StackConfig
-from qkv.blocks.tap import TapHere
+from qkv.blocks.kernels import linear_gelu as biased_gelu
+from qkv.blocks.tap import LayerTap
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:
@@ -27,7 +27,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "tanh": F.tanh,
 }
-GATED = {"reglu": "relu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "swiglu": "silu"}
+GATED_ACTIVATIONS = {"reglu": "relu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "swiglu": "silu"}
 """Gated kinds, and the function that bends their gate."""
 
 
@@ -37,28 +37,28 @@ class FeedForward(nn.Module):
     def __init__(self, config: StackConfig) -> None:
         super().__init__()
         bias = config.bias == "all"
-        self.gated = config.feedforward in GATED
+        self.gated = config.feedforward in GATED_ACTIVATIONS
         self.kind = config.feedforward
-        self.bend = ACTIVATIONS[GATED.get(config.feedforward, config.feedforward)]
+        self.activation = ACTIVATIONS[GATED_ACTIVATIONS.get(config.feedforward, config.feedforward)]
         self.up = nn.Linear(config.width, config.ffn_width * (2 if self.gated else 1), bias=bias)
         self.down = nn.Linear(config.ffn_width, config.width, bias=bias)
         self.dropout = nn.Dropout(config.ffn_dropout)
 
-    def forward(self, x: Tensor, tap: TapHere | None = None) -> Tensor:
-        if self.training and tap is None and biased_gelu.fits(self.kind, self.up, x):
-            h = biased_gelu.of(self.kind, self.up, x)
+    def forward(self, x: Tensor, tap: LayerTap | None = None) -> Tensor:
+        if self.training and tap is None and biased_gelu.is_supported(self.kind, self.up, x):
+            h = biased_gelu.linear_gelu(self.kind, self.up, x)
         else:
-            h = self._bent(x, tap)
+            h = self._activated(x, tap)
         out: Tensor = self.down(self.dropout(h))
         return out
 
-    def _bent(self, x: Tensor, tap: TapHere | None) -> Tensor:
+    def _activated(self, x: Tensor, tap: LayerTap | None) -> Tensor:
         h: Tensor = self.up(x)  # (B, T, F), gated (B, T, 2F)
         if tap:
             h = tap("mlp_pre", h)
         if self.gated:
             gate, value = h.chunk(2, dim=-1)
-            h = self.bend(gate) * value
+            h = self.activation(gate) * value
         else:
-            h = self.bend(h)
+            h = self.activation(h)
         return tap("mlp_post", h) if tap else h

@@ -16,11 +16,11 @@ from torch.nn import functional as F
 
 from qkv.blocks.config import Activation, StackConfig, check_fields
 from qkv.blocks.feedforward import ACTIVATIONS
-from qkv.blocks.mask import Place
+from qkv.blocks.mask import SequenceLayout
 from qkv.blocks.norm import make_norm
 
 HeadKind = Literal["none", "lm", "mlm", "classify", "choice", "tag", "span", "embed"]
-POOLED = ("classify", "choice", "embed")
+POOLED_KINDS = ("classify", "choice", "embed")
 """Kinds that read one vector for each text; the others read every token's."""
 
 
@@ -42,12 +42,12 @@ class HeadConfig:
     tied: bool = False  # lm, mlm: the output matrix is the token embedding
     bias: bool = False
     scale: Literal["none", "rsqrt"] = "none"  # multiply vectors by 1/√C first, as T5 does with a tied embedding
-    unit: bool = False  # embed: vectors of length one
+    normalize: bool = False  # embed: vectors of length one
     sentence_outputs: int = 0  # mlm: a second head on the pooled first token (next-sentence prediction: 2)
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        check_fields(self, lists=("labels",))
+        check_fields(self, list_fields=("labels",))
         if not self.outputs and self.labels:
             object.__setattr__(self, "outputs", len(self.labels))
         if self.labels and len(self.labels) != self.outputs:
@@ -64,36 +64,36 @@ class HeadConfig:
             raise ValueError(f"dropout = {self.dropout} must lie in [0, 1)")
 
 
-def pool(x: Tensor, place: Place, how: str, texts: int = 1) -> Tensor:
+def pool(x: Tensor, layout: SequenceLayout, method: str, max_documents: int = 1) -> Tensor:
     """One vector for each text of each row: x (B, T, C) → (B, E, C), zeros where a row has fewer texts.
 
     The first or last token, or the mean over all of them; text e is the tokens of segment e + 1.
     """
-    segment = place.segment
+    segment = layout.document_ids
     if segment is None:
         segment = torch.ones(x.shape[:2], dtype=torch.long, device=x.device)
-    member = members(segment, texts)
-    if how == "mean":
+    member = document_membership(segment, max_documents)
+    if method == "mean":
         exact = torch.promote_types(x.dtype, torch.float32)
         x = x.masked_fill((segment == 0)[:, :, None], 0.0).to(exact)
         kind = "cpu" if x.is_meta else x.device.type
         with torch.autocast(kind, enabled=False):  # kept in float32: it is the end of the line
             return member.to(exact) @ x / member.sum(-1, keepdim=True).clamp(min=1)
-    index = end_of(member, how)
+    index = pooled_index(member, method)
     chosen = x.gather(1, index[:, :, None].expand(-1, -1, x.shape[-1]))
     return chosen.masked_fill(~member.any(-1, keepdim=True), 0.0)
 
 
-def members(segment: Tensor, texts: int) -> Tensor:
+def document_membership(document_ids: Tensor, max_documents: int) -> Tensor:
     """Which tokens of a row belong to which of its texts: (B, T) → (B, E, T)."""
-    return segment[:, None, :] == torch.arange(1, texts + 1, device=segment.device)[None, :, None]
+    return document_ids[:, None, :] == torch.arange(1, max_documents + 1, device=document_ids.device)[None, :, None]
 
 
-def end_of(member: Tensor, how: str) -> Tensor:
+def pooled_index(membership: Tensor, method: str) -> Tensor:
     """The place (B, E) of the first or last token of each text; of one that is not there, any place."""
-    if how == "first":
-        return member.int().argmax(-1)
-    return member.shape[-1] - 1 - member.int().flip(-1).argmax(-1)
+    if method == "first":
+        return membership.int().argmax(-1)
+    return membership.shape[-1] - 1 - membership.int().flip(-1).argmax(-1)
 
 
 class Head(nn.Module):
@@ -107,7 +107,7 @@ class Head(nn.Module):
         self.dense = None
         if config.dense != "none":
             self.dense = nn.Linear(stack.width, inner, bias=config.dense_bias)
-            self.bend = ACTIVATIONS[config.dense]
+            self.activation = ACTIVATIONS[config.dense]
         self.norm = make_norm(stack, inner) if config.dense_norm else None
         self.dropout = nn.Dropout(config.dropout)
         self.out = None
@@ -126,29 +126,31 @@ class Head(nn.Module):
             pair = HeadConfig(kind="classify", outputs=config.sentence_outputs, dense="tanh", bias=True)
             self.sentence = Head(pair, stack)
 
-    def read(self, x: Tensor) -> Tensor:
+    def project(self, x: Tensor) -> Tensor:
         """Vectors (…, C) → outputs (…, V): what a loss over chosen positions calls with those alone."""
-        x = self.inner(x)
+        x = self.features(x)
         if self.out is not None:
             x = self.out(x.to(self.out.weight.dtype))
-        if self.config.unit:  # in float16 the 1e-12 that keeps zeros from being divided by zero would be zero itself
+        if (
+            self.config.normalize
+        ):  # in float16 the 1e-12 that keeps zeros from being divided by zero would be zero itself
             x = F.normalize(x.to(torch.promote_types(x.dtype, torch.float32)), dim=-1)
         return x
 
-    def inner(self, x: Tensor) -> Tensor:
+    def features(self, x: Tensor) -> Tensor:
         """Vectors (…, C) → what the output matrix is applied to."""
         if self.scale != 1.0:
             x = x * self.scale
         if self.dense is not None:
-            x = self.bend(self.dense(x.to(self.dense.weight.dtype)))
+            x = self.activation(self.dense(x.to(self.dense.weight.dtype)))
         if self.norm is not None:
             x = self.norm(x)
         out: Tensor = self.dropout(x)
         return out
 
-    def forward(self, x: Tensor, place: Place, texts: int = 0) -> Tensor:
+    def forward(self, x: Tensor, layout: SequenceLayout, max_documents: int = 0) -> Tensor:
         """x (B, T, C) → (B, T, V); pooled kinds (B, V), or (B, E, V) for rows that pack `texts` of them."""
-        if self.config.kind not in POOLED:
-            return self.read(x)
-        out = self.read(pool(x, place, self.config.pool, texts or 1))
-        return out if texts else out[:, 0]
+        if self.config.kind not in POOLED_KINDS:
+            return self.project(x)
+        out = self.project(pool(x, layout, self.config.pool, max_documents or 1))
+        return out if max_documents else out[:, 0]

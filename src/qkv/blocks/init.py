@@ -42,27 +42,27 @@ def initialise(network: nn.Module, config: StackConfig) -> None:
     for module in network.modules():
         if isinstance(module, Block):
             if config.init == "scaled":
-                _scale_down(module, config)
+                _init_scaled(module, config)
             elif config.init == "xavier":
-                _by_part(module)
+                _init_xavier(module)
             elif config.init == "t5":
-                _by_fan_in(module, config)
+                _init_t5(module, config)
         elif isinstance(module, Head) and config.init == "t5" and module.config.kind == "lm" and not module.config.tied:
             nn.init.normal_(module.out.weight, std=1.0)  # type: ignore[union-attr]
         elif isinstance(module, Stack) and config.init == "t5" and module.bias is not None and module.bias.table:
             nn.init.normal_(module.bias.table.weight, std=config.width**-0.5)
 
 
-def _scale_down(block: Block, config: StackConfig) -> None:
+def _init_scaled(block: Block, config: StackConfig) -> None:
     """Each of the 2·layers additions to the stream (3 with a source) starts smaller: their sum does not grow."""
     back = [block.attention.out, block.ffn.down, *([] if block.cross is None else [block.cross.out])]
     for linear in back:
         nn.init.normal_(linear.weight, std=config.init_std / math.sqrt(len(back) * config.layers))
 
 
-def _by_part(block: Block) -> None:
+def _init_xavier(block: Block) -> None:
     """Glorot's bound for each of the matrices that a fused projection holds, not for their sum."""
-    parts = list(block.attention.qkv.weight.split(block.attention.split))
+    parts = list(block.attention.qkv.weight.split(block.attention.split_sizes))
     if block.cross is not None:
         parts += block.cross.kv.weight.chunk(2)
     if block.ffn.gated:
@@ -71,14 +71,14 @@ def _by_part(block: Block) -> None:
         nn.init.xavier_uniform_(part)
 
 
-def _by_fan_in(block: Block, config: StackConfig) -> None:
-    width, inner = config.width, config.heads * config.head_width
-    q, k, v = block.attention.qkv.weight.split(block.attention.split)
+def _init_t5(block: Block, config: StackConfig) -> None:
+    width, inner = config.width, config.heads * config.head_dim
+    q, k, v = block.attention.qkv.weight.split(block.attention.split_sizes)
     attentions = [(q, (k, v), block.attention.out)]
     if block.cross is not None:
         attentions.append((block.cross.q.weight, block.cross.kv.weight.chunk(2), block.cross.out))  # type: ignore[arg-type]
     for query, others, out in attentions:
-        nn.init.normal_(query, std=(width * config.head_width) ** -0.5)
+        nn.init.normal_(query, std=(width * config.head_dim) ** -0.5)
         for other in others:
             nn.init.normal_(other, std=width**-0.5)
         nn.init.normal_(out.weight, std=inner**-0.5)

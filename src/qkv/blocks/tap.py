@@ -43,7 +43,7 @@ SITES = (
     "final",
 )
 
-STACKS = ("encoder", "decoder")
+STACK_NAMES = ("encoder", "decoder")
 
 Change = Callable[[Tensor], Tensor]
 
@@ -72,8 +72,8 @@ class Tap:
             if not any(fnmatchcase(known, site) for known in SITES):
                 raise ValueError(f"no site matches {pattern!r}; the last part must be one of {', '.join(SITES)}")
             stack, dot, _ = pattern.partition(".")
-            if dot and not any(fnmatchcase(known, stack) for known in STACKS):
-                raise ValueError(f"no site matches {pattern!r}; the first part must be one of {', '.join(STACKS)}")
+            if dot and not any(fnmatchcase(known, stack) for known in STACK_NAMES):
+                raise ValueError(f"no site matches {pattern!r}; the first part must be one of {', '.join(STACK_NAMES)}")
         self.values: dict[str, Tensor] = {}
 
     def __getitem__(self, name: str) -> Tensor:
@@ -98,24 +98,24 @@ class Tap:
             self.values[name] = value
         return value
 
-    def at(self, place: str) -> "TapHere":
+    def at(self, prefix: str) -> "LayerTap":
         """The tap as one layer sees it: `tap.at("decoder.3")("z", z)`."""
-        return TapHere(self, place)
+        return LayerTap(self, prefix)
 
 
-class TapHere:
+class LayerTap:
     """A tap with its place filled in, handed down one layer."""
 
-    def __init__(self, tap: Tap, place: str) -> None:
+    def __init__(self, tap: Tap, prefix: str) -> None:
         self.tap = tap
-        self.place = place
+        self.prefix = prefix
         self.heads = tap.heads
 
     def wants(self, site: str) -> bool:
-        return self.tap.wants(f"{self.place}.{site}")
+        return self.tap.wants(f"{self.prefix}.{site}")
 
     def changes(self, site: str) -> bool:
-        return self.tap.changes(f"{self.place}.{site}")
+        return self.tap.changes(f"{self.prefix}.{site}")
 
     def __call__(self, site: str, value: Tensor) -> Tensor:
-        return self.tap(f"{self.place}.{site}", value)
+        return self.tap(f"{self.prefix}.{site}", value)

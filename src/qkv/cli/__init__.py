@@ -12,14 +12,14 @@ from typing import NoReturn
 from cyclopts import CycloptsError
 
 from qkv.cli import bench, data, evaluate, models, run, train  # importing a file of verbs hangs them on the app
+from qkv.cli.openmp import BUSY_FRACTION, fraction_in_use, limit_spinning
 from qkv.cli.shared import app
-from qkv.cli.waiting import BUSY, share_in_use, wait_briefly
 from qkv.errors import QkvError
 
-__all__ = ["app", "bench", "call", "data", "evaluate", "main", "models", "run", "train"]
+__all__ = ["app", "bench", "data", "evaluate", "main", "models", "run", "run_command", "train"]
 
 
-def call(arguments: Sequence[str] | None = None) -> int:
+def run_command(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     try:
         app(list(arguments) if arguments is not None else None, exit_on_error=False, print_error=False)
@@ -45,11 +45,11 @@ def call(arguments: Sequence[str] | None = None) -> int:
 def main() -> None:
     # A run is worth a look at the machine; one of several processes would see the others.
     trains = sys.argv[1:2] == ["train"] and "WORLD_SIZE" not in os.environ
-    wait_briefly(os.environ, busy=trains and share_in_use() > BUSY)
-    leave(call())
+    limit_spinning(os.environ, busy=trains and fraction_in_use() > BUSY_FRACTION)
+    exit_process(run_command())
 
 
-def leave(code: int) -> NoReturn:
+def exit_process(code: int) -> NoReturn:
     """End this process.
 
     One of several ends at once: everything is saved by then, and a thread of torch's that outlives the interpreter

@@ -5,8 +5,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from qkv.cli.shared import Int8, Json, Screen, app, print_json, print_notes
-from qkv.errors import UsageError, nearest
+from qkv.cli.shared import Int8, Json, StdoutConsole, app, print_json, print_notes
+from qkv.errors import UsageError, suggest_name
 
 
 @app.command
@@ -56,7 +56,7 @@ def bench(
         raise UsageError(f"--picture {picture}: this is a folder; name a file in it")
 
     from qkv.measure import measure
-    from qkv.render import measure as shown
+    from qkv.render import bench as shown
     from qkv.render.progress import stages_bar
 
     loaded = open_model(model, device, dtype, int8)
@@ -67,11 +67,11 @@ def bench(
     with stages_bar() as report:
         found = measure(model, loaded.network, parameters, int8=int8, seconds=seconds, report=report)
     if picture is not None:
-        shown.draw(found, picture)
+        shown.draw_bench(found, picture)
     if json:
         print_json({**found.to_dict(), "picture": None if picture is None else str(picture)})
         return
-    shown.render(found, Screen())
+    shown.print_bench(found, StdoutConsole())
     if picture is not None:
         print_notes("picture", [f"drawn to {picture}"])
 
@@ -80,18 +80,18 @@ def open_model(name: str, device: str, dtype: str, int8: bool) -> Any:
     """A preset with random weights, or a folder; refused before weights are read where they do not fit."""
     from qkv import api
     from qkv.measure import check_memory, choose_device, choose_dtype
-    from qkv.models import presets
-    from qkv.train import midway
+    from qkv.models.tables import presets
+    from qkv.train.run import load as midway
 
     place = choose_device(device)
     if name in presets.PRESETS and not Path(name).is_dir():
-        config, kind = presets.find(name), choose_dtype(dtype, place)
+        config, kind = presets.find_preset(name), choose_dtype(dtype, place)
         check_memory(name, config, kind, place, int8=int8)
         return api.new(config, device=place, dtype=kind)
     if os.sep not in name and not Path(name).exists():
-        raise UsageError(f"{name}: neither a folder nor a preset; {nearest(name, presets.PRESETS)}")
+        raise UsageError(f"{name}: neither a folder nor a preset; {suggest_name(name, presets.PRESETS)}")
     if Path(name).exists():
-        stored = midway.read(name, device="meta")
+        stored = midway.load_model(name, device="meta")
         if dtype == "auto":
             dtype = str(next(stored.network.parameters()).dtype).removeprefix("torch.")
         check_memory(name, stored.config, choose_dtype(dtype, place), place, int8=int8)

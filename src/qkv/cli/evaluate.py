@@ -3,22 +3,22 @@
 from pathlib import Path
 from typing import Any
 
-from qkv.cli.data import field_pairs
-from qkv.cli.shared import Int8, Json, Screen, Words, app, print_json, print_notes
+from qkv.cli.data import parse_fields
+from qkv.cli.shared import Int8, Json, StdoutConsole, StringList, app, print_json, print_notes
 from qkv.errors import UsageError
-from qkv.train.recipe import DataSection
+from qkv.train.recipe.schema import DataSection
 
 
-def data_of_run(model: str) -> DataSection | None:
+def run_data_section(model: str) -> DataSection | None:
     """What a model was trained on, where it is the folder of a run."""
-    from qkv.train.midway import run_of
-    from qkv.train.recipe_file import read
+    from qkv.train.recipe.recipe_file import read
+    from qkv.train.run.load import run_path
 
-    path = run_of(Path(model)) / "recipe.toml"
+    path = run_path(Path(model)) / "recipe.toml"
     return read(path).data if path.exists() else None
 
 
-def held_out(data: DataSection | None) -> Any:
+def evaluation_data(data: DataSection | None) -> Any:
     """What a recipe keeps for judging: its test files, its validation files, or a built-in dataset's test split."""
     from qkv.data.builtin import DATASETS
 
@@ -32,13 +32,13 @@ def evaluate(
     model: str,
     /,
     *data: str,
-    columns: Words = None,
+    columns: StringList = None,
     format: str = "",
     split: str = "",
-    metric: Words = None,
+    metric: StringList = None,
     limit: int = 0,
     beam: int = 1,
-    batch: int = 0,
+    batch_size: int = 0,
     samples: int = 5,
     device: str = "cpu",
     int8: Int8 = False,
@@ -86,32 +86,37 @@ def evaluate(
     from qkv.render import evaluation as picture
     from qkv.render.progress import progress_bar
     from qkv.tasks.evaluate import evaluate as judge
-    from qkv.tasks.evaluate import task_of
-    from qkv.tasks.records import records_of
-    from qkv.tasks.training import told
+    from qkv.tasks.evaluate import find_task
+    from qkv.tasks.evaluation_records import load_records
+    from qkv.tasks.train import format_files
 
-    trained = data_of_run(model)
-    for name, value, least in (("limit", limit, 0), ("beam", beam, 1), ("batch", batch, 0), ("samples", samples, 0)):
+    trained = run_data_section(model)
+    for name, value, least in (
+        ("limit", limit, 0),
+        ("beam", beam, 1),
+        ("batch", batch_size, 0),
+        ("samples", samples, 0),
+    ):
         if value < least:
             raise UsageError(f"--{name} {value}: at least {least}")
-    given: Any = field_pairs(data, "files that go in step") or data
-    chosen = field_pairs(columns or [], "--columns", needed=True)
+    given: Any = parse_fields(data, "files that go in step") or data
+    chosen = parse_fields(columns or [], "--columns", required=True)
     if not given:
-        given = held_out(trained)
+        given = evaluation_data(trained)
         if trained is None or not given:
             raise UsageError(f"give the data to score it on, as in: qkv eval {model} test.tsv")
         format, chosen = format or trained.format, chosen or dict(trained.columns)
-        print_notes(model, [f"scored on what its recipe holds out: {told(given)}"])
+        print_notes(model, [f"scored on what its recipe holds out: {format_files(given)}"])
     loaded = load(model, device=device)
     if int8:
-        loaded = loaded.quantise()
-    task = task_of(loaded.config)
+        loaded = loaded.quantize()
+    task = find_task(loaded.config)
 
     def read(columns: dict[str, str]) -> Any:
-        problems = Problems(max_bad=1)
+        problems = Problems(max_invalid_fraction=1)
         with progress_bar("reading") as progress:
             choices = {"format": format, "split": split, "limit": limit, "problems": problems, "progress": progress}
-            return records_of(task, given, columns=columns, **choices), problems  # type: ignore[arg-type]
+            return load_records(task, given, columns=columns, **choices), problems  # type: ignore[arg-type]
 
     try:
         records, problems = read(chosen)
@@ -127,7 +132,7 @@ def evaluate(
             loaded.tokenizer,
             loaded.config,
             records,
-            batch=batch,
+            batch_size=batch_size,
             beam=beam,
             progress=progress,
             metrics=metric or (),
@@ -136,16 +141,16 @@ def evaluate(
     if json:
         values: dict[str, Any] = {
             "model": model,
-            "data": list(data) or [told(given)],
+            "data": list(data) or [format_files(given)],
             "task": task.name,
             "main": found.main,
         }
-        values |= {"metrics": found.metrics, "records": found.records, "beam": beam, "notes": list(found.notes)}
+        values |= {"metrics": found.metrics, "records": found.num_records, "beam": beam, "notes": list(found.notes)}
         values["problems"] = problems.summary().to_dict()
         shown = ("source", "written", "expected")
         values["samples"] = [{name: getattr(sample, name) for name in shown} for sample in found.samples]
         print_json(values)
         return
     if problems.kinds:
-        print_notes(told(given), str(problems.summary()).splitlines())
-    picture.render(model, found, Screen())
+        print_notes(format_files(given), str(problems.summary()).splitlines())
+    picture.print_evaluation(model, found, StdoutConsole())

@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from qkv.cli.shared import Json, Screen, app, print_done, print_json, print_notes
-from qkv.errors import UsageError, nearest
+from qkv.cli.shared import Json, StdoutConsole, app, print_json, print_notes, print_result
+from qkv.errors import UsageError, suggest_name
 
 
 @app.command
@@ -26,42 +26,42 @@ def info(model: str, /, *, context: int | None = None, json: Json = False) -> No
     context
         The length that arithmetic is reckoned at; by default the model's own, at most 2,048.
     """
-    from qkv.models import presets
-    from qkv.models.account import account
+    from qkv.models.summary import summarise_model
+    from qkv.models.tables import presets
     from qkv.render import info as picture
-    from qkv.train import midway
+    from qkv.train.run import load as midway
 
     if model == "presets" and not Path(model).exists():
         return _show_presets(json)
     if context is not None and context < 1:
         raise UsageError(f"--context {context}: a length is at least 1")
     if model in presets.PRESETS and not Path(model).is_dir():
-        config, notes = presets.find(model), []
+        config, notes = presets.find_preset(model), []
     elif os.sep in model or Path(model).exists():
-        stored = midway.read(model, device="meta")
+        stored = midway.load_model(model, device="meta")
         config, notes = stored.config, stored.notes
     else:
-        raise UsageError(f"{model}: neither a folder nor a preset; {nearest(model, presets.PRESETS)}")
-    books = account(config, context)
+        raise UsageError(f"{model}: neither a folder nor a preset; {suggest_name(model, presets.PRESETS)}")
+    books = summarise_model(config, context)
     print_notes(model, notes)
     if json:
         print_json({"model": model, **books.to_dict(), "config": config.to_dict(), "notes": notes})
     else:
-        picture.render(model, config, books, Screen())
+        picture.print_info(model, config, books, StdoutConsole())
     return None
 
 
 def _show_presets(json: bool) -> None:
-    from qkv.models import presets
-    from qkv.models.account import account
-    from qkv.render.info import FAMILIES, count
+    from qkv.models.summary import summarise_model
+    from qkv.models.tables import presets
+    from qkv.render.info import FAMILY_NAMES, format_count
 
-    books = {name: account(make()) for name, make in presets.PRESETS.items()}
+    books = {name: summarise_model(make()) for name, make in presets.PRESETS.items()}
     if json:
         print_json({name: {"family": b.family, "parameters": b.total} for name, b in books.items()})
         return
     for name, b in books.items():
-        print(f"{name:<18} {FAMILIES[b.family]:<16} {count(b.total):>14}")
+        print(f"{name:<18} {FAMILY_NAMES[b.family]:<16} {format_count(b.total):>14}")
 
 
 @app.command(name="import")
@@ -80,11 +80,11 @@ def import_(model: str, folder: Path, /, *, json: Json = False) -> None:
     """
     from qkv import store
 
-    refuse_itself(model, folder)
-    stored = store.read(model)
+    check_not_same_folder(model, folder)
+    stored = store.read_model(model)
     print_notes(model, stored.notes)
-    store.write(folder, stored.config, stored.network, stored.tokenizer)
-    print_done(
+    store.write_model(folder, stored.config, stored.network, stored.tokenizer)
+    print_result(
         json, f"wrote {folder}; load it with qkv.load({str(folder)!r})", {"folder": str(folder), "notes": stored.notes}
     )
 
@@ -109,24 +109,24 @@ def export(
         onnx: graphs for onnxruntime.
     """
     from qkv import store
-    from qkv.train import midway
+    from qkv.train.run import load as midway
 
-    refuse_itself(model, folder)
-    stored = midway.read(model)
+    check_not_same_folder(model, folder)
+    stored = midway.load_model(model)
     print_notes(model, stored.notes)
-    cls = store.write(folder, stored.config, stored.network, stored.tokenizer, format)
+    cls = store.write_model(folder, stored.config, stored.network, stored.tokenizer, format)
     calls = {
         "hf": f"transformers.{cls}.from_pretrained({str(folder)!r})",
         "ctranslate2": f"ctranslate2.{cls}({str(folder)!r})",
         "onnx": f"onnxruntime.InferenceSession for each of {cls}",
     }
     call = calls[format]
-    print_done(
+    print_result(
         json, f"wrote {folder}; load it with {call}", {"folder": str(folder), "class": cls, "notes": stored.notes}
     )
 
 
-def refuse_itself(model: str, folder: Path) -> None:
+def check_not_same_folder(model: str, folder: Path) -> None:
     """Refuse to write a model over the folder that it is read from."""
     if Path(model).is_dir() and folder.is_dir() and Path(model).samefile(folder):
         raise UsageError(f"{folder}: this is the folder that the model is read from; choose another")

@@ -4,13 +4,13 @@ import json as json_format
 import sys
 from typing import TYPE_CHECKING, Any
 
-from qkv.cli.shared import Int8, Json, Words, app, finite, print_notes
+from qkv.cli.shared import Int8, Json, StringList, app, print_notes, replace_nonfinite
 from qkv.errors import UsageError
 
 if TYPE_CHECKING:
-    from qkv.cli.lines import Lines
+    from qkv.cli.input_lines import InputLines
 
-USUAL = {"max_tokens": 64, "beam": 1, "temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": None, "stop": None}
+DEFAULTS = {"max_tokens": 64, "beam": 1, "temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": None, "stop": None}
 
 
 @app.command
@@ -24,8 +24,8 @@ def run(
     top_k: int = 0,
     top_p: float = 1.0,
     seed: int | None = None,
-    stop: Words = None,
-    batch: int = 16,
+    stop: StringList = None,
+    batch_size: int = 16,
     device: str = "cpu",
     int8: Int8 = False,
     json: Json = False,
@@ -70,44 +70,44 @@ def run(
         With the linear maps in int8: faster on a CPU, for a little less precision.
     """
     from qkv.api import load
-    from qkv.cli.lines import Lines
-    from qkv.decode import Options
-    from qkv.tasks.evaluate import task_of
+    from qkv.cli.input_lines import InputLines
+    from qkv.decode import GenerationOptions
+    from qkv.tasks.evaluate import find_task
 
-    if batch < 1:
-        raise UsageError(f"--batch {batch}: at least 1")
+    if batch_size < 1:
+        raise UsageError(f"--batch {batch_size}: at least 1")
     options: dict[str, Any] = {"max_tokens": max_tokens, "beam": beam, "temperature": temperature, "top_k": top_k}
     options |= {"top_p": top_p, "seed": seed, "stop": stop}
-    Options(**{**options, "stop": tuple(stop or ())}).check_values()  # before a large model is read
+    GenerationOptions(**{**options, "stop": tuple(stop or ())}).check_values()  # before a large model is read
     loaded = load(model, device=device)
     if int8:
-        loaded = loaded.quantise()
-    lines = Lines(texts, batch)
-    task = task_of(loaded.config)
+        loaded = loaded.quantize()
+    lines = InputLines(texts, batch_size)
+    task = find_task(loaded.config)
     if not task.generates:
-        refuse_writing_options(task.does, options)
-        return look(loaded, task.pairs, lines, json)
-    idle = [f"--{name.replace('_', '-')}" for name in ("top_k", "top_p", "seed") if options[name] != USUAL[name]]
+        check_no_generation_options(task.description, options)
+        return run_task(loaded, task.accepts_pairs, lines, json)
+    idle = [f"--{name.replace('_', '-')}" for name in ("top_k", "top_p", "seed") if options[name] != DEFAULTS[name]]
     if idle and not temperature:
         raise UsageError(f"{' and '.join(idle)}: tokens are drawn only with a --temperature above 0, as 1")
-    notes = Notes(loaded, max_tokens)
-    shown = beam == 1 and not json and sys.stdout.isatty() and lines.one_by_one
+    notes = RunNotes(loaded, max_tokens)
+    shown = beam == 1 and not json and sys.stdout.isatty() and lines.is_interactive
     try:
         for some in lines:
             if shown and some[0].strip():
                 results = loaded.generate(some, **options, on_text=lambda _, piece: print(piece, end="", flush=True))
                 print()
             else:
-                with lines.bar() as progress:
-                    results = loaded.generate_lines(some, batch=batch, progress=progress, **options)
-                show(some, results, json)
-            notes.take(some, results)
+                with lines.show_progress() as progress:
+                    results = loaded.generate_lines(some, batch_size=batch_size, progress=progress, **options)
+                print_results(some, results, json)
+            notes.add(some, results)
     finally:
-        print_notes(model, notes.told())
+        print_notes(model, notes.messages())
     return None
 
 
-def show(lines: list[str], results: Any, json: bool) -> None:
+def print_results(lines: list[str], results: Any, json: bool) -> None:
     for line, result in zip(lines, results, strict=True):
         if json:
             row = {
@@ -117,62 +117,64 @@ def show(lines: list[str], results: Any, json: bool) -> None:
                 "reason": result.reason,
                 "ids": result.ids,
             }
-            print(json_format.dumps(finite(row), ensure_ascii=False, allow_nan=False))
+            print(json_format.dumps(replace_nonfinite(row), ensure_ascii=False, allow_nan=False))
         else:
             print(" ".join(result.text.splitlines()))  # one line for each line
     sys.stdout.flush()
 
 
-class Notes:
+class RunNotes:
     """What a reader of the results may not see in them: answers that were cut, texts that could not be read whole."""
 
     def __init__(self, model: Any, max_tokens: int) -> None:
         self.model, self.max_tokens = model, max_tokens
-        self.all = self.cut = self.blind = 0
-        self.first = ""
+        self.num_lines = self.num_truncated = self.num_with_unknown = 0
+        self.first_with_unknown = ""
 
-    def take(self, lines: list[str], results: Any) -> None:
-        self.all += len(lines)
+    def add(self, lines: list[str], results: Any) -> None:
+        self.num_lines += len(lines)
         if self.model.config.family == "seq2seq":  # a decoder alone goes on as long as it may
-            self.cut += sum(result.reason == "length" for result in results)
+            self.num_truncated += sum(result.reason == "length" for result in results)
         unknown = self.model.tokenizer.roles.unknown
         read = [] if unknown is None else self.model.tokenizer.encode_batch(lines)
         blind = [line for line, ids in zip(lines, read, strict=False) if unknown in ids]
-        self.first = self.first or next(iter(blind), "")
-        self.blind += len(blind)
+        self.first_with_unknown = self.first_with_unknown or next(iter(blind), "")
+        self.num_with_unknown += len(blind)
 
-    def told(self) -> list[str]:
+    def messages(self) -> list[str]:
         notes = []
-        if self.cut:
+        if self.num_truncated:
             more = f"were cut after {self.max_tokens} tokens; --max-tokens gives them more"
-            notes.append(f"{self.cut} of {self.all} answers {more}")
-        if self.blind:
-            notes.append(f"{self.blind} of {self.all} texts hold what this model never saw, as {self.first[:60]!r}")
+            notes.append(f"{self.num_truncated} of {self.num_lines} answers {more}")
+        if self.num_with_unknown:
+            notes.append(
+                f"{self.num_with_unknown} of {self.num_lines} texts hold what this model never saw, as {self.first_with_unknown[:60]!r}"
+            )
         return notes
 
 
-def refuse_writing_options(does: str, options: dict[str, Any]) -> None:
+def check_no_generation_options(does: str, options: dict[str, Any]) -> None:
     """Raise where something is asked of a model that only means something to one that writes."""
     for name, value in options.items():
-        if value != USUAL[name]:
+        if value != DEFAULTS[name]:
             told = name.replace("_", "-")
             raise UsageError(f"--{told} is for models that write; this one {does}")
 
 
-def look(model: Any, pairs: bool, lines: "Lines", json: bool) -> None:
+def run_task(model: Any, pairs: bool, lines: "InputLines", json: bool) -> None:
     """Run a model that does not write, and print what it says of each line; nothing of an empty one."""
-    from qkv.render.results import as_line, as_values
+    from qkv.render.task_results import format_result, result_to_dict
 
     for some in lines:
         filled = [line for line in some if line.strip()]
         texts = [tuple(line.split("\t")) if pairs and line.count("\t") == 1 else line for line in filled]
-        with lines.bar() as progress:
-            results = iter(model.run(texts, batch=lines.batch, progress=progress) if texts else [])
+        with lines.show_progress() as progress:
+            results = iter(model.run(texts, batch=lines.batch_size, progress=progress) if texts else [])
         for line in some:
             result = next(results) if line.strip() else None
             if json:
-                row = finite({"input": line, **as_values(result)})
+                row = replace_nonfinite({"input": line, **result_to_dict(result)})
                 print(json_format.dumps(row, ensure_ascii=False, allow_nan=False))
             else:
-                print(as_line(result))
+                print(format_result(result))
         sys.stdout.flush()

@@ -29,10 +29,10 @@ app = App(
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON for machines instead of a table.")]
 
 Int8 = Annotated[bool, Parameter(name="--int8", negative=())]
-Words = Annotated[list[str] | None, Parameter(negative=())]
+StringList = Annotated[list[str] | None, Parameter(negative=())]
 
 
-class Screen(Console):
+class StdoutConsole(Console):
     """A console that ends quietly when the reader of our output has gone, as with `| head`."""
 
     def on_broken_pipe(self) -> None:
@@ -44,7 +44,7 @@ def print_notes(what: str, notes: Sequence[str]) -> None:
         print(f"{what}: {note}", file=sys.stderr)
 
 
-def print_done(json: bool, text: str, values: dict[str, Any]) -> None:
+def print_result(json: bool, text: str, values: dict[str, Any]) -> None:
     if json:
         print_json(values)
     else:
@@ -52,10 +52,10 @@ def print_done(json: bool, text: str, values: dict[str, Any]) -> None:
 
 
 def print_json(values: Any) -> None:
-    print(json_format.dumps(finite(values), indent=2, ensure_ascii=False, default=str, allow_nan=False))
+    print(json_format.dumps(replace_nonfinite(values), indent=2, ensure_ascii=False, default=str, allow_nan=False))
 
 
-def finite(values: Any) -> Any:
+def replace_nonfinite(values: Any) -> Any:
     """The same with null for numbers that JSON does not know: NaN, infinities.
 
     >>> finite({"loss": float("nan"), "each": [1.5, float("inf")]})
@@ -64,5 +64,5 @@ def finite(values: Any) -> Any:
     if isinstance(values, float):
         return values if math.isfinite(values) else None
     if isinstance(values, dict):
-        return {name: finite(value) for name, value in values.items()}
-    return [finite(value) for value in values] if isinstance(values, list | tuple) else values
+        return {name: replace_nonfinite(value) for name, value in values.items()}
+    return [replace_nonfinite(value) for value in values] if isinstance(values, list | tuple) else values

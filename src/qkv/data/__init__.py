@@ -16,71 +16,71 @@ Nothing here imports torch but `batch` and `loader`, which are imported when the
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from qkv.data.cache import TokenCache, token_cache
-from qkv.data.chat import ChatTemplate, EncodeChat
-from qkv.data.encode import EncodeAnswer, EncodeClass, EncodePair, EncodeTags, EncodeText, classes_of
-from qkv.data.examples import Examples, MemoryExamples
+from qkv.data.cache.examples import EncodedExamples, InMemoryExamples
+from qkv.data.cache.token_cache import TokenCache, token_cache
+from qkv.data.encode.chat import ChatTemplate, EncodeChat
+from qkv.data.encode.encoders import EncodeAnswer, EncodeClass, EncodePair, EncodeTags, EncodeText, find_classes
 from qkv.data.objectives import (
-    IGNORE,
-    Answers,
-    Classify,
-    Contrast,
-    Denoise,
-    Frame,
+    IGNORE_INDEX,
+    CausalLM,
+    Classification,
+    Contrastive,
+    Denoising,
     MaskedLM,
     NextSentence,
-    NextToken,
     Objective,
-    Pairs,
+    QuestionAnswering,
+    Seq2SeqLM,
     SpanCorruption,
-    Tags,
+    SpecialTokenTemplate,
+    Tagging,
 )
-from qkv.data.problems import BadRecord, Problems
-from qkv.data.readers import Files, read
-from qkv.data.records import Record, Where
-from qkv.data.rows import Rows
-from qkv.data.split import Split
+from qkv.data.problems import InvalidRecord, Problems
+from qkv.data.readers import DataFiles, read
+from qkv.data.records import FileLocation, Record
+from qkv.data.split import ValidationSplit
+from qkv.data.stream.sequences import SequenceStream
 
 if TYPE_CHECKING:
-    from qkv.data.batch import Batch
-    from qkv.data.loader import Loader
+    from qkv.data.load.batch import Batch
+    from qkv.data.load.loader import Loader
 
-NEED_TORCH = {"Batch": "qkv.data.batch", "Loader": "qkv.data.loader"}
+NEED_TORCH = {"Batch": "qkv.data.load.batch", "Loader": "qkv.data.load.loader"}
 
 __all__ = [
-    "IGNORE",
-    "Answers",
-    "BadRecord",
+    "IGNORE_INDEX",
     "Batch",
+    "CausalLM",
     "ChatTemplate",
-    "Classify",
-    "Contrast",
-    "Denoise",
+    "Classification",
+    "Contrastive",
+    "DataFiles",
+    "Denoising",
     "EncodeAnswer",
     "EncodeChat",
     "EncodeClass",
     "EncodePair",
     "EncodeTags",
     "EncodeText",
-    "Examples",
-    "Files",
-    "Frame",
+    "EncodedExamples",
+    "FileLocation",
+    "InMemoryExamples",
+    "InvalidRecord",
     "Loader",
     "MaskedLM",
-    "MemoryExamples",
     "NextSentence",
-    "NextToken",
     "Objective",
-    "Pairs",
     "Problems",
+    "QuestionAnswering",
     "Record",
-    "Rows",
+    "Seq2SeqLM",
+    "SequenceStream",
     "SpanCorruption",
-    "Split",
-    "Tags",
+    "SpecialTokenTemplate",
+    "Tagging",
     "TokenCache",
-    "Where",
-    "classes_of",
+    "ValidationSplit",
+    "find_classes",
     "read",
     "token_cache",
 ]

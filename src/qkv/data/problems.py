@@ -17,25 +17,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from qkv.data.records import Where
+from qkv.data.records import FileLocation
 from qkv.errors import QkvError
 
 Severity = Literal["bad", "broken", "note"]
 
-SETTLED = 10_000  # records after which a share is taken seriously while reading
+MIN_RECORDS_TO_JUDGE = 10_000  # records after which a share is taken seriously while reading
 
 
-class BadRecord(Exception):
+class InvalidRecord(Exception):
     """A record that cannot be encoded. An `Encode` returns it in the record's place in its list.
 
     >>> BadRecord("the label 'maybe' is not one of: no, yes").reason
     "the label 'maybe' is not one of: no, yes"
     """
 
-    def __init__(self, reason: str, kind: str = "not encodable"):
+    def __init__(self, reason: str, category: str = "not encodable"):
         super().__init__(reason)
         self.reason = reason
-        self.kind = kind
+        self.category = category
 
 
 class TooManyProblems(QkvError):
@@ -43,49 +43,55 @@ class TooManyProblems(QkvError):
 
 
 @dataclass
-class Kind:
+class ProblemCategory:
     """All problems of one kind: how many, in which files, and the first few in full."""
 
     name: str
     severity: Severity
     count: int = 0
     files: dict[str, int] = field(default_factory=dict)
-    first: list[tuple[Where, str]] = field(default_factory=list)
+    samples: list[tuple[FileLocation, str]] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        first = [{"file": where.file, "line": where.line, "reason": reason} for where, reason in self.first]
+        first = [{"file": where.file, "line": where.line, "reason": reason} for where, reason in self.samples]
         return {"kind": self.name, "severity": self.severity, "count": self.count, "files": self.files, "first": first}
 
 
 @dataclass(frozen=True)
-class Summary:
+class ProblemSummary:
     """What went wrong, for a person (`str`) and for a program (`to_dict`)."""
 
-    seen: int
-    bad: int
-    max_bad: float
-    kinds: tuple[Kind, ...]
+    num_seen: int
+    num_invalid: int
+    max_invalid_fraction: float
+    categories: tuple[ProblemCategory, ...]
 
     @property
-    def share(self) -> float:
-        return self.bad / self.seen if self.seen else 0.0
+    def invalid_fraction(self) -> float:
+        return self.num_invalid / self.num_seen if self.num_seen else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        kinds = [kind.to_dict() for kind in self.kinds]
-        return {"seen": self.seen, "bad": self.bad, "share": self.share, "max_bad": self.max_bad, "kinds": kinds}
+        kinds = [kind.to_dict() for kind in self.categories]
+        return {
+            "seen": self.num_seen,
+            "bad": self.num_invalid,
+            "share": self.invalid_fraction,
+            "max_bad": self.max_invalid_fraction,
+            "kinds": kinds,
+        }
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        limit = f"; the limit is {_percent(self.max_bad)}" if self.max_bad < 1 else ""
-        share = f" ({_percent(self.share)}{limit})" if self.bad else ""
-        yield f"{self.bad:,} of {self.seen:,} records could not be used{share}"
-        for kind in self.kinds:
+        limit = f"; the limit is {_format_percent(self.max_invalid_fraction)}" if self.max_invalid_fraction < 1 else ""
+        share = f" ({_format_percent(self.invalid_fraction)}{limit})" if self.num_invalid else ""
+        yield f"{self.num_invalid:,} of {self.num_seen:,} records could not be used{share}"
+        for kind in self.categories:
             place = f"in {len(kind.files):,} files" if len(kind.files) > 1 else f"in {next(iter(kind.files))}"
             handled = ", handled" if kind.severity == "note" else ""
             yield f"  {kind.name}: {kind.count:,} {place}{handled}"
-            shown = kind.first[:1] if kind.severity == "note" else kind.first
+            shown = kind.samples[:1] if kind.severity == "note" else kind.samples
             yield from (f"    {where}: {reason}" for where, reason in shown)
             if kind.severity != "note" and kind.count > len(shown):
                 yield f"    … and {kind.count - len(shown):,} more"
@@ -104,90 +110,92 @@ class Problems:
     >>> problems.finish()
     """
 
-    def __init__(self, max_bad: float = 0.01, keep: int = 5):
-        if not 0 <= max_bad <= 1:
-            raise QkvError(f"max_bad is a share between 0 and 1, not {max_bad}")
-        self.max_bad = max_bad
-        self.keep = keep  # examples of each kind kept in full
-        self.seen = 0
-        self.bad = 0
-        self.kinds: dict[str, Kind] = {}
+    def __init__(self, max_invalid_fraction: float = 0.01, max_samples: int = 5):
+        if not 0 <= max_invalid_fraction <= 1:
+            raise QkvError(f"max_bad is a share between 0 and 1, not {max_invalid_fraction}")
+        self.max_invalid_fraction = max_invalid_fraction
+        self.max_samples = max_samples  # examples of each kind kept in full
+        self.num_seen = 0
+        self.num_invalid = 0
+        self.categories: dict[str, ProblemCategory] = {}
 
-    def saw(self, records: int = 1) -> None:
+    def add_seen(self, num_records: int = 1) -> None:
         """Records come by, good or bad; a reader counts each once, before it knows."""
-        self.seen += records
+        self.num_seen += num_records
 
-    def skip(self, kind: str, where: Where, reason: str) -> None:
+    def skip(self, category: str, location: FileLocation, reason: str) -> None:
         """One record is left out."""
-        self.bad += 1
-        self._add(kind, "bad", where, reason)
-        if self.bad > self.max_bad * self.seen and (self.seen >= SETTLED or self.max_bad == 0):
-            raise self._too_many()
+        self.num_invalid += 1
+        self._add(category, "bad", location, reason)
+        if self.num_invalid > self.max_invalid_fraction * self.num_seen and (
+            self.num_seen >= MIN_RECORDS_TO_JUDGE or self.max_invalid_fraction == 0
+        ):
+            raise self._too_many_error()
 
-    def note(self, kind: str, where: Where, reason: str, count: int = 1) -> None:
+    def note(self, category: str, location: FileLocation, reason: str, count: int = 1) -> None:
         """Something unusual was handled; nothing is lost."""
-        self._add(kind, "note", where, reason, count)
+        self._add(category, "note", location, reason, count)
 
-    def broken(self, kind: str, where: Where, reason: str) -> None:
+    def broken_file(self, category: str, location: FileLocation, reason: str) -> None:
         """The rest of a file is lost, and with it an unknown number of records."""
-        self._add(kind, "broken", where, reason)
-        if self.max_bad < 1:
-            raise _broken(where, reason)
+        self._add(category, "broken", location, reason)
+        if self.max_invalid_fraction < 1:
+            raise _broken_file_error(location, reason)
 
     def finish(self) -> None:
         """At the end of the data, where the share is exact: raise if too much was bad."""
-        for kind in self.kinds.values():  # a cache built with max_bad = 1 may be reused by a stricter run
-            if kind.severity == "broken" and self.max_bad < 1:
-                raise _broken(*kind.first[0])
-        if self.bad > self.max_bad * self.seen:
-            raise self._too_many()
+        for kind in self.categories.values():  # a cache built with max_bad = 1 may be reused by a stricter run
+            if kind.severity == "broken" and self.max_invalid_fraction < 1:
+                raise _broken_file_error(*kind.samples[0])
+        if self.num_invalid > self.max_invalid_fraction * self.num_seen:
+            raise self._too_many_error()
 
-    def summary(self) -> Summary:
+    def summary(self) -> ProblemSummary:
         """What was found so far, the worst first."""
         order = {"broken": 0, "bad": 1, "note": 2}
-        kinds = sorted(self.kinds.values(), key=lambda kind: (order[kind.severity], -kind.count, kind.name))
-        return Summary(self.seen, self.bad, self.max_bad, tuple(kinds))
+        kinds = sorted(self.categories.values(), key=lambda kind: (order[kind.severity], -kind.count, kind.name))
+        return ProblemSummary(self.num_seen, self.num_invalid, self.max_invalid_fraction, tuple(kinds))
 
-    def merge(self, found: dict[str, Any]) -> None:
+    def merge(self, summary: dict[str, Any]) -> None:
         """Add what an earlier run found (`Summary.to_dict`), as a reused cache reports what its building met."""
-        self.seen += found["seen"]
-        self.bad += found["bad"]
-        for told in found["kinds"]:
-            kind = self.kinds.setdefault(told["kind"], Kind(told["kind"], told["severity"]))
+        self.num_seen += summary["seen"]
+        self.num_invalid += summary["bad"]
+        for told in summary["kinds"]:
+            kind = self.categories.setdefault(told["kind"], ProblemCategory(told["kind"], told["severity"]))
             kind.count += told["count"]
             for file, count in told["files"].items():
                 kind.files[file] = kind.files.get(file, 0) + count
-            first = [(Where(one["file"], one["line"]), one["reason"]) for one in told["first"]]
-            kind.first.extend(first[: max(0, self.keep - len(kind.first))])
+            first = [(FileLocation(one["file"], one["line"]), one["reason"]) for one in told["first"]]
+            kind.samples.extend(first[: max(0, self.max_samples - len(kind.samples))])
 
-    def _add(self, name: str, severity: Severity, where: Where, reason: str, count: int = 1) -> None:
-        kind = self.kinds.get(name)
+    def _add(self, name: str, severity: Severity, location: FileLocation, reason: str, count: int = 1) -> None:
+        kind = self.categories.get(name)
         if kind is None:
-            kind = self.kinds[name] = Kind(name, severity)
+            kind = self.categories[name] = ProblemCategory(name, severity)
         kind.count += count
-        kind.files[where.file] = kind.files.get(where.file, 0) + count
-        if len(kind.first) < self.keep:
-            kind.first.append((where, reason))
+        kind.files[location.file] = kind.files.get(location.file, 0) + count
+        if len(kind.samples) < self.max_samples:
+            kind.samples.append((location, reason))
 
-    def _too_many(self) -> TooManyProblems:
-        encoding = " Files in another encoding are read with encoding." if "invalid UTF-8" in self.kinds else ""
+    def _too_many_error(self) -> TooManyProblems:
+        encoding = " Files in another encoding are read with encoding." if "invalid UTF-8" in self.categories else ""
         return TooManyProblems(
             f"too much of the data is unusable: {self.summary()}\n"
             f"Correct the lines named above, or accept a larger share with max_bad.{encoding}"
         )
 
 
-def _broken(where: Where, reason: str) -> TooManyProblems:
+def _broken_file_error(location: FileLocation, reason: str) -> TooManyProblems:
     return TooManyProblems(
-        f"{where}: {reason}\nHow many records are lost cannot be known, so the run stops here. "
+        f"{location}: {reason}\nHow many records are lost cannot be known, so the run stops here. "
         "Replace the file, or accept whatever could be read with max_bad = 1."
     )
 
 
-def _percent(share: float) -> str:
+def _format_percent(fraction: float) -> str:
     """A share as people write it; a small one is not rounded to nothing.
 
     >>> _percent(0.01), _percent(0.000012), _percent(1.0)
     ('1 %', '0.0012 %', '100 %')
     """
-    return f"{100 * share:.4g} %" if share >= 0.01 else f"{100 * share:.2g} %"
+    return f"{100 * fraction:.4g} %" if fraction >= 0.01 else f"{100 * fraction:.2g} %"

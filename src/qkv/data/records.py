@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class FileLocation:
     """A place in the user's files: `line` counts from 1; 0 means the whole file.
 
     >>> str(Where("train.tsv", 7))
@@ -34,4 +34,4 @@ class Record:
     """
 
     fields: dict[str, Any]
-    where: Where
+    location: FileLocation

@@ -10,36 +10,36 @@ steps without the host (static, engine_step), int8 and leaner steps on a CPU (qu
 forks, packed), and whether a CPU computes in bfloat16 (half).
 """
 
-from qkv.decode.choice import NotNumbers
-from qkv.decode.constrain import grammar, json_schema, regex
-from qkv.decode.draft import DraftModel, Lookup
-from qkv.decode.engine import Engine
+from qkv.decode.constrained.constraints import grammar, json_schema, regex
+from qkv.decode.cpu.int8 import quantize
+from qkv.decode.engine.engine import Engine
+from qkv.decode.engine.request import Request
 from qkv.decode.generate import generate, score
-from qkv.decode.options import Constraint, Options
-from qkv.decode.quantise import quantise
-from qkv.decode.request import Request
-from qkv.decode.result import Candidate, Result, Step, TokenLogprob
-from qkv.decode.speculate import SpeculativeResult, speculate
-from qkv.decode.writing import OnText
+from qkv.decode.options import Constraint, GenerationOptions
+from qkv.decode.result import GenerationResult, SearchCandidate, SearchStep, TokenLogprob
+from qkv.decode.selection import NonFiniteLogits
+from qkv.decode.sequence import OnText
+from qkv.decode.speculative.draft import DraftModel, PromptLookup
+from qkv.decode.speculative.speculate import SpeculativeResult, speculate
 
 __all__ = [
-    "Candidate",
     "Constraint",
     "DraftModel",
     "Engine",
-    "Lookup",
-    "NotNumbers",
+    "GenerationOptions",
+    "GenerationResult",
+    "NonFiniteLogits",
     "OnText",
-    "Options",
+    "PromptLookup",
     "Request",
-    "Result",
+    "SearchCandidate",
+    "SearchStep",
     "SpeculativeResult",
-    "Step",
     "TokenLogprob",
     "generate",
     "grammar",
     "json_schema",
-    "quantise",
+    "quantize",
     "regex",
     "score",
     "speculate",

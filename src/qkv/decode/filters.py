@@ -9,12 +9,12 @@ import math
 import torch
 from torch import Tensor
 
-from qkv.decode.options import Filter, Options
+from qkv.decode.options import GenerationOptions, LogitsProcessor
 
-NEVER = float("-inf")
+NEG_INF = float("-inf")
 
 
-def repetition(penalty: float) -> Filter:
+def repetition_penalty(penalty: float) -> LogitsProcessor:
     """Tokens that have occurred become less likely: positive logits are divided by the penalty, negative multiplied."""
 
     def apply(logits: Tensor, tokens: Tensor) -> Tensor:
@@ -26,7 +26,7 @@ def repetition(penalty: float) -> Filter:
     return apply
 
 
-def no_repeat(n: int) -> Filter:
+def no_repeat_ngram(n: int) -> LogitsProcessor:
     """No n tokens in a row may occur twice."""
 
     def apply(logits: Tensor, tokens: Tensor) -> Tensor:
@@ -39,26 +39,26 @@ def no_repeat(n: int) -> Filter:
         banned = torch.zeros_like(logits, dtype=torch.bool)
         row, place = again.nonzero(as_tuple=True)
         banned[row, windows[row, place, -1]] = True
-        return logits.masked_fill(banned, NEVER)
+        return logits.masked_fill(banned, NEG_INF)
 
     return apply
 
 
-def ban(tokens: tuple[int, ...]) -> Filter:
+def suppress(tokens: tuple[int, ...]) -> LogitsProcessor:
     """These tokens never come."""
     held: dict[torch.device, Tensor] = {}  # copied once, not at every step
 
     def apply(logits: Tensor, _: Tensor) -> Tensor:
         if logits.device not in held:
             held[logits.device] = torch.tensor(tokens, device=logits.device)
-        return logits.index_fill(1, held[logits.device], NEVER)
+        return logits.index_fill(1, held[logits.device], NEG_INF)
 
     return apply
 
 
-def not_before(length: int, end: tuple[int, ...]) -> Filter:
+def suppress_eos_before(length: int, eos_token_ids: tuple[int, ...]) -> LogitsProcessor:
     """No end while fewer than `length` tokens stand there."""
-    ban_end = ban(end)
+    ban_end = suppress(eos_token_ids)
 
     def apply(logits: Tensor, tokens: Tensor) -> Tensor:
         return ban_end(logits, tokens) if tokens.shape[1] < length else logits
@@ -66,55 +66,57 @@ def not_before(length: int, end: tuple[int, ...]) -> Filter:
     return apply
 
 
-def temperature(value: float) -> Filter:
+def temperature(value: float) -> LogitsProcessor:
     """Flatter above 1, sharper below."""
     return lambda logits, _: logits / value
 
 
-def top_k(k: int) -> Filter:
+def top_k(k: int) -> LogitsProcessor:
     """The k likeliest."""
 
     def apply(logits: Tensor, _: Tensor) -> Tensor:
         least = logits.topk(min(k, logits.shape[-1])).values[:, -1:]
-        return logits.masked_fill(logits < least, NEVER)
+        return logits.masked_fill(logits < least, NEG_INF)
 
     return apply
 
 
-def top_p(p: float) -> Filter:
+def top_p(p: float) -> LogitsProcessor:
     """The fewest of the likeliest whose probabilities reach p together; always the likeliest one."""
 
     def apply(logits: Tensor, _: Tensor) -> Tensor:
         ordered, index = logits.sort(descending=True)
         before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)  # the probability of all likelier ones
         drop = before >= p
-        return logits.masked_fill(drop.scatter(1, index, drop), NEVER)
+        return logits.masked_fill(drop.scatter(1, index, drop), NEG_INF)
 
     return apply
 
 
-def min_p(p: float) -> Filter:
+def min_p(p: float) -> LogitsProcessor:
     """Those at least p times as likely as the likeliest."""
 
     def apply(logits: Tensor, _: Tensor) -> Tensor:
         log_likely = logits.log_softmax(-1)
-        return logits.masked_fill(log_likely < log_likely.amax(-1, keepdim=True) + math.log(p), NEVER)
+        return logits.masked_fill(log_likely < log_likely.amax(-1, keepdim=True) + math.log(p), NEG_INF)
 
     return apply
 
 
-def filters_of(options: Options, end: tuple[int, ...], start_length: int) -> list[Filter]:
+def make_filters(
+    options: GenerationOptions, eos_token_ids: tuple[int, ...], prompt_length: int
+) -> list[LogitsProcessor]:
     """The filters that a request asks for, in the order in which they apply."""
-    chosen: list[Filter] = []
+    chosen: list[LogitsProcessor] = []
     if options.repetition_penalty != 1.0:
-        chosen.append(repetition(options.repetition_penalty))
-    if options.no_repeat:
-        chosen.append(no_repeat(options.no_repeat))
-    if options.banned:
-        chosen.append(ban(options.banned))
-    if options.min_tokens and end:
-        chosen.append(not_before(start_length + options.min_tokens, end))
-    chosen += options.filters
+        chosen.append(repetition_penalty(options.repetition_penalty))
+    if options.no_repeat_ngram_size:
+        chosen.append(no_repeat_ngram(options.no_repeat_ngram_size))
+    if options.suppress_tokens:
+        chosen.append(suppress(options.suppress_tokens))
+    if options.min_tokens and eos_token_ids:
+        chosen.append(suppress_eos_before(prompt_length + options.min_tokens, eos_token_ids))
+    chosen += options.logits_processors
     if options.temperature > 0:
         if options.temperature != 1.0:
             chosen.append(temperature(options.temperature))
@@ -127,7 +129,12 @@ def filters_of(options: Options, end: tuple[int, ...], start_length: int) -> lis
     return chosen
 
 
-def settled(options: Options) -> bool:
+def are_stateless(options: GenerationOptions) -> bool:
     """Whether the filters that a request asks for look at the logits alone, so that each step filters as the last."""
-    looking_back = options.repetition_penalty != 1.0 or options.no_repeat or options.min_tokens or options.filters
+    looking_back = (
+        options.repetition_penalty != 1.0
+        or options.no_repeat_ngram_size
+        or options.min_tokens
+        or options.logits_processors
+    )
     return not looking_back and options.constraint is None

@@ -7,26 +7,28 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
-from qkv.errors import UsageError, nearest
+from qkv.errors import UsageError, suggest_name
 from qkv.models import Config
 from qkv.text import Tokenizer
 
-MOST = 1e300
+MAX_FLOAT = 1e300
 """A number beyond this is taken for none."""
 
-Filter = Callable[[Tensor, Tensor], Tensor]
+LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
 """logits (R, V) and the tokens so far (R, T), −1 where there is none → logits (R, V)."""
 
 
 class Constraint(Protocol):
     """What every answer must look like: `qkv.decode.constrain` makes them from patterns, schemas and grammars."""
 
-    def begin(self, tokenizer: Tokenizer | None, end: tuple[int, ...], start: int) -> Filter:
+    def make_processor(
+        self, tokenizer: Tokenizer | None, eos_token_ids: tuple[int, ...], prompt_length: int
+    ) -> LogitsProcessor:
         """The filter of one batch, whose rows' answers are the tokens from column `start` on."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class GenerationOptions:
     """One decoding request.
 
     Temperature 0 takes the likeliest token each time; above it, tokens are drawn. `beam` above 1 searches.
@@ -42,24 +44,24 @@ class Options:
     seed: int | None = None  # the same seed gives the same text, whatever else is in the batch
     # what may come
     repetition_penalty: float = 1.0
-    no_repeat: int = 0  # never the same n tokens in a row twice
-    banned: tuple[int, ...] = ()
-    filters: tuple[Filter, ...] = ()  # your own, after those above and before those of sampling
+    no_repeat_ngram_size: int = 0  # never the same n tokens in a row twice
+    suppress_tokens: tuple[int, ...] = ()
+    logits_processors: tuple[LogitsProcessor, ...] = ()  # your own, after those above and before those of sampling
     constraint: Constraint | None = None  # what the answer must match: `qkv.decode.regex`, `json_schema`, `grammar`
     prefix: tuple[int, ...] = ()  # what the answer goes on from, as if it were written already (not given again)
     stop: tuple[str, ...] = ()  # texts that end the answer; they are not part of it
     # search
     beam: int = 1
     length_penalty: float = 1.0  # a hypothesis of n tokens is worth its log-probability / penalty(n)
-    penalty: Literal["power", "gnmt"] = "power"  # n^α, or ((5 + n) / 6)^α
-    best: int = 1  # how many hypotheses to give
-    record: bool = False  # keep each step of the search
-    compiled: bool = False  # on a GPU: faster steps of several rows, after a wait for the compiler
+    length_penalty_kind: Literal["power", "gnmt"] = "power"  # n^α, or ((5 + n) / 6)^α
+    num_return_sequences: int = 1  # how many hypotheses to give
+    return_search_steps: bool = False  # keep each step of the search
+    compile: bool = False  # on a GPU: faster steps of several rows, after a wait for the compiler
     logprobs: int = 0  # how many alternatives to report beside each token
 
     def check(self, config: Config) -> None:
         """Refuse what this model, or any, cannot do."""
-        vocab = config.stack.vocab
+        vocab = config.stack.vocab_size
         if config.decoder is None or config.head.kind != "lm":
             raise UsageError(f"this model has a {config.head.kind} head on its {config.family}: it does not write text")
         self.check_values()
@@ -67,7 +69,7 @@ class Options:
             raise UsageError(f"beam = {self.beam} is wider than the vocabulary of {vocab}")
         if self.logprobs > vocab:
             raise UsageError(f"logprobs = {self.logprobs} is more than the vocabulary of {vocab}")
-        for token in (*self.banned, *self.prefix):
+        for token in (*self.suppress_tokens, *self.prefix):
             if not 0 <= token < vocab:
                 raise UsageError(f"token id {token} is outside this model's vocabulary of {vocab}")
 
@@ -83,12 +85,12 @@ class Options:
             ("logprobs", 0),
         ):
             value = getattr(self, name)
-            if not is_whole(value) or value < low:
+            if not is_integer(value) or value < low:
                 raise UsageError(f"{name} = {value!r}: a whole number from {low} on")
         for name in ("temperature", "length_penalty", "top_p", "min_p", "repetition_penalty"):
-            if not is_number(getattr(self, name)):
+            if not is_finite_number(getattr(self, name)):
                 raise UsageError(f"{name} = {getattr(self, name)!r}: not a finite number")
-        if self.seed is not None and not (is_whole(self.seed) and -(2**63) <= self.seed < 2**64):
+        if self.seed is not None and not (is_integer(self.seed) and -(2**63) <= self.seed < 2**64):
             raise UsageError(f"seed = {self.seed!r}: a whole number of at most 64 bits, or None")
         for name in ("banned", "prefix", "stop", "filters"):
             if not isinstance(getattr(self, name), tuple | list):
@@ -105,45 +107,49 @@ class Options:
             raise UsageError(f"repetition_penalty = {self.repetition_penalty}: above 0")
         if self.min_tokens > self.max_tokens:
             raise UsageError(f"min_tokens = {self.min_tokens} is more than max_tokens = {self.max_tokens}")
-        if self.best > self.beam:
-            raise UsageError(f"best = {self.best} is more than beam = {self.beam}")
+        if self.num_return_sequences > self.beam:
+            raise UsageError(f"best = {self.num_return_sequences} is more than beam = {self.beam}")
         if self.beam > 1 and self.temperature > 0:
             raise UsageError("beam search takes no temperature: choose beam = 1 to draw, or temperature = 0 to search")
         for name in ("banned", "prefix"):
-            if not all(map(is_whole, getattr(self, name))):
+            if not all(map(is_integer, getattr(self, name))):
                 raise UsageError(f"{name} = {getattr(self, name)!r}: token ids, which are whole numbers")
         if not all(isinstance(text, str) and text for text in self.stop):
             raise UsageError(f"stop = {self.stop!r}: texts that are not empty")
-        if self.penalty not in ("power", "gnmt"):
-            raise UsageError(f"penalty = {self.penalty!r}; {nearest(str(self.penalty), ('power', 'gnmt'))}")
-        if not all(map(callable, self.filters)):
-            raise UsageError(f"filters = {self.filters!r}: functions of logits and the tokens so far")
+        if self.length_penalty_kind not in ("power", "gnmt"):
+            raise UsageError(
+                f"penalty = {self.length_penalty_kind!r}; {suggest_name(str(self.length_penalty_kind), ('power', 'gnmt'))}"
+            )
+        if not all(map(callable, self.logits_processors)):
+            raise UsageError(f"filters = {self.logits_processors!r}: functions of logits and the tokens so far")
         if self.constraint is not None and not hasattr(self.constraint, "begin"):
             raise UsageError(
                 f"constraint = {self.constraint!r}: make one with qkv.decode.regex, json_schema or grammar"
             )
 
-    def bound(self, tokenizer: Tokenizer | None, end: tuple[int, ...], start: int) -> "Options":
+    def bind_constraint(
+        self, tokenizer: Tokenizer | None, eos_token_ids: tuple[int, ...], prompt_length: int
+    ) -> "GenerationOptions":
         """The same options for one batch, with the constraint as a filter that knows where its rows' answers begin."""
         if self.constraint is None:
             return self
-        begun = self.constraint.begin(tokenizer, end, start)
-        return replace(self, constraint=None, filters=(*self.filters, begun))
+        begun = self.constraint.make_processor(tokenizer, eos_token_ids, prompt_length)
+        return replace(self, constraint=None, logits_processors=(*self.logits_processors, begun))
 
 
-def is_whole(value: object) -> bool:
+def is_integer(value: object) -> bool:
     """Whether a value is a whole number (truth values are none)."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def is_number(value: Any) -> bool:
+def is_finite_number(value: Any) -> bool:
     """Whether a value is a finite number (truth values are none)."""
     real = isinstance(value, Real) and not isinstance(value, bool)
-    return real and bool(-MOST < value < MOST)
+    return real and bool(-MAX_FLOAT < value < MAX_FLOAT)
 
 
-def length_factor(options: Options, length: int) -> float:
+def length_divisor(options: GenerationOptions, length: int) -> float:
     """What a hypothesis' log-probability is divided by."""
-    if options.penalty == "gnmt":
+    if options.length_penalty_kind == "gnmt":
         return float(((5.0 + length) / 6.0) ** options.length_penalty)
     return float(length**options.length_penalty)

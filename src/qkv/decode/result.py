@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-Reason = Literal["end", "length", "stop"]
+FinishReason = Literal["end", "length", "stop"]
 
 
 @dataclass
@@ -16,7 +16,7 @@ class TokenLogprob:
 
 
 @dataclass
-class Candidate:
+class SearchCandidate:
     """One way on that a beam search looked at."""
 
     beam: int  # which hypothesis it continues
@@ -27,20 +27,20 @@ class Candidate:
 
 
 @dataclass
-class Step:
+class SearchStep:
     """One step of a recorded beam search: its candidates, best first."""
 
-    candidates: list[Candidate]
+    candidates: list[SearchCandidate]
 
 
 @dataclass
-class Result:
+class GenerationResult:
     """A text that a model wrote."""
 
     text: str  # empty for a model without a tokenizer
     ids: list[int]  # new tokens only, without the end
     score: float  # the log-probability of all new tokens, the end included; for a search, divided by its penalty
-    reason: Reason  # why it stopped
+    finish_reason: FinishReason  # why it stopped
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    alternatives: list["Result"] = field(default_factory=list)  # the other hypotheses of a search, best first
-    steps: list[Step] = field(default_factory=list)  # a recorded search
+    alternatives: list["GenerationResult"] = field(default_factory=list)  # the other hypotheses of a search, best first
+    search_steps: list[SearchStep] = field(default_factory=list)  # a recorded search

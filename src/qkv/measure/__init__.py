@@ -6,21 +6,21 @@ machine   where to run and in which type, how much memory is free, what the mach
 bench     reading, writing and searching, measured in batches of growing size
 """
 
-from qkv.measure.bench import Bench, Point, measure
-from qkv.measure.cost import Cost, read_cost, step_cost
-from qkv.measure.limits import Limits, measure_limits
+from qkv.measure.bench import BenchPoint, BenchResult, measure
+from qkv.measure.cost import Cost, prefill_cost, step_cost
+from qkv.measure.limits import MachineLimits, measure_limits
 from qkv.measure.machine import check_memory, choose_device, choose_dtype
 
 __all__ = [
-    "Bench",
+    "BenchPoint",
+    "BenchResult",
     "Cost",
-    "Limits",
-    "Point",
+    "MachineLimits",
     "check_memory",
     "choose_device",
     "choose_dtype",
     "measure",
     "measure_limits",
-    "read_cost",
+    "prefill_cost",
     "step_cost",
 ]

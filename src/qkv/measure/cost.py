@@ -15,7 +15,7 @@ from torch import nn
 
 from qkv.blocks import Stack
 from qkv.blocks.block import Block
-from qkv.decode.quantise import Int8Linear
+from qkv.decode.cpu.int8 import Int8Linear
 from qkv.models import Encoder, Network, Seq2Seq
 
 
@@ -33,7 +33,9 @@ class Cost:
         return Cost(self.bytes - other.bytes, self.flops - other.flops)
 
 
-def step_cost(network: Network, rows: int, slots: int, *, beams: int = 1, source: int = 0) -> Cost:
+def step_cost(
+    network: Network, batch_size: int, context_length: int, *, num_beams: int = 1, source_length: int = 0
+) -> Cost:
     """One step of decoding: a token for each of `beams` hypotheses of each row, seeing `slots` of its row's cache.
 
     Hypotheses of a row see slots of their own besides those they share: `slots` counts what one of them sees, and the
@@ -41,48 +43,48 @@ def step_cost(network: Network, rows: int, slots: int, *, beams: int = 1, source
     encoder-decoder looks at.
     """
     assert not isinstance(network, Encoder)
-    stack, config, queries = network.decoder, network.decoder.config, rows * beams
-    total = passed(network.head, tokens=queries)
+    stack, config, queries = network.decoder, network.decoder.config, batch_size * num_beams
+    total = linear_cost(network.head, num_tokens=queries)
     if stack.norm is not None:
-        total += passed(stack.norm, tokens=queries)
+        total += linear_cost(stack.norm, num_tokens=queries)
     embedding = network.target_embedding if isinstance(network, Seq2Seq) else network.embedding
     if embedding.project is not None:
-        total += passed(embedding.project, tokens=queries)
+        total += linear_cost(embedding.project, num_tokens=queries)
     for layer in range(config.layers):
         block = _block(stack, layer)
-        total += passed(block, tokens=queries)
+        total += linear_cost(block, num_tokens=queries)
         window = config.window_of(layer)
-        seen = min(slots, window + 1) if window else slots
+        seen = min(context_length, window + 1) if window else context_length
         if block.cross is not None:
-            total -= passed(block.cross.kv, tokens=queries)  # it read the source, once, before
-            seen += source
-        total += attended(stack, rows * seen, queries * seen)
+            total -= linear_cost(block.cross.kv, num_tokens=queries)  # it read the source, once, before
+            seen += source_length
+        total += attention_cost(stack, batch_size * seen, queries * seen)
     return total
 
 
-def read_cost(network: Network, rows: int, length: int, *, head: bool = True) -> Cost:
+def prefill_cost(network: Network, batch_size: int, length: int, *, head: bool = True) -> Cost:
     """Reading a prompt of so many tokens in each row, a source, or a text.
 
     A decoder's head, where it is asked, reads the last token of a row alone; an encoder's is never asked. An
     encoder-decoder reads its sources, makes its decoder's keys and values of them, and takes the decoder's first step.
     """
     if isinstance(network, Encoder):
-        return _encoded(network.encoder, network.embedding.project, rows, length)
+        return _encoder_cost(network.encoder, network.embedding.project, batch_size, length)
     if isinstance(network, Seq2Seq):
-        total = _encoded(network.encoder, network.source_embedding.project, rows, length)
+        total = _encoder_cost(network.encoder, network.source_embedding.project, batch_size, length)
         for layer in range(network.decoder.config.layers):
             cross = _block(network.decoder, layer).cross
             assert cross is not None
-            total += passed(cross.kv, tokens=rows * length)
-        return total + step_cost(network, rows, 1, source=length)
-    total = _stacked(network.decoder, rows, length, causal=True)
+            total += linear_cost(cross.kv, num_tokens=batch_size * length)
+        return total + step_cost(network, batch_size, 1, source_length=length)
+    total = _stack_cost(network.decoder, batch_size, length, causal=True)
     if head:
-        total += passed(network.head, tokens=rows)
+        total += linear_cost(network.head, num_tokens=batch_size)
     project = network.embedding.project
-    return total if project is None else total + passed(project, tokens=rows * length)
+    return total if project is None else total + linear_cost(project, num_tokens=batch_size * length)
 
 
-def passed(module: nn.Module, *, tokens: int) -> Cost:
+def linear_cost(module: nn.Module, *, num_tokens: int) -> Cost:
     """The cost of so many tokens that pass through the linear maps of a module."""
     numbers = size = 0
     for part in module.modules():
@@ -91,14 +93,14 @@ def passed(module: nn.Module, *, tokens: int) -> Cost:
         numbers += inputs * outputs
         if isinstance(part, Int8Linear):  # its weights are packed, out of sight; a scale, shift and sum for each output
             size += inputs * outputs + 12 * outputs
-    return Cost(size, 2 * numbers * tokens)
+    return Cost(size, 2 * numbers * num_tokens)
 
 
-def attended(stack: Stack, keys: int, pairs: int) -> Cost:
+def attention_cost(stack: Stack, num_keys: int, num_pairs: int) -> Cost:
     """One layer's attention: so many keys (and values) read, and pairs of a query and a key that it sees."""
     config = stack.config
     size = next(stack.parameters()).element_size()
-    return Cost(2 * config.kv_heads * config.head_width * size * keys, 4 * config.heads * config.head_width * pairs)
+    return Cost(2 * config.kv_heads * config.head_dim * size * num_keys, 4 * config.heads * config.head_dim * num_pairs)
 
 
 def weight_bytes(network: Network) -> int:
@@ -109,22 +111,22 @@ def weight_bytes(network: Network) -> int:
     return plain + sum(one.in_features * one.out_features + 12 * one.out_features for one in packed)
 
 
-def _encoded(stack: Stack, project: nn.Module | None, rows: int, length: int) -> Cost:
-    total = _stacked(stack, rows, length, causal=False)
-    return total if project is None else total + passed(project, tokens=rows * length)
+def _encoder_cost(stack: Stack, project: nn.Module | None, batch_size: int, length: int) -> Cost:
+    total = _stack_cost(stack, batch_size, length, causal=False)
+    return total if project is None else total + linear_cost(project, num_tokens=batch_size * length)
 
 
-def _stacked(stack: Stack, rows: int, length: int, *, causal: bool) -> Cost:
+def _stack_cost(stack: Stack, batch_size: int, length: int, *, causal: bool) -> Cost:
     """All layers over whole texts. What attention reads was just computed: it counts as FLOPs alone."""
-    total = Cost(0, 0) if stack.norm is None else passed(stack.norm, tokens=rows * length)
+    total = Cost(0, 0) if stack.norm is None else linear_cost(stack.norm, num_tokens=batch_size * length)
     for layer in range(stack.config.layers):
-        total += passed(_block(stack, layer), tokens=rows * length)
-        pairs = pairs_seen(length, stack.config.window_of(layer), causal=causal)
-        total += Cost(0, attended(stack, 0, rows * pairs).flops)
+        total += linear_cost(_block(stack, layer), num_tokens=batch_size * length)
+        pairs = num_attention_pairs(length, stack.config.window_of(layer), causal=causal)
+        total += Cost(0, attention_cost(stack, 0, batch_size * pairs).flops)
     return total
 
 
-def pairs_seen(length: int, window: int, *, causal: bool) -> int:
+def num_attention_pairs(length: int, window: int, *, causal: bool) -> int:
     """How many pairs of a query and a key that it sees a text of so many tokens has.
 
     >>> pairs_seen(4, 0, causal=True), pairs_seen(4, 0, causal=False), pairs_seen(4, 1, causal=True)

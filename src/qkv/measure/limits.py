@@ -16,57 +16,59 @@ from typing import Literal
 import torch
 from torch import nn
 
-from qkv.decode.quantise import Int8Linear
+from qkv.decode.cpu.int8 import Int8Linear
 from qkv.measure.cost import Cost
 
-LARGE = {"cpu": 2**28, "cuda": 2**30}
+UNCACHED_BYTES = {"cpu": 2**28, "cuda": 2**30}
 """How many bytes are more than the caches hold."""
-SIDES = (256, 512, 1024, 2048, 4096, 8192)
+MATRIX_SIZES = (256, 512, 1024, 2048, 4096, 8192)
 """Of the square matrices: larger ones as long as there is time."""
 Bound = Literal["bandwidth", "arithmetic"]
 
 
 @dataclass(frozen=True)
-class Limits:
+class MachineLimits:
     """What a machine reaches at most."""
 
     flops: float  # a second
-    memory: float  # bytes a second, out of memory
-    cached: float  # bytes a second, out of as much memory as the model's weights take
+    memory_bandwidth: float  # bytes a second, out of memory
+    cached_bandwidth: float  # bytes a second, out of as much memory as the model's weights take
 
     @property
     def bandwidth(self) -> float:
-        return max(self.memory, self.cached)
+        return max(self.memory_bandwidth, self.cached_bandwidth)
 
     @property
-    def ridge(self) -> float:
+    def ridge_point(self) -> float:
         """From so many FLOPs for each byte on the arithmetic is the limit."""
         return self.flops / self.bandwidth
 
-    def least(self, cost: Cost) -> tuple[float, Bound]:
+    def min_seconds(self, cost: Cost) -> tuple[float, Bound]:
         """The seconds that a pass takes at the least, and what it waits for."""
         reading, computing = cost.bytes / self.bandwidth, cost.flops / self.flops
         return (reading, "bandwidth") if reading >= computing else (computing, "arithmetic")
 
 
-def measure_limits(device: torch.device, dtype: torch.dtype, *, int8: bool, weights: int, seconds: float) -> Limits:
+def measure_limits(
+    device: torch.device, dtype: torch.dtype, *, int8: bool, weight_bytes: int, seconds: float
+) -> MachineLimits:
     """Both limits, in about so many seconds. `weights` is how many bytes the model's weights take."""
-    large = LARGE.get(device.type, LARGE["cpu"])
-    return Limits(
-        flops=product_speed(device, dtype, int8=int8, seconds=seconds / 2),
-        memory=reading_speed(device, large, seconds / 4),
-        cached=reading_speed(device, min(max(weights, 2**12), large), seconds / 4),
+    large = UNCACHED_BYTES.get(device.type, UNCACHED_BYTES["cpu"])
+    return MachineLimits(
+        flops=measure_flops(device, dtype, int8=int8, seconds=seconds / 2),
+        memory_bandwidth=measure_bandwidth(device, large, seconds / 4),
+        cached_bandwidth=measure_bandwidth(device, min(max(weight_bytes, 2**12), large), seconds / 4),
     )
 
 
 @torch.inference_mode()
-def product_speed(device: torch.device, dtype: torch.dtype, *, int8: bool, seconds: float) -> float:
+def measure_flops(device: torch.device, dtype: torch.dtype, *, int8: bool, seconds: float) -> float:
     """FLOPs a second of the best product. In int8 on a CPU the product is of whole numbers; on a GPU it is not."""
     best, stop = 0.0, time.perf_counter() + seconds
-    for side in SIDES:
+    for side in MATRIX_SIZES:
         x = torch.randn(side, side, device=device).to(dtype)
         product = Int8Linear(nn.Linear(side, side, bias=False)) if int8 and device.type == "cpu" else x.matmul
-        taken = best_time(partial(product, x), device, seconds / len(SIDES))
+        taken = best_time(partial(product, x), device, seconds / len(MATRIX_SIZES))
         best = max(best, 2 * side**3 / taken)
         if time.perf_counter() + 3 * 8 * taken > stop:  # the next one takes eight times as long, and is tried thrice
             break
@@ -74,25 +76,25 @@ def product_speed(device: torch.device, dtype: torch.dtype, *, int8: bool, secon
 
 
 @torch.inference_mode()
-def reading_speed(device: torch.device, size: int, seconds: float) -> float:
+def measure_bandwidth(device: torch.device, num_bytes: int, seconds: float) -> float:
     """Bytes a second of the best of reading memory, and of reading and writing it."""
-    memory = torch.ones(size // 4, device=device)
+    memory = torch.ones(num_bytes // 4, device=device)
     other = torch.empty_like(memory)
-    reads = size / best_time(memory.sum, device, seconds / 2)
-    copies = 2 * size / best_time(lambda: other.copy_(memory), device, seconds / 2)
+    reads = num_bytes / best_time(memory.sum, device, seconds / 2)
+    copies = 2 * num_bytes / best_time(lambda: other.copy_(memory), device, seconds / 2)
     return max(reads, copies)
 
 
 def best_time(work: Callable[[], object], device: torch.device, seconds: float) -> float:
     """The best time of some work, in seconds, tried for so long, and twice at least after it has warmed up."""
     work()
-    stop, taken = time.perf_counter() + seconds, [timed(work, device), timed(work, device)]
+    stop, taken = time.perf_counter() + seconds, [time_call(work, device), time_call(work, device)]
     while time.perf_counter() < stop:
-        taken.append(timed(work, device))
+        taken.append(time_call(work, device))
     return min(taken)
 
 
-def timed(work: Callable[[], object], device: torch.device) -> float:
+def time_call(work: Callable[[], object], device: torch.device) -> float:
     """How many seconds some work takes until the device has done it."""
     synchronise(device)
     start = time.perf_counter()

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import torch
 
-from qkv.decode.half import ISA, WITHOUT_AMX, bfloat16_runs
-from qkv.errors import QkvError, UsageError, nearest
+from qkv.decode.cpu.bfloat16 import ISA_VARIABLE, WITHOUT_AMX, supports_bfloat16
+from qkv.errors import QkvError, UsageError, suggest_name
 from qkv.models import Config
-from qkv.models.account import account
+from qkv.models.summary import summarise_model
 
-TYPES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 """What a model may compute in, and the bytes of a number."""
 
 
@@ -38,11 +38,11 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     """A type by its name; "auto" is bfloat16 on a GPU and float32 elsewhere."""
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
-    if name not in TYPES:
-        raise UsageError(f"--dtype {name}: {nearest(name, [*TYPES, 'auto'])}")
-    if name == "bfloat16" and device.type == "cpu" and not bfloat16_runs():
+    if name not in DTYPE_BYTES:
+        raise UsageError(f"--dtype {name}: {suggest_name(name, [*DTYPE_BYTES, 'auto'])}")
+    if name == "bfloat16" and device.type == "cpu" and not supports_bfloat16():
         raise QkvError(
-            f"--dtype bfloat16: this CPU stops at it; set {ISA}={WITHOUT_AMX} in the environment, or stay in float32"
+            f"--dtype bfloat16: this CPU stops at it; set {ISA_VARIABLE}={WITHOUT_AMX} in the environment, or stay in float32"
         )
     dtype: torch.dtype = getattr(torch, name)
     return dtype
@@ -50,7 +50,7 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 def check_memory(name: str, config: Config, dtype: torch.dtype, device: torch.device, *, int8: bool) -> None:
     """Refuse a model whose weights do not fit, before any of them is made."""
-    size = account(config).total * dtype.itemsize
+    size = summarise_model(config).total * dtype.itemsize
     wanted, free = (size + size // dtype.itemsize if int8 else size), free_memory(device)
     if free is not None and wanted > free:
         smaller = "" if dtype.itemsize == 2 else "--dtype bfloat16, or "

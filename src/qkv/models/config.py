@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 from qkv.blocks import HeadConfig, RotaryScaling, StackConfig
 from qkv.blocks.config import check_fields
-from qkv.errors import QkvError, nearest
+from qkv.errors import QkvError, suggest_name
 
 Family = Literal["encoder", "decoder", "seq2seq"]
-VERSION = 1
+CONFIG_VERSION = 1
 """Of `config.json`: raised when an older qkv would read a newer file wrongly."""
 
 
@@ -21,7 +21,7 @@ VERSION = 1
 class Config:
     """Everything that `build` needs to make a network.
 
-    >>> stack = StackConfig(vocab=100, width=64, layers=2, heads=4, ffn_width=256)
+    >>> stack = StackConfig(vocab_size=100, width=64, layers=2, heads=4, ffn_width=256)
     >>> Config(decoder=stack, head=HeadConfig(kind="lm", outputs=100, tied=True)).family
     'decoder'
     """
@@ -29,29 +29,29 @@ class Config:
     encoder: StackConfig | None = None
     decoder: StackConfig | None = None
     head: HeadConfig = field(default_factory=HeadConfig)
-    shared_embedding: bool = False  # seq2seq: source and target read one token table
-    pad: int | None = None  # token ids, None where the model has none
-    start: int | None = None  # what a decoder is given first
-    end: tuple[int, ...] = ()  # what ends a generated text
+    share_embeddings: bool = False  # seq2seq: source and target read one token table
+    pad_token_id: int | None = None  # token ids, None where the model has none
+    decoder_start_token_id: int | None = None  # what a decoder is given first
+    eos_token_ids: tuple[int, ...] = ()  # what ends a generated text
     architecture: str = ""  # the public layout that it came from, if any: a hint for export
 
     def __post_init__(self) -> None:
-        check_fields(self, lists=("end",))
+        check_fields(self, list_fields=("eos_token_ids",))
         if self.encoder is None and self.decoder is None:
             raise ValueError("a config needs an encoder, a decoder or both")
-        if self.shared_embedding:
+        if self.share_embeddings:
             if self.family != "seq2seq":
-                raise ValueError("shared_embedding is for an encoder and a decoder together")
-            for name in ("vocab", "width", "embedding_width"):
+                raise ValueError("share_embeddings is for an encoder and a decoder together")
+            for name in ("vocab_size", "width", "embedding_width"):
                 a, b = getattr(self.encoder, name), getattr(self.decoder, name)
                 if a != b:
-                    raise ValueError(f"shared_embedding needs one {name}, not {a} (encoder) and {b} (decoder)")
+                    raise ValueError(f"share_embeddings needs one {name}, not {a} (encoder) and {b} (decoder)")
         if self.family == "seq2seq" and self.encoder.width != self.decoder.width:  # type: ignore[union-attr]
             raise ValueError("encoder and decoder must have the same width: the decoder reads the encoder's vectors")
         if self.family == "seq2seq" and self.decoder.residual == "parallel":  # type: ignore[union-attr]
             raise ValueError('decoder: residual = "parallel" has no place for cross-attention; use "serial"')
-        if self.head.kind in ("lm", "mlm") and self.head.outputs != self.stack.vocab:
-            raise ValueError(f"head outputs = {self.head.outputs} must equal vocab = {self.stack.vocab}")
+        if self.head.kind in ("lm", "mlm") and self.head.outputs != self.stack.vocab_size:
+            raise ValueError(f"head outputs = {self.head.outputs} must equal vocab = {self.stack.vocab_size}")
 
     @property
     def family(self) -> Family:
@@ -68,16 +68,16 @@ class Config:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, as `config.json` holds them."""
-        return {"format": "qkv", "version": VERSION, "family": self.family, **asdict(self)}
+        return {"format": "qkv", "version": CONFIG_VERSION, "family": self.family, **asdict(self)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], where: str = "config.json") -> "Config":
         """The reverse of `to_dict`; an unknown or missing name is an error that says which."""
         if not isinstance(values, dict):
             raise QkvError(f"{where}: expected a table of fields, found {type(values).__name__}")
-        if values.get("version", VERSION) != VERSION:
+        if values.get("version", CONFIG_VERSION) != CONFIG_VERSION:
             raise QkvError(
-                f"{where}: version {values['version']!r} of the format, this qkv reads {VERSION}; update qkv"
+                f"{where}: version {values['version']!r} of the format, this qkv reads {CONFIG_VERSION}; update qkv"
             )
         family = values.get("family")
         values = {k: v for k, v in values.items() if k not in ("format", "version", "family")}
@@ -107,7 +107,7 @@ def _construct(cls: type, values: Any, where: str) -> Any:
     known = {f.name: f for f in fields(cls)}
     for name in values:
         if name not in known:
-            raise QkvError(f"{where}: unknown field {name!r}; {nearest(name, known)}")
+            raise QkvError(f"{where}: unknown field {name!r}; {suggest_name(name, known)}")
     needed = [n for n, f in known.items() if f.default is MISSING and f.default_factory is MISSING]
     missing = [name for name in needed if name not in values]
     if missing:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from qkv.blocks import Embedding, Head, Place, SelfCache, Stack, Tap, initialise, place_of
+from qkv.blocks import Embedding, Head, SelfCache, SequenceLayout, Stack, Tap, initialise, make_layout
 from qkv.errors import UsageError
 from qkv.models.config import Config
 from qkv.models.length import check_length
@@ -25,64 +25,64 @@ class Decoder(nn.Module):
         for part in (self.head, self.embedding, self.decoder):
             initialise(part, self.decoder.config)
 
-    def new_cache(self, rows: int, length: int, *, static: bool = False) -> SelfCache:
+    def new_cache(self, batch_size: int, capacity: int, *, static: bool = False) -> SelfCache:
         """Room for `length` tokens in each of `rows` rows; it grows when it is full, unless static."""
-        return new_cache(self.decoder, rows, length, static=static)
+        return new_cache(self.decoder, batch_size, capacity, static=static)
 
     def hidden(
         self,
         ids: Tensor,
-        segment: Tensor | None = None,
-        position: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        positions: Tensor | None = None,
         *,
-        texts: int = 0,
-        longest: int = 0,
+        max_documents: int = 0,
+        max_document_length: int = 0,
         cache: SelfCache | None = None,
         tap: Tap | None = None,
-        only: Tensor | None = None,
-    ) -> tuple[Tensor, Place]:
+        selected: Tensor | None = None,
+    ) -> tuple[Tensor, SequenceLayout]:
         """The vectors (B, T, C) that the head reads, and where they stand. No text takes more than `longest` places.
 
         `only`, (N,) or (B, Q), chooses places of the rows laid end to end, and the vectors are theirs alone, (N, C).
         """
-        check_length(self.decoder.config, ids, position, cache, segment)
-        if cache is not None and position is None:
-            position = cache.next_positions(ids, segment)
-        place = place_of(ids, segment, position, texts, longest)
-        x = self.embedding(ids, place.position)
-        return self.decoder(x, place, cache, tap=tap, only=only), place
+        check_length(self.decoder.config, ids, positions, cache, document_ids)
+        if cache is not None and positions is None:
+            positions = cache.next_positions(ids, document_ids)
+        place = make_layout(ids, document_ids, positions, max_documents, max_document_length)
+        x = self.embedding(ids, place.positions)
+        return self.decoder(x, place, cache, tap=tap, selected=selected), place
 
     def forward(
         self,
         ids: Tensor,
-        segment: Tensor | None = None,
-        position: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        positions: Tensor | None = None,
         *,
-        texts: int = 0,
+        max_documents: int = 0,
         cache: SelfCache | None = None,
         tap: Tap | None = None,
     ) -> Tensor:
         """What the head makes of it: (B, T, V), or (B, V) for heads that read a whole text."""
-        x, place = self.hidden(ids, segment, position, texts=texts, cache=cache, tap=tap)
-        out: Tensor = self.head(x, place, texts)
+        x, place = self.hidden(ids, document_ids, positions, max_documents=max_documents, cache=cache, tap=tap)
+        out: Tensor = self.head(x, place, max_documents)
         return out
 
 
-def new_cache(stack: Stack, rows: int, length: int, *, static: bool) -> SelfCache:
+def new_cache(stack: Stack, batch_size: int, capacity: int, *, static: bool) -> SelfCache:
     """A self cache that fits a stack, on its device and in its type."""
     config = stack.config
-    if static and config.limited and length > config.max_positions:
+    if static and config.has_max_positions and capacity > config.max_positions:
         raise UsageError(
-            f"a static cache of {length} slots is longer than the {config.max_positions} positions that this model has"
+            f"a static cache of {capacity} slots is longer than the {config.max_positions} positions that this model has"
         )
     weight = next(stack.parameters())
     dtype = weight.dtype if weight.dtype.is_floating_point else torch.float32
     return SelfCache(
         config.layers,
-        rows,
+        batch_size,
         config.kv_heads,
-        length,
-        config.head_width,
+        capacity,
+        config.head_dim,
         device=weight.device,
         dtype=dtype,
         static=static,

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from qkv.blocks import Embedding, Head, Place, Stack, Tap, initialise, place_of
+from qkv.blocks import Embedding, Head, SequenceLayout, Stack, Tap, initialise, make_layout
 from qkv.models.config import Config
 from qkv.models.length import check_length
 
@@ -30,35 +30,35 @@ class Encoder(nn.Module):
     def hidden(
         self,
         ids: Tensor,
-        segment: Tensor | None = None,
-        position: Tensor | None = None,
-        types: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        positions: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
         *,
-        texts: int = 0,
-        longest: int = 0,
+        max_documents: int = 0,
+        max_document_length: int = 0,
         tap: Tap | None = None,
-        only: Tensor | None = None,
-    ) -> tuple[Tensor, Place]:
+        selected: Tensor | None = None,
+    ) -> tuple[Tensor, SequenceLayout]:
         """The vectors (B, T, C) that the head reads, and where they stand. No text takes more than `longest` places.
 
         `only`, (N,) or (B, Q), chooses places of the rows laid end to end, and the vectors are theirs alone, (N, C).
         """
-        check_length(self.encoder.config, ids, position, segment=segment)
-        place = place_of(ids, segment, position, texts, longest)
-        x = self.embedding(ids, place.position, types)
-        return self.encoder(x, place, tap=tap, only=only), place
+        check_length(self.encoder.config, ids, positions, document_ids=document_ids)
+        place = make_layout(ids, document_ids, positions, max_documents, max_document_length)
+        x = self.embedding(ids, place.positions, token_type_ids)
+        return self.encoder(x, place, tap=tap, selected=selected), place
 
     def forward(
         self,
         ids: Tensor,
-        segment: Tensor | None = None,
-        position: Tensor | None = None,
-        types: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        positions: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
         *,
-        texts: int = 0,
+        max_documents: int = 0,
         tap: Tap | None = None,
     ) -> Tensor:
         """What the head makes of it: (B, T, V), or (B, V) for heads that read a whole text."""
-        x, place = self.hidden(ids, segment, position, types, texts=texts, tap=tap)
-        out: Tensor = self.head(x, place, texts)
+        x, place = self.hidden(ids, document_ids, positions, token_type_ids, max_documents=max_documents, tap=tap)
+        out: Tensor = self.head(x, place, max_documents)
         return out

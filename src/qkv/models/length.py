@@ -3,31 +3,31 @@
 import torch
 from torch import Tensor
 
-from qkv.blocks import SelfCache, StackConfig, positions_of
+from qkv.blocks import SelfCache, StackConfig, count_positions
 from qkv.errors import UsageError
 
 
 def check_length(
     config: StackConfig,
     ids: Tensor,
-    position: Tensor | None = None,
+    positions: Tensor | None = None,
     cache: SelfCache | None = None,
-    segment: Tensor | None = None,
+    document_ids: Tensor | None = None,
 ) -> None:
     """Raise where `ids` (B, T) would need positions that the model does not have.
 
     Positions given by the caller are taken at their word. A row may be longer than the table where it packs several
     texts or ends in padding: only then are its segments looked at (and not while a model is being compiled).
     """
-    if position is not None or not config.limited:
+    if positions is not None or not config.has_max_positions:
         return
     needed = ids.shape[1] + (cache.filled if cache is not None else 0)
     if needed <= config.max_positions:
         return
-    if segment is not None and cache is None:
+    if document_ids is not None and cache is None:
         if torch.compiler.is_compiling():
             return
-        needed = int(positions_of(segment).max()) + 1
+        needed = int(count_positions(document_ids).max()) + 1
     if needed > config.max_positions:
         raise UsageError(
             f"{needed} tokens are more than the {config.max_positions} positions that this model has; "

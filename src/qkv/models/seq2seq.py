@@ -8,14 +8,14 @@ from torch import Tensor, nn
 from qkv.blocks import (
     CrossCache,
     Embedding,
+    EncoderMemory,
     Head,
-    Memory,
-    Place,
     SelfCache,
+    SequenceLayout,
     Stack,
     Tap,
     initialise,
-    place_of,
+    make_layout,
 )
 from qkv.models.config import Config
 from qkv.models.decoder import new_cache
@@ -36,7 +36,7 @@ class Seq2Seq(nn.Module):
         self.source_embedding = Embedding(config.encoder)
         self.encoder = Stack(config.encoder, name="encoder", causal=False)
         self.target_embedding = Embedding(config.decoder)
-        if config.shared_embedding:
+        if config.share_embeddings:
             self.target_embedding.token = self.source_embedding.token
         self.decoder = Stack(config.decoder, name="decoder", causal=True, cross=True)
         self.head = Head(config.head, config.decoder, self.target_embedding.token)
@@ -48,81 +48,83 @@ class Seq2Seq(nn.Module):
         for part in (self.source_embedding, self.encoder):
             initialise(part, self.encoder.config)
 
-    def new_cache(self, rows: int, length: int, *, static: bool = False) -> SelfCache:
+    def new_cache(self, batch_size: int, capacity: int, *, static: bool = False) -> SelfCache:
         """Room for `length` target tokens in each of `rows` rows (a source may have several: its beams)."""
-        return new_cache(self.decoder, rows, length, static=static)
+        return new_cache(self.decoder, batch_size, capacity, static=static)
 
     def encode(
         self,
         source: Tensor,
-        segment: Tensor | None = None,
-        position: Tensor | None = None,
-        types: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        positions: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
         *,
-        texts: int = 0,
-        longest: int = 0,
+        max_documents: int = 0,
+        max_document_length: int = 0,
         tap: Tap | None = None,
-    ) -> Memory:
+    ) -> EncoderMemory:
         """Read the source (B, S) once. `types`, where the encoder has them, is as in `Encoder`."""
-        check_length(self.encoder.config, source, position, segment=segment)
-        place = place_of(source, segment, position, texts, longest)
-        x = self.source_embedding(source, place.position, types)
-        return Memory(self.encoder(x, place, tap=tap), place)
+        check_length(self.encoder.config, source, positions, document_ids=document_ids)
+        place = make_layout(source, document_ids, positions, max_documents, max_document_length)
+        x = self.source_embedding(source, place.positions, token_type_ids)
+        return EncoderMemory(self.encoder(x, place, tap=tap), place)
 
-    def remember(self, memory: Memory) -> CrossCache:
+    def build_cross_cache(self, memory: EncoderMemory) -> CrossCache:
         """The memory as every decoder layer's keys and values, projected once for a whole decoding."""
-        return self.decoder.remember(memory.vectors, memory.place)
+        return self.decoder.build_cross_cache(memory.vectors, memory.layout)
 
     def hidden(
         self,
         target: Tensor,
-        memory: Memory | CrossCache,
-        segment: Tensor | None = None,
-        position: Tensor | None = None,
+        memory: EncoderMemory | CrossCache,
+        document_ids: Tensor | None = None,
+        positions: Tensor | None = None,
         *,
-        texts: int = 0,
-        longest: int = 0,
+        max_documents: int = 0,
+        max_document_length: int = 0,
         cache: SelfCache | None = None,
         tap: Tap | None = None,
-    ) -> tuple[Tensor, Place]:
+    ) -> tuple[Tensor, SequenceLayout]:
         """The vectors (B, T, C) that the head reads, and where they stand. No text takes more than `longest` places."""
-        if target.shape[0] % memory.rows:
-            raise ValueError(f"{target.shape[0]} target rows cannot share {memory.rows} sources evenly")
-        check_length(self.decoder.config, target, position, cache, segment)
-        if cache is not None and position is None:
-            position = cache.next_positions(target, segment)
-        place = place_of(target, segment, position, texts, longest)
-        x = self.target_embedding(target, place.position)
+        if target.shape[0] % memory.batch_size:
+            raise ValueError(f"{target.shape[0]} target rows cannot share {memory.batch_size} sources evenly")
+        check_length(self.decoder.config, target, positions, cache, document_ids)
+        if cache is not None and positions is None:
+            positions = cache.next_positions(target, document_ids)
+        place = make_layout(target, document_ids, positions, max_documents, max_document_length)
+        x = self.target_embedding(target, place.positions)
         return self.decoder(x, place, cache, memory, tap), place
 
     def decode(
         self,
         target: Tensor,
-        memory: Memory | CrossCache,
-        segment: Tensor | None = None,
-        position: Tensor | None = None,
+        memory: EncoderMemory | CrossCache,
+        document_ids: Tensor | None = None,
+        positions: Tensor | None = None,
         *,
-        texts: int = 0,
+        max_documents: int = 0,
         cache: SelfCache | None = None,
         tap: Tap | None = None,
     ) -> Tensor:
         """Target tokens (B, T), or with a cache those that are new, against a source that was read before."""
-        x, place = self.hidden(target, memory, segment, position, texts=texts, cache=cache, tap=tap)
-        out: Tensor = self.head(x, place, texts)
+        x, place = self.hidden(
+            target, memory, document_ids, positions, max_documents=max_documents, cache=cache, tap=tap
+        )
+        out: Tensor = self.head(x, place, max_documents)
         return out
 
     def forward(
         self,
         source: Tensor,
         target: Tensor,
-        source_segment: Tensor | None = None,
-        target_segment: Tensor | None = None,
-        source_position: Tensor | None = None,
-        target_position: Tensor | None = None,
+        source_document_ids: Tensor | None = None,
+        target_document_ids: Tensor | None = None,
+        source_positions: Tensor | None = None,
+        target_positions: Tensor | None = None,
         *,
-        texts: int = 0,
+        max_documents: int = 0,
         tap: Tap | None = None,
     ) -> Tensor:
         """Teacher forcing: all target positions at once, (B, T, V)."""
-        memory = self.encode(source, source_segment, source_position, texts=texts, tap=tap)
-        return self.decode(target, memory, target_segment, target_position, texts=texts, tap=tap)
+        memory = self.encode(source, source_document_ids, source_positions, max_documents=max_documents, tap=tap)
+        return self.decode(target, memory, target_document_ids, target_positions, max_documents=max_documents, tap=tap)

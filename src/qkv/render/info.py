@@ -6,13 +6,13 @@ from rich.table import Table
 from rich.text import Text
 
 from qkv.models import Config
-from qkv.models.account import PARTS, Account
+from qkv.models.summary import COMPONENTS, ModelSummary
 
-FAMILIES = {"encoder": "encoder-only", "decoder": "decoder-only", "seq2seq": "encoder-decoder"}
+FAMILY_NAMES = {"encoder": "encoder-only", "decoder": "decoder-only", "seq2seq": "encoder-decoder"}
 PART_NAMES = {"embedding": "embedding", "attention": "attention", "mlp": "MLP", "norms": "norms", "head": "head"}
 
 
-def count(number: float, unit: str = "") -> str:
+def format_count(number: float, unit: str = "") -> str:
     """A number that a person reads at a glance.
 
     >>> count(115_970_408_448), count(124_439_808), count(1_536, "B")
@@ -30,16 +30,16 @@ def count(number: float, unit: str = "") -> str:
     return f"{number:,.0f}"
 
 
-def render(name: str, config: Config, books: Account, console: Console) -> None:
+def print_info(name: str, config: Config, account: ModelSummary, console: Console) -> None:
     """The table of `qkv info`."""
-    depth = " + ".join(str(n) for n in books.layers.values())
+    depth = " + ".join(str(n) for n in account.layers.values())
     head = "" if config.head.kind == "none" else f", {config.head.kind} head"
-    console.print(Text.assemble((name, "bold"), f"   {FAMILIES[books.family]}{head}"))
+    console.print(Text.assemble((name, "bold"), f"   {FAMILY_NAMES[account.family]}{head}"))
     stack = config.stack
     grouped = f" ({stack.kv_heads} key/value)" if stack.kv_heads != stack.heads else ""
     console.print(
-        f"{depth} layers · {stack.heads} heads of {stack.head_width}{grouped} · width {stack.width:,} · "
-        f"vocabulary {stack.vocab:,}",
+        f"{depth} layers · {stack.heads} heads of {stack.head_dim}{grouped} · width {stack.width:,} · "
+        f"vocabulary {stack.vocab_size:,}",
         highlight=False,
     )
     console.print(_positions(config), highlight=False)
@@ -48,43 +48,43 @@ def render(name: str, config: Config, books: Account, console: Console) -> None:
     table.add_column("parameters", justify="right")
     table.add_column("share", justify="right")
     table.add_column("", width=30)
-    add_parameters(table, books)
+    add_parameter_rows(table, account)
     console.print(table)
 
     costs = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
     costs.add_row(
-        f"arithmetic per token, at {books.context:,} tokens",
-        f"{count(books.flops_forward, 'FLOP')} forward, {count(books.flops_training, 'FLOP')} training",
+        f"arithmetic per token, at {account.context_length:,} tokens",
+        f"{format_count(account.flops_forward, 'FLOP')} forward, {format_count(account.flops_training, 'FLOP')} training",
     )
-    costs.add_row("memory of the weights", _sizes(books.weight_bytes))
-    if books.cache_bytes_per_token["float32"]:
-        costs.add_row("cache per token", _sizes(books.cache_bytes_per_token))
-    if books.cross_bytes_per_source_token["float32"]:
-        costs.add_row("cache per source token", _sizes(books.cross_bytes_per_source_token))
+    costs.add_row("memory of the weights", _sizes(account.weight_bytes))
+    if account.cache_bytes_per_token["float32"]:
+        costs.add_row("cache per token", _sizes(account.cache_bytes_per_token))
+    if account.cross_bytes_per_source_token["float32"]:
+        costs.add_row("cache per source token", _sizes(account.cross_bytes_per_source_token))
     console.print(costs, highlight=False)
 
 
 def _positions(config: Config) -> str:
     stack = config.stack
-    window = f", a window of {stack.window:,} back" if stack.window else ""
-    if stack.window and config.decoder is None:
+    window = f", a window of {stack.sliding_window:,} back" if stack.sliding_window else ""
+    if stack.sliding_window and config.decoder is None:
         window += " and ahead"
     return (
         f"{stack.position.replace('_', ' ')} positions"
-        + (f" ({stack.max_positions:,})" if stack.limited else "")
+        + (f" ({stack.max_positions:,})" if stack.has_max_positions else "")
         + window
     )
 
 
 def _sizes(sizes: dict[str, int]) -> str:
-    return ", ".join(f"{count(sizes[kind], 'B')} {kind}" for kind in ("float32", "bfloat16"))
+    return ", ".join(f"{format_count(sizes[kind], 'B')} {kind}" for kind in ("float32", "bfloat16"))
 
 
-def add_parameters(table: Table, books: Account) -> None:
+def add_parameter_rows(table: Table, account: ModelSummary) -> None:
     """A row for each part of a model, and one for all: how many, the share, a bar."""
-    for part in PARTS:
-        number = books.parameters[part]
-        label = PART_NAMES[part] + (" (tied)" if part == "head" and books.tied else "")
-        bar = Bar(books.total, 0, number, width=30, color="cyan")
-        table.add_row(label, count(number), f"{number / books.total:.1%}", bar)
-    table.add_row("total", count(books.total), "", "", style="bold")
+    for part in COMPONENTS:
+        number = account.parameters[part]
+        label = PART_NAMES[part] + (" (tied)" if part == "head" and account.tied else "")
+        bar = Bar(account.total, 0, number, width=30, color="cyan")
+        table.add_row(label, format_count(number), f"{number / account.total:.1%}", bar)
+    table.add_row("total", format_count(account.total), "", "", style="bold")

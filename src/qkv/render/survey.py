@@ -8,16 +8,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from qkv.data.survey import FieldSeen, Lengths, Padding, Shown, Survey
+from qkv.data.survey import DataSurvey, ExamplePreview, FieldSurvey, LengthStats, PaddingEstimate
 
 # Control characters as their pictures; what turns the direction of text around as a plain box.
-PICTURES = {code: 0x2400 + code for code in range(32)} | {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
-PICTURES |= dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A)], 0xFFFD)
+CONTROL_PICTURES = (
+    {code: 0x2400 + code for code in range(32)} | {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+)
+CONTROL_PICTURES |= dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A)], 0xFFFD)
 
-TINTS = ("cyan", "yellow")  # of neighbouring tokens, in turn
+TOKEN_COLOURS = ("cyan", "yellow")  # of neighbouring tokens, in turn
 
 
-def render(survey: Survey, console: Console) -> None:
+def print_survey(survey: DataSurvey, console: Console) -> None:
     """The whole of `qkv data`.
 
     >>> render(survey(Files("train.tsv")), Console())        # doctest: +SKIP
@@ -28,23 +30,23 @@ def render(survey: Survey, console: Console) -> None:
         measured = one.tokens or one.characters
         if one.values:
             _labels(one, console)
-        elif measured and one.kind in ("text", "texts", "list"):
+        elif measured and one.value_type in ("text", "texts", "list"):
             _histogram(one.name, measured, "tokens" if one.tokens else "characters", console)
     if survey.padding:
         _padding(survey.padding, survey.unit, console)
     for shown in survey.first:
         _example(shown, console)
     console.print()
-    console.print(Text(visible(str(survey.problems), keep="\n"), "red" if survey.problems.bad else ""))
+    console.print(Text(escape_controls(str(survey.problems), keep="\n"), "red" if survey.problems.num_invalid else ""))
 
 
-def visible(text: str, keep: str = "") -> str:
+def escape_controls(text: str, keep: str = "") -> str:
     """Text that does nothing to a terminal.
 
     >>> visible("a\\x1b[31m\\tb")
     'a␛[31m␉b'
     """
-    return text.translate({code: picture for code, picture in PICTURES.items() if chr(code) not in keep})
+    return text.translate({code: picture for code, picture in CONTROL_PICTURES.items() if chr(code) not in keep})
 
 
 def _plain(*headings: str) -> Table:
@@ -54,10 +56,10 @@ def _plain(*headings: str) -> Table:
     return table
 
 
-def _files(survey: Survey, console: Console) -> None:
+def _files(survey: DataSurvey, console: Console) -> None:
     table = _plain("file", "format", "size", "examples")
     for one in survey.files[:20]:
-        table.add_row(Text(visible(" + ".join(one.paths))), one.format, _size(one.bytes), f"{one.examples:,}")
+        table.add_row(Text(escape_controls(" + ".join(one.paths))), one.format, _size(one.bytes), f"{one.examples:,}")
     if len(survey.files) > 20:
         table.add_row(f"… and {len(survey.files) - 20:,} more", "", "", "")
     console.print(table)
@@ -65,29 +67,31 @@ def _files(survey: Survey, console: Console) -> None:
     console.print(Text.assemble("\n", (f"{survey.examples:,} examples", "bold"), rest))
 
 
-def _fields(survey: Survey, console: Console) -> None:
+def _fields(survey: DataSurvey, console: Console) -> None:
     table = _plain("field", "kind", "in", "least", "median", "mean", "95 %", "99 %", "most")
     for one in survey.fields:
-        share = "all" if one.present == survey.examples else f"{one.present / survey.examples:.1%}"
-        name = Text(visible(one.name))
+        share = "all" if one.num_present == survey.examples else f"{one.num_present / survey.examples:.1%}"
+        name = Text(escape_controls(one.name))
         if one.values:
-            table.add_row(name, f"{len(one.values)} {'labels' if one.kind == 'label' else one.kind}", share, *[""] * 6)
+            table.add_row(
+                name, f"{len(one.values)} {'labels' if one.value_type == 'label' else one.value_type}", share, *[""] * 6
+            )
         elif one.characters is None:
-            table.add_row(name, one.kind, share, *[""] * 6)
+            table.add_row(name, one.value_type, share, *[""] * 6)
         else:
-            table.add_row(name, one.kind, share, *_numbers(one.characters, "characters"))
+            table.add_row(name, one.value_type, share, *_numbers(one.characters, "characters"))
         if one.tokens and not one.values:
             table.add_row("", "", "", *_numbers(one.tokens, "tokens"))
     console.print(table)
 
 
-def _numbers(lengths: Lengths, unit: str) -> list[str]:
-    numbers = [lengths.least, lengths.median, round(lengths.mean, 1), lengths.p95, lengths.p99]
-    return [f"{number:,}" for number in numbers] + [f"{lengths.most:,} {unit}"]
+def _numbers(lengths: LengthStats, unit: str) -> list[str]:
+    numbers = [lengths.min, lengths.median, round(lengths.mean, 1), lengths.p95, lengths.p99]
+    return [f"{number:,}" for number in numbers] + [f"{lengths.max:,} {unit}"]
 
 
-def _histogram(name: str, lengths: Lengths, unit: str, console: Console) -> None:
-    table = _plain(visible(name), "examples", "")
+def _histogram(name: str, lengths: LengthStats, unit: str, console: Console) -> None:
+    table = _plain(escape_controls(name), "examples", "")
     highest = max(count for _, _, count in lengths.bins)
     for begin, end, count in lengths.bins:
         span = f"{begin:,}" if begin == end else f"{begin:,} … {end:,}"
@@ -96,22 +100,22 @@ def _histogram(name: str, lengths: Lengths, unit: str, console: Console) -> None
     console.print(table)
 
 
-def _labels(one: FieldSeen, console: Console) -> None:
-    table = _plain(visible(one.name), "times", "")
+def _labels(one: FieldSurvey, console: Console) -> None:
+    table = _plain(escape_controls(one.name), "times", "")
     highest = max(one.values.values())
     for value, count in list(one.values.items())[:10]:
-        table.add_row(Text(visible(value)), f"{count:,}", Bar(highest, 0, count, width=40, color="cyan"))
+        table.add_row(Text(escape_controls(value)), f"{count:,}", Bar(highest, 0, count, width=40, color="cyan"))
     if len(one.values) > 10:
         table.add_row(f"… and {len(one.values) - 10} more", "", "")
     console.print()
     console.print(table)
 
 
-def _padding(padding: Padding, unit: str, console: Console) -> None:
-    rows = " + ".join(f"{size:,}" for size in padding.rows)
-    table = _plain(f"padding of {visible(', '.join(padding.fields))}", "share", "")
+def _padding(padding: PaddingEstimate, unit: str, console: Console) -> None:
+    rows = " + ".join(f"{size:,}" for size in padding.sequence_lengths)
+    table = _plain(f"padding of {escape_controls(', '.join(padding.fields))}", "share", "")
     for name, share in (
-        (f"batches of {padding.batch} as they come", padding.plain),
+        (f"batches of {padding.batch_size} as they come", padding.random_order),
         ("batches of like lengths", padding.by_length),
         (f"packed into rows of {rows} {unit}", padding.packed),
     ):
@@ -122,14 +126,16 @@ def _padding(padding: Padding, unit: str, console: Console) -> None:
         console.print(f"{padding.too_long:,} examples are longer than a row of {rows} {unit}", style="yellow")
 
 
-def _example(shown: Shown, console: Console) -> None:
+def _example(shown: ExamplePreview, console: Console) -> None:
     console.print()
-    console.print(Text(visible(shown.where), "dim"))
+    console.print(Text(escape_controls(shown.location), "dim"))
     for name, value in shown.fields.items():
-        console.print(Text.assemble((f"{visible(name)}: ", "bold"), visible(value)))
+        console.print(Text.assemble((f"{escape_controls(name)}: ", "bold"), escape_controls(value)))
         pieces = shown.tokens.get(name)
         if pieces:
-            tokens = [((visible(piece) or "…") + "·", TINTS[place % 2]) for place, piece in enumerate(pieces)]
+            tokens = [
+                ((escape_controls(piece) or "…") + "·", TOKEN_COLOURS[place % 2]) for place, piece in enumerate(pieces)
+            ]
             console.print(Text.assemble(*tokens, (f" {len(pieces)} tokens", "dim")))
 
 

@@ -10,6 +10,6 @@ whole     what may be written
 ctranslate2, onnx    folders for other engines
 """
 
-from qkv.store.folder import Stored, read, write
+from qkv.store.model_folder import StoredModel, read_model, write_model
 
-__all__ = ["Stored", "read", "write"]
+__all__ = ["StoredModel", "read_model", "write_model"]

@@ -3,15 +3,15 @@
 import re
 from pathlib import Path
 
-from qkv.errors import QkvError, UsageError, nearest_path
-from qkv.models.presets import PRESETS
+from qkv.errors import QkvError, UsageError, suggest_path
+from qkv.models.tables.presets import PRESETS
 
-_ID = re.compile(r"[\w.-]+/[\w.-]+")
-WANTED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "*.jinja"]
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+DOWNLOAD_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "*.jinja"]
 """What is fetched: configs, tokenizers and safetensors; never pickles or code."""
 
 
-def locate(name: str | Path) -> Path:
+def resolve_folder(name: str | Path) -> Path:
     """The folder that a name means. Only `owner/model` that is no path here goes to the hub (the `hub` extra)."""
     path = Path(name).expanduser()
     if not str(name):
@@ -24,9 +24,9 @@ def locate(name: str | Path) -> Path:
         raise QkvError(
             f"{name}: no such folder; {name} is a preset, a shape without weights: give a folder or a hub id"
         )
-    if not _ID.fullmatch(str(name)) or path.parent.is_dir():
+    if not _HUB_ID.fullmatch(str(name)) or path.parent.is_dir():
         run = Path("runs") / path  # where runs are kept, as people forget to say
-        hint = f"; did you mean {run}?" if run.is_dir() else nearest_path(path, folders=True)
+        hint = f"; did you mean {run}?" if run.is_dir() else suggest_path(path, folders=True)
         raise QkvError(f"{path}: no such folder{hint}")
     try:
         from huggingface_hub import snapshot_download
@@ -35,7 +35,7 @@ def locate(name: str | Path) -> Path:
             f'{name}: no such folder; if it is a hub id, install the extra: pip install "qkv[hub]"'
         ) from error
     try:
-        return Path(snapshot_download(str(name), allow_patterns=WANTED))
+        return Path(snapshot_download(str(name), allow_patterns=DOWNLOAD_PATTERNS))
     except Exception as error:  # the library raises its own kinds for network, permission and name
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise QkvError(f"{name}: no such folder, and the hub did not give it ({reason})") from error

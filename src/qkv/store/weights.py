@@ -14,11 +14,11 @@ from torch import Tensor
 
 from qkv.errors import QkvError
 
-ONE_FILE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-SHARD_BYTES = 5_000_000_000
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-_PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+MAX_SHARD_BYTES = 5_000_000_000
+PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+_PICKLE_HEADERS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
 DTYPES = {
     "F64": torch.float64,
@@ -41,7 +41,7 @@ class Weights:
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.dtypes: dict[str, torch.dtype] = {}
         self._files: dict[str, Any] = {}  # tensor name → the open file that holds it
-        for path in _files(folder):
+        for path in _find_files(folder):
             self._open(path)
 
     def __contains__(self, name: str) -> bool:
@@ -68,7 +68,7 @@ class Weights:
         except OSError as error:
             raise QkvError(f"{path}: cannot be read ({error.strerror})") from error
         # Safetensors start with the length of their header, which may look like a pickle's start, and a brace.
-        if start.startswith(_PICKLE_STARTS) and start[8:] != b"{":
+        if start.startswith(_PICKLE_HEADERS) and start[8:] != b"{":
             raise QkvError(
                 f"{path}: this is a pickle, whatever its name says, and a pickle can run code; it was not opened. "
                 "Ask for safetensors, or convert it where you trust it"
@@ -88,13 +88,13 @@ class Weights:
             ) from error
 
 
-def _files(folder: Path) -> list[Path]:
+def _find_files(folder: Path) -> list[Path]:
     """The weight files of a folder, or an error that says what is there instead."""
-    if (folder / ONE_FILE).exists():
-        return [folder / ONE_FILE]
-    if (folder / INDEX).exists():
-        return _from_index(folder)
-    pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
+    if (folder / WEIGHTS_FILE).exists():
+        return [folder / WEIGHTS_FILE]
+    if (folder / INDEX_FILE).exists():
+        return _files_in_index(folder)
+    pickles = sorted(path.name for pattern in PICKLE_PATTERNS for path in folder.glob(pattern))
     if pickles:
         raise QkvError(
             f"{folder}: no safetensors, only {', '.join(pickles)}; these are pickles, which can run code, and are not "
@@ -102,14 +102,14 @@ def _files(folder: Path) -> list[Path]:
         )
     if (folder / "checkpoints").is_dir():
         raise QkvError(
-            f"{folder}: no weights ({ONE_FILE} or {INDEX}), but the checkpoints of a run, which have them: it comes to "
+            f"{folder}: no weights ({WEIGHTS_FILE} or {INDEX_FILE}), but the checkpoints of a run, which have them: it comes to "
             f"its end, or writes them anew, with: qkv train {shlex.quote(str(folder))}"
         )
-    raise QkvError(f"{folder}: no weights ({ONE_FILE} or {INDEX})")
+    raise QkvError(f"{folder}: no weights ({WEIGHTS_FILE} or {INDEX_FILE})")
 
 
-def _from_index(folder: Path) -> list[Path]:
-    path = folder / INDEX
+def _files_in_index(folder: Path) -> list[Path]:
+    path = folder / INDEX_FILE
     index = read_json(path)
     shards = index.get("weight_map")
     if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
@@ -143,7 +143,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def write_weights(folder: Path, tensors: Mapping[str, Tensor], shard_bytes: int = SHARD_BYTES) -> list[str]:
+def write_weights(folder: Path, tensors: Mapping[str, Tensor], max_shard_bytes: int = MAX_SHARD_BYTES) -> list[str]:
     """Write tensors as one file, or as several with an index when they are large; returns the files' names.
 
     Each file is written beside its place, flushed to disk and renamed: a crash leaves the old one or the new one.
@@ -152,21 +152,23 @@ def write_weights(folder: Path, tensors: Mapping[str, Tensor], shard_bytes: int 
     size = 0
     for name, tensor in tensors.items():
         bytes_ = tensor.numel() * tensor.element_size()
-        if shards[-1] and size + bytes_ > shard_bytes:
+        if shards[-1] and size + bytes_ > max_shard_bytes:
             shards.append({})
             size = 0
         shards[-1][name] = tensor.detach().cpu().contiguous()
         size += bytes_
     if len(shards) == 1:
-        _write_shard(folder / ONE_FILE, shards[0])
-        return [ONE_FILE]
+        _write_shard(folder / WEIGHTS_FILE, shards[0])
+        return [WEIGHTS_FILE]
     names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
     for name, shard in zip(names, shards, strict=True):
         _write_shard(folder / name, shard)
     total = sum(t.numel() * t.element_size() for t in tensors.values())
     where = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
-    write_text(folder / INDEX, json.dumps({"metadata": {"total_size": total}, "weight_map": where}, indent=2) + "\n")
-    return [*names, INDEX]
+    write_text(
+        folder / INDEX_FILE, json.dumps({"metadata": {"total_size": total}, "weight_map": where}, indent=2) + "\n"
+    )
+    return [*names, INDEX_FILE]
 
 
 def _write_shard(path: Path, tensors: dict[str, Tensor]) -> None:

@@ -5,7 +5,7 @@ from torch import nn
 from qkv.errors import QkvError
 
 
-def check_whole(network: nn.Module) -> None:
+def check_not_quantized(network: nn.Module) -> None:
     """Refuse a network that was quantised for decoding: its linear maps keep an empty weight and a packed one."""
     if any(parameter.numel() == 0 for parameter in network.parameters()):
         raise QkvError(

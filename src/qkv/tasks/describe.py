@@ -9,25 +9,25 @@ from typing import Any
 
 import numpy as np
 
-from qkv.data.batch import Batch
-from qkv.data.fill import fill
-from qkv.data.objectives import IGNORE
-from qkv.models.account import Account, account
-from qkv.tasks.prepare import Prepared, prepare
-from qkv.tasks.prepare_data import Progress
-from qkv.tasks.prepare_memory import Memory, memory
+from qkv.data.load.batch import Batch
+from qkv.data.objectives import IGNORE_INDEX
+from qkv.data.stream.collate import collate
+from qkv.models.summary import ModelSummary, summarise_model
+from qkv.tasks.prepare.memory import MemoryEstimate, estimate_memory
+from qkv.tasks.prepare.prepare import PreparedRun, prepare
+from qkv.tasks.prepare.sources import PhaseProgress
 from qkv.text import Tokenizer
-from qkv.train.recipe import Recipe
-from qkv.train.recipe_file import to_toml
-from qkv.train.world import own_device
+from qkv.train.parallel.world import select_device
+from qkv.train.recipe.recipe_file import to_toml
+from qkv.train.recipe.schema import Recipe
 
-WINDOWS = 4  # of the data's order, that shares and counts are measured on
-EXAMPLES = 3
-SHOWN = 400  # characters of an example
+MEASURED_WINDOWS = 4  # of the data's order, that shares and counts are measured on
+SHOWN_EXAMPLES = 3
+MAX_SHOWN_CHARS = 400  # characters of an example
 
 
 @dataclass(frozen=True)
-class Example:
+class ExamplePreview:
     """A training example as the model will see it: what stands in its rows, as text, special tokens spelt out."""
 
     origin: str
@@ -42,19 +42,19 @@ class Description:
     family: str
     head: str
     labels: tuple[str, ...]
-    account: Account
-    memory: Memory
-    tokenizer: int  # pieces
+    account: ModelSummary
+    memory: MemoryEstimate
+    vocab_size: int  # pieces
     records: int
     examples: int  # in an epoch
     tokens: int  # of text, in an epoch
-    rows: tuple[int, ...]  # the length of a row: target, source
-    rows_a_step: float
-    steps_an_epoch: int | None  # about; None for a mixture, whose sources have epochs of their own
-    padding: float  # the share of places without a token
-    validation: int  # examples
+    sequence_lengths: tuple[int, ...]  # the length of a row: target, source
+    sequences_per_step: float
+    steps_per_epoch: int | None  # about; None for a mixture, whose sources have epochs of their own
+    padding_fraction: float  # the share of places without a token
+    validation_examples: int  # examples
     budget: dict[str, float]
-    first: tuple[Example, ...]
+    first_examples: tuple[ExamplePreview, ...]
     notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -63,23 +63,23 @@ class Description:
         return {**plain, "account": self.account.to_dict(), "memory": self.memory.to_dict()}
 
 
-def describe(recipe: Recipe, progress: Progress | None = None) -> Description:
+def describe(recipe: Recipe, progress: PhaseProgress | None = None) -> Description:
     """What training by a recipe would be."""
-    own_device(recipe.train.device, local_rank=0, size=1)  # refused here as it would be then
-    return description_of(prepare(recipe, progress))
+    select_device(recipe.train.device, local_rank=0, world_size=1)  # refused here as it would be then
+    return describe_prepared(prepare(recipe, progress))
 
 
-def description_of(prepared: Prepared) -> Description:
+def describe_prepared(prepared: PreparedRun) -> Description:
     """What training with all this would be."""
     recipe, rows, config = prepared.recipe, prepared.rows, prepared.config
     batch = first_batch(prepared)
-    units, rows_in_units, real, places = _measured(prepared)
-    windows = None if recipe.data.mix else rows.order.windows(1)
+    units, rows_in_units, real, places = _measure_padding(prepared)
+    windows = None if recipe.data.mix else rows.order.num_pools(1)
     steps = None
     if windows is not None:
-        a_step = rows.batch_rows if rows.layout == "packed" else 1
-        steps = max(1, round(windows * units / WINDOWS / a_step))
-    share = batch.label_count / batch.labels.numel() if batch.labels is not None else 0.0
+        a_step = rows.sequences_per_batch if rows.layout == "packed" else 1
+        steps = max(1, round(windows * units / MEASURED_WINDOWS / a_step))
+    share = batch.num_labels / batch.labels.numel() if batch.labels is not None else 0.0
     tallies = [objective.tally for objective in rows.objectives]
     valid = prepared.valid_rows
     return Description(
@@ -87,17 +87,17 @@ def description_of(prepared: Prepared) -> Description:
         family=config.family,
         head=config.head.kind,
         labels=config.head.labels,
-        account=account(config, max(rows.capacity)),
-        memory=memory(recipe, config, rows.capacity, share),
-        tokenizer=prepared.tokenizer.size,
+        account=summarise_model(config, max(rows.capacity)),
+        memory=estimate_memory(recipe, config, rows.capacity, share),
+        vocab_size=prepared.tokenizer.vocab_size,
         records=sum(tally.records for tally in tallies),
         examples=sum(tally.examples for tally in tallies),
         tokens=sum(tally.tokens for tally in tallies),
-        rows=rows.capacity,
-        rows_a_step=rows.batch_rows if rows.layout == "packed" else rows_in_units / units,
-        steps_an_epoch=steps,
-        padding=1 - real / places,
-        validation=sum(one.tally.examples for one in valid.objectives) if valid is not None else 0,
+        sequence_lengths=rows.capacity,
+        sequences_per_step=rows.sequences_per_batch if rows.layout == "packed" else rows_in_units / units,
+        steps_per_epoch=steps,
+        padding_fraction=1 - real / places,
+        validation_examples=sum(one.tally.examples for one in valid.objectives) if valid is not None else 0,
         budget={
             name: value
             for name, value in (
@@ -107,17 +107,17 @@ def description_of(prepared: Prepared) -> Description:
             )
             if value
         },
-        first=tuple(shown(prepared, batch)),
+        first_examples=tuple(preview_examples(prepared, batch)),
         notes=tuple(prepared.notes),
     )
 
 
-def _measured(prepared: Prepared) -> tuple[int, int, int, int]:
+def _measure_padding(prepared: PreparedRun) -> tuple[int, int, int, int]:
     """Over the first windows of the data: units that are dealt, rows in them, places with a token, places."""
     units = rows = real = places = 0
-    for window in range(WINDOWS):
-        plan = prepared.rows.plan(window)
-        counts = np.diff(plan.first_row)
+    for window in range(MEASURED_WINDOWS):
+        plan = prepared.rows.plan_pool(window)
+        counts = np.diff(plan.first_sequence)
         units += len(counts)
         rows += int(counts.sum())
         real += int(plan.lengths.sum())
@@ -125,47 +125,51 @@ def _measured(prepared: Prepared) -> tuple[int, int, int, int]:
     return units, rows, real, max(places, 1)
 
 
-def first_batch(prepared: Prepared) -> Batch:
+def first_batch(prepared: PreparedRun) -> Batch:
     """The batch that training begins with."""
-    step, _ = next(prepared.rows.steps())
-    return Batch.of(fill(prepared.rows, step), prepared.rows.texts, step.epoch)
+    step, _ = next(prepared.rows.batch_plans())
+    return Batch.from_arrays(collate(prepared.rows, step), prepared.rows.max_documents, step.epoch)
 
 
-def shown(prepared: Prepared, batch: Batch, count: int = EXAMPLES) -> list[Example]:
+def preview_examples(prepared: PreparedRun, batch: Batch, count: int = SHOWN_EXAMPLES) -> list[ExamplePreview]:
     """The first examples of a batch, as the model will see them."""
     found = []
     inside: dict[int, int] = {}  # how many examples of a row came by
-    for row, number, epoch in zip(batch.example_row, batch.example, batch.example_epoch, strict=True):
+    for row, number, epoch in zip(batch.example_sequences, batch.example_ids, batch.example_epochs, strict=True):
         text = inside[int(row)] = inside.get(int(row), 0) + 1
-        parts = parts_of(batch, prepared.tokenizer, int(row), text, prepared.config.head.labels)
-        found.append(Example(prepared.rows.origin(int(number), int(epoch)), parts))
+        parts = example_parts(batch, prepared.tokenizer, int(row), text, prepared.config.head.labels)
+        found.append(ExamplePreview(prepared.rows.origin(int(number), int(epoch)), parts))
         if len(found) == count:
             break
     return found
 
 
-def parts_of(batch: Batch, tokenizer: Tokenizer, row: int, text: int, labels: tuple[str, ...]) -> dict[str, str]:
+def example_parts(
+    batch: Batch, tokenizer: Tokenizer, sequence: int, document: int, labels: tuple[str, ...]
+) -> dict[str, str]:
     """One example: text `text` (from 1) of a row."""
 
     def read(ids: Any, side: Tokenizer) -> str:
-        told = side.decode(ids, skip_special=False)
-        return told if len(told) <= SHOWN else told[:SHOWN] + "…"
+        told = side.decode(ids, skip_special_tokens=False)
+        return told if len(told) <= MAX_SHOWN_CHARS else told[:MAX_SHOWN_CHARS] + "…"
 
     parts = {}
-    if batch.source_ids is not None and batch.source_segment is not None:
-        parts["source"] = read(batch.source_ids[row][batch.source_segment[row] == text], tokenizer)
-    here = batch.segment[row] == text
-    parts["input"] = read(batch.ids[row][here], tokenizer.target)
+    if batch.source_ids is not None and batch.source_document_ids is not None:
+        parts["source"] = read(batch.source_ids[sequence][batch.source_document_ids[sequence] == document], tokenizer)
+    here = batch.document_ids[sequence] == document
+    parts["input"] = read(batch.ids[sequence][here], tokenizer.target)
     if batch.labels is not None:
-        said = [one for one in batch.labels[row][here].tolist() if one != IGNORE]
+        said = [one for one in batch.labels[sequence][here].tolist() if one != IGNORE_INDEX]
         parts["target"] = " ".join(labels[one] for one in said) if labels else read(said, tokenizer.target)
-    if batch.class_labels is not None and (number := int(batch.class_labels[row, text - 1])) != IGNORE:
+    if batch.class_labels is not None and (number := int(batch.class_labels[sequence, document - 1])) != IGNORE_INDEX:
         names = labels or ("the second text follows the first", "it does not")
         parts["class"] = names[number]
     if batch.scores is not None:
-        parts["score"] = f"{float(batch.scores[row, text - 1]):g}"
+        parts["score"] = f"{float(batch.scores[sequence, document - 1]):g}"
     if batch.span_starts is not None and batch.span_ends is not None:
-        first, last = int(batch.span_starts[row, text - 1]), int(batch.span_ends[row, text - 1])
+        first, last = int(batch.span_starts[sequence, document - 1]), int(batch.span_ends[sequence, document - 1])
         begin = int(here.int().argmax())
-        parts["answer"] = read(batch.ids[row][first : last + 1], tokenizer) if first > begin else "none in this part"
+        parts["answer"] = (
+            read(batch.ids[sequence][first : last + 1], tokenizer) if first > begin else "none in this part"
+        )
     return parts

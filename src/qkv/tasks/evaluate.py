@@ -5,10 +5,10 @@ from inspect import signature
 from typing import Any
 
 from qkv.data.records import Record
-from qkv.errors import UsageError, nearest
+from qkv.errors import UsageError, suggest_name
 from qkv.models import Config, Network
-from qkv.tasks import answer, classify, embed, fill, language, tag, text_to_text
-from qkv.tasks.task import Evaluation, Progress, Task
+from qkv.tasks.run import answer, classify, embed, fill, language, tag, text_to_text
+from qkv.tasks.task import Evaluation, ProgressCallback, Task
 from qkv.text import Tokenizer
 
 PARTS = {  # name: its file, what it does, the objective that teaches it, the fields that its records need
@@ -21,13 +21,13 @@ PARTS = {  # name: its file, what it does, the objective that teaches it, the fi
     "embed": (embed, "gives a vector for a text", "contrast", ("first", "second")),
 }
 TASKS: dict[str, Task] = {
-    name: Task(name, does, objective, fields, file.known, file.run, file.evaluate)
+    name: Task(name, does, objective, fields, file.available_metrics, file.run, file.evaluate)
     for name, (file, does, objective, fields) in PARTS.items()
 }
 BY_HEAD = {"mlm": "fill", "classify": "classify", "tag": "tag", "span": "answer", "embed": "embed"}
 
 
-def task_of(config: Config) -> Task:
+def find_task(config: Config) -> Task:
     """The task that a model is made for, by its head and family.
 
     >>> from qkv.models import presets
@@ -48,16 +48,16 @@ def run(
     network: Network, tokenizer: Tokenizer | None, config: Config, texts: Sequence[Any], **options: Any
 ) -> Sequence[Any]:
     """What the model makes of each text, in order; results and options are those of its task's `run`."""
-    task = task_of(config)
+    task = find_task(config)
     for number, text in enumerate(texts):
-        if not isinstance(text, str | list | tuple) or (isinstance(text, tuple) and not task.pairs):
+        if not isinstance(text, str | list | tuple) or (isinstance(text, tuple) and not task.accepts_pairs):
             raise UsageError(
-                f"text {number + 1} is {type(text).__name__}: a model that {task.does} reads one text at a time"
+                f"text {number + 1} is {type(text).__name__}: a model that {task.description} reads one text at a time"
             )
     known = [one.name for one in signature(task.run).parameters.values() if one.kind is one.KEYWORD_ONLY]
     for name in () if task.generates else options:
         if name not in known:
-            raise UsageError(f"a model that {task.does} has no option {name!r}; {nearest(name, known)}")
+            raise UsageError(f"a model that {task.description} has no option {name!r}; {suggest_name(name, known)}")
     results: Sequence[Any] = task.run(network, tokenizer, config, texts, **options)
     return results
 
@@ -68,9 +68,9 @@ def evaluate(
     config: Config,
     records: Sequence[Record],
     *,
-    batch: int = 0,
+    batch_size: int = 0,
     beam: int = 1,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
     **options: Any,
 ) -> Evaluation:
     """How the model does on records, whose fields are those of its task's objective (`prepare_fields.FIELDS`).
@@ -78,9 +78,9 @@ def evaluate(
     The network is put in evaluation mode and back; the same records give the same numbers. `batch` is how many are run
     at a time; 0: what suits the task.
     """
-    if batch:
-        options["batch"] = batch
-    return task_of(config).evaluate(network, tokenizer, config, records, beam=beam, progress=progress, **options)
+    if batch_size:
+        options["batch"] = batch_size
+    return find_task(config).evaluate(network, tokenizer, config, records, beam=beam, progress=progress, **options)
 
 
 def main_metric(config: Config, records: Sequence[Record]) -> str:
@@ -88,14 +88,14 @@ def main_metric(config: Config, records: Sequence[Record]) -> str:
 
     An encoder-decoder that learns to restore spoiled texts, say, has no pairs to be judged on: its loss has to do.
     """
-    return next(iter(known_metrics(config, records)), "")
+    return next(iter(available_metrics(config, records)), "")
 
 
-def known_metrics(config: Config, records: Sequence[Record]) -> Sequence[str]:
+def available_metrics(config: Config, records: Sequence[Record]) -> Sequence[str]:
     """The metrics that a model can be judged by on such records, the main one first; none where they are another's."""
-    task = task_of(config)
+    task = find_task(config)
     usable = usable_records(task, records)
-    return task.known(config, usable) if usable else ()
+    return task.available_metrics(config, usable) if usable else ()
 
 
 def usable_records(task: Task, records: Sequence[Record]) -> list[Record]:

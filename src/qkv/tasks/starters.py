@@ -10,110 +10,110 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from qkv.data import Files, Problems
+from qkv.data import DataFiles, Problems
 from qkv.data.builtin import DATASETS
-from qkv.data.readers.columns import looks_like_data, names_of
-from qkv.data.readers.find import EXTENSIONS, extension
+from qkv.data.readers.columns import looks_like_data, nested_names
+from qkv.data.readers.find_files import FORMAT_BY_EXTENSION, format_extension
 from qkv.data.records import Record
-from qkv.errors import UsageError, nearest
-from qkv.tasks.prepare_data import DOCUMENT_KINDS, IN_STEP
-from qkv.tasks.prepare_fields import FIELDS, recognise
-from qkv.train.recipe_value import key_of, toml_of
+from qkv.errors import UsageError, suggest_name
+from qkv.tasks.prepare.columns import FIELDS, match_columns
+from qkv.tasks.prepare.sources import DOCUMENT_KINDS, IN_STEP
+from qkv.train.recipe.values import format_key, format_value
 
-Line = tuple[str, Any, str]  # a key, its value, what it does; a key that starts with # is only shown
+RecipeLine = tuple[str, Any, str]  # a key, its value, what it does; a key that starts with # is only shown
 
 
 @dataclass(frozen=True)
-class Task:
+class Starter:
     """A task that a recipe can be started for."""
 
-    does: str
+    description: str
     kind: str  # of the objective
-    file: str  # what its data is called where no file is given
-    length: int  # places in a row
+    example_file: str  # what its data is called where no file is given
+    max_length: int  # places in a row
     pretrained: str = ""  # a model that is usually gone on from
-    source_length: int = 0  # 0: in proportion
+    max_source_length: int = 0  # 0: in proportion
     too_long: str = ""
-    more: tuple[Line, ...] = ()  # keys of [objective]
+    objective_lines: tuple[RecipeLine, ...] = ()  # keys of [objective]
 
 
-TASKS: dict[str, Task] = {
-    "translate": Task("From a text to another: translation, spelling, anything with a source and a target.", "pairs",
-                      "train.tsv", 256, more=(("label_smoothing", 0.1, "a little doubt about every token"),)),
-    "summarise": Task("A long text to a short one.", "pairs", "train.jsonl", 256, source_length=1024, too_long="cut",
-                      more=(("label_smoothing", 0.1, "a little doubt about every token"),)),
-    "language": Task("A language model: it goes on from a text.", "next_token", "book.txt", 512),
-    "classify": Task("The class of a text, or of two.", "classify", "train.csv", 256,
+STARTERS: dict[str, Starter] = {
+    "translate": Starter("From a text to another: translation, spelling, anything with a source and a target.", "pairs",
+                      "train.tsv", 256, objective_lines=(("label_smoothing", 0.1, "a little doubt about every token"),)),
+    "summarise": Starter("A long text to a short one.", "pairs", "train.jsonl", 256, max_source_length=1024, too_long="cut",
+                      objective_lines=(("label_smoothing", 0.1, "a little doubt about every token"),)),
+    "language": Starter("A language model: it goes on from a text.", "next_token", "book.txt", 512),
+    "classify": Starter("The class of a text, or of two.", "classify", "train.csv", 256,
                      pretrained="google-bert/bert-base-uncased"),
-    "tag": Task("A tag for each word: names, parts of speech.", "tags", "train.conll", 256,
+    "tag": Starter("A tag for each word: names, parts of speech.", "tags", "train.conll", 256,
                 pretrained="google-bert/bert-base-cased"),
-    "answer": Task("The answer to a question, found in a passage.", "answers", "train.json", 384,
+    "answer": Starter("The answer to a question, found in a passage.", "answers", "train.json", 384,
                    pretrained="google-bert/bert-base-uncased",
-                   more=(("overlap", 128, "tokens that two windows of a long passage share"),)),
-    "embed": Task("Vectors of texts: what belongs together comes close.", "contrast", "train.tsv", 256,
+                   objective_lines=(("overlap", 128, "tokens that two windows of a long passage share"),)),
+    "embed": Starter("Vectors of texts: what belongs together comes close.", "contrast", "train.tsv", 256,
                   pretrained="sentence-transformers/all-MiniLM-L6-v2",
-                  more=(("temperature", 0.05, "the lower, the sharper near misses are told apart"),)),
-    "pretrain": Task("An encoder that fills in hidden words, as BERT; classify, tag and others go on from it.",
+                  objective_lines=(("temperature", 0.05, "the lower, the sharper near misses are told apart"),)),
+    "pretrain": Starter("An encoder that fills in hidden words, as BERT; classify, tag and others go on from it.",
                      "masked", "corpus.txt", 512,
-                     more=(("share", 0.15, "of the tokens, how many are hidden"),
+                     objective_lines=(("share", 0.15, "of the tokens, how many are hidden"),
                            ("whole_words", False, "true: hide words, not pieces of them"))),
-    "spans": Task("An encoder and decoder that write what was cut out of a text, as T5.", "spans", "corpus.txt", 512,
-                  more=(("share", 0.15, "of the tokens, how many are cut out"),
+    "spans": Starter("An encoder and decoder that write what was cut out of a text, as T5.", "spans", "corpus.txt", 512,
+                  objective_lines=(("share", 0.15, "of the tokens, how many are cut out"),
                         ("mean_span", 3.0, "tokens in a stretch, on average"))),
-    "denoise": Task("An encoder and decoder that write a spoiled text back whole, as BART.", "denoise", "corpus.txt",
+    "denoise": Starter("An encoder and decoder that write a spoiled text back whole, as BART.", "denoise", "corpus.txt",
                     512,
-                    more=(("share", 0.3, "of the tokens, how many are taken away"),
+                    objective_lines=(("share", 0.3, "of the tokens, how many are taken away"),
                           ("permute", True, "put sentences in another order, too"))),
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Size:
+class StarterSize:
     """What suits so much data."""
 
-    up_to: float  # bytes
-    pieces: int
+    max_bytes: float  # bytes
+    vocab_size: int
     width: int
     layers: int
     dropout: float
     batch_tokens: int
     minutes: int
     lr: float
-    valid_share: float
+    valid_fraction: float
 
 
 SIZES = (
-    Size(2e6, 2000, 128, 2, 0.2, 4096, 10, 2e-3, 0.1),
-    Size(2e8, 8000, 256, 4, 0.1, 16384, 60, 1e-3, 0.05),
-    Size(float("inf"), 32_000, 512, 6, 0.1, 65536, 24 * 60, 6e-4, 0.01),
+    StarterSize(2e6, 2000, 128, 2, 0.2, 4096, 10, 2e-3, 0.1),
+    StarterSize(2e8, 8000, 256, 4, 0.1, 16384, 60, 1e-3, 0.05),
+    StarterSize(float("inf"), 32_000, 512, 6, 0.1, 65536, 24 * 60, 6e-4, 0.01),
 )
 
 
-FIRST, SHORT = 100, 32
+INSPECTED_RECORDS, SHORT_TEXT_CHARS = 100, 32
 """So many records show how long texts are; with so few letters each, letters are what a small model learns from."""
 
 
-def starter(task: str, files: Sequence[str] | Mapping[str, str] = (), run: str = "") -> str:
+def starter_recipe(task: str, files: Sequence[str] | Mapping[str, str] = (), run: str = "") -> str:
     """A commented recipe for a task, fitted to the files (field → file for files that go in step) if they are given.
 
     >>> print(starter("translate").splitlines()[0])
     # From a text to another: translation, spelling, anything with a source and a target.
     """
-    if task not in TASKS:
-        raise UsageError(f"unknown task {task!r}; {nearest(task, TASKS)}")
-    chosen = TASKS[task]
-    seen = look(chosen.kind, files) if files else Seen({"train": chosen.file}, 2e7)
-    size = next(one for one in SIZES if seen.bytes <= one.up_to)
+    if task not in STARTERS:
+        raise UsageError(f"unknown task {task!r}; {suggest_name(task, STARTERS)}")
+    chosen = STARTERS[task]
+    seen = inspect_files(chosen.kind, files) if files else FileSummary({"train": chosen.example_file}, 2e7)
+    size = next(one for one in SIZES if seen.bytes <= one.max_bytes)
     sections = {
         "": [("run", run or f"runs/{task}", "where the run is kept; it becomes the model's folder")],
-        "data": _data(chosen, seen, size),
+        "data": _data_lines(chosen, seen, size),
         "tokenizer": [
-            _kind(chosen, seen, size),
-            ("size", size.pieces, "how many pieces at most"),
+            _tokenizer_line(chosen, seen, size),
+            ("size", size.vocab_size, "how many pieces at most"),
             ("#from", "models/mine", "or take another model's, instead of training one"),
         ],
-        "model": _model(chosen, size),
-        "objective": [("kind", chosen.kind, "what is learnt"), *chosen.more],
+        "model": _model_lines(chosen, size),
+        "objective": [("kind", chosen.kind, "what is learnt"), *chosen.objective_lines],
         "train": [
             ("minutes", float(size.minutes), "how long (or steps = …, or epochs = …)"),
             ("batch_tokens", size.batch_tokens, "places in a step; lower it if memory runs out"),
@@ -122,59 +122,61 @@ def starter(task: str, files: Sequence[str] | Mapping[str, str] = (), run: str =
             ("final", "best", "keep the weights that did best on validation data (or last)"),
         ],
     }
-    text = f"# {chosen.does}\n#\n#     qkv train RECIPE --dry-run    what it would do\n#     qkv train RECIPE\n"
+    text = f"# {chosen.description}\n#\n#     qkv train RECIPE --dry-run    what it would do\n#     qkv train RECIPE\n"
     for name, lines in sections.items():
-        text += "\n" + (f"[{name}]\n" if name else "") + _written(lines)
+        text += "\n" + (f"[{name}]\n" if name else "") + _format_lines(lines)
     return text
 
 
-def _written(lines: Sequence[Line]) -> str:
+def _format_lines(lines: Sequence[RecipeLine]) -> str:
     """Lines of TOML with their comments side by side."""
     left = [
-        f"# {key_of(key[1:])} = {toml_of(value)}" if key.startswith("#") else f"{key_of(key)} = {toml_of(value)}"
+        f"# {format_key(key[1:])} = {format_value(value)}"
+        if key.startswith("#")
+        else f"{format_key(key)} = {format_value(value)}"
         for key, value, _ in lines
     ]
     wide = max(len(one) for one in left if len(one) <= 48)
     return "".join(f"{one:<{wide}}  # {comment}\n" for one, (_, _, comment) in zip(left, lines, strict=True))
 
 
-def _data(task: Task, seen: "Seen", size: Size) -> list[Line]:
+def _data_lines(task: Starter, seen: "FileSummary", size: StarterSize) -> list[RecipeLine]:
     by_field = isinstance(seen.files["train"], dict)
     told = (
         "field = file; line n of each belongs together" if by_field else "a file, a list of files, a folder or a glob"
     )
-    lines: list[Line] = [("train", seen.files["train"], told)]
+    lines: list[RecipeLine] = [("train", seen.files["train"], told)]
     if seen.columns:
-        lines.append(("columns", seen.columns, "field = column" + (": please check" if seen.guessed else "")))
-    elif not seen.bytes_known:
+        lines.append(("columns", seen.columns, "field = column" + (": please check" if seen.columns_guessed else "")))
+    elif not seen.has_files:
         fields = {field.name: field.name for field in FIELDS[task.kind] if not field.optional}
         if len(fields) > 1 or task.kind not in DOCUMENT_KINDS:
             fields |= {"label": "label"} if task.kind == "classify" else {}
             lines.append(("#columns", fields, "field = column, where the file has other names"))
     lines += [
-        ("#valid", "valid" + _ending(task.file), "files to validate on; without them:"),
-        ("valid_share", size.valid_share, "the share that is held out for validation"),
-        ("length", task.length, "places in a row of tokens" + _rows(task)),
+        ("#valid", "valid" + _extension(task.example_file), "files to validate on; without them:"),
+        ("valid_share", size.valid_fraction, "the share that is held out for validation"),
+        ("length", task.max_length, "places in a row of tokens" + _length_note(task)),
     ]
-    if task.source_length:
-        lines.append(("source_length", task.source_length, "places in a row of source tokens"))
+    if task.max_source_length:
+        lines.append(("source_length", task.max_source_length, "places in a row of source tokens"))
     if task.too_long:
         lines.append(("too_long", task.too_long, "records longer than a row: cut, skip or error"))
     return lines
 
 
-def _rows(task: Task) -> str:
+def _length_note(task: Starter) -> str:
     if task.kind != "pairs":
         return ""
-    return " of the target" + ("; source rows follow in proportion" if not task.source_length else "")
+    return " of the target" + ("; source rows follow in proportion" if not task.max_source_length else "")
 
 
-def _ending(file: str) -> str:
+def _extension(file: str) -> str:
     return file[file.rindex(".") :]
 
 
-def _model(task: Task, size: Size) -> list[Line]:
-    lines: list[Line] = []
+def _model_lines(task: Starter, size: StarterSize) -> list[RecipeLine]:
+    lines: list[RecipeLine] = []
     if task.pretrained:
         lines.append(("#from", task.pretrained, "better: go on from a trained model (lr = 5e-5, no width)"))
     else:
@@ -196,9 +198,9 @@ PRESETS = {
 }
 
 
-def _kind(task: Task, seen: "Seen", size: Size) -> Line:
+def _tokenizer_line(task: Starter, seen: "FileSummary", size: StarterSize) -> RecipeLine:
     """The tokenizer: pieces of words, but for few and short pairs, whose words hardly come twice."""
-    if task.kind == "pairs" and size is SIZES[0] and seen.letters <= SHORT:
+    if task.kind == "pairs" and size is SIZES[0] and seen.mean_chars <= SHORT_TEXT_CHARS:
         return (
             "kind",
             "char",
@@ -211,26 +213,28 @@ def _kind(task: Task, seen: "Seen", size: Size) -> Line:
 
 
 @dataclass(frozen=True)
-class Seen:
+class FileSummary:
     """What the user's files say about themselves."""
 
     files: dict[str, Any]
     bytes: float
     columns: dict[str, str] | None = None
-    guessed: bool = False
-    bytes_known: bool = False
-    letters: float = float("inf")  # of a text, on average over the first ones
+    columns_guessed: bool = False
+    has_files: bool = False
+    mean_chars: float = float("inf")  # of a text, on average over the first ones
 
 
-def look(kind: str, files: Sequence[str] | Mapping[str, str]) -> Seen:
+def inspect_files(kind: str, files: Sequence[str] | Mapping[str, str]) -> FileSummary:
     """How large the files are, and which of their columns the objective's fields would be."""
     if isinstance(files, Mapping):
-        return look_by_field(kind, files)
+        return inspect_aligned_files(kind, files)
     if len(files) == 1 and files[0] in DATASETS:
-        return Seen({"train": files[0]}, 2e7, bytes_known=True)
-    formats = {file: EXTENSIONS.get(extension(Path(file))) for file in files if Path(file).is_file()}
+        return FileSummary({"train": files[0]}, 2e7, has_files=True)
+    formats = {file: FORMAT_BY_EXTENSION.get(format_extension(Path(file))) for file in files if Path(file).is_file()}
     if kind in IN_STEP and len(files) == len(formats) == 2 and set(formats.values()) <= {None, "text"}:
-        return look_by_field(kind, dict(zip(IN_STEP[kind], files, strict=True)))  # lines of text alone are no pairs
+        return inspect_aligned_files(
+            kind, dict(zip(IN_STEP[kind], files, strict=True))
+        )  # lines of text alone are no pairs
     if None in formats.values():
         unknown = next(file for file, format in formats.items() if format is None)
         raise UsageError(
@@ -238,55 +242,59 @@ def look(kind: str, files: Sequence[str] | Mapping[str, str]) -> Seen:
             "or start a recipe without files and write data.train and data.format into it"
         )
     paths: Any = files[0] if len(files) == 1 else list(files)
-    told = Files(paths)
-    parts = told.parts(Problems(max_bad=1))
+    told = DataFiles(paths)
+    parts = told.find_groups(Problems(max_invalid_fraction=1))
     size = sum(path.stat().st_size for part in parts for path in part.paths if path.is_file())
-    records = told.records(Problems(max_bad=1))
-    some = [next(records), *islice(records, FIRST - 1)]
-    names = names_of(some[0].fields)
+    records = told.records(Problems(max_invalid_fraction=1))
+    some = [next(records), *islice(records, INSPECTED_RECORDS - 1)]
+    names = nested_names(some[0].fields)
     try:
-        columns = recognise(kind, names, told.told())
+        columns = match_columns(kind, names, told.describe_paths())
         same = all(name == column for name, column in columns.items())
-        letters = letters_of(some, columns.values())
-        return Seen({"train": paths}, size, None if same else columns, bytes_known=True, letters=letters)
+        letters = mean_characters(some, columns.values())
+        return FileSummary({"train": paths}, size, None if same else columns, has_files=True, mean_chars=letters)
     except UsageError:
         if parts[0].format in ("tsv", "csv") and any(map(looks_like_data, names)):
             names = [str(place) for place in range(len(names))]  # no header: columns by number
-        guessed = guess(kind, names)
-        return Seen({"train": paths}, size, guessed, guessed=True, bytes_known=True, letters=letters_of(some))
+        guessed = guess_columns(kind, names)
+        return FileSummary(
+            {"train": paths}, size, guessed, columns_guessed=True, has_files=True, mean_chars=mean_characters(some)
+        )
 
 
-def look_by_field(kind: str, files: Mapping[str, str]) -> Seen:
+def inspect_aligned_files(kind: str, files: Mapping[str, str]) -> FileSummary:
     """The same for files that go in step, each under the field that it holds."""
     known = [field.name for field in FIELDS[kind]]
     for name in files:
         if name not in known:
-            raise UsageError(f"{name}={files[name]}: {kind} has no field {name!r}; {nearest(name, known)}")
-    told = Files(dict(files))
+            raise UsageError(f"{name}={files[name]}: {kind} has no field {name!r}; {suggest_name(name, known)}")
+    told = DataFiles(dict(files))
     try:
-        recognise(kind, files, told.told())
+        match_columns(kind, files, told.describe_paths())
     except UsageError:
-        missing = [f"{name}=FILE" for name in needed(kind) if name not in files]
+        missing = [f"{name}=FILE" for name in required_fields(kind) if name not in files]
         raise UsageError(f"{kind} needs more than {', '.join(files)}: give {' '.join(missing)}, too") from None
-    records = told.records(Problems(max_bad=1))
-    letters = letters_of([next(records), *islice(records, FIRST - 1)])
-    size = sum(path.stat().st_size for part in told.parts(Problems(max_bad=1)) for path in part.paths)
-    return Seen({"train": dict(files)}, size, bytes_known=True, letters=letters)
+    records = told.records(Problems(max_invalid_fraction=1))
+    letters = mean_characters([next(records), *islice(records, INSPECTED_RECORDS - 1)])
+    size = sum(
+        path.stat().st_size for part in told.find_groups(Problems(max_invalid_fraction=1)) for path in part.paths
+    )
+    return FileSummary({"train": dict(files)}, size, has_files=True, mean_chars=letters)
 
 
-def letters_of(records: Sequence[Record], columns: Collection[str] = ()) -> float:
+def mean_characters(records: Sequence[Record], columns: Collection[str] = ()) -> float:
     """How many letters a text of these records has on average, of all columns or of some."""
     texts = [text for one in records for name, text in one.fields.items() if not columns or name in columns]
     return mean(len(str(text)) for text in texts) if texts else float("inf")
 
 
-def guess(kind: str, names: Sequence[str]) -> dict[str, str]:
+def guess_columns(kind: str, names: Sequence[str]) -> dict[str, str]:
     """Columns in their order for the fields that are needed, for the user to correct.
 
     >>> guess("pairs", ["en", "de"])
     {'source': 'en', 'target': 'de'}
     """
-    wanted = needed(kind)
+    wanted = required_fields(kind)
     left = [name for name in names if name.lower() != "id"]
     if len(left) < len(wanted):
         listed = ", ".join(names)
@@ -294,7 +302,7 @@ def guess(kind: str, names: Sequence[str]) -> dict[str, str]:
     return dict(zip(wanted, left, strict=False))
 
 
-def needed(kind: str) -> list[str]:
+def required_fields(kind: str) -> list[str]:
     """The fields that an objective's records cannot do without."""
     always = [field.name for field in FIELDS[kind] if not field.optional]
     return [*always, *{"classify": ["label"], "next_token": ["text"]}.get(kind, [])]

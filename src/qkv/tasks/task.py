@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from qkv.data.records import Record
-from qkv.errors import UsageError, nearest
+from qkv.errors import UsageError, suggest_name
 from qkv.models import Config
 from qkv.text import Tokenizer
 from qkv.train.watch import Sample
 
-Progress = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]
 """Called with how many are done and how many there are."""
 
 
@@ -25,7 +25,7 @@ class Evaluation:
     metrics: dict[str, float]
     samples: list[Sample]
     main: str
-    records: int = 0  # how many were judged
+    num_records: int = 0  # how many were judged
     notes: tuple[str, ...] = ()  # what was left out, cut or decided on the way
 
 
@@ -34,10 +34,12 @@ class Task:
     """One task. `run` and `evaluate` are called as those of `qkv.tasks.evaluate` call them."""
 
     name: str
-    does: str  # in a few words, for messages
+    description: str  # in a few words, for messages
     objective: str  # what such a model learns; its records have that objective's fields (`prepare_fields`)
     fields: tuple[str, ...]  # of these, what every record needs
-    known: Callable[[Config, Sequence[Record]], Sequence[str]]  # the metrics; first what a model is judged by
+    available_metrics: Callable[
+        [Config, Sequence[Record]], Sequence[str]
+    ]  # the metrics; first what a model is judged by
     run: Callable[..., Any]
     evaluate: Callable[..., Evaluation]
 
@@ -47,50 +49,50 @@ class Task:
         return self.name in ("text_to_text", "language")
 
     @property
-    def pairs(self) -> bool:
+    def accepts_pairs(self) -> bool:
         """Whether two texts may be read together."""
         return self.name in ("classify", "answer")
 
 
 @dataclass
-class Usable:
+class UsableRecords:
     """Records that have what a task needs, and a word on those that do not."""
 
     records: list[Record]
     notes: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, records: Sequence[Record], **needed: type | tuple[type, ...]) -> "Usable":
+    def select(cls, records: Sequence[Record], **needed: type | tuple[type, ...]) -> "UsableRecords":
         """Records whose fields are there and of the right kind; the others are counted and the first one is named."""
         good, first = [], ""
         for record in records:
-            wrong = next((name for name, kind in needed.items() if not _is(record.fields.get(name), kind)), None)
+            wrong = next((name for name, kind in needed.items() if not _has_type(record.fields.get(name), kind)), None)
             if wrong is None:
                 good.append(record)
             elif not first:
-                first = _told(record, wrong, needed[wrong])
+                first = _describe_problem(record, wrong, needed[wrong])
         if not good:
             raise UsageError(first or "there are no records to evaluate on")
         left = len(records) - len(good)
         return cls(good, [f"{left:,} of {len(records):,} records left out: {first}"] if left else [])
 
 
-def _is(value: Any, kind: type | tuple[type, ...]) -> bool:
+def _has_type(value: Any, kind: type | tuple[type, ...]) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
-def _told(record: Record, name: str, kind: type | tuple[type, ...]) -> str:
+def _describe_problem(record: Record, name: str, kind: type | tuple[type, ...]) -> str:
     kinds = {str: "text", list: "a list", int: "a number", float: "a number"}
     wanted = " or ".join(dict.fromkeys(kinds[one] for one in (kind if isinstance(kind, tuple) else (kind,))))
     if name not in record.fields:
         there = ", ".join(record.fields) or "none"
-        hint = nearest(name, record.fields) if record.fields else ""
+        hint = suggest_name(name, record.fields) if record.fields else ""
         close = f" ({hint})" if hint.startswith("did you mean") else ""
-        return f"{record.where}: no field {name!r}{close}; its fields are: {there}"
-    return f"{record.where}: field {name!r} is {type(record.fields[name]).__name__}, not {wanted}"
+        return f"{record.location}: no field {name!r}{close}; its fields are: {there}"
+    return f"{record.location}: field {name!r} is {type(record.fields[name]).__name__}, not {wanted}"
 
 
-def tokenizer_of(tokenizer: Tokenizer | None) -> Tokenizer:
+def require_tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:
     """The tokenizer, without which nothing here can read text."""
     if tokenizer is None:
         raise UsageError("this model has no tokenizer, so it cannot read text")
@@ -110,9 +112,9 @@ def evaluating(network: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def choose(given: Sequence[str], known: Sequence[str], default: Sequence[str]) -> list[str]:
+def select_metrics(requested: Sequence[str], available: Sequence[str], default: Sequence[str]) -> list[str]:
     """The metrics asked for by name, checked, or those that are usual; without doubles."""
-    for name in given:
-        if name not in known:
-            raise UsageError(f"metric = {name!r} is not one of this task's; {nearest(name, known)}")
-    return list(dict.fromkeys(given or default))
+    for name in requested:
+        if name not in available:
+            raise UsageError(f"metric = {name!r} is not one of this task's; {suggest_name(name, available)}")
+    return list(dict.fromkeys(requested or default))

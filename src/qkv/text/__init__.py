@@ -1,7 +1,7 @@
 """Text ⇄ ids: tokenizers of every kind, trained or loaded, with special tokens by role."""
 
-from qkv.text.roles import Roles
-from qkv.text.stream import StreamDecoder
+from qkv.text.special_tokens import SpecialTokens
+from qkv.text.stream_decoder import StreamDecoder
 from qkv.text.tokenizer import Tokenizer
 
-__all__ = ["Roles", "StreamDecoder", "Tokenizer"]
+__all__ = ["SpecialTokens", "StreamDecoder", "Tokenizer"]

@@ -24,34 +24,34 @@ from typing import Any
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
-from qkv.errors import UsageError, nearest
-from qkv.text import roles as role_table
-from qkv.text import template as templates
-from qkv.text.roles import Roles
-from qkv.text.sentencepiece import SPACE
-from qkv.text.source import Texts
-from qkv.text.stream import BYTES
+from qkv.errors import UsageError, suggest_name
+from qkv.text import special_tokens as role_table
+from qkv.text import templates
+from qkv.text.formats.sentencepiece import SPACE
+from qkv.text.special_tokens import SpecialTokens
+from qkv.text.stream_decoder import BYTE_OF_CHAR
+from qkv.text.training_text import TrainingTexts
 
-Source = str | os.PathLike[str] | Iterable[str] | Iterable[os.PathLike[str]]
+TextSource = str | os.PathLike[str] | Iterable[str] | Iterable[os.PathLike[str]]
 Progress = Callable[[int, int], None]
 
-KINDS = ("byte-bpe", "bpe", "wordpiece", "unigram", "char", "byte", "word")
-LOSSLESS = ("byte-bpe", "byte")  # nothing is unknown to these
+TOKENIZER_KINDS = ("byte-bpe", "bpe", "wordpiece", "unigram", "char", "byte", "word")
+BYTE_LEVEL_KINDS = ("byte-bpe", "byte")  # nothing is unknown to these
 CONTINUATION = "##"
 
 
-def train(
+def train_backend(
     kind: str,
-    source: Source,
-    size: int,
+    source: TextSource,
+    vocab_size: int,
     *,
-    roles: Iterable[str] | Mapping[str, str] | None = None,
-    sentinels: int = 0,
+    special_tokens: Iterable[str] | Mapping[str, str] | None = None,
+    num_sentinels: int = 0,
     template: str = "none",
     lowercase: bool = False,
-    min_count: int = 2,
+    min_frequency: int = 2,
     progress: Progress | None = None,
-) -> tuple[Backend, Roles]:
+) -> tuple[Backend, SpecialTokens]:
     """A tokenizer with at most `size` ids, special tokens included.
 
     `source`: a file, or a list of files (UTF-8 text); any other iterable is the text itself, string by string.
@@ -61,69 +61,75 @@ def train(
     `min_count`: pieces and words seen less often are not learnt (characters are, as far as there is room).
     `progress(done, total)`: bytes of files, or number of strings; the total is 0 where it is not known.
     """
-    if kind not in KINDS:
-        raise UsageError(f"no tokenizer is of the kind {kind!r}; {nearest(kind, KINDS)}")
-    if roles is None:
-        roles = ("pad", "start", "end") if kind in LOSSLESS else ("pad", "start", "end", "unknown")
-    spellings = role_table.choose(roles)
-    if kind not in LOSSLESS and "unknown" not in spellings:
+    if kind not in TOKENIZER_KINDS:
+        raise UsageError(f"no tokenizer is of the kind {kind!r}; {suggest_name(kind, TOKENIZER_KINDS)}")
+    if special_tokens is None:
+        special_tokens = ("pad", "bos", "eos") if kind in BYTE_LEVEL_KINDS else ("pad", "bos", "eos", "unk")
+    spellings = role_table.resolve_spellings(special_tokens)
+    if kind not in BYTE_LEVEL_KINDS and "unk" not in spellings:
         raise UsageError(f"a {kind!r} tokenizer meets text it has no piece for: give it the role 'unknown'")
-    special = list(dict.fromkeys([*spellings.values(), *map(role_table.sentinel, range(sentinels))]))
-    least = len(special) + (256 if kind in LOSSLESS else 1)
-    if size < least:
-        raise UsageError(f"size = {size} is too small for kind {kind!r} with these roles: at least {least}")
+    special = list(dict.fromkeys([*spellings.values(), *map(role_table.sentinel_token, range(num_sentinels))]))
+    least = len(special) + (256 if kind in BYTE_LEVEL_KINDS else 1)
+    if vocab_size < least:
+        raise UsageError(f"size = {vocab_size} is too small for kind {kind!r} with these roles: at least {least}")
 
-    texts = Texts(source, progress)
+    texts = TrainingTexts(source, progress)
     try:
-        backend = BUILDERS[kind](iter(texts), size, special, spellings.get("unknown", ""), lowercase, min_count)
+        backend = BUILDERS[kind](iter(texts), vocab_size, special, spellings.get("unk", ""), lowercase, min_frequency)
     except Exception as error:
-        raise (texts.error or error) from None
+        raise (texts.source_error or error) from None
     if kind != "byte":
         texts.finish()
     backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
     vocabulary = backend.get_vocab(with_added_tokens=True)
     tokens = {role: (text, vocabulary[text]) for role, text in spellings.items()}
-    backend.post_processor = templates.processor(template, tokens)
+    backend.post_processor = templates.make_post_processor(template, tokens)
     ids = {role: number for role, (_, number) in tokens.items()}
-    marks = tuple(vocabulary[role_table.sentinel(number)] for number in range(sentinels))
-    return backend, Roles(**ids, sentinels=marks)
+    marks = tuple(vocabulary[role_table.sentinel_token(number)] for number in range(num_sentinels))
+    return backend, SpecialTokens(**ids, sentinels=marks)
 
 
 # -------------------------------------------------------------------- one builder per kind
 
 
-def byte_bpe(texts: Iterator[str], size: int, special: list[str], _: str, lowercase: bool, least: int) -> Backend:
+def train_byte_bpe(
+    texts: Iterator[str], vocab_size: int, special: list[str], _: str, lowercase: bool, min_frequency: int
+) -> Backend:
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=size,
+        vocab_size=vocab_size,
         special_tokens=special,
-        min_frequency=least,
-        initial_alphabet=sorted(BYTES),
+        min_frequency=min_frequency,
+        initial_alphabet=sorted(BYTE_OF_CHAR),
         show_progress=False,
     )
-    return learn(backend, trainer, texts, lowercase)
+    return run_trainer(backend, trainer, texts, lowercase)
 
 
-def bpe(texts: Iterator[str], size: int, special: list[str], unknown: str, lowercase: bool, least: int) -> Backend:
-    backend = Backend(models.BPE(unk_token=unknown, fuse_unk=True))
-    spaced(backend)
+def train_bpe(
+    texts: Iterator[str], vocab_size: int, special: list[str], unk: str, lowercase: bool, min_frequency: int
+) -> Backend:
+    backend = Backend(models.BPE(unk_token=unk, fuse_unk=True))
+    use_sentencepiece_spacing(backend)
     trainer = trainers.BpeTrainer(
-        vocab_size=size,
+        vocab_size=vocab_size,
         special_tokens=special,
-        min_frequency=least,
-        limit_alphabet=size - len(special),
+        min_frequency=min_frequency,
+        limit_alphabet=vocab_size - len(special),
         show_progress=False,
     )
-    return learn(backend, trainer, texts, lowercase)
+    return run_trainer(backend, trainer, texts, lowercase)
 
 
-def unigram(texts: Iterator[str], size: int, special: list[str], unknown: str, lowercase: bool, _: int) -> Backend:
+def train_unigram(
+    texts: Iterator[str], vocab_size: int, special: list[str], unk: str, lowercase: bool, _: int
+) -> Backend:
     backend = Backend(models.Unigram())
-    spaced(backend)
-    trainer = trainers.UnigramTrainer(vocab_size=size, special_tokens=special, unk_token=unknown, show_progress=False)
-    backend = learn(backend, trainer, texts, lowercase)
+    use_sentencepiece_spacing(backend)
+    trainer = trainers.UnigramTrainer(vocab_size=vocab_size, special_tokens=special, unk_token=unk, show_progress=False)
+    backend = run_trainer(backend, trainer, texts, lowercase)
     # Scores in float32, as SentencePiece keeps them: written to a file and read back they then stay what they are.
     model = json.loads(backend.to_str())["model"]
     pieces = [(piece, struct.unpack("f", struct.pack("f", score))[0]) for piece, score in model["vocab"]]
@@ -131,8 +137,8 @@ def unigram(texts: Iterator[str], size: int, special: list[str], unknown: str, l
     return backend
 
 
-def wordpiece(
-    texts: Iterator[str], size: int, special: list[str], unknown: str, lowercase: bool, least: int
+def train_wordpiece(
+    texts: Iterator[str], vocab_size: int, special: list[str], unk: str, lowercase: bool, min_frequency: int
 ) -> Backend:
     """Learnt by the library's BPE trainer on words with a mark before them: a piece with the mark starts a word, any
     other continues one. (Its WordPiece trainer breaks ties by the order of a hash table, so that two runs differ.)"""
@@ -141,58 +147,63 @@ def wordpiece(
     learner.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     learner.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.Metaspace(replacement=SPACE)])
     trainer = trainers.BpeTrainer(
-        vocab_size=size + size // 8 + 256, min_frequency=least, limit_alphabet=size - len(special), show_progress=False
+        vocab_size=vocab_size + vocab_size // 8 + 256,
+        min_frequency=min_frequency,
+        limit_alphabet=vocab_size - len(special),
+        show_progress=False,
     )
-    learn(learner, trainer, texts, False)
-    learnt = [piece for piece in in_order(learner) if piece != SPACE]
+    run_trainer(learner, trainer, texts, False)
+    learnt = [piece for piece in tokens_by_id(learner) if piece != SPACE]
     single = [piece for piece in learnt if len(piece) == 1]
     # Punctuation and Chinese characters are words by themselves, and continue none.
-    inside = [c for c in single if len(words.pre_tokenize_str(spread(learner, "a" + c))) == 1]
+    inside = [c for c in single if len(words.pre_tokenize_str(normalize(learner, "a" + c))) == 1]
     marked = [piece.removeprefix(SPACE) if piece.startswith(SPACE) else CONTINUATION + piece for piece in learnt]
     merged = [piece for piece, plain in zip(marked, learnt, strict=True) if len(plain) > 1]
-    pieces = list(dict.fromkeys([*special, *single, *(CONTINUATION + c for c in inside), *merged]))[:size]
-    backend = Backend(models.WordPiece({piece: number for number, piece in enumerate(pieces)}, unk_token=unknown))
+    pieces = list(dict.fromkeys([*special, *single, *(CONTINUATION + c for c in inside), *merged]))[:vocab_size]
+    backend = Backend(models.WordPiece({piece: number for number, piece in enumerate(pieces)}, unk_token=unk))
     backend.normalizer, backend.pre_tokenizer = learner.normalizer, words
     backend.decoder = decoders.WordPiece(prefix=CONTINUATION)
     return backend
 
 
-def in_order(backend: Backend) -> list[str]:
+def tokens_by_id(backend: Backend) -> list[str]:
     """The vocabulary in the order of ids."""
     vocabulary = backend.get_vocab()
     return sorted(vocabulary, key=lambda piece: vocabulary[piece])
 
 
-def spread(backend: Backend, text: str) -> str:
+def normalize(backend: Backend, text: str) -> str:
     """A text as the normaliser leaves it: BERT's lays spaces around Chinese characters."""
     return backend.normalizer.normalize_str(text) if backend.normalizer is not None else text
 
 
-def word(texts: Iterator[str], size: int, special: list[str], unknown: str, lowercase: bool, least: int) -> Backend:
-    backend = Backend(models.WordLevel(unk_token=unknown))
+def train_word(
+    texts: Iterator[str], vocab_size: int, special: list[str], unk: str, lowercase: bool, min_frequency: int
+) -> Backend:
+    backend = Backend(models.WordLevel(unk_token=unk))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     trainer = trainers.WordLevelTrainer(
-        vocab_size=size, special_tokens=special, min_frequency=least, show_progress=False
+        vocab_size=vocab_size, special_tokens=special, min_frequency=min_frequency, show_progress=False
     )
-    return learn(backend, trainer, texts, lowercase)
+    return run_trainer(backend, trainer, texts, lowercase)
 
 
-def char(texts: Iterator[str], size: int, special: list[str], unknown: str, lowercase: bool, _: int) -> Backend:
+def train_char(texts: Iterator[str], vocab_size: int, special: list[str], unk: str, lowercase: bool, _: int) -> Backend:
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(text.lower() if lowercase else text)
     common = sorted(counts, key=lambda character: (-counts[character], character))
     vocabulary = {
-        piece: number for number, piece in enumerate((special + [c for c in common if c not in special])[:size])
+        piece: number for number, piece in enumerate((special + [c for c in common if c not in special])[:vocab_size])
     }
-    backend = Backend(models.BPE(vocabulary, [], unk_token=unknown))
+    backend = Backend(models.BPE(vocabulary, [], unk_token=unk))
     backend.normalizer = normalizers.Lowercase() if lowercase else None
     backend.decoder = decoders.Fuse()
     return backend
 
 
-def byte(texts: Iterator[str], size: int, special: list[str], _: str, lowercase: bool, __: int) -> Backend:
-    alphabet = sorted(BYTES, key=lambda character: BYTES[character])
+def make_byte(texts: Iterator[str], vocab_size: int, special: list[str], _: str, lowercase: bool, __: int) -> Backend:
+    alphabet = sorted(BYTE_OF_CHAR, key=lambda character: BYTE_OF_CHAR[character])
     vocabulary = {piece: number for number, piece in enumerate(special + alphabet)}
     backend = Backend(models.BPE(vocabulary, []))
     backend.normalizer = normalizers.Lowercase() if lowercase else None
@@ -202,17 +213,17 @@ def byte(texts: Iterator[str], size: int, special: list[str], _: str, lowercase:
 
 
 BUILDERS: dict[str, Callable[..., Backend]] = {
-    "byte-bpe": byte_bpe,
-    "bpe": bpe,
-    "unigram": unigram,
-    "wordpiece": wordpiece,
-    "word": word,
-    "char": char,
-    "byte": byte,
+    "byte-bpe": train_byte_bpe,
+    "bpe": train_bpe,
+    "unigram": train_unigram,
+    "wordpiece": train_wordpiece,
+    "word": train_word,
+    "char": train_char,
+    "byte": make_byte,
 }
 
 
-def spaced(backend: Backend) -> None:
+def use_sentencepiece_spacing(backend: Backend) -> None:
     """SentencePiece's way with spaces: runs of white space are one space, written ▁ and kept with the word after it."""
     backend.normalizer = normalizers.Sequence(
         [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]  # the pattern first: it is the cheaper one
@@ -220,7 +231,7 @@ def spaced(backend: Backend) -> None:
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
 
 
-def learn(backend: Backend, trainer: Any, texts: Iterator[str], lowercase: bool) -> Backend:
+def run_trainer(backend: Backend, trainer: Any, texts: Iterator[str], lowercase: bool) -> Backend:
     """Run a trainer of the library over the texts."""
     if lowercase:
         steps = (

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qkv.errors import UsageError, nearest
+from qkv.errors import UsageError, suggest_name
 
 
 def freeze(network: nn.Module, patterns: Sequence[str]) -> list[str]:
@@ -26,14 +26,14 @@ def freeze(network: nn.Module, patterns: Sequence[str]) -> list[str]:
     names = [name for name, _ in network.named_parameters(remove_duplicate=False)]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            raise UsageError(f"model.freeze: no parameter is named {pattern!r}; {_near(pattern, names)}")
+            raise UsageError(f"model.freeze: no parameter is named {pattern!r}; {_name_hint(pattern, names)}")
     for name, parameter in network.named_parameters(remove_duplicate=False):
-        if matches(name, patterns):
+        if matches_any(name, patterns):
             parameter.requires_grad_(False)
     return [name for name, parameter in network.named_parameters() if not parameter.requires_grad]
 
 
-def matches(name: str, patterns: Iterable[str]) -> bool:
+def matches_any(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
@@ -72,7 +72,9 @@ class LoraLinear(nn.Module):
         return self.base.out_features
 
 
-def add_lora(network: nn.Module, rank: int, alpha: float, on: Sequence[str], also: Sequence[str] = ()) -> list[str]:
+def add_lora(
+    network: nn.Module, rank: int, alpha: float, targets: Sequence[str], also_train: Sequence[str] = ()
+) -> list[str]:
     """Give the linear maps whose names match `on` a low-rank addition, and freeze all else; says which they are.
 
     `also` names parameters that are trained besides, as a new head is: "head.*". What is frozen stays so: freeze
@@ -86,18 +88,20 @@ def add_lora(network: nn.Module, rank: int, alpha: float, on: Sequence[str], als
     chosen = {
         name: linear
         for name, linear in linears.items()
-        if matches(name, on)
+        if matches_any(name, targets)
         and linear.weight.requires_grad
         and id(linear.weight) not in tables
-        and not matches(f"{name}.weight", also)
+        and not matches_any(f"{name}.weight", also_train)
     }
     if not chosen:
         free = [name for name, linear in linears.items() if linear.weight.requires_grad]
-        raise UsageError(f"model.lora_on: no linear map is named {' or '.join(map(repr, on))}; {_some(free)}")
+        raise UsageError(
+            f"model.lora_on: no linear map is named {' or '.join(map(repr, targets))}; {_suffix_hint(free)}"
+        )
     for name, parameter in network.named_parameters():
-        parameter.requires_grad_(parameter.requires_grad and matches(name, also))
+        parameter.requires_grad_(parameter.requires_grad and matches_any(name, also_train))
     for name, linear in chosen.items():
-        put(network, name, LoraLinear(linear, rank, alpha))
+        replace_module(network, name, LoraLinear(linear, rank, alpha))
     return list(chosen)
 
 
@@ -107,23 +111,23 @@ def merge_lora(network: nn.Module) -> None:
         if isinstance(module, LoraLinear):
             with torch.no_grad():
                 module.base.weight.copy_(module.weight)
-            put(network, name, module.base)
+            replace_module(network, name, module.base)
 
 
-def put(network: nn.Module, name: str, module: nn.Module) -> None:
+def replace_module(network: nn.Module, name: str, module: nn.Module) -> None:
     """Put a module in the place of the one of this name."""
     parent, _, last = name.rpartition(".")
     setattr(network.get_submodule(parent), last, module)
 
 
-def _near(pattern: str, names: Sequence[str]) -> str:
+def _name_hint(pattern: str, names: Sequence[str]) -> str:
     """The nearest name, or the nearest pattern for all that is below a module."""
     below = {name.rsplit(".", depth)[0] + ".*" for name in names for depth in range(1, name.count(".") + 1)}
-    hint = nearest(pattern, [*names, *below])
+    hint = suggest_name(pattern, [*names, *below])
     return hint if hint.startswith("did you mean") else "names are as in " + ", ".join(names[:3])
 
 
-def _some(names: Iterable[str]) -> str:
+def _suffix_hint(names: Iterable[str]) -> str:
     """The last parts of names, which patterns are mostly about."""
     kinds = sorted({"*." + ".".join(name.split(".")[-2:]) for name in names})
     return "there are " + ", ".join(kinds) if kinds else "all of them are frozen"

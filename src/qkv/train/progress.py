@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from typing import Any
 
-from qkv.data.rows import START, Cursor, Rows
+from qkv.data.stream.sequences import STREAM_START, SequenceStream, StreamCursor
 from qkv.errors import QkvError
-from qkv.train.recipe import TrainSection
+from qkv.train.recipe.schema import TrainSection
 
-TENTHS = 10
+DEFAULT_EVALUATIONS = 10
 """Without a cadence of its own, a run is evaluated so many times in its budget."""
 
 
@@ -25,13 +25,13 @@ class Progress:
     seconds: float = 0.0
     loss: float = 0.0  # summed over the steps since the last report
     loss_steps: int = 0  # those of them that had one
-    skipped: int = 0  # steps left out because of numbers that are none
-    owed: bool = False  # an evaluation was due at this step, and a signal or the run's end came first
+    skipped_steps: int = 0  # steps left out because of numbers that are none
+    pending_eval: bool = False  # an evaluation was due at this step, and a signal or the run's end came first
     metric: str = ""  # what the best is told by
-    best: float | None = None
+    best_value: float | None = None
     best_loss: float | None = None  # what decides where the metric is the same
     best_step: int = 0
-    worse: int = 0  # evaluations since the best one
+    evals_since_best: int = 0  # evaluations since the best one
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -50,22 +50,22 @@ class Budget:
 
     steps: int
     seconds: float
-    windows: int  # of the data's order, in the epochs asked for
-    units: Callable[[int], int]  # how many units of rows a window has
+    num_windows: int  # of the data's order, in the epochs asked for
+    units_in_window: Callable[[int], int]  # how many units of rows a window has
 
     @classmethod
-    def of(cls, section: TrainSection, rows: Rows) -> "Budget":
-        windows = rows.order.windows(section.epochs) if section.epochs else 0
+    def from_section(cls, section: TrainSection, data: SequenceStream) -> "Budget":
+        windows = data.order.num_pools(section.epochs) if section.epochs else 0
         return cls(
-            section.steps, section.minutes * 60, windows, lru_cache(1)(lambda window: len(rows.plan(window).units))
+            section.steps, section.minutes * 60, windows, lru_cache(1)(lambda window: len(data.plan_pool(window).units))
         )
 
-    def done(self, step: int, seconds: float, cursor: Cursor = START) -> float:
+    def fraction_done(self, step: int, seconds: float, cursor: StreamCursor = STREAM_START) -> float:
         """The share that is spent, 0 … 1: the largest of the three."""
-        read: float = cursor.window
-        if self.windows and cursor.unit:  # a small corpus is a single window: its share must be told within it
-            read += cursor.unit / self.units(cursor.window)
-        pairs = ((step, self.steps), (seconds, self.seconds), (read, self.windows))
+        read: float = cursor.pool
+        if self.num_windows and cursor.unit:  # a small corpus is a single window: its share must be told within it
+            read += cursor.unit / self.units_in_window(cursor.pool)
+        pairs = ((step, self.steps), (seconds, self.seconds), (read, self.num_windows))
         return min(max((spent / all_ for spent, all_ in pairs if all_), default=0.0), 1.0)
 
     def reason(self, step: int, seconds: float) -> str:
@@ -75,14 +75,14 @@ class Budget:
         return "minutes" if self.seconds and seconds >= self.seconds else "epochs"
 
 
-def due(every: int, step: int, before: float, after: float) -> bool:
+def is_due(every: int, step: int, before: float, after: float) -> bool:
     """Whether something that happens every so many steps, or (0) at each tenth of the budget, is due after a step."""
     if every:
         return step % every == 0
-    return int(after * TENTHS + 1e-9) > int(before * TENTHS + 1e-9)
+    return int(after * DEFAULT_EVALUATIONS + 1e-9) > int(before * DEFAULT_EVALUATIONS + 1e-9)
 
 
-def better(
+def is_better(
     metric: str, value: float, best: float | None, loss: float | None = None, best_loss: float | None = None
 ) -> bool:
     """Whether a value beats the best so far: losses and errors should be low, all else high. The loss decides a tie.

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class Start:
+class RunStart:
     """What is about to begin."""
 
     run: str
     parameters: int
-    trained: int  # parameters that change
+    trainable: int  # parameters that change
     step: int  # 0, or where it goes on from
     steps: int  # the budget; 0: none in steps
     minutes: float  # the budget; 0: none in minutes
@@ -30,7 +30,7 @@ class StepReport:
     tokens: int  # since the run began, padding not counted
     tokens_per_second: float
     seconds: float  # since the run began
-    done: float  # the share of the budget that is spent, 0 … 1
+    fraction_done: float  # the share of the budget that is spent, 0 … 1
     seconds_left: float  # as far as it can be told
     epoch: int
 
@@ -40,9 +40,9 @@ class Sample:
     """What the model makes of an example it was not trained on."""
 
     source: str
-    written: str
+    prediction: str
     expected: str
-    typed: str | None = None  # what the model is run on for it, where that is not the source as it is shown
+    model_input: str | None = None  # what the model is run on for it, where that is not the source as it is shown
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,12 @@ class EvalReport:
     step: int
     seconds: float
     metrics: dict[str, float]  # "loss" and the task's own
-    best: bool
+    is_best: bool
     samples: Sequence[Sample] = ()
 
 
 @dataclass(frozen=True)
-class End:
+class RunEnd:
     """How it ended."""
 
     step: int
@@ -70,9 +70,9 @@ class End:
 class Watcher:
     """Hears of everything and, unless it is made to, does nothing."""
 
-    def start(self, start: Start) -> None: ...
-    def step(self, report: StepReport) -> None: ...
-    def evaluated(self, report: EvalReport) -> None: ...
-    def sampled(self, step: int, sample: Sample) -> None: ...
-    def note(self, step: int, text: str) -> None: ...
-    def end(self, end: End) -> None: ...
+    def on_start(self, start: RunStart) -> None: ...
+    def on_step(self, report: StepReport) -> None: ...
+    def on_evaluate(self, report: EvalReport) -> None: ...
+    def on_sample(self, step: int, sample: Sample) -> None: ...
+    def on_note(self, step: int, text: str) -> None: ...
+    def on_end(self, end: RunEnd) -> None: ...

@@ -15,7 +15,7 @@ from babel.dates import format_date
 
 from qkv.data.builtin import Dates
 from qkv.data.builtin.dataset import SPLITS
-from qkv.data.builtin.written_dates import LOCALES, LONGEST, YEARS, as_read
+from qkv.data.builtin.date_formats import LOCALES, MAX_CHARACTERS, YEARS, reading_key
 from qkv.errors import QkvError, UsageError
 
 
@@ -48,7 +48,7 @@ def test_every_form_is_used(dates):
 
 
 def test_texts_are_short_and_of_plain_characters(sample):
-    assert max(len(example["written"]) for example in sample) <= LONGEST
+    assert max(len(example["written"]) for example in sample) <= MAX_CHARACTERS
     seen = {character for example in sample for character in example["written"]}
     assert seen.isdisjoint("\u00a0\u202f\u200e\u200f\n\t")
 
@@ -114,20 +114,20 @@ def test_there_was_ambiguity_to_leave_out(reverse_index):
 def test_a_sample_of_all_years_has_one_meaning_each(sample):
     meanings: dict[str, set[str]] = {}
     for example in sample:
-        meanings.setdefault(as_read(example["written"]), set()).add(example["iso"])
+        meanings.setdefault(reading_key(example["written"]), set()).add(example["iso"])
     assert all(len(dates) == 1 for dates in meanings.values())
 
 
 def test_a_two_digit_year_never_occurs(sample):
     for example in sample:
-        assert example["iso"][:4] in as_read(example["written"]), example
+        assert example["iso"][:4] in reading_key(example["written"]), example
 
 
 @pytest.mark.parametrize(
     ("text", "reading"), [("03.04.2021", "3 4 2021"), ("۳ مه ۲۰۲۱", "3 مه 2021"), ("4 MAY", "4 may")]
 )
 def test_reading_ignores_what_readers_ignore(text, reading):
-    assert as_read(text) == reading
+    assert reading_key(text) == reading
 
 
 # -------------------------------------------------------------------- splits and order
@@ -191,7 +191,7 @@ def test_years_are_all_used(sample):
 def test_few_languages_are_less_ambiguous():
     """3/4 is no riddle where only French is asked for."""
     french = Dates(["fr"])
-    assert all(len(places) == 366 for _, places in french.forms[0])
+    assert all(len(places) == 366 for _, places in french.formats[0])
 
 
 def test_wrong_calls_are_explained(dates):

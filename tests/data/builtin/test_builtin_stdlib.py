@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from qkv.data.builtin import DATASETS, Dataset, Stdlib, find
+from qkv.data.builtin import DATASETS, BuiltinDataset, Stdlib, find_dataset
 from qkv.data.builtin.dataset import SPLITS
 from qkv.errors import QkvError, UsageError
 
@@ -92,8 +92,8 @@ def test_a_document_beyond_the_end_is_refused(small):
 
 @pytest.mark.parametrize("name", DATASETS)
 def test_every_dataset_describes_itself(name):
-    dataset = find(name)
-    assert isinstance(dataset, Dataset)
+    dataset = find_dataset(name)
+    assert isinstance(dataset, BuiltinDataset)
     assert dataset.name == name
     assert dataset.splits == SPLITS
     assert dataset.description
@@ -106,4 +106,4 @@ def test_every_dataset_describes_itself(name):
 
 def test_a_wrong_name_suggests_the_nearest():
     with pytest.raises(UsageError, match="'stdlb'; did you mean 'stdlib'"):
-        find("stdlb")
+        find_dataset("stdlb")

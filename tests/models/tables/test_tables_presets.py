@@ -8,15 +8,15 @@ from dataclasses import replace
 
 import pytest
 
-from qkv.models import Config, presets
-from qkv.models.tables import ARCHITECTURES, read_config, write_config
+from qkv.models import Config
+from qkv.models.tables import ARCHITECTURES, presets, read_config, write_config
 
-PUBLIC = sorted(name for name in presets.PRESETS if presets.find(name).architecture)
+PUBLIC = sorted(name for name in presets.PRESETS if presets.find_preset(name).architecture)
 
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_a_preset_survives_writing_and_reading(name):
-    config = presets.find(name)
+    config = presets.find_preset(name)
     architecture = ARCHITECTURES[config.architecture]
     theirs, _ = write_config(architecture, config)
     assert read_config(architecture, theirs) == config
@@ -349,7 +349,7 @@ PUBLISHED = {
 
 def expected(name: str) -> Config:
     """The preset; bert-base-uncased is published without its next-sentence head."""
-    config = presets.find(name)
+    config = presets.find_preset(name)
     return replace(config, head=replace(config.head, sentence_outputs=0)) if name == "bert-base" else config
 
 

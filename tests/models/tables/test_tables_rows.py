@@ -10,9 +10,17 @@ from hypothesis import strategies as st
 
 from qkv.blocks import HeadConfig, StackConfig
 from qkv.errors import QkvError
-from qkv.models import Config, build, presets
-from qkv.models.tables import ARCHITECTURES, CannotExpress, architecture_of, find, read_config, write_config
-from qkv.models.tables.table import HeadMajor, Join, Key, Same
+from qkv.models import Config, build
+from qkv.models.tables import (
+    ARCHITECTURES,
+    UnsupportedConfigError,
+    find_architecture,
+    map_parameters,
+    presets,
+    read_config,
+    write_config,
+)
+from qkv.models.tables.architecture import Concatenated, ConfigKey, InterleavedQkv, Renamed
 
 SMALL = {
     "bert": {
@@ -51,7 +59,7 @@ def theirs_of(name: str, cls: str) -> dict[str, Any]:
     return {"model_type": name, "architectures": [cls], **sizes, **MORE.get(name, {})}
 
 
-HEADS = [(name, table.cls) for name, architecture in ARCHITECTURES.items() for table in architecture.heads]
+HEADS = [(name, table.class_name) for name, architecture in ARCHITECTURES.items() for table in architecture.heads]
 
 
 @pytest.mark.parametrize(("name", "cls"), HEADS)
@@ -60,9 +68,9 @@ def test_what_is_read_is_written_again(name, cls):
     config = read_config(architecture, theirs_of(name, cls))
     written, table = write_config(architecture, config)
     assert read_config(architecture, written) == config
-    assert table.cls == written["architectures"][0]
+    assert table.class_name == written["architectures"][0]
     # The next-sentence head has the shape of a two-class model, and is written as one.
-    assert table.cls == (cls if cls != "BertForNextSentencePrediction" else "BertForSequenceClassification")
+    assert table.class_name == (cls if cls != "BertForNextSentencePrediction" else "BertForSequenceClassification")
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
@@ -70,10 +78,10 @@ def test_what_is_read_is_written_again(name, cls):
 def test_every_parameter_has_a_place_of_its_own(name, cls, tied):
     """No parameter of ours is without a row, and no tensor of theirs is read for two of ours."""
     architecture = ARCHITECTURES[name]
-    table = next(table for table in architecture.heads if table.cls == cls)
+    table = next(table for table in architecture.heads if table.class_name == cls)
     config = read_config(architecture, {**theirs_of(name, cls), "tie_word_embeddings": tied})
     names = [n for n, _ in build(config, device="meta").named_parameters()]
-    rows = list(find(architecture, table, config, names))
+    rows = list(map_parameters(architecture, table, config, names))
     assert [row.name for row in rows] == names
     places = [place for row in rows for place in row.theirs]
     assert len(set(places)) == len(places)
@@ -138,7 +146,7 @@ SPELLINGS = [
 @pytest.mark.parametrize(("name", "old", "new"), SPELLINGS, ids=[f"{n}-{next(iter(o))}" for n, o, _ in SPELLINGS])
 def test_two_spellings_of_one_setting(name, old, new):
     architecture = ARCHITECTURES[name]
-    whole = theirs_of(name, architecture.heads[1].cls)
+    whole = theirs_of(name, architecture.heads[1].class_name)
     base = {key: value for key, value in whole.items() if key not in (*MORE.get(name, {}), *old)}
     first, second = (read_config(architecture, {**base, **keys}) for keys in (old, new))
     assert first == second
@@ -156,18 +164,18 @@ def test_two_spellings_of_one_setting(name, old, new):
 def test_a_window_that_shows_nothing_else_is_refused(name, keys):
     """Ours counts distances, and 0 is no limit: read as that, it would be the opposite."""
     with pytest.raises(QkvError, match=next(key for key in keys if key != "use_sliding_window")):
-        read_config(ARCHITECTURES[name], {**theirs_of(name, ARCHITECTURES[name].heads[0].cls), **keys})
+        read_config(ARCHITECTURES[name], {**theirs_of(name, ARCHITECTURES[name].heads[0].class_name), **keys})
 
 
 @pytest.mark.parametrize(("name", "key"), [("mistral", "sliding_window"), ("qwen2", "sliding_window")])
 def test_no_window_is_no_window(name, key):
-    theirs = {**theirs_of(name, ARCHITECTURES[name].heads[0].cls), key: None}
-    assert read_config(ARCHITECTURES[name], theirs).stack.window == 0
+    theirs = {**theirs_of(name, ARCHITECTURES[name].heads[0].class_name), key: None}
+    assert read_config(ARCHITECTURES[name], theirs).stack.sliding_window == 0
 
 
 def test_their_window_counts_the_token_itself():
     theirs = {**theirs_of("mistral", "MistralForCausalLM"), "sliding_window": 5}
-    assert read_config(ARCHITECTURES["mistral"], theirs).stack.window == 4
+    assert read_config(ARCHITECTURES["mistral"], theirs).stack.sliding_window == 4
 
 
 # ── Wrong values ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -192,27 +200,27 @@ def test_any_wrong_value_is_read_or_refused(name, cls):
 
 def test_an_unknown_architecture_and_the_nearest_one():
     with pytest.raises(QkvError, match="did you mean 'roberta'"):
-        architecture_of("robertta")
+        find_architecture("robertta")
 
 
 # ── What a layout cannot express ─────────────────────────────────────────────────────────────────────────────────
 
 
 def test_each_field_without_a_place_is_named():
-    config = presets.find("gpt2")
-    stack = replace(config.decoder, norm_place="sandwich", qk_norm="head", position="alibi")
-    with pytest.raises(CannotExpress) as caught:
+    config = presets.find_preset("gpt2")
+    stack = replace(config.decoder, norm_placement="sandwich", qk_norm="head", position="alibi")
+    with pytest.raises(UnsupportedConfigError) as caught:
         write_config(ARCHITECTURES["gpt2"], replace(config, decoder=stack))
     assert {line.split(":")[0] for line in caught.value.fields} == {
-        "decoder.norm_place",
+        "decoder.norm_placement",
         "decoder.qk_norm",
         "decoder.position",
     }
 
 
 def test_a_family_that_a_layout_does_not_have_is_said():
-    with pytest.raises(CannotExpress, match=r"bert.*no decoder form") as caught:
-        write_config(ARCHITECTURES["bert"], presets.find("gpt2"))
+    with pytest.raises(UnsupportedConfigError, match=r"bert.*no decoder form") as caught:
+        write_config(ARCHITECTURES["bert"], presets.find_preset("gpt2"))
     assert caught.value.fields == []
 
 
@@ -228,9 +236,9 @@ def test_a_class_that_keeps_the_dropout_is_preferred():
 # ── Rows and references, both ways ───────────────────────────────────────────────────────────────────────────────
 
 
-def stack_of(heads: int, groups: int, head_width: int) -> StackConfig:
+def stack_of(heads: int, groups: int, head_dim: int) -> StackConfig:
     return StackConfig(
-        vocab=5, width=6, layers=1, heads=heads * groups, kv_heads=heads, head_width=head_width, ffn_width=7
+        vocab_size=5, width=6, layers=1, heads=heads * groups, kv_heads=heads, head_dim=head_dim, ffn_width=7
     )
 
 
@@ -240,13 +248,11 @@ SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 4))
 @given(SHAPES, st.booleans())
 def test_a_joined_projection_comes_apart_as_it_went_together(shape, bias):
     stack = stack_of(*shape)
-    rows = (stack.heads + 2 * stack.kv_heads) * stack.head_width
+    rows = (stack.heads + 2 * stack.kv_heads) * stack.head_dim
     ours = torch.arange(float(rows)) if bias else torch.arange(rows * 6.0).view(rows, 6)
-    join = Join("q", "k", "v")
+    join = Concatenated("q", "k", "v")
     parts = join.write(ours, "weight", stack)
-    assert [len(part) for part in parts] == [
-        n * stack.head_width for n in (stack.heads, stack.kv_heads, stack.kv_heads)
-    ]
+    assert [len(part) for part in parts] == [n * stack.head_dim for n in (stack.heads, stack.kv_heads, stack.kv_heads)]
     assert torch.equal(join.read(parts, "weight", stack), ours)
 
 
@@ -255,7 +261,7 @@ def test_a_projection_by_heads_comes_apart_as_it_went_together(heads, width, bia
     stack = stack_of(heads, 1, width)
     rows = 3 * heads * width
     ours = torch.arange(float(rows)) if bias else torch.arange(rows * 6.0).view(rows, 6)
-    layout = HeadMajor("m")
+    layout = InterleavedQkv("m")
     theirs = layout.write(ours, "weight", stack)
     assert torch.equal(layout.read(theirs, "weight", stack), ours)
     # Head 0's query, key and value come first in theirs; all queries come first in ours.
@@ -266,18 +272,18 @@ def test_a_projection_by_heads_comes_apart_as_it_went_together(heads, width, bia
 def test_a_transposed_matrix_and_a_bias_as_a_row(a, b):
     stack = stack_of(1, 1, 2)
     matrix, vector = torch.randn(a, b), torch.randn(a)
-    turned = Same("m", transposed=True)
+    turned = Renamed("m", transposed=True)
     assert torch.equal(turned.write(matrix, "weight", stack)[0], matrix.T)
     assert torch.equal(turned.read(turned.write(matrix, "weight", stack), "weight", stack), matrix)
     assert torch.equal(turned.read([vector], "bias", stack), vector)
-    row = Same("m", row=True)
+    row = Renamed("m", is_row_vector=True)
     assert row.write(vector, "bias", stack)[0].shape == (1, a)
     assert torch.equal(row.read(row.write(vector, "bias", stack), "bias", stack), vector)
     assert torch.equal(row.read([vector], "bias", stack), vector)
 
 
 def test_a_key_with_codes_writes_the_name_that_it_was_first_given():
-    key = Key("act", "gelu", {"silu": "silu", "swish": "silu", "gelu": "gelu"})
+    key = ConfigKey("act", "gelu", {"silu": "silu", "swish": "silu", "gelu": "gelu"})
     assert [key.read({"act": name}) for name in ("swish", "silu")] == ["silu", "silu"]
     assert key.write("silu", None) == {"act": "silu"}
     assert key.read({}) == key.read({"act": None}) == "gelu"
@@ -285,11 +291,11 @@ def test_a_key_with_codes_writes_the_name_that_it_was_first_given():
 
 def test_a_needed_key_is_asked_for():
     with pytest.raises(QkvError, match="missing 'size'"):
-        Key("size").read({})
+        ConfigKey("size").read({})
 
 
 def test_a_config_of_no_architecture_is_read_as_itself():
     """The hint for export is no part of what a table compares."""
-    stack = presets.find("gpt2").decoder
-    config = Config(decoder=stack, head=HeadConfig(kind="lm", outputs=stack.vocab, tied=True))
-    assert write_config(ARCHITECTURES["gpt2"], config)[1].cls == "GPT2LMHeadModel"
+    stack = presets.find_preset("gpt2").decoder
+    config = Config(decoder=stack, head=HeadConfig(kind="lm", outputs=stack.vocab_size, tied=True))
+    assert write_config(ARCHITECTURES["gpt2"], config)[1].class_name == "GPT2LMHeadModel"

@@ -4,16 +4,16 @@
 'whole numbers below a million in words ↔ digits, in several languages'
 """
 
-from qkv.data.builtin.dataset import Dataset
+from qkv.data.builtin.dataset import BuiltinDataset
 from qkv.data.builtin.dates import Dates
 from qkv.data.builtin.numbers import Numbers
 from qkv.data.builtin.stdlib import Stdlib
-from qkv.errors import UsageError, nearest
+from qkv.errors import UsageError, suggest_name
 
-DATASETS: dict[str, type[Dataset]] = {kind.name: kind for kind in (Dates, Numbers, Stdlib)}
+DATASETS: dict[str, type[BuiltinDataset]] = {kind.name: kind for kind in (Dates, Numbers, Stdlib)}
 
 
-def find(name: str) -> Dataset:
+def find_dataset(name: str) -> BuiltinDataset:
     """The dataset of that name; its tables are made when its first example is asked for.
 
     >>> find("date")
@@ -21,8 +21,8 @@ def find(name: str) -> Dataset:
     qkv.errors.UsageError: no built-in dataset is called 'date'; did you mean 'dates'?
     """
     if name not in DATASETS:
-        raise UsageError(f"no built-in dataset is called {name!r}; {nearest(name, DATASETS)}")
+        raise UsageError(f"no built-in dataset is called {name!r}; {suggest_name(name, DATASETS)}")
     return DATASETS[name]()
 
 
-__all__ = ["DATASETS", "Dataset", "Dates", "Numbers", "Stdlib", "find"]
+__all__ = ["DATASETS", "BuiltinDataset", "Dates", "Numbers", "Stdlib", "find_dataset"]

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import count
 
-from qkv.errors import UsageError, nearest
+from qkv.errors import UsageError, suggest_name
 
 SPLITS = ("train", "valid", "test")
-MASK = (1 << 64) - 1
-HELD_OUT_SHARE = 20  # one in so many keys is held out for valid, and one for test
+UINT64_MAX = (1 << 64) - 1
+HELD_OUT_ONE_IN = 20  # one in so many keys is held out for valid, and one for test
 
 
-class Dataset(ABC):
+class BuiltinDataset(ABC):
     """A dataset that comes with qkv."""
 
     name: str
@@ -43,38 +43,38 @@ class Dataset(ABC):
         for i in count(start) if end is None else range(start, end):
             yield self.example(split, i, seed)
 
-    def check(self, split: str, i: int) -> None:
+    def check_index(self, split: str, i: int) -> None:
         """Raise the error that says what is wrong with a call of `example`."""
         if split not in self.splits:
-            raise UsageError(f"{self.name} has no split {split!r}; {nearest(split, self.splits)}")
+            raise UsageError(f"{self.name} has no split {split!r}; {suggest_name(split, self.splits)}")
         end = self.length(split)
         if i < 0 or (end is not None and i >= end):
             raise UsageError(f"{self.name}/{split} has no example {i}: they are counted from 0 to {(end or 0) - 1}")
 
 
-def mix(value: int) -> int:
+def splitmix64(value: int) -> int:
     """A well-mixed 64-bit number from any integer (the finaliser of splitmix64, Steele et al. 2014).
 
     >>> mix(1) == mix(1), mix(1) == mix(2)
     (True, False)
     """
-    value = (value + 0x9E3779B97F4A7C15) & MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK
+    value = (value + 0x9E3779B97F4A7C15) & UINT64_MAX
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & UINT64_MAX
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & UINT64_MAX
     return value ^ (value >> 31)
 
 
 @lru_cache(maxsize=256)
-def start_of(seed: int, split: str) -> int:
+def stream_start(seed: int, split: str) -> int:
     """Where the numbers of a seed and split begin: far from those of any other."""
-    return mix(mix(seed) ^ SPLITS.index(split) + 1)
+    return splitmix64(splitmix64(seed) ^ SPLITS.index(split) + 1)
 
 
-def split_of(key: int) -> str:
+def assign_split(key: int) -> str:
     """The split that a key (a date, a number, a file's hash) belongs to, whatever the seed: splits never share one.
 
     >>> sorted({split_of(key) for key in range(100)})
     ['test', 'train', 'valid']
     """
-    place = mix(key ^ 0x68656C64) % HELD_OUT_SHARE
+    place = splitmix64(key ^ 0x68656C64) % HELD_OUT_ONE_IN
     return "valid" if place == 0 else "test" if place == 1 else "train"

@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from datetime import date, timedelta
 from functools import cached_property
 
-from qkv.data.builtin import written_dates
-from qkv.data.builtin.dataset import SPLITS, Dataset, mix, split_of, start_of
-from qkv.data.builtin.written_dates import LOCALES, YEARS, Form
-from qkv.errors import UsageError, nearest
+from qkv.data.builtin import date_formats as written_dates
+from qkv.data.builtin.dataset import SPLITS, BuiltinDataset, assign_split, splitmix64, stream_start
+from qkv.data.builtin.date_formats import LOCALES, YEARS, DateFormat
+from qkv.errors import UsageError, suggest_name
 
-Day = tuple[str, int, int, int, int]  # ISO, then year, month, day and weekday
+DateRow = tuple[str, int, int, int, int]  # ISO, then year, month, day and weekday
 
 
-class Dates(Dataset):
+class Dates(BuiltinDataset):
     """Dates from 1950 to 2050 as people write them, to be read into ISO 8601.
 
     Valid and test hold dates that are in no other split, whatever the seed. Every language is equally likely, and
@@ -43,42 +43,42 @@ class Dates(Dataset):
             raise UsageError("dates in no language: name at least one, or leave `languages` out")
         for language in self.languages:
             if language not in LOCALES:
-                raise UsageError(f"dates has no language {language!r}; {nearest(language, LOCALES)}")
+                raise UsageError(f"dates has no language {language!r}; {suggest_name(language, LOCALES)}")
 
     def length(self, split: str) -> None:
         """None: there is no end."""
 
     @cached_property
-    def forms(self) -> list[list[tuple[Form, frozenset[tuple[int, int]]]]]:
+    def formats(self) -> list[list[tuple[DateFormat, frozenset[tuple[int, int]]]]]:
         """For each language its forms, each with the (month, day) that it may write."""
-        forms = written_dates.forms(self.languages)
-        allowed = written_dates.unambiguous(forms)
+        forms = written_dates.date_formats(self.languages)
+        allowed = written_dates.unambiguous_days(forms)
         return [
             [pair for pair in zip(forms, allowed, strict=True) if pair[0].language == language and pair[1]]
             for language in self.languages
         ]
 
     @cached_property
-    def days(self) -> dict[str, list[Day]]:
+    def days(self) -> dict[str, list[DateRow]]:
         """The dates of each split."""
-        days: dict[str, list[Day]] = {split: [] for split in SPLITS}
+        days: dict[str, list[DateRow]] = {split: [] for split in SPLITS}
         day, end = date(YEARS.start, 1, 1), date(YEARS.stop, 1, 1)
         while day < end:
-            days[split_of(day.toordinal())].append((day.isoformat(), day.year, day.month, day.day, day.weekday()))
+            days[assign_split(day.toordinal())].append((day.isoformat(), day.year, day.month, day.day, day.weekday()))
             day += timedelta(days=1)
         return days
 
     @cached_property
     def fingerprint(self) -> str:
-        tables = "\n".join(f"{form} {sorted(places)}" for forms in self.forms for form, places in forms)
+        tables = "\n".join(f"{form} {sorted(places)}" for forms in self.formats for form, places in forms)
         return hashlib.sha256(tables.encode()).hexdigest()[:32]
 
     def example(self, split: str, i: int, seed: int = 0) -> dict[str, str]:
         if i < 0 or split not in self.splits:
-            self.check(split, i)
+            self.check_index(split, i)
         days = self.days[split]
-        draw, place = divmod(mix(start_of(seed, split) + i), len(self.languages))
-        forms = self.forms[place]
+        draw, place = divmod(splitmix64(stream_start(seed, split) + i), len(self.languages))
+        forms = self.formats[place]
         while True:
             rest, chosen = divmod(draw, len(forms))
             form, allowed = forms[chosen]
@@ -86,4 +86,4 @@ class Dates(Dataset):
             if (month, day) in allowed:
                 written = form.write(year, month, day, weekday)
                 return {"written": written, "iso": iso, "language": self.languages[place]}
-            draw = mix(draw)
+            draw = splitmix64(draw)

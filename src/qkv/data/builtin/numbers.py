@@ -12,15 +12,15 @@ import hashlib
 from collections.abc import Sequence
 from functools import cached_property
 
-from qkv.data.builtin.dataset import Dataset, mix, split_of, start_of
+from qkv.data.builtin.dataset import BuiltinDataset, assign_split, splitmix64, stream_start
 from qkv.data.builtin.number_words import LANGUAGES, LIMIT
-from qkv.errors import UsageError, nearest
+from qkv.errors import UsageError, suggest_name
 
 ALWAYS_TRAIN = 100  # the words below a hundred are what the rest is made of, so none of them is held out
 DIGITS = len(str(LIMIT - 1))
 
 
-class Numbers(Dataset):
+class Numbers(BuiltinDataset):
     """Whole numbers from 0 to 999,999 in words and in digits.
 
     Every language is equally likely, and every count of digits from one to six. Valid and test hold numbers, from 100
@@ -41,7 +41,7 @@ class Numbers(Dataset):
             raise UsageError("numbers in no language: name at least one, or leave `languages` out")
         for language in self.languages:
             if language not in LANGUAGES:
-                raise UsageError(f"numbers has no language {language!r}; {nearest(language, LANGUAGES)}")
+                raise UsageError(f"numbers has no language {language!r}; {suggest_name(language, LANGUAGES)}")
 
     def length(self, split: str) -> None:
         """None: there is no end."""
@@ -56,8 +56,8 @@ class Numbers(Dataset):
 
     def example(self, split: str, i: int, seed: int = 0) -> dict[str, str]:
         if i < 0 or split not in self.splits:
-            self.check(split, i)
-        draw = mix(start_of(seed, split) + i)
+            self.check_index(split, i)
+        draw = splitmix64(stream_start(seed, split) + i)
         while True:
             rest, place = divmod(draw, len(self.languages))
             rest, digits = divmod(rest, DIGITS)
@@ -67,7 +67,7 @@ class Numbers(Dataset):
                 language = self.languages[place]
                 words = LANGUAGES[language](number)
                 return {"words": words, "digits": str(number), "language": language, "prompt": f"{language} {number}"}
-            draw = mix(draw)
+            draw = splitmix64(draw)
 
 
 def split_of_number(number: int) -> str:
@@ -76,4 +76,4 @@ def split_of_number(number: int) -> str:
     >>> split_of_number(21)
     'train'
     """
-    return "train" if number < ALWAYS_TRAIN else split_of(number)
+    return "train" if number < ALWAYS_TRAIN else assign_split(number)

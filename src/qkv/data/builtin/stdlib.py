@@ -5,15 +5,15 @@ import sysconfig
 from functools import cached_property
 from pathlib import Path
 
-from qkv.data.builtin.dataset import SPLITS, Dataset, split_of
+from qkv.data.builtin.dataset import SPLITS, BuiltinDataset, assign_split
 from qkv.errors import QkvError
 
 # Not the library itself: installed packages, compiled files, tests (many installations leave them out).
-LEFT_OUT_FOLDERS = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
-LEFT_OUT_FILES = "_sysconfigdata"  # a description of this one machine
+EXCLUDED_FOLDERS = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
+EXCLUDED_PREFIX = "_sysconfigdata"  # a description of this one machine
 
 
-class Stdlib(Dataset):
+class Stdlib(BuiltinDataset):
     """Each source file of the standard library is a document, in the order of their paths.
 
     A file is in the split that the hash of its path says, so splits stay the same when other files come and go. Files
@@ -40,14 +40,14 @@ class Stdlib(Dataset):
         found: dict[str, list[str]] = {split: [] for split in SPLITS}
         for file in self.folder.rglob("*.py"):
             path = file.relative_to(self.folder)
-            if LEFT_OUT_FOLDERS.isdisjoint(path.parts[:-1]) and not file.name.startswith(LEFT_OUT_FILES):
+            if EXCLUDED_FOLDERS.isdisjoint(path.parts[:-1]) and not file.name.startswith(EXCLUDED_PREFIX):
                 try:
                     text = file.read_text(encoding="utf-8")
                 except (UnicodeDecodeError, OSError):
                     self.skipped.append(path.as_posix())
                     continue
                 if text.strip():
-                    found[split_of(key_of(path.as_posix()))].append(path.as_posix())
+                    found[assign_split(path_key(path.as_posix()))].append(path.as_posix())
         if not any(found.values()):
             raise QkvError(
                 f"{self.folder}: no Python sources here; this Python comes without its library's source files"
@@ -67,11 +67,11 @@ class Stdlib(Dataset):
         return digest.hexdigest()[:32]
 
     def example(self, split: str, i: int, seed: int = 0) -> dict[str, str]:
-        self.check(split, i)
+        self.check_index(split, i)
         path = self.paths[split][i]
         return {"text": (self.folder / path).read_text(encoding="utf-8"), "path": path}
 
 
-def key_of(path: str) -> int:
+def path_key(path: str) -> int:
     """A number from a path, the same on any machine."""
     return int.from_bytes(hashlib.sha256(path.encode()).digest()[:8], "big")

@@ -14,33 +14,33 @@
 | `Contrast` | bring the vectors of matching texts together | `first`, `second` (`score`) |
 """
 
-from qkv.data.objectives.answers import Answers
-from qkv.data.objectives.base import IGNORE, Objective, Pieces, Tally
-from qkv.data.objectives.classify import Classify
-from qkv.data.objectives.contrast import Contrast
-from qkv.data.objectives.denoise import Denoise
-from qkv.data.objectives.frame import Frame
-from qkv.data.objectives.masked import MaskedLM
+from qkv.data.objectives.base import IGNORE_INDEX, FlatExamples, Objective, Tally
+from qkv.data.objectives.causal_lm import CausalLM
+from qkv.data.objectives.classification import Classification
+from qkv.data.objectives.contrastive import Contrastive
+from qkv.data.objectives.denoising import Denoising
+from qkv.data.objectives.masked_lm import MaskedLM
 from qkv.data.objectives.next_sentence import NextSentence
-from qkv.data.objectives.next_token import NextToken
-from qkv.data.objectives.pairs import Pairs
-from qkv.data.objectives.spans import SpanCorruption
-from qkv.data.objectives.tags import Tags
+from qkv.data.objectives.question_answering import QuestionAnswering
+from qkv.data.objectives.seq2seq import Seq2SeqLM
+from qkv.data.objectives.span_corruption import SpanCorruption
+from qkv.data.objectives.tagging import Tagging
+from qkv.data.objectives.template import SpecialTokenTemplate
 
 __all__ = [
-    "IGNORE",
-    "Answers",
-    "Classify",
-    "Contrast",
-    "Denoise",
-    "Frame",
+    "IGNORE_INDEX",
+    "CausalLM",
+    "Classification",
+    "Contrastive",
+    "Denoising",
+    "FlatExamples",
     "MaskedLM",
     "NextSentence",
-    "NextToken",
     "Objective",
-    "Pairs",
-    "Pieces",
+    "QuestionAnswering",
+    "Seq2SeqLM",
     "SpanCorruption",
-    "Tags",
+    "SpecialTokenTemplate",
+    "Tagging",
     "Tally",
 ]

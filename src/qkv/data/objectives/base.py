@@ -10,18 +10,18 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from qkv.data.draw import Draw
-from qkv.data.examples import Examples
+from qkv.data.cache.examples import EncodedExamples
 from qkv.data.ragged import Ints
-from qkv.errors import QkvError, UsageError, nearest
+from qkv.data.stream.random_bits import EpochRng
+from qkv.errors import QkvError, UsageError, suggest_name
 
-IGNORE = -100  # a label place that is not trained on
+IGNORE_INDEX = -100  # a label place that is not trained on
 
-TooLong = Literal["error", "skip", "cut", "split"]
+TooLongPolicy = Literal["error", "skip", "cut", "split"]
 
 
 @dataclass
-class Pieces:
+class FlatExamples:
     """n training examples, each field laid end to end. `source_…` is the encoder's side of pairs.
 
     `labels[i]` is what the model should say at place i: an id, or `IGNORE`. Per example: a class, a score, and the
@@ -31,12 +31,12 @@ class Pieces:
     lengths: Ints  # (n,)
     ids: Ints  # (sum of lengths,)
     labels: Ints | None = None  # (sum of lengths,)
-    types: Ints | None = None  # (sum of lengths,) 0 for the first text, 1 for BERT's second
+    token_type_ids: Ints | None = None  # (sum of lengths,) 0 for the first text, 1 for BERT's second
     source_lengths: Ints | None = None  # (n,)
     source_ids: Ints | None = None  # (sum of source_lengths,)
-    classes: Ints | None = None  # (n,)
+    class_ids: Ints | None = None  # (n,)
     scores: np.ndarray | None = None  # (n,) float32
-    spans: Ints | None = None  # (n, 2)
+    answer_spans: Ints | None = None  # (n, 2)
 
 
 @dataclass
@@ -53,8 +53,8 @@ class Tally:
     split: int = 0  # records that give several examples
     empty: int = 0  # records in which there is nothing to learn from
     skipped: int = 0  # records left out because they are too long
-    cut: int = 0  # records shortened because they are too long
-    lost: int = 0  # tokens not trained on because their records were skipped or cut
+    truncated: int = 0  # records shortened because they are too long
+    lost_tokens: int = 0  # tokens not trained on because their records were skipped or cut
 
     def to_dict(self) -> dict[str, int]:
         return asdict(self)
@@ -74,7 +74,7 @@ class Objective(Protocol):
     """
 
     @property
-    def examples(self) -> Examples: ...
+    def examples(self) -> EncodedExamples: ...
     @property
     def capacity(self) -> tuple[int, ...]: ...
     @property
@@ -82,47 +82,49 @@ class Objective(Protocol):
     @property
     def tally(self) -> Tally: ...
     @property
-    def pad(self) -> int: ...
+    def pad_token_id(self) -> int: ...
 
-    def count(self, draw: Draw) -> int:
+    def num_examples(self, rng: EpochRng) -> int:
         """How many training examples an epoch has."""
         ...
 
-    def lengths(self, examples: Ints, draw: Draw) -> Ints:
+    def lengths(self, examples: Ints, rng: EpochRng) -> Ints:
         """(n,) examples → (n, streams): the places each takes in its rows; all 0 where it is left out."""
         ...
 
-    def build(self, examples: Ints, draw: Draw) -> Pieces:
+    def build(self, examples: Ints, rng: EpochRng) -> FlatExamples:
         """The examples themselves. Never asked for one whose lengths are 0."""
         ...
 
-    def origin(self, example: int, draw: Draw) -> str:
+    def origin(self, example: int, rng: EpochRng) -> str:
         """Where an example comes from, for messages: "record 12, tokens 1024–2047"."""
         ...
 
 
-def check_choice(what: str, given: str, allowed: Sequence[str]) -> None:
+def check_choice(key: str, value: str, allowed: Sequence[str]) -> None:
     """Raise where a named choice is none of the allowed ones."""
-    if given not in allowed:
-        raise UsageError(f"{what} = {given!r} is not possible here; {nearest(given, allowed)}")
+    if value not in allowed:
+        raise UsageError(f"{key} = {value!r} is not possible here; {suggest_name(value, allowed)}")
 
 
-def check_length(what: str, given: int, least: int) -> None:
+def check_length(key: str, value: int, minimum: int) -> None:
     """Raise where a row length cannot hold even the smallest example."""
-    if given < least:
-        raise UsageError(f"{what} = {given} is too short: this objective needs at least {least} places in a row")
+    if value < minimum:
+        raise UsageError(f"{key} = {value} is too short: this objective needs at least {minimum} places in a row")
 
 
-def need(role: str, number: int | None, objective: str) -> int:
+def require_token(role: str, token_id: int | None, objective: str) -> int:
     """The id of a special token without which an objective cannot work."""
-    if number is None:
+    if token_id is None:
         raise UsageError(
             f"{objective} needs a tokenizer with a token for the role {role!r}; train or load one that has it"
         )
-    return number
+    return token_id
 
 
-def too_long_error(long: np.ndarray, sizes: Sequence[tuple[str, np.ndarray, int]], allowed: Sequence[str]) -> QkvError:
+def too_long_error(
+    is_too_long: np.ndarray, sizes: Sequence[tuple[str, np.ndarray, int]], allowed: Sequence[str]
+) -> QkvError:
     """The error for records that do not fit: how many, which is the worst, and what can be done.
 
     `sizes` holds, for each kind of row, its name, the places every record needs there, and the places there are.
@@ -131,12 +133,12 @@ def too_long_error(long: np.ndarray, sizes: Sequence[tuple[str, np.ndarray, int]
     worst = int(needed.argmax())
     choices = " or ".join(f'"{choice}"' for choice in allowed if choice != "error")
     return QkvError(
-        f"{int(long.sum()):,} of {len(long):,} records are too long; the longest, record {worst:,}, needs "
+        f"{int(is_too_long.sum()):,} of {len(is_too_long):,} records are too long; the longest, record {worst:,}, needs "
         f"{int(needed[worst]):,} places and {name} is {limit:,}. Raise {name}, or set too_long = {choices}"
     )
 
 
-def described(examples: Examples, record: int, start: int | None = None, length: int = 0) -> str:
+def describe_record(examples: EncodedExamples, record: int, start: int | None = None, length: int = 0) -> str:
     """A record, or some of its tokens, in words; with the file and line where the examples know them."""
     where = getattr(examples, "where", None)
     told = f"record {record}" if where is None else f"record {record} ({where(record)})"

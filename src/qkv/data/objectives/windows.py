@@ -4,13 +4,13 @@ from functools import partial
 
 import numpy as np
 
-from qkv.data.draw import Draw
-from qkv.data.examples import Examples
-from qkv.data.objectives.base import Tally, TooLong, check_choice, described, too_long_error
-from qkv.data.objectives.index import CHUNK, Index
+from qkv.data.cache.examples import EncodedExamples
+from qkv.data.objectives.base import Tally, TooLongPolicy, check_choice, describe_record, too_long_error
+from qkv.data.objectives.window_index import CHUNK_RECORDS, WindowIndex
 from qkv.data.ragged import Ints
+from qkv.data.stream.random_bits import EpochRng
 
-CHOICES = ("error", "skip", "cut", "split")
+TOO_LONG_CHOICES = ("error", "skip", "cut", "split")
 
 
 class Windows:
@@ -28,93 +28,99 @@ class Windows:
     def __init__(
         self,
         lengths: np.ndarray,
-        size: int,
+        window_length: int,
         *,
-        extra: int = 0,
-        too_long: TooLong = "split",
-        shift: bool = False,
-        frame: int = 0,
+        extra_units: int = 0,
+        too_long: TooLongPolicy = "split",
+        random_offset: bool = False,
+        num_special_tokens: int = 0,
     ):
-        check_choice("too_long", too_long, CHOICES)
+        check_choice("too_long", too_long, TOO_LONG_CHOICES)
         self.lengths = lengths
-        self.size = size
-        self.extra = extra
+        self.window_length = window_length
+        self.extra_units = extra_units
         self.too_long = too_long
-        self.shift = shift and too_long == "split"
-        self.frame = frame  # places that each window takes beyond its units; for messages
-        self._known: dict[int, Index] = {}
-        self.tally = self._tally()
+        self.random_offset = random_offset and too_long == "split"
+        self.num_special_tokens = num_special_tokens  # places that each window takes beyond its units; for messages
+        self._indexes: dict[int, WindowIndex] = {}
+        self.tally = self._make_tally()
 
-    def count(self, draw: Draw) -> int:
+    def num_windows(self, rng: EpochRng) -> int:
         """How many windows there are in an epoch."""
-        return self._index(self._phase(draw)).total
+        return self._index(self._offset(rng)).total
 
-    def locate(self, pieces: Ints, draw: Draw) -> tuple[Ints, Ints, Ints]:
+    def locate(self, windows: Ints, rng: EpochRng) -> tuple[Ints, Ints, Ints]:
         """Windows by number → (record, where it begins in the record, its length)."""
-        phase = self._phase(draw)
-        record, number = self._index(phase).locate(pieces)
+        phase = self._offset(rng)
+        record, number = self._index(phase).locate(windows)
         units = self._kept(self._units(record))
-        moved = np.where(units > self.size, phase, 0)
-        first = np.maximum(number * self.size - moved, 0)
-        return record, first, np.minimum((number + 1) * self.size - moved, units) - first
+        moved = np.where(units > self.window_length, phase, 0)
+        first = np.maximum(number * self.window_length - moved, 0)
+        return record, first, np.minimum((number + 1) * self.window_length - moved, units) - first
 
     def _units(self, records: Ints) -> Ints:
         """The units of records, before the rule for long ones."""
         lengths = np.asarray(self.lengths[records], np.int64)
-        return np.where(lengths > 0, np.maximum(lengths + self.extra, 0), 0)
+        return np.where(lengths > 0, np.maximum(lengths + self.extra_units, 0), 0)
 
     def _kept(self, units: Ints) -> Ints:
         if self.too_long == "skip":
-            return np.where(units > self.size, 0, units)
-        return np.minimum(units, self.size) if self.too_long == "cut" else units
+            return np.where(units > self.window_length, 0, units)
+        return np.minimum(units, self.window_length) if self.too_long == "cut" else units
 
-    def _counts(self, phase: int, records: Ints) -> Ints:
+    def _windows_per_record(self, offset: int, records: Ints) -> Ints:
         units = self._kept(self._units(records))
-        return -(-(units + np.where(units > self.size, phase, 0)) // self.size)
+        return -(-(units + np.where(units > self.window_length, offset, 0)) // self.window_length)
 
-    def _phase(self, draw: Draw) -> int:
-        return draw.number("windows") % self.size if self.shift else 0
+    def _offset(self, rng: EpochRng) -> int:
+        return rng.hash64("windows") % self.window_length if self.random_offset else 0
 
-    def _index(self, phase: int) -> Index:
-        if phase not in self._known:
-            if len(self._known) > 1:  # two epochs meet at most
-                self._known.clear()
-            self._known[phase] = Index(len(self.lengths), partial(self._counts, phase))
-        return self._known[phase]
+    def _index(self, offset: int) -> WindowIndex:
+        if offset not in self._indexes:
+            if len(self._indexes) > 1:  # two epochs meet at most
+                self._indexes.clear()
+            self._indexes[offset] = WindowIndex(len(self.lengths), partial(self._windows_per_record, offset))
+        return self._indexes[offset]
 
-    def _tally(self) -> Tally:
+    def _make_tally(self) -> Tally:
         tally = Tally(records=len(self.lengths))
         long = 0
-        for first in range(0, len(self.lengths), CHUNK):
-            records = np.arange(first, min(first + CHUNK, len(self.lengths)))
+        for first in range(0, len(self.lengths), CHUNK_RECORDS):
+            records = np.arange(first, min(first + CHUNK_RECORDS, len(self.lengths)))
             units = self._units(records)
             kept = self._kept(units)
-            long += int((units > self.size).sum())
+            long += int((units > self.window_length).sum())
             tally.tokens += int(np.sum(self.lengths[records], dtype=np.int64))
             tally.empty += int((units == 0).sum())
-            tally.lost += int((units - kept).sum())
+            tally.lost_tokens += int((units - kept).sum())
         if long and self.too_long == "error":
             units = self._units(np.arange(len(self.lengths)))
-            raise too_long_error(units > self.size, [("length", units + self.frame, self.size + self.frame)], CHOICES)
-        tally.tokens -= tally.lost
+            raise too_long_error(
+                units > self.window_length,
+                [("length", units + self.num_special_tokens, self.window_length + self.num_special_tokens)],
+                TOO_LONG_CHOICES,
+            )
+        tally.tokens -= tally.lost_tokens
         tally.examples = self._index(0).total
-        tally.skipped, tally.cut, tally.split = (long * (self.too_long == name) for name in ("skip", "cut", "split"))
+        tally.skipped, tally.truncated, tally.split = (
+            long * (self.too_long == name) for name in ("skip", "cut", "split")
+        )
         return tally
 
 
-class Windowed:
+class WindowedDocuments:
     """What all objectives over windows share; each sets both."""
 
-    examples: Examples
+    examples: EncodedExamples
     windows: Windows
 
     @property
     def tally(self) -> Tally:
         return self.windows.tally
 
-    def count(self, draw: Draw) -> int:
-        return self.windows.count(draw)
+    def num_examples(self, rng: EpochRng) -> int:
+        return self.windows.num_windows(rng)
 
-    def origin(self, example: int, draw: Draw) -> str:
-        record, first, length = (int(part[0]) for part in self.windows.locate(np.array([example]), draw))
-        return described(self.examples, record, first, length)
+    def origin(self, example: int, rng: EpochRng) -> str:
+        record, first, length = (int(part[0]) for part in self.windows.locate(np.array([example]), rng))
+        return describe_record(self.examples, record, first, length)

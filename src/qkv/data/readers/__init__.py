@@ -15,26 +15,26 @@ from typing import Any
 
 from qkv.data.problems import Problems
 from qkv.data.readers.aligned import read_aligned
-from qkv.data.readers.columns import Columns, normal
+from qkv.data.readers.columns import ColumnChoice, normalize_columns
 from qkv.data.readers.conll import read_conll
-from qkv.data.readers.datasets import dataset_identity, read_datasets
-from qkv.data.readers.find import Part, Paths, as_list, find
+from qkv.data.readers.decompress import ReadLimits
+from qkv.data.readers.delimited import read_delimited
+from qkv.data.readers.find_files import FileGroup, PathsArgument, find_file_groups, list_paths
+from qkv.data.readers.hf_datasets import hf_dataset_fingerprint, read_hf_dataset
 from qkv.data.readers.json_document import read_json
 from qkv.data.readers.jsonl import read_jsonl
-from qkv.data.readers.opening import Limits
+from qkv.data.readers.options import ReadContext, ReadOptions
 from qkv.data.readers.parquet import read_parquet
-from qkv.data.readers.reading import Options, Reading
-from qkv.data.readers.table import read_table
 from qkv.data.readers.text import read_text
 from qkv.data.records import Record
-from qkv.errors import QkvError, UsageError, nearest
+from qkv.errors import QkvError, UsageError, suggest_name
 
-__all__ = ["FORMATS", "Columns", "Files", "Limits", "Options", "Paths", "read"]
+__all__ = ["FORMATS", "ColumnChoice", "DataFiles", "PathsArgument", "ReadLimits", "ReadOptions", "read"]
 
-FORMATS: dict[str, Callable[[Part, Reading], Iterator[Record]]] = {
+FORMATS: dict[str, Callable[[FileGroup, ReadContext], Iterator[Record]]] = {
     "text": read_text,
-    "csv": read_table,
-    "tsv": read_table,
+    "csv": read_delimited,
+    "tsv": read_delimited,
     "jsonl": read_jsonl,
     "json": read_json,
     "squad": read_json,
@@ -42,12 +42,12 @@ FORMATS: dict[str, Callable[[Part, Reading], Iterator[Record]]] = {
     "conllu": read_conll,
     "aligned": read_aligned,
     "parquet": read_parquet,
-    "datasets": read_datasets,
+    "datasets": read_hf_dataset,
 }
 
 
 @dataclass(frozen=True)
-class Files:
+class DataFiles:
     """The user's files and how to read them.
 
     `paths` is a file, a glob, a folder, a list of these, or a mapping of field → file for files that go in step. The
@@ -57,41 +57,41 @@ class Files:
     >>> Files.of("tweets/*.csv.gz", columns={"text": "tweet", "label": "mood"})      # doctest: +SKIP
     """
 
-    paths: Paths
+    paths: PathsArgument
     format: str | None = None
-    options: Options = field(default_factory=Options)
+    options: ReadOptions = field(default_factory=ReadOptions)
 
     @classmethod
-    def of(cls, paths: Paths, format: str | None = None, **options: Any) -> "Files":
+    def from_options(cls, paths: PathsArgument, format: str | None = None, **options: Any) -> "DataFiles":
         """Files with options by name, as a recipe writes them; a misspelt name is an error.
 
         >>> Files.of("train.tsv", columns=["text"], header=True).options.columns
         {'text': 'text'}
         """
-        known = [one.name for one in fields(Options)]
+        known = [one.name for one in fields(ReadOptions)]
         for name in options:
             if name not in known:
-                raise UsageError(f"unknown option {name!r} for reading files; {nearest(name, known)}")
+                raise UsageError(f"unknown option {name!r} for reading files; {suggest_name(name, known)}")
         if isinstance(options.get("limits"), dict):
-            options["limits"] = Limits(**options["limits"])
-        return cls(paths, format, Options(**{**options, "columns": normal(options.get("columns"))}))
+            options["limits"] = ReadLimits(**options["limits"])
+        return cls(paths, format, ReadOptions(**{**options, "columns": normalize_columns(options.get("columns"))}))
 
     def __post_init__(self) -> None:
         if self.format is not None and self.format not in FORMATS:
-            raise UsageError(f"unknown format {self.format!r}; {nearest(self.format, FORMATS)}")
+            raise UsageError(f"unknown format {self.format!r}; {suggest_name(self.format, FORMATS)}")
 
-    def parts(self, problems: Problems) -> list[Part]:
+    def find_groups(self, problems: Problems) -> list[FileGroup]:
         """The files found, in reading order, each with its format."""
         if self.format == "datasets":
-            return [Part("datasets", (Path(path),)) for path in as_list(self.paths)]
-        return find(self.paths, self.format, problems)
+            return [FileGroup("datasets", (Path(path),)) for path in list_paths(self.paths)]
+        return find_file_groups(self.paths, self.format, problems)
 
     def records(self, problems: Problems, progress: Callable[[int, int], None] | None = None) -> Iterator[Record]:
         """All records, in order. `progress` hears of bytes done and bytes in all.
 
         Raises `QkvError` when there is nothing usable, or too much that is not (see `Problems`).
         """
-        parts = self.parts(problems)
+        parts = self.find_groups(problems)
         total = sum(path.stat().st_size for part in parts for path in part.paths if path.is_file())
         done = 0
 
@@ -101,7 +101,7 @@ class Files:
             if progress:
                 progress(done, total)
 
-        reading = Reading(self.options, problems, on_bytes)
+        reading = ReadContext(self.options, problems, on_bytes)
         found = chain.from_iterable(FORMATS[part.format](part, reading) for part in parts)
         for first in found:
             yield first
@@ -109,26 +109,26 @@ class Files:
             problems.finish()
             return
         problems.finish()
-        raise QkvError(f"no usable records in {self.told()}\n{problems.summary()}")
+        raise QkvError(f"no usable records in {self.describe_paths()}\n{problems.summary()}")
 
-    def told(self) -> str:
+    def describe_paths(self) -> str:
         """The paths, for a message."""
-        return ", ".join(map(str, as_list(self.paths)))
+        return ", ".join(map(str, list_paths(self.paths)))
 
-    def identity(self, content_of: Callable[[Path], str]) -> dict[str, Any]:
+    def content_key(self, hash_file: Callable[[Path], str]) -> dict[str, Any]:
         """All that the records depend on, for a cache's key: what the files hold and how they are read."""
         parts = []
-        for part in self.parts(Problems(max_bad=1)):
+        for part in self.find_groups(Problems(max_invalid_fraction=1)):
             if part.format == "datasets":
-                contents = [dataset_identity(str(part.paths[0]), self.options)]
+                contents = [hf_dataset_fingerprint(str(part.paths[0]), self.options)]
             else:
-                contents = [content_of(path) for path in part.paths]
-            parts.append([part.format, part.names, contents])
+                contents = [hash_file(path) for path in part.paths]
+            parts.append([part.format, part.fields, contents])
         return {"parts": parts, "options": asdict(self.options)}
 
 
 def read(
-    paths: Paths,
+    paths: PathsArgument,
     *,
     problems: Problems | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -139,4 +139,4 @@ def read(
     >>> for record in read({"source": "train.en", "target": "train.fr"}): ...   # doctest: +SKIP
     >>> for record in read("tweets.tsv", columns={"text": 0, "label": 1}): ...    # doctest: +SKIP
     """
-    return Files.of(paths, **options).records(problems or Problems(), progress)
+    return DataFiles.from_options(paths, **options).records(problems or Problems(), progress)

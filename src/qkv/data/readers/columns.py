@@ -8,15 +8,15 @@ and the error lists the names that are.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from qkv.data.problems import BadRecord
-from qkv.errors import UsageError, nearest
+from qkv.data.problems import InvalidRecord
+from qkv.errors import UsageError, suggest_name
 
-Columns = Mapping[str, str | int] | Sequence[str | int] | str | None
+ColumnChoice = Mapping[str, str | int] | Sequence[str | int] | str | None
 
-LOOK = 100  # records of a free-form file (JSON Lines) in which a chosen name must turn up
+MAX_RECORDS_SEARCHED = 100  # records of a free-form file (JSON Lines) in which a chosen name must turn up
 
 
-def normal(columns: Columns) -> dict[str, str | int] | None:
+def normalize_columns(columns: ColumnChoice) -> dict[str, str | int] | None:
     """Any way of writing a choice, as field → column.
 
     >>> normal(["text", 2]), normal({"source": "en"}), normal("text")
@@ -31,13 +31,13 @@ def normal(columns: Columns) -> dict[str, str | int] | None:
     return {str(column): column for column in columns}
 
 
-def numbered(choice: dict[str, str | int] | None) -> bool:
+def chosen_by_number(columns: dict[str, str | int] | None) -> bool:
     """Whether every column of the choice is given by number, as for a table without a header.
 
     >>> numbered({"text": 0, "label": "-1"}), numbered({"text": "text"}), numbered(None)
     (True, False, False)
     """
-    return choice is not None and all(_number(column) is not None for column in choice.values())
+    return columns is not None and all(_as_index(column) is not None for column in columns.values())
 
 
 def looks_like_data(name: str) -> bool:
@@ -50,81 +50,83 @@ def looks_like_data(name: str) -> bool:
     return len(words) > 3 or name.endswith((".", "!", "?")) or name.replace(".", "", 1).isdigit()
 
 
-def places(choice: dict[str, str | int] | None, names: Sequence[str], file: str) -> list[tuple[str, int]]:
+def column_indices(columns: dict[str, str | int] | None, names: Sequence[str], file: str) -> list[tuple[str, int]]:
     """(field, place of its column) for a format whose columns are fixed.
 
     >>> places({"label": "tag", "last": -1}, ["word", "tag", "note"], "train.tsv")
     [('label', 1), ('last', 2)]
     """
-    if choice is None:
+    if columns is None:
         return [(name, place) for place, name in enumerate(names)]
     chosen = []
-    for field, column in choice.items():
-        number = _number(column)
+    for field, column in columns.items():
+        number = _as_index(column)
         if isinstance(column, str) and column in names:
             place = names.index(column)
         elif number is not None and -len(names) <= number < len(names):
             place = number % len(names)
         else:
-            raise no_column(column, names, file)
+            raise unknown_column_error(column, names, file)
         chosen.append((field, place))
     return chosen
 
 
-def no_column(column: str | int, names: Iterable[str], file: str) -> UsageError:
+def unknown_column_error(column: str | int, names: Iterable[str], file: str) -> UsageError:
     """The error for a name that is not there: it lists those that are."""
     known = list(names)
-    hint = nearest(str(column), known)
+    hint = suggest_name(str(column), known)
     close = f" ({hint})" if hint.startswith("did you mean") else ""
     return UsageError(f"{file} has no column {column!r}{close}; its columns are: {', '.join(known)}")
 
 
-class Picker:
+class FieldSelector:
     """Takes the chosen fields out of free-form objects (JSON), where each may have other keys.
 
     `translation.en` reaches into nested objects. A field that one object lacks makes that record bad; one that none
     of the first `LOOK` objects has is a misspelt name, and an error.
     """
 
-    def __init__(self, choice: dict[str, str | int] | None, file: str):
-        self.choice = None if choice is None else {field: str(column) for field, column in choice.items()}
+    def __init__(self, columns: dict[str, str | int] | None, file: str):
+        self.columns = None if columns is None else {field: str(column) for field, column in columns.items()}
         self.file = file
-        self.unseen = set(choice or ())  # fields not found in any object yet
-        self.known: dict[str, None] = {}  # names met while some field is unseen, in order
-        self.looked = 0
+        self.missing_fields = set(columns or ())  # fields not found in any object yet
+        self.known_names: dict[str, None] = {}  # names met while some field is unseen, in order
+        self.num_searched = 0
 
-    def pick(self, row: dict[str, Any]) -> dict[str, Any]:
+    def select(self, row: dict[str, Any]) -> dict[str, Any]:
         """The record's fields; raises `BadRecord` naming the missing one."""
-        if self.choice is None:
+        if self.columns is None:
             return row
-        if self.unseen:
-            self._look(row)
+        if self.missing_fields:
+            self._search(row)
         try:
-            fields = {field: row[column] for field, column in self.choice.items()}
+            fields = {field: row[column] for field, column in self.columns.items()}
         except KeyError:
-            fields = {field: reach(row, column) for field, column in self.choice.items()}
+            fields = {field: get_nested(row, column) for field, column in self.columns.items()}
         if None in fields.values():
-            lacking = next(column for field, column in self.choice.items() if fields[field] is None)
-            raise BadRecord(f"no field {lacking!r}; it has: {_listed(names_of(row))}", "missing field")
+            lacking = next(column for field, column in self.columns.items() if fields[field] is None)
+            raise InvalidRecord(f"no field {lacking!r}; it has: {_format_names(nested_names(row))}", "missing field")
         return fields
 
     def finish(self) -> None:
         """At the end of a file: a name that never turned up is a mistake of the caller."""
-        if self.unseen and self.looked:
-            assert self.choice is not None
-            first = next(field for field in self.choice if field in self.unseen)
-            raise no_column(self.choice[first], self.known, self.file)
+        if self.missing_fields and self.num_searched:
+            assert self.columns is not None
+            first = next(field for field in self.columns if field in self.missing_fields)
+            raise unknown_column_error(self.columns[first], self.known_names, self.file)
 
-    def _look(self, row: dict[str, Any]) -> None:
-        assert self.choice is not None
-        self.looked += 1
-        self.known.update(dict.fromkeys(names_of(row)))
-        self.unseen -= {field for field in self.unseen if reach(row, self.choice[field], present=True)}
-        if self.unseen and self.looked >= LOOK:
+    def _search(self, row: dict[str, Any]) -> None:
+        assert self.columns is not None
+        self.num_searched += 1
+        self.known_names.update(dict.fromkeys(nested_names(row)))
+        self.missing_fields -= {
+            field for field in self.missing_fields if get_nested(row, self.columns[field], present=True)
+        }
+        if self.missing_fields and self.num_searched >= MAX_RECORDS_SEARCHED:
             self.finish()
 
 
-def reach(row: dict[str, Any], name: str, present: bool = False) -> Any:
+def get_nested(row: dict[str, Any], name: str, present: bool = False) -> Any:
     """The value at a name or dotted path, else None; with `present`, whether the name is there at all.
 
     >>> reach({"translation": {"en": "hello"}}, "translation.en")
@@ -135,11 +137,11 @@ def reach(row: dict[str, Any], name: str, present: bool = False) -> Any:
     head, dot, rest = name.partition(".")
     inner = row.get(head) if dot else None
     if isinstance(inner, dict):
-        return reach(inner, rest, present)
+        return get_nested(inner, rest, present)
     return False if present else None
 
 
-def names_of(row: dict[str, Any]) -> list[str]:
+def nested_names(row: dict[str, Any]) -> list[str]:
     """The names a choice can use, with the insides of nested objects dotted.
 
     >>> names_of({"id": 1, "translation": {"en": "hello", "de": "hallo"}})
@@ -148,17 +150,17 @@ def names_of(row: dict[str, Any]) -> list[str]:
     names = []
     for key, value in row.items():
         if isinstance(value, dict) and value:
-            names += [f"{key}.{inner}" for inner in names_of(value)]
+            names += [f"{key}.{inner}" for inner in nested_names(value)]
         else:
             names.append(key)
     return names
 
 
-def _number(column: str | int) -> int | None:
+def _as_index(column: str | int) -> int | None:
     if isinstance(column, int):
         return column
     return int(column) if column.removeprefix("-").isdecimal() else None
 
 
-def _listed(names: list[str], most: int = 12) -> str:
-    return ", ".join(names[:most]) + (", …" if len(names) > most else "") if names else "nothing"
+def _format_names(names: list[str], max_names: int = 12) -> str:
+    return ", ".join(names[:max_names]) + (", …" if len(names) > max_names else "") if names else "nothing"

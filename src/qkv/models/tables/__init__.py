@@ -5,7 +5,16 @@ shared     rows that several architectures have in common
 bert       distilbert   modernbert   gpt2   gpt_neox   llama   t5   bart
 """
 
-from qkv.errors import QkvError, nearest
+from qkv.errors import QkvError, suggest_name
+from qkv.models.tables.architecture import (
+    Architecture,
+    HeadTable,
+    UnsupportedConfigError,
+    map_parameters,
+    read_config,
+    write_config,
+    write_weights,
+)
 from qkv.models.tables.bart import BART, MARIAN, MBART
 from qkv.models.tables.bert import ALBERT, BERT, ELECTRA, ROBERTA
 from qkv.models.tables.distilbert import DISTILBERT
@@ -14,15 +23,6 @@ from qkv.models.tables.gpt_neox import GPT_NEOX
 from qkv.models.tables.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from qkv.models.tables.modernbert import MODERNBERT
 from qkv.models.tables.t5 import MT5, T5
-from qkv.models.tables.table import (
-    Architecture,
-    CannotExpress,
-    HeadTable,
-    find,
-    read_config,
-    write_config,
-    write_weights,
-)
 
 ARCHITECTURES: dict[str, Architecture] = {
     architecture.name: architecture
@@ -48,20 +48,20 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 
 
-def architecture_of(name: str) -> Architecture:
+def find_architecture(name: str) -> Architecture:
     """The table for a `model_type`."""
     if name not in ARCHITECTURES:
-        raise QkvError(f"config.json: unknown architecture {name!r}; {nearest(name, ARCHITECTURES)}")
+        raise QkvError(f"config.json: unknown architecture {name!r}; {suggest_name(name, ARCHITECTURES)}")
     return ARCHITECTURES[name]
 
 
 __all__ = [
     "ARCHITECTURES",
     "Architecture",
-    "CannotExpress",
     "HeadTable",
-    "architecture_of",
-    "find",
+    "UnsupportedConfigError",
+    "find_architecture",
+    "map_parameters",
     "read_config",
     "write_config",
     "write_weights",

@@ -4,39 +4,49 @@ BART is post-norm with learned positions (from row 2 on) and a norm after the em
 the 2017 Transformer, with sines before cosines.
 """
 
-from qkv.models.tables.shared import ACTIVATIONS_AND_ALIASES, BUFFERS, SPECIAL_SEQ2SEQ
-from qkv.models.tables.table import Architecture, HeadTable, Join, Key, Names, Rows, Rule, Same, When
+from qkv.models.tables.architecture import (
+    Architecture,
+    ComputedField,
+    Concatenated,
+    Conditional,
+    ConfigKey,
+    FieldRows,
+    HeadTable,
+    Renamed,
+    TensorNames,
+)
+from qkv.models.tables.common_rows import ACTIVATIONS_AND_ALIASES, BUFFERS, SPECIAL_TOKENS_SEQ2SEQ
 
 FINAL_BIAS = "final_logits_bias"
 
 
-def stack(side: str) -> Rows:
+def stack(side: str) -> FieldRows:
     return {
-        "vocab": Key("vocab_size", 50265),
-        "width": Key("d_model", 1024),
-        "layers": Key(f"{side}_layers", 12),
-        "heads": Key(f"{side}_attention_heads", 16),
-        "ffn_width": Key(f"{side}_ffn_dim", 4096),
+        "vocab_size": ConfigKey("vocab_size", 50265),
+        "width": ConfigKey("d_model", 1024),
+        "layers": ConfigKey(f"{side}_layers", 12),
+        "heads": ConfigKey(f"{side}_attention_heads", 16),
+        "ffn_width": ConfigKey(f"{side}_ffn_dim", 4096),
         "position": "learned",
-        "max_positions": Key("max_position_embeddings", 1024),
+        "max_positions": ConfigKey("max_position_embeddings", 1024),
         "position_offset": 2,
-        "norm_place": "post",
+        "norm_placement": "post",
         "embedding_norm": "added",
-        "feedforward": Key("activation_function", "gelu", ACTIVATIONS_AND_ALIASES),
-        "embedding_scale": Key("scale_embedding", False, {True: "sqrt", False: "none"}),
-        "dropout": Key("dropout", 0.1),
-        "attention_dropout": Key("attention_dropout", 0.0),
-        "ffn_dropout": Key("activation_dropout", 0.0),
-        "init_std": Key("init_std", 0.02),
+        "feedforward": ConfigKey("activation_function", "gelu", ACTIVATIONS_AND_ALIASES),
+        "embedding_scale": ConfigKey("scale_embedding", False, {True: "sqrt", False: "none"}),
+        "dropout": ConfigKey("dropout", 0.1),
+        "attention_dropout": ConfigKey("attention_dropout", 0.0),
+        "ffn_dropout": ConfigKey("activation_dropout", 0.0),
+        "init_std": ConfigKey("init_std", 0.02),
     }
 
 
-def _side(side: str, embedding: str) -> Names:
+def _side(side: str, embedding: str) -> TensorNames:
     layer = side + ".layers.{i}"
     return {
         f"{embedding}.position": f"{side}.embed_positions",
         f"{embedding}.norm": f"{side}.layernorm_embedding",
-        f"{side}.blocks.{{i}}.attention.qkv": Join(*(f"{layer}.self_attn.{part}_proj" for part in "qkv")),
+        f"{side}.blocks.{{i}}.attention.qkv": Concatenated(*(f"{layer}.self_attn.{part}_proj" for part in "qkv")),
         f"{side}.blocks.{{i}}.attention.out": f"{layer}.self_attn.out_proj",
         f"{side}.blocks.{{i}}.attention_sub.norm": f"{layer}.self_attn_layer_norm",
         f"{side}.blocks.{{i}}.ffn.up": f"{layer}.fc1",
@@ -47,43 +57,45 @@ def _side(side: str, embedding: str) -> Names:
 
 
 CROSS = "decoder.layers.{i}.encoder_attn"
-BODY: Names = {
-    "source_embedding.token": When(lambda config, stack: config.shared_embedding, "shared", "encoder.embed_tokens"),
+BODY: TensorNames = {
+    "source_embedding.token": Conditional(
+        lambda config, stack: config.share_embeddings, "shared", "encoder.embed_tokens"
+    ),
     "target_embedding.token": "decoder.embed_tokens",
     **_side("encoder", "source_embedding"),
     **_side("decoder", "target_embedding"),
     "decoder.blocks.{i}.cross.q": f"{CROSS}.q_proj",
-    "decoder.blocks.{i}.cross.kv": Join(f"{CROSS}.k_proj", f"{CROSS}.v_proj"),
+    "decoder.blocks.{i}.cross.kv": Concatenated(f"{CROSS}.k_proj", f"{CROSS}.v_proj"),
     "decoder.blocks.{i}.cross.out": f"{CROSS}.out_proj",
     "decoder.blocks.{i}.cross_sub.norm": f"{CROSS}_layer_norm",
 }
-LM: Rows = {"kind": "lm", "tied": Key("tie_word_embeddings", True), "bias": True}
-LM_NAMES: Names = {"head.out": "lm_head", "head.out.bias": Same(FINAL_BIAS, row=True)}
-CLASSIFY: Rows = {
+LM: FieldRows = {"kind": "lm", "tied": ConfigKey("tie_word_embeddings", True), "bias": True}
+LM_NAMES: TensorNames = {"head.out": "lm_head", "head.out.bias": Renamed(FINAL_BIAS, is_row_vector=True)}
+CLASSIFY: FieldRows = {
     "kind": "classify",
     "pool": "last",
     "dense": "tanh",
     "bias": True,
-    "dropout": Key("classifier_dropout", 0.0),
+    "dropout": ConfigKey("classifier_dropout", 0.0),
 }
-CLASSIFIER: Names = {"head.dense": "classification_head.dense", "head.out": "classification_head.out_proj"}
+CLASSIFIER: TensorNames = {"head.dense": "classification_head.dense", "head.out": "classification_head.out_proj"}
 ALIASES = {"shared.weight": ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")}
 
 
-def _bart(name: str, title: str, rows: Rows) -> Architecture:
+def _bart(name: str, title: str, rows: FieldRows) -> Architecture:
     return Architecture(
         name=name,
         prefix="model.",
         stacks={side: {**stack(side), **rows} for side in ("encoder", "decoder")},
-        config={**SPECIAL_SEQ2SEQ, "shared_embedding": True},
-        needs={"is_decoder": (False,)},
+        config={**SPECIAL_TOKENS_SEQ2SEQ, "share_embeddings": True},
+        supported_values={"is_decoder": (False,)},
         body=BODY,
         aliases=ALIASES,
         ignored=BUFFERS,
         optional=(FINAL_BIAS,),
         heads=(
             HeadTable(f"{title}Model"),
-            HeadTable(f"{title}ForConditionalGeneration", LM, LM_NAMES, "vocab"),
+            HeadTable(f"{title}ForConditionalGeneration", LM, LM_NAMES, "vocab_size"),
             HeadTable(f"{title}ForSequenceClassification", CLASSIFY, CLASSIFIER, "labels"),
             HeadTable(f"{title}ForQuestionAnswering", {"kind": "span", "bias": True}, {"head.out": "qa_outputs"}, 2),
         ),
@@ -91,28 +103,28 @@ def _bart(name: str, title: str, rows: Rows) -> Architecture:
 
 
 BART = _bart("bart", "Bart", {})
-MBART = _bart("mbart", "MBart", {"norm_place": "pre"})
+MBART = _bart("mbart", "MBart", {"norm_placement": "pre"})
 
-MARIAN_STACK: Rows = {"position": "sinusoidal_split", "position_offset": 0, "embedding_norm": "none"}
+MARIAN_STACK: FieldRows = {"position": "sinusoidal_split", "position_offset": 0, "embedding_norm": "none"}
 MARIAN = Architecture(
     name="marian",
     prefix="model.",
     stacks={
-        "encoder": {**stack("encoder"), **MARIAN_STACK, "vocab": Key("vocab_size", 58101)},
+        "encoder": {**stack("encoder"), **MARIAN_STACK, "vocab_size": ConfigKey("vocab_size", 58101)},
         "decoder": {
             **stack("decoder"),
             **MARIAN_STACK,
-            "vocab": Rule(
+            "vocab_size": ComputedField(
                 lambda theirs: int(theirs.get("decoder_vocab_size") or theirs.get("vocab_size", 58101)),
                 lambda value, stack: {"decoder_vocab_size": value},
             ),
         },
     },
-    config={**SPECIAL_SEQ2SEQ, "shared_embedding": Key("share_encoder_decoder_embeddings", True)},
-    needs={"is_decoder": (False,)},
+    config={**SPECIAL_TOKENS_SEQ2SEQ, "share_embeddings": ConfigKey("share_encoder_decoder_embeddings", True)},
+    supported_values={"is_decoder": (False,)},
     body=BODY,
     aliases=ALIASES,
     ignored=(*BUFFERS, "*embed_positions.weight"),
     optional=(FINAL_BIAS,),
-    heads=(HeadTable("MarianModel"), HeadTable("MarianMTModel", LM, LM_NAMES, "vocab")),
+    heads=(HeadTable("MarianModel"), HeadTable("MarianMTModel", LM, LM_NAMES, "vocab_size")),
 )

@@ -2,36 +2,47 @@
 
 from typing import Any
 
-from qkv.models.tables.shared import ACTIVATIONS_AND_ALIASES, BUFFERS, SPECIAL, dropout_of_head
-from qkv.models.tables.table import Architecture, HeadTable, Join, Json, Key, Names, Rows, Rule
+from qkv.models.tables.architecture import (
+    Architecture,
+    ComputedField,
+    Concatenated,
+    ConfigKey,
+    FieldRows,
+    HeadTable,
+    Json,
+    TensorNames,
+)
+from qkv.models.tables.common_rows import ACTIVATIONS_AND_ALIASES, BUFFERS, SPECIAL_TOKENS, head_dropout
 
-STACK: Rows = {
-    "vocab": Key("vocab_size", 30522),
-    "width": Key("hidden_size", 768),
-    "layers": Key("num_hidden_layers", 12),
-    "heads": Key("num_attention_heads", 12),
-    "ffn_width": Key("intermediate_size", 3072),
+STACK: FieldRows = {
+    "vocab_size": ConfigKey("vocab_size", 30522),
+    "width": ConfigKey("hidden_size", 768),
+    "layers": ConfigKey("num_hidden_layers", 12),
+    "heads": ConfigKey("num_attention_heads", 12),
+    "ffn_width": ConfigKey("intermediate_size", 3072),
     "position": "learned",
-    "max_positions": Key("max_position_embeddings", 512),
-    "norm_place": "post",
-    "norm_eps": Key("layer_norm_eps", 1e-12),
+    "max_positions": ConfigKey("max_position_embeddings", 512),
+    "norm_placement": "post",
+    "norm_eps": ConfigKey("layer_norm_eps", 1e-12),
     "embedding_norm": "added",
-    "feedforward": Key("hidden_act", "gelu", ACTIVATIONS_AND_ALIASES),
-    "types": Key("type_vocab_size", 2),
-    "dropout": Key("hidden_dropout_prob", 0.1),
-    "attention_dropout": Key("attention_probs_dropout_prob", 0.1),
-    "init_std": Key("initializer_range", 0.02),
+    "feedforward": ConfigKey("hidden_act", "gelu", ACTIVATIONS_AND_ALIASES),
+    "token_types": ConfigKey("type_vocab_size", 2),
+    "dropout": ConfigKey("hidden_dropout_prob", 0.1),
+    "attention_dropout": ConfigKey("attention_probs_dropout_prob", 0.1),
+    "init_std": ConfigKey("initializer_range", 0.02),
 }
-EMBEDDING: Names = {
+EMBEDDING: TensorNames = {
     "embedding.token": "embeddings.word_embeddings",
     "embedding.position": "embeddings.position_embeddings",
     "embedding.types": "embeddings.token_type_embeddings",
     "embedding.norm": "embeddings.LayerNorm",
 }
 LAYER = "encoder.layer.{i}"
-BODY: Names = {
+BODY: TensorNames = {
     **EMBEDDING,
-    "encoder.blocks.{i}.attention.qkv": Join(*(f"{LAYER}.attention.self.{part}" for part in ("query", "key", "value"))),
+    "encoder.blocks.{i}.attention.qkv": Concatenated(
+        *(f"{LAYER}.attention.self.{part}" for part in ("query", "key", "value"))
+    ),
     "encoder.blocks.{i}.attention.out": f"{LAYER}.attention.output.dense",
     "encoder.blocks.{i}.attention_sub.norm": f"{LAYER}.attention.output.LayerNorm",
     "encoder.blocks.{i}.ffn.up": f"{LAYER}.intermediate.dense",
@@ -44,37 +55,37 @@ NEEDS: dict[str, tuple[Any, ...]] = {
     "position_embedding_type": ("absolute",),
 }
 
-ACTIVATION = Key("hidden_act", "gelu", ACTIVATIONS_AND_ALIASES)
-TIED = Key("tie_word_embeddings", True)
-DROPOUT = dropout_of_head("classifier_dropout", "hidden_dropout_prob")
-POOLED: Rows = {"kind": "classify", "dense": "tanh", "bias": True, "dropout": DROPOUT}
-TAG: Rows = {"kind": "tag", "bias": True, "dropout": DROPOUT}
-SPAN: Rows = {"kind": "span", "bias": True}
-MLM: Rows = {"kind": "mlm", "dense": ACTIVATION, "dense_norm": True, "tied": TIED, "bias": True}
-QA_NAMES: Names = {"head.out": "qa_outputs"}
+ACTIVATION = ConfigKey("hidden_act", "gelu", ACTIVATIONS_AND_ALIASES)
+TIED = ConfigKey("tie_word_embeddings", True)
+DROPOUT = head_dropout("classifier_dropout", "hidden_dropout_prob")
+POOLED: FieldRows = {"kind": "classify", "dense": "tanh", "bias": True, "dropout": DROPOUT}
+TAG: FieldRows = {"kind": "tag", "bias": True, "dropout": DROPOUT}
+SPAN: FieldRows = {"kind": "span", "bias": True}
+MLM: FieldRows = {"kind": "mlm", "dense": ACTIVATION, "dense_norm": True, "tied": TIED, "bias": True}
+QA_NAMES: TensorNames = {"head.out": "qa_outputs"}
 
-POOLER: Names = {"head.dense": "{prefix}pooler.dense"}
-CLASSIFIER: Names = {**POOLER, "head.out": "classifier"}
-PREDICTIONS: Names = {
+POOLER: TensorNames = {"head.dense": "{prefix}pooler.dense"}
+CLASSIFIER: TensorNames = {**POOLER, "head.out": "classifier"}
+PREDICTIONS: TensorNames = {
     "head.dense": "cls.predictions.transform.dense",
     "head.norm": "cls.predictions.transform.LayerNorm",
     "head.out": "cls.predictions.decoder",
 }
-SENTENCE: Names = {"head.sentence.dense": "{prefix}pooler.dense", "head.sentence.out": "cls.seq_relationship"}
+SENTENCE: TensorNames = {"head.sentence.dense": "{prefix}pooler.dense", "head.sentence.out": "cls.seq_relationship"}
 
 BERT = Architecture(
     name="bert",
     prefix="bert.",
     stacks={"encoder": STACK},
-    config=SPECIAL,
-    needs=NEEDS,
+    config=SPECIAL_TOKENS,
+    supported_values=NEEDS,
     body=BODY,
     aliases={"cls.predictions.decoder.bias": ("cls.predictions.bias",)},
     ignored=BUFFERS,
     heads=(
         HeadTable("BertModel", {"kind": "embed", "dense": "tanh"}, POOLER),
-        HeadTable("BertForMaskedLM", MLM, PREDICTIONS, "vocab"),
-        HeadTable("BertForPreTraining", {**MLM, "sentence_outputs": 2}, {**PREDICTIONS, **SENTENCE}, "vocab"),
+        HeadTable("BertForMaskedLM", MLM, PREDICTIONS, "vocab_size"),
+        HeadTable("BertForPreTraining", {**MLM, "sentence_outputs": 2}, {**PREDICTIONS, **SENTENCE}, "vocab_size"),
         HeadTable("BertForSequenceClassification", POOLED, CLASSIFIER, "labels"),
         HeadTable("BertForMultipleChoice", {**POOLED, "kind": "choice"}, CLASSIFIER, 1),
         HeadTable("BertForTokenClassification", TAG, {"head.out": "classifier"}, "labels"),
@@ -94,34 +105,34 @@ def _read_positions(theirs: Json) -> int:
     return int(theirs.get("max_position_embeddings", 512)) - int(theirs.get("pad_token_id", 1)) - 1
 
 
-ROBERTA_STACK: Rows = {
+ROBERTA_STACK: FieldRows = {
     **STACK,
-    "vocab": Key("vocab_size", 50265),
+    "vocab_size": ConfigKey("vocab_size", 50265),
     # Position 0 reads row pad + 1: the rows up to there belong to padding.
-    "position_offset": Rule(lambda theirs: int(theirs.get("pad_token_id", 1)) + 1, lambda value, stack: {}),
-    "max_positions": Rule(
+    "position_offset": ComputedField(lambda theirs: int(theirs.get("pad_token_id", 1)) + 1, lambda value, stack: {}),
+    "max_positions": ComputedField(
         _read_positions, lambda value, stack: {"max_position_embeddings": value + stack.position_offset}
     ),
 }
-ROBERTA_LM: Names = {
+ROBERTA_LM: TensorNames = {
     "head.dense": "lm_head.dense",
     "head.norm": "lm_head.layer_norm",
     "head.out": "lm_head.decoder",
 }
-DENSE_CLASSIFIER: Names = {"head.dense": "classifier.dense", "head.out": "classifier.out_proj"}
+DENSE_CLASSIFIER: TensorNames = {"head.dense": "classifier.dense", "head.out": "classifier.out_proj"}
 
 ROBERTA = Architecture(
     name="roberta",
     prefix="roberta.",
     stacks={"encoder": ROBERTA_STACK},
-    config=SPECIAL,
-    needs=NEEDS,
+    config=SPECIAL_TOKENS,
+    supported_values=NEEDS,
     body=BODY,
     aliases={"lm_head.decoder.bias": ("lm_head.bias",)},
     ignored=BUFFERS,
     heads=(
         HeadTable("RobertaModel", {"kind": "embed", "dense": "tanh"}, POOLER),
-        HeadTable("RobertaForMaskedLM", {**MLM, "dense": "gelu"}, ROBERTA_LM, "vocab"),
+        HeadTable("RobertaForMaskedLM", {**MLM, "dense": "gelu"}, ROBERTA_LM, "vocab_size"),
         HeadTable("RobertaForSequenceClassification", POOLED, DENSE_CLASSIFIER, "labels"),
         HeadTable("RobertaForMultipleChoice", {**POOLED, "kind": "choice"}, CLASSIFIER, 1),
         HeadTable("RobertaForTokenClassification", TAG, {"head.out": "classifier"}, "labels"),
@@ -130,24 +141,26 @@ ROBERTA = Architecture(
 )
 
 
-def _narrow(theirs: Json) -> int:
+def _read_embedding_width(theirs: Json) -> int:
     narrow, width = theirs.get("embedding_size", 128), theirs.get("hidden_size", 256)
     return 0 if narrow == width else int(narrow)
 
 
-ELECTRA_STACK: Rows = {
+ELECTRA_STACK: FieldRows = {
     **STACK,
-    "width": Key("hidden_size", 256),
-    "heads": Key("num_attention_heads", 4),
-    "ffn_width": Key("intermediate_size", 1024),
-    "embedding_width": Rule(_narrow, lambda value, stack: {"embedding_size": value or stack.width}),
+    "width": ConfigKey("hidden_size", 256),
+    "heads": ConfigKey("num_attention_heads", 4),
+    "ffn_width": ConfigKey("intermediate_size", 1024),
+    "embedding_width": ComputedField(
+        _read_embedding_width, lambda value, stack: {"embedding_size": value or stack.width}
+    ),
 }
-ELECTRA_GENERATOR: Names = {
+ELECTRA_GENERATOR: TensorNames = {
     "head.dense": "generator_predictions.dense",
     "head.norm": "generator_predictions.LayerNorm",
     "head.out": "generator_lm_head",
 }
-ELECTRA_DISCRIMINATOR: Names = {
+ELECTRA_DISCRIMINATOR: TensorNames = {
     "head.dense": "discriminator_predictions.dense",
     "head.out": "discriminator_predictions.dense_prediction",
 }
@@ -155,13 +168,18 @@ ELECTRA = Architecture(
     name="electra",
     prefix="electra.",
     stacks={"encoder": ELECTRA_STACK},
-    config=SPECIAL,
-    needs={**NEEDS, "summary_type": ("first",), "summary_use_proj": (True,), "summary_activation": ("gelu",)},
+    config=SPECIAL_TOKENS,
+    supported_values={
+        **NEEDS,
+        "summary_type": ("first",),
+        "summary_use_proj": (True,),
+        "summary_activation": ("gelu",),
+    },
     body={**BODY, "embedding.project": "embeddings_project"},
     ignored=BUFFERS,
     heads=(
         HeadTable("ElectraModel"),
-        HeadTable("ElectraForMaskedLM", {**MLM, "dense": "gelu"}, ELECTRA_GENERATOR, "vocab"),
+        HeadTable("ElectraForMaskedLM", {**MLM, "dense": "gelu"}, ELECTRA_GENERATOR, "vocab_size"),
         # Replaced-token detection: one number a token, above zero where it was replaced.
         HeadTable(
             "ElectraForPreTraining", {"kind": "tag", "dense": ACTIVATION, "bias": True}, ELECTRA_DISCRIMINATOR, 1
@@ -169,7 +187,7 @@ ELECTRA = Architecture(
         HeadTable("ElectraForSequenceClassification", {**POOLED, "dense": "gelu"}, DENSE_CLASSIFIER, "labels"),
         HeadTable(
             "ElectraForMultipleChoice",
-            {"kind": "choice", "dense": "gelu", "bias": True, "dropout": Key("summary_last_dropout", 0.1)},
+            {"kind": "choice", "dense": "gelu", "bias": True, "dropout": ConfigKey("summary_last_dropout", 0.1)},
             {"head.dense": "sequence_summary.summary", "head.out": "classifier"},
             1,
         ),
@@ -178,31 +196,31 @@ ELECTRA = Architecture(
     ),
 )
 
-ALBERT_STACK: Rows = {
+ALBERT_STACK: FieldRows = {
     **STACK,
-    "vocab": Key("vocab_size", 30000),
-    "width": Key("hidden_size", 4096),
-    "heads": Key("num_attention_heads", 64),
-    "ffn_width": Key("intermediate_size", 16384),
-    "embedding_width": Key("embedding_size", 128),
-    "distinct_layers": Key("num_hidden_groups", 1),
-    "feedforward": Key("hidden_act", "gelu_new", ACTIVATIONS_AND_ALIASES),
-    "dropout": Key("hidden_dropout_prob", 0.0),
-    "attention_dropout": Key("attention_probs_dropout_prob", 0.0),
+    "vocab_size": ConfigKey("vocab_size", 30000),
+    "width": ConfigKey("hidden_size", 4096),
+    "heads": ConfigKey("num_attention_heads", 64),
+    "ffn_width": ConfigKey("intermediate_size", 16384),
+    "embedding_width": ConfigKey("embedding_size", 128),
+    "num_layer_groups": ConfigKey("num_hidden_groups", 1),
+    "feedforward": ConfigKey("hidden_act", "gelu_new", ACTIVATIONS_AND_ALIASES),
+    "dropout": ConfigKey("hidden_dropout_prob", 0.0),
+    "attention_dropout": ConfigKey("attention_probs_dropout_prob", 0.0),
 }
 
 
-def _number_labels(value: int, head: Any) -> Json:
+def _write_numbered_labels(value: int, head: Any) -> Json:
     return {"id2label": {str(i): f"LABEL_{i}" for i in range(value)}}
 
 
 GROUP = "encoder.albert_layer_groups.{i}.albert_layers.0"
-ALBERT_ACTIVATION = Key("hidden_act", "gelu_new", ACTIVATIONS_AND_ALIASES)
-ALBERT_MLM: Rows = {**MLM, "dense": ALBERT_ACTIVATION}
-ALBERT_DROPOUT = Key("classifier_dropout_prob", 0.1)
-ALBERT_POOLED: Rows = {**POOLED, "dropout": ALBERT_DROPOUT}
-ALBERT_POOLER: Names = {"head.dense": "{prefix}pooler"}
-ALBERT_PREDICTIONS: Names = {
+ALBERT_ACTIVATION = ConfigKey("hidden_act", "gelu_new", ACTIVATIONS_AND_ALIASES)
+ALBERT_MLM: FieldRows = {**MLM, "dense": ALBERT_ACTIVATION}
+ALBERT_DROPOUT = ConfigKey("classifier_dropout_prob", 0.1)
+ALBERT_POOLED: FieldRows = {**POOLED, "dropout": ALBERT_DROPOUT}
+ALBERT_POOLER: TensorNames = {"head.dense": "{prefix}pooler"}
+ALBERT_PREDICTIONS: TensorNames = {
     "head.dense": "predictions.dense",
     "head.norm": "predictions.LayerNorm",
     "head.out": "predictions.decoder",
@@ -211,12 +229,14 @@ ALBERT = Architecture(
     name="albert",
     prefix="albert.",
     stacks={"encoder": ALBERT_STACK},
-    config=SPECIAL,
-    needs={**NEEDS, "inner_group_num": (1,)},
+    config=SPECIAL_TOKENS,
+    supported_values={**NEEDS, "inner_group_num": (1,)},
     body={
         **EMBEDDING,
         "embedding.project": "encoder.embedding_hidden_mapping_in",
-        "encoder.blocks.{i}.attention.qkv": Join(*(f"{GROUP}.attention.{part}" for part in ("query", "key", "value"))),
+        "encoder.blocks.{i}.attention.qkv": Concatenated(
+            *(f"{GROUP}.attention.{part}" for part in ("query", "key", "value"))
+        ),
         "encoder.blocks.{i}.attention.out": f"{GROUP}.attention.dense",
         "encoder.blocks.{i}.attention_sub.norm": f"{GROUP}.attention.LayerNorm",
         "encoder.blocks.{i}.ffn.up": f"{GROUP}.ffn",
@@ -227,19 +247,21 @@ ALBERT = Architecture(
     ignored=BUFFERS,
     heads=(
         HeadTable("AlbertModel", {"kind": "embed", "dense": "tanh"}, ALBERT_POOLER),
-        HeadTable("AlbertForMaskedLM", ALBERT_MLM, ALBERT_PREDICTIONS, "vocab"),
+        HeadTable("AlbertForMaskedLM", ALBERT_MLM, ALBERT_PREDICTIONS, "vocab_size"),
         HeadTable(
             "AlbertForPreTraining",
             {
                 **ALBERT_MLM,
-                "sentence_outputs": Rule(lambda theirs: len(theirs.get("id2label") or "ab"), _number_labels),
+                "sentence_outputs": ComputedField(
+                    lambda theirs: len(theirs.get("id2label") or "ab"), _write_numbered_labels
+                ),
             },
             {
                 **ALBERT_PREDICTIONS,
                 "head.sentence.dense": "{prefix}pooler",
                 "head.sentence.out": "sop_classifier.classifier",
             },
-            "vocab",
+            "vocab_size",
         ),
         HeadTable(
             "AlbertForSequenceClassification", ALBERT_POOLED, {**ALBERT_POOLER, "head.out": "classifier"}, "labels"

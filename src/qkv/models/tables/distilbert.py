@@ -1,39 +1,44 @@
 """DistilBERT: BERT without sentence types and pooler, half as deep."""
 
+from qkv.models.tables.architecture import Architecture, Concatenated, ConfigKey, FieldRows, HeadTable, TensorNames
 from qkv.models.tables.bert import EMBEDDING, MLM, SPAN, TIED
-from qkv.models.tables.shared import ACTIVATIONS_AND_ALIASES, BUFFERS, SPECIAL
-from qkv.models.tables.table import Architecture, HeadTable, Join, Key, Names, Rows
+from qkv.models.tables.common_rows import ACTIVATIONS_AND_ALIASES, BUFFERS, SPECIAL_TOKENS
 
-ACTIVATION = Key("activation", "gelu", ACTIVATIONS_AND_ALIASES)
+ACTIVATION = ConfigKey("activation", "gelu", ACTIVATIONS_AND_ALIASES)
 LAYER = "transformer.layer.{i}"
-CLASSIFY: Rows = {"kind": "classify", "dense": "relu", "bias": True, "dropout": Key("seq_classif_dropout", 0.2)}
-CLASSIFIER: Names = {"head.dense": "pre_classifier", "head.out": "classifier"}
+CLASSIFY: FieldRows = {
+    "kind": "classify",
+    "dense": "relu",
+    "bias": True,
+    "dropout": ConfigKey("seq_classif_dropout", 0.2),
+}
+CLASSIFIER: TensorNames = {"head.dense": "pre_classifier", "head.out": "classifier"}
 
 DISTILBERT = Architecture(
     name="distilbert",
     prefix="distilbert.",
     stacks={
         "encoder": {
-            "vocab": Key("vocab_size", 30522),
-            "width": Key("dim", 768),
-            "layers": Key("n_layers", 6),
-            "heads": Key("n_heads", 12),
-            "ffn_width": Key("hidden_dim", 3072),
+            "vocab_size": ConfigKey("vocab_size", 30522),
+            "width": ConfigKey("dim", 768),
+            "layers": ConfigKey("n_layers", 6),
+            "heads": ConfigKey("n_heads", 12),
+            "ffn_width": ConfigKey("hidden_dim", 3072),
             "position": "learned",
-            "max_positions": Key("max_position_embeddings", 512),
-            "norm_place": "post",
+            "max_positions": ConfigKey("max_position_embeddings", 512),
+            "norm_placement": "post",
             "norm_eps": 1e-12,
             "embedding_norm": "added",
             "feedforward": ACTIVATION,
-            "dropout": Key("dropout", 0.1),
-            "attention_dropout": Key("attention_dropout", 0.1),
-            "init_std": Key("initializer_range", 0.02),
+            "dropout": ConfigKey("dropout", 0.1),
+            "attention_dropout": ConfigKey("attention_dropout", 0.1),
+            "init_std": ConfigKey("initializer_range", 0.02),
         }
     },
-    config=SPECIAL,
+    config=SPECIAL_TOKENS,
     body={
         **{ours: theirs for ours, theirs in EMBEDDING.items() if ours != "embedding.types"},
-        "encoder.blocks.{i}.attention.qkv": Join(
+        "encoder.blocks.{i}.attention.qkv": Concatenated(
             *(f"{LAYER}.attention.{part}" for part in ("q_lin", "k_lin", "v_lin"))
         ),
         "encoder.blocks.{i}.attention.out": f"{LAYER}.attention.out_lin",
@@ -49,18 +54,21 @@ DISTILBERT = Architecture(
             "DistilBertForMaskedLM",
             {**MLM, "dense": ACTIVATION, "tied": TIED},
             {"head.dense": "vocab_transform", "head.norm": "vocab_layer_norm", "head.out": "vocab_projector"},
-            "vocab",
+            "vocab_size",
         ),
         HeadTable("DistilBertForSequenceClassification", CLASSIFY, CLASSIFIER, "labels"),
         HeadTable("DistilBertForMultipleChoice", {**CLASSIFY, "kind": "choice"}, CLASSIFIER, 1),
         HeadTable(
             "DistilBertForTokenClassification",
-            {"kind": "tag", "bias": True, "dropout": Key("dropout", 0.1)},
+            {"kind": "tag", "bias": True, "dropout": ConfigKey("dropout", 0.1)},
             {"head.out": "classifier"},
             "labels",
         ),
         HeadTable(
-            "DistilBertForQuestionAnswering", {**SPAN, "dropout": Key("qa_dropout", 0.1)}, {"head.out": "qa_outputs"}, 2
+            "DistilBertForQuestionAnswering",
+            {**SPAN, "dropout": ConfigKey("qa_dropout", 0.1)},
+            {"head.out": "qa_outputs"},
+            2,
         ),
     ),
 )

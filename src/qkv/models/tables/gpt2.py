@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from qkv.models.tables.shared import ACTIVATIONS_AND_ALIASES, BUFFERS, SPECIAL
-from qkv.models.tables.table import Architecture, HeadTable, Json, Key, Rule, Same
+from qkv.models.tables.architecture import Architecture, ComputedField, ConfigKey, HeadTable, Json, Renamed
+from qkv.models.tables.common_rows import ACTIVATIONS_AND_ALIASES, BUFFERS, SPECIAL_TOKENS
 
 
 def _read_ffn(theirs: Json) -> int:
@@ -19,34 +19,36 @@ GPT2 = Architecture(
     prefix="transformer.",
     stacks={
         "decoder": {
-            "vocab": Key("vocab_size", 50257),
-            "width": Key("n_embd", 768),
-            "layers": Key("n_layer", 12),
-            "heads": Key("n_head", 12),
-            "ffn_width": Rule(_read_ffn, lambda value, stack: {"n_inner": None if value == 4 * stack.width else value}),
+            "vocab_size": ConfigKey("vocab_size", 50257),
+            "width": ConfigKey("n_embd", 768),
+            "layers": ConfigKey("n_layer", 12),
+            "heads": ConfigKey("n_head", 12),
+            "ffn_width": ComputedField(
+                _read_ffn, lambda value, stack: {"n_inner": None if value == 4 * stack.width else value}
+            ),
             "position": "learned",
-            "max_positions": Key("n_positions", 1024),
-            "norm_place": "pre",
-            "norm_eps": Key("layer_norm_epsilon", 1e-5),
-            "feedforward": Key("activation_function", "gelu_new", ACTIVATIONS_AND_ALIASES),
-            "score_scale": Key("scale_attn_weights", True, {True: "sqrt", False: "none"}),
-            "dropout": Rule(lambda theirs: float(theirs.get("resid_pdrop", 0.1)), _write_dropout),
-            "attention_dropout": Key("attn_pdrop", 0.1),
+            "max_positions": ConfigKey("n_positions", 1024),
+            "norm_placement": "pre",
+            "norm_eps": ConfigKey("layer_norm_epsilon", 1e-5),
+            "feedforward": ConfigKey("activation_function", "gelu_new", ACTIVATIONS_AND_ALIASES),
+            "score_scale": ConfigKey("scale_attn_weights", True, {True: "sqrt", False: "none"}),
+            "dropout": ComputedField(lambda theirs: float(theirs.get("resid_pdrop", 0.1)), _write_dropout),
+            "attention_dropout": ConfigKey("attn_pdrop", 0.1),
             "init": "scaled",
-            "init_std": Key("initializer_range", 0.02),
+            "init_std": ConfigKey("initializer_range", 0.02),
         }
     },
-    config=SPECIAL,
-    needs={"scale_attn_by_inverse_layer_idx": (False,), "add_cross_attention": (False,)},
+    config=SPECIAL_TOKENS,
+    supported_values={"scale_attn_by_inverse_layer_idx": (False,), "add_cross_attention": (False,)},
     body={
         "embedding.token": "wte",
         "embedding.position": "wpe",
         "decoder.blocks.{i}.attention_sub.norm": "h.{i}.ln_1",
-        "decoder.blocks.{i}.attention.qkv": Same("h.{i}.attn.c_attn", transposed=True),
-        "decoder.blocks.{i}.attention.out": Same("h.{i}.attn.c_proj", transposed=True),
+        "decoder.blocks.{i}.attention.qkv": Renamed("h.{i}.attn.c_attn", transposed=True),
+        "decoder.blocks.{i}.attention.out": Renamed("h.{i}.attn.c_proj", transposed=True),
         "decoder.blocks.{i}.ffn_sub.norm": "h.{i}.ln_2",
-        "decoder.blocks.{i}.ffn.up": Same("h.{i}.mlp.c_fc", transposed=True),
-        "decoder.blocks.{i}.ffn.down": Same("h.{i}.mlp.c_proj", transposed=True),
+        "decoder.blocks.{i}.ffn.up": Renamed("h.{i}.mlp.c_fc", transposed=True),
+        "decoder.blocks.{i}.ffn.down": Renamed("h.{i}.mlp.c_proj", transposed=True),
         "decoder.norm": "ln_f",
     },
     ignored=BUFFERS,
@@ -54,9 +56,9 @@ GPT2 = Architecture(
         HeadTable("GPT2Model"),
         HeadTable(
             "GPT2LMHeadModel",
-            {"kind": "lm", "tied": Key("tie_word_embeddings", True)},
+            {"kind": "lm", "tied": ConfigKey("tie_word_embeddings", True)},
             {"head.out": "lm_head"},
-            "vocab",
+            "vocab_size",
         ),
         HeadTable(
             "GPT2ForSequenceClassification", {"kind": "classify", "pool": "last"}, {"head.out": "score"}, "labels"

@@ -2,8 +2,16 @@
 
 from typing import Any
 
-from qkv.models.tables.shared import BUFFERS, ROPE, SPECIAL, causal_heads
-from qkv.models.tables.table import Architecture, Join, Json, Key, Names, Rows, Rule
+from qkv.models.tables.architecture import (
+    Architecture,
+    ComputedField,
+    Concatenated,
+    ConfigKey,
+    FieldRows,
+    Json,
+    TensorNames,
+)
+from qkv.models.tables.common_rows import BUFFERS, ROPE, SPECIAL_TOKENS, causal_heads
 
 GATES = {
     "silu": "swiglu",
@@ -25,82 +33,82 @@ def _write_bias(value: str, stack: Any) -> Json:
     return {"attention_bias": value in ("all", "attention"), "mlp_bias": value == "all"}
 
 
-def _head_width(theirs: Json) -> int:
+def _read_head_dim(theirs: Json) -> int:
     return int(theirs.get("head_dim") or int(theirs["hidden_size"]) // int(theirs["num_attention_heads"]))
 
 
-STACK: Rows = {
+STACK: FieldRows = {
     **ROPE,
-    "vocab": Key("vocab_size", 32000),
-    "width": Key("hidden_size", 4096),
-    "layers": Key("num_hidden_layers", 32),
-    "heads": Key("num_attention_heads", 32),
-    "kv_heads": Rule(
+    "vocab_size": ConfigKey("vocab_size", 32000),
+    "width": ConfigKey("hidden_size", 4096),
+    "layers": ConfigKey("num_hidden_layers", 32),
+    "heads": ConfigKey("num_attention_heads", 32),
+    "kv_heads": ComputedField(
         lambda theirs: int(theirs.get("num_key_value_heads") or theirs["num_attention_heads"]),
         lambda value, stack: {"num_key_value_heads": value},
     ),
-    "head_width": Rule(_head_width, lambda value, stack: {"head_dim": value}),
-    "ffn_width": Key("intermediate_size", 11008),
-    "max_positions": Key("max_position_embeddings", 2048),
+    "head_dim": ComputedField(_read_head_dim, lambda value, stack: {"head_dim": value}),
+    "ffn_width": ConfigKey("intermediate_size", 11008),
+    "max_positions": ConfigKey("max_position_embeddings", 2048),
     "norm": "rmsnorm",
-    "norm_place": "pre",
+    "norm_placement": "pre",
     "norm_affine": "gain",
-    "norm_eps": Key("rms_norm_eps", 1e-6),
-    "feedforward": Key("hidden_act", "silu", GATES),
-    "bias": Rule(_read_bias, _write_bias),
-    "attention_dropout": Key("attention_dropout", 0.0),
-    "init_std": Key("initializer_range", 0.02),
+    "norm_eps": ConfigKey("rms_norm_eps", 1e-6),
+    "feedforward": ConfigKey("hidden_act", "silu", GATES),
+    "bias": ComputedField(_read_bias, _write_bias),
+    "attention_dropout": ConfigKey("attention_dropout", 0.0),
+    "init_std": ConfigKey("initializer_range", 0.02),
 }
 LAYER = "layers.{i}"
-BODY: Names = {
+BODY: TensorNames = {
     "embedding.token": "embed_tokens",
     "decoder.blocks.{i}.attention_sub.norm": f"{LAYER}.input_layernorm",
-    "decoder.blocks.{i}.attention.qkv": Join(*(f"{LAYER}.self_attn.{part}_proj" for part in "qkv")),
+    "decoder.blocks.{i}.attention.qkv": Concatenated(*(f"{LAYER}.self_attn.{part}_proj" for part in "qkv")),
     "decoder.blocks.{i}.attention.out": f"{LAYER}.self_attn.o_proj",
     "decoder.blocks.{i}.ffn_sub.norm": f"{LAYER}.post_attention_layernorm",
-    "decoder.blocks.{i}.ffn.up": Join(f"{LAYER}.mlp.gate_proj", f"{LAYER}.mlp.up_proj"),
+    "decoder.blocks.{i}.ffn.up": Concatenated(f"{LAYER}.mlp.gate_proj", f"{LAYER}.mlp.up_proj"),
     "decoder.blocks.{i}.ffn.down": f"{LAYER}.mlp.down_proj",
     "decoder.norm": "norm",
 }
 
 
 def decoder(
-    name: str, title: str, rows: Rows, *, names: Names | None = None, qa_prefix: str | None = None
+    name: str, title: str, rows: FieldRows, *, names: TensorNames | None = None, qa_prefix: str | None = None
 ) -> Architecture:
     """One of this family; `rows` says what it does differently."""
     return Architecture(
         name=name,
         prefix="model.",
         stacks={"decoder": {**STACK, **rows}},
-        config=SPECIAL,
+        config=SPECIAL_TOKENS,
         body={**BODY, **(names or {})},
         ignored=BUFFERS,
         heads=causal_heads(title, base=f"{title}Model", token="score", qa_prefix=qa_prefix),
     )
 
 
-def _farthest(window: int) -> int:
+def _max_distance(window: int) -> int:
     """Their window counts the token itself; ours is the farthest distance seen, where 0 would be no limit at all."""
     if window < 2:
         raise ValueError(f"sliding_window = {window} is not supported: a token must see at least one other")
     return int(window) - 1
 
 
-MISTRAL_WINDOW = Rule(
-    lambda theirs: _farthest(theirs.get("sliding_window", 4096)) if theirs.get("sliding_window", 4096) else 0,
+MISTRAL_WINDOW = ComputedField(
+    lambda theirs: _max_distance(theirs.get("sliding_window", 4096)) if theirs.get("sliding_window", 4096) else 0,
     lambda value, stack: {"sliding_window": value + 1 if value else None},
 )
 
 
 def _read_window(theirs: Json) -> int:
     on = theirs.get("use_sliding_window") and theirs.get("sliding_window")
-    return _farthest(theirs["sliding_window"]) if on and _read_windowed(theirs) != _NONE else 0
+    return _max_distance(theirs["sliding_window"]) if on and _read_sliding_layers(theirs) != _NO_LAYERS else 0
 
 
-_NONE = (-1,)
+_NO_LAYERS = (-1,)
 
 
-def _read_windowed(theirs: Json) -> tuple[int, ...]:
+def _read_sliding_layers(theirs: Json) -> tuple[int, ...]:
     layers = int(theirs.get("num_hidden_layers", 32))
     if not (theirs.get("use_sliding_window") and theirs.get("sliding_window")):
         return ()
@@ -109,10 +117,10 @@ def _read_windowed(theirs: Json) -> tuple[int, ...]:
         local = tuple(i for i, kind in enumerate(kinds) if kind == "sliding_attention")
     else:
         local = tuple(range(int(theirs.get("max_window_layers", 28)), layers))
-    return () if len(local) == layers else local or _NONE
+    return () if len(local) == layers else local or _NO_LAYERS
 
 
-def _write_windowed(value: tuple[int, ...], stack: Any) -> Json:
+def _write_sliding_layers(value: tuple[int, ...], stack: Any) -> Json:
     local = [bool(stack.window_of(i)) for i in range(stack.layers)]
     return {
         "use_sliding_window": any(local),
@@ -122,17 +130,18 @@ def _write_windowed(value: tuple[int, ...], stack: Any) -> Json:
     }
 
 
-QWEN_WINDOW: Rows = {
-    "window": Rule(_read_window, lambda value, stack: {}),
-    "windowed_layers": Rule(
-        lambda theirs: () if _read_windowed(theirs) == _NONE else _read_windowed(theirs), _write_windowed
+QWEN_WINDOW: FieldRows = {
+    "sliding_window": ComputedField(_read_window, lambda value, stack: {}),
+    "sliding_window_layers": ComputedField(
+        lambda theirs: () if _read_sliding_layers(theirs) == _NO_LAYERS else _read_sliding_layers(theirs),
+        _write_sliding_layers,
     ),
 }
-QWEN: Rows = {
+QWEN: FieldRows = {
     **QWEN_WINDOW,
-    "vocab": Key("vocab_size", 151936),
-    "ffn_width": Key("intermediate_size", 22016),
-    "max_positions": Key("max_position_embeddings", 32768),
+    "vocab_size": ConfigKey("vocab_size", 151936),
+    "ffn_width": ConfigKey("intermediate_size", 22016),
+    "max_positions": ConfigKey("max_position_embeddings", 32768),
 }
 
 LLAMA = decoder("llama", "Llama", {}, qa_prefix="transformer.")
@@ -140,17 +149,17 @@ MISTRAL = decoder(
     "mistral",
     "Mistral",
     {
-        "ffn_width": Key("intermediate_size", 14336),
-        "max_positions": Key("max_position_embeddings", 131072),
+        "ffn_width": ConfigKey("intermediate_size", 14336),
+        "max_positions": ConfigKey("max_position_embeddings", 131072),
         "bias": "none",
-        "window": MISTRAL_WINDOW,
+        "sliding_window": MISTRAL_WINDOW,
     },
 )
 QWEN2 = decoder("qwen2", "Qwen2", {**QWEN, "bias": "qkv"}, qa_prefix="transformer.")
 QWEN3 = decoder(
     "qwen3",
     "Qwen3",
-    {**QWEN, "bias": Key("attention_bias", False, {True: "attention", False: "none"}), "qk_norm": "head"},
+    {**QWEN, "bias": ConfigKey("attention_bias", False, {True: "attention", False: "none"}), "qk_norm": "head"},
     names={
         "decoder.blocks.{i}.attention.q_norm": f"{LAYER}.self_attn.q_norm",
         "decoder.blocks.{i}.attention.k_norm": f"{LAYER}.self_attn.k_norm",

@@ -2,8 +2,16 @@
 
 from typing import Any
 
-from qkv.models.tables.shared import ACTIVATIONS_AND_ALIASES, BUFFERS, SPECIAL, rope_of
-from qkv.models.tables.table import Architecture, HeadTable, Json, Key, Names, Rows, Rule
+from qkv.models.tables.architecture import (
+    Architecture,
+    ComputedField,
+    ConfigKey,
+    FieldRows,
+    HeadTable,
+    Json,
+    TensorNames,
+)
+from qkv.models.tables.common_rows import ACTIVATIONS_AND_ALIASES, BUFFERS, SPECIAL_TOKENS, rope_settings
 
 GATES = {
     "gelu": "geglu",
@@ -15,14 +23,14 @@ GATES = {
 FULL, LOCAL = "full_attention", "sliding_attention"
 
 
-def _read_windowed(theirs: Json) -> tuple[int, ...]:
+def _read_sliding_layers(theirs: Json) -> tuple[int, ...]:
     if theirs.get("layer_types"):
         return tuple(i for i, kind in enumerate(theirs["layer_types"]) if kind == LOCAL)
     every = int(theirs.get("global_attn_every_n_layers", 3))
     return tuple(i for i in range(int(theirs.get("num_hidden_layers", 22))) if i % every)
 
 
-def _write_windowed(value: tuple[int, ...], stack: Any) -> Json:
+def _write_sliding_layers(value: tuple[int, ...], stack: Any) -> Json:
     return {"layer_types": [LOCAL if stack.window_of(i) else FULL for i in range(stack.layers)]}
 
 
@@ -35,17 +43,17 @@ def _read_window(theirs: Json) -> int:
 
 
 def _read_base(kind: str, old: str, default: float) -> Any:
-    return lambda theirs: float(rope_of(theirs, kind).get("rope_theta") or theirs.get(old) or default)
+    return lambda theirs: float(rope_settings(theirs, kind).get("rope_theta") or theirs.get(old) or default)
 
 
 def _write_base(value: float, stack: Any) -> Json:
     return {
         "rope_parameters": {
             FULL: {"rope_type": "default", "rope_theta": stack.rotary_base},
-            LOCAL: {"rope_type": "default", "rope_theta": stack.rotary_base_windowed},
+            LOCAL: {"rope_type": "default", "rope_theta": stack.rotary_base_sliding},
         },
         "global_rope_theta": stack.rotary_base,
-        "local_rope_theta": stack.rotary_base_windowed,
+        "local_rope_theta": stack.rotary_base_sliding,
     }
 
 
@@ -56,53 +64,55 @@ def _read_bias(theirs: Json) -> str:
     return "all" if mlp else "attention" if attention else "none"
 
 
-HEAD: Names = {"head.dense": "head.dense", "head.norm": "head.norm"}
-CLASSIFIER: Names = {**HEAD, "head.out": "classifier"}
-DENSE: Rows = {
-    "dense": Key("classifier_activation", "gelu", ACTIVATIONS_AND_ALIASES),
-    "dense_bias": Key("classifier_bias", False),
+HEAD: TensorNames = {"head.dense": "head.dense", "head.norm": "head.norm"}
+CLASSIFIER: TensorNames = {**HEAD, "head.out": "classifier"}
+DENSE: FieldRows = {
+    "dense": ConfigKey("classifier_activation", "gelu", ACTIVATIONS_AND_ALIASES),
+    "dense_bias": ConfigKey("classifier_bias", False),
     "dense_norm": True,
-    "dropout": Key("classifier_dropout", 0.0),
+    "dropout": ConfigKey("classifier_dropout", 0.0),
     "bias": True,
 }
-POOLING: Rows = {"pool": Key("classifier_pooling", "cls", {"cls": "first", "mean": "mean"})}
+POOLING: FieldRows = {"pool": ConfigKey("classifier_pooling", "cls", {"cls": "first", "mean": "mean"})}
 
 MODERNBERT = Architecture(
     name="modernbert",
     prefix="model.",
     stacks={
         "encoder": {
-            "vocab": Key("vocab_size", 50368),
-            "width": Key("hidden_size", 768),
-            "layers": Key("num_hidden_layers", 22),
-            "heads": Key("num_attention_heads", 12),
-            "ffn_width": Key("intermediate_size", 1152),
+            "vocab_size": ConfigKey("vocab_size", 50368),
+            "width": ConfigKey("hidden_size", 768),
+            "layers": ConfigKey("num_hidden_layers", 22),
+            "heads": ConfigKey("num_attention_heads", 12),
+            "ffn_width": ConfigKey("intermediate_size", 1152),
             "position": "rotary",
-            "max_positions": Key("max_position_embeddings", 8192),
-            "rotary_base": Rule(_read_base(FULL, "global_rope_theta", 160_000.0), _write_base),
-            "rotary_base_windowed": Rule(_read_base(LOCAL, "local_rope_theta", 10_000.0), lambda value, stack: {}),
-            "window": Rule(
+            "max_positions": ConfigKey("max_position_embeddings", 8192),
+            "rotary_base": ComputedField(_read_base(FULL, "global_rope_theta", 160_000.0), _write_base),
+            "rotary_base_sliding": ComputedField(
+                _read_base(LOCAL, "local_rope_theta", 10_000.0), lambda value, stack: {}
+            ),
+            "sliding_window": ComputedField(
                 _read_window,
                 lambda value, stack: {"local_attention": 2 * value},
             ),
-            "windowed_layers": Rule(_read_windowed, _write_windowed),
-            "norm_place": "pre",
-            "norm_affine": Key("norm_bias", False, {True: "gain_bias", False: "gain"}),
-            "norm_eps": Key("norm_eps", 1e-5),
+            "sliding_window_layers": ComputedField(_read_sliding_layers, _write_sliding_layers),
+            "norm_placement": "pre",
+            "norm_affine": ConfigKey("norm_bias", False, {True: "gain_bias", False: "gain"}),
+            "norm_eps": ConfigKey("norm_eps", 1e-5),
             "embedding_norm": "first",
-            "feedforward": Key("hidden_activation", "gelu", GATES),
-            "bias": Rule(
+            "feedforward": ConfigKey("hidden_activation", "gelu", GATES),
+            "bias": ComputedField(
                 _read_bias,
                 lambda value, stack: {"attention_bias": value in ("all", "attention"), "mlp_bias": value == "all"},
             ),
-            "dropout": Key("embedding_dropout", 0.0),
-            "attention_dropout": Key("attention_dropout", 0.0),
-            "ffn_dropout": Key("mlp_dropout", 0.0),
+            "dropout": ConfigKey("embedding_dropout", 0.0),
+            "attention_dropout": ConfigKey("attention_dropout", 0.0),
+            "ffn_dropout": ConfigKey("mlp_dropout", 0.0),
             "init": "scaled",
-            "init_std": Key("initializer_range", 0.02),
+            "init_std": ConfigKey("initializer_range", 0.02),
         }
     },
-    config=SPECIAL,
+    config=SPECIAL_TOKENS,
     body={
         "embedding.token": "embeddings.tok_embeddings",
         "embedding.norm": "embeddings.norm",
@@ -122,12 +132,12 @@ MODERNBERT = Architecture(
             {
                 **DENSE,
                 "kind": "mlm",
-                "tied": Key("tie_word_embeddings", True),
-                "bias": Key("decoder_bias", True),
+                "tied": ConfigKey("tie_word_embeddings", True),
+                "bias": ConfigKey("decoder_bias", True),
                 "dropout": 0.0,
             },
             {**HEAD, "head.out": "decoder"},
-            "vocab",
+            "vocab_size",
         ),
         HeadTable(
             "ModernBertForSequenceClassification", {**DENSE, **POOLING, "kind": "classify"}, CLASSIFIER, "labels"

@@ -6,35 +6,45 @@ and their published weights have an output matrix of their own.
 
 from typing import Any
 
-from qkv.models.tables.shared import BUFFERS, SPECIAL_SEQ2SEQ
-from qkv.models.tables.table import Architecture, HeadTable, Join, Json, Key, Names, Rows, Rule, When
+from qkv.models.tables.architecture import (
+    Architecture,
+    ComputedField,
+    Concatenated,
+    Conditional,
+    ConfigKey,
+    FieldRows,
+    HeadTable,
+    Json,
+    TensorNames,
+)
+from qkv.models.tables.common_rows import BUFFERS, SPECIAL_TOKENS_SEQ2SEQ
 
-PLAIN = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "silu": "silu"}
+UNGATED = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "silu": "silu"}
 GATED = {"gated-gelu": "geglu_tanh", "gated-silu": "swiglu", "gated-relu": "reglu"}  # T5's gated GELU is the tanh one
 
 
-def stack(layers: Any, ffn: str) -> Rows:
+def stack(layers: Any, ffn: str) -> FieldRows:
     return {
-        "vocab": Key("vocab_size", 32128),
-        "width": Key("d_model", 512),
+        "vocab_size": ConfigKey("vocab_size", 32128),
+        "width": ConfigKey("d_model", 512),
         "layers": layers,
-        "heads": Key("num_heads", 8),
-        "head_width": Key("d_kv", 64),
-        "ffn_width": Key("d_ff", 2048),
+        "heads": ConfigKey("num_heads", 8),
+        "head_dim": ConfigKey("d_kv", 64),
+        "ffn_width": ConfigKey("d_ff", 2048),
         "position": "t5",
-        "max_positions": Key("n_positions", 512),  # what it was trained on; distances have no end
-        "buckets": Key("relative_attention_num_buckets", 32),
-        "bucket_distance": Key("relative_attention_max_distance", 128),
+        "max_positions": ConfigKey("n_positions", 512),  # what it was trained on; distances have no end
+        "relative_buckets": ConfigKey("relative_attention_num_buckets", 32),
+        "relative_max_distance": ConfigKey("relative_attention_max_distance", 128),
         "norm": "rmsnorm",
-        "norm_place": "pre",
+        "norm_placement": "pre",
         "norm_affine": "gain",
-        "norm_eps": Key("layer_norm_epsilon", 1e-6),
-        "feedforward": Key("feed_forward_proj", ffn, {**PLAIN, **GATED}),
+        "norm_eps": ConfigKey("layer_norm_epsilon", 1e-6),
+        "feedforward": ConfigKey("feed_forward_proj", ffn, {**UNGATED, **GATED}),
         "bias": "none",
         "score_scale": "none",
-        "dropout": Key("dropout_rate", 0.1),
-        "attention_dropout": Key("dropout_rate", 0.1),
-        "ffn_dropout": Key("dropout_rate", 0.1),
+        "dropout": ConfigKey("dropout_rate", 0.1),
+        "attention_dropout": ConfigKey("dropout_rate", 0.1),
+        "ffn_dropout": ConfigKey("dropout_rate", 0.1),
         "init": "t5",
     }
 
@@ -43,23 +53,23 @@ def _decoder_layers(theirs: Json) -> int:
     return int(theirs.get("num_decoder_layers") or theirs.get("num_layers", 6))
 
 
-def stacks(ffn: str) -> dict[str, Rows]:
+def stacks(ffn: str) -> dict[str, FieldRows]:
     return {
-        "encoder": stack(Key("num_layers", 6), ffn),
-        "decoder": stack(Rule(_decoder_layers, lambda value, stack: {"num_decoder_layers": value}), ffn),
+        "encoder": stack(ConfigKey("num_layers", 6), ffn),
+        "decoder": stack(ComputedField(_decoder_layers, lambda value, stack: {"num_decoder_layers": value}), ffn),
     }
 
 
-def _side(ours: str, theirs: str, ffn: int) -> Names:
+def _side(ours: str, theirs: str, ffn: int) -> TensorNames:
     """Names of one stack; `ffn` is the number of the feed-forward among a block's sublayers."""
     block = theirs + ".block.{i}.layer"
     return {
-        f"{ours}.blocks.{{i}}.attention.qkv": Join(*(f"{block}.0.SelfAttention.{part}" for part in "qkv")),
+        f"{ours}.blocks.{{i}}.attention.qkv": Concatenated(*(f"{block}.0.SelfAttention.{part}" for part in "qkv")),
         f"{ours}.blocks.{{i}}.attention.out": f"{block}.0.SelfAttention.o",
         f"{ours}.blocks.{{i}}.attention_sub.norm": f"{block}.0.layer_norm",
-        f"{ours}.blocks.{{i}}.ffn.up": When(
+        f"{ours}.blocks.{{i}}.ffn.up": Conditional(
             lambda config, stack: stack.feedforward in GATED.values(),
-            Join(f"{block}.{ffn}.DenseReluDense.wi_0", f"{block}.{ffn}.DenseReluDense.wi_1"),
+            Concatenated(f"{block}.{ffn}.DenseReluDense.wi_0", f"{block}.{ffn}.DenseReluDense.wi_1"),
             f"{block}.{ffn}.DenseReluDense.wi",
         ),
         f"{ours}.blocks.{{i}}.ffn.down": f"{block}.{ffn}.DenseReluDense.wo",
@@ -70,13 +80,13 @@ def _side(ours: str, theirs: str, ffn: int) -> Names:
 
 
 CROSS = "decoder.block.{i}.layer.1"
-BODY: Names = {
+BODY: TensorNames = {
     "source_embedding.token": "shared",
     "embedding.token": "shared",  # an encoder alone
     **_side("encoder", "encoder", 1),
     **_side("decoder", "decoder", 2),
     "decoder.blocks.{i}.cross.q": f"{CROSS}.EncDecAttention.q",
-    "decoder.blocks.{i}.cross.kv": Join(f"{CROSS}.EncDecAttention.k", f"{CROSS}.EncDecAttention.v"),
+    "decoder.blocks.{i}.cross.kv": Concatenated(f"{CROSS}.EncDecAttention.k", f"{CROSS}.EncDecAttention.v"),
     "decoder.blocks.{i}.cross.out": f"{CROSS}.EncDecAttention.o",
     "decoder.blocks.{i}.cross_sub.norm": f"{CROSS}.layer_norm",
 }
@@ -99,23 +109,23 @@ def _read_scale(theirs: Json) -> str:
     return "rsqrt" if theirs.get("scale_decoder_outputs", theirs.get("tie_word_embeddings", True)) else "none"
 
 
-TIED = Rule(_read_tied, lambda value, head: {"tie_word_embeddings": value})
-SCALE = Rule(_read_scale, lambda value, head: {"scale_decoder_outputs": value == "rsqrt"})
-CLASSIFIER: Names = {"head.dense": "classification_head.dense", "head.out": "classification_head.out_proj"}
-CLASSIFY: Rows = {
+TIED = ComputedField(_read_tied, lambda value, head: {"tie_word_embeddings": value})
+SCALE = ComputedField(_read_scale, lambda value, head: {"scale_decoder_outputs": value == "rsqrt"})
+CLASSIFIER: TensorNames = {"head.dense": "classification_head.dense", "head.out": "classification_head.out_proj"}
+CLASSIFY: FieldRows = {
     "kind": "classify",
     "pool": "last",
     "dense": "tanh",
     "bias": True,
-    "dropout": Key("classifier_dropout", 0.0),
+    "dropout": ConfigKey("classifier_dropout", 0.0),
 }
 
 
-def _heads(title: str, lm: Rows) -> tuple[HeadTable, ...]:
-    tag = {"kind": "tag", "bias": True, "dropout": Key("classifier_dropout", 0.0)}
+def _heads(title: str, lm: FieldRows) -> tuple[HeadTable, ...]:
+    tag = {"kind": "tag", "bias": True, "dropout": ConfigKey("classifier_dropout", 0.0)}
     return (
         HeadTable(f"{title}Model"),
-        HeadTable(f"{title}ForConditionalGeneration", {"kind": "lm", **lm}, {"head.out": "lm_head"}, "vocab"),
+        HeadTable(f"{title}ForConditionalGeneration", {"kind": "lm", **lm}, {"head.out": "lm_head"}, "vocab_size"),
         HeadTable(f"{title}ForSequenceClassification", CLASSIFY, CLASSIFIER, "labels", prefix="transformer."),
         HeadTable(f"{title}ForQuestionAnswering", {"kind": "span", "bias": True}, {"head.out": "qa_outputs"}, 2),
         HeadTable(f"{title}EncoderModel", stacks=("encoder",)),
@@ -125,11 +135,15 @@ def _heads(title: str, lm: Rows) -> tuple[HeadTable, ...]:
     )
 
 
-def _t5(name: str, title: str, ffn: str, lm: Rows) -> Architecture:
+def _t5(name: str, title: str, ffn: str, lm: FieldRows) -> Architecture:
     return Architecture(
         name=name,
         stacks=stacks(ffn),
-        config={**SPECIAL_SEQ2SEQ, "start": Key("decoder_start_token_id", 0), "shared_embedding": True},
+        config={
+            **SPECIAL_TOKENS_SEQ2SEQ,
+            "decoder_start_token_id": ConfigKey("decoder_start_token_id", 0),
+            "share_embeddings": True,
+        },
         body=BODY,
         aliases={"shared.weight": ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")},
         ignored=(*BUFFERS, "*EncDecAttention.relative_attention_bias.weight"),
@@ -138,4 +152,4 @@ def _t5(name: str, title: str, ffn: str, lm: Rows) -> Architecture:
 
 
 T5 = _t5("t5", "T5", "relu", {"tied": TIED, "scale": SCALE})
-MT5 = _t5("mt5", "MT5", "gated-gelu", {"tied": Rule(_read_tied_mt5, TIED.write)})
+MT5 = _t5("mt5", "MT5", "gated-gelu", {"tied": ComputedField(_read_tied_mt5, TIED.write)})

@@ -8,25 +8,25 @@ Plain functions on lists, without torch. Shares lie between 0 and 1; BLEU and ch
 them.
 """
 
-from qkv.tasks.metrics.answers import answer_exact, answer_f1
+from qkv.tasks.metrics.answers import answer_exact_match, answer_f1
 from qkv.tasks.metrics.bleu import bleu, bleu_lowercase, chrf, sacrebleu, tokenised_bleu
-from qkv.tasks.metrics.entities import entities, entity_scores, is_chunked
+from qkv.tasks.metrics.entities import entity_scores, extract_entities, is_entity_tagging
 from qkv.tasks.metrics.labels import accuracy, macro_f1, matthews
-from qkv.tasks.metrics.numbers import bits, pearson, perplexity, spearman
+from qkv.tasks.metrics.numbers import bits_per_unit, pearson, perplexity, spearman
 from qkv.tasks.metrics.text import exact_match, word_error_rate
 
 __all__ = [
     "accuracy",
-    "answer_exact",
+    "answer_exact_match",
     "answer_f1",
-    "bits",
+    "bits_per_unit",
     "bleu",
     "bleu_lowercase",
     "chrf",
-    "entities",
     "entity_scores",
     "exact_match",
-    "is_chunked",
+    "extract_entities",
+    "is_entity_tagging",
     "macro_f1",
     "matthews",
     "pearson",

@@ -15,7 +15,7 @@ ARTICLES = re.compile(r"\b(a|an|the)\b")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-def plain_words(text: str) -> list[str]:
+def normalized_words(text: str) -> list[str]:
     """The words that count.
 
     >>> plain_words("The  Norman-French,  an old one.")
@@ -24,33 +24,38 @@ def plain_words(text: str) -> list[str]:
     return ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split()
 
 
-def answer_exact(said: Sequence[str], references: References) -> float:
+def answer_exact_match(predictions: Sequence[str], references: References) -> float:
     """The share of answers that are one of their references.
 
     >>> answer_exact(["the Seine", ""], [["Seine", "river Seine"], []])
     1.0
     """
-    right = [_best(text, several, lambda a, b: float(a == b)) for text, several in zip(said, references, strict=True)]
+    right = [
+        _best_reference_score(text, several, lambda a, b: float(a == b))
+        for text, several in zip(predictions, references, strict=True)
+    ]
     return sum(right) / len(right) if right else 0.0
 
 
-def answer_f1(said: Sequence[str], references: References) -> float:
+def answer_f1(predictions: Sequence[str], references: References) -> float:
     """The mean over answers of the F1 of their words, against the reference that suits each best.
 
     >>> answer_f1(["in Paris"], [["Paris, France", "Paris"]])
     0.6666666666666666
     """
-    scores = [_best(text, several, _overlap) for text, several in zip(said, references, strict=True)]
+    scores = [
+        _best_reference_score(text, several, _word_f1) for text, several in zip(predictions, references, strict=True)
+    ]
     return sum(scores) / len(scores) if scores else 0.0
 
 
-def _best(text: str, several: Sequence[str], compare: Callable[[list[str], list[str]], float]) -> float:
-    words = plain_words(text)
-    usable = [found for found in map(plain_words, several) if found] or [[]]  # one of articles alone says nothing
+def _best_reference_score(text: str, several: Sequence[str], compare: Callable[[list[str], list[str]], float]) -> float:
+    words = normalized_words(text)
+    usable = [found for found in map(normalized_words, several) if found] or [[]]  # one of articles alone says nothing
     return max(compare(words, reference) for reference in usable)
 
 
-def _overlap(said: list[str], expected: list[str]) -> float:
+def _word_f1(said: list[str], expected: list[str]) -> float:
     if not said or not expected:
         return float(said == expected)
     shared = (Counter(said) & Counter(expected)).total()

@@ -21,11 +21,11 @@ from typing import Any
 from qkv.errors import QkvError
 from qkv.tasks.metrics.text import References
 
-ORDER = 4
+MAX_NGRAM = 4
 
 ENTITIES = {"&quot;": '"', "&amp;": "&", "&lt;": "<", "&gt;": ">"}
 # mteval-v13a: ASCII punctuation is a word of its own; full stops, commas and hyphens depend on digits beside them.
-RULES = [
+TOKENIZATION_RULES = [
     (re.compile(r"([{-~\[-` -&(-+:-@/])"), r" \1 "),
     (re.compile(r"([^0-9])([.,])"), r"\1 \2 "),
     (re.compile(r"([.,])([^0-9])"), r" \1 \2"),
@@ -33,7 +33,7 @@ RULES = [
 ]
 
 
-def mteval_words(text: str) -> list[str]:
+def mteval_tokenize(text: str) -> list[str]:
     """The words of a text as mteval-v13a cuts them.
 
     >>> mteval_words("He paid 3.50, didn't he?")
@@ -43,43 +43,43 @@ def mteval_words(text: str) -> list[str]:
     for entity, character in ENTITIES.items():
         text = text.replace(entity, character)
     text = f" {text} "
-    for pattern, replacement in RULES:
+    for pattern, replacement in TOKENIZATION_RULES:
         text = pattern.sub(replacement, text)
     return text.split()
 
 
-def bleu(written: Sequence[str], references: References) -> float:
+def bleu(predictions: Sequence[str], references: References) -> float:
     """BLEU-4 on words as mteval-v13a cuts them, case kept: what sacreBLEU calls BLEU.
 
     >>> round(bleu(["The cat sat on the mat."], [["The cat sat on a mat."]]), 2)
     48.89
     """
-    return corpus_bleu(written, references, mteval_words)
+    return corpus_bleu(predictions, references, mteval_tokenize)
 
 
-def bleu_lowercase(written: Sequence[str], references: References) -> float:
+def bleu_lowercase(predictions: Sequence[str], references: References) -> float:
     """`bleu` in lower case."""
-    return corpus_bleu(written, references, lambda text: mteval_words(text.lower()))
+    return corpus_bleu(predictions, references, lambda text: mteval_tokenize(text.lower()))
 
 
-def tokenised_bleu(written: Sequence[str], references: References) -> float:
+def tokenised_bleu(predictions: Sequence[str], references: References) -> float:
     """BLEU-4 on the words between spaces, as multi-bleu.perl scores texts that were tokenised beforehand."""
-    return corpus_bleu(written, references, str.split)
+    return corpus_bleu(predictions, references, str.split)
 
 
-def corpus_bleu(written: Sequence[str], references: References, words_of: Callable[[str], list[str]]) -> float:
+def corpus_bleu(predictions: Sequence[str], references: References, tokenize: Callable[[str], list[str]]) -> float:
     """100 · brevity penalty · the geometric mean of the clipped precisions of 1- to 4-grams, over all texts together.
 
     Of several references the one nearest in length (the shorter of two as near) counts for brevity.
     """
-    matched, total = [0] * ORDER, [0] * ORDER
+    matched, total = [0] * MAX_NGRAM, [0] * MAX_NGRAM
     written_length = reference_length = 0
-    for text, several in zip(written, references, strict=True):
-        words = words_of(text)
-        expected = [words_of(one) for one in several]
+    for text, several in zip(predictions, references, strict=True):
+        words = tokenize(text)
+        expected = [tokenize(one) for one in several]
         written_length += len(words)
         reference_length += min((len(one) for one in expected), key=lambda size: (abs(size - len(words)), size))
-        for n in range(1, ORDER + 1):
+        for n in range(1, MAX_NGRAM + 1):
             said = ngrams(words, n)
             allowed: Counter[tuple[str, ...]] = Counter()
             for one in expected:
@@ -88,7 +88,7 @@ def corpus_bleu(written: Sequence[str], references: References, words_of: Callab
             total[n - 1] += said.total()
     if min(matched) == 0:
         return 0.0
-    precision = sum(math.log(right / all_) for right, all_ in zip(matched, total, strict=True)) / ORDER
+    precision = sum(math.log(right / all_) for right, all_ in zip(matched, total, strict=True)) / MAX_NGRAM
     brevity = min(0.0, 1 - reference_length / written_length)
     return 100 * math.exp(precision + brevity)
 
@@ -98,19 +98,19 @@ def ngrams(words: Sequence[str], n: int) -> Counter[tuple[str, ...]]:
     return Counter(tuple(words[i : i + n]) for i in range(len(words) - n + 1))
 
 
-def sacrebleu(written: Sequence[str], references: References) -> float:
+def sacrebleu(predictions: Sequence[str], references: References) -> float:
     """BLEU as the sacrebleu library scores it by default."""
-    score: float = library().corpus_bleu(list(written), streams(references)).score
+    score: float = import_sacrebleu().corpus_bleu(list(predictions), transpose_references(references)).score
     return score
 
 
-def chrf(written: Sequence[str], references: References) -> float:
+def chrf(predictions: Sequence[str], references: References) -> float:
     """chrF (Popović 2015), an F-score over characters, as the sacrebleu library scores it by default (chrF2)."""
-    score: float = library().corpus_chrf(list(written), streams(references)).score
+    score: float = import_sacrebleu().corpus_chrf(list(predictions), transpose_references(references)).score
     return score
 
 
-def streams(references: References) -> list[list[str | None]]:
+def transpose_references(references: References) -> list[list[str | None]]:
     """References by text → by number, as sacrebleu takes them: None where a text has fewer.
 
     >>> streams([["a", "b"], ["c"]])
@@ -120,7 +120,7 @@ def streams(references: References) -> list[list[str | None]]:
     return [[several[place] if place < len(several) else None for several in references] for place in range(most)]
 
 
-def library() -> Any:
+def import_sacrebleu() -> Any:
     """The sacrebleu library, if it is installed."""
     try:
         import sacrebleu as found

@@ -10,21 +10,21 @@ from collections.abc import Iterable, Sequence
 
 Entity = tuple[int, int, str]  # first word, one past the last, kind
 
-MARKS = "BIESLU"
-BEGINS, ENDS = "BSU", "ESLU"
+PREFIXES = "BIESLU"
+BEGIN_PREFIXES, END_PREFIXES = "BSU", "ESLU"
 
 
-def is_chunked(tags: Iterable[str]) -> bool:
+def is_entity_tagging(tags: Iterable[str]) -> bool:
     """Whether these are marks and kinds (or O), and not plain classes such as parts of speech.
 
     >>> is_chunked(["O", "B-PER", "I-PER"]), is_chunked(["NOUN", "VERB"]), is_chunked(["O"])
     (True, False, False)
     """
     marked = [tag for tag in tags if tag != "O"]
-    return bool(marked) and all(len(tag) > 2 and tag[0] in MARKS and tag[1] == "-" for tag in marked)
+    return bool(marked) and all(len(tag) > 2 and tag[0] in PREFIXES and tag[1] == "-" for tag in marked)
 
 
-def entities(tags: Sequence[str]) -> list[Entity]:
+def extract_entities(tags: Sequence[str]) -> list[Entity]:
     """The entities of a sentence, in order.
 
     >>> entities(["B-PER", "I-PER", "O", "I-LOC", "B-LOC"])
@@ -34,7 +34,13 @@ def entities(tags: Sequence[str]) -> list[Entity]:
     begin, before, kind_before = 0, "O", ""
     for place, tag in enumerate([*tags, "O"]):
         mark, _, kind = tag.partition("-")
-        going_on = before != "O" and before not in ENDS and mark not in BEGINS and mark != "O" and kind == kind_before
+        going_on = (
+            before != "O"
+            and before not in END_PREFIXES
+            and mark not in BEGIN_PREFIXES
+            and mark != "O"
+            and kind == kind_before
+        )
         if before != "O" and not going_on:
             found.append((begin, place, kind_before))
         if mark != "O" and not going_on:
@@ -43,17 +49,17 @@ def entities(tags: Sequence[str]) -> list[Entity]:
     return found
 
 
-def entity_scores(said: Sequence[Sequence[str]], expected: Sequence[Sequence[str]]) -> dict[str, float]:
+def entity_scores(predictions: Sequence[Sequence[str]], expected: Sequence[Sequence[str]]) -> dict[str, float]:
     """Precision, recall and F1 of entities over all sentences: right is the same span with the same kind.
 
     >>> entity_scores([["B-PER", "O", "B-LOC"]], [["B-PER", "I-PER", "O"]])["f1"]
     0.0
     """
     right = found = there = 0
-    for tags, wanted in zip(said, expected, strict=True):
+    for tags, wanted in zip(predictions, expected, strict=True):
         if len(tags) != len(wanted):
             raise ValueError(f"{len(tags)} tags for {len(wanted)} words")
-        ours, theirs = set(entities(tags)), set(entities(wanted))
+        ours, theirs = set(extract_entities(tags)), set(extract_entities(wanted))
         right, found, there = right + len(ours & theirs), found + len(ours), there + len(theirs)
     return {
         "f1": 2 * right / (found + there) if found + there else 0.0,

@@ -5,30 +5,30 @@ from collections.abc import Hashable, Sequence
 from math import sqrt
 
 
-def accuracy(said: Sequence[Hashable], expected: Sequence[Hashable]) -> float:
+def accuracy(predictions: Sequence[Hashable], expected: Sequence[Hashable]) -> float:
     """The share of labels that are right.
 
     >>> accuracy(["yes", "no", "no", "yes"], ["yes", "no", "yes", "yes"])
     0.75
     """
-    right = sum(a == b for a, b in zip(said, expected, strict=True))
-    return right / len(said) if said else 0.0
+    right = sum(a == b for a, b in zip(predictions, expected, strict=True))
+    return right / len(predictions) if predictions else 0.0
 
 
-def macro_f1(said: Sequence[Hashable], expected: Sequence[Hashable]) -> float:
+def macro_f1(predictions: Sequence[Hashable], expected: Sequence[Hashable]) -> float:
     """The mean of the classes' F1, each class counting the same; classes that were said or expected are counted.
 
     >>> macro_f1(["a", "a", "b"], ["a", "b", "b"])
     0.6666666666666666
     """
-    right = Counter(a for a, b in zip(said, expected, strict=True) if a == b)
-    times_said, times_expected = Counter(said), Counter(expected)
+    right = Counter(a for a, b in zip(predictions, expected, strict=True) if a == b)
+    times_said, times_expected = Counter(predictions), Counter(expected)
     classes = sorted(times_said.keys() | times_expected.keys(), key=repr)  # a fixed order: sums of floats depend on it
     scores = [2 * right[one] / (times_said[one] + times_expected[one]) for one in classes]
     return sum(scores) / len(scores) if scores else 0.0
 
 
-def matthews(said: Sequence[Hashable], expected: Sequence[Hashable]) -> float:
+def matthews(predictions: Sequence[Hashable], expected: Sequence[Hashable]) -> float:
     """Matthews' correlation for any number of classes (Gorodkin 2004): 1 is perfect, 0 no better than chance.
 
     0 where only one class was said or expected, as there is nothing to correlate.
@@ -36,8 +36,8 @@ def matthews(said: Sequence[Hashable], expected: Sequence[Hashable]) -> float:
     >>> matthews(["a", "a", "b", "b"], ["a", "a", "b", "b"])
     1.0
     """
-    count, right = len(said), sum(a == b for a, b in zip(said, expected, strict=True))
-    times_said, times_expected = Counter(said), Counter(expected)
+    count, right = len(predictions), sum(a == b for a, b in zip(predictions, expected, strict=True))
+    times_said, times_expected = Counter(predictions), Counter(expected)
     by_chance = sum(times_said[one] * times_expected[one] for one in times_said)
     spread_said = count * count - sum(times * times for times in times_said.values())
     spread_expected = count * count - sum(times * times for times in times_expected.values())

@@ -53,7 +53,7 @@ def perplexity(loss: float) -> float:
     return math.exp(loss) if loss < 700 else math.inf
 
 
-def bits(nats: float, units: int) -> float:
+def bits_per_unit(nats: float, units: int) -> float:
     """A summed loss in nats as bits a unit (a character, a byte), comparable between tokenizers.
 
     >>> bits(8 * math.log(2), 4)

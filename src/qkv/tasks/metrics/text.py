@@ -9,19 +9,19 @@ References = Sequence[Sequence[str]]
 """For each text the references that it is compared with, at least one."""
 
 
-def exact_match(written: Sequence[str], references: References) -> float:
+def exact_match(predictions: Sequence[str], references: References) -> float:
     """The share of texts that equal one of their references; spaces around a text do not count.
 
     >>> exact_match(["2021-05-04", "2021-05-05"], [["2021-05-04"], ["2021-05-06"]])
     0.5
     """
     right = sum(
-        text.strip() in {one.strip() for one in several} for text, several in zip(written, references, strict=True)
+        text.strip() in {one.strip() for one in several} for text, several in zip(predictions, references, strict=True)
     )
-    return right / len(written) if written else 0.0
+    return right / len(predictions) if predictions else 0.0
 
 
-def word_error_rate(written: Sequence[str], references: References) -> float:
+def word_error_rate(predictions: Sequence[str], references: References) -> float:
     """Words inserted, left out or replaced, as a share of the references' words; of several, the nearest counts.
 
     It may exceed 1 where texts are much too long.
@@ -30,15 +30,15 @@ def word_error_rate(written: Sequence[str], references: References) -> float:
     0.16666666666666666
     """
     errors = total = 0
-    for text, several in zip(written, references, strict=True):
+    for text, several in zip(predictions, references, strict=True):
         said = text.split()
-        counted = [(edits(said, words), len(words)) for words in (one.split() for one in several)]
+        counted = [(edit_distance(said, words), len(words)) for words in (one.split() for one in several)]
         wrong, length = min(counted, key=lambda pair: (pair[0] / max(pair[1], 1), -pair[1]))
         errors, total = errors + wrong, total + length
     return errors / max(total, 1)
 
 
-def edits(one: Sequence[Hashable], two: Sequence[Hashable]) -> int:
+def edit_distance(one: Sequence[Hashable], two: Sequence[Hashable]) -> int:
     """The fewest insertions, deletions and replacements that turn one sequence into the other (Levenshtein).
 
     >>> edits("kitten", "sitting")

@@ -1,0 +1,270 @@
+"""Writes a token cache: records in, encoded in batches, appended to flat files.
+
+Memory stays bounded whatever the data's size: a few batches are in flight, and everything else is on the disk.
+Encoding runs in threads, because the `tokenizers` library works outside Python's lock on threads of its own;
+meanwhile this thread reads the next batch and writes the last one.
+"""
+
+import os
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from qkv.data.cache.folder import DISK_DTYPES, field_file
+from qkv.data.problems import InvalidRecord, Problems
+from qkv.data.records import Record
+from qkv.errors import QkvError
+
+FieldValues = Sequence[int] | np.ndarray | int | float
+EncodedRecord = Mapping[str, FieldValues] | InvalidRecord
+
+BATCH_RECORDS = 4096
+BATCH_CHARACTERS = 2**20
+
+
+class Encode(Protocol):
+    """Turns records into integers, a batch at a time: exactly one result for each record, in order.
+
+    A result maps each of `fields` to a list of int (the cheapest), an array, or one number; or it is a `BadRecord`.
+    It is called from several threads at once. `fingerprint` changes whenever the result for the same record would.
+    """
+
+    @property
+    def fields(self) -> tuple[str, ...]: ...
+    @property
+    def fingerprint(self) -> str: ...
+    def __call__(self, records: list[Record]) -> Sequence[EncodedRecord]: ...
+
+
+def write_token_cache(
+    folder: Path,
+    records: Iterable[Record],
+    encode: Encode,
+    problems: Problems,
+    workers: int = 2,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Encode all records into `folder`; returns what `meta.json` must know to read them back.
+
+    Readers count the records they see in `problems`; those of another source are counted here.
+    """
+    writers = {name: _FieldWriter(folder, name) for name in encode.fields}
+    places = _LocationWriter(folder)
+    taken = 0
+    try:
+        for batch, results in encode_in_threads(records, encode, workers):
+            taken += len(batch)
+            problems.add_seen(max(0, taken - problems.num_seen))
+            kept, kept_records = _drop_invalid(batch, results, problems)
+            places.add(kept_records)
+            for name, writer in writers.items():
+                writer.add([result[name] for result in kept])
+            if progress:
+                progress(places.count, 0)
+        fields = {name: writer.finish() for name, writer in writers.items()}
+        return {"examples": places.count, "fields": fields, "where": places.finish()}
+    finally:
+        places.close()
+        for writer in writers.values():
+            writer.close()
+
+
+def _drop_invalid(
+    batch: list[Record], results: Sequence[EncodedRecord], problems: Problems
+) -> tuple[list[Mapping[str, FieldValues]], list[Record]]:
+    """The examples and their records without those that could not be encoded, which are reported."""
+    if len(results) != len(batch):
+        raise RuntimeError(f"the encode gave {len(results)} results for {len(batch)} records")
+    kept = [result for result in results if not isinstance(result, InvalidRecord)]
+    if len(kept) == len(batch):
+        return kept, batch
+    kept_records = []
+    for record, result in zip(batch, results, strict=True):
+        if isinstance(result, InvalidRecord):
+            problems.skip(result.category, record.location, result.reason)
+        else:
+            kept_records.append(record)
+    return kept, kept_records
+
+
+def encode_in_threads(
+    records: Iterable[Record], encode: Encode, workers: int
+) -> Iterator[tuple[list[Record], Sequence[EncodedRecord]]]:
+    """(batch, its results) in order, with up to `workers` batches being encoded while the next is read."""
+    flight: deque[tuple[list[Record], Future[Sequence[EncodedRecord]]]] = deque()
+    pool = ThreadPoolExecutor(max(1, workers), thread_name_prefix="encode")
+    try:
+        for batch in batch_records(records):
+            flight.append((batch, pool.submit(encode, batch)))
+            if len(flight) > workers:
+                done, result = flight.popleft()
+                yield done, result.result()
+        while flight:
+            done, result = flight.popleft()
+            yield done, result.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def batch_records(records: Iterable[Record]) -> Iterator[list[Record]]:
+    """Records in lists of up to `BATCH_RECORDS`, or fewer where they are long."""
+    batch: list[Record] = []
+    size = 0
+    for record in records:
+        batch.append(record)
+        for value in record.fields.values():
+            size += len(value) if value.__class__ is str else 16  # `isinstance` is the slower half of this loop
+        if size >= BATCH_CHARACTERS or len(batch) == BATCH_RECORDS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+class _ChecksummedFile:
+    """A file being written, with a running checksum."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.bytes = 0
+        self._hash = blake2b(digest_size=16)
+        self._out = path.open("wb", buffering=2**18)
+
+    def add(self, numbers: np.ndarray) -> None:
+        data = numbers.tobytes()
+        self._hash.update(data)
+        self._out.write(data)
+        self.bytes += len(data)
+
+    def finish(self) -> dict[str, Any]:
+        """Bring it to the disk; its size and checksum."""
+        self._out.flush()
+        os.fsync(self._out.fileno())
+        self._out.close()
+        return {"bytes": self.bytes, "checksum": self._hash.hexdigest()}
+
+    def close(self) -> None:
+        self._out.close()
+
+
+class _FieldWriter:
+    """The tokens, offsets and lengths of one field. Tokens begin as uint16, and are widened when one does not fit."""
+
+    def __init__(self, folder: Path, name: str):
+        self.name = name
+        self.total = 0
+        self.dtype = ""
+        self._tokens = _ChecksummedFile(field_file(folder, name, "tokens"))
+        self._offsets = _ChecksummedFile(field_file(folder, name, "offsets"))
+        self._lengths = _ChecksummedFile(field_file(folder, name, "lengths"))
+        self._offsets.add(np.zeros(1, DISK_DTYPES["int64"]))
+
+    def add(self, values: list[FieldValues]) -> None:
+        """Append one value for each example of a batch."""
+        if not values:
+            return
+        flat, lengths = flatten(values, self.name)
+        if flat.size:
+            dtype = _smallest_dtype(flat, self.name)
+            if not self.dtype:
+                self.dtype = dtype
+            elif dtype != self.dtype and "float32" in (dtype, self.dtype):
+                raise QkvError(f"the encoded field {self.name!r} holds whole numbers and fractions; encode one kind")
+            elif self.dtype == "uint16" and dtype == "int32":
+                self._widen()
+            self._tokens.add(flat.astype(DISK_DTYPES[self.dtype]))
+        ends = self.total + np.cumsum(lengths)
+        self._offsets.add(ends.astype(DISK_DTYPES["int64"]))
+        self._lengths.add(lengths.astype(DISK_DTYPES["int32"]))
+        self.total = int(ends[-1])
+
+    def _widen(self) -> None:
+        self.dtype = "int32"
+        self._tokens.finish()
+        path = self._tokens.path
+        narrow = path.replace(path.with_suffix(".narrow"))
+        self._tokens = _ChecksummedFile(path)
+        with narrow.open("rb") as source:
+            while block := source.read(2**20):
+                self._tokens.add(np.frombuffer(block, DISK_DTYPES["uint16"]).astype(DISK_DTYPES["int32"]))
+        narrow.unlink()
+
+    def finish(self) -> dict[str, Any]:
+        files = {"tokens": self._tokens.finish(), "offsets": self._offsets.finish(), "lengths": self._lengths.finish()}
+        return {"dtype": self.dtype or "uint16", "tokens": self.total, "files": files}
+
+    def close(self) -> None:
+        for file in (self._tokens, self._offsets, self._lengths):
+            file.close()
+
+
+class _LocationWriter:
+    """Where each example came from, so that a bad one can be shown to the person who wrote it."""
+
+    def __init__(self, folder: Path):
+        self.count = 0
+        self._numbers: dict[str, int] = {}  # of each file, in order of appearance
+        self._files = _ChecksummedFile(folder / "where.files.bin")
+        self._lines = _ChecksummedFile(folder / "where.lines.bin")
+
+    def add(self, records: list[Record]) -> None:
+        self.count += len(records)
+        places = [record.location for record in records]
+        files = [place.file for place in places]
+        for name in dict.fromkeys(files):
+            self._numbers.setdefault(name, len(self._numbers))
+        self._files.add(np.array(list(map(self._numbers.__getitem__, files)), DISK_DTYPES["int32"]))
+        self._lines.add(np.array([place.line for place in places], DISK_DTYPES["int64"]))
+
+    def finish(self) -> dict[str, Any]:
+        files = {"files": self._files.finish(), "lines": self._lines.finish()}
+        return {"names": list(self._numbers), "files": files}
+
+    def close(self) -> None:
+        self._files.close()
+        self._lines.close()
+
+
+def flatten(values: list[FieldValues], name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Many short sequences as one flat array and their lengths (int64).
+
+    >>> flat, lengths = flatten([[1, 2], [], [3]], "ids")
+    >>> flat.tolist(), lengths.tolist()
+    ([1, 2, 3], [2, 0, 1])
+    """
+    kinds = set(map(type, values))
+    if kinds == {list}:
+        joined = array("i")  # refuses what is no whole number, or too large for int32
+        try:
+            for value in values:
+                joined.fromlist(value)  # type: ignore[arg-type]
+        except (TypeError, OverflowError) as error:
+            raise QkvError(f"the encoded field {name!r} must be lists of whole numbers of 32 bits: {error}") from None
+        lengths = np.fromiter(map(len, values), np.int64, len(values))  # type: ignore[arg-type]
+        return np.frombuffer(joined, np.int32) if joined else np.zeros(0, np.int32), lengths
+    if kinds <= {int, float}:
+        return np.array(values), np.ones(len(values), np.int64)
+    arrays = [np.asarray(value).reshape(-1) for value in values]
+    lengths = np.fromiter((one.size for one in arrays), np.int64, len(arrays))
+    full = [one for one in arrays if one.size]  # an empty list is float64 to numpy, and would make all of it so
+    return np.concatenate(full) if full else np.zeros(0, np.int32), lengths
+
+
+def _smallest_dtype(flat: np.ndarray, name: str) -> str:
+    """The smallest type on disk that holds these numbers."""
+    if flat.dtype.kind == "f":
+        return "float32"
+    if flat.dtype.kind not in "iub":
+        raise QkvError(f"the encoded field {name!r} holds {flat.dtype}, not numbers")
+    low, high = int(flat.min()), int(flat.max())
+    if low >= 0 and high < 2**16:
+        return "uint16"
+    if low >= -(2**31) and high < 2**31:
+        return "int32"
+    raise QkvError(f"the encoded field {name!r} holds {high if high >= 2**31 else low}, which is beyond 32 bits")

@@ -1,0 +1,1 @@
+"""From records to token ids, one encoder for each kind of record."""

@@ -1,0 +1,1 @@
+"""From planned batches to tensors: the loader and its worker processes."""

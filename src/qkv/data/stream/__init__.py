@@ -1,0 +1,1 @@
+"""From encoded examples to an endless, seeded, resumable stream of packed sequences."""

@@ -1,0 +1,1 @@
+"""Constrained decoding by regular expression, JSON schema or grammar."""

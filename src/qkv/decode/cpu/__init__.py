@@ -1,0 +1,1 @@
+"""Decoding on a CPU: a fast step, packed and int8 weights, encoding without padding."""

@@ -1,0 +1,109 @@
+"""int8 on the CPU: the same network with every linear map's weights in one byte each.
+
+    w ≈ scale[o] · round(w / scale[o])           each output has a scale of its own, chosen once
+    x ≈ step · (round(x / step) − zero)          each call's inputs have one, chosen as they come ("dynamic")
+
+The product itself runs on whole numbers: a quarter of the memory to read and, with VNNI instructions, four times the
+arithmetic. Embeddings, norms, attention and all sums stay in float32. The kernels are torch's FBGEMM ones (x86).
+
+I inputs, O outputs
+"""
+
+import copy
+import warnings
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from qkv.decode.gpu.int8_weights import quantise_weights
+from qkv.errors import QkvError
+from qkv.models import Decoder, Encoder, Seq2Seq
+
+AnyNetwork = TypeVar("AnyNetwork", Encoder, Decoder, Seq2Seq)
+
+
+def quantize(network: AnyNetwork) -> AnyNetwork:
+    """A copy of a network for decoding on the CPU, its linear maps in int8; the original stays as it is.
+
+    It runs wherever the original does, but cannot be trained, saved or exported: keep the original for those. On a GPU
+    the weights alone are in int8 (`weight_int8`).
+    """
+    devices = {parameter.device.type for parameter in network.parameters()}
+    if devices == {"cuda"}:
+        return quantise_weights(network)
+    if devices != {"cpu"}:
+        raise QkvError(f"int8 weights are for the CPU; this network is on {', '.join(sorted(devices))}")
+    if any(isinstance(module, Int8Linear) for module in network.modules()):
+        raise QkvError("this network's linear maps are in int8 already")
+    # A deep copy that finds each linear map already copied: what takes its place is the int8 one.
+    linears = {id(module): Int8Linear(module) for module in network.modules() if isinstance(module, nn.Linear)}
+    twin: AnyNetwork = copy.deepcopy(network, memo=dict(linears))
+    for parameter in twin.parameters():
+        parameter.data = parameter.data.float()
+        parameter.requires_grad_(False)
+    twin.eval()
+    return twin
+
+
+class Int8Linear(nn.Module):
+    """y = x Wᵀ + b with W in int8, packed once for this machine; x and y in float32."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        whole, self.scale = to_int8(linear.weight.detach().float())
+        bias = torch.zeros(self.out_features) if linear.bias is None else linear.bias.detach().float()
+        self.scaled_bias = bias / self.scale
+        self.weight_sums = whole.sum(1, dtype=torch.int32)  # of each output's weights: corrects for the zero of x
+        self.weight_shape = whole[:1, :1].expand_as(
+            whole
+        )  # all that the kernel asks of the weights beside the packed ones
+        # Empty, for whoever asks a linear map for its type and device.
+        self.weight = nn.Parameter(torch.empty(0), requires_grad=False)
+        with warnings.catch_warnings():  # torch says that these kernels will go one day; nothing has replaced them yet
+            warnings.simplefilter("ignore")
+            try:
+                self.packed_weight = torch.fbgemm_pack_quantized_matrix(whole)
+                self(torch.zeros(1, self.in_features))
+            except (AttributeError, RuntimeError) as error:
+                reason = str(error).splitlines()[0]
+                raise QkvError(f"this machine's torch has no int8 kernels ({reason}); decode in float32") from error
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "Int8Linear":
+        return self  # nothing in it ever changes
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, I) → (…, O)."""
+        return self.unscaled(x).mul_(self.scale)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """stream + self(x), in one pass."""
+        return torch.addcmul(residual, self.unscaled(x), self.scale)
+
+    def unscaled(self, x: Tensor) -> Tensor:
+        """What is still to be multiplied by each output's scale: the kernel knows one for all, and is given 1."""
+        return torch.fbgemm_linear_int8_weight_fp32_activation(
+            x, self.weight_shape, self.packed_weight, self.weight_sums, 1.0, 0, self.scaled_bias
+        )
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}"
+
+
+def to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """(O, I) → whole numbers (O, I) and a scale for each output (O,), weight ≈ scale · whole.
+
+    >>> to_int8(torch.tensor([[1.0, -0.5], [0.0, 0.0]]))[0].tolist()[1]
+    [0, 0]
+    """
+    limit = 127 if _has_vnni() else 63
+    largest = weight.abs().amax(dim=1)
+    scale = torch.where(largest > 0, largest, 1.0) / limit
+    return (weight / scale[:, None]).round().to(torch.int8), scale
+
+
+def _has_vnni() -> bool:
+    """Whether products add up in 32 bits. Without VNNI pairs of them do in 16, and 255 · 127 twice is too much."""
+    known = torch.cpu.get_capabilities()
+    return bool(known.get("avx512_vnni") or known.get("avx_vnni"))

@@ -1,0 +1,1 @@
+"""Continuous batching: many requests decoded together over a paged key/value cache."""

@@ -1,0 +1,1 @@
+"""Decoding on a GPU: static caches, CUDA graphs, fused kernels."""

@@ -1,0 +1,213 @@
+"""The model's part of a step whose shapes and addresses never change, as CUDA graphs and the compiler need them.
+
+Each of N rows takes T new tokens a step: one for greedy decoding, one for each beam in a search. Beams of one source
+write into one cache, side by side, and what each of them sees there is a mask of its own:
+
+    slots of one source     prompt │ step 1: beam 0, beam 1 │ step 2: beam 0, beam 1 │ …
+    beam 0 came from 1      seen   │         –       seen   │         seen   –       │
+
+When hypotheses fork and die only the masks move; keys and values stay where they were written, and a prompt is kept
+once for all beams. The operators are those of `Stack`, on the same numbers; `Stack` stays the reference.
+
+N rows (sources), T new tokens a row, S slots, H heads, KV key/value heads, G heads that share a key, D head width
+"""
+
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from qkv.blocks import SequenceLayout
+from qkv.blocks.attention import CrossAttention, SelfAttention, split_heads
+from qkv.blocks.block import Block
+from qkv.blocks.position import Rotary
+from qkv.decode.runner import ModelRunner
+from qkv.models import Decoder, Seq2Seq
+
+LENGTH_MULTIPLE = 64
+"""Lengths are rounded up to this: attention kernels would copy a mask with odd rows in every layer (16 would do for
+that), and the compiler makes fewer versions."""
+NEG_INF = float("-inf")
+
+
+class CacheView(NamedTuple):
+    """The first so many slots of the caches: views, so that nothing moves when there are more."""
+
+    keys: list[Tensor]  # per layer (N, KV, S, D)
+    values: list[Tensor]
+    mask: Tensor  # (N, T, S) 0 where a row's token t sees the slot, −∞ elsewhere
+    positions: Tensor  # (N, S) of the token that is, or will be, in the slot
+
+
+class GatheredRotary(Rotary):
+    """Rows of a rotary table that was made before."""
+
+    def __init__(self, table: Rotary, positions: Tensor) -> None:
+        self.cos, self.sin = table.cos[0, 0][positions][:, None], table.sin[0, 0][positions][:, None]  # (N, 1, 1, D)
+
+
+def is_supported(network: Decoder | Seq2Seq) -> bool:
+    """Whether steps may run here: with the kernel that is used here, and not while the network trains."""
+    return not network.training and network.decoder.kernel in ("auto", "sdpa")
+
+
+class StaticRunner:
+    """A run that was just made, prefilled, and from then on in caches of fixed shape. It takes over the run's memory.
+
+    `first` (N, V) are the logits after the prompts; `logits` gives those after each further step.
+    """
+
+    def __init__(
+        self, runner: ModelRunner, max_new_tokens: int, *, num_beams: int = 1, network: Decoder | Seq2Seq | None = None
+    ) -> None:
+        self.network = runner.network if network is None else network
+        self.stack, self.head, self.cross_cache = self.network.decoder, self.network.head, runner.cross_cache
+        self.embedding = self.network.target_embedding if isinstance(self.network, Seq2Seq) else self.network.embedding
+        self.batch_size, self.prompt_length = runner.tokens.shape
+        self.num_beams = num_beams
+        self.prefill_logits = runner.prefill()
+        device, dtype = runner.tokens.device, runner.cache.keys[0].dtype
+        steps = max_new_tokens - 1  # what is written last is never read
+        self.num_slots = round_up(self.prompt_length + steps * num_beams)
+        for tensors in (runner.cache.keys, runner.cache.values):
+            for layer, tensor in enumerate(tensors):
+                tensors[layer] = F.pad(
+                    tensor[:, :, : self.prompt_length], (0, 0, 0, self.num_slots - self.prompt_length)
+                )
+        self.keys, self.values = runner.cache.keys, runner.cache.values
+        real = runner.tokens >= 0
+        self.mask = torch.full((self.batch_size, num_beams, self.num_slots), NEG_INF, device=device, dtype=dtype)
+        self.mask[:, :, : self.prompt_length].masked_fill_(real[:, None], 0.0)
+        self.next_positions = real.sum(1, keepdim=True)  # (N, 1) of the next token
+        self.next_slots = self.prompt_length + torch.arange(num_beams, device=device)  # (T,) where the next tokens go
+        ahead = torch.arange(self.num_slots - self.prompt_length, device=device) // num_beams
+        self.slot_positions = torch.cat([(real.cumsum(1) - 1).clamp(min=0), self.next_positions + ahead], dim=1)
+        every = torch.arange(self._max_position(max_new_tokens), device=device)[None]  # (1, P)
+        self.rotaries = self.stack.rotary_tables(self.keys[0], SequenceLayout(None, every))
+        places = self.embedding.position_vectors(every)
+        self.position_table = None if places is None else places[0].to(self.embedding.token.weight.dtype)  # (P, C)
+        self.source_mask = _source_mask(runner, dtype)
+
+    def _max_position(self, max_new_tokens: int) -> int:
+        """How many positions rows may come to: no more than a table of the model has."""
+        config = self.stack.config
+        reach = round_up(self.prompt_length + max_new_tokens)
+        return min(reach, config.max_positions) if config.has_max_positions else reach
+
+    @property
+    def state(self) -> list[Tensor]:
+        """What a step changes, besides the slots that it writes: put back, the same steps can be made again."""
+        return [self.mask, self.next_positions, self.next_slots]
+
+    def view(self, num_slots: int) -> CacheView:
+        """The caches up to so many slots."""
+        cut = min(num_slots, self.num_slots)
+        return CacheView(
+            [t[:, :, :cut] for t in self.keys],
+            [t[:, :, :cut] for t in self.values],
+            self.mask[:, :, :cut],
+            self.slot_positions[:, :cut],
+        )
+
+    def logits(self, token: Tensor, view: CacheView) -> Tensor:
+        """Read the newest tokens (N, T); the logits (N·T, V) of what comes next."""
+        view.mask.scatter_(2, self.next_slots[None, :, None].expand(self.batch_size, -1, 1), 0.0)  # each sees itself
+        x = self.embedding.combine(
+            token, None if self.position_table is None else self.position_table[self.next_positions]
+        )  # (N, T, C)
+        rotaries = {window: GatheredRotary(table, self.next_positions) for window, table in self.rotaries.items()}
+        masks = self._masks(view, x.dtype)
+        for layer in range(self.stack.config.layers):
+            x = self._block(x, layer, view, masks, rotaries)
+        if self.stack.norm is not None:
+            x = self.stack.norm(x)
+        self.next_positions.add_(1)
+        self.next_slots.add_(self.num_beams)
+        return self.head.project(x).flatten(0, 1)
+
+    def _block(
+        self, x: Tensor, layer: int, view: CacheView, masks: dict[int, Tensor], rotaries: dict[int, GatheredRotary]
+    ) -> Tensor:
+        block = cast(Block, self.stack.block_of(layer))
+        window = self.stack.config.window_of(layer)
+
+        def attend(h: Tensor) -> Tensor:
+            keys, values = view.keys[layer], view.values[layer]
+            return self._attend(block.attention, h, keys, values, masks[window], rotaries.get(window))
+
+        def attend_source(h: Tensor) -> Tensor:
+            assert block.cross is not None
+            return self._attend_source(block.cross, h, layer)
+
+        if block.parallel:
+            return x + block.attention_sub.residual_update(x, attend) + block.ffn_sub.residual_update(x, block.ffn)
+        x = block.attention_sub(x, attend)
+        if block.cross_sub is not None:
+            x = block.cross_sub(x, attend_source)
+        return cast(Tensor, block.ffn_sub(x, block.ffn))
+
+    def _attend(
+        self, attention: SelfAttention, h: Tensor, keys: Tensor, values: Tensor, mask: Tensor, rotary: Rotary | None
+    ) -> Tensor:
+        q, k, v = attention.qkv(h).split(attention.split_sizes, dim=-1)
+        q, k = split_heads(q, attention.heads), split_heads(k, attention.kv_heads)
+        if attention.q_norm is not None and attention.k_norm is not None:
+            q, k = attention.q_norm(q), attention.k_norm(k)
+        if rotary is not None:
+            q, k = rotary.rotate(q), rotary.rotate(k)
+        keys.index_copy_(2, self.next_slots, k.to(keys.dtype))
+        values.index_copy_(2, self.next_slots, split_heads(v, attention.kv_heads).to(values.dtype))
+        return cast(Tensor, attention.out(_grouped_attention(q, keys, values, mask, attention.scale)))
+
+    def _attend_source(self, attention: CrossAttention, h: Tensor, layer: int) -> Tensor:
+        assert self.cross_cache is not None
+        q = split_heads(attention.q(h), attention.heads)
+        if attention.q_norm is not None:
+            q = attention.q_norm(q)
+        keys, values = self.cross_cache.keys[layer], self.cross_cache.values[layer]
+        return cast(Tensor, attention.out(_grouped_attention(q, keys, values, self.source_mask, attention.scale)))
+
+    def _masks(self, view: CacheView, dtype: torch.dtype) -> dict[int, Tensor]:
+        """By window, what is added to the scores of folded queries: (N, 1 or KV, 1 or G·T, S)."""
+        config = self.stack.config
+        groups = config.heads // config.kv_heads
+        sight = view.mask[:, None]  # (N, 1, T, S)
+        if self.stack.bias is not None:
+            bias = self.stack.bias(
+                self.next_positions.expand(-1, self.num_beams), view.positions, dtype
+            )  # (N, H, T, S)
+            sight = (sight + bias).to(view.mask.dtype).unflatten(1, (config.kv_heads, groups)).flatten(2, 3)
+        elif self.num_beams > 1 and groups > 1:
+            sight = sight.repeat(1, 1, groups, 1)
+        far = (self.next_positions - view.positions)[:, None, None]  # (N, 1, 1, S)
+        windows = {config.window_of(layer) for layer in range(config.layers)}
+        return {w: sight.masked_fill(far > w, NEG_INF) if w else sight for w in windows}
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """softmax(QKᵀ · scale + mask) V for few queries: q (N, KV, G·T, D), k and v (N, KV, S, D)."""
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+
+
+def _grouped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """Heads that share a key become more queries of it, as kernels for masks know no groups; → (N, T, H · D)."""
+    rows, heads, new, width = q.shape
+    kv_heads = k.shape[1]
+    z = attend(q.reshape(rows, kv_heads, -1, width), k, v, mask, scale)
+    return z.reshape(rows, heads, new, width).transpose(1, 2).flatten(2)
+
+
+def round_up(count: int, multiple: int = LENGTH_MULTIPLE) -> int:
+    """The next multiple of a unit."""
+    return -(-count // multiple) * multiple
+
+
+def _source_mask(run: ModelRunner, dtype: torch.dtype) -> Tensor | None:
+    """(N, 1, 1, S) 0 where there is a source token, −∞ where there is none; None where there is one everywhere."""
+    if run.cross_cache is None or run.cross_cache.layout.document_ids is None:
+        return None
+    segment = run.cross_cache.layout.document_ids
+    mask = torch.zeros(len(segment), 1, 1, round_up(segment.shape[1]), device=segment.device, dtype=dtype)
+    mask = mask[..., : segment.shape[1]]
+    return mask.masked_fill_((segment == 0)[:, None, None], NEG_INF)

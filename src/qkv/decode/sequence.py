@@ -1,0 +1,66 @@
+"""One text while it is being written: its tokens, its text so far, what was handed out, and why it stops."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from qkv.decode.options import GenerationOptions
+from qkv.decode.result import FinishReason, GenerationResult, TokenLogprob
+from qkv.text import StreamDecoder
+
+OnText = Callable[[int, str], None]
+"""Called with a row's number and a new piece of its text, never half a character."""
+
+
+@dataclass
+class GeneratedSequence:
+    """One row while it is being written."""
+
+    index: int
+    ids: list[int] = field(default_factory=list)
+    score: float = 0.0
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    text: str = ""
+    num_emitted_chars: int = 0  # how much of the text was handed out
+    stream_decoder: StreamDecoder | None = None
+
+    def append(
+        self, token: int, logprob: TokenLogprob, options: GenerationOptions, eos_token_ids: tuple[int, ...]
+    ) -> FinishReason | None:
+        """Add a token; the reason to stop, if there is one."""
+        self.score += logprob.logprob
+        self.logprobs.append(logprob)
+        if token in eos_token_ids:
+            return "end"
+        self.ids.append(token)
+        if self.stream_decoder is not None:
+            self.text += self.stream_decoder.push(token)
+            if options.stop and self.truncate_at_stop(options.stop):
+                return "stop"
+        return "length" if len(self.logprobs) == options.max_tokens else None
+
+    def truncate_at_stop(self, stops: tuple[str, ...]) -> bool:
+        """Cut the text at the first stop text in it, which may span tokens."""
+        places = [place for place in (self.text.find(stop) for stop in stops) if place >= 0]
+        if places:
+            self.text = self.text[: min(places)]
+            self.stream_decoder = None
+        return bool(places)
+
+    def emit_text(self, options: GenerationOptions, on_text: OnText | None, is_last: bool) -> None:
+        """Pass on the text that can no longer become part of a stop text."""
+        if is_last and self.stream_decoder is not None:
+            self.text += self.stream_decoder.finish()
+            self.stream_decoder = None
+        hold = 0 if is_last else max((stop_prefix_length(self.text, stop) for stop in options.stop), default=0)
+        until = len(self.text) - hold
+        if on_text is not None and until > self.num_emitted_chars:
+            on_text(self.index, self.text[self.num_emitted_chars : until])
+            self.num_emitted_chars = until
+
+    def to_result(self, finish_reason: FinishReason) -> GenerationResult:
+        return GenerationResult(self.text, self.ids, self.score, finish_reason, self.logprobs)
+
+
+def stop_prefix_length(text: str, stop: str) -> int:
+    """How many last characters of the text begin the stop text."""
+    return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,0 +1,418 @@
+"""The machinery of a table: how one public architecture's config keys and tensor names map to ours, both ways.
+
+An `Architecture` is data: rows for config fields, a row for each module's name, and its task heads. Reading and
+writing are derived from the same rows, so that what is read can be written again; a config that an architecture
+cannot express is found out by writing it, reading it back, and naming the fields that differ.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qkv.blocks import HeadConfig, StackConfig
+from qkv.blocks.config import list_differences
+from qkv.errors import QkvError, suggest_name
+from qkv.models.config import Config
+
+Json = dict[str, Any]
+_REQUIRED = object()
+
+
+# ── Config rows ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class ConfigKey:
+    """Our field is their key; `codes` translates their values (keys of the dict) to ours."""
+
+    name: str
+    default: Any = _REQUIRED
+    values: Mapping[Any, Any] | None = None
+
+    def read(self, theirs: Json) -> Any:
+        value = theirs.get(self.name, self.default)
+        if value is None and self.default is not _REQUIRED:
+            value = self.default
+        if value is _REQUIRED:
+            raise QkvError(f"config.json: missing {self.name!r}")
+        if self.values is None:
+            return value
+        if value not in self.values:
+            known = ", ".join(repr(code) for code in self.values)
+            raise QkvError(f"config.json: {self.name} = {value!r} is not supported; known: {known}")
+        return self.values[value]
+
+    def write(self, value: Any, stack: Any) -> Json:
+        if self.values is None:
+            return {self.name: value}
+        return {self.name: next((theirs for theirs, ours in self.values.items() if ours == value), value)}
+
+
+@dataclass(frozen=True)
+class ComputedField:
+    """Our field is computed from several of their keys, and back."""
+
+    read: Callable[[Json], Any]
+    write: Callable[[Any, Any], Json]  # (our value, the config it is a field of) → their keys
+
+
+FieldRows = Mapping[str, Any]
+"""Our field → a Key, a Rule, or the constant that the architecture always has there."""
+
+
+def read_fields(rows: FieldRows, theirs: Json) -> Json:
+    return {name: row.read(theirs) if isinstance(row, ConfigKey | ComputedField) else row for name, row in rows.items()}
+
+
+def write_fields(rows: FieldRows, ours: Any) -> Json:
+    out: Json = {}
+    for name, row in rows.items():
+        if isinstance(row, ConfigKey | ComputedField):
+            out.update(row.write(getattr(ours, name), ours))
+    return out
+
+
+# ── Tensor names ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Concatenated:
+    """Our fused matrix is several of theirs, one below the other."""
+
+    modules: tuple[str, ...]
+
+    def __init__(self, *modules: str) -> None:
+        object.__setattr__(self, "modules", modules)
+
+    def read(self, parts: list[Tensor], suffix: str, stack: StackConfig) -> Tensor:
+        return torch.cat(parts)
+
+    def write(self, ours: Tensor, suffix: str, stack: StackConfig) -> list[Tensor]:
+        if len(self.modules) == 3:  # query, key, value
+            widths = [heads * stack.head_dim for heads in (stack.heads, stack.kv_heads, stack.kv_heads)]
+            return [part.contiguous() for part in ours.split(widths)]
+        return [part.contiguous() for part in ours.chunk(len(self.modules))]
+
+
+@dataclass(frozen=True)
+class Renamed:
+    """Our module is theirs; `transposed` where they keep (in, out) matrices, `row` where a vector is kept as (1, n)."""
+
+    module: str
+    transposed: bool = False
+    is_row_vector: bool = False
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        return (self.module,)
+
+    def read(self, parts: list[Tensor], suffix: str, stack: StackConfig) -> Tensor:
+        if self.is_row_vector:
+            return parts[0][0] if parts[0].dim() == 2 else parts[0]
+        return parts[0].T.contiguous() if self.transposed and suffix == "weight" else parts[0]
+
+    def write(self, ours: Tensor, suffix: str, stack: StackConfig) -> list[Tensor]:
+        if self.is_row_vector:
+            return [ours[None]]
+        return [ours.T.contiguous() if self.transposed and suffix == "weight" else ours]
+
+
+@dataclass(frozen=True)
+class InterleavedQkv:
+    """Their fused projection holds query, key and value of head 0, then those of head 1, …; ours all queries first."""
+
+    module: str
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        return (self.module,)
+
+    def read(self, parts: list[Tensor], suffix: str, stack: StackConfig) -> Tensor:
+        heads = parts[0].view(stack.heads, 3, stack.head_dim, *parts[0].shape[1:])
+        return heads.transpose(0, 1).flatten(0, 2).contiguous()
+
+    def write(self, ours: Tensor, suffix: str, stack: StackConfig) -> list[Tensor]:
+        heads = ours.view(3, stack.heads, stack.head_dim, *ours.shape[1:])
+        return [heads.transpose(0, 1).flatten(0, 2).contiguous()]
+
+
+TensorRef = Concatenated | Renamed | InterleavedQkv
+
+
+@dataclass(frozen=True)
+class Conditional:
+    """One name or another, as the config has it."""
+
+    test: Callable[[Config, StackConfig], bool]
+    yes: str | TensorRef
+    no: str | TensorRef
+
+
+TensorNames = Mapping[str, str | TensorRef | Conditional]
+"""Our module (`encoder.blocks.{i}.attention.out`) or parameter → theirs. A full parameter name wins over its module."""
+
+
+# ── Architectures ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class HeadTable:
+    """One of their model classes: the head that it carries.
+
+    In `names`, a name that starts with `{prefix}` lies inside the body, as BERT's pooler does.
+    """
+
+    class_name: str
+    fields: FieldRows = field(default_factory=dict)
+    names: TensorNames = field(default_factory=dict)
+    outputs: str | int = 0  # "vocab", "labels", or a number
+    prefix: str | None = None  # what this class puts before the body's names, where it is not the usual one
+    stacks: tuple[str, ...] = ()  # the stacks that this class has, where it is not all of them
+
+
+@dataclass(frozen=True)
+class Architecture:
+    name: str  # their `model_type`
+    stacks: Mapping[str, FieldRows]
+    body: TensorNames
+    heads: tuple[HeadTable, ...]  # the first one is meant where a folder does not say
+    prefix: str = ""
+    config: FieldRows = field(default_factory=dict)  # rows for Config's own fields
+    supported_values: Mapping[str, tuple[Any, ...]] = field(
+        default_factory=dict
+    )  # their key → the values that we support
+    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # their tensor → other names of the same one
+    ignored: tuple[str, ...] = ()  # their tensors that hold no weights
+    optional: tuple[str, ...] = ()  # their tensors that may be missing: ours then start as zeros
+
+
+def find_head(architecture: Architecture, theirs: Json) -> HeadTable:
+    """The head that a folder says it carries."""
+    named = theirs.get("architectures") or [architecture.heads[0].class_name]
+    if not isinstance(named, list):
+        raise QkvError(f"config.json: architectures = {named!r} must be a list of class names")
+    for table in architecture.heads:
+        if table.class_name == named[0]:
+            return table
+    known = [table.class_name for table in architecture.heads]
+    raise QkvError(f"config.json: unknown model class {named[0]!r}; {suggest_name(str(named[0]), known)}")
+
+
+def read_config(architecture: Architecture, theirs: Json) -> Config:
+    """Their config.json as a Config."""
+    for name, allowed in architecture.supported_values.items():
+        if name in theirs and theirs[name] not in allowed:
+            choices = " or ".join(repr(value) for value in allowed)
+            raise QkvError(
+                f"config.json: {name} = {theirs[name]!r} is not supported for {architecture.name}, only {choices}"
+            )
+    table = find_head(architecture, theirs)
+    stacks = _stacks(architecture, table)
+    try:
+        ours = {name: StackConfig(**read_fields(rows, theirs)) for name, rows in stacks.items()}
+        head = _read_head(table, theirs, (ours.get("decoder") or ours["encoder"]).vocab_size)
+        config = read_fields(architecture.config, theirs)
+        if len(ours) == 1:
+            config.pop("share_embeddings", None)
+        return Config(
+            encoder=ours.get("encoder"),
+            decoder=ours.get("decoder"),
+            **config,
+            head=head,
+            architecture=architecture.name,
+        )
+    except KeyError as error:
+        raise QkvError(f"config.json: missing {error}") from error
+    except (ValueError, TypeError) as error:
+        raise QkvError(f"config.json: {error}") from error
+
+
+class UnsupportedConfigError(QkvError):
+    """A layout has no place for some of a config's fields; none are named where it has no such family at all."""
+
+    def __init__(self, name: str, family: str, fields: list[str]) -> None:
+        reason = "; ".join(fields) or f"it has no {family} form"
+        super().__init__(f"{name} cannot express this model: {reason}")
+        self.fields = fields
+
+
+def write_config(architecture: Architecture, config: Config) -> tuple[Json, HeadTable]:
+    """A Config as their config.json, and the class that it is for; CannotExpress names what they have no place for.
+
+    What only training reads (dropout, initialisation) may be lost, but a class that keeps it is preferred.
+    """
+    found: tuple[Json, HeadTable] | None = None
+    closest: list[str] | None = None
+    for table in architecture.heads:
+        stacks = _stacks(architecture, table)
+        if set(stacks) != {name for name in ("encoder", "decoder") if getattr(config, name) is not None}:
+            continue
+        theirs: Json = {"architectures": [table.class_name], "model_type": architecture.name}
+        theirs["is_encoder_decoder"] = config.family == "seq2seq"
+        for name, rows in stacks.items():
+            theirs.update(write_fields(rows, getattr(config, name)))
+        theirs.update(write_fields(architecture.config, config))
+        theirs.update(write_fields(table.fields, config.head))
+        if table.outputs == "labels":
+            labels = config.head.labels or [f"LABEL_{i}" for i in range(config.head.outputs)]
+            theirs["id2label"] = {str(i): label for i, label in enumerate(labels)}
+            theirs["label2id"] = {label: i for i, label in enumerate(labels)}
+        try:
+            again = read_config(architecture, theirs)
+            different = _config_differences(_inference_config(again), _inference_config(config))
+        except QkvError as error:
+            different = [str(error)]
+        else:
+            if again == replace(config, architecture=architecture.name):
+                return theirs, table
+        if not different:
+            found = found or (theirs, table)
+        elif closest is None or len(different) < len(closest):
+            closest = different
+    if found is None:
+        raise UnsupportedConfigError(architecture.name, config.family, closest or [])
+    return found
+
+
+def _stacks(architecture: Architecture, table: HeadTable) -> Mapping[str, FieldRows]:
+    return {name: architecture.stacks[name] for name in table.stacks or architecture.stacks}
+
+
+def _read_head(table: HeadTable, theirs: Json, vocab: int) -> HeadConfig:
+    values = read_fields(table.fields, theirs)
+    if table.outputs == "vocab_size":
+        values["outputs"] = vocab
+    elif table.outputs == "labels":
+        names = theirs.get("id2label") or {str(i): f"LABEL_{i}" for i in range(theirs.get("num_labels", 2))}
+        labels = tuple(str(names[key]) for key in sorted(names, key=int))
+        values["outputs"] = len(labels)
+        if any(label != f"LABEL_{i}" for i, label in enumerate(labels)):
+            values["labels"] = labels
+    else:
+        values["outputs"] = table.outputs
+    return HeadConfig(**values)
+
+
+def _inference_config(config: Config) -> Config:
+    """A config without what only training reads."""
+
+    def bare(stack: StackConfig | None) -> StackConfig | None:
+        if stack is None:
+            return None
+        return replace(stack, dropout=0.0, attention_dropout=0.0, ffn_dropout=0.0, init="normal", init_std=0.02)
+
+    return replace(
+        config,
+        encoder=bare(config.encoder),
+        decoder=bare(config.decoder),
+        head=replace(config.head, dropout=0.0),
+    )
+
+
+def _config_differences(a: Config, b: Config) -> list[str]:
+    """What differs between two configs, down to the fields of their parts."""
+    out = []
+    for f in fields(Config):
+        x, y = getattr(a, f.name), getattr(b, f.name)
+        if f.name == "architecture" or x == y:
+            continue
+        nested = f.name in ("encoder", "decoder", "head") and x is not None and y is not None
+        out += [f"{f.name}.{line}" for line in list_differences(x, y)] if nested else [f"{f.name}: {x!r} → {y!r}"]
+    return out
+
+
+# ── Weights ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class ParameterMapping:
+    """One of our parameters, and where theirs are."""
+
+    name: str
+    ref: TensorRef
+    theirs: tuple[str, ...]  # without the class's prefix
+    suffix: str
+    stack: StackConfig
+    in_body: bool  # whether the class's prefix goes before their names
+
+
+def map_parameters(
+    architecture: Architecture, table: HeadTable, config: Config, names: Iterable[str]
+) -> Iterator[ParameterMapping]:
+    """Where each of our parameters lies in their folder."""
+    rows = {**architecture.body, **table.names}
+    for name in names:
+        number = re.search(r"\.blocks\.(\d+)\.", name)
+        i = number[1] if number else ""
+        pattern = name.replace(f".blocks.{i}.", ".blocks.{i}.", 1) if number else name
+        module, suffix = pattern.rsplit(".", 1)
+        exact = pattern in rows
+        ref = rows.get(pattern) or rows.get(module)
+        if ref is None:
+            raise QkvError(f"the table of {architecture.name} has no row for {module!r}")
+        side = config.encoder if name.startswith(("encoder.", "source_")) else config.decoder
+        stack = side or config.stack
+        if isinstance(ref, Conditional):
+            ref = ref.yes if ref.test(config, stack) else ref.no
+        if isinstance(ref, str):
+            ref = Renamed(ref)
+        in_body = (pattern if exact else module) not in table.names or ref.modules[0].startswith("{prefix}")
+        modules = [_strip_placeholder(m).replace("{i}", i) for m in ref.modules]
+        theirs = tuple(m if exact else f"{m}.{suffix}" for m in modules)
+        yield ParameterMapping(name, ref, theirs, suffix, stack, in_body)
+
+
+def write_weights(
+    architecture: Architecture, table: HeadTable, config: Config, ours: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Our parameters under their names, as their class saves them."""
+    out: dict[str, Tensor] = {}
+    prefix = _prefix(architecture, table)
+    for row in map_parameters(architecture, table, config, ours):
+        for theirs, part in zip(row.theirs, row.ref.write(ours[row.name], row.suffix, row.stack), strict=True):
+            out[prefix + theirs if row.in_body else theirs] = part
+    return out
+
+
+def _strip_placeholder(name: str) -> str:
+    return name.removeprefix("{prefix}")
+
+
+def _prefix(architecture: Architecture, table: HeadTable) -> str:
+    """The base class (the one without a head of its own) saves its body bare."""
+    if table.prefix is not None:
+        return table.prefix
+    return architecture.prefix if table is not architecture.heads[0] else ""
+
+
+def normalize_name(architecture: Architecture, table: HeadTable, name: str) -> str:
+    """One of their names without the class's prefix, and with today's spelling of norms."""
+    for prefix in (table.prefix, architecture.prefix):
+        if prefix and name.startswith(prefix):
+            name = name[len(prefix) :]
+            break
+    return re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
+
+
+def is_ignored(architecture: Architecture, name: str) -> bool:
+    """Whether one of their tensors holds no weights: a buffer, or a relic of an old release."""
+    return any(fnmatchcase(name, pattern) for pattern in architecture.ignored)
+
+
+def belongs_to_head(architecture: Architecture, name: str) -> bool:
+    """Whether one of their tensors belongs to some head of the architecture, if not to the one that is loaded."""
+    for other in architecture.heads:
+        for ref in other.names.values():
+            assert not isinstance(ref, Conditional)
+            modules = (ref,) if isinstance(ref, str) else ref.modules
+            if any(
+                name == _strip_placeholder(module) or name.startswith(_strip_placeholder(module) + ".")
+                for module in modules
+            ):
+                return True
+    return False

@@ -1,0 +1,147 @@
+"""Rows that several architectures share."""
+
+from typing import Any
+
+from qkv.blocks import RotaryScaling
+from qkv.models.tables.architecture import ComputedField, ConfigKey, FieldRows, HeadTable, Json, TensorNames
+
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+}
+ACTIVATIONS_AND_ALIASES = {
+    **ACTIVATIONS,
+    "swish": "silu",
+    "gelu_python": "gelu",
+    "gelu_fast": "gelu_tanh",
+    "tanh": "tanh",
+}
+
+SPECIAL_TOKENS: FieldRows = {
+    "pad_token_id": ConfigKey("pad_token_id", None),
+    "decoder_start_token_id": ConfigKey("bos_token_id", None),
+    "eos_token_ids": ComputedField(
+        lambda theirs: _as_tuple(theirs.get("eos_token_id")),
+        lambda value, config: {"eos_token_id": list(value) if len(value) > 1 else (value[0] if value else None)},
+    ),
+}
+SPECIAL_TOKENS_SEQ2SEQ: FieldRows = {
+    **SPECIAL_TOKENS,
+    "decoder_start_token_id": ConfigKey("decoder_start_token_id", None),
+}
+
+BUFFERS = (
+    "*position_ids",
+    "*.attn.bias",
+    "*.attn.masked_bias",
+    "*.attention.bias",
+    "*.attention.masked_bias",
+    "*rotary_emb.inv_freq",
+)
+"""Tensors in old checkpoints that hold no weights."""
+
+
+def _as_tuple(value: Any) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, list) else (value,)
+
+
+def head_dropout(name: str, fallback: str) -> ComputedField:
+    """A classifier's dropout, which falls back to the body's where it is not set."""
+
+    def read(theirs: Json) -> float:
+        value = theirs.get(name)
+        return float(theirs.get(fallback, 0.1) if value is None else value)
+
+    return ComputedField(read, lambda value, head: {name: value})
+
+
+# ── Rotary positions ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def rope_settings(theirs: Json, layer_type: str = "") -> Json:
+    """Their rotary settings, from today's `rope_parameters` or yesterday's loose keys."""
+    rope = theirs.get("rope_parameters") or {}
+    if layer_type in rope:
+        rope = rope[layer_type]
+    scaling = theirs.get("rope_scaling") or {}
+    return {**scaling, **rope}
+
+
+def _read_base(theirs: Json) -> float:
+    return float(
+        rope_settings(theirs).get("rope_theta") or theirs.get("rope_theta") or theirs.get("rotary_emb_base") or 10_000.0
+    )
+
+
+def _read_rotary_fraction(theirs: Json) -> float:
+    rope = rope_settings(theirs)
+    for value in (rope.get("partial_rotary_factor"), theirs.get("partial_rotary_factor"), theirs.get("rotary_pct")):
+        if value is not None:
+            return float(value)
+    return 1.0
+
+
+def _read_scaling(theirs: Json) -> RotaryScaling | None:
+    rope = rope_settings(theirs)
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind == "default":
+        return None
+    if kind == "linear":
+        return RotaryScaling(kind="linear", factor=float(rope["factor"]))
+    if kind != "llama3":
+        raise ValueError(f"rotary scaling {kind!r} is not supported; known: default, linear, llama3")
+    return RotaryScaling(
+        kind="llama3",
+        factor=float(rope["factor"]),
+        low_freq_factor=float(rope["low_freq_factor"]),
+        high_freq_factor=float(rope["high_freq_factor"]),
+        original_max_positions=int(rope["original_max_position_embeddings"]),
+    )
+
+
+def _write_rope(value: Any, stack: Any) -> Json:
+    rope: Json = {"rope_theta": stack.rotary_base, "rope_type": "default"}
+    scaling = stack.rotary_scaling
+    if scaling is not None:
+        rope |= {"rope_type": scaling.kind, "factor": scaling.factor}
+        if scaling.kind == "llama3":
+            rope |= {
+                "low_freq_factor": scaling.low,
+                "high_freq_factor": scaling.high,
+                "original_max_position_embeddings": scaling.original_positions,
+            }
+    loose = None if scaling is None else {k: v for k, v in rope.items() if k != "rope_theta"}
+    if stack.rotary_fraction != 1.0:
+        rope["partial_rotary_factor"] = stack.rotary_fraction
+    return {"rope_parameters": rope, "rope_theta": stack.rotary_base, "rope_scaling": loose}
+
+
+ROPE: FieldRows = {
+    "position": "rotary",
+    "rotary_base": ComputedField(_read_base, _write_rope),
+    "rotary_scaling": ComputedField(_read_scaling, lambda value, stack: {}),  # written with the base
+}
+ROPE_PARTIAL: FieldRows = {**ROPE, "rotary_fraction": ComputedField(_read_rotary_fraction, lambda value, stack: {})}
+
+
+# ── Heads that look alike everywhere ─────────────────────────────────────────────────────────────────────────────
+
+
+def causal_heads(name: str, *, base: str, token: str, qa_prefix: str | None = None) -> tuple[HeadTable, ...]:
+    """The heads of a decoder-only architecture: language model, sequence and token classes, spans."""
+    lm = {"kind": "lm", "tied": ConfigKey("tie_word_embeddings", False)}
+    score: TensorNames = {"head.out": "score"}
+    return (
+        HeadTable(base),
+        HeadTable(f"{name}ForCausalLM", lm, {"head.out": "lm_head"}, "vocab_size"),
+        HeadTable(f"{name}ForSequenceClassification", {"kind": "classify", "pool": "last"}, score, "labels"),
+        HeadTable(f"{name}ForTokenClassification", {"kind": "tag", "bias": True}, {"head.out": token}, "labels"),
+        HeadTable(
+            f"{name}ForQuestionAnswering", {"kind": "span", "bias": True}, {"head.out": "qa_outputs"}, 2, qa_prefix
+        ),
+    )

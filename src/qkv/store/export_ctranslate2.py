@@ -1,0 +1,250 @@
+"""A CTranslate2 folder: the same weights for that fast C++ engine, where its layers can say the same.
+
+CTranslate2 describes a model as a tree of layers with arrays in its leaves; this file fills that tree from ours. What
+it cannot express is refused by field name before anything is written. Its tables of positions end at `max_positions`,
+also where ours do not.
+
+C width, H heads
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from qkv.blocks import Embedding, Stack, StackConfig
+from qkv.blocks.feedforward import GATED_ACTIVATIONS, FeedForward
+from qkv.blocks.position import sinusoids
+from qkv.errors import QkvError
+from qkv.models import Config, Decoder, Network, Seq2Seq
+from qkv.store.staged_folder import staged_folder
+from qkv.store.whole import check_not_quantized
+from qkv.text import Tokenizer
+
+ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
+
+
+def write_ctranslate2(folder: str | Path, config: Config, network: Network, tokenizer: Tokenizer | None) -> str:
+    """Write a folder that CTranslate2 loads; returns the class to load it with.
+
+    Of several tokens that end a text its config holds the first; the others are named in a call (`end_token=`).
+    """
+    check_not_quantized(network)
+    problems = unsupported_choices(config)
+    if problems:
+        raise QkvError("CTranslate2 cannot express this model: " + "; ".join(problems))
+    try:
+        from ctranslate2 import specs
+    except ImportError as error:
+        raise QkvError('the CTranslate2 format needs the extra: pip install "qkv[ctranslate2]"') from error
+    assert isinstance(network, Decoder | Seq2Seq)
+    with torch.no_grad():
+        if isinstance(network, Seq2Seq):
+            encoder = specs.TransformerEncoderSpec(**_spec_arguments(network.encoder.config, specs))
+            decoder = specs.TransformerDecoderSpec(**_spec_arguments(network.decoder.config, specs))
+            model = specs.TransformerSpec(encoder, decoder)
+            _fill_stack(encoder, encoder.embeddings[0], network.source_embedding, network.encoder)
+            _fill_stack(decoder, decoder.embeddings, network.target_embedding, network.decoder)
+            model.register_source_vocabulary(_vocabulary(network.encoder.config.vocab_size, tokenizer))
+            written = tokenizer.target if tokenizer else None
+            model.register_target_vocabulary(_vocabulary(network.decoder.config.vocab_size, written))
+        else:
+            shape = _spec_arguments(network.decoder.config, specs)
+            decoder = specs.TransformerDecoderSpec(**shape, with_encoder_attention=False)
+            model = specs.TransformerDecoderModelSpec(decoder)
+            _fill_stack(decoder, decoder.embeddings, network.embedding, network.decoder)
+            model.register_vocabulary(_vocabulary(network.decoder.config.vocab_size, tokenizer))
+        assert network.head.out is not None
+        _fill_linear(decoder.projection, network.head.out)
+    if network.head.scale != 1.0:
+        decoder.scale_outputs = network.head.scale
+    _fill_config(model.config, config, tokenizer)
+    weight = network.head.out.weight
+    half = {torch.float16: "float16", torch.bfloat16: "bfloat16"}.get(weight.dtype)
+    model.validate()
+    model.optimize(quantization=half)
+    with staged_folder(folder, "model.bin", ("*vocabulary.json",)) as partial:
+        if tokenizer is not None:
+            tokenizer.save(partial)
+        model.save(str(partial))
+    return "Translator" if isinstance(network, Seq2Seq) else "Generator"
+
+
+def unsupported_choices(config: Config) -> list[str]:
+    """What of a config CTranslate2 has no words for, each as `field = value: why`; empty where all fits."""
+    if config.decoder is None or config.head.kind != "lm":
+        return [f"a {config.head.kind} head on {config.family}-only: decoders with an lm head are written"]
+    found = []
+    head = config.head
+    if head.dense != "none":
+        found.append(f"head.dense = {head.dense!r}: the output reads the last layer itself")
+    if not config.eos_token_ids:
+        found.append("end = (): it must know what ends a text")
+    if config.encoder is not None:
+        if config.decoder_start_token_id is None:
+            found.append("start = None: a decoder must know what to begin with")
+        if config.encoder.norm_eps != config.decoder.norm_eps:
+            found.append("norm_eps: one number for encoder and decoder")
+    for side, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
+        if stack is not None:
+            found += [
+                f"{side}.{problem}" for problem in _unsupported_stack_choices(stack, cross=config.encoder is not None)
+            ]
+    return found
+
+
+def _unsupported_stack_choices(stack: StackConfig, *, cross: bool) -> list[str]:
+    found = []
+    if GATED_ACTIVATIONS.get(stack.feedforward, stack.feedforward) not in ACTIVATIONS:
+        found.append(f"feedforward = {stack.feedforward!r}: {', '.join(ACTIVATIONS)} and their gated forms")
+    if stack.norm_placement == "sandwich":
+        found.append('norm_placement = "sandwich": "pre" or "post"')
+    if stack.embedding_norm == "first":
+        found.append('embedding_norm = "first": block 0 has a norm of its own there')
+    if stack.embedding_width:
+        found.append(f"embedding_width = {stack.embedding_width}: as wide as the model")
+    if stack.token_types:
+        found.append(f"types = {stack.token_types}: no sentence types")
+    if stack.sliding_window:
+        found.append(f"window = {stack.sliding_window}: every token sees all before it")
+    if stack.residual == "parallel" and stack.norm == "rmsnorm":
+        found.append('residual = "parallel" with norm = "rmsnorm": LayerNorm alone')
+    if stack.qk_norm == "head" and stack.norm != "rmsnorm":
+        found.append('qk_norm = "head" with norm = "layernorm": RMSNorm alone')
+    if cross and stack.position == "alibi":
+        found.append('position = "alibi" in an encoder-decoder: any other kind')
+    if cross and stack.qk_norm == "head":
+        found.append('qk_norm = "head" in an encoder-decoder: "none"')
+    if stack.rotary_scaling is not None and stack.rotary_scaling.kind != "linear":
+        found.append(f"rotary_scaling.kind = {stack.rotary_scaling.kind!r}: linear")
+    return found
+
+
+def _spec_arguments(stack: StackConfig, specs: Any) -> dict[str, Any]:
+    """What a stack is made of, in CTranslate2's words; those of an encoder and of a decoder are the same."""
+    bend = GATED_ACTIVATIONS.get(stack.feedforward, stack.feedforward)
+    shape: dict[str, Any] = {
+        "num_layers": stack.layers,
+        "num_heads": stack.heads,
+        "num_heads_kv": stack.kv_heads if stack.kv_heads != stack.heads else None,
+        "head_dim": stack.head_dim,
+        "pre_norm": stack.norm_placement == "pre",
+        "rms_norm": stack.norm == "rmsnorm",
+        "activation": getattr(specs.Activation, ACTIVATIONS[bend]),
+        "ffn_glu": stack.feedforward in GATED_ACTIVATIONS,
+        "layernorm_embedding": stack.embedding_norm == "added",
+        "relative_attention_bias": stack.position == "t5",
+        "qk_norm": stack.qk_norm == "head",
+    }
+    if stack.position == "rotary":
+        shape |= {"rotary_dim": stack.rotary_dim, "rotary_interleave": False, "rotary_base": stack.rotary_base}
+        if stack.rotary_scaling is not None:
+            shape["rotary_scaling_type"] = specs.RotaryScalingType.Linear
+            shape["rotary_scaling_factor"] = stack.rotary_scaling.factor
+    if stack.position == "alibi":
+        shape["alibi"] = True
+    if stack.residual == "parallel":
+        shape["parallel_residual"] = True
+    return shape
+
+
+def _fill_stack(spec: Any, embeddings: Any, embedding: Embedding, stack: Stack) -> None:
+    config = stack.config
+    embeddings.weight = _array(embedding.token.weight)
+    spec.scale_embeddings = embedding.scale if embedding.scale != 1.0 else False
+    if hasattr(spec, "position_encodings"):
+        spec.position_encodings.encodings = _array(_position_table(config, embedding))
+    if embedding.norm is not None:
+        _fill_norm(spec.layernorm_embedding, embedding.norm, config.width)
+    if stack.norm is not None:
+        _fill_norm(spec.layer_norm, stack.norm, config.width)
+    for layer, there in enumerate(spec.layer):
+        _fill_block(there, stack.block_of(layer), stack)
+
+
+def _position_table(config: StackConfig, embedding: Embedding) -> Tensor:
+    """What is added to the embedding at each position, (max_positions, C)."""
+    if embedding.position is not None:
+        return embedding.position.weight[config.position_offset :]
+    if config.position.startswith("sinusoidal"):
+        every = torch.arange(config.max_positions)[None]
+        return sinusoids(every, config.width, split=config.position == "sinusoidal_split")[0]
+    return torch.zeros(config.max_positions, config.width)
+
+
+def _fill_block(spec: Any, block: Any, stack: Stack) -> None:
+    config = stack.config
+    _fill_attention(spec.self_attention, block.attention, [block.attention.qkv], config)
+    if stack.bias is not None and stack.bias.table is not None:
+        spec.self_attention.relative_attention_bias = _array(stack.bias.table.weight)
+        spec.self_attention.relative_attention_max_distance = np.int32(config.relative_max_distance)
+    _fill_feedforward(spec.ffn, block.ffn)
+    if block.parallel:
+        _fill_norm(spec.input_layer_norm, block.attention_sub.norm, config.width)
+        _fill_norm(spec.post_attention_layer_norm, block.ffn_sub.norm, config.width)
+        return
+    _fill_norm(spec.self_attention.layer_norm, block.attention_sub.norm, config.width)
+    _fill_norm(spec.ffn.layer_norm, block.ffn_sub.norm, config.width)
+    if block.cross is not None:
+        _fill_attention(spec.attention, block.cross, [block.cross.q, block.cross.kv], config)
+        _fill_norm(spec.attention.layer_norm, block.cross_sub.norm, config.width)
+
+
+def _fill_attention(spec: Any, attention: Any, projections: list[nn.Linear], config: StackConfig) -> None:
+    for there, linear in zip(spec.linear, [*projections, attention.out], strict=True):
+        _fill_linear(there, linear)
+    if attention.q_norm is not None:
+        _fill_norm(spec.q_norm, attention.q_norm, config.head_dim)
+        _fill_norm(spec.k_norm, attention.k_norm, config.head_dim)
+    if config.score_scale == "none":
+        spec.queries_scale = 1.0
+
+
+def _fill_feedforward(spec: Any, ffn: FeedForward) -> None:
+    if ffn.gated:
+        half = ffn.up.out_features // 2
+        _fill_linear(spec.linear_0, ffn.up, slice(0, half))
+        _fill_linear(spec.linear_0_noact, ffn.up, slice(half, None))
+    else:
+        _fill_linear(spec.linear_0, ffn.up)
+    _fill_linear(spec.linear_1, ffn.down)
+
+
+def _fill_linear(spec: Any, linear: nn.Linear, rows: slice = slice(None)) -> None:
+    spec.weight = _array(linear.weight[rows])
+    if linear.bias is not None:
+        spec.bias = _array(linear.bias[rows])
+
+
+def _fill_norm(spec: Any, norm: nn.Module, width: int) -> None:
+    """A norm of ours may lack its gain or bias; theirs has ones and zeros then."""
+    gain, bias = getattr(norm, "weight", None), getattr(norm, "bias", None)
+    spec.gamma = _array(torch.ones(width) if gain is None else gain)
+    if hasattr(spec, "beta"):
+        spec.beta = _array(torch.zeros(width) if bias is None else bias)
+
+
+def _array(tensor: Tensor) -> Any:
+    return np.ascontiguousarray(tensor.detach().float().cpu().numpy())
+
+
+def _vocabulary(size: int, tokenizer: Tokenizer | None) -> list[str]:
+    """The spelling of each id; ids that no tokenizer names are spelled by their number."""
+    spelled = {} if tokenizer is None else {i: token for token, i in tokenizer.backend.get_vocab().items()}
+    return [spelled.get(i, f"<id_{i}>") for i in range(size)]
+
+
+def _fill_config(theirs: Any, config: Config, tokenizer: Tokenizer | None) -> None:
+    stack = config.stack
+    spelling = _vocabulary(stack.vocab_size, tokenizer.target if tokenizer else None)
+    theirs.layer_norm_epsilon = stack.norm_eps
+    theirs.eos_token = spelling[config.eos_token_ids[0]]
+    theirs.bos_token = spelling[
+        config.decoder_start_token_id if config.decoder_start_token_id is not None else config.eos_token_ids[0]
+    ]
+    unknown = tokenizer.special_tokens.unk if tokenizer else None
+    theirs.unk_token = spelling[unknown] if unknown is not None else theirs.eos_token
+    if config.encoder is not None:
+        theirs.decoder_start_token = theirs.bos_token

@@ -1,0 +1,35 @@
+"""The model card: what a stranger needs to know before using a folder."""
+
+from collections.abc import Mapping
+
+from qkv.models import Config
+
+CARD_FACTS = ("data", "scores", "licence")
+
+
+def model_card(config: Config, parameters: int, load_class: str, facts: Mapping[str, str] | None = None) -> str:
+    """A card with what the config says, and `facts`; data, scores and licence are the author's to fill in."""
+    known = {**dict.fromkeys(CARD_FACTS, "not recorded"), **(facts or {})}
+    stack = config.stack
+    kinds = {"encoder": "encoder-only", "decoder": "decoder-only", "seq2seq": "encoder-decoder"}
+    head = "" if config.head.kind == "none" else f", {config.head.kind} head"
+    depth = f"{config.encoder.layers} + {stack.layers}" if config.encoder and config.decoder else str(stack.layers)
+    load = "qkv.load(folder)" if load_class == config.family else f"transformers.{load_class}.from_pretrained(folder)"
+    return "\n".join(
+        [
+            "# Model card",
+            "",
+            f"A Transformer, {kinds[config.family]}{head}: {parameters:,} parameters.",
+            "",
+            "| | |",
+            "|---|---|",
+            f"| layers | {depth} |",
+            f"| width | {stack.width} |",
+            f"| heads | {stack.heads} of width {stack.head_dim} |",
+            f"| vocabulary | {stack.vocab_size:,} |",
+            f"| positions | {stack.position} |",
+            f"| load with | `{load}` |",
+            *(f"| {name} | {value} |" for name, value in known.items()),
+            "",
+        ]
+    )

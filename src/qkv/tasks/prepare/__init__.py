@@ -1,0 +1,1 @@
+"""From a recipe to everything that training needs: data, tokenizer, config, network."""

@@ -1,0 +1,161 @@
+"""Proof that a run survives being killed, on the user's own recipe and machine.
+
+The recipe is trained for a few steps twice, in processes of their own: once straight through, once killed with
+SIGKILL between two checkpoints and continued. Weights, the optimizer's state and the log must be the same, bit for
+bit.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from qkv.errors import QkvError, UsageError
+from qkv.tasks.train import open_recipe, train
+from qkv.train.checkpoint.reader import Checkpoint
+from qkv.train.recipe import recipe_file
+from qkv.train.recipe.schema import Recipe
+from qkv.train.run.folder import RunFolder
+from qkv.train.watch import StepReport, Watcher
+
+TIMEOUT_SECONDS = 1800.0
+"""Seconds that a run of a few steps may take."""
+MIN_STEPS = 4
+"""Steps: to save, to go on, to die, to go on."""
+IGNORED_LOG_KEYS = ("seconds", "kind", "tokens_per_second")
+
+
+@dataclass(frozen=True)
+class ResumeReport:
+    """What came of it."""
+
+    identical: bool
+    steps: int
+    killed_after: int  # the step that the second run had come to; its newest checkpoint was older
+    num_tensors: int
+    num_log_lines: int  # of the log
+    difference: str  # the first one, in words
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def verify_resume(
+    recipe: str,
+    overrides: Sequence[str],
+    folder: Path,
+    *,
+    steps: int = 12,
+    progress: Callable[[str], None] | None = None,
+) -> ResumeReport:
+    """Train, kill, continue, compare. The two runs are left in `folder`, as `whole` and `killed`."""
+    if steps < MIN_STEPS:
+        raise UsageError(f"steps = {steps}: at least {MIN_STEPS} are needed to save, die and go on")
+    tell = progress or (lambda text: None)
+    save = max(1, steps // 3)
+    file, whole, killed = folder / "recipe.toml", folder / "whole", folder / "killed"
+    recipe_file.write(shorten_recipe(recipe, overrides, steps, save), file)
+    tell(f"training {steps} steps")
+    wait_for_process(start_process("qkv", "train", file, f"run={whole}"))
+    tell(f"training again, killed after step {save + 1}")
+    wait_for_process(start_process(__name__, file, killed, save), expect_kill=True)
+    step = RunFolder(killed).log_records()[-1]["step"]
+    tell("going on")
+    wait_for_process(start_process("qkv", "train", killed))
+    tell("comparing")
+    tensors, difference = compare_checkpoints(newest_checkpoint(whole), newest_checkpoint(killed))
+    lines, told = compare_logs(whole, killed)
+    difference = told or difference  # the log knows when it began
+    return ResumeReport(not difference, steps, step, tensors, lines, difference)
+
+
+def shorten_recipe(name: str, overrides: Sequence[str], steps: int, save_every: int) -> Recipe:
+    """A recipe for a few steps: the same model, data and arithmetic."""
+    few = [f"train.steps={steps}", "train.minutes=0", "train.epochs=0", "train.patience=0", "train.track=[]"]
+    often = [
+        f"train.save_every={save_every}",
+        "train.log_every=1",
+        f"train.eval_every={steps}",
+        "train.eval_examples=8",
+    ]
+    return recipe_file.read(name, [*overrides, *few, *often])
+
+
+class KillAfterCheckpoint(Watcher):
+    """Kills its own process, without a word, at the step after a checkpoint."""
+
+    def __init__(self, run: Path, save_step: int) -> None:
+        self.checkpoints, self.save_step = RunFolder(run).checkpoints, save_step
+
+    def on_step(self, report: StepReport) -> None:
+        if report.step > self.save_step:
+            while self.save_step not in self.checkpoints.steps():  # it is being written
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def start_process(module: str, *arguments: object) -> subprocess.Popen[str]:
+    """Start a run in a process of its own."""
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for_process(process: subprocess.Popen[str], *, expect_kill: bool = False) -> None:
+    """Wait for a run; raise what it said where it did not end as it should."""
+    try:
+        _, said = process.communicate(timeout=TIMEOUT_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise QkvError(f"a run of a few steps did not end within {TIMEOUT_SECONDS:.0f} seconds") from None
+    if process.returncode != (-signal.SIGKILL if expect_kill else 0):
+        raise QkvError(f"a run ended with exit code {process.returncode}:\n{said.strip()[-2000:]}")
+
+
+def newest_checkpoint(run: Path) -> Checkpoint:
+    found = RunFolder(run).checkpoints.newest()
+    if found is None:
+        raise QkvError(f"{run}: no checkpoint was written")
+    return found
+
+
+def compare_checkpoints(one: Checkpoint, other: Checkpoint) -> tuple[int, str]:
+    """How many tensors two checkpoints have in common, and the first difference between them in words."""
+    if one.step != other.step:
+        return 0, f"one run ended at step {one.step}, the other at {other.step}"
+    names = sorted({*one.tensor_names(), *other.tensor_names()})
+    for name in names:
+        if name not in one.tensor_names() or name not in other.tensor_names():
+            return 0, f"{name} is in one checkpoint only"
+        a, b = one.read_tensor(name), other.read_tensor(name)
+        if not torch.equal(a.view(torch.uint8) if a.ndim else a, b.view(torch.uint8) if b.ndim else b):
+            wrong = int((a != b).sum())
+            most = float((a.double() - b.double()).abs().max())
+            return len(names), f"{name}: {wrong:,} of {a.numel():,} numbers differ, by up to {most:.3g}"
+    return len(names), ""
+
+
+def compare_logs(one: Path, other: Path) -> tuple[int, str]:
+    """How many steps two logs tell of, and the first difference."""
+    logs = [[line for line in RunFolder(run).log_records() if line.get("kind") == "step"] for run in (one, other)]
+    for a, b in zip(*logs, strict=False):
+        for name in a:
+            if name not in IGNORED_LOG_KEYS and a[name] != b.get(name):
+                one_has, other_has = json.dumps(a[name]), json.dumps(b.get(name))
+                return len(logs[0]), f"at step {a.get('step')} of the log, {name} is {one_has} and {other_has}"
+    if len(logs[0]) != len(logs[1]):
+        return len(logs[0]), f"one log has {len(logs[0])} lines, the other {len(logs[1])}"
+    return len(logs[0]), ""
+
+
+if __name__ == "__main__":  # the run that is to die
+    file, run, save = sys.argv[1:]
+    train(open_recipe(file, [f"run={run}"]), watch=KillAfterCheckpoint(Path(run), int(save)))

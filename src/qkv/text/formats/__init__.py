@@ -1,0 +1,1 @@
+"""Tokenizer files of other libraries."""

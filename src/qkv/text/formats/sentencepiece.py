@@ -1,0 +1,179 @@
+"""Reading a SentencePiece model file: just enough of protobuf's wire format for the fields a tokenizer needs.
+
+The file is one message of nested messages. On the wire a message is a row of (key, value); the key holds the field's
+number and how its value is written: 0 a varint, 1 eight bytes, 2 a length and that many bytes, 5 four bytes.
+Field numbers are those of SentencePiece's public `sentencepiece_model.proto`.
+"""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from qkv.errors import QkvError
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # a piece's type
+UNIGRAM, BPE = 1, 2  # a model's type
+SPACE = "▁"  # SentencePiece writes a space as U+2581
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One entry of the vocabulary; its id is its place."""
+
+    text: str
+    score: float = 0.0
+    piece_type: int = NORMAL
+
+
+@dataclass
+class SentencePieceModel:
+    """What a SentencePiece model file holds, with the format's own defaults."""
+
+    pieces: list[Piece] = field(default_factory=list)
+    model_type: int = UNIGRAM
+    byte_fallback: bool = False
+    treat_whitespace_as_suffix: bool = False
+    unk_id: int = 0
+    bos_id: int = 1
+    eos_id: int = 2
+    pad_id: int = -1
+    precompiled_charsmap: bytes = b""  # the normaliser's compiled table of replacements
+    add_dummy_prefix: bool = True  # a space is laid before the text
+    remove_extra_whitespaces: bool = True  # spaces at the ends go, runs inside become one
+    escape_whitespaces: bool = True
+
+    def role_ids(self) -> dict[str, int]:
+        """The ids of the roles that the model has a piece for."""
+        ids = {"unk": self.unk_id, "bos": self.bos_id, "eos": self.eos_id, "pad": self.pad_id}
+        return {
+            role: number
+            for role, number in ids.items()
+            if 0 <= number < len(self.pieces) and self.pieces[number].piece_type in (CONTROL, UNKNOWN)
+        }
+
+
+class MalformedModelError(Exception):
+    """The bytes are not a message."""
+
+
+def read_model(file: Path) -> SentencePieceModel:
+    """Read a SentencePiece model file."""
+    try:
+        return parse_model(file.read_bytes())
+    except OSError as error:
+        raise QkvError(f"{file}: cannot be read ({error.strerror})") from None
+    except (MalformedModelError, struct.error, UnicodeDecodeError, IndexError) as error:
+        raise QkvError(
+            f"{file}: not a SentencePiece model ({error}); it may be cut short or another program's: fetch it again"
+        ) from None
+
+
+def parse_model(data: bytes) -> SentencePieceModel:
+    """A SentencePiece model from the bytes of its file; raises `Malformed`."""
+    model = SentencePieceModel()
+    for number, value in read_fields(data):
+        if number == 1:
+            model.pieces.append(parse_piece(as_bytes(value)))
+        elif number == 2:
+            parse_trainer(as_bytes(value), model)
+        elif number == 3:
+            parse_normalizer(as_bytes(value), model)
+    if not model.pieces:
+        raise MalformedModelError("it has no pieces")
+    if not any(piece.piece_type == UNKNOWN for piece in model.pieces):
+        raise MalformedModelError("it has no piece for unknown text")
+    return model
+
+
+def parse_piece(data: bytes) -> Piece:
+    text, score, kind = "", 0.0, NORMAL
+    for number, value in read_fields(data):
+        if number == 1:
+            text = as_bytes(value).decode()
+        elif number == 2:
+            score = struct.unpack("<f", as_bytes(value))[0]
+        elif number == 3:
+            kind = as_int(value)
+    return Piece(text, score, kind)
+
+
+def parse_trainer(data: bytes, model: SentencePieceModel) -> None:
+    for number, value in read_fields(data):
+        if number == 3:
+            model.model_type = as_int(value)
+        elif number == 24:
+            model.treat_whitespace_as_suffix = bool(value)
+        elif number == 35:
+            model.byte_fallback = bool(value)
+        elif number == 40:
+            model.unk_id = as_int(value)
+        elif number == 41:
+            model.bos_id = as_int(value)
+        elif number == 42:
+            model.eos_id = as_int(value)
+        elif number == 43:
+            model.pad_id = as_int(value)
+
+
+def parse_normalizer(data: bytes, model: SentencePieceModel) -> None:
+    for number, value in read_fields(data):
+        if number == 2:
+            model.precompiled_charsmap = as_bytes(value)
+        elif number == 3:
+            model.add_dummy_prefix = bool(value)
+        elif number == 4:
+            model.remove_extra_whitespaces = bool(value)
+        elif number == 5:
+            model.escape_whitespaces = bool(value)
+
+
+# -------------------------------------------------------------------- the wire format
+
+
+def read_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """The fields of a message in order: (number, value), the value an integer or the raw bytes."""
+    place = 0
+    while place < len(data):
+        key, place = read_varint(data, place)
+        number, wire = key >> 3, key & 7
+        value: int | bytes
+        if wire == 0:
+            value, place = read_varint(data, place)
+        else:
+            if wire == 2:
+                length, place = read_varint(data, place)
+            elif wire in (1, 5):
+                length = 8 if wire == 1 else 4
+            else:
+                raise MalformedModelError(f"a field at byte {place} has the unknown wire type {wire}")
+            if place + length > len(data):
+                raise MalformedModelError(f"it ends inside a field of {length} bytes at byte {place}")
+            value, place = data[place : place + length], place + length
+        yield number, value
+
+
+def read_varint(data: bytes, offset: int) -> tuple[int, int]:
+    """The integer at `place`, seven bits a byte with the low ones first, and the place after it."""
+    value = shift = 0
+    while True:
+        if offset >= len(data) or shift > 63:
+            raise MalformedModelError(f"it ends inside a number at byte {offset}")
+        byte = data[offset]
+        value |= (byte & 0x7F) << shift
+        offset, shift = offset + 1, shift + 7
+        if byte < 0x80:
+            return value, offset
+
+
+def as_int(value: int | bytes) -> int:
+    """A signed integer: negative ones are written as their 64-bit two's complement."""
+    if not isinstance(value, int):
+        raise MalformedModelError("a number was expected where bytes are")
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def as_bytes(value: int | bytes) -> bytes:
+    if not isinstance(value, bytes):
+        raise MalformedModelError("bytes were expected where a number is")
+    return value

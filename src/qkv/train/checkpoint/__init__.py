@@ -1,0 +1,1 @@
+"""Checkpoints: written atomically, one shard per process, verified by checksum when read."""

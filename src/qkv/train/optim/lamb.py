@@ -1,0 +1,73 @@
+"""LAMB (You et al. 2019): Adam whose step for each matrix is as long as the matrix is large.
+
+    m ← β₁m + (1−β₁)g      v ← β₂v + (1−β₂)g²      r = m̂/(√v̂ + ε) + λx      x ← x − η · ‖x‖/‖r‖ · r
+
+m̂ and v̂ are free of the bias towards their start at 0, as in Adam. The ratio ‖x‖/‖r‖ holds for matrices and tables,
+so that batches of tens of thousands of examples train as steadily as small ones. Norms and biases take Adam's step
+(as the authors' code has it: a bias starts at 0, and a step in proportion to nothing would leave it there).
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+def run_closure(closure: Callable[[], float] | None) -> float | None:
+    """What a closure says, which torch's optimizers may be given to compute the gradients anew."""
+    with torch.enable_grad():
+        return None if closure is None else closure()
+
+
+class Lamb(Optimizer):
+    """Everything that changes is a tensor, so that a step can be captured in a CUDA graph: `lr` may be one, too."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = run_closure(closure)
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for x in group["params"]:
+                if x.grad is None:
+                    continue
+                state = self.state[x]
+                if not state:
+                    state.update(initial_state(x))
+                step, m, v = state["step"], state["exp_avg"], state["exp_avg_sq"]
+                step += 1
+                m.lerp_(x.grad, 1 - beta1)
+                v.mul_(beta2).addcmul_(x.grad, x.grad, value=1 - beta2)
+                r = (m / (1 - beta1**step)) / ((v / (1 - beta2**step)).sqrt() + group["eps"])
+                if group["weight_decay"]:
+                    r.add_(x, alpha=group["weight_decay"])
+                if x.dim() >= 2:
+                    r.mul_(trust_ratio(x, r))
+                x.sub_(r * group["lr"])
+        return loss
+
+
+def trust_ratio(x: Tensor, r: Tensor) -> Tensor:
+    """‖x‖/‖r‖, and 1 where either is nothing."""
+    large, long = torch.linalg.vector_norm(x), torch.linalg.vector_norm(r)
+    return torch.where((large > 0) & (long > 0), large / long, torch.ones_like(large))
+
+
+def initial_state(x: Tensor) -> dict[str, Tensor]:
+    """What LAMB remembers of a parameter before its first step; Adam remembers the same."""
+    return {
+        "step": torch.zeros((), dtype=torch.promote_types(x.dtype, torch.float32), device=x.device),
+        "exp_avg": torch.zeros_like(x, memory_format=torch.preserve_format),
+        "exp_avg_sq": torch.zeros_like(x, memory_format=torch.preserve_format),
+    }

@@ -1,0 +1,82 @@
+"""Muon for the matrices of the blocks and AdamW for the rest, as one optimizer.
+
+Muon (Jordan 2024) makes the momentum of a matrix orthogonal before it steps: every direction is learnt at the same
+speed. Its step is scaled to the size of AdamW's (torch's "match_rms_adamw", Liu et al. 2025): one `lr` serves both.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from qkv.train.optim.lamb import run_closure
+
+NEWTON_SCHULZ_COEFFICIENTS, NEWTON_SCHULZ_STEPS = (3.4445, -4.7750, 2.0315), 5
+"""x ← ax + b(xxᵀ)x + c(xxᵀ)²x, so many times: as torch has it, from Jordan's post."""
+
+
+class CombinedOptimizer(Optimizer):
+    """Several optimizers that step as one: they share their groups (dictionaries) and their state with it."""
+
+    def __init__(self, parts: Sequence[Optimizer]) -> None:
+        super().__init__([group for part in parts for group in part.param_groups], {})
+        self.parts = list(parts)
+        for part in parts:
+            part.state = self.state
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = run_closure(closure)
+        for part in self.parts:
+            part.step()
+        return loss
+
+
+class Muon(torch.optim.Muon):
+    """Torch's Muon with a step that a CUDA graph can hold (torch's own reads the learning rate's number), and that
+    works in float32 on a CPU: bfloat16 is slower there, and stops the process on machines that only claim to have it.
+    """
+
+    def __init__(self, params: Iterable[Any], lr: float | Tensor, weight_decay: float, momentum: float = 0.95) -> None:
+        super().__init__(
+            params,
+            lr=lr,  # type: ignore[arg-type]
+            weight_decay=weight_decay,
+            momentum=momentum,
+            adjust_lr_fn="match_rms_adamw",
+        )
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = run_closure(closure)
+        for group in self.param_groups:
+            lr, momentum = group["lr"], group["momentum"]
+            for x in group["params"]:
+                if x.grad is None:
+                    continue
+                state = self.state[x]
+                if "momentum_buffer" not in state:
+                    state["momentum_buffer"] = torch.zeros_like(x)
+                held = state["momentum_buffer"]
+                held.lerp_(x.grad, 1 - momentum)
+                work = torch.float32 if x.device.type == "cpu" else torch.bfloat16
+                update = orthogonalize(x.grad.lerp(held, momentum), group["eps"], work)
+                x.mul_(1 - lr * group["weight_decay"])
+                x.sub_(update.to(x.dtype) * (lr * 0.2 * math.sqrt(max(x.shape))))
+        return loss
+
+
+def orthogonalize(matrix: Tensor, eps: float, compute_dtype: torch.dtype = torch.float32) -> Tensor:
+    """Nearly UVᵀ of the matrix's USVᵀ, by Newton–Schulz steps in the type `work`."""
+    a, b, c = NEWTON_SCHULZ_COEFFICIENTS
+    x = matrix.to(compute_dtype)
+    tall = matrix.shape[0] > matrix.shape[1]
+    x = x.T if tall else x
+    x = x / x.norm().clamp(min=eps)
+    for _ in range(NEWTON_SCHULZ_STEPS):
+        square = x @ x.T
+        x = torch.addmm(x, torch.addmm(square, square, square, beta=b, alpha=c), x, beta=a)
+    return x.T if tall else x

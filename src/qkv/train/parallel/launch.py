@@ -1,0 +1,141 @@
+"""Several processes on one machine: what `qkv train --processes N …` starts, as torchrun would.
+
+    exit_code = launch(4, ["train", "recipe.toml"])        # python -m qkv train recipe.toml, four times
+
+Each process finds the others by the same environment variables that torchrun sets. The first one has the terminal to
+itself; what another writes comes line by line on stderr, with its number before it. Signals are passed on, and waited
+for: a run that is told to stop still saves. When one process fails the others have nobody to talk to: they are told to
+stop, and soon made to.
+"""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from types import FrameType
+from typing import IO
+
+from qkv.errors import UsageError
+
+log = logging.getLogger("qkv")
+
+FAILURE_GRACE_SECONDS = 9.0
+"""Seconds between SIGTERM and SIGKILL for the processes that a failed one leaves behind."""
+STOP_GRACE_SECONDS = 120.0
+"""The same when it is the user who wants to stop, and there is a checkpoint to write."""
+POLL_SECONDS = 0.05
+
+
+def launch(processes: int, arguments: Sequence[str], *, command: Sequence[str] | None = None) -> int:
+    """Run `command` (qkv itself) with these arguments in so many processes; the exit code of the first that failed."""
+    if processes < 1:
+        raise UsageError(f"processes = {processes}: at least one is needed")
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # loads torch: not for `qkv --help`
+
+    # The processes meet here, and not in one of them: whichever of them dies, the others still hear of it.
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    line = [*(command or (sys.executable, "-m", "qkv")), *arguments]
+    group = LocalProcesses(processes, line, store.port)
+    listening = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, group.forward_signal) for number in listening}
+    try:
+        group.start()
+        return group.wait()
+    finally:
+        group.kill()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class LocalProcesses:
+    """The processes of one launch."""
+
+    def __init__(self, size: int, command: list[str], port: int) -> None:
+        self.size, self.command, self.port = size, command, port
+        self.running: dict[int, subprocess.Popen[bytes]] = {}
+        self.stop_signal = 0  # the first signal that the user sent
+        self._readers: list[threading.Thread] = []
+
+    def start(self) -> None:
+        for rank in range(self.size):
+            first = rank == 0
+            process = subprocess.Popen(
+                self.command,
+                env=self._environment(rank),
+                stdin=None if first else subprocess.DEVNULL,
+                stdout=None if first else subprocess.PIPE,
+                stderr=None if first else subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C reaches this process alone, which passes it on once
+            )
+            self.running[rank] = process
+            if process.stdout is not None:
+                reader = threading.Thread(target=_relay, args=(rank, process.stdout), daemon=True)
+                reader.start()
+                self._readers.append(reader)
+
+    def _environment(self, rank: int) -> dict[str, str]:
+        threads = max(1, (os.cpu_count() or 1) // self.size)
+        return {
+            "OMP_NUM_THREADS": str(threads),  # unless the user has set it
+            **os.environ,
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(self.size),
+            "LOCAL_WORLD_SIZE": str(self.size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is here, process 0 is not to open one
+        }
+
+    def forward_signal(self, number: int, frame: FrameType | None = None) -> None:
+        """Hand a signal to every process."""
+        self.stop_signal = self.stop_signal or number
+        for process in self.running.values():
+            process.send_signal(number)
+
+    def wait(self) -> int:
+        """Until all are gone. A frozen process ends with the others: its heartbeat has stopped theirs."""
+        code, until = 0, float("inf")
+        while self.running:
+            for rank, process in list(self.running.items()):
+                ended = process.poll()
+                if ended is None:
+                    continue
+                del self.running[rank]
+                if ended and not code:
+                    code = 128 - ended if ended < 0 else ended
+                    until = time.monotonic() + (STOP_GRACE_SECONDS if self.stop_signal else FAILURE_GRACE_SECONDS)
+                    if not self.stop_signal:
+                        log.error("process %d of %d %s; the others are stopped", rank, self.size, _describe_exit(ended))
+                        for other in self.running.values():
+                            other.terminate()
+            if time.monotonic() > until:
+                self.kill()
+            time.sleep(POLL_SECONDS)
+        for reader in self._readers:
+            reader.join(1.0)
+        return code
+
+    def kill(self) -> None:
+        """End what still runs."""
+        for process in self.running.values():
+            process.kill()
+            process.wait()
+        self.running.clear()
+
+
+def _describe_exit(ended: int) -> str:
+    if ended < 0:
+        return f"was ended by {signal.Signals(-ended).name}"
+    return f"ended with exit code {ended}"
+
+
+def _relay(rank: int, lines: IO[bytes]) -> None:
+    """What a process other than the first writes, with its number before each line."""
+    for line in lines:
+        sys.stderr.write(f"[{rank}] {line.decode('utf-8', errors='replace').rstrip()}\n")
+        sys.stderr.flush()

@@ -1,0 +1,48 @@
+"""The order of rows in a matrix that was laid out anew for several processes, so that checkpoints never see it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class RowOrder:
+    """Where the rows of a re-ordered matrix were before: runs of (first row, rows), in the new order.
+
+    >>> RowOrder.of([4, 2, 2], shares=2).runs
+    ((0, 2), (4, 1), (6, 1), (2, 2), (5, 1), (7, 1))
+    """
+
+    runs: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def interleave(cls, matrix_rows: Sequence[int], num_shards: int) -> "RowOrder":
+        """The order in which share 0 of every part comes first, then share 1 of every part, and so on."""
+        starts = [sum(matrix_rows[:i]) for i in range(len(matrix_rows))]
+        return cls(
+            tuple(
+                (start + share * (rows // num_shards), rows // num_shards)
+                for share in range(num_shards)
+                for start, rows in zip(starts, matrix_rows, strict=True)
+            )
+        )
+
+    def old_rows(self) -> Tensor:
+        """The old row of each new one."""
+        return torch.cat([torch.arange(first, first + rows) for first, rows in self.runs])
+
+    def old_runs(self, first: int, last: int) -> list[tuple[int, int, int]]:
+        """The new rows first … last − 1 as runs of old ones: (new row, old row, how many).
+
+        >>> RowOrder.of([4, 2, 2], shares=2).between(1, 4)
+        [(1, 1, 1), (2, 4, 1), (3, 6, 1)]
+        """
+        found, new = [], 0
+        for old, rows in self.runs:
+            begin, end = max(first, new), min(last, new + rows)
+            if begin < end:
+                found.append((begin, old + begin - new, end - begin))
+            new += rows
+        return found

@@ -1,0 +1,179 @@
+"""A recipe as a TOML file: read with the changes of a command line, written whole, compared with another.
+
+    recipe = read("translate.toml", ["train.lr=3e-4", "model.encoder.layers=3"])
+    write(recipe, "runs/a/recipe.toml")
+
+Whatever is misspelt, of the wrong kind or impossible is refused here, before anything starts: the error names the
+file, the line and the key, and says what was expected. Relative paths are relative to the current directory.
+"""
+
+import os
+import tomllib
+from collections.abc import Iterator, Sequence
+from importlib import resources
+from pathlib import Path
+
+from qkv.errors import QkvError, UsageError, suggest_name, suggest_path
+from qkv.train.recipe.check import check_recipe
+from qkv.train.recipe.schema import Recipe
+from qkv.train.recipe.table import STACKS, RecipeText, Table, apply_overrides, recipe_from_table, to_table
+from qkv.train.recipe.values import format_key, format_value
+
+__all__ = [
+    "CHANGEABLE_ON_RESUME",
+    "builtin_recipes",
+    "check_resumable",
+    "differences",
+    "find_recipe",
+    "loads",
+    "read",
+    "to_table",
+    "to_toml",
+    "write",
+]
+
+CHANGEABLE_ON_RESUME = frozenset(
+    {"run", "data.cache", "data.test"}
+    | {
+        f"train.{name}"
+        for name in (
+            *("steps", "minutes", "epochs", "patience", "final", "average"),
+            *("micro_batch", "recompute", "device", "threads", "workers", "shard", "tensor_parallel"),
+            *("log_every", "eval_every", "eval_examples", "metric", "beam", "track"),
+            *("save_every", "keep", "on_nonfinite"),
+        )
+    }
+)
+"""What may differ when a run goes on: how long, on which machine, how it is watched and kept; not what is learnt."""
+
+
+def read(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe in a file, or the built-in one of that name, with `key=value` changes made to it.
+
+    >>> read("mine.toml", ["train.minutes=5", "data.train=x.tsv"]).train.minutes      # doctest: +SKIP
+    5.0
+    """
+    text, where = find_recipe(name)
+    recipe = loads(text, where)
+    if overrides:
+        recipe = recipe_from_table(apply_overrides(to_table(recipe), overrides), RecipeText("", ""))
+    check_recipe(recipe, where)
+    return recipe
+
+
+def loads(text: str, where: str = "the recipe") -> Recipe:
+    """The recipe that a text holds; not yet checked for what is missing or impossible."""
+    try:
+        return recipe_from_table(tomllib.loads(text), RecipeText(where, text))
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{where}: this is not TOML: {error}") from None
+    except RecursionError:
+        raise UsageError(f"{where}: this is not a recipe: it is nested without end") from None
+
+
+def builtin_recipes() -> list[str]:
+    """The names of the recipes that come with qkv."""
+    folder = resources.files("qkv").joinpath("recipes")
+    if not folder.is_dir():
+        return []
+    return sorted(file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml"))
+
+
+def find_recipe(name: str | Path) -> tuple[str, str]:
+    """The text of a recipe and where it is: a file, a run's folder, or the name of a built-in one."""
+    path = Path(name).expanduser()
+    if path.is_dir() and (path / "recipe.toml").is_file():
+        path = path / "recipe.toml"
+    if path.is_file():
+        try:
+            return path.read_text(encoding="utf-8-sig"), str(path)
+        except UnicodeDecodeError as error:
+            raise QkvError(f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+        except OSError as error:
+            raise QkvError(f"{path}: cannot be read ({error.strerror or error})") from None
+    known = builtin_recipes()
+    if str(name) in known:
+        file = resources.files("qkv").joinpath("recipes", f"{name}.toml")
+        return file.read_text(encoding="utf-8"), f"the built-in recipe {name}"
+    if path.is_dir():
+        raise UsageError(f"{path}: this folder holds no recipe.toml, so it is not a run")
+    here = suggest_path(path, "*.toml" if len(path.parts) == 1 else "*").removeprefix("; ")
+    hint = suggest_name(str(name), known)
+    if not hint.startswith("did you mean") or (here and path.suffix):  # what has an ending is no built-in name
+        hint = here or f"built-in recipes: {', '.join(known)}"
+    raise UsageError(f"{name}: no such recipe file; {hint}")
+
+
+# -------------------------------------------------------------------- writing
+
+
+def to_toml(recipe: Recipe) -> str:
+    """The recipe with every field spelt out: `loads` gives the same recipe back."""
+    lines = [f"run = {format_value(recipe.run)}"]
+    for section, values in to_table(recipe).items():
+        if section != "run":
+            lines += ["", f"[{format_key(section)}]", *_lines(values, section)]
+    return "\n".join(lines) + "\n"
+
+
+def _lines(values: Table, path: str) -> Iterator[str]:
+    """The keys of a table; stacks, heads and the sources of a mixture get tables of their own below."""
+    tables: Table = {}
+    for name, value in values.items():
+        if path == "data" and name == "mix":
+            tables |= {f"{path}.mix.{format_key(source)}": table for source, table in value.items()}
+        elif path == "model" and name in (*STACKS, "head"):
+            tables[f"{path}.{name}"] = value
+        elif value is not None:
+            yield f"{format_key(name)} = {format_value(value)}"
+    for name, table in tables.items():
+        yield from ("", f"[{name}]", *_lines(table, name))
+
+
+def write(recipe: Recipe, path: str | os.PathLike[str]) -> None:
+    """Write the whole recipe to a file, in one step."""
+    path = Path(path)
+    part = path.with_name(path.name + ".part")
+    try:
+        part.write_text(to_toml(recipe), encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise QkvError(f"{path}: cannot be written ({error.strerror or error})") from error
+
+
+# -------------------------------------------------------------------- comparing
+
+
+def differences(old: Recipe, new: Recipe) -> list[str]:
+    """What differs between two recipes, as `train.lr: 0.001 → 0.01`."""
+    one, other = dict(_flatten(to_table(old))), dict(_flatten(to_table(new)))
+    return [
+        f"{key}: {one.get(key, 'not set')} → {other.get(key, 'not set')}"
+        for key in dict.fromkeys([*one, *other])
+        if one.get(key) != other.get(key)
+    ]
+
+
+def check_resumable(old: Recipe, new: Recipe) -> None:
+    """Raise where a run that goes on would go on as another one: only `CHANGEABLE` keys may differ."""
+    wrong = [told for told in differences(old, new) if not _is_changeable(told.split(":")[0])]
+    if wrong:
+        raise QkvError(
+            "this run was begun with another recipe:\n  "
+            + "\n  ".join(wrong)
+            + "\nPut these back to go on with it, or start another run in a folder of its own (run=…)"
+        )
+
+
+def _is_changeable(key: str) -> bool:
+    return key in CHANGEABLE_ON_RESUME or key.startswith("data.test.")  # which may be several files
+
+
+def _flatten(table: Table, path: str = "") -> Iterator[tuple[str, str]]:
+    """Every value by its dotted key, as TOML writes it."""
+    for name, value in table.items():
+        key = f"{path}.{name}" if path else name
+        if isinstance(value, dict) and value:
+            yield from _flatten(value, key)
+        elif value is not None:
+            yield key, format_value(value)

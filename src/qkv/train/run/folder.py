@@ -1,0 +1,279 @@
+"""A run's folder: what was asked for, on what, what happened, and what came of it.
+
+    recipe.toml       the recipe, with everything spelled out
+    env.json          versions, device, threads
+    metrics.jsonl     a line for each report
+    checkpoints/
+    .lock             held while a job runs in it; .lock.json says which one did last
+    config.json, …    the model, in the end
+
+So a run's folder is a model folder too, once the run has come to its end.
+"""
+
+import json
+import math
+import os
+import platform
+import shlex
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from filelock import FileLock, Timeout
+
+from qkv.errors import QkvError
+from qkv.store.weights import write_text
+from qkv.train.checkpoint.folder import CheckpointFolder
+
+RECIPE = "recipe.toml"
+ENV = "env.json"
+METRICS = "metrics.jsonl"
+CHECKPOINTS = "checkpoints"
+LOCK = ".lock"
+LOCK_HOLDER = ".lock.json"
+MODEL = "config.json"
+TOKENIZER = "tokenizer.json"
+
+
+class RunFolder:
+    """A run's folder. Whoever writes into it holds its `lock()`; readers need none.
+
+    >>> with RunFolder("runs/a").lock() as folder:
+    ...     folder.write_recipe(text)
+    ...     folder.log({"kind": "step", "step": 10, "loss": 2.5})
+    """
+
+    def __init__(self, path: str | Path, *, max_to_keep: int = 3, rank: int = 0, world_size: int = 1) -> None:
+        self.path = Path(path).expanduser()
+        self.checkpoints = CheckpointFolder(
+            self.path / CHECKPOINTS, max_to_keep=max_to_keep, rank=rank, world_size=world_size
+        )
+        self.notes: list[str] = []  # what was repaired
+        self._metrics: BinaryIO | None = None
+
+    @property
+    def is_run(self) -> bool:
+        """Whether there is a run in it. A recipe alone is no sign of one: it may be its writer's own."""
+        traces = (LOCK_HOLDER, ENV, METRICS, CHECKPOINTS)
+        return (self.path / RECIPE).is_file() and any((self.path / name).exists() for name in traces)
+
+    @property
+    def has_model(self) -> bool:
+        """Whether a run came to its end here, once at least."""
+        return (self.path / MODEL).exists()
+
+    @property
+    def has_progress(self) -> bool:
+        """Whether a run has something to show: a checkpoint, a model, or a step in its log.
+
+        Until then its recipe may be changed: what failed before the first step can be put right in the same folder.
+        """
+        if not self.is_run:
+            return False
+        if any(self.path.glob(f"{CHECKPOINTS}/step-*")) or self.has_model:
+            return True
+        return any(record.get("kind") == "step" for record in self.log_records())
+
+    @contextmanager
+    def lock(self) -> Iterator["RunFolder"]:
+        """Hold the folder, making it if need be; another job that wants it is told who has it."""
+        self._check_is_run_or_empty()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(self.path / LOCK)
+            lock.acquire(blocking=False)
+        except Timeout:
+            raise QkvError(
+                f"{self.path}: another job is training here ({self._describe_holder()}); wait for it, stop it, or give this "
+                "one another folder with run=…"
+            ) from None
+        except (OSError, NotImplementedError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise QkvError(f"{self.path}: cannot be used as a run's folder ({reason})") from error
+        try:
+            started = time.strftime("%Y-%m-%d %H:%M:%S %z")
+            holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": started}
+            self._write(LOCK_HOLDER, json.dumps(holder) + "\n")
+            self._repair_log()
+            self.checkpoints.recover()
+            yield self
+        finally:
+            self._close()
+            lock.release()
+
+    # ------------------------------------------------------------------ recipe and environment
+
+    def read_recipe(self) -> str:
+        """The text of the recipe that the run was begun with."""
+        try:
+            return (self.path / RECIPE).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise QkvError(f"{self.path / RECIPE}: cannot be read ({error}); is this a run's folder?") from error
+
+    def write_recipe(self, text: str) -> None:
+        self._write(RECIPE, text)
+
+    def begin_run(self, recipe: str) -> None:
+        """Write the recipe of a run that is not under way yet, and clear what an attempt with another one left."""
+        if self.has_progress:
+            return
+        try:
+            for name in (ENV, METRICS, TOKENIZER):
+                (self.path / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise QkvError(f"{self.path}: cannot be written ({error.strerror or error})") from error
+        self.write_recipe(recipe)
+
+    def write_env(self, device: str, num_threads: int) -> list[str]:
+        """Write down what the run runs on; what differs from before, as "torch: 2.11.0 → 2.13.0"."""
+        env = environment(device, num_threads)
+        try:
+            before = json.loads((self.path / ENV).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            before = {}
+        self._write(ENV, json.dumps(env, indent=2) + "\n")
+        if not isinstance(before, dict):
+            return []
+        return [f"{key}: {before[key]} → {env[key]}" for key in env if key in before and before[key] != env[key]]
+
+    # ------------------------------------------------------------------ metrics
+
+    def append_log(self, record: dict[str, Any]) -> None:
+        """Append a line to metrics.jsonl: there for readers, and safe from a kill, when this returns.
+
+        Numbers are written exactly; those that JSON does not know (NaN, infinities) become null.
+        """
+        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+        line = json.dumps(finite, ensure_ascii=False, allow_nan=False) + "\n"
+        try:
+            if self._metrics is None:
+                self._metrics = (self.path / METRICS).open("ab")
+            self._metrics.write(line.encode())
+            self._metrics.flush()
+        except OSError as error:
+            raise QkvError(f"{self.path / METRICS}: cannot be written ({error.strerror or error})") from error
+
+    def sync_log(self) -> None:
+        """Bring the log to the disk, safe from a power cut too."""
+        if self._metrics is not None:
+            try:
+                os.fsync(self._metrics.fileno())
+            except OSError as error:
+                raise QkvError(f"{self.path / METRICS}: cannot be written ({error.strerror or error})") from error
+
+    def _close(self) -> None:
+        """Close the log. What could not be written was told of when it was logged."""
+        if self._metrics is not None:
+            with suppress(OSError):
+                self._metrics.close()
+            self._metrics = None
+
+    def log_records(self) -> list[dict[str, Any]]:
+        """All that was logged."""
+        return [record for _, record in self._log_lines()]
+
+    def truncate_after(self, step: int) -> None:
+        """Forget what was logged of later steps: they are about to be trained again."""
+        lines = self._log_lines()
+        kept = [line for line, record in lines if record.get("step", 0) <= step]
+        if len(kept) == len(lines):
+            return
+        self._close()
+        self._write(METRICS, b"".join(kept).decode())
+
+    def _log_lines(self) -> list[tuple[bytes, dict[str, Any]]]:
+        """The lines of the log and what they say; one that says nothing readable is left out."""
+        path = self.path / METRICS
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        return [(line, record) for line in lines if (record := _parse_record(line)) is not None]
+
+    def _repair_log(self) -> None:
+        """Cut off what a kill or a power cut left at the end of the log: half a line, or zeros."""
+        path = self.path / METRICS
+        if not path.exists():
+            return
+        data = path.read_bytes()
+        lines = data.split(b"\n")
+        torn = len(lines.pop())  # what follows the last end of a line
+        while lines and _parse_record(lines[-1] + b"\n") is None:
+            torn += len(lines.pop()) + 1
+        if torn:
+            with path.open("rb+") as file:
+                file.truncate(len(data) - torn)
+            self.notes.append(f"{path}: the last line was torn; {torn} bytes were cut off")
+
+    # ------------------------------------------------------------------ the folder itself
+
+    def _check_is_run_or_empty(self) -> None:
+        """A folder with anything in it must be a run's already: training never mixes its files with others."""
+        if self.path.exists() and not self.path.is_dir():
+            raise QkvError(f"{self.path}: this is a file; give a folder with run=…")
+        if not self.path.is_dir() or self.is_run:
+            return
+        ours = {LOCK, LOCK_HOLDER, LOCK_HOLDER + ".partial", RECIPE + ".partial"}
+        there = sorted(path.name for path in self.path.iterdir() if path.name not in ours)
+        if "config.json" in there:
+            raise QkvError(
+                f"{self.path}: there is a model in this folder and no run; to go on from it, give another folder with "
+                f'run=… and set model.from="{self.path}"'
+            )
+        if there:
+            names = ", ".join(there[:3]) + (" …" if len(there) > 3 else "")
+            raise QkvError(f"{self.path}: not a run's folder, and not empty ({names}); give another with run=…")
+
+    def _describe_holder(self) -> str:
+        try:
+            holder = json.loads((self.path / LOCK_HOLDER).read_text(encoding="utf-8"))
+            return f"process {holder['pid']} on {holder['host']}, since {holder['since']}"
+        except (OSError, ValueError, KeyError, TypeError):
+            return "which one is not known"
+
+    def _write(self, name: str, text: str) -> None:
+        try:
+            write_text(self.path / name, text)
+        except OSError as error:
+            raise QkvError(f"{self.path / name}: cannot be written ({error.strerror or error})") from error
+
+
+def resume_command(run: str | Path, processes: int = 1) -> str:
+    """What to type to go on with a run: by as many processes, for not every run is content with one."""
+    return f"qkv train {shlex.quote(str(run))}" + (f" --processes {processes}" if processes > 1 else "")
+
+
+def environment(device: str, num_threads: int) -> dict[str, Any]:
+    """What a result may depend on besides the recipe; nothing that names a person or a place."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "qkv": _version("qkv"),
+        "safetensors": _version("safetensors"),
+        "tokenizers": _version("tokenizers"),
+        "device": device,
+        "cuda": torch.version.cuda,
+        "threads": num_threads,
+        "system": platform.system(),
+        "release": platform.release(),
+        "machine": platform.machine(),
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _parse_record(line: bytes) -> dict[str, Any] | None:
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None

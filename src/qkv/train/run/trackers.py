@@ -1,0 +1,168 @@
+"""Trackers: a run's numbers in TensorBoard, Weights & Biases or trackio. Each is an extra of its name.
+
+    watchers = trackers(["tensorboard"], folder, recipe)
+
+They see what every watcher sees. A tracker that cannot begin is an error; one that fails on the way (a network that
+goes away) is reported once and left out from there on: training is worth more than its picture.
+"""
+
+import logging
+import secrets
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from qkv.errors import QkvError, UsageError, suggest_name
+from qkv.train.watch import EvalReport, RunEnd, RunStart, Sample, StepReport, Watcher
+
+log = logging.getLogger("qkv")
+
+PROJECT_NAME = "qkv"
+"""What runs are gathered under where a tracker has projects."""
+
+
+def make_trackers(names: Iterable[str], folder: Path, recipe: Mapping[str, Any]) -> list[Watcher]:
+    """The trackers of these names for the run in `folder`; `recipe` is shown beside its numbers."""
+    made: list[Watcher] = []
+    for name in names:
+        if name not in TRACKERS:
+            raise UsageError(f"train.track: there is no tracker {name!r}; {suggest_name(name, TRACKERS)}")
+        made.append(TRACKERS[name](folder, recipe))
+    return made
+
+
+class Tracker(Watcher):
+    """What trackers share: which numbers there are, and that a failing one does not stop a run."""
+
+    name = ""
+    package = ""
+
+    def __init__(self, folder: Path, recipe: Mapping[str, Any]) -> None:
+        self.folder, self.recipe = folder, recipe
+        self.failed = False
+        try:
+            self.module = import_module(self.package)
+        except ImportError as error:
+            raise QkvError(f'{self.name} is not installed ({error}): pip install "qkv[{self.name}]"') from error
+
+    def open_run(self, start: RunStart) -> None:
+        """Open the run."""
+
+    def log_numbers(self, step: int, numbers: dict[str, float]) -> None:
+        """Numbers of a step."""
+
+    def log_text(self, step: int, what: str, text: str) -> None:
+        """Something to read. Most trackers have no place for it."""
+
+    def close_run(self) -> None:
+        """Close the run."""
+
+    def on_start(self, start: RunStart) -> None:
+        try:
+            self.open_run(start)
+        except Exception as error:
+            raise QkvError(f"{self.name} could not begin: {error}; leave it out with train.track=[]") from error
+
+    def on_step(self, report: StepReport) -> None:
+        numbers = {"loss": report.loss, "lr": report.lr, "grad_norm": report.grad_norm, "tokens": report.tokens}
+        numbers |= {"tokens_per_second": report.tokens_per_second, "epoch": report.epoch}
+        self._call("send", report.step, {f"train/{name}": float(value) for name, value in numbers.items()})
+
+    def on_evaluate(self, report: EvalReport) -> None:
+        self._call("send", report.step, {f"valid/{name}": float(value) for name, value in report.metrics.items()})
+        for sample in report.samples:
+            self.on_sample(report.step, sample)
+
+    def on_sample(self, step: int, sample: Sample) -> None:
+        text = f"{sample.source} → {sample.prediction}"
+        if sample.expected:
+            text += f" (expected {sample.expected})"
+        self._call("tell", step, "sample", text)
+
+    def on_note(self, step: int, text: str) -> None:
+        self._call("tell", step, "note", text)
+
+    def on_end(self, end: RunEnd) -> None:
+        self._call("finish")
+
+    def _call(self, what: str, *arguments: Any) -> None:
+        if self.failed:
+            return
+        try:
+            getattr(self, what)(*arguments)
+        except Exception as error:
+            self.failed = True
+            log.warning("%s failed and is left out from here on: %s", self.name, error)
+
+
+class TensorBoard(Tracker):
+    """Files below the run's folder, for `tensorboard --logdir RUN`."""
+
+    name, package = "tensorboard", "torch.utils.tensorboard"
+
+    def open_run(self, start: RunStart) -> None:
+        # What was written after the step that a run goes on from is taken back.
+        purge = start.step + 1 if start.step else None
+        self.writer = self.module.SummaryWriter(str(self.folder / "tensorboard"), purge_step=purge, flush_secs=10)
+
+    def log_numbers(self, step: int, numbers: dict[str, float]) -> None:
+        for name, value in numbers.items():
+            self.writer.add_scalar(name, value, step)
+
+    def log_text(self, step: int, what: str, text: str) -> None:
+        self.writer.add_text(what, text.replace("\n", "\n\n"), step)  # it is read as Markdown
+
+    def on_evaluate(self, report: EvalReport) -> None:
+        super().on_evaluate(report)
+        self._call("_flush")
+
+    def _flush(self) -> None:
+        self.writer.flush()
+
+    def close_run(self) -> None:
+        self.writer.close()
+
+
+class WeightsAndBiases(Tracker):
+    """A run at wandb.ai, or wherever that package is set up to send it. A continued run stays one run."""
+
+    name, package = "wandb", "wandb"
+
+    def open_run(self, start: RunStart) -> None:
+        kept = self.folder / "wandb.id"
+        if not kept.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            kept.write_text(secrets.token_hex(8), encoding="utf-8")
+        self.run = self.module.init(
+            project=PROJECT_NAME,
+            name=self.folder.name,
+            id=kept.read_text(encoding="utf-8").strip(),
+            resume="allow",
+            dir=str(self.folder),
+            config=dict(self.recipe),
+        )
+
+    def log_numbers(self, step: int, numbers: dict[str, float]) -> None:
+        self.run.log(numbers, step=step)
+
+    def close_run(self) -> None:
+        self.run.finish()
+
+
+class Trackio(Tracker):
+    """A run in trackio's local database, for `trackio show`."""
+
+    name, package = "trackio", "trackio"
+
+    def open_run(self, start: RunStart) -> None:
+        self.module.init(project=PROJECT_NAME, name=self.folder.name, resume="allow", config=dict(self.recipe))
+
+    def log_numbers(self, step: int, numbers: dict[str, float]) -> None:
+        self.module.log(numbers, step=step)
+
+    def close_run(self) -> None:
+        self.module.finish()
+
+
+TRACKERS: dict[str, type[Tracker]] = {kind.name: kind for kind in (TensorBoard, WeightsAndBiases, Trackio)}

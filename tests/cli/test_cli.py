@@ -1,0 +1,193 @@
+"""The command line: exit codes, one clear line for each mistake, and never a traceback."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import qkv
+from qkv import cli
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    small = qkv.StackConfig(
+        vocab_size=30,
+        width=16,
+        layers=1,
+        heads=2,
+        ffn_width=32,
+        position="learned",
+        feedforward="gelu_tanh",
+        init="scaled",
+    )
+    qkv.new(qkv.Config(decoder=small, head=qkv.HeadConfig(kind="lm", outputs=30, tied=True))).save(path)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def wide_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long paths stay in one line."""
+    monkeypatch.setenv("COLUMNS", "400")
+
+
+def says(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, *words: str) -> None:
+    assert cli.run_command(arguments) == code
+    caught = capsys.readouterr()
+    assert "Traceback" not in caught.err
+    assert all(word in caught.err for word in words), caught.err
+    assert not caught.out
+
+
+BREAKS = {
+    "no config": lambda f: (f / "config.json").unlink(),
+    "config is no JSON": lambda f: (f / "config.json").write_text("{"),
+    "config of another kind": lambda f: (f / "config.json").write_text('{"model_type": "brt"}'),
+    "weights cut off": lambda f: (f / "model.safetensors").write_bytes((f / "model.safetensors").read_bytes()[:500]),
+    "a pickle": lambda f: (f / "model.safetensors").write_bytes(b"\x80\x04\x95\x10\x00\x00\x00\x00\x00\x00\x00."),
+    "weights gone": lambda f: (f / "model.safetensors").unlink(),
+    "another family": lambda f: _change(f, family="encoder"),
+    "another width": lambda f: _change(f, decoder={"width": 32}),
+    "an unknown field": lambda f: _change(f, decoder={"widht": 32}),
+}
+
+
+def _change(folder: Path, **more: object) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    for name, value in more.items():
+        if isinstance(value, dict):
+            config[name].update(value)
+        else:
+            config[name] = value
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("verb", ["info", "export"])
+@pytest.mark.parametrize("how", BREAKS)
+def test_a_broken_folder_is_one_clear_error(
+    folder: Path, tmp_path: Path, how: str, verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for path in folder.iterdir():
+        (broken / path.name).write_bytes(path.read_bytes())
+    BREAKS[how](broken)
+    arguments = [verb, str(broken)] + ([str(tmp_path / "out")] if verb == "export" else [])
+    says(capsys, arguments, 1, str(broken))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_whole_folder_is_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run_command(["info", str(folder), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["total"] == sum(p.numel() for p in qkv.load(folder).network.parameters())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["inf", "gpt2"], 2, ["info"]),
+        (["info"], 2, ["MODEL"]),
+        (["info", "gtp2"], 2, ["gpt2"]),
+        (["info", "gpt2", "--context", "0"], 2, ["--context"]),
+        (["info", "gpt2", "--jsn"], 2, ["--json"]),
+        (["run", "gpt2", "x"], 1, ["preset", "hub id"]),
+        (["data"], 2, ["files"]),
+        (["data", "nothere.tsv"], 1, ["nothere.tsv"]),
+    ],
+)
+def test_a_wrong_call_says_what_to_do(
+    arguments: list[str], code: int, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    says(capsys, arguments, code, *words)
+
+
+@pytest.mark.parametrize("verb", ["import", "export"])
+def test_a_model_is_not_written_over_itself(folder: Path, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (folder / "config.json").read_bytes()
+    says(capsys, [verb, str(folder), str(folder)], 2, "read from")
+    assert (folder / "config.json").read_bytes() == before
+
+
+def test_import_and_export_go_there_and_back(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run_command(["export", str(folder), str(tmp_path / "hf"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["class"] == "GPT2LMHeadModel"
+    assert cli.run_command(["import", str(tmp_path / "hf"), str(tmp_path / "again")]) == 0
+    assert qkv.load(tmp_path / "again").config.decoder == qkv.load(folder).config.decoder
+
+
+def test_weights_are_as_readable_as_the_rest(folder: Path) -> None:
+    modes = {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
+    assert len(set(modes.values())) == 1, modes
+
+
+DATA = {
+    "empty.txt": b"",
+    "zeros.tsv": b"a\tb\n" + b"\x00\x01\xff\n" * 50,
+    "cut.jsonl.gz": gzip.compress(b'{"text": "a"}\n' * 500)[:60],
+    "short.tsv": b"a\tb\n" + b"only one\n" * 40,
+}
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_data_that_cannot_be_used_is_an_error(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / name).write_bytes(DATA[name])
+    assert cli.run_command(["data", str(tmp_path / name)]) in (0, 1)
+    caught = capsys.readouterr()
+    assert "Traceback" not in caught.err
+    assert name in caught.out + caught.err
+
+
+def test_data_shows_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "t.tsv").write_text("source\ttarget\nhello\thallo\nbroken\nworld\twelt\n", encoding="utf-8")
+    assert cli.run_command(["data", str(tmp_path / "t.tsv"), "--json"]) == 0
+    seen = json.loads(capsys.readouterr().out)
+    assert seen["examples"] == 2
+    assert [field["name"] for field in seen["fields"]] == ["source", "target"]
+    assert cli.run_command(["data", str(tmp_path / "t.tsv")]) == 0
+    assert "t.tsv:3" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--columns", "zz"], ["--columns", "field=value"]),
+        (["--columns", "text=sorce"], ["sorce", "source", "target"]),
+        (["--row", "1"], ["--row"]),
+        (["--format", "tvs"], ["tsv"]),
+    ],
+)
+def test_data_says_what_is_wrong(
+    more: list[str], words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "t.tsv").write_text("source\ttarget\na\tb\n", encoding="utf-8")
+    says(capsys, ["data", str(tmp_path / "t.tsv"), *more], 2, *words)
+
+
+def test_a_folder_of_ones_own_is_data_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "t.tsv").write_text("source\ttarget\na\tb\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert cli.run_command(["data", "."]) == 0
+    assert "t.tsv" in capsys.readouterr().out
+
+
+def test_a_file_given_twice_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "t.tsv").write_text("source\ttarget\na\tb\n", encoding="utf-8")
+    says(capsys, ["data", str(tmp_path / "t.tsv"), str(tmp_path / "t.tsv")], 2, "twice")
+
+
+@pytest.mark.parametrize(("processes", "taken_apart"), [("1", True), ("2", False)])
+def test_one_of_several_processes_ends_at_once(processes: str, taken_apart: bool) -> None:
+    """With its code and all that it printed; what would be done while Python goes is left undone."""
+    program = "import atexit; from qkv import cli; atexit.register(print, 'apart'); print('said'); cli.leave(3)"
+    environment = {**os.environ, "WORLD_SIZE": processes}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 3
+    assert done.stdout.split() == (["said", "apart"] if taken_apart else ["said"])

@@ -1,0 +1,72 @@
+"""The command line tells torch's threads how to wait: early enough, and only where the user has not."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from qkv import cli
+from qkv.cli import openmp as waiting
+from qkv.cli.openmp import SPIN_COUNT, busy_seconds, fraction_in_use, limit_spinning
+
+NAMES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+PROGRAM = "from qkv import cli; cli.call = lambda: __import__('torch').get_num_threads() * 0; cli.main()"
+"""The command line with a verb that loads torch and does nothing else."""
+
+
+@pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.parametrize("said", [{"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "active"}])
+def test_what_the_user_says_stands(said: dict[str, str], busy: bool) -> None:
+    environment = dict(said)
+    limit_spinning(environment, busy)
+    assert environment == said
+
+
+@pytest.mark.parametrize(
+    ("verb", "used", "spins"), [("train", 0.9, 0), ("train", 0.1, SPIN_COUNT), ("info", 0.9, SPIN_COUNT)]
+)
+def test_training_where_others_use_the_cores_does_not_spin(
+    verb: str, used: float, spins: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in NAMES:
+        monkeypatch.setenv(name, "")  # so that it is put back afterwards
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(sys, "argv", ["qkv", verb])
+    monkeypatch.setattr(cli, "fraction_in_use", lambda: used)
+    monkeypatch.setattr(cli, "call", lambda: 0)
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert os.environ["GOMP_SPINCOUNT"] == str(spins)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere torch comes with another OpenMP")
+@pytest.mark.parametrize(("said", "spins"), [({}, SPIN_COUNT), ({"GOMP_SPINCOUNT": "7"}, 7)])
+def test_the_library_that_torch_loads_has_heard_it(said: dict[str, str], spins: int) -> None:
+    environment = {name: value for name, value in os.environ.items() if name not in NAMES}
+    environment |= {"OMP_DISPLAY_ENV": "verbose", **said}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True)
+    assert f"GOMP_SPINCOUNT = '{spins}'" in done.stderr
+
+
+def stat(*worked: float) -> str:
+    """What the system says of cores that have worked for so many seconds, a third of them each way, and idled."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    lines = [f"cpu{n} {int(3 * w * ticks) // 3} 0 0 {900 * ticks} 9 0" for n, w in enumerate(worked)]
+    return "\n".join(["cpu  7 7 7 7", *lines, "intr 12 0 5"])
+
+
+def test_idle_time_is_not_work_and_other_cores_are_not_ours() -> None:
+    assert busy_seconds(stat(4.0, 2.0, 50.0), {0, 1}) == 6.0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+def test_the_share_of_our_cores_that_others_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two cores one works all the time; a third, which is not ours, too."""
+    texts, clock = iter([stat(4.0, 2.0, 7.0), stat(4.5, 2.0, 7.5)]), iter([10.0, 10.5])
+    monkeypatch.setattr(waiting.Path, "exists", lambda self: True)
+    monkeypatch.setattr(waiting.Path, "read_text", lambda self: next(texts))
+    monkeypatch.setattr(waiting.os, "sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setattr(waiting.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(waiting.time, "sleep", lambda seconds: None)
+    assert fraction_in_use() == 0.5

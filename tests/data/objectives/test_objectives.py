@@ -1,0 +1,144 @@
+"""What holds for every objective: it keeps its word on lengths, and an example is the same in any company."""
+
+import numpy as np
+import pytest
+from rows_made import OBJECTIVES, documents, marked_texts, paired, parts, tokenizer
+
+from qkv.data.objectives import (
+    CausalLM,
+    Denoising,
+    MaskedLM,
+    NextSentence,
+    Seq2SeqLM,
+    SpanCorruption,
+    SpecialTokenTemplate,
+)
+from qkv.data.stream.random_bits import EpochRng
+from qkv.errors import QkvError, UsageError
+from qkv.text import Tokenizer
+
+RANDOM = ["masked", "masked, whole words", "next sentence", "span corruption", "denoise"]
+
+
+def everything(objective, draw) -> np.ndarray:
+    examples = np.arange(objective.count(draw))
+    return examples[objective.lengths(examples, draw).any(axis=1)]
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_lengths_are_what_is_built(name):
+    objective = OBJECTIVES[name]()
+    for epoch in (0, 1, 5):
+        draw = EpochRng(3, epoch)
+        examples = everything(objective, draw)
+        pieces = objective.build(examples, draw)
+        sides = [pieces.lengths] + ([] if pieces.source_lengths is None else [pieces.source_lengths])
+        assert objective.lengths(examples, draw).tolist() == np.stack(sides, axis=1).tolist()
+        assert (np.stack(sides, axis=1) <= objective.capacity).all()
+        assert len(pieces.ids) == pieces.lengths.sum()
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_an_example_is_the_same_in_any_company(name):
+    objective = OBJECTIVES[name]()
+    draw = EpochRng(1, 2)
+    examples = everything(objective, draw)
+    together = parts(objective.build(examples, draw))
+    alone = [parts(objective.build(examples[place : place + 1], draw))[0] for place in range(len(examples))]
+    turned = parts(objective.build(examples[::-1], draw))[::-1]
+    assert together == alone
+    assert together == turned
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_outputs_are_what_is_built(name):
+    objective = OBJECTIVES[name]()
+    draw = EpochRng(0)
+    pieces = objective.build(everything(objective, draw), draw)
+    made = {
+        field for field in ("labels", "token_types", "classes", "scores", "spans") if getattr(pieces, field) is not None
+    }
+    assert made | ({"source"} if pieces.source_ids is not None else set()) == objective.outputs
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_choices_differ_between_epochs_and_seeds(name):
+    objective = OBJECTIVES[name]()
+    examples = everything(objective, EpochRng(0))
+    built = [
+        parts(objective.build(examples, EpochRng(seed, epoch))) for seed, epoch in ((0, 0), (0, 1), (1, 0), (0, 0))
+    ]
+    assert built[0] != built[1]
+    assert built[0] != built[2]
+    assert built[0] == built[3]
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_an_example_can_be_named(name):
+    objective = OBJECTIVES[name]()
+    assert objective.origin(0, EpochRng(0)).startswith("record ")
+
+
+def test_no_examples_is_an_error():
+    with pytest.raises(QkvError, match="no examples"):
+        CausalLM(documents([]), tokenizer(), max_length=8)
+
+
+def test_a_missing_field_names_those_there_are():
+    with pytest.raises(UsageError, match="no field 'source'; known: ids"):
+        Seq2SeqLM(documents([3]), tokenizer(), max_length=8)
+
+
+def test_a_missing_role_is_named():
+    plain = Tokenizer.train("byte", iter([]), vocab_size=260, special_tokens=["pad", "eos"])
+    with pytest.raises(UsageError, match="'mask'"):
+        MaskedLM(documents([3]), plain, max_length=8)
+
+
+def test_too_few_sentinels_are_counted():
+    few = Tokenizer.train("byte", iter([]), vocab_size=280, special_tokens=["pad", "eos"], num_sentinels=5)
+    with pytest.raises(UsageError, match=r"need \d+ sentinels and the tokenizer has 5"):
+        SpanCorruption(documents([3]), few, max_source_length=512)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SpanCorruption(documents([3]), tokenizer(), max_source_length=32, mask_prob=1.0), "density = 1.0"),
+        (
+            lambda: SpanCorruption(documents([3]), tokenizer(), max_source_length=32, mean_span_length=0.5),
+            "mean_span = 0.5",
+        ),
+        (lambda: Denoising(documents([3]), tokenizer(), max_length=32, mask_prob=0.0), "share = 0.0"),
+        (
+            lambda: NextSentence(marked_texts(), tokenizer("bos-eos"), max_length=32, template=SpecialTokenTemplate()),
+            "sep",
+        ),
+    ],
+)
+def test_impossible_choices_are_refused(make, message):
+    with pytest.raises(UsageError, match=message):
+        make()
+
+
+def test_a_row_too_short_for_anything_is_refused():
+    with pytest.raises(UsageError, match="length = 2 is too short"):
+        MaskedLM(documents([3]), tokenizer(), max_length=2)
+
+
+@pytest.mark.parametrize(
+    ("too_long", "expected"),
+    [
+        ("skip", {"examples": 2, "skipped": 2, "cut": 0, "lost": 2 + 20 + 12 + 2, "tokens": 6}),
+        ("cut", {"examples": 4, "skipped": 0, "cut": 2, "lost": (21 - 10) + (13 - 8), "tokens": 6 + 36 - 16}),
+    ],
+)
+def test_pairs_that_do_not_fit_are_counted(too_long, expected):
+    examples = paired([(2, 2), (2, 20), (12, 2), (1, 1)])  # source, target
+    objective = Seq2SeqLM(examples, tokenizer(), max_length=10, max_source_length=8, too_long=too_long)
+    assert {name: objective.tally.to_dict()[name] for name in expected} == expected
+
+
+def test_pairs_that_do_not_fit_stop_the_run_unless_a_choice_is_made():
+    with pytest.raises(QkvError, match=r"2 of 4 records are too long.*needs 21 places and length is 10.*too_long"):
+        Seq2SeqLM(paired([(2, 2), (2, 20), (12, 2), (1, 1)]), tokenizer(), max_length=10, max_source_length=8)

@@ -1,0 +1,110 @@
+"""Mixtures: shares by weight, each source in its own epochs, any window at once."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rows_made import documents, quick, tokenizer
+
+from qkv.data.objectives import CausalLM
+from qkv.data.stream.mixture import MixtureOrder, mixture_fractions
+from qkv.data.stream.sequences import SequenceStream
+from qkv.errors import QkvError, UsageError
+
+
+def source(count: int, seed: int = 0, length: int = 16) -> CausalLM:
+    return CausalLM(documents([9] * count, seed), tokenizer(), max_length=length)
+
+
+def sources(**counts: int) -> dict[str, CausalLM]:
+    return {name: source(count) for name, count in counts.items()}
+
+
+@quick
+@given(st.lists(st.floats(0.01, 1), min_size=2, max_size=4), st.integers(5, 60))
+def test_shares_are_kept_exactly_over_time(weights, size):
+    named = {f"s{number}": weight for number, weight in enumerate(weights)}
+    mixture = MixtureOrder(sources(**dict.fromkeys(named, 7)), named, 0, size)
+    taken = np.zeros(len(weights))
+    for window in range(6):
+        taken += np.bincount(mixture.pool(window).dataset, minlength=len(weights))
+        expected = np.array(weights) / sum(weights) * size * (window + 1)
+        assert (abs(taken - expected) <= 1).all()
+
+
+def test_every_source_runs_through_its_own_epochs():
+    mixture = MixtureOrder(sources(large=50, small=6), {"large": 0.5, "small": 0.5}, 3, 20)
+    seen: dict[tuple[int, int], list[int]] = {}
+    for window in range(30):
+        picks = mixture.pool(window)
+        for one, epoch, example in zip(picks.dataset, picks.epoch, picks.example, strict=True):
+            seen.setdefault((int(one), int(epoch)), []).append(int(example))
+    assert sorted(seen[0, 0]) == list(range(50))
+    assert all(sorted(seen[1, epoch]) == list(range(6)) for epoch in range(40))
+    assert mixture.epochs_at(20) == {"large": 4, "small": 33}
+
+
+def test_an_empty_source_is_named():
+    with pytest.raises(QkvError, match="nothing to train on in 'none'"):
+        SequenceStream(
+            {"some": source(3), "none": CausalLM(documents([0, 0]), tokenizer(), max_length=16)}, batch_tokens=64
+        )
+
+
+def test_a_window_can_be_had_without_those_before_it():
+    make = lambda: MixtureOrder(sources(a=13, b=29), {"a": 1, "b": 2.5}, 3, 11)  # noqa: E731
+    walked = make()
+    for window in range(25):
+        mine, theirs = walked.pool(window), make().pool(window)
+        assert mine.example.tolist() == theirs.example.tolist()
+        assert mine.epoch.tolist() == theirs.epoch.tolist()
+
+
+def test_sources_are_shuffled_apart():
+    mixture = MixtureOrder(sources(a=64, b=64), {"a": 1, "b": 1}, 0, 128)
+    picks = mixture.pool(0)
+    assert picks.example[picks.dataset == 0].tolist() != picks.example[picks.dataset == 1].tolist()
+
+
+@pytest.mark.parametrize(
+    ("weights", "temperature", "expected"),
+    [
+        ("proportional", 1.0, (0.8, 0.2)),
+        ("proportional", 2.0, (2 / 3, 1 / 3)),
+        ("equal", 1.0, (0.5, 0.5)),
+        ({"a": 1, "b": 3}, 1.0, (0.25, 0.75)),
+    ],
+)
+def test_weights(weights, temperature, expected):
+    found = mixture_fractions(sources(a=80, b=20), weights, temperature)
+    assert tuple(found.values()) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ("proportionate", "did you mean 'proportional'"),
+        ({"a": 1, "bb": 1}, "did you mean 'b'"),
+        ({"a": 1}, "missing for: b"),
+        ({"a": 1, "b": 0}, "above 0; that of 'b' is 0"),
+        ({"a": 1, "b": float("nan")}, "above 0"),
+    ],
+)
+def test_wrong_weights_are_named(weights, message):
+    with pytest.raises(UsageError, match=message):
+        mixture_fractions(sources(a=1, b=1), weights)
+
+
+def test_a_temperature_of_nothing_is_refused():
+    with pytest.raises(UsageError, match="temperature = 0"):
+        mixture_fractions(sources(a=1, b=1), "proportional", temperature=0)
+
+
+def test_no_sources_are_refused():
+    with pytest.raises(UsageError, match="no sources"):
+        SequenceStream({}, batch_tokens=64)
+
+
+def test_sources_of_different_rows_cannot_be_mixed():
+    with pytest.raises(UsageError, match=r"same capacity: 'a' has \(16,\) and 'b' has \(32,\)"):
+        SequenceStream({"a": source(3), "b": source(3, length=32)}, batch_tokens=64)

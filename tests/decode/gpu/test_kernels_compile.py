@@ -1,0 +1,117 @@
+"""The Triton kernels compile for a Hopper GPU, which none is needed for: wide loads, early ones first, no spilling."""
+
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+TRITON = find_spec("triton")  # not loaded here: what is loaded decides whether kernels are interpreted
+if TRITON is None:
+    pytest.skip("Triton is not installed", allow_module_level=True)
+
+OF_TRAINING = "rows_in_place|gelu_"
+"""Kernels that do not start before the last one has ended."""
+PROGRAM = """
+import sys, triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from qkv.blocks.kernels import linear_gelu_triton as biased_gelu_kernels
+from qkv.decode.gpu import fused_kernels as one_row_kernels
+from qkv.train.loss import fused_cross_entropy_triton as loss_kernels
+
+X, HALF, ID, WHOLE = "*fp32", "*bf16", "*i64", "i32"
+KINDS = {
+    "table_ptr": HALF, "places_ptr": HALF, "weight_ptr": HALF, "bias_ptr": HALF, "gain_ptr": HALF, "shift_ptr": HALF,
+    "key_ptr": HALF, "value_ptr": HALF, "logits_ptr": HALF, "stride": WHOLE, "stretches": WHOLE, "ended_ptr": "*i1",
+    "logprob_ptr": "*fp64", "scale": "fp32", "eps": "fp32", "smoothing": "fp32",
+} | dict.fromkeys(("token_ptr", "position_ptr", "slot_ptr", "where_ptr", "ends_ptr", "written_ptr", "count_ptr",
+                   "target_ptr"), ID)
+COMMON = {"NORM": "none", "GAIN": False, "SHIFT": False, "SCALE": False, "BIAS": False, "ADD": False, "BEND": "none",
+          "GATED": False, "EARLY": True}
+GELU = {"P0": 1.59, "P1": 0.0756, "P2": -0.00097, "P3": 8.7e-06, "UNROLLED": 4}
+BENT = {"x_ptr": HALF, "out_ptr": HALF, "back_ptr": HALF, "to_x_ptr": HALF, "bias_ptr": X, "rows": WHOLE}
+CASES = [
+    ("embed", 1, {"WIDTH": 768, "PLACES": True, "BLOCK": 256}),
+    ("product", 4, {"IN": 768, "OUT": 3072, "FULL": 1024, "BLOCK": 4, "NORM": "layernorm", "GAIN": True, "SHIFT": True,
+                    "BIAS": True, "BEND": "gelu_tanh"}),
+    ("product", 4, {"IN": 2048, "OUT": 5632, "FULL": 2048, "BLOCK": 2, "NORM": "rmsnorm", "GAIN": True, "BEND": "silu",
+                    "GATED": True}),
+    ("product", 8, {"IN": 14336, "OUT": 4096, "FULL": 16384, "BLOCK": 2, "ADD": True}),
+    ("attend", 8, {"H": 32, "KV": 8, "D": 128, "TURNED": 128, "BLOCK": 256, "MANY": True}),
+    ("merge", 4, {"D": 64, "FULL": 32}),
+    ("peaks", 4, {"VOCAB": 50257, "BLOCK": 1024}),
+    ("settle", 4, {"PARTS": 50, "FULL": 64, "ENDS": 2}),
+    ("rows_in_place", 4, {"OUTPUTS": 50257, "WIDTH": 50304, "BIAS": False, "SMOOTH": True, "NOTHING": -100,
+                          "BLOCK": 2048}),
+    ("gelu_forth", 4, {"WIDTH": 3072, "ROWS": 8, "COLUMNS": 1024} | GELU),
+    ("gelu_back", 8, {"WIDTH": 3072, "ROWS": 32, "COLUMNS": 1024} | GELU),
+    ("gelu_back", 2, {"WIDTH": 1000, "ROWS": 32, "COLUMNS": 256} | GELU),
+]
+for number, (name, warps, values) in enumerate(CASES):
+    (kernel,) = (getattr(m, name) for m in (one_row_kernels, loss_kernels, biased_gelu_kernels) if hasattr(m, name))
+    names = kernel.arg_names
+    KINDS |= BENT if name.startswith("gelu") else {}
+    values = {key: value for key, value in (COMMON | values).items() if key in names}
+    kinds = {n: "constexpr" if n in values else KINDS.get(n, X) for n in names}
+    even = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if kinds[n][0] == "*" or n == "stride"}
+    source = ASTSource(kernel, kinds, {(names.index(key),): value for key, value in values.items()}, even)
+    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    with open(f"{sys.argv[1]}/{number}-{name}.ptx", "w") as file:
+        file.write(built.asm["ptx"])
+"""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The assembly of each case. In a process of its own: here kernels are interpreted."""
+    folder = tmp_path_factory.mktemp("ptx")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(folder / "cache")}
+    done = subprocess.run([sys.executable, "-c", PROGRAM, str(folder)], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return {path.stem: path.read_text() for path in sorted(folder.glob("*.ptx"))}
+
+
+def test_every_kernel_of_a_step_waits_and_lets_the_next_one_start(built: dict[str, str]) -> None:
+    for name, text in built.items():
+        if not re.search(OF_TRAINING, name):
+            assert text.count("griddepcontrol.wait") == text.count("griddepcontrol.launch_dependents") == 1, name
+            assert text.index("griddepcontrol.wait") < text.index("st.global"), name
+
+
+def test_weights_are_read_before_the_wait_and_all_else_after_it(built: dict[str, str]) -> None:
+    """Sixteen bytes at a time; what comes after it is the vector, which the last kernel wrote."""
+    for name, text in built.items():
+        before = re.findall(r"ld\.global\S*", text[: text.index("griddepcontrol.wait")]) if "product" in name else []
+        if "product" in name:
+            assert len([load for load in before if ".v4" in load]) >= 6, (name, before)
+        elif not re.search(OF_TRAINING, name):
+            assert "ld.global" not in text[: text.index("griddepcontrol.wait")], name
+
+
+def test_logits_with_an_odd_edge_are_read_and_written_in_wide_pieces(built: dict[str, str]) -> None:
+    (text,) = (text for name, text in built.items() if "rows_in_place" in name)
+    assert len(re.findall(r"ld\.global\S*v4", text)) >= 4
+    assert re.search(r"st\.global\S*v4", text)
+
+
+def test_gelu_reads_and_writes_wide_pieces(built: dict[str, str]) -> None:
+    for name, text in built.items():
+        if "gelu" in name:
+            assert len(re.findall(r"ld\.global\S*v[24]", text)) >= 4, name
+            assert len(re.findall(r"st\.global\S*v[24]", text)) >= 4, name
+
+
+def test_nothing_spills(built: dict[str, str], tmp_path: Path) -> None:
+    assembler = Path(TRITON.origin).parent / "backends/nvidia/bin/ptxas"
+    if not assembler.exists():
+        pytest.skip("this Triton comes without an assembler")
+    for name, text in built.items():
+        (tmp_path / "kernel.ptx").write_text(text)
+        words = [str(assembler), "-v", "-arch=sm_90a", str(tmp_path / "kernel.ptx"), "-o", os.devnull]
+        told = subprocess.run(words, capture_output=True, text=True, check=True).stderr
+        assert "0 bytes spill stores" in told, (name, told)

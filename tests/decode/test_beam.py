@@ -1,0 +1,125 @@
+"""Beam search against brute force: with room for every path it finds the best one, for any sign of the penalty."""
+
+import sys
+
+import pytest
+import torch
+from decode_models import END, tiny
+
+from qkv.blocks import SelfCache
+from qkv.decode import GenerationOptions, generate, score
+from qkv.decode.cpu.beam_slots import BeamSlots
+from qkv.decode.options import length_divisor
+from qkv.models import Network
+
+VOCAB = 5
+PROMPT = [3, 4, 2]
+
+
+def all_hypotheses(network: Network, options: GenerationOptions) -> list[tuple[float, list[int]]]:
+    """Every sequence that ends within two tokens, or is as long as that, with its worth, best first."""
+    others = [t for t in range(VOCAB) if t != END]
+    sequences = [[END]] + [[t, END] for t in others] + [[t, u] for t in others for u in others]
+    scored = score(network, [PROMPT] * len(sequences), sequences)
+    worths = [sum(t.logprob for t in tokens) / length_divisor(options, len(tokens)) for tokens in scored]
+    return sorted(zip(worths, sequences, strict=True), reverse=True)
+
+
+@pytest.mark.parametrize("family", ["decoder", "seq2seq"])
+@pytest.mark.parametrize("penalty", ["power", "gnmt"])
+@pytest.mark.parametrize("alpha", [-1.0, 0.0, 0.6, 2.0])
+def test_a_beam_with_room_for_every_path_finds_the_best_of_all(family: str, alpha: float, penalty: str) -> None:
+    """Traps 14 and 15: a beam as wide as the vocabulary prunes nothing within two tokens."""
+    network = tiny(family, vocab=VOCAB, seed=3, spread=0.5)
+    options = GenerationOptions(
+        max_tokens=2, beam=VOCAB, length_penalty=alpha, length_penalty_kind=penalty, num_return_sequences=VOCAB
+    )  # type: ignore[arg-type]
+    found = generate(network, [PROMPT], options)[0]
+    best = all_hypotheses(network, options)
+    assert [found.score, *(r.score for r in found.alternatives)] == pytest.approx(
+        [w for w, _ in best[:VOCAB]], abs=1e-9
+    )
+    assert found.ids + ([END] if found.finish_reason == "end" else []) == best[0][1]
+
+
+@pytest.mark.parametrize("family", ["decoder", "seq2seq"])
+@pytest.mark.parametrize("alpha", [-0.7, 0.0, 1.0])
+def test_stopping_early_loses_nothing(family: str, alpha: float) -> None:
+    """A search that may stop early finds what one that never stops finds."""
+    network = tiny(family, vocab=8, seed=5)
+    options = GenerationOptions(max_tokens=10, beam=4, length_penalty=alpha)
+    early = generate(network, [PROMPT, [5, 6]], options)
+    import qkv.decode.beam as beam
+
+    settled, beam._is_done = beam._is_done, lambda *_: False
+    try:
+        never = generate(network, [PROMPT, [5, 6]], options)
+    finally:
+        beam._is_done = settled
+    assert [(r.ids, r.score) for r in early] == [(r.ids, pytest.approx(r.score)) for r in never]
+
+
+def test_beam_one_is_greedy(network: Network) -> None:
+    from qkv.decode.generate import _from_search, make_runner
+
+    prompts = [[3, 4, 5], [6, 7]]
+    greedy = generate(network, prompts, GenerationOptions(max_tokens=8))
+    run = make_runner(network, prompts, GenerationOptions(max_tokens=8, beam=1))  # type: ignore[arg-type]
+    with torch.inference_mode():
+        searched = _from_search(run, GenerationOptions(max_tokens=8, beam=1), (END,), None)
+    assert [r.ids for r in searched] == [r.ids for r in greedy]
+
+
+def test_the_recorded_score_is_the_rescored_one(network: Network) -> None:
+    options = GenerationOptions(max_tokens=6, beam=3, length_penalty=0.8, num_return_sequences=3)
+    for result in generate(network, [[3, 4, 5], [6, 7]], options)[0:1]:
+        for hypothesis in (result, *result.alternatives):
+            ids = hypothesis.ids + ([END] if hypothesis.finish_reason == "end" else [])
+            again = sum(t.logprob for t in score(network, [[3, 4, 5]], [ids])[0])
+            assert hypothesis.score == pytest.approx(again / length_divisor(options, len(ids)), abs=1e-6)
+
+
+def test_hypotheses_come_best_first_and_differ(network: Network) -> None:
+    result = generate(network, [[3, 4]], GenerationOptions(max_tokens=5, beam=4, num_return_sequences=4))[0]
+    scores = [result.score, *(r.score for r in result.alternatives)]
+    assert scores == sorted(scores, reverse=True)
+    assert len({tuple(r.ids) for r in (result, *result.alternatives)}) == len(scores)
+
+
+def test_a_recorded_search_explains_its_result(network: Network) -> None:
+    result = generate(network, [[3, 4]], GenerationOptions(max_tokens=5, beam=3, return_search_steps=True))[0]
+    assert 1 <= len(result.search_steps) <= 5
+    for step in result.search_steps:
+        scores = [candidate.score for candidate in step.candidates]
+        assert scores == sorted(scores, reverse=True)
+        assert sum(c.kept and not c.ended for c in step.candidates) <= 3
+    assert not generate(network, [[3, 4]], GenerationOptions(max_tokens=5, beam=3))[0].search_steps
+
+
+def test_a_batch_of_unequal_prompts_is_each_alone(network: Network) -> None:
+    prompts = [[3, 4, 5, 6], [7], [8, 9]]
+    options = GenerationOptions(max_tokens=7, beam=3)
+    together = generate(network, prompts, options)
+    alone = [generate(network, [prompt], options)[0] for prompt in prompts]
+    assert [(r.ids, r.finish_reason) for r in together] == [(r.ids, r.finish_reason) for r in alone]
+    assert [r.score for r in together] == pytest.approx([r.score for r in alone], abs=1e-9)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_the_reorder_of_the_cache_matters(network: Network, fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control for trap 14: a search whose cache is not reordered finds something else."""
+    options = GenerationOptions(max_tokens=8, beam=4, num_return_sequences=4)
+    right = generate(network, [[3, 4, 5]], options)[0]
+    whole = SelfCache.reorder
+
+    def first_only(self: SelfCache, rows: torch.Tensor, since: int = 0) -> None:
+        if len(rows) != self.batch_size:  # the prompt's row becoming several
+            whole(self, rows)
+
+    if fast:
+        monkeypatch.setattr(BeamSlots, "reorder", lambda self, rows: None)
+    else:
+        monkeypatch.setattr(sys.modules["qkv.decode.runner"], "fits", lambda *_: False)
+        monkeypatch.setattr(SelfCache, "reorder", first_only)
+    wrong = generate(network, [[3, 4, 5]], options)[0]
+    assert [r.score for r in (right, *right.alternatives)] != [r.score for r in (wrong, *wrong.alternatives)]

@@ -1,0 +1,311 @@
+"""The display of a run: right at every width and for every script, with nothing known yet, and plain in a log."""
+
+import io
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
+
+from qkv.render.formatting import BLOCKS, DownsampledCurve, format_duration, format_number, sparkline
+from qkv.render.training_display import LiveDisplay, LogDisplay, make_watcher
+from qkv.train.watch import EvalReport, RunEnd, RunStart, Sample, StepReport
+
+START = RunStart(
+    run="runs/dates", parameters=1_059_840, trainable=1_059_840, step=0, steps=1000, minutes=0.0, device="cpu",
+    metric="exact",
+)  # fmt: skip
+STEP = StepReport(
+    step=540, loss=0.21434, lr=8.1e-4, grad_norm=0.62, tokens=900_000, tokens_per_second=41_234.4, seconds=60.0,
+    fraction_done=0.54, seconds_left=52.0, epoch=2,
+)  # fmt: skip
+EVAL = EvalReport(step=500, seconds=55.0, metrics={"loss": 0.0412, "exact": 0.953}, is_best=True)
+RIGHT = Sample("3 mars 1998", "1998-03-03", "1998-03-03")
+WRONG = Sample("3 mars 1998", "1998-03-30", "1998-03-03")
+END = RunEnd(step=1000, seconds=105.2, reason="steps", metrics={"exact": 0.964}, folder="runs/dates")
+
+
+def picture(display: LiveDisplay, width: int = 80) -> list[str]:
+    """What the display shows now."""
+    console = Console(file=io.StringIO(), width=width, record=True, color_system=None)
+    console.print(display)
+    return console.export_text().rstrip("\n").split("\n")
+
+
+def display(*, start=START, steps=(STEP,), evaluations=(EVAL,), sample=RIGHT) -> LiveDisplay:
+    made = LiveDisplay(Console(file=io.StringIO(), width=80))
+    if start is not None:
+        made.state.start = start
+    for one in steps:
+        made.on_step(one)
+    for one in evaluations:
+        made.on_evaluate(one)
+    if sample is not None:
+        made.on_sample(500, sample)
+    return made
+
+
+def log(*calls) -> list[str]:
+    stream = io.StringIO()
+    lines = LogDisplay(stream)
+    for name, *arguments in calls:
+        getattr(lines, name)(*arguments)
+    return stream.getvalue().splitlines()
+
+
+# The display
+
+
+def test_all_of_it():
+    earlier = replace(STEP, step=530, loss=0.5)
+    assert picture(display(steps=(earlier, STEP))) == [
+        "",
+        " runs/dates   1.1 million parameters   cpu",
+        " ━━━━━━━━━━━━━━━━━━━━━──────────────────   54 %   0:52 left   step 540 of 1,000",
+        "",
+        " training   loss 0.2143   █▁",
+        " held out   exact 0.9530   step 500, the best so far   loss 0.0412",
+        " pace       41,234 tokens/s   learning rate 8.10e-04   gradient 0.6200   epoch 3",
+        "",
+        " source     3 mars 1998",
+        " written ✓  1998-03-03",
+    ]
+
+
+def test_nothing_known_yet():
+    assert picture(display(start=None, steps=(), evaluations=(), sample=None))[1] == " a run"
+    shown = picture(display(steps=(), evaluations=(), sample=None))
+    assert shown[2] == f" {'─' * 48}    0 %   step 0 of 1,000"
+    assert shown[-1] == " the first steps are on their way"
+
+
+def test_a_run_that_goes_on_begins_where_it_was():
+    shown = picture(display(start=replace(START, step=300), steps=(), evaluations=(), sample=None))
+    assert shown[2].endswith("step 300 of 1,000")
+
+
+def test_a_budget_in_minutes_has_no_number_of_steps():
+    shown = picture(display(start=replace(START, steps=0, minutes=2.0)))
+    assert shown[2].endswith("54 %   0:52 left   step 540")
+
+
+def test_a_part_that_is_trained_is_told():
+    assert "1.1 million parameters, 4,096 trained" in picture(display(start=replace(START, trained=4096)))[1]
+
+
+def test_the_best_evaluation_is_remembered():
+    worse = replace(EVAL, step=540, metrics={"exact": 0.5}, best=False)
+    assert picture(display(evaluations=(EVAL, worse)))[5] == (
+        " held out   exact 0.5000   █▁   step 540, best 0.9530 at 500"
+    )
+
+
+def test_what_is_wrong_is_shown_beside_what_was_expected():
+    assert picture(display(sample=WRONG))[-3:] == [
+        " source     3 mars 1998",
+        " written ✗  1998-03-30",
+        " expected   1998-03-03",
+    ]
+
+
+def test_without_one_right_answer_nothing_is_judged():
+    assert picture(display(sample=Sample("", "Once upon a time", "")))[-1] == " written    Once upon a time"
+
+
+def test_a_sample_of_the_evaluation_is_shown():
+    assert picture(display(evaluations=(replace(EVAL, samples=[WRONG]),), sample=None))[-1].endswith("1998-03-03")
+
+
+@pytest.mark.parametrize("text", ["٣ مارس ١٩٩٨ م", "ג׳ במרץ 1998"])
+def test_writing_from_right_to_left_stands_at_the_end_of_its_line(text):
+    lines = [line for line in picture(display(sample=Sample(text, text, "else"))) if text in line]
+    assert [line.strip().split()[0] for line in lines] == ["source", "written"]
+    assert all(line.endswith(text) for line in lines)
+
+
+def test_long_texts_take_two_lines():
+    shown = picture(display(sample=Sample("word " * 100, "東京 " * 100, "")))[8:]
+    assert [line[:12].strip() for line in shown] == ["source", "", "written", ""]
+    assert [line.endswith(" …") for line in shown] == [False, True, False, True]
+
+
+def test_control_characters_are_drawn_not_obeyed():
+    shown = "\n".join(picture(display(sample=Sample("a\x1b[31mb\rc\nd", "\u202eevil", "x"))))
+    assert "\x1b" not in shown
+    assert "\u202e" not in shown
+    assert "a␛[31mb␍c␊d" in shown
+
+
+numbers = st.floats(allow_nan=True, allow_infinity=True)
+positive = st.floats(0.0, 1e12)
+texts = st.text(max_size=300)
+
+
+@settings(deadline=None, derandomize=True)
+@given(
+    width=st.integers(24, 160), source=texts, written=texts, expected=texts, loss=numbers, norm=numbers, metric=numbers,
+    done=st.floats(-0.5, 1.5), left=numbers, rate=positive, run=texts,
+)  # fmt: skip
+def test_no_line_is_wider_than_the_terminal(
+    width, source, written, expected, loss, norm, metric, done, left, rate, run
+):
+    step = replace(STEP, loss=loss, grad_norm=norm, done=done, seconds_left=left, tokens_per_second=rate)
+    shown = picture(
+        display(
+            start=replace(START, run=run),
+            steps=(step, STEP, step),
+            evaluations=(replace(EVAL, metrics={"exact": metric, "loss": loss}),),
+            sample=Sample(source, written, expected),
+        ),
+        width,
+    )
+    assert all(cell_len(line) <= width for line in shown)
+    assert 9 <= len(shown) <= 15
+
+
+def test_evaluations_without_numbers():
+    assert picture(display(evaluations=(replace(EVAL, metrics={}),)))[5] == " held out   nothing measured yet"
+
+
+# The terminal
+
+
+def test_whatever_happens_the_cursor_comes_back():
+    stream = io.StringIO()
+
+    def run():
+        with LiveDisplay(Console(file=stream, force_terminal=True, width=80)) as watch:
+            watch.on_start(START)
+            watch.on_step(STEP)
+            raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        run()
+    assert stream.getvalue().count("\x1b[?25l") == stream.getvalue().count("\x1b[?25h") == 1
+
+
+def test_notes_and_the_end_stay_above_and_below():
+    stream = io.StringIO()
+    with LiveDisplay(Console(file=stream, force_terminal=True, color_system=None, width=80)) as watch:
+        watch.on_start(replace(START, notes=("going on from step 300",)))
+        watch.on_note(310, "step 305: the loss is not a number")
+        watch.on_end(END)
+    seen = stream.getvalue()
+    assert " going on from step 300" in seen
+    assert " step 305: the loss is not a number" in seen
+    assert seen.rstrip().endswith(" done  1,000 steps in 1:45 (all steps are taken)   exact 0.9640   runs/dates")
+
+
+def test_where_there_is_no_terminal_there_are_lines(capsys, monkeypatch):
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    with make_watcher() as watch:
+        assert isinstance(watch, LogDisplay)
+        watch.on_end(END)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == "done: 1,000 steps in 1:45 (all steps are taken)   exact 0.9640   runs/dates\n"
+
+
+# The log
+
+
+def test_a_log():
+    assert log(
+        ("start", replace(START, trained=4096, notes=("going on from step 300",))),
+        ("step", STEP),
+        ("evaluated", replace(EVAL, samples=[WRONG, RIGHT])),
+        ("note", 500, "two\nlines"),
+        ("end", END),
+    ) == [
+        "runs/dates: 1,059,840 parameters, 4,096 of them trained, cpu, 1,000 steps",
+        "note: going on from step 300",
+        "step 540  loss 0.2143  learning rate 8.10e-04  gradient 0.6200  41,234 tokens/s  54 %, 0:52 left",
+        "step 500  held out: exact 0.9530  loss 0.0412  (best so far)",
+        "  3 mars 1998 → 1998-03-30 ✗ expected 1998-03-03",
+        "note: two",
+        "note: lines",
+        "done: 1,000 steps in 1:45 (all steps are taken)   exact 0.9640   runs/dates",
+    ]
+
+
+def test_a_log_does_not_say_the_same_twice():
+    last = replace(EVAL, best=False)
+    worse = replace(last, metrics={**EVAL.metrics, "loss": 9.0})
+    assert len(log(("evaluated", EVAL), ("evaluated", last), ("evaluated", worse))) == 2
+
+
+def test_a_log_speaks_of_steps_every_few_seconds_and_of_the_last():
+    steps = [replace(STEP, step=n, seconds=n / 10, done=n / 1000) for n in range(10, 1001, 10)]
+    said = log(*(("step", step) for step in steps))
+    assert [line.split("  ")[0] for line in said] == [f"step {n:,}" for n in (*range(10, 911, 100), 1000)]
+
+
+def test_a_log_shows_a_sample_for_a_step_it_speaks_of():
+    calls = [("step", STEP), ("sampled", 540, RIGHT), ("sampled", 541, RIGHT), ("sampled", 542, RIGHT)]
+    assert log(*calls)[1:] == ["  3 mars 1998 → 1998-03-03 ✓"]
+
+
+def test_a_log_has_no_codes_and_a_line_for_each_thing():
+    nasty = Sample("a\x1b[31m\nb", "\x07", "c")
+    said = log(("evaluated", replace(EVAL, samples=[nasty])), ("note", 1, "\x1b[2J"))
+    assert len(said) == 3
+    assert not any(character < " " for line in said for character in line)
+
+
+def test_a_log_in_an_encoding_without_the_letters():
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    LogDisplay(stream).on_evaluate(replace(EVAL, samples=[Sample("東京", "x", "x")]))
+    assert b"\\u6771\\u4eac" in raw.getvalue()
+
+
+# Numbers
+
+
+@settings(deadline=None, derandomize=True)
+@given(values=st.lists(st.floats(-1e6, 1e6), max_size=200), width=st.integers(1, 60))
+def test_a_sparkline_spans_its_numbers(values, width):
+    line = sparkline(values, width)
+    assert len(line) == (min(width, len(values)) if len(values) > 1 else 0)
+    assert set(line) <= set(BLOCKS)
+    if 1 < len(values) <= width and min(values) < max(values):
+        assert line[values.index(min(values))] == "▁"
+        assert line[values.index(max(values))] == "█"
+
+
+def test_a_sparkline_of_a_loss_is_drawn_by_its_logarithm():
+    assert sparkline([math.exp(-n) for n in range(8)], 8, log=True) == "█▇▆▅▄▃▂▁"
+    assert sparkline([math.nan, 0.0, 2.0, 1.0, math.inf], 8, log=True) == "█▁"
+
+
+@settings(deadline=None, derandomize=True)
+@given(values=st.lists(st.floats(-1e6, 1e6), max_size=300))
+def test_a_long_curve_is_kept_in_few_points(values):
+    curve = DownsampledCurve(max_points=8)
+    for value in values:
+        curve.add(value)
+    assert len(curve.points) < 8
+    full = len(curve.points) * curve.stride
+    assert len(values) - full < curve.stride
+    for n, point in enumerate(curve.points):
+        part = values[n * curve.stride : (n + 1) * curve.stride]
+        assert point == pytest.approx(sum(part) / len(part), abs=1e-6)
+
+
+@settings(deadline=None, derandomize=True)
+@given(value=st.floats(-1e9, 1e9))
+def test_four_digits(value):
+    assert float(format_number(value)) == pytest.approx(value, rel=6e-3, abs=1e-300)
+
+
+@settings(deadline=None, derandomize=True)
+@given(seconds=st.integers(0, 10**7))
+def test_a_clock_can_be_read_back(seconds):
+    days, _, rest = format_duration(seconds).rpartition(" ")
+    parts = [int(part) for part in rest.split(":")]
+    total = sum(part * 60**power for power, part in enumerate(reversed(parts)))
+    assert total + 86_400 * int(days.split()[0] if days else 0) == seconds

@@ -1,0 +1,82 @@
+"""A metric or a beam that a run cannot be judged by is refused before its first step, and what it can be is taken."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prepare_samples import sample_files, sample_recipe
+
+from qkv.errors import QkvError, UsageError
+from qkv.tasks.prepare.prepare import prepare
+from qkv.tasks.prepare.sources import FileSource
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("judged")
+    sample_files(path)
+    return path
+
+
+@pytest.fixture
+def nothing_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is refused is refused before the long part of the work."""
+
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise AssertionError("the data was tokenised first")
+
+    monkeypatch.setattr(FileSource, "encoded", refuse)
+
+
+@pytest.mark.parametrize(
+    ("kind", "file", "train", "told"),
+    [
+        ("pairs", "", {"metric": "blue"}, r"train.metric = 'blue' .*pairs.*did you mean 'bleu'"),
+        ("pairs", "", {"metric": "accuracy"}, "known: .*exact_match.*loss"),
+        ("classify", "", {"metric": "spearman"}, "classify is judged by; known: accuracy"),
+        ("classify", "scores.jsonl", {"metric": "accuracy"}, "known: loss, pearson, spearman"),
+        ("contrast", "", {"metric": "spearman"}, "retrieval_accuracy"),
+        ("tags", "", {"metric": "bleu"}, "macro_f1"),
+        ("spans", "", {"metric": "bleu"}, "spans is judged by its loss alone"),
+        ("denoise", "", {"metric": "nonsense"}, "denoise is judged by its loss alone"),
+        ("pairs", "", {"metric": "bleu", "eval_examples": 0}, r"train.eval_examples = 0.*train.metric = \"loss\""),
+        ("pairs", "", {"beam": 1000}, r"train.beam = 1000 is wider than the vocabulary of \d+"),
+        ("classify", "", {"beam": 2}, "train.beam = 2 means nothing for classify"),
+    ],
+)
+@pytest.mark.usefixtures("nothing_tokenised")
+def test_what_cannot_be_judged_by_is_refused(
+    folder: Path, kind: str, file: str, train: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(UsageError, match=told):
+        prepare(sample_recipe(folder, kind, file, train=train))
+
+
+def test_a_metric_without_validation_data_is_refused(folder: Path) -> None:
+    with pytest.raises(UsageError, match=r"train.metric needs validation data"):
+        prepare(sample_recipe(folder, "pairs", data={"valid_share": 0.0}, train={"metric": "loss"}))
+
+
+@pytest.mark.usefixtures("nothing_tokenised")
+def test_a_metric_of_a_library_that_is_not_installed_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sacrebleu", None)
+    with pytest.raises(QkvError, match="not installed"):
+        prepare(sample_recipe(folder, "pairs", train={"metric": "chrf"}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "train"),
+    [
+        ("pairs", {"metric": "word_error_rate", "beam": 3}),
+        ("next_token", {"metric": "bits_per_byte"}),
+        ("masked", {"metric": "masked_accuracy"}),
+        ("tags", {"metric": "macro_f1"}),
+        ("answers", {"metric": "exact_match"}),
+        ("spans", {"metric": "loss"}),
+        ("pairs", {"metric": "loss", "eval_examples": 0}),
+    ],
+)
+def test_what_can_be_judged_by_is_taken(folder: Path, kind: str, train: dict[str, Any]) -> None:
+    """A control: the checks above refuse no more than they should."""
+    assert prepare(sample_recipe(folder, kind, train=train)).valid_rows is not None

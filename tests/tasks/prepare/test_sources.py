@@ -1,0 +1,104 @@
+"""Parts of the data, samples of records, and several sets of examples as one."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prepare_samples import sample_recipe
+
+from qkv.data import FileLocation, InMemoryExamples, Problems, Record
+from qkv.errors import UsageError
+from qkv.tasks.prepare.columns import FIELDS, match_columns
+from qkv.tasks.prepare.objective import JoinedExamples
+from qkv.tasks.prepare.sources import cache_root, open_sources, sample_records
+from qkv.train.recipe.check import FAMILIES
+from qkv.train.recipe.schema import DataSection
+
+
+def numbered(count: int) -> Iterator[Record]:
+    return (Record({"n": n}, FileLocation("made", n)) for n in range(count))
+
+
+@given(st.integers(0, 400), st.integers(0, 60))
+def test_samples_are_as_many_as_asked_for_in_order_and_the_same_each_time(count: int, wanted: int) -> None:
+    found = [record.fields["n"] for record in sample_records(numbered(count), wanted)]
+    assert found == sorted(set(found))
+    assert len(found) == min(count, wanted)
+    assert found == [record.fields["n"] for record in sample_records(numbered(count), wanted)]
+
+
+def test_samples_are_spread_over_all_of_the_data() -> None:
+    found = np.array([record.fields["n"] for record in sample_records(numbered(10_000), 200)])
+    assert all(((found >= start) & (found < start + 2000)).sum() > 20 for start in range(0, 10_000, 2000))
+
+
+def test_a_larger_sample_holds_the_smaller_one() -> None:
+    few, many = ({r.fields["n"] for r in sample_records(numbered(1000), count)} for count in (20, 50))
+    assert few < many
+
+
+EXAMPLES = st.lists(st.lists(st.integers(0, 99), max_size=5), min_size=1, max_size=6)
+
+
+@given(st.lists(EXAMPLES, min_size=1, max_size=3), st.data())
+def test_joined_examples_are_the_lists_end_to_end(parts: list[list[list[int]]], data: st.DataObject) -> None:
+    joined = JoinedExamples([InMemoryExamples([{"ids": ids} for ids in part]) for part in parts])
+    flat = [ids for part in parts for ids in part]
+    assert len(joined) == len(flat)
+    assert joined.lengths("ids").tolist() == [len(ids) for ids in flat]
+    assert [joined[n]["ids"].tolist() for n in range(len(flat))] == flat
+    indices = data.draw(st.lists(st.integers(0, len(flat) - 1), max_size=8))
+    starts = [data.draw(st.integers(0, len(flat[n]))) for n in indices]
+    counts = [data.draw(st.integers(0, len(flat[n]) - s)) for n, s in zip(indices, starts, strict=True)]
+    found, offsets = joined.gather("ids", *(np.array(a, np.int64) for a in (indices, starts, counts)))
+    expected = [flat[n][s : s + c] for n, s, c in zip(indices, starts, counts, strict=True)]
+    assert found.tolist() == [one for part in expected for one in part]
+    assert offsets.tolist() == np.cumsum([0, *counts]).tolist()
+
+
+def test_the_cache_goes_where_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cache_root(DataSection(cache=str(tmp_path))) == tmp_path
+    monkeypatch.setenv("QKV_CACHE", str(tmp_path / "env"))
+    assert cache_root(DataSection()) == tmp_path / "env"
+    assert cache_root(DataSection(cache=str(tmp_path))) == tmp_path
+    monkeypatch.delenv("QKV_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.setattr("sys.platform", "linux")
+    assert cache_root(DataSection()) == tmp_path / "xdg" / "qkv"
+
+
+def test_every_objective_has_fields() -> None:
+    assert FIELDS.keys() == FAMILIES.keys()
+
+
+def test_a_name_of_the_objective_goes_before_one_that_is_only_known() -> None:
+    assert match_columns("pairs", ["text", "source", "target"], "x") == {"source": "source", "target": "target"}
+    assert match_columns("classify", ["score", "label", "text"], "x") == {"text": "text", "label": "label"}
+
+
+def test_no_column_is_taken_twice() -> None:
+    with pytest.raises(UsageError, match="which of them is the target"):
+        match_columns("pairs", ["text", "id"], "x")
+
+
+def test_a_record_without_a_field_is_counted_and_not_split_on(tmp_path: Path) -> None:
+    (tmp_path / "some.jsonl").write_text('{"source": "a", "target": "b"}\n{"target": "c"}\n' * 3)
+    sources = open_sources(sample_recipe(tmp_path, "pairs", "some.jsonl", data={"valid_share": 0.5}))
+    problems = Problems(max_invalid_fraction=1)
+    (part,) = sources.train.values()
+    both = [record for one in (part, *sources.valid) for record in records_or_none(one, problems)]
+    assert len(both) == 3
+    assert problems.num_invalid == 2 * 3  # each side reads all of the file
+
+
+def records_or_none(part: object, problems: Problems) -> list[Record]:
+    """The records of a side, which may be empty: three copies of one record are all on the same side."""
+    from qkv.errors import QkvError
+
+    try:
+        return list(part.records(problems))  # type: ignore[attr-defined]
+    except QkvError:
+        return []

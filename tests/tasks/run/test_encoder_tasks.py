@@ -1,0 +1,378 @@
+"""Tasks that read and do not write: each answer is the one that the text alone gives, laid out by hand."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from task_models import encoder, model, parts_of, records, seq2seq_tokenizer, stack
+
+import qkv
+from qkv.data import EncodeTags
+from qkv.errors import QkvError, UsageError
+from qkv.tasks.evaluate import main_metric
+from qkv.tasks.run import answer, classify, embed, fill, tag
+
+CLASSES = ("bad", "good", "so so")
+TEXTS = ["the fox", "a lazy dog runs over it", "Anna in Paris", "fox"]
+LABELS = qkv.HeadConfig(kind="classify", labels=CLASSES, dense="tanh", bias=True)
+
+
+def framed(made: qkv.Model, *parts: list[int]) -> list[int]:
+    """[CLS] a [SEP] b [SEP], by hand."""
+    roles = made.tokenizer.special_tokens
+    return [roles.cls, *[token for part in parts for token in (*part, roles.sep)]]
+
+
+def ids(made: qkv.Model, text: str) -> list[int]:
+    return made.tokenizer.encode(text, add_special_tokens=False)
+
+
+# ---------------------------------------------------------------- classify
+
+
+def test_labels_are_those_of_each_text_alone() -> None:
+    made = encoder(LABELS)
+    said = classify.run(*parts_of(made), TEXTS, batch_size=3)
+    made.network.eval()
+    for text, label in zip(TEXTS, said, strict=True):
+        shares = made.logits([framed(made, ids(made, text))])[0].softmax(-1)
+        assert label.label == CLASSES[int(shares.argmax())]
+        assert list(label.probabilities) == list(CLASSES)
+        assert list(label.probabilities.values()) == pytest.approx(shares.tolist(), abs=1e-5)
+        assert label.probability == max(label.probabilities.values())
+
+
+def test_a_pair_is_read_with_its_sentence_types() -> None:
+    made = encoder(LABELS)
+    one, two = "the fox", "a lazy dog"
+    (said,) = classify.run(*parts_of(made), [(one, two)])
+    row = framed(made, ids(made, one), ids(made, two))
+    types = [0] * (len(ids(made, one)) + 2) + [1] * (len(ids(made, two)) + 1)
+    made.network.eval()
+    expected = made.logits([row], token_type_ids=[types])[0].softmax(-1).tolist()
+    assert list(said.probabilities.values()) == pytest.approx(expected, abs=1e-5)
+    untyped = made.logits([row])[0].softmax(-1).tolist()
+    assert untyped != pytest.approx(expected, abs=1e-3)
+
+
+def test_labels_are_judged() -> None:
+    made = encoder(LABELS)
+    said = [one.label for one in classify.run(*parts_of(made), TEXTS)]
+    right = [{"text": text, "label": label} for text, label in zip(TEXTS, said, strict=True)]
+    found = classify.evaluate(*parts_of(made), records(right))
+    assert found.metrics["accuracy"] == 1.0
+    assert found.main == "accuracy" == main_metric(made.config, records(right))
+    assert [(sample.prediction, sample.expected) for sample in found.samples] == [(one, one) for one in said]
+    wrong = [*right[1:], {"text": TEXTS[0], "label": "unheard of"}]
+    found = classify.evaluate(*parts_of(made), records(wrong))
+    assert found.metrics["accuracy"] == pytest.approx(3 / 4)
+    assert found.notes == ("labels that the model does not have, counted as wrong: 'unheard of'",)
+    with pytest.raises(UsageError, match="none of the labels is one of this model's: 'x', but 'bad', 'good'"):
+        classify.evaluate(*parts_of(made), records([{"text": "fox", "label": "x"}]))
+
+
+def test_classes_without_names_are_numbers() -> None:
+    made = encoder(qkv.HeadConfig(kind="classify", outputs=3))
+    found = classify.evaluate(*parts_of(made), records([{"text": "fox", "label": 2}, {"text": "dog", "label": "0"}]))
+    assert found.num_records == 2
+    assert {sample.prediction for sample in found.samples} <= {"0", "1", "2"}
+
+
+def test_a_single_output_is_a_score() -> None:
+    made = encoder(qkv.HeadConfig(kind="classify", outputs=1))
+    said = classify.run(*parts_of(made), TEXTS)
+    made.network.eval()
+    assert said[1].score == pytest.approx(made.logits([framed(made, ids(made, TEXTS[1]))])[0].item(), abs=1e-5)
+    made.network.train()
+    same = [{"text": text, "score": 10 * one.score + 3} for text, one in zip(TEXTS, said, strict=True)]
+    found = classify.evaluate(*parts_of(made), records(same))
+    assert found.metrics == pytest.approx({"spearman": 1.0, "pearson": 1.0})
+    assert found.main == "spearman"
+    found = classify.evaluate(*parts_of(made), records([*same, {"text": "a", "score": "much"}]))
+    assert "1 records left out: made:5: the score 'much' is not a number" in found.notes
+
+
+def test_long_texts_are_cut_and_told_when_judged_and_refused_when_run() -> None:
+    made = encoder(LABELS, max_positions=8)
+    long = "the lazy dog " * 20
+    found = classify.evaluate(
+        *parts_of(made), records([{"text": long, "label": "bad"}, {"text": "fox", "label": "bad"}])
+    )
+    assert found.notes == ("1 of 2 texts were cut to the 8 tokens that fit",)
+    with pytest.raises(UsageError, match="the text is longer than the 8 tokens"):
+        classify.run(*parts_of(made), [long])
+
+
+@pytest.mark.parametrize("task", [classify, embed])
+def test_a_text_that_is_too_long_is_named(task: Any) -> None:
+    made = encoder(LABELS, max_positions=8)
+    long = "the lazy dog " * 20
+    with pytest.raises(UsageError) as caught:
+        task.run(*parts_of(made), ["fox", long, "dog", long + "!"])
+    many = len(framed(made, ids(made, long)))
+    begins = repr(long[:40]) + "…"
+    assert str(caught.value) == (
+        f"2 of 4 texts are longer than the 8 tokens that fit: text 2, which begins with {begins}, has {many:,} with "
+        "the special ones; shorten them"
+    )
+    assert len(task.run(*parts_of(made), ["fox", "dog"])) == 2
+    assert len(task.run(*parts_of(made), [])) == 0
+
+
+def test_of_two_texts_both_are_named() -> None:
+    made = encoder(LABELS, max_positions=8)
+    with pytest.raises(UsageError, match=r"text 1, which begins with 'fox ‖ the lazy dog the lazy .*; shorten it"):
+        classify.run(*parts_of(made), [("fox", "the lazy dog " * 20), ("a", "b")])
+
+
+def test_a_decoder_classifies_too() -> None:
+    tokenizer = seq2seq_tokenizer()
+    head = qkv.HeadConfig(kind="classify", labels=CLASSES, pool="last")
+    made = model(qkv.Config(decoder=stack(tokenizer), head=head, pad_token_id=tokenizer.special_tokens.pad), tokenizer)
+    said = classify.run(*parts_of(made), TEXTS)
+    made.network.eval()
+    expected = made.logits([tokenizer.encode(TEXTS[1])])[0].softmax(-1).tolist()
+    assert list(said[1].probabilities.values()) == pytest.approx(expected, abs=1e-5)
+
+
+# ---------------------------------------------------------------- tag
+
+TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
+SENTENCES = [["Anna", "runs", "in", "Paris", "."], ["the", "jumping", "foxes"], ["dog"]]
+
+
+def test_tags_are_read_off_each_words_first_token() -> None:
+    made = encoder(qkv.HeadConfig(kind="tag", labels=TAGS))
+    said = tag.run(*parts_of(made), SENTENCES, batch_size=2)
+    made.network.eval()
+    for words, tagged in zip(SENTENCES, said, strict=True):
+        assert [one.word for one in tagged] == words
+        pieces = [ids(made, word) for word in words]
+        shares = made.logits([framed(made, [token for piece in pieces for token in piece])])[0].softmax(-1)
+        place = 1
+        for piece, one in zip(pieces, tagged, strict=True):
+            assert one.tag == TAGS[int(shares[place].argmax())]
+            assert one.probability == pytest.approx(float(shares[place].max()), abs=1e-5)
+            place += len(piece)
+    assert any(len(ids(made, word)) > 1 for words in SENTENCES for word in words)
+
+
+def test_the_token_that_is_read_is_the_token_that_was_taught() -> None:
+    made = encoder(qkv.HeadConfig(kind="tag", labels=TAGS))
+    for words in (*SENTENCES, ["Paris", "\u200b", "fox"], ["dog's", "3.5", "—"]):
+        numbers = [str(number) for number in range(len(words))]
+        (taught,) = EncodeTags(made.tokenizer, classes=numbers)(records([{"tokens": words, "tags": numbers}]))
+        assert tag.mark_first_tokens(made.tokenizer, words) == {"ids": taught["ids"], "tags": taught["tags"]}
+
+
+def test_running_text_is_cut_into_words_and_signs() -> None:
+    made = encoder(qkv.HeadConfig(kind="tag", labels=TAGS))
+    (said,) = tag.run(*parts_of(made), ["Anna's dog-house, in Paris (3.5 km)!"])
+    assert [one.word for one in said] == ["Anna's", "dog-house", ",", "in", "Paris", "(", "3.5", "km", ")", "!"]
+    assert tag.run(*parts_of(made), ["", " "]) == [[], []]
+
+
+def test_a_long_sentence_is_tagged_in_windows_without_losing_a_word() -> None:
+    made = encoder(qkv.HeadConfig(kind="tag", labels=TAGS), max_positions=12)
+    words = ["fox", "dog", "Anna"] * 20
+    (said,) = tag.run(*parts_of(made), [words])
+    assert [one.word for one in said] == words
+    assert all(one.probability > 0 for one in said)
+
+
+def test_tags_are_judged_by_whole_entities() -> None:
+    made = encoder(qkv.HeadConfig(kind="tag", labels=TAGS))
+    said = [[one.tag for one in tagged] for tagged in tag.run(*parts_of(made), SENTENCES)]
+    same = [{"tokens": words, "tags": tags} for words, tags in zip(SENTENCES, said, strict=True)]
+    found = tag.evaluate(*parts_of(made), records(same))
+    assert found.metrics["accuracy"] == 1.0
+    assert found.main == "f1"
+    assert found.metrics["f1"] == 1.0
+    uneven = [*same, {"tokens": ["a", "b"], "tags": ["O"]}]
+    found = tag.evaluate(*parts_of(made), records(uneven))
+    assert found.num_records == 3
+    assert found.notes == ("1 records left out: not as many tags as words, or none",)
+    with pytest.raises(UsageError, match="not as many tags as words"):
+        tag.evaluate(*parts_of(made), records(uneven[-1:]))
+
+
+def test_plain_classes_are_judged_by_words() -> None:
+    made = encoder(qkv.HeadConfig(kind="tag", labels=("NOUN", "VERB")))
+    found = tag.evaluate(*parts_of(made), records([{"tokens": ["fox", "runs"], "tags": ["NOUN", "ADV"]}]))
+    assert list(found.metrics) == ["accuracy", "macro_f1"]
+    assert found.notes == ("tags that the model does not have, counted as wrong: 'ADV'",)
+
+
+# ---------------------------------------------------------------- answer
+
+SPAN = qkv.HeadConfig(kind="span", outputs=2)
+PASSAGE = "Anna runs over the lazy dog and the quick brown fox jumps in Paris with Anna"
+
+
+def slow_answer(made: qkv.Model, question: str, passage: str) -> tuple[str, float]:
+    """Every span of the whole passage, one after the other."""
+    asked, tokens = ids(made, question), made.tokenizer.encode_with_offsets(passage)
+    row = framed(made, asked, tokens[0])
+    types = [0] * (len(asked) + 2) + [1] * (len(tokens[0]) + 1)
+    made.network.eval()
+    logits = made.logits([row], token_type_ids=[types])[0].double()
+    first = len(asked) + 2
+    best, span = -np.inf, (0, 0)
+    for start in range(len(tokens[0])):
+        for end in range(start, min(start + answer.MAX_ANSWER_TOKENS, len(tokens[0]))):
+            worth = float(logits[first + start, 0] + logits[first + end, 1])
+            if worth > best:
+                best, span = worth, (start, end)
+    text = passage[tokens[1][span[0]][0] : tokens[1][span[1]][1]]
+    return text.strip(), best - float(logits[0].sum())
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+def test_the_answer_is_the_best_of_all_spans(seed: int) -> None:
+    made = encoder(SPAN, seed=seed)
+    questions = ["who runs?", "the fox", "in Paris?"]
+    said = answer.run(*parts_of(made), [(question, PASSAGE) for question in questions], no_answer=False, batch_size=2)
+    for question, found in zip(questions, said, strict=True):
+        text, score = slow_answer(made, question, PASSAGE)
+        assert found.text == text == PASSAGE[found.start : found.end]
+        assert found.score == pytest.approx(score, abs=1e-4)
+    mayhap = answer.run(*parts_of(made), [(question, PASSAGE) for question in questions])
+    assert [one.text for one in mayhap] == [one.text if one.score >= 0 else "" for one in said]
+
+
+def test_a_long_passage_is_read_in_windows_and_the_best_of_them_wins() -> None:
+    made = encoder(SPAN, max_positions=24)
+    passage = " ".join([PASSAGE] * 4)
+    (found,) = answer.run(*parts_of(made), [("who?", passage)], no_answer=False)
+    assert passage[found.start : found.end] == found.text != ""
+    assert len(ids(made, passage)) > 24
+
+
+def test_best_span_keeps_to_the_longest() -> None:
+    starts, ends = np.array([9.0, 0.0, 0.0, 1.0]), np.array([0.0, 0.0, 0.0, 9.0])
+    assert answer.best_span(starts, ends, max_tokens=4) == ((0, 3), 18.0)
+    assert answer.best_span(starts, ends, max_tokens=2) == ((3, 3), 10.0)
+
+
+def test_answers_are_judged_against_the_best_reference() -> None:
+    made = encoder(SPAN, seed=2)
+    (found,) = answer.run(*parts_of(made), [("who?", PASSAGE)], no_answer=False)
+    asked = {"question": "who?", "context": PASSAGE, "starts": [0]}
+    judged = answer.evaluate(*parts_of(made), records([{**asked, "answers": ["zzz", found.text]}]))
+    assert judged.metrics == {"f1": 1.0, "exact_match": 1.0}
+    assert judged.samples[0].expected == f"zzz / {found.text}"
+    judged = answer.evaluate(*parts_of(made), records([{**asked, "answers": ["zzz"]}]))
+    assert judged.metrics == {"f1": 0.0, "exact_match": 0.0}
+
+
+def test_no_answer_is_right_where_there_is_none() -> None:
+    made = encoder(SPAN, seed=2)
+    with torch.no_grad():
+        made.network.head.out.weight.zero_()  # every span is as likely as none, so a span is given
+    none = records([{"question": "who?", "context": "fox, dog", "answers": [], "starts": []}])
+    assert answer.evaluate(*parts_of(made), none).metrics["exact_match"] == 0.0
+    (found,) = answer.run(*parts_of(made), [("who?", "")])
+    assert (found.text, found.start) == ("", -1)
+    assert answer.evaluate(*parts_of(made), records([{**none[0].fields, "context": " "}])).metrics["exact_match"] == 1.0
+
+
+def test_a_question_comes_with_a_passage() -> None:
+    made = encoder(SPAN)
+    with pytest.raises(UsageError, match="text 2 is not a question and its passage"):
+        answer.run(*parts_of(made), [("who?", "Anna"), "who?"])  # type: ignore[list-item]
+
+
+# ---------------------------------------------------------------- embed
+
+EMBED = qkv.HeadConfig(kind="embed", pool="mean", normalize=True)
+
+
+def test_vectors_are_those_of_embed() -> None:
+    made = encoder(EMBED)
+    found = embed.run(*parts_of(made), TEXTS, batch_size=3)
+    made.network.eval()
+    torch.testing.assert_close(found, made.embed(TEXTS))
+    assert embed.run(*parts_of(made), []).shape == (0, 16)
+
+
+def test_scores_are_compared_with_cosines() -> None:
+    made = encoder(qkv.HeadConfig(kind="embed", pool="mean"))
+    pairs = [("the fox", "a dog"), ("fox", "the lazy fox"), ("Anna", "Anna"), ("in Paris", "dogs run")]
+    vectors = [embed.run(*parts_of(made), list(pair)) for pair in pairs]
+    cosines = [float(torch.cosine_similarity(*pair, dim=0)) for pair in vectors]
+    listed = [{"first": a, "second": b, "score": 5 * near} for (a, b), near in zip(pairs, cosines, strict=True)]
+    found = embed.evaluate(*parts_of(made), records(listed))
+    assert found.metrics == pytest.approx({"spearman": 1.0, "pearson": 1.0})
+    flipped = [{**one, "score": -one["score"]} for one in listed]
+    assert embed.evaluate(*parts_of(made), records(flipped)).metrics["spearman"] == pytest.approx(-1.0)
+
+
+def test_without_scores_each_text_should_find_its_partner() -> None:
+    made = encoder(EMBED)
+    same = records([{"first": text, "second": text} for text in TEXTS])
+    found = embed.evaluate(*parts_of(made), same)
+    assert found.metrics == {"retrieval_accuracy": 1.0, "mean_reciprocal_rank": 1.0}
+    assert found.main == "retrieval_accuracy" == main_metric(made.config, same)
+    moved = [{"first": a, "second": b} for a, b in zip(TEXTS, [*TEXTS[1:], TEXTS[0]], strict=True)]
+    found = embed.evaluate(*parts_of(made), records(moved))
+    assert found.metrics["retrieval_accuracy"] == 0.0
+    assert [sample.prediction for sample in found.samples] == TEXTS
+
+
+def test_ranks_count_those_that_are_nearer() -> None:
+    one = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    two = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]])
+    rank, nearest = embed.rank_partners(one, two, torch.tensor([1, 0]))
+    assert (rank.tolist(), nearest.tolist()) == ([2, 3], [0, 2])
+
+
+# ---------------------------------------------------------------- fill
+
+MLM = qkv.HeadConfig(kind="mlm", outputs=1)
+
+
+def test_gaps_are_filled_with_the_likeliest_words() -> None:
+    made = encoder(MLM)
+    tokenizer = made.tokenizer
+    texts = ["the [MASK] fox", "[MASK] lazy [MASK]"]
+    texts = [text.replace("[MASK]", tokenizer.id_to_token(tokenizer.special_tokens.mask)) for text in texts]
+    said = fill.run(*parts_of(made), texts, num_candidates=3)
+    made.network.eval()
+    for text, found in zip(texts, said, strict=True):
+        row = tokenizer.encode(text, parse_special_tokens=True)
+        shares = made.logits([row])[0].softmax(-1)
+        places = [place for place, token in enumerate(row) if token == tokenizer.special_tokens.mask]
+        assert len(found.candidates) == len(places)
+        for place, gap in zip(places, found.candidates, strict=True):
+            assert list(gap.values()) == pytest.approx(shares[place].topk(3).values.tolist(), abs=1e-5)
+            row[place] = int(shares[place].argmax())
+        assert found.text == tokenizer.decode(row)
+    with pytest.raises(UsageError, match=r"text 2 has no gap to fill: write .*mask"):
+        fill.run(*parts_of(made), [texts[0], "no gap"])
+
+
+def test_hidden_words_are_judged_the_same_way_each_time() -> None:
+    made = encoder(MLM)
+    listed = records([{"text": text} for text in (*TEXTS, "the lazy dog " * 40)])
+    first = fill.evaluate(*parts_of(made), listed, batch_size=2)
+    assert fill.evaluate(*parts_of(made), listed, batch_size=7).metrics == pytest.approx(first.metrics)
+    assert first.main == "masked_accuracy"
+    assert 0 < first.metrics["loss"] < 50
+    assert first.notes == ("1 texts were read in windows of 64 tokens",)
+    assert len(first.samples) == 3
+    with pytest.raises(QkvError, match="none of the 1 records"):
+        fill.evaluate(*parts_of(made), records([{"text": " "}]))
+
+
+def test_a_model_that_always_says_one_word_is_right_where_it_stands() -> None:
+    made = encoder(MLM)
+    fox = ids(made, "fox")
+    assert len(fox) == 1
+    with torch.no_grad():  # all logits equal but one
+        made.network.head.out.weight.zero_()
+        made.network.head.out.bias = torch.nn.Parameter(torch.zeros(made.tokenizer.vocab_size))
+        made.network.head.out.bias[fox[0]] = 5.0
+    listed = records([{"text": "fox " * 20}, {"text": "dog " * 20}])
+    found = fill.evaluate(*parts_of(made), listed)
+    assert found.metrics["masked_accuracy"] == pytest.approx(0.5)

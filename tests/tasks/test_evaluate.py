@@ -1,0 +1,115 @@
+"""Which task a model is made for, and what holds for all of them: modes, weights, the same numbers each time."""
+
+from typing import Any
+
+import pytest
+import torch
+from task_models import decoder, encoder, parts_of, records, seq2seq, weights
+
+import qkv
+from qkv.errors import UsageError
+from qkv.models.tables import presets
+from qkv.tasks.evaluate import TASKS, evaluate, find_task, main_metric, run
+from qkv.tasks.prepare.columns import FIELDS
+
+TAGGED = {"tokens": ["Anna", "runs"], "tags": ["B-PER", "O"]}
+ASKED = {"question": "who?", "context": "Anna runs", "answers": ["Anna"], "starts": [0]}
+MODELS: dict[str, Any] = {
+    "text_to_text": (seq2seq, [{"source": "fox", "target": "dog"}], ["fox", "a dog"]),
+    "language": (decoder, [{"text": "the lazy fox"}], ["fox", "a dog"]),
+    "fill": (lambda: encoder(qkv.HeadConfig(kind="mlm", outputs=1)), [{"text": "the lazy fox"}], ["a <mask>"]),
+    "classify": (
+        lambda: encoder(qkv.HeadConfig(kind="classify", labels=("a", "b"))),
+        [{"text": "fox", "label": "a"}],
+        ["fox", ("fox", "dog")],
+    ),
+    "tag": (lambda: encoder(qkv.HeadConfig(kind="tag", labels=("O", "B-PER"))), [TAGGED], ["Anna runs", ["fox"]]),
+    "answer": (lambda: encoder(qkv.HeadConfig(kind="span", outputs=2)), [ASKED], [("who?", "Anna runs")]),
+    "embed": (lambda: encoder(qkv.HeadConfig(kind="embed")), [{"first": "fox", "second": "dog"}], ["fox", "dog"]),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_task_runs_judges_and_leaves_the_network_as_it_was(name: str) -> None:
+    make, listed, texts = MODELS[name]
+    made = make()
+    assert find_task(made.config).name == name
+    made.network.head.eval()  # a part that was frozen stays so
+    modes = [module.training for module in made.network.modules()]
+    before = weights(made)
+    found = evaluate(*parts_of(made), records(listed))
+    assert found == evaluate(*parts_of(made), records(listed), batch_size=1)
+    assert found.main in found.metrics
+    assert found.main == main_metric(made.config, records(listed))
+    assert found.num_records == 1
+    results = run(*parts_of(made), texts)
+    assert len(results) == len(texts)
+    assert [module.training for module in made.network.modules()] == modes
+    assert all(torch.equal(a, b) for a, b in zip(before, weights(made), strict=True))
+    assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_task_works_under_autocast(name: str) -> None:
+    make, listed, texts = MODELS[name]
+    made = make()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = evaluate(*parts_of(made), records(listed))
+        assert len(run(*parts_of(made), texts)) == len(texts)
+    assert all(value == value for value in found.metrics.values())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_runs_its_task(name: str) -> None:
+    make, _, texts = MODELS[name]
+    made = make()
+    several, single = made.run(texts), made.run(texts[0])
+    assert len(several) == len(texts)
+    if name == "embed":
+        torch.testing.assert_close(single, several[0])
+    elif name == "classify":
+        assert single.label == several[0].label
+    else:
+        assert type(single) is type(several[0])
+
+
+def test_fields_are_those_that_training_uses() -> None:
+    for task in TASKS.values():
+        assert set(task.fields) <= {field.name for field in FIELDS[task.objective]}
+
+
+def test_records_of_another_task_have_no_metric() -> None:
+    assert main_metric(seq2seq().config, records([{"text": "a spoiled text"}])) == ""
+    assert main_metric(seq2seq().config, []) == ""
+
+
+@pytest.mark.parametrize(
+    "head", [qkv.HeadConfig(), qkv.HeadConfig(kind="choice", outputs=1)], ids=lambda head: head.kind
+)
+def test_a_model_for_no_task_says_so(head: qkv.HeadConfig) -> None:
+    with pytest.raises(UsageError, match=f"{head.kind} head on its encoder"):
+        find_task(encoder(head).config)
+
+
+def test_an_encoder_and_decoder_that_classifies_says_so() -> None:
+    config = presets.find_preset("t5-small")
+    changed = qkv.Config(
+        encoder=config.encoder, decoder=config.decoder, head=qkv.HeadConfig(kind="classify", outputs=2)
+    )
+    with pytest.raises(UsageError, match="classify head on its seq2seq"):
+        find_task(changed)
+
+
+def test_wrong_options_and_texts_are_named() -> None:
+    made = encoder(qkv.HeadConfig(kind="classify", labels=("a", "b")))
+    with pytest.raises(UsageError, match="has no option 'batchs'; did you mean 'batch'"):
+        made.run(["fox"], batchs=2)
+    with pytest.raises(UsageError, match="text 1 is int"):
+        made.run([3])
+    with pytest.raises(UsageError, match="reads one text at a time"):
+        decoder().run([("fox", "dog")])
+    with pytest.raises(UsageError, match="batch = 0"):
+        made.run(["fox"], batch=0)
+    bare = qkv.Model(made.config, made.network)
+    with pytest.raises(UsageError, match="no tokenizer"):
+        bare.run("fox")

@@ -1,0 +1,274 @@
+"""A recipe, trained: every objective from small files to a folder that loads and runs; fine-tuning; what is opened."""
+
+import json
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from fault_runs import changed, go_on, log_of, tiny, train, written
+from prepare_samples import KINDS, sample_files
+from safetensors import safe_open
+
+import qkv
+from qkv import cli
+from qkv.errors import QkvError, UsageError
+from qkv.tasks.prepare.memory import estimate_memory
+from qkv.tasks.train import open_recipe
+from qkv.text import Tokenizer
+from qkv.train.recipe.schema import ObjectiveKind, Recipe
+
+THREE = {"steps": 3, "workers": 0, "micro_batch": 0, "ema": 0.0, "eval_every": 2, "batch_tokens": 1024}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("trained")
+    sample_files(path)
+    return path
+
+
+def three(folder: Path, kind: str, name: str = "", **sections: dict[str, Any]) -> Recipe:
+    keys = {**THREE, **sections.pop("train", {})}
+    data = {"length": 256, "source_length": 0, **sections.pop("data", {})}
+    return tiny(folder, name or kind, kind, data=data, train=keys, **sections)
+
+
+def weights(run: str | Path) -> dict[str, torch.Tensor]:
+    with safe_open(Path(run) / "model.safetensors", "pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
+
+
+# ------------------------------------------------------------------------------------------------ every objective
+
+RUN = {  # a text to run a model on; spoiled texts are what an encoder and decoder of theirs would read
+    "answers": "Where is Paris?\tAnna sleeps near Paris. Bob runs.",
+    "masked": "the cat <mask> over",
+    "masked_sentences": "the cat <mask> over",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_objective_trains_and_its_folder_loads_and_runs(
+    kind: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = three(folder, kind)
+    trained = train(recipe)
+    assert (trained.end.step, trained.end.reason) == (3, "steps")
+    losses = [line["loss"] for line in log_of(recipe.run, "step")]
+    assert all(0 < loss < 20 for loss in losses)
+    assert {"loss"} <= trained.end.metrics.keys()
+    loaded = qkv.load(recipe.run)
+    assert loaded.notes == []
+    for name, values in trained.network.state_dict().items():
+        assert torch.equal(values, loaded.network.state_dict()[name]), name
+    code = cli.run_command(["run", recipe.run, RUN.get(kind, "the cat runs"), "--json"])
+    caught = capsys.readouterr()
+    assert code == 0, caught.err
+    assert json.loads(caught.out)["input"] == RUN.get(kind, "the cat runs")
+
+
+def test_every_objective_has_its_file() -> None:
+    """A control: none is left out above."""
+    assert set(KINDS) == set(get_args(ObjectiveKind))
+
+
+# ---------------------------------------------------------------------------------------------------- fine-tuning
+
+
+@pytest.fixture(scope="module")
+def base(folder: Path) -> Path:
+    recipe = three(folder, "pairs", "base", train={"steps": 2})
+    train(recipe)
+    return Path(recipe.run)
+
+
+def changed_names(before: Path, after: Path) -> set[str]:
+    one, other = weights(before), weights(after)
+    assert one.keys() == other.keys()
+    return {name for name in one if not torch.equal(one[name], other[name])}
+
+
+def test_going_on_from_a_checkpoint_trains_all_of_it(folder: Path, base: Path) -> None:
+    recipe = three(folder, "pairs", "tuned", model={"from_": str(base), "change": {}})
+    train(recipe)
+    assert changed_names(base, Path(recipe.run)) == set(weights(base))
+
+
+def test_what_is_frozen_stays_bit_for_bit(folder: Path, base: Path) -> None:
+    recipe = three(folder, "pairs", "frozen", model={"from_": str(base), "change": {}, "freeze": ("encoder.*",)})
+    train(recipe)
+    names = set(weights(base))
+    frozen = {name for name in names if name.startswith("encoder.")}
+    assert frozen
+    assert changed_names(base, Path(recipe.run)) == names - frozen
+
+
+def test_a_run_whose_first_weights_have_gone_says_what_to_do(folder: Path, base: Path, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    qkv.load(base).save(gone)
+    recipe = three(folder, "pairs", "orphan", model={"from_": str(gone), "change": {}})
+    train(recipe)
+    moved = gone.rename(tmp_path / "elsewhere")
+    with pytest.raises(QkvError, match=r"model\.from: .*gone: no such folder.*checkpoints hold.*put it back to go on"):
+        go_on(recipe.run, "train.steps=4")
+    moved.rename(gone)
+    assert go_on(recipe.run, "train.steps=4").end.step == 4
+
+
+def test_low_rank_additions_end_in_the_matrices_they_were_added_to(folder: Path, base: Path) -> None:
+    recipe = three(
+        folder, "pairs", "lora", model={"from_": str(base), "change": {}, "lora_rank": 2}, train={"lr": 0.05}
+    )
+    train(recipe)
+    moved = changed_names(base, Path(recipe.run))
+    matrices = {
+        name
+        for name, values in weights(base).items()
+        if values.ndim == 2 and any(fnmatchcase(name.rpartition(".")[0], one) for one in recipe.model.lora_targets)
+    }
+    assert moved == matrices
+    assert not any("lora" in name for name in weights(recipe.run))
+    for name in moved:
+        difference = (weights(recipe.run)[name] - weights(base)[name]).double()
+        assert torch.linalg.matrix_rank(difference, rtol=1e-4) <= 2
+    loaded = qkv.load(recipe.run)
+    assert loaded.notes == []
+    assert loaded.config == qkv.load(base).config
+
+
+def test_low_rank_additions_survive_a_crash(folder: Path, base: Path) -> None:
+    constant = {"schedule": "constant", "warmup": 0.0, "steps": 4}
+    model = {"from_": str(base), "change": {}, "lora_rank": 2}
+    recipe = three(folder, "pairs", "lora whole", model=model, train=constant)
+    train(recipe)
+    train(changed(recipe, "lora again", steps=2))
+    go_on(folder / "lora again", "train.steps=4")
+    assert changed_names(Path(recipe.run), folder / "lora again") == set()
+
+
+def test_a_new_head_on_a_checkpoint_is_trained_beside_low_rank_additions(folder: Path) -> None:
+    pretrained = three(folder, "masked", "pretrained", train={"steps": 2})
+    train(pretrained)
+    model = {"from_": pretrained.run, "change": {}, "lora_rank": 2}
+    recipe = three(folder, "classify", "classified", model=model)
+    trained = train(recipe)
+    before = {name: p for name, p in qkv.load(pretrained.run).network.named_parameters() if "head." not in name}
+    for name, p in trained.network.named_parameters():
+        if name in before and "attention" not in name:
+            assert torch.equal(p, before[name]), name
+    assert qkv.load(recipe.run).config.head.labels == ("bad", "good")
+    head = sum(p.numel() for name, p in trained.network.named_parameters() if name.startswith("head."))
+    counted = estimate_memory(recipe, trained.config, (256,)).trainable
+    without = estimate_memory(
+        replace(recipe, model=replace(recipe.model, from_=recipe.run)), trained.config, (256,)
+    ).trainable
+    assert counted == without + head > head > 0, "what is told before a run counts the head, too"
+
+
+def test_another_tokenizer_than_the_checkpoints_is_told_of(folder: Path, base: Path) -> None:
+    """Smaller, so that its ids have places; but they are other pieces'."""
+    texts = ["abc", "bcd"]
+    Tokenizer.train(
+        "char", iter(texts), vocab_size=12, special_tokens=["pad", "bos", "eos", "unk"], template="eos"
+    ).save(folder / "other tokenizer")
+    model = {"from_": str(base), "change": {}}
+    told = "model.from was trained with another tokenizer"
+    for name, section, wanted in (("own", {}, False), ("other", {"from_": str(folder / "other tokenizer")}, True)):
+        recipe = three(folder, "pairs", f"pieces {name}", model=model, tokenizer=section, train={"steps": 1})
+        assert any(told in note for note in train(recipe).notes) is wanted
+
+
+def test_a_head_with_another_dropout_is_no_new_head(folder: Path) -> None:
+    pretrained = three(folder, "classify", "with a head", train={"steps": 2})
+    train(pretrained)
+    model = {"from_": pretrained.run, "change": {"head": {"dropout": 0.4}}, "lora_rank": 2}
+    recipe = three(folder, "classify", "dropped", model=model)
+    assert train(recipe).config.head.dropout == 0.4
+    moved = changed_names(Path(pretrained.run), Path(recipe.run))
+    assert moved
+    assert all("attention" in name for name in moved)
+
+
+# ----------------------------------------------------------------------------------------------- the model's card
+
+
+@pytest.mark.parametrize(
+    ("data", "card"),
+    [
+        ({"train": "{at}/pairs.tsv"}, "{at}/pairs.tsv"),
+        ({"train": {"source": "{at}/a.en", "target": "{at}/a.de"}}, "{at}/a.en, {at}/a.de"),
+        ({"train": "", "mix": {"news": {"train": "{at}/pairs.tsv"}}}, "news: {at}/pairs.tsv"),
+    ],
+    ids=["a file", "by field", "a mixture"],
+)
+def test_the_card_names_the_files(folder: Path, data: dict[str, Any], card: str) -> None:
+    given = json.loads(json.dumps(data).replace("{at}", str(folder)))
+    recipe = three(folder, "pairs", f"card {card[:4]}{len(card)}", data=given, train={"steps": 1})
+    train(recipe)
+    text = (Path(recipe.run) / "README.md").read_text(encoding="utf-8")
+    assert f"| {card.format(at=folder)} |" in text
+
+
+# ----------------------------------------------------------------------------------------------- what is opened
+
+
+def test_a_run_is_kept_below_runs_unless_told_otherwise(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "mine.toml").write_text('[data]\ntrain = "pairs.tsv"\n[train]\nsteps = 3\n')
+    assert open_recipe("mine.toml").run == str(Path("runs") / "mine")
+    assert open_recipe("mine.toml", ["run=other"]).run == "other"
+    assert open_recipe("dates").run == str(Path("runs") / "dates")
+
+
+def test_a_folder_that_was_moved_goes_on_where_it_is(folder: Path, tmp_path: Path) -> None:
+    recipe = three(folder, "pairs", "to move", train={"steps": 2, "schedule": "constant", "warmup": 0.0})
+    train(recipe)
+    moved = Path(recipe.run).rename(tmp_path / "moved")
+    end = go_on(moved, "train.steps=3").end
+    assert (end.step, end.folder) == (3, str(moved))
+    assert not Path(recipe.run).exists()
+
+
+def test_a_runs_recipe_starts_another_run_where_another_folder_is_given(folder: Path, base: Path) -> None:
+    other = folder / "another"
+    files = {path.name: path.stat().st_mtime_ns for path in base.iterdir()}
+    opened = open_recipe(base, [f"run={other}", "train.lr=0.5", "train.steps=1"])
+    assert opened.run == str(other)
+    assert train(opened).end.step == 1
+    assert files == {path.name: path.stat().st_mtime_ns for path in base.iterdir()}, "the first is left alone"
+
+
+def test_a_folder_that_is_no_run_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no recipe\.toml"):
+        open_recipe(tmp_path)
+
+
+def test_a_model_folder_without_a_run_is_not_trained_over(folder: Path, base: Path, tmp_path: Path) -> None:
+    qkv.load(base).save(tmp_path / "model")
+    with pytest.raises(QkvError, match=r"there is a model in this folder and no run.*model\.from"):
+        train(open_recipe(Path(base) / "recipe.toml", [f"run={tmp_path / 'model'}"]))
+
+
+def test_a_file_that_is_not_there_can_be_put_right_in_the_same_folder(folder: Path) -> None:
+    recipe = three(folder, "pairs", "mended")
+    wrong = replace(recipe, data=replace(recipe.data, train=str(folder / "missing.tsv")))
+    with pytest.raises(QkvError, match="missing"):
+        train(wrong)
+    assert train(recipe).end.step == THREE["steps"]
+
+
+def test_what_fails_before_the_first_step_can_be_put_right_in_the_same_folder(folder: Path) -> None:
+    """The model is made and the log begun by then, but nothing was trained that another recipe could spoil."""
+    recipe = three(folder, "pairs", "put right", model={"freeze": ("encodr.*",)})
+    path = written(recipe)
+    with pytest.raises(QkvError, match="encodr"):
+        train(open_recipe(path))
+    changes = ["model.freeze=['encoder.*']", "tokenizer.kind=byte", "tokenizer.size=259", "train.batch_tokens=512"]
+    trained = train(open_recipe(path, changes))
+    assert trained.end.step == THREE["steps"]
+    assert trained.tokenizer.vocab_size == 259, "not the first attempt's tokenizer"
+    with pytest.raises(QkvError, match="begun with another recipe"):
+        open_recipe(path, [*changes, "train.lr=0.5"])

@@ -1,0 +1,254 @@
+"""`qkv train` and `qkv init` as people type them: rightly, wrongly, and to look first."""
+
+import json
+import shlex
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+from fault_runs import tiny, written
+from prepare_samples import sample_files
+
+from qkv import cli
+from qkv.cli.shared import print_result
+from qkv.train.run.folder import RunFolder
+
+TINY = ["model.width=16", "model.heads=2", "model.layers=1", "tokenizer.kind=char", "data.length=96"]
+SHORT = [*TINY, "train.steps=3", "train.minutes=0", "train.batch_tokens=1024", "train.eval_examples=4"]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with files and a recipe, to stand in."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("QKV_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "120")
+    sample_files(tmp_path)
+    written(tiny(tmp_path, "mine", train={"steps": 3, "workers": 0}))
+    return tmp_path
+
+
+def said(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int = 0) -> tuple[str, str]:
+    found = cli.run_command(arguments)
+    caught = capsys.readouterr()
+    assert found == code, caught.err
+    assert "Traceback" not in caught.err
+    return caught.out, caught.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["mine.toml", "train.stpes=3"], ["'stpes'", "[train]", "did you mean 'steps'?"]),
+        (["mine.toml", "trian.steps=3"], ["'trian'", "did you mean 'train'?"]),
+        (["mine.toml", "model.widht=3"], ["'widht'", "did you mean 'width'?"]),
+        (["mine.toml", "steps=3"], ["'steps'", "it belongs in [train]"]),
+        (["mine.toml", "train.steps=many"], ["train.steps", '"many"', "must be a whole number"]),
+        (["mine.toml", "train.optimizer=adamx"], ["train.optimizer", "did you mean 'adam'?"]),
+        (["mine.toml", "objective.kind=pear"], ["objective.kind", "did you mean 'pairs'?"]),
+        (["mine.toml", "train.steps=-1"], ["train.steps = -1", "at least 0"]),
+        (["mine.toml", "train.steps=0"], ["would never end", "train.steps, train.minutes or train.epochs"]),
+        (["mine.toml", "train.steps"], ["write key=value"]),
+        (["mine.toml", "model.lora_rank=4"], ["model.lora_rank", "model.from"]),
+        (["mine.tmol"], ["mine.tmol", "no such recipe file"]),
+        (["date"], ["date", "did you mean 'dates'?"]),
+        (["mine.toml", "--dryrun"], ["--dryrun", "--dry-run"]),
+        (["mine.toml", "--processes", "0"], ["--processes 0", "at least 1"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_mistakes_end_with_two_and_the_nearest_name(
+    here: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: list[str]
+) -> None:
+    out, err = said(capsys, ["train", *arguments], code=2)
+    assert out == ""
+    for word in words:
+        assert word in err
+    assert not (here / "mine").exists(), "nothing has begun"
+
+
+def test_a_mistake_in_the_file_is_named_with_its_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "bad.toml").write_text('[data]\ntrain = "pairs.tsv"\n\n[train]\nsteps = 3\nlearning = 4\n')
+    _, err = said(capsys, ["train", "bad.toml"], code=2)
+    assert "bad.toml:6: unknown key 'learning' in [train]" in err
+
+
+def test_training_says_what_came_of_it(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, err = said(capsys, ["train", "mine.toml"])
+    assert out.splitlines()[0].startswith(f"{here / 'mine'}: 3 steps, exact_match ")
+    curves = here / "mine" / "curves.svg"
+    assert out.splitlines()[1] == f"Its curves: {curves}"
+    found = shlex.split(out.splitlines()[2].removeprefix("Try it: qkv run "))
+    assert found[0] == str(here / "mine")
+    assert found[1] in (here / "pairs.tsv").read_text(encoding="utf-8"), "a text of the user's own"
+    assert len(found) == 2
+    assert "<svg" in curves.read_text(encoding="utf-8")
+    assert "step 3" in err
+    assert "parameters" in err
+    out, _ = said(capsys, ["run", str(here / "mine"), "the cat", "a dog"])
+    assert len(out.splitlines()) == 2
+
+
+def test_for_machines(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = said(capsys, ["train", "mine.toml", "--json"])
+    values = json.loads(out)
+    assert (values["step"], values["reason"]) == (3, "steps")
+    assert values["metrics"].keys() >= {"loss", "exact_match"}
+    assert Path(values["run"]) == here / "mine"
+
+
+def test_without_validation_the_line_ends_with_the_steps(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = said(capsys, ["train", "mine.toml", "data.valid_fraction=0"])
+    assert out.splitlines()[0] == f"{here / 'mine'}: 3 steps"
+
+
+def test_looking_first_trains_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = said(capsys, ["train", "mine.toml", "--dry-run", "train.lr=0.25"])
+    for words in ("lr = 0.25", "[model]", "total", "parameters", "pairs.tsv", "source", "target"):
+        assert words in out, words
+    assert not (here / "mine").exists()
+    values = json.loads(said(capsys, ["train", "mine.toml", "--dry-run", "--json"])[0])
+    assert values["family"] == "seq2seq"
+    assert values["budget"] == {"steps": 3}
+    assert values["account"]["total"] > 1000
+    assert values["first"][0]["parts"].keys() == {"source", "input", "target"}
+    assert not (here / "mine").exists()
+
+
+def test_of_records_that_name_their_fields_no_first_line_is_told(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "reviews.jsonl").write_text('{"review": "a fine one", "stars": "good"}\n' * 20, encoding="utf-8")
+    out, _ = said(capsys, ["init", "classify", "reviews.jsonl"])
+    assert "(columns: text = review, label = stars); next" in out
+
+
+def test_a_recipe_written_for_ones_own_file_trains(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = said(capsys, ["init", "translate", "languages.tsv"])
+    assert "wrote translate.toml (columns: " in out
+    assert "the first line is read as names); next: qkv train translate.toml --dry-run" in out
+    said(capsys, ["train", "translate.toml", "--dry-run", *SHORT], code=0)
+    out, _ = said(capsys, ["train", "translate.toml", *SHORT])
+    run = out.split(":")[0]
+    assert RunFolder(here / run).is_run
+    assert len(said(capsys, ["run", run, "the cat"])[0].splitlines()) == 1
+    values = json.loads(said(capsys, ["eval", run, "pairs.tsv", "--limit", "3", "--json"])[0])
+    assert values["records"] == 3
+    _, err = said(capsys, ["init", "translate"], code=1)
+    assert "there already" in err
+
+
+def test_the_example_of_inits_own_help(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = said(capsys, ["init", "--help"])
+    assert "qkv init translate source=train.en target=train.de" in out
+    (here / "a.en").rename("train.en")
+    (here / "a.de").rename("train.de")
+    said(capsys, ["init", "translate", "source=train.en", "target=train.de"])
+    values = json.loads(said(capsys, ["train", "translate.toml", "--dry-run", "--json", *SHORT])[0])
+    assert values["first"][0]["parts"].keys() == {"source", "input", "target"}
+
+
+def test_a_recipe_that_cannot_be_written(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, err = said(capsys, ["init", "translate", "--out", "nowhere/x.toml"], code=1)
+    assert "nowhere/x.toml: cannot be written (No such file or directory)" in err
+
+
+def test_a_task_that_is_none(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, err = said(capsys, ["init", "translat"], code=2)
+    assert "did you mean 'translate'?" in err
+
+
+def test_a_table_without_a_header_line_stays_one(
+    here: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """`init` says how it reads the first line; `eval` reads the file as the run did; another recipe has another run."""
+    (here / "bare.tsv").write_text("".join(f"wun too {n}\t12{n}\n" for n in range(60)), encoding="utf-8")
+    out, _ = said(capsys, ["init", "translate", "bare.tsv", "--out", "numbers.toml"])
+    assert "columns: source = 0, target = 1; the first line is read as data" in out
+    out, _ = said(capsys, ["train", "numbers.toml", *SHORT])
+    assert out.split(":")[0] == "runs/numbers"
+    out, err = said(capsys, ["eval", "runs/numbers", "bare.tsv", "--limit", "3"])
+    assert "3 records" in out
+    assert "columns as in the recipe of this run: source = 0, target = 1" in err
+    written, _ = said(capsys, ["run", "runs/numbers", "wun"])
+    for name in ("config.json", "model.safetensors"):
+        (here / "runs/numbers" / name).unlink()
+    assert said(capsys, ["run", "runs/numbers", "wun"])[0] == written
+    assert "this run has not come to its end (qkv train runs/numbers goes on with it)" in caplog.text
+    place = "runs/numbers/checkpoints/step-000000003"
+    assert said(capsys, ["run", place, "wun"])[0] == written
+    assert "3 records" in said(capsys, ["eval", place, "bare.tsv", "--limit", "3"])[0], "columns as in its run"
+    shutil.rmtree(here / "runs/numbers/checkpoints")
+    _, err = said(capsys, ["run", "runs/numbers", "wun"], code=1)
+    assert "this run has not come to its end, so there is no model yet; qkv train" in err
+
+
+def test_a_run_is_scored_on_what_its_recipe_holds_out(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = (here / "pairs.tsv").read_text(encoding="utf-8").splitlines(keepends=True)
+    (here / "held.tsv").write_text("".join(lines[:8]), encoding="utf-8")
+    said(capsys, ["init", "translate", "pairs.tsv"])
+    said(capsys, ["train", "translate.toml", "run=a", *SHORT])
+    _, err = said(capsys, ["eval", "a"], code=2)
+    assert "give the data to score it on, as in: qkv eval a test.tsv" in err
+    said(capsys, ["train", "translate.toml", "run=b", "data.test=held.tsv", "data.valid=pairs.tsv", *SHORT])
+    out, err = said(capsys, ["eval", "b", "--json"])
+    assert "scored on what its recipe holds out: held.tsv" in err
+    assert json.loads(out)["records"] == 7
+    assert json.loads(out)["data"] == ["held.tsv"]
+    assert json.loads(said(capsys, ["eval", "b", "pairs.tsv", "--limit", "3", "--json"])[0])["records"] == 3
+
+
+def test_what_a_recipe_holds_out_is_read_by_the_recipes_columns(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Even where other columns have the names that would be recognised."""
+    lines = "".join(f"x\ty\twun {n}\teins {n}\n" for n in range(60))
+    (here / "wide.tsv").write_text("source\ttarget\ta\tb\n" + lines, encoding="utf-8")
+    said(capsys, ["init", "translate", "wide.tsv"])
+    columns = ["data.columns.source=a", "data.columns.target=b"]
+    said(capsys, ["train", "translate.toml", "run=a", "data.test=wide.tsv", *columns, *SHORT])
+    sample = json.loads(said(capsys, ["eval", "a", "--limit", "3", "--json"])[0])["samples"][0]
+    assert (sample["source"][:3], sample["expected"][:4]) == ("wun", "eins")
+
+
+def test_few_and_short_pairs_are_read_letter_by_letter(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, many in (("short", 1), ("long", 20)):
+        lines = "".join(f"{'wun ' * many}{n}\t{'eins ' * many}{n}\n" for n in range(60))
+        (here / f"{name}.tsv").write_text(lines, encoding="utf-8")
+        said(capsys, ["init", "translate", f"{name}.tsv", "--out", f"{name}.toml"])
+    kinds = [tomllib.loads((here / f"{name}.toml").read_text())["tokenizer"]["kind"] for name in ("short", "long")]
+    assert kinds == ["char", "byte-bpe"]
+
+
+def test_what_to_try_has_the_parts_that_the_model_reads(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two texts with a tab between them, as a shell takes it."""
+    rows = [f"a {n}\tb {n + n % 2}\t{('same', 'other')[n % 2]}" for n in range(60)]
+    (here / "two.tsv").write_text("\n".join(["first\tsecond\tlabel", *rows]) + "\n")
+    said(capsys, ["init", "classify", "two.tsv", "--out", "two.toml"])
+    out, _ = said(capsys, ["train", "two.toml", "run=two", *SHORT])
+    (line,) = (line for line in out.splitlines() if line.startswith("Try it"))
+    assert line.startswith("Try it: qkv run two $'a ")
+    assert "\\tb " in line
+
+
+@pytest.mark.parametrize("device", ["mps", "meta", "gpu", "cuda:99"])
+def test_a_device_that_is_not_there(device: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """To look first tells of it too, and other commands say the same."""
+    if device == "mps" and torch.backends.mps.is_available():
+        pytest.skip("it is there")
+    for more in ([], ["--dry-run"]):
+        _, err = said(capsys, ["train", "mine.toml", f"train.device={device}", *more], 2)
+        assert f"train.device = '{device}'" in err or "there is no GPU 99" in err
+    if device in ("mps", "gpu"):
+        said(capsys, ["train", "mine.toml", "--json"])
+        said(capsys, ["run", "mine", "hello", "--device", device], 2)
+
+
+def test_json_has_no_numbers_that_are_none(capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    print_result(True, "", {"metrics": {"loss": float("nan"), "each": (1.5, float("-inf"))}})
+    assert json.loads(capsys.readouterr().out, parse_constant=refuse) == {
+        "metrics": {"loss": None, "each": [1.5, None]}
+    }
