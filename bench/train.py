@@ -346,7 +346,7 @@ def dates(tiny: bool, steps: int) -> list[Row]:
     from qkv.tasks.prepare.prepare import prepare
     from qkv.train.recipe.recipe_file import read
 
-    made = prepare(read("dates", ["data.examples=20000"]))
+    made = prepare(read("dates", ["data.epoch_examples=20000"]))
     config = plain(made.config)
     stack = config.encoder
     assert stack is not None

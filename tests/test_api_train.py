@@ -22,11 +22,11 @@ def lines(tmp_path: Path) -> Path:
         f"""
         [data]
         train = "{path}"
-        length = 32
+        max_length = 32
         cache = "{tmp_path / "cache"}"
         [tokenizer]
         kind = "char"
-        size = 40
+        vocab_size = 40
         [model]
         width = 16
         heads = 2
@@ -36,7 +36,7 @@ def lines(tmp_path: Path) -> Path:
         steps = 3
         batch_tokens = 128
         log_every = 1
-        threads = 1
+        num_threads = 1
         device = "cpu"
         """,
         encoding="utf-8",

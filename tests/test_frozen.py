@@ -21,19 +21,23 @@ SCALING = "kind factor low high original_positions"
 RECIPE = {
     "run": "",
     "data": """
-    train valid test valid_share valid_from format columns mix examples length source_length too_long layout most_bad
-    cache
+    train valid test valid_fraction valid_split_by format columns mix epoch_examples max_length max_source_length
+    too_long layout max_invalid_fraction cache
     """,
-    "tokenizer": "from_ kind size lowercase min_count",
-    "model": "preset from_ family change share_embeddings tied freeze lora_rank lora_alpha lora_on",
+    "tokenizer": "from_ kind vocab_size lowercase min_frequency",
+    "model": """
+    preset from_ family overrides share_embeddings tie_embeddings freeze lora_rank lora_alpha lora_targets
+    """,
     "objective": """
-    kind label_smoothing share mean_span whole_words permute shift framed pieces overlap temperature
+    kind label_smoothing mask_prob mean_span_length whole_word_masking permute_sentences random_offset add_bos_eos
+    label_subwords overlap temperature
     """,
     "train": """
-    steps minutes epochs batch_tokens micro_batch
-    optimizer lr betas eps momentum weight_decay decay clip schedule warmup decay_share final_lr
-    precision stream compile recompute seed device threads workers shard tensor_parallel
-    log_every eval_every eval_examples metric beam patience track save_every keep ema average final on_nonfinite
+    steps minutes epochs batch_tokens micro_batch_tokens
+    optimizer lr betas eps momentum weight_decay decay_parameters max_grad_norm schedule warmup decay_fraction final_lr
+    precision residual_dtype compile gradient_checkpointing seed device num_threads num_workers parallel tensor_parallel
+    log_every eval_every eval_examples metric eval_beam patience trackers
+    save_every keep_checkpoints ema_decay average_checkpoints final on_nonfinite
     """,
 }
 

@@ -93,7 +93,10 @@ def test_quickstart_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> N
     lines = [shlex.split(line) for line in recipe.stdout.splitlines() if "/bin/qkv" in line]
     train, use, echo = ([Path(words[0]).name, *words[1:]] for words in lines)
     assert train == ["qkv", "train", "dates"]
-    run([*train, "train.steps=8", "data.examples=600", "train.eval_examples=4", f"data.cache={tmp_path}"], tmp_path)
+    run(
+        [*train, "train.steps=8", "data.epoch_examples=600", "train.eval_examples=4", f"data.cache={tmp_path}"],
+        tmp_path,
+    )
     capfd.readouterr()
     run(use, tmp_path)
     assert len(capfd.readouterr().out.splitlines()) == len(use) - 3  # a line for each text

@@ -100,7 +100,9 @@ OBJECTIVES: dict[str, Callable[[], Objective]] = {
     "span corruption": lambda: SpanCorruption(documents(RAGGED), tokenizer(), max_source_length=48),
     "denoise": lambda: Denoising(marked_texts(), tokenizer(), max_length=48, permute_sentences=True),
     "pairs": lambda: Seq2SeqLM(paired(PAIRS), tokenizer(), max_length=40, max_source_length=32),
-    "pairs, cut": lambda: Seq2SeqLM(paired(PAIRS), tokenizer(), max_length=12, max_source_length=10, too_long="cut"),
+    "pairs, cut": lambda: Seq2SeqLM(
+        paired(PAIRS), tokenizer(), max_length=12, max_source_length=10, too_long="truncate"
+    ),
     "classify": lambda: Classification(labelled(), tokenizer(), max_length=64),
     "tags": lambda: Tagging(tagged(), tokenizer(), max_length=32, too_long="split"),
     "answers": lambda: QuestionAnswering(questions(), tokenizer(), max_length=40, overlap=8, max_question_length=10),

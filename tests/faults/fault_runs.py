@@ -18,30 +18,30 @@ STEPS = 10
 BOTH = {"dropout": 0.1, "width": 16, "heads": 2, "layers": 1, "ffn_width": 32}
 
 
-def tiny(folder: Path, name: str = "run", kind: str = "pairs", **sections: dict[str, Any]) -> Recipe:
+def tiny(folder: Path, name: str = "run", kind: str = "seq2seq", **sections: dict[str, Any]) -> Recipe:
     """A recipe of ten quick steps, with everything on that a careless resume would lose."""
     if not (folder / "pairs.tsv").exists():
         sample_files(folder)
     train_keys = {
         "steps": STEPS,
         "batch_tokens": 512,
-        "micro_batch": 256,
-        "workers": 1,
-        "ema": 0.9,
+        "micro_batch_tokens": 256,
+        "num_workers": 1,
+        "ema_decay": 0.9,
         "log_every": 1,
         "save_every": 5,
         "eval_every": 4,
         "eval_examples": 4,
         "lr": 1e-2,
-        "threads": 1,
+        "num_threads": 1,
         "device": "cpu",
     }
     recipe = sample_recipe(
         folder,
         kind,
-        data={"length": 96, **sections.pop("data", {})},
-        tokenizer={"kind": "char", "size": 120, **sections.pop("tokenizer", {})},
-        model={"change": BOTH, **sections.pop("model", {})},
+        data={"max_length": 96, **sections.pop("data", {})},
+        tokenizer={"kind": "char", "vocab_size": 120, **sections.pop("tokenizer", {})},
+        model={"overrides": BOTH, **sections.pop("model", {})},
         train={**train_keys, **sections.pop("train", {})},
         **sections,
     )

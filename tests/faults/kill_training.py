@@ -52,7 +52,14 @@ class Finished:
 
 
 def recipe_in(folder: Path) -> Recipe:
-    keys = {"steps": STEPS, "save_every": SAVE, "eval_every": 8, "keep": 2, "final": "best", "metric": "loss"}
+    keys = {
+        "steps": STEPS,
+        "save_every": SAVE,
+        "eval_every": 8,
+        "keep_checkpoints": 2,
+        "final": "best",
+        "metric": "loss",
+    }
     return tiny(folder, "whole", train=keys)
 
 

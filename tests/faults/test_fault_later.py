@@ -22,7 +22,7 @@ from qkv.train.run import load as midway
 from qkv.train.run.folder import METRICS, RunFolder, resume_command
 from qkv.train.watch import RunEnd, Watcher
 
-PLAIN = {"ema": 0.0, "workers": 0, "micro_batch": 0}
+PLAIN = {"ema_decay": 0.0, "num_workers": 0, "micro_batch_tokens": 0}
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_fewer_checkpoints_are_kept_at_once(finished: Recipe) -> None:
     run = copied(finished, "fewer")
     assert RunFolder(run).checkpoints.steps() == [4, 6, 8]
     with pytest.raises(Crash):
-        go_on(run, "train.keep=1", "train.steps=20", watch=CrashAfter(9))
+        go_on(run, "train.keep_checkpoints=1", "train.steps=20", watch=CrashAfter(9))
     assert RunFolder(run).checkpoints.steps() == [6, 8]  # the best, and the last
 
 
@@ -85,7 +85,7 @@ def test_what_is_damaged_stays_until_there_is_a_new_one(finished: Recipe) -> Non
     run = copied(finished, "damaged")
     damage(run, 8)
     with pytest.raises(Crash):
-        go_on(run, "train.keep=1", watch=CrashAfter(7))
+        go_on(run, "train.keep_checkpoints=1", watch=CrashAfter(7))
     assert RunFolder(run).checkpoints.steps() == [6, 8]
     go_on(run)
     assert RunFolder(run).checkpoints.steps() == [6, 8]
@@ -234,4 +234,4 @@ def test_test_files_may_change_on_the_way(finished: Recipe, files: Any) -> None:
     changes = [f"data.test.{k}={v}" for k, v in files.items()] if isinstance(files, dict) else [f"data.test={files}"]
     assert open_recipe(run, changes).data.test == files
     with pytest.raises(QkvError, match="another recipe"):
-        open_recipe(run, ["data.length=64"])
+        open_recipe(run, ["data.max_length=64"])

@@ -70,7 +70,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
 
 
 def recipe_in(folder: Path, **keys: Any) -> Recipe:
-    return tiny(folder, train={"save_every": 1, "keep": 20, "workers": 0, **keys})
+    return tiny(folder, train={"save_every": 1, "keep_checkpoints": 20, "num_workers": 0, **keys})
 
 
 def weights(run: str, step: int) -> dict[str, Tensor]:
@@ -184,7 +184,9 @@ def small_memory(
 
 
 def wide(folder: Path, name: str = "run", **keys: Any) -> Recipe:
-    return tiny(folder, name, train={"batch_tokens": 1600, "micro_batch": 0, "steps": 6, "workers": 0, **keys})
+    return tiny(
+        folder, name, train={"batch_tokens": 1600, "micro_batch_tokens": 0, "steps": 6, "num_workers": 0, **keys}
+    )
 
 
 def test_a_step_that_does_not_fit_says_what_to_lower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +197,7 @@ def test_a_step_that_does_not_fit_says_what_to_lower(tmp_path: Path, monkeypatch
         "CUDA out of memory. Tried to allocate 2.00 GiB.",
         "train.micro_batch_tokens",
         '"auto"',
-        "data.length",
+        "data.max_length",
     ):
         assert words in str(error.value)
     assert "train.batch_tokens = 1600" in str(error.value)
@@ -212,11 +214,11 @@ def test_an_evaluation_that_does_not_fit_says_so(tmp_path: Path, monkeypatch: py
 def test_parts_that_fit_are_found_and_give_what_parts_by_hand_give(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
-    by_hand = wide(tmp_path, "by hand", micro_batch=400)
+    by_hand = wide(tmp_path, "by hand", micro_batch_tokens=400)
     train(by_hand)
     assert newest(by_hand.run).state["parts"] == 4
     tried = small_memory(monkeypatch, 3, error)
-    train(changed(by_hand, "auto", micro_batch="auto"))
+    train(changed(by_hand, "auto", micro_batch_tokens="auto"))
     rows = tried[0]
     assert rows > 2 * 3, "one part and two are too large"
     assert sum(tried[-4:]) == rows, "the batch is as large as it was"
@@ -228,7 +230,7 @@ def test_parts_that_fit_are_found_and_give_what_parts_by_hand_give(
 def test_parts_that_were_found_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dropout is drawn for each part, so a run that goes on must cut its steps as it did."""
     small_memory(monkeypatch, 3)
-    recipe = wide(tmp_path, "whole", micro_batch="auto", schedule="constant", warmup=0.0)
+    recipe = wide(tmp_path, "whole", micro_batch_tokens="auto", schedule="constant", warmup=0.0)
     train(recipe)
     train(changed(recipe, "longer", steps=3))
     with monkeypatch.context() as patch:
@@ -241,5 +243,5 @@ def test_parts_that_were_found_are_kept(tmp_path: Path, monkeypatch: pytest.Monk
 def test_where_not_even_a_row_fits_that_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = small_memory(monkeypatch, 0)
     with pytest.raises(QkvError, match="does not fit"):
-        train(wide(tmp_path, micro_batch="auto"))
+        train(wide(tmp_path, micro_batch_tokens="auto"))
     assert tried[-1] == 1

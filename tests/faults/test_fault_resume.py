@@ -40,12 +40,12 @@ def crash(recipe: Recipe, step: int) -> Path:
 
 CASES: dict[str, dict[str, Any]] = {
     "everything on": {},
-    "a language model": {"kind": "next_token", "model": {"change": {"width": 16, "layers": 1, "dropout": 0.2}}},
-    "masks drawn anew": {"kind": "masked", "data": {"layout": "padded"}},
-    "no workers, muon": {"train": {"workers": 0, "optimizer": "muon", "ema": 0.0, "lr": 1e-3}},
-    "three workers, lamb": {"train": {"workers": 3, "optimizer": "lamb"}},
-    "bfloat16, sgd": {"train": {"precision": "bfloat16", "optimizer": "sgd", "micro_batch": 0}},
-    "recomputed, reports apart": {"train": {"recompute": True, "log_every": 4, "save_every": 3}},
+    "a language model": {"kind": "causal_lm", "model": {"overrides": {"width": 16, "layers": 1, "dropout": 0.2}}},
+    "masks drawn anew": {"kind": "masked_lm", "data": {"layout": "padded"}},
+    "no workers, muon": {"train": {"num_workers": 0, "optimizer": "muon", "ema_decay": 0.0, "lr": 1e-3}},
+    "three workers, lamb": {"train": {"num_workers": 3, "optimizer": "lamb"}},
+    "bfloat16, sgd": {"train": {"precision": "bfloat16", "optimizer": "sgd", "micro_batch_tokens": 0}},
+    "recomputed, reports apart": {"train": {"gradient_checkpointing": True, "log_every": 4, "save_every": 3}},
 }
 
 
@@ -65,7 +65,14 @@ def test_ten_steps_are_five_a_crash_and_five(case: str, tmp_path: Path) -> None:
 
 def test_a_run_that_saves_seldom_saves_by_the_clock_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing else of it is changed: not what it ends with, not what is kept, not what is averaged."""
-    seldom = {"save_every": 4, "eval_every": 100, "steps": 11, "average": 2, "keep": 2, "ema": 0.0}
+    seldom = {
+        "save_every": 4,
+        "eval_every": 100,
+        "steps": 11,
+        "average_checkpoints": 2,
+        "keep_checkpoints": 2,
+        "ema_decay": 0.0,
+    }
     recipe = tiny(tmp_path, "whole", train=seldom)
     train(recipe)
     monkeypatch.setattr(loop, "MAX_SECONDS_BETWEEN_SAVES", 0.0)
@@ -91,7 +98,7 @@ def test_a_run_that_has_come_to_its_end_says_how_to_go_on(tmp_path: Path) -> Non
     assert "going on from step 2" in notes_of(recipe.run)
     go_on(recipe.run, "train.steps=100", "train.minutes=1e-9")
     assert f"give it more train.minutes to go on: qkv train {recipe.run} train.minutes=…" in notes_of(recipe.run)
-    lost = tiny(tmp_path, "lost", train={"steps": 9, "eval_every": 1, "patience": 1, "lr": 1e-30, "ema": 0.0})
+    lost = tiny(tmp_path, "lost", train={"steps": 9, "eval_every": 1, "patience": 1, "lr": 1e-30, "ema_decay": 0.0})
     end = train(lost).end
     assert end.reason == "patience"
     assert go_on(lost.run).end.step == end.step
@@ -156,10 +163,10 @@ def test_more_steps_go_on_from_the_last(tmp_path: Path) -> None:
 
 def test_the_number_of_workers_and_parts_may_change(tmp_path: Path) -> None:
     """Micro-batches of their own size give the same sums, rounding aside; workers change nothing at all."""
-    recipe = tiny(tmp_path, "whole", model={"change": {"width": 16, "layers": 1, "dropout": 0.0}})
+    recipe = tiny(tmp_path, "whole", model={"overrides": {"width": 16, "layers": 1, "dropout": 0.0}})
     train(recipe)
     broken = crash(changed(recipe, "broken"), 7)
-    go_on(broken, "train.workers=2", "train.micro_batch_tokens=0")
+    go_on(broken, "train.num_workers=2", "train.micro_batch_tokens=0")
     one, other = newest(recipe.run), newest(broken)
     assert one.state["data"] == other.state["data"]
     assert (one.state["parts"], other.state["parts"]) == (2, 1)
@@ -173,7 +180,7 @@ def test_the_number_of_workers_and_parts_may_change(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recipe]:
     """A run with a checkpoint, which nobody may go on with."""
-    recipe = tiny(tmp_path_factory.mktemp("begun"), train={"workers": 0})
+    recipe = tiny(tmp_path_factory.mktemp("begun"), train={"num_workers": 0})
     crash(recipe, 7)
     yield recipe
     assert newest(recipe.run).step == 5, "a refusal leaves the run as it was"
@@ -186,7 +193,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recipe]:
         ("train.seed=4", "train.seed: 0 → 4"),
         ("model.width=32", "model.width: 16 → 32"),
         ("objective.label_smoothing=0.1", "objective.label_smoothing: 0.0 → 0.1"),
-        ("data.length=64", "data.length: 96 → 64"),
+        ("data.max_length=64", "data.max_length: 96 → 64"),
     ],
 )
 def test_another_recipe_is_refused_with_its_keys(begun: Recipe, change: str, told: str) -> None:
@@ -199,8 +206,14 @@ def test_another_recipe_is_refused_with_its_keys(begun: Recipe, change: str, tol
 def test_what_may_change_is_accepted(tmp_path: Path) -> None:
     recipe = tiny(tmp_path)
     crash(recipe, 7)
-    changes = ["train.steps=8", "train.keep=2", "train.log_every=2", "train.eval_every=3", "train.patience=9"]
-    end = go_on(recipe.run, *changes, "train.on_nonfinite=skip", "train.workers=0").end
+    changes = [
+        "train.steps=8",
+        "train.keep_checkpoints=2",
+        "train.log_every=2",
+        "train.eval_every=3",
+        "train.patience=9",
+    ]
+    end = go_on(recipe.run, *changes, "train.on_nonfinite=skip", "train.num_workers=0").end
     assert end.step == 8
     assert 'on_nonfinite = "skip"' in (Path(recipe.run) / "recipe.toml").read_text()
 

@@ -118,7 +118,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
 
 def test_being_asked_to_stop_changes_nothing_of_what_is_averaged(tmp_path: Path) -> None:
     """The checkpoint that a stop leaves is none of the last four."""
-    recipe = tiny(tmp_path, "whole", train={"average": 4, "save_every": 2, "ema": 0.0})
+    recipe = tiny(tmp_path, "whole", train={"average_checkpoints": 4, "save_every": 2, "ema_decay": 0.0})
     train(recipe)
     asked = changed(recipe, "asked")
     for step in (3, 6):
@@ -204,7 +204,7 @@ def test_a_disk_that_fills_up_ends_the_run_and_leaves_it_whole(tmp_path: Path, s
     full = changed(recipe, "full")
     said = trained_until_full(full, FillUp(20_000, step=save + 1))
     assert f"the checkpoint of step {2 * save} could not be written (File too large)" in said
-    assert "Older checkpoints are whole: make room, or lower train.keep, and start again" in said
+    assert "Older checkpoints are whole: make room, or lower train.keep_checkpoints, and start again" in said
     assert RunFolder(full.run).checkpoints.steps() == [save]
     go_on(full.run)
     assert difference(newest(recipe.run), newest(full.run)) == ""
@@ -230,7 +230,7 @@ def test_a_disk_that_is_full_in_the_end_costs_no_training(tmp_path: Path) -> Non
 def test_one_process_then_two_then_one(tmp_path: Path) -> None:
     """The order of the examples is the same, and so is the loss but for rounding."""
     plain = {"change": {"width": 16, "layers": 1, "heads": 2, "dropout": 0.0}}
-    keys = {"schedule": "constant", "warmup": 0.0, "batch_tokens": 768, "micro_batch": 0}
+    keys = {"schedule": "constant", "warmup": 0.0, "batch_tokens": 768, "micro_batch_tokens": 0}
     recipe = tiny(tmp_path, "whole", model=plain, train={**keys, "steps": 15})
     train(recipe)
     run = changed(recipe, "changing", steps=5)
@@ -250,7 +250,7 @@ def test_one_process_then_two_then_one(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not dist.is_available(), reason="this torch cannot talk to others")
 def test_a_process_that_is_killed_ends_the_others_and_the_run_goes_on(tmp_path: Path) -> None:
-    recipe = tiny(tmp_path, train={"steps": 10**6, "eval_every": 10**6, "batch_tokens": 768, "micro_batch": 0})
+    recipe = tiny(tmp_path, train={"steps": 10**6, "eval_every": 10**6, "batch_tokens": 768, "micro_batch_tokens": 0})
     process = start("train", written(recipe), "--processes", 2)
     wait_for_checkpoint(recipe.run, process)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")

@@ -81,8 +81,8 @@ def test_the_type_is_that_of_the_weights_unless_another_is_asked_for(
 @pytest.mark.usefixtures("quick")
 def test_a_run_is_measured_before_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sample_files(tmp_path)
-    keys = {"steps": 2, "workers": 0, "micro_batch": 0, "ema": 0.0, "save_every": 1, "eval_every": 2}
-    recipe = tiny_recipe(tmp_path, "run", "next_token", train=keys)
+    keys = {"steps": 2, "num_workers": 0, "micro_batch_tokens": 0, "ema_decay": 0.0, "save_every": 1, "eval_every": 2}
+    recipe = tiny_recipe(tmp_path, "run", "causal_lm", train=keys)
     train(recipe)
     parameters = sum(one.numel() for one in qkv.load(recipe.run).network.parameters())
     for name in ("config.json", "model.safetensors"):  # as if it had been stopped

@@ -75,7 +75,7 @@ def test_no_gradient_leaks_in_training(network: Make, run: Make, family: str) ->
     trained = network(family, position="rotary", dropout=0.1).train()
     for name in ("encoder", "decoder"):
         if hasattr(trained, name):
-            getattr(trained, name).recompute = True
+            getattr(trained, name).gradient_checkpointing = True
     check_leaks(trained, run, family)
 
 

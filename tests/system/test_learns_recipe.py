@@ -25,10 +25,10 @@ run = "{folder}/run"
 [data]
 train = "{folder}/train.tsv"
 cache = "{folder}/cache"
-length = 48
+max_length = 48
 [tokenizer]
 kind = "char"
-size = 40
+vocab_size = 40
 [model]
 width = 48
 heads = 4

@@ -13,16 +13,16 @@ WORDS = TEXT.split()
 COUNT = 120
 
 KINDS = {
-    "pairs": "pairs.tsv",
-    "next_token": "book.txt",
-    "masked": "book.txt",
-    "masked_sentences": "book.txt",
-    "spans": "book.txt",
-    "denoise": "book.txt",
-    "classify": "moods.csv",
-    "tags": "names.conll",
-    "answers": "questions.jsonl",
-    "contrast": "alike.jsonl",
+    "seq2seq": "pairs.tsv",
+    "causal_lm": "book.txt",
+    "masked_lm": "book.txt",
+    "next_sentence": "book.txt",
+    "span_corruption": "book.txt",
+    "denoising": "book.txt",
+    "classification": "moods.csv",
+    "tagging": "names.conll",
+    "question_answering": "questions.jsonl",
+    "contrastive": "alike.jsonl",
 }
 """A file for each objective."""
 

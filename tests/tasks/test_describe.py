@@ -44,9 +44,9 @@ def test_every_objective_is_described_rendered_and_told_as_json(folder: Path, ki
         assert expected in text
 
 
-@pytest.mark.parametrize("kind", ["pairs", "next_token", "classify"])
+@pytest.mark.parametrize("kind", ["seq2seq", "causal_lm", "classification"])
 def test_steps_of_an_epoch_and_padding_are_what_the_loader_gives(folder: Path, kind: Any) -> None:
-    prepared = prepare(sample_recipe(folder, kind, data={"length": 64}, train={"batch_tokens": 256}))
+    prepared = prepare(sample_recipe(folder, kind, data={"max_length": 64}, train={"batch_tokens": 256}))
     described = describe_prepared(prepared)
     batches = list(Loader(prepared.rows, epochs=1))
     assert described.steps_per_epoch is not None
@@ -58,24 +58,24 @@ def test_steps_of_an_epoch_and_padding_are_what_the_loader_gives(folder: Path, k
 
 
 def test_examples_are_shown_as_the_model_will_see_them(folder: Path) -> None:
-    pairs = describe(sample_recipe(folder, "pairs")).first_examples[0]
+    pairs = describe(sample_recipe(folder, "seq2seq")).first_examples[0]
     assert "pairs.tsv:" in pairs.origin
     source = pairs.parts["source"].removesuffix("</s>")
     assert pairs.parts["input"] == f"<s>{source.upper()}"
     assert pairs.parts["target"] == f"{source.upper()}</s>"
-    tags = describe(sample_recipe(folder, "tags")).first_examples[0]
+    tags = describe(sample_recipe(folder, "tagging")).first_examples[0]
     words = tags.parts["input"].removeprefix("<cls>").removesuffix("<sep>").split()
     assert tags.parts["target"].split() == ["B-LOC" if "r" in word else "O" for word in words]
-    answers = describe(sample_recipe(folder, "answers")).first_examples
+    answers = describe(sample_recipe(folder, "question_answering")).first_examples
     assert any(one.parts["answer"].strip().strip(".") in one.parts["input"] for one in answers)
-    moods = describe(sample_recipe(folder, "classify")).first_examples
+    moods = describe(sample_recipe(folder, "classification")).first_examples
     assert {one.parts["class"] for one in moods} <= {"bad", "good"}
-    assert "score" in describe(sample_recipe(folder, "contrast", "scores.jsonl")).first_examples[0].parts
+    assert "score" in describe(sample_recipe(folder, "contrastive", "scores.jsonl")).first_examples[0].parts
 
 
 def test_a_mixture_has_no_epoch(folder: Path) -> None:
     mix = {name: {"train": str(folder / "pairs.tsv")} for name in ("a", "b")}
-    described = describe(sample_recipe(folder, "pairs", data={"train": "", "mix": mix}))
+    described = describe(sample_recipe(folder, "seq2seq", data={"train": "", "mix": mix}))
     assert described.steps_per_epoch is None
     assert described.first_examples[0].origin.split(":")[0] in mix
 
@@ -85,7 +85,7 @@ def test_a_mixture_has_no_epoch(folder: Path) -> None:
 
 @pytest.mark.parametrize(("optimizer", "share"), [("adamw", 2.0), ("sgd", 1.0), ("lamb", 2.0)])
 def test_the_state_of_the_optimizer_is_counted(folder: Path, optimizer: str, share: float) -> None:
-    recipe = sample_recipe(folder, "pairs", train={"optimizer": optimizer})
+    recipe = sample_recipe(folder, "seq2seq", train={"optimizer": optimizer})
     config = prepare(recipe).config
     found = estimate_memory(recipe, config, (256, 256))
     parameters = sum(p.numel() for p in build(config, device="meta").parameters())
@@ -95,7 +95,7 @@ def test_the_state_of_the_optimizer_is_counted(folder: Path, optimizer: str, sha
 
 
 def test_what_is_frozen_costs_no_gradient(folder: Path) -> None:
-    recipe = sample_recipe(folder, "pairs", model={"freeze": ("encoder.*",)}, train={"ema": 0.9})
+    recipe = sample_recipe(folder, "seq2seq", model={"freeze": ("encoder.*",)}, train={"ema_decay": 0.9})
     config = prepare(recipe).config
     found = estimate_memory(recipe, config, (256, 256))
     stays = sum(p.numel() for n, p in build(config, device="meta").named_parameters() if n.startswith("encoder."))
@@ -104,9 +104,9 @@ def test_what_is_frozen_costs_no_gradient(folder: Path) -> None:
 
 
 def test_low_rank_additions_are_all_that_is_trained(folder: Path, tmp_path: Path) -> None:
-    first = prepare(sample_recipe(folder, "pairs"))
+    first = prepare(sample_recipe(folder, "seq2seq"))
     write_model(tmp_path / "whole", first.config, first.build_network(), first.tokenizer)
-    recipe = sample_recipe(folder, "pairs", model={"from_": str(tmp_path / "whole"), "change": {}, "lora_rank": 2})
+    recipe = sample_recipe(folder, "seq2seq", model={"from_": str(tmp_path / "whole"), "overrides": {}, "lora_rank": 2})
     described = describe(recipe)
     assert 0 < described.memory.trainable < described.account.total / 5
     shown = StringIO()
@@ -114,11 +114,11 @@ def test_low_rank_additions_are_all_that_is_trained(folder: Path, tmp_path: Path
     assert "trained" in shown.getvalue()
 
 
-@pytest.mark.parametrize("kind", ["pairs", "next_token"])
+@pytest.mark.parametrize("kind", ["seq2seq", "causal_lm"])
 @pytest.mark.parametrize("change", [{}, {"feedforward": "gelu", "norm": "layernorm", "dropout": 0.0}], ids=str)
 def test_activations_are_near_what_the_backward_pass_keeps(folder: Path, kind: Any, change: dict[str, Any]) -> None:
     model = {"change": {"width": 64, "layers": 3, **change}}
-    prepared = prepare(sample_recipe(folder, kind, model=model, data={"length": 64}))
+    prepared = prepare(sample_recipe(folder, kind, model=model, data={"max_length": 64}))
     network: Any = prepared.build_network()
     ids = torch.randint(5, prepared.tokenizer.vocab_size, (8, 64))
     weights = {parameter.untyped_storage().data_ptr() for parameter in network.parameters()}
@@ -130,10 +130,10 @@ def test_activations_are_near_what_the_backward_pass_keeps(folder: Path, kind: A
         return tensor
 
     with saved_tensors_hooks(keep, lambda tensor: tensor):
-        logits = network(ids, ids) if kind == "pairs" else network(ids)
+        logits = network(ids, ids) if kind == "seq2seq" else network(ids)
         torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten())
     measured = sum(tensor.untyped_storage().nbytes() for tensor in held.values())
-    rows = (64, 64) if kind == "pairs" else (64,)
+    rows = (64, 64) if kind == "seq2seq" else (64,)
     estimate = activation_bytes(prepared.config, 8, rows, 1.0, "float32", gradient_checkpointing=False)
     assert 0.7 < estimate / measured < 1.5
 
@@ -153,7 +153,7 @@ def test_the_precision_that_is_told_is_the_one_that_a_run_takes(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: here)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: bfloat16)
-    recipe = sample_recipe(folder, "pairs", train={"device": asked})
+    recipe = sample_recipe(folder, "seq2seq", train={"device": asked})
     assert resolve_precision(recipe) == expected
     if here:
         device = torch.device("cpu" if asked == "cpu" else "cuda")

@@ -17,7 +17,15 @@ from qkv.train.checkpoint.reader import Checkpoint
 from qkv.train.recipe.schema import Recipe
 from qkv.train.run import load as midway
 
-KEYS = {"steps": 3, "workers": 0, "micro_batch": 0, "ema": 0.0, "save_every": 1, "eval_every": 2, "batch_tokens": 1024}
+KEYS = {
+    "steps": 3,
+    "num_workers": 0,
+    "micro_batch_tokens": 0,
+    "ema_decay": 0.0,
+    "save_every": 1,
+    "eval_every": 2,
+    "batch_tokens": 1024,
+}
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +54,10 @@ def differing(one: qkv.Model, other: qkv.Model) -> list[str]:
     return [name for name in a if not torch.equal(a[name], b[name])]
 
 
-@pytest.mark.parametrize("kind", ["pairs", "next_token", "masked", "classify", "contrast"])
+@pytest.mark.parametrize("kind", ["seq2seq", "causal_lm", "masked_lm", "classification", "contrastive"])
 @pytest.mark.parametrize("ema", [0.0, 0.5])
 def test_a_run_that_was_stopped_can_be_tried(folder: Path, kind: str, ema: float) -> None:
-    recipe = short(folder, kind, f"{kind} {ema}", ema=ema)
+    recipe = short(folder, kind, f"{kind} {ema}", ema_decay=ema)
     train(recipe)
     whole, found = qkv.load(recipe.run), qkv.load(stopped(recipe.run))
     assert found.config == whole.config
@@ -64,10 +72,10 @@ def test_a_run_that_was_stopped_can_be_tried(folder: Path, kind: str, ema: float
 
 
 def test_what_was_learnt_in_low_rank_additions_is_in_the_matrices(folder: Path) -> None:
-    base = short(folder, "pairs", "base")
+    base = short(folder, "seq2seq", "base")
     train(base)
     model = {"from_": base.run, "change": {}, "lora_rank": 2, "lora_alpha": 7.0}
-    recipe = short(folder, "pairs", "lora", model, lr=0.05)
+    recipe = short(folder, "seq2seq", "lora", model, lr=0.05)
     train(recipe)
     left = stopped(recipe.run)
     shutil.rmtree(base.run)  # the checkpoint needs nothing but its run
@@ -80,7 +88,7 @@ def test_what_was_learnt_in_low_rank_additions_is_in_the_matrices(folder: Path) 
 
 def test_an_earlier_step_is_what_a_shorter_run_ends_with(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     constant = {"schedule": "constant", "warmup": 0.0}
-    recipe = short(folder, "next_token", "long", **constant)
+    recipe = short(folder, "causal_lm", "long", **constant)
     train(recipe)
     train(changed(recipe, "early", steps=2))
     place = Path(recipe.run) / "checkpoints" / "step-000000002"
@@ -96,7 +104,7 @@ def test_an_earlier_step_is_what_a_shorter_run_ends_with(folder: Path, capsys: p
 
 
 def test_a_checkpoint_that_is_damaged_is_passed_over_and_told_of(folder: Path) -> None:
-    recipe = short(folder, "pairs", "damaged")
+    recipe = short(folder, "seq2seq", "damaged")
     train(recipe)
     left = stopped(recipe.run)
     shard = left / "checkpoints" / "step-000000003" / "shard-00000-of-00001.safetensors"
@@ -111,7 +119,7 @@ def test_a_checkpoint_that_is_damaged_is_passed_over_and_told_of(folder: Path) -
 
 
 def test_a_run_that_went_on_after_its_end_says_so(folder: Path) -> None:
-    recipe = short(folder, "pairs", "further", schedule="constant", warmup=0.0)
+    recipe = short(folder, "seq2seq", "further", schedule="constant", warmup=0.0)
     train(recipe)
     assert qkv.load(recipe.run).notes == []
     with pytest.raises(Crash):
@@ -125,7 +133,7 @@ def test_checkpoints_that_vanish_while_they_are_read_are_no_damage(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that goes on prunes: what was the newest a moment ago may be gone."""
-    recipe = short(folder, "pairs", "pruned")
+    recipe = short(folder, "seq2seq", "pruned")
     train(recipe)
     left = stopped(recipe.run)
     usual = Checkpoint.read_tensor
@@ -141,7 +149,7 @@ def test_checkpoints_that_vanish_while_they_are_read_are_no_damage(
 
 
 def test_a_checkpoint_is_told_by_its_name_and_read_with_its_own_tokenizer(folder: Path, tmp_path: Path) -> None:
-    recipe, other = short(folder, "pairs", "named"), short(folder, "next_token", "other")
+    recipe, other = short(folder, "seq2seq", "named"), short(folder, "causal_lm", "other")
     for one in (recipe, other):
         train(one)
     model = tmp_path / "model"
@@ -159,7 +167,7 @@ def test_a_checkpoint_is_told_by_its_name_and_read_with_its_own_tokenizer(folder
 
 
 def test_shapes_alone_cost_no_reading(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = short(folder, "pairs", "shapes")
+    recipe = short(folder, "seq2seq", "shapes")
     train(recipe)
     monkeypatch.setattr(Checkpoint, "whole", lambda *_: pytest.fail("a tensor was read"))
     found = midway.load_model(stopped(recipe.run), device="meta")
@@ -168,12 +176,12 @@ def test_shapes_alone_cost_no_reading(folder: Path, monkeypatch: pytest.MonkeyPa
 
 def test_another_run_goes_on_from_a_checkpoint(folder: Path) -> None:
     """With its weights, its tokenizer, and a fresh head where it needs one; an unfinished run is a moving thing."""
-    recipe = short(folder, "masked", "pretrained")
+    recipe = short(folder, "masked_lm", "pretrained")
     train(recipe)
     left = stopped(recipe.run)
     place = left / "checkpoints" / "step-000000002"
     model = {"from_": str(place), "change": {}, "freeze": ("encoder.*", "embedding.*")}
-    tuned = short(folder, "classify", "tuned", model, lr=0.1)
+    tuned = short(folder, "classification", "tuned", model, lr=0.1)
     trained = train(tuned)
     before = dict(qkv.load(place).network.named_parameters())
     frozen = {name: value for name, value in trained.network.named_parameters() if not name.startswith("head.")}
@@ -181,7 +189,7 @@ def test_another_run_goes_on_from_a_checkpoint(folder: Path) -> None:
     assert trained.config.head.kind == "classify"
     assert trained.tokenizer.fingerprint == qkv.load(recipe.run).tokenizer.fingerprint  # type: ignore[union-attr]
     assert any("start afresh: head." in note for note in trained.notes)
-    again = short(folder, "classify", "again", {"from_": str(left), "change": {}})
+    again = short(folder, "classification", "again", {"from_": str(left), "change": {}})
     with pytest.raises(QkvError, match=r"has not come to its end.* or give one of its checkpoints"):
         train(again)
     with pytest.raises(QkvError, match="put a fresh head on one of its checkpoints"):
@@ -190,7 +198,7 @@ def test_another_run_goes_on_from_a_checkpoint(folder: Path) -> None:
 
 
 def test_a_run_that_has_saved_nothing_has_no_model(folder: Path) -> None:
-    recipe = short(folder, "pairs", "nothing")
+    recipe = short(folder, "seq2seq", "nothing")
     train(recipe)
     left = stopped(recipe.run)
     shutil.rmtree(left / "checkpoints")

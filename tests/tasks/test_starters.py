@@ -49,7 +49,7 @@ def test_what_is_commented_out_is_right_too(task: str) -> None:
 def test_a_starter_for_files_prepares(task: str, folder: Path, tmp_path: Path) -> None:
     file = str(folder / KINDS[STARTERS[task].kind])
     (tmp_path / "mine.toml").write_text(starter_recipe(task, [file]), encoding="utf-8")
-    small = ["model.width=32", "model.layers=1", "tokenizer.size=420", "train.eval_examples=3"]
+    small = ["model.width=32", "model.layers=1", "tokenizer.vocab_size=420", "train.eval_examples=3"]
     recipe = read(tmp_path / "mine.toml", [f"data.cache={folder / 'cache'}", *small])
     assert recipe.data.train == file
     prepared = prepare(recipe)
@@ -78,7 +78,7 @@ def test_files_by_field(folder: Path, tmp_path: Path) -> None:
     assert "line n of each belongs together" in text
     assert loads(text).data.train == files
     (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
-    small = ["model.width=32", "model.layers=1", "tokenizer.size=420", f"data.cache={folder / 'cache'}"]
+    small = ["model.width=32", "model.layers=1", "tokenizer.vocab_size=420", f"data.cache={folder / 'cache'}"]
     record = prepare(read(tmp_path / "mine.toml", small)).valid_records[0].fields
     assert record["source"].upper() == record["target"] != record["source"]
 
@@ -86,7 +86,7 @@ def test_files_by_field(folder: Path, tmp_path: Path) -> None:
 def test_files_by_a_field_that_is_none_or_without_one_that_is_needed(folder: Path) -> None:
     with pytest.raises(UsageError, match="pairs has no field 'sauce'; did you mean 'source'"):
         starter_recipe("translate", {"sauce": str(folder / "a.en"), "target": str(folder / "a.de")})
-    with pytest.raises(UsageError, match="pairs needs more than source: give target=FILE"):
+    with pytest.raises(UsageError, match="seq2seq needs more than source: give target=FILE"):
         starter_recipe("translate", {"source": str(folder / "a.en")})
 
 
@@ -122,8 +122,8 @@ def test_sizes_follow_the_data(folder: Path, tmp_path: Path) -> None:
 def test_what_cannot_be() -> None:
     with pytest.raises(UsageError, match="did you mean 'translate'"):
         starter_recipe("translat")
-    with pytest.raises(UsageError, match="pairs needs 2: source, target"):
-        guess_columns("pairs", ["only"])
+    with pytest.raises(UsageError, match="seq2seq needs 2: source, target"):
+        guess_columns("seq2seq", ["only"])
 
 
 @pytest.mark.parametrize(

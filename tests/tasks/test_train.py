@@ -20,7 +20,7 @@ from qkv.tasks.train import open_recipe
 from qkv.text import Tokenizer
 from qkv.train.recipe.schema import ObjectiveKind, Recipe
 
-THREE = {"steps": 3, "workers": 0, "micro_batch": 0, "ema": 0.0, "eval_every": 2, "batch_tokens": 1024}
+THREE = {"steps": 3, "num_workers": 0, "micro_batch_tokens": 0, "ema_decay": 0.0, "eval_every": 2, "batch_tokens": 1024}
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +44,9 @@ def weights(run: str | Path) -> dict[str, torch.Tensor]:
 # ------------------------------------------------------------------------------------------------ every objective
 
 RUN = {  # a text to run a model on; spoiled texts are what an encoder and decoder of theirs would read
-    "answers": "Where is Paris?\tAnna sleeps near Paris. Bob runs.",
-    "masked": "the cat <mask> over",
-    "masked_sentences": "the cat <mask> over",
+    "question_answering": "Where is Paris?\tAnna sleeps near Paris. Bob runs.",
+    "masked_lm": "the cat <mask> over",
+    "next_sentence": "the cat <mask> over",
 }
 
 
@@ -80,7 +80,7 @@ def test_every_objective_has_its_file() -> None:
 
 @pytest.fixture(scope="module")
 def base(folder: Path) -> Path:
-    recipe = three(folder, "pairs", "base", train={"steps": 2})
+    recipe = three(folder, "seq2seq", "base", train={"steps": 2})
     train(recipe)
     return Path(recipe.run)
 
@@ -92,13 +92,13 @@ def changed_names(before: Path, after: Path) -> set[str]:
 
 
 def test_going_on_from_a_checkpoint_trains_all_of_it(folder: Path, base: Path) -> None:
-    recipe = three(folder, "pairs", "tuned", model={"from_": str(base), "change": {}})
+    recipe = three(folder, "seq2seq", "tuned", model={"from_": str(base), "overrides": {}})
     train(recipe)
     assert changed_names(base, Path(recipe.run)) == set(weights(base))
 
 
 def test_what_is_frozen_stays_bit_for_bit(folder: Path, base: Path) -> None:
-    recipe = three(folder, "pairs", "frozen", model={"from_": str(base), "change": {}, "freeze": ("encoder.*",)})
+    recipe = three(folder, "seq2seq", "frozen", model={"from_": str(base), "overrides": {}, "freeze": ("encoder.*",)})
     train(recipe)
     names = set(weights(base))
     frozen = {name for name in names if name.startswith("encoder.")}
@@ -109,7 +109,7 @@ def test_what_is_frozen_stays_bit_for_bit(folder: Path, base: Path) -> None:
 def test_a_run_whose_first_weights_have_gone_says_what_to_do(folder: Path, base: Path, tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     qkv.load(base).save(gone)
-    recipe = three(folder, "pairs", "orphan", model={"from_": str(gone), "change": {}})
+    recipe = three(folder, "seq2seq", "orphan", model={"from_": str(gone), "overrides": {}})
     train(recipe)
     moved = gone.rename(tmp_path / "elsewhere")
     with pytest.raises(QkvError, match=r"model\.from: .*gone: no such folder.*checkpoints hold.*put it back to go on"):
@@ -120,7 +120,7 @@ def test_a_run_whose_first_weights_have_gone_says_what_to_do(folder: Path, base:
 
 def test_low_rank_additions_end_in_the_matrices_they_were_added_to(folder: Path, base: Path) -> None:
     recipe = three(
-        folder, "pairs", "lora", model={"from_": str(base), "change": {}, "lora_rank": 2}, train={"lr": 0.05}
+        folder, "seq2seq", "lora", model={"from_": str(base), "overrides": {}, "lora_rank": 2}, train={"lr": 0.05}
     )
     train(recipe)
     moved = changed_names(base, Path(recipe.run))
@@ -142,7 +142,7 @@ def test_low_rank_additions_end_in_the_matrices_they_were_added_to(folder: Path,
 def test_low_rank_additions_survive_a_crash(folder: Path, base: Path) -> None:
     constant = {"schedule": "constant", "warmup": 0.0, "steps": 4}
     model = {"from_": str(base), "change": {}, "lora_rank": 2}
-    recipe = three(folder, "pairs", "lora whole", model=model, train=constant)
+    recipe = three(folder, "seq2seq", "lora whole", model=model, train=constant)
     train(recipe)
     train(changed(recipe, "lora again", steps=2))
     go_on(folder / "lora again", "train.steps=4")
@@ -150,10 +150,10 @@ def test_low_rank_additions_survive_a_crash(folder: Path, base: Path) -> None:
 
 
 def test_a_new_head_on_a_checkpoint_is_trained_beside_low_rank_additions(folder: Path) -> None:
-    pretrained = three(folder, "masked", "pretrained", train={"steps": 2})
+    pretrained = three(folder, "masked_lm", "pretrained", train={"steps": 2})
     train(pretrained)
     model = {"from_": pretrained.run, "change": {}, "lora_rank": 2}
-    recipe = three(folder, "classify", "classified", model=model)
+    recipe = three(folder, "classification", "classified", model=model)
     trained = train(recipe)
     before = {name: p for name, p in qkv.load(pretrained.run).network.named_parameters() if "head." not in name}
     for name, p in trained.network.named_parameters():
@@ -177,15 +177,15 @@ def test_another_tokenizer_than_the_checkpoints_is_told_of(folder: Path, base: P
     model = {"from_": str(base), "change": {}}
     told = "model.from was trained with another tokenizer"
     for name, section, wanted in (("own", {}, False), ("other", {"from_": str(folder / "other tokenizer")}, True)):
-        recipe = three(folder, "pairs", f"pieces {name}", model=model, tokenizer=section, train={"steps": 1})
+        recipe = three(folder, "seq2seq", f"pieces {name}", model=model, tokenizer=section, train={"steps": 1})
         assert any(told in note for note in train(recipe).notes) is wanted
 
 
 def test_a_head_with_another_dropout_is_no_new_head(folder: Path) -> None:
-    pretrained = three(folder, "classify", "with a head", train={"steps": 2})
+    pretrained = three(folder, "classification", "with a head", train={"steps": 2})
     train(pretrained)
     model = {"from_": pretrained.run, "change": {"head": {"dropout": 0.4}}, "lora_rank": 2}
-    recipe = three(folder, "classify", "dropped", model=model)
+    recipe = three(folder, "classification", "dropped", model=model)
     assert train(recipe).config.head.dropout == 0.4
     moved = changed_names(Path(pretrained.run), Path(recipe.run))
     assert moved
@@ -206,7 +206,7 @@ def test_a_head_with_another_dropout_is_no_new_head(folder: Path) -> None:
 )
 def test_the_card_names_the_files(folder: Path, data: dict[str, Any], card: str) -> None:
     given = json.loads(json.dumps(data).replace("{at}", str(folder)))
-    recipe = three(folder, "pairs", f"card {card[:4]}{len(card)}", data=given, train={"steps": 1})
+    recipe = three(folder, "seq2seq", f"card {card[:4]}{len(card)}", data=given, train={"steps": 1})
     train(recipe)
     text = (Path(recipe.run) / "README.md").read_text(encoding="utf-8")
     assert f"| {card.format(at=folder)} |" in text
@@ -224,7 +224,7 @@ def test_a_run_is_kept_below_runs_unless_told_otherwise(folder: Path, monkeypatc
 
 
 def test_a_folder_that_was_moved_goes_on_where_it_is(folder: Path, tmp_path: Path) -> None:
-    recipe = three(folder, "pairs", "to move", train={"steps": 2, "schedule": "constant", "warmup": 0.0})
+    recipe = three(folder, "seq2seq", "to move", train={"steps": 2, "schedule": "constant", "warmup": 0.0})
     train(recipe)
     moved = Path(recipe.run).rename(tmp_path / "moved")
     end = go_on(moved, "train.steps=3").end
@@ -253,7 +253,7 @@ def test_a_model_folder_without_a_run_is_not_trained_over(folder: Path, base: Pa
 
 
 def test_a_file_that_is_not_there_can_be_put_right_in_the_same_folder(folder: Path) -> None:
-    recipe = three(folder, "pairs", "mended")
+    recipe = three(folder, "seq2seq", "mended")
     wrong = replace(recipe, data=replace(recipe.data, train=str(folder / "missing.tsv")))
     with pytest.raises(QkvError, match="missing"):
         train(wrong)
@@ -262,11 +262,16 @@ def test_a_file_that_is_not_there_can_be_put_right_in_the_same_folder(folder: Pa
 
 def test_what_fails_before_the_first_step_can_be_put_right_in_the_same_folder(folder: Path) -> None:
     """The model is made and the log begun by then, but nothing was trained that another recipe could spoil."""
-    recipe = three(folder, "pairs", "put right", model={"freeze": ("encodr.*",)})
+    recipe = three(folder, "seq2seq", "put right", model={"freeze": ("encodr.*",)})
     path = written(recipe)
     with pytest.raises(QkvError, match="encodr"):
         train(open_recipe(path))
-    changes = ["model.freeze=['encoder.*']", "tokenizer.kind=byte", "tokenizer.size=259", "train.batch_tokens=512"]
+    changes = [
+        "model.freeze=['encoder.*']",
+        "tokenizer.kind=byte",
+        "tokenizer.vocab_size=259",
+        "train.batch_tokens=512",
+    ]
     trained = train(open_recipe(path, changes))
     assert trained.end.step == THREE["steps"]
     assert trained.tokenizer.vocab_size == 259, "not the first attempt's tokenizer"

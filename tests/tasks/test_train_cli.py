@@ -15,7 +15,7 @@ from qkv import cli
 from qkv.cli.shared import print_result
 from qkv.train.run.folder import RunFolder
 
-TINY = ["model.width=16", "model.heads=2", "model.layers=1", "tokenizer.kind=char", "data.length=96"]
+TINY = ["model.width=16", "model.heads=2", "model.layers=1", "tokenizer.kind=char", "data.max_length=96"]
 SHORT = [*TINY, "train.steps=3", "train.minutes=0", "train.batch_tokens=1024", "train.eval_examples=4"]
 
 
@@ -26,7 +26,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("QKV_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "120")
     sample_files(tmp_path)
-    written(tiny(tmp_path, "mine", train={"steps": 3, "workers": 0}))
+    written(tiny(tmp_path, "mine", train={"steps": 3, "num_workers": 0}))
     return tmp_path
 
 

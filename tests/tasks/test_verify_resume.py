@@ -51,7 +51,7 @@ class Forked:
 
 
 def test_a_sound_recipe_is_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = written(tiny(tmp_path, train={"workers": 1}))
+    recipe = written(tiny(tmp_path, train={"num_workers": 1}))
     code = cli.run_command(["verify-resume", str(recipe), "--steps", "6", "--json"])
     caught = capsys.readouterr()
     assert code == 0, caught.err
@@ -83,7 +83,7 @@ def test_a_run_that_depends_on_chance_is_found_out_with_the_step(
 
 
 def test_what_differs_is_named(tmp_path: Path) -> None:
-    recipe = tiny(tmp_path, "one", train={"workers": 0})
+    recipe = tiny(tmp_path, "one", train={"num_workers": 0})
     train(recipe)
     train(changed(recipe, "other", seed=1))
     train(changed(recipe, "shorter", steps=9))

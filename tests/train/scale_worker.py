@@ -113,14 +113,14 @@ class Run:
         network = build(self.config, device="meta") if meta else whole
         for stack in ("encoder", "decoder"):
             if case == "odd" and hasattr(network, stack):
-                getattr(network, stack).recompute = True
+                getattr(network, stack).gradient_checkpointing = True
         if section.precision == "auto":
             whole, network = whole.to(torch.float64), network.to(torch.float64)
         self.network = network
         if case == "odd":
             for name, parameter in network.named_parameters():
                 parameter.requires_grad_(not name.endswith(("ffn.up.bias", "embedding.token.weight")))
-        self.module = parallelize(TrainingModule(network, ObjectiveSection(kind="next_token")).train(), world, section)
+        self.module = parallelize(TrainingModule(network, ObjectiveSection(kind="causal_lm")).train(), world, section)
         if meta:
             scatter_weights(network, whole if world.rank == 0 else None, world)
         self.named = list(network.named_parameters())

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from qkv.train.optim.averages import CheckpointAverage, Ema
 from torch import Tensor, nn
 
 from qkv.errors import QkvError
+from qkv.train.optim.averages import CheckpointAverage, Ema
 
 
 def network() -> nn.Module:

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from qkv.train.optim.averages import Ema
 from rows_made import OBJECTIVES
 from test_learner import CASES, network
 
@@ -14,6 +13,7 @@ from qkv.data.stream.sequences import SequenceStream
 from qkv.models import Network
 from qkv.train.evaluation import Evaluator, eval_mode
 from qkv.train.loss.training_module import TrainingModule, count_labels, to_device
+from qkv.train.optim.averages import Ema
 from qkv.train.optim.optimizers import make_optimizer
 from qkv.train.parallel.parallelize import World
 from qkv.train.progress import Progress

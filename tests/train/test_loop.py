@@ -24,7 +24,15 @@ from qkv.train.progress import Progress
 from qkv.train.recipe.schema import Recipe
 from qkv.train.run.folder import RunFolder
 
-QUICK = {"workers": 0, "micro_batch": 0, "ema": 0.0, "save_every": 1, "eval_every": 1, "keep": 20, "metric": "loss"}
+QUICK = {
+    "num_workers": 0,
+    "micro_batch_tokens": 0,
+    "ema_decay": 0.0,
+    "save_every": 1,
+    "eval_every": 1,
+    "keep_checkpoints": 20,
+    "metric": "loss",
+}
 
 
 def quick(folder: Path, name: str = "run", **keys: Any) -> Recipe:
@@ -159,7 +167,9 @@ def test_the_last_weights_unless_told_otherwise(tmp_path: Path, losses: Callable
     assert_weights(train(recipe), kept(recipe, 4))
 
 
-@pytest.mark.parametrize("cadence", [{}, {"save_every": 3, "keep": 1}], ids=["saved each time", "saved seldom"])
+@pytest.mark.parametrize(
+    "cadence", [{}, {"save_every": 3, "keep_checkpoints": 1}], ids=["saved each time", "saved seldom"]
+)
 def test_the_best_weights(tmp_path: Path, losses: Callable[..., None], cadence: dict[str, int]) -> None:
     losses(3.0, 1.0, 2.0, 1.5, 2.0)
     recipe = quick(tmp_path, steps=5, final="best", **cadence)
@@ -195,21 +205,21 @@ def test_evaluation_takes_the_parts_of_a_step(tmp_path: Path, monkeypatch: pytes
         return forward(self, lesson, *more)
 
     monkeypatch.setattr(TrainingModule, "forward", counted)
-    train(quick(tmp_path, steps=2, micro_batch=128))
+    train(quick(tmp_path, steps=2, micro_batch_tokens=128))
     assert max(seen[False]) <= max(seen[True])
 
 
 def test_the_best_of_averaged_weights_are_averages(tmp_path: Path, losses: Callable[..., None]) -> None:
     """What was found to be the best were the averages of that step, not its own weights."""
     losses(3.0, 1.0, 2.0)
-    recipe = quick(tmp_path, steps=4, final="best", ema=0.9)
+    recipe = quick(tmp_path, steps=4, final="best", ema_decay=0.9)
     trained = train(recipe)
     assert_weights(trained, kept(recipe, 2, "average."))
     assert any(not torch.equal(kept(recipe, 2)[name], p) for name, p in trained.network.named_parameters())
 
 
 def test_the_mean_of_the_last_checkpoints(tmp_path: Path) -> None:
-    recipe = quick(tmp_path, steps=7, average_checkpoints=3, save_every=2, eval_every=100, keep=1)
+    recipe = quick(tmp_path, steps=7, average_checkpoints=3, save_every=2, eval_every=100, keep_checkpoints=1)
     trained = train(recipe)
     each = [kept(recipe, step) for step in (4, 6, 7)]
     mean = {name: (sum(one[name].double() for one in each) / 3).float() for name in each[0]}
@@ -218,7 +228,7 @@ def test_the_mean_of_the_last_checkpoints(tmp_path: Path) -> None:
 
 
 def test_the_moving_average(tmp_path: Path) -> None:
-    recipe = quick(tmp_path, steps=5, ema=0.9)
+    recipe = quick(tmp_path, steps=5, ema_decay=0.9)
     trained = train(recipe)
     assert_weights(trained, kept(recipe, 5, "average."))
     weights = [kept(recipe, step) for step in range(1, 6)]
@@ -252,7 +262,7 @@ def test_steps_are_logged_as_their_means(tmp_path: Path) -> None:
 
 
 def test_without_validation_a_run_still_ends_well(tmp_path: Path) -> None:
-    recipe = tiny(tmp_path, data={"valid_share": 0.0}, train={**QUICK, "metric": ""})
+    recipe = tiny(tmp_path, data={"valid_fraction": 0.0}, train={**QUICK, "metric": ""})
     end = train(recipe).end
     assert end.metrics == {}
     assert "held-out" not in (Path(recipe.run) / "README.md").read_text()
@@ -282,9 +292,9 @@ def test_a_stream_in_bfloat16_is_what_blocks_read(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(Block, "forward", forward)
     for stream, precision in (("bfloat16", "bfloat16"), ("bfloat16", "auto"), ("auto", "bfloat16"), ("auto", "auto")):
         seen.append(set())
-        recipe = quick(tmp_path, f"{stream}-{precision}", steps=2, stream=stream, precision=precision)
+        recipe = quick(tmp_path, f"{stream}-{precision}", steps=2, residual_dtype=stream, precision=precision)
         train(recipe)
-        assert ("train.stream" in notes_of(recipe.run)) == ((stream, precision) == ("bfloat16", "auto"))
+        assert ("train.residual_dtype" in notes_of(recipe.run)) == ((stream, precision) == ("bfloat16", "auto"))
     assert seen == [{torch.bfloat16}, *[{torch.float32}] * 3], "auto: narrow on a GPU, and this is none"
 
 

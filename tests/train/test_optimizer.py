@@ -86,7 +86,7 @@ def test_norms_biases_and_embeddings_do_not_shrink(optimizer):
 
 
 def test_everything_may_shrink():
-    made = make_optimizer(network().named_parameters(), section(decay="all"))
+    made = make_optimizer(network().named_parameters(), section(decay_parameters="all"))
     assert [group["weight_decay"] for group in made.param_groups] == [0.1]
 
 

@@ -43,7 +43,7 @@ encoder.layers = 3
 pool = "mean"
 
 [objective]
-kind = "pairs"
+kind = "seq2seq"
 
 [train]
 minutes = 2
@@ -136,7 +136,7 @@ def test_a_mixture(plain: Path) -> None:
         ("model.lr = 1", "it belongs in [train]"),
         ('train.lr = "fast"', 'train.lr = "fast" must be a number'),
         ("train.steps = 1.5", "train.steps = 1.5 must be a whole number"),
-        ("train.recompute = 1", "train.recompute = 1 must be true or false"),
+        ("train.gradient_checkpointing = 1", "train.gradient_checkpointing = 1 must be true or false"),
         ('train.schedule = "cosin"', "did you mean 'cosine'?"),
         ('train.micro_batch_tokens = "all"', "must be a whole number or 'auto'"),
         ("model.widht = 3", "unknown key 'widht' in [model]; did you mean 'width'?"),
@@ -144,7 +144,7 @@ def test_a_mixture(plain: Path) -> None:
         ('model.head.kind = "lm"', "unknown key 'kind' in [model.head]"),
         ("model.head = 3", "model.head is a table"),
         ('model.from_ = "x"', "unknown key 'from_' in [model]; did you mean 'from'?"),
-        ("model.change = {}", "unknown key 'change' in [model]"),
+        ("model.overrides = {}", "unknown key 'overrides' in [model]"),
         ('model.rotary_scaling = {kind = "linear", factr = 2.0}', "did you mean 'factor'?"),
         ("data = 3", "data is a section"),
         ("data.mix.a = 3", "mix.a must be a table"),
@@ -281,7 +281,7 @@ CHANGES = st.fixed_dictionaries(
         run=NAMES,
         data=sections(DataSection),
         tokenizer=sections(TokenizerSection),
-        model=st.tuples(sections(ModelSection, ("change",)), CHANGES).map(lambda p: replace(p[0], change=p[1])),
+        model=st.tuples(sections(ModelSection, ("overrides",)), CHANGES).map(lambda p: replace(p[0], overrides=p[1])),
         objective=sections(ObjectiveSection),
         train=sections(TrainSection),
     )
@@ -304,7 +304,7 @@ def test_what_is_written_spells_out_every_field_in_order() -> None:
 
 def test_differences_by_dotted_key() -> None:
     old = loads(PLAIN)
-    new = replace(old, train=replace(old.train, lr=0.01), model=replace(old.model, change={"width": 64}))
+    new = replace(old, train=replace(old.train, lr=0.01), model=replace(old.model, overrides={"width": 64}))
     assert differences(old, new) == [
         "model.width: 128 → 64",
         "model.heads: 4 → not set",
@@ -333,9 +333,9 @@ def test_a_run_may_go_on_with_these_changed(key: str) -> None:
 
 def test_a_run_does_not_go_on_as_another() -> None:
     old = Recipe()
-    new = replace(old, train=replace(old.train, lr=0.5, steps=9), data=replace(old.data, length=64))
+    new = replace(old, train=replace(old.train, lr=0.5, steps=9), data=replace(old.data, max_length=64))
     with pytest.raises(QkvError) as error:
         check_resumable(old, new)
     assert "train.lr: 0.001 → 0.5" in str(error.value)
-    assert "data.length: 512 → 64" in str(error.value)
+    assert "data.max_length: 512 → 64" in str(error.value)
     assert "train.steps" not in str(error.value)

@@ -233,7 +233,7 @@ def test_matrices_that_do_not_divide_are_refused() -> None:
     [
         (1, "ddp", 2, "needs as many processes; this run has one"),
         (3, "fsdp", 2, "does not divide the number of processes, 3"),
-        (4, "ddp", 2, 'need train.shard = "fsdp"'),
+        (4, "ddp", 2, 'need train.parallel = "fsdp"'),
     ],
 )
 def test_impossible_grids_are_refused_before_anybody_is_waited_for(

@@ -43,11 +43,11 @@ class Runs:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        keys = {"steps": STEPS, "batch_tokens": 768, "eval_every": HALF, "save_every": HALF, "workers": 0}
+        keys = {"steps": STEPS, "batch_tokens": 768, "eval_every": HALF, "save_every": HALF, "num_workers": 0}
         keys |= {"schedule": "constant", "warmup": 0.0}  # so that a run of three steps begins as one of six
         packed = tiny(folder, "alone", model=PLAIN, train=keys)
         short = {"layout": "padded", "length": 64, "source_length": 64}
-        padded = tiny(folder, "alone-padded", model=PLAIN, data=short, train={**keys, "micro_batch": MICRO})
+        padded = tiny(folder, "alone-padded", model=PLAIN, data=short, train={**keys, "micro_batch_tokens": MICRO})
         self.recipes = {name: padded if name == "padded" else packed for name in (*MODES, "on")}
         self.alone = {recipe.run: train(recipe).network for recipe in (packed, padded)}
         train(changed(packed, "on", steps=HALF))
@@ -72,7 +72,7 @@ class Runs:
     def job(
         self, name: str, recipe: Path, shard: str, tensor: int, changes: list[str] | None = None, asked: bool = False
     ) -> dict[str, Any]:
-        common = [f"train.shard={shard}", f"train.tensor_parallel={tensor}", *(changes or [])]
+        common = [f"train.parallel={shard}", f"train.tensor_parallel={tensor}", *(changes or [])]
         return {
             "name": name,
             "recipe": str(recipe),

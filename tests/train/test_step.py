@@ -210,7 +210,7 @@ def test_the_message_for_a_step_that_does_not_fit_names_what_to_lower() -> None:
         "out of memory)",
         "train.micro_batch_tokens",
         "train.batch_tokens = 999",
-        "data.length",
-        "train.recompute",
+        "data.max_length",
+        "train.gradient_checkpointing",
     ):
         assert words in told

@@ -12,13 +12,18 @@ from qkv.tasks.task import Evaluation, ProgressCallback, Task
 from qkv.text import Tokenizer
 
 PARTS = {  # name: its file, what it does, the objective that teaches it, the fields that its records need
-    "text_to_text": (text_to_text, "writes a text for a text", "pairs", ("source", "target")),
-    "language": (language, "goes on with a text", "next_token", ()),
-    "fill": (fill, "fills gaps in a text", "masked", ("text",)),
-    "classify": (classify, "says the class or the score of a text", "classify", ("text",)),
-    "tag": (tag, "says the tag of each word", "tags", ("tokens", "tags")),
-    "answer": (answer, "finds the answer to a question in a passage", "answers", ("question", "context", "answers")),
-    "embed": (embed, "gives a vector for a text", "contrast", ("first", "second")),
+    "text_to_text": (text_to_text, "writes a text for a text", "seq2seq", ("source", "target")),
+    "language": (language, "goes on with a text", "causal_lm", ()),
+    "fill": (fill, "fills gaps in a text", "masked_lm", ("text",)),
+    "classify": (classify, "says the class or the score of a text", "classification", ("text",)),
+    "tag": (tag, "says the tag of each word", "tagging", ("tokens", "tags")),
+    "answer": (
+        answer,
+        "finds the answer to a question in a passage",
+        "question_answering",
+        ("question", "context", "answers"),
+    ),
+    "embed": (embed, "gives a vector for a text", "contrastive", ("first", "second")),
 }
 TASKS: dict[str, Task] = {
     name: Task(name, does, objective, fields, file.available_metrics, file.run, file.evaluate)

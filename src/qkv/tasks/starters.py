@@ -38,32 +38,32 @@ class Starter:
 
 
 STARTERS: dict[str, Starter] = {
-    "translate": Starter("From a text to another: translation, spelling, anything with a source and a target.", "pairs",
+    "translate": Starter("From a text to another: translation, spelling, anything with a source and a target.", "seq2seq",
                       "train.tsv", 256, objective_lines=(("label_smoothing", 0.1, "a little doubt about every token"),)),
-    "summarise": Starter("A long text to a short one.", "pairs", "train.jsonl", 256, max_source_length=1024, too_long="cut",
+    "summarise": Starter("A long text to a short one.", "seq2seq", "train.jsonl", 256, max_source_length=1024, too_long="truncate",
                       objective_lines=(("label_smoothing", 0.1, "a little doubt about every token"),)),
-    "language": Starter("A language model: it goes on from a text.", "next_token", "book.txt", 512),
-    "classify": Starter("The class of a text, or of two.", "classify", "train.csv", 256,
+    "language": Starter("A language model: it goes on from a text.", "causal_lm", "book.txt", 512),
+    "classify": Starter("The class of a text, or of two.", "classification", "train.csv", 256,
                      pretrained="google-bert/bert-base-uncased"),
-    "tag": Starter("A tag for each word: names, parts of speech.", "tags", "train.conll", 256,
+    "tag": Starter("A tag for each word: names, parts of speech.", "tagging", "train.conll", 256,
                 pretrained="google-bert/bert-base-cased"),
-    "answer": Starter("The answer to a question, found in a passage.", "answers", "train.json", 384,
+    "answer": Starter("The answer to a question, found in a passage.", "question_answering", "train.json", 384,
                    pretrained="google-bert/bert-base-uncased",
                    objective_lines=(("overlap", 128, "tokens that two windows of a long passage share"),)),
-    "embed": Starter("Vectors of texts: what belongs together comes close.", "contrast", "train.tsv", 256,
+    "embed": Starter("Vectors of texts: what belongs together comes close.", "contrastive", "train.tsv", 256,
                   pretrained="sentence-transformers/all-MiniLM-L6-v2",
                   objective_lines=(("temperature", 0.05, "the lower, the sharper near misses are told apart"),)),
     "pretrain": Starter("An encoder that fills in hidden words, as BERT; classify, tag and others go on from it.",
-                     "masked", "corpus.txt", 512,
-                     objective_lines=(("share", 0.15, "of the tokens, how many are hidden"),
-                           ("whole_words", False, "true: hide words, not pieces of them"))),
-    "spans": Starter("An encoder and decoder that write what was cut out of a text, as T5.", "spans", "corpus.txt", 512,
-                  objective_lines=(("share", 0.15, "of the tokens, how many are cut out"),
-                        ("mean_span", 3.0, "tokens in a stretch, on average"))),
-    "denoise": Starter("An encoder and decoder that write a spoiled text back whole, as BART.", "denoise", "corpus.txt",
+                     "masked_lm", "corpus.txt", 512,
+                     objective_lines=(("mask_prob", 0.15, "of the tokens, how many are hidden"),
+                           ("whole_word_masking", False, "true: hide words, not pieces of them"))),
+    "spans": Starter("An encoder and decoder that write what was cut out of a text, as T5.", "span_corruption", "corpus.txt", 512,
+                  objective_lines=(("mask_prob", 0.15, "of the tokens, how many are cut out"),
+                        ("mean_span_length", 3.0, "tokens in a stretch, on average"))),
+    "denoise": Starter("An encoder and decoder that write a spoiled text back whole, as BART.", "denoising", "corpus.txt",
                     512,
-                    objective_lines=(("share", 0.3, "of the tokens, how many are taken away"),
-                          ("permute", True, "put sentences in another order, too"))),
+                    objective_lines=(("mask_prob", 0.3, "of the tokens, how many are taken away"),
+                          ("permute_sentences", True, "put sentences in another order, too"))),
 }  # fmt: skip
 
 
@@ -96,7 +96,7 @@ INSPECTED_RECORDS, SHORT_TEXT_CHARS = 100, 32
 def starter_recipe(task: str, files: Sequence[str] | Mapping[str, str] = (), run: str = "") -> str:
     """A commented recipe for a task, fitted to the files (field → file for files that go in step) if they are given.
 
-    >>> print(starter("translate").splitlines()[0])
+    >>> print(starter_recipe("translate").splitlines()[0])
     # From a text to another: translation, spelling, anything with a source and a target.
     """
     if task not in STARTERS:
@@ -109,7 +109,7 @@ def starter_recipe(task: str, files: Sequence[str] | Mapping[str, str] = (), run
         "data": _data_lines(chosen, seen, size),
         "tokenizer": [
             _tokenizer_line(chosen, seen, size),
-            ("size", size.vocab_size, "how many pieces at most"),
+            ("vocab_size", size.vocab_size, "how many pieces at most"),
             ("#from", "models/mine", "or take another model's, instead of training one"),
         ],
         "model": _model_lines(chosen, size),
@@ -151,22 +151,22 @@ def _data_lines(task: Starter, seen: "FileSummary", size: StarterSize) -> list[R
     elif not seen.has_files:
         fields = {field.name: field.name for field in FIELDS[task.kind] if not field.optional}
         if len(fields) > 1 or task.kind not in DOCUMENT_KINDS:
-            fields |= {"label": "label"} if task.kind == "classify" else {}
+            fields |= {"label": "label"} if task.kind == "classification" else {}
             lines.append(("#columns", fields, "field = column, where the file has other names"))
     lines += [
         ("#valid", "valid" + _extension(task.example_file), "files to validate on; without them:"),
-        ("valid_share", size.valid_fraction, "the share that is held out for validation"),
-        ("length", task.max_length, "places in a row of tokens" + _length_note(task)),
+        ("valid_fraction", size.valid_fraction, "the share that is held out for validation"),
+        ("max_length", task.max_length, "places in a row of tokens" + _length_note(task)),
     ]
     if task.max_source_length:
-        lines.append(("source_length", task.max_source_length, "places in a row of source tokens"))
+        lines.append(("max_source_length", task.max_source_length, "places in a row of source tokens"))
     if task.too_long:
-        lines.append(("too_long", task.too_long, "records longer than a row: cut, skip or error"))
+        lines.append(("too_long", task.too_long, "records longer than a row: truncate, skip or error"))
     return lines
 
 
 def _length_note(task: Starter) -> str:
-    if task.kind != "pairs":
+    if task.kind != "seq2seq":
         return ""
     return " of the target" + ("; source rows follow in proportion" if not task.max_source_length else "")
 
@@ -190,17 +190,17 @@ def _model_lines(task: Starter, size: StarterSize) -> list[RecipeLine]:
 
 
 PRESETS = {
-    "pairs": "transformer-base",
-    "next_token": "gpt2",
-    "masked": "bert-base",
-    "spans": "t5-small",
-    "denoise": "bart-base",
+    "seq2seq": "transformer-base",
+    "causal_lm": "gpt2",
+    "masked_lm": "bert-base",
+    "span_corruption": "t5-small",
+    "denoising": "bart-base",
 }
 
 
 def _tokenizer_line(task: Starter, seen: "FileSummary", size: StarterSize) -> RecipeLine:
     """The tokenizer: pieces of words, but for few and short pairs, whose words hardly come twice."""
-    if task.kind == "pairs" and size is SIZES[0] and seen.mean_chars <= SHORT_TEXT_CHARS:
+    if task.kind == "seq2seq" and size is SIZES[0] and seen.mean_chars <= SHORT_TEXT_CHARS:
         return (
             "kind",
             "char",
@@ -291,7 +291,7 @@ def mean_characters(records: Sequence[Record], columns: Collection[str] = ()) ->
 def guess_columns(kind: str, names: Sequence[str]) -> dict[str, str]:
     """Columns in their order for the fields that are needed, for the user to correct.
 
-    >>> guess("pairs", ["en", "de"])
+    >>> guess_columns("seq2seq", ["en", "de"])
     {'source': 'en', 'target': 'de'}
     """
     wanted = required_fields(kind)
@@ -305,4 +305,4 @@ def guess_columns(kind: str, names: Sequence[str]) -> dict[str, str]:
 def required_fields(kind: str) -> list[str]:
     """The fields that an objective's records cannot do without."""
     always = [field.name for field in FIELDS[kind] if not field.optional]
-    return [*always, *{"classify": ["label"], "next_token": ["text"]}.get(kind, [])]
+    return [*always, *{"classification": ["label"], "causal_lm": ["text"]}.get(kind, [])]

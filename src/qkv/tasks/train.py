@@ -98,7 +98,9 @@ def train(
 def train_on_rank(world: World, recipe: Recipe, watch: Watcher | None, progress: Progress | None) -> TrainingResult:
     """Train a recipe as one of the processes of a world."""
     if recipe.model.lora_rank and world.is_sharded:
-        raise UsageError('model.lora_rank is for whole copies: use train.shard = "ddp" and train.tensor_parallel = 1')
+        raise UsageError(
+            'model.lora_rank is for whole copies: use train.parallel = "ddp" and train.tensor_parallel = 1'
+        )
     first = world.rank == 0
     keep = max(recipe.train.keep_checkpoints, recipe.train.average_checkpoints)
     folder = RunFolder(recipe.run, max_to_keep=keep, rank=world.rank, world_size=world.size)
@@ -170,7 +172,9 @@ def residual_dtype_notes(train: TrainSection, device: torch.device) -> list[str]
     precision = resolve_precision(train, device)
     if train.residual_dtype != "bfloat16" or precision == "bfloat16":
         return []
-    return [f'train.stream = "{train.residual_dtype}" has no effect: on this device the run computes in {precision}']
+    return [
+        f'train.residual_dtype = "{train.residual_dtype}" has no effect: on this device the run computes in {precision}'
+    ]
 
 
 def prepare_rank_zero_first(recipe: Recipe, folder: RunFolder, world: World, progress: Progress | None) -> PreparedRun:

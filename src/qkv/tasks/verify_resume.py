@@ -79,7 +79,7 @@ def verify_resume(
 
 def shorten_recipe(name: str, overrides: Sequence[str], steps: int, save_every: int) -> Recipe:
     """A recipe for a few steps: the same model, data and arithmetic."""
-    few = [f"train.steps={steps}", "train.minutes=0", "train.epochs=0", "train.patience=0", "train.track=[]"]
+    few = [f"train.steps={steps}", "train.minutes=0", "train.epochs=0", "train.patience=0", "train.trackers=[]"]
     often = [
         f"train.save_every={save_every}",
         "train.log_every=1",

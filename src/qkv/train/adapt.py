@@ -96,7 +96,7 @@ def add_lora(
     if not chosen:
         free = [name for name, linear in linears.items() if linear.weight.requires_grad]
         raise UsageError(
-            f"model.lora_on: no linear map is named {' or '.join(map(repr, targets))}; {_suffix_hint(free)}"
+            f"model.lora_targets: no linear map is named {' or '.join(map(repr, targets))}; {_suffix_hint(free)}"
         )
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(parameter.requires_grad and matches_any(name, also_train))

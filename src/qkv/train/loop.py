@@ -239,8 +239,8 @@ def prepare_module(learner: TrainingModule, section: TrainSection, world: World)
     for name in ("encoder", "decoder"):
         stack = getattr(learner.network, name, None)
         if stack is not None:
-            stack.recompute = section.gradient_checkpointing
-            stack.stream = torch.bfloat16 if narrow else None
+            stack.gradient_checkpointing = section.gradient_checkpointing
+            stack.residual_dtype = torch.bfloat16 if narrow else None
     if on_gpu:
         fused_loss.load_kernels()
         biased_gelu.load_kernels()

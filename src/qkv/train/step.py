@@ -263,7 +263,7 @@ def out_of_memory_error(
     """The message for what does not fit."""
     auto = '; "auto" finds what fits' if single_process else ""
     return QkvError(
-        f"{what} does not fit into the memory of the device ({str(error).splitlines()[0]}). Lower train.micro_batch "
+        f"{what} does not fit into the memory of the device ({str(error).splitlines()[0]}). Lower train.micro_batch_tokens "
         f"(the same batch in smaller parts{auto}), train.batch_tokens = {section.batch_tokens} or "
-        "data.length; train.recompute = true saves memory for a third more arithmetic"
+        "data.max_length; train.gradient_checkpointing = true saves memory for a third more arithmetic"
     )

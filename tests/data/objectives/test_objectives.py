@@ -130,7 +130,7 @@ def test_a_row_too_short_for_anything_is_refused():
     ("too_long", "expected"),
     [
         ("skip", {"examples": 2, "skipped": 2, "cut": 0, "lost": 2 + 20 + 12 + 2, "tokens": 6}),
-        ("cut", {"examples": 4, "skipped": 0, "cut": 2, "lost": (21 - 10) + (13 - 8), "tokens": 6 + 36 - 16}),
+        ("truncate", {"examples": 4, "skipped": 0, "cut": 2, "lost": (21 - 10) + (13 - 8), "tokens": 6 + 36 - 16}),
     ],
 )
 def test_pairs_that_do_not_fit_are_counted(too_long, expected):

@@ -64,7 +64,7 @@ def test_teacher_forcing():
 
 def test_a_cut_target_is_not_taught_to_end():
     examples = paired([(3, 9), (9, 3), (3, 4), (3, 5)])
-    found = built(Seq2SeqLM(examples, tokenizer(), max_length=5, max_source_length=6, too_long="cut"))
+    found = built(Seq2SeqLM(examples, tokenizer(), max_length=5, max_source_length=6, too_long="truncate"))
     target = examples[0]["target"].tolist()
     assert found[0]["ids"] == [ROLES.bos, *target[:4]]
     assert found[0]["labels"] == target[:5]
@@ -107,7 +107,7 @@ def test_the_longer_text_is_cut_first():
     examples = InMemoryExamples([{"first": list(range(200, 212)), "second": [150, 151], "label": [0]}])
     with pytest.raises(QkvError, match="needs 17 places and length is 10"):
         Classification(examples, tokenizer(), max_length=10)
-    objective = Classification(examples, tokenizer(), max_length=10, too_long="cut")
+    objective = Classification(examples, tokenizer(), max_length=10, too_long="truncate")
     assert built(objective)[0]["ids"] == [ROLES.cls, *range(200, 205), ROLES.sep, 150, 151, ROLES.sep]
     assert (objective.tally.truncated, objective.tally.lost_tokens) == (1, 7)
 
@@ -200,7 +200,7 @@ def test_an_overlap_that_leaves_nothing_is_refused():
 def test_long_questions_are_an_error_or_a_choice_that_is_counted():
     with pytest.raises(QkvError, match="needs 4 places and question_length is 3"):
         answers(max_question_length=3)
-    cut = answers(max_question_length=3, too_long="cut")
+    cut = answers(max_question_length=3, too_long="truncate")
     assert (cut.tally.truncated, cut.tally.lost_tokens) == (12, 12)
     some = InMemoryExamples(
         [{"question": [200] * n, "context": [201, 202], "answer": [0, 1]} for n in (2, 5)],

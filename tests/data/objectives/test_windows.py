@@ -61,7 +61,7 @@ def test_what_is_skipped_is_counted():
 
 
 def test_what_is_cut_is_counted():
-    windows = Windows(np.array([3, 0, 28, 20]), 16, too_long="cut")
+    windows = Windows(np.array([3, 0, 28, 20]), 16, too_long="truncate")
     _, first, length = windows.locate(np.arange(3), EpochRng(0))
     assert (first.tolist(), length.tolist()) == ([0, 0, 0], [3, 16, 16])
     tally = windows.tally

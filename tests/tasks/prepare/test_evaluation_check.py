@@ -32,17 +32,17 @@ def nothing_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("kind", "file", "train", "told"),
     [
-        ("pairs", "", {"metric": "blue"}, r"train.metric = 'blue' .*pairs.*did you mean 'bleu'"),
-        ("pairs", "", {"metric": "accuracy"}, "known: .*exact_match.*loss"),
-        ("classify", "", {"metric": "spearman"}, "classify is judged by; known: accuracy"),
-        ("classify", "scores.jsonl", {"metric": "accuracy"}, "known: loss, pearson, spearman"),
-        ("contrast", "", {"metric": "spearman"}, "retrieval_accuracy"),
-        ("tags", "", {"metric": "bleu"}, "macro_f1"),
-        ("spans", "", {"metric": "bleu"}, "spans is judged by its loss alone"),
-        ("denoise", "", {"metric": "nonsense"}, "denoise is judged by its loss alone"),
-        ("pairs", "", {"metric": "bleu", "eval_examples": 0}, r"train.eval_examples = 0.*train.metric = \"loss\""),
-        ("pairs", "", {"beam": 1000}, r"train.beam = 1000 is wider than the vocabulary of \d+"),
-        ("classify", "", {"beam": 2}, "train.beam = 2 means nothing for classify"),
+        ("seq2seq", "", {"metric": "blue"}, r"train.metric = 'blue' .*seq2seq.*did you mean 'bleu'"),
+        ("seq2seq", "", {"metric": "accuracy"}, "known: .*exact_match.*loss"),
+        ("classification", "", {"metric": "spearman"}, "classification is judged by; known: accuracy"),
+        ("classification", "scores.jsonl", {"metric": "accuracy"}, "known: loss, pearson, spearman"),
+        ("contrastive", "", {"metric": "spearman"}, "retrieval_accuracy"),
+        ("tagging", "", {"metric": "bleu"}, "macro_f1"),
+        ("span_corruption", "", {"metric": "bleu"}, "span_corruption is judged by its loss alone"),
+        ("denoising", "", {"metric": "nonsense"}, "denoising is judged by its loss alone"),
+        ("seq2seq", "", {"metric": "bleu", "eval_examples": 0}, r"train.eval_examples = 0.*train.metric = \"loss\""),
+        ("seq2seq", "", {"eval_beam": 1000}, r"train.eval_beam = 1000 is wider than the vocabulary of \d+"),
+        ("classification", "", {"eval_beam": 2}, "train.eval_beam = 2 means nothing for classification"),
     ],
 )
 @pytest.mark.usefixtures("nothing_tokenised")
@@ -55,26 +55,26 @@ def test_what_cannot_be_judged_by_is_refused(
 
 def test_a_metric_without_validation_data_is_refused(folder: Path) -> None:
     with pytest.raises(UsageError, match=r"train.metric needs validation data"):
-        prepare(sample_recipe(folder, "pairs", data={"valid_share": 0.0}, train={"metric": "loss"}))
+        prepare(sample_recipe(folder, "seq2seq", data={"valid_fraction": 0.0}, train={"metric": "loss"}))
 
 
 @pytest.mark.usefixtures("nothing_tokenised")
 def test_a_metric_of_a_library_that_is_not_installed_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
     with pytest.raises(QkvError, match="not installed"):
-        prepare(sample_recipe(folder, "pairs", train={"metric": "chrf"}))
+        prepare(sample_recipe(folder, "seq2seq", train={"metric": "chrf"}))
 
 
 @pytest.mark.parametrize(
     ("kind", "train"),
     [
-        ("pairs", {"metric": "word_error_rate", "beam": 3}),
-        ("next_token", {"metric": "bits_per_byte"}),
-        ("masked", {"metric": "masked_accuracy"}),
-        ("tags", {"metric": "macro_f1"}),
-        ("answers", {"metric": "exact_match"}),
-        ("spans", {"metric": "loss"}),
-        ("pairs", {"metric": "loss", "eval_examples": 0}),
+        ("seq2seq", {"metric": "word_error_rate", "eval_beam": 3}),
+        ("causal_lm", {"metric": "bits_per_byte"}),
+        ("masked_lm", {"metric": "masked_accuracy"}),
+        ("tagging", {"metric": "macro_f1"}),
+        ("question_answering", {"metric": "exact_match"}),
+        ("span_corruption", {"metric": "loss"}),
+        ("seq2seq", {"metric": "loss", "eval_examples": 0}),
     ],
 )
 def test_what_can_be_judged_by_is_taken(folder: Path, kind: str, train: dict[str, Any]) -> None:

@@ -32,11 +32,11 @@ from qkv.train.recipe.schema import ModelSection, ObjectiveSection, Recipe
 TOKENIZER = Tokenizer.train("byte", iter([]), 300, special_tokens=["pad", "bos", "eos", "mask", "cls", "sep"])
 
 
-def recipe_of(kind: Any = "pairs", **model: Any) -> Recipe:
+def recipe_of(kind: Any = "seq2seq", **model: Any) -> Recipe:
     return Recipe(objective=ObjectiveSection(kind=kind), model=ModelSection(**model))
 
 
-def config_of(kind: Any = "pairs", wanted: ModelRequirements | None = None, **model: Any) -> Config:
+def config_of(kind: Any = "seq2seq", wanted: ModelRequirements | None = None, **model: Any) -> Config:
     return build_config(recipe_of(kind, **model), wanted or ModelRequirements(TOKENIZER, ("no", "yes")))
 
 
@@ -52,7 +52,7 @@ def test_a_modern_model_for_every_objective(kind: str) -> None:
 
 
 def test_changes_reach_every_stack_or_one() -> None:
-    config = config_of(change={"width": 128, "layers": 3, "encoder": {"layers": 5}, "dropout": 0.3})
+    config = config_of(overrides={"width": 128, "layers": 3, "encoder": {"layers": 5}, "dropout": 0.3})
     assert config.encoder is not None
     assert config.decoder is not None
     assert (config.encoder.layers, config.decoder.layers) == (5, 3)
@@ -61,10 +61,10 @@ def test_changes_reach_every_stack_or_one() -> None:
 
 
 def test_choices_that_follow_from_others() -> None:
-    plain = config_of(change={"width": 96, "feedforward": "gelu", "norm": "layernorm"}).stack
+    plain = config_of(overrides={"width": 96, "feedforward": "gelu", "norm": "layernorm"}).stack
     assert (plain.ffn_width, plain.norm_affine) == (384, "gain_bias")
     scaling = {"kind": "linear", "factor": 2.0}
-    assert config_of(change={"rotary_scaling": scaling}).stack.rotary_scaling is not None
+    assert config_of(overrides={"rotary_scaling": scaling}).stack.rotary_scaling is not None
 
 
 @given(st.integers(1, 200).map(lambda n: 2 * n))
@@ -75,17 +75,17 @@ def test_heads_divide_every_even_width_into_pairs(width: int) -> None:
 
 def test_what_no_stack_can_be_names_the_section() -> None:
     with pytest.raises(UsageError, match=r"\[model\]: dropout = 2\.0 must lie in"):
-        config_of("next_token", change={"dropout": 2.0})
+        config_of("causal_lm", overrides={"dropout": 2.0})
     with pytest.raises(UsageError, match=r"\[model\]: encoder and decoder must have the same width"):
-        config_of(change={"encoder": {"width": 64}}, share_embeddings=False)
+        config_of(overrides={"encoder": {"width": 64}}, share_embeddings=False)
     with pytest.raises(UsageError, match=r"\[model.head\]"):
-        config_of("classify", change={"head": {"dropout": 1.0}})
+        config_of("classification", overrides={"head": {"dropout": 1.0}})
 
 
 def test_a_vocabulary_below_the_tokenizers_is_refused_and_one_above_is_kept() -> None:
-    assert config_of("next_token", change={"vocab_size": 320}).head.outputs == 320
+    assert config_of("causal_lm", overrides={"vocab_size": 320}).head.outputs == 320
     with pytest.raises(UsageError, match=r"262 ids and \[model\] a vocabulary of 100"):
-        config_of("next_token", change={"vocab_size": 100})
+        config_of("causal_lm", overrides={"vocab_size": 100})
 
 
 # -------------------------------------------------------------------- presets
@@ -94,7 +94,7 @@ def test_a_vocabulary_below_the_tokenizers_is_refused_and_one_above_is_kept() ->
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_takes_the_tokenizers_size_and_ids(name: str) -> None:
     family = find_preset(name).family
-    kind = {"encoder": "masked", "decoder": "next_token", "seq2seq": "pairs"}[family]
+    kind = {"encoder": "masked_lm", "decoder": "causal_lm", "seq2seq": "seq2seq"}[family]
     config = config_of(kind, preset=name)
     assert config.stack.vocab_size == config.head.outputs == TOKENIZER.vocab_size
     assert (config.pad_token_id, config.decoder_start_token_id, config.eos_token_ids) == (
@@ -125,24 +125,26 @@ def test_what_followed_from_a_changed_field_follows_again() -> None:
 
 
 def test_a_preset_under_another_head() -> None:
-    config = config_of("classify", preset="bert-tiny", change={"head": {"pool": "mean"}})
+    config = config_of("classification", preset="bert-tiny", overrides={"head": {"pool": "mean"}})
     assert (config.head.kind, config.head.labels, config.head.pool) == ("classify", ("no", "yes"), "mean")
-    assert config_of("masked_sentences", preset="bert-tiny").head.sentence_outputs == 2
-    assert config_of("masked", preset="bert-tiny").head.sentence_outputs == 0
+    assert config_of("next_sentence", preset="bert-tiny").head.sentence_outputs == 2
+    assert config_of("masked_lm", preset="bert-tiny").head.sentence_outputs == 0
 
 
 def test_untied_and_unshared_when_asked() -> None:
-    config = config_of(tied=False, share_embeddings=False)
+    config = config_of(tie_embeddings=False, share_embeddings=False)
     assert not config.head.tied
     assert not config.share_embeddings
 
 
 def test_a_decoder_classifies_by_its_last_token() -> None:
-    assert config_of("classify", family="decoder").head.pool == "last"
-    assert config_of("classify", preset="gpt2").head.pool == "last"
+    assert config_of("classification", family="decoder").head.pool == "last"
+    assert config_of("classification", preset="gpt2").head.pool == "last"
 
 
-@pytest.mark.parametrize(("kind", "preset"), [("next_token", "bert-tiny"), ("pairs", "gpt2"), ("masked", "t5-small")])
+@pytest.mark.parametrize(
+    ("kind", "preset"), [("causal_lm", "bert-tiny"), ("seq2seq", "gpt2"), ("masked_lm", "t5-small")]
+)
 def test_a_preset_of_another_family_is_refused(kind: str, preset: str) -> None:
     with pytest.raises(UsageError, match=f"model.preset = '{preset}' is a model with"):
         config_of(kind, preset=preset)
@@ -150,7 +152,7 @@ def test_a_preset_of_another_family_is_refused(kind: str, preset: str) -> None:
 
 def test_a_preset_that_is_none() -> None:
     with pytest.raises(UsageError, match="did you mean 'gpt2'"):
-        config_of("next_token", preset="gtp2")
+        config_of("causal_lm", preset="gtp2")
 
 
 # -------------------------------------------------------------------- checkpoints
@@ -161,16 +163,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Sample files, and a small trained encoder with its tokenizer in `bert`."""
     path = tmp_path_factory.mktemp("trained")
     sample_files(path)
-    prepared = prepare(sample_recipe(path, "masked"))
+    prepared = prepare(sample_recipe(path, "masked_lm"))
     write_model(path / "bert", prepared.config, prepared.build_network(), prepared.tokenizer)
     return path
 
 
 def test_a_checkpoint_goes_on_under_a_new_head(folder: Path) -> None:
-    recipe = sample_recipe(folder, "classify", model={"from_": str(folder / "bert"), "change": {"dropout": 0.3}})
+    recipe = sample_recipe(
+        folder, "classification", model={"from_": str(folder / "bert"), "overrides": {"dropout": 0.3}}
+    )
     prepared = prepare(recipe)
     network = prepared.build_network()
-    before = dict(prepare(sample_recipe(folder, "masked")).build_network().named_parameters())
+    before = dict(prepare(sample_recipe(folder, "masked_lm")).build_network().named_parameters())
     same = [name for name, one in network.named_parameters() if name in before and not name.startswith("head.")]
     assert same
     for name, one in network.named_parameters():
@@ -184,10 +188,10 @@ def test_a_checkpoint_goes_on_under_a_new_head(folder: Path) -> None:
 
 def test_a_checkpoint_keeps_its_head_where_it_fits(folder: Path) -> None:
     recipe = sample_recipe(
-        folder, "masked", model={"from_": str(folder / "bert"), "change": {"head": {"dropout": 0.2}}}
+        folder, "masked_lm", model={"from_": str(folder / "bert"), "overrides": {"head": {"dropout": 0.2}}}
     )
     prepared = prepare(recipe)
-    before = dict(prepare(sample_recipe(folder, "masked")).build_network().named_parameters())
+    before = dict(prepare(sample_recipe(folder, "masked_lm")).build_network().named_parameters())
     for name, one in prepared.build_network().named_parameters():
         assert torch.equal(one, before[name]), name
     assert prepared.config.head.dropout == 0.2
@@ -195,12 +199,12 @@ def test_a_checkpoint_keeps_its_head_where_it_fits(folder: Path) -> None:
 
 def test_sizes_of_a_checkpoint_do_not_change(folder: Path) -> None:
     with pytest.raises(UsageError, match=r"model\.width = 64 is not what .*bert was trained with \(32\)"):
-        prepare(sample_recipe(folder, "masked", model={"from_": str(folder / "bert"), "change": {"width": 64}}))
+        prepare(sample_recipe(folder, "masked_lm", model={"from_": str(folder / "bert"), "overrides": {"width": 64}}))
 
 
 def test_a_checkpoint_of_another_family_is_refused(folder: Path) -> None:
-    with pytest.raises(UsageError, match="is a model with an encoder, and next_token needs a decoder"):
-        prepare(sample_recipe(folder, "next_token", model={"from_": str(folder / "bert"), "change": {}}))
+    with pytest.raises(UsageError, match="is a model with an encoder, and causal_lm needs a decoder"):
+        prepare(sample_recipe(folder, "causal_lm", model={"from_": str(folder / "bert"), "overrides": {}}))
 
 
 def test_a_tokenizer_that_does_not_belong_to_the_checkpoint(folder: Path, tmp_path: Path) -> None:
@@ -208,7 +212,7 @@ def test_a_tokenizer_that_does_not_belong_to_the_checkpoint(folder: Path, tmp_pa
     roles = ["pad", "unk", "cls", "sep", "mask"]
     Tokenizer.train("word", text, 1000, special_tokens=roles, template="bert", min_frequency=1).save(tmp_path)
     recipe = sample_recipe(
-        folder, "masked", model={"from_": str(folder / "bert"), "change": {}}, tokenizer={"from_": str(tmp_path)}
+        folder, "masked_lm", model={"from_": str(folder / "bert"), "overrides": {}}, tokenizer={"from_": str(tmp_path)}
     )
     with pytest.raises(QkvError, match="do not belong together"):
         prepare(recipe)
@@ -219,11 +223,11 @@ def test_a_checkpoint_without_a_tokenizer(folder: Path, tmp_path: Path) -> None:
     config = Config(encoder=stack, head=HeadConfig(kind="mlm", outputs=300))
     write_model(tmp_path / "bare", config, build(config), None)
     with pytest.raises(QkvError, match=r"say with tokenizer\.from"):
-        prepare(sample_recipe(folder, "masked", model={"from_": str(tmp_path / "bare"), "change": {}}))
+        prepare(sample_recipe(folder, "masked_lm", model={"from_": str(tmp_path / "bare"), "overrides": {}}))
 
 
 def test_the_networks_weights_do_not_depend_on_who_drew_before(folder: Path) -> None:
-    recipe = sample_recipe(folder, "masked")
+    recipe = sample_recipe(folder, "masked_lm")
     config = prepare(recipe).config
     first = build_network(recipe, config)
     torch.rand(7)
@@ -239,30 +243,30 @@ def test_the_networks_weights_do_not_depend_on_who_drew_before(folder: Path) -> 
 def test_rows_longer_than_the_positions_of_a_model(folder: Path) -> None:
     model = {"preset": "gpt2", "change": {"width": 32, "layers": 1, "heads": 2, "max_positions": 64}}
     with pytest.raises(UsageError, match=r"an example of 256 tokens has no place in the 64 positions"):
-        prepare(sample_recipe(folder, "next_token", model=model))
-    prepare(sample_recipe(folder, "next_token", model=model, data={"length": 64}))
+        prepare(sample_recipe(folder, "causal_lm", model=model))
+    prepare(sample_recipe(folder, "causal_lm", model=model, data={"max_length": 64}))
 
 
 def test_a_model_without_a_type_for_the_second_text(folder: Path) -> None:
     model = {"change": {"width": 32, "layers": 1, "token_types": 1}}
     with pytest.raises(UsageError, match="marks the second of two texts with type 1"):
-        prepare(sample_recipe(folder, "classify", "two.jsonl", model=model))
+        prepare(sample_recipe(folder, "classification", "two.jsonl", model=model))
     model["change"]["token_types"] = 0  # none at all is a choice
-    prepare(sample_recipe(folder, "classify", "two.jsonl", model=model))
+    prepare(sample_recipe(folder, "classification", "two.jsonl", model=model))
 
 
 def test_a_decoder_begins_in_training_as_it_will_when_it_is_run(folder: Path, tmp_path: Path) -> None:
     """BART's decoder begins with the end token, whatever the tokenizer's start is."""
-    first = prepare(sample_recipe(folder, "denoise"))
+    first = prepare(sample_recipe(folder, "denoising"))
     config = replace(first.config, start=first.tokenizer.special_tokens.eos)
     write_model(tmp_path / "bart", config, first.build_network(), first.tokenizer)
-    for kind in ("denoise", "pairs"):
-        prepared = prepare(sample_recipe(folder, kind, model={"from_": str(tmp_path / "bart"), "change": {}}))
+    for kind in ("denoising", "seq2seq"):
+        prepared = prepare(sample_recipe(folder, kind, model={"from_": str(tmp_path / "bart"), "overrides": {}}))
         batch = next(iter(Loader(prepared.rows)))
         assert int(batch.ids[0, 0]) == prepared.config.decoder_start_token_id == first.tokenizer.special_tokens.eos
 
 
 def test_long_rows_of_short_texts_need_few_positions(folder: Path) -> None:
     model = {"preset": "bart-base", "change": {"width": 32, "layers": 1, "heads": 2, "max_positions": 64}}
-    prepared = prepare(sample_recipe(folder, "pairs", model=model))  # rows of 256, texts of about 10
+    prepared = prepare(sample_recipe(folder, "seq2seq", model=model))  # rows of 256, texts of about 10
     assert prepared.rows.capacity[0] > prepared.config.stack.max_positions

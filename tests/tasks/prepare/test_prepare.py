@@ -36,12 +36,12 @@ def loss_of(prepared: PreparedRun, rows: Any) -> torch.Tensor:
 
 
 MORE = [
-    ("pairs", ("a.en", "a.de")),
-    ("pairs", {"source": "a.en", "target": "a.de"}),
-    ("next_token", "chat.jsonl"),
-    ("classify", "two.jsonl"),
-    ("classify", "scores.jsonl"),
-    ("contrast", "scores.jsonl"),
+    ("seq2seq", ("a.en", "a.de")),
+    ("seq2seq", {"source": "a.en", "target": "a.de"}),
+    ("causal_lm", "chat.jsonl"),
+    ("classification", "two.jsonl"),
+    ("classification", "scores.jsonl"),
+    ("contrastive", "scores.jsonl"),
 ]
 
 
@@ -63,13 +63,13 @@ def test_every_objective_is_prepared_and_can_be_learnt_from(folder: Path, kind: 
 @pytest.mark.parametrize(
     ("kind", "more"),
     [
-        ("masked", {"whole_words": True, "share": 0.3}),
-        ("masked_sentences", {"whole_words": True}),
-        ("spans", {"mean_span": 2.0, "share": 0.2}),
-        ("denoise", {"permute": True, "mean_span": 2.0, "shift": True}),
-        ("next_token", {"framed": False, "shift": True}),
-        ("tags", {"pieces": "all"}),
-        ("answers", {"overlap": 8}),
+        ("masked_lm", {"whole_word_masking": True, "mask_prob": 0.3}),
+        ("next_sentence", {"whole_word_masking": True}),
+        ("span_corruption", {"mean_span_length": 2.0, "mask_prob": 0.2}),
+        ("denoising", {"permute_sentences": True, "mean_span_length": 2.0, "random_offset": True}),
+        ("causal_lm", {"add_bos_eos": False, "random_offset": True}),
+        ("tagging", {"label_subwords": "all"}),
+        ("question_answering", {"overlap": 8}),
     ],
     ids=str,
 )
@@ -77,38 +77,43 @@ def test_the_objectives_own_keys_reach_it(folder: Path, kind: Any, more: dict[st
     usual, changed = (prepare(sample_recipe(folder, kind, objective=keys)) for keys in ({}, more))
     one, other = (next(iter(Loader(prepared.rows))) for prepared in (usual, changed))
     same = one.ids.shape == other.ids.shape and bool((one.ids == other.ids).all())
-    assert not same or kind in ("answers", "tags")  # whose passages and words here are too short to differ
-    if kind == "tags":
+    assert not same or kind in (
+        "question_answering",
+        "tagging",
+    )  # whose passages and words here are too short to differ
+    if kind == "tagging":
         assert other.num_labels >= one.num_labels
-    if kind == "masked":
+    if kind == "masked_lm":
         assert other.num_labels > 1.5 * one.num_labels
 
 
 def test_fields_are_found_by_the_names_that_people_give_them(folder: Path) -> None:
-    prepared = prepare(sample_recipe(folder, "classify", "two.jsonl"))
+    prepared = prepare(sample_recipe(folder, "classification", "two.jsonl"))
     assert prepared.fields == {"text", "second", "label"}
     assert prepared.labels == ("0", "1", "2")
     assert prepared.config.head.labels == ("0", "1", "2")
     assert prepared.config.stack.token_types == 2
-    scored = prepare(sample_recipe(folder, "classify", "scores.jsonl"))
+    scored = prepare(sample_recipe(folder, "classification", "scores.jsonl"))
     assert (scored.config.head.outputs, scored.labels) == (1, ())
 
 
 def test_columns_that_are_not_recognised_are_asked_for_and_taken_when_said(folder: Path) -> None:
     with pytest.raises(UsageError, match=r"its columns are en, de; which of them is the source and the target\?"):
-        prepare(sample_recipe(folder, "pairs", "languages.tsv"))
-    said = prepare(sample_recipe(folder, "pairs", "languages.tsv", data={"columns": {"source": "en", "target": "de"}}))
-    plain = prepare(sample_recipe(folder, "pairs"))
+        prepare(sample_recipe(folder, "seq2seq", "languages.tsv"))
+    said = prepare(
+        sample_recipe(folder, "seq2seq", "languages.tsv", data={"columns": {"source": "en", "target": "de"}})
+    )
+    plain = prepare(sample_recipe(folder, "seq2seq"))
     assert [r.fields for r in said.valid_records] == [r.fields for r in plain.valid_records]
 
 
 def test_a_misspelt_field_of_columns(folder: Path) -> None:
     with pytest.raises(UsageError, match="did you mean 'source'"):
-        prepare(sample_recipe(folder, "pairs", data={"columns": {"sorce": "en"}}))
+        prepare(sample_recipe(folder, "seq2seq", data={"columns": {"sorce": "en"}}))
 
 
 def test_a_misspelt_dataset_is_no_file(folder: Path) -> None:
-    recipe = sample_recipe(folder, "pairs", data={"train": "date"})
+    recipe = sample_recipe(folder, "seq2seq", data={"train": "date"})
     with pytest.raises(UsageError, match="did you mean 'dates'"):
         prepare(recipe)
 
@@ -120,7 +125,7 @@ def test_held_out_records_are_not_trained_on(tmp_path: Path) -> None:
     """The same source twice, with two targets, stays on one side."""
     rows = [f"text {n // 2}\t{'one' if n % 2 else 'two'} {n}" for n in range(400)]
     (tmp_path / "twice.tsv").write_text("\n".join(["source\ttarget", *rows]))
-    recipe = sample_recipe(tmp_path, "pairs", "twice.tsv", train={"eval_examples": 10**6})
+    recipe = sample_recipe(tmp_path, "seq2seq", "twice.tsv", train={"eval_examples": 10**6})
     prepared = prepare(recipe)
     held = {record.fields["source"] for record in prepared.valid_records}
     tokenizer, examples = prepared.tokenizer, prepared.rows.objectives[0].examples
@@ -132,7 +137,7 @@ def test_held_out_records_are_not_trained_on(tmp_path: Path) -> None:
 
 
 def test_the_end_of_one_long_text_is_held_out(folder: Path) -> None:
-    prepared = prepare(sample_recipe(folder, "next_token"))
+    prepared = prepare(sample_recipe(folder, "causal_lm"))
     text = (folder / "book.txt").read_text()
     (held,) = [record.fields["text"] for record in prepared.valid_records]
     assert text.endswith(held)
@@ -141,19 +146,19 @@ def test_the_end_of_one_long_text_is_held_out(folder: Path) -> None:
 
 
 def test_validation_files_of_their_own(folder: Path) -> None:
-    prepared = prepare(sample_recipe(folder, "pairs", data={"valid": str(folder / "pairs.tsv")}))
+    prepared = prepare(sample_recipe(folder, "seq2seq", data={"valid": str(folder / "pairs.tsv")}))
     assert prepared.rows.objectives[0].tally.records == COUNT
     assert len(prepared.valid_records) == COUNT
 
 
 def test_validation_files_that_lack_a_field(folder: Path) -> None:
-    recipe = sample_recipe(folder, "classify", "two.jsonl", data={"valid": str(folder / "moods.csv")})
+    recipe = sample_recipe(folder, "classification", "two.jsonl", data={"valid": str(folder / "moods.csv")})
     with pytest.raises(UsageError, match="has no second"):
         prepare(recipe)
 
 
 def test_no_validation(folder: Path) -> None:
-    prepared = prepare(sample_recipe(folder, "pairs", data={"valid_share": 0.0}))
+    prepared = prepare(sample_recipe(folder, "seq2seq", data={"valid_fraction": 0.0}))
     assert prepared.valid_rows is None
     assert prepared.valid_records == []
     assert prepared.rows.objectives[0].tally.records == COUNT
@@ -163,7 +168,7 @@ def test_no_validation(folder: Path) -> None:
 
 
 def test_a_built_in_dataset_needs_no_columns_and_has_its_own_validation_part(folder: Path) -> None:
-    recipe = sample_recipe(folder, "pairs", data={"train": "numbers", "examples": 300, "length": 64})
+    recipe = sample_recipe(folder, "seq2seq", data={"train": "numbers", "epoch_examples": 300, "max_length": 64})
     prepared = prepare(recipe)
     assert prepared.rows.objectives[0].tally.records == 300
     assert prepared.valid_records[0].location.file == "numbers/valid"
@@ -173,9 +178,13 @@ def test_a_built_in_dataset_needs_no_columns_and_has_its_own_validation_part(fol
 
 def test_other_fields_of_a_built_in_dataset(folder: Path) -> None:
     columns = {"source": "prompt", "target": "words"}
-    recipe = sample_recipe(folder, "pairs", data={"train": "numbers", "examples": 50, "length": 64, "columns": columns})
+    recipe = sample_recipe(
+        folder, "seq2seq", data={"train": "numbers", "epoch_examples": 50, "max_length": 64, "columns": columns}
+    )
     assert prepare(recipe).valid_records[0].fields["source"].split()[1].isdecimal()
-    wrong = sample_recipe(folder, "pairs", data={"train": "numbers", "columns": {"source": "promt", "target": "words"}})
+    wrong = sample_recipe(
+        folder, "seq2seq", data={"train": "numbers", "columns": {"source": "promt", "target": "words"}}
+    )
     with pytest.raises(UsageError, match="did you mean 'prompt'"):
         prepare(wrong)
 
@@ -188,7 +197,7 @@ def test_a_mixture_is_dealt_by_weight_and_validated_on_all(folder: Path) -> None
         "plain": {"train": str(folder / "pairs.tsv"), "weight": 3.0},
         "named": {"train": str(folder / "languages.tsv"), "columns": {"source": "en", "target": "de"}},
     }
-    recipe = sample_recipe(folder, "pairs", data={"train": "", "mix": mix})
+    recipe = sample_recipe(folder, "seq2seq", data={"train": "", "mix": mix})
     prepared = prepare(recipe)
     assert prepared.rows.dataset_names == ("plain", "named")
     assert prepared.rows.weights == {"plain": 0.75, "named": 0.25}
@@ -203,7 +212,7 @@ def test_a_mixture_is_dealt_by_weight_and_validated_on_all(folder: Path) -> None
 
 
 def test_the_same_recipe_gives_the_same_again_from_what_was_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = sample_recipe(folder, "pairs", tokenizer={"size": 400})
+    recipe = sample_recipe(folder, "seq2seq", tokenizer={"vocab_size": 400})
     first = prepare(recipe)
     monkeypatch.setattr(Tokenizer, "train", None)  # would fail if it were called
     again = prepare(recipe)
@@ -218,7 +227,7 @@ def test_the_same_recipe_gives_the_same_again_from_what_was_kept(folder: Path, m
 
 
 def test_another_seed_draws_other_weights_from_the_same_data(folder: Path) -> None:
-    first, other = (prepare(sample_recipe(folder, "pairs", train={"seed": seed})) for seed in (0, 1))
+    first, other = (prepare(sample_recipe(folder, "seq2seq", train={"seed": seed})) for seed in (0, 1))
     assert first.tokenizer.fingerprint == other.tokenizer.fingerprint
     a, b = (next(prepared.build_network().parameters()) for prepared in (first, other))
     assert not torch.equal(a, b)
@@ -226,7 +235,7 @@ def test_another_seed_draws_other_weights_from_the_same_data(folder: Path) -> No
 
 def test_a_damaged_tokenizer_is_trained_again(tmp_path: Path) -> None:
     sample_files(tmp_path)
-    recipe = sample_recipe(tmp_path, "pairs")
+    recipe = sample_recipe(tmp_path, "seq2seq")
     before = prepare(recipe).tokenizer.fingerprint
     (file,) = (tmp_path / "cache" / "tokenizers").glob("*/tokenizer.json")
     file.write_text("")
@@ -235,7 +244,7 @@ def test_a_damaged_tokenizer_is_trained_again(tmp_path: Path) -> None:
 
 def test_a_changed_choice_gives_another_tokenizer(folder: Path) -> None:
     found = {
-        prepare(sample_recipe(folder, "pairs", tokenizer=keys)).tokenizer.fingerprint
+        prepare(sample_recipe(folder, "seq2seq", tokenizer=keys)).tokenizer.fingerprint
         for keys in ({}, {"size": 300}, {"kind": "char"}, {"lowercase": True}, {"kind": "wordpiece"})
     }
     assert len(found) == 5
@@ -243,7 +252,7 @@ def test_a_changed_choice_gives_another_tokenizer(folder: Path) -> None:
 
 def test_a_tokenizer_that_the_run_already_has_is_used(folder: Path) -> None:
     given = Tokenizer.train("byte", iter([]), 270, special_tokens=["pad", "bos", "eos"], template="eos")
-    prepared = prepare(sample_recipe(folder, "pairs"), tokenizer=given)
+    prepared = prepare(sample_recipe(folder, "seq2seq"), tokenizer=given)
     assert prepared.tokenizer is given
     assert prepared.config.stack.vocab_size == given.vocab_size
 
@@ -251,21 +260,21 @@ def test_a_tokenizer_that_the_run_already_has_is_used(folder: Path) -> None:
 def test_a_tokenizer_from_a_file(folder: Path, tmp_path: Path) -> None:
     Tokenizer.train("byte", iter([]), 270, special_tokens=["pad", "bos", "eos"], template="eos").save(tmp_path)
     for name in (tmp_path, tmp_path / "tokenizer.json"):
-        prepared = prepare(sample_recipe(folder, "pairs", tokenizer={"from_": str(name)}))
+        prepared = prepare(sample_recipe(folder, "seq2seq", tokenizer={"from_": str(name)}))
         assert prepared.config.stack.vocab_size == 259
 
 
 def test_special_tokens_and_frames_suit_the_objective(folder: Path) -> None:
-    pairs = prepare(sample_recipe(folder, "pairs"))
+    pairs = prepare(sample_recipe(folder, "seq2seq"))
     batch = next(iter(Loader(pairs.rows)))
     source = batch.source_ids[0][batch.source_document_ids[0] == 1].tolist()  # type: ignore[index]
     text = pairs.tokenizer.decode(source)
     assert source == pairs.tokenizer.encode(text)  # exactly what the model is given when it is run
     assert pairs.config.decoder_start_token_id == pairs.tokenizer.special_tokens.bos == int(batch.ids[0, 0])
-    free = prepare(sample_recipe(folder, "next_token", objective={"framed": False}))
+    free = prepare(sample_recipe(folder, "causal_lm", objective={"add_bos_eos": False}))
     assert (free.config.decoder_start_token_id, free.config.eos_token_ids) == (None, ())
     assert free.tokenizer.encode("a") == free.tokenizer.encode("a", add_special_tokens=False)
-    framed = prepare(sample_recipe(folder, "next_token"))
+    framed = prepare(sample_recipe(folder, "causal_lm"))
     assert framed.tokenizer.encode("a")[0] == framed.config.decoder_start_token_id
 
 
@@ -275,27 +284,27 @@ def test_special_tokens_and_frames_suit_the_objective(folder: Path) -> None:
 def test_bad_lines_are_told_and_too_many_refused_by_the_recipes_key(tmp_path: Path) -> None:
     good = [json.dumps({"source": f"a {n}", "target": "b"}) for n in range(200)]
     (tmp_path / "some.jsonl").write_text("\n".join([*good, "{broken"]))
-    prepared = prepare(sample_recipe(tmp_path, "pairs", "some.jsonl"))
+    prepared = prepare(sample_recipe(tmp_path, "seq2seq", "some.jsonl"))
     assert prepared.problems.num_invalid == 1
     assert any("some.jsonl:201" in note for note in prepared.notes)
     (tmp_path / "many.jsonl").write_text("\n".join([*good[:20], "{broken", '{"source": "alone"}']))
     with pytest.raises(QkvError, match=r"data\.max_invalid_fraction") as error:
-        prepare(sample_recipe(tmp_path, "pairs", "many.jsonl"))
+        prepare(sample_recipe(tmp_path, "seq2seq", "many.jsonl"))
     assert "many.jsonl:21" in str(error.value)
 
 
 def test_records_that_are_too_long_are_counted(folder: Path, tmp_path: Path) -> None:
-    recipe = sample_recipe(folder, "pairs", data={"length": 8, "source_length": 64})
+    recipe = sample_recipe(folder, "seq2seq", data={"max_length": 8, "max_source_length": 64})
     with pytest.raises(QkvError, match="nothing to train on"):
         prepare(recipe)
     (tmp_path / "one.tsv").write_text("source\ttarget\nx\t" + "long " * 300 + "\n" + "a\tb\n" * 3 + "c\td\n" * 3)
-    prepared = prepare(sample_recipe(tmp_path, "pairs", "one.tsv", data={"valid_share": 0.0}))
+    prepared = prepare(sample_recipe(tmp_path, "seq2seq", "one.tsv", data={"valid_fraction": 0.0}))
     assert any("1 skipped" in note for note in prepared.notes)
 
 
 def test_a_step_that_holds_no_row(tmp_path: Path) -> None:
     (tmp_path / "long.tsv").write_text("source\ttarget\n" + f"{'word ' * 60}\ta b c\n" * 20)
-    recipe = sample_recipe(tmp_path, "pairs", "long.tsv", data={"valid_share": 0.0})
+    recipe = sample_recipe(tmp_path, "seq2seq", "long.tsv", data={"valid_fraction": 0.0})
     with pytest.raises(
         UsageError, match=r"train\.batch_tokens = 1024 is less than one row of \d+ source and 256 target"
     ):
@@ -307,10 +316,10 @@ def test_pairs_that_are_told_from_all_others_are_not_taken_in_parts(folder: Path
     with pytest.raises(
         UsageError, match=r"train\.micro_batch_tokens = .*contrast learns from the other pairs of a step"
     ):
-        prepare(sample_recipe(folder, "contrast", train={"micro_batch": micro}))
-    scored = prepare(sample_recipe(folder, "contrast", "scores.jsonl", train={"micro_batch": micro}))
+        prepare(sample_recipe(folder, "contrastive", train={"micro_batch_tokens": micro}))
+    scored = prepare(sample_recipe(folder, "contrastive", "scores.jsonl", train={"micro_batch_tokens": micro}))
     assert in_batch_negative_notes(scored, 2) == [], "with scores each pair stands for itself"
-    whole = prepare(sample_recipe(folder, "contrast", train={"micro_batch": 1024}))
+    whole = prepare(sample_recipe(folder, "contrastive", train={"micro_batch_tokens": 1024}))
     assert "each of 2 processes" in in_batch_negative_notes(whole, 2)[0]
     assert in_batch_negative_notes(whole, 1) == []
 
@@ -320,7 +329,7 @@ def test_scores_beyond_a_cosine_are_refused(tmp_path: Path) -> None:
     rows = [{"first": f"one {n}", "second": f"two {n}", "score": n % 6} for n in range(60)]
     (tmp_path / "sts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(UsageError, match=r"go from 0 to 5, and the cosine .* dividing them by 5"):
-        prepare(sample_recipe(tmp_path, "contrast", "sts.jsonl"))
+        prepare(sample_recipe(tmp_path, "contrastive", "sts.jsonl"))
 
 
 def test_labels_that_cannot_be_read_are_told_of(tmp_path: Path) -> None:
@@ -328,24 +337,24 @@ def test_labels_that_cannot_be_read_are_told_of(tmp_path: Path) -> None:
     rows = "".join(f"film {n},{('bad', 'très bon')[n % 2]}\n" for n in range(60))
     (tmp_path / "latin.csv").write_bytes(("text,label\n" + rows).encode("latin-1"))
     with pytest.raises(UsageError, match=r"(?s)all labels are bad.*30 of 60 records could not be used.*UTF-8"):
-        prepare(sample_recipe(tmp_path, "classify", "latin.csv"))
+        prepare(sample_recipe(tmp_path, "classification", "latin.csv"))
 
 
 def test_a_test_file_that_is_not_there_shows_at_once(folder: Path) -> None:
     with pytest.raises(QkvError, match=r"nope\.tsv"):
-        prepare(sample_recipe(folder, "pairs", data={"test": "nope.tsv"}))
+        prepare(sample_recipe(folder, "seq2seq", data={"test": "nope.tsv"}))
 
 
 def test_labels_that_are_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "same.csv").write_text("text,label\n" + "".join(f"text {n},yes\n" for n in range(50)))
     with pytest.raises(UsageError, match="nothing to tell apart"):
-        prepare(sample_recipe(tmp_path, "classify", "same.csv"))
+        prepare(sample_recipe(tmp_path, "classification", "same.csv"))
 
 
 def test_an_empty_label_is_no_class(tmp_path: Path) -> None:
     rows = [f"text {n},{'yes' if n % 2 else 'no'}" for n in range(300)]
     (tmp_path / "gaps.csv").write_text("\n".join(["text,label", *rows, "alone,", "blank, "]))
-    prepared = prepare(sample_recipe(tmp_path, "classify", "gaps.csv", data={"valid_share": 0.0}))
+    prepared = prepare(sample_recipe(tmp_path, "classification", "gaps.csv", data={"valid_fraction": 0.0}))
     assert prepared.labels == ("no", "yes")
     assert prepared.problems.categories["no label"].count == 2
     assert any("gaps.csv:302: the label is empty" in note for note in prepared.notes)
@@ -354,7 +363,7 @@ def test_an_empty_label_is_no_class(tmp_path: Path) -> None:
 def test_held_out_labels_that_training_never_saw_are_told(tmp_path: Path) -> None:
     rows = [f"text {n},{'yes' if n % 2 else 'no'}" for n in range(300)]
     file = tmp_path / "rare.csv"
-    recipe = sample_recipe(tmp_path, "classify", "rare.csv", data={"valid_from": "tail"})
+    recipe = sample_recipe(tmp_path, "classification", "rare.csv", data={"valid_split_by": "tail"})
     for more, told in (([], ""), (["new,maybe"], "1 record has"), (["new,maybe", "newer,perhaps"], "2 records have")):
         file.write_text("\n".join(["text,label", *rows, *more]))
         prepared = prepare(recipe)
@@ -366,17 +375,17 @@ def test_held_out_labels_that_training_never_saw_are_told(tmp_path: Path) -> Non
 
 def test_what_is_impossible_is_refused_for_recipes_made_in_python_too(folder: Path) -> None:
     with pytest.raises(UsageError, match="would never end"):
-        prepare(sample_recipe(folder, "pairs", train={"steps": 0}))
+        prepare(sample_recipe(folder, "seq2seq", train={"steps": 0}))
 
 
 def test_progress_is_told(folder: Path, tmp_path: Path) -> None:
     heard: list[str] = []
-    recipe = sample_recipe(folder, "pairs", data={"cache": str(tmp_path)})
+    recipe = sample_recipe(folder, "seq2seq", data={"cache": str(tmp_path)})
     prepare(recipe, lambda what, done, total: heard.append(what))
     assert {what.split()[0] for what in heard} == {"training", "tokenising"}
 
 
 def test_rows_do_not_depend_on_how_often_they_are_planned(folder: Path) -> None:
-    prepared = prepare(sample_recipe(folder, "classify"))
+    prepared = prepare(sample_recipe(folder, "classification"))
     one, other = (prepared.rows.plan_pool(1) for _ in range(2))
     assert np.array_equal(one.units, other.units)

@@ -75,18 +75,18 @@ def test_every_objective_has_fields() -> None:
 
 
 def test_a_name_of_the_objective_goes_before_one_that_is_only_known() -> None:
-    assert match_columns("pairs", ["text", "source", "target"], "x") == {"source": "source", "target": "target"}
-    assert match_columns("classify", ["score", "label", "text"], "x") == {"text": "text", "label": "label"}
+    assert match_columns("seq2seq", ["text", "source", "target"], "x") == {"source": "source", "target": "target"}
+    assert match_columns("classification", ["score", "label", "text"], "x") == {"text": "text", "label": "label"}
 
 
 def test_no_column_is_taken_twice() -> None:
     with pytest.raises(UsageError, match="which of them is the target"):
-        match_columns("pairs", ["text", "id"], "x")
+        match_columns("seq2seq", ["text", "id"], "x")
 
 
 def test_a_record_without_a_field_is_counted_and_not_split_on(tmp_path: Path) -> None:
     (tmp_path / "some.jsonl").write_text('{"source": "a", "target": "b"}\n{"target": "c"}\n' * 3)
-    sources = open_sources(sample_recipe(tmp_path, "pairs", "some.jsonl", data={"valid_share": 0.5}))
+    sources = open_sources(sample_recipe(tmp_path, "seq2seq", "some.jsonl", data={"valid_fraction": 0.5}))
     problems = Problems(max_invalid_fraction=1)
     (part,) = sources.train.values()
     both = [record for one in (part, *sources.valid) for record in records_or_none(one, problems)]

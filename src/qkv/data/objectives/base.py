@@ -17,7 +17,7 @@ from qkv.errors import QkvError, UsageError, suggest_name
 
 IGNORE_INDEX = -100  # a label place that is not trained on
 
-TooLongPolicy = Literal["error", "skip", "cut", "split"]
+TooLongPolicy = Literal["error", "skip", "truncate", "split"]
 
 
 @dataclass
@@ -61,7 +61,13 @@ class Tally:
 
     def __str__(self) -> str:
         text = f"{self.records:,} records give {self.examples:,} examples of {self.tokens:,} tokens an epoch"
-        names = {"split": "split", "empty": "empty", "skipped": "skipped", "cut": "cut", "lost": "tokens lost"}
+        names = {
+            "split": "split",
+            "empty": "empty",
+            "skipped": "skipped",
+            "truncated": "truncated",
+            "lost_tokens": "tokens lost",
+        }
         notes = ", ".join(f"{value:,} {told}" for name, told in names.items() if (value := getattr(self, name)))
         return f"{text}; {notes}" if notes else text
 

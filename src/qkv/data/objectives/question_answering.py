@@ -25,7 +25,7 @@ from qkv.data.stream.random_bits import EpochRng
 from qkv.errors import UsageError
 from qkv.text import Tokenizer
 
-TOO_LONG_CHOICES = ("error", "skip", "cut")
+TOO_LONG_CHOICES = ("error", "skip", "truncate")
 
 
 class QuestionAnswering:

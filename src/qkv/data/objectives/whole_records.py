@@ -14,7 +14,7 @@ from qkv.data.stream.random_bits import EpochRng
 class WholeRecords(ABC):
     """What they share. Each sets the attributes, says in `sizes` what records need, and calls `count_records` last."""
 
-    TOO_LONG_CHOICES: ClassVar = ("error", "skip", "cut")
+    TOO_LONG_CHOICES: ClassVar = ("error", "skip", "truncate")
 
     examples: EncodedExamples
     capacity: tuple[int, ...]

@@ -10,7 +10,7 @@ from qkv.data.objectives.window_index import CHUNK_RECORDS, WindowIndex
 from qkv.data.ragged import Ints
 from qkv.data.stream.random_bits import EpochRng
 
-TOO_LONG_CHOICES = ("error", "skip", "cut", "split")
+TOO_LONG_CHOICES = ("error", "skip", "truncate", "split")
 
 
 class Windows:
@@ -66,7 +66,7 @@ class Windows:
     def _kept(self, units: Ints) -> Ints:
         if self.too_long == "skip":
             return np.where(units > self.window_length, 0, units)
-        return np.minimum(units, self.window_length) if self.too_long == "cut" else units
+        return np.minimum(units, self.window_length) if self.too_long == "truncate" else units
 
     def _windows_per_record(self, offset: int, records: Ints) -> Ints:
         units = self._kept(self._units(records))
@@ -103,7 +103,7 @@ class Windows:
         tally.tokens -= tally.lost_tokens
         tally.examples = self._index(0).total
         tally.skipped, tally.truncated, tally.split = (
-            long * (self.too_long == name) for name in ("skip", "cut", "split")
+            long * (self.too_long == name) for name in ("skip", "truncate", "split")
         )
         return tally
 

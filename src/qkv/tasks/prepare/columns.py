@@ -27,7 +27,7 @@ DOCUMENTS = (
     RecordField("messages", ("conversation", "conversations", "turns", "chat"), optional=True),
 )
 FIELDS: dict[str, tuple[RecordField, ...]] = {
-    "pairs": (
+    "seq2seq": (
         RecordField(
             "source", ("src", "input", "document", "article", "written", "words", "question", "prompt", "text")
         ),
@@ -35,12 +35,12 @@ FIELDS: dict[str, tuple[RecordField, ...]] = {
             "target", ("tgt", "trg", "output", "summary", "iso", "digits", "answer", "completion", "translation")
         ),
     ),
-    "next_token": DOCUMENTS,
-    "masked": (RecordField("text", DOCUMENTS[0].column_names),),
-    "masked_sentences": (RecordField("text", DOCUMENTS[0].column_names),),
-    "spans": (RecordField("text", DOCUMENTS[0].column_names),),
-    "denoise": (RecordField("text", DOCUMENTS[0].column_names),),
-    "classify": (
+    "causal_lm": DOCUMENTS,
+    "masked_lm": (RecordField("text", DOCUMENTS[0].column_names),),
+    "next_sentence": (RecordField("text", DOCUMENTS[0].column_names),),
+    "span_corruption": (RecordField("text", DOCUMENTS[0].column_names),),
+    "denoising": (RecordField("text", DOCUMENTS[0].column_names),),
+    "classification": (
         RecordField(
             "text", ("sentence", "sentence1", "premise", "first", "content", "review", "question", "text1", "a")
         ),
@@ -48,17 +48,17 @@ FIELDS: dict[str, tuple[RecordField, ...]] = {
         RecordField("label", ("class", "category", "sentiment", "topic", "intent"), optional=True),
         RecordField("score", ("similarity", "rating", "value"), optional=True),
     ),
-    "tags": (
+    "tagging": (
         RecordField("tokens", ("words", "form", "forms")),
         RecordField("tags", ("ner_tags", "pos_tags", "labels", "upos", "ner", "pos")),
     ),
-    "answers": (
+    "question_answering": (
         RecordField("question", ("query",)),
         RecordField("context", ("passage", "document")),
         RecordField("answers", ("answers.text",)),
         RecordField("starts", ("answers.answer_start", "answer_start", "answer_starts")),
     ),
-    "contrast": (
+    "contrastive": (
         RecordField("first", ("anchor", "query", "question", "sentence1", "text1", "a")),
         RecordField("second", ("positive", "document", "passage", "answer", "sentence2", "text2", "b")),
         RecordField("score", ("similarity", "label"), optional=True),
@@ -77,7 +77,7 @@ def check_columns(kind: str, columns: Mapping[str, str]) -> None:
 def match_columns(kind: str, names: Iterable[str], data_name: str) -> dict[str, str]:
     """Field → column, by the columns' names; an error that says what to write where one is not recognised.
 
-    >>> recognise("pairs", ["written", "iso", "language"], "dates")
+    >>> recognise("seq2seq", ["written", "iso", "language"], "dates")
     {'source': 'written', 'target': 'iso'}
     """
     names = list(names)
@@ -86,14 +86,14 @@ def match_columns(kind: str, names: Iterable[str], data_name: str) -> dict[str, 
         column = next((name for name in (field.name, *field.column_names) if name in names), None)
         if column is not None and column not in found.values():
             found[field.name] = column
-    if kind == "next_token" and "text" in found:
+    if kind == "causal_lm" and "text" in found:
         found.pop("messages", None)
     if "label" in found:
         found.pop("score", None)
     missing = [field.name for field in FIELDS[kind] if field.name not in found and not field.optional]
-    if kind == "next_token" and not found:
+    if kind == "causal_lm" and not found:
         missing = ["text"]
-    if kind == "classify" and not {"label", "score"} & found.keys():
+    if kind == "classification" and not {"label", "score"} & found.keys():
         missing.append("label")
     if missing:
         example = ", ".join(f'{name} = "…"' for name in missing)

@@ -11,7 +11,7 @@ from qkv.train.recipe.schema import Recipe
 
 
 def check_evaluation(recipe: Recipe, config: Config, records: Sequence[Record]) -> None:
-    """Raise where `train.metric` or `train.beam` is nothing that held-out records could be judged by."""
+    """Raise where `train.metric` or `train.eval_beam` is nothing that held-out records could be judged by."""
     asked, kind = recipe.train.metric, recipe.objective.kind
     if asked not in ("", "loss"):
         known = available_metrics(config, records)
@@ -31,7 +31,9 @@ def check_evaluation(recipe: Recipe, config: Config, records: Sequence[Record]) 
         if asked in RECORD_METRICS:
             RECORD_METRICS[asked](["a"], [["a"]])  # one of a library's says here that it is not installed
     beam = recipe.train.eval_beam
-    if beam > 1 and kind != "pairs":
-        raise UsageError(f"train.beam = {beam} means nothing for {kind}: evaluation writes no texts; leave it out")
+    if beam > 1 and kind != "seq2seq":
+        raise UsageError(f"train.eval_beam = {beam} means nothing for {kind}: evaluation writes no texts; leave it out")
     if beam > config.stack.vocab_size:
-        raise UsageError(f"train.beam = {beam} is wider than the vocabulary of {config.stack.vocab_size:,}: lower it")
+        raise UsageError(
+            f"train.eval_beam = {beam} is wider than the vocabulary of {config.stack.vocab_size:,}: lower it"
+        )

@@ -30,16 +30,16 @@ OVERRIDABLE_FIELDS = {
 }
 """What may be changed of a trained model: nothing that its weights were made for."""
 HEAD_KINDS = {
-    "pairs": "lm",
-    "next_token": "lm",
-    "spans": "lm",
-    "denoise": "lm",
-    "masked": "mlm",
-    "masked_sentences": "mlm",
-    "classify": "classify",
-    "tags": "tag",
-    "answers": "span",
-    "contrast": "embed",
+    "seq2seq": "lm",
+    "causal_lm": "lm",
+    "span_corruption": "lm",
+    "denoising": "lm",
+    "masked_lm": "mlm",
+    "next_sentence": "mlm",
+    "classification": "classify",
+    "tagging": "tag",
+    "question_answering": "span",
+    "contrastive": "embed",
 }
 
 
@@ -205,7 +205,7 @@ def _check_vocabulary(stack: StackConfig, tokenizer: Tokenizer, where: str) -> N
     if tokenizer.vocab_size > stack.vocab_size:
         raise UsageError(
             f"the tokenizer has {tokenizer.vocab_size:,} ids and [{where}] a vocabulary of {stack.vocab_size:,} only: leave vocab "
-            "out, raise it, or lower tokenizer.size"
+            "out, raise it, or lower tokenizer.vocab_size"
         )
 
 
@@ -238,7 +238,7 @@ def build_head_config(
             usual["tied"] = base.tied
     if kind in ("lm", "mlm"):
         usual["tied"] = usual["tied"] and recipe.model.tie_embeddings
-    if recipe.objective.kind == "masked_sentences":
+    if recipe.objective.kind == "next_sentence":
         usual["sentence_outputs"] = 2
     if kind in ("classify", "tag"):
         usual |= {
@@ -304,7 +304,7 @@ def _values(head: HeadConfig) -> dict[str, Any]:
 
 def _has_required_outputs(head: HeadConfig, requirements: ModelRequirements, recipe: Recipe) -> bool:
     """Whether a checkpoint's head says what is to be learnt."""
-    if recipe.objective.kind == "masked_sentences":
+    if recipe.objective.kind == "next_sentence":
         return head.sentence_outputs == 2
     if head.kind not in ("classify", "tag"):
         return True

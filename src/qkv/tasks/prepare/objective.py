@@ -49,22 +49,22 @@ class Study:
         """What turns the records into integers."""
         objective, tokenizer = self.recipe.objective, self.tokenizer
         match objective.kind:
-            case "pairs":
+            case "seq2seq":
                 return EncodePair(tokenizer.target, source_tokenizer=tokenizer)
-            case "next_token" if "messages" in self.fields:
+            case "causal_lm" if "messages" in self.fields:
                 return EncodeChat(tokenizer)
-            case "classify":
+            case "classification":
                 second = "second" if "second" in self.fields else None
                 if "score" in self.fields:
                     return EncodeClass(tokenizer, "text", second, score="score")
                 return EncodeClass(tokenizer, "text", second, label="label", classes=self.classes)
-            case "tags":
+            case "tagging":
                 return EncodeTags(tokenizer, classes=self.classes, label_subwords=objective.label_subwords)
-            case "answers":
+            case "question_answering":
                 return EncodeAnswer(tokenizer)
-            case "contrast":
+            case "contrastive":
                 return EncodeClass(tokenizer, "first", "second", score="score" if "score" in self.fields else None)
-        sentences = objective.kind == "masked_sentences" or objective.permute_sentences
+        sentences = objective.kind == "next_sentence" or objective.permute_sentences
         return EncodeText(tokenizer, words=objective.whole_word_masking, sentences=sentences)
 
     def examples(
@@ -80,7 +80,7 @@ class Study:
         one: dict[str, Any] = {"length": shape[0] if shape else data.max_length, "too_long": too_long}
         moving = {**one, "shift": objective.random_offset}
         match objective.kind:
-            case "pairs":
+            case "seq2seq":
                 frame = find_source_template(tokenizer)
                 target = tokenizer.target
                 return Seq2SeqLM(
@@ -91,21 +91,21 @@ class Study:
                     source_template=frame,
                     decoder_start_token_id=start,
                 )
-            case "next_token" if "messages" in self.fields:
+            case "causal_lm" if "messages" in self.fields:
                 return CausalLM(encoded, tokenizer, **moving, loss_mask_field="answer", add_bos_eos=False)
-            case "next_token":
+            case "causal_lm":
                 return CausalLM(encoded, tokenizer, **moving, add_bos_eos=objective.add_bos_eos)
-            case "masked":
+            case "masked_lm":
                 share = objective.mask_prob or MASKED
                 return MaskedLM(
                     encoded, tokenizer, **moving, mask_prob=share, whole_word_masking=objective.whole_word_masking
                 )
-            case "masked_sentences":
+            case "next_sentence":
                 share, whole = objective.mask_prob or MASKED, objective.whole_word_masking
                 return NextSentence(
                     encoded, tokenizer, max_length=data.max_length, mask_prob=share, whole_word_masking=whole
                 )
-            case "spans":
+            case "span_corruption":
                 moving |= {"source_length": source or data.max_length, "length": one["length"] if source else None}
                 share = objective.mask_prob or SPANS
                 spans = SpanCorruption(
@@ -113,22 +113,26 @@ class Study:
                 )
                 spans.decoder_start_token_id = spans.decoder_start_token_id if start is None else start
                 return spans
-            case "denoise":
+            case "denoising":
                 share, span = objective.mask_prob or DENOISED, objective.mean_span_length
-                how: dict[str, Any] = {"share": share, "mean_span": span, "permute": objective.permute_sentences}
+                how: dict[str, Any] = {
+                    "mask_prob": share,
+                    "mean_span_length": span,
+                    "permute_sentences": objective.permute_sentences,
+                }
                 frame = find_source_template(tokenizer)
                 spoiled = Denoising(
                     encoded, tokenizer, **moving, max_source_length=source, source_template=frame, **how
                 )
                 spoiled.decoder_start_token_id = spoiled.decoder_start_token_id if start is None else start
                 return spoiled
-            case "classify":
+            case "classification":
                 return Classification(encoded, tokenizer, **one)
-            case "tags":
+            case "tagging":
                 return Tagging(encoded, tokenizer, **one)
-            case "answers":
+            case "question_answering":
                 return QuestionAnswering(encoded, tokenizer, **one, overlap=objective.overlap)
-            case "contrast":
+            case "contrastive":
                 return Contrastive(encoded, tokenizer, **one, max_source_length=source)
         raise AssertionError(objective.kind)
 

@@ -67,7 +67,7 @@ def prepare(
         sources = open_sources(recipe)
         return _prepare(recipe, sources, root, progress, tokenizer)
     except TooManyProblems as error:
-        raise QkvError(str(error).replace("max_bad", "data.most_bad")) from None
+        raise QkvError(str(error).replace("max_bad", "data.max_invalid_fraction")) from None
 
 
 def _prepare(
@@ -90,8 +90,8 @@ def _prepare(
 
     # The config needs to know of the data only what its records hold, so it is refused before they are tokenised.
     kind = recipe.objective.kind
-    paired = kind in ("masked_sentences", "answers") or (kind == "classify" and "second" in fields)
-    scored = kind == "classify" and "score" in fields
+    paired = kind in ("next_sentence", "question_answering") or (kind == "classification" and "second" in fields)
+    scored = kind == "classification" and "score" in fields
     longest = max(recipe.data.max_length, recipe.data.max_source_length)
     wanted = ModelRequirements(tokenizer, classes, is_regression=scored, has_text_pairs=paired, max_length=longest)
     config = build_config(recipe, wanted)
@@ -138,7 +138,7 @@ def _prepare(
         elif unseen := met.categories.get("unknown class"):
             have = "records have" if unseen.count > 1 else "record has"
             notes.append(
-                f"validation: {unseen.count:,} {have} a {'tag' if kind == 'tags' else 'label'} that training never "
+                f"validation: {unseen.count:,} {have} a {'tag' if kind == 'tagging' else 'label'} that training never "
                 "saw: left out of the loss, and counted as wrong"
             )
         valid_rows = SequenceStream(
@@ -178,7 +178,7 @@ def _phase_callbacks(progress: PhaseProgress | None) -> Callable[[str], Callable
 def _find_classes(recipe: Recipe, parts: list[DataSource], fields: frozenset[str]) -> tuple[str, ...]:
     """The classes of labels or tags, from all of the training data."""
     kind = recipe.objective.kind
-    name = {"classify": "label", "tags": "tags"}.get(kind)
+    name = {"classification": "label", "tagging": "tags"}.get(kind)
     if name is None or name not in fields:
         return ()
     problems = Problems(max_invalid_fraction=1)
@@ -187,7 +187,7 @@ def _find_classes(recipe: Recipe, parts: list[DataSource], fields: frozenset[str
         raise UsageError(
             f"{parts[0].description}: {len(found):,} different values in {name}: is this the right column?"
         )
-    if len(found) < 2 and kind == "classify":
+    if len(found) < 2 and kind == "classification":
         unread = f"\n{problems.summary()}" if problems.num_invalid else ""
         raise UsageError(
             f"{parts[0].description}: all labels are {', '.join(found) or 'missing'}: there is nothing to tell apart{unread}"
@@ -208,7 +208,8 @@ def _build_objectives(study: Study, encoded: Mapping[str, EncodedExamples], conf
         rows = f"{source[0]} source and {target} target places" if source else f"{target} places"
         raise UsageError(
             f"train.batch_tokens = {study.recipe.train.batch_tokens} is less than one row of {rows}: raise it, or "
-            "lower data.length" + (" (source rows follow in proportion, or set data.source_length)" if source else "")
+            "lower data.max_length"
+            + (" (source rows follow in proportion, or set data.max_source_length)" if source else "")
         )
     return made
 
@@ -242,14 +243,14 @@ def check_micro_batch(recipe: Recipe, fields: frozenset[str]) -> None:
     micro, whole = recipe.train.micro_batch_tokens, recipe.train.batch_tokens
     if uses_in_batch_negatives(recipe, fields) and micro not in (0, whole):
         raise UsageError(
-            f"train.micro_batch = {micro!r}: contrast learns from the other pairs of a step, and a part has fewer of "
-            "them; leave it out and lower train.batch_tokens, or save memory with train.recompute = true"
+            f"train.micro_batch_tokens = {micro!r}: contrast learns from the other pairs of a step, and a part has fewer of "
+            "them; leave it out and lower train.batch_tokens, or save memory with train.gradient_checkpointing = true"
         )
 
 
 def uses_in_batch_negatives(recipe: Recipe, fields: frozenset[str]) -> bool:
     """Whether the loss of an example depends on which others are in its batch: pairs without scores."""
-    return recipe.objective.kind == "contrast" and "score" not in fields
+    return recipe.objective.kind == "contrastive" and "score" not in fields
 
 
 def check_token_types(config: Config, tokenizer: Tokenizer, rows: SequenceStream) -> None:

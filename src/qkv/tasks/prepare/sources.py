@@ -29,10 +29,10 @@ SourceName = Literal["train", "valid", "test"]
 PhaseProgress = Callable[[str, int, int], None]
 """Hears what is being done, how much of it is, and how much there is (0: not known)."""
 
-DOCUMENT_KINDS = ("next_token", "masked", "masked_sentences", "spans", "denoise")
-TOGETHER = {"pairs": "source", "answers": "context", "classify": "text", "contrast": "first"}
+DOCUMENT_KINDS = ("causal_lm", "masked_lm", "next_sentence", "span_corruption", "denoising")
+TOGETHER = {"seq2seq": "source", "question_answering": "context", "classification": "text", "contrastive": "first"}
 """Records that agree in this field stay on one side of a split: else validation would hold what was trained on."""
-IN_STEP = {"pairs": ("source", "target"), "contrast": ("first", "second")}
+IN_STEP = {"seq2seq": ("source", "target"), "contrastive": ("first", "second")}
 """What two files that go in step are, in the order in which they are named."""
 ENDLESS_EPOCH_EXAMPLES = 50_000  # examples that make an epoch of an endless dataset, unless the recipe says
 ENDLESS_VALID_EXAMPLES = 2000  # examples of its validation and test parts

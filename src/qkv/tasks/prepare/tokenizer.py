@@ -44,16 +44,16 @@ BERT = RequiredTokens(("pad", "classify", "separator", "mask"), "bert")
 def special_of(objective: ObjectiveSection) -> RequiredTokens:
     """What a new tokenizer is given for an objective."""
     match objective.kind:
-        case "pairs":
+        case "seq2seq":
             return RequiredTokens(("pad", "start", "end"), "end")
-        case "next_token":
+        case "causal_lm":
             # Texts that stand in no frame teach nothing about a start and an end, so there are none to write.
             return (
                 RequiredTokens(("pad", "start", "end"), "start") if objective.add_bos_eos else RequiredTokens(("pad",))
             )
-        case "spans":
+        case "span_corruption":
             return RequiredTokens(("pad", "end"), "end", NUM_SENTINELS)
-        case "denoise":
+        case "denoising":
             return RequiredTokens(("pad", "start", "end", "mask"), "end")
     return BERT
 

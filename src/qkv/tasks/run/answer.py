@@ -158,7 +158,7 @@ def find_answers(
         max_length=length,
         max_question_length=question,
         overlap=min(WINDOW_OVERLAP_TOKENS, length // 4),
-        too_long="cut",
+        too_long="truncate",
     )
     windows = np.arange(objective.num_examples(EpochRng(0)))
     pieces = objective.build(windows, EpochRng(0))

@@ -177,7 +177,7 @@ def compute_logits(
         InMemoryExamples(examples, (*fields, "label")),
         tokenizer,
         max_length=max_sequence_length(config),
-        too_long="cut",
+        too_long="truncate",
     )
     pieces = objective.build(np.arange(len(texts)), EpochRng(0))
     laid = ExampleBatches(network, pieces, objective.pad_token_id)

@@ -58,7 +58,7 @@ class CheckpointFolder:
         on_phase: Callable[[str], None] | None = None,
     ) -> None:
         if max_to_keep < 1:
-            raise UsageError(f"train.keep = {max_to_keep}: at least one checkpoint must be kept")
+            raise UsageError(f"train.keep_checkpoints = {max_to_keep}: at least one checkpoint must be kept")
         self.folder = Path(folder)
         self.max_to_keep = max_to_keep
         self.rank, self.world_size = rank, world_size
@@ -311,7 +311,7 @@ class CheckpointFolder:
             free = "how much is free there cannot be told"
         return QkvError(
             f"{self.folder}: the checkpoint of step {step} could not be written ({error.strerror or error}). It needs "
-            f"{_format_bytes(need)} and {free}. Older checkpoints are whole: make room, or lower train.keep, and start again"
+            f"{_format_bytes(need)} and {free}. Older checkpoints are whole: make room, or lower train.keep_checkpoints, and start again"
         )
 
 

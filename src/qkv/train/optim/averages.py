@@ -82,7 +82,7 @@ class CheckpointAverage:
 
     def __init__(self, readers: Sequence[Reader]) -> None:
         if not readers:
-            raise QkvError("there is nothing to average: no checkpoint was kept (train.keep)")
+            raise QkvError("there is nothing to average: no checkpoint was kept (train.keep_checkpoints)")
         self.readers = list(readers)
 
     def read_tensor(self, name: str) -> Tensor:

@@ -61,7 +61,7 @@ def parallelize(module: nn.Module, world: World, section: TrainSection) -> nn.Mo
     meta = any(parameter.is_meta for parameter in module.parameters())
     if not world.is_sharded:
         if meta:
-            raise QkvError('a network without weights can be spread with train.shard = "fsdp" alone')
+            raise QkvError('a network without weights can be spread with train.parallel = "fsdp" alone')
         return _wrap_ddp(module.to(world.device), world)
     if section.precision == "float16":
         raise UsageError('train.precision = "float16" is for whole copies; sharded parameters take "bfloat16"')

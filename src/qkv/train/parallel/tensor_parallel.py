@@ -48,7 +48,7 @@ def check_divisible(network: nn.Module, tensor_size: int) -> None:
                 if inner.endswith((".qkv", ".q", ".kv", ".out", ".up", ".down")) and type(module) is not nn.Linear:
                     raise UsageError(
                         f"train.tensor_parallel = {tensor_size}: {name}.{inner} is a {type(module).__name__}, not a plain "
-                        'matrix (LoRA?); set it to 1, and share memory with train.shard = "fsdp" instead'
+                        'matrix (LoRA?); set it to 1, and share memory with train.parallel = "fsdp" instead'
                     )
 
 

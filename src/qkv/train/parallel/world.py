@@ -177,7 +177,7 @@ def init_world(section: TrainSection) -> World:
     if tensor > 1 and size > tensor and section.parallel == "ddp":
         raise UsageError(
             f"train.tensor_parallel = {tensor} with {size} processes makes {size // tensor} shares of the data, which "
-            'need train.shard = "fsdp"'
+            'need train.parallel = "fsdp"'
         )
     dist.init_process_group(
         "nccl" if on_gpu else "gloo", timeout=COLLECTIVE_TIMEOUT, device_id=device if on_gpu else None

@@ -8,59 +8,68 @@ from qkv.train.recipe.schema import Recipe
 from qkv.train.run.trackers import TRACKERS
 
 FAMILIES: dict[str, tuple[str, ...]] = {
-    "pairs": ("seq2seq",),
-    "next_token": ("decoder",),
-    "masked": ("encoder",),
-    "masked_sentences": ("encoder",),
-    "spans": ("seq2seq",),
-    "denoise": ("seq2seq",),
-    "classify": ("encoder", "decoder"),
-    "tags": ("encoder", "decoder"),
-    "answers": ("encoder",),
-    "contrast": ("encoder",),
+    "seq2seq": ("seq2seq",),
+    "causal_lm": ("decoder",),
+    "masked_lm": ("encoder",),
+    "next_sentence": ("encoder",),
+    "span_corruption": ("seq2seq",),
+    "denoising": ("seq2seq",),
+    "classification": ("encoder", "decoder"),
+    "tagging": ("encoder", "decoder"),
+    "question_answering": ("encoder",),
+    "contrastive": ("encoder",),
 }
 """The families of models that can learn each objective, the usual one first."""
 
 TOO_LONG: dict[str, tuple[str, ...]] = {
-    "pairs": ("skip", "cut", "error"),
-    "next_token": ("split", "skip", "cut", "error"),
-    "masked": ("split", "skip", "cut", "error"),
-    "masked_sentences": ("split",),
-    "spans": ("split", "skip", "cut", "error"),
-    "denoise": ("split", "skip", "cut", "error"),
-    "classify": ("cut", "skip", "error"),
-    "tags": ("split", "skip", "cut", "error"),
-    "answers": ("cut", "skip", "error"),
-    "contrast": ("cut", "skip", "error"),
+    "seq2seq": ("skip", "truncate", "error"),
+    "causal_lm": ("split", "skip", "truncate", "error"),
+    "masked_lm": ("split", "skip", "truncate", "error"),
+    "next_sentence": ("split",),
+    "span_corruption": ("split", "skip", "truncate", "error"),
+    "denoising": ("split", "skip", "truncate", "error"),
+    "classification": ("truncate", "skip", "error"),
+    "tagging": ("split", "skip", "truncate", "error"),
+    "question_answering": ("truncate", "skip", "error"),
+    "contrastive": ("truncate", "skip", "error"),
 }
 """What can be done with records that are too long for a row, by objective; the first is what is done unless told."""
 
 BELONGS: dict[str, tuple[str, ...]] = {
-    "share": ("masked", "masked_sentences", "spans", "denoise"),
-    "mean_span": ("spans", "denoise"),
-    "whole_words": ("masked", "masked_sentences"),
-    "permute": ("denoise",),
-    "shift": ("next_token", "masked", "spans", "denoise"),
-    "framed": ("next_token",),
-    "pieces": ("tags",),
-    "overlap": ("answers",),
-    "temperature": ("contrast",),
-    "label_smoothing": ("pairs", "next_token", "masked", "masked_sentences", "spans", "denoise", "classify", "tags"),
+    "mask_prob": ("masked_lm", "next_sentence", "span_corruption", "denoising"),
+    "mean_span_length": ("span_corruption", "denoising"),
+    "whole_word_masking": ("masked_lm", "next_sentence"),
+    "permute_sentences": ("denoising",),
+    "random_offset": ("causal_lm", "masked_lm", "span_corruption", "denoising"),
+    "add_bos_eos": ("causal_lm",),
+    "label_subwords": ("tagging",),
+    "overlap": ("question_answering",),
+    "temperature": ("contrastive",),
+    "label_smoothing": (
+        "seq2seq",
+        "causal_lm",
+        "masked_lm",
+        "next_sentence",
+        "span_corruption",
+        "denoising",
+        "classification",
+        "tagging",
+    ),
 }
 """Keys of [objective] that mean something for some kinds only."""
 
 # key: least, most, whether most itself is allowed
 RANGES: dict[str, tuple[float, float, bool]] = {
-    "data.valid_share": (0, 1, False),
-    "data.most_bad": (0, 1, True),
-    "data.examples": (0, float("inf"), True),
-    "data.length": (1, float("inf"), True),
-    "data.source_length": (0, float("inf"), True),
-    "tokenizer.size": (1, float("inf"), True),
-    "tokenizer.min_count": (0, float("inf"), True),
+    "data.valid_fraction": (0, 1, False),
+    "data.max_invalid_fraction": (0, 1, True),
+    "data.epoch_examples": (0, float("inf"), True),
+    "data.max_length": (1, float("inf"), True),
+    "data.max_source_length": (0, float("inf"), True),
+    "tokenizer.vocab_size": (1, float("inf"), True),
+    "tokenizer.min_frequency": (0, float("inf"), True),
     "model.lora_rank": (0, float("inf"), True),
     "objective.label_smoothing": (0, 1, False),
-    "objective.share": (0, 1, False),
+    "objective.mask_prob": (0, 1, False),
     "objective.overlap": (0, float("inf"), True),
     "train.steps": (0, float("inf"), True),
     "train.minutes": (0, float("inf"), False),
@@ -68,25 +77,25 @@ RANGES: dict[str, tuple[float, float, bool]] = {
     "train.batch_tokens": (1, 2**27, True),  # a batch is laid out in memory
     "train.weight_decay": (0, float("inf"), False),
     "train.momentum": (0, 1, False),
-    "train.clip": (0, float("inf"), False),
+    "train.max_grad_norm": (0, float("inf"), False),
     "train.warmup": (0, float("inf"), False),
-    "train.decay_share": (0, 1, True),
+    "train.decay_fraction": (0, 1, True),
     "train.final_lr": (0, 1, True),
-    "train.threads": (0, 1024, True),
-    "train.workers": (0, float("inf"), True),
+    "train.num_threads": (0, 1024, True),
+    "train.num_workers": (0, float("inf"), True),
     "train.tensor_parallel": (1, float("inf"), True),
     "train.seed": (0, 2**63, False),
     "train.log_every": (1, float("inf"), True),
     "train.eval_every": (0, float("inf"), True),
     "train.eval_examples": (0, float("inf"), True),
-    "train.beam": (1, float("inf"), True),
+    "train.eval_beam": (1, float("inf"), True),
     "train.patience": (0, float("inf"), True),
     "train.save_every": (0, float("inf"), True),
-    "train.keep": (1, float("inf"), True),
-    "train.ema": (0, 1, False),
-    "train.average": (0, float("inf"), True),
+    "train.keep_checkpoints": (1, float("inf"), True),
+    "train.ema_decay": (0, 1, False),
+    "train.average_checkpoints": (0, float("inf"), True),
 }
-POSITIVE = ("model.lora_alpha", "objective.mean_span", "objective.temperature", "train.lr", "train.eps")
+POSITIVE = ("model.lora_alpha", "objective.mean_span_length", "objective.temperature", "train.lr", "train.eps")
 
 
 def check_recipe(recipe: Recipe, where: str = "") -> None:
@@ -131,11 +140,13 @@ def _data(recipe: Recipe) -> str:
     if recipe.train.batch_tokens < row:
         return (
             f"train.batch_tokens = {recipe.train.batch_tokens} is less than one row of {row} places: "
-            "raise it, or lower data.length"
+            "raise it, or lower data.max_length"
         )
     micro = recipe.train.micro_batch_tokens
     if isinstance(micro, int) and micro and not row <= micro <= recipe.train.batch_tokens:
-        return f"train.micro_batch = {micro} must lie between a row ({row}) and train.batch_tokens; 0: all at once"
+        return (
+            f"train.micro_batch_tokens = {micro} must lie between a row ({row}) and train.batch_tokens; 0: all at once"
+        )
     return ""
 
 
@@ -150,7 +161,7 @@ def _model(recipe: Recipe) -> str:
     if model.lora_rank and not model.from_:
         return "model.lora_rank adapts a trained model: give model.from, or leave lora_rank out to train all of it"
     if model.lora_rank and not model.lora_targets:
-        return "model.lora_on is empty: there is no matrix to add to"
+        return "model.lora_targets is empty: there is no matrix to add to"
     for side in ("encoder", "decoder"):
         family = model.family or FAMILIES[kind][0]
         if side in model.overrides and not model.preset and not model.from_ and family not in (side, "seq2seq"):
@@ -165,7 +176,7 @@ def _objective(recipe: Recipe) -> str:
         if getattr(objective, name) != getattr(usual, name) and objective.kind not in kinds:
             return f"objective.{name} means nothing for {objective.kind}: it belongs to {', '.join(kinds)}"
     if objective.mean_span_length < 1:
-        return f"objective.mean_span = {objective.mean_span_length} must be at least 1"
+        return f"objective.mean_span_length = {objective.mean_span_length} must be at least 1"
     return ""
 
 
@@ -179,20 +190,20 @@ def _train(recipe: Recipe) -> str:
         return f"train.betas = {list(train.betas)} must be two numbers from 0 to below 1"
     for name in train.trackers:
         if name not in TRACKERS:
-            return f"train.track: unknown tracker {name!r}; {suggest_name(name, TRACKERS)}"
+            return f"train.trackers: unknown tracker {name!r}; {suggest_name(name, TRACKERS)}"
     if isinstance(train.micro_batch_tokens, int) and train.micro_batch_tokens < 0:
-        return f'train.micro_batch = {train.micro_batch_tokens} must be a number of places, 0 (all) or "auto"'
+        return f'train.micro_batch_tokens = {train.micro_batch_tokens} must be a number of places, 0 (all) or "auto"'
     if train.residual_dtype == "bfloat16" and train.precision in ("float32", "float16"):
-        return f'train.stream = "bfloat16" belongs to train.precision = "bfloat16", not "{train.precision}"'
+        return f'train.residual_dtype = "bfloat16" belongs to train.precision = "bfloat16", not "{train.precision}"'
     if train.average_checkpoints and train.final == "best":
-        return 'train.average is the mean of the last checkpoints and train.final = "best" a single one: choose'
+        return 'train.average_checkpoints is the mean of the last checkpoints and train.final = "best" a single one: choose'
     if train.average_checkpoints and train.ema_decay:
-        return "train.ema and train.average both average the weights: choose one"
+        return "train.ema_decay and train.average_checkpoints both average the weights: choose one"
     if not data.valid and not data.valid_fraction:
         needs = {"patience": train.patience, 'final = "best"': train.final == "best", "metric": train.metric}
         for name, given in needs.items():
             if given:
-                return f"train.{name} needs validation data: give data.valid, or a data.valid_share above 0"
+                return f"train.{name} needs validation data: give data.valid, or a data.valid_fraction above 0"
     return ""
 
 

@@ -37,10 +37,18 @@ CHANGEABLE_ON_RESUME = frozenset(
     | {
         f"train.{name}"
         for name in (
-            *("steps", "minutes", "epochs", "patience", "final", "average"),
-            *("micro_batch", "recompute", "device", "threads", "workers", "shard", "tensor_parallel"),
-            *("log_every", "eval_every", "eval_examples", "metric", "beam", "track"),
-            *("save_every", "keep", "on_nonfinite"),
+            *("steps", "minutes", "epochs", "patience", "final", "average_checkpoints"),
+            *(
+                "micro_batch_tokens",
+                "gradient_checkpointing",
+                "device",
+                "num_threads",
+                "num_workers",
+                "parallel",
+                "tensor_parallel",
+            ),
+            *("log_every", "eval_every", "eval_examples", "metric", "eval_beam", "trackers"),
+            *("save_every", "keep_checkpoints", "on_nonfinite"),
         )
     }
 )

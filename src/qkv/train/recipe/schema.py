@@ -18,16 +18,16 @@ Files = str | tuple[str, ...] | dict[str, str]
 """A built-in dataset's name, a file, glob or folder, several of them, or field → file for files that go in step."""
 
 ObjectiveKind = Literal[
-    "pairs",  # a source and its target: translation, summaries, anything from text to text
-    "next_token",  # a language model
-    "masked",  # BERT's masked tokens
-    "masked_sentences",  # the same, and whether two stretches follow each other
-    "spans",  # T5's span corruption
-    "denoise",  # BART's infilling and sentence permutation
-    "classify",  # a class, or a score, for a text or a pair
-    "tags",  # a class for each word
-    "answers",  # a span of a passage
-    "contrast",  # vectors of texts that belong together come close
+    "seq2seq",  # a source and its target: translation, summaries, anything from text to text
+    "causal_lm",  # a language model
+    "masked_lm",  # BERT's masked tokens
+    "next_sentence",  # the same, and whether two stretches follow each other
+    "span_corruption",  # T5's span corruption
+    "denoising",  # BART's infilling and sentence permutation
+    "classification",  # a class, or a score, for a text or a pair
+    "tagging",  # a class for each word
+    "question_answering",  # a span of a passage
+    "contrastive",  # vectors of texts that belong together come close
 ]
 
 
@@ -46,7 +46,9 @@ class DataSection:
     epoch_examples: int = 0  # of an endless built-in dataset: how many make an epoch
     max_length: int = 512  # places in a row
     max_source_length: int = 0  # places in a source row; 0: in proportion to what the data needs
-    too_long: Literal["error", "skip", "cut", "split", ""] = ""  # records longer than a row; "": as suits the objective
+    too_long: Literal["error", "skip", "truncate", "split", ""] = (
+        ""  # records longer than a row; "": as suits the objective
+    )
     layout: Literal["packed", "padded"] = "packed"
     max_invalid_fraction: float = 0.01  # the share of unusable records above which the run is refused
     cache: str = ""  # where tokenised data is kept; "": in the user's cache folder
@@ -87,7 +89,7 @@ class ModelSection:
 class ObjectiveSection:
     """What is learnt."""
 
-    kind: ObjectiveKind = "pairs"
+    kind: ObjectiveKind = "seq2seq"
     label_smoothing: float = 0.0
     mask_prob: float = 0.0  # masked, spans, denoise: how much is hidden; 0: the paper's
     mean_span_length: float = 3.0  # spans, denoise

@@ -76,7 +76,7 @@ def recipe_from_table(table: Table, source: RecipeText) -> Recipe:
 
 def _key_types(kind: type) -> dict[str, Any]:
     """The keys of a section as a recipe writes them, each with the kind of its value."""
-    return {name.rstrip("_"): hint for name, hint in get_type_hints(kind).items() if name != "change"}
+    return {name.rstrip("_"): hint for name, hint in get_type_hints(kind).items() if name != "overrides"}
 
 
 def _section(kind: type, section: str, table: Table, source: RecipeText) -> Any:
@@ -176,7 +176,7 @@ def _model(table: Table, source: RecipeText) -> ModelSection:
             known = {**_key_types(ModelSection), **STACK_TYPES}
             raise UsageError(f"{source.locate('model', name)}unknown key {name!r} in [model]; {_hint_for(name, known)}")
     section: ModelSection = _section(ModelSection, "model", own, source)
-    return ModelSection(**{**{f.name: getattr(section, f.name) for f in fields(section)}, "change": change})
+    return ModelSection(**{**{f.name: getattr(section, f.name) for f in fields(section)}, "overrides": change})
 
 
 def _stack_value(name: str, value: Any, source: RecipeText, *path: str) -> Any:
@@ -259,6 +259,6 @@ def to_table(recipe: Recipe) -> Table:
     for section in SECTIONS:
         values = asdict(getattr(recipe, section))
         if section == "model":
-            values |= values.pop("change")
+            values |= values.pop("overrides")
         table[section] = {name.rstrip("_"): value for name, value in values.items()}
     return table

@@ -27,7 +27,7 @@ def make_trackers(names: Iterable[str], folder: Path, recipe: Mapping[str, Any])
     made: list[Watcher] = []
     for name in names:
         if name not in TRACKERS:
-            raise UsageError(f"train.track: there is no tracker {name!r}; {suggest_name(name, TRACKERS)}")
+            raise UsageError(f"train.trackers: there is no tracker {name!r}; {suggest_name(name, TRACKERS)}")
         made.append(TRACKERS[name](folder, recipe))
     return made
 
@@ -62,7 +62,7 @@ class Tracker(Watcher):
         try:
             self.open_run(start)
         except Exception as error:
-            raise QkvError(f"{self.name} could not begin: {error}; leave it out with train.track=[]") from error
+            raise QkvError(f"{self.name} could not begin: {error}; leave it out with train.trackers=[]") from error
 
     def on_step(self, report: StepReport) -> None:
         numbers = {"loss": report.loss, "lr": report.lr, "grad_norm": report.grad_norm, "tokens": report.tokens}
