@@ -146,7 +146,7 @@ def test_logits_of_a_classifier_are_one_row_for_each_text() -> None:
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_choices_are_read_one_by_one(masked: bool) -> None:
-    small = model("encoder", qkv.HeadConfig(kind="choice", outputs=1), types=2)
+    small = model("encoder", qkv.HeadConfig(kind="choice", outputs=1), token_types=2)
     ids = torch.randint(0, VOCAB, (2, 3, 5), generator=torch.Generator().manual_seed(0))
     types = torch.randint(0, 2, (2, 3, 5), generator=torch.Generator().manual_seed(1))
     mask = torch.ones(2, 3, 5, dtype=torch.long)
@@ -159,9 +159,9 @@ def test_choices_are_read_one_by_one(masked: bool) -> None:
 
 
 def test_types_reach_the_network() -> None:
-    small = model("encoder", types=2)
+    small = model("encoder", token_types=2)
     types = torch.tensor([[0, 0, 1, 1]] * 2)
-    assert torch.equal(small.logits(IDS, token_type_ids=types), small.network(IDS, types=types))  # type: ignore[call-arg]
+    assert torch.equal(small.logits(IDS, token_type_ids=types), small.network(IDS, token_type_ids=types))  # type: ignore[call-arg]
     assert not torch.equal(small.logits(IDS, token_type_ids=types.tolist()), small.logits(IDS))
 
 
@@ -237,7 +237,7 @@ def test_a_mask_that_makes_no_sense_is_refused_with_its_value(mask: Any, match: 
 
 
 @pytest.mark.parametrize(
-    ("token_types", "match"),
+    ("types", "match"),
     [
         ([[0, 0, 2, 0]] * 2, "types: 2 is not one of this model's 2 sentence types (0 … 1)"),
         ([[0, -1, 0, 0]] * 2, "types: -1 is not one of this model's 2 sentence types"),
@@ -247,7 +247,7 @@ def test_a_mask_that_makes_no_sense_is_refused_with_its_value(mask: Any, match: 
 )
 def test_types_that_make_no_sense_are_refused_with_their_value(types: Any, match: str) -> None:
     with pytest.raises(UsageError) as error:
-        model("encoder", types=2).logits(IDS, token_type_ids=types)
+        model("encoder", token_types=2).logits(IDS, token_type_ids=types)
     assert match in str(error.value)
 
 

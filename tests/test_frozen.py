@@ -47,12 +47,12 @@ OPTIONS = {
     "import": ["--json"],
     "export": ["--format", "--json"],
     "run": [
-        *("--batch", "--beam", "--device", "--int8", "--json", "--max-tokens", "--seed", "--stop"),
+        *("--batch-size", "--beam", "--device", "--int8", "--json", "--max-tokens", "--seed", "--stop"),
         *("--temperature", "--top-k", "--top-p"),
     ],
-    "data": ["--columns", "--format", "--json", "--row", "--rows", "--tokenizer"],
+    "data": ["--columns", "--examples", "--format", "--json", "--max-length", "--tokenizer"],
     "eval": [
-        *("--batch", "--beam", "--columns", "--device", "--format", "--int8", "--json"),
+        *("--batch-size", "--beam", "--columns", "--device", "--format", "--int8", "--json"),
         *("--limit", "--metric", "--samples", "--split"),
     ],
     "train": ["--dry-run", "--json", "--processes"],

@@ -1,15 +1,15 @@
-"""Imports point one way only: text, blocks → data, models → store → train, decode, inside → tasks → api → … → cli."""
+"""Rules that every source file keeps: where imports may point, who may print, and that nothing unpickles."""
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+SOURCE = Path(__file__).parent.parent / "src"
+ROOT = SOURCE / "qkv"
 
-ROOT = Path(__file__).parent.parent / "src" / "qkv"
-
-# What each part may import of ours, besides itself and the errors that everyone raises.
+# What each layer may import of ours, besides itself and EVERYONE. Packages may be planned and not there yet.
+EVERYONE = {"errors", "files", "progress"}
 MAY_IMPORT: dict[str, set[str]] = {
-    "errors": set(),
     "text": set(),
     "blocks": set(),
     "data": {"text", "blocks"},
@@ -28,71 +28,120 @@ MAY_IMPORT["cli"] = {"lab", "serve", *MAY_IMPORT["lab"]}
 MAY_IMPORT["__main__"] = {"cli"}
 MAY_IMPORT["__init__"] = set(MAY_IMPORT["api"]) | {"api"}
 
-FILES = sorted(ROOT.rglob("*.py"))
+TREES = {path.relative_to(ROOT): ast.parse(path.read_text(encoding="utf-8")) for path in sorted(ROOT.rglob("*.py"))}
 
 
-def part_of(path: Path) -> str:
-    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+def layer_of(path: Path) -> str:
+    return path.parts[0].removesuffix(".py")
 
 
-def imports_of(source: str) -> set[str]:
-    """The parts of qkv that a source imports, anywhere in it, under any spelling."""
-    parts: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
+def module_of(path: Path) -> str:
+    return ".".join(["qkv", *path.with_suffix("").parts]).removesuffix(".__init__")
+
+
+MODULES = {module_of(path) for path in TREES}
+
+
+def imported_modules(tree: ast.AST) -> set[str]:
+    """The modules of qkv that a source imports, anywhere in it, under any spelling; lazy imports included."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "relative imports hide where they point"
-            names = (
-                [f"{node.module}.{alias.name}" for alias in node.names] if node.module == "qkv" else [node.module or ""]
-            )
+            inside = {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= (inside & MODULES) or {str(node.module)}
+            if inside - MODULES:
+                names.add(str(node.module))
+    return names & MODULES
+
+
+def imported_layers(tree: ast.AST) -> set[str]:
+    return {name.split(".")[1] for name in imported_modules(tree) if "." in name}
+
+
+def test_imports_point_from_the_upper_layers_to_the_lower_ones() -> None:
+    wrong = []
+    for path, tree in TREES.items():
+        layer = layer_of(path)
+        if layer in EVERYONE:
+            allowed = EVERYONE - {layer}
         else:
-            continue
-        parts |= {name.split(".")[1] for name in names if name.startswith("qkv.")}
-    return {part for part in parts if (ROOT / part).exists() or (ROOT / f"{part}.py").exists()}
+            allowed = MAY_IMPORT[layer] | {layer} | EVERYONE
+        wrong += [f"{path} may not import {name}" for name in sorted(imported_layers(tree) - allowed)]
+    assert not wrong
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_point_one_way(path: Path) -> None:
-    part = part_of(path)
-    allowed = MAY_IMPORT[part] | {part} | (set() if part == "blocks" else {"errors"})
-    found = imports_of(path.read_text(encoding="utf-8"))
-    assert found <= allowed, f"{path.relative_to(ROOT)} may not import {sorted(found - allowed)}"
+def test_no_module_imports_itself_through_others() -> None:
+    """No cycle, lazy imports included. A package's __init__ that re-exports its own modules counts as their reader."""
+    imports = {module_of(path): imported_modules(tree) - {module_of(path)} for path, tree in TREES.items()}
+    done: set[str] = set()
+
+    def visit(module: str, chain: list[str]) -> Iterator[str]:
+        if module in chain:
+            yield " → ".join([*chain[chain.index(module) :], module])
+        elif module not in done:
+            for imported in sorted(imports[module]):
+                yield from visit(imported, [*chain, module])
+            done.add(module)
+
+    cycles = [cycle for module in sorted(imports) for cycle in visit(module, [])]
+    assert not cycles
 
 
-def test_a_wrong_import_would_be_found() -> None:
-    assert imports_of("def f():\n    from qkv.models import build\n") == {"models"}
-    assert imports_of("import qkv.store.folder as x\nfrom qkv import api\n") == {"store", "api"}
+def test_blocks_import_torch_and_nothing_of_ours() -> None:
+    wrong = [
+        f"{path} imports {name}"
+        for path, tree in TREES.items()
+        if layer_of(path) == "blocks"
+        for name in imported_layers(tree) - {"blocks"}
+    ]
+    assert not wrong
+
+
+def test_wrong_imports_would_be_found() -> None:
+    assert imported_layers(ast.parse("def f():\n    from qkv.models import build\n")) == {"models"}
+    assert imported_layers(ast.parse("import qkv.store.weights as x\nfrom qkv import api\n")) == {"store", "api"}
 
 
 PRINTS = {"cli", "render", "lab", "serve", "__main__"}
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if part_of(p) not in PRINTS], ids=lambda p: str(p.relative_to(ROOT)))
-def test_nothing_below_the_command_line_prints(path: Path) -> None:
-    calls = [n.func for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, ast.Call)]
-    assert not [call for call in calls if isinstance(call, ast.Name) and call.id == "print"]
+def test_nothing_below_the_command_line_prints() -> None:
+    prints = [
+        f"{path}:{node.lineno}"
+        for path, tree in TREES.items()
+        if layer_of(path) not in PRINTS
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    ]
+    assert not prints
 
 
-UNSAFE = {"pickle", "dill", "cloudpickle", "marshal", "shelve"}
+UNSAFE_MODULES = {"pickle", "dill", "cloudpickle", "marshal", "shelve"}
+UNSAFE_CALLS = {"eval", "exec", "torch.load", "np.load", "numpy.load"}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_load_path_unpickles_or_runs_code(path: Path) -> None:
-    """Trap 22: nothing imports a pickle, calls torch.load, or evaluates text as code."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            modules = (
-                {alias.name.split(".")[0] for alias in node.names} if isinstance(node, ast.Import) else {node.module}
-            )
-            assert not modules & UNSAFE
-        elif isinstance(node, ast.Call):
-            name = ast.unparse(node.func)
-            assert name not in {"eval", "exec", "torch.load", "np.load", "numpy.load"} or _is_safe_numpy(node), name
+def test_nothing_unpickles_or_runs_code_when_it_loads() -> None:
+    """Trap 22: nothing imports a pickle module, calls torch.load, or evaluates text as code."""
+    unsafe = []
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                found = {alias.name.split(".")[0] for alias in node.names} & UNSAFE_MODULES
+            elif isinstance(node, ast.ImportFrom):
+                found = {str(node.module).split(".")[0]} & UNSAFE_MODULES
+            elif isinstance(node, ast.Call) and not _is_safe_numpy(node):
+                found = {ast.unparse(node.func)} & UNSAFE_CALLS
+            else:
+                continue
+            unsafe += [f"{path}:{node.lineno}: {name}" for name in found]
+    assert not unsafe
 
 
 def _is_safe_numpy(call: ast.Call) -> bool:
-    """numpy.load without pickles is a plain array."""
+    """Without pickles, numpy.load reads plain arrays."""
     return ast.unparse(call.func).endswith("p.load") and any(
         k.arg == "allow_pickle" and ast.unparse(k.value) == "False" for k in call.keywords
     )

@@ -25,9 +25,9 @@ class UsageError(QkvError):
 def suggest_name(name: str, known: Iterable[str]) -> str:
     """A ready-made hint: `did you mean 'gpt2'?` where a known name is close, else the list of all.
 
-    >>> nearest("gtp2", ["gpt2", "bert-base"])
+    >>> suggest_name("gtp2", ["gpt2", "bert-base"])
     "did you mean 'gpt2'?"
-    >>> nearest("xyz", ["gpt2", "bert-base"])
+    >>> suggest_name("xyz", ["gpt2", "bert-base"])
     'known: bert-base, gpt2'
     """
     names = sorted(known)
@@ -38,7 +38,7 @@ def suggest_name(name: str, known: Iterable[str]) -> str:
 def suggest_path(path: Path, pattern: str = "*", *, folders: bool = False) -> str:
     """A hint for a path that is not there, `; did you mean runs/dates?`, where its folder has one of a like name.
 
-    >>> nearest_path(Path("no/such/thing"))
+    >>> suggest_path(Path("no/such/thing"))
     ''
     """
     names: list[str] = []

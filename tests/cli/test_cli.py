@@ -158,7 +158,7 @@ def test_data_shows_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[
     [
         (["--columns", "zz"], ["--columns", "field=value"]),
         (["--columns", "text=sorce"], ["sorce", "source", "target"]),
-        (["--row", "1"], ["--row"]),
+        (["--max-length", "1"], ["--max-length"]),
         (["--format", "tvs"], ["tsv"]),
     ],
 )

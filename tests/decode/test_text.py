@@ -119,7 +119,7 @@ def test_run_writes_a_line_for_each_line(
 ) -> None:
     lines = ["three words here", "", "one", "zwei Wörter"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(("\n".join(lines) + "\n").encode())))
-    assert cli.run_command(["run", str(folder), "--max-tokens", "5", "--batch", "2", "--json"]) == 0
+    assert cli.run_command(["run", str(folder), "--max-tokens", "5", "--batch-size", "2", "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["input"] for row in rows] == lines
     assert [row["text"] for row in rows] == [model.generate(x, max_tokens=5).text if x else "" for x in lines]
@@ -141,7 +141,7 @@ def test_run_answers_what_it_has_read_before_it_fails(
     monkeypatch.setattr("qkv.cli.input_lines.BATCHES_PER_CHUNK", 2)
     lines = ["one", "", "two words", "three", "vier", "cinq"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(lines).encode() + b"\n\xff\n")))
-    assert cli.run_command(["run", str(folder), "--max-tokens", "4", "--batch", str(batch)]) == 1
+    assert cli.run_command(["run", str(folder), "--max-tokens", "4", "--batch-size", str(batch)]) == 1
     said = capsys.readouterr()
     assert "stdin, line 7: not UTF-8" in said.err
     answers = [" ".join(model.generate(x, max_tokens=4).text.splitlines()) if x else "" for x in lines]
@@ -176,7 +176,7 @@ def test_lines_of_a_file_give_a_line_each_at_a_terminal_too(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\ntwo\nthree\n")))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    asked = ["--max-tokens", "30", "--batch", "1", "--temperature", "2", "--seed", "3"]
+    asked = ["--max-tokens", "30", "--batch-size", "1", "--temperature", "2", "--seed", "3"]
     assert cli.run_command(["run", str(folder), *asked]) == 0
     assert capsys.readouterr().out.count("\n") == 3
 
@@ -288,7 +288,7 @@ def test_prompts_that_are_none_are_refused(model: qkv.Model, prompts: object) ->
         (["run", "no/such/model", "a", "--temperature", "-1"], 2, "temperature"),  # before any model is looked for
         (["run", "MODELS", "a"], 1, "; did you mean "),
         (["run", "MODEL", "a", "--beam", "9999"], 2, "vocabulary"),
-        (["run", "MODEL", "a", "--batch", "0"], 2, "batch"),
+        (["run", "MODEL", "a", "--batch-size", "0"], 2, "batch"),
         (["run", "MODEL", "a", "--max-tokens", "many"], 2, "many"),
     ],
 )

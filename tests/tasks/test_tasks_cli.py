@@ -166,7 +166,7 @@ def test_the_limit_takes_the_first(models: Path, files: Path, capsys: pytest.Cap
         ("text_to_text", ["pairs.tsv", "--split", "test"], 2, ["split", "numbers"]),
         ("text_to_text", ["numbers", "--split", "tset"], 2, ["tset", "test"]),
         ("text_to_text", ["pairs.tsv", "--beam", "0"], 2, ["--beam 0"]),
-        ("text_to_text", ["pairs.tsv", "--batch", "-1"], 2, ["--batch -1"]),
+        ("text_to_text", ["pairs.tsv", "--batch-size", "-1"], 2, ["--batch-size -1"]),
         ("text_to_text", ["pairs.tsv", "--columns", "zz"], 2, ["--columns", "field=value"]),
         ("text_to_text", ["pairs.tsv", "--columns", "sorce=source"], 2, ["sorce", "source"]),
         ("text_to_text", ["pairs.tsv", "--format", "tvs"], 2, ["tsv"]),

@@ -7,7 +7,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from texts_drawn import HARD_PARTS, QUICK
+from text_strategies import HARD_PARTS, QUICK
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
 

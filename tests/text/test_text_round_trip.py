@@ -5,7 +5,7 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from texts_drawn import ANY_TEXT, HARD_TEXT, QUICK
+from text_strategies import ANY_TEXT, HARD_TEXT, QUICK
 
 from qkv.errors import QkvError
 from qkv.text import Tokenizer

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from texts_drawn import HARD_TEXT, QUICK
+from text_strategies import HARD_TEXT, QUICK
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from texts_drawn import QUICK
+from text_strategies import QUICK
 
 from qkv.errors import QkvError, UsageError
 from qkv.text import Tokenizer

@@ -35,9 +35,9 @@ def data(
         The format, where the file's ending does not tell it.
     columns
         field=column for each column to read; all of them if none is given.
-    row
+    max_length
         The row length that padding is worked out for.
-    rows
+    examples
         How many first examples to show.
     """
     from qkv.data.readers import DataFiles, ReadOptions
@@ -50,7 +50,7 @@ def data(
         raise UsageError("give one or more files, as in: qkv data train.tsv")
     if max_length < 2 or examples < 0:
         raise UsageError(
-            f"--row {max_length} --rows {examples}: a row has at least 2 tokens, and rows cannot be fewer than 0"
+            f"--max-length {max_length} --examples {examples}: a row has at least 2 tokens, and rows cannot be fewer than 0"
         )
     named = parse_fields(files, "files that go in step")
     chosen = parse_fields(columns or [], "--columns", required=True)

@@ -72,7 +72,7 @@ def evaluate(
         Only the first so many records; 0: all.
     beam
         Search with so many hypotheses, where the model writes text.
-    batch
+    batch_size
         How many to run at a time; 0: what suits the task.
     samples
         How many examples to show.
@@ -94,7 +94,7 @@ def evaluate(
     for name, value, least in (
         ("limit", limit, 0),
         ("beam", beam, 1),
-        ("batch", batch_size, 0),
+        ("batch-size", batch_size, 0),
         ("samples", samples, 0),
     ):
         if value < least:

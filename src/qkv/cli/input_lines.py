@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from qkv.errors import QkvError
-from qkv.render.progress import Report, progress_bar
+from qkv.progress import OnProgress
+from qkv.render.progress import progress_bar
 
 BATCHES_PER_CHUNK = 64
 """How many batches make a stretch: enough lines that each can be run with others of its length."""
@@ -53,7 +54,7 @@ class InputLines:
         return len(self.texts) == 1 or (not self.texts and sys.stdin is not None and sys.stdin.isatty())
 
     @contextmanager
-    def show_progress(self) -> Iterator[Report | None]:
+    def show_progress(self) -> Iterator[OnProgress | None]:
         """Shows how far all of it is, while one stretch is answered."""
         with progress_bar("running") as report:
             if report is None:

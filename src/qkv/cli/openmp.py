@@ -22,7 +22,7 @@ def limit_spinning(environment: MutableMapping[str, str], busy: bool) -> None:
 
     Libgomp reads this when it is loaded, so before torch is.
 
-    >>> wait_briefly(environment := {}, busy=False)
+    >>> limit_spinning(environment := {}, busy=False)
     >>> environment
     {'GOMP_SPINCOUNT': '5000'}
     """
@@ -45,7 +45,7 @@ def busy_seconds(stat: str, cores: Collection[int]) -> float:
     """The seconds that some cores have worked since the start: user, nice and system of their lines.
 
     >>> ticks = os.sysconf("SC_CLK_TCK")
-    >>> worked(f"cpu  9 9 9 9\\ncpu0 {ticks} 0 {2 * ticks} 900 0 0\\ncpu1 5 5 5 5\\nintr 5", {0})
+    >>> busy_seconds(f"cpu  9 9 9 9\\ncpu0 {ticks} 0 {2 * ticks} 900 0 0\\ncpu1 5 5 5 5\\nintr 5", {0})
     3.0
     """
     lines = (line.split() for line in stat.splitlines() if line.startswith("cpu") and line[3:4].isdigit())

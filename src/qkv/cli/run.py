@@ -33,7 +33,7 @@ def run(
     """Run a model on texts: go on from a prompt, answer a source, or say a label, tags, an answer, a vector.
 
     Without texts it reads lines from stdin and writes one line for each, in order, some batches at a time (with
-    --batch 1, each line as it comes). A single text is shown as it is written, where stdout is a terminal. Two texts
+    --batch-size 1, each line as it comes). A single text is shown as it is written, where stdout is a terminal. Two texts
     that belong together (a question and its passage, a pair to classify) are one line with a tab between them.
 
     Examples:
@@ -62,7 +62,7 @@ def run(
         The same seed gives the same text.
     stop
         A text that ends the answer; may be given several times.
-    batch
+    batch_size
         How many lines to run at a time.
     device
         Where to run: cpu, cuda, mps.
@@ -75,7 +75,7 @@ def run(
     from qkv.tasks.evaluate import find_task
 
     if batch_size < 1:
-        raise UsageError(f"--batch {batch_size}: at least 1")
+        raise UsageError(f"--batch-size {batch_size}: at least 1")
     options: dict[str, Any] = {"max_tokens": max_tokens, "beam": beam, "temperature": temperature, "top_k": top_k}
     options |= {"top_p": top_p, "seed": seed, "stop": stop}
     GenerationOptions(**{**options, "stop": tuple(stop or ())}).check_values()  # before a large model is read

@@ -58,7 +58,7 @@ def print_json(values: Any) -> None:
 def replace_nonfinite(values: Any) -> Any:
     """The same with null for numbers that JSON does not know: NaN, infinities.
 
-    >>> finite({"loss": float("nan"), "each": [1.5, float("inf")]})
+    >>> replace_nonfinite({"loss": float("nan"), "each": [1.5, float("inf")]})
     {'loss': None, 'each': [1.5, None]}
     """
     if isinstance(values, float):

@@ -33,7 +33,7 @@ def train(recipe: str, /, *overrides: str, dry_run: bool = False, processes: int
     ----------
     recipe
         A recipe's file, the name of a built-in one, or a run's folder.
-    changes
+    overrides
         key=value, as train.steps=200 or model.width=128.
     dry_run
         Show the whole recipe, the model, its memory and the first rows of data, and train nothing.
@@ -82,9 +82,9 @@ def train(recipe: str, /, *overrides: str, dry_run: bool = False, processes: int
 def example_input(sample: Sample | None) -> str:
     """A held-out text to run the model on, as it is typed; dots where there is none that is short.
 
-    >>> to_try(Sample("3 mars 1998", "", "")), to_try(None)
+    >>> example_input(Sample("3 mars 1998", "", "")), example_input(None)
     ("'3 mars 1998'", '…')
-    >>> print(to_try(Sample("a ‖ b's", "", "", typed="a\\tb's")))
+    >>> print(example_input(Sample("a ‖ b's", "", "", typed="a\\tb's")))
     $'a\\tb\\'s'
     """
     text = "" if sample is None else sample.source if sample.model_input is None else sample.model_input
@@ -162,7 +162,7 @@ def verify_resume(recipe: str, /, *overrides: str, steps: int = 12, json: Json =
     ----------
     recipe
         A recipe's file, or the name of a built-in one.
-    changes
+    overrides
         key=value, as for qkv train.
     steps
         How many steps to train.

@@ -73,7 +73,7 @@ def print_bench(found: BenchResult, console: Console) -> None:
 def format_rate(value: float) -> str:
     """Tokens a second, with as many digits as mean something.
 
-    >>> rate(12345.6), rate(123.4), rate(1.234), rate(0.01234)
+    >>> format_rate(12345.6), format_rate(123.4), format_rate(1.234), format_rate(0.01234)
     ('12,300', '123', '1.23', '0.0123')
     """
     if value <= 0 or not math.isfinite(value):
@@ -215,7 +215,7 @@ def _axes(
 def format_tick(value: float) -> str:
     """A number at a mark.
 
-    >>> short(2e12), short(5e9), short(20_000), short(500), short(0.2)
+    >>> format_tick(2e12), format_tick(5e9), format_tick(20_000), format_tick(500), format_tick(0.2)
     ('2T', '5G', '20k', '500', '0.2')
     """
     for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):

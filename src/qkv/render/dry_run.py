@@ -17,7 +17,7 @@ from qkv.tasks.prepare.memory import MemoryEstimate
 def print_dry_run(description: Description, console: Console) -> None:
     """The whole of `--dry-run`.
 
-    >>> render(describe(read("translate.toml")), Console())        # doctest: +SKIP
+    >>> print_dry_run(describe(read("translate.toml")), Console())        # doctest: +SKIP
     """
     console.print(Text(escape_controls(description.recipe, keep="\n").rstrip()))
     _model(description, console)

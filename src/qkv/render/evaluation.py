@@ -39,7 +39,7 @@ def print_evaluation(model: str, found: Evaluation, console: Console) -> None:
 def format_metric(name: str, value: float) -> str:
     """A metric as people write it.
 
-    >>> number("accuracy", 0.9512), number("bleu", 41.018), number("loss", 1.46971), number("spearman", 0.82034)
+    >>> format_metric("accuracy", 0.9512), format_metric("bleu", 41.018), format_metric("loss", 1.46971), format_metric("spearman", 0.82034)
     ('95.1 %', '41.02', '1.4697', '0.8203')
     """
     if name in SCORES_TO_100:

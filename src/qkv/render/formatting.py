@@ -8,7 +8,7 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 def format_duration(seconds: float) -> str:
     """
-    >>> clock(52), clock(3723), clock(200_000)
+    >>> format_duration(52), format_duration(3723), format_duration(200_000)
     ('0:52', '1:02:03', '2 days 7:33:20')
     """
     minutes, rest = divmod(round(max(seconds, 0.0)), 60)
@@ -23,7 +23,7 @@ def format_duration(seconds: float) -> str:
 def format_number(value: float) -> str:
     """Four digits, whatever the size.
 
-    >>> figure(0.2143456), figure(41.0249), figure(1.0), figure(float("nan"))
+    >>> format_number(0.2143456), format_number(41.0249), format_number(1.0), format_number(float("nan"))
     ('0.2143', '41.02', '1.000', 'nan')
     """
     if not math.isfinite(value):
@@ -34,7 +34,7 @@ def format_number(value: float) -> str:
 
 def format_percent(fraction: float) -> str:
     """
-    >>> percent(0.678), percent(1.02)
+    >>> format_percent(0.678), format_percent(1.02)
     ('68 %', '100 %')
     """
     return f"{min(max(fraction, 0.0), 1.0) * 100:.0f} %"
@@ -43,7 +43,7 @@ def format_percent(fraction: float) -> str:
 class DownsampledCurve:
     """A curve of any length in a few hundred points: when they grow too many, neighbours become their mean.
 
-    >>> curve = Curve(most=4)
+    >>> curve = DownsampledCurve(max_points=4)
     >>> for value in range(8):
     ...     curve.add(value)
     >>> curve.points

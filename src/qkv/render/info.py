@@ -15,7 +15,7 @@ PART_NAMES = {"embedding": "embedding", "attention": "attention", "mlp": "MLP", 
 def format_count(number: float, unit: str = "") -> str:
     """A number that a person reads at a glance.
 
-    >>> count(115_970_408_448), count(124_439_808), count(1_536, "B")
+    >>> format_count(115_970_408_448), format_count(124_439_808), format_count(1_536, "B")
     ('116.0 billion', '124.4 million', '1,536 B')
     """
     if unit:

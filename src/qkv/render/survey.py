@@ -22,7 +22,7 @@ TOKEN_COLOURS = ("cyan", "yellow")  # of neighbouring tokens, in turn
 def print_survey(survey: DataSurvey, console: Console) -> None:
     """The whole of `qkv data`.
 
-    >>> render(survey(Files("train.tsv")), Console())        # doctest: +SKIP
+    >>> print_survey(survey(Files("train.tsv")), Console())        # doctest: +SKIP
     """
     _files(survey, console)
     _fields(survey, console)
@@ -43,7 +43,7 @@ def print_survey(survey: DataSurvey, console: Console) -> None:
 def escape_controls(text: str, keep: str = "") -> str:
     """Text that does nothing to a terminal.
 
-    >>> visible("a\\x1b[31m\\tb")
+    >>> escape_controls("a\\x1b[31m\\tb")
     'a␛[31m␉b'
     """
     return text.translate({code: picture for code, picture in CONTROL_PICTURES.items() if chr(code) not in keep})

@@ -11,7 +11,7 @@ from qkv.tasks.run.fill import FilledText
 def format_result(result: Any) -> str:
     """One line, without tabs or line ends but our own; empty where there is no result.
 
-    >>> as_line(Label("good", 0.9312, {"good": 0.9312, "bad": 0.0688}))
+    >>> format_result(Label("good", 0.9312, {"good": 0.9312, "bad": 0.0688}))
     'good\\t0.9312'
     """
     match result:

@@ -20,7 +20,7 @@ from qkv.text import templates
 class SpecialTokens:
     """The id of each special token by what it is for; None where the tokenizer has no such token.
 
-    >>> Roles(end=1, pad=0).end
+    >>> SpecialTokens(eos=1, pad=0).eos
     1
     """
 
@@ -65,9 +65,9 @@ def sentinel_token(number: int) -> str:
 def resolve_spellings(special_tokens: Iterable[str] | Mapping[str, str]) -> dict[str, str]:
     """Role -> spelling for a new tokenizer, in the order given; plain names get our own spelling.
 
-    >>> choose(["pad", "eos"])
+    >>> resolve_spellings(["pad", "eos"])
     {'pad': '<pad>', 'eos': '</s>'}
-    >>> choose({"eos": "<|endoftext|>"})
+    >>> resolve_spellings({"eos": "<|endoftext|>"})
     {'eos': '<|endoftext|>'}
     """
     if isinstance(special_tokens, str):

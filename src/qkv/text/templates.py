@@ -27,7 +27,7 @@ TEMPLATES: dict[str, tuple[str, str]] = {
 def make_post_processor(name: str, tokens: Mapping[str, tuple[str, int]]) -> processors.TemplateProcessing | None:
     """The post-processor of the named template; `tokens` gives the spelling and id of each role.
 
-    >>> processor("none", {}) is None
+    >>> make_post_processor("none", {}) is None
     True
     """
     if name not in TEMPLATES:
@@ -43,7 +43,7 @@ def make_post_processor(name: str, tokens: Mapping[str, tuple[str, int]]) -> pro
 def template_roles(name: str) -> set[str]:
     """The roles that a template needs.
 
-    >>> sorted(roles_of("bert"))
+    >>> sorted(template_roles("bert"))
     ['cls', 'sep']
     """
     return {word.split(":")[0] for template in TEMPLATES[name] for word in template.split()} - {"A", "B"}

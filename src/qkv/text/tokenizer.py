@@ -15,6 +15,7 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 
 from qkv.errors import UsageError
+from qkv.progress import OnProgress
 from qkv.text import special_tokens as role_table
 from qkv.text import train as training
 from qkv.text.files import write
@@ -32,7 +33,7 @@ ENCODING_VERSION = 1
 class Tokenizer:
     """Text to ids and back.
 
-    >>> tokenizer = Tokenizer.train("byte", iter([]), size=260, roles=["pad", "eos"], template="eos")
+    >>> tokenizer = Tokenizer.train("byte", iter([]), vocab_size=260, special_tokens=["pad", "eos"], template="eos")
     >>> tokenizer.encode("hé")
     [106, 197, 171, 1]
     >>> tokenizer.decode([106, 197, 171, 1])
@@ -73,7 +74,7 @@ class Tokenizer:
 
     def __getstate__(self) -> dict[str, Any]:
         """For worker processes: all but the reader, whose switch against special tokens would not travel."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("_reader", "_stream_plan")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_literal", "_stream_plan")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -86,8 +87,8 @@ class Tokenizer:
     ) -> list[int]:
         """The ids of a text, or of two laid out as the model's template lays a pair.
 
-        `special=True` adds what the template adds. The spelling of a special token inside the text is ordinary text
-        unless `parse_special=True`: ask for it where the text is a prompt of your own ("Paris is [MASK].", a chat
+        `add_special_tokens=True` adds what the template adds. The spelling of a special token inside the text is ordinary text
+        unless `parse_special_tokens=True`: ask for it where the text is a prompt of your own ("Paris is [MASK].", a chat
         template), never for data.
         """
         return self._to_vocab_ids(self._encode(text, pair, add_special_tokens, parse_special_tokens).ids)
@@ -157,9 +158,9 @@ class Tokenizer:
     def stream(self, *, skip_special_tokens: bool = True) -> StreamDecoder:
         """A decoder that takes ids one by one and gives text as soon as it is certain.
 
-        >>> tokenizer = Tokenizer.train("byte", iter([]), size=259)
+        >>> tokenizer = Tokenizer.train("byte", iter([]), vocab_size=259)
         >>> stream = tokenizer.stream()
-        >>> [stream.push(number) for number in tokenizer.encode("hé", special=False)] + [stream.finish()]
+        >>> [stream.push(number) for number in tokenizer.encode("hé", add_special_tokens=False)] + [stream.finish()]
         ['h', '', 'é', '']
         """
         return StreamDecoder(self.backend, skip_special_tokens, self._stream_plan)
@@ -250,13 +251,13 @@ class Tokenizer:
         template: str = "none",
         lowercase: bool = False,
         min_frequency: int = 2,
-        progress: training.Progress | None = None,
+        progress: OnProgress | None = None,
     ) -> "Tokenizer":
-        """Train a tokenizer of at most `size` ids; `qkv.text.train` describes the kinds and the options.
+        """Train a tokenizer of at most `vocab_size` ids; `qkv.text.train` describes the kinds and the options.
 
         `source` is a file, or a list of files; any other iterable is the text itself, string by string.
 
-        >>> tokenizer = Tokenizer.train("word", iter(["the cat sat on the mat the end"]), 20, min_count=1)
+        >>> tokenizer = Tokenizer.train("word", iter(["the cat sat on the mat the end"]), 20, min_frequency=1)
         >>> tokenizer.decode(tokenizer.encode("the cat"))
         'the cat'
         """

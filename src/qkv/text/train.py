@@ -25,6 +25,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Backend
 
 from qkv.errors import UsageError, suggest_name
+from qkv.progress import OnProgress
 from qkv.text import special_tokens as role_table
 from qkv.text import templates
 from qkv.text.formats.sentencepiece import SPACE
@@ -33,7 +34,6 @@ from qkv.text.stream_decoder import BYTE_OF_CHAR
 from qkv.text.training_text import TrainingTexts
 
 TextSource = str | os.PathLike[str] | Iterable[str] | Iterable[os.PathLike[str]]
-Progress = Callable[[int, int], None]
 
 TOKENIZER_KINDS = ("byte-bpe", "bpe", "wordpiece", "unigram", "char", "byte", "word")
 BYTE_LEVEL_KINDS = ("byte-bpe", "byte")  # nothing is unknown to these
@@ -50,7 +50,7 @@ def train_backend(
     template: str = "none",
     lowercase: bool = False,
     min_frequency: int = 2,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> tuple[Backend, SpecialTokens]:
     """A tokenizer with at most `size` ids, special tokens included.
 

@@ -82,7 +82,7 @@ def split_long_words(text: str) -> Iterator[str]:
     The library's trainers take a time that grows with the square of a word's length: a megabyte without a space would
     take them hours. Such a run is no word, so it is learnt from in slices; any other text passes as it is.
 
-    >>> [len(part) for part in cut("a b " + "c" * 2500 + " d")]
+    >>> [len(part) for part in split_long_words("a b " + "c" * 2500 + " d")]
     [4, 1000, 1000, 500, 2]
     """
     blocks = (
