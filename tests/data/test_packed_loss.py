@@ -27,7 +27,7 @@ def network(family: str) -> torch.nn.Module:
 
 def logits(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
     if batch.source_ids is None:
-        return model(batch.ids, batch.document_ids, batch.positions, texts=batch.max_documents)
+        return model(batch.ids, batch.document_ids, batch.positions, max_documents=batch.max_documents)
     sides = (
         batch.source_ids,
         batch.ids,
@@ -36,7 +36,7 @@ def logits(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         batch.source_positions,
         batch.positions,
     )
-    return model(*sides, texts=batch.max_documents)
+    return model(*sides, max_documents=batch.max_documents)
 
 
 def loss(said: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -23,7 +23,7 @@ class Words:
     def encode_batch(self, texts):
         return [[0] * len(text.split(" ")) for text in texts]
 
-    def encode_offsets(self, text):
+    def encode_with_offsets(self, text):
         spans, place = [], 0
         for word in text.split(" "):
             spans.append((place, place + len(word)))
@@ -116,7 +116,7 @@ def test_everything_is_json(tmp_path):
     found = survey_files(DataFiles(write(tmp_path, "a.jsonl", json.dumps(row) + "\n")), tokenizer=Words())
     told = json.loads(json.dumps(found.to_dict()))
     assert told["examples"] == 1
-    assert [one["kind"] for one in told["fields"]] == ["number", "list", "number", "other", "list"]
+    assert [one["value_type"] for one in told["fields"]] == ["number", "list", "number", "other", "list"]
     assert told["problems"]["bad"] == 0
     assert told["unit"] == "tokens"
 

@@ -28,7 +28,7 @@ MIN_RECORDS_TO_JUDGE = 10_000  # records after which a share is taken seriously 
 class InvalidRecord(Exception):
     """A record that cannot be encoded. An `Encode` returns it in the record's place in its list.
 
-    >>> BadRecord("the label 'maybe' is not one of: no, yes").reason
+    >>> InvalidRecord("the label 'maybe' is not one of: no, yes").reason
     "the label 'maybe' is not one of: no, yes"
     """
 
@@ -100,9 +100,9 @@ class ProblemSummary:
 class Problems:
     """Counts and names bad data; raises `TooManyProblems` when the share is above the limit.
 
-    >>> problems = Problems(max_bad=0.5)
-    >>> problems.saw(10)
-    >>> problems.skip("broken JSON", Where("train.jsonl", 3), "expected ',' at column 9")
+    >>> problems = Problems(max_invalid_fraction=0.5)
+    >>> problems.add_seen(10)
+    >>> problems.skip("broken JSON", FileLocation("train.jsonl", 3), "expected ',' at column 9")
     >>> print(problems.summary())
     1 of 10 records could not be used (10 %; the limit is 50 %)
       broken JSON: 1 in train.jsonl
@@ -195,7 +195,7 @@ def _broken_file_error(location: FileLocation, reason: str) -> TooManyProblems:
 def _format_percent(fraction: float) -> str:
     """A share as people write it; a small one is not rounded to nothing.
 
-    >>> _percent(0.01), _percent(0.000012), _percent(1.0)
+    >>> _format_percent(0.01), _format_percent(0.000012), _format_percent(1.0)
     ('1 %', '0.0012 %', '100 %')
     """
     return f"{100 * fraction:.4g} %" if fraction >= 0.01 else f"{100 * fraction:.2g} %"

@@ -11,7 +11,7 @@ from typing import Any
 class FileLocation:
     """A place in the user's files: `line` counts from 1; 0 means the whole file.
 
-    >>> str(Where("train.tsv", 7))
+    >>> str(FileLocation("train.tsv", 7))
     'train.tsv:7'
     """
 
@@ -29,7 +29,7 @@ class Record:
     Values are what the format gives: `str` for text, `list[str]` for tokens or tags, numbers, and lists or
     dictionaries of these from JSON (chat turns).
 
-    >>> Record({"text": "hello"}, Where("train.txt", 1)).fields["text"]
+    >>> Record({"text": "hello"}, FileLocation("train.txt", 1)).fields["text"]
     'hello'
     """
 

@@ -26,7 +26,7 @@ SplitName = Literal["train", "validation"]
 class ValidationSplit:
     """Which share goes to validation, and how it is chosen.
 
-    >>> split = Split(0.1, seed=7)
+    >>> split = ValidationSplit(0.1, seed=7)
     >>> train = split.records(files_again, "train")             # doctest: +SKIP
     """
 
@@ -65,9 +65,9 @@ class ValidationSplit:
     def assign(self, record: Record) -> SplitName:
         """The side of a record, by its content alone.
 
-        >>> from qkv.data.records import Where
-        >>> same = [Record({"text": "twice"}, Where("a.txt", line)) for line in (1, 9)]
-        >>> Split(0.5).side(same[0]) == Split(0.5).side(same[1])
+        >>> from qkv.data.records import FileLocation
+        >>> same = [Record({"text": "twice"}, FileLocation("a.txt", line)) for line in (1, 9)]
+        >>> ValidationSplit(0.5).assign(same[0]) == ValidationSplit(0.5).assign(same[1])
         True
         """
         fields = record.fields

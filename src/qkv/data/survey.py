@@ -129,7 +129,7 @@ def survey_files(
 ) -> DataSurvey:
     """Look at all examples, or at the first `limit`; lengths in tokens too where there is a tokenizer.
 
-    >>> print(survey(Files("train.tsv")).examples)          # doctest: +SKIP
+    >>> print(survey_files(DataFiles("train.tsv")).examples)          # doctest: +SKIP
     """
     problems = problems or Problems(max_invalid_fraction=1)
     fields: dict[str, _FieldCounter] = {}
@@ -221,7 +221,7 @@ def _measure(
 def text_content(value: Any) -> str | None:
     """The text in a field: itself, words joined by spaces, the contents of chat turns; None for what holds none.
 
-    >>> text_of(["a", "b"]), text_of([{"role": "user", "content": "hi"}]), text_of(3)
+    >>> text_content(["a", "b"]), text_content([{"role": "user", "content": "hi"}]), text_content(3)
     ('a b', 'user\\nhi', None)
     """
     if isinstance(value, str):
@@ -247,8 +247,8 @@ def _value_type(value: Any) -> str:
 def length_stats(counts_by_length: Counter[int], max_bins: int = 12) -> LengthStats | None:
     """Exact statistics from how often each length came.
 
-    >>> found = lengths_of(Counter({2: 1, 4: 2, 10: 1}))
-    >>> found.total, found.median, found.mean, found.most
+    >>> found = length_stats(Counter({2: 1, 4: 2, 10: 1}))
+    >>> found.total, found.median, found.mean, found.max
     (20, 4, 5.0, 10)
     """
     if not counts_by_length:

@@ -42,7 +42,7 @@ def test_languages_are_equally_likely(dates, sample):
 
 def test_every_form_is_used(dates):
     """None is left out altogether, and each can write most days of a year."""
-    for forms in dates.forms:
+    for forms in dates.formats:
         assert len(forms) >= 5
         assert all(len(places) > 150 for _, places in forms)
 
@@ -63,7 +63,7 @@ def test_texts_are_what_babel_writes(language, dates):
             for _ in range(10):
                 day = date(2000, 1, 1) + timedelta(days=draw.randrange(9000))
                 expected = format_date(day, size, locale=code).translate({0xA0: " ", 0x202F: " ", 0x200F: None})
-                written = {form.write(day.year, day.month, day.day, day.weekday()) for form, _ in dates.forms[place]}
+                written = {form.write(day.year, day.month, day.day, day.weekday()) for form, _ in dates.formats[place]}
                 assert expected in written
 
 
@@ -71,7 +71,7 @@ def test_the_iso_date_is_the_one_written(dates, sample):
     """The slow way round: find the form that wrote the text by trying every one of its language on the answer."""
     for example in sample[::97]:
         day = date.fromisoformat(example["iso"])
-        forms = dates.forms[dates.languages.index(example["language"])]
+        forms = dates.formats[dates.languages.index(example["language"])]
         assert any(
             form.write(day.year, day.month, day.day, day.weekday()) == example["written"]
             for form, places in forms
@@ -89,7 +89,7 @@ def reverse_index(dates) -> dict[str, set[str]]:
     days = [date(2024, 1, 1) + timedelta(days=n) for n in range(366)]
     for day in days:
         fields = (day.year, day.month, day.day, day.weekday())
-        for forms in dates.forms:
+        for forms in dates.formats:
             for form, _ in forms:
                 index.setdefault(form.write(*fields), set()).add(day.isoformat())
     return index
@@ -98,7 +98,7 @@ def reverse_index(dates) -> dict[str, set[str]]:
 def test_no_text_means_two_dates(dates, reverse_index):
     """Every text that the dataset can give for that year is read as one date only."""
     for day in (date(2024, 1, 1) + timedelta(days=n) for n in range(366)):
-        for forms in dates.forms:
+        for forms in dates.formats:
             for form, places in forms:
                 if (day.month, day.day) in places:
                     text = form.write(day.year, day.month, day.day, day.weekday())
@@ -160,7 +160,7 @@ def test_an_example_is_a_function_of_seed_split_and_number(dates):
 
 def test_another_process_gives_the_same(dates):
     code = (
-        "import json; from qkv.data.builtin import find; d = find('dates'); "
+        "import json; from qkv.data.builtin import find_dataset; d = find_dataset('dates'); "
         "print(json.dumps([d.example('train', i, 9) for i in range(20)] + [d.fingerprint]))"
     )
     environment = os.environ | {"PYTHONHASHSEED": "77"}
@@ -172,11 +172,13 @@ def test_a_language_s_forms_do_not_depend_on_the_others(dates):
     """Babel shares tables between locales; a name that leaked from one to another would show here."""
     code = (
         "import sys; from qkv.data.builtin import Dates; "
-        "print(*[Dates([language]).forms[0][0][0] for language in sys.argv[1:]], sep='\\n')"
+        "print(*[Dates([language]).formats[0][0][0] for language in sys.argv[1:]], sep='\\n')"
     )
     some = ["zh", "fi", "ru", "hi", "en"]
     result = subprocess.run([sys.executable, "-c", code, *some], capture_output=True, text=True, check=True)
-    assert result.stdout.splitlines() == [str(dates.forms[dates.languages.index(language)][0][0]) for language in some]
+    assert result.stdout.splitlines() == [
+        str(dates.formats[dates.languages.index(language)][0][0]) for language in some
+    ]
 
 
 def test_the_stream_of_examples_starts_anywhere(dates):

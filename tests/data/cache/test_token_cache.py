@@ -13,9 +13,9 @@ from data_fakes import ByteEncode, counts, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from qkv.data.cache import writer as cache_writer
 from qkv.data.cache.file_hashes import FileHashes
 from qkv.data.cache.token_cache import DamagedCache, TokenCache, find_or_build, token_cache
-from qkv.data.cache.token_cache import writer as cache_writer
 from qkv.data.encode.encoders import EncodeText
 from qkv.data.problems import Problems, TooManyProblems
 from qkv.data.readers import DataFiles, ReadLimits, ReadOptions
@@ -94,7 +94,7 @@ def test_gathering_long_examples_is_gathering_short_ones(tmp_path, monkeypatch):
     chosen = np.array([50, 3, 0, 59, 50])
     found = []
     for long in (0, 10**9):
-        monkeypatch.setattr("qkv.data.cache.token_cache.LONG", long)
+        monkeypatch.setattr("qkv.data.cache.token_cache.MIN_TOKENS_TO_COPY", long)
         found.append(cache.gather("ids", chosen)[0].tolist())
     assert found[0] == found[1] == [number for n in chosen for number in rows[n]["ids"]]
 

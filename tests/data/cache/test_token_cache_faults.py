@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 from data_fakes import ByteEncode, write
 
+from qkv.data.cache import writer as cache_writer
 from qkv.data.cache.folder import build_lock
 from qkv.data.cache.token_cache import TokenCache, token_cache
-from qkv.data.cache.token_cache import writer as cache_writer
 from qkv.data.readers import DataFiles
 from qkv.data.records import FileLocation, Record
 from qkv.errors import QkvError, UsageError
 
-HERE = Path(__file__).parent
+SHARED = Path(__file__).parents[1]  # data_fakes is there
 LINES = 3000
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and limits as POSIX has them")
@@ -30,7 +30,8 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and limits a
 
 def python(code: str, *arguments: object) -> subprocess.Popen:
     """A new Python that runs `code` with these arguments."""
-    environment = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    paths = os.pathsep.join([str(SHARED), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -38,9 +39,9 @@ def python(code: str, *arguments: object) -> subprocess.Popen:
 BUILD = """
     import sys, time
     from data_fakes import ByteEncode
-    from qkv.data.cache.token_cache import writer as cache_writer
+    from qkv.data.cache import writer as cache_writer
     from qkv.data.cache.token_cache import token_cache
-    from qkv.data.readers import Files
+    from qkv.data.readers import DataFiles
 
     cache_writer.BATCH_RECORDS = 20
     path, root, stop = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -55,7 +56,7 @@ BUILD = """
                 time.sleep(60)
             return super().__call__(records)
 
-    cache = token_cache(Files(path), Stopping(), root, workers=1)
+    cache = token_cache(DataFiles(path), Stopping(), root, workers=1)
     cache.verify()
     print(batches, len(cache), sum(int(cache[n]["ids"].sum()) for n in range(len(cache))))
 """
@@ -101,7 +102,7 @@ def test_a_build_killed_while_it_is_installed_is_there_whole_or_not_at_all(tmp_p
         from pathlib import Path
         from data_fakes import ByteEncode
         from qkv.data.cache import token_cache as cache, folder as cache_folder
-        from qkv.data.readers import Files
+        from qkv.data.readers import DataFiles
 
         def die(*arguments):
             os.kill(os.getpid(), signal.SIGKILL)
@@ -112,7 +113,7 @@ def test_a_build_killed_while_it_is_installed_is_there_whole_or_not_at_all(tmp_p
             Path.rename = lambda self, target: die() if self.suffix == ".building" else rename(self, target)
         else:
             setattr(cache if step == "write_meta" else cache_folder, step, die)
-        cache.token_cache(Files(sys.argv[1]), ByteEncode(), sys.argv[2])
+        cache.token_cache(DataFiles(sys.argv[1]), ByteEncode(), sys.argv[2])
     """
     process = python(code, corpus, root)
     process.communicate()
@@ -206,7 +207,7 @@ LIMITED = """
     import numpy as np
     from qkv.data.cache.token_cache import token_cache
     from qkv.data.problems import Problems
-    from qkv.data.readers import Files
+    from qkv.data.readers import DataFiles
 
     class Bytes:
         fields = ("ids",)
@@ -223,7 +224,7 @@ LIMITED = """
         sys.exit("the limit does not bite")
     except MemoryError:
         pass
-    cache = token_cache(Files(path), Bytes(), root, workers=1)
+    cache = token_cache(DataFiles(path), Bytes(), root, workers=1)
     total, rng = 0, np.random.default_rng(0)
     for start in range(0, len(cache), 1000):
         flat, _ = cache.gather("ids", np.arange(start, min(start + 1000, len(cache))))

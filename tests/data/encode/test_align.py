@@ -20,7 +20,7 @@ def trained(request) -> Tokenizer:
 
 @pytest.mark.parametrize("text", SAMPLE)
 def test_a_word_s_characters_are_found_and_given_back(trained, text):
-    _, offsets = trained.encode_offsets(text)
+    _, offsets = trained.encode_with_offsets(text)
     begin = 0
     for word in text.split(" "):
         end = begin + len(word)

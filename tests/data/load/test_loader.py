@@ -97,7 +97,7 @@ def test_what_was_prefetched_is_not_in_the_state():
     loader.close()
 
 
-@pytest.mark.parametrize("changed", [{"seed": 1}, {"texts": 3}, {"weights": {"a": 1, "b": 5}}])
+@pytest.mark.parametrize("changed", [{"seed": 1}, {"max_documents": 3}, {"weights": {"a": 1, "b": 5}}])
 def test_a_state_of_other_rows_is_refused_with_the_difference(changed):
     state = Loader(rows()).state_dict()
     with pytest.raises(QkvError, match=r"cannot be found again: \w+ was \d+ and is \d+"):
@@ -213,8 +213,8 @@ def test_a_loader_can_be_sent_to_a_spawned_worker(name):
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
-        ({"rank": 2, "world": 2}, "rank = 2 is not below world = 2"),
-        ({"workers": -1}, "workers = -1"),
+        ({"rank": 2, "world_size": 2}, "rank = 2 is not below world = 2"),
+        ({"num_workers": -1}, "workers = -1"),
         ({"prefetch": 0}, "prefetch = 0"),
     ],
 )

@@ -45,8 +45,8 @@ def test_a_worker_that_leaves_is_named_with_its_exit_code():
 ORPHANS = """
 import itertools, time
 import numpy as np
-from qkv.data.load.workers import Workers
-workers = Workers(lambda worker, count: (({}, {"x": np.zeros(100000)}) for _ in itertools.count()), 2)
+from qkv.data.load.workers import WorkerPool
+workers = WorkerPool(lambda worker, count: (({}, {"x": np.zeros(100000)}) for _ in itertools.count()), 2)
 next(iter(workers))
 print(*(process.pid for process in workers.processes), flush=True)
 time.sleep(60)

@@ -508,5 +508,5 @@ def test_a_misspelt_option_names_the_nearest(tmp_path):
 
 
 def test_limits_can_be_given_by_name(tmp_path):
-    files = DataFiles.from_options(write(tmp_path, "a.txt", "x" * 2000 + "\ny\n"), limits={"line_bytes": 1024})
+    files = DataFiles.from_options(write(tmp_path, "a.txt", "x" * 2000 + "\ny\n"), limits={"max_line_bytes": 1024})
     assert [record.fields for record in files.records(Problems(max_invalid_fraction=1))] == [{"text": "y"}]

@@ -46,7 +46,7 @@ def ids_of(
     st.booleans(),
 )
 def test_every_example_comes_exactly_once_an_epoch(lengths, window, rows, seed, layout, shift):
-    stream = small(layout, seed, window, lengths, rows, shift=shift)
+    stream = small(layout, seed, window, lengths, rows, random_offset=shift)
     seen = ids_of(stream, epochs=3)
     course = stream.order.epoch_orders[0]
     assert sorted(seen) == [(epoch, example) for epoch in range(3) for example in range(course.num_examples(epoch))]
@@ -126,13 +126,13 @@ def test_parts_are_not_smaller_than_they_need_be():
 )
 def test_resuming_with_another_number_of_processes_changes_nothing(legs, layout, seed):
     """`legs`: so many processes for so many steps, then stop, and go on with another number (2 → 1 → 2)."""
-    stream = small(layout, seed, shift=True)
+    stream = small(layout, seed, random_offset=True)
     total = sum(steps for _, steps in legs)
     whole = ids_of(stream, steps=total)
     seen: list[tuple[int, int]] = []
     cursor = STREAM_START
     for world, steps in legs:
-        fresh = small(layout, seed, shift=True)  # a new process knows nothing but the cursor
+        fresh = small(layout, seed, random_offset=True)  # a new process knows nothing but the cursor
         ranks = [list(islice(fresh.batch_plans(cursor, rank, world), steps)) for rank in range(world)]
         for number in range(steps):
             for rank in range(world):
@@ -161,24 +161,26 @@ def test_rows_can_be_dealt_in_other_batches_from_a_place_on():
 
 def laid_alone(rows: SequenceStream, step) -> dict[str, np.ndarray]:
     """The slow way: build every example by itself and write it into its rows, place by place."""
-    width = step.width
-    shapes = {"ids": (step.rows, width[0])} | ({"source_ids": (step.rows, width[1])} if len(width) > 1 else {})
+    width = step.sequence_lengths
+    shapes = {"ids": (step.num_sequences, width[0])} | (
+        {"source_ids": (step.num_sequences, width[1])} if len(width) > 1 else {}
+    )
     slow = {name: np.full(shape, rows.pad_token_id) for name, shape in shapes.items()}
     slow["document_ids"] = np.zeros(shapes["ids"], int)
     slow["positions"] = np.zeros(shapes["ids"], int)
     slow["labels"] = np.full(shapes["ids"], IGNORE_INDEX)
-    for entry, (epoch, example) in enumerate(zip(step.picks.epoch, step.picks.example, strict=True)):
-        objective = rows.objectives[int(step.picks.source[entry])]
-        draw = rows.order.epoch_orders[int(step.picks.source[entry])].rng(int(epoch))
+    for entry, (epoch, example) in enumerate(zip(step.refs.epoch, step.refs.example, strict=True)):
+        objective = rows.objectives[int(step.refs.dataset[entry])]
+        draw = rows.order.epoch_orders[int(step.refs.dataset[entry])].rng(int(epoch))
         part = parts(objective.build(np.array([example]), draw))[0]
         for place, token in enumerate(part["ids"]):
-            at = step.row[entry], step.offset[entry, 0] + place
+            at = step.sequence[entry], step.offset[entry, 0] + place
             assert slow["document_ids"][at] == 0
-            slow["ids"][at], slow["document_ids"][at], slow["positions"][at] = token, step.segment[entry], place
+            slow["ids"][at], slow["document_ids"][at], slow["positions"][at] = token, step.document[entry], place
             if "labels" in part:
                 slow["labels"][at] = part["labels"][place]
         for place, token in enumerate(part.get("source_ids", [])):
-            slow["source_ids"][step.row[entry], step.offset[entry, 1] + place] = token
+            slow["source_ids"][step.sequence[entry], step.offset[entry, 1] + place] = token
     return slow
 
 
@@ -261,7 +263,7 @@ def test_texts_are_chosen_to_suit_the_data():
 
 def test_a_window_holds_more_examples_where_they_are_short():
     short = SequenceStream(CausalLM(documents([4] * 5000), tokenizer(), max_length=512), batch_tokens=640)
-    assert short.order.size > 10_000
+    assert short.order.pool_size > 10_000
 
 
 def test_a_batch_smaller_than_a_row_is_refused():
@@ -286,5 +288,5 @@ def test_an_objective_that_breaks_its_word_is_caught():
     rows = small()
     honest = rows.objectives[0].lengths
     rows.objectives[0].lengths = lambda examples, draw: np.maximum(honest(examples, draw) - 1, 1)
-    with pytest.raises(AssertionError, match="NextToken built examples of other lengths"):
+    with pytest.raises(AssertionError, match="CausalLM built examples of other lengths"):
         [collate(rows, step) for step, _ in rows.batch_plans(epochs=1)]

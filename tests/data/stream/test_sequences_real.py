@@ -13,7 +13,7 @@ from qkv.data.cache.examples import InMemoryExamples
 from qkv.data.objectives import CausalLM, Seq2SeqLM
 from qkv.data.stream.sequences import SequenceStream
 
-SHARED = Path(os.environ.get("QKV_SHARED", Path(__file__).parents[3] / "shared"))
+SHARED = Path(os.environ.get("QKV_SHARED", Path(__file__).parents[4] / "shared"))
 MULTI30K = SHARED / "data" / "multi30k"
 
 

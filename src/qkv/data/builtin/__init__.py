@@ -1,6 +1,6 @@
 """Datasets that come with qkv, for the quick start, the tests and the docs: `dates`, `numbers`, `stdlib`.
 
->>> find("numbers").description
+>>> find_dataset("numbers").description
 'whole numbers below a million in words ↔ digits, in several languages'
 """
 
@@ -16,7 +16,7 @@ DATASETS: dict[str, type[BuiltinDataset]] = {kind.name: kind for kind in (Dates,
 def find_dataset(name: str) -> BuiltinDataset:
     """The dataset of that name; its tables are made when its first example is asked for.
 
-    >>> find("date")
+    >>> find_dataset("date")
     Traceback (most recent call last):
     qkv.errors.UsageError: no built-in dataset is called 'date'; did you mean 'dates'?
     """

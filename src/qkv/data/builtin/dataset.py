@@ -55,7 +55,7 @@ class BuiltinDataset(ABC):
 def splitmix64(value: int) -> int:
     """A well-mixed 64-bit number from any integer (the finaliser of splitmix64, Steele et al. 2014).
 
-    >>> mix(1) == mix(1), mix(1) == mix(2)
+    >>> splitmix64(1) == splitmix64(1), splitmix64(1) == splitmix64(2)
     (True, False)
     """
     value = (value + 0x9E3779B97F4A7C15) & UINT64_MAX
@@ -73,7 +73,7 @@ def stream_start(seed: int, split: str) -> int:
 def assign_split(key: int) -> str:
     """The split that a key (a date, a number, a file's hash) belongs to, whatever the seed: splits never share one.
 
-    >>> sorted({split_of(key) for key in range(100)})
+    >>> sorted({assign_split(key) for key in range(100)})
     ['test', 'train', 'valid']
     """
     place = splitmix64(key ^ 0x68656C64) % HELD_OUT_ONE_IN

@@ -35,7 +35,7 @@ class EncodedExamples(Protocol):
 class InMemoryExamples:
     """Examples held in memory, for small or generated data and for tests.
 
-    >>> examples = MemoryExamples([{"ids": [5, 6]}, {"ids": [7]}])
+    >>> examples = InMemoryExamples([{"ids": [5, 6]}, {"ids": [7]}])
     >>> len(examples), examples.lengths("ids").tolist(), examples[1]["ids"].tolist()
     (2, [2, 1], [7])
     >>> flat, offsets = examples.gather("ids", np.array([1, 0]))

@@ -24,7 +24,7 @@ CLOCK_RESOLUTION_NS = 2_000_000_000  # nanoseconds: the coarsest clock of a usua
 class FileHashes:
     """Hashes of files, remembered in one small JSON file.
 
-    >>> Contents(Path("cache/contents.json")).of(Path("train.jsonl"))      # doctest: +SKIP
+    >>> FileHashes(Path("cache/contents.json")).get(Path("train.jsonl"))      # doctest: +SKIP
     """
 
     def __init__(self, index_path: Path | None = None, trust_mtime: bool = True):

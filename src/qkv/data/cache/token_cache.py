@@ -172,7 +172,7 @@ class TokenCache:
     def location(self, index: int) -> FileLocation:
         """The file and line that an example came from.
 
-        >>> str(cache.where(7))                                  # doctest: +SKIP
+        >>> str(cache.location(7))                                  # doctest: +SKIP
         'train.jsonl:8'
         """
         return FileLocation(self.meta["where"]["names"][self._files[index]], int(self._lines[index]))

@@ -1,6 +1,6 @@
 """Characters ⇄ tokens: words, sentences and answers found in a text, by the offsets that its tokens carry.
 
-Offsets are (first character, one past the last) of each token, as `Tokenizer.encode_offsets` gives them. Nothing here
+Offsets are (first character, one past the last) of each token, as `Tokenizer.encode_with_offsets` gives them. Nothing here
 asks how a tokenizer spells its tokens, so it is the same for all of them.
 """
 
@@ -46,7 +46,7 @@ def span_indices(starts: Sequence[int], text: str, offsets: CharOffsets) -> list
 def word_ids(text: str, offsets: CharOffsets) -> list[int]:
     """For each token the number of its word, counted through the text.
 
-    >>> word_numbers("re-do it", [(0, 2), (2, 3), (3, 4), (4, 5), (5, 8)])
+    >>> word_ids("re-do it", [(0, 2), (2, 3), (3, 4), (4, 5), (5, 8)])
     [0, 1, 2, 2, 3]
     """
     return [
@@ -68,7 +68,7 @@ def sentence_starts(text: str, offsets: CharOffsets) -> list[int]:
 def char_span_to_tokens(offsets: CharOffsets, start: int, end: int) -> tuple[int, int] | None:
     """The first and the last token that touch the characters begin … end − 1; None where none does.
 
-    >>> tokens_of([(0, 3), (3, 7), (7, 9)], 4, 8)
+    >>> char_span_to_tokens([(0, 3), (3, 7), (7, 9)], 4, 8)
     (1, 2)
     """
     first = bisect_right(offsets, start, key=lambda offset: offset[1])
@@ -79,7 +79,7 @@ def char_span_to_tokens(offsets: CharOffsets, start: int, end: int) -> tuple[int
 def tokens_to_char_span(text: str, offsets: CharOffsets, first: int, last: int) -> tuple[int, int]:
     """The characters of the tokens first … last as (begin, end), without the spaces around them.
 
-    >>> characters_of("in Paris now", [(0, 2), (2, 8), (8, 12)], 1, 1)
+    >>> tokens_to_char_span("in Paris now", [(0, 2), (2, 8), (8, 12)], 1, 1)
     (3, 8)
     """
     begin, end = offsets[first][0], offsets[last][1]

@@ -181,8 +181,8 @@ def parse_number(record: Record, name: str) -> float:
 def find_classes(records: Iterable[Record], name: str) -> tuple[str, ...]:
     """All classes in a field (of single labels, or of lists of tags), sorted. An empty label is none.
 
-    >>> from qkv.data.records import Where
-    >>> classes_of([Record({"label": name}, Where("x")) for name in ("no", "yes", "no")], "label")
+    >>> from qkv.data.records import FileLocation
+    >>> find_classes([Record({"label": name}, FileLocation("x")) for name in ("no", "yes", "no")], "label")
     ('no', 'yes')
     """
     found: set[str] = set()

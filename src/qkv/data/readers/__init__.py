@@ -53,8 +53,8 @@ class DataFiles:
     `paths` is a file, a glob, a folder, a list of these, or a mapping of field → file for files that go in step. The
     format is told by each file's extension unless `format` is given.
 
-    >>> Files({"source": "train.en", "target": "train.fr"})           # doctest: +SKIP
-    >>> Files.of("tweets/*.csv.gz", columns={"text": "tweet", "label": "mood"})      # doctest: +SKIP
+    >>> DataFiles({"source": "train.en", "target": "train.fr"})           # doctest: +SKIP
+    >>> DataFiles.from_options("tweets/*.csv.gz", columns={"text": "tweet", "label": "mood"})      # doctest: +SKIP
     """
 
     paths: PathsArgument
@@ -65,7 +65,7 @@ class DataFiles:
     def from_options(cls, paths: PathsArgument, format: str | None = None, **options: Any) -> "DataFiles":
         """Files with options by name, as a recipe writes them; a misspelt name is an error.
 
-        >>> Files.of("train.tsv", columns=["text"], header=True).options.columns
+        >>> DataFiles.from_options("train.tsv", columns=["text"], header=True).options.columns
         {'text': 'text'}
         """
         known = [one.name for one in fields(ReadOptions)]

@@ -19,7 +19,7 @@ MAX_RECORDS_SEARCHED = 100  # records of a free-form file (JSON Lines) in which 
 def normalize_columns(columns: ColumnChoice) -> dict[str, str | int] | None:
     """Any way of writing a choice, as field → column.
 
-    >>> normal(["text", 2]), normal({"source": "en"}), normal("text")
+    >>> normalize_columns(["text", 2]), normalize_columns({"source": "en"}), normalize_columns("text")
     ({'text': 'text', '2': 2}, {'source': 'en'}, {'text': 'text'})
     """
     if columns is None:
@@ -34,7 +34,7 @@ def normalize_columns(columns: ColumnChoice) -> dict[str, str | int] | None:
 def chosen_by_number(columns: dict[str, str | int] | None) -> bool:
     """Whether every column of the choice is given by number, as for a table without a header.
 
-    >>> numbered({"text": 0, "label": "-1"}), numbered({"text": "text"}), numbered(None)
+    >>> chosen_by_number({"text": 0, "label": "-1"}), chosen_by_number({"text": "text"}), chosen_by_number(None)
     (True, False, False)
     """
     return columns is not None and all(_as_index(column) is not None for column in columns.values())
@@ -53,7 +53,7 @@ def looks_like_data(name: str) -> bool:
 def column_indices(columns: dict[str, str | int] | None, names: Sequence[str], file: str) -> list[tuple[str, int]]:
     """(field, place of its column) for a format whose columns are fixed.
 
-    >>> places({"label": "tag", "last": -1}, ["word", "tag", "note"], "train.tsv")
+    >>> column_indices({"label": "tag", "last": -1}, ["word", "tag", "note"], "train.tsv")
     [('label', 1), ('last', 2)]
     """
     if columns is None:
@@ -129,7 +129,7 @@ class FieldSelector:
 def get_nested(row: dict[str, Any], name: str, present: bool = False) -> Any:
     """The value at a name or dotted path, else None; with `present`, whether the name is there at all.
 
-    >>> reach({"translation": {"en": "hello"}}, "translation.en")
+    >>> get_nested({"translation": {"en": "hello"}}, "translation.en")
     'hello'
     """
     if name in row:
@@ -144,7 +144,7 @@ def get_nested(row: dict[str, Any], name: str, present: bool = False) -> Any:
 def nested_names(row: dict[str, Any]) -> list[str]:
     """The names a choice can use, with the insides of nested objects dotted.
 
-    >>> names_of({"id": 1, "translation": {"en": "hello", "de": "hallo"}})
+    >>> nested_names({"id": 1, "translation": {"en": "hello", "de": "hallo"}})
     ['id', 'translation.en', 'translation.de']
     """
     names = []

@@ -93,7 +93,7 @@ def _split_rows(path: Path, format: str, context: ReadContext) -> Iterator[tuple
 def _detect_delimiter(path: Path, line: str) -> str:
     """What separates the cells of a CSV, by its first line without quoted fields: commas, or what comes most often.
 
-    >>> [_delimiter(Path("a.csv"), line) for line in ("a;b,c", "a;b", "a|b|c;d", "text")]
+    >>> [_detect_delimiter(Path("a.csv"), line) for line in ("a;b,c", "a;b", "a|b|c;d", "text")]
     [',', ';', '|', ',']
     """
     if FORMAT_BY_EXTENSION.get(format_extension(path)) == "tsv" and "\t" in line:
@@ -158,7 +158,7 @@ class _LineBuffer:
 def _unique_names(header: list[str]) -> list[str]:
     """Names from a header row: an empty one becomes its number, a repeated one gets a number behind it.
 
-    >>> _unique(["", "text", "text"])
+    >>> _unique_names(["", "text", "text"])
     ['0', 'text', 'text_2']
     """
     names: list[str] = []

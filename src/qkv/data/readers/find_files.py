@@ -50,8 +50,8 @@ class FileGroup:
 def find_file_groups(paths: PathsArgument, format: str | None, problems: Problems) -> list[FileGroup]:
     """The parts to read, in order. A mapping of field → file means aligned files.
 
-    >>> find("corpus/*.jsonl", None, Problems())             # doctest: +SKIP
-    >>> find({"source": "train.en", "target": "train.fr"}, None, Problems())  # doctest: +SKIP
+    >>> find_file_groups("corpus/*.jsonl", None, Problems())             # doctest: +SKIP
+    >>> find_file_groups({"source": "train.en", "target": "train.fr"}, None, Problems())  # doctest: +SKIP
     """
     if isinstance(paths, Mapping):
         if format not in (None, "aligned"):
@@ -79,7 +79,7 @@ def find_file_groups(paths: PathsArgument, format: str | None, problems: Problem
 def list_paths(paths: PathsArgument) -> list[PathArgument]:
     """One path or many, as a list; of a mapping, all the files it names.
 
-    >>> as_list("a.txt"), as_list({"source": "a.en", "target": ["b.fr", "c.fr"]})
+    >>> list_paths("a.txt"), list_paths({"source": "a.en", "target": ["b.fr", "c.fr"]})
     (['a.txt'], ['a.en', 'b.fr', 'c.fr'])
     """
     if isinstance(paths, str | PathLike):
@@ -92,7 +92,7 @@ def list_paths(paths: PathsArgument) -> list[PathArgument]:
 def format_extension(path: Path) -> str:
     """The extension that tells the format, below any compression.
 
-    >>> extension(Path("train.JSONL.gz")), extension(Path("README"))
+    >>> format_extension(Path("train.JSONL.gz")), format_extension(Path("README"))
     ('.jsonl', '')
     """
     suffixes = [suffix.lower() for suffix in path.suffixes]

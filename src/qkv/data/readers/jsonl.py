@@ -48,7 +48,7 @@ def check_text(value: Any) -> None:
     >>> check_text({"text": "fine \U0001f642"})
     >>> check_text({"text": "half \\ud83d"})
     Traceback (most recent call last):
-    qkv.data.problems.BadRecord: half a surrogate pair (U+D83D) at place 6; the text was cut inside a character
+    qkv.data.problems.InvalidRecord: half a surrogate pair (U+D83D) at place 6; the text was cut inside a character
     """
     if isinstance(value, str):
         if "\0" in value:

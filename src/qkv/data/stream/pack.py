@@ -38,8 +38,8 @@ class PackingLayout:
 def pack(lengths: Ints, capacity: tuple[int, ...], max_documents: int) -> PackingLayout:
     """Lay examples of `lengths` (n, streams) into rows of `capacity`, at most `texts` of them in a row.
 
-    >>> layout = pack(np.array([[6], [3], [4], [5]]), (10,), texts=8)
-    >>> layout.rows, layout.row.tolist(), layout.segment.tolist(), layout.offset[:, 0].tolist()
+    >>> layout = pack(np.array([[6], [3], [4], [5]]), (10,), max_documents=8)
+    >>> layout.num_sequences, layout.sequence.tolist(), layout.document.tolist(), layout.offset[:, 0].tolist()
     (2, [0, 0, 1, 1], [1, 2, 1, 2], [0, 6, 0, 3])
     """
     if (lengths > np.asarray(capacity)).any():

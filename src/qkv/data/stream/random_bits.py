@@ -29,7 +29,7 @@ def splitmix64_finalizer(x: Bits) -> Bits:
 def hash64(*parts: int | str) -> int:
     """One 64-bit number from an address, the same on every machine.
 
-    >>> number(7, "mask") == number(7, "mask"), number(7, "mask") == number(7, "order")
+    >>> hash64(7, "mask") == hash64(7, "mask"), hash64(7, "mask") == hash64(7, "order")
     (True, False)
     """
     digest = blake2b("\x1f".join(f"{type(part).__name__}:{part}" for part in parts).encode(), digest_size=8)
@@ -40,7 +40,7 @@ def hash64(*parts: int | str) -> int:
 class EpochRng:
     """Where random choices come from: a seed and an epoch.
 
-    >>> keys = Draw(seed=1, epoch=0).keys("mask", np.arange(3))
+    >>> keys = EpochRng(seed=1, epoch=0).keys("mask", np.arange(3))
     >>> len(set(keys.tolist()))
     3
     """
@@ -79,7 +79,7 @@ def to_integers(bits: Bits, limit: int | np.ndarray) -> np.ndarray:
 def shuffle_groups(keys: Bits, sizes: Ints) -> Ints:
     """A random order of the members of each group: groups laid end to end (n groups of `sizes`) → flat indices.
 
-    >>> order = shuffled(Draw(0).keys("demo", np.arange(2)), np.array([3, 2])).tolist()
+    >>> order = shuffle_groups(EpochRng(0).keys("demo", np.arange(2)), np.array([3, 2])).tolist()
     >>> sorted(order[:3]), sorted(order[3:])
     ([0, 1, 2], [3, 4])
     """
@@ -104,7 +104,7 @@ def choose_in_groups(keys: Bits, sizes: Ints, counts: Ints) -> np.ndarray:
 def random_compositions(keys: Bits, totals: Ints, num_parts: Ints) -> Ints:
     """Cut each total into so many positive parts at random, every cut equally likely: flat (sum of parts,).
 
-    >>> pieces = compositions(Draw(0).keys("demo", np.arange(2)), np.array([10, 4]), np.array([3, 4]))
+    >>> pieces = random_compositions(EpochRng(0).keys("demo", np.arange(2)), np.array([10, 4]), np.array([3, 4]))
     >>> int(pieces[:3].sum()), pieces[3:].tolist()
     (10, [1, 1, 1, 1])
     """
