@@ -8,7 +8,7 @@ SOURCE = Path(__file__).parent.parent / "src"
 ROOT = SOURCE / "qkv"
 
 # What each layer may import of ours, besides itself and EVERYONE. Packages may be planned and not there yet.
-EVERYONE = {"errors", "files", "progress"}
+EVERYONE = {"errors", "files", "progress", "renamed", "values"}
 MAY_IMPORT: dict[str, set[str]] = {
     "text": set(),
     "blocks": set(),

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qkv.data.cache.folder import sync_folder
 from qkv.errors import QkvError
+from qkv.files import sync_folder
 from qkv.train.checkpoint.files import MANIFEST, read_sealed, remove_folder, shard_name, write_sealed
 from qkv.train.checkpoint.slices import tiling_problem
 

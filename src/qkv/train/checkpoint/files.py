@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from qkv.errors import QkvError
-from qkv.store.weights import write_text
+from qkv.files import hidden_sibling, write_atomically
 
 VERSION = 1
 MANIFEST = "manifest.json"
@@ -70,7 +70,7 @@ def shard_name(rank: int, world_size: int) -> str:
 def write_sealed(path: Path, content: dict[str, Any]) -> None:
     """Write a JSON object that begins with the checksum of all that follows it; on the disk when this returns."""
     body = f'", "content": {json.dumps(content)}}}\n'
-    write_text(path, _SEAL.decode() + sha256(body.encode()).hexdigest() + body)
+    write_atomically(path, _SEAL.decode() + sha256(body.encode()).hexdigest() + body)
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
@@ -92,11 +92,6 @@ def read_sealed(path: Path) -> dict[str, Any]:
     if version != VERSION:
         raise DamagedCheckpoint(f"{path}: written in version {version} of the format; this is {VERSION}")
     return content
-
-
-def hidden_sibling(folder: Path, ending: str) -> Path:
-    """The hidden folder beside a checkpoint's that holds it while it comes or goes."""
-    return folder.with_name(f".{folder.name}.{ending}")
 
 
 def remove_folder(folder: Path) -> None:

@@ -12,15 +12,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qkv.data.cache.folder import sync_folder
 from qkv.errors import QkvError, UsageError
+from qkv.files import describe_os_error, hidden_sibling, replace_folder, sync_folder
 from qkv.train.checkpoint.coordination import ShardCoordinator, ShardInfo
 from qkv.train.checkpoint.files import (
     BEST,
     MANIFEST,
     VERSION,
     DamagedCheckpoint,
-    hidden_sibling,
     parse_step,
     read_sealed,
     remove_folder,
@@ -256,20 +255,7 @@ class CheckpointFolder:
         }
         write_sealed(parts.folder / MANIFEST, manifest)
         parts.remove_notes()
-        sync_folder(parts.folder)
-        replaced = hidden_sibling(place, "replaced")
-        if place.exists():
-            self._phase("aside")
-            place.rename(replaced)
-        try:
-            self._phase("rename")
-            parts.folder.rename(place)
-        except OSError:
-            if replaced.exists():
-                replaced.rename(place)
-            raise
-        self._phase("renamed")
-        sync_folder(self.folder)
+        replaced = replace_folder(parts.folder, place, self._phase)
         sync_folder(self.folder.parent)  # which did not know of it before the first checkpoint
         self._damaged.discard(step)
         self._phase("best")
@@ -310,7 +296,7 @@ class CheckpointFolder:
         except OSError:
             free = "how much is free there cannot be told"
         return QkvError(
-            f"{self.folder}: the checkpoint of step {step} could not be written ({error.strerror or error}). It needs "
+            f"{self.folder}: the checkpoint of step {step} could not be written ({describe_os_error(error)}). It needs "
             f"{_format_bytes(need)} and {free}. Older checkpoints are whole: make room, or lower train.keep_checkpoints, and start again"
         )
 

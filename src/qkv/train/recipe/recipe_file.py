@@ -14,6 +14,7 @@ from importlib import resources
 from pathlib import Path
 
 from qkv.errors import QkvError, UsageError, suggest_name, suggest_path
+from qkv.files import describe_os_error, write_atomically
 from qkv.train.recipe.check import check_recipe
 from qkv.train.recipe.schema import Recipe
 from qkv.train.recipe.table import STACKS, RecipeText, Table, apply_overrides, recipe_from_table, to_table
@@ -98,7 +99,7 @@ def find_recipe(name: str | Path) -> tuple[str, str]:
         except UnicodeDecodeError as error:
             raise QkvError(f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8") from None
         except OSError as error:
-            raise QkvError(f"{path}: cannot be read ({error.strerror or error})") from None
+            raise QkvError(f"{path}: cannot be read ({describe_os_error(error)})") from None
     known = builtin_recipes()
     if str(name) in known:
         file = resources.files("qkv").joinpath("recipes", f"{name}.toml")
@@ -141,12 +142,10 @@ def _lines(values: Table, path: str) -> Iterator[str]:
 def write(recipe: Recipe, path: str | os.PathLike[str]) -> None:
     """Write the whole recipe to a file, in one step."""
     path = Path(path)
-    part = path.with_name(path.name + ".part")
     try:
-        part.write_text(to_toml(recipe), encoding="utf-8")
-        part.replace(path)
+        write_atomically(path, to_toml(recipe))
     except OSError as error:
-        raise QkvError(f"{path}: cannot be written ({error.strerror or error})") from error
+        raise QkvError(f"{path}: cannot be written ({describe_os_error(error)})") from error
 
 
 # -------------------------------------------------------------------- comparing

@@ -27,7 +27,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from qkv.errors import QkvError
-from qkv.store.weights import write_text
+from qkv.files import PARTIAL, describe_os_error, write_atomically
 from qkv.train.checkpoint.folder import CheckpointFolder
 
 RECIPE = "recipe.toml"
@@ -93,8 +93,7 @@ class RunFolder:
                 "one another folder with run=…"
             ) from None
         except (OSError, NotImplementedError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise QkvError(f"{self.path}: cannot be used as a run's folder ({reason})") from error
+            raise QkvError(f"{self.path}: cannot be used as a run's folder ({describe_os_error(error)})") from error
         try:
             started = time.strftime("%Y-%m-%d %H:%M:%S %z")
             holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": started}
@@ -126,7 +125,7 @@ class RunFolder:
             for name in (ENV, METRICS, TOKENIZER):
                 (self.path / name).unlink(missing_ok=True)
         except OSError as error:
-            raise QkvError(f"{self.path}: cannot be written ({error.strerror or error})") from error
+            raise QkvError(f"{self.path}: cannot be written ({describe_os_error(error)})") from error
         self.write_recipe(recipe)
 
     def write_env(self, device: str, num_threads: int) -> list[str]:
@@ -156,7 +155,7 @@ class RunFolder:
             self._metrics.write(line.encode())
             self._metrics.flush()
         except OSError as error:
-            raise QkvError(f"{self.path / METRICS}: cannot be written ({error.strerror or error})") from error
+            raise QkvError(f"{self.path / METRICS}: cannot be written ({describe_os_error(error)})") from error
 
     def sync_log(self) -> None:
         """Bring the log to the disk, safe from a power cut too."""
@@ -164,7 +163,7 @@ class RunFolder:
             try:
                 os.fsync(self._metrics.fileno())
             except OSError as error:
-                raise QkvError(f"{self.path / METRICS}: cannot be written ({error.strerror or error})") from error
+                raise QkvError(f"{self.path / METRICS}: cannot be written ({describe_os_error(error)})") from error
 
     def _close(self) -> None:
         """Close the log. What could not be written was told of when it was logged."""
@@ -215,7 +214,7 @@ class RunFolder:
             raise QkvError(f"{self.path}: this is a file; give a folder with run=…")
         if not self.path.is_dir() or self.is_run:
             return
-        ours = {LOCK, LOCK_HOLDER, LOCK_HOLDER + ".partial", RECIPE + ".partial"}
+        ours = {LOCK, LOCK_HOLDER, LOCK_HOLDER + PARTIAL, RECIPE + PARTIAL}
         there = sorted(path.name for path in self.path.iterdir() if path.name not in ours)
         if "config.json" in there:
             raise QkvError(
@@ -235,9 +234,9 @@ class RunFolder:
 
     def _write(self, name: str, text: str) -> None:
         try:
-            write_text(self.path / name, text)
+            write_atomically(self.path / name, text)
         except OSError as error:
-            raise QkvError(f"{self.path / name}: cannot be written ({error.strerror or error})") from error
+            raise QkvError(f"{self.path / name}: cannot be written ({describe_os_error(error)})") from error
 
 
 def resume_command(run: str | Path, processes: int = 1) -> str:

@@ -1,0 +1,65 @@
+"""Atomic writes: the old file or the new one, whatever happens in between."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from qkv.files import partial_path, replace_folder, write_atomically
+
+
+def test_a_file_is_written_and_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_atomically(path, "één\n")
+    assert path.read_bytes() == "één\n".encode()
+    write_atomically(path, b"\x00\xff")
+    assert path.read_bytes() == b"\x00\xff"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.json"
+    write_atomically(path, "old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(path, "new")
+    assert path.read_text() == "old"
+    assert partial_path(path).exists()
+
+
+def test_a_file_gets_the_permissions_of_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_atomically(tmp_path / "a", "x")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o640
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_folder_is_replaced_or_stays(fails: bool, tmp_path: Path) -> None:
+    old, new = tmp_path / "step", tmp_path / "new"
+    old.mkdir()
+    new.mkdir()
+    (new / "file").touch()
+    phases = []
+
+    def on_phase(name: str) -> None:
+        phases.append(name)
+        if fails and name == "rename":
+            raise OSError(5, "Input/output error")
+
+    if fails:
+        with pytest.raises(OSError, match="Input/output"):
+            replace_folder(new, old, on_phase)
+        assert not any(old.iterdir())
+        assert phases == ["aside", "rename"]
+    else:
+        assert replace_folder(new, old, on_phase) == tmp_path / ".step.replaced"
+        assert (old / "file").exists()
+        assert phases == ["aside", "rename", "renamed"]
