@@ -116,14 +116,14 @@ def parts(pieces: FlatExamples) -> list[dict[str, list]]:
     """Every example by itself, as plain lists: the slow way to look at what an objective built."""
     listed: list[dict[str, list]] = [{} for _ in pieces.lengths]
     for name, lengths in (("lengths", pieces.lengths), ("source_lengths", pieces.source_lengths)):
-        fields = ("ids", "labels", "token_types") if name == "lengths" else ("source_ids",)
+        fields = ("ids", "labels", "token_type_ids") if name == "lengths" else ("source_ids",)
         for field in fields:
             values = getattr(pieces, field)
             if values is not None:
                 ends = np.cumsum(lengths)
                 for example, (end, length) in enumerate(zip(ends, lengths, strict=True)):
                     listed[example][field] = values[end - length : end].tolist()
-    for field in ("classes", "scores", "spans"):
+    for field in ("class_ids", "scores", "answer_spans"):
         values = getattr(pieces, field)
         if values is not None:
             for example in range(len(listed)):

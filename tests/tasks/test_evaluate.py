@@ -102,14 +102,14 @@ def test_an_encoder_and_decoder_that_classifies_says_so() -> None:
 
 def test_wrong_options_and_texts_are_named() -> None:
     made = encoder(qkv.HeadConfig(kind="classify", labels=("a", "b")))
-    with pytest.raises(UsageError, match="has no option 'batchs'; did you mean 'batch'"):
-        made.run(["fox"], batchs=2)
+    with pytest.raises(UsageError, match="has no option 'batch_sizes'; did you mean 'batch_size'"):
+        made.run(["fox"], batch_sizes=2)
     with pytest.raises(UsageError, match="text 1 is int"):
         made.run([3])
     with pytest.raises(UsageError, match="reads one text at a time"):
         decoder().run([("fox", "dog")])
-    with pytest.raises(UsageError, match="batch = 0"):
-        made.run(["fox"], batch=0)
+    with pytest.raises(UsageError, match="batch_size = 0"):
+        made.run(["fox"], batch_size=0)
     bare = qkv.Model(made.config, made.network)
     with pytest.raises(UsageError, match="no tokenizer"):
         bare.run("fox")

@@ -169,7 +169,7 @@ def run_task(model: Any, pairs: bool, lines: "InputLines", json: bool) -> None:
         filled = [line for line in some if line.strip()]
         texts = [tuple(line.split("\t")) if pairs and line.count("\t") == 1 else line for line in filled]
         with lines.show_progress() as progress:
-            results = iter(model.run(texts, batch=lines.batch_size, progress=progress) if texts else [])
+            results = iter(model.run(texts, batch_size=lines.batch_size, progress=progress) if texts else [])
         for line in some:
             result = next(results) if line.strip() else None
             if json:

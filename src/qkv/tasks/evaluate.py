@@ -36,7 +36,7 @@ def find_task(config: Config) -> Task:
     """The task that a model is made for, by its head and family.
 
     >>> from qkv.models import presets
-    >>> task_of(presets.find("gpt2")).name, task_of(presets.find("bert-base")).name
+    >>> find_task(presets.find("gpt2")).name, find_task(presets.find("bert-base")).name
     ('language', 'fill')
     """
     kind, family = config.head.kind, config.family
@@ -80,11 +80,11 @@ def evaluate(
 ) -> Evaluation:
     """How the model does on records, whose fields are those of its task's objective (`prepare_fields.FIELDS`).
 
-    The network is put in evaluation mode and back; the same records give the same numbers. `batch` is how many are run
+    The network is put in evaluation mode and back; the same records give the same numbers. `batch_size` records are run
     at a time; 0: what suits the task.
     """
     if batch_size:
-        options["batch"] = batch_size
+        options["batch_size"] = batch_size
     return find_task(config).evaluate(network, tokenizer, config, records, beam=beam, progress=progress, **options)
 
 

@@ -20,7 +20,7 @@ NOW = EpochRng(0)
 
 
 def built(objective, draw=NOW):
-    return parts(objective.build(np.arange(objective.count(draw)), draw))
+    return parts(objective.build(np.arange(objective.num_examples(draw)), draw))
 
 
 def check_teacher_forcing(part: dict, target: list[int]) -> None:
@@ -84,13 +84,13 @@ def test_no_span_is_favoured():
 
 
 def denoise(lengths, **choices) -> Denoising:
-    return Denoising(documents(lengths), tokenizer(), **{"length": 128, **choices})
+    return Denoising(documents(lengths), tokenizer(), **{"max_length": 128, **choices})
 
 
 @quick
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=6), st.integers(0, 3), st.sampled_from([0.1, 0.3, 0.8]))
 def test_the_source_is_the_text_with_spans_masked(lengths, epoch, share):
-    objective = denoise(lengths, share=share)
+    objective = denoise(lengths, mask_prob=share)
     for number, part in enumerate(built(objective, EpochRng(0, epoch))):
         tokens = objective.examples[number]["ids"].tolist()
         check_teacher_forcing(part, tokens)
@@ -104,7 +104,7 @@ def test_the_source_is_the_text_with_spans_masked(lengths, epoch, share):
 
 
 def test_spans_have_poisson_lengths():
-    objective = denoise([400], length=512)
+    objective = denoise([400], max_length=512)
     objective = Denoising(documents([400] * 300), tokenizer(), max_length=512, max_source_length=512)
     spans, lengths = objective._sample_spans(np.full(300, 400), EpochRng(0).keys("span lengths", np.arange(300)))
     ends = np.cumsum(spans) - 1

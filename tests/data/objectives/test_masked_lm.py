@@ -18,7 +18,7 @@ NOW = EpochRng(0)
 
 
 def built(objective, draw=NOW):
-    return parts(objective.build(np.arange(objective.count(draw)), draw))
+    return parts(objective.build(np.arange(objective.num_examples(draw)), draw))
 
 
 def test_labels_are_the_hidden_tokens_and_the_rest_is_shown():
@@ -99,7 +99,7 @@ def test_whole_words_keep_the_share_on_average():
     assert chosen.mean() == pytest.approx(0.15, abs=0.004)
 
 
-@pytest.mark.parametrize("choice", [{"share": 0.0}, {"share": 1.5}, {"masked": 0.8, "random": 0.3}])
+@pytest.mark.parametrize("choice", [{"mask_prob": 0.0}, {"mask_prob": 1.5}, {"replace_prob": 0.8, "random_prob": 0.3}])
 def test_impossible_shares_are_refused(choice):
     with pytest.raises(UsageError, match="masking"):
         TokenMasking(mask_token_id=1, vocab_size=10, **choice)
@@ -141,16 +141,16 @@ def test_the_label_says_whether_the_second_part_follows():
         assert said[0] == ROLES.cls
         assert said[1 : 1 + one] == tokens[start : start + one]
         second = said[2 + one : -1]
-        found[part["classes"]] += 1
-        if part["classes"] == IGNORE_INDEX:
+        found[part["class_ids"]] += 1
+        if part["class_ids"] == IGNORE_INDEX:
             assert two == 0
             assert len(said) == one + 2
-            assert set(part["token_types"]) == {0}
+            assert set(part["token_type_ids"]) == {0}
         else:
             assert said[1 + one] == said[-1] == ROLES.sep
             follows = tokens[start + one : start + one + two]
-            assert (second == follows) == (part["classes"] == 0)
-            assert part["token_types"] == [0] * (one + 2) + [1] * (len(second) + 1)
+            assert (second == follows) == (part["class_ids"] == 0)
+            assert part["token_type_ids"] == [0] * (one + 2) + [1] * (len(second) + 1)
     assert found[0] > 5
     assert found[1] > 5
 
@@ -159,7 +159,7 @@ def test_about_half_are_exchanged():
     long = [record(text=" ".join(text * 4 for text in texts(9)[number % 9 :])) for number in range(40)]
     examples = InMemoryExamples.from_records(long, EncodeText(tokenizer(), sentences=True))
     objective = NextSentence(examples, tokenizer(), max_length=64)
-    classes = np.array([part["classes"] for epoch in range(2) for part in built(objective, EpochRng(0, epoch))])
+    classes = np.array([part["class_ids"] for epoch in range(2) for part in built(objective, EpochRng(0, epoch))])
     assert (classes == 1).sum() / (classes != IGNORE_INDEX).sum() == pytest.approx(0.5, abs=0.05)
 
 

@@ -21,7 +21,7 @@ RANDOM = ["masked", "masked, whole words", "next sentence", "span corruption", "
 
 
 def everything(objective, draw) -> np.ndarray:
-    examples = np.arange(objective.count(draw))
+    examples = np.arange(objective.num_examples(draw))
     return examples[objective.lengths(examples, draw).any(axis=1)]
 
 
@@ -56,7 +56,7 @@ def test_outputs_are_what_is_built(name):
     draw = EpochRng(0)
     pieces = objective.build(everything(objective, draw), draw)
     made = {
-        field for field in ("labels", "token_types", "classes", "scores", "spans") if getattr(pieces, field) is not None
+        field for field in ("labels", "token_type_ids", "class_ids", "scores", "answer_spans") if getattr(pieces, field) is not None
     }
     assert made | ({"source"} if pieces.source_ids is not None else set()) == objective.outputs
 
@@ -129,8 +129,8 @@ def test_a_row_too_short_for_anything_is_refused():
 @pytest.mark.parametrize(
     ("too_long", "expected"),
     [
-        ("skip", {"examples": 2, "skipped": 2, "cut": 0, "lost": 2 + 20 + 12 + 2, "tokens": 6}),
-        ("truncate", {"examples": 4, "skipped": 0, "cut": 2, "lost": (21 - 10) + (13 - 8), "tokens": 6 + 36 - 16}),
+        ("skip", {"examples": 2, "skipped": 2, "truncated": 0, "lost_tokens": 2 + 20 + 12 + 2, "tokens": 6}),
+        ("truncate", {"examples": 4, "skipped": 0, "truncated": 2, "lost_tokens": (21 - 10) + (13 - 8), "tokens": 6 + 36 - 16}),
     ],
 )
 def test_pairs_that_do_not_fit_are_counted(too_long, expected):

@@ -24,7 +24,7 @@ NOW = EpochRng(0)
 
 
 def built(objective):
-    examples = np.arange(objective.count(NOW))
+    examples = np.arange(objective.num_examples(NOW))
     return parts(objective.build(examples[objective.lengths(examples, NOW).any(axis=1)], NOW))
 
 
@@ -92,8 +92,8 @@ def test_two_texts_with_types_and_a_class():
     for number, part in enumerate(built(Classification(examples, tokenizer(), max_length=64))):
         one, two = (examples[number][field].tolist() for field in ("first", "second"))
         assert part["ids"] == [ROLES.cls, *one, ROLES.sep, *two, ROLES.sep]
-        assert part["token_types"] == [0] * (len(one) + 2) + [1] * (len(two) + 1)
-        assert part["classes"] == number % 3
+        assert part["token_type_ids"] == [0] * (len(one) + 2) + [1] * (len(two) + 1)
+        assert part["class_ids"] == number % 3
 
 
 def test_one_text_with_a_score():
@@ -133,7 +133,7 @@ def test_tags_stand_beside_their_tokens_and_survive_splitting():
 
 
 def answers(**choices) -> QuestionAnswering:
-    return QuestionAnswering(questions(), tokenizer(), **{"length": 40, "overlap": 8, "question_length": 10, **choices})
+    return QuestionAnswering(questions(), tokenizer(), **{"max_length": 40, "overlap": 8, "max_question_length": 10, **choices})
 
 
 def test_windows_overlap_cover_the_passage_and_point_at_the_answer():
@@ -147,10 +147,10 @@ def test_windows_overlap_cover_the_passage_and_point_at_the_answer():
         asked, context, answer = (examples[one][field].tolist() for field in ("question", "context", "answer"))
         begin, end = int(first[window]), int(first[window] + size[window])
         assert part["ids"] == [ROLES.cls, *asked, ROLES.sep, *context[begin:end], ROLES.sep]
-        assert part["token_types"] == [0] * (len(asked) + 2) + [1] * (end - begin + 1)
+        assert part["token_type_ids"] == [0] * (len(asked) + 2) + [1] * (end - begin + 1)
         assert begin == max(0, reached.get(one, 8) - 8), "consecutive windows share 8 tokens"
         reached[one] = end
-        start, stop = part["spans"]
+        start, stop = part["answer_spans"]
         if answer[0] >= begin and answer[1] < end and answer[0] >= 0:
             assert part["ids"][start : stop + 1] == context[answer[0] : answer[1] + 1]
             pointed[one] = pointed.get(one, 0) + 1
@@ -161,7 +161,7 @@ def test_windows_overlap_cover_the_passage_and_point_at_the_answer():
 
 
 def test_an_answer_span_gives_the_answer_s_characters_back():
-    objective = answers(length=200)
+    objective = answers(max_length=200)
     contexts = texts(12)
     for one in range(12):
         example = objective.examples[one]

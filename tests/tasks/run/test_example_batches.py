@@ -11,11 +11,11 @@ from qkv.tasks.run.example_batches import ExampleBatches
 
 
 @pytest.mark.parametrize("family", ["encoder", "decoder"])
-@pytest.mark.parametrize("token_type_ids", [0, 2])
-def test_logits_at_labels_are_those_of_all_places(family: str, types: int) -> None:
+@pytest.mark.parametrize("token_types", [0, 2])
+def test_logits_at_labels_are_those_of_all_positions(family: str, token_types: int) -> None:
     torch.manual_seed(0)
     stack = StackConfig(
-        vocab_size=30, width=16, layers=2, heads=2, ffn_width=32, token_types=types if family == "encoder" else 0
+        vocab_size=30, width=16, layers=2, heads=2, ffn_width=32, token_types=token_types if family == "encoder" else 0
     )
     head = HeadConfig(kind="mlm" if family == "encoder" else "lm", outputs=30)
     network = build(Config(**{family: stack}, head=head), dtype=torch.float64).eval()
@@ -34,7 +34,7 @@ def test_logits_at_labels_are_those_of_all_places(family: str, types: int) -> No
         rows = []
         for row in (2, 0, 1):
             part = slice(begin[row], begin[row] + lengths[row])
-            more = {"token_type_ids": torch.from_numpy(kinds[part])[None]} if family == "encoder" and types else {}
+            more = {"token_type_ids": torch.from_numpy(kinds[part])[None]} if family == "encoder" and token_types else {}
             said = network(torch.from_numpy(ids[part])[None], **more)[0]
             rows.append(said[torch.from_numpy(labels[part] != IGNORE_INDEX)])
     torch.testing.assert_close(logits, torch.cat(rows), rtol=1e-10, atol=1e-12)

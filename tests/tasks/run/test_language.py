@@ -31,7 +31,7 @@ def loss_alone(made: qkv.Model, text: str, window: int, framed: bool) -> tuple[f
 
 
 @pytest.mark.parametrize("framed", [None, False])
-@pytest.mark.parametrize("sliding_window", [0, 7])
+@pytest.mark.parametrize("window", [0, 7])
 def test_the_loss_is_that_of_each_text_alone(framed: bool | None, window: int) -> None:
     made = decoder()
     found = language.evaluate(

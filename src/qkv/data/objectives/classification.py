@@ -37,7 +37,7 @@ class Classification(WholeRecords):
         self.capacity = (max_length,)
         self.num_special_tokens = self.template.num_special_tokens(self.is_pair)
         self.outputs = frozenset(
-            {"scores" if self.target_field == "score" else "classes", *(["token_type_ids"] if self.is_pair else [])}
+            {"scores" if self.target_field == "score" else "class_ids", *(["token_type_ids"] if self.is_pair else [])}
         )
         self.count_records()
 
@@ -73,7 +73,7 @@ class Classification(WholeRecords):
 def truncate_pair(one: Ints, two: Ints, max_total: int) -> tuple[Ints, Ints]:
     """Lengths of two texts, cut so that together they fit: the longer gives first.
 
-    >>> [part.tolist() for part in fitted(np.array([9, 2, 4]), np.array([2, 9, 4]), 6)]
+    >>> [part.tolist() for part in truncate_pair(np.array([9, 2, 4]), np.array([2, 9, 4]), 6)]
     [[4, 2, 3], [2, 4, 3]]
     """
     half = max_total // 2

@@ -162,7 +162,7 @@ class Denoising(WindowedDocuments):
 def poisson_cdf_table(mean: float) -> np.ndarray:
     """The cumulative Poisson probabilities: `searchsorted(table, uniform, "right")` is a Poisson draw.
 
-    >>> [round(p, 3) for p in poisson_table(3.0)[:3].tolist()]
+    >>> [round(p, 3) for p in poisson_cdf_table(3.0)[:3].tolist()]
     [0.05, 0.199, 0.423]
     """
     term, total, table = np.exp(-mean), 0.0, []

@@ -49,7 +49,7 @@ class NextSentence:
         self.whole_word_masking = whole_word_masking
         self.pad_token_id = tokenizer.special_tokens.pad or 0
         self.capacity = (max_length,)
-        self.outputs = frozenset({"labels", "token_type_ids", "classes"})
+        self.outputs = frozenset({"labels", "token_type_ids", "class_ids"})
         # (N, 4): record, where the first part begins, its length, the length of the second (0: none)
         self.segment_pairs = cut_into_pairs(examples, (max_length - self.template.num_special_tokens(pair=True)) // 2)
         tokens = np.asarray(examples.lengths("ids"), np.int64)
@@ -127,7 +127,7 @@ def cut_into_pairs(examples: EncodedExamples, max_tokens: int) -> Ints:
 def cut_document(record: int, length: int, sentences: list[int], max_tokens: int) -> list[tuple[int, int, int, int]]:
     """The pairs of one document.
 
-    >>> cut_one(0, 11, [0, 3, 5, 9], 5)
+    >>> cut_document(0, 11, [0, 3, 5, 9], 5)
     [(0, 0, 5, 4), (0, 9, 2, 0)]
     """
     ends = [0]

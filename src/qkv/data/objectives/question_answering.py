@@ -60,7 +60,7 @@ class QuestionAnswering:
                 "tokens: lower overlap, or raise length"
             )
         self.capacity = (max_length,)
-        self.outputs = frozenset({"token_type_ids", "spans"})
+        self.outputs = frozenset({"token_type_ids", "answer_spans"})
         self.index = WindowIndex(len(examples), self._num_windows)
         self.tally = self._make_tally()
 

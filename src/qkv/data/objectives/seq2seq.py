@@ -75,7 +75,7 @@ def shift_right(
 ) -> tuple[Ints, Ints, Ints]:
     """Targets laid end to end → (what the decoder is shown, what it should say, lengths), at most `room` places each.
 
-    >>> shown, said, lengths = taught(np.array([7, 8, 9]), np.array([2, 1]), start=0, end=1)
+    >>> shown, said, lengths = shift_right(np.array([7, 8, 9]), np.array([2, 1]), decoder_start_token_id=0, eos_token_id=1)
     >>> shown.tolist(), said.tolist()
     ([0, 7, 8, 0, 9], [7, 8, 1, 9, 1])
     """

@@ -113,7 +113,7 @@ class SpanCorruption(WindowedDocuments):
 def restore_document(source: Ints, target: Ints, sentinels: tuple[int, ...]) -> list[int]:
     """The text that a corrupted source and its target (without end tokens) came from.
 
-    >>> restore([1, 90, 4], [90, 2, 3], (90, 91))
+    >>> restore_document([1, 90, 4], [90, 2, 3], (90, 91))
     [1, 2, 3, 4]
     """
     marks = set(sentinels)

@@ -14,7 +14,7 @@ PROBE_TEXTS = ("a", "b")  # two texts whose ids show where a template puts its o
 class SpecialTokenTemplate:
     """The special ids before, between and after the texts, and the sentence type of the second one.
 
-    >>> Frame(first=(2,), between=(3,), last=(3,), second_type=1).size(pair=True)
+    >>> SpecialTokenTemplate(prefix=(2,), separator=(3,), suffix=(3,)).num_special_tokens(pair=True)
     3
     """
 

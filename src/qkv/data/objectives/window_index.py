@@ -16,7 +16,7 @@ CHUNK_RECORDS = 2**20  # records looked at in one go; a multiple of BLOCK
 class WindowIndex:
     """Pieces counted through all records; `counts` says how many pieces each of some records has.
 
-    >>> index = Index(3, lambda records: np.array([2, 0, 1])[records])
+    >>> index = WindowIndex(3, lambda records: np.array([2, 0, 1])[records])
     >>> index.total, [part.tolist() for part in index.locate(np.arange(3))]
     (3, [[0, 0, 2], [0, 1, 0]])
     """

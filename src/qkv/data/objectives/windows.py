@@ -20,8 +20,8 @@ class Windows:
     With `shift`, the windows of records longer than one begin at another place each epoch, so that a model does not see
     the same cuts again and again; their number then differs a little from epoch to epoch.
 
-    >>> windows = Windows(np.array([5, 0, 2]), size=3)
-    >>> windows.count(Draw(0)), [part.tolist() for part in windows.locate(np.arange(3), Draw(0))]
+    >>> windows = Windows(np.array([5, 0, 2]), window_length=3)
+    >>> windows.num_windows(EpochRng(0)), [part.tolist() for part in windows.locate(np.arange(3), EpochRng(0))]
     (3, [[0, 0, 2], [0, 3, 0], [3, 2, 2]])
     """
 

@@ -43,11 +43,11 @@ def empty_arrays(stream: SequenceStream, plan: BatchPlan) -> BatchArrays:
         arrays["source_document_ids"] = np.zeros(source_shape, np.int32)
         arrays["source_positions"] = np.zeros(source_shape, np.int32)
     each = (plan.num_sequences, stream.max_documents)
-    if "classes" in stream.outputs:
+    if "class_ids" in stream.outputs:
         arrays["class_labels"] = np.full(each, IGNORE_INDEX, np.int32)
     if "scores" in stream.outputs:
         arrays["scores"] = np.full(each, np.nan, np.float32)
-    if "spans" in stream.outputs:
+    if "answer_spans" in stream.outputs:
         arrays["span_starts"] = np.full(each, IGNORE_INDEX, np.int32)
         arrays["span_ends"] = np.full(each, IGNORE_INDEX, np.int32)
     return arrays

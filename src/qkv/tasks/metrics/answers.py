@@ -18,7 +18,7 @@ PUNCTUATION = str.maketrans("", "", string.punctuation)
 def normalized_words(text: str) -> list[str]:
     """The words that count.
 
-    >>> plain_words("The  Norman-French,  an old one.")
+    >>> normalized_words("The  Norman-French,  an old one.")
     ['normanfrench', 'old', 'one']
     """
     return ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split()
@@ -27,7 +27,7 @@ def normalized_words(text: str) -> list[str]:
 def answer_exact_match(predictions: Sequence[str], references: References) -> float:
     """The share of answers that are one of their references.
 
-    >>> answer_exact(["the Seine", ""], [["Seine", "river Seine"], []])
+    >>> answer_exact_match(["the Seine", ""], [["Seine", "river Seine"], []])
     1.0
     """
     right = [

@@ -36,7 +36,7 @@ TOKENIZATION_RULES = [
 def mteval_tokenize(text: str) -> list[str]:
     """The words of a text as mteval-v13a cuts them.
 
-    >>> mteval_words("He paid 3.50, didn't he?")
+    >>> mteval_tokenize("He paid 3.50, didn't he?")
     ['He', 'paid', '3.50', ',', "didn't", 'he', '?']
     """
     text = text.replace("<skipped>", "").replace("-\n", "").replace("\n", " ")
@@ -113,7 +113,7 @@ def chrf(predictions: Sequence[str], references: References) -> float:
 def transpose_references(references: References) -> list[list[str | None]]:
     """References by text → by number, as sacrebleu takes them: None where a text has fewer.
 
-    >>> streams([["a", "b"], ["c"]])
+    >>> transpose_references([["a", "b"], ["c"]])
     [['a', 'c'], ['b', None]]
     """
     most = max((len(several) for several in references), default=0)

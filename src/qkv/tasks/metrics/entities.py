@@ -17,7 +17,7 @@ BEGIN_PREFIXES, END_PREFIXES = "BSU", "ESLU"
 def is_entity_tagging(tags: Iterable[str]) -> bool:
     """Whether these are marks and kinds (or O), and not plain classes such as parts of speech.
 
-    >>> is_chunked(["O", "B-PER", "I-PER"]), is_chunked(["NOUN", "VERB"]), is_chunked(["O"])
+    >>> is_entity_tagging(["O", "B-PER", "I-PER"]), is_entity_tagging(["NOUN", "VERB"]), is_entity_tagging(["O"])
     (True, False, False)
     """
     marked = [tag for tag in tags if tag != "O"]
@@ -27,7 +27,7 @@ def is_entity_tagging(tags: Iterable[str]) -> bool:
 def extract_entities(tags: Sequence[str]) -> list[Entity]:
     """The entities of a sentence, in order.
 
-    >>> entities(["B-PER", "I-PER", "O", "I-LOC", "B-LOC"])
+    >>> extract_entities(["B-PER", "I-PER", "O", "I-LOC", "B-LOC"])
     [(0, 2, 'PER'), (3, 4, 'LOC'), (4, 5, 'LOC')]
     """
     found: list[Entity] = []

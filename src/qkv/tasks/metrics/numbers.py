@@ -56,7 +56,7 @@ def perplexity(loss: float) -> float:
 def bits_per_unit(nats: float, units: int) -> float:
     """A summed loss in nats as bits a unit (a character, a byte), comparable between tokenizers.
 
-    >>> bits(8 * math.log(2), 4)
+    >>> bits_per_unit(8 * math.log(2), 4)
     2.0
     """
     return nats / math.log(2) / units if units else 0.0

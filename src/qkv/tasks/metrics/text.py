@@ -41,7 +41,7 @@ def word_error_rate(predictions: Sequence[str], references: References) -> float
 def edit_distance(one: Sequence[Hashable], two: Sequence[Hashable]) -> int:
     """The fewest insertions, deletions and replacements that turn one sequence into the other (Levenshtein).
 
-    >>> edits("kitten", "sitting")
+    >>> edit_distance("kitten", "sitting")
     3
     """
     if len(one) < len(two):

@@ -77,7 +77,7 @@ def check_columns(kind: str, columns: Mapping[str, str]) -> None:
 def match_columns(kind: str, names: Iterable[str], data_name: str) -> dict[str, str]:
     """Field → column, by the columns' names; an error that says what to write where one is not recognised.
 
-    >>> recognise("seq2seq", ["written", "iso", "language"], "dates")
+    >>> match_columns("seq2seq", ["written", "iso", "language"], "dates")
     {'source': 'written', 'target': 'iso'}
     """
     names = list(names)

@@ -127,7 +127,7 @@ def modern_stack(overrides: Mapping[str, Any], requirements: ModelRequirements) 
     """A stack as one would build it today, at the sizes given: norms before the parts, rotary positions, SwiGLU.
 
     >>> from types import SimpleNamespace
-    >>> stack = modern({"width": 128}, Wanted(SimpleNamespace(size=100)))
+    >>> stack = modern_stack({"width": 128}, ModelRequirements(SimpleNamespace(vocab_size=100)))
     >>> stack.heads, stack.ffn_width
     (4, 352)
     """

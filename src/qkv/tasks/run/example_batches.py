@@ -30,7 +30,7 @@ def batches(
     [[1, 0], [2]]
     """
     if batch_size < 1:
-        raise UsageError(f"batch = {batch_size}: at least 1")
+        raise UsageError(f"batch_size = {batch_size}: at least 1")
     order = sorted(range(len(lengths)), key=lambda i: -int(lengths[i]))
     for start in range(0, len(order), batch_size):
         yield order[start : start + batch_size]
