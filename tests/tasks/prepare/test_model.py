@@ -102,7 +102,7 @@ def test_every_preset_takes_the_tokenizers_size_and_ids(name: str) -> None:
         TOKENIZER.special_tokens.bos,
         (TOKENIZER.special_tokens.eos,),
     )
-    given = replace(find_preset(name).stack, vocab=TOKENIZER.vocab_size)
+    given = replace(find_preset(name).stack, vocab_size=TOKENIZER.vocab_size)
     assert config.stack == given  # and nothing else of it changes
     assert config.head.tied == find_preset(name).head.tied
 
@@ -241,24 +241,24 @@ def test_the_networks_weights_do_not_depend_on_who_drew_before(folder: Path) -> 
 
 
 def test_rows_longer_than_the_positions_of_a_model(folder: Path) -> None:
-    model = {"preset": "gpt2", "change": {"width": 32, "layers": 1, "heads": 2, "max_positions": 64}}
+    model = {"preset": "gpt2", "overrides": {"width": 32, "layers": 1, "heads": 2, "max_positions": 64}}
     with pytest.raises(UsageError, match=r"an example of 256 tokens has no place in the 64 positions"):
         prepare(sample_recipe(folder, "causal_lm", model=model))
     prepare(sample_recipe(folder, "causal_lm", model=model, data={"max_length": 64}))
 
 
 def test_a_model_without_a_type_for_the_second_text(folder: Path) -> None:
-    model = {"change": {"width": 32, "layers": 1, "token_types": 1}}
+    model = {"overrides": {"width": 32, "layers": 1, "token_types": 1}}
     with pytest.raises(UsageError, match="marks the second of two texts with type 1"):
         prepare(sample_recipe(folder, "classification", "two.jsonl", model=model))
-    model["change"]["token_types"] = 0  # none at all is a choice
+    model["overrides"]["token_types"] = 0  # none at all is a choice
     prepare(sample_recipe(folder, "classification", "two.jsonl", model=model))
 
 
 def test_a_decoder_begins_in_training_as_it_will_when_it_is_run(folder: Path, tmp_path: Path) -> None:
     """BART's decoder begins with the end token, whatever the tokenizer's start is."""
     first = prepare(sample_recipe(folder, "denoising"))
-    config = replace(first.config, start=first.tokenizer.special_tokens.eos)
+    config = replace(first.config, decoder_start_token_id=first.tokenizer.special_tokens.eos)
     write_model(tmp_path / "bart", config, first.build_network(), first.tokenizer)
     for kind in ("denoising", "seq2seq"):
         prepared = prepare(sample_recipe(folder, kind, model={"from_": str(tmp_path / "bart"), "overrides": {}}))
@@ -267,6 +267,6 @@ def test_a_decoder_begins_in_training_as_it_will_when_it_is_run(folder: Path, tm
 
 
 def test_long_rows_of_short_texts_need_few_positions(folder: Path) -> None:
-    model = {"preset": "bart-base", "change": {"width": 32, "layers": 1, "heads": 2, "max_positions": 64}}
+    model = {"preset": "bart-base", "overrides": {"width": 32, "layers": 1, "heads": 2, "max_positions": 64}}
     prepared = prepare(sample_recipe(folder, "seq2seq", model=model))  # rows of 256, texts of about 10
     assert prepared.rows.capacity[0] > prepared.config.stack.max_positions

@@ -245,7 +245,7 @@ def test_a_damaged_tokenizer_is_trained_again(tmp_path: Path) -> None:
 def test_a_changed_choice_gives_another_tokenizer(folder: Path) -> None:
     found = {
         prepare(sample_recipe(folder, "seq2seq", tokenizer=keys)).tokenizer.fingerprint
-        for keys in ({}, {"size": 300}, {"kind": "char"}, {"lowercase": True}, {"kind": "wordpiece"})
+        for keys in ({}, {"vocab_size": 300}, {"kind": "char"}, {"lowercase": True}, {"kind": "wordpiece"})
     }
     assert len(found) == 5
 

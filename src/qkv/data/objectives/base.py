@@ -146,6 +146,6 @@ def too_long_error(
 
 def describe_record(examples: EncodedExamples, record: int, start: int | None = None, length: int = 0) -> str:
     """A record, or some of its tokens, in words; with the file and line where the examples know them."""
-    where = getattr(examples, "where", None)
+    where = getattr(examples, "location", None)
     told = f"record {record}" if where is None else f"record {record} ({where(record)})"
     return told if start is None else f"{told}, tokens {start}–{start + length - 1}"

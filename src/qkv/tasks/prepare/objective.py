@@ -77,8 +77,8 @@ class Study:
         data, objective, tokenizer = self.recipe.data, self.recipe.objective, self.tokenizer
         too_long: Any = data.too_long or TOO_LONG[objective.kind][0]
         source = shape[-1] if shape else data.max_source_length or None
-        one: dict[str, Any] = {"length": shape[0] if shape else data.max_length, "too_long": too_long}
-        moving = {**one, "shift": objective.random_offset}
+        one: dict[str, Any] = {"max_length": shape[0] if shape else data.max_length, "too_long": too_long}
+        moving = {**one, "random_offset": objective.random_offset}
         match objective.kind:
             case "seq2seq":
                 frame = find_source_template(tokenizer)
@@ -106,7 +106,7 @@ class Study:
                     encoded, tokenizer, max_length=data.max_length, mask_prob=share, whole_word_masking=whole
                 )
             case "span_corruption":
-                moving |= {"source_length": source or data.max_length, "length": one["length"] if source else None}
+                moving |= {"max_source_length": source or data.max_length, "max_length": one["max_length"] if source else None}
                 share = objective.mask_prob or SPANS
                 spans = SpanCorruption(
                     encoded, tokenizer, **moving, mask_prob=share, mean_span_length=objective.mean_span_length
@@ -183,9 +183,9 @@ class JoinedExamples:
             return self.parts[0].gather(field, np.zeros(0, np.int64))
         return np.concatenate(found), np.concatenate([[0], np.cumsum([len(one) for one in found])])
 
-    def where(self, index: int) -> Any:
+    def location(self, index: int) -> Any:
         part, inside = self._locate(np.array([index]))
-        where = getattr(self.parts[int(part[0])], "where", None)
+        where = getattr(self.parts[int(part[0])], "location", None)
         if where is None:
             raise QkvError("these examples do not know where they come from")
         return where(int(inside[0]))

@@ -38,23 +38,23 @@ class RequiredTokens:
     num_sentinels: int = 0
 
 
-BERT = RequiredTokens(("pad", "classify", "separator", "mask"), "bert")
+BERT = RequiredTokens(("pad", "cls", "sep", "mask"), "bert")
 
 
 def special_of(objective: ObjectiveSection) -> RequiredTokens:
     """What a new tokenizer is given for an objective."""
     match objective.kind:
         case "seq2seq":
-            return RequiredTokens(("pad", "start", "end"), "end")
+            return RequiredTokens(("pad", "bos", "eos"), "eos")
         case "causal_lm":
             # Texts that stand in no frame teach nothing about a start and an end, so there are none to write.
             return (
-                RequiredTokens(("pad", "start", "end"), "start") if objective.add_bos_eos else RequiredTokens(("pad",))
+                RequiredTokens(("pad", "bos", "eos"), "bos") if objective.add_bos_eos else RequiredTokens(("pad",))
             )
         case "span_corruption":
-            return RequiredTokens(("pad", "end"), "end", NUM_SENTINELS)
+            return RequiredTokens(("pad", "eos"), "eos", NUM_SENTINELS)
         case "denoising":
-            return RequiredTokens(("pad", "start", "end", "mask"), "end")
+            return RequiredTokens(("pad", "bos", "eos", "mask"), "eos")
     return BERT
 
 
