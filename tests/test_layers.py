@@ -90,12 +90,12 @@ def test_no_module_imports_itself_through_others() -> None:
     assert not cycles
 
 
-def test_blocks_import_torch_and_nothing_of_ours() -> None:
+def test_blocks_import_torch_and_of_ours_the_type_checker_alone() -> None:
     wrong = [
         f"{path} imports {name}"
         for path, tree in TREES.items()
         if layer_of(path) == "blocks"
-        for name in imported_layers(tree) - {"blocks"}
+        for name in imported_layers(tree) - {"blocks", "values"}
     ]
     assert not wrong
 

@@ -10,7 +10,8 @@ from prepare_samples import sample_files, sample_recipe
 
 from qkv.tasks.train import TrainingResult, open_recipe, train
 from qkv.train.checkpoint.reader import Checkpoint
-from qkv.train.recipe.schema import Recipe, recipe_file
+from qkv.train.recipe import recipe_file
+from qkv.train.recipe.schema import Recipe
 from qkv.train.run.folder import RunFolder
 from qkv.train.watch import StepReport, Watcher
 

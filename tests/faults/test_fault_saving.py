@@ -103,7 +103,7 @@ LIMITED = """
         held = {f"tensor {n}": [Piece.whole(torch.full((numbers,), float(n)))] for n in range(count)}
         checkpoints = Checkpoints(folder, keep=3)
         checkpoints.save(1, held, {}, wait=True)
-        sizes = {path.name: path.stat().st_size for path in checkpoints.at(1).folder.iterdir()}
+        sizes = {path.name: path.stat().st_size for path in checkpoints.open_step(1).folder.iterdir()}
         resource.setrlimit(resource.RLIMIT_FSIZE, (max(sizes.values()) - 1000, no_limit[1]))
         told = ""
         try:

@@ -64,7 +64,7 @@ def test_a_signal_ends_the_loop_after_its_step(number, code):
     process = start("""
         with StopSignals() as stop:
             ready()
-            while not stop.asked:
+            while not stop.requested:
                 time.sleep(0.01)
             print("saved")
         sys.exit(stop.exit_code)
@@ -78,7 +78,7 @@ def test_a_second_signal_ends_the_process_at_once():
         with StopSignals(on_exit=lambda: print("goodbye", flush=True)) as stop:
             ready()
             while True:
-                stop.asked, time.sleep(0.01)
+                stop.requested, time.sleep(0.01)
     """)
     process.send_signal(signal.SIGTERM)
     time.sleep(0.4)
@@ -103,7 +103,7 @@ def test_signals_close_together_are_one_request():
         signals.SAME_REQUEST_SECONDS = 10
         with StopSignals() as stop:
             ready()
-            while not stop.asked:
+            while not stop.requested:
                 time.sleep(0.01)
             time.sleep(0.4)
             print("saved")
@@ -138,13 +138,13 @@ def test_a_process_alone_has_no_deadline():
 
 
 @pytest.mark.parametrize(
-    "meanwhile", ["stop.acknowledge(); time.sleep(2)", "[(stop.asked, time.sleep(.1)) for _ in range(20)]"]
+    "meanwhile", ["stop.acknowledge(); time.sleep(2)", "[(stop.requested, time.sleep(.1)) for _ in range(20)]"]
 )
 def test_a_request_that_is_being_acted_upon_has_no_deadline(meanwhile):
     process = start(f"""
         with StopSignals(several=True) as stop:
             ready()
-            while not stop.asked:
+            while not stop.requested:
                 time.sleep(0.01)
             {meanwhile}
             print("saved")
@@ -154,7 +154,7 @@ def test_a_request_that_is_being_acted_upon_has_no_deadline(meanwhile):
     assert ended(process) == (143, "saved\n")
 
 
-def test_what_is_unhurried_has_no_deadline_and_what_follows_has_one_again():
+def test_what_is_no_deadline_has_no_deadline_and_what_follows_has_one_again():
     """An evaluation may take longer than any step. When it is over, a process that is stuck is ended as before."""
     process = start("""
         with StopSignals(several=True) as stop:
@@ -168,7 +168,7 @@ def test_what_is_unhurried_has_no_deadline_and_what_follows_has_one_again():
     assert ended(process) == (143, "evaluated\n")
 
 
-def test_the_time_of_what_is_unhurried_is_not_taken_for_a_steps(monkeypatch):
+def test_the_time_of_what_is_no_deadline_is_not_taken_for_a_steps(monkeypatch):
     """Steps of 6 s may take twice as long before a process is taken to be stuck; an evaluation does not count."""
     now = 0.0
     monkeypatch.setattr(signals, "time", SimpleNamespace(monotonic=lambda: now))
@@ -186,12 +186,12 @@ def test_long_steps_have_a_longer_deadline():
     """Two looks were a second apart, so that twice a second may pass before the process is taken to be stuck."""
     process = start("""
         with StopSignals(several=True) as stop:
-            stop.asked
+            stop.requested
             time.sleep(1)
-            stop.asked
+            stop.requested
             ready()
             time.sleep(1.2)
-            print("saved" if stop.asked else "never asked")
+            print("saved" if stop.requested else "never asked")
         sys.exit(stop.exit_code)
     """)
     process.send_signal(signal.SIGTERM)
@@ -210,7 +210,7 @@ def test_a_signal_to_a_forked_process_does_not_look_like_one_to_the_parent():
                 time.sleep(0.01)
             ready()
             time.sleep(0.3)
-            print(stop.asked)
+            print(stop.requested)
             os.kill(child, signal.SIGKILL)
     """)
     assert ended(process) == (0, "None\n")
@@ -223,7 +223,7 @@ def test_a_signal_that_was_ignored_stays_ignored():
         with StopSignals() as stop:
             ready()
             time.sleep(0.5)
-            print(stop.asked)
+            print(stop.requested)
     """)
     process.send_signal(signal.SIGINT)
     assert ended(process) == (0, "None\n")

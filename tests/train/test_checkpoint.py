@@ -269,7 +269,7 @@ def test_a_folder_without_checkpoints_has_none(tmp_path):
 
 
 def test_keeping_nothing_is_refused(tmp_path):
-    with pytest.raises(UsageError, match=r"train\.keep = 0: at least one"):
+    with pytest.raises(UsageError, match=r"train\.keep_checkpoints = 0: at least one"):
         CheckpointFolder(tmp_path, max_to_keep=0)
 
 
@@ -303,7 +303,7 @@ def test_a_checkpoint_that_lacks_what_is_needed_is_passed_over(tmp_path):
     assert "1 tensors are not in it, as weight" in found.skipped[0]
 
 
-def test_one_that_is_taken_in_passing_costs_no_other_its_place_and_goes_with_the_next(tmp_path):
+def test_one_that_is_taken_in_temporary_costs_no_other_its_place_and_goes_with_the_next(tmp_path):
     checkpoints = CheckpointFolder(tmp_path, max_to_keep=3)
 
     def save(step, **how):
@@ -311,15 +311,15 @@ def test_one_that_is_taken_in_passing_costs_no_other_its_place_and_goes_with_the
 
     for step in (10, 20, 30):
         save(step)
-    save(31, passing=True)
+    save(31, temporary=True)
     assert checkpoints.steps() == [10, 20, 30, 31]
-    save(35, passing=True)
+    save(35, temporary=True)
     assert checkpoints.steps() == [10, 20, 30, 35]
     again = CheckpointFolder(tmp_path, max_to_keep=3)  # another process, which is told what it goes on from
     again.temporary_step = 35
     checkpoints = again
     save(40)
     assert again.steps() == [20, 30, 40]
-    save(41, passing=True, best=True)
+    save(41, temporary=True, best=True)
     save(50)
     assert again.steps() == [30, 40, 41, 50]  # the best one stays

@@ -58,7 +58,7 @@ def test_sound_ones_pass(checkpoints):
     assert not detected(checkpoints)
     found = checkpoints.newest()
     assert holds(found, NEW)
-    assert (found.passed_over, checkpoints.passed_over) == ([], [])
+    assert (found.skipped, checkpoints.skipped) == ([], [])
 
 
 def test_a_thousand_flipped_bits_are_all_detected(checkpoints):
@@ -117,7 +117,7 @@ def test_a_file_that_is_gone_is_detected(checkpoints):
         assert detected(checkpoints), path.name
         found = checkpoints.newest()
         assert holds(found, OLD)
-        assert path.name in found.passed_over[0]
+        assert path.name in found.skipped[0]
         path.write_bytes(sound)
 
 
@@ -125,54 +125,54 @@ def test_a_shard_of_another_step_is_detected(checkpoints):
     """Sound in itself and of the right length, but not what belongs there."""
     checkpoints.save(30, whole(state_of(30)), {"step": 30}, wait=True)
     name = "shard-00000-of-00001.safetensors"
-    ours, theirs = (tmp / name for tmp in (checkpoints.at(OLD).folder, checkpoints.at(30).folder))
+    ours, theirs = (tmp / name for tmp in (checkpoints.open_step(OLD).folder, checkpoints.open_step(30).folder))
     assert ours.stat().st_size == theirs.stat().st_size
     shutil.copy(theirs, ours)
     with pytest.raises(DamagedCheckpoint, match="damaged in"):
-        checkpoints.at(OLD).verify()
+        checkpoints.open_step(OLD).verify()
 
 
 def test_a_folder_under_another_steps_name_is_detected(checkpoints):
-    folder = checkpoints.at(NEW).folder
+    folder = checkpoints.open_step(NEW).folder
     folder.rename(folder.with_name("step-000000099"))
     with pytest.raises(DamagedCheckpoint, match="holds step 20; the folder was renamed"):
-        checkpoints.at(99)
+        checkpoints.open_step(99)
     assert holds(checkpoints.newest(), OLD)
 
 
 def test_what_is_passed_over_is_told_with_the_place_and_the_reason(checkpoints):
-    shard = checkpoints.at(NEW).folder / "shard-00000-of-00002.safetensors"
+    shard = checkpoints.open_step(NEW).folder / "shard-00000-of-00002.safetensors"
     flip(shard, shard.stat().st_size - 1, 0)
     found = checkpoints.newest()
     assert holds(found, OLD)
-    assert found.passed_over == checkpoints.passed_over == [f"{shard}: damaged in half"]
+    assert found.skipped == checkpoints.skipped == [f"{shard}: damaged in half"]
 
 
 def test_when_none_is_sound_that_is_told_too(checkpoints):
     for step in (OLD, NEW):
         (checkpoints.folder / f"step-{step:09d}" / "manifest.json").unlink()
     assert checkpoints.newest() is None
-    assert len(checkpoints.passed_over) == 2
+    assert len(checkpoints.skipped) == 2
 
 
 def test_reading_a_damaged_tensor_raises_and_reading_its_neighbours_does_not(checkpoints):
-    checkpoint = checkpoints.at(NEW)
+    checkpoint = checkpoints.open_step(NEW)
     shard = checkpoint.folder / "shard-00001-of-00002.safetensors"  # the last two rows of "weight"
     flip(shard, shard.stat().st_size - 1, 7)
     with pytest.raises(DamagedCheckpoint, match="damaged in weight"):
-        checkpoint.whole("weight")
+        checkpoint.read_tensor("weight")
     with pytest.raises(DamagedCheckpoint, match="damaged in weight"):
-        checkpoint.box("weight", (4, 0), (1, 1))
-    assert torch.equal(checkpoint.box("weight", (0, 0), (4, 5)), state_of(NEW)["weight"][:4])
-    assert torch.equal(checkpoint.whole("moment"), state_of(NEW)["moment"])
+        checkpoint.read_slice("weight", (4, 0), (1, 1))
+    assert torch.equal(checkpoint.read_slice("weight", (0, 0), (4, 5)), state_of(NEW)["weight"][:4])
+    assert torch.equal(checkpoint.read_tensor("moment"), state_of(NEW)["moment"])
 
 
 def test_a_file_that_is_cut_between_opening_and_reading_is_detected(checkpoints):
-    checkpoint = checkpoints.at(NEW)
+    checkpoint = checkpoints.open_step(NEW)
     shard = checkpoint.folder / "shard-00001-of-00002.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1])
     with pytest.raises(DamagedCheckpoint, match="damaged in weight"):
-        checkpoint.whole("weight")
+        checkpoint.read_tensor("weight")
 
 
 def test_a_best_that_is_damaged_is_told_and_nothing_is_pruned_by_it(checkpoints):
@@ -194,7 +194,7 @@ def test_a_format_of_the_future_is_not_guessed_at(checkpoints, monkeypatch):
     checkpoints.save(30, {}, {}, wait=True)
     monkeypatch.undo()
     assert holds(checkpoints.newest(), NEW)
-    assert "written in version 2 of the format; this is 1" in checkpoints.passed_over[0]
+    assert "written in version 2 of the format; this is 1" in checkpoints.skipped[0]
 
 
 def test_what_a_killed_run_left_is_cleared_and_an_unfinished_replacement_is_put_back(checkpoints):
@@ -204,7 +204,7 @@ def test_what_a_killed_run_left_is_cleared_and_an_unfinished_replacement_is_put_
     (folder / ".step-000000001.leaving").mkdir()
     (folder / "best.json.partial").write_text("half of it")
     (folder / "notes of mine.txt").write_text("stay")
-    checkpoints.at(NEW).folder.rename(folder / ".step-000000020.replaced")
+    checkpoints.open_step(NEW).folder.rename(folder / ".step-000000020.replaced")
     checkpoints.recover()
     assert names_in(folder) == ["notes of mine.txt", "step-000000010", "step-000000020"]
     assert holds(checkpoints.newest(), NEW)

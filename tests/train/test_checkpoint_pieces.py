@@ -192,7 +192,7 @@ def test_when_the_first_gives_up_the_others_hear_of_it(tmp_path):
 def test_pieces_that_are_not_a_whole_tensor_are_never_written_as_one(tmp_path, parts, problem):
     values = torch.arange(4.0)
     given_ = [{"a": [TensorSlice(values[o : o + n], (o,), (4,)) for (o,), (n,) in boxes]} for boxes in parts]
-    first, second = save_together(tmp_path, 1, given_, {}, patience=5)
+    first, second = save_together(tmp_path, 1, given_, {}, timeout_seconds=5)
     with pytest.raises(ValueError, match=f"a: {problem}"):
         first.finish()
     with pytest.raises(QkvError, match="gave it up"):

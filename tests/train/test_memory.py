@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from qkv.train.out_of_memory_error import is_out_of_memory
+
+from qkv.train.out_of_memory import is_out_of_memory
 
 MOST = 2**52  # bytes: more than any machine has addresses for
 

@@ -46,7 +46,7 @@ def test_the_budget_that_is_spent_first_counts() -> None:
 
 
 @pytest.mark.parametrize("layout", ["packed", "padded"])
-@pytest.mark.parametrize("sliding_window", [None, 7], ids=["one window", "many windows"])
+@pytest.mark.parametrize("window", [None, 7], ids=["one window", "many windows"])
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_the_share_of_epochs_grows_with_every_step_and_ends_with_the_last(
     layout: str, window: int | None, epochs: int

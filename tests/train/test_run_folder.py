@@ -130,7 +130,7 @@ def test_a_run_is_under_way_once_it_has_something_to_show(tmp_path):
     shows = {
         "checkpoint": lambda folder: (folder.path / "checkpoints" / "step-000000002").mkdir(parents=True),
         "model": lambda folder: (folder.path / "config.json").write_text("{}"),
-        "step": lambda folder: folder.log(step(1)),
+        "step": lambda folder: folder.append_log(step(1)),
     }
     for name, show in shows.items():
         with RunFolder(tmp_path / name).lock() as folder:
@@ -219,35 +219,35 @@ def test_the_environment_names_no_person_and_no_place(folder):
 
 def test_lines_are_there_at_once_and_numbers_exact(folder):
     number = 0.1 + 0.2
-    folder.log({"kind": "step", "step": 3, "loss": number})
+    folder.append_log({"kind": "step", "step": 3, "loss": number})
     read = RunFolder(folder.path).log_records()
     assert read == [{"kind": "step", "step": 3, "loss": number}]
     assert repr(number) in (folder.path / "metrics.jsonl").read_text()
 
 
 def test_what_json_does_not_know_becomes_null(folder):
-    folder.log({"kind": "step", "step": 3, "loss": float("nan"), "grad_norm": float("inf")})
-    assert folder.records() == [{"kind": "step", "step": 3, "loss": None, "grad_norm": None}]
+    folder.append_log({"kind": "step", "step": 3, "loss": float("nan"), "grad_norm": float("inf")})
+    assert folder.log_records() == [{"kind": "step", "step": 3, "loss": None, "grad_norm": None}]
 
 
 def test_later_steps_are_forgotten_and_the_log_goes_on(folder):
     for number in (1, 2, 3, 4):
-        folder.log(step(number))
-        folder.log({"kind": "note", "step": number, "text": "größer\u2028"})
+        folder.append_log(step(number))
+        folder.append_log({"kind": "note", "step": number, "text": "größer\u2028"})
     folder.truncate_after(2)
-    folder.log(step(3, again=True))
-    assert [(r["kind"], r["step"]) for r in folder.records()] == [
+    folder.append_log(step(3, again=True))
+    assert [(r["kind"], r["step"]) for r in folder.log_records()] == [
         ("step", 1),
         ("note", 1),
         ("step", 2),
         ("note", 2),
         ("step", 3),
     ]
-    assert folder.records()[-1]["again"]
+    assert folder.log_records()[-1]["again"]
 
 
 def test_a_log_without_later_steps_is_not_touched(folder):
-    folder.log(step(1))
+    folder.append_log(step(1))
     before = (folder.path / "metrics.jsonl").stat().st_ino
     folder.truncate_after(1)
     assert (folder.path / "metrics.jsonl").stat().st_ino == before
@@ -255,7 +255,7 @@ def test_a_log_without_later_steps_is_not_touched(folder):
 
 def test_truncating_before_anything_was_logged_is_no_error(folder):
     folder.truncate_after(0)
-    assert folder.records() == []
+    assert folder.log_records() == []
 
 
 LINES = [json.dumps(step(number)).encode() + b"\n" for number in (1, 2, 3)]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_learner import CASES, a_batch, network
+from objective_cases import CASES, a_batch, network
 from torch import Tensor
 
 from qkv.data.load.batch import Batch

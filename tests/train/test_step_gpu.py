@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import torch
+from objective_cases import CASES, network
 from rows_made import OBJECTIVES
-from test_learner import CASES, network
 
 from qkv.data.load.loader import Loader
 from qkv.data.stream.sequences import SequenceStream

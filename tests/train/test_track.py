@@ -54,11 +54,11 @@ def calls(monkeypatch):
 
 
 def whole_run(watcher, start=START) -> None:
-    watcher.start(start)
-    watcher.step(STEP)
-    watcher.evaluated(EVAL)
-    watcher.note(10, "a note")
-    watcher.end(END)
+    watcher.on_start(start)
+    watcher.on_step(STEP)
+    watcher.on_evaluate(EVAL)
+    watcher.on_note(10, "a note")
+    watcher.on_end(END)
 
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])

@@ -5,8 +5,9 @@ A researcher changes a part here; nothing in `blocks/` ever asks for a model's n
 """
 
 from dataclasses import dataclass, fields
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_type_hints
+
+from qkv.values import describe_type, matches_type
 
 PositionKind = Literal["sinusoidal", "sinusoidal_split", "learned", "rotary", "alibi", "t5", "none"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
@@ -25,33 +26,8 @@ def check_fields(config: Any, list_fields: tuple[str, ...] = ()) -> None:
             object.__setattr__(config, name, tuple(getattr(config, name)))
     for name, kind in get_type_hints(type(config)).items():
         value = getattr(config, name)
-        if not _has_type(value, kind):
-            raise ValueError(f"{name} = {value!r} must be {_describe_type(kind)}")
-
-
-def _has_type(value: Any, kind: Any) -> bool:
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):
-        return any(_has_type(value, one) for one in inner)
-    if origin is Literal:
-        return value in inner
-    if origin is tuple:
-        return isinstance(value, tuple) and all(_has_type(one, inner[0]) for one in value)
-    if kind in (int, float):
-        return isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
-    return isinstance(value, kind)
-
-
-def _describe_type(kind: Any) -> str:
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):
-        return " or ".join(_describe_type(one) for one in inner)
-    if origin is Literal:
-        return "one of " + ", ".join(repr(choice) for choice in inner)
-    if origin is tuple:
-        return f"a list, each {_describe_type(inner[0])}"
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
-    return words.get(kind, f"a {kind.__name__}")
+        if not matches_type(value, kind):
+            raise ValueError(f"{name} = {value!r} must be {describe_type(kind)}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from qkv.blocks import HeadConfig, RotaryScaling, StackConfig
 from qkv.blocks.config import check_fields
 from qkv.errors import QkvError, suggest_name
+from qkv.renamed import describe_old_names, find_old_names
 
 Family = Literal["encoder", "decoder", "seq2seq"]
 CONFIG_VERSION = 1
@@ -75,6 +76,8 @@ class Config:
         """The reverse of `to_dict`; an unknown or missing name is an error that says which."""
         if not isinstance(values, dict):
             raise QkvError(f"{where}: expected a table of fields, found {type(values).__name__}")
+        if old := find_old_names(values, "config"):
+            raise QkvError(describe_old_names(where, old))
         if values.get("version", CONFIG_VERSION) != CONFIG_VERSION:
             raise QkvError(
                 f"{where}: version {values['version']!r} of the format, this qkv reads {CONFIG_VERSION}; update qkv"

@@ -10,8 +10,10 @@ from typing import Any, get_type_hints
 
 from qkv.blocks import HeadConfig, RotaryScaling, StackConfig
 from qkv.errors import UsageError, suggest_name
+from qkv.renamed import describe_old_names, find_old_names
 from qkv.train.recipe.schema import DataSection, ModelSection, ObjectiveSection, Recipe, TokenizerSection, TrainSection
-from qkv.train.recipe.values import coerce, describe_type, format_value, matches_type, parse_value
+from qkv.train.recipe.values import coerce, format_value, parse_value
+from qkv.values import describe_type, matches_type
 
 Table = dict[str, Any]
 
@@ -57,6 +59,8 @@ class RecipeText:
 
 def recipe_from_table(table: Table, source: RecipeText) -> Recipe:
     """A recipe from what TOML gave; unknown names and wrong kinds are errors."""
+    if old := find_old_names(table, "recipe"):
+        raise UsageError(describe_old_names(source.where or "the command line", old))
     parts: Table = {}
     for name, value in table.items():
         if name == "run":
@@ -199,7 +203,7 @@ def _stack_value(name: str, value: Any, source: RecipeText, *path: str) -> Any:
 def apply_overrides(table: Table, overrides: Sequence[str]) -> Table:
     """A recipe's table with `key=value` changes made.
 
-    >>> changed({"train": {"lr": 0.1, "steps": 9}}, ["train.lr=0.2", "train={steps=3}", "run=runs/a"])
+    >>> apply_overrides({"train": {"lr": 0.1, "steps": 9}}, ["train.lr=0.2", "train={steps=3}", "run=runs/a"])
     {'train': {'lr': 0.2, 'steps': 3}, 'run': 'runs/a'}
     """
     for override in overrides:

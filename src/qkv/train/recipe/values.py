@@ -7,55 +7,12 @@ import json
 import re
 import tomllib
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Union, get_args, get_origin
 
 from qkv.errors import UsageError
+from qkv.values import matches_type
 
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-
-
-def matches_type(value: Any, kind: Any) -> bool:
-    """Whether a value is of a kind.
-
-    >>> fits(3, float), fits(True, int), fits("ddp", Literal["ddp", "fsdp"]), fits({"a": "b"}, dict[str, str])
-    (True, False, True, True)
-    """
-    origin, inner = get_origin(kind), get_args(kind)
-    if kind is Any:
-        return True
-    if origin in (Union, UnionType):
-        return any(matches_type(value, one) for one in inner)
-    if origin is Literal:
-        return isinstance(value, str) and value in inner
-    if origin is tuple:
-        return isinstance(value, tuple) and all(matches_type(one, inner[0]) for one in value)
-    if origin is dict:
-        return isinstance(value, dict) and all(
-            isinstance(k, str) and matches_type(v, inner[1]) for k, v in value.items()
-        )
-    if kind in (int, float):
-        return isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
-    return isinstance(value, kind)
-
-
-def describe_type(kind: Any) -> str:
-    """What a kind is, for a message.
-
-    >>> in_words(int | Literal["auto"]), in_words(tuple[str, ...])
-    ("a whole number or 'auto'", 'a list, each text')
-    """
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):
-        return " or ".join(describe_type(one) for one in inner)
-    if origin is Literal:
-        choices = ", ".join(repr(choice) for choice in inner if choice != "")
-        return f"one of {choices}" if "," in choices else choices
-    if origin is tuple:
-        return f"a list, each {describe_type(inner[0])}"
-    if origin is dict:
-        return "a table" if inner[1] is Any or get_origin(inner[1]) else f"a table, each {describe_type(inner[1])}"
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "left out"}
-    return words.get(kind) or f"a table of {kind.__name__}"
 
 
 def coerce(value: Any, kind: Any) -> Any:
@@ -77,8 +34,8 @@ def _options(kind: Any) -> tuple[Any, ...]:
 def parse_value(text: str, kind: Any) -> Any:
     """What somebody typed, as a value of a kind: read as TOML, or taken as it stands where that is what fits.
 
-    >>> parsed("1e-3", float), parsed("runs/a", str), parsed("7", str), parsed('["a", "b"]', tuple[str, ...])
-    (0.001, 'runs/a', '7', ('a', 'b'))
+    >>> parse_value("1e-3", float), parse_value("runs/a", str), parse_value('["a", "b"]', tuple[str, ...])
+    (0.001, 'runs/a', ('a', 'b'))
     """
     try:
         read = tomllib.loads(f"value = {text}")
@@ -91,7 +48,7 @@ def parse_value(text: str, kind: Any) -> Any:
 def format_value(value: Any) -> str:
     """A value as TOML writes it on one line.
 
-    >>> toml_of((0.9, 0.98)), toml_of({"source": "en"}), toml_of(True)
+    >>> format_value((0.9, 0.98)), format_value({"source": "en"}), format_value(True)
     ('[0.9, 0.98]', '{source = "en"}', 'true')
     """
     if isinstance(value, bool):

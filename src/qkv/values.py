@@ -1,0 +1,56 @@
+"""Whether a value has the type that a dataclass field declares, and what that type is called in an error message.
+
+Configs (`blocks/config.py`) and recipes (`train/recipe/`) are dataclasses whose values come from JSON, TOML or a
+command line. Their fields are numbers, text, named choices (`Literal`), lists (`tuple`) and tables (`dict`) of these.
+"""
+
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+
+
+def matches_type(value: Any, expected: Any) -> bool:
+    """Whether a value has the expected type. A whole number is a number; true and false are not numbers.
+
+    >>> matches_type(3, float), matches_type(True, int), matches_type("ddp", Literal["ddp", "fsdp"])
+    (True, False, True)
+    >>> matches_type({"a": "b"}, dict[str, str]), matches_type((1, "a"), tuple[int, ...])
+    (True, False)
+    """
+    origin, arguments = get_origin(expected), get_args(expected)
+    if expected is Any:
+        return True
+    if origin in (Union, UnionType):
+        return any(matches_type(value, one) for one in arguments)
+    if origin is Literal:
+        return isinstance(value, str) and value in arguments
+    if origin is tuple:
+        return isinstance(value, tuple) and all(matches_type(item, arguments[0]) for item in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(
+            isinstance(key, str) and matches_type(item, arguments[1]) for key, item in value.items()
+        )
+    if expected in (int, float):
+        return isinstance(value, int if expected is int else int | float) and not isinstance(value, bool)
+    return isinstance(value, expected)
+
+
+def describe_type(expected: Any) -> str:
+    """What a type is called in an error message.
+
+    >>> describe_type(int | Literal["auto"]), describe_type(tuple[str, ...])
+    ("a whole number or 'auto'", 'a list, each text')
+    """
+    origin, arguments = get_origin(expected), get_args(expected)
+    if origin in (Union, UnionType):
+        return " or ".join(describe_type(one) for one in arguments)
+    if origin is Literal:
+        choices = [repr(choice) for choice in arguments if choice != ""]
+        return choices[0] if len(choices) == 1 else "one of " + ", ".join(choices)
+    if origin is tuple:
+        return f"a list, each {describe_type(arguments[0])}"
+    if origin is dict:
+        is_plain = arguments[1] in TYPE_NAMES
+        return f"a table, each {describe_type(arguments[1])}" if is_plain else "a table"
+    return TYPE_NAMES.get(expected) or f"a {expected.__name__}"

@@ -1,0 +1,53 @@
+"""Old names: each is gone, each new one exists, and a recipe or config that has an old one is told the new one."""
+
+from dataclasses import fields
+
+import pytest
+
+from qkv.blocks import HeadConfig, RotaryScaling, StackConfig
+from qkv.errors import QkvError, UsageError
+from qkv.models import Config
+from qkv.renamed import RENAMED, RENAMED_VALUES
+from qkv.train.recipe.recipe_file import loads, read
+from qkv.train.recipe.schema import Recipe
+
+PARTS = {"config": Config, "stack": StackConfig, "head": HeadConfig, "rotary_scaling": RotaryScaling}
+
+
+@pytest.mark.parametrize("part", RENAMED)
+def test_new_names_exist_and_old_ones_do_not(part: str) -> None:
+    known = {field.name for field in fields(PARTS[part] if part in PARTS else type(getattr(Recipe(), part)))}
+    assert set(RENAMED[part].values()) <= known
+    assert not set(RENAMED[part]) & known
+
+
+@pytest.mark.parametrize("key", RENAMED_VALUES)
+def test_every_old_value_is_refused_with_the_new_one(key: str) -> None:
+    section, name = key.split(".")
+    for old, new in RENAMED_VALUES[key].items():
+        with pytest.raises(UsageError, match=f'{key} = "{old}" → "{new}"'):
+            loads(f'[{section}]\n{name} = "{old}"\n')
+        loads(f'[{section}]\n{name} = "{new}"\n')
+
+
+def test_a_recipe_of_old_names_is_told_all_new_ones() -> None:
+    with pytest.raises(UsageError) as error:
+        loads("[train]\nclip = 1.0\nlr = 1.0\n[model]\nwindow = 3\n[model.encoder]\ntypes = 2\n", "runs/a/recipe.toml")
+    message = str(error.value)
+    assert message.startswith("runs/a/recipe.toml: ")
+    for line in ("train.clip → max_grad_norm", "model.window → sliding_window", "model.encoder.types → token_types"):
+        assert line in message
+    assert "train.lr" not in message
+
+
+def test_a_command_line_with_an_old_key_is_told_the_new_one() -> None:
+    with pytest.raises(UsageError, match=r"the command line: (.|\n)*train\.beam → eval_beam"):
+        read("dates", ["train.beam=4"])
+
+
+def test_an_old_config_is_told_the_new_fields() -> None:
+    values = {"version": 1, "pad": 0, "decoder": {"vocab": 9, "rotary_scaling": {"kind": "linear", "low": 1.0}}}
+    with pytest.raises(QkvError) as error:
+        Config.from_dict(values, "models/a/config.json")
+    for line in ("pad → pad_token_id", "decoder.vocab → vocab_size", "decoder.rotary_scaling.low → low_freq_factor"):
+        assert line in str(error.value)
