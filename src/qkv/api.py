@@ -274,8 +274,8 @@ class Model:
             if name not in known:
                 raise UsageError(f"unknown option {name!r}; {suggest_name(name, known)}")
         more = {name: tuple(value) if isinstance(value, list) else value for name, value in more.items()}
-        if callable(more.get("filters")):
-            more["filters"] = (more["filters"],)
+        if callable(more.get("logits_processors")):
+            more["logits_processors"] = (more["logits_processors"],)
         stops: Any = (stop,) if isinstance(stop, str) else () if stop is None else stop
         stops = tuple(stops) if isinstance(stops, Sequence) else stops
         options = GenerationOptions(

@@ -36,7 +36,7 @@ def small(kind: str) -> Network:
         heads=2,
         ffn_width=8,
         kv_heads=1 if "grouped" in rest else 0,
-        sliding_window=3 if "sliding_window" in rest else 0,
+        sliding_window=3 if "window" in rest else 0,
         position=next((p for p in ("learned", "alibi", "t5") if p in rest), "rotary"),  # type: ignore[arg-type]
         max_positions=40,
         init_std=0.6,
@@ -180,3 +180,36 @@ def check_memory(engine: Engine) -> None:
     assert pages.num_free == pages.num_pages - len({p for r in schedule.running for p in r.page_table})
     assert [r.request_id for r in schedule.running] == sorted(r.request_id for r in schedule.running)
     assert [r.request_id for r in schedule.waiting] == sorted(r.request_id for r in schedule.waiting)
+
+
+def check(kind: str, plan: Plan) -> dict[str, int]:
+    engine, made = carry_out(kind, plan)
+    cancelled = 0
+    for ask, request in made:
+        wanted = alone(kind, ask.prompt, ask.options)
+        if request.state == "cancelled":
+            cancelled += 1
+            assert ask.cancelled is not None
+            assert request.ids == wanted.ids[: len(request.ids)]
+            assert request.result is None
+            continue
+        assert request.state == "done", request.error
+        result = request.result
+        assert result is not None
+        assert result.ids == wanted.ids
+        assert (result.text, result.finish_reason) == (wanted.text, wanted.finish_reason)
+        assert "".join(request.pending_text) == wanted.text
+        assert abs(result.score - wanted.score) < 1e-9
+        assert [entry.id for entry in result.logprobs] == [entry.id for entry in wanted.logprobs]
+        assert [list(e.alternatives) for e in result.logprobs] == [list(e.alternatives) for e in wanted.logprobs]
+    assert engine.page_pool.num_free == engine.page_pool.num_pages
+    engine.page_pool.evict_unused()
+    assert len(engine.page_pool._free) == engine.page_pool.num_pages
+    assert not engine.page_pool._roots
+    counts = engine.stats
+    return {
+        "cancelled": cancelled,
+        "set back": counts.preemptions,
+        "reused": counts.reused_tokens,
+        "evicted": engine.page_pool.num_evicted,
+    }

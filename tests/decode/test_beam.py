@@ -119,7 +119,7 @@ def test_the_reorder_of_the_cache_matters(network: Network, fast: bool, monkeypa
     if fast:
         monkeypatch.setattr(BeamSlots, "reorder", lambda self, rows: None)
     else:
-        monkeypatch.setattr(sys.modules["qkv.decode.runner"], "fits", lambda *_: False)
+        monkeypatch.setattr(sys.modules["qkv.decode.runner"], "is_supported", lambda *_: False)
         monkeypatch.setattr(SelfCache, "reorder", first_only)
     wrong = generate(network, [[3, 4, 5]], options)[0]
     assert [r.score for r in (right, *right.alternatives)] != [r.score for r in (wrong, *wrong.alternatives)]

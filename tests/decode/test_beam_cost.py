@@ -38,7 +38,7 @@ def test_slots_before_since_stay_and_the_rest_moves() -> None:
 @pytest.mark.parametrize("beam", [2, 4])
 def test_moving_only_what_differs_is_enough(network: Network, beam: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the cache is moved at all: `Forks` moves a mask in its place."""
-    monkeypatch.setattr(sys.modules["qkv.decode.runner"], "fits", lambda *_: False)
+    monkeypatch.setattr(sys.modules["qkv.decode.runner"], "is_supported", lambda *_: False)
     options = GenerationOptions(max_tokens=12, beam=beam, num_return_sequences=beam)
     moved: list[int] = []
     some = SelfCache.reorder

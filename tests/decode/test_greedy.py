@@ -69,7 +69,7 @@ def test_rows_that_end_leave_and_the_others_go_on(network: Network) -> None:
     prompts = [[a, b] for a in range(3, 10) for b in range(3, 6)]
     said = [set(r.ids) for r in generate(network, prompts, GenerationOptions(max_tokens=12))]
     rare = min(range(12), key=lambda token: abs(sum(token in ids for ids in said) - len(said) / 2))
-    network.config = replace(network.config, end=(rare,))  # a token that about half of the rows say
+    network.config = replace(network.config, eos_token_ids=(rare,))  # a token that about half of the rows say
     together = generate(network, prompts, GenerationOptions(max_tokens=12))
     assert {r.finish_reason for r in together} == {"end", "length"}, (
         "both kinds are needed for this test to say anything"
@@ -115,24 +115,24 @@ def test_a_prefix_is_forced(network: Network) -> None:
         ({"top_p": 0.0}, "top_p"),
         ({"min_p": 2.0}, "min_p"),
         ({"beam": 13}, "vocabulary of 12"),
-        ({"beam": 2, "best": 3}, "best"),
+        ({"beam": 2, "num_return_sequences": 3}, "num_return_sequences"),
         ({"beam": 2, "temperature": 0.5}, "temperature"),
         ({"length_penalty": float("inf")}, "length_penalty"),
         ({"repetition_penalty": 0.0}, "repetition_penalty"),
         ({"min_tokens": 9, "max_tokens": 3}, "min_tokens"),
-        ({"banned": (99,)}, "99"),
+        ({"suppress_tokens": (99,)}, "99"),
         ({"stop": ("",)}, "stop"),
         ({"stop": (3,)}, "stop"),
         ({"logprobs": 50}, "logprobs"),
         ({"temperature": "0.5"}, "temperature = '0.5': not a finite number"),
         ({"top_p": None}, "top_p = None"),
         ({"seed": 0.5}, "seed = 0.5"),
-        ({"banned": ("a",)}, "banned"),
+        ({"suppress_tokens": ("a",)}, "suppress_tokens"),
         ({"prefix": (1.5,)}, "prefix"),
-        ({"penalty": "gmnt"}, "did you mean 'gnmt'"),
-        ({"filters": (3,)}, "filters"),
-        ({"filters": len}, "filters"),
-        ({"banned": 3}, "banned"),
+        ({"length_penalty_kind": "gmnt"}, "did you mean 'gnmt'"),
+        ({"logits_processors": (3,)}, "logits_processors"),
+        ({"logits_processors": len}, "logits_processors"),
+        ({"suppress_tokens": 3}, "suppress_tokens"),
         ({"prefix": None}, "prefix"),
         ({"min_p": "0.1"}, "min_p"),
         ({"repetition_penalty": True}, "repetition_penalty"),

@@ -42,7 +42,7 @@ def test_the_shortcut_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert widths[-1] == 100
 
 
-@pytest.mark.parametrize("vocab_size", [1000, 1008, 1023])
+@pytest.mark.parametrize("vocab", [1000, 1008, 1023])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_what_stands_at_the_edges_is_found(vocab: int, dtype: torch.dtype) -> None:
     """In the first and last of each group, and in what is left over behind the groups."""
@@ -60,7 +60,7 @@ def test_all_the_largest_may_stand_in_one_group() -> None:
     assert set(fast_topk(logits, 8)[1][0].tolist()) <= set(range(7, 1600, 100))
 
 
-@pytest.mark.parametrize("vocab_size", [40, 1000])
+@pytest.mark.parametrize("vocab", [40, 1000])
 def test_forbidden_tokens_come_last(vocab: int) -> None:
     logits = torch.full((3, vocab), NEVER)
     logits[0, vocab - 1] = 1.0
@@ -69,7 +69,7 @@ def test_forbidden_tokens_come_last(vocab: int) -> None:
     assert fast_topk(logits, 4)[0][0].tolist() == [1.0, NEVER, NEVER, NEVER]
 
 
-@pytest.mark.parametrize("vocab_size", [40, 1000])
+@pytest.mark.parametrize("vocab", [40, 1000])
 def test_what_is_no_number_counts_as_the_largest_as_in_topk(vocab: int) -> None:
     logits = drawn(3, vocab)
     logits[0, vocab // 2] = NAN

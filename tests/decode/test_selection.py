@@ -12,7 +12,7 @@ from qkv.decode import Engine, GenerationOptions, PromptLookup, generate
 from qkv.decode.generate import _write_static, make_runner
 from qkv.decode.sampling import sample_by_inverse_cdf
 from qkv.decode.selection import TokenSelector, token_logprobs, unpack_step_output
-from qkv.decode.speculative import speculate
+from qkv.decode.speculative.speculate import speculate
 from qkv.errors import QkvError
 from qkv.models import Config, build
 from qkv.tasks.run.text_to_text import generate_batched

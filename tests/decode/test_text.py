@@ -65,7 +65,7 @@ def test_a_stop_text_that_spans_tokens_ends_the_answer(model: qkv.Model) -> None
     result = model.generate(
         ["a"], max_tokens=60, temperature=1.5, seed=9, stop=stop, on_text=lambda _, p: heard.append(p)
     )[0]
-    assert result.reason == "stop"
+    assert result.finish_reason == "stop"
     assert result.text == whole.text[: whole.text.index(stop)] == "".join(heard)
 
 
@@ -75,7 +75,7 @@ def test_a_search_that_meets_a_stop_text_gives_the_tokens_up_to_it(model: qkv.Mo
     whole = model.generate(["a"], max_tokens=30, beam=3)[0]
     stop = whole.text[2:5]
     cut = model.generate(["a"], max_tokens=30, beam=3, stop=stop, on_text=lambda *piece: heard.append(piece))[0]
-    assert cut.reason == "stop"
+    assert cut.finish_reason == "stop"
     assert cut.text == whole.text[: whole.text.index(stop)]
     assert cut.ids == whole.ids[: len(cut.ids)]
     assert len(cut.ids) < len(whole.ids)
@@ -254,8 +254,8 @@ def test_what_is_no_text_no_list_and_no_function_is_refused(model: qkv.Model) ->
     ):
         with pytest.raises(UsageError):
             call()
-    roll = model.generate("a", max_tokens=4, filters=lambda logits, tokens: logits.roll(1, -1))
-    assert roll.ids == model.generate("a", max_tokens=4, filters=[lambda logits, tokens: logits.roll(1, -1)]).ids
+    roll = model.generate("a", max_tokens=4, logits_processors=lambda logits, tokens: logits.roll(1, -1))
+    assert roll.ids == model.generate("a", max_tokens=4, logits_processors=[lambda logits, tokens: logits.roll(1, -1)]).ids
 
 
 def test_drawing_needs_a_temperature(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -268,7 +268,7 @@ def test_a_template_that_adds_the_unknown_token_makes_no_text_unknown() -> None:
     tokenizer = Tokenizer.train(
         "char", iter(["abcdef"]), vocab_size=20, special_tokens=["pad", "eos", "unk"], template="eos"
     )
-    tokenizer.special_tokens = replace(tokenizer.special_tokens, unknown=tokenizer.special_tokens.eos)
+    tokenizer.special_tokens = replace(tokenizer.special_tokens, unk=tokenizer.special_tokens.eos)
     loaded = SimpleNamespace(tokenizer=tokenizer, config=SimpleNamespace(family="decoder"))
     notes = RunNotes(loaded, 5)
     notes.add(["abc"], [])

@@ -29,8 +29,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     import qkv.measure  # noqa: F401
 
     limits, bench = sys.modules["qkv.measure.limits"], sys.modules["qkv.measure.bench"]
-    monkeypatch.setattr(limits, "LARGE", {"cpu": 2**20})
-    monkeypatch.setattr(limits, "SIDES", (32, 64))
+    monkeypatch.setattr(limits, "UNCACHED_BYTES", {"cpu": 2**20})
+    monkeypatch.setattr(limits, "MATRIX_SIZES", (32, 64))
     monkeypatch.setattr(bench, "PREFILL_LENGTHS", (4, 8, 4096))
     monkeypatch.setattr(bench, "ENCODE_LENGTH", 8)
     monkeypatch.setattr(bench, "MOST", {"cpu": 4})

@@ -73,7 +73,7 @@ def test_it_stops_when_the_time_is_over(tiny: Make, monkeypatch: pytest.MonkeyPa
 @pytest.mark.usefixtures("quick")
 def test_a_batch_that_does_not_fit_ends_the_sweep(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     real = bench_module.BenchRun._fits
-    monkeypatch.setattr(bench_module.BenchRun, "_fits", lambda self, batch, kind: batch < 2 and real(self, batch, kind))
+    monkeypatch.setattr(bench_module.BenchRun, "_fits_memory", lambda self, batch, kind: batch < 2 and real(self, batch, kind))
     found = measured(tiny("decoder"), seconds=5.0)
     assert [point.batch for point in found.points_of("decode")] == [1]
     assert found.notes[-1] == "decode: a batch of 2 does not fit into memory"

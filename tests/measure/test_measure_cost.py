@@ -73,10 +73,10 @@ def test_hypotheses_share_weights_and_cache(tiny: Make) -> None:
 
 
 def test_a_window_bounds_what_is_seen(tiny: Make) -> None:
-    network = tiny("decoder", window=3, sliding_window_layers=(1,)).network
+    network = tiny("decoder", sliding_window=3, sliding_window_layers=(1,)).network
     far, farther = step_cost(network, 1, 50), step_cost(network, 1, 60)
     assert (farther - far).flops == 10 * 4 * 2 * 8, "of one layer alone"
-    near = tiny("decoder", window=3).network
+    near = tiny("decoder", sliding_window=3).network
     assert step_cost(near, 1, 50) == step_cost(near, 1, 4)
 
 

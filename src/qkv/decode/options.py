@@ -79,9 +79,9 @@ class GenerationOptions:
             ("max_tokens", 1),
             ("min_tokens", 0),
             ("top_k", 0),
-            ("no_repeat", 0),
+            ("no_repeat_ngram_size", 0),
             ("beam", 1),
-            ("best", 1),
+            ("num_return_sequences", 1),
             ("logprobs", 0),
         ):
             value = getattr(self, name)
@@ -92,7 +92,7 @@ class GenerationOptions:
                 raise UsageError(f"{name} = {getattr(self, name)!r}: not a finite number")
         if self.seed is not None and not (is_integer(self.seed) and -(2**63) <= self.seed < 2**64):
             raise UsageError(f"seed = {self.seed!r}: a whole number of at most 64 bits, or None")
-        for name in ("banned", "prefix", "stop", "filters"):
+        for name in ("suppress_tokens", "prefix", "stop", "logits_processors"):
             if not isinstance(getattr(self, name), tuple | list):
                 raise UsageError(f"{name} = {getattr(self, name)!r}: a tuple or a list of them")
         if self.temperature < 0:
@@ -108,21 +108,20 @@ class GenerationOptions:
         if self.min_tokens > self.max_tokens:
             raise UsageError(f"min_tokens = {self.min_tokens} is more than max_tokens = {self.max_tokens}")
         if self.num_return_sequences > self.beam:
-            raise UsageError(f"best = {self.num_return_sequences} is more than beam = {self.beam}")
+            raise UsageError(f"num_return_sequences = {self.num_return_sequences} is more than beam = {self.beam}")
         if self.beam > 1 and self.temperature > 0:
             raise UsageError("beam search takes no temperature: choose beam = 1 to draw, or temperature = 0 to search")
-        for name in ("banned", "prefix"):
+        for name in ("suppress_tokens", "prefix"):
             if not all(map(is_integer, getattr(self, name))):
                 raise UsageError(f"{name} = {getattr(self, name)!r}: token ids, which are whole numbers")
         if not all(isinstance(text, str) and text for text in self.stop):
             raise UsageError(f"stop = {self.stop!r}: texts that are not empty")
         if self.length_penalty_kind not in ("power", "gnmt"):
-            raise UsageError(
-                f"penalty = {self.length_penalty_kind!r}; {suggest_name(str(self.length_penalty_kind), ('power', 'gnmt'))}"
-            )
+            hint = suggest_name(str(self.length_penalty_kind), ("power", "gnmt"))
+            raise UsageError(f"length_penalty_kind = {self.length_penalty_kind!r} is unknown; {hint}")
         if not all(map(callable, self.logits_processors)):
-            raise UsageError(f"filters = {self.logits_processors!r}: functions of logits and the tokens so far")
-        if self.constraint is not None and not hasattr(self.constraint, "begin"):
+            raise UsageError(f"logits_processors = {self.logits_processors!r} must be functions of (logits, tokens)")
+        if self.constraint is not None and not hasattr(self.constraint, "make_processor"):
             raise UsageError(
                 f"constraint = {self.constraint!r}: make one with qkv.decode.regex, json_schema or grammar"
             )

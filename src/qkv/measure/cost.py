@@ -129,7 +129,7 @@ def _stack_cost(stack: Stack, batch_size: int, length: int, *, causal: bool) -> 
 def num_attention_pairs(length: int, window: int, *, causal: bool) -> int:
     """How many pairs of a query and a key that it sees a text of so many tokens has.
 
-    >>> pairs_seen(4, 0, causal=True), pairs_seen(4, 0, causal=False), pairs_seen(4, 1, causal=True)
+    >>> num_attention_pairs(4, 0, causal=True), num_attention_pairs(4, 0, causal=False), num_attention_pairs(4, 1, causal=True)
     (10, 16, 7)
     """
     reach = min(window or length, length - 1)  # how far back a token sees

@@ -28,7 +28,7 @@ from qkv.decode import (
 )
 from qkv.decode.constrained import constraints as constrain
 from qkv.decode.constrained.token_bytes import TokenBytes
-from qkv.decode.speculative import speculate
+from qkv.decode.speculative.speculate import speculate
 from qkv.errors import QkvError, UsageError
 from qkv.models import Config, Network, build
 from qkv.text import Tokenizer
@@ -76,7 +76,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "drawn": {"temperature": 1.2, "seed": 3},
     "drawn from few": {"temperature": 1.0, "seed": 4, "top_k": 3, "top_p": 0.9, "repetition_penalty": 1.3},
-    "beam": {"beam": 4, "best": 2},
+    "beam": {"beam": 4, "num_return_sequences": 2},
 }
 PATTERNS = [
     r"[0-9]{4}-[0-9]{2}",

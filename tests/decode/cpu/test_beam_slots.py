@@ -44,7 +44,7 @@ def test_a_search_finds_the_same(
         tidy_always(monkeypatch)
     options = GenerationOptions(max_tokens=6, beam=BEAMS, num_return_sequences=BEAMS)
     ours = found(family, name, PROMPTS[prompts], options)
-    monkeypatch.setattr(sys.modules["qkv.decode.runner"], "fits", lambda *_: False)
+    monkeypatch.setattr(sys.modules["qkv.decode.runner"], "is_supported", lambda *_: False)
     assert found(family, name, PROMPTS[prompts], options) == ours
 
 

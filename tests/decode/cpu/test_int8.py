@@ -179,9 +179,9 @@ def test_another_device_is_refused() -> None:
 
 @pytest.mark.parametrize("format", ["qkv", "hf", "ctranslate2", "onnx"])
 def test_what_no_longer_holds_its_weights_is_not_written(format: str, tmp_path: Path) -> None:
-    made = qkv.new(qkv.models.presets.gpt2(vocab=30, width=16, layers=1, heads=2, positions=16))
+    made = qkv.new(qkv.models.tables.presets.gpt2(vocab_size=30, width=16, layers=1, heads=2, positions=16))
     with pytest.raises(QkvError, match="save or export the one that it was made from"):
-        qkv.store.write(tmp_path / "out", made.config, quantize(made.network), None, format)
+        qkv.store.write_model(tmp_path / "out", made.config, quantize(made.network), None, format)
     assert not (tmp_path / "out").exists()
 
 

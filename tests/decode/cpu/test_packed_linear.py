@@ -152,7 +152,7 @@ def test_a_map_that_lives_on_sees_changed_weights(change: Callable[[nn.Linear], 
 
 def test_no_more_is_held_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     linears = [made(16, 16, seed=n) for n in range(3)]
-    monkeypatch.setattr(packed, "LIMIT", 2 * 4 * 16 * 16)
+    monkeypatch.setattr(packed, "MAX_PACKED_BYTES", 2 * 4 * 16 * 16)
     maps = [make_packed_linear(linear) for linear in linears]
     for apply, linear in zip(maps, linears, strict=True):
         check(apply, linear, 8)

@@ -67,7 +67,7 @@ def test_an_encoder_and_decoder_steps_as_its_modules_do(
 def test_the_step_is_bit_equal_where_the_kernel_is_the_same(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packed, "LIMIT", 0)  # packed weights are summed up in another order
+    monkeypatch.setattr(packed, "MAX_PACKED_BYTES", 0)  # packed weights are summed up in another order
     network = make("decoder", {"norm_placement": "post"}).to(dtype)
     assert apart(*(written(network, PROMPTS["even"], fast=fast, forks=False) for fast in (True, False))) == 0.0
 

@@ -23,7 +23,7 @@ GREEDY = GenerationOptions(max_tokens=6, suppress_tokens=(2,))  # no end: all si
 
 
 def engine(kind: str = "decoder", **sizes: int) -> Engine:
-    return Engine(small(kind), letters(), **({"rows": 4, "pages": 40, "page_size": 4} | sizes))
+    return Engine(small(kind), letters(), **({"max_sequences": 4, "num_pages": 40, "page_size": 4} | sizes))
 
 
 def expected(kind: str, prompt: list[int], options: GenerationOptions = GREEDY) -> list[int]:
@@ -42,7 +42,7 @@ def check(kind: str, request: Request, prompt: list[int], options: GenerationOpt
 
 
 def test_a_text_that_ends_frees_its_place_for_the_next_in_line() -> None:
-    e = engine(rows=2)
+    e = engine(max_sequences=2)
     short, long, next_ = (e.submit(PROMPT, replace(GREEDY, max_tokens=n)) for n in (2, 6, 6))
     e.step()
     assert [r.state for r in (short, long, next_)] == ["running", "running", "waiting"]
@@ -53,7 +53,7 @@ def test_a_text_that_ends_frees_its_place_for_the_next_in_line() -> None:
 
 
 def test_one_that_does_not_fit_yet_waits_and_is_not_overtaken() -> None:
-    e = engine(pages=5, rows=4)
+    e = engine(num_pages=5, max_sequences=4)
     first = e.submit(PROMPT[:2], replace(GREEDY, max_tokens=11))  # three pages in the end
     big = e.submit(PROMPT, GREEDY)  # three pages at once
     tiny = e.submit(PROMPT[:1], replace(GREEDY, max_tokens=1))
@@ -69,7 +69,7 @@ def test_one_that_does_not_fit_yet_waits_and_is_not_overtaken() -> None:
 
 
 def test_the_youngest_makes_room_and_what_it_wrote_stays_written() -> None:
-    e = engine(pages=8, page_size=2, rows=2)
+    e = engine(num_pages=8, page_size=2, max_sequences=2)
     older, younger = (e.submit(PROMPT[n : n + 4], replace(GREEDY, max_tokens=9)) for n in (0, 4))
     before: list[int] = []
     while e.stats.preemptions == 0:
@@ -85,11 +85,11 @@ def test_the_youngest_makes_room_and_what_it_wrote_stays_written() -> None:
 
 
 def test_a_step_reads_no_more_of_new_prompts_than_it_may() -> None:
-    e = engine(read_at_once=10)
+    e = engine(max_prefill_tokens=10)
     requests = [e.submit([n, *PROMPT[1:5]], GREEDY) for n in (4, 5, 6)]
     e.step()
     assert [r.state for r in requests] == ["running", "running", "waiting"]
-    long = engine(read_at_once=2)
+    long = engine(max_prefill_tokens=2)
     alone = long.submit(PROMPT, GREEDY)
     long.step()
     assert alone.state == "running", "one prompt is read, however long"
@@ -115,14 +115,14 @@ def test_a_step_reads_no_more_of_new_prompts_than_it_may() -> None:
 def test_what_can_never_be_written_is_refused_with_the_limit(
     prompt: list[int], options: GenerationOptions, message: str
 ) -> None:
-    e = engine(pages=9)
+    e = engine(num_pages=9)
     with pytest.raises(UsageError, match=message):
         e.submit(prompt, options)
     assert not e.step(), "nothing of it is left behind"
 
 
 def test_a_request_may_fill_every_page() -> None:
-    e = engine(pages=9)
+    e = engine(num_pages=9)
     options = replace(GREEDY, max_tokens=28)  # 9 + 28 − 1 = 36 tokens
     assert e.result(e.submit(PROMPT, options)).ids == expected("decoder", PROMPT, options)
 
@@ -137,7 +137,7 @@ def test_stop_texts_need_a_tokenizer() -> None:
         Engine(small("decoder")).submit(PROMPT, GenerationOptions(stop=("a",)))
 
 
-@pytest.mark.parametrize("name", ["rows", "pages", "page_size", "read_at_once"])
+@pytest.mark.parametrize("name", ["max_sequences", "num_pages", "page_size", "max_prefill_tokens"])
 def test_sizes_are_checked(name: str) -> None:
     with pytest.raises(UsageError, match=f"{name} = 0"):
         engine(**{name: 0})
@@ -147,7 +147,7 @@ def test_sizes_are_checked(name: str) -> None:
 
 
 def test_cancelling_frees_all_that_was_held_and_leaves_others_alone() -> None:
-    e = engine("seq2seq", rows=2)
+    e = engine("seq2seq", max_sequences=2)
     stays, goes, waits = (e.submit(PROMPT, GREEDY) for _ in range(3))
     e.step()
     e.step()
@@ -226,7 +226,7 @@ def test_targets_of_different_sources_never_share() -> None:
 
 
 def test_beginnings_that_nobody_uses_make_way_the_oldest_and_the_latest_pages_first() -> None:
-    e = engine(pages=6, page_size=2)
+    e = engine(num_pages=6, page_size=2)
     one = replace(GREEDY, max_tokens=1)
     for start in (4, 5):
         e.result(e.submit([start, 6, 6, 6, 7], one))  # two full pages are remembered, one is spare again
@@ -241,7 +241,7 @@ def test_beginnings_that_nobody_uses_make_way_the_oldest_and_the_latest_pages_fi
 
 def test_what_old_texts_left_in_a_page_does_not_leak() -> None:
     """Trap 2: a slot that is not yet written has weight zero, and zero times NaN is NaN."""
-    e = engine(pages=5)
+    e = engine(num_pages=5)
     e.result(e.submit(PROMPT, GREEDY))
     e.page_pool.evict_unused()
     for tensor in (*e.page_pool.keys, *e.page_pool.values):
@@ -259,7 +259,7 @@ def test_a_filter_that_raises_ends_its_own_request_alone() -> None:
         return logits
 
     e = engine()
-    good, ends = e.submit(PROMPT, GREEDY), e.submit(PROMPT, replace(GREEDY, filters=(bad,)))
+    good, ends = e.submit(PROMPT, GREEDY), e.submit(PROMPT, replace(GREEDY, logits_processors=(bad,)))
     forbidden = e.submit(PROMPT, replace(GREEDY, banned=tuple(range(14))))
     e.run()
     check("decoder", good, PROMPT)
@@ -291,7 +291,7 @@ class Broken:
 def break_next(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Broken]:
     def make(kind: str, error: BaseException) -> Broken:
         broken = Broken(small(kind), error)
-        monkeypatch.setattr(small(kind).head, "inner", broken)
+        monkeypatch.setattr(small(kind).head, "features", broken)
         return broken
 
     return make
@@ -336,7 +336,7 @@ def test_a_step_that_is_interrupted_can_be_taken_again(at: int, break_next: Call
 @pytest.mark.parametrize("kind", ["decoder", "seq2seq", "decoder-grouped"])
 def test_many_texts_at_once_are_written_as_alone(kind: str) -> None:
     """So many rows that attention is written as batched products, over pages that do not lie as rows of a cache do."""
-    e = engine(kind, rows=fast_cpu.MIN_BATCHED_QUERIES + 2, pages=80)
+    e = engine(kind, max_sequences=fast_cpu.MIN_BATCHED_QUERIES + 2, num_pages=80)
     prompts = [[*PROMPT[: 1 + n % 5], 3 + n] for n in range(fast_cpu.MIN_BATCHED_QUERIES + 2)]
     requests = [e.submit(prompt, GREEDY) for prompt in prompts]
     e.run()
@@ -384,7 +384,7 @@ def test_waiting_for_work() -> None:
 
 @pytest.mark.parametrize("driven", ["by a thread of its own", "by those who wait"])
 def test_many_threads_may_ask_and_cancel_while_steps_are_taken(driven: str) -> None:
-    e = engine(rows=3, pages=20)
+    e = engine(max_sequences=3, num_pages=20)
     closing = threading.Event()
 
     def drive() -> None:
@@ -452,14 +452,14 @@ def differs(kind: str, schedules: int = 40) -> bool:
 
 
 def test_a_lost_page_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PagePool, "give_back", lambda self, pages: self._free.extend(pages[1:]))
+    monkeypatch.setattr(PagePool, "free_pages", lambda self, pages: self._free.extend(pages[1:]))
     assert differs("decoder")
 
 
 def test_sharing_across_sources_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
     find, make_known = PagePool.match_prefix, PagePool.insert_prefix
-    monkeypatch.setattr(PagePool, "find", lambda self, _, tokens: find(self, 0, tokens))
-    monkeypatch.setattr(PagePool, "make_known", lambda self, _, *rest: make_known(self, 0, *rest))
+    monkeypatch.setattr(PagePool, "match_prefix", lambda self, _, tokens: find(self, 0, tokens))
+    monkeypatch.setattr(PagePool, "insert_prefix", lambda self, _, *rest: make_known(self, 0, *rest))
     assert differs("seq2seq")
 
 
@@ -472,8 +472,8 @@ def test_sharing_by_a_page_alone_would_show(monkeypatch: pytest.MonkeyPatch) -> 
         each = [find(self, origin, tokens[first : first + self.page_size]) for first in starts]
         return [one for ones in each[: each.index([]) if [] in each else None] for one in ones]
 
-    monkeypatch.setattr(PagePool, "find", found)
+    monkeypatch.setattr(PagePool, "match_prefix", found)
     monkeypatch.setattr(
-        PagePool, "make_known", lambda self, origin, above, *rest: make_known(self, origin, None, *rest)
+        PagePool, "insert_prefix", lambda self, origin, above, *rest: make_known(self, origin, None, *rest)
     )
     assert differs("decoder")

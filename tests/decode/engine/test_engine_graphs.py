@@ -8,7 +8,7 @@ import pytest
 import torch
 from engine_schedules import OPTIONS, PROMPTS, alone, draw_plan, letters, small
 from replayed import Replayed
-from test_engine_schedules import check
+from engine_schedules import check
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from qkv.decode import Engine, GenerationOptions, generate
@@ -34,8 +34,8 @@ def framed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> l
     monkeypatch.setattr(engine_step, "capture", Replayed)
     monkeypatch.setattr(engine_step, "SLOT_MULTIPLE", 6)
     monkeypatch.setattr(engine_step, "SOURCE_MULTIPLE", 3)
-    monkeypatch.setattr(engine_step, "PROMPT", 2)
-    monkeypatch.setattr(engine_step, "MOST", 16)
+    monkeypatch.setattr(engine_step, "PROMPT_MULTIPLE", 2)
+    monkeypatch.setattr(engine_step, "MAX_BUCKET_TOKENS", 16)
     monkeypatch.setattr(Replayed, "made", 0)
     return made
 

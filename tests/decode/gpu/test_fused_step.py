@@ -61,12 +61,12 @@ def made(config: Config, *, int8: bool = False, dtype: torch.dtype = torch.float
 def written(config: Config, hand: bool, *, end: tuple[int, ...] = (), **kind: Any) -> tuple[GreedyState, StaticRunner]:
     """One row after all its steps, by the kernels or by the plain steps."""
     network = made(config, **kind)
-    assert one_row_step.fits(network)
+    assert one_row_step.is_supported(network)
     with torch.inference_mode():
         run = StaticRunner(make_runner(network, [PROMPT], GenerationOptions(max_tokens=NEW)), NEW)
         greedy = GreedyState(run, end, NEW)
         greedy.choose(run.prefill_logits)
-        step = one_row_step.OneRowStep(run, greedy) if hand else greedy.step
+        step = one_row_step.FusedGreedyStep(run, greedy) if hand else greedy.step
         for _ in range(NEW - 1):
             step(run.view(run.num_slots))
     return greedy, run
@@ -75,8 +75,8 @@ def written(config: Config, hand: bool, *, end: tuple[int, ...] = (), **kind: An
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several stretches of slots are filled, and the vocabulary has several parts."""
-    monkeypatch.setattr(one_row_step, "BLOCK", 4)
-    monkeypatch.setattr(static_step, "ALIGNED", 4)
+    monkeypatch.setattr(one_row_step, "SLOTS_PER_PROGRAM", 4)
+    monkeypatch.setattr(static_step, "LENGTH_MULTIPLE", 4)
     monkeypatch.setattr(one_row_step, "LOGITS_PER_PROGRAM", 16)
 
 
@@ -117,7 +117,7 @@ def test_the_host_may_choose(asked: dict[str, Any], monkeypatch: pytest.MonkeyPa
     with torch.inference_mode():
         plain = decode_loop(make_runner(network, [PROMPT], options), options, (), None, None)
         run = GraphRunner(make_runner(network, [PROMPT], options), NEW)
-        run.fused_decoder = one_row_step.OneRow(run.static_runner, run.token)
+        run.fused_decoder = one_row_step.FusedDecoder(run.static_runner, run.token)
         monkeypatch.setattr(run.static_runner, "logits", None)  # nobody calls it
         by_hand = decode_loop(run, options, (), None, None)
     assert by_hand[0].ids == plain[0].ids
@@ -132,7 +132,7 @@ def test_numbers_that_are_none_choose_a_token_still() -> None:
         run = StaticRunner(make_runner(network, [PROMPT], GenerationOptions(max_tokens=2)), 2)
         greedy = GreedyState(run, (), 2)
         greedy.choose(run.prefill_logits)
-        one_row_step.OneRowStep(run, greedy).choose(torch.full((VOCAB,), float("nan"), device=DEVICE))
+        one_row_step.FusedGreedyStep(run, greedy).choose(torch.full((VOCAB,), float("nan"), device=DEVICE))
     assert 0 <= int(greedy.written[0, 1]) < VOCAB
 
 
@@ -159,7 +159,7 @@ def test_an_end_ends_the_row() -> None:
     ],
 )
 def test_what_the_kernels_do_not_know_is_left_to_the_plain_steps(changes: dict[str, Any]) -> None:
-    assert not one_row_step.fits(build(with_stack(CASES["gpt2"], **changes)))
+    assert not one_row_step.is_supported(build(with_stack(CASES["gpt2"], **changes)))
 
 
 def test_a_network_whose_parts_were_changed_is_left_to_the_plain_steps() -> None:
@@ -168,19 +168,19 @@ def test_a_network_whose_parts_were_changed_is_left_to_the_plain_steps() -> None
             return 2 * super().forward(x)
 
     whole, hooked, strided, other = (made(CASES["gpt2"]) for _ in range(4))
-    assert one_row_step.fits(whole)
+    assert one_row_step.is_supported(whole)
     hooked.decoder.blocks[1].ffn.up.register_forward_hook(lambda *_: None)
     weight = strided.decoder.blocks[0].ffn.up.weight
     strided.decoder.blocks[0].ffn.up.weight = torch.nn.Parameter(weight.detach().T.contiguous().T)
     other.decoder.blocks[0].ffn.down = Louder(96, 24)
-    unit = build(replace(CASES["gpt2"], head=replace(CASES["gpt2"].head, unit=True)))
-    assert not any(map(one_row_step.fits, (hooked, strided, other, unit)))
+    unit = build(replace(CASES["gpt2"], head=replace(CASES["gpt2"].head, normalize=True)))
+    assert not any(map(one_row_step.is_supported, (hooked, strided, other, unit)))
 
 
 @pytest.mark.parametrize("inputs", [48, 768, 4096, 5632, 14336, 28672])
 @pytest.mark.parametrize("gated", [False, True])
 def test_a_thread_holds_no_more_weights_than_it_has_registers_for(inputs: int, gated: bool) -> None:
-    block, warps = one_row_step.tile(1000, inputs, gated, False)
+    block, warps = one_row_step.choose_tile(1000, inputs, gated, False)
     full = 1 << (inputs - 1).bit_length()
     assert block >= 1
     assert block * full * (2 if gated else 1) / (32 * warps) <= 256

@@ -78,7 +78,7 @@ def test_any_number_of_ends_and_beams(network: Network, end: tuple[int, ...], be
     assert ours == reference
 
 
-@pytest.mark.parametrize("fields", [{"min_tokens": 5}, {"banned": (3, END)}, {"max_tokens": 1}, {"max_tokens": 2}])
+@pytest.mark.parametrize("fields", [{"min_tokens": 5}, {"suppress_tokens": (3, END)}, {"max_tokens": 1}, {"max_tokens": 2}])
 def test_what_may_come_and_how_much(network: Network, fields: dict[str, Any]) -> None:
     ours, reference = both(network, replace(GenerationOptions(max_tokens=9, beam=4, length_penalty=0.5), **fields))
     assert ours == reference
@@ -147,7 +147,7 @@ def test_every_kind_of_stack(fields: dict[str, Any], monkeypatch: pytest.MonkeyP
     assert ours == reference
     with torch.inference_mode():
         written = static.decode_greedy(make_runner(network, PROMPTS, GenerationOptions(max_tokens=8)), (), 8)  # type: ignore[arg-type]
-    network.config = replace(network.config, end=())
+    network.config = replace(network.config, eos_token_ids=())
     assert written.tokens.tolist() == [
         result.ids for result in generate(network, PROMPTS, GenerationOptions(max_tokens=8))
     ]
@@ -156,13 +156,13 @@ def test_every_kind_of_stack(fields: dict[str, Any], monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("bucket", [4, 16, 256])
 def test_buckets_change_nothing(network: Network, bucket: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(static, "SLOTS_PER_BUCKET", bucket)
-    monkeypatch.setattr(static, "LOOK", 3)
+    monkeypatch.setattr(static, "STEPS_BETWEEN_CHECKS", 3)
     ours, reference = both(network, GenerationOptions(max_tokens=20, beam=3))
     assert ours == reference
 
 
 def test_it_stops_when_all_sources_are_settled(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(static, "LOOK", 2)
+    monkeypatch.setattr(static, "STEPS_BETWEEN_CHECKS", 2)
     numbers: list[int] = []
     step = static.GraphedSteps.__call__
     monkeypatch.setattr(static.GraphedSteps, "__call__", lambda self, n: (numbers.append(n), step(self, n))[1])
@@ -203,7 +203,7 @@ def test_prompts_and_sources_are_kept_once_for_all_beams(network: Network) -> No
 
 @pytest.mark.parametrize(
     "fields",
-    [{"repetition_penalty": 1.2}, {"no_repeat": 2}, {"record": True}, {"filters": (lambda logits, tokens: logits,)}],
+    [{"repetition_penalty": 1.2}, {"no_repeat_ngram_size": 2}, {"return_search_steps": True}, {"logits_processors": (lambda logits, tokens: logits,)}],
 )
 def test_what_the_reference_has_to_do(network: Network, fields: dict[str, Any]) -> None:
     run = make_runner(network, PROMPTS, GenerationOptions(max_tokens=3))  # type: ignore[arg-type]

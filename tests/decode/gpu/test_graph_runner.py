@@ -44,8 +44,8 @@ def results(
         {},
         {"temperature": 1.3, "seed": 5},
         {"temperature": 0.9, "top_k": 4, "seed": 2, "logprobs": 2},
-        {"temperature": 1.1, "top_p": 0.8, "min_p": 0.02, "banned": (4, 7), "seed": 3},
-        {"repetition_penalty": 1.7, "no_repeat": 2, "min_tokens": 3},
+        {"temperature": 1.1, "top_p": 0.8, "min_p": 0.02, "suppress_tokens": (4, 7), "seed": 3},
+        {"repetition_penalty": 1.7, "no_repeat_ngram_size": 2, "min_tokens": 3},
         {"temperature": 1.0, "repetition_penalty": 1.2, "seed": 1},
         {"max_tokens": 1},
     ],
@@ -66,9 +66,9 @@ def test_captured_steps_write_what_plain_ones_write(
 
 @pytest.mark.parametrize(
     ("asked", "same"),
-    [({"temperature": 0.7, "top_k": 3, "top_p": 0.9, "banned": (3,)}, True), ({"no_repeat": 2}, False),
+    [({"temperature": 0.7, "top_k": 3, "top_p": 0.9, "suppress_tokens": (3,)}, True), ({"no_repeat_ngram_size": 2}, False),
      ({"min_tokens": 2}, False), ({"repetition_penalty": 1.1}, False),
-     ({"filters": (lambda x, tokens: x + 0 * tokens.view(-1)[0],)}, False)],
+     ({"logits_processors": (lambda x, tokens: x + 0 * tokens.view(-1)[0],)}, False)],
 )  # fmt: skip
 def test_choices_are_captured_where_filters_look_at_logits_alone(asked: dict[str, Any], same: bool) -> None:
     network, run = tiny("decoder"), None

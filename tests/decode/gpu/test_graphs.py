@@ -24,7 +24,7 @@ PROMPTS = [[3, 4, 5, 6], [7], [8, 9]]
 @pytest.mark.parametrize("new", [1, 20])
 def test_static_greedy_is_greedy(network: Network, new: int, bucket: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SLOTS_PER_BUCKET", bucket)
-    monkeypatch.setattr(module, "LOOK", 3)
+    monkeypatch.setattr(module, "STEPS_BETWEEN_CHECKS", 3)
     options = GenerationOptions(max_tokens=new)
     with torch.inference_mode():
         static = _write_static(make_runner(network, PROMPTS, options), options, (END,), None)  # type: ignore[arg-type]
@@ -38,7 +38,7 @@ def test_results_are_those_of_the_plain_loop(stop: tuple[str, ...]) -> None:
     """With and without a stop text, which may end a row before its tokens do."""
     tokenizer = Tokenizer.train("byte", iter([]), vocab_size=260, special_tokens=["pad", "eos"])
     network, end = tiny("decoder", vocab=tokenizer.vocab_size, seed=2), (tokenizer.special_tokens.eos,)
-    network.config = replace(network.config, end=end)
+    network.config = replace(network.config, eos_token_ids=end)
     stop = (
         (generate(network, PROMPTS, GenerationOptions(max_tokens=20), tokenizer)[1].text[2:4],)
         if stop == ("its own",)
@@ -117,7 +117,7 @@ def test_a_bucket_runs_once_as_it_is_and_then_as_a_graph(monkeypatch: pytest.Mon
 
     def capture(step: partial[None], pool: object) -> SimpleNamespace:
         seen = step.args[0]
-        told.append(f"capture {seen.sight.shape[2]}")
+        told.append(f"capture {seen.mask.shape[2]}")
         return SimpleNamespace(replay=lambda: (told.append("replay"), greedy.step(seen)))
 
     def plainly(seen: CacheView) -> None:
@@ -134,7 +134,7 @@ def test_a_bucket_runs_once_as_it_is_and_then_as_a_graph(monkeypatch: pytest.Mon
         module.run_steps(steps, 8, greedy.ended)
     # Four slots hold the prompt, four more fill the first bucket, and three steps are left for the next one.
     assert told == ["plain", "capture 8", "replay", "replay", "replay", "plain", "capture 16", "replay", "replay"]
-    network.config = replace(network.config, end=())
+    network.config = replace(network.config, eos_token_ids=())
     assert greedy.written[0].tolist() == generate(network, [[3, 4, 5, 6]], GenerationOptions(max_tokens=8))[0].ids
 
 

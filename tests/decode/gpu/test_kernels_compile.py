@@ -13,7 +13,7 @@ TRITON = find_spec("triton")  # not loaded here: what is loaded decides whether 
 if TRITON is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
-OF_TRAINING = "rows_in_place|gelu_"
+OF_TRAINING = "cross_entropy_kernel|gelu_"
 """Kernels that do not start before the last one has ended."""
 PROGRAM = """
 import sys, triton
@@ -36,20 +36,20 @@ GELU = {"P0": 1.59, "P1": 0.0756, "P2": -0.00097, "P3": 8.7e-06, "UNROLLED": 4}
 BENT = {"x_ptr": HALF, "out_ptr": HALF, "back_ptr": HALF, "to_x_ptr": HALF, "bias_ptr": X, "rows": WHOLE}
 CASES = [
     ("embed", 1, {"WIDTH": 768, "PLACES": True, "BLOCK": 256}),
-    ("product", 4, {"IN": 768, "OUT": 3072, "FULL": 1024, "BLOCK": 4, "NORM": "layernorm", "GAIN": True, "SHIFT": True,
+    ("fused_linear", 4, {"IN": 768, "OUT": 3072, "FULL": 1024, "BLOCK": 4, "NORM": "layernorm", "GAIN": True, "SHIFT": True,
                     "BIAS": True, "BEND": "gelu_tanh"}),
-    ("product", 4, {"IN": 2048, "OUT": 5632, "FULL": 2048, "BLOCK": 2, "NORM": "rmsnorm", "GAIN": True, "BEND": "silu",
+    ("fused_linear", 4, {"IN": 2048, "OUT": 5632, "FULL": 2048, "BLOCK": 2, "NORM": "rmsnorm", "GAIN": True, "BEND": "silu",
                     "GATED": True}),
-    ("product", 8, {"IN": 14336, "OUT": 4096, "FULL": 16384, "BLOCK": 2, "ADD": True}),
-    ("attend", 8, {"H": 32, "KV": 8, "D": 128, "TURNED": 128, "BLOCK": 256, "MANY": True}),
-    ("merge", 4, {"D": 64, "FULL": 32}),
-    ("peaks", 4, {"VOCAB": 50257, "BLOCK": 1024}),
-    ("settle", 4, {"PARTS": 50, "FULL": 64, "ENDS": 2}),
-    ("rows_in_place", 4, {"OUTPUTS": 50257, "WIDTH": 50304, "BIAS": False, "SMOOTH": True, "NOTHING": -100,
+    ("fused_linear", 8, {"IN": 14336, "OUT": 4096, "FULL": 16384, "BLOCK": 2, "ADD": True}),
+    ("attention", 8, {"H": 32, "KV": 8, "D": 128, "TURNED": 128, "BLOCK": 256, "MANY": True}),
+    ("merge_splits", 4, {"D": 64, "FULL": 32}),
+    ("partial_argmax", 4, {"VOCAB": 50257, "BLOCK": 1024}),
+    ("finish_greedy_step", 4, {"PARTS": 50, "FULL": 64, "ENDS": 2}),
+    ("cross_entropy_kernel", 4, {"OUTPUTS": 50257, "WIDTH": 50304, "BIAS": False, "SMOOTH": True, "NOTHING": -100,
                           "BLOCK": 2048}),
-    ("gelu_forth", 4, {"WIDTH": 3072, "ROWS": 8, "COLUMNS": 1024} | GELU),
-    ("gelu_back", 8, {"WIDTH": 3072, "ROWS": 32, "COLUMNS": 1024} | GELU),
-    ("gelu_back", 2, {"WIDTH": 1000, "ROWS": 32, "COLUMNS": 256} | GELU),
+    ("gelu_forward", 4, {"WIDTH": 3072, "ROWS": 8, "COLUMNS": 1024} | GELU),
+    ("gelu_backward", 8, {"WIDTH": 3072, "ROWS": 32, "COLUMNS": 1024} | GELU),
+    ("gelu_backward", 2, {"WIDTH": 1000, "ROWS": 32, "COLUMNS": 256} | GELU),
 ]
 for number, (name, warps, values) in enumerate(CASES):
     (kernel,) = (getattr(m, name) for m in (one_row_kernels, loss_kernels, biased_gelu_kernels) if hasattr(m, name))
@@ -86,15 +86,15 @@ def test_every_kernel_of_a_step_waits_and_lets_the_next_one_start(built: dict[st
 def test_weights_are_read_before_the_wait_and_all_else_after_it(built: dict[str, str]) -> None:
     """Sixteen bytes at a time; what comes after it is the vector, which the last kernel wrote."""
     for name, text in built.items():
-        before = re.findall(r"ld\.global\S*", text[: text.index("griddepcontrol.wait")]) if "product" in name else []
-        if "product" in name:
+        before = re.findall(r"ld\.global\S*", text[: text.index("griddepcontrol.wait")]) if "fused_linear" in name else []
+        if "fused_linear" in name:
             assert len([load for load in before if ".v4" in load]) >= 6, (name, before)
         elif not re.search(OF_TRAINING, name):
             assert "ld.global" not in text[: text.index("griddepcontrol.wait")], name
 
 
 def test_logits_with_an_odd_edge_are_read_and_written_in_wide_pieces(built: dict[str, str]) -> None:
-    (text,) = (text for name, text in built.items() if "rows_in_place" in name)
+    (text,) = (text for name, text in built.items() if "cross_entropy_kernel" in name)
     assert len(re.findall(r"ld\.global\S*v4", text)) >= 4
     assert re.search(r"st\.global\S*v4", text)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from qkv.blocks import HeadConfig, SelfCache, StackConfig
 from qkv.decode import DraftModel, GenerationOptions, PromptLookup, SpeculativeResult, generate, score
 from qkv.decode.filters import make_filters
-from qkv.decode.speculative import speculate
+from qkv.decode.speculative.speculate import speculate
 from qkv.decode.speculative.draft import Draft
 from qkv.decode.speculative.speculate import accept_or_resample, acceptance_probabilities, residual_distribution
 from qkv.errors import QkvError, UsageError
@@ -244,7 +244,7 @@ def draw_again(logits: Tensor, guess: int | None, q: Tensor | None, generator: t
 
 @pytest.mark.parametrize("rule", [accept_all, draw_again])
 def test_a_wrong_rule_would_show(rule: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["qkv.decode.speculative.speculate"], "settle", rule)
+    monkeypatch.setattr(sys.modules["qkv.decode.speculative.speculate"], "accept_or_resample", rule)
     assert improbability(little(3), little(0), 300) < 1e-6
 
 
@@ -266,14 +266,14 @@ def test_scores_are_the_model_s_own() -> None:
     ("change", "message"),
     [
         ({"options": GenerationOptions(beam=2)}, "beam = 2: speculation writes one text"),
-        ({"guesses": 0}, "guesses = 0"),
+        ({"num_draft_tokens": 0}, "num_draft_tokens = 0"),
         ({"draft": DraftModel(little(0))}, "the draft has a vocabulary of 4, the model one of 14"),
         ({"draft": DraftModel(small("seq2seq"))}, "a seq2seq with a lm head cannot write ahead of a decoder"),
         ({"options": GenerationOptions(max_tokens=500)}, "40 positions"),
     ],
 )
 def test_what_cannot_be_done_is_refused(change: dict[str, object], message: str) -> None:
-    call = {"options": GenerationOptions(max_tokens=3), "draft": PromptLookup(), "guesses": 2} | change
+    call = {"options": GenerationOptions(max_tokens=3), "draft": PromptLookup(), "num_draft_tokens": 2} | change
     with pytest.raises(UsageError, match=message):
         speculate(small("decoder-learned"), [PROMPT], **call)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="longest = 0"):

@@ -72,10 +72,10 @@ class Engine:
         """A step reads prompts of at most `read_at_once` tokens together (or one prompt, if it is longer), so that
         newcomers do not hold up those who are writing."""
         for name, value in (
-            ("rows", max_sequences),
-            ("pages", num_pages),
+            ("max_sequences", max_sequences),
+            ("num_pages", num_pages),
             ("page_size", page_size),
-            ("read_at_once", max_prefill_tokens),
+            ("max_prefill_tokens", max_prefill_tokens),
         ):
             if not isinstance(value, int) or value < 1:
                 raise UsageError(f"{name} = {value!r}: a whole number from 1 on")

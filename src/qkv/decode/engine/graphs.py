@@ -158,7 +158,7 @@ def no_reference() -> object:
 def next_power_of_two(number: int) -> int:
     """The next power of two.
 
-    >>> [power(n) for n in (1, 2, 3, 48)]
+    >>> [next_power_of_two(n) for n in (1, 2, 3, 48)]
     [1, 2, 4, 64]
     """
     return 1 << (number - 1).bit_length()

@@ -137,7 +137,7 @@ class PagePool:
 def pad_page_tables(tables: Sequence[Sequence[int]], num_pages: int) -> list[list[int]]:
     """Tables of pages, filled up to one width.
 
-    >>> squared([[4, 2], [7]], 3)
+    >>> pad_page_tables([[4, 2], [7]], 3)
     [[4, 2, 0], [7, 0, 0]]
     """
     return [[*table, *[NULL_PAGE] * (num_pages - len(table))] for table in tables]
@@ -167,11 +167,11 @@ class PagedCache:
         return cls(page_pool, laid, torch.tensor(lengths, device=device))
 
     @property
-    def rows(self) -> int:
+    def batch_size(self) -> int:
         return self.page_tables.shape[0]
 
     @property
-    def length(self) -> int:
+    def capacity(self) -> int:
         """How many slots are shown."""
         return self._shown.shape[1]
 
@@ -182,7 +182,7 @@ class PagedCache:
 
     def extend(self, place: SequenceLayout) -> SequenceLayout:
         """Take slots for new tokens; returns the places of all keys that attention will be shown."""
-        position = place.positions.expand(self.rows, -1)  # (R, T)
+        position = place.positions.expand(self.batch_size, -1)  # (R, T)
         size = self.page_pool.page_size
         slots = self.page_tables.gather(1, position // size) * size + position % size
         newest = position + 1
@@ -204,4 +204,4 @@ class PagedCache:
         shown = store.index_select(
             0, self.page_tables.flatten()
         )  # (R·N, G, KV, D): on a CPU much faster than store[table]
-        return shown.view(self.rows, -1, *store.shape[2:]).transpose(1, 2)  # (R, KV, L, D)
+        return shown.view(self.batch_size, -1, *store.shape[2:]).transpose(1, 2)  # (R, KV, L, D)

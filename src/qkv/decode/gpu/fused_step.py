@@ -182,7 +182,7 @@ class FusedDecoder:
         return self.x
 
     def attend(self, fused: Tensor, attention: Any, layer: int) -> Tensor:
-        run, heads, width = self.runner, attention.heads, attention.width
+        run, heads, width = self.runner, attention.heads, attention.head_dim
         keys, values = run.keys[layer], run.values[layer]
         kernels.attention[(heads, self.num_splits)](
             fused, self.cos, self.sin, run.next_positions, run.next_slots, keys, values, self.partial_outputs, self.partial_max, self.partial_sums,

@@ -64,7 +64,7 @@ def speculate(
     if options.beam > 1:
         raise UsageError(f"beam = {options.beam}: speculation writes one text; choose beam = 1, or no draft")
     if not isinstance(num_draft_tokens, int) or num_draft_tokens < 1:
-        raise UsageError(f"guesses = {num_draft_tokens!r}: a whole number from 1 on")
+        raise UsageError(f"num_draft_tokens = {num_draft_tokens!r}: a whole number from 1 on")
     if options.stop and tokenizer is None:
         raise QkvError("stop texts need a tokenizer, and this model has none")
     return [
