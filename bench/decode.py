@@ -196,7 +196,7 @@ def check(tiny: bool) -> list[Row]:
                 with torch.inference_mode():
                     found = static_beam_search(
                         make_runner(network, batch, options),  # type: ignore[arg-type]
-                        replace(options, compiled=compiled),
+                        replace(options, compile=compiled),
                         (7,),
                     )
                 same = [[h.ids for h in s.finished] for s in found] == [[h.ids for h in s.finished] for s in searched]

@@ -60,7 +60,7 @@ VARIANTS: dict[str, Variant] = {
     "graphs": {"compiled": False},
     "compiled": {"options": {}},
     "tuned": {"options": TUNED},  # products without a bias become sums, by the compiler itself
-    "sums": {"options": TUNED, "one_row": True},  # all of them do: what `generate(compiled=True)` runs
+    "sums": {"options": TUNED, "one_row": True},  # all of them do: what `generate(compile=True)` runs
     "sums, untuned": {"options": {}, "one_row": True},
     "sums, attention too": {"options": TUNED, "one_row": True, "attend": with_sums},
     "sums, attention as products": {"options": TUNED, "one_row": True, "attend": with_products},

@@ -173,8 +173,8 @@ def check_memory(engine: Engine) -> None:
         heads += below
     assert sorted([*pages._free, *held, *(one.page for one in known)]) == list(range(1, pages.num_pages + 1))
     for one in known:
-        assert one.holders == sum(one in request.shared_pages for request in schedule.running)
-        assert (one.page in pages._unused) == (one.holders == 0)
+        assert one.num_holders == sum(one in request.shared_pages for request in schedule.running)
+        assert (one.page in pages._unused) == (one.num_holders == 0)
     for request in schedule.waiting:
         assert not request.page_table
     assert pages.num_free == pages.num_pages - len({p for r in schedule.running for p in r.page_table})

@@ -255,7 +255,9 @@ def test_what_is_no_text_no_list_and_no_function_is_refused(model: qkv.Model) ->
         with pytest.raises(UsageError):
             call()
     roll = model.generate("a", max_tokens=4, logits_processors=lambda logits, tokens: logits.roll(1, -1))
-    assert roll.ids == model.generate("a", max_tokens=4, logits_processors=[lambda logits, tokens: logits.roll(1, -1)]).ids
+    assert (
+        roll.ids == model.generate("a", max_tokens=4, logits_processors=[lambda logits, tokens: logits.roll(1, -1)]).ids
+    )
 
 
 def test_drawing_needs_a_temperature(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

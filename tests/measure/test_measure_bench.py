@@ -72,8 +72,10 @@ def test_it_stops_when_the_time_is_over(tiny: Make, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.usefixtures("quick")
 def test_a_batch_that_does_not_fit_ends_the_sweep(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = bench_module.BenchRun._fits
-    monkeypatch.setattr(bench_module.BenchRun, "_fits_memory", lambda self, batch, kind: batch < 2 and real(self, batch, kind))
+    real = bench_module.BenchRun._fits_memory
+    monkeypatch.setattr(
+        bench_module.BenchRun, "_fits_memory", lambda self, batch, kind: batch < 2 and real(self, batch, kind)
+    )
     found = measured(tiny("decoder"), seconds=5.0)
     assert [point.batch for point in found.points_of("decode")] == [1]
     assert found.notes[-1] == "decode: a batch of 2 does not fit into memory"
@@ -124,7 +126,7 @@ def test_a_step_is_told_from_the_noise_of_reading(tiny: Make, noise: float, monk
 
     def timed(work: Callable[[], object], device: torch.device) -> float:
         work()
-        slow = noise if asked[-1] == bench_module.FEW else 0.0  # each of the shorter runs is disturbed
+        slow = noise if asked[-1] == bench_module.SHORT_RUN_TOKENS else 0.0  # each of the shorter runs is disturbed
         return 0.1 + slow + 0.002 * asked[-1]
 
     monkeypatch.setattr(bench_module, "time_call", timed)
@@ -133,7 +135,7 @@ def test_a_step_is_told_from_the_noise_of_reading(tiny: Make, noise: float, monk
     subject = bench_module.BenchRun(without_eos(model.network), bench, lambda *_: None)
     subject._write(8, 1, 0.0)
     assert max(asked) > 50
-    assert bench.points[-1].seconds == pytest.approx(0.002 - noise / bench_module.MORE)
+    assert bench.points[-1].seconds == pytest.approx(0.002 - noise / bench_module.MAX_EXTRA_TOKENS)
 
 
 @pytest.mark.usefixtures("quick")

@@ -260,7 +260,7 @@ def test_a_filter_that_raises_ends_its_own_request_alone() -> None:
 
     e = engine()
     good, ends = e.submit(PROMPT, GREEDY), e.submit(PROMPT, replace(GREEDY, logits_processors=(bad,)))
-    forbidden = e.submit(PROMPT, replace(GREEDY, banned=tuple(range(14))))
+    forbidden = e.submit(PROMPT, replace(GREEDY, suppress_tokens=tuple(range(14))))
     e.run()
     check("decoder", good, PROMPT)
     assert ends.ids == good.ids[:2]

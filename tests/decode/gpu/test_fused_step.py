@@ -105,7 +105,7 @@ def compare(by_hand: tuple[GreedyState, StaticRunner], plain: tuple[GreedyState,
     torch.testing.assert_close(by_hand[0].logprobs, plain[0].logprobs, rtol=close, atol=close / 10)
     for mine, theirs in zip(by_hand[1].keys + by_hand[1].values, plain[1].keys + plain[1].values, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=close, atol=close / 10)
-    for name in ("position", "slots"):
+    for name in ("next_positions", "next_slots"):
         assert torch.equal(getattr(by_hand[1], name), getattr(plain[1], name))
     assert torch.equal(by_hand[0].num_written, plain[0].num_written)
 

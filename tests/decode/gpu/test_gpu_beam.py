@@ -78,7 +78,9 @@ def test_any_number_of_ends_and_beams(network: Network, end: tuple[int, ...], be
     assert ours == reference
 
 
-@pytest.mark.parametrize("fields", [{"min_tokens": 5}, {"suppress_tokens": (3, END)}, {"max_tokens": 1}, {"max_tokens": 2}])
+@pytest.mark.parametrize(
+    "fields", [{"min_tokens": 5}, {"suppress_tokens": (3, END)}, {"max_tokens": 1}, {"max_tokens": 2}]
+)
 def test_what_may_come_and_how_much(network: Network, fields: dict[str, Any]) -> None:
     ours, reference = both(network, replace(GenerationOptions(max_tokens=9, beam=4, length_penalty=0.5), **fields))
     assert ours == reference
@@ -203,7 +205,12 @@ def test_prompts_and_sources_are_kept_once_for_all_beams(network: Network) -> No
 
 @pytest.mark.parametrize(
     "fields",
-    [{"repetition_penalty": 1.2}, {"no_repeat_ngram_size": 2}, {"return_search_steps": True}, {"logits_processors": (lambda logits, tokens: logits,)}],
+    [
+        {"repetition_penalty": 1.2},
+        {"no_repeat_ngram_size": 2},
+        {"return_search_steps": True},
+        {"logits_processors": (lambda logits, tokens: logits,)},
+    ],
 )
 def test_what_the_reference_has_to_do(network: Network, fields: dict[str, Any]) -> None:
     run = make_runner(network, PROMPTS, GenerationOptions(max_tokens=3))  # type: ignore[arg-type]

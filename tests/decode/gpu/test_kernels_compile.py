@@ -86,7 +86,9 @@ def test_every_kernel_of_a_step_waits_and_lets_the_next_one_start(built: dict[st
 def test_weights_are_read_before_the_wait_and_all_else_after_it(built: dict[str, str]) -> None:
     """Sixteen bytes at a time; what comes after it is the vector, which the last kernel wrote."""
     for name, text in built.items():
-        before = re.findall(r"ld\.global\S*", text[: text.index("griddepcontrol.wait")]) if "fused_linear" in name else []
+        before = (
+            re.findall(r"ld\.global\S*", text[: text.index("griddepcontrol.wait")]) if "fused_linear" in name else []
+        )
         if "fused_linear" in name:
             assert len([load for load in before if ".v4" in load]) >= 6, (name, before)
         elif not re.search(OF_TRAINING, name):
