@@ -186,7 +186,7 @@ def test_a_file_given_twice_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(("processes", "taken_apart"), [("1", True), ("2", False)])
 def test_one_of_several_processes_ends_at_once(processes: str, taken_apart: bool) -> None:
     """With its code and all that it printed; what would be done while Python goes is left undone."""
-    program = "import atexit; from qkv import cli; atexit.register(print, 'apart'); print('said'); cli.leave(3)"
+    program = "import atexit; from qkv import cli; atexit.register(print, 'apart'); print('said'); cli.exit_process(3)"
     environment = {**os.environ, "WORLD_SIZE": processes}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 3

@@ -7,11 +7,11 @@ import sys
 import pytest
 
 from qkv import cli
-from qkv.cli import openmp as waiting
+from qkv.cli import openmp
 from qkv.cli.openmp import SPIN_COUNT, busy_seconds, fraction_in_use, limit_spinning
 
 NAMES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-PROGRAM = "from qkv import cli; cli.call = lambda: __import__('torch').get_num_threads() * 0; cli.main()"
+PROGRAM = "from qkv import cli; cli.run_command = lambda: __import__('torch').get_num_threads() * 0; cli.main()"
 """The command line with a verb that loads torch and does nothing else."""
 
 
@@ -34,7 +34,7 @@ def test_training_where_others_use_the_cores_does_not_spin(
         monkeypatch.delenv(name)
     monkeypatch.setattr(sys, "argv", ["qkv", verb])
     monkeypatch.setattr(cli, "fraction_in_use", lambda: used)
-    monkeypatch.setattr(cli, "call", lambda: 0)
+    monkeypatch.setattr(cli, "run_command", lambda: 0)
     with pytest.raises(SystemExit):
         cli.main()
     assert os.environ["GOMP_SPINCOUNT"] == str(spins)
@@ -64,9 +64,9 @@ def test_idle_time_is_not_work_and_other_cores_are_not_ours() -> None:
 def test_the_share_of_our_cores_that_others_use(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two cores one works all the time; a third, which is not ours, too."""
     texts, clock = iter([stat(4.0, 2.0, 7.0), stat(4.5, 2.0, 7.5)]), iter([10.0, 10.5])
-    monkeypatch.setattr(waiting.Path, "exists", lambda self: True)
-    monkeypatch.setattr(waiting.Path, "read_text", lambda self: next(texts))
-    monkeypatch.setattr(waiting.os, "sched_getaffinity", lambda process: {0, 1})
-    monkeypatch.setattr(waiting.time, "perf_counter", lambda: next(clock))
-    monkeypatch.setattr(waiting.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(openmp.Path, "exists", lambda self: True)
+    monkeypatch.setattr(openmp.Path, "read_text", lambda self: next(texts))
+    monkeypatch.setattr(openmp.os, "sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setattr(openmp.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(openmp.time, "sleep", lambda seconds: None)
     assert fraction_in_use() == 0.5

@@ -230,7 +230,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("field", REFUSED)
 def test_what_it_cannot_say_is_refused_by_name(field: str, tmp_path: Path) -> None:
     model = made(None, REFUSED[field])
-    with pytest.raises(QkvError, match=rf"CTranslate2 cannot express this model: decoder\.{field}"):
+    with pytest.raises(QkvError, match=rf"CTranslate2 does not support this model: decoder\.{field}"):
         write_ctranslate2(tmp_path / "out", model.config, model.network, None)
     assert not (tmp_path / "out").exists()
 
@@ -249,7 +249,7 @@ def test_all_that_does_not_fit_is_named_at_once() -> None:
     )
     config = qkv.Config(decoder=stack, head=qkv.HeadConfig(kind="lm", outputs=9))
     found = " ".join(unsupported_choices(config))
-    assert all(name in found for name in ("end = ()", "decoder.norm_placement", "decoder.window"))
+    assert all(name in found for name in ("eos_token_ids = ()", "decoder.norm_placement", "decoder.sliding_window"))
 
 
 @pytest.mark.parametrize("family", ["encoder", "decoder"])

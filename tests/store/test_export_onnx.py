@@ -76,8 +76,8 @@ def test_an_encoder_says_the_same(encoder: tuple[Encoder, Session, Path], length
     mask = mask_of(*lengths, left=left)
     ids = ids_of(*mask.shape)
     types = ids % 2
-    (theirs,) = session.run(["logits"], {"ids": ids.numpy(), "mask": mask.numpy(), "token_types": types.numpy()})
-    check_near(theirs, network(ids, mask, types=types))
+    (theirs,) = session.run(["logits"], {"ids": ids.numpy(), "mask": mask.numpy(), "token_type_ids": types.numpy()})
+    check_near(theirs, network(ids, mask, token_type_ids=types))
 
 
 def test_a_mask_is_heard(encoder: tuple[Encoder, Session, Path]) -> None:
@@ -86,7 +86,7 @@ def test_a_mask_is_heard(encoder: tuple[Encoder, Session, Path]) -> None:
     ids = ids_of(1, 6)
     zero = np.zeros_like(ids.numpy())
     whole, part = (
-        session.run(None, {"ids": ids.numpy(), "mask": mask_of(*lengths)[:1].numpy(), "token_types": zero})[0]
+        session.run(None, {"ids": ids.numpy(), "mask": mask_of(*lengths)[:1].numpy(), "token_type_ids": zero})[0]
         for lengths in ((6,), (4, 6))
     )
     assert np.abs(whole - part).max() > 1e-3
@@ -97,7 +97,7 @@ def test_the_folder_tells_how_to_use_it(encoder: tuple[Encoder, Session, Path]) 
     text = (folder / "README.md").read_text(encoding="utf-8")
     for one in (*session.get_inputs(), *session.get_outputs()):
         assert f"`{one.name}`" in text
-    assert "pad: 0" in text
+    assert "pad_token_id: 0" in text
     assert (folder / "tokenizer.json").exists()
 
 
@@ -125,7 +125,7 @@ def test_a_decoder_says_the_same_of_whole_texts(decoder: tuple[Decoder, Session]
     mask = mask_of(*lengths, left=True)
     ids = ids_of(*mask.shape)
     feed = {"ids": ids.numpy(), "mask": mask.numpy(), "past": nothing_yet(network, len(ids))}
-    theirs, past = session.run(["logits", "grown"], feed)
+    theirs, past = session.run(["logits", "present"], feed)
     check_near(theirs, network(ids, mask), mask.bool())
     assert past.shape[4] == ids.shape[1]
 

@@ -362,7 +362,7 @@ def test_a_tokenizer_must_fit_both_sides_of_a_pair(source, target, tokenizer, tm
     model = qkv.new(qkv.Config(encoder=sides[0], decoder=sides[1]))
     model.save(tmp_path / "pair")
     tokenizer.save(tmp_path / "pair")
-    refused(tmp_path / "pair", str(tokenizer.size), "250")
+    refused(tmp_path / "pair", str(tokenizer.vocab_size), "250")
 
 
 def test_a_tokenizer_that_fits_is_read(either, tokenizer):

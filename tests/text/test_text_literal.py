@@ -20,13 +20,13 @@ from qkv.text.train import TOKENIZER_KINDS
 @settings(max_examples=100, **QUICK)
 def test_no_text_can_spell_a_special_token(kind, trained, data):
     tokenizer = trained[kind]
-    spellings = [tokenizer.token(number) for number in sorted(tokenizer.special_ids)]
+    spellings = [tokenizer.id_to_token(number) for number in sorted(tokenizer.special_ids)]
     parts = st.sampled_from([*spellings, *(f" {s} " for s in spellings), " ", "a", "▁", "the cat"]) | HARD_PARTS
     text = "".join(data.draw(st.lists(parts, max_size=6)))
-    forged = tokenizer.special_ids - {tokenizer.roles.unknown}
-    assert forged.isdisjoint(tokenizer.encode(text, special=False))
+    forged = tokenizer.special_ids - {tokenizer.special_tokens.unk}
+    assert forged.isdisjoint(tokenizer.encode(text, add_special_tokens=False))
     assert forged.isdisjoint(tokenizer.encode_batch([text])[0])
-    assert forged.isdisjoint(tokenizer.encode_offsets(text)[0])
+    assert forged.isdisjoint(tokenizer.encode_with_offsets(text)[0])
 
 
 @pytest.mark.parametrize("kind", TOKENIZER_KINDS)
@@ -34,7 +34,7 @@ def test_a_special_token_is_read_where_asked(kind, trained):
     """The negative control of the test above: the same text does hold the token once parsing is asked for."""
     tokenizer = trained[kind]
     for number in tokenizer.special_ids:
-        ids = tokenizer.encode(f"the {tokenizer.token(number)} cat", special=False, parse_special_tokens=True)
+        ids = tokenizer.encode(f"the {tokenizer.id_to_token(number)} cat", add_special_tokens=False, parse_special_tokens=True)
         assert number in ids
 
 
@@ -48,7 +48,7 @@ def test_a_copy_in_a_worker_process_is_no_laxer(trained):
     """What is sent to a worker loses the backend's switch unless it is set again."""
     for kind, tokenizer in trained.items():
         copy = pickle.loads(pickle.dumps(tokenizer))
-        text = " ".join(tokenizer.token(number) for number in tokenizer.special_ids)
+        text = " ".join(tokenizer.id_to_token(number) for number in tokenizer.special_ids)
         assert copy.encode(text) == tokenizer.encode(text), kind
         assert copy.fingerprint == tokenizer.fingerprint
         assert copy.target is copy

@@ -46,7 +46,7 @@ def both(request, sentencepiece_model):
 
 def test_the_vocabulary_is_the_same(both):
     reference, tokenizer = both
-    assert [tokenizer.token(number) for number in range(tokenizer.size)] == [
+    assert [tokenizer.id_to_token(number) for number in range(tokenizer.vocab_size)] == [
         reference.id_to_piece(number) for number in range(len(reference))
     ]
 

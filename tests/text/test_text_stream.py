@@ -11,8 +11,8 @@ from qkv.text import StreamDecoder, Tokenizer
 from qkv.text.train import TOKENIZER_KINDS
 
 
-def streamed(tokenizer: Tokenizer, ids: list[int], *, skip_special: bool) -> list[str]:
-    stream = tokenizer.stream(skip_special_tokens=skip_special)
+def streamed(tokenizer: Tokenizer, ids: list[int], *, skip_special_tokens: bool) -> list[str]:
+    stream = tokenizer.stream(skip_special_tokens=skip_special_tokens)
     return [stream.push(number) for number in ids] + [stream.finish()]
 
 
@@ -21,7 +21,7 @@ def streamed(tokenizer: Tokenizer, ids: list[int], *, skip_special: bool) -> lis
 @settings(max_examples=120, **QUICK)
 def test_a_stream_of_encoded_text_is_its_decoding(kind, trained, text):
     ids = trained[kind].encode(text)
-    assert "".join(streamed(trained[kind], ids, skip_special=True)) == trained[kind].decode(ids)
+    assert "".join(streamed(trained[kind], ids, skip_special_tokens=True)) == trained[kind].decode(ids)
 
 
 @pytest.mark.parametrize("kind", TOKENIZER_KINDS)
@@ -30,9 +30,9 @@ def test_a_stream_of_encoded_text_is_its_decoding(kind, trained, text):
 def test_a_stream_of_any_ids_is_their_decoding(kind, trained, data):
     """Also ids that no text gives: half characters, special tokens in between, continuations first."""
     tokenizer = trained[kind]
-    ids = data.draw(st.lists(st.integers(0, tokenizer.size + 3), max_size=20))
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 3), max_size=20))
     skip = data.draw(st.booleans())
-    assert "".join(streamed(tokenizer, ids, skip_special=skip)) == tokenizer.decode(ids, skip_special=skip)
+    assert "".join(streamed(tokenizer, ids, skip_special_tokens=skip)) == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
 def llama_like() -> Backend:
@@ -74,7 +74,7 @@ def emptying_backend() -> Backend:
 def test_a_stream_is_the_decoding_for_other_decoders(make, data):
     tokenizer = Tokenizer(BACKENDS.setdefault(make, make()))
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=16))
-    assert "".join(streamed(tokenizer, ids, skip_special=True)) == tokenizer.decode(ids)
+    assert "".join(streamed(tokenizer, ids, skip_special_tokens=True)) == tokenizer.decode(ids)
 
 
 BACKENDS: dict = {}
@@ -95,15 +95,15 @@ def test_byte_fallback_text_comes_back_through_the_stream(text):
 
 def test_a_stream_gives_a_character_with_its_last_byte_and_not_before(trained):
     tokenizer = trained["byte"]
-    pieces = streamed(tokenizer, tokenizer.encode("é€😀", special=False), skip_special=True)
+    pieces = streamed(tokenizer, tokenizer.encode("é€😀", add_special_tokens=False), skip_special_tokens=True)
     assert pieces == ["", "é", "", "", "€", "", "", "", "😀", ""]
 
 
 def test_a_stream_does_not_wait_for_the_end(trained):
     """Each word is given with its own token: nothing is held back that is already certain."""
     for kind in ("bpe", "unigram", "wordpiece", "word", "char"):
-        ids = trained[kind].encode("the cat sat", special=False)
-        assert streamed(trained[kind], ids, skip_special=True)[-1] == "", kind
+        ids = trained[kind].encode("the cat sat", add_special_tokens=False)
+        assert streamed(trained[kind], ids, skip_special_tokens=True)[-1] == "", kind
 
 
 def test_a_finished_stream_starts_anew(trained):

@@ -78,9 +78,9 @@ def test_a_small_size_keeps_the_most_frequent_characters():
 def test_roles_come_first_and_in_order(tokenizer):
     special = ["<pad>", "<s>", "</s>", "<unk>", "<mask>", "<sep>", "<cls>"]
     sentinels = [f"<extra_id_{number}>" for number in range(4)]
-    assert [tokenizer.token(number) for number in range(11)] == special + sentinels
-    assert tokenizer.roles.sentinels == (7, 8, 9, 10)
-    assert (tokenizer.roles.pad, tokenizer.roles.cls) == (0, 6)
+    assert [tokenizer.id_to_token(number) for number in range(11)] == special + sentinels
+    assert tokenizer.special_tokens.sentinels == (7, 8, 9, 10)
+    assert (tokenizer.special_tokens.pad, tokenizer.special_tokens.cls) == (0, 6)
 
 
 @pytest.mark.parametrize("kind", TOKENIZER_KINDS)
@@ -141,7 +141,7 @@ def test_ids_may_be_an_array(trained):
 def test_offsets_point_into_the_text(trained):
     for kind in ("byte-bpe", "wordpiece", "char", "word"):
         text = "Größe über 日本"
-        ids, offsets = trained[kind].encode_offsets(text)
+        ids, offsets = trained[kind].encode_with_offsets(text)
         assert len(ids) == len(offsets)
         covered = {place for start, end in offsets for place in range(start, end)}
         assert {place for place, character in enumerate(text) if not character.isspace()} <= covered, kind
@@ -209,7 +209,7 @@ def test_a_file_that_is_not_utf8_is_named(tmp_path):
 
 
 def test_a_kind_that_may_meet_unknown_text_needs_the_role(corpus):
-    with pytest.raises(UsageError, match="role 'unknown'"):
+    with pytest.raises(UsageError, match="role 'unk'"):
         Tokenizer.train("bpe", iter(corpus), 500, special_tokens=["pad", "eos"])
 
 

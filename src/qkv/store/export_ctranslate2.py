@@ -1,10 +1,10 @@
-"""A CTranslate2 folder: the same weights for that fast C++ engine, where its layers can say the same.
+"""Export to CTranslate2, a C++ inference engine.
 
-CTranslate2 describes a model as a tree of layers with arrays in its leaves; this file fills that tree from ours. What
-it cannot express is refused by field name before anything is written. Its tables of positions end at `max_positions`,
-also where ours do not.
+CTranslate2 describes a model as a tree of layer specs with arrays in its leaves; this file fills that tree from our
+network. Config choices that CTranslate2 does not support are listed in one error before anything is written. Its
+position tables end at `max_positions`, even for a model whose positions have no limit.
 
-C width, H heads
+C model width
 """
 
 from pathlib import Path
@@ -27,18 +27,18 @@ ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": 
 
 
 def write_ctranslate2(folder: str | Path, config: Config, network: Network, tokenizer: Tokenizer | None) -> str:
-    """Write a folder that CTranslate2 loads; returns the class to load it with.
+    """Write a folder that CTranslate2 loads. Returns the name of the class that loads it.
 
-    Of several tokens that end a text its config holds the first; the others are named in a call (`end_token=`).
+    CTranslate2's config holds a single end token: the first of `eos_token_ids`. Pass the others as `end_token=`.
     """
     check_not_quantized(network)
     problems = unsupported_choices(config)
     if problems:
-        raise QkvError("CTranslate2 cannot express this model: " + "; ".join(problems))
+        raise QkvError("CTranslate2 does not support this model: " + "; ".join(problems))
     try:
         from ctranslate2 import specs
     except ImportError as error:
-        raise QkvError('the CTranslate2 format needs the extra: pip install "qkv[ctranslate2]"') from error
+        raise QkvError('the CTranslate2 format needs an optional package: pip install "qkv[ctranslate2]"') from error
     assert isinstance(network, Decoder | Seq2Seq)
     with torch.no_grad():
         if isinstance(network, Seq2Seq):
@@ -48,8 +48,8 @@ def write_ctranslate2(folder: str | Path, config: Config, network: Network, toke
             _fill_stack(encoder, encoder.embeddings[0], network.source_embedding, network.encoder)
             _fill_stack(decoder, decoder.embeddings, network.target_embedding, network.decoder)
             model.register_source_vocabulary(_vocabulary(network.encoder.config.vocab_size, tokenizer))
-            written = tokenizer.target if tokenizer else None
-            model.register_target_vocabulary(_vocabulary(network.decoder.config.vocab_size, written))
+            target_tokenizer = tokenizer.target if tokenizer else None
+            model.register_target_vocabulary(_vocabulary(network.decoder.config.vocab_size, target_tokenizer))
         else:
             shape = _spec_arguments(network.decoder.config, specs)
             decoder = specs.TransformerDecoderSpec(**shape, with_encoder_attention=False)
@@ -73,20 +73,20 @@ def write_ctranslate2(folder: str | Path, config: Config, network: Network, toke
 
 
 def unsupported_choices(config: Config) -> list[str]:
-    """What of a config CTranslate2 has no words for, each as `field = value: why`; empty where all fits."""
+    """The choices of a config that CTranslate2 does not support, each as `field = value: what it supports`."""
     if config.decoder is None or config.head.kind != "lm":
-        return [f"a {config.head.kind} head on {config.family}-only: decoders with an lm head are written"]
+        return [f"a {config.head.kind} head on {config.family}-only: only decoders with an lm head can be exported"]
     found = []
     head = config.head
     if head.dense != "none":
-        found.append(f"head.dense = {head.dense!r}: the output reads the last layer itself")
+        found.append(f"head.dense = {head.dense!r}: no dense layer before the output projection")
     if not config.eos_token_ids:
-        found.append("end = (): it must know what ends a text")
+        found.append("eos_token_ids = (): at least one end token")
     if config.encoder is not None:
         if config.decoder_start_token_id is None:
-            found.append("start = None: a decoder must know what to begin with")
+            found.append("decoder_start_token_id = None: the token that every target starts with")
         if config.encoder.norm_eps != config.decoder.norm_eps:
-            found.append("norm_eps: one number for encoder and decoder")
+            found.append("norm_eps: the same value for encoder and decoder")
     for side, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
         if stack is not None:
             found += [
@@ -102,19 +102,19 @@ def _unsupported_stack_choices(stack: StackConfig, *, cross: bool) -> list[str]:
     if stack.norm_placement == "sandwich":
         found.append('norm_placement = "sandwich": "pre" or "post"')
     if stack.embedding_norm == "first":
-        found.append('embedding_norm = "first": block 0 has a norm of its own there')
+        found.append('embedding_norm = "first": no norm between the embedding and block 0')
     if stack.embedding_width:
-        found.append(f"embedding_width = {stack.embedding_width}: as wide as the model")
+        found.append(f"embedding_width = {stack.embedding_width}: the same width as the model")
     if stack.token_types:
-        found.append(f"types = {stack.token_types}: no sentence types")
+        found.append(f"token_types = {stack.token_types}: no token types")
     if stack.sliding_window:
-        found.append(f"window = {stack.sliding_window}: every token sees all before it")
+        found.append(f"sliding_window = {stack.sliding_window}: full attention only")
     if stack.residual == "parallel" and stack.norm == "rmsnorm":
-        found.append('residual = "parallel" with norm = "rmsnorm": LayerNorm alone')
+        found.append('residual = "parallel" with norm = "rmsnorm": LayerNorm only')
     if stack.qk_norm == "head" and stack.norm != "rmsnorm":
-        found.append('qk_norm = "head" with norm = "layernorm": RMSNorm alone')
+        found.append('qk_norm = "head" with norm = "layernorm": RMSNorm only')
     if cross and stack.position == "alibi":
-        found.append('position = "alibi" in an encoder-decoder: any other kind')
+        found.append('position = "alibi" in an encoder-decoder: any other position encoding')
     if cross and stack.qk_norm == "head":
         found.append('qk_norm = "head" in an encoder-decoder: "none"')
     if stack.rotary_scaling is not None and stack.rotary_scaling.kind != "linear":
@@ -123,8 +123,8 @@ def _unsupported_stack_choices(stack: StackConfig, *, cross: bool) -> list[str]:
 
 
 def _spec_arguments(stack: StackConfig, specs: Any) -> dict[str, Any]:
-    """What a stack is made of, in CTranslate2's words; those of an encoder and of a decoder are the same."""
-    bend = GATED_ACTIVATIONS.get(stack.feedforward, stack.feedforward)
+    """The arguments of CTranslate2's encoder or decoder spec for a stack."""
+    activation = GATED_ACTIVATIONS.get(stack.feedforward, stack.feedforward)
     shape: dict[str, Any] = {
         "num_layers": stack.layers,
         "num_heads": stack.heads,
@@ -132,7 +132,7 @@ def _spec_arguments(stack: StackConfig, specs: Any) -> dict[str, Any]:
         "head_dim": stack.head_dim,
         "pre_norm": stack.norm_placement == "pre",
         "rms_norm": stack.norm == "rmsnorm",
-        "activation": getattr(specs.Activation, ACTIVATIONS[bend]),
+        "activation": getattr(specs.Activation, ACTIVATIONS[activation]),
         "ffn_glu": stack.feedforward in GATED_ACTIVATIONS,
         "layernorm_embedding": stack.embedding_norm == "added",
         "relative_attention_bias": stack.position == "t5",
@@ -160,17 +160,17 @@ def _fill_stack(spec: Any, embeddings: Any, embedding: Embedding, stack: Stack) 
         _fill_norm(spec.layernorm_embedding, embedding.norm, config.width)
     if stack.norm is not None:
         _fill_norm(spec.layer_norm, stack.norm, config.width)
-    for layer, there in enumerate(spec.layer):
-        _fill_block(there, stack.block_of(layer), stack)
+    for layer, block_spec in enumerate(spec.layer):
+        _fill_block(block_spec, stack.block_of(layer), stack)
 
 
 def _position_table(config: StackConfig, embedding: Embedding) -> Tensor:
-    """What is added to the embedding at each position, (max_positions, C)."""
+    """The vector added to the embedding at each position, (max_positions, C)."""
     if embedding.position is not None:
         return embedding.position.weight[config.position_offset :]
     if config.position.startswith("sinusoidal"):
-        every = torch.arange(config.max_positions)[None]
-        return sinusoids(every, config.width, split=config.position == "sinusoidal_split")[0]
+        positions = torch.arange(config.max_positions)[None]
+        return sinusoids(positions, config.width, split=config.position == "sinusoidal_split")[0]
     return torch.zeros(config.max_positions, config.width)
 
 
@@ -193,8 +193,8 @@ def _fill_block(spec: Any, block: Any, stack: Stack) -> None:
 
 
 def _fill_attention(spec: Any, attention: Any, projections: list[nn.Linear], config: StackConfig) -> None:
-    for there, linear in zip(spec.linear, [*projections, attention.out], strict=True):
-        _fill_linear(there, linear)
+    for linear_spec, linear in zip(spec.linear, [*projections, attention.out], strict=True):
+        _fill_linear(linear_spec, linear)
     if attention.q_norm is not None:
         _fill_norm(spec.q_norm, attention.q_norm, config.head_dim)
         _fill_norm(spec.k_norm, attention.k_norm, config.head_dim)
@@ -219,7 +219,7 @@ def _fill_linear(spec: Any, linear: nn.Linear, rows: slice = slice(None)) -> Non
 
 
 def _fill_norm(spec: Any, norm: nn.Module, width: int) -> None:
-    """A norm of ours may lack its gain or bias; theirs has ones and zeros then."""
+    """Copy a norm. Where ours has no gain or bias, CTranslate2's gets ones or zeros."""
     gain, bias = getattr(norm, "weight", None), getattr(norm, "bias", None)
     spec.gamma = _array(torch.ones(width) if gain is None else gain)
     if hasattr(spec, "beta"):
@@ -231,20 +231,20 @@ def _array(tensor: Tensor) -> Any:
 
 
 def _vocabulary(size: int, tokenizer: Tokenizer | None) -> list[str]:
-    """The spelling of each id; ids that no tokenizer names are spelled by their number."""
-    spelled = {} if tokenizer is None else {i: token for token, i in tokenizer.backend.get_vocab().items()}
-    return [spelled.get(i, f"<id_{i}>") for i in range(size)]
+    """The token of each id. An id without a token in the tokenizer becomes `<id_N>`."""
+    tokens = {} if tokenizer is None else {i: token for token, i in tokenizer.backend.get_vocab().items()}
+    return [tokens.get(i, f"<id_{i}>") for i in range(size)]
 
 
-def _fill_config(theirs: Any, config: Config, tokenizer: Tokenizer | None) -> None:
+def _fill_config(spec_config: Any, config: Config, tokenizer: Tokenizer | None) -> None:
     stack = config.stack
-    spelling = _vocabulary(stack.vocab_size, tokenizer.target if tokenizer else None)
-    theirs.layer_norm_epsilon = stack.norm_eps
-    theirs.eos_token = spelling[config.eos_token_ids[0]]
-    theirs.bos_token = spelling[
+    tokens = _vocabulary(stack.vocab_size, tokenizer.target if tokenizer else None)
+    spec_config.layer_norm_epsilon = stack.norm_eps
+    spec_config.eos_token = tokens[config.eos_token_ids[0]]
+    spec_config.bos_token = tokens[
         config.decoder_start_token_id if config.decoder_start_token_id is not None else config.eos_token_ids[0]
     ]
-    unknown = tokenizer.special_tokens.unk if tokenizer else None
-    theirs.unk_token = spelling[unknown] if unknown is not None else theirs.eos_token
+    unk = tokenizer.special_tokens.unk if tokenizer else None
+    spec_config.unk_token = tokens[unk] if unk is not None else spec_config.eos_token
     if config.encoder is not None:
-        theirs.decoder_start_token = theirs.bos_token
+        spec_config.decoder_start_token = spec_config.bos_token

@@ -1,15 +1,15 @@
-"""ONNX graphs: a model for onnxruntime and whatever else reads them, with free batch and length.
+"""Export to ONNX: graphs for onnxruntime and other readers, with dynamic batch size and length.
 
-    encoder-only       model.onnx      ids, mask (, types) → logits (or vectors)
-    decoder-only       model.onnx      ids, mask, past → logits, grown
+    encoder-only       model.onnx      ids, mask (, token_type_ids) → logits (or vectors)
+    decoder-only       model.onnx      ids, mask, past → logits, present
     encoder-decoder    encoder.onnx    source, mask → memory
-                       decoder.onnx    target, mask, memory, past → logits, grown
+                       decoder.onnx    target, mask, memory, past → logits, present
 
-Masks are 1 for tokens and 0 for padding. `past` is what decoding remembers: empty (P = 0) for a whole text at once,
-else what the last call gave as `grown`, with `ids` or `target` holding the new tokens alone. The mask of a
-decoder-only graph covers past and new tokens; the one of decoder.onnx is that of the source.
+A mask is 1 for tokens and 0 for padding. `past` holds the cached keys and values of earlier tokens: empty (P = 0) in
+the first call, then the `present` of the call before, while `ids` or `target` holds only the new tokens. The mask of a
+decoder-only graph covers past and new tokens; decoder.onnx takes the mask of the source.
 
-B batch, T new tokens, P tokens before them, S source tokens, L layers, KV key/value heads, D head width
+B batch, T new tokens, P past tokens, S source tokens, L layers, KV key/value heads, D head dim
 ids, target (B, T)   mask (B, T), (B, P + T) or (B, S)   memory (L, 2, B, KV, S, D)   past (L, 2, B, KV, P, D)
 """
 
@@ -18,6 +18,7 @@ import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,14 +36,14 @@ ONNX_FILES = ("*.onnx", "*.onnx.data")
 
 
 def write_onnx(folder: str | Path, config: Config, network: Network, tokenizer: Tokenizer | None) -> str:
-    """Write a folder of ONNX graphs in float32; returns the names of its files."""
+    """Write a folder of ONNX graphs in float32. Returns the names of the graph files."""
     check_not_quantized(network)
     try:
-        import onnxscript  # noqa: F401 - what torch's exporter is built on
+        import onnxscript  # noqa: F401 - torch.onnx.export needs it
     except ImportError as error:
-        raise QkvError('the ONNX format needs the extra: pip install "qkv[onnx]"') from error
-    twin = copy.deepcopy(network).to("cpu", torch.float32).eval()
-    graphs = _make_graphs(twin)
+        raise QkvError('the ONNX format needs an optional package: pip install "qkv[onnx]"') from error
+    float32_copy = copy.deepcopy(network).to("cpu", torch.float32).eval()
+    graphs = _make_graphs(float32_copy)
     with staged_folder(folder, list(graphs)[-1], ONNX_FILES) as partial:
         if tokenizer is not None:
             tokenizer.save(partial)
@@ -54,72 +55,75 @@ def write_onnx(folder: str | Path, config: Config, network: Network, tokenizer: 
 
 
 GraphInputs = dict[str, tuple[Tensor, Sequence[str]]]
-"""By name: a tensor of the right kind and size, and the names of its axes; a number is an axis that is not free."""
+"""For each input an example tensor and the names of its axes. An axis named by a number has a fixed size."""
 
 
 class OnnxGraph:
-    """One graph: a module, what it takes, and what it gives."""
+    """One graph: the module to export, its inputs, and its outputs with a description of each."""
 
     def __init__(self, module: nn.Module, inputs: GraphInputs, outputs: Mapping[str, str]) -> None:
         self.module, self.inputs, self.outputs = module, inputs, outputs
 
     def write(self, path: Path) -> None:
-        free = {
+        """Export the module with torch.onnx and save it."""
+        dynamic = {
             name: {i: torch.export.Dim.DYNAMIC for i, axis in enumerate(axes) if not axis.isdigit()}
             for name, (_, axes) in self.inputs.items()
         }
         log = logging.getLogger("torch.onnx")
         level = log.level
         try:
-            log.setLevel(logging.ERROR)  # it tells of packages that it would have liked to see
+            log.setLevel(logging.ERROR)  # it warns about optional packages
             with warnings.catch_warnings(), torch.no_grad():
                 warnings.simplefilter("ignore")
                 program = torch.onnx.export(
                     self.module,
-                    tuple(tensor.clone() for tensor, _ in self.inputs.values()),  # one given twice would count as one
+                    tuple(tensor.clone() for tensor, _ in self.inputs.values()),  # torch.export merges inputs that share a tensor
                     input_names=list(self.inputs),
                     output_names=list(self.outputs),
-                    dynamic_shapes=free,
+                    dynamic_shapes=dynamic,
                     dynamo=True,
                     verbose=False,
                 )
                 assert program is not None
                 program.save(path)
-        except Exception as error:  # the exporter has many kinds of its own
+        except Exception as error:  # the exporter has many exception types
             reason = str(error).strip().splitlines()
             raise QkvError(
-                f"{path.name}: torch could not write this graph ({reason[0] if reason else error})"
+                f"{path.name}: torch.onnx could not export this graph ({reason[0] if reason else error})"
             ) from error
         finally:
             log.setLevel(level)
 
 
 class SequenceGraph(nn.Module):
-    """ids, mask (, types) → what the head says of whole texts."""
+    """ids, mask (, token_type_ids) → the head's output for whole sequences."""
 
     def __init__(self, network: Encoder | Decoder) -> None:
         super().__init__()
         self.network = network
 
-    def forward(self, ids: Tensor, mask: Tensor, types: Tensor | None = None) -> Tensor:
-        more = {} if types is None else {"token_type_ids": types}
-        out: Tensor = self.network(ids, mask, positions_from_mask(mask), **more)
+    def forward(self, ids: Tensor, mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
+        """Run the network and its head."""
+        token_types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
+        out: Tensor = self.network(ids, mask, positions_from_mask(mask), **token_types)
         return out
 
 
 class DecoderGraph(nn.Module):
-    """ids, mask, past → logits, past."""
+    """ids, mask, past → logits, present."""
 
     def __init__(self, network: Decoder) -> None:
         super().__init__()
         self.network = network
 
     def forward(self, ids: Tensor, mask: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
-        before = past.shape[4]
-        every = positions_from_mask(mask)
-        cache = PastCache(past, SequenceLayout(mask, every))
-        x, place = self.network.hidden(ids, mask[:, before:], every[:, before:], cache=cache)  # type: ignore[arg-type]
-        return self.network.head(x, place), cache.present()
+        """Run the decoder on new tokens, with the keys and values of earlier ones."""
+        num_past = past.shape[4]
+        positions = positions_from_mask(mask)
+        cache: Any = PastCache(past, SequenceLayout(mask, positions))
+        x, layout = self.network.hidden(ids, mask[:, num_past:], positions[:, num_past:], cache=cache)
+        return self.network.head(x, layout), cache.present()
 
 
 class EncoderGraph(nn.Module):
@@ -130,55 +134,60 @@ class EncoderGraph(nn.Module):
         self.network = network
 
     def forward(self, source: Tensor, mask: Tensor) -> Tensor:
+        """Encode the source and project the keys and values of cross-attention."""
         cross = self.network.build_cross_cache(self.network.encode(source, mask, positions_from_mask(mask)))
         return torch.stack([torch.stack(cross.keys), torch.stack(cross.values)], dim=1)
 
 
 class CrossDecoderGraph(nn.Module):
-    """target, mask of the source, memory, past → logits, past."""
+    """target, mask of the source, memory, past → logits, present."""
 
     def __init__(self, network: Seq2Seq) -> None:
         super().__init__()
         self.network = network
 
     def forward(self, target: Tensor, mask: Tensor, memory: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
-        before = past.shape[4]
-        every = torch.arange(before + target.shape[1])[None]
+        """Run the decoder on new target tokens, with earlier keys and values and the memory of the source."""
+        num_past = past.shape[4]
+        positions = torch.arange(num_past + target.shape[1])[None]
         cross = CrossCache(list(memory[:, 0]), list(memory[:, 1]), SequenceLayout(mask, positions_from_mask(mask)))
-        cache = PastCache(past, SequenceLayout(None, every))
-        x, place = self.network.hidden(target, cross, None, every[:, before:], cache=cache)  # type: ignore[arg-type]
-        return self.network.head(x, place), cache.present()
+        cache: Any = PastCache(past, SequenceLayout(None, positions))
+        x, layout = self.network.hidden(target, cross, None, positions[:, num_past:], cache=cache)
+        return self.network.head(x, layout), cache.present()
 
 
 class PastCache:
-    """What `SelfCache` is to a stack, for a graph: tensors come in, longer ones go out, nothing is written over."""
+    """Stands in for `SelfCache` inside a graph: it takes past tensors and returns longer ones, and overwrites none."""
 
-    def __init__(self, past: Tensor, place: SequenceLayout) -> None:
-        self.past, self.place = past, place
-        self.rows = past.shape[2]
+    def __init__(self, past: Tensor, layout: SequenceLayout) -> None:
+        self.past, self.layout = past, layout
+        self.batch_size = past.shape[2]
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
 
     def extend(self, new: SequenceLayout) -> SequenceLayout:
-        return self.place
+        """The layout of past and new tokens."""
+        return self.layout
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Append a layer's new keys and values to the past ones, and return all of them."""
         self.keys.append(torch.cat([self.past[layer, 0], keys], dim=2))
         self.values.append(torch.cat([self.past[layer, 1], values], dim=2))
         return self.keys[-1], self.values[-1]
 
     def present(self) -> Tensor:
+        """The keys and values of all layers, (L, 2, B, KV, P + T, D)."""
         return torch.stack([torch.stack(self.keys), torch.stack(self.values)], dim=1)
 
 
 def positions_from_mask(mask: Tensor) -> Tensor:
-    """Positions counted from the first token of each row, (B, T)."""
+    """Positions counted from the first token of each sequence, (B, T)."""
     return (mask.cumsum(1) - 1).clamp(min=0)
 
 
 def _make_graphs(network: Network) -> dict[str, OnnxGraph]:
-    """The graphs of a network, with small inputs: every free axis has another size, so that none is taken for one."""
-    batch, length, before, longest = 2, 3, 4, 5
+    """The graphs of a network. The dynamic axes of the example inputs differ in size, or torch.export would merge them."""
+    batch, length, num_past, source_length = 2, 3, 4, 5
     new = torch.ones(batch, length, dtype=torch.long)
     kind = network.config.head.kind
     if isinstance(network, Encoder) or (isinstance(network, Decoder) and kind in POOLED_KINDS):
@@ -186,37 +195,41 @@ def _make_graphs(network: Network) -> dict[str, OnnxGraph]:
         if network.config.stack.token_types:
             inputs["token_type_ids"] = (torch.zeros_like(new), ("B", "T"))
         name = "vectors" if kind in ("none", "embed") else "logits"
-        return {"model.onnx": OnnxGraph(SequenceGraph(network), inputs, {name: "what the head says"})}
+        return {"model.onnx": OnnxGraph(SequenceGraph(network), inputs, {name: "the output of the head"})}
     stack = network.decoder.config
     sizes = (str(stack.layers), "2", "B", str(stack.kv_heads), "P", str(stack.head_dim))
-    past = (torch.zeros(stack.layers, 2, batch, stack.kv_heads, before, stack.head_dim), sizes)
-    outputs = {"logits": "what the head says of each token", "grown": "past, T tokens longer"}
+    past = (torch.zeros(stack.layers, 2, batch, stack.kv_heads, num_past, stack.head_dim), sizes)
+    outputs = {"logits": "for each token", "present": "past with the keys and values of the T new tokens appended"}
     if isinstance(network, Decoder):
-        mask = torch.ones(batch, before + length, dtype=torch.long)
+        mask = torch.ones(batch, num_past + length, dtype=torch.long)
         inputs = {"ids": (new, ("B", "T")), "mask": (mask, ("B", "P + T")), "past": past}
         return {"model.onnx": OnnxGraph(DecoderGraph(network), inputs, outputs)}
-    source = torch.ones(batch, longest, dtype=torch.long)
-    memory = torch.zeros(stack.layers, 2, batch, stack.kv_heads, longest, stack.head_dim)
-    seen = (source, ("B", "S"))
+    source = torch.ones(batch, source_length, dtype=torch.long)
+    memory = torch.zeros(stack.layers, 2, batch, stack.kv_heads, source_length, stack.head_dim)
+    source_input = (source, ("B", "S"))
     shape = (*sizes[:4], "S", sizes[5])
     return {
-        "encoder.onnx": OnnxGraph(EncoderGraph(network), {"source": seen, "mask": seen}, {"memory": str(shape)}),
+        "encoder.onnx": OnnxGraph(EncoderGraph(network), {"source": source_input, "mask": source_input}, {"memory": str(shape)}),
         "decoder.onnx": OnnxGraph(
             CrossDecoderGraph(network),
-            {"target": (new, ("B", "T")), "mask": seen, "memory": (memory, shape), "past": past},
+            {"target": (new, ("B", "T")), "mask": source_input, "memory": (memory, shape), "past": past},
             outputs,
         ),
     }
 
 
 def _readme(config: Config, graphs: Mapping[str, OnnxGraph]) -> str:
-    lines = ["# ONNX graphs", "", "B batch, T new tokens, P tokens before them, S source tokens. ids are int64.", ""]
+    lines = ["# ONNX graphs", "", "B batch, T new tokens, P past tokens, S source tokens. ids are int64.", ""]
     for name, graph in graphs.items():
         lines += [f"`{name}`", ""]
-        lines += [f"- takes `{key}` ({', '.join(axes)})" for key, (_, axes) in graph.inputs.items()]
-        lines += [f"- gives `{key}`: {what}" for key, what in graph.outputs.items()] + [""]
+        lines += [f"- input `{key}` ({', '.join(axes)})" for key, (_, axes) in graph.inputs.items()]
+        lines += [f"- output `{key}`: {what}" for key, what in graph.outputs.items()] + [""]
     if any("past" in graph.inputs for graph in graphs.values()):
-        lines += ["`past` is empty (P = 0) at first, then what the last call gave as `grown`.", ""]
-    special = {"start": config.decoder_start_token_id, "end": config.eos_token_ids or None, "pad": config.pad_token_id}
-    lines += [f"- {name}: {value}" for name, value in special.items() if value is not None]
+        lines += ["`past` is empty (P = 0) in the first call, then the `present` of the call before.", ""]
+    special_ids = {
+        "decoder_start_token_id": config.decoder_start_token_id,
+        "eos_token_ids": config.eos_token_ids or None,
+        "pad_token_id": config.pad_token_id,
+    }
+    lines += [f"- {name}: {value}" for name, value in special_ids.items() if value is not None]
     return "\n".join([*lines, ""])

@@ -67,7 +67,7 @@ def train_backend(
         special_tokens = ("pad", "bos", "eos") if kind in BYTE_LEVEL_KINDS else ("pad", "bos", "eos", "unk")
     spellings = role_table.resolve_spellings(special_tokens)
     if kind not in BYTE_LEVEL_KINDS and "unk" not in spellings:
-        raise UsageError(f"a {kind!r} tokenizer meets text it has no piece for: give it the role 'unknown'")
+        raise UsageError(f"a {kind!r} tokenizer meets text it has no piece for: give it the role 'unk'")
     special = list(dict.fromkeys([*spellings.values(), *map(role_table.sentinel_token, range(num_sentinels))]))
     least = len(special) + (256 if kind in BYTE_LEVEL_KINDS else 1)
     if vocab_size < least:
