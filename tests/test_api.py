@@ -239,10 +239,10 @@ def test_a_mask_that_makes_no_sense_is_refused_with_its_value(mask: Any, match: 
 @pytest.mark.parametrize(
     ("types", "match"),
     [
-        ([[0, 0, 2, 0]] * 2, "types: 2 is not one of this model's 2 sentence types (0 … 1)"),
-        ([[0, -1, 0, 0]] * 2, "types: -1 is not one of this model's 2 sentence types"),
-        ([[0.5, 0, 0, 0]] * 2, "types: torch.float32 is not one of this model's 2 sentence types"),
-        ([[0, 0]] * 2, "types: shape (2, 2) does not match its tokens' (2, 4)"),
+        ([[0, 0, 2, 0]] * 2, "token_type_ids: 2 is not one of this model's 2 sentence types (0 … 1)"),
+        ([[0, -1, 0, 0]] * 2, "token_type_ids: -1 is not one of this model's 2 sentence types"),
+        ([[0.5, 0, 0, 0]] * 2, "token_type_ids: torch.float32 is not one of this model's 2 sentence types"),
+        ([[0, 0]] * 2, "token_type_ids: shape (2, 2) does not match its tokens' (2, 4)"),
     ],
 )
 def test_types_that_make_no_sense_are_refused_with_their_value(types: Any, match: str) -> None:

@@ -80,4 +80,4 @@ def test_the_package_and_the_verb_are_one_name() -> None:
 
     assert callable(qkv.train)
     assert sys.modules["qkv.train"] is qkv.train  # type: ignore[comparison-overlap]
-    assert qkv.train.recipe.Recipe().run == ""  # type: ignore[attr-defined]
+    assert qkv.train.recipe.schema.Recipe().run == ""  # type: ignore[attr-defined]

@@ -8,16 +8,17 @@ from qkv.models import Config
 from qkv.train.recipe.schema import Recipe
 
 STACK = """
-vocab width layers heads ffn_width kv_heads head_dim embedding_width num_layer_groups
+vocab_size width layers heads ffn_width kv_heads head_dim embedding_width num_layer_groups
 position max_positions position_offset rotary_base rotary_base_sliding rotary_fraction rotary_scaling
-buckets relative_max_distance
-window sliding_window_layers
-norm norm_placement norm_affine norm_eps embedding_norm qk_norm feedforward bias residual score_scale embedding_scale types
+relative_buckets relative_max_distance
+sliding_window sliding_window_layers
+norm norm_placement norm_affine norm_eps embedding_norm qk_norm feedforward bias residual score_scale
+embedding_scale token_types
 dropout attention_dropout ffn_dropout init init_std
 """
-HEAD = "kind outputs labels pool dense dense_bias dense_norm tied bias scale unit sentence_outputs dropout"
-CONFIG = "encoder decoder head share_embeddings pad start end architecture"
-SCALING = "kind factor low high original_positions"
+HEAD = "kind outputs labels pool dense dense_bias dense_norm tied bias scale normalize sentence_outputs dropout"
+CONFIG = "encoder decoder head share_embeddings pad_token_id decoder_start_token_id eos_token_ids architecture"
+SCALING = "kind factor low_freq_factor high_freq_factor original_max_positions"
 RECIPE = {
     "run": "",
     "data": """

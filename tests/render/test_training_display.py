@@ -93,11 +93,11 @@ def test_a_budget_in_minutes_has_no_number_of_steps():
 
 
 def test_a_part_that_is_trained_is_told():
-    assert "1.1 million parameters, 4,096 trained" in picture(display(start=replace(START, trained=4096)))[1]
+    assert "1.1 million parameters, 4,096 trained" in picture(display(start=replace(START, trainable=4096)))[1]
 
 
 def test_the_best_evaluation_is_remembered():
-    worse = replace(EVAL, step=540, metrics={"exact": 0.5}, best=False)
+    worse = replace(EVAL, step=540, metrics={"exact": 0.5}, is_best=False)
     assert picture(display(evaluations=(EVAL, worse)))[5] == (
         " held out   exact 0.5000   █▁   step 540, best 0.9530 at 500"
     )
@@ -152,7 +152,7 @@ texts = st.text(max_size=300)
 def test_no_line_is_wider_than_the_terminal(
     width, source, written, expected, loss, norm, metric, done, left, rate, run
 ):
-    step = replace(STEP, loss=loss, grad_norm=norm, done=done, seconds_left=left, tokens_per_second=rate)
+    step = replace(STEP, loss=loss, grad_norm=norm, fraction_done=done, seconds_left=left, tokens_per_second=rate)
     shown = picture(
         display(
             start=replace(START, run=run),
@@ -215,11 +215,11 @@ def test_where_there_is_no_terminal_there_are_lines(capsys, monkeypatch):
 
 def test_a_log():
     assert log(
-        ("start", replace(START, trained=4096, notes=("going on from step 300",))),
-        ("step", STEP),
-        ("evaluated", replace(EVAL, samples=[WRONG, RIGHT])),
-        ("note", 500, "two\nlines"),
-        ("end", END),
+        ("on_start", replace(START, trainable=4096, notes=("going on from step 300",))),
+        ("on_step", STEP),
+        ("on_evaluate", replace(EVAL, samples=[WRONG, RIGHT])),
+        ("on_note", 500, "two\nlines"),
+        ("on_end", END),
     ) == [
         "runs/dates: 1,059,840 parameters, 4,096 of them trained, cpu, 1,000 steps",
         "note: going on from step 300",
@@ -233,25 +233,25 @@ def test_a_log():
 
 
 def test_a_log_does_not_say_the_same_twice():
-    last = replace(EVAL, best=False)
+    last = replace(EVAL, is_best=False)
     worse = replace(last, metrics={**EVAL.metrics, "loss": 9.0})
-    assert len(log(("evaluated", EVAL), ("evaluated", last), ("evaluated", worse))) == 2
+    assert len(log(("on_evaluate", EVAL), ("on_evaluate", last), ("on_evaluate", worse))) == 2
 
 
 def test_a_log_speaks_of_steps_every_few_seconds_and_of_the_last():
-    steps = [replace(STEP, step=n, seconds=n / 10, done=n / 1000) for n in range(10, 1001, 10)]
-    said = log(*(("step", step) for step in steps))
+    steps = [replace(STEP, step=n, seconds=n / 10, fraction_done=n / 1000) for n in range(10, 1001, 10)]
+    said = log(*(("on_step", step) for step in steps))
     assert [line.split("  ")[0] for line in said] == [f"step {n:,}" for n in (*range(10, 911, 100), 1000)]
 
 
 def test_a_log_shows_a_sample_for_a_step_it_speaks_of():
-    calls = [("step", STEP), ("sampled", 540, RIGHT), ("sampled", 541, RIGHT), ("sampled", 542, RIGHT)]
+    calls = [("on_step", STEP), ("on_sample", 540, RIGHT), ("on_sample", 541, RIGHT), ("on_sample", 542, RIGHT)]
     assert log(*calls)[1:] == ["  3 mars 1998 → 1998-03-03 ✓"]
 
 
 def test_a_log_has_no_codes_and_a_line_for_each_thing():
     nasty = Sample("a\x1b[31m\nb", "\x07", "c")
-    said = log(("evaluated", replace(EVAL, samples=[nasty])), ("note", 1, "\x1b[2J"))
+    said = log(("on_evaluate", replace(EVAL, samples=[nasty])), ("on_note", 1, "\x1b[2J"))
     assert len(said) == 3
     assert not any(character < " " for line in said for character in line)
 
