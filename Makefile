@@ -1,5 +1,4 @@
-# Everything a newcomer types. Each target sets up what it needs: a virtual environment in .venv, with the versions
-# of constraints.txt.
+# Each target sets up what it needs: a virtual environment in .venv with the versions of constraints.txt.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -8,7 +7,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 
 .PHONY: help quickstart test lint format types bench coverage clean
 
-help:            ## what there is
+help:            ## list the targets
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/ —/'
 
 $(VENV)/.core: pyproject.toml constraints.txt
@@ -20,30 +19,30 @@ $(VENV)/.dev: $(VENV)/.core
 	$(PIP) --editable '.[dev]'
 	@touch $@
 
-quickstart: $(VENV)/.core      ## train a small model from scratch in two minutes, and use it
+quickstart: $(VENV)/.core      ## train a small model from scratch in two minutes and use it
 	$(BIN)/qkv train dates
 	$(BIN)/qkv run runs/dates "Dienstag, 4. Mai 2021" "le 14 juillet 1989" "7 March 1994" "2 de octubre de 2030"
-	@echo 'Your own file of pairs, a line each, source and target with a tab between them:'
+	@echo 'To train on your own file, with one pair per line (source, tab, target):'
 	@echo '  $(BIN)/qkv init translate pairs.tsv && $(BIN)/qkv train translate.toml'
 
-test: $(VENV)/.dev             ## all tests
+test: $(VENV)/.dev             ## run all tests
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n 2 --dist worksteal
 
-coverage: $(VENV)/.dev         ## all tests, and which lines they run
+coverage: $(VENV)/.dev         ## run all tests and report line coverage
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term-missing:skip-covered
 
-lint: $(VENV)/.dev             ## style
+lint: $(VENV)/.dev             ## check the style
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(VENV)/.dev            ## types
+types: $(VENV)/.dev            ## check the types
 	$(BIN)/mypy
 
-format: $(VENV)/.dev           ## put the style right
+format: $(VENV)/.dev           ## fix the style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.dev            ## measure on this machine; results are printed, bench/RESULTS.md keeps the newest
+bench: $(VENV)/.dev            ## run the benchmarks; bench/RESULTS.md has the latest results
 	OMP_NUM_THREADS=2 $(BIN)/python bench/start.py
 	OMP_NUM_THREADS=2 $(BIN)/python bench/text.py
 	OMP_NUM_THREADS=2 $(BIN)/python bench/data_cache.py

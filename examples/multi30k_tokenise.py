@@ -1,10 +1,10 @@
-"""Multi30k as the literature scores it: punctuation normalised, tokenised by Moses' rules, in lower case.
+"""Prepare Multi30k as in the literature: lower case, normalised punctuation, Moses tokenisation.
 
 pip install sacremoses
 python examples/multi30k_tokenise.py path/to/multi30k data/multi30k
 
-reads train.en.gz, val.en.gz, test_2016_flickr.en.gz and the same in German, and writes plain text files for
-`qkv train multi30k`.
+The script reads train.en.gz, val.en.gz, test_2016_flickr.en.gz and their German counterparts. It writes plain text
+files for `qkv train multi30k`.
 """
 
 import gzip
@@ -15,6 +15,7 @@ from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
 
 def main(source: Path, target: Path) -> None:
+    """Read the compressed files in `source` and write tokenised text files to `target`."""
     target.mkdir(parents=True, exist_ok=True)
     for language in ("en", "de"):
         normalise, tokenise = MosesPunctNormalizer(language).normalize, MosesTokenizer(language).tokenize
