@@ -1,6 +1,7 @@
-"""Every command and every piece of Python in the README runs, in the order in which a reader would type them.
+"""The documentation matches the code.
 
-What it leads to runs after it: the pages on training and on decoding.
+Every command and every Python example in the README and in the pages on training and decoding runs, in reading order.
+Tables list every option, paths exist, and links lead somewhere.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ import pytest
 
 from qkv import cli
 from qkv.decode import GenerationOptions
+from qkv.renamed import RENAMED
 from qkv.train.recipe.schema import Recipe
 from qkv.train.recipe.values import format_value
 
@@ -24,69 +26,95 @@ PAGES = ("README.md", "docs/training.md", "docs/decoding.md")
 
 
 @pytest.fixture(scope="module")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of a reader's own, with a small data file in it."""
+def reader_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The working directory of a reader, with a small data file."""
     folder = tmp_path_factory.mktemp("reader")
-    rows = [f"a sentence with number {i}\teine Zeile mit Nummer {i}" for i in range(60)]
-    (folder / "pairs.tsv").write_text("source\ttarget\n" + "\n".join(rows) + "\n", encoding="utf-8")
+    lines = [f"a sentence with number {i}\teine Zeile mit Nummer {i}" for i in range(60)]
+    (folder / "pairs.tsv").write_text("source\ttarget\n" + "\n".join(lines) + "\n", encoding="utf-8")
     return folder
 
 
 def run(command: list[str], folder: Path) -> None:
-    """Run a command as typed. qkv itself runs in this process, which has torch loaded already."""
+    """Run a command as typed. qkv runs in this process, which has already loaded torch."""
     if command[0] == "qkv":
         with contextlib.chdir(folder):
             assert cli.run_command(command[1:]) == 0, shlex.join(command)
         return
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}\n{done.stderr}"
+    process = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    assert process.returncode == 0, f"{shlex.join(command)}\n{process.stdout}\n{process.stderr}"
 
 
-def test_the_readme_runs_from_top_to_bottom(desk: Path) -> None:
+def test_examples_run_in_reading_order(reader_folder: Path) -> None:
     for page in PAGES:
         blocks = re.findall(r"```(sh|python)\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
         assert blocks
-        follow(page, blocks, desk)
+        run_examples(page, [(language, shorten_training(text)) for language, text in blocks], reader_folder)
 
 
-def follow(page: str, blocks: list[tuple[str, str]], desk: Path) -> None:
+def shorten_training(text: str) -> str:
+    """Replace a training budget of minutes by one of seconds; the rest of the example stays as it is."""
+    return re.sub(r'(train\.minutes(=|": ))[1-9][0-9]*', r"\g<1>0.05", text)
+
+
+def run_examples(page: str, blocks: list[tuple[str, str]], folder: Path) -> None:
     names: dict[str, object] = {}
-    for kind, text in blocks:
-        if page == "README.md":  # each of whose examples stands for itself
+    for language, text in blocks:
+        if page == "README.md":  # its examples do not depend on each other
             names = {}
-        if kind == "python":
-            with contextlib.chdir(desk):
+        if language == "python":
+            with contextlib.chdir(folder):
                 exec(compile(text, page, "exec"), names)
             continue
         for line in text.strip().splitlines():
             words = shlex.split(line, comments=True)
-            if words[0] == "make":  # running it here would run this test again: make says what it would do
+            if words[0] == "make":  # `make test` would run this test again, so only print what make would do
                 run(["make", "--dry-run", *words[1:]], ROOT)
             else:
-                assert words[0] == "qkv", f"a command that this test does not know: {line}"
-                run(words, desk)
+                assert words[0] == "qkv", f"unknown command in {page}: {line}"
+                run(words, folder)
 
 
-def test_the_page_on_decoding_has_every_option() -> None:
+def test_decoding_page_lists_every_option() -> None:
     text = (ROOT / "docs/decoding.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
     named = [name for cell in listed for name in re.findall(r"`(\w+)`", cell)]
     assert sorted(named) == sorted(field.name for field in fields(GenerationOptions))
 
 
-def test_the_page_on_training_has_every_key_and_its_default() -> None:
+def test_training_page_lists_every_key_and_its_default() -> None:
     text = (ROOT / "docs/training.md").read_text(encoding="utf-8")
     for section in fields(Recipe)[1:]:
         table = text.split(f"### [{section.name}]")[1].split("###")[0]
         listed = dict(re.findall(r"^\| `(\w+)` \| `(.*?)` \|", table, re.MULTILINE))
-        usual = getattr(Recipe(), section.name)
-        known = {one.name.rstrip("_"): getattr(usual, one.name) for one in fields(usual) if one.name != "change"}
+        defaults = getattr(Recipe(), section.name)
+        known = {
+            one.name.rstrip("_"): getattr(defaults, one.name) for one in fields(defaults) if one.name != "overrides"
+        }
         assert listed == {name: format_value(value) if value != {} else "{}" for name, value in known.items()}
 
 
+def test_paths_in_the_documentation_exist() -> None:
+    """Paths in backticks are relative to the root of the repository or to src/qkv."""
+    for page in ("docs/architecture.md", "docs/notes.md", "docs/scaling.md", "docs/experiments.md"):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for path in re.findall(r"`([\w./-]+\.(?:py|md)|[\w/-]+/)`", text):
+            assert (ROOT / path).exists() or (ROOT / "src/qkv" / path).exists(), f"{page}: {path}"
+
+
+def test_changelog_lists_every_renamed_key() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    for section, names in RENAMED.items():
+        for old, new in names.items():
+            assert re.search(rf"^\| `([\w.]+\.)?{old}` \| `([\w.]+\.)?{new}` \|", text, re.MULTILINE), (
+                section,
+                old,
+                new,
+            )
+
+
 def test_quickstart_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """What `make quickstart` runs after its set-up, with fewer dates and steps."""
+    """The commands of `make quickstart` run, with fewer dates and steps."""
     recipe = subprocess.run(
         ["make", "--dry-run", "--always-make", "quickstart"], cwd=ROOT, capture_output=True, text=True
     )
@@ -99,21 +127,21 @@ def test_quickstart_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> N
     )
     capfd.readouterr()
     run(use, tmp_path)
-    assert len(capfd.readouterr().out.splitlines()) == len(use) - 3  # a line for each text
+    assert len(capfd.readouterr().out.splitlines()) == len(use) - 3  # one line for each text
     assert echo[0] == "echo"
 
 
-def test_the_installed_command_answers() -> None:
+def test_installed_command_runs() -> None:
     run([str(Path(sys.executable).with_name("qkv")), "--version"], ROOT)
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_exist() -> None:
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md"):
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
             assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-def test_extras_that_the_readme_names_exist() -> None:
+def test_extras_in_the_readme_exist() -> None:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     named = re.search(r"\(extras: (.*?)\)", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     assert named
