@@ -24,12 +24,12 @@ from qkv.models.tables import presets
 from qkv.text import Tokenizer
 from qkv.train.checkpoint.folder import CheckpointFolder
 from qkv.train.checkpoint.manager import CheckpointManager
-from qkv.train.loop import prepare_module
 from qkv.train.loss.training_module import TrainingModule
 from qkv.train.optim.optimizers import make_optimizer
 from qkv.train.parallel.parallelize import World
 from qkv.train.progress import Progress
 from qkv.train.recipe.schema import ObjectiveSection, TrainSection
+from qkv.train.setup import prepare_module
 from qkv.train.step import Stepper
 
 GPU = torch.cuda.is_available()

@@ -30,11 +30,11 @@ from qkv.models import Config, build
 from qkv.models.summary import summarise_model
 from qkv.models.tables import presets
 from qkv.text import Tokenizer
-from qkv.train.loop import prepare_module
 from qkv.train.loss.training_module import TrainingModule
 from qkv.train.optim.optimizers import make_optimizer
 from qkv.train.parallel.parallelize import World
 from qkv.train.recipe.schema import ObjectiveSection, TrainSection
+from qkv.train.setup import prepare_module
 from qkv.train.step import Stepper
 
 PEAK_FLOPS = 778e12  # an 8192³ bfloat16 product on one H200, measured

@@ -87,7 +87,7 @@ RENAMED_VALUES: dict[str, dict[str, str]] = {
 }
 """Old value → new value, by the recipe's key."""
 
-_STACKS = {"encoder": ("stack",), "decoder": ("stack",), "head": ("head",)}
+_STACKS: dict[str, tuple[str, ...]] = {"encoder": ("stack",), "decoder": ("stack",), "head": ("head",)}
 _NESTED: dict[str, dict[str, tuple[str, ...]]] = {
     "recipe": {"model": ("model", "stack"), **{name: (name,) for name in ("data", "tokenizer", "objective", "train")}},
     "model": _STACKS,

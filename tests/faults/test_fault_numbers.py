@@ -12,10 +12,10 @@ from torch import Tensor
 from qkv.data.load.loader import Loader
 from qkv.errors import QkvError
 from qkv.tasks.prepare.prepare import prepare
-from qkv.train.loop import Job
 from qkv.train.loss.training_module import LabelledBatch, TrainingModule
 from qkv.train.recipe.schema import Recipe
 from qkv.train.run.folder import RunFolder
+from qkv.train.setup import Job
 from qkv.train.step import Stepper
 
 BAD = 6  # the step that goes wrong

@@ -40,7 +40,7 @@ class Attack(Watcher):
 def test_a_lost_worker_is_told_and_the_run_goes_on_exactly(
     workers: int, number: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qkv.train.loop.Loader", partial(Loader, timeout=0.5))
+    monkeypatch.setattr("qkv.train.setup.Loader", partial(Loader, timeout=0.5))
     recipe = tiny(tmp_path, "whole", train={"save_every": 1, "steps": 20, "num_workers": workers})
     train(recipe)
     lost = changed(recipe, "lost")

@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from qkv.tasks import train as training
 from qkv.tasks.prepare import prepare
 from qkv.tasks.train import open_recipe, train_on_rank
-from qkv.train import loop
+from qkv.train import loop, setup
 from qkv.train.loop import StoppedBySignal
 from qkv.train.parallel.parallelize import World, init_world
 from qkv.train.recipe.schema import TrainSection
@@ -34,7 +34,7 @@ LONGER = 4.0
 
 network_for, spread, step, judge = (
     prepare.build_network,
-    loop.parallelize,
+    setup.parallelize,
     loop.Stepper.__call__,
     training.ValidationMetrics.__call__,
 )
@@ -49,7 +49,7 @@ class Notes:
 
     def watch(self, asked: bool) -> None:
         """Look over the shoulder of the next run; `asked`: let it be asked to stop while it evaluates."""
-        loop.parallelize, prepare.build_network, loop.Stepper.__call__ = self.spread, self.network_for, self.step_of()
+        setup.parallelize, prepare.build_network, loop.Stepper.__call__ = self.spread, self.network_for, self.step_of()
         loop.time = SimpleNamespace(monotonic=lambda: self.clock)
         training.ValidationMetrics.__call__ = interrupted if asked else judge
 

@@ -111,10 +111,10 @@ def test_frozen_parameters_have_no_average():
 class Kept(dict[str, Tensor]):
     """A checkpoint, as far as a mean reads it."""
 
-    def whole(self, name):
+    def read_tensor(self, name):
         return self[name]
 
-    def box(self, name, offset, shape):
+    def read_slice(self, name, offset, shape):
         return self[name][tuple(slice(a, a + n) for a, n in zip(offset, shape, strict=True))]
 
 

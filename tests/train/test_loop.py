@@ -16,13 +16,13 @@ from qkv.data.load.loader import Loader
 from qkv.errors import UsageError
 from qkv.tasks.prepare.prepare import prepare
 from qkv.tasks.train import TrainingResult
-from qkv.train import loop
+from qkv.train import speed
 from qkv.train.evaluation import Evaluator
-from qkv.train.loop import SpeedMeter
 from qkv.train.loss.training_module import TrainingModule
 from qkv.train.progress import Progress
 from qkv.train.recipe.schema import Recipe
 from qkv.train.run.folder import RunFolder
+from qkv.train.speed import SpeedMeter
 
 QUICK = {
     "num_workers": 0,
@@ -64,7 +64,7 @@ def losses(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             step = int(self.stepper.step_number) + 1
             return values[min(step, len(values)) - 1]
 
-        monkeypatch.setattr(Evaluator, "loss", loss)
+        monkeypatch.setattr(Evaluator, "mean_loss", loss)
 
     return script
 
@@ -154,7 +154,7 @@ def test_a_run_that_ran_out_of_patience_is_over(tmp_path: Path, losses: Callable
 
 def test_nothing_to_train_is_refused(tmp_path: Path) -> None:
     recipe = tiny(tmp_path, model={"freeze": ("*",)}, train=QUICK)
-    with pytest.raises(UsageError, match="nothing is left to train"):
+    with pytest.raises(UsageError, match="there is nothing to train"):
         train(recipe)
 
 
@@ -301,9 +301,9 @@ def test_a_stream_in_bfloat16_is_what_blocks_read(tmp_path: Path, monkeypatch: p
 def test_the_pace_is_that_of_training_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens a second are over the time between reports, less that of evaluations."""
     clock = iter([100.0, 107.0])
-    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(speed, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     progress = Progress()
-    pace = SpeedMeter(progress, 0.0, SimpleNamespace(total=float))  # type: ignore[arg-type]
+    pace = SpeedMeter(progress, 0.0, SimpleNamespace(sum_scalar=float))  # type: ignore[arg-type]
     with pace.exclude_time():
         pass
     progress.seconds, pace.tokens = 10.0, 600
@@ -311,7 +311,7 @@ def test_the_pace_is_that_of_training_alone(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.undo()
     left: list[int] = []
     usual = SpeedMeter.exclude_time
-    monkeypatch.setattr(SpeedMeter, "apart", lambda self: (left.append(1), usual(self))[1])
+    monkeypatch.setattr(SpeedMeter, "exclude_time", lambda self: (left.append(1), usual(self))[1])
     recipe = quick(tmp_path, steps=3)
     train(recipe)
     assert len(left) == 2, "the last evaluation comes after the last report"

@@ -22,10 +22,10 @@ from qkv.data.objectives import CausalLM
 from qkv.data.stream.sequences import SequenceStream
 from qkv.models import Network
 from qkv.tasks.prepare.prepare import prepare
-from qkv.train.loop import num_micro_batches
 from qkv.train.parallel.world import World
 from qkv.train.recipe.schema import TrainSection
 from qkv.train.run.folder import RunFolder
+from qkv.train.setup import num_micro_batches
 
 MODES = {"whole": ("ddp", 1), "fsdp": ("fsdp", 1), "tensor": ("ddp", 2), "padded": ("fsdp", 1)}
 PLAIN = {"change": {"width": 16, "layers": 1, "heads": 2, "dropout": 0.0}}

@@ -14,9 +14,10 @@ from qkv.data.load.batch import Batch
 from qkv.models import Network, build
 from qkv.train.loss.training_module import LabelledBatch, TrainingModule
 from qkv.train.optim.optimizers import make_optimizer
+from qkv.train.out_of_memory import out_of_memory_error
 from qkv.train.parallel.parallelize import World
 from qkv.train.recipe.schema import ObjectiveSection, TrainSection
-from qkv.train.step import Stepper, out_of_memory_error, resolve_precision, seed_step
+from qkv.train.step import Stepper, resolve_precision, seed_step
 
 
 def stepper_of(name: str = "pairs", parts: int = 1, exact: bool = True, **keys: Any) -> tuple[Network, Stepper]:
@@ -63,7 +64,7 @@ def test_the_loss_is_summed_over_steps_and_taken_once() -> None:
 
 def test_gradients_are_clipped_to_a_norm_and_the_norm_before_is_told() -> None:
     batch = a_batch("pairs")
-    net, stepper = stepper_of(clip=0.01, weight_decay=0.0)
+    net, stepper = stepper_of(max_grad_norm=0.01, weight_decay=0.0)
     before = weights(net)
     stepper(batch, 0, 1.0)
     moved = math.sqrt(sum(float((value - before[name]).square().sum()) for name, value in weights(net).items()))

@@ -9,11 +9,11 @@ from rows_made import OBJECTIVES
 
 from qkv.data.load.loader import Loader
 from qkv.data.stream.sequences import SequenceStream
-from qkv.train.loop import prepare_module
 from qkv.train.loss.training_module import TrainingModule
 from qkv.train.optim.optimizers import make_optimizer
 from qkv.train.parallel.parallelize import World
 from qkv.train.recipe.schema import ObjectiveSection, TrainSection
+from qkv.train.setup import prepare_module
 from qkv.train.step import Stepper
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")

@@ -24,12 +24,13 @@ from qkv.tasks.prepare.prepare import PreparedRun, prepare, uses_in_batch_negati
 from qkv.tasks.task import Evaluation
 from qkv.text import Tokenizer
 from qkv.train.adapt import merge_lora
-from qkv.train.loop import Job, StoppedBySignal, fit
+from qkv.train.loop import StoppedBySignal, fit
 from qkv.train.parallel.parallelize import World, gather_network, init_world
 from qkv.train.recipe import recipe_file
 from qkv.train.recipe.schema import Files, Recipe, TrainSection
 from qkv.train.run.folder import RunFolder, resume_command
 from qkv.train.run.trackers import make_trackers
+from qkv.train.setup import Job
 from qkv.train.step import resolve_precision
 from qkv.train.watch import EvalReport, RunEnd, RunStart, Sample, StepReport, Watcher
 

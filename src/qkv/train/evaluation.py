@@ -14,10 +14,10 @@ from qkv.data.stream.sequences import SequenceStream
 from qkv.models import Network
 from qkv.train.loss.training_module import count_labels, to_device
 from qkv.train.optim.averages import Ema
-from qkv.train.out_of_memory import is_out_of_memory
+from qkv.train.out_of_memory import is_out_of_memory, out_of_memory_error
 from qkv.train.parallel.parallelize import World, gather_network
 from qkv.train.progress import Progress, is_better
-from qkv.train.step import Stepper, out_of_memory_error
+from qkv.train.step import Stepper
 from qkv.train.watch import EvalReport, Sample
 
 

@@ -1,12 +1,16 @@
-"""Whether an error says that memory ran out: torch has a type for it on a GPU, and only a message on a CPU."""
+"""Running out of memory: recognising the error on any device, and what to change in the recipe."""
 
 import torch
 
-CPU_MESSAGES = ("can't allocate memory", "cannot allocate memory", "not enough memory")  # as torch and systems say it
+from qkv.errors import QkvError
+from qkv.train.recipe.schema import TrainSection
+
+CPU_MESSAGES = ("can't allocate memory", "cannot allocate memory", "not enough memory")
+"""What torch and operating systems write; on a CPU there is no exception type for it."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, on whichever device.
+    """Whether an error says that a device's memory ran out.
 
     >>> is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"))
     True
@@ -16,3 +20,16 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError | OSError) and any(words in str(error).lower() for words in CPU_MESSAGES)
+
+
+def out_of_memory_error(
+    section: TrainSection, error: BaseException, what: str = "a step", *, single_process: bool = True
+) -> QkvError:
+    """The error message for a step (or an evaluation) that does not fit into memory."""
+    auto = '; "auto" finds a size that fits' if single_process else ""
+    return QkvError(
+        f"{what} does not fit into the memory of the device ({str(error).splitlines()[0]}). Lower "
+        f"train.micro_batch_tokens (the same batch in smaller micro-batches{auto}), train.batch_tokens = "
+        f"{section.batch_tokens} or data.max_length; or set train.gradient_checkpointing = true, which saves memory "
+        "and computes a third more"
+    )

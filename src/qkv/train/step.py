@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from qkv.data.load.batch import Batch
 from qkv.data.stream.random_bits import hash64
-from qkv.errors import QkvError
 from qkv.train.loss.training_module import LabelledBatch, count_labels, to_device
 from qkv.train.optim.optimizers import optimizer_tensors, set_lr
 from qkv.train.parallel.parallelize import World
@@ -255,15 +254,3 @@ def clone_batch(lesson: LabelledBatch) -> LabelledBatch:
     own = {name: value.clone() for name, value in held.items() if isinstance(value, Tensor)}
     places, targets = (None if t is None else t.clone() for t in (lesson.positions, lesson.targets))
     return LabelledBatch(replace(batch, **own), places, targets)  # type: ignore[arg-type]
-
-
-def out_of_memory_error(
-    section: TrainSection, error: BaseException, what: str = "a step", *, single_process: bool = True
-) -> QkvError:
-    """The message for what does not fit."""
-    auto = '; "auto" finds what fits' if single_process else ""
-    return QkvError(
-        f"{what} does not fit into the memory of the device ({str(error).splitlines()[0]}). Lower train.micro_batch_tokens "
-        f"(the same batch in smaller parts{auto}), train.batch_tokens = {section.batch_tokens} or "
-        "data.max_length; train.gradient_checkpointing = true saves memory for a third more arithmetic"
-    )

@@ -8,7 +8,7 @@ goes away) is reported once and left out from there on: training is worth more t
 
 import logging
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -67,10 +67,12 @@ class Tracker(Watcher):
     def on_step(self, report: StepReport) -> None:
         numbers = {"loss": report.loss, "lr": report.lr, "grad_norm": report.grad_norm, "tokens": report.tokens}
         numbers |= {"tokens_per_second": report.tokens_per_second, "epoch": report.epoch}
-        self._call("send", report.step, {f"train/{name}": float(value) for name, value in numbers.items()})
+        self._call(self.log_numbers, report.step, {f"train/{name}": float(value) for name, value in numbers.items()})
 
     def on_evaluate(self, report: EvalReport) -> None:
-        self._call("send", report.step, {f"valid/{name}": float(value) for name, value in report.metrics.items()})
+        self._call(
+            self.log_numbers, report.step, {f"valid/{name}": float(value) for name, value in report.metrics.items()}
+        )
         for sample in report.samples:
             self.on_sample(report.step, sample)
 
@@ -78,19 +80,19 @@ class Tracker(Watcher):
         text = f"{sample.source} → {sample.prediction}"
         if sample.expected:
             text += f" (expected {sample.expected})"
-        self._call("tell", step, "sample", text)
+        self._call(self.log_text, step, "sample", text)
 
     def on_note(self, step: int, text: str) -> None:
-        self._call("tell", step, "note", text)
+        self._call(self.log_text, step, "note", text)
 
     def on_end(self, end: RunEnd) -> None:
-        self._call("finish")
+        self._call(self.close_run)
 
-    def _call(self, what: str, *arguments: Any) -> None:
+    def _call(self, method: Callable[..., None], *arguments: Any) -> None:
         if self.failed:
             return
         try:
-            getattr(self, what)(*arguments)
+            method(*arguments)
         except Exception as error:
             self.failed = True
             log.warning("%s failed and is left out from here on: %s", self.name, error)
@@ -115,10 +117,7 @@ class TensorBoard(Tracker):
 
     def on_evaluate(self, report: EvalReport) -> None:
         super().on_evaluate(report)
-        self._call("_flush")
-
-    def _flush(self) -> None:
-        self.writer.flush()
+        self._call(self.writer.flush)
 
     def close_run(self) -> None:
         self.writer.close()

@@ -1,0 +1,62 @@
+"""The weights that a run ends with: the last, the best, an exponential moving average, or checkpoint averaging."""
+
+from collections.abc import Sequence
+
+from qkv.models import Network
+from qkv.train.checkpoint.files import DamagedCheckpoint
+from qkv.train.checkpoint.folder import CheckpointFolder
+from qkv.train.checkpoint.manager import EMA_PREFIX, WEIGHTS_PREFIX
+from qkv.train.checkpoint.reader import Checkpoint
+from qkv.train.optim.averages import CheckpointAverage, Ema
+from qkv.train.parallel.parallelize import World, load_slices
+from qkv.train.progress import Progress
+from qkv.train.recipe.schema import TrainSection
+
+
+def load_final_weights(
+    section: TrainSection,
+    checkpoints: CheckpointFolder,
+    network: Network,
+    ema: Ema | None,
+    progress: Progress,
+    world: World,
+) -> list[str]:
+    """Load the weights that the recipe asks for into the network; returns notes on which they are."""
+    source: Checkpoint | CheckpointAverage
+    best, notes = None, []
+    if section.final == "best":
+        try:
+            best = checkpoints.best()
+        except DamagedCheckpoint as error:
+            notes = [f"{error}: the best weights are lost, so the final weights are those of the last step"]
+    if section.average_checkpoints > 1:
+        readable, damaged = readable_checkpoints(checkpoints, checkpoints.steps()[-section.average_checkpoints :])
+        steps, source = [one.step for one in readable], CheckpointAverage(readable)
+        notes += damaged
+        description = f"the average of {len(steps)} checkpoints, steps {steps[0]:,} to {steps[-1]:,}"
+    elif section.final == "best" and best is not None and best.step != progress.step:
+        source, description = best, f"those of step {best.step:,}, which has the best metric"
+    elif ema is not None:
+        ema.copy_to_network()
+        return [*notes, "the final weights are the exponential moving average"]
+    else:
+        return notes
+    for name, parameter in network.named_parameters():
+        has_average = ema is not None and parameter.requires_grad  # evaluation used the average, too
+        load_slices(parameter, source, (EMA_PREFIX if has_average else WEIGHTS_PREFIX) + name, world)
+    return [*notes, f"the final weights are {description}"]
+
+
+def readable_checkpoints(checkpoints: CheckpointFolder, steps: Sequence[int]) -> tuple[list[Checkpoint], list[str]]:
+    """The undamaged checkpoints of these steps, and a note for each damaged one."""
+    readable: list[Checkpoint] = []
+    damaged: list[str] = []
+    for step in steps:
+        try:
+            checkpoint = checkpoints.open_step(step)
+            checkpoint.verify()
+        except DamagedCheckpoint as error:
+            damaged.append(f"{error}: left out of the average")
+        else:
+            readable.append(checkpoint)
+    return readable, damaged

@@ -1,0 +1,200 @@
+"""What happens before the first step: the network is compiled and distributed, and a checkpoint is restored.
+
+`start_run(job)` returns a `TrainingRun`, the objects that the loop works with.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from qkv.blocks.kernels import linear_gelu
+from qkv.data.load.loader import Loader
+from qkv.data.stream.sequences import SequenceStream
+from qkv.errors import QkvError, UsageError
+from qkv.models import Network
+from qkv.train.checkpoint.manager import CheckpointManager
+from qkv.train.checkpoint.reader import Checkpoint
+from qkv.train.evaluation import Evaluator, TaskMetrics
+from qkv.train.loss import fused_cross_entropy
+from qkv.train.loss.training_module import TrainingModule
+from qkv.train.optim.averages import Ema
+from qkv.train.optim.optimizers import make_optimizer
+from qkv.train.parallel.parallelize import World, parallelize, scatter_weights
+from qkv.train.progress import Budget, Progress
+from qkv.train.recipe.schema import Recipe, TrainSection
+from qkv.train.run.folder import RunFolder, resume_command
+from qkv.train.step import Stepper, resolve_precision
+from qkv.train.watch import RunStart, Sample, Watcher
+
+FUSED_OPTIMIZERS = ("adamw", "adam", "sgd")
+
+
+@dataclass
+class Job:
+    """Everything that `fit` needs to train a recipe."""
+
+    recipe: Recipe
+    network: Network  # on the meta device if parameters are sharded: no rank ever holds all of them
+    train_data: SequenceStream
+    valid_data: SequenceStream | None
+    folder: RunFolder
+    world: World
+    watcher: Watcher = field(default_factory=Watcher)
+    task_metrics: TaskMetrics | None = None
+    metric: str = ""  # the metric by which weights are best; "": the task's main metric
+    make_sample: Callable[[Network], Sample | None] | None = None  # predicts one example, for a display
+    invariants: Mapping[str, Any] = field(default_factory=dict)  # what must be the same when the run is resumed
+    notes: Sequence[str] = ()
+    initial_network: Callable[[], Network] | None = None  # makes the weights that a network on meta starts with
+
+
+@dataclass
+class TrainingRun:
+    """The objects that the loop works with, restored from a checkpoint if there is one."""
+
+    network: Network
+    stepper: Stepper
+    ema: Ema | None
+    loader: Loader
+    manager: CheckpointManager
+    evaluator: Evaluator
+    budget: Budget
+    progress: Progress
+    notes: list[str]
+    is_resumed: bool
+
+    def fraction_done(self) -> float:
+        """The fraction of the budget that is spent, 0 … 1."""
+        return self.budget.fraction_done(self.progress.step, self.progress.seconds, self.loader.cursor)
+
+    def end_reason(self, section: TrainSection, fraction_done: float) -> str:
+        """Why the run ends here ("steps", "minutes", "epochs", "patience"), or "" if it does not."""
+        if fraction_done >= 1:
+            return self.budget.reason(self.progress.step, self.progress.seconds)
+        return "patience" if section.patience and self.progress.evals_since_best >= section.patience else ""
+
+
+def start_run(job: Job) -> TrainingRun:
+    """Make everything that the loop needs, and restore the newest checkpoint."""
+    section, world = job.recipe.train, job.world
+    checkpoint = find_checkpoint(job)
+    network = job.network if job.initial_network else job.network.to(world.device)
+    module: nn.Module = prepare_module(TrainingModule(network, job.recipe.objective), section, world)
+    module = parallelize(module, world, section)
+    if job.initial_network and checkpoint is None:  # a checkpoint has all weights
+        scatter_weights(network, job.initial_network() if world.rank == 0 else None, world)
+    trained = [(name, parameter) for name, parameter in network.named_parameters() if parameter.requires_grad]
+    if not trained:
+        raise UsageError("model.freeze matches every parameter, so there is nothing to train; freeze fewer of them")
+    fused = section.optimizer in FUSED_OPTIMIZERS and not world.is_sharded
+    optimizer = make_optimizer(trained, section, fused=fused, capturable=fused and world.device.type == "cuda")
+    ema = Ema(trained, section.ema_decay) if section.ema_decay else None
+    loader = Loader(
+        job.train_data,
+        rank=world.data_rank,
+        world_size=world.data_size,
+        num_workers=section.num_workers,
+        epochs=section.epochs or None,
+    )
+    micro_batches = num_micro_batches(section, job.train_data, world)
+    stepper = Stepper(module, optimizer, section, world, num_micro_batches=micro_batches)
+    checkpoints = job.folder.checkpoints
+    manager = CheckpointManager(checkpoints, network, stepper, ema, loader, job.invariants, job.valid_data)
+    progress = Progress() if checkpoint is None else manager.restore(checkpoint)
+    run = TrainingRun(
+        network=network,
+        stepper=stepper,
+        ema=ema,
+        loader=loader,
+        manager=manager,
+        evaluator=Evaluator(module, network, stepper, job.valid_data, job.task_metrics, job.metric),
+        budget=Budget.from_section(section, job.train_data),
+        progress=progress,
+        notes=list(job.notes),
+        is_resumed=checkpoint is not None,
+    )
+    if checkpoint is not None:
+        run.notes += [*checkpoint.skipped, *manager.notes, resume_message(job.recipe.run, run, section)]
+        checkpoints.prune(progress.step)
+    elif any(record.get("kind") == "step" for record in job.folder.log_records()):
+        run.notes.append("this run was started before and has no checkpoint: it starts again at step 0")
+    if world.rank == 0:
+        job.folder.truncate_after(progress.step)
+    return run
+
+
+def find_checkpoint(job: Job) -> Checkpoint | None:
+    """The newest readable checkpoint, None for a new run; refuses to overwrite a run whose checkpoints are lost."""
+    checkpoints = job.folder.checkpoints
+    found = checkpoints.newest()
+    if found is None and checkpoints.skipped:
+        raise QkvError(
+            f"{job.recipe.run}: no checkpoint of this run can be read:\n  "
+            + "\n  ".join(checkpoints.skipped)
+            + "\nRestore one from a backup, or start a new run in another folder (run=…)"
+        )
+    if found is None and job.folder.has_model:
+        raise QkvError(
+            f"{job.recipe.run}: this run has a model but no checkpoints, and training from step 0 would overwrite the "
+            "model. Restore a checkpoint, or start a new run in another folder (run=…), from the weights of this one "
+            f'with model.from="{job.recipe.run}"'
+        )
+    return found
+
+
+def prepare_module(module: TrainingModule, section: TrainSection, world: World) -> TrainingModule:
+    """Put a module into training mode and set what the recipe says: dtypes, gradient checkpointing, compilation."""
+    module.train()
+    on_gpu = world.device.type == "cuda"
+    bfloat16_residual = resolve_precision(section, world.device) == "bfloat16" and (
+        section.residual_dtype == "bfloat16" or (section.residual_dtype == "auto" and on_gpu)
+    )
+    if bfloat16_residual:  # norm weights stay in float32, about which torch warns in eager mode
+        warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
+    for name in ("encoder", "decoder"):
+        stack = getattr(module.network, name, None)
+        if stack is not None:
+            stack.gradient_checkpointing = section.gradient_checkpointing
+            stack.residual_dtype = torch.bfloat16 if bfloat16_residual else None
+    if on_gpu:
+        fused_cross_entropy.load_kernels()
+        linear_gelu.load_kernels()
+    if section.compile == "yes" or (section.compile == "auto" and on_gpu and not world.is_sharded):
+        module.compile(dynamic=False if on_gpu else None)
+    return module
+
+
+def num_micro_batches(section: TrainSection, data: SequenceStream, world: World) -> int:
+    """The number of micro-batches into which each rank splits its part of a batch."""
+    if isinstance(section.micro_batch_tokens, str) or section.micro_batch_tokens == 0:
+        return 1
+    return data.num_micro_batches(section.micro_batch_tokens, world.data_size)
+
+
+def resume_message(run: str, resumed: TrainingRun, section: TrainSection) -> str:
+    """A note on where a run resumes or, if it has ended, which key must be raised to continue it."""
+    reason = resumed.end_reason(section, resumed.fraction_done())
+    if not reason:
+        return f"resuming from step {resumed.progress.step:,}"
+    why = "the metric did not improve any more" if reason == "patience" else "the budget of this run is spent"
+    return f"{why}; to continue, raise train.{reason}: {resume_command(run)} train.{reason}=…"
+
+
+def describe_start(job: Job, run: TrainingRun) -> RunStart:
+    """What watchers are told before the first step."""
+    section, parameters = job.recipe.train, list(job.network.parameters())
+    return RunStart(
+        run=job.recipe.run,
+        parameters=sum(p.numel() for p in parameters),
+        trainable=sum(p.numel() for p in parameters if p.requires_grad),
+        step=run.progress.step,
+        steps=section.steps,
+        minutes=section.minutes,
+        device=str(job.world.device),
+        metric=job.metric,
+        notes=tuple(run.notes),
+    )
