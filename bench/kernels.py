@@ -16,7 +16,9 @@ from rich.table import Table
 from torch import Tensor
 
 from qkv.blocks import HeadConfig, Mask, Stack, StackConfig, make_layout
-from qkv.blocks.attention import KERNELS, prepare_mask
+from qkv.blocks.attention import eager
+from qkv.blocks.kernels.choose import KERNELS, prepare_mask
+from qkv.blocks.kernels.prepared import KernelHints
 from qkv.models import Config, Network, build
 
 
@@ -32,33 +34,34 @@ def packed(rows: int, length: int, documents: int, device: str, seed: int = 0) -
 
 
 def agree(kernel: str, device: str, dtype: torch.dtype, causal: bool, window: int, kv_heads: int, cross: bool) -> float:
-    """The largest difference, in outputs and gradients, from the plain kernel on the same numbers in float32."""
+    """The largest difference, in outputs and gradients, from the eager kernel on the same numbers in float32."""
     rows, length, heads, width, documents = 2, 256, 4, 64, 5
+    hints = KernelHints(max_documents=documents)
     torch.manual_seed(1)
     segment = packed(rows, length, documents, device)
-    query = make_layout(segment, segment, most=documents)
+    query = make_layout(segment, segment)
     keys = packed(rows, length, documents, device, seed=1) if cross else segment
-    key = make_layout(keys, keys, most=documents) if cross else query
+    key = make_layout(keys, keys) if cross else query
     tensors = [torch.randn(rows, n, length, width, device=device).to(dtype) for n in (heads, kv_heads, kv_heads, heads)]
     results = []
-    for name, kind in (("plain", torch.float32), (kernel, dtype)):
+    for name, kind in (("eager", torch.float32), (kernel, dtype)):
         q, k, v, weight = (t.to(kind).requires_grad_() for t in tensors)
         x = torch.empty(rows, length, heads * width, device=device, dtype=kind)
-        sight = prepare_mask(Mask(query, key, causal, window), x, kernel=name)  # type: ignore[arg-type]
-        assert sight.kernel == name
-        out = KERNELS[name](q, k, v, sight, width**-0.5)
+        prepared = prepare_mask(Mask(query, key, causal, window), x, kernel=name, query_hints=hints, key_hints=hints)  # type: ignore[arg-type]
+        assert prepared.kernel == name
+        out = (eager if name == "eager" else KERNELS[name])(q, k, v, prepared, width**-0.5)
         grads = torch.autograd.grad((out * weight).sum(), (q, k, v))
         results.append([out.detach().float(), *(g.float() for g in grads)])
     return max(float((a - b).abs().max()) for a, b in zip(*results, strict=True))
 
 
 FAMILIES = {
-    "decoder 124M": lambda c: Config(decoder=c, head=HeadConfig(kind="lm", outputs=c.vocab, tied=True)),
+    "decoder 124M": lambda c: Config(decoder=c, head=HeadConfig(kind="lm", outputs=c.vocab_size, tied=True)),
     "encoder 110M": lambda c: Config(
-        encoder=c, head=HeadConfig(kind="mlm", outputs=c.vocab, tied=True, dense="gelu", dense_norm=True)
+        encoder=c, head=HeadConfig(kind="mlm", outputs=c.vocab_size, tied=True, dense="gelu", dense_norm=True)
     ),
     "encoder-decoder base": lambda c: Config(
-        encoder=c, decoder=c, head=HeadConfig(kind="lm", outputs=c.vocab, tied=True), share_embeddings=True
+        encoder=c, decoder=c, head=HeadConfig(kind="lm", outputs=c.vocab_size, tied=True), share_embeddings=True
     ),
 }
 
@@ -89,9 +92,9 @@ def step_time(family: str, kernel: str, device: str, small: bool, compiled: bool
     def loss() -> Tensor:
         with torch.autocast(torch.device(device).type, torch.bfloat16):
             if network.config.family == "seq2seq":
-                logits = network(ids, ids, segment, segment, texts=documents)
+                logits = network(ids, ids, segment, segment, max_documents=documents)
             else:
-                logits = network(ids, segment, texts=documents)
+                logits = network(ids, segment, max_documents=documents)
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), ids.flatten())
 
     run: Callable[[], Tensor] = torch.compile(loss, fullgraph=True, dynamic=False) if compiled else loss

@@ -12,29 +12,20 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import flex_attention
 
-from qkv.blocks.attention import (
-    KERNELS,
-    CrossAttention,
-    PreparedMask,
-    SelfAttention,
-    choose_kernel,
-    eager,
-    is_short,
-    pattern,
-    prepare_mask,
-    scores,
-    sdpa,
-    varlen,
-    weighted_values,
-)
-from qkv.blocks.cache import EncoderMemory
+from qkv.blocks.attention import CrossAttention, SelfAttention, eager, pattern, scores, weighted_values
+from qkv.blocks.cache import EncoderMemory, LayerSource
 from qkv.blocks.config import StackConfig
+from qkv.blocks.kernels.choose import KERNELS, choose_kernel, prepare_mask
+from qkv.blocks.kernels.prepared import KernelHints, PreparedMask
+from qkv.blocks.kernels.sdpa import sdpa
+from qkv.blocks.kernels.short import is_short
+from qkv.blocks.kernels.varlen import varlen
 from qkv.blocks.mask import Mask, SequenceLayout, make_layout
 from qkv.blocks.position import Rotary
 
 Config = Callable[..., StackConfig]
-EVERYWHERE = ["plain", "sdpa", "flex"]
-DIFFERENTIABLE = ["plain", "sdpa"]  # flex has no backward on a CPU
+EVERYWHERE = ["eager", "sdpa", "flex"]
+DIFFERENTIABLE = ["eager", "sdpa"]  # flex has no backward on a CPU
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +50,8 @@ def run(kernel: str, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor |
     x = torch.zeros(q.shape[0], q.shape[2], 8, dtype=q.dtype)
     sight = prepare_mask(mask, x, kernel=kernel, bias=bias)  # type: ignore[arg-type]
     assert sight.kernel == kernel
-    return KERNELS[kernel](q, k, v, sight, q.shape[-1] ** -0.5)
+    attend = eager if kernel == "eager" else KERNELS[kernel]
+    return attend(q, k, v, sight, q.shape[-1] ** -0.5)
 
 
 # ── The reference, by hand ───────────────────────────────────────────────────────────────────────────────────────
@@ -67,7 +59,7 @@ def run(kernel: str, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor |
 
 def test_plain_is_the_equation_written_in_loops() -> None:
     q, k, v = (heads(1, 1, 3, 4, seed) for seed in range(3))
-    found = run("plain", q, k, v, over(3, rows=1, causal=True))[0, 0]
+    found = run("eager", q, k, v, over(3, rows=1, causal=True))[0, 0]
     for i in range(3):
         weights = [
             math.exp(sum(a * b for a, b in zip(q[0, 0, i], k[0, 0, j], strict=True)) / 2.0) for j in range(i + 1)
@@ -80,7 +72,7 @@ def test_plain_is_the_equation_written_in_loops() -> None:
 def test_every_row_of_weights_sums_to_one() -> None:
     q, k = heads(2, 2, 6), heads(2, 2, 6, seed=1)
     mask = over(6, torch.tensor([[1, 1, 1, 2, 2, 0], [0, 1, 1, 1, 1, 1]]), causal=True)
-    sums = pattern(scores(q, k, PreparedMask(mask, "plain"), 1.0)).sum(-1)
+    sums = pattern(scores(q, k, PreparedMask(mask, "eager"), 1.0)).sum(-1)
     real = (mask.query.document_ids != 0)[:, None].expand_as(sums)
     assert torch.allclose(sums[real], torch.ones_like(sums[real]), atol=1e-14, rtol=0)
     assert (sums[~real] == 0).all()
@@ -116,7 +108,7 @@ def test_grouped_heads_are_repeated_key_value_heads(kernel: str) -> None:
     mask = over(5, causal=True)
     with torch.no_grad():
         found = run(kernel, q, k, v, mask)
-        expected = run("plain", q, k[:, [0, 0, 1, 1]], v[:, [0, 0, 1, 1]], mask)
+        expected = run("eager", q, k[:, [0, 0, 1, 1]], v[:, [0, 0, 1, 1]], mask)
     assert torch.allclose(found, expected, atol=1e-12)
 
 
@@ -174,7 +166,7 @@ def test_cross_attention_takes_queries_here_and_keys_and_values_there(small: Con
     q = layer.q(x).view(2, 3, 4, 4).transpose(1, 2)
     q, k = F.layer_norm(q, (4,)), F.layer_norm(k, (4,))
     expected = layer.out(((q @ k.transpose(-1, -2) / 2).softmax(-1) @ v).transpose(1, 2).flatten(2))
-    found = layer(x, EncoderMemory(source, there), prepare_mask(Mask(here, there), x))
+    found = layer(x, LayerSource(EncoderMemory(source, there), 0, prepare_mask(Mask(here, there), x)))
     assert torch.allclose(found, expected, atol=1e-12)
 
 
@@ -259,7 +251,9 @@ def test_poison_in_a_padded_source_changes_no_output(small: Config, kernel: str)
     there = make_layout(torch.zeros(2, 5), segment)
     sight = prepare_mask(Mask(make_layout(torch.zeros(2, 3)), there), x, kernel=kernel)  # type: ignore[arg-type]
     with torch.no_grad():
-        clean, found = (layer(x, EncoderMemory(vectors, there), sight) for vectors in (source, poisoned))
+        clean, found = (
+            layer(x, LayerSource(EncoderMemory(vectors, there), 0, sight)) for vectors in (source, poisoned)
+        )
     assert clean.isfinite().all()
     assert torch.equal(found, clean)
 
@@ -282,7 +276,7 @@ def test_a_long_row_of_weights_sums_to_one_in_bfloat16() -> None:
     """8,192 equal keys: summed in bfloat16 the weights would stop growing long before 1."""
     q, k = torch.zeros(1, 1, 1, 8, dtype=torch.bfloat16), heads(1, 1, 8192, dtype=torch.bfloat16)
     mask = Mask(SequenceLayout(None, torch.zeros(1, 1).long()), SequenceLayout(None, torch.arange(8192)[None]))
-    weights = pattern(scores(q, k, PreparedMask(mask, "plain"), 1.0))
+    weights = pattern(scores(q, k, PreparedMask(mask, "eager"), 1.0))
     assert weights.dtype == torch.float32
     assert float(weights.sum()) == pytest.approx(1.0, abs=1e-5)
     low = torch.full((8192,), 1 / 8192, dtype=torch.bfloat16)
@@ -310,7 +304,7 @@ def test_bfloat16_attention_is_near_float32(kernel: str) -> None:
     mask = over(64, rows=1, causal=True)
     with torch.no_grad():
         low = run(kernel, *parts, mask)
-        exact = run("plain", *(part.float() for part in parts), mask)
+        exact = run("eager", *(part.float() for part in parts), mask)
     assert low.dtype == torch.bfloat16
     assert float((low.float() - exact).abs().max()) < 0.02
 
@@ -375,11 +369,12 @@ class OnGpu:
 def test_packed_rows_in_half_precision_on_a_gpu_take_the_variable_length_kernel(
     dtype: torch.dtype, most: int, bias: Tensor | None, dropout: float, kernel: str
 ) -> None:
-    place = make_layout(torch.zeros(1, 3), torch.ones(1, 3).long(), most=most)
-    assert choose_kernel(Mask(place, place), OnGpu(dtype), bias, dropout) == kernel  # type: ignore[arg-type]
+    place = make_layout(torch.zeros(1, 3), torch.ones(1, 3).long())
+    hints = KernelHints(most)
+    assert choose_kernel(Mask(place, place), OnGpu(dtype), bias, dropout, hints) == kernel  # type: ignore[arg-type]
     short = OnGpu(dtype, 512)  # where a mask over all of the row costs less
-    assert choose_kernel(Mask(place, place), short, bias, dropout) == "sdpa"  # type: ignore[arg-type]
-    assert choose_kernel(Mask(place, place), torch.zeros(1, 1024, 8, dtype=dtype), bias, dropout) == "sdpa"
+    assert choose_kernel(Mask(place, place), short, bias, dropout, hints) == "sdpa"  # type: ignore[arg-type]
+    assert choose_kernel(Mask(place, place), torch.zeros(1, 1024, 8, dtype=dtype), bias, dropout, hints) == "sdpa"
 
 
 # ── The variable-length kernel, which a CPU does not have ────────────────────────────────────────────────────────
@@ -406,28 +401,30 @@ def slow_varlen(
     return out
 
 
-@pytest.mark.parametrize("sliding_window", [0, 1])
+@pytest.mark.parametrize("window", [0, 1])
 @pytest.mark.parametrize("causal", [False, True])
 def test_variable_length_rows_are_laid_out_and_gathered_again(
     monkeypatch: pytest.MonkeyPatch, causal: bool, window: int
 ) -> None:
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", slow_varlen)
     segment = torch.tensor([[1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 1, 1], [1, 2, 2, 3, 0, 0]])
-    place = make_layout(torch.zeros(3, 6), segment, most=3)
+    place = make_layout(torch.zeros(3, 6), segment)
     mask = Mask(place, place, causal, window)
     q, k, v = heads(3, 4, 6), heads(3, 2, 6, seed=1), heads(3, 2, 6, seed=2)
-    sight = prepare_mask(mask, torch.zeros(3, 6, 8), kernel="varlen")
-    assert torch.allclose(varlen(q, k, v, sight, 0.3), eager(q, k, v, PreparedMask(mask, "plain"), 0.3), atol=1e-12)
+    hints = KernelHints(max_documents=3)
+    sight = prepare_mask(mask, torch.zeros(3, 6, 8), kernel="varlen", query_hints=hints, key_hints=hints)
+    assert torch.allclose(varlen(q, k, v, sight, 0.3), eager(q, k, v, PreparedMask(mask, "eager"), 0.3), atol=1e-12)
 
 
 def test_variable_length_cross_attention_pairs_each_text_with_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", slow_varlen)
-    target = make_layout(torch.zeros(2, 4), torch.tensor([[1, 2, 2, 0], [1, 1, 0, 0]]), most=2)
-    source = make_layout(torch.zeros(2, 5), torch.tensor([[1, 1, 1, 2, 0], [1, 2, 2, 2, 2]]), most=2)
+    target = make_layout(torch.zeros(2, 4), torch.tensor([[1, 2, 2, 0], [1, 1, 0, 0]]))
+    source = make_layout(torch.zeros(2, 5), torch.tensor([[1, 1, 1, 2, 0], [1, 2, 2, 2, 2]]))
     mask = Mask(target, source)
     q, k, v = heads(2, 2, 4), heads(2, 2, 5, seed=1), heads(2, 2, 5, seed=2)
-    sight = prepare_mask(mask, torch.zeros(2, 4, 8), kernel="varlen")
-    assert torch.allclose(varlen(q, k, v, sight, 0.3), eager(q, k, v, PreparedMask(mask, "plain"), 0.3), atol=1e-12)
+    hints = KernelHints(max_documents=2)
+    sight = prepare_mask(mask, torch.zeros(2, 4, 8), kernel="varlen", query_hints=hints, key_hints=hints)
+    assert torch.allclose(varlen(q, k, v, sight, 0.3), eager(q, k, v, PreparedMask(mask, "eager"), 0.3), atol=1e-12)
 
 
 def test_variable_length_rows_without_padding_need_no_hole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -435,7 +432,7 @@ def test_variable_length_rows_without_padding_need_no_hole(monkeypatch: pytest.M
     mask = over(4, causal=True)
     q = heads(2, 2, 4)
     sight = prepare_mask(mask, torch.zeros(2, 4, 8), kernel="varlen")
-    assert torch.allclose(varlen(q, q, q, sight, 0.3), eager(q, q, q, PreparedMask(mask, "plain"), 0.3), atol=1e-12)
+    assert torch.allclose(varlen(q, q, q, sight, 0.3), eager(q, q, q, PreparedMask(mask, "eager"), 0.3), atol=1e-12)
 
 
 # ── Short texts on a CPU ─────────────────────────────────────────────────────────────────────────────────────────
@@ -460,7 +457,7 @@ def test_many_short_texts_are_the_reference_forwards_and_backwards(
     assert is_short(q, k)
     assert not is_short(q[:8], k[:8])  # few
     assert not is_short(q.repeat(1, 1, 8, 1), k)  # long
-    outs = [sdpa(q, k, v, sight, 0.3), eager(q, k, v, PreparedMask(mask, "plain", bias), 0.3)]
+    outs = [sdpa(q, k, v, sight, 0.3), eager(q, k, v, PreparedMask(mask, "eager", bias), 0.3)]
     wanted = tensors if bias is None else [*tensors, bias]
     found = [torch.autograd.grad(out.square().sum(), wanted, retain_graph=True) for out in outs]
     torch.testing.assert_close(*outs, rtol=1e-12, atol=1e-14)

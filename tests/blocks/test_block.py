@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from qkv.blocks import Stack
-from qkv.blocks.attention import PreparedMask, prepare_mask
 from qkv.blocks.block import Block
-from qkv.blocks.cache import EncoderMemory
+from qkv.blocks.cache import EncoderMemory, LayerSource
+from qkv.blocks.kernels.choose import prepare_mask
+from qkv.blocks.kernels.prepared import PreparedMask
 from qkv.blocks.mask import Mask, make_layout
 
 Make = Callable[..., Stack]
@@ -62,9 +63,9 @@ def test_cross_attention_comes_between_with_a_norm_of_its_own(make_stack: Make, 
     b = block_of(make_stack(cross=True, norm_placement=place))
     assert b.cross is not None
     assert b.cross_sub is not None
-    source = torch.randn(2, 3, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    memory = EncoderMemory(source, make_layout(source))
-    across = prepare_mask(Mask(make_layout(x), memory.layout), x)
+    vectors = torch.randn(2, 3, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    memory = EncoderMemory(vectors, make_layout(vectors))
+    source = LayerSource(memory, 0, prepare_mask(Mask(make_layout(x), memory.layout), x))
 
     def around(sub: torch.nn.Module, h: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
         if place == "post":
@@ -73,9 +74,9 @@ def test_cross_attention_comes_between_with_a_norm_of_its_own(make_stack: Make, 
         return h + (sub.norm_out(out) if place == "sandwich" else out)  # type: ignore[operator]
 
     h = around(b.attention_sub, x, lambda t: b.attention(t, sight(x)))
-    h = around(b.cross_sub, h, lambda t: b.cross(t, memory, across))
+    h = around(b.cross_sub, h, lambda t: b.cross(t, source))
     h = around(b.ffn_sub, h, b.ffn)
-    assert torch.equal(b(x, sight(x), memory=memory, cross_mask=across), h)
+    assert torch.equal(b(x, sight(x), source=source), h)
 
 
 def test_an_embedding_norm_may_stand_in_for_the_first_norm(make_stack: Make, x: Tensor) -> None:

@@ -172,7 +172,7 @@ def test_a_growing_cache_may_be_given_other_numbers_of_rows(rows: list[int], sin
 def test_a_static_cache_keeps_its_number_of_rows() -> None:
     cache = make(static=True)
     put(cache, tokens(3))
-    with pytest.raises(ValueError, match="a static cache keeps its 3 rows; it cannot be reordered to 1"):
+    with pytest.raises(ValueError, match="cannot reorder to 1 sequences: a static cache keeps its batch size 3"):
         cache.reorder(torch.tensor([0]))
 
 
@@ -209,14 +209,14 @@ def test_crop_of_a_growing_cache_cannot_uncover_slots_that_were_never_written() 
 
 
 def test_a_static_cache_refuses_more_tokens_than_it_has_slots() -> None:
-    with pytest.raises(ValueError, match="9 tokens: a static cache of 8 slots is full"):
+    with pytest.raises(ValueError, match="9 tokens: the static cache of 8 slots is full"):
         put(make(static=True), tokens(9))
 
 
 def test_a_full_static_cache_says_so_and_keeps_what_it_holds() -> None:
     cache, keys = make(static=True), tokens(8)
     put(cache, keys)
-    with pytest.raises(RuntimeError, match="a static cache of 8 slots is full"):
+    with pytest.raises(RuntimeError, match="the static cache of 8 slots is full"):
         put(cache, tokens(1))
     assert torch.equal(cache.keys[0], keys)
     assert int(cache.cursor) == 8
@@ -224,7 +224,7 @@ def test_a_full_static_cache_says_so_and_keeps_what_it_holds() -> None:
 
 @pytest.mark.parametrize(("rows", "length"), [(0, 4), (4, 0)])
 def test_a_cache_needs_a_row_and_a_slot(rows: int, length: int) -> None:
-    with pytest.raises(ValueError, match=f"not {rows} and {length}"):
+    with pytest.raises(ValueError, match=f"batch_size = {rows} and capacity = {length}"):
         make(length, rows=rows)
 
 

@@ -56,7 +56,7 @@ def test_split_sinusoids_are_added_split(small: Config) -> None:
 
 
 def test_types_are_added_and_default_to_the_first(small: Config) -> None:
-    layer = embedding(small(position="none", types=2))
+    layer = embedding(small(position="none", token_types=2))
     assert layer.types is not None
     types = torch.tensor([[0, 1, 1], [0, 0, 1]])
     assert torch.equal(layer(IDS, POSITION, types), layer.token.weight[IDS] + layer.types.weight[types])
@@ -64,7 +64,7 @@ def test_types_are_added_and_default_to_the_first(small: Config) -> None:
 
 
 def test_the_norm_comes_after_the_sum_and_before_the_projection(small: Config) -> None:
-    layer = embedding(small(position="learned", types=2, embedding_norm="added", embedding_width=8))
+    layer = embedding(small(position="learned", token_types=2, embedding_norm="added", embedding_width=8))
     assert layer.norm is not None
     assert layer.project is not None
     assert layer.position is not None

@@ -88,7 +88,7 @@ def test_every_kind_has_its_shape(small: Config, kind: str, outputs: int, shape:
 def test_pooled_kinds_answer_for_every_packed_text(small: Config, kind: str) -> None:
     layer = head(HeadConfig(kind=kind, outputs=0 if kind == "embed" else 3, pool="last"), small())  # type: ignore[arg-type]
     x = vectors(1, 6)
-    packed = layer(x, make_layout(x, torch.tensor([[1, 1, 2, 2, 2, 0]])), texts=2)
+    packed = layer(x, make_layout(x, torch.tensor([[1, 1, 2, 2, 2, 0]])), max_documents=2)
     for text, part in enumerate((x[:, :2], x[:, 2:5])):
         assert torch.allclose(packed[:, text], layer(part, make_layout(part)), atol=1e-12)
 

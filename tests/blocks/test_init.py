@@ -66,7 +66,7 @@ def matrices(parts: nn.ModuleDict) -> dict[str, Tensor]:
     }
     out |= {"dense": head.dense.weight, "head": head.out.weight}
     for i, block in enumerate(stack.blocks):
-        q, k, v = block.attention.qkv.weight.split(block.attention.split)
+        q, k, v = block.attention.qkv.weight.split(block.attention.split_sizes)
         out |= {f"{i}.q": q, f"{i}.k": k, f"{i}.v": v, f"{i}.out": block.attention.out.weight}
         if block.cross is not None:
             cross_k, cross_v = block.cross.kv.weight.chunk(2)
@@ -114,7 +114,7 @@ def test_t5_starts_by_fan_in_with_the_scores_scale_in_the_queries(config: Config
 
 
 def test_t5_starts_its_position_table_by_the_width(config: Config) -> None:
-    stack = make(config("t5", position="t5", types=0, heads=16, buckets=64)).stack
+    stack = make(config("t5", position="t5", token_types=0, heads=16, relative_buckets=64)).stack
     assert is_normal(stack.bias.table.weight.detach(), WIDTH**-0.5)
 
 

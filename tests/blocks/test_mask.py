@@ -13,9 +13,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.attention import flex_attention
 
-from qkv.blocks.attention import KERNELS, prepare_mask, sdpa
 from qkv.blocks.config import AttentionKernel
-from qkv.blocks.mask import DocumentOffsets, Mask, SequenceLayout, count_positions, make_layout
+from qkv.blocks.kernels.choose import KERNELS, prepare_mask
+from qkv.blocks.kernels.flex import make_block_mask
+from qkv.blocks.kernels.prepared import DocumentOffsets, KernelHints
+from qkv.blocks.kernels.sdpa import sdpa
+from qkv.blocks.kernels.varlen import make_offsets
+from qkv.blocks.mask import Mask, SequenceLayout, count_positions, make_layout
 
 EXAMPLES = settings(max_examples=60, deadline=None, derandomize=True)
 
@@ -80,9 +84,8 @@ def packed(draw: st.DrawFn) -> tuple[Mask, int]:
     query = lay(draw(st.integers(1, 7)))
     itself = draw(st.booleans())
     key = query if itself else lay(draw(st.integers(1, 7)))
-    most = draw(st.sampled_from([0, 4]))
-    places = [SequenceLayout(segment, count_positions(segment), most) for segment in (query, key)]
-    return Mask(places[0], places[0] if itself else places[1]), rows
+    layouts = [SequenceLayout(document_ids, count_positions(document_ids)) for document_ids in (query, key)]
+    return Mask(layouts[0], layouts[0] if itself else layouts[1]), rows
 
 
 def implied(offsets: DocumentOffsets, rows: int, queries: int, keys: int) -> Tensor:
@@ -148,7 +151,7 @@ def test_flex_blocks_hold_the_rule(case: tuple[Mask, int]) -> None:
     """The function that FlexAttention calls for each pair, asked for each pair, whatever row it asks for."""
     mask, rows = case
     queries, keys = mask.query.positions.shape[1], mask.key.positions.shape[1]
-    rule = mask.block_mask().mask_mod
+    rule = make_block_mask(mask).mask_mod
     table = may_see(mask, rows, queries, keys)
     for row in range(rows):
         for i in range(queries):
@@ -156,13 +159,13 @@ def test_flex_blocks_hold_the_rule(case: tuple[Mask, int]) -> None:
             assert [bool(a) for a in asked] == table[row][i]
 
 
-@given(packed())
+@given(packed(), st.sampled_from([KernelHints(), KernelHints(max_documents=4)]))
 @EXAMPLES
-def test_offsets_imply_the_rule(case: tuple[Mask, int]) -> None:
+def test_offsets_imply_the_rule(case: tuple[Mask, int], hints: KernelHints) -> None:
     """Between tokens; what padding sees is thrown away, and tokens never see it."""
     mask, rows = case
     queries, keys = mask.query.positions.shape[1], mask.key.positions.shape[1]
-    seen = implied(mask.offsets(rows), rows, queries, keys)
+    seen = implied(make_offsets(mask, rows, hints, hints), rows, queries, keys)
     real = (mask.query.document_ids != 0)[:, :, None]
     table = torch.tensor(may_see(mask, rows, queries, keys))
     assert torch.equal(seen & real, table)
@@ -170,15 +173,16 @@ def test_offsets_imply_the_rule(case: tuple[Mask, int]) -> None:
 
 def test_offsets_of_rows_without_segments_are_the_rows() -> None:
     place = make_layout(torch.zeros(3, 4))
-    offsets = Mask(place, place).offsets(batch_size=3)
+    offsets = make_offsets(Mask(place, place), 3, KernelHints(), KernelHints())
     assert torch.equal(implied(offsets, 3, 4, 4), torch.ones(3, 4, 4, dtype=torch.bool))
     assert (offsets.max_query_length, offsets.max_key_length) == (4, 4)
 
 
 def test_offsets_agree_whether_the_number_of_texts_is_known_or_looked_up() -> None:
     segment = torch.tensor([[1, 1, 2, 0], [1, 0, 0, 0]])
-    known, unknown = (SequenceLayout(segment, count_positions(segment), most) for most in (2, 0))
-    assert torch.equal(Mask(known, known).offsets(2).query, Mask(unknown, unknown).offsets(2).query)
+    layout = SequenceLayout(segment, count_positions(segment))
+    known, unknown = (make_offsets(Mask(layout, layout), 2, hints, hints) for hints in (KernelHints(2), KernelHints()))
+    assert torch.equal(known.query, unknown.query)
 
 
 # ── What is known without a look ─────────────────────────────────────────────────────────────────────────────────
@@ -188,25 +192,24 @@ def test_offsets_agree_whether_the_number_of_texts_is_known_or_looked_up() -> No
 @EXAMPLES
 def test_shortcuts_are_true_when_they_are_taken(case: tuple[Mask, int]) -> None:
     mask, _ = case
-    dense = mask.dense()
     if mask.is_full:
-        assert dense.all()
-    if mask.is_plain_causal:
-        assert torch.equal(dense[0, 0], torch.ones(dense.shape[-2:]).tril().bool())
+        assert mask.dense().all()
 
 
 def test_shortcuts_are_taken_for_plain_rows() -> None:
     place = make_layout(torch.zeros(2, 5))
     assert Mask(place, place).is_full
-    assert Mask(place, place, causal=True).is_plain_causal
-    assert prepare_mask(Mask(place, place, causal=True), torch.zeros(2, 5, 8)).dense is None
+    mask, x, hints = Mask(place, place, causal=True), torch.zeros(2, 5, 8), KernelHints(in_order=True)
+    assert torch.equal(mask.dense()[0, 0], torch.ones(5, 5).tril().bool())
+    assert prepare_mask(mask, x, query_hints=hints).dense is None
+    assert prepare_mask(mask._replace(window=2), x, query_hints=hints).dense is not None
+    assert prepare_mask(mask._replace(key=make_layout(x)), x, query_hints=hints).dense is not None
 
 
 def test_positions_of_the_callers_own_are_no_triangle() -> None:
     """Positions that start again are not a look-ahead mask by index: only the rule may decide."""
     place = make_layout(torch.zeros(1, 4), positions=torch.tensor([[0, 1, 0, 1]]))
     mask = Mask(place, place, causal=True)
-    assert not mask.is_plain_causal
     q = torch.randn(1, 1, 4, 8, dtype=torch.float64)
     x = torch.zeros(1, 4, 8, dtype=torch.float64)
     v = torch.eye(4, dtype=torch.float64)[None, None]
@@ -254,7 +257,7 @@ def test_place_of_ids_alone_is_one_document_a_row() -> None:
 
 
 def test_place_of_segments_of_another_shape_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"segment has shape \(2, 3\), its tokens have \(2, 4\)"):
+    with pytest.raises(ValueError, match=r"document_ids has shape \(2, 3\) but ids has \(2, 4\)"):
         make_layout(torch.zeros(2, 4), torch.ones(2, 3))
 
 

@@ -187,7 +187,7 @@ def bucket_of(distance: int, buckets: int, longest: int, causal: bool) -> int:
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize(("relative_buckets", "longest"), [(32, 128), (8, 20), (4, 9)])
+@pytest.mark.parametrize(("buckets", "longest"), [(32, 128), (8, 20), (4, 9)])
 def test_t5_buckets_are_the_slow_ones(causal: bool, buckets: int, longest: int) -> None:
     distances = list(range(-300, 301))
     found = t5_bucket(torch.tensor(distances), buckets, longest, causal).tolist()

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from qkv.blocks import AttentionKernel, EncoderMemory, SelfCache, SequenceLayout, Stack, attention, make_layout
-from qkv.blocks.attention import prepare_mask, sdpa
+from qkv.blocks.kernels import selection
+from qkv.blocks.kernels.choose import prepare_mask
+from qkv.blocks.kernels.sdpa import sdpa
 from qkv.blocks.mask import Mask
 from qkv.blocks.position import Rotary
 
@@ -69,7 +71,12 @@ def test_layers_that_share_weights_have_caches_of_their_own(make_stack: Make) ->
 
 def test_each_layer_has_the_window_and_the_rotary_base_that_the_config_names(make_stack: Make) -> None:
     stack = make_stack(
-        layers=3, window=1, sliding_window_layers=(1,), position="rotary", rotary_base=500.0, rotary_base_sliding=20.0
+        layers=3,
+        sliding_window=1,
+        sliding_window_layers=(1,),
+        position="rotary",
+        rotary_base=500.0,
+        rotary_base_sliding=20.0,
     )
     x = vectors()
     here = make_layout(x)
@@ -83,7 +90,7 @@ def test_each_layer_has_the_window_and_the_rotary_base_that_the_config_names(mak
 
 def test_the_window_does_not_touch_cross_attention(make_stack: Make) -> None:
     """Trap 13: a target at position 0 sees the whole source, however narrow the decoder's own window."""
-    stack = make_stack(causal=True, cross=True, window=1)
+    stack = make_stack(causal=True, cross=True, sliding_window=1)
     x, source = vectors(1, 1), vectors(1, 9, seed=1).requires_grad_()
     stack(x, make_layout(x), memory=EncoderMemory(source, make_layout(source))).square().sum().backward()
     assert source.grad is not None
@@ -147,7 +154,7 @@ def test_a_dropout_of_weights_costs_a_fast_kernel_in_training_alone(make_stack: 
 def test_a_cache_of_another_number_of_rows_is_refused(make_stack: Make) -> None:
     stack, x = make_stack(causal=True), vectors(rows=3)
     cache = SelfCache(2, 2, 4, 6, 4, dtype=torch.float64)
-    with pytest.raises(ValueError, match="a cache of 2 rows cannot serve 3"):
+    with pytest.raises(ValueError, match="the cache has batch size 2, the input 3"):
         stack(x, make_layout(x), cache)
     assert cache.filled == 0
 
@@ -162,7 +169,7 @@ SHAPES = {
     "shared": {"layers": 3, "num_layer_groups": 1},
     "windows and rotary": {"sliding_window": 2, "position": "rotary"},
     "slopes": {"position": "alibi"},
-    "relative_buckets": {"position": "t5"},
+    "buckets": {"position": "t5"},
 }
 
 
@@ -184,7 +191,7 @@ def test_some_places_only_are_those_of_all(make_stack: Make, shape: str, causal:
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-13)
 
 
-@pytest.mark.parametrize("kernel", ["auto", "plain"])
+@pytest.mark.parametrize("kernel", ["auto", "eager"])
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
@@ -207,7 +214,7 @@ def test_only_those_that_are_read_ask(
     monkeypatch.setitem(attention.KERNELS, "sdpa", seen)
     found = stack(x, make_layout(x, segment), selected=only)
     assert found.shape == (2, 16)
-    assert asked[-1:] == ([] if kernel == "plain" else [1])
+    assert asked[-1:] == ([] if kernel == "eager" else [1])
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
     weights = torch.arange(32, dtype=torch.float64).view(2, 16).cos()
     gradients = [torch.autograd.grad((out * weights).sum(), [x, *stack.parameters()]) for out in (found, wanted)]
@@ -219,7 +226,7 @@ def test_many_are_chosen_after_all_have_asked(make_stack: Make, monkeypatch: pyt
     """Where half of a row would ask all of it may as well, and beside a cache the queries are few already."""
     stack, x = make_stack(causal=True), vectors()
     wanted = stack(x, make_layout(x)).flatten(0, 1)
-    monkeypatch.setattr(Stack, "prepare_selected_mask", None)
+    monkeypatch.setattr(selection, "prepare_mask", None)
     only = torch.tensor([[1, 4, 5], [6, 7, 8]])
     torch.testing.assert_close(stack(x, make_layout(x), selected=only), wanted[only.flatten()])
     cache = SelfCache(2, 2, 4, 6, 4, dtype=torch.float64)
@@ -229,5 +236,5 @@ def test_many_are_chosen_after_all_have_asked(make_stack: Make, monkeypatch: pyt
 
 def test_a_stack_that_reads_a_source_answers_for_all(make_stack: Make) -> None:
     stack, x = make_stack(causal=True, cross=True), vectors()
-    with pytest.raises(ValueError, match="leave out `only`"):
+    with pytest.raises(ValueError, match="leave out `selected`"):
         stack(x, make_layout(x), memory=EncoderMemory(x, make_layout(x)), selected=torch.tensor([0]))

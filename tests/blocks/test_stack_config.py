@@ -25,8 +25,8 @@ def test_what_is_said_is_kept(small: Config) -> None:
 
 def test_a_window_is_for_all_layers_or_for_those_named(small: Config) -> None:
     assert [small(layers=3).window_of(i) for i in range(3)] == [0, 0, 0]
-    assert [small(layers=3, window=5).window_of(i) for i in range(3)] == [5, 5, 5]
-    named = small(layers=3, window=5, sliding_window_layers=[2, 0])
+    assert [small(layers=3, sliding_window=5).window_of(i) for i in range(3)] == [5, 5, 5]
+    named = small(layers=3, sliding_window=5, sliding_window_layers=[2, 0])
     assert named.sliding_window_layers == (0, 2)
     assert [named.window_of(i) for i in range(3)] == [5, 0, 5]
 
@@ -70,7 +70,7 @@ def test_only_a_table_of_positions_ends(small: Config, position: str, limited: b
         ({"position": "t5", "relative_buckets": 2}, "buckets = 2 must be even and at least 4"),
         (
             {"position": "t5", "relative_max_distance": 16},
-            "relative_max_distance = 16 must be above half of buckets = 32",
+            "relative_max_distance = 16 must be above half of relative_buckets = 32",
         ),
         ({"sliding_window_layers": (2,)}, r"sliding_window_layers = \(2,\) must lie in 0 … 1"),
         ({"dropout": 1.0}, r"dropout = 1.0 must lie in \[0, 1\)"),
@@ -101,7 +101,10 @@ def test_a_config_that_makes_no_sense_is_refused_by_field(small: Config, fields:
     [
         ({"kind": "yarn", "factor": 2.0}, "kind = 'yarn' must be one of 'linear', 'llama3'"),
         ({"kind": "linear", "factor": 0.0}, "factor = 0.0 must be above 0"),
-        ({"kind": "llama3", "factor": 8.0, "low": 4.0, "high": 4.0}, "high = 4.0 must be above low = 4.0"),
+        (
+            {"kind": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0},
+            "high_freq_factor = 4.0 must be above low_freq_factor = 4.0",
+        ),
     ],
 )
 def test_a_scaling_that_makes_no_sense_is_refused_by_field(fields: dict[str, object], match: str) -> None:

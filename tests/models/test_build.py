@@ -59,7 +59,7 @@ def test_a_shared_embedding_is_one_for_source_target_and_tied_head(stack_config:
 
 
 def test_separate_embeddings_are_separate_and_the_head_is_tied_to_the_target_s(stack_config: Make) -> None:
-    network = build(Config(encoder=stack_config(vocab=50), decoder=stack_config(), head=TIED))
+    network = build(Config(encoder=stack_config(vocab_size=50), decoder=stack_config(), head=TIED))
     assert isinstance(network, Seq2Seq)
     assert network.head.out is not None
     assert network.source_embedding.token.weight.shape == (50, 16)
@@ -76,17 +76,17 @@ def test_a_tied_matrix_starts_as_an_embedding(config: Make, init: str, std: floa
 
 def test_types_and_texts_reach_an_encoder(config: Make) -> None:
     torch.manual_seed(0)
-    network = build(config("encoder", HeadConfig(kind="classify", outputs=3), types=2, init_std=0.3)).eval()
+    network = build(config("encoder", HeadConfig(kind="classify", outputs=3), token_types=2, init_std=0.3)).eval()
     ids = torch.arange(6)[None]
     segment = torch.tensor([[1, 1, 1, 2, 2, 0]])
-    assert network(ids, segment, texts=2).shape == (1, 2, 3)
+    assert network(ids, segment, max_documents=2).shape == (1, 2, 3)
     types = torch.tensor([[0, 1, 1, 0, 0, 0]])
-    assert not torch.equal(network(ids, segment, types=types), network(ids, segment))
+    assert not torch.equal(network(ids, segment, token_type_ids=types), network(ids, segment))
 
 
 def test_types_reach_the_encoder_of_a_seq2seq(config: Make) -> None:
     torch.manual_seed(0)
-    network = build(config("seq2seq", types=2, init_std=0.3)).eval()
+    network = build(config("seq2seq", token_types=2, init_std=0.3)).eval()
     ids = torch.arange(6)[None]
-    plain, typed = (network.encode(ids, types=types).vectors for types in (None, torch.ones_like(ids)))
+    plain, typed = (network.encode(ids, token_type_ids=types).vectors for types in (None, torch.ones_like(ids)))
     assert not torch.equal(plain, typed)

@@ -50,7 +50,7 @@ def test_a_decoder_with_a_cache_is_the_full_forward(
 
 
 @BOTH
-@pytest.mark.parametrize("kernel", ["plain", "flex"])
+@pytest.mark.parametrize("kernel", ["eager", "flex"])
 def test_every_kernel_reads_a_cache(network: Make, ids: Make, kernel: str, static: bool) -> None:
     small, text = network("decoder", position="rotary", kv_heads=2, kernel=kernel), ids(2, 5)
     cache = small.new_cache(2, 8, static=static)
@@ -65,8 +65,8 @@ def test_a_wrongly_aligned_mask_would_be_noticed(
     small, text = network("decoder", position="rotary"), ids(2, 8)
     full = small(text)
     cache = small.new_cache(2, 8, static=static)
-    rule = Mask._rule
-    monkeypatch.setattr(Mask, "_rule", lambda self, a, b, query, key: rule(self, a, b, query - query.amin(), key))
+    rule = Mask.allows
+    monkeypatch.setattr(Mask, "allows", lambda self, a, b, query, key: rule(self, a, b, query - query.amin(), key))
     assert not close(in_steps(small, text, [5, 3], cache), full)
 
 
@@ -82,7 +82,7 @@ def test_a_seq2seq_with_caches_is_the_full_forward(network: Make, ids: Make, pos
 
 @BOTH
 def test_a_window_reaches_back_into_the_cache(network: Make, ids: Make, static: bool) -> None:
-    small, text = network("decoder", window=2, sliding_window_layers=(0,)), ids(2, 9)
+    small, text = network("decoder", sliding_window=2, sliding_window_layers=(0,)), ids(2, 9)
     assert close(in_steps(small, text, [4, 1, 3, 1], small.new_cache(2, 9, static=static)), small(text))
 
 
@@ -91,7 +91,7 @@ def test_a_cache_grows_past_its_first_length(network: Make, ids: Make, length: i
     small, text = network("decoder"), ids(2, 9)
     cache = small.new_cache(2, length)
     assert close(in_steps(small, text, [2, 1, 1, 5], cache), small(text))
-    assert cache.length >= 9
+    assert cache.capacity >= 9
 
 
 # ── Prompts of unequal length ────────────────────────────────────────────────────────────────────────────────────
@@ -127,8 +127,8 @@ def test_the_fast_path_of_rows_that_are_alike_is_the_masked_path(network: Make, 
         a = small(part, cache=fast)
         b = small(part, torch.ones_like(part), cache=masked)
         assert close(a, b)
-    assert fast.uniform
-    assert not masked.uniform
+    assert fast.no_padding
+    assert not masked.no_padding
 
 
 # ── Beams, guesses ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -172,16 +172,16 @@ def test_a_static_cache_may_not_be_longer_than_learned_positions(network: Make) 
     small = network("decoder", position="learned", max_positions=6)
     with pytest.raises(UsageError, match="a static cache of 7 slots is longer than the 6 positions"):
         small.new_cache(1, 7, static=True)
-    assert small.new_cache(1, 7).length == 7, "one that grows is checked as it is filled"
+    assert small.new_cache(1, 7).capacity == 7, "one that grows is checked as it is filled"
 
 
 def test_a_full_static_cache_says_so(network: Make, ids: Make) -> None:
     small = network("decoder")
     cache = small.new_cache(1, 4, static=True)
     small(ids(1, 4), cache=cache)
-    with pytest.raises(RuntimeError, match="a static cache of 4 slots is full"):
+    with pytest.raises(RuntimeError, match="the static cache of 4 slots is full"):
         small(ids(1, 1), cache=cache)
-    with pytest.raises(ValueError, match="5 tokens: a static cache of 4 slots is full"):
+    with pytest.raises(ValueError, match="5 tokens: the static cache of 4 slots is full"):
         small(ids(1, 5), cache=cache)
 
 

@@ -40,7 +40,7 @@ def call(network: Any, family: str, ids: Make, seed: int) -> Tensor:
 def test_one_graph_gives_the_eager_numbers_and_serves_twice(
     network: Make, ids: Make, family: str, position: str
 ) -> None:
-    small, counter = network(family, position=position, kv_heads=2, layers=1, window=3), CompileCounter()
+    small, counter = network(family, position=position, kv_heads=2, layers=1, sliding_window=3), CompileCounter()
     compiled = torch.compile(small, fullgraph=True, backend=counter)
     with torch.no_grad():
         for seed in (0, 5):
@@ -102,5 +102,5 @@ def test_a_full_static_cache_is_noticed_in_a_compiled_step(network: Make, ids: M
     with torch.no_grad():
         step(ids(2, 1))
         step(ids(2, 1))
-        with pytest.raises(RuntimeError, match="a static cache of 2 slots is full"):
+        with pytest.raises(RuntimeError, match="the static cache of 2 slots is full"):
             step(ids(2, 1))

@@ -66,7 +66,7 @@ def test_a_prompt_alone_is_the_prompt_in_a_padded_batch(
         assert close(together[row][segment[row] != 0], expected)
 
 
-@pytest.mark.parametrize("kernel", ["plain", "sdpa"])
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_text_alone_is_the_text_packed_with_others(
@@ -100,7 +100,7 @@ def test_batch_padding_and_order_do_not_matter(network: Make, run: Make, family:
         assert close(together[row][segment[row] != 0], expected[i])
 
 
-@pytest.mark.parametrize("kernel", ["plain", "flex", "sdpa"])
+@pytest.mark.parametrize("kernel", ["eager", "flex", "sdpa"])
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 def test_kernels_agree_on_whole_networks(network: Make, run: Make, family: str, kernel: str) -> None:
@@ -112,7 +112,7 @@ def test_kernels_agree_on_whole_networks(network: Make, run: Make, family: str, 
     rows[1][1] = rows[1][1].clamp(max=1)
     with torch.no_grad():
         found = run(network(family, kernel=kernel, **choices), *rows)
-        expected = run(network(family, kernel="plain", **choices), *rows)
+        expected = run(network(family, kernel="eager", **choices), *rows)
     assert close(found[rows[1] != 0], expected[rows[1] != 0])
 
 
@@ -147,7 +147,7 @@ def test_a_decoder_sees_an_order_even_without_positions(network: Make, run: Make
 # ── Trap 1 on whole networks ─────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("kernel", ["plain", "sdpa"])
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_row_of_padding_alone_is_finite_forward_and_backward(
@@ -179,7 +179,7 @@ def test_targets_of_a_source_that_is_padding_alone_see_nothing_there(network: Ma
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("kernel", ["plain", "sdpa"])
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_poison_in_the_vector_of_padding_reaches_no_text(
     network: Make, run: Make, family: str, kernel: str, side: str

@@ -60,7 +60,7 @@ def check_leaks(
                     assert float(arrived[other, j]) > 0.0, f"output {row}, {i} does not see {stack} {other}, {j}"
 
 
-@pytest.mark.parametrize("kernel", ["plain", "sdpa"])
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_gradient_reaches_what_may_not_be_seen(
@@ -81,7 +81,7 @@ def test_no_gradient_leaks_in_training(network: Make, run: Make, family: str) ->
 
 def test_a_window_is_reached_layer_by_layer_and_no_farther(network: Make, ids: Make) -> None:
     """Two layers with a window of 1: an output sees two tokens back, exactly."""
-    small = network("decoder", window=1)
+    small = network("decoder", sliding_window=1)
     move = torch.zeros(1, 6, 16, dtype=torch.float64, requires_grad=True)
     out, _ = small.hidden(ids(1, 6), tap=Tap(change={"decoder.0.resid_pre": lambda x: x + move}))
     gradient = torch.autograd.grad(out[0, 5].square().sum(), move)[0][0].abs().amax(-1)
@@ -116,9 +116,9 @@ BROKEN = [
 def test_a_broken_mask_is_caught(
     network: Make, run: Make, monkeypatch: pytest.MonkeyPatch, family: str, rule: Callable[..., Tensor]
 ) -> None:
-    monkeypatch.setattr(Mask, "_rule", rule)
+    monkeypatch.setattr(Mask, "allows", rule)
     if rule is into_padding:  # padding has a second lock: what attention reads there is blank
-        monkeypatch.setattr(SequenceLayout, "blank", lambda self, x: x)
+        monkeypatch.setattr(SequenceLayout, "zero_padding", lambda self, x: x)
     with pytest.raises(Leak):
         check_leaks(network(family, position="rotary"), run, family)
 

@@ -35,7 +35,7 @@ def test_the_family_is_which_stacks_there_are(stack_config: Make) -> None:
         ({"encoder": {}, "share_embeddings": True}, "share_embeddings is for an encoder and a decoder together"),
         (
             {"encoder": {"vocab_size": 41}, "decoder": {}, "share_embeddings": True},
-            r"share_embeddings needs one vocab, not 41 \(encoder\) and 40 \(decoder\)",
+            r"share_embeddings needs one vocab_size, not 41 \(encoder\) and 40 \(decoder\)",
         ),
         (
             {"encoder": {"embedding_width": 8}, "decoder": {}, "share_embeddings": True},
@@ -44,8 +44,8 @@ def test_the_family_is_which_stacks_there_are(stack_config: Make) -> None:
         ({"encoder": {"width": 32}, "decoder": {}}, "encoder and decoder must have the same width"),
         ({"encoder": {}, "decoder": {"residual": "parallel"}}, "decoder: residual = .* cross-attention"),
         ({"decoder": {}, "head": HeadConfig(kind="lm", outputs=41)}, "head outputs = 41 must equal vocab = 40"),
-        ({"decoder": {}, "end": 5}, "end = 5 must be a list, each a whole number"),
-        ({"decoder": {}, "pad": "0"}, "pad = '0' must be a whole number or null"),
+        ({"decoder": {}, "eos_token_ids": 5}, "eos_token_ids = 5 must be a list, each a whole number"),
+        ({"decoder": {}, "pad_token_id": "0"}, "pad_token_id = '0' must be a whole number or null"),
         ({"decoder": {}, "head": None}, "head = None must be a HeadConfig"),
     ],
 )
@@ -56,7 +56,7 @@ def test_a_config_that_makes_no_sense_is_refused(stack_config: Make, fields: dic
 
 
 def test_stacks_of_a_seq2seq_may_have_vocabularies_of_their_own(stack_config: Make) -> None:
-    config = Config(encoder=stack_config(vocab=50), decoder=stack_config(), head=LM)
+    config = Config(encoder=stack_config(vocab_size=50), decoder=stack_config(), head=LM)
     assert config.stack.vocab_size == 40
 
 
@@ -79,7 +79,7 @@ def test_everything_that_is_not_a_default_survives_json(stack_config: Make) -> N
             kind="llama3", factor=2.0, low_freq_factor=1.5, high_freq_factor=3.0, original_max_positions=77
         ),
         sliding_window_layers=(1,),
-        window=3,
+        sliding_window=3,
     )
     head = HeadConfig(kind="classify", labels=("a", "b", "c"), dense="tanh", dropout=0.5)
     config = Config(
@@ -121,7 +121,7 @@ def change(values: dict[str, Any], path: str, value: Any) -> None:
         ("head", None, r"x/config.json: head: expected a table of fields, found NoneType"),
         ("head", "lm", r"x/config.json: head: expected a table of fields, found str"),
         ("head.outputs", 7, r"x/config.json: head outputs = 7 must equal vocab = 40"),
-        ("end", 5, r"x/config.json: end = 5 must be a list"),
+        ("eos_token_ids", 5, r"x/config.json: eos_token_ids = 5 must be a list"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_file_and_field(stack_config: Make, path: str, value: Any, match: str) -> None:
@@ -134,7 +134,7 @@ def test_a_wrong_value_is_named_with_its_file_and_field(stack_config: Make, path
 def test_what_is_missing_is_listed(stack_config: Make) -> None:
     values = plain(stack_config)
     del values["decoder"]["vocab_size"], values["decoder"]["heads"]
-    with pytest.raises(QkvError, match=r"config.json: decoder: missing vocab, heads"):
+    with pytest.raises(QkvError, match=r"config.json: decoder: missing vocab_size, heads"):
         Config.from_dict(values)
 
 

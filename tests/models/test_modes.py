@@ -9,7 +9,7 @@ import torch
 from qkv.blocks import HeadConfig
 
 FAMILIES = ["encoder", "decoder", "seq2seq"]
-KERNELS = ["plain", "sdpa"]
+KERNELS = ["eager", "sdpa"]
 Make = Callable[..., Any]
 SEGMENT = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
 

@@ -28,7 +28,7 @@ def error(network: Make, ids: Make, at: int, **choices: Any) -> float:
     text = ids(4, 12)
     where = at + torch.arange(12)[None]
     with torch.no_grad():
-        a, b = (net.hidden(text, position=where)[0].double() for net in (low, high))
+        a, b = (net.hidden(text, positions=where)[0].double() for net in (low, high))
     return float((a - b).norm() / b.norm())
 
 

@@ -148,7 +148,7 @@ def counted(made: Config, length: int, backward: bool = False) -> int:
     network = build(made)
     for name in ("encoder", "decoder"):
         if hasattr(network, name):
-            getattr(network, name).kernel = "plain"
+            getattr(network, name).kernel = "eager"
     ids = torch.zeros(1, length, dtype=torch.long)
     with FlopCounterMode(display=False) as counter:
         out = network(ids, ids) if made.family == "seq2seq" else network(ids)
@@ -177,12 +177,14 @@ def test_a_window_counts_the_keys_that_a_token_in_the_middle_sees(config: Make, 
     place = make_layout(torch.zeros(1, 21))
     see = Mask(place, place, causal=family == "decoder", window=3).dense()[0, 0]
     keys = int(see[10].sum())
-    with_window, without = (summarise_model(config(family, window=w, layers=1), context_length=21) for w in (3, 0))
+    with_window, without = (
+        summarise_model(config(family, sliding_window=w, layers=1), context_length=21) for w in (3, 0)
+    )
     assert without.flops_forward - with_window.flops_forward == 4 * 16 * (21 - keys)
 
 
 def test_a_window_longer_than_the_text_costs_nothing_less(config: Make) -> None:
-    wide, none = (summarise_model(config("encoder", window=w), context_length=5) for w in (50, 0))
+    wide, none = (summarise_model(config("encoder", sliding_window=w), context_length=5) for w in (50, 0))
     assert wide.flops_forward == none.flops_forward
 
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from qkv.blocks import SITES, Tap
-from qkv.blocks.attention import PreparedMask, pattern, scores
+from qkv.blocks.attention import pattern, scores
+from qkv.blocks.kernels.prepared import PreparedMask
 from qkv.blocks.mask import Mask, make_layout
 from qkv.blocks.position import Rotary
 
@@ -94,7 +95,7 @@ def test_a_gated_feedforward_shows_both_halves_before_and_one_after(look: Make) 
 
 @pytest.mark.parametrize("record", [["*"], ["*pattern"], ["*.0.scores"], ["*.resid_post"]], ids=str)
 @pytest.mark.parametrize("segments", [True, False])
-@pytest.mark.parametrize("kernel", ["plain", "sdpa"])
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_looking_leaves_outputs_bit_for_bit_the_same(
     look: Make, family: str, kernel: str, segments: bool, record: list[str]
@@ -118,7 +119,7 @@ def test_looking_draws_no_random_numbers(network: Make, ids: Make) -> None:
 # ── What is shown is what was computed ───────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("kernel", ["plain", "sdpa"])
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 @pytest.mark.parametrize("position", ["rotary", "alibi", "t5"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_patterns_are_those_that_mixed_the_values(look: Make, family: str, position: str, kernel: str) -> None:
@@ -140,7 +141,7 @@ def test_a_recorded_pattern_is_the_softmax_of_the_plain_kernel(look: Make) -> No
     tap = Tap(record=["*.q", "*.k", "*.pattern"])
     look("decoder", tap)
     place = make_layout(SEGMENT, SEGMENT)
-    sight = PreparedMask(Mask(place, place, causal=True), "plain")
+    sight = PreparedMask(Mask(place, place, causal=True), "eager")
     expected = pattern(scores(tap["decoder.1.q"], tap["decoder.1.k"], sight, D**-0.5))
     assert torch.equal(tap["decoder.1.pattern"], expected)
     sums = tap["decoder.1.pattern"].sum(-1)
@@ -196,7 +197,7 @@ def nudge(value: Tensor) -> Tensor:
     return value + 0.5 * torch.sin(steps)
 
 
-@pytest.mark.parametrize("kernel", ["plain", "sdpa"])
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 @pytest.mark.parametrize("name", sorted(expected_names("seq2seq")))
 def test_changing_any_site_changes_the_output(look: Make, name: str, kernel: str) -> None:
     tap = Tap(record=[name], change={name: nudge})

@@ -24,8 +24,8 @@ def reference(two, prompt: list[int], beam: int, penalty: float) -> list[int]:
         length_penalty=penalty,
         early_stopping="never" if beam > 1 else False,
         pad_token_id=two.pad,
-        eos_token_id=list(config.end),
-        decoder_start_token_id=config.start if two.seq2seq else None,
+        eos_token_id=list(config.eos_token_ids),
+        decoder_start_token_id=config.decoder_start_token_id if two.seq2seq else None,
         use_cache=False,  # its cache counts the encoder's layers, and these decoders have more
     )
     two.theirs64.generation_config = settings  # or its own would force an end at the last token
@@ -33,7 +33,7 @@ def reference(two, prompt: list[int], beam: int, penalty: float) -> list[int]:
     with exact(), torch.no_grad():
         out = two.theirs64.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)[0].tolist()
     new = out[1:] if two.seq2seq else out[len(prompt) :]
-    ends = [i for i, token in enumerate(new) if token in config.end]
+    ends = [i for i, token in enumerate(new) if token in config.eos_token_ids]
     return new[: ends[0]] if ends else new
 
 

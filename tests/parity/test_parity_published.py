@@ -67,7 +67,7 @@ def test_embeddings_tell_sentences_apart(model, expected):
 
 
 def test_the_pooling_of_the_folder_is_read(model):
-    assert (model.config.head.kind, model.config.head.pool, model.config.head.unit) == ("embed", "mean", True)
+    assert (model.config.head.kind, model.config.head.pool, model.config.head.normalize) == ("embed", "mean", True)
 
 
 @pytest.mark.skipif(not REACTIONS.is_dir(), reason="the published ALBERT is not on this machine (see QKV_SHARED)")

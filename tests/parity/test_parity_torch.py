@@ -9,7 +9,7 @@ from torch import nn
 
 import qkv
 from qkv.blocks import EncoderMemory, Mask, Stack, StackConfig, make_layout
-from qkv.blocks.attention import prepare_mask
+from qkv.blocks.kernels.choose import prepare_mask
 
 WIDTH, HEADS, FFN, LAYERS = 24, 3, 37, 2
 LIMIT = 1e-10

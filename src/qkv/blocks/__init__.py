@@ -14,6 +14,7 @@ from qkv.blocks.config import AttentionKernel, RotaryScaling, StackConfig
 from qkv.blocks.embedding import Embedding
 from qkv.blocks.head import Head, HeadConfig, pool
 from qkv.blocks.init import initialise
+from qkv.blocks.kernels.prepared import KernelHints
 from qkv.blocks.mask import Mask, SequenceLayout, count_positions, make_layout
 from qkv.blocks.stack import Stack
 from qkv.blocks.tap import SITES, Tap
@@ -26,6 +27,7 @@ __all__ = [
     "EncoderMemory",
     "Head",
     "HeadConfig",
+    "KernelHints",
     "Mask",
     "RotaryScaling",
     "SelfCache",

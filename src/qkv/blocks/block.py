@@ -1,4 +1,4 @@
-"""The block: attend, perhaps attend to a source, think; each time adding to the stream that runs through the model.
+"""The block: self-attention, optional cross-attention, feed-forward. Each adds its output to the residual stream.
 
            pre-norm                     post-norm (2017, BERT)            sandwich
 
@@ -8,18 +8,19 @@
            + ────────────┘              norm                             norm          │
            │                            │                                + ────────────┘
 
-The same for cross-attention, where there is one, and for the feed-forward. `parallel` (GPT-NeoX) lets attention and
-feed-forward read the same x and adds both at once. Causality is a mask, not a class.
+The same for cross-attention, where there is one, and for the feed-forward. With `parallel` (GPT-NeoX), attention and
+feed-forward read the same x, and both outputs are added to it. Causality is a mask, not a class.
 """
 
 from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from qkv.blocks.attention import CrossAttention, PreparedMask, SelfAttention, gather_positions
-from qkv.blocks.cache import CrossCache, EncoderMemory, SelfCache
+from qkv.blocks.attention import CrossAttention, SelfAttention
+from qkv.blocks.cache import LayerCache, LayerSource
 from qkv.blocks.config import StackConfig
 from qkv.blocks.feedforward import FeedForward
+from qkv.blocks.kernels.prepared import PreparedMask
 from qkv.blocks.norm import make_norm
 from qkv.blocks.position import Rotary
 from qkv.blocks.tap import LayerTap
@@ -36,18 +37,21 @@ class Sublayer(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def residual_update(self, x: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
-        """What the part would add to the stream, before a post-norm."""
+        """What the part adds to the residual stream."""
         h = part(x if self.norm_placement == "post" else self.norm(x))
         if self.norm_out is not None:
             h = self.norm_out(h)
         out: Tensor = self.dropout(h)
         return out
 
-    def forward(self, x: Tensor, part: Callable[[Tensor], Tensor], selected: Tensor | None = None) -> Tensor:
-        """x (B, T, C) → the same, or (N, C) where the part answers for N places `only`."""
-        change = self.residual_update(x, part)
-        x = gather_positions(x, selected) + change
+    def add(self, x: Tensor, update: Tensor) -> Tensor:
+        """The residual sum, normed if the norm comes after it."""
+        x = x + update
         return self.norm(x).to(x.dtype) if self.norm_placement == "post" else x
+
+    def forward(self, x: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
+        """x (B, T, C) → (B, T, C)."""
+        return self.add(x, self.residual_update(x, part))
 
 
 class Block(nn.Module):
@@ -68,37 +72,31 @@ class Block(nn.Module):
         x: Tensor,
         mask: PreparedMask,
         rotary: Rotary | None = None,
-        cache: SelfCache | None = None,
-        memory: EncoderMemory | CrossCache | None = None,
-        cross_mask: PreparedMask | None = None,
-        layer: int = 0,
+        cache: LayerCache | None = None,
+        source: LayerSource | None = None,
         tap: LayerTap | None = None,
-        selected: Tensor | None = None,
     ) -> Tensor:
-        """x (B, T, C) → (B, T, C). `layer` says whose slots of the caches are meant: layers may share weights.
+        """x (B, T, C) → (B, T, C)."""
 
-        With places `only` (see `Stack`), everything after self-attention is done for these alone: → (N, C).
-        """
-
-        def seen(site: str, value: Tensor) -> Tensor:
+        def tapped(site: str, value: Tensor) -> Tensor:
             return tap(site, value) if tap else value
 
-        def attend(h: Tensor) -> Tensor:
-            return seen("attn_out", self.attention(h, mask, rotary, cache, layer, tap, selected))
+        def attention(h: Tensor) -> Tensor:
+            return tapped("attn_out", self.attention(h, mask, rotary, cache, tap))
 
-        def attend_source(h: Tensor) -> Tensor:
+        def cross_attention(h: Tensor) -> Tensor:
             assert self.cross is not None
-            return seen("cross_out", self.cross(h, memory, cross_mask, layer, tap))
+            return tapped("cross_out", self.cross(h, source, tap))
 
-        def think(h: Tensor) -> Tensor:
-            return seen("mlp_out", self.ffn(h, tap))
+        def feedforward(h: Tensor) -> Tensor:
+            return tapped("mlp_out", self.ffn(h, tap))
 
-        x = seen("resid_pre", x)
+        x = tapped("resid_pre", x)
+        update = self.attention_sub.residual_update(x, attention)
+        x = mask.select_residual(x)  # x itself, unless only some outputs of the last block are needed
         if self.parallel:
-            change = self.attention_sub.residual_update(x, attend)
-            x = gather_positions(x, selected)
-            return seen("resid_post", x + change + self.ffn_sub.residual_update(x, think))
-        x = seen("resid_mid", self.attention_sub(x, attend, selected))
-        if self.cross_sub is not None and memory is not None:
-            x = seen("cross_mid", self.cross_sub(x, attend_source))
-        return seen("resid_post", self.ffn_sub(x, think))
+            return tapped("resid_post", x + update + self.ffn_sub.residual_update(x, feedforward))
+        x = tapped("resid_mid", self.attention_sub.add(x, update))
+        if self.cross_sub is not None and source is not None:
+            x = tapped("cross_mid", self.cross_sub(x, cross_attention))
+        return tapped("resid_post", self.ffn_sub(x, feedforward))

@@ -1,29 +1,32 @@
-"""What decoding remembers, owned by the caller: a stack's own keys and values, and those of the source.
+"""Key/value caches for decoding, owned by the caller: a stack's own keys and values, and those of the source.
 
-    cache = model.new_cache(rows=8, length=256)
-    model(ids, cache=cache)           # writes the keys and values of `ids`, sees everything written before
+    cache = network.new_cache(batch_size=8, capacity=256)
+    network(ids, cache=cache)         # writes the keys and values of `ids`, attends to all written before
 
-A self cache grows; a cross cache is filled once from the encoder's output and never copied per beam: beams of one
-source are more queries against the same keys. Every slot keeps the segment and position of its token, so that the
-mask rule needs no special case for caching: an empty slot has segment 0.
+A self cache grows. A cross cache is filled once from the encoder's output and never copied per beam: the beams of one
+source are more queries against the same keys. Every slot keeps the document id and position of its token, so that the
+mask rule needs no special case for caching: an empty slot has document id 0.
 
-R rows, L slots, S source tokens, KV key/value heads, D head width
+B batch, T new tokens, L slots, S source tokens, KV key/value heads, D head dim, C model width
 """
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from qkv.blocks.kernels.prepared import NO_HINTS, KernelHints, PreparedMask
 from qkv.blocks.mask import SequenceLayout
 
 
 class SelfCache:
-    """Keys and values of the tokens so far, per layer, in slots that all rows fill in step.
+    """The keys and values of the tokens so far, per layer. All sequences fill the same slots.
 
-    A growing cache (`static=False`) shows attention the filled slots alone and makes room when it is full. A static
-    one keeps every shape and address for good and counts on the device, as CUDA graphs and compiled steps need; it
-    shows all its slots, and the mask hides the empty ones.
+    A growing cache (`static=False`) shows attention the filled slots only, and is enlarged when it is full. A static
+    cache never changes a shape or an address and keeps its count on the device, as CUDA graphs and compiled steps
+    need; it shows all its slots, and the mask hides the empty ones.
     """
 
     def __init__(
@@ -39,7 +42,7 @@ class SelfCache:
         static: bool = False,
     ) -> None:
         if capacity < 1 or batch_size < 1:
-            raise ValueError(f"a cache needs at least one row and one slot, not {batch_size} and {capacity}")
+            raise ValueError(f"batch_size = {batch_size} and capacity = {capacity} of a cache must be at least 1")
         shape = (batch_size, kv_heads, capacity, head_dim)
         self.static = static
         self.keys = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(layers)]
@@ -47,43 +50,44 @@ class SelfCache:
         self.document_ids = torch.zeros(batch_size, capacity, device=device, dtype=torch.long)
         self.positions = torch.zeros(batch_size, capacity, device=device, dtype=torch.long)
         self.filled = 0  # slots in use; a static cache counts in `cursor` instead
-        self.no_padding = not static  # whether all rows hold one document without padding, so that a mask needs no look
+        self.no_padding = not static  # each sequence is known to be one document without padding
         self.cursor = torch.zeros((), device=device, dtype=torch.long)
         self._slots = torch.zeros(0, device=device, dtype=torch.long)
 
     @property
     def batch_size(self) -> int:
+        """The number of sequences."""
         return self.document_ids.shape[0]
 
     @property
     def capacity(self) -> int:
-        """How many slots there are, filled or not."""
+        """The number of slots, filled or not."""
         return self.document_ids.shape[1]
 
     @property
     def num_bytes(self) -> int:
         """The memory of all keys and values."""
-        return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values))
+        return _count_bytes(self.keys, self.values)
 
     def next_positions(self, ids: Tensor, document_ids: Tensor | None) -> Tensor | None:
-        """Positions of new tokens (R, T): each row counts on from its last real token.
+        """The positions of new tokens (B, T): each sequence continues after its last real token.
 
-        None where whole rows are the first that the cache sees: they count for themselves, and need no mask in memory.
+        None if the cache is empty and there is no padding: the default positions of `make_layout` apply.
         """
         if self.no_padding and document_ids is None:
             if self.filled == 0:
                 return None
             return torch.arange(self.filled, self.filled + ids.shape[1], device=ids.device)[None]
         real = torch.ones_like(ids) if document_ids is None else (document_ids != 0).long()
-        seen = torch.where(self.document_ids != 0, self.positions + 1, 0).amax(dim=1, keepdim=True)  # (R, 1)
-        return (seen + real.cumsum(dim=1) - 1).clamp(min=0)
+        lengths = torch.where(self.document_ids != 0, self.positions + 1, 0).amax(dim=1, keepdim=True)  # (B, 1)
+        return (lengths + real.cumsum(dim=1) - 1).clamp(min=0)
 
     def extend(self, layout: SequenceLayout) -> SequenceLayout:
-        """Take slots for new tokens; returns the places of all keys that attention will be shown."""
+        """Reserve slots for new tokens; returns the layout of all keys that attention will be shown."""
         new = layout.positions.shape[1]
         if self.static:
-            # The count is on the device, and so is its check: it waits for nothing and may stand in a CUDA graph.
-            full = f"a static cache of {self.capacity} slots is full; make one that is long enough for the whole text"
+            # The count is on the device, and so is its check: no synchronisation, and it can be in a CUDA graph.
+            full = f"the static cache of {self.capacity} slots is full; make one for the whole text"
             if new > self.capacity:
                 raise ValueError(f"{new} tokens: {full}")
             torch._assert_async(self.cursor + new <= self.capacity, full)
@@ -93,8 +97,8 @@ class SelfCache:
             if self.filled + new > self.capacity:
                 self._grow(max(2 * self.capacity, self.filled + new))
             self.filled += new
-        segment = torch.ones_like(layout.positions) if layout.document_ids is None else layout.document_ids
-        self._write_slots(self.document_ids, 1, segment.expand(self.batch_size, -1))
+        document_ids = torch.ones_like(layout.positions) if layout.document_ids is None else layout.document_ids
+        self._write_slots(self.document_ids, 1, document_ids.expand(self.batch_size, -1))
         self._write_slots(self.positions, 1, layout.positions.expand(self.batch_size, -1))
         self.no_padding = self.no_padding and layout.document_ids is None and len(layout.positions) == 1
         if self.static:
@@ -106,7 +110,7 @@ class SelfCache:
         return SequenceLayout(self.document_ids[:, : self.filled], self.positions[:, : self.filled])
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store one layer's new keys and values (R, KV, T, D) in the slots taken; returns all of that layer's."""
+        """Store a layer's new keys and values (B, KV, T, D) in the reserved slots; returns all of that layer's."""
         all_keys, all_values = self.keys[layer], self.values[layer]
         self._write_slots(all_keys, 2, keys)
         self._write_slots(all_values, 2, values)
@@ -115,7 +119,7 @@ class SelfCache:
         return all_keys.narrow(2, 0, self.filled), all_values.narrow(2, 0, self.filled)
 
     def _write_slots(self, tensor: Tensor, dim: int, new: Tensor) -> None:
-        """Write to the slots taken; a growing cache knows where they are without a look at the device."""
+        """Write to the reserved slots. A growing cache knows them without reading a tensor."""
         if self.static:
             tensor.index_copy_(dim, self._slots, new.to(tensor.dtype))
         else:
@@ -123,37 +127,37 @@ class SelfCache:
             tensor.narrow(dim, self.filled - count, count).copy_(new)
 
     def reorder(self, rows: Tensor, start: int = 0) -> None:
-        """Row r continues what row `rows[r]` was: beams that survive replace those that do not.
+        """Sequence r continues what sequence `rows[r]` was: surviving beams replace the others.
 
-        Slots before `since` are known to hold the same in both, as the common beginning of beams does: they stay.
+        Slots before `start` must already hold the same in both, as the common prefix of beams does; they are not moved.
         """
-        last = self.capacity if self.static else self.filled
+        end = self.capacity if self.static else self.filled
         if len(rows) != self.batch_size:
             if self.static:
                 raise ValueError(
-                    f"a static cache keeps its {self.batch_size} rows; it cannot be reordered to {len(rows)}"
+                    f"cannot reorder to {len(rows)} sequences: a static cache keeps its batch size {self.batch_size}"
                 )
-            start = 0  # new rows need their beginning too
+            start = 0  # new sequences need their prefix too
 
         def moved(tensor: Tensor, dim: int) -> Tensor:
-            part = tensor.narrow(dim, start, last - start)
+            part = tensor.narrow(dim, start, end - start)
             chosen = part.index_select(0, rows)
             if self.static or len(rows) == len(tensor):
                 part.copy_(chosen)
                 return tensor
-            room = tensor.new_zeros(len(rows), *tensor.shape[1:])
-            room.narrow(dim, 0, last).copy_(chosen)
-            return room
+            resized = tensor.new_zeros(len(rows), *tensor.shape[1:])
+            resized.narrow(dim, 0, end).copy_(chosen)
+            return resized
 
         self.keys = [moved(tensor, 2) for tensor in self.keys]
         self.values = [moved(tensor, 2) for tensor in self.values]
         self.document_ids, self.positions = moved(self.document_ids, 1), moved(self.positions, 1)
 
     def crop(self, filled: int) -> None:
-        """Forget all slots from `filled` on, as when guessed tokens are taken back."""
-        most = self.capacity if self.static else self.filled
-        if not 0 <= filled <= most:
-            raise ValueError(f"cannot crop to {filled} slots: it must lie in 0 … {most}")
+        """Remove all slots from `filled` on, as when speculated tokens are rejected."""
+        max_filled = self.capacity if self.static else self.filled
+        if not 0 <= filled <= max_filled:
+            raise ValueError(f"cannot crop to {filled} slots: it must lie in 0 … {max_filled}")
         if self.static:
             self.cursor.fill_(filled)
         else:
@@ -162,56 +166,92 @@ class SelfCache:
 
     def _grow(self, capacity: int) -> None:
         more = capacity - self.capacity
-        self.keys = [torch.nn.functional.pad(t, (0, 0, 0, more)) for t in self.keys]
-        self.values = [torch.nn.functional.pad(t, (0, 0, 0, more)) for t in self.values]
-        self.document_ids = torch.nn.functional.pad(self.document_ids, (0, more))
-        self.positions = torch.nn.functional.pad(self.positions, (0, more))
+        self.keys = [pad(tensor, (0, 0, 0, more)) for tensor in self.keys]
+        self.values = [pad(tensor, (0, 0, 0, more)) for tensor in self.values]
+        self.document_ids, self.positions = pad(self.document_ids, (0, more)), pad(self.positions, (0, more))
 
 
 class KeyValueProjection(Protocol):
     """What turns the encoder's output into keys and values: a block's cross-attention."""
 
-    def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]: ...
+    def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, S, C) → (B, KV, S, D), twice."""
 
 
 class EncoderMemory:
-    """The encoder's output, projected by each layer as it passes: what training uses."""
+    """The encoder's output. Each layer projects it when it runs, as training needs."""
 
-    def __init__(self, vectors: Tensor, layout: SequenceLayout) -> None:
-        self.vectors = layout.zero_padding(vectors)  # (R, S, C)
-        self.layout = layout
+    def __init__(self, vectors: Tensor, layout: SequenceLayout, hints: KernelHints = NO_HINTS) -> None:
+        self.vectors = layout.zero_padding(vectors)  # (B, S, C)
+        self.layout, self.hints = layout, hints
 
     @property
     def batch_size(self) -> int:
+        """The number of sources."""
         return self.vectors.shape[0]
 
     def keys_values(self, layer: int, attention: KeyValueProjection) -> tuple[Tensor, Tensor]:
+        """The keys and values (B, KV, S, D) of one layer."""
         return attention.keys_values(self.vectors)
 
 
 class CrossCache:
-    """The encoder's output as every layer's keys and values, projected once: what decoding uses."""
+    """The encoder's output as the keys and values of every layer, projected once, as decoding needs."""
+
+    hints = NO_HINTS
 
     def __init__(self, keys: list[Tensor], values: list[Tensor], layout: SequenceLayout) -> None:
-        self.keys = keys  # per layer (R, KV, S, D)
+        self.keys = keys  # per layer (B, KV, S, D)
         self.values = values
         self.layout = layout
 
     @property
     def batch_size(self) -> int:
+        """The number of sources."""
         return self.keys[0].shape[0]
 
     @property
     def num_bytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values))
+        """The memory of all keys and values."""
+        return _count_bytes(self.keys, self.values)
 
     def keys_values(self, layer: int, attention: KeyValueProjection) -> tuple[Tensor, Tensor]:
+        """The keys and values (B, KV, S, D) of one layer."""
         return self.keys[layer], self.values[layer]
 
     def select(self, rows: Tensor) -> "CrossCache":
-        """These sources alone."""
-        place = self.layout
-        segment = None if place.document_ids is None else place.document_ids[rows]
-        position = place.positions if len(place.positions) == 1 else place.positions[rows]
+        """These sources only."""
+        document_ids, positions = self.layout
+        document_ids = None if document_ids is None else document_ids[rows]
+        positions = positions if len(positions) == 1 else positions[rows]
         keys, values = ([t.index_select(0, rows) for t in tensors] for tensors in (self.keys, self.values))
-        return CrossCache(keys, values, SequenceLayout(segment, position, place.most))
+        return CrossCache(keys, values, SequenceLayout(document_ids, positions))
+
+
+@dataclass
+class LayerCache:
+    """A self cache as one layer sees it."""
+
+    cache: SelfCache
+    layer: int
+
+    def write(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Store new keys and values (B, KV, T, D); returns all of this layer's."""
+        return self.cache.write(self.layer, keys, values)
+
+
+@dataclass
+class LayerSource:
+    """The source as one layer sees it, and which of its tokens each query may attend to."""
+
+    memory: EncoderMemory | CrossCache
+    layer: int
+    mask: PreparedMask
+
+    def keys_values(self, attention: KeyValueProjection) -> tuple[Tensor, Tensor]:
+        """The source's keys and values (B, KV, S, D)."""
+        return self.memory.keys_values(self.layer, attention)
+
+
+def _count_bytes(*tensors: list[Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for several in tensors for t in several)

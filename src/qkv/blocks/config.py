@@ -12,7 +12,7 @@ from qkv.values import describe_type, matches_type
 PositionKind = Literal["sinusoidal", "sinusoidal_split", "learned", "rotary", "alibi", "t5", "none"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 FeedForwardKind = Literal["relu", "gelu", "gelu_tanh", "silu", "reglu", "geglu", "geglu_tanh", "swiglu"]
-AttentionKernel = Literal["auto", "plain", "sdpa", "flex", "varlen"]
+AttentionKernel = Literal["auto", "eager", "sdpa", "flex", "varlen"]
 """Which implementation of attention runs: never part of a config, since all give the same numbers."""
 
 
@@ -49,7 +49,9 @@ class RotaryScaling:
         if self.factor <= 0:
             raise ValueError(f"factor = {self.factor} must be above 0")
         if self.high_freq_factor <= self.low_freq_factor:
-            raise ValueError(f"high = {self.high_freq_factor} must be above low = {self.low_freq_factor}")
+            raise ValueError(
+                f"high_freq_factor = {self.high_freq_factor} must be above low_freq_factor = {self.low_freq_factor}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,10 +158,11 @@ class StackConfig:
             name = "embedding_width" if self.embedding_width else "width"
             raise ValueError(f"sinusoidal positions come in pairs: {name} = {getattr(self, name)} must be even")
         if self.position == "t5" and (self.relative_buckets < 4 or self.relative_buckets % 2):
-            raise ValueError(f"buckets = {self.relative_buckets} must be even and at least 4")
+            raise ValueError(f"relative_buckets = {self.relative_buckets} must be even and at least 4")
         if self.position == "t5" and self.relative_max_distance <= self.relative_buckets // 2:
             raise ValueError(
-                f"relative_max_distance = {self.relative_max_distance} must be above half of buckets = {self.relative_buckets}"
+                f"relative_max_distance = {self.relative_max_distance} must be above half of "
+                f"relative_buckets = {self.relative_buckets}"
             )
         if self.residual == "parallel" and self.norm_placement == "post":
             raise ValueError('residual = "parallel" has no place for norm_placement = "post": nothing would be normed')

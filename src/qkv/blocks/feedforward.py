@@ -1,9 +1,9 @@
-"""The position-wise feed-forward network: widen, bend, narrow. Most of a model's parameters live here.
+"""The position-wise feed-forward network (MLP), where most of a model's parameters are.
 
     plain:  down(f(up(x)))                         (2017: f = ReLU, 4 × wider)
     gated:  down(f(gate(x)) · value(x))            (2020: SwiGLU and its relatives)
 
-A gated network holds gate and value in one matrix, gate first, so that both are one product.
+A gated network holds gate and value in one matrix, gate first, so that both are one matrix product.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qkv.blocks.config import StackConfig
-from qkv.blocks.kernels import linear_gelu as biased_gelu
 from qkv.blocks.tap import LayerTap
 
 
@@ -28,11 +27,11 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": F.tanh,
 }
 GATED_ACTIVATIONS = {"reglu": "relu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "swiglu": "silu"}
-"""Gated kinds, and the function that bends their gate."""
+"""Gated kinds, and the activation of their gate."""
 
 
 class FeedForward(nn.Module):
-    """What each token does with what attention brought it."""
+    """Two linear maps with an activation between them, applied to each token by itself."""
 
     def __init__(self, config: StackConfig) -> None:
         super().__init__()
@@ -40,16 +39,18 @@ class FeedForward(nn.Module):
         self.gated = config.feedforward in GATED_ACTIVATIONS
         self.kind = config.feedforward
         self.activation = ACTIVATIONS[GATED_ACTIVATIONS.get(config.feedforward, config.feedforward)]
+        # Training may install a fused `up` and activation (kernels/linear_gelu.py); None where it does not apply.
+        self.fused: Callable[[str, nn.Module, Tensor], Tensor | None] | None = None
         self.up = nn.Linear(config.width, config.ffn_width * (2 if self.gated else 1), bias=bias)
         self.down = nn.Linear(config.ffn_width, config.width, bias=bias)
         self.dropout = nn.Dropout(config.ffn_dropout)
 
     def forward(self, x: Tensor, tap: LayerTap | None = None) -> Tensor:
-        if self.training and tap is None and biased_gelu.is_supported(self.kind, self.up, x):
-            h = biased_gelu.linear_gelu(self.kind, self.up, x)
-        else:
-            h = self._activated(x, tap)
-        out: Tensor = self.down(self.dropout(h))
+        """x (B, T, C) → (B, T, C)."""
+        h = None
+        if self.fused is not None and self.training and tap is None:
+            h = self.fused(self.kind, self.up, x)
+        out: Tensor = self.down(self.dropout(self._activated(x, tap) if h is None else h))
         return out
 
     def _activated(self, x: Tensor, tap: LayerTap | None) -> Tensor:

@@ -1,41 +1,40 @@
-"""The stack: the same block again and again, and a last norm where the blocks do not end with one.
+"""The stack: the same block again and again, and a final norm unless the blocks end with one.
 
-Everything that all layers share is made here, once a forward pass: the rendered masks, the rotary table, the bias
-that positions add to the scores.
+What all layers share is made here, once per forward pass: the prepared masks, the rotary tables, and the bias that
+positions add to the scores.
 """
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from qkv.blocks.attention import PreparedMask, prepare_mask
 from qkv.blocks.block import Block
-from qkv.blocks.cache import CrossCache, EncoderMemory, SelfCache
+from qkv.blocks.cache import CrossCache, EncoderMemory, LayerCache, LayerSource, SelfCache
 from qkv.blocks.config import AttentionKernel, StackConfig
+from qkv.blocks.kernels.choose import prepare_mask
+from qkv.blocks.kernels.prepared import NO_HINTS, KernelHints, PreparedMask
+from qkv.blocks.kernels.selection import select_positions
 from qkv.blocks.mask import Mask, SequenceLayout
 from qkv.blocks.norm import make_norm
 from qkv.blocks.position import Rotary, ScoreBias
 from qkv.blocks.tap import Tap
 
-MIN_QUERY_REDUCTION = 4
-"""Queries are chosen where they are at most one in so many: for more, a mask of their own costs what they save."""
-
 
 class Stack(nn.Module):
-    """Vectors with places in, vectors out. `name` is what the tap calls it."""
+    """Vectors with a layout in, vectors out. `name` is what the tap calls it."""
 
     def __init__(self, config: StackConfig, *, name: str, causal: bool, cross: bool = False) -> None:
         super().__init__()
         self.config, self.name, self.causal = config, name, causal
         self.kernel: AttentionKernel = "auto"
-        self.gradient_checkpointing = False  # activation checkpointing: trade a second forward pass for memory
-        self.residual_dtype: torch.dtype | None = None  # of the vectors between blocks, in training; None: as they come
+        self.gradient_checkpointing = False  # recompute each block in the backward pass, to save memory
+        self.residual_dtype: torch.dtype | None = None  # of the residual stream in training; None: as it comes
         first = config.embedding_norm == "first"
         self.blocks = nn.ModuleList(
             Block(config, cross=cross, skip_norm=first and i == 0) for i in range(config.num_layer_groups)
         )
         self.bias = ScoreBias(config, causal) if config.position in ("alibi", "t5") else None
-        # A post-norm block ends with a norm; after any other the stream has grown and is normed once more.
+        # A post-norm block ends with a norm; after any other the residual stream has grown and is normed once more.
         self.norm = make_norm(config, config.width) if config.norm_placement != "post" else None
 
     def block_of(self, layer: int) -> nn.Module:
@@ -49,87 +48,73 @@ class Stack(nn.Module):
         cache: SelfCache | None = None,
         memory: EncoderMemory | CrossCache | None = None,
         tap: Tap | None = None,
+        *,
         selected: Tensor | None = None,
+        hints: KernelHints = NO_HINTS,
     ) -> Tensor:
         """x (B, T, C) → (B, T, C).
 
-        Where only some vectors will be read, `only` (N,) gives their places in the rows laid end to end, and the answer
-        is (N, C): the last block then works for these alone, once all have been seen. If each row has as many, given as
-        (B, Q), the others do not even ask.
+        `selected` are indices (N,) or (B, Q) into the flattened sequences: the last block then computes only these
+        positions, and the result is (N, C). `hints` help to choose a kernel.
         """
         if cache is not None and cache.batch_size != x.shape[0]:
-            raise ValueError(
-                f"a cache of {cache.batch_size} rows cannot serve {x.shape[0]}; make one with as many rows"
-            )
+            raise ValueError(f"the cache has batch size {cache.batch_size}, the input {x.shape[0]}: make another cache")
         if selected is not None and memory is not None:
-            raise ValueError("a stack that reads a source answers for all places: leave out `only`")
+            raise ValueError("a stack with cross-attention computes all positions: leave out `selected`")
         if self.residual_dtype is not None and self.training:
             x = x.to(self.residual_dtype)
-        if (
-            selected is not None
-            and selected.dim() == 2
-            and (cache is not None or MIN_QUERY_REDUCTION * selected.shape[1] > x.shape[1])
-        ):
-            selected = selected.flatten()
         keys = layout if cache is None else cache.extend(layout)
-        sights = self.prepare_masks(x, layout, keys)
+        masks = self.prepare_masks(x, layout, keys, hints)
         rotaries = self.rotary_tables(x, layout)
-        cross_sight = None
-        if memory is not None:
-            beams = x.shape[0] // memory.batch_size
-            queries = layout if beams == 1 else layout.fold_beams(beams)
-            wide = x if beams == 1 else x.reshape(memory.batch_size, -1, x.shape[-1])
-            cross_sight = prepare_mask(Mask(queries, memory.layout), wide, kernel=self.kernel, dropout=self._dropout)
+        cross_mask = None if memory is None else self._prepare_cross_mask(x, layout, memory, hints)
+        last = self.config.layers - 1
         for layer in range(self.config.layers):
-            window = self.config.window_of(layer)
-            here = tap.at(f"{self.name}.{layer}") if tap else None
-            last = selected if layer == self.config.layers - 1 else None
-            sight = sights[window]
-            if last is not None and last.dim() == 2:
-                sight = self.prepare_selected_mask(x, layout, last, window)
-            arguments = (sight, rotaries.get(window), cache, memory, cross_sight, layer, here, last)
+            block, window = self.block_of(layer), self.config.window_of(layer)
+            mask = masks[window]
+            if selected is not None and layer == last:
+                chosen = selected if cache is None else selected.flatten()
+                mask = select_positions(mask, x, chosen, score_bias=self._score_bias, dropout=self._dropout)
+            arguments = (
+                mask,
+                rotaries.get(window),
+                None if cache is None else LayerCache(cache, layer),
+                None if memory is None or cross_mask is None else LayerSource(memory, layer, cross_mask),
+                None if tap is None else tap.at(f"{self.name}.{layer}"),
+            )
             if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
-                x = checkpoint(self.block_of(layer), x, *arguments, use_reentrant=False)
+                x = checkpoint(block, x, *arguments, use_reentrant=False)
             else:
-                x = self.block_of(layer)(x, *arguments)
+                x = block(x, *arguments)
         if self.norm is not None:
             x = self.norm(x)
         return tap(f"{self.name}.final", x) if tap else x
 
     def build_cross_cache(self, vectors: Tensor, layout: SequenceLayout) -> CrossCache:
-        """Every layer's keys and values of the encoder's output (R, S, C), projected once and laid out for reading."""
+        """The keys and values of the encoder's output (B, S, C) for every layer, projected once and contiguous."""
         memory = EncoderMemory(vectors, layout)
         pairs = [memory.keys_values(i, self.block_of(i).cross) for i in range(self.config.layers)]  # type: ignore[arg-type]
         return CrossCache([k.contiguous() for k, _ in pairs], [v.contiguous() for _, v in pairs], layout)
 
-    @property
-    def _dropout(self) -> float:
-        return self.config.attention_dropout if self.training else 0.0
-
-    def _windows(self) -> list[int]:
-        return sorted({self.config.window_of(layer) for layer in range(self.config.layers)})
-
-    def prepare_masks(self, x: Tensor, queries: SequenceLayout, keys: SequenceLayout) -> dict[int, PreparedMask]:
-        """The self-attention mask of each window that occurs, rendered."""
-        bias = None if self.bias is None else self.bias(queries.positions, keys.positions, x.dtype)
+    def prepare_masks(
+        self, x: Tensor, queries: SequenceLayout, keys: SequenceLayout, hints: KernelHints = NO_HINTS
+    ) -> dict[int, PreparedMask]:
+        """The self-attention mask for each window size in the stack."""
+        bias = self._score_bias(x, queries, keys)
         return {
             window: prepare_mask(
-                Mask(queries, keys, self.causal, window), x, kernel=self.kernel, bias=bias, dropout=self._dropout
+                Mask(queries, keys, self.causal, window),
+                x,
+                kernel=self.kernel,
+                bias=bias,
+                dropout=self._dropout,
+                query_hints=hints,
+                key_hints=hints if keys is queries else NO_HINTS,
             )
             for window in self._windows()
         }
 
-    def prepare_selected_mask(self, x: Tensor, layout: SequenceLayout, selected: Tensor, window: int) -> PreparedMask:
-        """What the queries at places `only` (B, Q) see of all."""
-        few = layout.gather(selected % x.shape[1])
-        bias = None if self.bias is None else self.bias(few.positions, layout.positions, x.dtype)
-        kernel: AttentionKernel = (
-            "plain" if self.kernel == "plain" else "sdpa"
-        )  # the others are for as many queries as keys
-        return prepare_mask(Mask(few, layout, self.causal, window), x, kernel=kernel, bias=bias, dropout=self._dropout)
-
     def rotary_tables(self, x: Tensor, layout: SequenceLayout) -> dict[int, Rotary]:
-        """How queries and keys turn under each window that occurs; empty where they do not."""
+        """How queries and keys are rotated, for each window size in the stack; empty without rotary positions."""
         config = self.config
         if config.position != "rotary":
             return {}
@@ -143,3 +128,29 @@ class Stack(nn.Module):
             )
             for window in self._windows()
         }
+
+    def _prepare_cross_mask(
+        self, x: Tensor, layout: SequenceLayout, memory: EncoderMemory | CrossCache, hints: KernelHints
+    ) -> PreparedMask:
+        num_beams = x.shape[0] // memory.batch_size
+        if num_beams > 1:
+            layout, x = layout.fold_beams(num_beams), x.reshape(memory.batch_size, -1, x.shape[-1])
+            hints = KernelHints(max_documents=hints.max_documents)
+        return prepare_mask(
+            Mask(layout, memory.layout),
+            x,
+            kernel=self.kernel,
+            dropout=self._dropout,
+            query_hints=hints,
+            key_hints=memory.hints,
+        )
+
+    def _score_bias(self, x: Tensor, queries: SequenceLayout, keys: SequenceLayout) -> Tensor | None:
+        return None if self.bias is None else self.bias(queries.positions, keys.positions, x.dtype)
+
+    @property
+    def _dropout(self) -> float:
+        return self.config.attention_dropout if self.training else 0.0
+
+    def _windows(self) -> list[int]:
+        return sorted({self.config.window_of(layer) for layer in range(self.config.layers)})

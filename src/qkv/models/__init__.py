@@ -1,9 +1,8 @@
-"""The three families, their configs, presets, accounts, and the tables to and from public checkpoints.
+"""The three families of models, their configs, and the tables to and from public checkpoints.
 
 config    an encoder, a decoder or both, and a head          build      config → network
-encoder   decoder   seq2seq                                   presets    published sizes, as plain functions
-account   where parameters, FLOPs and memory go               tables     other people's names for the same weights
-vectors   embeddings started from GloVe or word2vec files     length     refuses texts beyond the positions
+encoder   decoder   seq2seq                                  length     rejects texts longer than the position table
+summary   where parameters, FLOPs and memory go              tables     published models: presets, names of weights
 """
 
 from qkv.models.build import Network, build

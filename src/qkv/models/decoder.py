@@ -1,16 +1,16 @@
-"""Decoder-only: every token sees those before it (GPT). Learns by predicting the next token; writes one at a time."""
+"""Decoder-only (GPT): every token attends to those before it. Trained to predict the next token."""
 
 import torch
 from torch import Tensor, nn
 
-from qkv.blocks import Embedding, Head, SelfCache, SequenceLayout, Stack, Tap, initialise, make_layout
+from qkv.blocks import Embedding, Head, KernelHints, SelfCache, SequenceLayout, Stack, Tap, initialise, make_layout
 from qkv.errors import UsageError
 from qkv.models.config import Config
 from qkv.models.length import check_length
 
 
 class Decoder(nn.Module):
-    """ids → embedding → causal stack → head. `segment` and `texts` are as in `Encoder`."""
+    """ids → embedding → causal stack → head. `document_ids` and `max_documents` are as in `Encoder`."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -21,12 +21,12 @@ class Decoder(nn.Module):
         self.head = Head(config.head, config.decoder, self.embedding.token)
 
     def initialise(self) -> None:
-        """Draw fresh weights."""
+        """Sample new weights."""
         for part in (self.head, self.embedding, self.decoder):
             initialise(part, self.decoder.config)
 
     def new_cache(self, batch_size: int, capacity: int, *, static: bool = False) -> SelfCache:
-        """Room for `length` tokens in each of `rows` rows; it grows when it is full, unless static."""
+        """An empty cache for `capacity` tokens per sequence. It grows when it is full, unless it is static."""
         return new_cache(self.decoder, batch_size, capacity, static=static)
 
     def hidden(
@@ -41,16 +41,14 @@ class Decoder(nn.Module):
         tap: Tap | None = None,
         selected: Tensor | None = None,
     ) -> tuple[Tensor, SequenceLayout]:
-        """The vectors (B, T, C) that the head reads, and where they stand. No text takes more than `longest` places.
-
-        `only`, (N,) or (B, Q), chooses places of the rows laid end to end, and the vectors are theirs alone, (N, C).
-        """
+        """The hidden states (B, T, C) that the head reads, and their layout; `selected` is as in `Encoder.hidden`."""
         check_length(self.decoder.config, ids, positions, cache, document_ids)
         if cache is not None and positions is None:
             positions = cache.next_positions(ids, document_ids)
-        place = make_layout(ids, document_ids, positions, max_documents, max_document_length)
-        x = self.embedding(ids, place.positions)
-        return self.decoder(x, place, cache, tap=tap, selected=selected), place
+        layout = make_layout(ids, document_ids, positions)
+        hints = KernelHints(max_documents, max_document_length, in_order=document_ids is None and positions is None)
+        x = self.embedding(ids, layout.positions)
+        return self.decoder(x, layout, cache, tap=tap, selected=selected, hints=hints), layout
 
     def forward(
         self,
@@ -62,28 +60,20 @@ class Decoder(nn.Module):
         cache: SelfCache | None = None,
         tap: Tap | None = None,
     ) -> Tensor:
-        """What the head makes of it: (B, T, V), or (B, V) for heads that read a whole text."""
-        x, place = self.hidden(ids, document_ids, positions, max_documents=max_documents, cache=cache, tap=tap)
-        out: Tensor = self.head(x, place, max_documents)
+        """The head's output: (B, T, V), or (B, V) for heads that pool a document."""
+        x, layout = self.hidden(ids, document_ids, positions, max_documents=max_documents, cache=cache, tap=tap)
+        out: Tensor = self.head(x, layout, max_documents)
         return out
 
 
 def new_cache(stack: Stack, batch_size: int, capacity: int, *, static: bool) -> SelfCache:
-    """A self cache that fits a stack, on its device and in its type."""
+    """A self cache for a stack, on its device and in its dtype."""
     config = stack.config
     if static and config.has_max_positions and capacity > config.max_positions:
         raise UsageError(
-            f"a static cache of {capacity} slots is longer than the {config.max_positions} positions that this model has"
+            f"a static cache of {capacity} slots is longer than the {config.max_positions} positions of this model"
         )
     weight = next(stack.parameters())
     dtype = weight.dtype if weight.dtype.is_floating_point else torch.float32
-    return SelfCache(
-        config.layers,
-        batch_size,
-        config.kv_heads,
-        capacity,
-        config.head_dim,
-        device=weight.device,
-        dtype=dtype,
-        static=static,
-    )
+    size = (config.layers, batch_size, config.kv_heads, capacity, config.head_dim)
+    return SelfCache(*size, device=weight.device, dtype=dtype, static=static)

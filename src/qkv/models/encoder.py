@@ -1,8 +1,8 @@
-"""Encoder-only: every token sees every other (BERT). Learns by filling in masked words; reads texts for a head."""
+"""Encoder-only (BERT): every token attends to every other. Pre-trained by predicting masked tokens."""
 
 from torch import Tensor, nn
 
-from qkv.blocks import Embedding, Head, SequenceLayout, Stack, Tap, initialise, make_layout
+from qkv.blocks import Embedding, Head, KernelHints, SequenceLayout, Stack, Tap, initialise, make_layout
 from qkv.models.config import Config
 from qkv.models.length import check_length
 
@@ -10,8 +10,9 @@ from qkv.models.length import check_length
 class Encoder(nn.Module):
     """ids → embedding → stack → head.
 
-    `segment` (B, T) numbers the texts of each row from 1, 0 is padding on any side; None: no padding, one text a row.
-    `texts` says how many texts a row packs at most: heads that read whole texts then answer (B, texts, …).
+    `document_ids` (B, T) numbers the documents of each sequence from 1, and 0 is padding on either side; None means
+    one document per sequence and no padding. `max_documents` is an upper bound on the documents packed in a sequence:
+    heads that pool a document then return (B, max_documents, V).
     """
 
     def __init__(self, config: Config) -> None:
@@ -23,7 +24,7 @@ class Encoder(nn.Module):
         self.head = Head(config.head, config.encoder, self.embedding.token)
 
     def initialise(self) -> None:
-        """Draw fresh weights."""
+        """Sample new weights."""
         for part in (self.head, self.embedding, self.encoder):
             initialise(part, self.encoder.config)
 
@@ -39,14 +40,16 @@ class Encoder(nn.Module):
         tap: Tap | None = None,
         selected: Tensor | None = None,
     ) -> tuple[Tensor, SequenceLayout]:
-        """The vectors (B, T, C) that the head reads, and where they stand. No text takes more than `longest` places.
+        """The hidden states (B, T, C) that the head reads, and their layout.
 
-        `only`, (N,) or (B, Q), chooses places of the rows laid end to end, and the vectors are theirs alone, (N, C).
+        `selected`, (N,) or (B, Q), are indices into the flattened sequences: only these are computed in the last block,
+        and the result is (N, C). `max_document_length` is an upper bound that speeds up packed sequences.
         """
         check_length(self.encoder.config, ids, positions, document_ids=document_ids)
-        place = make_layout(ids, document_ids, positions, max_documents, max_document_length)
-        x = self.embedding(ids, place.positions, token_type_ids)
-        return self.encoder(x, place, tap=tap, selected=selected), place
+        layout = make_layout(ids, document_ids, positions)
+        hints = KernelHints(max_documents, max_document_length, in_order=document_ids is None and positions is None)
+        x = self.embedding(ids, layout.positions, token_type_ids)
+        return self.encoder(x, layout, tap=tap, selected=selected, hints=hints), layout
 
     def forward(
         self,
@@ -58,7 +61,7 @@ class Encoder(nn.Module):
         max_documents: int = 0,
         tap: Tap | None = None,
     ) -> Tensor:
-        """What the head makes of it: (B, T, V), or (B, V) for heads that read a whole text."""
-        x, place = self.hidden(ids, document_ids, positions, token_type_ids, max_documents=max_documents, tap=tap)
-        out: Tensor = self.head(x, place, max_documents)
+        """The head's output: (B, T, V), or (B, V) for heads that pool a document."""
+        x, layout = self.hidden(ids, document_ids, positions, token_type_ids, max_documents=max_documents, tap=tap)
+        out: Tensor = self.head(x, layout, max_documents)
         return out

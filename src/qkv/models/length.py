@@ -1,4 +1,4 @@
-"""A table of positions ends somewhere: refuse what lies beyond it instead of cutting the text or reading garbage."""
+"""A table of learned positions ends somewhere: longer inputs are an error, never truncated silently."""
 
 import torch
 from torch import Tensor
@@ -14,10 +14,10 @@ def check_length(
     cache: SelfCache | None = None,
     document_ids: Tensor | None = None,
 ) -> None:
-    """Raise where `ids` (B, T) would need positions that the model does not have.
+    """Raise if `ids` (B, T) need positions that the model does not have.
 
-    Positions given by the caller are taken at their word. A row may be longer than the table where it packs several
-    texts or ends in padding: only then are its segments looked at (and not while a model is being compiled).
+    Positions from the caller are not checked. A sequence may be longer than the table if it packs several documents or
+    is padded: only then are its document ids read (but not while a model is being compiled).
     """
     if positions is not None or not config.has_max_positions:
         return

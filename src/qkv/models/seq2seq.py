@@ -1,6 +1,6 @@
-"""Encoder and decoder: one reads the source, the other writes the target, looking at the source as it goes.
+"""Encoder-decoder (the 2017 Transformer, T5, BART): one stack reads the source, the other writes the target.
 
-The 2017 Transformer, T5 and BART. The encoder runs once; the decoder sees its output through cross-attention.
+The encoder runs once; the decoder attends to its output through cross-attention.
 """
 
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ from qkv.blocks import (
     Embedding,
     EncoderMemory,
     Head,
+    KernelHints,
     SelfCache,
     SequenceLayout,
     Stack,
@@ -23,9 +24,9 @@ from qkv.models.length import check_length
 
 
 class Seq2Seq(nn.Module):
-    """source → encoder → memory; target + memory → decoder → head.
+    """source → encoder → memory; target and memory → decoder → head.
 
-    Source and target rows share segment numbers: text e of a source row belongs to text e of the target row.
+    Documents of the source and the target with the same document id belong together.
     """
 
     def __init__(self, config: Config) -> None:
@@ -42,14 +43,14 @@ class Seq2Seq(nn.Module):
         self.head = Head(config.head, config.decoder, self.target_embedding.token)
 
     def initialise(self) -> None:
-        """Draw fresh weights."""
+        """Sample new weights."""
         for part in (self.head, self.target_embedding, self.decoder):
             initialise(part, self.decoder.config)
         for part in (self.source_embedding, self.encoder):
             initialise(part, self.encoder.config)
 
     def new_cache(self, batch_size: int, capacity: int, *, static: bool = False) -> SelfCache:
-        """Room for `length` target tokens in each of `rows` rows (a source may have several: its beams)."""
+        """An empty cache for `capacity` target tokens. Each beam of a source counts towards `batch_size`."""
         return new_cache(self.decoder, batch_size, capacity, static=static)
 
     def encode(
@@ -63,14 +64,15 @@ class Seq2Seq(nn.Module):
         max_document_length: int = 0,
         tap: Tap | None = None,
     ) -> EncoderMemory:
-        """Read the source (B, S) once. `types`, where the encoder has them, is as in `Encoder`."""
+        """Run the encoder on the source (B, S)."""
         check_length(self.encoder.config, source, positions, document_ids=document_ids)
-        place = make_layout(source, document_ids, positions, max_documents, max_document_length)
-        x = self.source_embedding(source, place.positions, token_type_ids)
-        return EncoderMemory(self.encoder(x, place, tap=tap), place)
+        layout = make_layout(source, document_ids, positions)
+        hints = KernelHints(max_documents, max_document_length, in_order=document_ids is None and positions is None)
+        x = self.source_embedding(source, layout.positions, token_type_ids)
+        return EncoderMemory(self.encoder(x, layout, tap=tap, hints=hints), layout, hints)
 
     def build_cross_cache(self, memory: EncoderMemory) -> CrossCache:
-        """The memory as every decoder layer's keys and values, projected once for a whole decoding."""
+        """The memory as the keys and values of every decoder layer, projected once for all decoding steps."""
         return self.decoder.build_cross_cache(memory.vectors, memory.layout)
 
     def hidden(
@@ -85,15 +87,18 @@ class Seq2Seq(nn.Module):
         cache: SelfCache | None = None,
         tap: Tap | None = None,
     ) -> tuple[Tensor, SequenceLayout]:
-        """The vectors (B, T, C) that the head reads, and where they stand. No text takes more than `longest` places."""
+        """The decoder's hidden states (B, T, C), and their layout."""
         if target.shape[0] % memory.batch_size:
-            raise ValueError(f"{target.shape[0]} target rows cannot share {memory.batch_size} sources evenly")
+            raise ValueError(
+                f"a batch of {target.shape[0]} targets for {memory.batch_size} sources: it must be a multiple of them"
+            )
         check_length(self.decoder.config, target, positions, cache, document_ids)
         if cache is not None and positions is None:
             positions = cache.next_positions(target, document_ids)
-        place = make_layout(target, document_ids, positions, max_documents, max_document_length)
-        x = self.target_embedding(target, place.positions)
-        return self.decoder(x, place, cache, memory, tap), place
+        layout = make_layout(target, document_ids, positions)
+        hints = KernelHints(max_documents, max_document_length, in_order=document_ids is None and positions is None)
+        x = self.target_embedding(target, layout.positions)
+        return self.decoder(x, layout, cache, memory, tap, hints=hints), layout
 
     def decode(
         self,
@@ -106,11 +111,11 @@ class Seq2Seq(nn.Module):
         cache: SelfCache | None = None,
         tap: Tap | None = None,
     ) -> Tensor:
-        """Target tokens (B, T), or with a cache those that are new, against a source that was read before."""
-        x, place = self.hidden(
+        """The head's output for target tokens (B, T), with a cache for new ones only, given an encoded source."""
+        x, layout = self.hidden(
             target, memory, document_ids, positions, max_documents=max_documents, cache=cache, tap=tap
         )
-        out: Tensor = self.head(x, place, max_documents)
+        out: Tensor = self.head(x, layout, max_documents)
         return out
 
     def forward(
@@ -125,6 +130,6 @@ class Seq2Seq(nn.Module):
         max_documents: int = 0,
         tap: Tap | None = None,
     ) -> Tensor:
-        """Teacher forcing: all target positions at once, (B, T, V)."""
+        """Teacher forcing: the head's output (B, T, V) at all target positions."""
         memory = self.encode(source, source_document_ids, source_positions, max_documents=max_documents, tap=tap)
         return self.decode(target, memory, target_document_ids, target_positions, max_documents=max_documents, tap=tap)

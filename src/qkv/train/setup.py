@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
 
-from qkv.blocks.kernels import linear_gelu
 from qkv.data.load.loader import Loader
 from qkv.data.stream.sequences import SequenceStream
 from qkv.errors import QkvError, UsageError
@@ -19,7 +17,6 @@ from qkv.models import Network
 from qkv.train.checkpoint.manager import CheckpointManager
 from qkv.train.checkpoint.reader import Checkpoint
 from qkv.train.evaluation import Evaluator, TaskMetrics
-from qkv.train.loss import fused_cross_entropy
 from qkv.train.loss.training_module import TrainingModule
 from qkv.train.optim.averages import Ema
 from qkv.train.optim.optimizers import make_optimizer
@@ -83,8 +80,8 @@ def start_run(job: Job) -> TrainingRun:
     section, world = job.recipe.train, job.world
     checkpoint = find_checkpoint(job)
     network = job.network if job.initial_network else job.network.to(world.device)
-    module: nn.Module = prepare_module(TrainingModule(network, job.recipe.objective), section, world)
-    module = parallelize(module, world, section)
+    training_module = prepare_module(TrainingModule(network, job.recipe.objective), section, world)
+    module = parallelize(training_module, world, section)
     if job.initial_network and checkpoint is None:  # a checkpoint has all weights
         scatter_weights(network, job.initial_network() if world.rank == 0 else None, world)
     trained = [(name, parameter) for name, parameter in network.named_parameters() if parameter.requires_grad]
@@ -114,7 +111,7 @@ def start_run(job: Job) -> TrainingRun:
         evaluator=Evaluator(module, network, stepper, job.valid_data, job.task_metrics, job.metric),
         budget=Budget.from_section(section, job.train_data),
         progress=progress,
-        notes=list(job.notes),
+        notes=[*job.notes, *training_module.notes],
         is_resumed=checkpoint is not None,
     )
     if checkpoint is not None:
@@ -150,7 +147,8 @@ def prepare_module(module: TrainingModule, section: TrainSection, world: World) 
     """Put a module into training mode and set what the recipe says: dtypes, gradient checkpointing, compilation."""
     module.train()
     on_gpu = world.device.type == "cuda"
-    bfloat16_residual = resolve_precision(section, world.device) == "bfloat16" and (
+    precision = resolve_precision(section, world.device)
+    bfloat16_residual = precision == "bfloat16" and (
         section.residual_dtype == "bfloat16" or (section.residual_dtype == "auto" and on_gpu)
     )
     if bfloat16_residual:  # norm weights stay in float32, about which torch warns in eager mode
@@ -161,8 +159,7 @@ def prepare_module(module: TrainingModule, section: TrainSection, world: World) 
             stack.gradient_checkpointing = section.gradient_checkpointing
             stack.residual_dtype = torch.bfloat16 if bfloat16_residual else None
     if on_gpu:
-        fused_cross_entropy.load_kernels()
-        linear_gelu.load_kernels()
+        module.install_kernels(precision)
     if section.compile == "yes" or (section.compile == "auto" and on_gpu and not world.is_sharded):
         module.compile(dynamic=False if on_gpu else None)
     return module

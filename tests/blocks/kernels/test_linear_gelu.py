@@ -1,5 +1,6 @@
 """GELU with its bias in one kernel is GELU of the linear map. It needs Triton: on a GPU, or interpreted on a CPU."""
 
+import copy
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 from qkv.blocks.config import StackConfig
 from qkv.blocks.feedforward import FeedForward
 from qkv.blocks.kernels import linear_gelu as module
+from qkv.blocks.kernels.linear_gelu import install_fused_gelu
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
@@ -25,13 +27,13 @@ KINDS = {"gelu": "none", "gelu_tanh": "tanh"}
 
 
 def run(kind: str) -> Callable[[Tensor, Tensor], Tensor]:
-    return lambda x, bias: kernels.biased_gelu(x, bias, list(module.GELU_COEFFICIENTS[kind]))
+    return lambda x, bias: kernels.biased_gelu(x, bias, list(kernels.GELU_COEFFICIENTS[kind]))
 
 
 def bent(kind: str, z: Tensor) -> Tensor:
     """x · σ(p(x)), as the page says it."""
     square = z * z
-    total = sum(power * square**k for k, power in enumerate(module.GELU_COEFFICIENTS[kind]))
+    total = sum(power * square**k for k, power in enumerate(kernels.GELU_COEFFICIENTS[kind]))
     return z * torch.sigmoid(z * total)
 
 
@@ -91,8 +93,8 @@ def test_the_operators_are_what_torch_expects(kind: torch.dtype) -> None:
     x = torch.randn(5, 24, device=DEVICE).to(kind).requires_grad_()
     bias = torch.randn(24, device=DEVICE, requires_grad=True)
     for one in (bias, bias.detach()):
-        library.opcheck(kernels.biased_gelu, (x, one, list(module.GELU_COEFFICIENTS["gelu"])))
-    back = (x.detach(), x.detach(), bias.detach(), list(module.GELU_COEFFICIENTS["gelu"]))
+        library.opcheck(kernels.biased_gelu, (x, one, list(kernels.GELU_COEFFICIENTS["gelu"])))
+    back = (x.detach(), x.detach(), bias.detach(), list(kernels.GELU_COEFFICIENTS["gelu"]))
     library.opcheck(kernels.biased_gelu_backward, back)
     to_x, to_bias = kernels.biased_gelu_backward(*back)
     assert (to_x.dtype, to_bias.dtype) == (kind, torch.float32)
@@ -126,27 +128,21 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
             started.append(self.name)
             return self.kernel[grid]
 
-    for name in ("gelu_forth", "gelu_back"):
+    for name in ("gelu_forward", "gelu_backward"):
         monkeypatch.setattr(kernels, name, Counted(name))
-    monkeypatch.setattr(module, "kernels", kernels)
+    monkeypatch.setattr(module, "has_triton", lambda: True)
+    monkeypatch.setattr(kernels, "is_supported", lambda kind, up, x: True)  # as on a GPU
     yield started
     torch.compiler.reset()
 
 
-def anywhere(kind: str, up: nn.Module, x: Tensor) -> bool:
-    """Whether it fits, were this a GPU."""
-    return module.kernels is not None
-
-
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_feed_forward_takes_it(
-    kind: str, compiled: bool, loaded: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_feed_forward_takes_it(kind: str, compiled: bool, loaded: list[str]) -> None:
     """In bfloat16 by autocast: outputs and all gradients are those of the polynomial, and not of another kind."""
     ffn = network(kind)
+    assert install_fused_gelu(ffn) == 1
     x = torch.randn(3, 5, 16, generator=torch.Generator().manual_seed(4)).to(DEVICE)
-    monkeypatch.setattr(module, "fits", anywhere)
 
     def found(run: Callable[[Tensor], Tensor]) -> list[Tensor]:
         with torch.autocast(DEVICE, torch.bfloat16):
@@ -158,16 +154,18 @@ def test_the_feed_forward_takes_it(
         return F.linear(bent(kind, wide).to(torch.bfloat16), ffn.down.weight, ffn.down.bias)
 
     mine = found(torch.compile(ffn, backend="aot_eager") if compiled else ffn)
-    assert loaded == ["gelu_forth", "gelu_back"]
+    assert loaded == ["gelu_forward", "gelu_backward"]
     for one, other in zip(mine, found(said), strict=True):
         assert one.dtype == other.dtype
         torch.testing.assert_close(one.float(), other.float(), rtol=2e-2, atol=5e-3 * float(other.detach().abs().max()))
 
 
-def test_training_alone_takes_it(loaded: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_alone_takes_it(loaded: list[str]) -> None:
     """What is shipped is judged with the function that others have, and whoever looks inside sees each step."""
     ffn, x = network("gelu"), torch.randn(2, 16).to(DEVICE)
-    monkeypatch.setattr(module, "fits", anywhere)
+    ffn(x)
+    assert loaded == []  # before it is installed
+    install_fused_gelu(ffn)
     sites: list[str] = []
 
     class Looking:
@@ -180,21 +178,28 @@ def test_training_alone_takes_it(loaded: list[str], monkeypatch: pytest.MonkeyPa
     ffn.eval()(x)
     assert loaded == []
     ffn.train()(x)
-    assert loaded == ["gelu_forth"]
+    assert loaded == ["gelu_forward"]
 
 
-def test_who_it_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_installed_where_triton_runs_and_there_is_a_gelu(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = nn.ModuleList([network("gelu"), network("gelu_tanh"), network("relu"), network("geglu")])
+    monkeypatch.setattr(module, "has_triton", lambda: False)
+    assert install_fused_gelu(layers) == 0
+    monkeypatch.setattr(module, "has_triton", lambda: True)
+    assert install_fused_gelu(layers) == 2
+    assert [layer.fused is not None for layer in layers] == [True, True, False, False]
+    assert len(copy.deepcopy(layers).state_dict()) == len(layers.state_dict())
+
+
+def test_who_it_is_for() -> None:
     """Plain maps with a bias in half precision, and nothing else."""
 
     class OnGpu(Tensor):
         is_cuda = True
 
     def asked(ffn: FeedForward, kind: torch.dtype = torch.bfloat16) -> bool:
-        return module.is_supported(ffn.kind, ffn.up, torch.zeros(1, 16, dtype=kind).as_subclass(OnGpu))
+        return kernels.is_supported(ffn.kind, ffn.up, torch.zeros(1, 16, dtype=kind).as_subclass(OnGpu))
 
-    monkeypatch.setattr(module, "kernels", None)
-    assert not asked(network("gelu"))  # before they are loaded
-    monkeypatch.setattr(module, "kernels", kernels)
     assert asked(network("gelu"))
     assert asked(network("gelu_tanh"), torch.float16)
     assert not asked(network("gelu"), torch.float16)  # which would notice the difference
@@ -205,7 +210,7 @@ def test_who_it_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not asked(network("relu"))
     assert not asked(network("geglu"))
     assert not asked(network("gelu", bias="none"))
-    assert not module.is_supported("gelu", network("gelu").up, torch.zeros(1, 16, dtype=torch.bfloat16))
+    assert not kernels.is_supported("gelu", network("gelu").up, torch.zeros(1, 16, dtype=torch.bfloat16))
     for kind in (type("Other", (nn.Linear,), {}), nn.Identity):
         other = network("gelu")
         other.up.__class__ = kind

@@ -128,7 +128,7 @@ def test_an_encoder_that_was_given_a_kernel_reads_with_it() -> None:
     network = make("seq2seq", STACKS["windows"])
     assert isinstance(network, Seq2Seq)
     usual = written(network, PROMPTS["ragged"], fast=True)
-    network.encoder.kernel = "plain"
+    network.encoder.kernel = "eager"
     assert not fast_encode.is_supported(network)
     assert apart(written(network, PROMPTS["ragged"], fast=True), usual) < 1e-12
 
@@ -166,5 +166,5 @@ def test_it_fits_growing_caches_in_evaluation() -> None:
     assert is_supported(network, network.new_cache(1, 4))
     assert not is_supported(network, network.new_cache(1, 4, static=True))
     assert not is_supported(network.train(), network.new_cache(1, 4))
-    network.eval().decoder.kernel = "plain"
+    network.eval().decoder.kernel = "eager"
     assert not is_supported(network, network.new_cache(1, 4)), "a kernel that was asked for is used"

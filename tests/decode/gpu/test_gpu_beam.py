@@ -222,7 +222,7 @@ def test_what_the_reference_has_to_do(network: Network, fields: dict[str, Any]) 
 
 def test_a_kernel_that_was_asked_for_is_used(network: Network) -> None:
     run = make_runner(network, PROMPTS, GenerationOptions(max_tokens=3))  # type: ignore[arg-type]
-    network.decoder.kernel = "plain"  # type: ignore[union-attr]
+    network.decoder.kernel = "eager"  # type: ignore[union-attr]
     assert not static_beam.is_supported(run, GenerationOptions(beam=2))
 
 

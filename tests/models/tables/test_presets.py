@@ -79,7 +79,7 @@ def test_a_family_may_be_made_at_another_size() -> None:
     config = gpt2(width=384, layers=6, heads=6, vocab_size=65, positions=256)
     assert config.stack == replace(
         find_preset("gpt2").stack,
-        vocab=65,
+        vocab_size=65,
         width=384,
         layers=6,
         heads=6,

@@ -14,7 +14,7 @@ from qkv.train.loss.fused_cross_entropy import _loss_and_gradient, fused_cross_e
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is loaded
-loss_kernels: Any = pytest.importorskip(
+kernels: Any = pytest.importorskip(
     "qkv.train.loss.fused_cross_entropy_triton", reason="Triton is not installed", exc_type=ImportError
 )
 
@@ -25,14 +25,14 @@ ROWS, OUTPUTS, WIDTH = 9, 50, 64
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("bias", [False, True])
 def test_rows_become_their_gradient(bias: bool, smoothing: float, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loss_kernels, "BLOCK", block)
+    monkeypatch.setattr(kernels, "BLOCK", block)
     draw = torch.Generator().manual_seed(0)
     logits = (3 * torch.randn(ROWS, WIDTH, generator=draw)).to(DEVICE)
     shift = torch.randn(OUTPUTS, generator=draw).to(DEVICE) if bias else None
     targets = torch.randint(0, OUTPUTS, (ROWS,), generator=draw).to(DEVICE)
     targets[::4] = IGNORE_INDEX
     loss, back = _loss_and_gradient(logits.clone(), shift, targets, smoothing, OUTPUTS)
-    losses = loss_kernels.loss_in_place(logits, shift, targets, smoothing, OUTPUTS)
+    losses = kernels.cross_entropy_in_place(logits, shift, targets, smoothing, OUTPUTS)
     torch.testing.assert_close(losses.sum(), loss, rtol=1e-5, atol=1e-5)
     assert bool((losses[::4] == 0).all())
     torch.testing.assert_close(logits, back, rtol=1e-5, atol=1e-6)
@@ -57,16 +57,16 @@ def test_the_fused_loss_takes_the_kernel(parts: int, compiled: bool, monkeypatch
     monkeypatch.setattr(module, "has_in_place_kernel", lambda logits: False)
     wanted = found()
     torch.compiler.reset()
-    monkeypatch.setattr(module, "triton_kernels", loss_kernels)
+    monkeypatch.setattr(module, "triton_kernels", kernels)
     monkeypatch.setattr(module, "has_in_place_kernel", lambda logits: True)
-    launched = loss_kernels.cross_entropy_kernel
+    launched = kernels.cross_entropy_kernel
 
     class Counted:
         def __getitem__(self, grid: tuple[int]) -> Any:
             calls.append(grid[0])
             return launched[grid]
 
-    monkeypatch.setattr(loss_kernels, "cross_entropy_kernel", Counted())
+    monkeypatch.setattr(kernels, "cross_entropy_kernel", Counted())
     for mine, theirs in zip(found(), wanted, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
     assert sum(calls) == ROWS
@@ -75,7 +75,7 @@ def test_the_fused_loss_takes_the_kernel(parts: int, compiled: bool, monkeypatch
 
 def test_small_and_large_losses_are_exact() -> None:
     rows = torch.tensor([[0.0, 200.0, 1.0, 0.0], [100.0, 86.0, 85.0, 0.0], [1e4, 9_995.0, 9_994.0, 0.0]])
-    found = loss_kernels.loss_in_place(
+    found = kernels.cross_entropy_in_place(
         rows.clone().to(DEVICE), None, torch.zeros(3, dtype=torch.long, device=DEVICE), 0.0, 4
     )
     wanted = F.cross_entropy(rows.double(), torch.zeros(3, dtype=torch.long), reduction="none").float()
@@ -84,8 +84,10 @@ def test_small_and_large_losses_are_exact() -> None:
 
 def test_logits_that_do_not_lie_row_by_row_are_refused() -> None:
     with pytest.raises(ValueError, match="row by row"):
-        loss_kernels.loss_in_place(torch.zeros(WIDTH, ROWS).T, None, torch.zeros(ROWS).long(), 0.0, OUTPUTS)
+        kernels.cross_entropy_in_place(torch.zeros(WIDTH, ROWS).T, None, torch.zeros(ROWS).long(), 0.0, OUTPUTS)
 
 
 def test_nothing_to_learn_costs_nothing() -> None:
-    assert loss_kernels.loss_in_place(torch.zeros(0, WIDTH), None, torch.zeros(0).long(), 0.0, OUTPUTS).shape == (0,)
+    assert kernels.cross_entropy_in_place(torch.zeros(0, WIDTH), None, torch.zeros(0).long(), 0.0, OUTPUTS).shape == (
+        0,
+    )

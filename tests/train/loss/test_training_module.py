@@ -1,6 +1,7 @@
 """The loss: over labelled places alone, counted by labels, the same however a batch is cut up."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,8 +10,9 @@ from objective_cases import CASES, LM, a_batch, network
 from rows_made import OBJECTIVES
 from torch.nn import functional as F
 
-from qkv.blocks import HeadConfig, SequenceLayout, Stack
-from qkv.blocks.attention import PreparedMask
+from qkv.blocks import HeadConfig, Mask
+from qkv.blocks.kernels import selection
+from qkv.blocks.kernels.prepared import PreparedMask
 from qkv.data.load.batch import Batch
 from qkv.data.load.loader import Loader
 from qkv.data.objectives import IGNORE_INDEX
@@ -78,13 +80,13 @@ def test_averages_of_averages_would_be_found() -> None:
 
 def spied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by the number of queries of a row wherever the last block has fewer than all."""
-    few, asked = Stack.prepare_selected_mask, list[int]()
+    prepare, asked = selection.prepare_mask, list[int]()
 
-    def seen(self: Stack, x: torch.Tensor, place: SequenceLayout, only: torch.Tensor, window: int) -> PreparedMask:
-        asked.append(only.shape[1])
-        return few(self, x, place, only, window)
+    def seen(mask: Mask, *rest: Any, **more: Any) -> PreparedMask:
+        asked.append(mask.query.positions.shape[1])
+        return prepare(mask, *rest, **more)
 
-    monkeypatch.setattr(Stack, "prepare_selected_mask", seen)
+    monkeypatch.setattr(selection, "prepare_mask", seen)
     return asked
 
 
@@ -108,7 +110,7 @@ def test_the_last_block_works_for_the_places_that_are_read(name: str, monkeypatc
     monkeypatch.setattr(module, "MAX_PADDING_RATIO", 2.0)  # its rows are short
     few = [loss_of(learner, [batch]).detach(), *gradient_of(learner, [batch])]
     assert len(asked) == (0 if name == "tags" else 2)  # every place of a text has a tag
-    monkeypatch.setattr(TrainingModule, "only", lambda *_: None)
+    monkeypatch.setattr(TrainingModule, "selected_positions", lambda *_: None)
     all_ = [loss_of(learner, [batch]).detach(), *gradient_of(learner, [batch])]
     assert seen[0] < DENSE_THRESHOLD * seen[2] == DENSE_THRESHOLD * batch.ids.numel()
     assert len(few) == len(all_)
@@ -165,10 +167,10 @@ def test_padding_changes_neither_loss_nor_gradient(name: str, smoothing: float) 
     longer = replace(
         batch,
         ids=padded(batch.ids, 7),
-        segment=padded(batch.document_ids, 0),
-        position=padded(batch.positions, 0),
+        document_ids=padded(batch.document_ids, 0),
+        positions=padded(batch.positions, 0),
         labels=padded(batch.labels, IGNORE_INDEX),
-        types=padded(batch.token_type_ids, 0),
+        token_type_ids=padded(batch.token_type_ids, 0),
     )
     torch.testing.assert_close(loss_of(learner, [batch]), loss_of(learner, [longer]), rtol=1e-12, atol=0)
     for one, other in zip(gradient_of(learner, [batch]), gradient_of(learner, [longer]), strict=True):
@@ -258,7 +260,9 @@ def test_an_answer_is_chosen_within_its_own_text() -> None:
 def test_contrast_falls_when_partners_are_alike() -> None:
     learner = TrainingModule(network(*CASES["contrast"]), ObjectiveSection())
     batch = a_batch("contrast")
-    same = replace(batch, source_ids=batch.ids, source_segment=batch.document_ids, source_positions=batch.positions)
+    same = replace(
+        batch, source_ids=batch.ids, source_document_ids=batch.document_ids, source_positions=batch.positions
+    )
     assert float(loss_of(learner, [same]).detach()) < float(loss_of(learner, [batch]).detach())
 
 
@@ -274,7 +278,7 @@ def test_rows_of_one_text_each_take_the_plain_way_to_the_same_gradient() -> None
     even = cut_to_shortest(ragged)
     assert learner.can_skip_source_mask(even)
     for batch in (ragged, even):
-        looked = replace(batch, single=False, full=False, source_unpadded=False)
+        looked = replace(batch, one_document_each=False, unpadded=False, source_unpadded=False)
         assert not learner.can_skip_mask(looked)
         for fast, slow in zip(gradient_of(learner, [batch]), gradient_of(learner, [looked]), strict=True):
             torch.testing.assert_close(fast, slow, rtol=1e-9, atol=1e-12)

@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.blocks import CrossCache, SequenceLayout
-from qkv.blocks.attention import CrossAttention, PreparedMask, SelfAttention
+from qkv.blocks.attention import CrossAttention, SelfAttention
 from qkv.blocks.block import Block
+from qkv.blocks.kernels.prepared import PreparedMask
 from qkv.blocks.position import Rotary
 from qkv.decode.cpu.functional import (
     SublayerFunction,

@@ -111,9 +111,9 @@ def _write_rope(value: Any, stack: Any) -> Json:
         rope |= {"rope_type": scaling.kind, "factor": scaling.factor}
         if scaling.kind == "llama3":
             rope |= {
-                "low_freq_factor": scaling.low,
-                "high_freq_factor": scaling.high,
-                "original_max_position_embeddings": scaling.original_positions,
+                "low_freq_factor": scaling.low_freq_factor,
+                "high_freq_factor": scaling.high_freq_factor,
+                "original_max_position_embeddings": scaling.original_max_positions,
             }
     loose = None if scaling is None else {k: v for k, v in rope.items() if k != "rope_theta"}
     if stack.rotary_fraction != 1.0:

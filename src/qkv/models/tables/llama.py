@@ -124,7 +124,7 @@ def _write_sliding_layers(value: tuple[int, ...], stack: Any) -> Json:
     local = [bool(stack.window_of(i)) for i in range(stack.layers)]
     return {
         "use_sliding_window": any(local),
-        "sliding_window": stack.window + 1 if any(local) else None,
+        "sliding_window": stack.sliding_window + 1 if any(local) else None,
         "max_window_layers": local.index(True) if any(local) else stack.layers,
         "layer_types": ["sliding_attention" if windowed else "full_attention" for windowed in local],
     }

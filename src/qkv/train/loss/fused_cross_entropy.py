@@ -50,7 +50,7 @@ class FusedCrossEntropy(torch.autograd.Function):
         for some, target in zip(x.to(kind).chunk(num_chunks), targets.chunk(num_chunks), strict=True):
             logits = F.linear(some, even)
             if has_in_place_kernel(logits):
-                more = triton_kernels.loss_in_place(logits, bias, target, smoothing, len(weight)).sum()
+                more = triton_kernels.cross_entropy_in_place(logits, bias, target, smoothing, len(weight)).sum()
                 back = logits
             else:
                 more, back = _loss_and_gradient(logits.to(exact), bias, target, smoothing, len(weight))
