@@ -9,9 +9,9 @@ from qkv.data.records import FileLocation
 from qkv.errors import QkvError
 
 
-def some_problems(max_bad: float = 1.0) -> Problems:
-    problems = Problems(max_bad)
-    problems.add_seen(1000)
+def some_problems(max_invalid_fraction: float = 1.0) -> Problems:
+    problems = Problems(max_invalid_fraction)
+    problems.num_seen = 1000
     for line in range(1, 9):
         problems.skip("broken JSON", FileLocation("a.jsonl", line), f"reason {line}")
     problems.skip("missing field", FileLocation("b.jsonl", 3), "no field 'text'")
@@ -55,7 +55,7 @@ def test_a_stricter_run_refuses_what_a_lenient_one_accepted():
 
 def test_a_broken_file_is_refused_again_by_a_stricter_run():
     lenient = Problems(1.0)
-    lenient.add_seen(10)
+    lenient.num_seen = 10
     lenient.broken_file("gzip ends early", FileLocation("a.gz"), "ends early")
     lenient.finish()
     strict = Problems(0.5)

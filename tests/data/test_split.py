@@ -71,7 +71,7 @@ def test_records_that_agree_in_a_field_stay_together():
     assert not {r.fields["source"] for r in train} & {r.fields["source"] for r in validation}
     mixed = sides(ValidationSplit(0.3), pairs)
     assert {r.fields["source"] for r in mixed[0]} & {r.fields["source"] for r in mixed[1]}, "without `by` they mix"
-    with pytest.raises(UsageError, match="the split goes by 'scource', but the record has: source, target"):
+    with pytest.raises(UsageError, match="no field 'scource' to group the split by; the record has: source, target"):
         list(ValidationSplit(0.3, group_by=("scource",)).records(lambda: pairs, "train"))
 
 
@@ -108,7 +108,7 @@ def test_wrong_shares_and_empty_sides_are_errors():
             ValidationSplit(fraction)
     with pytest.raises(QkvError, match="leaves no records for validation"):
         list(ValidationSplit(1e-9).records(lambda: records(["a", "b"]), "validation"))
-    with pytest.raises(UsageError, match="by content or tail"):
+    with pytest.raises(UsageError, match="'content' or 'tail'"):
         ValidationSplit(0.1, split_by="random")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="`by` goes with"):
+    with pytest.raises(UsageError, match="group_by needs"):
         ValidationSplit(0.1, split_by="tail", group_by=("text",))

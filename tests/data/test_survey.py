@@ -117,7 +117,7 @@ def test_everything_is_json(tmp_path):
     told = json.loads(json.dumps(found.to_dict()))
     assert told["examples"] == 1
     assert [one["value_type"] for one in told["fields"]] == ["number", "list", "number", "other", "list"]
-    assert told["problems"]["bad"] == 0
+    assert told["problems"]["num_invalid"] == 0
     assert told["unit"] == "tokens"
 
 

@@ -139,7 +139,7 @@ def test_problems_in_the_data_are_told(models: Path, files: Path, capsys: pytest
     assert "2 records" in out
     assert "broken.jsonl:2" in err
     values = json.loads(said(capsys, ["eval", str(models / "text_to_text"), "broken.jsonl", "--json"])[0])
-    assert values["problems"]["bad"] == 1
+    assert values["problems"]["num_invalid"] == 1
 
 
 def test_a_builtin_dataset_by_name(models: Path, files: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,16 +1,17 @@
-"""From the user's files to packed rows: exactly, fast, and in an order that survives any interruption.
+"""From the user's files to batches of packed sequences, in an order that survives any interruption.
 
-    files → records → (encode) → token cache → (objective) → examples → (pack) → rows → batches
+    files → records → (encode) → token cache → (objective) → examples → (pack) → sequences → batches
 
-    readers, records, problems, split      files of any format as records; bad data is counted and named
-    encode, chat, align                    records → integers
-    cache                                  tokenised once, read back from memory-mapped files (`examples`: in memory)
-    objectives/                            integers → training examples, one file for each thing a model can learn
-    draw, order, mixture                   random choices and orders that are computed, not stored
-    pack, rows, fill, batch                examples → rows of fixed length → tensors
-    loader, workers                        the iterator that training uses, and its processes
+    readers/       files of any format as records
+    problems, split, survey, ragged    invalid data is counted and named; a validation split; what `qkv data` shows
+    builtin/       the datasets that come with qkv
+    encode/        records → integers
+    cache/         tokenized once, then read from memory-mapped files (or kept in memory)
+    objectives/    integers → training examples, one file for each objective
+    stream/        the order of the examples, packing, and the arrays of a batch
+    load/          the iterator that training uses, and its worker processes
 
-Nothing here imports torch but `batch` and `loader`, which are imported when they are first asked for.
+Only `load` imports torch, and it is imported when `Batch` or `Loader` is first used.
 """
 
 from importlib import import_module

@@ -1,16 +1,15 @@
-"""Bad data: counted, named with file and line, and capped.
+"""Invalid data: counted, named with file and line, and limited.
 
-Real files hold broken lines. Stopping at the first one wastes a night; dropping them in silence thins the data
-unseen. So every reader and encoder reports here, in one of three ways:
+Real files hold broken lines. Stopping at the first one wastes a night; dropping them silently loses data without
+anybody knowing. So every reader and encoder reports to a `Problems`, in one of three ways:
 
 - `skip`: one record cannot be used and is left out;
 - `note`: something unusual was handled and nothing is lost (a byte-order mark, Windows line ends, blank lines);
-- `broken`: a file is lost from here on, and nobody can know how much was in it (a gzip that ends early).
+- `broken_file`: the rest of a file is lost, with an unknown number of records (a gzip file that ends early).
 
-The run stops when more than `max_bad` of the records seen were skipped (1 % unless told otherwise): at the end, where
-the share is exact, or earlier once `SETTLED` records have been seen. A broken file stops it at once, because the
-share that was lost is unknown; `max_bad=1` accepts everything and only counts, which is how `qkv data` lists all
-there is.
+Reading stops with an error when more than `max_invalid_fraction` of the records were skipped (1 % by default): at the
+end, when the fraction is exact, or earlier once `MIN_RECORDS_TO_JUDGE` records have been read. A broken file stops it
+immediately. `max_invalid_fraction=1` accepts everything and only counts, which is how `qkv data` lists all problems.
 """
 
 from collections.abc import Iterator
@@ -20,13 +19,14 @@ from typing import Any, Literal
 from qkv.data.records import FileLocation
 from qkv.errors import QkvError
 
-Severity = Literal["bad", "broken", "note"]
+Severity = Literal["broken", "invalid", "note"]
+SEVERITIES: tuple[Severity, ...] = ("broken", "invalid", "note")  # the worst first
 
-MIN_RECORDS_TO_JUDGE = 10_000  # records after which a share is taken seriously while reading
+MIN_RECORDS_TO_JUDGE = 10_000  # with fewer records read so far, the fraction says little
 
 
 class InvalidRecord(Exception):
-    """A record that cannot be encoded. An `Encode` returns it in the record's place in its list.
+    """A record that cannot be encoded. An `Encode` returns it in the list of its results.
 
     >>> InvalidRecord("the label 'maybe' is not one of: no, yes").reason
     "the label 'maybe' is not one of: no, yes"
@@ -44,17 +44,19 @@ class TooManyProblems(QkvError):
 
 @dataclass
 class ProblemCategory:
-    """All problems of one kind: how many, in which files, and the first few in full."""
+    """All problems of one category: how many, in which files, and the first few in full."""
 
     name: str
     severity: Severity
     count: int = 0
     files: dict[str, int] = field(default_factory=dict)
-    samples: list[tuple[FileLocation, str]] = field(default_factory=list)
+    samples: list[tuple[FileLocation, str]] = field(default_factory=list)  # (location, reason)
 
     def to_dict(self) -> dict[str, Any]:
-        first = [{"file": where.file, "line": where.line, "reason": reason} for where, reason in self.samples]
-        return {"kind": self.name, "severity": self.severity, "count": self.count, "files": self.files, "first": first}
+        """The same as JSON values."""
+        samples = [{"file": place.file, "line": place.line, "reason": reason} for place, reason in self.samples]
+        counts = {"category": self.name, "severity": self.severity, "count": self.count}
+        return {**counts, "files": self.files, "samples": samples}
 
 
 @dataclass(frozen=True)
@@ -68,16 +70,17 @@ class ProblemSummary:
 
     @property
     def invalid_fraction(self) -> float:
+        """The fraction of records that could not be used."""
         return self.num_invalid / self.num_seen if self.num_seen else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        kinds = [kind.to_dict() for kind in self.categories]
+        """The same as JSON values."""
         return {
-            "seen": self.num_seen,
-            "bad": self.num_invalid,
-            "share": self.invalid_fraction,
-            "max_bad": self.max_invalid_fraction,
-            "kinds": kinds,
+            "num_seen": self.num_seen,
+            "num_invalid": self.num_invalid,
+            "invalid_fraction": self.invalid_fraction,
+            "max_invalid_fraction": self.max_invalid_fraction,
+            "categories": [category.to_dict() for category in self.categories],
         }
 
     def __str__(self) -> str:
@@ -85,23 +88,26 @@ class ProblemSummary:
 
     def _lines(self) -> Iterator[str]:
         limit = f"; the limit is {_format_percent(self.max_invalid_fraction)}" if self.max_invalid_fraction < 1 else ""
-        share = f" ({_format_percent(self.invalid_fraction)}{limit})" if self.num_invalid else ""
-        yield f"{self.num_invalid:,} of {self.num_seen:,} records could not be used{share}"
-        for kind in self.categories:
-            place = f"in {len(kind.files):,} files" if len(kind.files) > 1 else f"in {next(iter(kind.files))}"
-            handled = ", handled" if kind.severity == "note" else ""
-            yield f"  {kind.name}: {kind.count:,} {place}{handled}"
-            shown = kind.samples[:1] if kind.severity == "note" else kind.samples
-            yield from (f"    {where}: {reason}" for where, reason in shown)
-            if kind.severity != "note" and kind.count > len(shown):
-                yield f"    … and {kind.count - len(shown):,} more"
+        fraction = f" ({_format_percent(self.invalid_fraction)}{limit})" if self.num_invalid else ""
+        yield f"{self.num_invalid:,} of {self.num_seen:,} records could not be used{fraction}"
+        for category in self.categories:
+            files = category.files
+            where = f"in {len(files):,} files" if len(files) > 1 else f"in {next(iter(files))}"
+            is_note = category.severity == "note"
+            yield f"  {category.name}: {category.count:,} {where}{', handled' if is_note else ''}"
+            shown = category.samples[:1] if is_note else category.samples
+            yield from (f"    {location}: {reason}" for location, reason in shown)
+            if not is_note and category.count > len(shown):
+                yield f"    … and {category.count - len(shown):,} more"
 
 
 class Problems:
-    """Counts and names bad data; raises `TooManyProblems` when the share is above the limit.
+    """Counts and names invalid data; raises `TooManyProblems` when there is more than the limit.
+
+    Readers add 1 to `num_seen` for each record, before they know whether it is valid.
 
     >>> problems = Problems(max_invalid_fraction=0.5)
-    >>> problems.add_seen(10)
+    >>> problems.num_seen += 10
     >>> problems.skip("broken JSON", FileLocation("train.jsonl", 3), "expected ',' at column 9")
     >>> print(problems.summary())
     1 of 10 records could not be used (10 %; the limit is 50 %)
@@ -112,88 +118,86 @@ class Problems:
 
     def __init__(self, max_invalid_fraction: float = 0.01, max_samples: int = 5):
         if not 0 <= max_invalid_fraction <= 1:
-            raise QkvError(f"max_bad is a share between 0 and 1, not {max_invalid_fraction}")
+            raise QkvError(f"max_invalid_fraction must be between 0 and 1, not {max_invalid_fraction}")
         self.max_invalid_fraction = max_invalid_fraction
-        self.max_samples = max_samples  # examples of each kind kept in full
+        self.max_samples = max_samples  # problems of each category that are kept in full
         self.num_seen = 0
         self.num_invalid = 0
         self.categories: dict[str, ProblemCategory] = {}
 
-    def add_seen(self, num_records: int = 1) -> None:
-        """Records come by, good or bad; a reader counts each once, before it knows."""
-        self.num_seen += num_records
-
     def skip(self, category: str, location: FileLocation, reason: str) -> None:
-        """One record is left out."""
+        """Count a record that is left out."""
         self.num_invalid += 1
-        self._add(category, "bad", location, reason)
-        if self.num_invalid > self.max_invalid_fraction * self.num_seen and (
-            self.num_seen >= MIN_RECORDS_TO_JUDGE or self.max_invalid_fraction == 0
-        ):
-            raise self._too_many_error()
+        self._add(category, "invalid", location, reason)
+        if self.num_seen >= MIN_RECORDS_TO_JUDGE or self.max_invalid_fraction == 0:
+            self._check_fraction()
 
     def note(self, category: str, location: FileLocation, reason: str, count: int = 1) -> None:
-        """Something unusual was handled; nothing is lost."""
+        """Count something unusual that was handled without loss."""
         self._add(category, "note", location, reason, count)
 
     def broken_file(self, category: str, location: FileLocation, reason: str) -> None:
-        """The rest of a file is lost, and with it an unknown number of records."""
+        """Count a file whose rest is lost, with an unknown number of records."""
         self._add(category, "broken", location, reason)
-        if self.max_invalid_fraction < 1:
-            raise _broken_file_error(location, reason)
+        self._check_broken()
 
     def finish(self) -> None:
-        """At the end of the data, where the share is exact: raise if too much was bad."""
-        for kind in self.categories.values():  # a cache built with max_bad = 1 may be reused by a stricter run
-            if kind.severity == "broken" and self.max_invalid_fraction < 1:
-                raise _broken_file_error(*kind.samples[0])
-        if self.num_invalid > self.max_invalid_fraction * self.num_seen:
-            raise self._too_many_error()
+        """Check the limit at the end of the data, when the fraction is exact."""
+        self._check_broken()  # a cache that was built with max_invalid_fraction = 1 may be reused by a stricter run
+        self._check_fraction()
 
     def summary(self) -> ProblemSummary:
         """What was found so far, the worst first."""
-        order = {"broken": 0, "bad": 1, "note": 2}
-        kinds = sorted(self.categories.values(), key=lambda kind: (order[kind.severity], -kind.count, kind.name))
-        return ProblemSummary(self.num_seen, self.num_invalid, self.max_invalid_fraction, tuple(kinds))
+        worst_first = sorted(
+            self.categories.values(), key=lambda one: (SEVERITIES.index(one.severity), -one.count, one.name)
+        )
+        return ProblemSummary(self.num_seen, self.num_invalid, self.max_invalid_fraction, tuple(worst_first))
 
     def merge(self, summary: dict[str, Any]) -> None:
-        """Add what an earlier run found (`Summary.to_dict`), as a reused cache reports what its building met."""
-        self.num_seen += summary["seen"]
-        self.num_invalid += summary["bad"]
-        for told in summary["kinds"]:
-            kind = self.categories.setdefault(told["kind"], ProblemCategory(told["kind"], told["severity"]))
-            kind.count += told["count"]
-            for file, count in told["files"].items():
-                kind.files[file] = kind.files.get(file, 0) + count
-            first = [(FileLocation(one["file"], one["line"]), one["reason"]) for one in told["first"]]
-            kind.samples.extend(first[: max(0, self.max_samples - len(kind.samples))])
+        """Add an earlier `ProblemSummary.to_dict()`: a reused cache reports again what was found when it was built."""
+        self.num_seen += summary["num_seen"]
+        self.num_invalid += summary["num_invalid"]
+        for found in summary["categories"]:
+            name = found["category"]
+            category = self.categories.setdefault(name, ProblemCategory(name, found["severity"]))
+            category.count += found["count"]
+            for file, count in found["files"].items():
+                category.files[file] = category.files.get(file, 0) + count
+            samples = [(FileLocation(one["file"], one["line"]), one["reason"]) for one in found["samples"]]
+            category.samples.extend(samples[: max(0, self.max_samples - len(category.samples))])
 
     def _add(self, name: str, severity: Severity, location: FileLocation, reason: str, count: int = 1) -> None:
-        kind = self.categories.get(name)
-        if kind is None:
-            kind = self.categories[name] = ProblemCategory(name, severity)
-        kind.count += count
-        kind.files[location.file] = kind.files.get(location.file, 0) + count
-        if len(kind.samples) < self.max_samples:
-            kind.samples.append((location, reason))
+        category = self.categories.setdefault(name, ProblemCategory(name, severity))
+        category.count += count
+        category.files[location.file] = category.files.get(location.file, 0) + count
+        if len(category.samples) < self.max_samples:
+            category.samples.append((location, reason))
 
-    def _too_many_error(self) -> TooManyProblems:
-        encoding = " Files in another encoding are read with encoding." if "invalid UTF-8" in self.categories else ""
-        return TooManyProblems(
+    def _check_broken(self) -> None:
+        broken = [one for one in self.categories.values() if one.severity == "broken"]
+        if broken and self.max_invalid_fraction < 1:
+            location, reason = broken[0].samples[0]
+            raise TooManyProblems(
+                f"{location}: {reason}\nThe number of lost records is unknown, so reading stops here. "
+                "Replace the file, or set max_invalid_fraction = 1 to accept whatever can be read."
+            )
+
+    def _check_fraction(self) -> None:
+        if self.num_invalid <= self.max_invalid_fraction * self.num_seen:
+            return
+        encoding = (
+            " If the files are not UTF-8, name their encoding with `encoding`."
+            if "invalid UTF-8" in self.categories
+            else ""
+        )
+        raise TooManyProblems(
             f"too much of the data is unusable: {self.summary()}\n"
-            f"Correct the lines named above, or accept a larger share with max_bad.{encoding}"
+            f"Correct the lines listed above, or raise max_invalid_fraction.{encoding}"
         )
 
 
-def _broken_file_error(location: FileLocation, reason: str) -> TooManyProblems:
-    return TooManyProblems(
-        f"{location}: {reason}\nHow many records are lost cannot be known, so the run stops here. "
-        "Replace the file, or accept whatever could be read with max_bad = 1."
-    )
-
-
 def _format_percent(fraction: float) -> str:
-    """A share as people write it; a small one is not rounded to nothing.
+    """A fraction as a percentage; a small one is not rounded to 0.
 
     >>> _format_percent(0.01), _format_percent(0.000012), _format_percent(1.0)
     ('1 %', '0.0012 %', '100 %')

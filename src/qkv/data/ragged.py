@@ -1,18 +1,18 @@
-"""Many short sequences in one flat array: the few index tricks that keep Python loops out of the rows.
+"""Ragged arrays: many short sequences in one flat array, indexed without Python loops.
 
-A ragged array is a flat array and the length of each of its n sequences, laid end to end.
+A ragged array is a flat array that holds n sequences end to end, and the length of each.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 
-Ints = np.ndarray  # integers, one-dimensional unless said
+Ints = np.ndarray  # integers, one-dimensional unless a comment gives a shape
 Ragged = tuple[np.ndarray, Ints]  # the flat array, the length of each sequence
 
 
 def ragged_starts(lengths: Ints) -> Ints:
-    """Where each sequence begins in the flat array.
+    """The index in the flat array at which each sequence begins.
 
     >>> ragged_starts(np.array([2, 0, 3])).tolist()
     [0, 2, 2]
@@ -23,7 +23,7 @@ def ragged_starts(lengths: Ints) -> Ints:
 
 
 def ragged_index(starts: Ints, lengths: Ints) -> Ints:
-    """starts[i], starts[i] + 1, … for lengths[i] places, for each i in turn.
+    """The indices starts[i] … starts[i] + lengths[i] − 1 for each i, concatenated.
 
     >>> ragged_index(np.array([5, 0]), np.array([2, 3])).tolist()
     [5, 6, 0, 1, 2]
@@ -33,7 +33,7 @@ def ragged_index(starts: Ints, lengths: Ints) -> Ints:
 
 
 def ragged_join(parts: Sequence[Ragged]) -> Ragged:
-    """Sequence i of the result is sequence i of each part, one after the other: (flat, lengths).
+    """Concatenate ragged arrays sequence by sequence: sequence i of the result is sequence i of all parts, in order.
 
     >>> flat, lengths = ragged_join([(np.array([1, 2, 3]), np.array([2, 1])), (np.array([8, 9]), np.array([1, 1]))])
     >>> flat.tolist(), lengths.tolist()
@@ -41,8 +41,8 @@ def ragged_join(parts: Sequence[Ragged]) -> Ragged:
     """
     lengths = np.sum([part_lengths for _, part_lengths in parts], axis=0)
     flat = np.empty(int(lengths.sum()), np.result_type(*[values for values, _ in parts]))
-    place = ragged_starts(lengths)
+    starts = ragged_starts(lengths)
     for values, part_lengths in parts:
-        flat[ragged_index(place, part_lengths)] = values
-        place = place + part_lengths
+        flat[ragged_index(starts, part_lengths)] = values
+        starts = starts + part_lengths
     return flat, lengths

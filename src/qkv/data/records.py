@@ -1,6 +1,6 @@
-"""One example as a file gives it, and where it came from.
+"""One example as a file gives it, and its location.
 
-Every reader turns its format into `Record`s, so nothing after the readers knows what a file looked like.
+Every reader turns its format into `Record`s, so nothing after the readers depends on a file's format.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class FileLocation:
-    """A place in the user's files: `line` counts from 1; 0 means the whole file.
+    """A file and a line in it. Lines count from 1; line 0 means the whole file.
 
     >>> str(FileLocation("train.tsv", 7))
     'train.tsv:7'
@@ -24,10 +24,10 @@ class FileLocation:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One example: its fields by name, and where it stands.
+    """One example: its fields by name, and the location it was read from.
 
-    Values are what the format gives: `str` for text, `list[str]` for tokens or tags, numbers, and lists or
-    dictionaries of these from JSON (chat turns).
+    Values have the types of the format: `str` for text, `list[str]` for words or tags, numbers, and lists or
+    dictionaries of these from JSON (the turns of a chat).
 
     >>> Record({"text": "hello"}, FileLocation("train.txt", 1)).fields["text"]
     'hello'

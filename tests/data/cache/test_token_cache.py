@@ -136,7 +136,7 @@ def test_what_does_not_fit_is_refused(tmp_path, value):
 
 def test_whole_numbers_and_fractions_do_not_mix(tmp_path, monkeypatch):
     monkeypatch.setattr(cache_writer, "BATCH_RECORDS", 1)
-    with pytest.raises(QkvError, match="whole numbers and fractions"):
+    with pytest.raises(QkvError, match="integers and fractions"):
         build(tmp_path, [{"ids": np.array([1])}, {"ids": np.array([0.5])}])
 
 
@@ -149,7 +149,7 @@ def test_indices_out_of_range(tmp_path):
     for wrong in ([0, 2], [-1]):
         with pytest.raises(IndexError):
             cache.gather("ids", np.array(wrong))
-    with pytest.raises(IndexError, match="beyond its example"):
+    with pytest.raises(IndexError, match="extends beyond its example"):
         cache.gather("ids", np.array([0]), np.array([0]), np.array([2]))
     with pytest.raises(UsageError, match="no field 'idz'; did you mean 'ids'"):
         cache.lengths("idz")
@@ -329,7 +329,7 @@ def test_a_memory_that_cannot_be_read_is_forgotten(tmp_path):
 # ---------------------------------------------------------------- damage
 
 
-@pytest.mark.parametrize("name", ["ids.tokens.bin", "ids.offsets.bin", "ids.lengths.bin", "where.lines.bin"])
+@pytest.mark.parametrize("name", ["ids.tokens.bin", "ids.offsets.bin", "ids.lengths.bin", "location.lines.bin"])
 def test_a_file_cut_short_or_gone_is_seen_at_open_and_rebuilt(tmp_path, name, encodings):
     path = write(tmp_path, "a.txt", "one\ntwo\n")
     cache = token_cache(DataFiles(path), Counting(), tmp_path / "caches")
@@ -346,7 +346,7 @@ def test_a_file_cut_short_or_gone_is_seen_at_open_and_rebuilt(tmp_path, name, en
         assert "damaged token cache" in counts(problems)
 
 
-@pytest.mark.parametrize("name", ["ids.tokens.bin", "ids.offsets.bin", "ids.lengths.bin", "where.files.bin"])
+@pytest.mark.parametrize("name", ["ids.tokens.bin", "ids.offsets.bin", "ids.lengths.bin", "location.files.bin"])
 def test_a_flipped_bit_is_found_by_verify(tmp_path, name):
     cache = build(tmp_path, [{"ids": [1, 2]}, {"ids": [3]}, {"ids": []}])
     cache.verify()

@@ -101,7 +101,8 @@ def test_a_build_killed_while_it_is_installed_is_there_whole_or_not_at_all(tmp_p
         import os, signal, sys
         from pathlib import Path
         from data_fakes import ByteEncode
-        from qkv.data.cache import token_cache as cache, folder as cache_folder
+        import qkv.files
+        from qkv.data.cache import token_cache as cache
         from qkv.data.readers import DataFiles
 
         def die(*arguments):
@@ -112,7 +113,7 @@ def test_a_build_killed_while_it_is_installed_is_there_whole_or_not_at_all(tmp_p
             rename = Path.rename
             Path.rename = lambda self, target: die() if self.suffix == ".building" else rename(self, target)
         else:
-            setattr(cache if step == "write_meta" else cache_folder, step, die)
+            setattr(cache if step == "write_meta" else qkv.files, step, die)
         cache.token_cache(DataFiles(sys.argv[1]), ByteEncode(), sys.argv[2])
     """
     process = python(code, corpus, root)

@@ -92,7 +92,7 @@ def test_classes_and_scores():
         (
             EncodeAnswer(MADE),
             {"question": "q", "context": "abc", "answers": ["zz"], "starts": [9]},
-            "no token of the context stands at the answer 'zz'",
+            "no token of the context overlaps the answer 'zz'",
         ),
         (
             EncodeAnswer(MADE),
@@ -108,7 +108,7 @@ def test_what_cannot_be_encoded_says_why(encode, fields, reason):
 
 
 def test_labels_need_their_classes():
-    with pytest.raises(UsageError, match="classes_of"):
+    with pytest.raises(UsageError, match="find_classes"):
         EncodeClass(MADE, label="kind")
 
 

@@ -66,7 +66,7 @@ def test_a_file_that_is_not_there_names_the_nearest(tmp_path):
     write(tmp_path, "train.jsonl", "{}")
     with pytest.raises(QkvError, match=r"no such file: .*trian\.jsonl; did you mean 'train\.jsonl'"):
         fields_of(tmp_path / "trian.jsonl")
-    with pytest.raises(QkvError, match="nor is there a folder"):
+    with pytest.raises(QkvError, match="does not exist either"):
         fields_of(tmp_path / "nowhere" / "train.jsonl")
     with pytest.raises(QkvError, match="no file matches"):
         fields_of(f"{tmp_path}/*.csv")
@@ -167,7 +167,7 @@ def test_invalid_utf8_is_named_by_line_and_place(tmp_path):
     texts, problems = met(path)
     assert texts == [{"text": "good"}, {"text": "good too"}]
     assert counts(problems) == {"invalid UTF-8": 2}
-    assert f"{path}:2: byte 0xff at place 5 is not UTF-8" in str(problems.summary())
+    assert f"{path}:2: byte 0xff at position 5 is not UTF-8" in str(problems.summary())
 
 
 @settings(deadline=None, max_examples=60)
@@ -201,7 +201,7 @@ def test_lone_surrogates_in_json_escapes(tmp_path):
     texts, problems = met(write(tmp_path, "a.jsonl", "\n".join([good, *bad])))
     assert texts == [json.loads(good)]
     assert counts(problems) == {"lone surrogate": 2, "NUL character": 1}
-    assert "half a surrogate pair (U+D83D) at place 6" in str(problems.summary())
+    assert "half a surrogate pair (U+D83D) at position 6" in str(problems.summary())
 
 
 # ---------------------------------------------------------------- lines and rows
@@ -270,7 +270,7 @@ def test_a_row_with_too_few_columns(tmp_path):
     texts, problems = met(write(tmp_path, "a.csv", "a,b\n1,2\n3\n4,5,6\n7,8\n"))
     assert [f["a"] for f in texts] == ["1", "7"]
     assert counts(problems) == {"wrong number of columns": 2}
-    assert "1 columns where the first row has 2" in str(problems.summary())
+    assert "1 columns, but the first row has 2" in str(problems.summary())
 
 
 def test_a_quote_that_is_never_closed_costs_its_own_row_only(tmp_path):
@@ -379,7 +379,7 @@ def test_well_compressed_text_is_no_bomb(tmp_path):
 
 def test_a_damaged_parquet_file(tmp_path):
     pytest.importorskip("pyarrow")
-    with pytest.raises(TooManyProblems, match="damaged, or no Parquet file"):
+    with pytest.raises(TooManyProblems, match="damaged, or not a Parquet file"):
         fields_of(write(tmp_path, "a.parquet", "this is no parquet file at all"), problems=Problems())
 
 
@@ -408,7 +408,7 @@ def test_one_percent_is_accepted_and_more_is_not(tmp_path):
     message = str(stopped.value)
     assert "2 of 100 records could not be used (2 %; the limit is 1 %)" in message
     assert "a.jsonl:99: Expecting value at column 1" in message
-    assert "max_bad" in message
+    assert "max_invalid_fraction" in message
 
 
 def test_a_run_stops_early_once_the_share_is_settled(tmp_path):

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from qkv.data.problems import Problems
 from qkv.data.readers import DataFiles, ReadLimits, ReadOptions, read
 from qkv.data.readers.lines import read_lines
+from qkv.data.readers.options import ReadContext
 from qkv.data.records import FileLocation
 from qkv.errors import QkvError, UsageError
 
@@ -34,7 +35,10 @@ def test_lines_end_at_lf_and_crlf_only(tmp_path_factory, texts, end, last, limit
     """Against the obvious: split the bytes at LF. `str.splitlines` would split at nine other characters."""
     path = tmp_path_factory.mktemp("lines") / "a.txt"
     path.write_bytes((end.join(texts) + (end if last and texts else "")).encode())
-    found = [text for _, text in read_lines(path, Problems(max_invalid_fraction=1), ReadLimits(max_line_bytes=limit))]
+    found = [
+        text
+        for _, text in read_lines(path, ReadContext(ReadOptions(limits=ReadLimits(max_line_bytes=limit)), Problems(1)))
+    ]
     expected = texts[:-1] if texts and texts[-1] == "" and not last else texts
     assert found == expected
 
@@ -47,10 +51,10 @@ def test_splitlines_would_have_been_wrong(tmp_path):
 
 @pytest.mark.parametrize("block", [1024, 2048])
 def test_a_line_may_cross_any_number_of_blocks(tmp_path, block, monkeypatch):
-    monkeypatch.setattr("qkv.data.readers.decompress.BLOCK", block)
+    monkeypatch.setattr("qkv.data.readers.decompress.BLOCK_BYTES", block)
     texts = ["é" * n for n in (1, 500, 511, 512, 513, 1500, 4000, 3)]
     path = write(tmp_path, "a.txt", "\n".join(texts))
-    assert [text for _, text in read_lines(path, Problems(), ReadLimits())] == texts
+    assert [text for _, text in read_lines(path, ReadContext(ReadOptions(), Problems()))] == texts
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"])
@@ -298,7 +302,7 @@ def test_squad_answers_must_stand_where_they_say(tmp_path):
     with pytest.raises(QkvError, match="no usable records"):
         fields_of(write(tmp_path, "a.json", squad([{"text": "Lovelace", "answer_start": 5}])), problems=problems)
     assert counts(problems) == {"misplaced answer": 1}
-    assert "'Lovelace' does not stand at character 5" in str(problems.summary())
+    assert "'Lovelace' is not at character 5" in str(problems.summary())
 
 
 def test_a_file_called_squad_must_be_squad(tmp_path):
@@ -437,7 +441,7 @@ def test_datasets_are_loaded_as_that_library_says(tmp_path, monkeypatch):
     assert fields_of("some/set", format="datasets", split="train", config="small") == [{"text": "a"}, {"text": "b"}]
     assert asked == [("some/set", "small")]
     assert fields_of(str(tmp_path), format="datasets") == [{"text": str(tmp_path)}]
-    with pytest.raises(UsageError, match="no split 'dev'; give split = one of: train, test"):
+    with pytest.raises(UsageError, match="no split 'dev'; set split to one of: train, test"):
         fields_of("some/set", format="datasets", split="dev")
     with pytest.raises(QkvError, match=r"could not be loaded: ValueError: no such dataset$"):
         fields_of("gone", format="datasets")
@@ -485,7 +489,7 @@ def test_folders_and_globs_are_sorted_and_report_what_they_leave_out(tmp_path):
 
 def test_a_file_named_outright_must_have_a_known_format(tmp_path):
     path = write(tmp_path, "a.dat", "hello\n")
-    with pytest.raises(UsageError, match="does not tell its format; give format = one of: aligned, conll"):
+    with pytest.raises(UsageError, match="has no known extension; set format to one of: aligned, conll"):
         fields_of(path)
     assert fields_of(path, format="text") == [{"text": "hello"}]
     with pytest.raises(UsageError, match="unknown format 'jsnl'; did you mean 'jsonl'"):

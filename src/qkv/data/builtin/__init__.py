@@ -1,28 +1,26 @@
-"""Datasets that come with qkv, for the quick start, the tests and the docs: `dates`, `numbers`, `stdlib`.
+"""Datasets that come with qkv, for the quick start, the tests and the docs: `dates` and `stdlib`.
 
->>> find_dataset("numbers").description
-'whole numbers below a million in words ↔ digits, in several languages'
+>>> find_dataset("stdlib").description
+"the sources of Python's standard library, one file a document"
 """
 
 from qkv.data.builtin.dataset import BuiltinDataset
 from qkv.data.builtin.dates import Dates
-from qkv.data.builtin.numbers import Numbers
 from qkv.data.builtin.stdlib import Stdlib
 from qkv.errors import UsageError, suggest_name
 
-DATASETS: dict[str, type[BuiltinDataset]] = {kind.name: kind for kind in (Dates, Numbers, Stdlib)}
+__all__ = ["DATASETS", "BuiltinDataset", "Dates", "Stdlib", "find_dataset"]
+
+DATASETS: dict[str, type[BuiltinDataset]] = {dataset.name: dataset for dataset in (Dates, Stdlib)}
 
 
 def find_dataset(name: str) -> BuiltinDataset:
-    """The dataset of that name; its tables are made when its first example is asked for.
+    """The dataset with this name; its tables are made when its first example is read.
 
     >>> find_dataset("date")
     Traceback (most recent call last):
-    qkv.errors.UsageError: no built-in dataset is called 'date'; did you mean 'dates'?
+    qkv.errors.UsageError: there is no built-in dataset 'date'; did you mean 'dates'?
     """
     if name not in DATASETS:
-        raise UsageError(f"no built-in dataset is called {name!r}; {suggest_name(name, DATASETS)}")
+        raise UsageError(f"there is no built-in dataset {name!r}; {suggest_name(name, DATASETS)}")
     return DATASETS[name]()
-
-
-__all__ = ["DATASETS", "BuiltinDataset", "Dates", "Numbers", "Stdlib", "find_dataset"]

@@ -1,6 +1,6 @@
 """What every built-in dataset is: examples by number, each a pure function of (seed, split, number).
 
-So data order, resuming and sharing out between processes cost nothing: a place in the stream is one integer.
+So the order of the data, resuming and sharding across processes need no state: the position in the data is an integer.
 """
 
 from abc import ABC, abstractmethod
@@ -12,7 +12,7 @@ from qkv.errors import UsageError, suggest_name
 
 SPLITS = ("train", "valid", "test")
 UINT64_MAX = (1 << 64) - 1
-HELD_OUT_ONE_IN = 20  # one in so many keys is held out for valid, and one for test
+HELD_OUT_ONE_IN = 20  # one key in this many is for valid, and one for test
 
 
 class BuiltinDataset(ABC):
@@ -21,7 +21,7 @@ class BuiltinDataset(ABC):
     name: str
     description: str
     licence: str
-    fields: tuple[str, ...]  # of every example; for a task from text to text, source and target come first
+    fields: tuple[str, ...]  # of every example; source and target come first for a text-to-text task
     splits: tuple[str, ...] = SPLITS
 
     @abstractmethod
@@ -30,7 +30,7 @@ class BuiltinDataset(ABC):
 
     @abstractmethod
     def length(self, split: str) -> int | None:
-        """How many examples a split has; None where there is no end."""
+        """The number of examples of a split; None if it is endless."""
 
     @property
     @abstractmethod
@@ -38,22 +38,23 @@ class BuiltinDataset(ABC):
         """A hash of what the examples are made from: it changes when they do."""
 
     def examples(self, split: str, seed: int = 0, start: int = 0, stop: int | None = None) -> Iterator[dict[str, str]]:
-        """Examples in order from `start` on, to `stop` or to the end of the split, which may not come."""
+        """The examples from `start` to `stop`, or to the end of the split, if it has one."""
         end = self.length(split) if stop is None else stop
         for i in count(start) if end is None else range(start, end):
             yield self.example(split, i, seed)
 
     def check_index(self, split: str, i: int) -> None:
-        """Raise the error that says what is wrong with a call of `example`."""
+        """Raise an error if there is no such split or example."""
         if split not in self.splits:
             raise UsageError(f"{self.name} has no split {split!r}; {suggest_name(split, self.splits)}")
         end = self.length(split)
         if i < 0 or (end is not None and i >= end):
-            raise UsageError(f"{self.name}/{split} has no example {i}: they are counted from 0 to {(end or 0) - 1}")
+            known = "numbers start at 0" if end is None else f"the numbers are 0 to {end - 1}"
+            raise UsageError(f"{self.name}/{split} has no example {i}: {known}")
 
 
 def splitmix64(value: int) -> int:
-    """A well-mixed 64-bit number from any integer (the finaliser of splitmix64, Steele et al. 2014).
+    """A 64-bit hash of an integer (SplitMix64, Steele et al. 2014).
 
     >>> splitmix64(1) == splitmix64(1), splitmix64(1) == splitmix64(2)
     (True, False)
@@ -66,15 +67,15 @@ def splitmix64(value: int) -> int:
 
 @lru_cache(maxsize=256)
 def stream_start(seed: int, split: str) -> int:
-    """Where the numbers of a seed and split begin: far from those of any other."""
+    """Where the random numbers of a seed and split begin: far from those of any other."""
     return splitmix64(splitmix64(seed) ^ SPLITS.index(split) + 1)
 
 
 def assign_split(key: int) -> str:
-    """The split that a key (a date, a number, a file's hash) belongs to, whatever the seed: splits never share one.
+    """The split of a key (a date, a file's hash). It does not depend on the seed, so no key is in two splits.
 
     >>> sorted({assign_split(key) for key in range(100)})
     ['test', 'train', 'valid']
     """
-    place = splitmix64(key ^ 0x68656C64) % HELD_OUT_ONE_IN
-    return "valid" if place == 0 else "test" if place == 1 else "train"
+    bucket = splitmix64(key ^ 0x68656C64) % HELD_OUT_ONE_IN
+    return "valid" if bucket == 0 else "test" if bucket == 1 else "train"

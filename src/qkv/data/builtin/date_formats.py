@@ -1,7 +1,7 @@
-"""The ways to write a date, as tables: each language's formats with its names of months and days, from CLDR by Babel.
+"""The ways to write a date, as tables: the formats and the names of months and days of each language, from CLDR (Babel).
 
-A `Form` is one way: a format with its names and digits filled in, so that writing a date is four look-ups. Which dates
-a form may write is worked out once, from a reverse index over all forms: a text that any form of the set would read as
+A `DateFormat` is one way, with its names and digits filled in, so that writing a date takes four look-ups. The dates
+that a format may write are computed once, from a reverse index over all formats: a text that any format would read as
 another date is left out (03/04/2021 is in March in the United States and in April in France).
 """
 
@@ -14,63 +14,30 @@ from typing import Any
 from qkv.errors import QkvError
 
 YEARS = range(1950, 2051)
-MAX_CHARACTERS = 48  # characters; longer ways to write a date are left out
-# Language -> the CLDR locales whose formats it has.
-LOCALES = {
-    "ar": ["ar"],
-    "bn": ["bn"],
-    "cs": ["cs"],
-    "da": ["da"],
-    "de": ["de"],
-    "el": ["el"],
-    "en": ["en", "en_GB"],
-    "es": ["es"],
-    "fa": ["fa"],
-    "fi": ["fi"],
-    "fr": ["fr"],
-    "he": ["he"],
-    "hi": ["hi"],
-    "hu": ["hu"],
-    "id": ["id"],
-    "it": ["it"],
-    "ja": ["ja"],
-    "ko": ["ko"],
-    "nl": ["nl"],
-    "pl": ["pl"],
-    "pt": ["pt"],
-    "ro": ["ro"],
-    "ru": ["ru"],
-    "sv": ["sv"],
-    "th": ["th"],
-    "tr": ["tr"],
-    "uk": ["uk"],
-    "vi": ["vi"],
-    "zh": ["zh", "zh_Hant"],
-}
-ZERO_DIGITS = {
-    "arab": "٠",
-    "arabext": "۰",
-    "beng": "০",
-    "deva": "०",
-}  # the digit 0; the other nine follow it in Unicode
+MAX_CHARACTERS = 48  # formats that need more are left out
+# Language → the CLDR locales whose formats it has.
+LANGUAGES = "ar bn cs da de el en es fa fi fr he hi hu id it ja ko nl pl pt ro ru sv th tr uk vi zh"
+MORE_LOCALES = {"en": ["en_GB"], "zh": ["zh_Hant"]}
+LOCALES = {language: [language, *MORE_LOCALES.get(language, [])] for language in LANGUAGES.split()}
+ZERO_DIGITS = {"arab": "٠", "arabext": "۰", "beng": "০", "deva": "०"}  # the other nine follow in Unicode
 PATTERN_FIELD = re.compile(r"'([^']*)'|(y+|M+|L+|d+|E+|c+|G+)|([A-Za-z])|([^A-Za-z']+)")
-INVISIBLE = dict.fromkeys(map(ord, "\u200e\u200f\u061c"))  # marks of direction, which nobody types
+INVISIBLE = dict.fromkeys(map(ord, "\u200e\u200f\u061c"))  # direction marks, which nobody types
 SPACES = {ord("\u00a0"): " ", ord("\u202f"): " ", ord("\u2009"): " "}
 
 
 @dataclass(frozen=True)
 class DateFormat:
-    """One way to write a date. Each table gives a field's text: by month 1–12, day 1–31, weekday 0–6 from Monday."""
+    """One way to write a date. The tables hold the texts of a field: of months 1–12, days 1–31, weekdays 0–6 (Monday first)."""
 
     language: str
     template: str  # for str.format: {0} year, {1} month, {2} day, {3} weekday
-    years: tuple[str, ...]  # by year since the first of `YEARS`
+    years: tuple[str, ...]  # of `YEARS`
     months: tuple[str, ...]
     days: tuple[str, ...]
     weekdays: tuple[str, ...]
 
     def write(self, year: int, month: int, day: int, weekday: int) -> str:
-        """The date in this form."""
+        """The date in this format."""
         texts = self.years[year - YEARS.start], self.months[month], self.days[day], self.weekdays[weekday]
         return self.template.format(*texts)
 
@@ -79,7 +46,7 @@ class DateFormat:
 
 
 def date_formats(languages: Iterable[str]) -> list[DateFormat]:
-    """Every form of the languages, in a fixed order, none twice."""
+    """All distinct formats of the languages, in a fixed order."""
     found: dict[DateFormat, None] = {}
     for language in languages:
         for code in LOCALES[language]:
@@ -90,7 +57,7 @@ def date_formats(languages: Iterable[str]) -> list[DateFormat]:
 
 
 def locale_patterns(code: str) -> Iterator[tuple[str, Any]]:
-    """A locale's patterns for a whole date, and the ones made from them with longer or shorter names."""
+    """A locale's patterns for a complete date, and the same with longer or shorter names."""
     try:
         from babel import Locale
     except ImportError:
@@ -110,33 +77,33 @@ def locale_patterns(code: str) -> Iterator[tuple[str, Any]]:
 
 
 def formats_from_pattern(language: str, pattern: str, locale: Any) -> Iterator[DateFormat]:
-    """A pattern of CLDR as forms, in Latin digits and in the locale's own; none where it has no whole date."""
+    """A CLDR pattern as formats, in Latin digits and in the locale's own; none if it is not a complete date."""
     zero = ZERO_DIGITS.get(locale.default_numbering_system, "0")
     for first in dict.fromkeys(["0", zero]):
         digits = str.maketrans("0123456789", "".join(chr(ord(first) + n) for n in range(10)))
         fields: dict[str, tuple[str, ...]] = {}
-        layout = ""
+        template = ""
         for quoted, field, other, literal in PATTERN_FIELD.findall(pattern):
             if other:
-                break  # a field that is no part of a date, or not one we know
+                break  # a field that is not part of a date, or unknown
             if not field:
-                layout += (quoted or literal or "'").replace("{", "{{").replace("}", "}}")
+                template += (quoted or literal or "'").replace("{", "{{").replace("}", "}}")
                 continue
             name, texts = field_texts(field, locale)
             if name in fields or not texts:
                 break
             fields[name] = tuple(text.translate(digits) for text in texts)
-            layout += {"year": "{0}", "month": "{1}", "day": "{2}", "weekday": "{3}"}.get(name, texts[0])
+            template += {"year": "{0}", "month": "{1}", "day": "{2}", "weekday": "{3}"}.get(name, texts[0])
         else:
             if {"year", "month", "day"} <= fields.keys():
                 years = tuple(str(year).translate(digits) for year in YEARS)
                 weekdays = fields.get("weekday", ("",) * 7)
-                form = DateFormat(language, layout, years, fields["month"], fields["day"], weekdays)
+                form = DateFormat(language, template, years, fields["month"], fields["day"], weekdays)
                 yield normalize_spaces(form)
 
 
 def field_texts(field: str, locale: Any) -> tuple[str, tuple[str, ...]]:
-    """What a field of a pattern stands for: its name and its texts; none for a year of two digits."""
+    """The name of a pattern's field, and its texts; none for a year of two digits."""
     width = {3: "abbreviated", 4: "wide"}.get(len(field), "abbreviated" if field[0] in "EcG" else "")
     match field[0]:
         case "y":
@@ -156,7 +123,7 @@ def field_texts(field: str, locale: Any) -> tuple[str, tuple[str, ...]]:
 
 
 def normalize_spaces(form: DateFormat) -> DateFormat:
-    """The form with ordinary spaces and without invisible marks, as a person types it."""
+    """The format with ordinary spaces and without invisible marks, as a person types it."""
     tidy = {**INVISIBLE, **SPACES}
     return replace(
         form,
@@ -168,13 +135,13 @@ def normalize_spaces(form: DateFormat) -> DateFormat:
 
 # -------------------------------------------------------------------- as people write
 
-UPPER = {"tr": str.maketrans("iı", "İI")}  # where a language's capitals are not Unicode's plain ones
+UPPER = {"tr": str.maketrans("iı", "İI")}  # a language whose capitals are not Unicode's default
 LOWER = {"tr": str.maketrans("Iİ", "ıi")}
-NO_UPPER = {"el"}  # Greek capitals drop their accents, which Python's do not
+NO_UPPER = {"el"}  # Greek capitals drop their accents; `str.upper` keeps them
 
 
 def case_variants(form: DateFormat) -> Iterator[DateFormat]:
-    """The form itself, with a capital first letter, in small letters and in capitals."""
+    """The format itself, with a capital first letter, in lower case and in upper case."""
 
     def upper(text: str) -> str:
         return text.translate(UPPER.get(form.language, {})).upper()
@@ -190,17 +157,17 @@ def case_variants(form: DateFormat) -> Iterator[DateFormat]:
 
 
 def map_words(form: DateFormat, function: Callable[[str], str]) -> DateFormat:
-    """The form with all its words changed."""
+    """The format with a function applied to all its words."""
     return replace(
         form,
-        template=function(form.template),  # its places, {0} to {3}, have no case
+        template=function(form.template),  # {0} to {3} have no case
         months=tuple(map(function, form.months)),
         weekdays=tuple(map(function, form.weekdays)),
     )
 
 
 def map_first_word(form: DateFormat, function: Callable[[str], str]) -> DateFormat:
-    """The form with the word it begins with changed."""
+    """The format with a function applied to the word that it begins with."""
     if form.template.startswith("{1}"):
         return replace(form, months=tuple(map(function, form.months)))
     if form.template.startswith("{3}"):
@@ -209,36 +176,34 @@ def map_first_word(form: DateFormat, function: Callable[[str], str]) -> DateForm
 
 
 def max_characters(form: DateFormat) -> int:
-    """The most characters a date may take in this form."""
+    """The length of the longest date in this format."""
     parts = (form.years, form.months, form.days, form.weekdays)
     return len(form.template.format(*(max(texts, key=len) for texts in parts)))
 
 
-# -------------------------------------------------------------------- which dates a form may write
+# -------------------------------------------------------------------- which dates a format may write
 
-LEAP_YEAR = 2024  # has every day of a year; a text always holds its year in full, so one year stands for all
-ANY_WEEKDAY = "\ue000"  # in place of the weekday's name, which therefore never tells two dates apart
+LEAP_YEAR = 2024  # has every day of a year; one year is enough, because all formats write the year in full
+ANY_WEEKDAY = "\ue000"  # replaces the weekday's name, so that it never distinguishes two dates
+IGNORED_PUNCTUATION = str.maketrans(".,،", "   ")
 
 
-def unambiguous_days(forms: list[DateFormat]) -> list[frozenset[tuple[int, int]]]:
-    """For each form, the (month, day) that it can write without any form of the list reading another date."""
-    days = [date(LEAP_YEAR, 1, 1) + timedelta(days=n) for n in range(366)]
-    likenesses = [replace(map_words(form, str.casefold), language="", weekdays=(ANY_WEEKDAY,) * 7) for form in forms]
+def unambiguous_days(formats: list[DateFormat]) -> list[frozenset[tuple[int, int]]]:
+    """For each format, the (month, day) pairs whose text no format of the list reads as another date."""
+    year = [date(LEAP_YEAR, 1, 1) + timedelta(days=n) for n in range(366)]
+    normalized = [replace(map_words(form, str.casefold), language="", weekdays=(ANY_WEEKDAY,) * 7) for form in formats]
     readings: dict[str, set[tuple[int, int]]] = {}
     listed: dict[DateFormat, list[tuple[str, tuple[int, int]]]] = {}
-    for form in dict.fromkeys(likenesses):  # forms that differ in case or weekdays only are read alike
-        texts = [(form.write(day.year, day.month, day.day, 0), (day.month, day.day)) for day in days]
-        listed[form] = [(reading_key(text), place) for text, place in texts]
-        for key, place in listed[form]:
-            readings.setdefault(key, set()).add(place)
-    kept = {form: frozenset(p for key, p in pairs if len(readings[key]) == 1) for form, pairs in listed.items()}
-    return [kept[form] for form in likenesses]
+    for form in dict.fromkeys(normalized):  # formats that differ in case or weekdays only are read alike
+        texts = [form.write(day.year, day.month, day.day, 0) for day in year]
+        listed[form] = [(reading_key(text), (day.month, day.day)) for text, day in zip(texts, year, strict=True)]
+        for key, month_day in listed[form]:
+            readings.setdefault(key, set()).add(month_day)
+    kept = {form: frozenset(pair for key, pair in pairs if len(readings[key]) == 1) for form, pairs in listed.items()}
+    return [kept[form] for form in normalized]
 
 
 def reading_key(text: str) -> str:
-    """A text as a hasty reader takes it: case, dots, commas, leading zeros and the script of digits do not count."""
+    """A text without what a quick reader ignores: case, dots, commas, leading zeros and the script of the digits."""
     words = text.casefold().translate(IGNORED_PUNCTUATION)
     return " ".join(re.sub(r"\d+", lambda digits: str(int(digits[0])), words).split())
-
-
-IGNORED_PUNCTUATION = str.maketrans(".,،", "   ")

@@ -1,4 +1,4 @@
-"""`dates`: written dates in many languages and formats → the same dates in ISO 8601. Endless, seeded, never ambiguous.
+"""`dates`: written dates in many languages and formats → the same dates in ISO 8601. Endless, seeded, unambiguous.
 
 | written                        | iso        | language |
 |--------------------------------|------------|----------|
@@ -9,23 +9,23 @@
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import astuple
 from datetime import date, timedelta
 from functools import cached_property
 
-from qkv.data.builtin import date_formats as written_dates
 from qkv.data.builtin.dataset import SPLITS, BuiltinDataset, assign_split, splitmix64, stream_start
-from qkv.data.builtin.date_formats import LOCALES, YEARS, DateFormat
+from qkv.data.builtin.date_formats import LOCALES, YEARS, DateFormat, date_formats, unambiguous_days
 from qkv.errors import UsageError, suggest_name
 
 DateRow = tuple[str, int, int, int, int]  # ISO, then year, month, day and weekday
 
 
 class Dates(BuiltinDataset):
-    """Dates from 1950 to 2050 as people write them, to be read into ISO 8601.
+    """Dates from 1950 to 2050 as people write them, to be converted to ISO 8601.
 
-    Valid and test hold dates that are in no other split, whatever the seed. Every language is equally likely, and
-    within it every way to write a date. A text that another language or format of the set would read as another date
-    does not occur. The tables are made from Babel's CLDR data on first use (a second or so).
+    The dates of valid and test are in no other split, whatever the seed. Every language is equally likely, and so is
+    every format of a language. A text that another language or format of the dataset would read as another date does
+    not occur. The tables are made from Babel's CLDR data on first use (about a second).
 
     >>> dates = Dates(languages=["en"])
     >>> dates.example("train", 7) == dates.example("train", 7)
@@ -40,21 +40,21 @@ class Dates(BuiltinDataset):
     def __init__(self, languages: Sequence[str] | None = None) -> None:
         self.languages = tuple(LOCALES if languages is None else languages)
         if not self.languages:
-            raise UsageError("dates in no language: name at least one, or leave `languages` out")
+            raise UsageError("dates needs at least one language; name one, or leave out `languages` for all")
         for language in self.languages:
             if language not in LOCALES:
                 raise UsageError(f"dates has no language {language!r}; {suggest_name(language, LOCALES)}")
 
     def length(self, split: str) -> None:
-        """None: there is no end."""
+        """None: every split is endless."""
 
     @cached_property
     def formats(self) -> list[list[tuple[DateFormat, frozenset[tuple[int, int]]]]]:
-        """For each language its forms, each with the (month, day) that it may write."""
-        forms = written_dates.date_formats(self.languages)
-        allowed = written_dates.unambiguous_days(forms)
+        """The formats of each language, each with the (month, day) pairs that it may write."""
+        formats = date_formats(self.languages)
+        allowed = unambiguous_days(formats)
         return [
-            [pair for pair in zip(forms, allowed, strict=True) if pair[0].language == language and pair[1]]
+            [pair for pair in zip(formats, allowed, strict=True) if pair[0].language == language and pair[1]]
             for language in self.languages
         ]
 
@@ -70,20 +70,22 @@ class Dates(BuiltinDataset):
 
     @cached_property
     def fingerprint(self) -> str:
-        tables = "\n".join(f"{form} {sorted(places)}" for forms in self.formats for form, places in forms)
-        return hashlib.sha256(tables.encode()).hexdigest()[:32]
+        """A hash of all formats and of the dates that they may write."""
+        tables = [f"{astuple(form)} {sorted(days)}" for formats in self.formats for form, days in formats]
+        return hashlib.sha256("\n".join(tables).encode()).hexdigest()[:32]
 
     def example(self, split: str, i: int, seed: int = 0) -> dict[str, str]:
+        """Example `i`: a date `written` in a `language`, and its `iso` form."""
         if i < 0 or split not in self.splits:
             self.check_index(split, i)
         days = self.days[split]
-        draw, place = divmod(splitmix64(stream_start(seed, split) + i), len(self.languages))
-        forms = self.formats[place]
+        number, place = divmod(splitmix64(stream_start(seed, split) + i), len(self.languages))
+        formats = self.formats[place]
         while True:
-            rest, chosen = divmod(draw, len(forms))
-            form, allowed = forms[chosen]
+            rest, chosen = divmod(number, len(formats))
+            form, allowed = formats[chosen]
             iso, year, month, day, weekday = days[rest % len(days)]
             if (month, day) in allowed:
                 written = form.write(year, month, day, weekday)
                 return {"written": written, "iso": iso, "language": self.languages[place]}
-            draw = splitmix64(draw)
+            number = splitmix64(number)

@@ -8,17 +8,16 @@ from pathlib import Path
 from qkv.data.builtin.dataset import SPLITS, BuiltinDataset, assign_split
 from qkv.errors import QkvError
 
-# Not the library itself: installed packages, compiled files, tests (many installations leave them out).
+# Not part of the library: installed packages, compiled files, and tests, which many installations lack.
 EXCLUDED_FOLDERS = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
-EXCLUDED_PREFIX = "_sysconfigdata"  # a description of this one machine
+EXCLUDED_PREFIX = "_sysconfigdata"  # describes one machine
 
 
 class Stdlib(BuiltinDataset):
     """Each source file of the standard library is a document, in the order of their paths.
 
-    A file is in the split that the hash of its path says, so splits stay the same when other files come and go. Files
-    that are not UTF-8 are left out and named in `skipped`; empty ones are left out. The seed changes nothing: nothing
-    is drawn.
+    The hash of its path decides a file's split, so adding or removing other files does not change it. Files that are
+    not UTF-8 are left out and listed in `skipped`; empty ones are left out. The seed has no effect.
 
     >>> library = Stdlib()
     >>> "def " in "".join(example["text"] for example in library.examples("valid"))
@@ -26,7 +25,7 @@ class Stdlib(BuiltinDataset):
     """
 
     name = "stdlib"
-    description = "the sources of Python's standard library, a document a file"
+    description = "the sources of Python's standard library, one file a document"
     licence = "PSF-2.0"
     fields = ("text", "path")
 
@@ -36,7 +35,7 @@ class Stdlib(BuiltinDataset):
 
     @cached_property
     def paths(self) -> dict[str, list[str]]:
-        """The files of each split, as paths inside the library."""
+        """The files of each split, as paths relative to the library."""
         found: dict[str, list[str]] = {split: [] for split in SPLITS}
         for file in self.folder.rglob("*.py"):
             path = file.relative_to(self.folder)
@@ -50,16 +49,18 @@ class Stdlib(BuiltinDataset):
                     found[assign_split(path_key(path.as_posix()))].append(path.as_posix())
         if not any(found.values()):
             raise QkvError(
-                f"{self.folder}: no Python sources here; this Python comes without its library's source files"
+                f"{self.folder} has no Python sources: this Python is installed without its library's source files"
             )
         self.skipped.sort()
         return {split: sorted(paths) for split, paths in found.items()}
 
     def length(self, split: str) -> int:
+        """The number of files in a split."""
         return len(self.paths.get(split, ()))
 
     @cached_property
     def fingerprint(self) -> str:
+        """A hash of all paths and texts."""
         digest = hashlib.sha256()
         for split in SPLITS:
             for i, path in enumerate(self.paths[split]):
@@ -67,11 +68,12 @@ class Stdlib(BuiltinDataset):
         return digest.hexdigest()[:32]
 
     def example(self, split: str, i: int, seed: int = 0) -> dict[str, str]:
+        """File `i` of a split: its `text` and its `path`."""
         self.check_index(split, i)
         path = self.paths[split][i]
         return {"text": (self.folder / path).read_text(encoding="utf-8"), "path": path}
 
 
 def path_key(path: str) -> int:
-    """A number from a path, the same on any machine."""
+    """A hash of a path, the same on any machine."""
     return int.from_bytes(hashlib.sha256(path.encode()).digest()[:8], "big")

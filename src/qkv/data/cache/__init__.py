@@ -1,1 +1,1 @@
-"""Encoded examples: the memory-mapped token cache on disk, and examples in memory."""
+"""Encoded examples: the token cache on disk, and the same in memory."""

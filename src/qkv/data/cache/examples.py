@@ -1,4 +1,4 @@
-"""Encoded examples: what the objectives read from, on disk (`TokenCache`) or in memory (`MemoryExamples`)."""
+"""Encoded examples: what the objectives read, on disk (`TokenCache`) or in memory (`InMemoryExamples`)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -13,11 +13,11 @@ from qkv.errors import QkvError, UsageError, suggest_name
 
 
 class EncodedExamples(Protocol):
-    """Random access to encoded examples: each a few named arrays of int32 (float32 where they hold fractions).
+    """Random access to encoded examples: each has a few named arrays of int32 (float32 for fractions).
 
-    `gather` reads a slice of one field of many examples at once: `starts[i] … starts[i] + counts[i]` of example
-    `indices[i]`, the whole of it where they are not given; as a flat array with n + 1 offsets. `fingerprint` changes
-    with what the examples hold.
+    `gather` reads one field of many examples: the tokens starts[i] … starts[i] + counts[i] − 1 of example indices[i],
+    or all its tokens without `starts` and `counts`; it returns a flat array and n + 1 offsets. `fingerprint` changes
+    with the content of the examples.
     """
 
     @property
@@ -33,7 +33,7 @@ class EncodedExamples(Protocol):
 
 
 class InMemoryExamples:
-    """Examples held in memory, for small or generated data and for tests.
+    """Examples in memory, for small or generated data and for tests.
 
     >>> examples = InMemoryExamples([{"ids": [5, 6]}, {"ids": [7]}])
     >>> len(examples), examples.lengths("ids").tolist(), examples[1]["ids"].tolist()
@@ -52,33 +52,33 @@ class InMemoryExamples:
         self._starts: dict[str, np.ndarray] = {}
         for field in self.fields:
             arrays = [np.atleast_1d(np.asarray(example[field])) for example in listed]
-            kind = np.float32 if any(array.dtype.kind == "f" and len(array) for array in arrays) else np.int32
-            self._flat[field] = np.concatenate([np.zeros(0, kind), *arrays]).astype(kind)
+            dtype = np.float32 if any(array.dtype.kind == "f" and len(array) for array in arrays) else np.int32
+            self._flat[field] = np.concatenate([np.zeros(0, dtype), *arrays]).astype(dtype)
             self._lengths[field] = np.fromiter(map(len, arrays), np.int64, len(arrays))
             self._starts[field] = ragged_starts(self._lengths[field])
 
     @classmethod
     def from_records(cls, records: Iterable[Any], encode: Any, problems: Problems | None = None) -> "InMemoryExamples":
-        """Encode records in memory, as `TokenCache.build` does on disk; bad ones go to `problems`."""
+        """Encode records in memory, as `TokenCache.build` does on disk; invalid ones are reported to `problems`."""
         listed = list(records)
         problems = problems or Problems()
-        problems.add_seen(len(listed))
-        good = []
+        problems.num_seen += len(listed)
+        valid = []
         for record, example in zip(listed, encode(listed), strict=True):
             if isinstance(example, InvalidRecord):
-                problems.skip(example.category, record.where, example.reason)
+                problems.skip(example.category, record.location, example.reason)
             else:
-                good.append(example)
+                valid.append(example)
         problems.finish()
-        return cls(good, encode.fields)
+        return cls(valid, encode.fields)
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of everything held."""
-        held = blake2b(digest_size=16)
+        """A hash of all arrays."""
+        digest = blake2b(digest_size=16)
         for field in self.fields:
-            held.update(field.encode() + self._lengths[field].tobytes() + self._flat[field].tobytes())
-        return held.hexdigest()
+            digest.update(field.encode() + self._lengths[field].tobytes() + self._flat[field].tobytes())
+        return digest.hexdigest()
 
     def __len__(self) -> int:
         return self._count
@@ -89,12 +89,14 @@ class InMemoryExamples:
         return {field: self.gather(field, np.array([index]))[0] for field in self.fields}
 
     def lengths(self, field: str) -> np.ndarray:
+        """(N,) int64: the length of every example in one field."""
         check_field(self.fields, field)
         return self._lengths[field]
 
     def gather(
         self, field: str, indices: Ints, starts: Ints | None = None, counts: Ints | None = None
     ) -> tuple[np.ndarray, Ints]:
+        """One field of many examples, or a slice of each; see `EncodedExamples`."""
         check_field(self.fields, field)
         begin = self._starts[field][indices]
         if starts is not None:
@@ -106,13 +108,13 @@ class InMemoryExamples:
 
 
 def check_field(fields: Sequence[str], field: str) -> None:
-    """Raise a helpful error where the examples lack a field that an objective reads."""
+    """Raise if the examples lack a field."""
     if field not in fields:
         raise UsageError(f"the encoded examples have no field {field!r}; {suggest_name(field, fields)}")
 
 
 def require_fields(examples: EncodedExamples, *fields: str) -> None:
-    """Raise where the examples are none at all, or lack a field."""
+    """Raise if there are no examples, or they lack one of the fields that an objective reads."""
     for field in fields:
         check_field(examples.fields, field)
     if len(examples) == 0:

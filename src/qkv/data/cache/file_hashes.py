@@ -1,8 +1,8 @@
-"""What a file holds, as a hash: the same bytes give the same string, wherever and whenever.
+"""Hashes of the user's files: the same bytes give the same hash, on any machine.
 
-Hashing a terabyte takes half an hour, so a hash is remembered beside the file's path, size and time of change, and
-trusted while these three stay: what `make` and `rsync` do. A file that was changed less than two seconds before it
-was hashed is not remembered, because a second change within the clock's step would go unseen. `trust=False` hashes
+Hashing a terabyte takes half an hour, so a file's hash is stored with its path, size and modification time, and
+reused while these do not change, as `make` and `rsync` do. The hash of a file that changed less than two seconds ago
+is not stored, because a second change within the clock's resolution would go unnoticed. `trust_mtime=False` hashes
 every file again.
 """
 
@@ -13,16 +13,17 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from qkv.data.readers.decompress import open_file
 from qkv.errors import QkvError
+from qkv.files import write_atomically
 
-CLOCK_RESOLUTION_NS = 2_000_000_000  # nanoseconds: the coarsest clock of a usual file system
+CLOCK_RESOLUTION_NS = 2_000_000_000  # of the coarsest common file system
 
 
 class FileHashes:
-    """Hashes of files, remembered in one small JSON file.
+    """Hashes of files, stored in one small JSON file.
 
     >>> FileHashes(Path("cache/contents.json")).get(Path("train.jsonl"))      # doctest: +SKIP
     """
@@ -31,44 +32,39 @@ class FileHashes:
         self.index_path = index_path
         self.trust_mtime = trust_mtime
         self._known: dict[str, Any] = _load_index(index_path)
-        self._stamps: dict[Path, tuple[int, int]] = {}  # of every file hashed here, to see that it stays
+        self._stamps: dict[Path, tuple[int, int]] = {}  # of every file hashed here, for `check_unchanged`
 
     def get(self, path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
         """The hash of the file's bytes."""
         with open_file(path) as raw:
-            before = _size_and_mtime(os.fstat(raw.fileno()))
+            stamp = _size_and_mtime(raw)
             name = str(path.resolve())
             known = self._known.get(name)
-            if self.trust_mtime and isinstance(known, list) and known[:2] == list(before) and len(known) == 3:
-                found = str(known[2])
+            if self.trust_mtime and isinstance(known, list) and known[:2] == list(stamp) and len(known) == 3:
+                digest = str(known[2])
             else:
-                found = _hash_bytes(raw, on_bytes)
-                if _size_and_mtime(os.fstat(raw.fileno())) != before:
-                    raise QkvError(f"{path} changed while it was read; wait until it is complete and start again")
-                if time.time_ns() - before[1] > CLOCK_RESOLUTION_NS:
-                    self._save(name, [*before, found])
-        self._stamps[path] = before
-        return found
+                digest = _hash_bytes(raw, on_bytes)
+                _check_stamp(path, raw, stamp)
+                if time.time_ns() - stamp[1] > CLOCK_RESOLUTION_NS:
+                    self._save(name, [*stamp, digest])
+        self._stamps[path] = stamp
+        return digest
 
     def check_unchanged(self) -> None:
-        """Raise if a file is not what it was when it was hashed: what was read meanwhile may be of both."""
+        """Raise if a file changed since it was hashed: what was read meanwhile may be a mixture."""
         for path, stamp in self._stamps.items():
             with open_file(path) as raw:
-                if _size_and_mtime(os.fstat(raw.fileno())) != stamp:
-                    raise QkvError(f"{path} changed while it was read; wait until it is complete and start again")
+                _check_stamp(path, raw, stamp)
 
     def _save(self, name: str, entry: list[Any]) -> None:
         self._known[name] = entry
         if self.index_path is None:
             return
-        part = self.index_path.with_name(f"{self.index_path.name}.{os.getpid()}.part")
-        try:  # another process may have remembered others meanwhile; what is lost is hashed again
+        # The index only saves time: entries that another process writes meanwhile may be lost, and a full or
+        # read-only disk is reported when the cache is written.
+        with suppress(OSError):
             self.index_path.parent.mkdir(parents=True, exist_ok=True)
-            part.write_text(json.dumps({**_load_index(self.index_path), name: entry}, indent=0))
-            part.replace(self.index_path)
-        except OSError:  # only a shortcut: a full or read-only disk shows itself where it matters
-            with suppress(OSError):
-                part.unlink(missing_ok=True)
+            write_atomically(self.index_path, json.dumps({**_load_index(self.index_path), name: entry}, indent=0))
 
 
 def _load_index(index_path: Path | None) -> dict[str, Any]:
@@ -79,14 +75,20 @@ def _load_index(index_path: Path | None) -> dict[str, Any]:
     return known if isinstance(known, dict) else {}
 
 
-def _size_and_mtime(status: os.stat_result) -> tuple[int, int]:
+def _size_and_mtime(raw: BinaryIO) -> tuple[int, int]:
+    status = os.fstat(raw.fileno())
     return status.st_size, status.st_mtime_ns
 
 
-def _hash_bytes(raw: Any, on_bytes: Callable[[int], None] | None) -> str:
-    hashed = hashlib.blake2b(digest_size=16)
+def _check_stamp(path: Path, raw: BinaryIO, stamp: tuple[int, int]) -> None:
+    if _size_and_mtime(raw) != stamp:
+        raise QkvError(f"{path} changed while it was read; wait until it is complete and start again")
+
+
+def _hash_bytes(raw: BinaryIO, on_bytes: Callable[[int], None] | None) -> str:
+    digest = hashlib.blake2b(digest_size=16)
     while block := raw.read(2**20):
-        hashed.update(block)
+        digest.update(block)
         if on_bytes:
             on_bytes(len(block))
-    return hashed.hexdigest()
+    return digest.hexdigest()

@@ -1,12 +1,12 @@
-"""The token cache: every file is tokenised once, and read back from memory-mapped arrays.
+"""The token cache: every file is tokenized once, then read from memory-mapped arrays.
 
-    cache = token_cache(Files("train.jsonl"), encode, "cache")   # built the first time, found the next
-    cache[7]["ids"]                                              # int32, a copy of a few bytes of a mapped file
-    flat, offsets = cache.gather("ids", indices)                 # many at once
+    cache = token_cache(DataFiles("train.jsonl"), encode, "cache")   # built the first time, found the next
+    cache[7]["ids"]                                                  # int32, copied from the mapped file
+    flat, offsets = cache.gather("ids", indices)                     # many examples
 
-A cache belongs to the content of the files, to how they are read and split, and to the encode's fingerprint: the
-three make its name, so a change of any gives another cache, and nothing is ever out of date. `cache_folder` has the
-files' format, `cache_writer` the building.
+A cache's name is a hash of the files' content, of how they are read and split, and of the encoder's fingerprint. A
+change of any of them gives another cache, so no cache is ever out of date. `folder` describes the files, `writer`
+builds them.
 """
 
 import json
@@ -17,16 +17,18 @@ from typing import Any
 
 import numpy as np
 
+from qkv.data.cache.examples import check_field
 from qkv.data.cache.file_hashes import FileHashes
 from qkv.data.cache.folder import (
     CACHE_VERSION,
     DISK_DTYPES,
     DamagedCache,
     build_lock,
+    building_folder,
     field_file,
+    location_file,
     read_meta,
     remove_stale_builds,
-    replaced,
     write_meta,
 )
 from qkv.data.cache.writer import Encode, write_token_cache
@@ -35,21 +37,19 @@ from qkv.data.ragged import ragged_index
 from qkv.data.readers import DataFiles
 from qkv.data.records import FileLocation, Record
 from qkv.data.split import SplitName, ValidationSplit
-from qkv.errors import QkvError, UsageError, suggest_name
+from qkv.errors import QkvError
+from qkv.files import describe_os_error
+from qkv.progress import OnProgress
 
 __all__ = ["DamagedCache", "Encode", "TokenCache", "find_or_build", "token_cache"]
 
-CacheProgress = Callable[[int, int], None]
-
-MIN_TOKENS_TO_COPY = (
-    64  # tokens of an example from which on copying one after the other beats fetching by index (measured)
-)
+MIN_TOKENS_TO_COPY = 64  # for longer examples, copying slices is faster than fancy indexing (measured)
 
 
 class TokenCache:
     """Random access to encoded examples on disk.
 
-    Cheap to hand to other processes: what travels is the folder's name, and each process maps the files itself.
+    Pickling it is cheap: only the folder's name is sent, and the other process maps the files itself.
     """
 
     def __init__(self, folder: Path, meta: dict[str, Any]):
@@ -63,18 +63,18 @@ class TokenCache:
         self._lengths: dict[str, np.ndarray] = {}
         for name in self.fields:
             field = meta["fields"][name]
-            paths = {part: field_file(folder, name, part) for part in ("tokens", "offsets", "lengths")}
-            self._tokens[name] = _map_file(paths["tokens"], field["dtype"], field["tokens"])
-            self._offsets[name] = _map_file(paths["offsets"], "int64", self._count + 1)
-            self._lengths[name] = _map_file(paths["lengths"], "int32", self._count)
+            offsets = field_file(folder, name, "offsets")
+            self._tokens[name] = _map_file(field_file(folder, name, "tokens"), field["dtype"], field["tokens"])
+            self._offsets[name] = _map_file(offsets, "int64", self._count + 1)
+            self._lengths[name] = _map_file(field_file(folder, name, "lengths"), "int32", self._count)
             if self._offsets[name][0] != 0 or self._offsets[name][-1] != field["tokens"]:
-                raise DamagedCache(f"{paths['offsets']} does not fit its tokens")
-        self._files = _map_file(folder / "where.files.bin", "int32", self._count)
-        self._lines = _map_file(folder / "where.lines.bin", "int64", self._count)
+                raise DamagedCache(f"{offsets} does not match the number of tokens")
+        self._files = _map_file(location_file(folder, "files"), "int32", self._count)
+        self._lines = _map_file(location_file(folder, "lines"), "int64", self._count)
 
     @classmethod
     def open(cls, folder: str | Path) -> "TokenCache":
-        """Open a cache; `DamagedCache` if its files are not as long as they were written."""
+        """Open a cache; raises `DamagedCache` if a file does not have the size that was written."""
         return cls(Path(folder), read_meta(Path(folder)))
 
     @classmethod
@@ -87,13 +87,13 @@ class TokenCache:
         content: str = "",
         problems: Problems | None = None,
         workers: int = 2,
-        progress: CacheProgress | None = None,
+        progress: OnProgress | None = None,
     ) -> "TokenCache":
-        """Encode records into `folder`, replacing what was there; all of it appears at once, or nothing.
+        """Encode records into `folder`, replacing a cache there; the folder is complete or does not appear.
 
-        `content` is remembered as what the records were made from. `workers` batches are encoded at a time;
-        `progress` hears of examples done. Bad records go to `problems`, and into the cache, which tells of them again
-        when it is reused.
+        `content` is stored as the hash of what the records were made from. Up to `workers` batches are encoded at a
+        time; `progress` is called with the number of examples so far. Invalid records are reported to `problems` and
+        stored, so that the cache can report them again when it is reused.
         """
         folder = Path(folder)
         with build_lock(folder):
@@ -108,22 +108,22 @@ class TokenCache:
         content: str,
         problems: Problems,
         workers: int,
-        progress: CacheProgress | None,
+        progress: OnProgress | None,
     ) -> "TokenCache":
-        with replaced(folder) as temporary:
-            meta = write_token_cache(temporary, records, encode, problems, workers, progress)
+        with building_folder(folder) as building:
+            meta = write_token_cache(building, records, encode, problems, workers, progress)
             problems.finish()
             if not meta["examples"]:
                 raise QkvError(f"no usable examples: {problems.summary()}")
-            made = {"content": content, "encode": encode.fingerprint, "order": list(encode.fields)}
-            write_meta(temporary, {**meta, **made, "problems": problems.summary().to_dict()})
+            key = {"content": content, "encode": encode.fingerprint, "order": list(encode.fields)}
+            write_meta(building, {**meta, **key, "problems": problems.summary().to_dict()})
         return cls.open(folder)
 
     def __len__(self) -> int:
         return self._count
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        """One example: each field a fresh array, int32 (float32 for a field of fractions).
+        """One example: a new array for each field, int32 (float32 for fractions).
 
         >>> cache[0]["ids"]                                     # doctest: +SKIP
         """
@@ -138,22 +138,21 @@ class TokenCache:
         return example
 
     def lengths(self, field: str) -> np.ndarray:
-        """(N,) int32: the length of every example in one field, mapped from the disk."""
-        self._check_field(field)
+        """(N,) int32: the length of every example in one field, memory-mapped."""
+        check_field(self.fields, field)
         return self._lengths[field]
 
     def gather(
         self, field: str, indices: np.ndarray, starts: np.ndarray | None = None, counts: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """One field of many examples, or of a slice of each: (flat tokens, n + 1 offsets into them).
+        """One field of many examples, or a slice of each: (flat tokens, n + 1 offsets into them).
 
-        Example `indices[i]` gives its tokens `starts[i] … starts[i] + counts[i]`; all of them where these are not
-        given.
+        Example indices[i] gives its tokens starts[i] … starts[i] + counts[i] − 1; by default all of them.
 
         >>> flat, offsets = cache.gather("ids", np.array([3, 1]))      # doctest: +SKIP
         >>> flat[offsets[1] : offsets[2]]                               # example 1     # doctest: +SKIP
         """
-        self._check_field(field)
+        check_field(self.fields, field)
         indices = np.asarray(indices, np.int64)
         if indices.size and not (indices.min() >= 0 and indices.max() < self._count):
             raise IndexError(f"examples {indices.min()} … {indices.max()} of {self._count}")
@@ -163,7 +162,7 @@ class TokenCache:
             starts = np.zeros(len(indices), np.int64) if starts is None else np.asarray(starts, np.int64)
             counts = length - starts if counts is None else np.asarray(counts, np.int64)
             if not ((starts >= 0) & (counts >= 0) & (starts + counts <= length)).all():
-                raise IndexError(f"a slice of {field!r} reaches beyond its example")
+                raise IndexError(f"a slice of {field!r} extends beyond its example")
             begin, length = begin + starts, counts
         offsets = np.zeros(len(indices) + 1, np.int64)
         np.cumsum(length, out=offsets[1:])
@@ -175,11 +174,11 @@ class TokenCache:
         >>> str(cache.location(7))                                  # doctest: +SKIP
         'train.jsonl:8'
         """
-        return FileLocation(self.meta["where"]["names"][self._files[index]], int(self._lines[index]))
+        return FileLocation(self.meta["location"]["names"][self._files[index]], int(self._lines[index]))
 
     @property
     def fingerprint(self) -> str:
-        """The same for the same examples: what they were made from and how they were encoded."""
+        """The same for the same examples: a hash of what they were made from and how they were encoded."""
         return cache_name(self.meta["content"], self.meta["encode"])
 
     def verify(self) -> None:
@@ -187,12 +186,8 @@ class TokenCache:
         for name in self.fields:
             for part, expected in self.meta["fields"][name]["files"].items():
                 _verify_checksum(field_file(self.folder, name, part), expected["checksum"])
-        for part, expected in self.meta["where"]["files"].items():
-            _verify_checksum(self.folder / f"where.{part}.bin", expected["checksum"])
-
-    def _check_field(self, field: str) -> None:
-        if field not in self._tokens:
-            raise UsageError(f"the encoded examples have no field {field!r}; {suggest_name(field, self.fields)}")
+        for part, expected in self.meta["location"]["files"].items():
+            _verify_checksum(location_file(self.folder, part), expected["checksum"])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TokenCache.open, (self.folder,)
@@ -212,31 +207,29 @@ def token_cache(
     problems: Problems | None = None,
     workers: int = 2,
     trust_mtime: bool = True,
-    progress: CacheProgress | None = None,
+    progress: OnProgress | None = None,
 ) -> TokenCache:
-    """The cache of these files under this encode: found in `root`, or built there.
+    """The cache of these files with this encoder: found in `root`, or built there.
 
-    What was bad in the files goes to `problems` either way. Two processes that ask for the same cache get the same
-    one: the second waits for the first. `progress` hears of bytes read and bytes in all. `trust_times` takes a file
-    whose path, size and time of change are as before for unchanged without reading it (see `content`).
+    Problems in the files are reported to `problems` either way. If two processes need the same cache, the second
+    waits for the first. `progress` is called with the bytes read and the total. With `trust_mtime`, a file with the
+    same path, size and modification time as before counts as unchanged without being read (see `file_hashes`).
     """
     root = Path(root)
     problems = problems if problems is not None else Problems()
-    contents = FileHashes(root / "contents.json", trust_mtime)
-    made_from: dict[str, Any] = {"files": files.content_key(contents.get)}
+    hashes = FileHashes(root / "contents.json", trust_mtime)
+    key: dict[str, Any] = {"files": files.content_key(hashes.get)}
     if split is not None:
-        made_from |= {"split": split.to_dict(), "side": split_name}
-    content = blake2b(json.dumps(made_from, sort_keys=True).encode(), digest_size=16).hexdigest()
+        key |= {"split": split.to_dict(), "split_name": split_name}
+    content = blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=16).hexdigest()
 
-    def records(met: Problems) -> Iterator[Record]:
+    def records(found: Problems) -> Iterator[Record]:
         if split is None:
-            yield from files.records(met, progress)
-        else:
-            counted = iter(
-                [met] if split.split_by == "content" else [Problems(max_invalid_fraction=1), met]
-            )  # bad data once only
-            yield from split.records(lambda: files.records(next(counted), progress), split_name)
-        contents.check_unchanged()
+            yield from files.records(found, progress)
+        else:  # a split by tail reads the files twice, and its problems count once
+            each_pass = iter([found] if split.split_by == "content" else [Problems(max_invalid_fraction=1), found])
+            yield from split.records(lambda: files.records(next(each_pass), progress), split_name)
+        hashes.check_unchanged()
 
     return find_or_build(root, content, encode, records, problems=problems, workers=workers)
 
@@ -249,33 +242,30 @@ def find_or_build(
     *,
     problems: Problems,
     workers: int = 2,
-    progress: CacheProgress | None = None,
+    progress: OnProgress | None = None,
 ) -> TokenCache:
-    """The cache of `content` under `encode` in `root`; where there is none, or a damaged one, it is built from
-    `records`.
+    """The cache of `content` with this encoder in `root`; if it is missing or damaged, build it from `records`.
 
-    For records that are not in files (a generator): `content` must change whenever they would.
+    For records that do not come from files: `content` must change whenever they do.
     """
     folder = root / cache_name(content, encode.fingerprint)
-    cache = _open_existing(
-        folder, problems
-    )  # without the lock: a complete cache needs none, and may be on a read-only disk
+    cache = _open_existing(folder, problems)  # without the lock: the disk may be read-only
     if cache is not None:
         return cache
     remove_stale_builds(root)
     with build_lock(folder):
-        cache = _open_existing(folder, problems)  # another process may have built it while we waited
+        cache = _open_existing(folder, problems)  # another process may have built it while this one waited
         if cache is not None:
             return cache
-        met = Problems(problems.max_invalid_fraction, problems.max_samples)  # of this cache alone, to be stored in it
+        found = Problems(problems.max_invalid_fraction, problems.max_samples)  # of this cache only: stored in it
         try:
-            return TokenCache._build(records(met), encode, folder, content, met, workers, progress)
+            return TokenCache._build(records(found), encode, folder, content, found, workers, progress)
         finally:
-            problems.merge(met.summary().to_dict())
+            problems.merge(found.summary().to_dict())
 
 
 def _open_existing(folder: Path, problems: Problems) -> TokenCache | None:
-    """The cache that is there, with what was bad when it was built; None if there is none, or a damaged one."""
+    """The existing cache, with the problems found when it was built; None if it is missing or damaged."""
     if not folder.exists():
         return None
     try:
@@ -289,47 +279,46 @@ def _open_existing(folder: Path, problems: Problems) -> TokenCache | None:
 
 
 def cache_name(content: str, fingerprint: str) -> str:
-    """A cache's folder name: the same for the same content and encode, in this version of the format."""
+    """The name of a cache's folder: a hash of the content, the encoder's fingerprint and the format's version."""
     return blake2b(json.dumps([CACHE_VERSION, content, fingerprint]).encode(), digest_size=12).hexdigest()
 
 
 def _map_file(path: Path, dtype: str, count: int) -> np.ndarray:
-    """A file as a read-only array that the system pages in, after checking that it is as long as it should be."""
-    kind = np.dtype(DISK_DTYPES[dtype])
+    """Memory-map a file as a read-only array, after checking its size."""
+    disk_dtype = np.dtype(DISK_DTYPES[dtype])
     try:
         size = path.stat().st_size
-        if size != count * kind.itemsize:
-            raise DamagedCache(f"{path} has {size:,} bytes where {count * kind.itemsize:,} were written")
+        if size != count * disk_dtype.itemsize:
+            raise DamagedCache(f"{path} has {size:,} bytes; {count * disk_dtype.itemsize:,} were written")
         if count == 0:
-            return np.zeros(0, kind)
-        return np.memmap(path, kind, "r", shape=(count,)).view(np.ndarray)
+            return np.zeros(0, disk_dtype)
+        return np.memmap(path, disk_dtype, "r", shape=(count,)).view(np.ndarray)
     except OSError as error:
-        raise DamagedCache(f"{path} cannot be read: {error.strerror or error}") from None
+        raise DamagedCache(f"{path} cannot be read: {describe_os_error(error)}") from None
 
 
 def _output_dtype(tokens: np.ndarray) -> type[np.float32] | type[np.int32]:
-    """The type that callers get, whatever is on the disk."""
     return np.float32 if tokens.dtype.kind == "f" else np.int32
 
 
 def _gather_slices(tokens: np.ndarray, begin: np.ndarray, length: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """The stretches of `tokens` from each of `begin` on, end to end."""
+    """The slices of `tokens` that start at each of `begin`, concatenated."""
     if offsets[-1] < MIN_TOKENS_TO_COPY * len(begin):
-        fetched: np.ndarray = tokens[ragged_index(begin, length)]
-        return fetched.astype(_output_dtype(tokens), copy=False)
-    flat = np.empty(offsets[-1], _output_dtype(tokens))  # indices would take four times the memory of what they fetch
-    for place, start, count in zip(offsets.tolist(), begin.tolist(), length.tolist(), strict=False):
-        flat[place : place + count] = tokens[start : start + count]
+        gathered: np.ndarray = tokens[ragged_index(begin, length)]
+        return gathered.astype(_output_dtype(tokens), copy=False)
+    flat = np.empty(offsets[-1], _output_dtype(tokens))  # indices would need four times the memory of the tokens
+    for offset, start, count in zip(offsets.tolist(), begin.tolist(), length.tolist(), strict=False):
+        flat[offset : offset + count] = tokens[start : start + count]
     return flat
 
 
 def _verify_checksum(path: Path, checksum: str) -> None:
-    hashed = blake2b(digest_size=16)
+    digest = blake2b(digest_size=16)
     try:
         with path.open("rb") as source:
             while block := source.read(2**20):
-                hashed.update(block)
+                digest.update(block)
     except OSError as error:
-        raise DamagedCache(f"{path} cannot be read: {error.strerror or error}") from None
-    if hashed.hexdigest() != checksum:
+        raise DamagedCache(f"{path} cannot be read: {describe_os_error(error)}") from None
+    if digest.hexdigest() != checksum:
         raise DamagedCache(f"{path} does not match its checksum: a byte has changed since it was written")

@@ -1,14 +1,14 @@
-"""Writes a token cache: records in, encoded in batches, appended to flat files.
+"""Writes a token cache: records are encoded in batches and appended to flat files.
 
-Memory stays bounded whatever the data's size: a few batches are in flight, and everything else is on the disk.
-Encoding runs in threads, because the `tokenizers` library works outside Python's lock on threads of its own;
-meanwhile this thread reads the next batch and writes the last one.
+Memory stays bounded for data of any size: only a few batches are in memory. Encoding runs in threads, because the
+`tokenizers` library releases Python's global lock and has its own threads; meanwhile this thread reads the next batch
+and writes the last one.
 """
 
 import os
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from hashlib import blake2b
 from pathlib import Path
@@ -16,10 +16,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from qkv.data.cache.folder import DISK_DTYPES, field_file
+from qkv.data.cache.folder import DISK_DTYPES, field_file, location_file
 from qkv.data.problems import InvalidRecord, Problems
 from qkv.data.records import Record
 from qkv.errors import QkvError
+from qkv.progress import OnProgress
 
 FieldValues = Sequence[int] | np.ndarray | int | float
 EncodedRecord = Mapping[str, FieldValues] | InvalidRecord
@@ -29,10 +30,11 @@ BATCH_CHARACTERS = 2**20
 
 
 class Encode(Protocol):
-    """Turns records into integers, a batch at a time: exactly one result for each record, in order.
+    """Turns a batch of records into integers: exactly one result for each record, in order.
 
-    A result maps each of `fields` to a list of int (the cheapest), an array, or one number; or it is a `BadRecord`.
-    It is called from several threads at once. `fingerprint` changes whenever the result for the same record would.
+    A result maps each of `fields` to a list of int (the cheapest), an array, or one number; or it is an
+    `InvalidRecord`. Several threads call it concurrently. `fingerprint` changes whenever the result for the same
+    record would.
     """
 
     @property
@@ -48,29 +50,29 @@ def write_token_cache(
     encode: Encode,
     problems: Problems,
     workers: int = 2,
-    progress: Callable[[int, int], None] | None = None,
+    progress: OnProgress | None = None,
 ) -> dict[str, Any]:
-    """Encode all records into `folder`; returns what `meta.json` must know to read them back.
+    """Encode all records into `folder`; returns what `meta.json` needs to read them back.
 
-    Readers count the records they see in `problems`; those of another source are counted here.
+    Readers count their records in `problems`; records from elsewhere are counted here.
     """
     writers = {name: _FieldWriter(folder, name) for name in encode.fields}
-    places = _LocationWriter(folder)
-    taken = 0
+    locations = _LocationWriter(folder)
+    num_records = 0
     try:
         for batch, results in encode_in_threads(records, encode, workers):
-            taken += len(batch)
-            problems.add_seen(max(0, taken - problems.num_seen))
-            kept, kept_records = _drop_invalid(batch, results, problems)
-            places.add(kept_records)
+            num_records += len(batch)
+            problems.num_seen = max(problems.num_seen, num_records)
+            examples, kept_records = _drop_invalid(batch, results, problems)
+            locations.add(kept_records)
             for name, writer in writers.items():
-                writer.add([result[name] for result in kept])
+                writer.add([example[name] for example in examples])
             if progress:
-                progress(places.count, 0)
+                progress(locations.count, 0)
         fields = {name: writer.finish() for name, writer in writers.items()}
-        return {"examples": places.count, "fields": fields, "where": places.finish()}
+        return {"examples": locations.count, "fields": fields, "location": locations.finish()}
     finally:
-        places.close()
+        locations.close()
         for writer in writers.values():
             writer.close()
 
@@ -78,9 +80,9 @@ def write_token_cache(
 def _drop_invalid(
     batch: list[Record], results: Sequence[EncodedRecord], problems: Problems
 ) -> tuple[list[Mapping[str, FieldValues]], list[Record]]:
-    """The examples and their records without those that could not be encoded, which are reported."""
+    """The examples and their records, without the invalid ones, which are reported."""
     if len(results) != len(batch):
-        raise RuntimeError(f"the encode gave {len(results)} results for {len(batch)} records")
+        raise RuntimeError(f"the encoder returned {len(results)} results for {len(batch)} records")
     kept = [result for result in results if not isinstance(result, InvalidRecord)]
     if len(kept) == len(batch):
         return kept, batch
@@ -96,30 +98,29 @@ def _drop_invalid(
 def encode_in_threads(
     records: Iterable[Record], encode: Encode, workers: int
 ) -> Iterator[tuple[list[Record], Sequence[EncodedRecord]]]:
-    """(batch, its results) in order, with up to `workers` batches being encoded while the next is read."""
-    flight: deque[tuple[list[Record], Future[Sequence[EncodedRecord]]]] = deque()
+    """(batch, its results) in order; up to `workers` batches are encoded while the next is read."""
+    in_flight: deque[tuple[list[Record], Future[Sequence[EncodedRecord]]]] = deque()
     pool = ThreadPoolExecutor(max(1, workers), thread_name_prefix="encode")
     try:
         for batch in batch_records(records):
-            flight.append((batch, pool.submit(encode, batch)))
-            if len(flight) > workers:
-                done, result = flight.popleft()
-                yield done, result.result()
-        while flight:
-            done, result = flight.popleft()
-            yield done, result.result()
+            in_flight.append((batch, pool.submit(encode, batch)))
+            if len(in_flight) > workers:
+                done, results = in_flight.popleft()
+                yield done, results.result()
+        for done, results in in_flight:
+            yield done, results.result()
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 def batch_records(records: Iterable[Record]) -> Iterator[list[Record]]:
-    """Records in lists of up to `BATCH_RECORDS`, or fewer where they are long."""
+    """Records in lists of up to `BATCH_RECORDS`, or fewer if they are long."""
     batch: list[Record] = []
     size = 0
     for record in records:
         batch.append(record)
         for value in record.fields.values():
-            size += len(value) if value.__class__ is str else 16  # `isinstance` is the slower half of this loop
+            size += len(value) if value.__class__ is str else 16  # `isinstance` would take half the time of this loop
         if size >= BATCH_CHARACTERS or len(batch) == BATCH_RECORDS:
             yield batch
             batch, size = [], 0
@@ -143,7 +144,7 @@ class _ChecksummedFile:
         self.bytes += len(data)
 
     def finish(self) -> dict[str, Any]:
-        """Bring it to the disk; its size and checksum."""
+        """Flush it to disk; its size and checksum."""
         self._out.flush()
         os.fsync(self._out.fileno())
         self._out.close()
@@ -154,7 +155,7 @@ class _ChecksummedFile:
 
 
 class _FieldWriter:
-    """The tokens, offsets and lengths of one field. Tokens begin as uint16, and are widened when one does not fit."""
+    """The tokens, offsets and lengths of one field. Tokens are uint16, and are converted when one does not fit."""
 
     def __init__(self, folder: Path, name: str):
         self.name = name
@@ -175,7 +176,9 @@ class _FieldWriter:
             if not self.dtype:
                 self.dtype = dtype
             elif dtype != self.dtype and "float32" in (dtype, self.dtype):
-                raise QkvError(f"the encoded field {self.name!r} holds whole numbers and fractions; encode one kind")
+                raise QkvError(
+                    f"the encoded field {self.name!r} has integers and fractions; the encoder must return one of them"
+                )
             elif self.dtype == "uint16" and dtype == "int32":
                 self._widen()
             self._tokens.add(flat.astype(DISK_DTYPES[self.dtype]))
@@ -205,26 +208,25 @@ class _FieldWriter:
 
 
 class _LocationWriter:
-    """Where each example came from, so that a bad one can be shown to the person who wrote it."""
+    """The file and line of each example, so that an invalid one can be named in a message."""
 
     def __init__(self, folder: Path):
         self.count = 0
-        self._numbers: dict[str, int] = {}  # of each file, in order of appearance
-        self._files = _ChecksummedFile(folder / "where.files.bin")
-        self._lines = _ChecksummedFile(folder / "where.lines.bin")
+        self._file_numbers: dict[str, int] = {}  # in order of appearance
+        self._files = _ChecksummedFile(location_file(folder, "files"))
+        self._lines = _ChecksummedFile(location_file(folder, "lines"))
 
     def add(self, records: list[Record]) -> None:
         self.count += len(records)
-        places = [record.location for record in records]
-        files = [place.file for place in places]
+        files = [record.location.file for record in records]
         for name in dict.fromkeys(files):
-            self._numbers.setdefault(name, len(self._numbers))
-        self._files.add(np.array(list(map(self._numbers.__getitem__, files)), DISK_DTYPES["int32"]))
-        self._lines.add(np.array([place.line for place in places], DISK_DTYPES["int64"]))
+            self._file_numbers.setdefault(name, len(self._file_numbers))
+        self._files.add(np.array([self._file_numbers[name] for name in files], DISK_DTYPES["int32"]))
+        self._lines.add(np.array([record.location.line for record in records], DISK_DTYPES["int64"]))
 
     def finish(self) -> dict[str, Any]:
         files = {"files": self._files.finish(), "lines": self._lines.finish()}
-        return {"names": list(self._numbers), "files": files}
+        return {"names": list(self._file_numbers), "files": files}
 
     def close(self) -> None:
         self._files.close()
@@ -232,39 +234,41 @@ class _LocationWriter:
 
 
 def flatten(values: list[FieldValues], name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Many short sequences as one flat array and their lengths (int64).
+    """Many short sequences as one flat array, and their lengths (int64).
 
     >>> flat, lengths = flatten([[1, 2], [], [3]], "ids")
     >>> flat.tolist(), lengths.tolist()
     ([1, 2, 3], [2, 0, 1])
     """
-    kinds = set(map(type, values))
-    if kinds == {list}:
-        joined = array("i")  # refuses what is no whole number, or too large for int32
+    types = set(map(type, values))
+    if types == {list}:
+        joined = array("i")  # raises for what is not an integer, or too large for int32
         try:
             for value in values:
                 joined.fromlist(value)  # type: ignore[arg-type]
         except (TypeError, OverflowError) as error:
-            raise QkvError(f"the encoded field {name!r} must be lists of whole numbers of 32 bits: {error}") from None
+            raise QkvError(f"the encoded field {name!r} must be lists of 32-bit integers: {error}") from None
         lengths = np.fromiter(map(len, values), np.int64, len(values))  # type: ignore[arg-type]
         return np.frombuffer(joined, np.int32) if joined else np.zeros(0, np.int32), lengths
-    if kinds <= {int, float}:
+    if types <= {int, float}:
         return np.array(values), np.ones(len(values), np.int64)
     arrays = [np.asarray(value).reshape(-1) for value in values]
     lengths = np.fromiter((one.size for one in arrays), np.int64, len(arrays))
-    full = [one for one in arrays if one.size]  # an empty list is float64 to numpy, and would make all of it so
-    return np.concatenate(full) if full else np.zeros(0, np.int32), lengths
+    nonempty = [one for one in arrays if one.size]  # to numpy an empty list is float64, and would convert all of them
+    return np.concatenate(nonempty) if nonempty else np.zeros(0, np.int32), lengths
 
 
 def _smallest_dtype(flat: np.ndarray, name: str) -> str:
-    """The smallest type on disk that holds these numbers."""
+    """The smallest dtype on disk for these numbers."""
     if flat.dtype.kind == "f":
         return "float32"
     if flat.dtype.kind not in "iub":
-        raise QkvError(f"the encoded field {name!r} holds {flat.dtype}, not numbers")
+        raise QkvError(f"the encoded field {name!r} has dtype {flat.dtype}, not numbers")
     low, high = int(flat.min()), int(flat.max())
     if low >= 0 and high < 2**16:
         return "uint16"
     if low >= -(2**31) and high < 2**31:
         return "int32"
-    raise QkvError(f"the encoded field {name!r} holds {high if high >= 2**31 else low}, which is beyond 32 bits")
+    raise QkvError(
+        f"the encoded field {name!r} has the value {high if high >= 2**31 else low}, which needs more than 32 bits"
+    )

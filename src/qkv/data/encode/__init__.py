@@ -1,1 +1,1 @@
-"""From records to token ids, one encoder for each kind of record."""
+"""Records to integers: an encoder for each kind of record, chats, and the alignment of tokens with characters."""

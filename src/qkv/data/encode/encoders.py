@@ -1,7 +1,7 @@
-"""Records to integers: one class for each kind of record, called with many records at a time.
+"""Records to integers: one class for each kind of record, called with a batch of records.
 
-Only the texts' own tokens are kept. What is laid around them (start, end, separators) and what is hidden or moved is
-the objective's business, so one cache serves all objectives that read the same fields.
+Only the tokens of the texts are stored. Objectives add special tokens (BOS, EOS, separators) and masks later, so one
+cache serves all objectives that read the same fields.
 """
 
 import hashlib
@@ -9,7 +9,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from math import isfinite
-from typing import Any
+from typing import Any, TypeVar
 
 from qkv.data.encode.align import char_span_to_tokens, first_nonspace_character, sentence_starts, word_ids
 from qkv.data.objectives.base import IGNORE_INDEX, check_choice
@@ -18,47 +18,51 @@ from qkv.data.records import Record
 from qkv.errors import QkvError, UsageError, suggest_name
 from qkv.text import Tokenizer
 
-VERSION = 1  # raise it when the integers of the same record change
+VERSION = 1  # increase it when the integers of the same record change
 EncodedFields = dict[str, Any]
+Encoded = TypeVar("Encoded")
 
 
 def encode_fingerprint(name: str, tokenizer: Tokenizer, *choices: Any) -> str:
-    """A hash of all that decides the integers of a record."""
-    parts = json.dumps([VERSION, name, tokenizer.fingerprint, *choices], sort_keys=True)
-    return hashlib.sha256(parts.encode()).hexdigest()[:32]
+    """A hash of everything that the integers of a record depend on."""
+    settings = json.dumps([VERSION, name, tokenizer.fingerprint, *choices], sort_keys=True)
+    return hashlib.sha256(settings.encode()).hexdigest()[:32]
 
 
 def get_field(record: Record, name: str, types: type | tuple[type, ...] = str) -> Any:
-    """A field of a record; `BadRecord` is raised where it is missing or of another kind."""
+    """A field of a record; raises `InvalidRecord` if it is missing or has another type."""
     if name not in record.fields:
         raise InvalidRecord(f"no field {name!r}; {suggest_name(name, record.fields)}", "missing field")
     value = record.fields[name]
     if not isinstance(value, types) or isinstance(value, bool):
-        wanted = " or ".join(one.__name__ for one in (types if isinstance(types, tuple) else (types,)))
-        raise InvalidRecord(f"field {name!r} is {type(value).__name__}, not {wanted}", "wrong kind of value")
+        expected = " or ".join(one.__name__ for one in (types if isinstance(types, tuple) else (types,)))
+        raise InvalidRecord(f"field {name!r} is {type(value).__name__}, not {expected}", "wrong type")
     return value
 
 
 def tokenize_batch(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int] | InvalidRecord]:
-    """The ids of many texts at once; a text that has none is a `BadRecord` in its place."""
+    """The ids of many texts; an `InvalidRecord` for a text that cannot be encoded."""
     try:
         return list(tokenizer.encode_batch(texts))
     except QkvError:
-        return [tokenize_or_error(tokenizer, text) for text in texts]
+        return [encode_or_error(lambda text: tokenizer.encode(text, add_special_tokens=False), text) for text in texts]
 
 
-def tokenize_or_error(tokenizer: Tokenizer, text: str) -> list[int] | InvalidRecord:
-    """The ids of one text, or why it has none."""
+def encode_or_error(encode: Callable[[Any], Encoded], value: Any) -> Encoded | InvalidRecord:
+    """`encode(value)`, or the `InvalidRecord` that says why that is impossible."""
     try:
-        return tokenizer.encode(text, add_special_tokens=False)
-    except QkvError as error:
+        return encode(value)
+    except InvalidRecord as invalid:
+        return invalid
+    except QkvError as error:  # a text that the tokenizer cannot encode
         return InvalidRecord(str(error))
 
 
 class EncodeTexts:
-    """A base: each record's texts, those of many records encoded together. `texts` maps arrays to the records' fields.
+    """Base of the encoders that tokenize the texts of many records together.
 
-    A text without tokens is refused unless `empty`.
+    `text_fields` maps the encoded fields to those of the record. A text without tokens is invalid unless
+    `allow_empty`.
     """
 
     name = "texts"
@@ -70,37 +74,37 @@ class EncodeTexts:
         self.fields: tuple[str, ...] = tuple(text_fields)
         self.fingerprint = encode_fingerprint(self.name, tokenizer, list(text_fields.items()), allow_empty)
 
-    def tokenizer_for(self, name: str) -> Tokenizer:
-        """The tokenizer of one of the arrays."""
+    def tokenizer_for(self, field: str) -> Tokenizer:
+        """The tokenizer of one of the encoded fields."""
         return self.tokenizer
 
     def other_fields(self, record: Record) -> EncodedFields:
-        """The arrays that are not tokens; may raise `BadRecord`."""
+        """The encoded fields that are not tokens; may raise `InvalidRecord`."""
         return {}
 
     def __call__(self, records: list[Record]) -> list[EncodedFields | InvalidRecord]:
         results: list[EncodedFields | InvalidRecord] = []
-        texts: dict[str, list[str]] = {name: [] for name in self.text_fields}
+        texts: dict[str, list[str]] = {field: [] for field in self.text_fields}
         for record in records:
             try:
-                found = {name: get_field(record, source) for name, source in self.text_fields.items()}
+                record_texts = {field: get_field(record, source) for field, source in self.text_fields.items()}
                 results.append(self.other_fields(record))
-            except InvalidRecord as bad:
-                results.append(bad)
-                found = dict.fromkeys(self.text_fields, "")
-            for name, text in found.items():
-                texts[name].append(text)
-        for name, listed in texts.items():
-            for place, ids in enumerate(tokenize_batch(self.tokenizer_for(name), listed)):
-                example = results[place]
+            except InvalidRecord as invalid:
+                results.append(invalid)
+                record_texts = dict.fromkeys(self.text_fields, "")
+            for field, text in record_texts.items():
+                texts[field].append(text)
+        for field, field_texts in texts.items():
+            for index, ids in enumerate(tokenize_batch(self.tokenizer_for(field), field_texts)):
+                example = results[index]
                 if isinstance(example, InvalidRecord):
                     continue
                 if isinstance(ids, InvalidRecord):
-                    results[place] = ids
+                    results[index] = ids
                 elif not ids and not self.allow_empty:
-                    results[place] = InvalidRecord(f"field {self.text_fields[name]!r} has no tokens", "empty text")
+                    results[index] = InvalidRecord(f"field {self.text_fields[field]!r} has no tokens", "empty text")
                 else:
-                    example[name] = ids
+                    example[field] = ids
         return results
 
 
@@ -121,14 +125,15 @@ class EncodePair(EncodeTexts):
         self.source_tokenizer = source_tokenizer or tokenizer
         self.fingerprint = encode_fingerprint(self.name, tokenizer, source, target, self.source_tokenizer.fingerprint)
 
-    def tokenizer_for(self, name: str) -> Tokenizer:
-        return self.source_tokenizer if name == "source" else self.tokenizer
+    def tokenizer_for(self, field: str) -> Tokenizer:
+        """The source's tokenizer for `source`, else the target's."""
+        return self.source_tokenizer if field == "source" else self.tokenizer
 
 
 class EncodeClass(EncodeTexts):
-    """One or two texts and what they are: `first` (`second`), and `label`, `score` or neither (contrastive pairs).
+    """One or two texts and their class: `first` (`second`), and `label`, `score` or neither (contrastive pairs).
 
-    `classes` are the names of the labels, in the order of their numbers; `classes_of` finds them in the data.
+    `classes` are the names of the labels, in the order of their ids; `find_classes` finds them in the data.
     """
 
     name = "class"
@@ -147,27 +152,28 @@ class EncodeClass(EncodeTexts):
         if label and score:
             raise UsageError("give a label or a score, not both")
         if label and not classes:
-            raise UsageError(f"the classes of {label!r} must be given; classes_of(records, {label!r}) finds them")
+            raise UsageError(f"the classes of {label!r} are missing; find_classes(records, {label!r}) finds them")
         self.label, self.score = label, score
         self.classes = tuple(classes)
-        self.class_ids = {name: number for number, name in enumerate(self.classes)}
+        self.class_ids = {name: class_id for class_id, name in enumerate(self.classes)}
         self.fields += ("label",) * bool(label) + ("score",) * bool(score)
         self.fingerprint = encode_fingerprint(self.name, tokenizer, first, second, label, self.classes, score)
 
     def other_fields(self, record: Record) -> EncodedFields:
+        """The id of the label, or the score."""
         if self.label:
             name = str(get_field(record, self.label, (str, int)))
             if not name.strip():
                 raise InvalidRecord(f"the {self.label} is empty", "no label")
             if name not in self.class_ids:
-                known = suggest_name(name, self.classes[:50])
-                raise InvalidRecord(f"the {self.label} {name!r} is not one of the classes; {known}", "unknown class")
+                hint = suggest_name(name, self.classes[:50])
+                raise InvalidRecord(f"the {self.label} {name!r} is not one of the classes; {hint}", "unknown class")
             return {"label": self.class_ids[name]}
         return {"score": parse_number(record, self.score)} if self.score else {}
 
 
 def parse_number(record: Record, name: str) -> float:
-    """A number, or a text that is one."""
+    """A field that is a number, or a text with one."""
     value = get_field(record, name, (int, float, str))
     try:
         number = float(value)
@@ -179,50 +185,40 @@ def parse_number(record: Record, name: str) -> float:
 
 
 def find_classes(records: Iterable[Record], name: str) -> tuple[str, ...]:
-    """All classes in a field (of single labels, or of lists of tags), sorted. An empty label is none.
+    """All classes in a field (of single labels, or of lists of tags), sorted. Empty labels are ignored.
 
     >>> from qkv.data.records import FileLocation
     >>> find_classes([Record({"label": name}, FileLocation("x")) for name in ("no", "yes", "no")], "label")
     ('no', 'yes')
     """
-    found: set[str] = set()
+    classes: set[str] = set()
     for record in records:
         value = record.fields.get(name, [])
         if isinstance(value, list):
-            found.update(map(str, value))
+            classes.update(map(str, value))
         elif str(value).strip():
-            found.add(str(value))
-    return tuple(sorted(found))
-
-
-def encode_or_error(encode: Callable[[Record], EncodedFields], record: Record) -> EncodedFields | InvalidRecord:
-    """One record's example, or the `BadRecord` that says why there is none."""
-    try:
-        return encode(record)
-    except InvalidRecord as bad:
-        return bad
-    except QkvError as error:  # a text that cannot be encoded
-        return InvalidRecord(str(error))
+            classes.add(str(value))
+    return tuple(sorted(classes))
 
 
 class EncodeOneByOne(ABC):
-    """A base for encodes that look at one record at a time: `one` may raise `BadRecord`."""
+    """Base of the encoders that encode one record at a time."""
 
     fields: tuple[str, ...]
     fingerprint: str
 
     @abstractmethod
     def encode_one(self, record: Record) -> EncodedFields:
-        """What becomes of a record."""
+        """The encoded fields of a record; may raise `InvalidRecord`."""
 
     def __call__(self, records: list[Record]) -> list[EncodedFields | InvalidRecord]:
         return [encode_or_error(self.encode_one, record) for record in records]
 
 
 class EncodeText(EncodeTexts):
-    """Documents: `ids`, and if asked for `words` (the number of each token's word) and `sentences` (where they begin).
+    """Documents: `ids`, and optionally `words` (each token's word index) and `sentences` (their first tokens).
 
-    An empty document is kept: it gives no training example, and the objective counts it.
+    An empty document is valid: it gives no training example, and the objective counts it.
     """
 
     name = "text"
@@ -250,10 +246,10 @@ class EncodeText(EncodeTexts):
 
 
 class EncodeTags(EncodeOneByOne):
-    """Words with tags: `ids` and, beside each token, `tags`.
+    """Words with tags: `ids`, and `tags` with the tag of each token.
 
-    A word's tag stands on its first token (`pieces="first"`), the others being ignored, or on all of them: then what
-    follows a `B-` is marked `I-`, where there is such a class. Words are joined by spaces, as a user's text would be.
+    A word's first token has its tag (`label_subwords="first"`), and the others are ignored; or all its tokens do
+    (`"all"`): after a `B-` they get `I-`, if there is such a class. Words are joined by spaces, as in running text.
     """
 
     def __init__(
@@ -265,46 +261,49 @@ class EncodeTags(EncodeOneByOne):
         classes: Sequence[str],
         label_subwords: str = "first",
     ):
-        check_choice("pieces", label_subwords, ("first", "all"))
+        check_choice("label_subwords", label_subwords, ("first", "all"))
         self.tokenizer = tokenizer
         self.words, self.tags, self.label_subwords = words, tags, label_subwords
         self.classes = tuple(classes)
-        self.class_ids = {name: number for number, name in enumerate(self.classes)}
-        self.continuation_tags = [  # the tag of a word's further tokens
-            self.class_ids.get("I-" + name[2:], number) if name.startswith("B-") else number
-            for name, number in self.class_ids.items()
+        self.class_ids = {name: class_id for class_id, name in enumerate(self.classes)}
+        self.continuation_tags = [  # for each class, the tag of a word's further tokens
+            self.class_ids.get("I-" + name[2:], class_id) if name.startswith("B-") else class_id
+            for name, class_id in self.class_ids.items()
         ]
         self.fields = ("ids", "tags")
         self.fingerprint = encode_fingerprint("tags", tokenizer, words, tags, self.classes, label_subwords)
 
     def encode_one(self, record: Record) -> EncodedFields:
+        """One sentence's `ids` and `tags`."""
         words, tags = get_field(record, self.words, list), get_field(record, self.tags, list)
         if len(words) != len(tags):
             raise InvalidRecord(f"{len(words)} {self.words} but {len(tags)} {self.tags}", "uneven lists")
         unknown = [tag for tag in tags if str(tag) not in self.class_ids]
         if unknown:
-            known = suggest_name(str(unknown[0]), self.classes[:50])
-            raise InvalidRecord(f"the tag {unknown[0]!r} is not one of the classes; {known}", "unknown class")
+            hint = suggest_name(str(unknown[0]), self.classes[:50])
+            raise InvalidRecord(f"the tag {unknown[0]!r} is not one of the classes; {hint}", "unknown class")
         text = " ".join(map(str, words))
         ids, offsets = self.tokenizer.encode_with_offsets(text)
-        word_at = [number for number, word in enumerate(words) for _ in range(len(str(word)) + 1)]  # space after it too
-        labels, before = [], -1
+        word_at = [index for index, word in enumerate(words) for _ in range(len(str(word)) + 1)]  # with the space after
+        labels, previous_word = [], -1
         for offset in offsets:
-            place = first_nonspace_character(text, offset)
-            word = word_at[place]
-            number = self.class_ids[str(tags[word])]
-            if text[place : place + 1].isspace() or (word == before and self.label_subwords == "first"):
-                number = IGNORE_INDEX
-            elif word == before:
-                number = self.continuation_tags[number]
-            labels.append(number)
-            before = word if number != IGNORE_INDEX else before
+            character = first_nonspace_character(text, offset)
+            word = word_at[character]
+            label = self.class_ids[str(tags[word])]
+            if text[character : character + 1].isspace() or (word == previous_word and self.label_subwords == "first"):
+                label = IGNORE_INDEX
+            elif word == previous_word:
+                label = self.continuation_tags[label]
+            labels.append(label)
+            previous_word = word if label != IGNORE_INDEX else previous_word
         return {"ids": ids, "tags": labels}
 
 
 class EncodeAnswer(EncodeOneByOne):
-    """Questions on passages, as SQuAD has them: `question`, `context`, the characters of the context's tokens
-    (`begins`, `ends`), and `answer`: the first and last token of the first answer given, −1, −1 where there is none.
+    """Questions about a context, as in SQuAD.
+
+    Gives `question`, `context`, the characters of the context's tokens (`begins`, `ends`), and `answer`: the first and
+    last token of the first answer, or −1, −1 without one.
     """
 
     def __init__(
@@ -321,10 +320,9 @@ class EncodeAnswer(EncodeOneByOne):
         self.fingerprint = encode_fingerprint("answer", tokenizer, *self.record_fields)
 
     def encode_one(self, record: Record) -> EncodedFields:
-        kinds = (str, str, list, list)
-        question, context, answers, starts = (
-            get_field(record, name, kind) for name, kind in zip(self.record_fields, kinds, strict=True)
-        )
+        """One question's arrays."""
+        types = (str, str, list, list)
+        question, context, answers, starts = map(get_field, [record] * 4, self.record_fields, types)
         ids, offsets = self.tokenizer.encode_with_offsets(context)
         span: tuple[int, int] | None = (-1, -1)
         if answers:
@@ -332,12 +330,10 @@ class EncodeAnswer(EncodeOneByOne):
                 raise InvalidRecord(f"{len(answers)} answers but {len(starts)} starts", "uneven lists")
             text, start = answers[0], starts[0]
             if not isinstance(text, str) or type(start) is not int:
-                raise InvalidRecord(
-                    f"the answer {text!r} at {start!r} is not a text and a number", "wrong kind of value"
-                )
+                raise InvalidRecord(f"the answer {text!r} at {start!r} is not a text and a number", "wrong type")
             span = char_span_to_tokens(offsets, start, start + len(text))
             if span is None:
-                raise InvalidRecord(f"no token of the context stands at the answer {text!r}", "misplaced answer")
+                raise InvalidRecord(f"no token of the context overlaps the answer {text!r}", "misplaced answer")
         return {
             "question": self.tokenizer.encode(question, add_special_tokens=False),
             "context": ids,

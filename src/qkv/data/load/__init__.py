@@ -1,1 +1,1 @@
-"""From planned batches to tensors: the loader and its worker processes."""
+"""Batches for training: torch tensors, the loader that yields them, and its worker processes."""

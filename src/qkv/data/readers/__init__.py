@@ -1,10 +1,10 @@
 """Readers: the user's files, whatever their format, as a stream of records.
 
     for record in read("train.jsonl", columns={"source": "en", "target": "de"}):
-        record.fields["source"], record.where
+        record.fields["source"], record.location
 
-`Files` says which files and how to read them, and can be read again; `read` is the short form for once. One module
-here holds one format; `find` turns names, globs and folders into files, `opening` and `lines` turn bytes into text.
+`DataFiles` holds the paths and the options, and can be read repeatedly; `read` is its short form. Each module reads
+one format; `find_files` expands names, globs and folders, `decompress` and `lines` turn bytes into text.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,17 +17,17 @@ from qkv.data.problems import Problems
 from qkv.data.readers.aligned import read_aligned
 from qkv.data.readers.columns import ColumnChoice, normalize_columns
 from qkv.data.readers.conll import read_conll
-from qkv.data.readers.decompress import ReadLimits
 from qkv.data.readers.delimited import read_delimited
 from qkv.data.readers.find_files import FileGroup, PathsArgument, find_file_groups, list_paths
 from qkv.data.readers.hf_datasets import hf_dataset_fingerprint, read_hf_dataset
 from qkv.data.readers.json_document import read_json
 from qkv.data.readers.jsonl import read_jsonl
-from qkv.data.readers.options import ReadContext, ReadOptions
+from qkv.data.readers.options import ReadContext, ReadLimits, ReadOptions
 from qkv.data.readers.parquet import read_parquet
 from qkv.data.readers.text import read_text
 from qkv.data.records import Record
 from qkv.errors import QkvError, UsageError, suggest_name
+from qkv.progress import OnProgress
 
 __all__ = ["FORMATS", "ColumnChoice", "DataFiles", "PathsArgument", "ReadLimits", "ReadOptions", "read"]
 
@@ -50,8 +50,8 @@ FORMATS: dict[str, Callable[[FileGroup, ReadContext], Iterator[Record]]] = {
 class DataFiles:
     """The user's files and how to read them.
 
-    `paths` is a file, a glob, a folder, a list of these, or a mapping of field → file for files that go in step. The
-    format is told by each file's extension unless `format` is given.
+    `paths` is a file, a glob, a folder, a list of these, or a mapping of field → file for line-aligned files. Each
+    file's extension gives its format unless `format` does.
 
     >>> DataFiles({"source": "train.en", "target": "train.fr"})           # doctest: +SKIP
     >>> DataFiles.from_options("tweets/*.csv.gz", columns={"text": "tweet", "label": "mood"})      # doctest: +SKIP
@@ -63,7 +63,7 @@ class DataFiles:
 
     @classmethod
     def from_options(cls, paths: PathsArgument, format: str | None = None, **options: Any) -> "DataFiles":
-        """Files with options by name, as a recipe writes them; a misspelt name is an error.
+        """Files with options by name, as a recipe has them; an unknown name is an error.
 
         >>> DataFiles.from_options("train.tsv", columns=["text"], header=True).options.columns
         {'text': 'text'}
@@ -81,18 +81,18 @@ class DataFiles:
             raise UsageError(f"unknown format {self.format!r}; {suggest_name(self.format, FORMATS)}")
 
     def find_groups(self, problems: Problems) -> list[FileGroup]:
-        """The files found, in reading order, each with its format."""
+        """The files that exist, in the order in which they are read, each with its format."""
         if self.format == "datasets":
             return [FileGroup("datasets", (Path(path),)) for path in list_paths(self.paths)]
         return find_file_groups(self.paths, self.format, problems)
 
-    def records(self, problems: Problems, progress: Callable[[int, int], None] | None = None) -> Iterator[Record]:
-        """All records, in order. `progress` hears of bytes done and bytes in all.
+    def records(self, problems: Problems, progress: OnProgress | None = None) -> Iterator[Record]:
+        """All records, in order. `progress` is called with the bytes read so far and the total.
 
-        Raises `QkvError` when there is nothing usable, or too much that is not (see `Problems`).
+        Raises `QkvError` when no record is usable, or more are invalid than `problems` allows.
         """
-        parts = self.find_groups(problems)
-        total = sum(path.stat().st_size for part in parts for path in part.paths if path.is_file())
+        groups = self.find_groups(problems)
+        total = sum(path.stat().st_size for group in groups for path in group.paths if path.is_file())
         done = 0
 
         def on_bytes(count: int) -> None:
@@ -101,40 +101,34 @@ class DataFiles:
             if progress:
                 progress(done, total)
 
-        reading = ReadContext(self.options, problems, on_bytes)
-        found = chain.from_iterable(FORMATS[part.format](part, reading) for part in parts)
-        for first in found:
-            yield first
-            yield from found
-            problems.finish()
-            return
+        context = ReadContext(self.options, problems, on_bytes)
+        record = None
+        for record in chain.from_iterable(FORMATS[group.format](group, context) for group in groups):
+            yield record
         problems.finish()
-        raise QkvError(f"no usable records in {self.describe_paths()}\n{problems.summary()}")
+        if record is None:
+            raise QkvError(f"no usable records in {self.describe_paths()}\n{problems.summary()}")
 
     def describe_paths(self) -> str:
         """The paths, for a message."""
         return ", ".join(map(str, list_paths(self.paths)))
 
     def content_key(self, hash_file: Callable[[Path], str]) -> dict[str, Any]:
-        """All that the records depend on, for a cache's key: what the files hold and how they are read."""
-        parts = []
-        for part in self.find_groups(Problems(max_invalid_fraction=1)):
-            if part.format == "datasets":
-                contents = [hf_dataset_fingerprint(str(part.paths[0]), self.options)]
+        """Everything that the records depend on, for a cache's key: the files' content and the options."""
+        groups = []
+        for group in self.find_groups(Problems(max_invalid_fraction=1)):
+            if group.format == "datasets":
+                hashes = [hf_dataset_fingerprint(str(group.paths[0]), self.options)]
             else:
-                contents = [hash_file(path) for path in part.paths]
-            parts.append([part.format, part.fields, contents])
-        return {"parts": parts, "options": asdict(self.options)}
+                hashes = [hash_file(path) for path in group.paths]
+            groups.append([group.format, group.fields, hashes])
+        return {"groups": groups, "options": asdict(self.options)}
 
 
 def read(
-    paths: PathsArgument,
-    *,
-    problems: Problems | None = None,
-    progress: Callable[[int, int], None] | None = None,
-    **options: Any,
+    paths: PathsArgument, *, problems: Problems | None = None, progress: OnProgress | None = None, **options: Any
 ) -> Iterator[Record]:
-    """Records of files in any known format; see `Files` for the paths and `Options` for the options.
+    """The records of files in any known format; see `DataFiles` for the paths and `ReadOptions` for the options.
 
     >>> for record in read({"source": "train.en", "target": "train.fr"}): ...   # doctest: +SKIP
     >>> for record in read("tweets.tsv", columns={"text": 0, "label": 1}): ...    # doctest: +SKIP

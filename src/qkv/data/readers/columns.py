@@ -1,19 +1,21 @@
 """Which columns of a file become which fields of a record.
 
-A choice maps a record's field to a column of the file, by name or by number: `{"source": "en", "target": "de"}`. A
-plain list keeps the names. No choice takes all columns as they are. A name that is not there is the caller's mistake,
-and the error lists the names that are.
+A choice maps a record's field to a column of the file, by name or number: `{"source": "en", "target": "de"}`. A list
+keeps the names. Without a choice every column becomes a field. For a name that does not exist, the error lists the
+names that do.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from qkv.data.problems import InvalidRecord
+from qkv.data.readers.options import ReadContext
+from qkv.data.records import FileLocation, Record
 from qkv.errors import UsageError, suggest_name
 
 ColumnChoice = Mapping[str, str | int] | Sequence[str | int] | str | None
 
-MAX_RECORDS_SEARCHED = 100  # records of a free-form file (JSON Lines) in which a chosen name must turn up
+MAX_RECORDS_SEARCHED = 100  # of a JSON Lines file or the like: a chosen name must occur in one of the first records
 
 
 def normalize_columns(columns: ColumnChoice) -> dict[str, str | int] | None:
@@ -32,7 +34,7 @@ def normalize_columns(columns: ColumnChoice) -> dict[str, str | int] | None:
 
 
 def chosen_by_number(columns: dict[str, str | int] | None) -> bool:
-    """Whether every column of the choice is given by number, as for a table without a header.
+    """Whether every column is given by number, as for a table without a header.
 
     >>> chosen_by_number({"text": 0, "label": "-1"}), chosen_by_number({"text": "text"}), chosen_by_number(None)
     (True, False, False)
@@ -41,7 +43,7 @@ def chosen_by_number(columns: dict[str, str | int] | None) -> bool:
 
 
 def looks_like_data(name: str) -> bool:
-    """Whether what stands in a table's first line is a text or a number rather than the name of a column.
+    """Whether a cell of a table's first line is a text or a number rather than the name of a column.
 
     >>> [looks_like_data(name) for name in ("the man sees a cat", "Who?", "3.5", "German text", "label_id")]
     [True, True, True, False, False]
@@ -51,28 +53,28 @@ def looks_like_data(name: str) -> bool:
 
 
 def column_indices(columns: dict[str, str | int] | None, names: Sequence[str], file: str) -> list[tuple[str, int]]:
-    """(field, place of its column) for a format whose columns are fixed.
+    """(field, index of its column) for a format with fixed columns.
 
     >>> column_indices({"label": "tag", "last": -1}, ["word", "tag", "note"], "train.tsv")
     [('label', 1), ('last', 2)]
     """
     if columns is None:
-        return [(name, place) for place, name in enumerate(names)]
-    chosen = []
+        return [(name, index) for index, name in enumerate(names)]
+    indices = []
     for field, column in columns.items():
         number = _as_index(column)
         if isinstance(column, str) and column in names:
-            place = names.index(column)
+            index = names.index(column)
         elif number is not None and -len(names) <= number < len(names):
-            place = number % len(names)
+            index = number % len(names)
         else:
             raise unknown_column_error(column, names, file)
-        chosen.append((field, place))
-    return chosen
+        indices.append((field, index))
+    return indices
 
 
 def unknown_column_error(column: str | int, names: Iterable[str], file: str) -> UsageError:
-    """The error for a name that is not there: it lists those that are."""
+    """The error for a column that does not exist; it lists those that do."""
     known = list(names)
     hint = suggest_name(str(column), known)
     close = f" ({hint})" if hint.startswith("did you mean") else ""
@@ -80,69 +82,117 @@ def unknown_column_error(column: str | int, names: Iterable[str], file: str) -> 
 
 
 class FieldSelector:
-    """Takes the chosen fields out of free-form objects (JSON), where each may have other keys.
+    """Takes the chosen fields from JSON objects and the like, where each may have other keys.
 
-    `translation.en` reaches into nested objects. A field that one object lacks makes that record bad; one that none
-    of the first `LOOK` objects has is a misspelt name, and an error.
+    `translation.en` selects inside nested objects. An object that lacks a field is an invalid record; a field that
+    none of the first `MAX_RECORDS_SEARCHED` objects has is misspelt, and an error.
     """
 
     def __init__(self, columns: dict[str, str | int] | None, file: str):
         self.columns = None if columns is None else {field: str(column) for field, column in columns.items()}
         self.file = file
-        self.missing_fields = set(columns or ())  # fields not found in any object yet
-        self.known_names: dict[str, None] = {}  # names met while some field is unseen, in order
+        self.missing_fields = set(columns or ())  # fields that no object had so far
+        self.known_names: dict[str, None] = {}  # names found while some field is missing, in order
         self.num_searched = 0
 
     def select(self, row: dict[str, Any]) -> dict[str, Any]:
-        """The record's fields; raises `BadRecord` naming the missing one."""
+        """The record's fields; raises `InvalidRecord` with the name of a missing one."""
         if self.columns is None:
             return row
         if self.missing_fields:
-            self._search(row)
+            self._search(row, self.columns)
         try:
             fields = {field: row[column] for field, column in self.columns.items()}
         except KeyError:
             fields = {field: get_nested(row, column) for field, column in self.columns.items()}
         if None in fields.values():
-            lacking = next(column for field, column in self.columns.items() if fields[field] is None)
-            raise InvalidRecord(f"no field {lacking!r}; it has: {_format_names(nested_names(row))}", "missing field")
+            missing = next(column for field, column in self.columns.items() if fields[field] is None)
+            raise InvalidRecord(f"no field {missing!r}; it has: {_format_names(nested_names(row))}", "missing field")
         return fields
 
     def finish(self) -> None:
-        """At the end of a file: a name that never turned up is a mistake of the caller."""
-        if self.missing_fields and self.num_searched:
-            assert self.columns is not None
+        """Raise at the end of a file if a chosen name never occurred."""
+        if self.columns and self.missing_fields and self.num_searched:
             first = next(field for field in self.columns if field in self.missing_fields)
             raise unknown_column_error(self.columns[first], self.known_names, self.file)
 
-    def _search(self, row: dict[str, Any]) -> None:
-        assert self.columns is not None
+    def _search(self, row: dict[str, Any], columns: dict[str, str]) -> None:
         self.num_searched += 1
         self.known_names.update(dict.fromkeys(nested_names(row)))
-        self.missing_fields -= {
-            field for field in self.missing_fields if get_nested(row, self.columns[field], present=True)
-        }
-        if self.missing_fields and self.num_searched >= MAX_RECORDS_SEARCHED:
+        self.missing_fields -= {field for field in self.missing_fields if has_nested(row, columns[field])}
+        if self.num_searched >= MAX_RECORDS_SEARCHED:
             self.finish()
 
 
-def get_nested(row: dict[str, Any], name: str, present: bool = False) -> Any:
-    """The value at a name or dotted path, else None; with `present`, whether the name is there at all.
+def select_records(rows: Iterable[Any], file: str, context: ReadContext) -> Iterator[Record]:
+    """Rows, numbered from 1, as records with the chosen fields; an unusable row is reported and left out.
+
+    A row is a dictionary, or the `InvalidRecord` that says why there is none.
+    """
+    problems = context.problems
+    selector = FieldSelector(context.options.columns, file)
+    for number, row in enumerate(rows, start=1):
+        problems.num_seen += 1
+        try:
+            if isinstance(row, InvalidRecord):
+                raise row
+            check_characters(row)
+            yield Record(selector.select(row), FileLocation(file, number))
+        except InvalidRecord as invalid:
+            problems.skip(invalid.category, FileLocation(file, number), invalid.reason)
+        except RecursionError:
+            problems.skip("broken JSON", FileLocation(file, number), "nested too deeply")
+    selector.finish()
+
+
+def check_characters(value: Any) -> None:
+    """Raise `InvalidRecord` if a text, at any depth, contains a lone surrogate or a NUL.
+
+    >>> check_characters({"text": "fine \U0001f642"})
+    >>> check_characters({"text": "half \\ud83d"})
+    Traceback (most recent call last):
+    qkv.data.problems.InvalidRecord: half a surrogate pair (U+D83D) at position 6; the text was cut inside a character
+    """
+    if isinstance(value, str):
+        if "\0" in value:
+            raise InvalidRecord(f"a NUL character at position {value.index(chr(0)) + 1}", "NUL character")
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            surrogate = f"(U+{ord(value[error.start]):04X}) at position {error.start + 1}"
+            reason = f"half a surrogate pair {surrogate}; the text was cut inside a character"
+            raise InvalidRecord(reason, "lone surrogate") from None
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            check_characters(key)
+            check_characters(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            check_characters(inner)
+
+
+def get_nested(row: dict[str, Any], name: str) -> Any:
+    """The value at a name or dotted path; None if there is none.
 
     >>> get_nested({"translation": {"en": "hello"}}, "translation.en")
     'hello'
     """
     if name in row:
-        return True if present else row[name]
+        return row[name]
     head, dot, rest = name.partition(".")
     inner = row.get(head) if dot else None
-    if isinstance(inner, dict):
-        return get_nested(inner, rest, present)
-    return False if present else None
+    return get_nested(inner, rest) if isinstance(inner, dict) else None
+
+
+def has_nested(row: dict[str, Any], name: str) -> bool:
+    """Whether there is such a name or dotted path, even if its value is None."""
+    head, dot, rest = name.partition(".")
+    inner = row.get(head) if dot else None
+    return name in row or (isinstance(inner, dict) and has_nested(inner, rest))
 
 
 def nested_names(row: dict[str, Any]) -> list[str]:
-    """The names a choice can use, with the insides of nested objects dotted.
+    """All names that a choice can use, with dots for what is inside nested objects.
 
     >>> nested_names({"id": 1, "translation": {"en": "hello", "de": "hallo"}})
     ['id', 'translation.en', 'translation.de']

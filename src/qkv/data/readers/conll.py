@@ -1,14 +1,15 @@
-"""CoNLL columns: a token a line, its columns beside it, a blank line after each sentence.
+"""CoNLL columns: one token a line with its columns, and a blank line after each sentence.
 
-One record a sentence; each field is a list with one text a token. Columns are chosen by number (negative ones from
-the right) and, in CoNLL-U, by name. Without a choice: `tokens` is the first column and `tags` the last; in CoNLL-U
-the forms and their `upos`.
+One record a sentence; each field is a list with one text for each token. Columns are chosen by number (negative
+numbers count from the right) and, in CoNLL-U, by name. By default `tokens` is the first column and `tags` the last;
+in CoNLL-U the forms and their `upos`.
 """
 
 from collections.abc import Iterator
 
 from qkv.data.readers.columns import column_indices
 from qkv.data.readers.find_files import FileGroup
+from qkv.data.readers.lines import read_lines
 from qkv.data.readers.options import ReadContext
 from qkv.data.records import FileLocation, Record
 
@@ -17,44 +18,44 @@ DOCUMENT_MARKER = "-DOCSTART-"
 
 
 def read_conll(group: FileGroup, context: ReadContext) -> Iterator[Record]:
-    """Sentences of a CoNLL file as records; `where` is the line of the first token."""
-    universal = group.format == "conllu"
-    comments = context.options.comments if context.options.comments is not None else universal
+    """The sentences of a CoNLL file as records; the location is the line of the first token."""
+    is_conllu = group.format == "conllu"
+    comments = context.options.comments if context.options.comments is not None else is_conllu
     file, problems = str(group.paths[0]), context.problems
-    usual: dict[str, str | int] = {"tokens": "form", "tags": "upos"} if universal else {"tokens": 0, "tags": -1}
-    chosen: list[tuple[str, int]] = []
-    width = len(CONLLU_COLUMNS) if universal else 0
+    default: dict[str, str | int] = {"tokens": "form", "tags": "upos"} if is_conllu else {"tokens": 0, "tags": -1}
+    columns: list[tuple[str, int]] = []
+    width = len(CONLLU_COLUMNS) if is_conllu else 0
     sentence = _Sentence()
 
-    def finished() -> Iterator[Record]:
+    def finish_sentence() -> Iterator[Record]:
         nonlocal sentence
         if sentence.rows or sentence.incomplete:
             problems.num_seen += 1
         if sentence.reason:
             problems.skip("wrong number of columns", FileLocation(file, sentence.bad_line), sentence.reason)
         elif sentence.rows and not sentence.incomplete:
-            columns = list(zip(*sentence.rows, strict=True))
-            yield Record({field: list(columns[place]) for field, place in chosen}, FileLocation(file, sentence.line))
+            cells = list(zip(*sentence.rows, strict=True))
+            yield Record({field: list(cells[index]) for field, index in columns}, FileLocation(file, sentence.line))
         sentence = _Sentence()
 
-    for number, line in context.lines(group.paths[0]):
+    for number, line in read_lines(group.paths[0], context):
         if line is None:  # reported by the line reader; the sentence cannot be used without it
             sentence.incomplete = True
         elif not line or line.isspace():
-            yield from finished()
+            yield from finish_sentence()
         elif not (comments and line.startswith("#")):
             cells = line.split("\t") if "\t" in line else [cell for cell in line.split(" ") if cell]
             if cells[0] == DOCUMENT_MARKER:
-                yield from finished()
+                yield from finish_sentence()
                 continue
-            if universal and not cells[0].isdecimal() and len(cells) == width:
+            if is_conllu and not cells[0].isdecimal() and len(cells) == width:
                 continue  # 3-4 is a contraction above its words, 5.1 an empty node: neither is a token
-            if not chosen:
+            if not columns:
                 width = width or len(cells)
-                names = CONLLU_COLUMNS if universal else [str(place) for place in range(width)]
-                chosen = column_indices(context.options.columns or usual, names, file)
+                names = CONLLU_COLUMNS if is_conllu else [str(index) for index in range(width)]
+                columns = column_indices(context.options.columns or default, names, file)
             sentence.add(number, cells, width)
-    yield from finished()
+    yield from finish_sentence()
 
 
 class _Sentence:
@@ -63,13 +64,13 @@ class _Sentence:
     def __init__(self) -> None:
         self.rows: list[list[str]] = []
         self.line = 0
-        self.incomplete = False  # a line of it could not be read
+        self.incomplete = False  # one of its lines could not be read
         self.reason, self.bad_line = "", 0
 
     def add(self, number: int, cells: list[str], width: int) -> None:
         self.line = self.line or number
         self.rows.append(cells)
         if len(cells) != width and not self.reason:
-            hint = "; if it is a comment, give comments = true" if cells[0].startswith("#") else ""
-            self.reason = f"{len(cells)} columns where the first token has {width}{hint}"
+            hint = "; if it is a comment, set comments = true" if cells[0].startswith("#") else ""
+            self.reason = f"{len(cells)} columns, but the first token has {width}{hint}"
             self.bad_line = number

@@ -1,8 +1,8 @@
 """A file's bytes, decompressed, in blocks of bounded size.
 
-The first bytes of a file say whether it is compressed, not its name. Every decompressor is fed small pieces, so what
-one piece can grow to is bounded; a file that ends early is noticed (zstd's own stream reader says nothing), and one
-that grows beyond all reason is given up.
+The first bytes of a file, not its name, decide whether it is compressed. Decompressors are fed small blocks, which
+bounds the memory of one call. A file that ends early is noticed (zstd's own stream reader does not), and one that
+expands without end is given up.
 """
 
 import bz2
@@ -10,19 +10,16 @@ import lzma
 import stat
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from qkv.data.problems import Problems
+from qkv.data.readers.options import MiB, OnBytes, ReadContext, ReadLimits
 from qkv.data.records import FileLocation
-from qkv.errors import QkvError, UsageError, suggest_name
+from qkv.errors import QkvError, suggest_name
+from qkv.files import describe_os_error
 
-MiB = 2**20
-BLOCK_BYTES = MiB  # bytes handed on at a time
-MAX_WINDOW_BYTES = (
-    128 * MiB
-)  # what a decompressor may hold as its window; the default limit of the zstd and xz programs
+BLOCK_BYTES = MiB
+MAX_WINDOW_BYTES = 128 * MiB  # of a decompressor; the default limit of the zstd and xz programs
 
 COMPRESSION_BY_EXTENSION = {
     ".gz": "gzip",
@@ -34,23 +31,8 @@ COMPRESSION_BY_EXTENSION = {
 }
 
 
-@dataclass(frozen=True)
-class ReadLimits:
-    """What the readers accept; beyond it a line, or a file, is bad data."""
-
-    max_line_bytes: int = 16 * MiB  # a longer line is counted and skipped, and never held whole
-    max_expansion: int = 200  # a compressed file may grow by this factor …
-    expansion_check_bytes: int = 64 * MiB  # … judged once it has given this many bytes
-    max_json_bytes: int = 1024 * MiB  # a JSON document, which has to be held whole
-    document_chunk_bytes: int = MiB  # a text document is handed on in pieces of about this size, cut at line ends
-
-    def __post_init__(self) -> None:
-        if self.max_line_bytes < 1024:
-            raise UsageError(f"the limit of a line's length is at least 1024 bytes, not {self.max_line_bytes}")
-
-
 def open_file(path: Path) -> BinaryIO:
-    """The file, opened for reading, or an error that says what is in its place."""
+    """Open a plain file for reading; the error says what is wrong with the path."""
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
@@ -61,34 +43,37 @@ def open_file(path: Path) -> BinaryIO:
     except FileNotFoundError:
         raise QkvError(f"no such file: {path}{_similar_name_hint(path)}") from None
     except OSError as error:
-        raise QkvError(f"cannot read {path}: {error.strerror or error}") from None
+        raise QkvError(f"cannot read {path}: {describe_os_error(error)}") from None
 
 
-def read_blocks(
-    path: Path, problems: Problems, limits: ReadLimits, on_bytes: Callable[[int], None] | None = None
-) -> Iterator[bytes]:
-    """The decompressed bytes of a file, in blocks of at most `BLOCK` bytes (and never above `limits.line_bytes`).
+def read_blocks(path: Path, context: ReadContext) -> Iterator[bytes]:
+    """The decompressed bytes of a file, in blocks of at most `BLOCK_BYTES` (and at most the longest line allowed).
 
-    `on_bytes` hears of the bytes read from the disk. Damage ends the iteration and goes to `problems` as `broken`.
+    Damage ends the iteration and is reported as a broken file.
     """
+    limits = context.options.limits
     size = min(BLOCK_BYTES, limits.max_line_bytes)
     with open_file(path) as raw:
         try:
-            kind = _detect_compression(raw.read(10))
+            compression = _detect_compression(raw.read(10))
             raw.seek(0)
-            pieces = _raw_blocks(raw, size, on_bytes) if kind is None else _decompress(raw, kind, limits, on_bytes)
-            claimed = COMPRESSION_BY_EXTENSION.get(path.suffix.lower())
-            if claimed and kind is None and path.stat().st_size:
-                raise _DamagedFile("not compressed", f"the name says {claimed}, but the content is not {claimed}")
-            for piece in pieces:
-                if len(piece) <= size:
-                    yield piece
+            expected = COMPRESSION_BY_EXTENSION.get(path.suffix.lower())
+            if expected and compression is None and path.stat().st_size:
+                raise _DamagedFile("not compressed", f"the name says {expected}, but the content is not {expected}")
+            if compression is None:
+                blocks = _raw_blocks(raw, size, context.on_bytes)
+            else:
+                blocks = _decompress(raw, compression, limits, context.on_bytes)
+            for block in blocks:
+                if len(block) <= size:
+                    yield block
                 else:
-                    yield from (piece[start : start + size] for start in range(0, len(piece), size))
+                    yield from (block[start : start + size] for start in range(0, len(block), size))
         except _DamagedFile as damage:
-            problems.broken_file(damage.category, FileLocation(str(path)), damage.reason)
+            context.problems.broken_file(damage.category, FileLocation(str(path)), damage.reason)
         except OSError as error:
-            problems.broken_file("read error", FileLocation(str(path)), f"reading failed: {error.strerror or error}")
+            reason = f"reading failed: {describe_os_error(error)}"
+            context.problems.broken_file("read error", FileLocation(str(path)), reason)
 
 
 class _DamagedFile(Exception):
@@ -97,61 +82,58 @@ class _DamagedFile(Exception):
         self.category, self.reason = category, reason
 
 
-def _raw_blocks(raw: BinaryIO, size: int, on_bytes: Callable[[int], None] | None) -> Iterator[bytes]:
-    while piece := raw.read(size):
+def _raw_blocks(raw: BinaryIO, size: int, on_bytes: OnBytes | None) -> Iterator[bytes]:
+    while block := raw.read(size):
         if on_bytes:
-            on_bytes(len(piece))
-        yield piece
+            on_bytes(len(block))
+        yield block
 
 
-def _decompress(
-    raw: BinaryIO, compression: str, limits: ReadLimits, on_bytes: Callable[[int], None] | None
-) -> Iterator[bytes]:
-    """Decompress one or several members laid end to end, as gzip, zstd and xz all allow."""
-    make, failures, feed = _make_decompressor(compression)
+def _decompress(raw: BinaryIO, compression: str, limits: ReadLimits, on_bytes: OnBytes | None) -> Iterator[bytes]:
+    """Decompress one or several concatenated members, which gzip, zstd and xz all allow."""
+    make_decompressor, failures, feed_bytes = _decompressor_for(compression)
     member = None  # the decompressor of the current member
-    taken = given = 0
-    out: list[bytes] = []
-    waiting = 0
-    for piece in _raw_blocks(raw, feed, on_bytes):
-        taken += len(piece)
-        while piece:
+    bytes_in = bytes_out = 0
+    pending: list[bytes] = []  # decompressed, not yielded yet
+    pending_bytes = 0
+    for block in _raw_blocks(raw, feed_bytes, on_bytes):
+        bytes_in += len(block)
+        while block:
             if member is None:
-                piece = piece.lstrip(b"\0")  # members may be padded with zeros
-                if not piece:
+                block = block.lstrip(b"\0")  # members may be padded with zeros
+                if not block:
                     break
-                member = make()
+                member = make_decompressor()
             try:
-                grown = member.decompress(piece)
+                expanded = member.decompress(block)
             except failures as error:
-                raise _DamagedFile(
-                    f"damaged {compression}", f"the {compression} data is damaged after {given:,} bytes: {error}"
-                ) from None
-            piece = member.unused_data if member.eof else b""
+                reason = f"the {compression} data is damaged after {bytes_out:,} bytes: {error}"
+                raise _DamagedFile(f"damaged {compression}", reason) from None
+            block = member.unused_data if member.eof else b""
             member = None if member.eof else member
-            given += len(grown)
-            waiting += len(grown)
-            out.append(grown)
-        if given > limits.expansion_check_bytes and given > limits.max_expansion * taken:
-            raise _DamagedFile(
-                f"{compression} expands without end",
-                f"{taken:,} bytes of {compression} have grown to {given:,}, more than {limits.max_expansion} times as many",
+            bytes_out += len(expanded)
+            pending_bytes += len(expanded)
+            pending.append(expanded)
+        if bytes_out > limits.expansion_check_bytes and bytes_out > limits.max_expansion * bytes_in:
+            reason = (
+                f"{bytes_in:,} bytes of {compression} have grown to {bytes_out:,}, more than "
+                f"{limits.max_expansion} times as many"
             )
-        if waiting >= BLOCK_BYTES // 4:
-            yield b"".join(out)
-            out, waiting = [], 0
-    yield b"".join(out)
+            raise _DamagedFile(f"{compression} expands without end", reason)
+        if pending_bytes >= BLOCK_BYTES // 4:
+            yield b"".join(pending)
+            pending, pending_bytes = [], 0
+    yield b"".join(pending)
     if member is not None:
-        raise _DamagedFile(
-            f"{compression} ends early", f"the {compression} data ends early, after {given:,} bytes of text"
-        )
+        reason = f"the {compression} data ends early, after {bytes_out:,} bytes of text"
+        raise _DamagedFile(f"{compression} ends early", reason)
 
 
-def _make_decompressor(compression: str) -> tuple[Callable[[], Any], tuple[type[Exception], ...], int]:
+def _decompressor_for(compression: str) -> tuple[Callable[[], Any], tuple[type[Exception], ...], int]:
     """How to make a decompressor, what it raises, and how many bytes to feed it at a time.
 
-    Fed so little, the worst output of one call is a few tens of MiB: deflate grows at most 1,032-fold, a 4-byte zstd
-    block to 128 KiB.
+    With so few bytes the output of one call is at most a few tens of MiB: deflate expands at most 1,032-fold, a
+    4-byte zstd block to 128 KiB.
     """
     if compression == "gzip":
         return lambda: zlib.decompressobj(wbits=31), (zlib.error,), 8192
@@ -168,7 +150,7 @@ def _make_decompressor(compression: str) -> tuple[Callable[[], Any], tuple[type[
 
 
 def _detect_compression(start: bytes) -> str | None:
-    """The compression whose signature these first bytes are."""
+    """The compression format with this signature."""
     if start.startswith(b"\x1f\x8b\x08"):
         return "gzip"
     if start.startswith(b"\x28\xb5\x2f\xfd") or (start[1:4] == b"\x2a\x4d\x18" and 0x50 <= start[0] <= 0x5F):
@@ -181,14 +163,14 @@ def _detect_compression(start: bytes) -> str | None:
 
 
 def _similar_name_hint(path: Path) -> str:
-    """A hint from the names beside a file that is not there."""
+    """A hint for a file that does not exist, from the names in its folder."""
     folder = path.parent
     if not folder.is_dir():
-        return f" (nor is there a folder {folder})"
+        return f" (the folder {folder} does not exist either)"
     try:
         hint = suggest_name(path.name, [entry.name for entry in folder.iterdir()])
     except OSError:
         return ""
     if hint.startswith("did you mean"):
         return f"; {hint}"
-    return "" if path.is_absolute() else f" (looked for in {Path.cwd()}, where this was started)"
+    return "" if path.is_absolute() else f" (relative paths start at the working directory, {Path.cwd()})"

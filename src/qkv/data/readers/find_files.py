@@ -1,7 +1,7 @@
-"""From what the user wrote (files, globs, folders) to the files to read and the format of each.
+"""From the user's files, globs and folders to the files to read and the format of each.
 
-Order is sorted, so that two machines agree. In folders and globs a file whose extension says nothing is reported and
-left out; one that was named outright is an error, because somebody meant it.
+Files are sorted, so that two machines agree. In a folder or glob, a file with an unknown extension is reported and
+left out; if the user named it explicitly, it is an error.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ FORMAT_BY_EXTENSION = {
 
 @dataclass(frozen=True)
 class FileGroup:
-    """What one reader reads at a time: a file, or several that go in step (`aligned`, with a field name for each)."""
+    """What one reader reads at a time: a file, or several line-aligned files (`aligned`) with a field for each."""
 
     format: str
     paths: tuple[Path, ...]
@@ -48,36 +48,36 @@ class FileGroup:
 
 
 def find_file_groups(paths: PathsArgument, format: str | None, problems: Problems) -> list[FileGroup]:
-    """The parts to read, in order. A mapping of field → file means aligned files.
+    """The groups of files to read, in order. A mapping of field → file means aligned files.
 
     >>> find_file_groups("corpus/*.jsonl", None, Problems())             # doctest: +SKIP
     >>> find_file_groups({"source": "train.en", "target": "train.fr"}, None, Problems())  # doctest: +SKIP
     """
     if isinstance(paths, Mapping):
         if format not in (None, "aligned"):
-            raise UsageError(f"files given by field are read side by side, line by line; that is no {format}")
-        return _make_aligned_groups(paths, problems)
+            raise UsageError(f"a mapping of fields to files means line-aligned files; it cannot be read as {format}")
+        return _make_aligned_groups(paths)
     listed = list_paths(paths)
     if not listed:
         raise UsageError("no files were given")
     if format == "aligned" or (format is None and _look_aligned(listed)):
         if len(listed) < 2:
             raise UsageError(
-                "aligned files come in twos or more; give them as a list, or by field: {source = …, target = …}"
+                "line-aligned data needs at least two files; give them as a list, or by field: {source = …, target = …}"
             )
-        return _make_aligned_groups(dict(zip(_field_names(listed), listed, strict=True)), problems)
-    parts = []
+        return _make_aligned_groups(dict(zip(_field_names(listed), listed, strict=True)))
+    groups = []
     for path in listed:
-        found, outright = _expand_path(path)
-        usable = [part for file in found if (part := _make_group(file, format, outright, problems))]
+        files, is_explicit = _expand_path(path)
+        usable = [group for file in files if (group := _make_group(file, format, is_explicit, problems))]
         if not usable:
-            raise QkvError(f"nothing in {path} has a format that its name tells; {_format_hint()}")
-        parts += usable
-    return parts
+            raise QkvError(f"no file in {path} has a known extension; {_format_hint()}")
+        groups += usable
+    return groups
 
 
 def list_paths(paths: PathsArgument) -> list[PathArgument]:
-    """One path or many, as a list; of a mapping, all the files it names.
+    """One path or many, as a list; for a mapping, all its files.
 
     >>> list_paths("a.txt"), list_paths({"source": "a.en", "target": ["b.fr", "c.fr"]})
     (['a.txt'], ['a.en', 'b.fr', 'c.fr'])
@@ -90,7 +90,7 @@ def list_paths(paths: PathsArgument) -> list[PathArgument]:
 
 
 def format_extension(path: Path) -> str:
-    """The extension that tells the format, below any compression.
+    """The extension that gives the format, without that of a compression.
 
     >>> format_extension(Path("train.JSONL.gz")), format_extension(Path("README"))
     ('.jsonl', '')
@@ -101,55 +101,53 @@ def format_extension(path: Path) -> str:
     return suffixes[-1] if suffixes else ""
 
 
-def _make_group(path: Path, format: str | None, named_explicitly: bool, problems: Problems) -> FileGroup | None:
-    guess = format or FORMAT_BY_EXTENSION.get(format_extension(path))
-    if guess:
-        return FileGroup(guess, (path,))
-    if named_explicitly:
-        raise UsageError(f"the name of {path} does not tell its format; {_format_hint()}")
-    problems.note(
-        "unknown extension", FileLocation(str(path)), f"not read: the name does not tell its format; {_format_hint()}"
-    )
+def _make_group(path: Path, format: str | None, is_explicit: bool, problems: Problems) -> FileGroup | None:
+    found = format or FORMAT_BY_EXTENSION.get(format_extension(path))
+    if found:
+        return FileGroup(found, (path,))
+    if is_explicit:
+        raise UsageError(f"{path} has no known extension; {_format_hint()}")
+    reason = f"not read, because the extension is unknown; {_format_hint()}"
+    problems.note("unknown extension", FileLocation(str(path)), reason)
     return None
 
 
 def _expand_path(path: PathArgument) -> tuple[list[Path], bool]:
-    """The files behind one name, and whether they were named outright."""
-    here = Path(path)
-    if here.is_dir():
-        files = sorted(file for file in here.rglob("*") if file.is_file())
+    """The files of a folder, a glob or a name, and whether a single file was named explicitly."""
+    given = Path(path)
+    if given.is_dir():
+        files = sorted(file for file in given.rglob("*") if file.is_file())
         if not files:
             raise QkvError(f"the folder {path} holds no files")
         return files, False
-    if has_magic(str(path)) and not here.exists():
+    if has_magic(str(path)) and not given.exists():
         files = sorted(Path(match) for match in glob(str(path), recursive=True))
         files = [file for file in files if file.is_file()]
         if not files:
             raise QkvError(f"no file matches {path}")
         return files, False
-    open_file(here).close()  # fail now, with the reason, and not after an hour of reading others
-    return [here], True
+    open_file(given).close()  # fail now, with the reason, and not after an hour of reading other files
+    return [given], True
 
 
-def _make_aligned_groups(
-    paths: Mapping[str, PathArgument | Sequence[PathArgument]], problems: Problems
-) -> list[FileGroup]:
-    columns = {}
-    for name, given in paths.items():
+def _make_aligned_groups(paths: Mapping[str, PathArgument | Sequence[PathArgument]]) -> list[FileGroup]:
+    files_by_field = {}
+    for field, given in paths.items():
         listed = list_paths(given)
         for path in listed:
             if Path(path).is_dir():
-                raise QkvError(f"{path} is a folder; aligned files are named one by one, or by a glob")
-        columns[name] = [file for path in listed for file in _expand_path(path)[0]]
-    counts = {name: len(files) for name, files in columns.items()}
+                raise QkvError(f"{path} is a folder; name aligned files one by one, or with a glob")
+        files_by_field[field] = [file for path in listed for file in _expand_path(path)[0]]
+    counts = {field: len(files) for field, files in files_by_field.items()}
     if len(set(counts.values())) != 1:
-        told = ", ".join(f"{count} for {name}" for name, count in counts.items())
-        raise QkvError(f"aligned files must be as many on every side; there are {told}")
-    return [FileGroup("aligned", together, tuple(columns)) for together in zip(*columns.values(), strict=True)]
+        listed_counts = ", ".join(f"{count} for {field}" for field, count in counts.items())
+        raise QkvError(f"every field needs the same number of aligned files, but there are {listed_counts}")
+    fields = tuple(files_by_field)
+    return [FileGroup("aligned", files, fields) for files in zip(*files_by_field.values(), strict=True)]
 
 
 def _look_aligned(paths: list[PathArgument]) -> bool:
-    """`train.en` and `train.fr`: files of one stem whose extensions are languages, not formats."""
+    """Whether these are files like `train.en` and `train.fr`: one stem, and extensions that are not formats."""
     files = [Path(path) for path in paths]
     if len(files) < 2 or not all(file.name for file in files):
         return False
@@ -162,10 +160,11 @@ def _look_aligned(paths: list[PathArgument]) -> bool:
 
 
 def _field_names(paths: list[PathArgument]) -> list[str]:
-    """Fields called after the extensions (`en`, `fr`) where these tell the files apart, else after their numbers."""
+    """The extensions (`en`, `fr`) as names of fields if they are distinct, else numbers."""
     names = [format_extension(Path(path)).removeprefix(".") for path in paths]
     return names if len(set(names)) == len(names) and all(names) else [str(number) for number in range(len(names))]
 
 
 def _format_hint() -> str:
-    return "give format = one of: " + ", ".join(sorted({*FORMAT_BY_EXTENSION.values(), "aligned", "squad", "datasets"}))
+    formats = sorted({*FORMAT_BY_EXTENSION.values(), "aligned", "squad", "datasets"})
+    return f"set format to one of: {', '.join(formats)}"

@@ -1,18 +1,19 @@
 """The lines of a text file, decoded, one at a time.
 
-A line ends at LF or CR LF and nowhere else: `str.splitlines` would also split at form feeds and U+2028, which stand
-inside real sentences, and two aligned files would lose step. UTF-8 is expected; a byte-order mark, or UTF-16 without
-one, is recognised. Whatever the encoding, the bytes are brought to UTF-8 first, so that one fast path splits and
-checks them all.
+A line ends at LF or CR LF and nowhere else: `str.splitlines` would also split at form feeds and U+2028, which occur
+inside real sentences, and two aligned files would no longer match. UTF-8 is expected; a byte-order mark, or UTF-16
+without one, is recognised. Every other encoding is converted to UTF-8 first, so that one fast path splits and checks
+all files.
 """
 
 import codecs
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
 from qkv.data.problems import Problems
-from qkv.data.readers.decompress import BLOCK_BYTES, ReadLimits, read_blocks
+from qkv.data.readers.decompress import BLOCK_BYTES, read_blocks
+from qkv.data.readers.options import ReadContext
 from qkv.data.records import FileLocation
 from qkv.errors import UsageError
 
@@ -26,27 +27,20 @@ BYTE_ORDER_MARKS = (
 )
 
 
-def read_lines(
-    path: Path,
-    problems: Problems,
-    limits: ReadLimits,
-    encoding: str | None = None,
-    on_bytes: Callable[[int], None] | None = None,
-    report_crlf: bool = True,
-) -> Iterator[tuple[int, str | None]]:
+def read_lines(path: Path, context: ReadContext, report_crlf: bool = True) -> Iterator[tuple[int, str | None]]:
     """Yield (line number from 1, text without its line end).
 
-    A line that cannot be used (invalid UTF-8, NUL, too long) has been reported to `problems` and comes as None, so that
-    aligned files stay aligned and a sentence of many lines knows that it lost one. `note_returns`: tell of CR LF line
-    ends.
+    An unusable line (invalid UTF-8, NUL, too long) is reported, and its text is None. So aligned files stay aligned,
+    and the reader of a sentence of many lines knows that one is missing. `report_crlf` notes CR LF line ends.
     """
-    name = str(path)
+    name, problems = str(path), context.problems
+    max_bytes = context.options.limits.max_line_bytes
     number = 0
-    returns = 0  # lines that ended in CR LF
-    for run in _line_runs(utf8_blocks(path, problems, limits, encoding, on_bytes), limits.max_line_bytes):
+    num_crlf = 0
+    for run in _line_runs(utf8_blocks(path, context), max_bytes):
         if isinstance(run, int):
             number += 1
-            reason = f"the line is {run:,} bytes long; the limit is {limits.max_line_bytes:,}"
+            reason = f"the line is {run:,} bytes long; the limit is {max_bytes:,}"
             problems.skip("line too long", FileLocation(name, number), reason)
             yield number, None
             continue
@@ -55,9 +49,9 @@ def read_lines(
         except UnicodeDecodeError:
             text = None
         if text is not None and "\r" in text:
-            ended = text.count("\r\n") + text.endswith("\r")  # a run lacks its last LF
-            if ended == text.count("\r"):  # else some stand inside lines: look at each
-                returns += ended
+            at_ends = text.count("\r\n") + text.endswith("\r")  # a run lacks its last LF
+            if at_ends == text.count("\r"):  # otherwise some are inside lines: check every line
+                num_crlf += at_ends
                 text = text.replace("\r\n", "\n").removesuffix("\r")
         if text is not None and "\r" not in text and "\0" not in text:
             for line in text.split("\n"):
@@ -68,49 +62,45 @@ def read_lines(
             number += 1
             if raw.endswith(b"\r"):
                 raw = raw[:-1]
-                returns += 1
+                num_crlf += 1
             yield number, _decode_line(raw, FileLocation(name, number), problems)
-    if returns and report_crlf:
-        problems.note("CR LF line ends", FileLocation(name), "Windows line ends were taken as line ends", returns)
+    if num_crlf and report_crlf:
+        problems.note("CR LF line ends", FileLocation(name), "Windows line ends were removed", num_crlf)
     if number == 0:
-        problems.note("empty file", FileLocation(name), "the file holds nothing")
+        problems.note("empty file", FileLocation(name), "the file is empty")
 
 
-def utf8_blocks(
-    path: Path,
-    problems: Problems,
-    limits: ReadLimits,
-    encoding: str | None = None,
-    on_bytes: Callable[[int], None] | None = None,
-) -> Iterator[bytes]:
-    """The file's bytes as UTF-8 without a byte-order mark; what cannot be decoded stays invalid UTF-8 in its place."""
-    source = read_blocks(path, problems, limits, on_bytes)
-    first = next(source, b"")
+def utf8_blocks(path: Path, context: ReadContext) -> Iterator[bytes]:
+    """The file's bytes as UTF-8 without a byte-order mark; undecodable bytes stay invalid UTF-8."""
+    blocks = read_blocks(path, context)
+    first = next(blocks, b"")
+    location, encoding = FileLocation(str(path)), context.options.encoding
     try:
-        given = codecs.lookup(encoding).name if encoding else None
+        codec = codecs.lookup(encoding).name if encoding else None
     except LookupError:
         raise UsageError(
-            f"unknown encoding {encoding!r}; usual ones: utf-8, utf-16, latin-1, cp1252, shift_jis"
+            f"unknown encoding {encoding!r}; common ones: utf-8, utf-16, latin-1, cp1252, shift_jis"
         ) from None
     for mark, marked in BYTE_ORDER_MARKS:
-        if first.startswith(mark) and given in (None, marked):
-            problems.note("byte-order mark", FileLocation(str(path)), f"read as {marked.upper()} by its mark")
-            first, given = first[len(mark) :], marked
+        if first.startswith(mark) and codec in (None, marked):
+            context.problems.note("byte-order mark", location, f"read as {marked.upper()} by its mark")
+            first, codec = first[len(mark) :], marked
             break
     else:
-        sixteen = None if given else _detect_utf16(first)
-        if sixteen:
-            reason = f"every second byte is zero: read as {sixteen.upper()}"
-            problems.note("UTF-16 without a mark", FileLocation(str(path)), reason)
-        given = given or sixteen or "utf-8"
-    source = chain([first], source)
-    return source if given == "utf-8" else _transcode(source, given, min(limits.max_line_bytes, BLOCK_BYTES))
+        utf16 = None if codec else _detect_utf16(first)
+        if utf16:
+            reason = f"every second byte is zero: read as {utf16.upper()}"
+            context.problems.note("UTF-16 without a mark", location, reason)
+        codec = codec or utf16 or "utf-8"
+    blocks = chain([first], blocks)
+    return blocks if codec == "utf-8" else _transcode(blocks, codec, context.options.limits.max_line_bytes)
 
 
-def _transcode(source: Iterator[bytes], encoding: str, size: int) -> Iterator[bytes]:
-    """To UTF-8. An undecodable place becomes a lone surrogate, whose UTF-8 form the line check then refuses."""
+def _transcode(blocks: Iterator[bytes], encoding: str, max_line_bytes: int) -> Iterator[bytes]:
+    """To UTF-8. Undecodable bytes become a lone surrogate, whose UTF-8 form the check of the line then rejects."""
+    size = min(max_line_bytes, BLOCK_BYTES)
     decoder = codecs.getincrementaldecoder(encoding)("qkv_mark")
-    for block in chain(source, [b""]):
+    for block in chain(blocks, [b""]):
         data = decoder.decode(block, final=not block).encode("utf-8", "surrogatepass")
         yield from (data[start : start + size] for start in range(0, len(data), size))
 
@@ -124,7 +114,7 @@ codecs.register_error("qkv_mark", _replace_undecodable)
 
 
 def _detect_utf16(start: bytes) -> str | None:
-    """UTF-16 without a mark shows as zeros in every second byte of mostly Latin text."""
+    """In mostly Latin text, UTF-16 without a mark has a zero in every second byte."""
     start = start[: len(start) & ~1][:4096]
     even, odd = start[::2].count(0), start[1::2].count(0)
     half = len(start) // 2
@@ -135,15 +125,14 @@ def _detect_utf16(start: bytes) -> str | None:
     return None
 
 
-def _line_runs(source: Iterator[bytes], max_bytes: int) -> Iterator[bytes | int]:
-    """Runs of whole lines without their last LF; a number stands for one line above the limit: its length.
+def _line_runs(blocks: Iterator[bytes], max_bytes: int) -> Iterator[bytes | int]:
+    """Runs of complete lines without the last LF; an int is the length of a single line that is too long.
 
-    No block is longer than the limit, so only a line that goes across blocks can be; its pieces are let go as soon as
-    it is.
+    No block is longer than the limit, so only a line that spans blocks can be; its bytes are dropped as soon as it is.
     """
     held: list[bytes] = []
-    length = 0  # of the line whose end has not come yet, held or let go
-    for block in source:
+    length = 0  # of the line whose end has not been read yet, held or dropped
+    for block in blocks:
         end = block.rfind(b"\n")
         if end < 0:
             length += len(block)
@@ -170,16 +159,13 @@ def _decode_line(raw: bytes, location: FileLocation, problems: Problems) -> str 
     try:
         line = raw.decode()
     except UnicodeDecodeError as error:
-        byte = raw[error.start]
-        problems.skip(
-            "invalid UTF-8", location, f"byte 0x{byte:02x} at place {error.start + 1} is not UTF-8 ({error.reason})"
-        )
+        reason = f"byte 0x{raw[error.start]:02x} at position {error.start + 1} is not UTF-8 ({error.reason})"
+        problems.skip("invalid UTF-8", location, reason)
         return None
     if "\0" in line:
-        problems.skip(
-            "NUL character", location, f"a NUL character at place {line.index(chr(0)) + 1}; is this a text file?"
-        )
+        reason = f"a NUL character at position {line.index(chr(0)) + 1}; is this a text file?"
+        problems.skip("NUL character", location, reason)
         return None
     if "\r" in line:
-        problems.note("CR inside a line", location, "a carriage return that is no line end was kept")
+        problems.note("CR inside a line", location, "a carriage return inside the line was kept")
     return line

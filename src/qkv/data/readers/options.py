@@ -1,33 +1,48 @@
-"""What every reader is given beside the file: the options of the call, where to report, and how to get at lines."""
+"""What every reader is given besides the files: the options, the limits, and where to report problems and progress."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 from qkv.data.problems import Problems
-from qkv.data.readers.decompress import ReadLimits
-from qkv.data.readers.lines import read_lines
+from qkv.errors import UsageError
+
+MiB = 2**20
 
 TextUnit = Literal["line", "paragraph", "document"]
+OnBytes = Callable[[int], None]  # called with the number of bytes that were just read from disk
+
+
+@dataclass(frozen=True)
+class ReadLimits:
+    """What the readers accept; a line or a file beyond it is invalid data."""
+
+    max_line_bytes: int = 16 * MiB  # a longer line is counted and skipped, and never held in memory
+    max_expansion: int = 200  # a compressed file may expand by this factor …
+    expansion_check_bytes: int = 64 * MiB  # … which is checked once it has expanded to this many bytes
+    max_json_bytes: int = 1024 * MiB  # a JSON document, which must be held in memory
+    document_chunk_bytes: int = MiB  # a longer text document becomes several records, cut at line ends
+
+    def __post_init__(self) -> None:
+        if self.max_line_bytes < 1024:
+            raise UsageError(f"max_line_bytes must be at least 1024, not {self.max_line_bytes}")
 
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How files are read. Each None means: what the format usually does."""
+    """How files are read. None means the format's default."""
 
-    columns: dict[str, str | int] | None = None  # field → column; None takes all
-    header: bool | None = (
-        None  # csv, tsv: the first row names the columns; usual: yes, unless they are chosen by number
-    )
-    delimiter: str | None = None  # csv, tsv: one character; usual: for csv what the first line has, for tsv a tab
-    quote: bool | None = None  # csv, tsv: "quoted" fields as RFC 4180 has them; usual: yes for csv, no for tsv
+    columns: dict[str, str | int] | None = None  # field → column; None reads all
+    # csv, tsv: whether the first row names the columns; default: yes, unless `columns` chooses them by number
+    header: bool | None = None
+    delimiter: str | None = None  # csv, tsv: one character; default: detected in the first line (csv), a tab (tsv)
+    quote: bool | None = None  # csv, tsv: whether fields may be quoted as in RFC 4180; default: yes for csv, no for tsv
     unit: TextUnit = "line"  # text: what one record is
-    comments: bool | None = None  # conll: lines that start with # are comments; usual: in CoNLL-U only
+    comments: bool | None = None  # conll: whether lines that start with # are comments; default: in CoNLL-U only
     key: str | None = None  # json: where in the document the list of rows is
     split: str | None = None  # datasets: which split
     config: str | None = None  # datasets: which configuration
-    encoding: str | None = None  # usual: UTF-8, or what the byte-order mark says
+    encoding: str | None = None  # default: UTF-8, or what the byte-order mark says
     limits: ReadLimits = field(default_factory=ReadLimits)
 
 
@@ -37,7 +52,4 @@ class ReadContext:
 
     options: ReadOptions
     problems: Problems
-    on_bytes: Callable[[int], None] | None = None
-
-    def lines(self, path: Path, report_crlf: bool = True) -> Iterator[tuple[int, str | None]]:
-        return read_lines(path, self.problems, self.options.limits, self.options.encoding, self.on_bytes, report_crlf)
+    on_bytes: OnBytes | None = None

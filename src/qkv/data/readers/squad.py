@@ -1,7 +1,7 @@
-"""SQuAD's articles → paragraphs → questions, flattened to one record a question.
+"""SQuAD's articles → paragraphs → questions, flattened to one record for each question.
 
 Versions 1.1 and 2.0: an unanswerable question has no answers. Fields: `id`, `question`, `context`, `answers` (texts)
-and `starts` (characters into the context), the last two of equal length.
+and `starts` (their first characters in the context), the last two of equal length.
 """
 
 from collections.abc import Iterator
@@ -11,13 +11,13 @@ from qkv.data.problems import InvalidRecord
 
 
 def is_squad(document: Any) -> bool:
-    """Whether the document has SQuAD's shape."""
+    """Whether the document has SQuAD's structure."""
     articles = document.get("data") if isinstance(document, dict) else None
     return isinstance(articles, list) and any(isinstance(one, dict) and "paragraphs" in one for one in articles[:10])
 
 
 def squad_rows(document: dict[str, Any]) -> Iterator[dict[str, Any] | InvalidRecord]:
-    """One row a question, or a `BadRecord` in its place."""
+    """One row for each question; an `InvalidRecord` for a malformed one."""
     for article in document["data"]:
         paragraphs = article.get("paragraphs") if isinstance(article, dict) else None
         if not isinstance(paragraphs, list):
@@ -46,7 +46,7 @@ def _question_row(question: Any, context: str) -> dict[str, Any] | InvalidRecord
         if not isinstance(text, str) or type(start) is not int:
             return InvalidRecord(f"question {name!r}: an answer without text or answer_start", "missing field")
         if start < 0 or context[start : start + len(text)] != text:
-            reason = f"question {name!r}: the answer {text[:40]!r} does not stand at character {start} of the context"
+            reason = f"question {name!r}: the answer {text[:40]!r} is not at character {start} of the context"
             return InvalidRecord(reason, "misplaced answer")
         texts.append(text)
         starts.append(start)

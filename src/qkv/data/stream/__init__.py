@@ -1,1 +1,1 @@
-"""From encoded examples to an endless, seeded, resumable stream of packed sequences."""
+"""The endless stream of packed sequences: random numbers, the order of examples, packing, and arrays of a batch."""

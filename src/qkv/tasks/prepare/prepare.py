@@ -67,7 +67,7 @@ def prepare(
         sources = open_sources(recipe)
         return _prepare(recipe, sources, root, progress, tokenizer)
     except TooManyProblems as error:
-        raise QkvError(str(error).replace("max_bad", "data.max_invalid_fraction")) from None
+        raise QkvError(str(error).replace("max_invalid_fraction", "data.max_invalid_fraction")) from None
 
 
 def _prepare(

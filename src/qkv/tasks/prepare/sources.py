@@ -109,7 +109,7 @@ class BuiltinSource:
 
     def records(self, problems: Problems, progress: Callable[[int, int], None] | None = None) -> Iterator[Record]:
         for number, example in enumerate(self.dataset.examples(self.split, stop=self.num_examples)):
-            problems.add_seen()
+            problems.num_seen += 1
             fields = {name: example[column] for name, column in self.columns.items()}
             yield Record(fields, FileLocation(self.description, number + 1))
             if progress and number % 1000 == 999:

@@ -144,7 +144,7 @@ def find_answers(
     good = []
     for number, example in enumerate(encoded):
         if isinstance(example, Exception):
-            problems.add_seen()
+            problems.num_seen += 1
             problems.skip("not encodable", records[number].location, str(example))
         elif example["context"]:
             good.append(number)

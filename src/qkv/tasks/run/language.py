@@ -104,7 +104,7 @@ def encode_records(
 ) -> tuple[list[Record], InMemoryExamples]:
     """Records that can be encoded and are not empty, and what they are then; the others go to `problems`."""
     good, examples = [], []
-    problems.add_seen(len(records))
+    problems.num_seen += len(records)
     for record, example in zip(records, encode(list(records)), strict=True):
         if isinstance(example, InvalidRecord):
             problems.skip(example.category, record.location, example.reason)
