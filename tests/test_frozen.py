@@ -27,7 +27,7 @@ RECIPE = {
     """,
     "tokenizer": "from_ kind vocab_size lowercase min_frequency",
     "model": """
-    preset from_ family overrides share_embeddings tie_embeddings freeze lora_rank lora_alpha lora_targets
+    preset from_ family overrides vectors share_embeddings tie_embeddings freeze lora_rank lora_alpha lora_targets
     """,
     "objective": """
     kind label_smoothing mask_prob mean_span_length whole_word_masking permute_sentences random_offset add_bos_eos

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from qkv.errors import QkvError
-from qkv.store.word_vectors import load_word_vectors
+from qkv.store.word_vectors import WordVectors, read_word_vectors
 
 VOCABULARY = {"the": 0, "cat": 1, "New York": 2, "Paris": 3, "dog": 4}
 
@@ -15,6 +15,13 @@ VOCABULARY = {"the": 0, "cat": 1, "New York": 2, "Paris": 3, "dog": 4}
 def embedding(rows: int = 5, width: int = 3) -> nn.Embedding:
     torch.manual_seed(0)
     return nn.Embedding(rows, width)
+
+
+def read(layer: nn.Embedding, path: Path, vocabulary: dict[str, int], *, lowercase: bool = False) -> WordVectors:
+    """Read a file and start an embedding from it."""
+    vectors = read_word_vectors(path, vocabulary, layer.embedding_dim, lowercase=lowercase)
+    vectors.apply(layer)
+    return vectors
 
 
 def write(folder: Path, text: str) -> Path:
@@ -28,51 +35,46 @@ def test_words_of_the_file_start_with_their_vectors_and_others_as_they_were(tmp_
     layer = embedding()
     before = layer.weight.detach().clone()
     path = write(tmp_path, header + "the 1 2 3\ncat 4 5 6\nunknown 7 8 9\nNew York -1 0.5 1e-3\n")
-    started = load_word_vectors(layer, path, VOCABULARY)
+    started = read(layer, path, VOCABULARY)
     assert torch.equal(layer.weight[:3], torch.tensor([[1, 2, 3], [4, 5, 6], [-1, 0.5, 1e-3]]))
     assert torch.equal(layer.weight[3:], before[3:])
-    assert (started.num_found, started.num_missing, started.bad_lines) == (3, 2, ())
+    assert started.describe(5) == f"{path}: 3 of 5 tokens start from its vectors, the other 2 from random ones"
 
 
 def test_lines_that_hold_no_vector_are_counted_by_number(tmp_path: Path) -> None:
     path = write(tmp_path, "the 1 2 3\ncat 4 5\ndog x y z\n\nParis 1 1 1\n")
-    started = load_word_vectors(embedding(), path, VOCABULARY)
+    started = read(embedding(), path, VOCABULARY)
     assert started.bad_lines == (2, 3, 4)
-    assert started.num_found == 2
+    assert started.describe(5).endswith("the other 3 from random ones; 3 lines have no vector, the first is line 2")
 
 
 def test_lower_case_is_looked_up_where_the_word_itself_is_not_there(tmp_path: Path) -> None:
     vocabulary = {"the": 0, "The": 1, "Cat": 2, "Paris": 3}
     layer = embedding()
     path = write(tmp_path, "the 1 1 1\ncat 2 2 2\nParis 3 3 3\nparis 4 4 4\n")
-    started = load_word_vectors(layer, path, vocabulary, lowercase=True)
+    started = read(layer, path, vocabulary, lowercase=True)
     assert layer.weight[:4, 0].tolist() == [1, 1, 2, 3]
-    assert started.num_found == 4
+    assert sorted(started.ids.tolist()) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("lines", ["paris 4 4 4\nParis 3 3 3\n", "Paris 3 3 3\nparis 4 4 4\n"], ids=["after", "before"])
 def test_a_word_as_it_stands_wins_wherever_it_comes(tmp_path: Path, lines: str) -> None:
     layer = embedding()
-    load_word_vectors(layer, write(tmp_path, lines), VOCABULARY, lowercase=True)
+    read(layer, write(tmp_path, lines), VOCABULARY, lowercase=True)
     assert layer.weight[3].tolist() == [3, 3, 3]
 
 
 def test_lower_case_is_not_looked_up_unasked(tmp_path: Path) -> None:
     with pytest.raises(QkvError, match="none of its words is in the vocabulary of 5"):
-        load_word_vectors(embedding(), write(tmp_path, "paris 1 2 3\n"), VOCABULARY)
-
-
-def test_words_beyond_the_embedding_are_left_out(tmp_path: Path) -> None:
-    started = load_word_vectors(embedding(rows=2), write(tmp_path, "cat 1 2 3\ndog 1 2 3\n"), VOCABULARY)
-    assert (started.num_found, started.num_missing) == (1, 1)
+        read(embedding(), write(tmp_path, "paris 1 2 3\n"), VOCABULARY)
 
 
 @pytest.mark.parametrize("text", ["the 1 2 3 4\n", "10 4\nthe 1 2 3 4\n"], ids=["glove", "word2vec"])
 def test_vectors_of_another_width_are_refused_with_both(tmp_path: Path, text: str) -> None:
-    with pytest.raises(QkvError, match="vectors of width 4 for an embedding of width 3; set width = 4"):
-        load_word_vectors(embedding(), write(tmp_path, text), VOCABULARY)
+    with pytest.raises(QkvError, match=r"its vectors have width 4, the embedding 3; set model.width = 4"):
+        read(embedding(), write(tmp_path, text), VOCABULARY)
 
 
 def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(QkvError, match=r"none.txt: cannot be read \(No such file or directory\)"):
-        load_word_vectors(embedding(), tmp_path / "none.txt", VOCABULARY)
+        read(embedding(), tmp_path / "none.txt", VOCABULARY)

@@ -1,7 +1,6 @@
-"""Embeddings that start from word vectors: GloVe's and word2vec's text files.
+"""Word vectors in the text formats of GloVe and word2vec, to start an embedding from.
 
-A line is a word and its numbers, separated by spaces; word2vec puts a line `count width` first, GloVe none. Words of
-the model's vocabulary that the file has start with its vectors, the others as the model starts them.
+A line holds a word and its numbers, separated by spaces. word2vec's first line is `count width`; GloVe has none.
 """
 
 from collections.abc import Mapping
@@ -9,76 +8,87 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from qkv.errors import QkvError
 
 
 @dataclass(frozen=True)
-class WordVectorReport:
-    """What `start_from_vectors` did."""
+class WordVectors:
+    """The vectors of those words of a vocabulary that a file has."""
 
-    num_found: int  # vocabulary entries that got a vector
-    num_missing: int  # vocabulary entries that did not
-    bad_lines: tuple[int, ...]  # lines that hold no vector of the right width, by number
+    path: Path
+    ids: Tensor  # (N,) token ids
+    vectors: Tensor  # (N, C)
+    bad_lines: tuple[int, ...]  # line numbers without a vector of the right width
+
+    @torch.no_grad()
+    def apply(self, embedding: nn.Embedding) -> None:
+        """Overwrite the rows of the embedding whose words the file has; the others keep their values."""
+        embedding.weight[self.ids] = self.vectors.to(embedding.weight)
+
+    def describe(self, vocab_size: int) -> str:
+        """A note on what was found."""
+        note = (
+            f"{self.path}: {len(self.ids):,} of {vocab_size:,} tokens start from its vectors, the other "
+            f"{vocab_size - len(self.ids):,} from random ones"
+        )
+        if self.bad_lines:
+            note += f"; {len(self.bad_lines):,} lines have no vector, the first is line {self.bad_lines[0]:,}"
+        return note
 
 
-@torch.no_grad()
-def load_word_vectors(
-    embedding: nn.Embedding, path: str | Path, vocabulary: Mapping[str, int], *, lowercase: bool = False
-) -> WordVectorReport:
-    """Overwrite the rows of `embedding` whose word the file has; the file is read once, line by line.
+def read_word_vectors(
+    path: str | Path, vocabulary: Mapping[str, int], width: int, *, lowercase: bool = False
+) -> WordVectors:
+    """Read the vectors of the words in `vocabulary` (word → id), line by line.
 
-    `vocabulary` maps words to ids; with `lowercase` a word that is not found as it stands is looked up in lower case.
+    With `lowercase`, a word that the file does not have as it is spelt gets the vector of its lower-case spelling.
     """
-    width = embedding.embedding_dim
     path = Path(path)
-    wanted = {word: i for word, i in vocabulary.items() if i < embedding.num_embeddings}
     lowered: dict[str, list[int]] = {}
     if lowercase:
-        for word, i in wanted.items():
+        for word, token_id in vocabulary.items():
             if word != word.lower():
-                lowered.setdefault(word.lower(), []).append(i)
-    exact: set[int] = set()  # ids whose word stands in the file as it is
-    found: set[int] = set()
-    bad: list[int] = []
+                lowered.setdefault(word.lower(), []).append(token_id)
+    as_spelt: dict[int, Tensor] = {}
+    by_lowercase: dict[int, Tensor] = {}
+    bad_lines: list[int] = []
     try:
         with path.open(encoding="utf-8", errors="replace", newline="\n") as lines:
             for number, line in enumerate(lines, 1):
                 parts = line.rstrip("\r\n ").split(" ")
-                if number == 1 and len(parts) == 2 and all(part.isdigit() for part in parts):
-                    _check_width(path, int(parts[1]), width)
-                    continue
                 if number == 1:
-                    _check_width(path, len(parts) - 1, width)
-                values = _parse_numbers(parts[-width:]) if len(parts) > width else None
-                if values is None:
-                    bad.append(number)
+                    has_header = len(parts) == 2 and all(part.isdigit() for part in parts)
+                    _check_width(path, int(parts[1]) if has_header else len(parts) - 1, width)
+                    if has_header:
+                        continue
+                vector = _parse_numbers(parts[-width:]) if len(parts) > width else None
+                if vector is None:
+                    bad_lines.append(number)
                     continue
-                word = " ".join(parts[:-width])  # a few of GloVe's words hold spaces
-                if word in wanted:
-                    exact.add(wanted[word])
-                chosen = [wanted[word]] if word in wanted else []
-                for i in (*chosen, *(i for i in lowered.get(word, ()) if i not in exact)):
-                    embedding.weight[i] = torch.tensor(values, dtype=embedding.weight.dtype)
-                    found.add(i)
+                word = " ".join(parts[:-width])  # a few of GloVe's words contain spaces
+                if word in vocabulary:
+                    as_spelt[vocabulary[word]] = vector
+                by_lowercase.update(dict.fromkeys(lowered.get(word, ()), vector))
     except OSError as error:
         raise QkvError(f"{path}: cannot be read ({error.strerror})") from error
+    found = by_lowercase | as_spelt
     if not found:
         raise QkvError(f"{path}: none of its words is in the vocabulary of {len(vocabulary)}; is it the right file?")
-    return WordVectorReport(len(found), embedding.num_embeddings - len(found), tuple(bad))
+    return WordVectors(path, torch.tensor(list(found)), torch.stack(list(found.values())), tuple(bad_lines))
 
 
-def _parse_numbers(parts: list[str]) -> list[float] | None:
+def _parse_numbers(parts: list[str]) -> Tensor | None:
     try:
-        return [float(part) for part in parts]
+        return torch.tensor([float(part) for part in parts])
     except ValueError:
         return None
 
 
-def _check_width(path: Path, theirs: int, ours: int) -> None:
-    if theirs != ours:
+def _check_width(path: Path, found: int, expected: int) -> None:
+    if found != expected:
         raise QkvError(
-            f"{path}: vectors of width {theirs} for an embedding of width {ours}; set width = {theirs}, "
-            f"or embedding_width = {theirs} to keep the model's width and project"
+            f"{path}: its vectors have width {found}, the embedding {expected}; set model.width = {found}, "
+            f"or model.embedding_width = {found} to keep the model's width and project"
         )

@@ -19,11 +19,13 @@ from qkv.data.problems import TooManyProblems
 from qkv.data.stream.random_bits import EpochRng
 from qkv.errors import QkvError, UsageError
 from qkv.models import Config, Network
+from qkv.store.word_vectors import WordVectors
 from qkv.tasks.prepare.evaluation_check import check_evaluation
 from qkv.tasks.prepare.model import ModelRequirements, build_config, build_network, checkpoint_notes
 from qkv.tasks.prepare.objective import JoinedExamples, Study
 from qkv.tasks.prepare.sources import DataSource, DataSources, PhaseProgress, cache_root, open_sources, sample_records
 from qkv.tasks.prepare.tokenizer import load_or_train_tokenizer
+from qkv.tasks.prepare.word_vectors import apply_word_vectors, load_word_vectors
 from qkv.text import Tokenizer
 from qkv.train.recipe.check import check_recipe
 from qkv.train.recipe.schema import Recipe
@@ -46,10 +48,14 @@ class PreparedRun:
     notes: list[str]  # what the user should know: what was skipped, cut, held out, left unsaid and decided
     problems: Problems  # what was bad in the training files
     fields: frozenset[str] = field(default_factory=frozenset)  # that records have
+    word_vectors: WordVectors | None = None  # what the embedding starts from, with `model.vectors`
 
     def build_network(self, device: torch.device | str = "cpu") -> Network:
         """The network to train, its weights fresh (a function of the seed) or a checkpoint's."""
-        return build_network(self.recipe, self.config, device)
+        network = build_network(self.recipe, self.config, device)
+        if self.word_vectors is not None:
+            apply_word_vectors(network, self.word_vectors)
+        return network
 
 
 def prepare(
@@ -96,6 +102,9 @@ def _prepare(
     wanted = ModelRequirements(tokenizer, classes, is_regression=scored, has_text_pairs=paired, max_length=longest)
     config = build_config(recipe, wanted)
     notes += checkpoint_notes(recipe, config, tokenizer)
+    word_vectors = load_word_vectors(recipe.model, config, tokenizer)
+    if word_vectors is not None:
+        notes.append(word_vectors.describe(tokenizer.vocab_size))
     valid_records = _sample_validation(sources.valid, recipe.train.eval_examples) if sources.valid else []
     check_evaluation(recipe, config, valid_records)
 
@@ -161,6 +170,7 @@ def _prepare(
         notes=notes,
         problems=problems,
         fields=fields,
+        word_vectors=word_vectors,
     )
 
 

@@ -154,6 +154,8 @@ def _model(recipe: Recipe) -> str:
     model, kind = recipe.model, recipe.objective.kind
     if model.preset and model.from_:
         return "model.preset is a shape and model.from a trained model: give one of them"
+    if model.vectors and model.from_:
+        return "model.vectors starts a new embedding, and model.from has a trained one: give one of them"
     if model.family and model.family not in FAMILIES[kind]:
         return f'model.family = "{model.family}" cannot learn {kind}; it needs {_choices(FAMILIES[kind])}'
     if model.lora_rank and model.freeze:

@@ -77,6 +77,7 @@ class ModelSection:
     from_: str = ""
     family: Literal["encoder", "decoder", "seq2seq", ""] = ""  # "": what the objective needs
     overrides: dict[str, Any] = field(default_factory=dict)
+    vectors: str = ""  # a file of word vectors (GloVe, word2vec) that a new model's embedding starts from
     share_embeddings: bool = True  # seq2seq with one tokenizer: source and target read one table
     tie_embeddings: bool = True  # lm, mlm: the output matrix is the embedding
     freeze: tuple[str, ...] = ()  # patterns of parameters that stay as they are, as "encoder.*"

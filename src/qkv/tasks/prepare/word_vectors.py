@@ -1,0 +1,38 @@
+"""`model.vectors`: the embedding of a new model starts from pre-trained word vectors (GloVe, word2vec)."""
+
+from qkv.models import Config, Network, Seq2Seq
+from qkv.store.word_vectors import WordVectors, read_word_vectors
+from qkv.text import Tokenizer
+from qkv.train.recipe.schema import ModelSection
+
+WORD_START_MARKS = ("Ġ", "▁")
+"""How byte-level BPE and SentencePiece mark a token that starts a word."""
+
+
+def load_word_vectors(section: ModelSection, config: Config, tokenizer: Tokenizer) -> WordVectors | None:
+    """The vectors for the embedding that reads the input (the source, in a seq2seq); None without `model.vectors`."""
+    if not section.vectors:
+        return None
+    stack = config.encoder or config.stack
+    return read_word_vectors(section.vectors, word_ids(tokenizer), stack.embedding_width or stack.width, lowercase=True)
+
+
+def word_ids(tokenizer: Tokenizer) -> dict[str, int]:
+    """The tokens that are whole words, without their marks. A token that is marked as the start of a word wins."""
+    plain: dict[str, int] = {}
+    marked: dict[str, int] = {}
+    for token_id in range(tokenizer.vocab_size):
+        token = tokenizer.id_to_token(token_id)
+        if token is None or token_id in tokenizer.special_ids:
+            continue
+        if token.startswith(WORD_START_MARKS):
+            marked[tokenizer.decode([token_id]).strip()] = token_id
+        else:
+            plain[token] = token_id
+    return plain | marked
+
+
+def apply_word_vectors(network: Network, vectors: WordVectors) -> None:
+    """Overwrite the embedding of the tokens that the file has."""
+    embedding = network.source_embedding if isinstance(network, Seq2Seq) else network.embedding
+    vectors.apply(embedding.token)
