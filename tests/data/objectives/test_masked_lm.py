@@ -101,7 +101,7 @@ def test_whole_words_keep_the_share_on_average():
 
 @pytest.mark.parametrize("choice", [{"mask_prob": 0.0}, {"mask_prob": 1.5}, {"replace_prob": 0.8, "random_prob": 0.3}])
 def test_impossible_shares_are_refused(choice):
-    with pytest.raises(UsageError, match="masking"):
+    with pytest.raises(UsageError, match="mask_prob"):
         TokenMasking(mask_token_id=1, vocab_size=10, **choice)
 
 

@@ -104,12 +104,12 @@ def test_too_few_sentinels_are_counted():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: SpanCorruption(documents([3]), tokenizer(), max_source_length=32, mask_prob=1.0), "density = 1.0"),
+        (lambda: SpanCorruption(documents([3]), tokenizer(), max_source_length=32, mask_prob=1.0), "mask_prob = 1.0"),
         (
             lambda: SpanCorruption(documents([3]), tokenizer(), max_source_length=32, mean_span_length=0.5),
-            "mean_span = 0.5",
+            "mean_span_length = 0.5",
         ),
-        (lambda: Denoising(documents([3]), tokenizer(), max_length=32, mask_prob=0.0), "share = 0.0"),
+        (lambda: Denoising(documents([3]), tokenizer(), max_length=32, mask_prob=0.0), "mask_prob = 0.0"),
         (
             lambda: NextSentence(marked_texts(), tokenizer("bos-eos"), max_length=32, template=SpecialTokenTemplate()),
             "sep",
@@ -140,5 +140,5 @@ def test_pairs_that_do_not_fit_are_counted(too_long, expected):
 
 
 def test_pairs_that_do_not_fit_stop_the_run_unless_a_choice_is_made():
-    with pytest.raises(QkvError, match=r"2 of 4 records are too long.*needs 21 places and length is 10.*too_long"):
+    with pytest.raises(QkvError, match=r"2 of 4 records are too long.*needs 21 tokens, and max_length is 10.*too_long"):
         Seq2SeqLM(paired([(2, 2), (2, 20), (12, 2), (1, 1)]), tokenizer(), max_length=10, max_source_length=8)

@@ -105,7 +105,7 @@ def test_one_text_with_a_score():
 
 def test_the_longer_text_is_cut_first():
     examples = InMemoryExamples([{"first": list(range(200, 212)), "second": [150, 151], "label": [0]}])
-    with pytest.raises(QkvError, match="needs 17 places and length is 10"):
+    with pytest.raises(QkvError, match="needs 17 tokens, and max_length is 10"):
         Classification(examples, tokenizer(), max_length=10)
     objective = Classification(examples, tokenizer(), max_length=10, too_long="truncate")
     assert built(objective)[0]["ids"] == [ROLES.cls, *range(200, 205), ROLES.sep, 150, 151, ROLES.sep]
@@ -193,12 +193,12 @@ def test_a_span_outside_the_passage_is_no_answer(span):
 
 
 def test_an_overlap_that_leaves_nothing_is_refused():
-    with pytest.raises(UsageError, match="overlap = 27 leaves nothing"):
+    with pytest.raises(UsageError, match="overlap = 27 leaves no room"):
         answers(overlap=27)
 
 
 def test_long_questions_are_an_error_or_a_choice_that_is_counted():
-    with pytest.raises(QkvError, match="needs 4 places and question_length is 3"):
+    with pytest.raises(QkvError, match="needs 4 tokens, and max_question_length is 3"):
         answers(max_question_length=3)
     cut = answers(max_question_length=3, too_long="truncate")
     assert (cut.tally.truncated, cut.tally.lost_tokens) == (12, 12)

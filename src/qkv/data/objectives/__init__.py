@@ -1,17 +1,19 @@
-"""Objectives: what a model is asked to learn from encoded examples, one file each.
+"""Objectives: what a model learns from encoded examples, one file each; `table.py` has a row for each of them.
 
-| class | learns to | reads the fields |
+| class | the model learns to predict | fields |
 |---|---|---|
-| `NextToken` | say the next token of documents; of chats, the answers only | `ids` (`answer`) |
-| `MaskedLM` | say hidden tokens | `ids` (`words`) |
-| `NextSentence` | say hidden tokens, and whether two parts follow each other | `ids`, `sentences` (`words`) |
-| `SpanCorruption` | write the spans cut out of a text | `ids` |
-| `Denoise` | write a spoiled text back whole | `ids` (`sentences`) |
-| `Pairs` | write a target for a source | `source`, `target` |
-| `Classify` | say the class of one or two texts, or a score | `first` (`second`), `label` or `score` |
-| `Tags` | say the tag of each word | `ids`, `tags` |
-| `Answers` | point at an answer in a passage | `question`, `context`, `answer` |
-| `Contrast` | bring the vectors of matching texts together | `first`, `second` (`score`) |
+| `CausalLM` | the next token of documents; of chats, only the answers | `ids` (`answer`) |
+| `MaskedLM` | masked tokens | `ids` (`words`) |
+| `NextSentence` | masked tokens, and whether two segments follow each other | `ids`, `sentences` (`words`) |
+| `SpanCorruption` | the spans removed from a text | `ids` |
+| `Denoising` | the original of a corrupted text | `ids` (`sentences`) |
+| `Seq2SeqLM` | a target for a source | `source`, `target` |
+| `Classification` | the class of one or two texts, or a score | `first` (`second`), `label` or `score` |
+| `Tagging` | the tag of each word | `ids`, `tags` |
+| `QuestionAnswering` | the start and end of an answer in a passage | `question`, `context`, `answer` |
+| `Contrastive` | embeddings: those of matching texts are close | `first`, `second` (`score`) |
+
+Fields in parentheses are optional.
 """
 
 from qkv.data.objectives.base import IGNORE_INDEX, FlatExamples, Objective, Tally

@@ -1,7 +1,7 @@
-"""What every objective is: a view of encoded examples as training examples, with lengths known before they are made.
+"""What every objective provides: encoded records seen as training examples whose lengths are known in advance.
 
 Packing needs only `lengths`; tokens are read when a batch is built. Both are pure functions of the examples' numbers
-and of a `Draw` (seed and epoch), for many examples at once.
+and of an `EpochRng` (seed and epoch), for many examples at once.
 """
 
 from collections.abc import Sequence
@@ -15,17 +15,17 @@ from qkv.data.ragged import Ints
 from qkv.data.stream.random_bits import EpochRng
 from qkv.errors import QkvError, UsageError, suggest_name
 
-IGNORE_INDEX = -100  # a label place that is not trained on
+IGNORE_INDEX = -100  # the label of a position that the loss ignores
 
 TooLongPolicy = Literal["error", "skip", "truncate", "split"]
 
 
 @dataclass
 class FlatExamples:
-    """n training examples, each field laid end to end. `source_…` is the encoder's side of pairs.
+    """n training examples, each field concatenated over them. `source_…` is what an encoder reads for a decoder.
 
-    `labels[i]` is what the model should say at place i: an id, or `IGNORE`. Per example: a class, a score, and the
-    first and last place of an answer counted inside the example.
+    `labels[i]` is the token id to predict at position i, or `IGNORE_INDEX`. Each example may also have a class, a
+    score, or the first and last position of an answer, counted from the start of the example.
     """
 
     lengths: Ints  # (n,)
@@ -41,7 +41,7 @@ class FlatExamples:
 
 @dataclass
 class Tally:
-    """What became of the records: nothing is left out or cut without being counted here.
+    """What became of the records: everything that is left out or truncated is counted here.
 
     >>> print(Tally(records=10, examples=12, tokens=5000, split=2))
     10 records give 12 examples of 5,000 tokens an epoch; 2 split
@@ -49,57 +49,67 @@ class Tally:
 
     records: int = 0
     examples: int = 0  # training examples in an epoch
-    tokens: int = 0  # the tokens of text in them, source and target together
+    tokens: int = 0  # their tokens without special tokens, source and target together
     split: int = 0  # records that give several examples
-    empty: int = 0  # records in which there is nothing to learn from
+    empty: int = 0  # records without anything to learn from
     skipped: int = 0  # records left out because they are too long
     truncated: int = 0  # records shortened because they are too long
-    lost_tokens: int = 0  # tokens not trained on because their records were skipped or cut
+    lost_tokens: int = 0  # tokens of skipped and truncated records that are not trained on
 
     def to_dict(self) -> dict[str, int]:
+        """The counts by name, for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
         text = f"{self.records:,} records give {self.examples:,} examples of {self.tokens:,} tokens an epoch"
-        names = {
-            "split": "split",
-            "empty": "empty",
-            "skipped": "skipped",
-            "truncated": "truncated",
-            "lost_tokens": "tokens lost",
-        }
-        notes = ", ".join(f"{value:,} {told}" for name, told in names.items() if (value := getattr(self, name)))
-        return f"{text}; {notes}" if notes else text
+        counts = [
+            f"{getattr(self, name):,} {name}"
+            for name in ("split", "empty", "skipped", "truncated")
+            if getattr(self, name)
+        ]
+        if self.lost_tokens:
+            counts.append(f"{self.lost_tokens:,} tokens lost")
+        return f"{text}; {', '.join(counts)}" if counts else text
 
 
 class Objective(Protocol):
-    """Encoded examples seen as training examples.
-
-    `capacity` is (row length,), or (target row length, source row length) for pairs. `outputs` names the optional parts
-    of `Pieces` that it makes. `count` may differ a little between epochs where windows are shifted.
-    """
+    """Encoded records seen as training examples."""
 
     @property
-    def examples(self) -> EncodedExamples: ...
+    def examples(self) -> EncodedExamples:
+        """The encoded records."""
+        ...
+
     @property
-    def capacity(self) -> tuple[int, ...]: ...
+    def capacity(self) -> tuple[int, ...]:
+        """The longest sequence: (max_length,), or (max_length, max_source_length) where there is a source."""
+        ...
+
     @property
-    def outputs(self) -> frozenset[str]: ...
+    def outputs(self) -> frozenset[str]:
+        """The optional fields of `FlatExamples` that are set; "source" stands for both source fields."""
+        ...
+
     @property
-    def tally(self) -> Tally: ...
+    def tally(self) -> Tally:
+        """What became of the records."""
+        ...
+
     @property
-    def pad_token_id(self) -> int: ...
+    def pad_token_id(self) -> int:
+        """The id that fills up sequences."""
+        ...
 
     def num_examples(self, rng: EpochRng) -> int:
-        """How many training examples an epoch has."""
+        """The number of training examples in an epoch; with a random offset of windows it varies a little."""
         ...
 
     def lengths(self, examples: Ints, rng: EpochRng) -> Ints:
-        """(n,) examples → (n, streams): the places each takes in its rows; all 0 where it is left out."""
+        """(n,) examples → (n, sides): the lengths of target and source (if any); 0 for one that is left out."""
         ...
 
     def build(self, examples: Ints, rng: EpochRng) -> FlatExamples:
-        """The examples themselves. Never asked for one whose lengths are 0."""
+        """The examples themselves; never called with one whose lengths are 0."""
         ...
 
     def origin(self, example: int, rng: EpochRng) -> str:
@@ -108,44 +118,42 @@ class Objective(Protocol):
 
 
 def check_choice(key: str, value: str, allowed: Sequence[str]) -> None:
-    """Raise where a named choice is none of the allowed ones."""
+    """Raise an error if a named choice is not one of the allowed values."""
     if value not in allowed:
         raise UsageError(f"{key} = {value!r} is not possible here; {suggest_name(value, allowed)}")
 
 
 def check_length(key: str, value: int, minimum: int) -> None:
-    """Raise where a row length cannot hold even the smallest example."""
+    """Raise an error if a sequence length is too short for the smallest possible example."""
     if value < minimum:
-        raise UsageError(f"{key} = {value} is too short: this objective needs at least {minimum} places in a row")
+        raise UsageError(f"{key} = {value} is too short: this objective needs at least {minimum} tokens in a sequence")
 
 
 def require_token(role: str, token_id: int | None, objective: str) -> int:
-    """The id of a special token without which an objective cannot work."""
+    """The id of a special token that an objective cannot work without."""
     if token_id is None:
-        raise UsageError(
-            f"{objective} needs a tokenizer with a token for the role {role!r}; train or load one that has it"
-        )
+        raise UsageError(f"{objective} needs a tokenizer with a {role!r} token; train or load one that has it")
     return token_id
 
 
 def too_long_error(
-    is_too_long: np.ndarray, sizes: Sequence[tuple[str, np.ndarray, int]], allowed: Sequence[str]
+    is_too_long: np.ndarray, lengths: Sequence[tuple[str, np.ndarray, int]], allowed: Sequence[str]
 ) -> QkvError:
-    """The error for records that do not fit: how many, which is the worst, and what can be done.
+    """The error for records that do not fit: how many, the longest of them, and what to change.
 
-    `sizes` holds, for each kind of row, its name, the places every record needs there, and the places there are.
+    `lengths` holds, for each side of the sequences, the name of its limit, every record's length, and the limit.
     """
-    name, needed, limit = max(sizes, key=lambda size: float(size[1].max() / size[2]))
-    worst = int(needed.argmax())
+    name, needed, limit = max(lengths, key=lambda side: float(side[1].max() / side[2]))
+    longest = int(needed.argmax())
     choices = " or ".join(f'"{choice}"' for choice in allowed if choice != "error")
     return QkvError(
-        f"{int(is_too_long.sum()):,} of {len(is_too_long):,} records are too long; the longest, record {worst:,}, needs "
-        f"{int(needed[worst]):,} places and {name} is {limit:,}. Raise {name}, or set too_long = {choices}"
+        f"{int(is_too_long.sum()):,} of {len(is_too_long):,} records are too long: the longest, record {longest:,}, "
+        f"needs {int(needed[longest]):,} tokens, and {name} is {limit:,}. Raise {name}, or set too_long = {choices}"
     )
 
 
 def describe_record(examples: EncodedExamples, record: int, start: int | None = None, length: int = 0) -> str:
-    """A record, or some of its tokens, in words; with the file and line where the examples know them."""
-    where = getattr(examples, "location", None)
-    told = f"record {record}" if where is None else f"record {record} ({where(record)})"
-    return told if start is None else f"{told}, tokens {start}–{start + length - 1}"
+    """A record, or a range of its tokens, in words; with its file and line where these are known."""
+    location = getattr(examples, "location", None)
+    name = f"record {record}" if location is None else f"record {record} ({location(record)})"
+    return name if start is None else f"{name}, tokens {start}–{start + length - 1}"

@@ -1,7 +1,7 @@
-"""Next token (GPT): at every place of a document, say which token follows.
+"""Causal language modelling (GPT): at every position of a document, predict the next token.
 
-A document is laid out as start, its tokens, end; windows of it follow each other so that every token is predicted
-exactly once an epoch. The same with the loss on some tokens only is how chats are learnt.
+A document is laid out as BOS, its tokens, EOS. Its windows are consecutive, so that every token is predicted exactly
+once an epoch. Chats are learnt the same way, with a loss mask that selects the answers.
 """
 
 import numpy as np
@@ -15,10 +15,10 @@ from qkv.text import Tokenizer
 
 
 class CausalLM(WindowedDocuments):
-    """Documents (`ids`) as rows of next-token prediction.
+    """Next-token prediction over documents (`ids`).
 
-    `trained` names a field of 0s and 1s beside the tokens: only those marked 1 are learnt (a chat's answers). `framed`
-    lays the start token (the end token where there is none) before a document and the end token after it.
+    `loss_mask_field` names a field with a 0 or 1 for each token: only tokens marked 1 are learnt (a chat's answers).
+    `add_bos_eos` puts the BOS token (EOS if there is none) before each document and EOS after it.
     """
 
     def __init__(
@@ -33,34 +33,36 @@ class CausalLM(WindowedDocuments):
         add_bos_eos: bool = True,
     ):
         require_fields(examples, "ids", *([loss_mask_field] if loss_mask_field else []))
-        check_length("length", max_length, 1)
-        roles = tokenizer.special_tokens
-        first = roles.bos if roles.bos is not None else roles.eos
+        check_length("max_length", max_length, 1)
+        special = tokenizer.special_tokens
+        bos = special.bos if special.bos is not None else special.eos
         self.examples = examples
-        self.bos = (first,) if add_bos_eos and first is not None else ()
-        self.eos = (roles.eos,) if add_bos_eos and roles.eos is not None else ()
+        self.bos = (bos,) if add_bos_eos and bos is not None else ()
+        self.eos = (special.eos,) if add_bos_eos and special.eos is not None else ()
         self.loss_mask_field = loss_mask_field
-        self.pad_token_id = roles.pad or 0
+        self.pad_token_id = special.pad or 0
         self.capacity = (max_length,)
         self.outputs = frozenset({"labels"})
-        # n tokens in a row give n − 1 predictions: the last one has nothing after it.
+        # n tokens give n − 1 predictions: nothing follows the last one.
         extra = len(self.bos) + len(self.eos) - 1
         self.windows = Windows(
             examples.lengths("ids"), max_length, extra_units=extra, too_long=too_long, random_offset=random_offset
         )
 
     def lengths(self, examples: Ints, rng: EpochRng) -> Ints:
+        """The number of predictions in each window: (n, 1)."""
         return self.windows.locate(examples, rng)[2][:, None]
 
     def build(self, examples: Ints, rng: EpochRng) -> FlatExamples:
+        """Windows of documents, with the next token as the label."""
         record, first, count = self.windows.locate(examples, rng)
         tokens = slice_with_bos_eos(self.examples, "ids", record, first, count + 1, self.bos, self.eos)
         inputs = ragged_index(ragged_starts(count + 1), count)  # all but the last token of each window
         labels = tokens[inputs + 1]
         if self.loss_mask_field:
             ones = (1,) * len(self.bos), (1,) * len(self.eos)
-            marks = slice_with_bos_eos(self.examples, self.loss_mask_field, record, first, count + 1, *ones)
-            labels = np.where(marks[inputs + 1] != 0, labels, IGNORE_INDEX)
+            loss_mask = slice_with_bos_eos(self.examples, self.loss_mask_field, record, first, count + 1, *ones)
+            labels = np.where(loss_mask[inputs + 1] != 0, labels, IGNORE_INDEX)
         return FlatExamples(lengths=count, ids=tokens[inputs], labels=labels)
 
 
@@ -73,19 +75,19 @@ def slice_with_bos_eos(
     bos: tuple[int, ...],
     eos: tuple[int, ...],
 ) -> Ints:
-    """Slices of records as if each had the ids `first` (none or one) before and `last` (none or one) after its tokens.
+    """Slices of records as if each record had `bos` (no id or one) before its tokens and `eos` (no id or one) after.
 
-    Slice i is places start[i] … start[i] + count[i] − 1 of the framed record; all lie inside it. Flat.
+    Slice i has `count[i]` tokens from `start[i]` on, all inside the record. The slices are concatenated.
     """
     length = np.asarray(examples.lengths(field)[record], np.int64)
     begin = np.clip(start - len(bos), 0, length)
     end = np.clip(start + count - len(bos), 0, length)
     tokens, _ = examples.gather(field, record, begin, end - begin)
-    place = ragged_starts(count)
     if not bos and not eos:
         return tokens
+    slice_start = ragged_starts(count)
     flat = np.full(int(count.sum()), eos[0] if eos else 0, np.int32)
-    flat[ragged_index(place + begin - (start - len(bos)), end - begin)] = tokens
+    flat[ragged_index(slice_start + begin - (start - len(bos)), end - begin)] = tokens
     if bos:
-        flat[place[start == 0]] = bos[0]
+        flat[slice_start[start == 0]] = bos[0]
     return flat

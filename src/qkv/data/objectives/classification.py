@@ -1,4 +1,4 @@
-"""Classification of one or two texts: a class, or a number such as how alike two sentences are."""
+"""Classification of one or two texts: a class, or a score such as the similarity of two sentences."""
 
 import numpy as np
 
@@ -12,9 +12,9 @@ from qkv.text import Tokenizer
 
 
 class Classification(WholeRecords):
-    """Examples with `first`, perhaps `second`, and `label` (or `score`, a number).
+    """Examples with `first`, optionally `second`, and `label` (or `score`, a number).
 
-    Of two texts that are cut because they do not fit together, the longer gives first.
+    If two texts do not fit together, the longer one is truncated first.
     """
 
     def __init__(
@@ -32,46 +32,43 @@ class Classification(WholeRecords):
         self.is_pair = "second" in examples.fields
         self.too_long = too_long
         self.template = template or SpecialTokenTemplate.from_tokenizer(tokenizer)
-        check_length("length", max_length, self.template.num_special_tokens(self.is_pair) + 2)
+        self.num_special_tokens = self.template.num_special_tokens(self.is_pair)
+        check_length("max_length", max_length, self.num_special_tokens + 2)
         self.pad_token_id = tokenizer.special_tokens.pad or 0
         self.capacity = (max_length,)
-        self.num_special_tokens = self.template.num_special_tokens(self.is_pair)
-        self.outputs = frozenset(
-            {"scores" if self.target_field == "score" else "class_ids", *(["token_type_ids"] if self.is_pair else [])}
-        )
+        target = "scores" if self.target_field == "score" else "class_ids"
+        self.outputs = frozenset({target, "token_type_ids"} if self.is_pair else {target})
         self.count_records()
 
     def required_lengths(self, examples: Ints | slice) -> Ints:
+        """The length of both texts with special tokens: (n, 1)."""
         one, two = self._text_lengths(examples)
-        places: Ints = one + two + self.template.num_special_tokens(self.is_pair)
-        return places[:, None]
+        lengths: Ints = one + two + self.num_special_tokens
+        return lengths[:, None]
 
     def build(self, examples: Ints, rng: EpochRng) -> FlatExamples:
-        one, two = truncate_pair(
-            *self._text_lengths(examples), self.capacity[0] - self.template.num_special_tokens(self.is_pair)
-        )
-        nothing = np.zeros_like(one)
-        first = self.examples.gather("first", examples, nothing, one)[0], one
-        second = (self.examples.gather("second", examples, nothing, two)[0], two) if self.is_pair else None
+        """Texts, or pairs with token types, and their classes or scores."""
+        one, two = truncate_pair(*self._text_lengths(examples), self.capacity[0] - self.num_special_tokens)
+        first = self.gather_first("first", examples, one)
+        second = self.gather_first("second", examples, two) if self.is_pair else None
         ids, lengths = self.template.add_special_tokens(first, second)
-        pieces = FlatExamples(
-            lengths, ids, token_type_ids=self.template.token_type_ids(one, two) if self.is_pair else None
+        target, _ = self.examples.gather(self.target_field, examples)
+        return FlatExamples(
+            lengths,
+            ids,
+            token_type_ids=self.template.token_type_ids(one, two) if self.is_pair else None,
+            class_ids=target if self.target_field == "label" else None,
+            scores=target if self.target_field == "score" else None,
         )
-        answer, _ = self.examples.gather(self.target_field, examples)
-        if self.target_field == "score":
-            pieces.scores = answer
-        else:
-            pieces.class_ids = answer
-        return pieces
 
     def _text_lengths(self, examples: Ints | slice) -> tuple[Ints, Ints]:
-        """The lengths of both texts, 0 for one that is not there."""
+        """The lengths of both texts, 0 for a second text that is not there."""
         one = self.field_lengths("first", examples)
         return one, self.field_lengths("second", examples) if self.is_pair else np.zeros_like(one)
 
 
 def truncate_pair(one: Ints, two: Ints, max_total: int) -> tuple[Ints, Ints]:
-    """Lengths of two texts, cut so that together they fit: the longer gives first.
+    """The lengths of two texts truncated to fit together, the longer one first.
 
     >>> [part.tolist() for part in truncate_pair(np.array([9, 2, 4]), np.array([2, 9, 4]), 6)]
     [[4, 2, 3], [2, 4, 3]]

@@ -1,7 +1,7 @@
 """Contrastive pairs for embeddings: two texts that belong together, among others that do not.
 
-The first text of each pair lies in the source row, the second in the target row, under the same segment number. Both
-rows go through the same encoder; a pair's two vectors should be near each other and far from those of other pairs.
+The first text of each pair lies in the source sequence and the second in the target sequence, under the same document
+id. The same encoder reads both; the two vectors of a pair should be close to each other and far from other pairs'.
 """
 
 import numpy as np
@@ -16,11 +16,11 @@ from qkv.data.stream.random_bits import EpochRng
 from qkv.errors import UsageError
 from qkv.text import Tokenizer
 
-TARGET_AND_SOURCE = ("second", "first")  # target row, source row
+TARGET_AND_SOURCE = ("second", "first")  # the field of each side
 
 
 class Contrastive(WholeRecords):
-    """Examples with `first` and `second`, and perhaps `score`, how near to each other they should be."""
+    """Examples with `first` and `second`, and optionally `score`: the wanted cosine of their vectors."""
 
     def __init__(
         self,
@@ -40,40 +40,38 @@ class Contrastive(WholeRecords):
         self.pad_token_id = tokenizer.special_tokens.pad or 0
         if max_source_length is None:
             max_source_length = proportional_source_length(max_length, self.required_lengths(slice(None)))
-        check_length("length", max_length, self.template.num_special_tokens() + 1)
-        check_length("source_length", max_source_length, self.template.num_special_tokens() + 1)
+        minimum = self.template.num_special_tokens() + 1
+        check_length("max_length", max_length, minimum)
+        check_length("max_source_length", max_source_length, minimum)
         self.capacity = (max_length, max_source_length)
         self.num_special_tokens = 2 * self.template.num_special_tokens()
-        self.outputs = frozenset({"source", *(["scores"] if self.has_scores else [])})
+        self.outputs = frozenset({"source", "scores"} if self.has_scores else {"source"})
         self.count_records()
         self._check_scores()
 
     def _check_scores(self) -> None:
-        """Scores are compared with cosines: of larger ones, all would ask for the same."""
+        """Scores are compared with cosines, so they must lie between −1 and 1."""
         if not self.has_scores or not len(self.examples):
             return
         scores = self.examples.gather("score", np.arange(len(self.examples)))[0]
-        least, most = float(np.nanmin(scores)), float(np.nanmax(scores))
-        if least < -1 or most > 1:
+        lowest, highest = float(np.nanmin(scores)), float(np.nanmax(scores))
+        if lowest < -1 or highest > 1:
             raise UsageError(
-                f"the scores of these pairs go from {least:g} to {most:g}, and the cosine that they are compared with "
-                f"from -1 to 1: bring them there, say by dividing them by {max(-least, most):g}"
+                f"the scores of these pairs go from {lowest:g} to {highest:g}, and the cosine that they are compared "
+                f"with goes from -1 to 1: rescale them, for example by dividing by {max(-lowest, highest):g}"
             )
 
     def required_lengths(self, examples: Ints | slice) -> Ints:
-        return (
-            np.stack([self.field_lengths(side, examples) for side in TARGET_AND_SOURCE], axis=1)
-            + self.template.num_special_tokens()
-        )
+        """The lengths of both texts with special tokens: (n, 2)."""
+        lengths = [self.field_lengths(field, examples) for field in TARGET_AND_SOURCE]
+        return np.stack(lengths, axis=1) + self.template.num_special_tokens()
 
     def build(self, examples: Ints, rng: EpochRng) -> FlatExamples:
-        counts = (
-            np.minimum(self.required_lengths(examples), self.capacity) - self.template.num_special_tokens()
-        )  # (n, 2)
-        nothing = np.zeros(len(counts), np.int64)
+        """The second text as the target and the first as the source, each with special tokens; and the scores."""
+        kept = np.minimum(self.required_lengths(examples), self.capacity) - self.template.num_special_tokens()  # (n, 2)
         (ids, lengths), (source_ids, source_lengths) = (
-            self.template.add_special_tokens((self.examples.gather(side, examples, nothing, count)[0], count))
-            for side, count in zip(TARGET_AND_SOURCE, counts.T, strict=True)
+            self.template.add_special_tokens(self.gather_first(field, examples, count))
+            for field, count in zip(TARGET_AND_SOURCE, kept.T, strict=True)
         )
         scores = self.examples.gather("score", examples)[0] if self.has_scores else None
         return FlatExamples(lengths, ids, source_lengths=source_lengths, source_ids=source_ids, scores=scores)

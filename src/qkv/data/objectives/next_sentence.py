@@ -1,8 +1,9 @@
-"""Masked language modelling with next-sentence prediction (BERT's own pre-training).
+"""Masked language modelling with next-sentence prediction (BERT's original pre-training).
 
-A document is cut, at sentence ends where it can be, into parts of at most half a row; two parts that follow each other
-are an example. In half of the examples the second part is exchanged for that of another document, and the model says
-which (0: it follows, 1: it does not). Exchanging, instead of drawing a stranger, shows every token once an epoch.
+A document is cut, at sentence ends if possible, into segments of at most half a sequence; two consecutive segments are
+an example. In half of the examples the second segment is swapped with that of another document, and the model predicts
+whether the second segment follows the first (0) or not (1). Because segments are swapped, not sampled, every token is
+seen exactly once an epoch.
 """
 
 from bisect import bisect_right
@@ -18,13 +19,13 @@ from qkv.data.stream.random_bits import EpochRng, to_uniform
 from qkv.errors import UsageError
 from qkv.text import Tokenizer
 
-RECORDS_PER_READ = 4096  # records cut in one go
+RECORDS_PER_READ = 4096  # records cut at a time
 
 
 class NextSentence:
-    """Documents (`ids`, `sentences`) as pairs of parts with hidden tokens.
+    """Documents (`ids`, `sentences`) as pairs of segments with masked tokens.
 
-    A document's last part may have none to follow it: it stands alone and has no next-sentence label.
+    If a document has an odd number of segments, the last one is an example without a next-sentence label.
     """
 
     def __init__(
@@ -42,16 +43,17 @@ class NextSentence:
         self.template = template or SpecialTokenTemplate.from_tokenizer(tokenizer)
         if not self.template.separator:
             raise UsageError(
-                "next-sentence prediction needs a tokenizer with a separator or end token between two texts"
+                "next-sentence prediction needs a tokenizer that puts a separator or EOS token between two texts"
             )
-        check_length("length", max_length, self.template.num_special_tokens(pair=True) + 2)
+        num_special_tokens = self.template.num_special_tokens(pair=True)
+        check_length("max_length", max_length, num_special_tokens + 2)
         self.masking = TokenMasking.from_tokenizer(tokenizer, mask_prob)
         self.whole_word_masking = whole_word_masking
         self.pad_token_id = tokenizer.special_tokens.pad or 0
         self.capacity = (max_length,)
         self.outputs = frozenset({"labels", "token_type_ids", "class_ids"})
-        # (N, 4): record, where the first part begins, its length, the length of the second (0: none)
-        self.segment_pairs = cut_into_pairs(examples, (max_length - self.template.num_special_tokens(pair=True)) // 2)
+        # (N, 4): record, start of the first segment, its length, length of the second segment (0: none)
+        self.segment_pairs = cut_into_pairs(examples, (max_length - num_special_tokens) // 2)
         tokens = np.asarray(examples.lengths("ids"), np.int64)
         self.tally = Tally(
             records=len(tokens),
@@ -62,80 +64,84 @@ class NextSentence:
         )
 
     def num_examples(self, rng: EpochRng) -> int:
+        """The number of segment pairs."""
         return len(self.segment_pairs)
 
     def origin(self, example: int, rng: EpochRng) -> str:
+        """The record and token range of a segment pair before swapping, for messages."""
         record, start, one, two = (int(value) for value in self.segment_pairs[example])
         return describe_record(self.examples, record, start, one + two)
 
     def second_segment_owner(self, examples: Ints, rng: EpochRng) -> Ints:
-        """Whose second part each example shows: its own, or that of the one it exchanges with."""
-        count = len(self.segment_pairs)
+        """The example whose second segment each example shows: itself, or the one that it swaps with."""
+        n = len(self.segment_pairs)
         # i ↔ c − i (mod n) pairs every example with another one, and is its own inverse.
-        other = (rng.hash64("partner") % count - np.asarray(examples)) % count
-        coin = to_uniform(rng.keys("exchange", np.minimum(examples, other))) < 0.5
+        other = (rng.hash64("partner") % n - np.asarray(examples)) % n
+        wants_swap = to_uniform(rng.keys("exchange", np.minimum(examples, other))) < 0.5
         mine, theirs = self.segment_pairs[examples], self.segment_pairs[other]
-        possible = (mine[:, 3] > 0) & (theirs[:, 3] > 0) & (mine[:, 0] != theirs[:, 0])
-        return np.where(coin & possible, other, examples)
+        can_swap = (mine[:, 3] > 0) & (theirs[:, 3] > 0) & (mine[:, 0] != theirs[:, 0])
+        return np.where(wants_swap & can_swap, other, examples)
 
     def lengths(self, examples: Ints, rng: EpochRng) -> Ints:
+        """The length of both segments with special tokens: (n, 1)."""
         first = self.segment_pairs[examples, 2]
         second = self.segment_pairs[self.second_segment_owner(examples, rng), 3]
-        places: Ints = (
-            first + second + self.template.num_special_tokens() + np.where(second > 0, len(self.template.separator), 0)
-        )
-        return places[:, None]
+        separator = np.where(second > 0, len(self.template.separator), 0)
+        lengths: Ints = first + second + self.template.num_special_tokens() + separator
+        return lengths[:, None]
 
     def build(self, examples: Ints, rng: EpochRng) -> FlatExamples:
-        partner = self.second_segment_owner(examples, rng)
+        """Pairs of segments with masked tokens, token types, and whether the second segment follows the first."""
+        owner = self.second_segment_owner(examples, rng)
         record, start, one, _ = self.segment_pairs[examples].T
-        record_two, start_two, one_two, two = self.segment_pairs[partner].T
-        second = np.repeat(np.tile([False, True], len(one)), np.stack([one, two], axis=1).reshape(-1))  # (tokens,)
+        other_record, other_start, other_one, two = self.segment_pairs[owner].T
+        lengths_in_turn = np.stack([one, two], axis=1).reshape(-1)
+        is_second = np.repeat(np.tile([False, True], len(one)), lengths_in_turn)  # (tokens,)
 
-        def texts(field: str) -> Ints:
-            """Both parts of each example, end to end."""
-            first_part, _ = self.examples.gather(field, record, start, one)
-            second_part, _ = self.examples.gather(field, record_two, start_two + one_two, two)
-            return ragged_join([(first_part, one), (second_part, two)])[0]
+        def gather_pairs(field: str) -> Ints:
+            """Both segments of each example, concatenated."""
+            first_segment, _ = self.examples.gather(field, record, start, one)
+            second_segment, _ = self.examples.gather(field, other_record, other_start + other_one, two)
+            return ragged_join([(first_segment, one), (second_segment, two)])[0]
 
-        # A word of one part is never one with a word of the other, though their numbers may be equal.
-        words = 2 * texts("words") + second if self.whole_word_masking else None
-        seen, labels = self.masking(texts("ids"), one + two, rng.keys("mask", examples), words)
-        ids, lengths = self.template.add_special_tokens((seen[~second], one), (seen[second], two))
+        # Words of the two segments stay distinct, although their numbers may be equal.
+        words = 2 * gather_pairs("words") + is_second if self.whole_word_masking else None
+        masked, labels = self.masking(gather_pairs("ids"), one + two, rng.keys("mask", examples), words)
+        ids, lengths = self.template.add_special_tokens((masked[~is_second], one), (masked[is_second], two))
         return FlatExamples(
             lengths=lengths,
             ids=ids,
-            labels=self.template.align_labels(IGNORE_INDEX, (labels[~second], one), (labels[second], two)),
+            labels=self.template.align_labels(IGNORE_INDEX, (labels[~is_second], one), (labels[is_second], two)),
             token_type_ids=self.template.token_type_ids(one, two),
-            class_ids=np.where(two > 0, (partner != examples).astype(np.int64), IGNORE_INDEX),
+            class_ids=np.where(two > 0, (owner != examples).astype(np.int64), IGNORE_INDEX),
         )
 
 
 def cut_into_pairs(examples: EncodedExamples, max_tokens: int) -> Ints:
-    """Documents as pairs of parts of at most `size` tokens that end at sentence ends where those are: (N, 4) int64."""
-    rows: list[tuple[int, int, int, int]] = []
+    """Documents as pairs of segments of at most `max_tokens`, cut at sentence ends if possible: (N, 4) int64."""
+    pairs: list[tuple[int, int, int, int]] = []
     lengths = np.asarray(examples.lengths("ids"))
     for first in range(0, len(lengths), RECORDS_PER_READ):
         records = np.arange(first, min(first + RECORDS_PER_READ, len(lengths)))
         starts, offsets = examples.gather("sentences", records)
-        listed = starts.tolist()
+        sentences = starts.tolist()
         for record, begin, end in zip(records.tolist(), offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
-            rows += cut_document(record, int(lengths[record]), listed[begin:end], max_tokens)
-    return np.array(rows, np.int64).reshape(-1, 4)
+            pairs += cut_document(record, int(lengths[record]), sentences[begin:end], max_tokens)
+    return np.array(pairs, np.int64).reshape(-1, 4)
 
 
 def cut_document(record: int, length: int, sentences: list[int], max_tokens: int) -> list[tuple[int, int, int, int]]:
-    """The pairs of one document.
+    """The segment pairs of one document whose sentences start at the given tokens.
 
     >>> cut_document(0, 11, [0, 3, 5, 9], 5)
     [(0, 0, 5, 4), (0, 9, 2, 0)]
     """
     ends = [0]
     while ends[-1] < length:
-        reach = min(ends[-1] + max_tokens, length)
-        sentence = sentences[bisect_right(sentences, reach) - 1] if reach < length and sentences else reach
-        ends.append(sentence if sentence > ends[-1] else reach)
-    if len(ends) == 2 and len(sentences) > 1:  # a short document: the end of the sentence nearest to its middle
+        limit = min(ends[-1] + max_tokens, length)
+        sentence = sentences[bisect_right(sentences, limit) - 1] if limit < length and sentences else limit
+        ends.append(sentence if sentence > ends[-1] else limit)
+    if len(ends) == 2 and len(sentences) > 1:  # a short document: cut at the sentence end nearest to its middle
         ends.insert(1, min((start for start in sentences if 0 < start < length), key=lambda s: abs(2 * s - length)))
     ends += [ends[-1]] * (len(ends) % 2 == 0)
     return [(record, a, b - a, c - b) for a, b, c in zip(ends[:-1:2], ends[1::2], ends[2::2], strict=True)]

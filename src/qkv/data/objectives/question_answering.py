@@ -1,9 +1,9 @@
-"""Answer spans (SQuAD): read a question and a passage, and point at the first and last token of the answer.
+"""Extractive question answering (SQuAD): read a question and a passage, and predict the answer's first and last token.
 
-    [CLS] question [SEP] part of the passage [SEP]
+    [CLS] question [SEP] window of the passage [SEP]
 
-A passage that does not fit becomes several windows that overlap, so that an answer cut by one lies whole in
-another. A window without the whole answer points at place 0, as BERT does.
+A passage that does not fit is read in overlapping windows, so that an answer cut by one window is complete in another.
+In a window without the complete answer both labels are position 0, as in BERT.
 """
 
 import numpy as np
@@ -31,8 +31,8 @@ TOO_LONG_CHOICES = ("error", "skip", "truncate")
 class QuestionAnswering:
     """Examples with `question`, `context` and `answer` (first and last token of the context, or −1, −1 for none).
 
-    Two windows share `overlap` tokens. `too_long` is about questions of more than `question_length` tokens: passages
-    are never too long.
+    Consecutive windows share `overlap` tokens. `too_long` applies to questions of more than `max_question_length`
+    tokens: passages are never too long.
     """
 
     def __init__(
@@ -50,14 +50,16 @@ class QuestionAnswering:
         check_choice("too_long", too_long, TOO_LONG_CHOICES)
         self.examples = examples
         self.template = template or SpecialTokenTemplate.from_tokenizer(tokenizer)
-        self.max_question_length, self.overlap, self.too_long = max_question_length, overlap, too_long
+        self.num_special_tokens = self.template.num_special_tokens(pair=True)
+        self.max_question_length = max_question_length
+        self.overlap = overlap
+        self.too_long = too_long
         self.pad_token_id = tokenizer.special_tokens.pad or 0
-        special = self.template.num_special_tokens(pair=True)
-        check_length("length", max_length, special + max_question_length + 1)
-        if not 0 <= overlap < max_length - special - max_question_length:
+        check_length("max_length", max_length, self.num_special_tokens + max_question_length + 1)
+        if not 0 <= overlap < max_length - self.num_special_tokens - max_question_length:
             raise UsageError(
-                f"overlap = {overlap} leaves nothing of a row of {max_length} beside a question of {max_question_length} "
-                "tokens: lower overlap, or raise length"
+                f"overlap = {overlap} leaves no room for the passage in a sequence of {max_length} tokens with a "
+                f"question of {max_question_length}: lower overlap, or raise max_length"
             )
         self.capacity = (max_length,)
         self.outputs = frozenset({"token_type_ids", "answer_spans"})
@@ -65,90 +67,95 @@ class QuestionAnswering:
         self.tally = self._make_tally()
 
     def num_examples(self, rng: EpochRng) -> int:
+        """The number of windows of all passages."""
         return self.index.total
 
     def origin(self, example: int, rng: EpochRng) -> str:
-        record, _, first, size = (int(part[0]) for part in self.locate(np.array([example])))
-        return describe_record(self.examples, record, first, size)
+        """The record and the passage's token range of a window, for messages."""
+        record, _, first, length = (int(part[0]) for part in self.locate(np.array([example])))
+        return describe_record(self.examples, record, first, length)
 
     def locate(self, examples: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-        """Windows by number → (record, tokens of its question, where the window begins in the context, its length)."""
+        """Windows by number → (record, length of its question, first token of the window in the context, length)."""
         record, number = self.index.locate(examples)
         question, room, context = self._lengths_of(record)
         first = number * (room - self.overlap)
         return record, question, first, np.minimum(context - first, room)
 
     def lengths(self, examples: Ints, rng: EpochRng) -> Ints:
-        _, question, _, size = self.locate(examples)
-        places: Ints = question + size + self.template.num_special_tokens(pair=True)
-        return places[:, None]
+        """The length of question and window with special tokens: (n, 1)."""
+        _, question, _, window = self.locate(examples)
+        lengths: Ints = question + window + self.num_special_tokens
+        return lengths[:, None]
 
     def build(self, examples: Ints, rng: EpochRng) -> FlatExamples:
-        record, question, first, size = self.locate(examples)
-        asked, _ = self.examples.gather("question", record, np.zeros_like(question), question)
-        passage, _ = self.examples.gather("context", record, first, size)
-        ids, lengths = self.template.add_special_tokens((asked, question), (passage, size))
+        """Questions with a window of their passage, and the position of the answer in it."""
+        record, question, first, window = self.locate(examples)
+        question_ids, _ = self.examples.gather("question", record, np.zeros_like(question), question)
+        passage_ids, _ = self.examples.gather("context", record, first, window)
+        ids, lengths = self.template.add_special_tokens((question_ids, question), (passage_ids, window))
         answer = self.examples.gather("answer", record)[0].reshape(-1, 2)
-        inside = (answer[:, 0] >= first) & (answer[:, 1] < first + size) & (answer[:, 0] >= 0)
-        place = self.passage_start(question) - first
-        spans = np.where(inside[:, None], answer + place[:, None], 0)
+        is_inside = (answer[:, 0] >= first) & (answer[:, 1] < first + window) & (answer[:, 0] >= 0)
+        offset = self.passage_start(question) - first
         return FlatExamples(
-            lengths, ids, token_type_ids=self.template.token_type_ids(question, size), answer_spans=spans
+            lengths,
+            ids,
+            token_type_ids=self.template.token_type_ids(question, window),
+            answer_spans=np.where(is_inside[:, None], answer + offset[:, None], 0),
         )
 
     def character_spans(self, examples: Ints, spans: Ints) -> tuple[Ints, Ints]:
-        """Spans of places in examples (n, 2) → (record, the characters of its context (n, 2) as begin and end).
+        """Spans of positions in examples (n, 2) → (record, start and end characters in its context (n, 2)).
 
-        −1, −1 where a span does not lie in the passage, as that of "no answer" does not. Needs the fields `begins` and
-        `ends` (`EncodeAnswer` makes them).
+        −1, −1 for a span that is not inside the passage, such as the one that means "no answer". Needs the fields
+        `begins` and `ends`, which `EncodeAnswer` makes.
         """
         require_fields(self.examples, "begins", "ends")
-        record, question, first, size = self.locate(examples)
-        inside = np.asarray(spans) - self.passage_start(question)[:, None]  # places in the window
-        known = (inside[:, 0] >= 0) & (inside[:, 0] <= inside[:, 1]) & (inside[:, 1] < size)
-        tokens = np.where(known[:, None], inside + first[:, None], 0)  # in the context
+        record, question, first, window = self.locate(examples)
+        in_window = np.asarray(spans) - self.passage_start(question)[:, None]
+        is_valid = (in_window[:, 0] >= 0) & (in_window[:, 0] <= in_window[:, 1]) & (in_window[:, 1] < window)
+        in_context = np.where(is_valid[:, None], in_window + first[:, None], 0)
         ones = np.ones(len(record), np.int64)
-        begin, _ = self.examples.gather("begins", record, tokens[:, 0], ones)
-        end, _ = self.examples.gather("ends", record, tokens[:, 1], ones)
-        return record, np.where(known[:, None], np.stack([begin, end], axis=1), -1)
+        start, _ = self.examples.gather("begins", record, in_context[:, 0], ones)
+        end, _ = self.examples.gather("ends", record, in_context[:, 1], ones)
+        return record, np.where(is_valid[:, None], np.stack([start, end], axis=1), -1)
 
     def passage_start(self, question: Ints) -> Ints:
-        """The place in an example where its part of the passage begins."""
+        """The position in an example where its window of the passage begins."""
         return len(self.template.prefix) + question + len(self.template.separator)
 
     def _lengths_of(self, records: Ints) -> tuple[Ints, Ints, Ints]:
-        """(question tokens used, room for the passage beside them, passage tokens)."""
-        question = np.minimum(
-            np.asarray(self.examples.lengths("question")[records], np.int64), self.max_question_length
-        )
+        """(length of the question after truncation, room for the passage, length of the passage)."""
+        whole = np.asarray(self.examples.lengths("question")[records], np.int64)
+        question = np.minimum(whole, self.max_question_length)
         context = np.asarray(self.examples.lengths("context")[records], np.int64)
-        return question, self.capacity[0] - self.template.num_special_tokens(pair=True) - question, context
+        return question, self.capacity[0] - self.num_special_tokens - question, context
 
     def _num_windows(self, records: Ints) -> Ints:
         _, room, context = self._lengths_of(records)
-        further = np.maximum(context - room, 0)
-        counts = 1 + -(-further // (room - self.overlap))
-        left_out = context == 0
+        counts = 1 + -(-np.maximum(context - room, 0) // (room - self.overlap))
+        is_left_out = context == 0
         if self.too_long == "skip":
-            left_out |= np.asarray(self.examples.lengths("question")[records]) > self.max_question_length
-        return np.where(left_out, 0, counts)
+            is_left_out |= np.asarray(self.examples.lengths("question")[records]) > self.max_question_length
+        return np.where(is_left_out, 0, counts)
 
     def _make_tally(self) -> Tally:
         records = np.arange(len(self.examples))
         whole = np.asarray(self.examples.lengths("question"), np.int64)
         question, _, context = self._lengths_of(records)
-        long = whole > self.max_question_length
-        if self.too_long == "error" and long.any():
-            raise too_long_error(long, [("question_length", whole, self.max_question_length)], TOO_LONG_CHOICES)
-        skipped = int(long.sum()) if self.too_long == "skip" else 0
-        lost = int((whole + context if skipped else whole - question)[long].sum())
+        is_long = whole > self.max_question_length
+        if self.too_long == "error" and is_long.any():
+            sides = [("max_question_length", whole, self.max_question_length)]
+            raise too_long_error(is_long, sides, TOO_LONG_CHOICES)
+        skipped = int(is_long.sum()) if self.too_long == "skip" else 0
+        lost_tokens = int((whole + context if skipped else whole - question)[is_long].sum())
         return Tally(
             records=len(records),
             examples=self.index.total,
-            tokens=int(whole.sum() + context.sum()) - lost,
+            tokens=int(whole.sum() + context.sum()) - lost_tokens,
             split=int((self._num_windows(records) > 1).sum()),
             empty=int((context == 0).sum()),
             skipped=skipped,
-            truncated=int(long.sum()) - skipped,
-            lost_tokens=lost,
+            truncated=int(is_long.sum()) - skipped,
+            lost_tokens=lost_tokens,
         )

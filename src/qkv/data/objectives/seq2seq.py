@@ -1,6 +1,6 @@
-"""Sequence to sequence: read a source, write its target; and what all encoder-decoder objectives share.
+"""Sequence to sequence: read a source and generate its target; and what all encoder-decoder objectives share.
 
-Teacher forcing: the decoder is shown the start token and the target, and says the target and the end token.
+Teacher forcing: the decoder reads the decoder start token and the target, and predicts the target and EOS.
 """
 
 import numpy as np
@@ -15,10 +15,10 @@ from qkv.text import Tokenizer
 
 
 class Seq2SeqLM(WholeRecords):
-    """Examples with `source` and `target`. Without `source_length`, the rows have the data's own proportions.
+    """Examples with `source` and `target`. Without `max_source_length`, it is chosen in proportion to the data.
 
-    A target that is cut ends where the row ends, without an end token: the model is not taught to stop there. The
-    tokenizer is the target's; where the source has its own, give `source_frame=Frame.ends(source_tokenizer)`.
+    A truncated target has no EOS, so the model does not learn to stop there. `tokenizer` is the target's; if the source
+    has its own, pass `source_template=SpecialTokenTemplate.eos_only(source_tokenizer)`.
     """
 
     def __init__(
@@ -36,64 +36,65 @@ class Seq2SeqLM(WholeRecords):
         self.examples = examples
         self.too_long = too_long
         self.source_template = source_template or SpecialTokenTemplate.eos_only(tokenizer)
-        self.decoder_start_token_id = (
-            find_decoder_start(tokenizer) if decoder_start_token_id is None else decoder_start_token_id
-        )
-        self.eos_token_id = require_token("end", tokenizer.special_tokens.eos, "sequence to sequence")
+        self.decoder_start_token_id = find_decoder_start(tokenizer, decoder_start_token_id)
+        self.eos_token_id = require_token("eos", tokenizer.special_tokens.eos, "sequence to sequence")
         self.pad_token_id = tokenizer.special_tokens.pad or 0
         if max_source_length is None:
             max_source_length = proportional_source_length(max_length, self.required_lengths(slice(None)))
-        check_length("length", max_length, 1)
-        check_length("source_length", max_source_length, self.source_template.num_special_tokens() + 1)
+        check_length("max_length", max_length, 1)
+        check_length("max_source_length", max_source_length, self.source_template.num_special_tokens() + 1)
         self.capacity = (max_length, max_source_length)
         self.num_special_tokens = 1 + self.source_template.num_special_tokens()
         self.outputs = frozenset({"labels", "source"})
         self.count_records()
 
     def required_lengths(self, examples: Ints | slice) -> Ints:
+        """The lengths of target and source with special tokens: (n, 2)."""
         target = self.field_lengths("target", examples) + 1
-        return np.stack(
-            [target, self.field_lengths("source", examples) + self.source_template.num_special_tokens()], axis=1
-        )
+        source = self.field_lengths("source", examples) + self.source_template.num_special_tokens()
+        return np.stack([target, source], axis=1)
 
     def build(self, examples: Ints, rng: EpochRng) -> FlatExamples:
-        target_room, source_room = self.capacity
-        target = np.minimum(self.field_lengths("target", examples), target_room)
-        source = np.minimum(
-            self.field_lengths("source", examples), source_room - self.source_template.num_special_tokens()
+        """Sources, and targets for teacher forcing."""
+        max_length, max_source_length = self.capacity
+        target = np.minimum(self.field_lengths("target", examples), max_length)
+        max_source = max_source_length - self.source_template.num_special_tokens()
+        source = np.minimum(self.field_lengths("source", examples), max_source)
+        ids, labels, lengths = shift_right(
+            *self.gather_first("target", examples, target), self.decoder_start_token_id, self.eos_token_id, max_length
         )
-        nothing = np.zeros_like(target)
-        words, _ = self.examples.gather("target", examples, nothing, target)
-        ids, labels, lengths = shift_right(words, target, self.decoder_start_token_id, self.eos_token_id, target_room)
-        words, _ = self.examples.gather("source", examples, nothing, source)
-        source_ids, source_lengths = self.source_template.add_special_tokens((words, source))
+        source_ids, source_lengths = self.source_template.add_special_tokens(
+            self.gather_first("source", examples, source)
+        )
         return FlatExamples(lengths, ids, labels, source_lengths=source_lengths, source_ids=source_ids)
 
 
 def shift_right(
     target: Ints, lengths: Ints, decoder_start_token_id: int, eos_token_id: int, max_length: int | None = None
 ) -> tuple[Ints, Ints, Ints]:
-    """Targets laid end to end → (what the decoder is shown, what it should say, lengths), at most `room` places each.
+    """Concatenated targets → (decoder inputs, labels, lengths), each target at most `max_length` tokens long.
 
-    >>> shown, said, lengths = shift_right(np.array([7, 8, 9]), np.array([2, 1]), decoder_start_token_id=0, eos_token_id=1)
-    >>> shown.tolist(), said.tolist()
+    >>> targets, lengths = np.array([7, 8, 9]), np.array([2, 1])
+    >>> ids, labels, _ = shift_right(targets, lengths, decoder_start_token_id=0, eos_token_id=1)
+    >>> ids.tolist(), labels.tolist()
     ([0, 7, 8, 0, 9], [7, 8, 1, 9, 1])
     """
     ones = np.ones(len(lengths), np.int64)
-    edges = [(np.full(len(lengths), edge, np.int32), ones) for edge in (decoder_start_token_id, eos_token_id)]
-    whole, total = ragged_join([edges[0], (target, lengths), edges[1]])
+    start, eos = ((np.full(len(lengths), token, np.int32), ones) for token in (decoder_start_token_id, eos_token_id))
+    whole, total = ragged_join([start, (target, lengths), eos])
     count = total - 1 if max_length is None else np.minimum(total - 1, max_length)
-    shown = ragged_index(ragged_starts(total), count)
-    return whole[shown], whole[shown + 1], count
+    inputs = ragged_index(ragged_starts(total), count)
+    return whole[inputs], whole[inputs + 1], count
 
 
-def find_decoder_start(tokenizer: Tokenizer) -> int:
-    """What a decoder is shown first: the start token, or padding where there is none (as T5 and Marian do)."""
-    roles = tokenizer.special_tokens
-    return require_token("start", roles.bos if roles.bos is not None else roles.pad, "an encoder-decoder")
+def find_decoder_start(tokenizer: Tokenizer, given: int | None = None) -> int:
+    """The first token that a decoder reads: the given one, BOS, or padding if there is no BOS (as in T5 and Marian)."""
+    special = tokenizer.special_tokens
+    candidates = (given, special.bos, special.pad)
+    return require_token("bos", next((one for one in candidates if one is not None), None), "an encoder-decoder")
 
 
-def proportional_source_length(max_length: int, sizes: Ints, multiple: int = 8) -> int:
-    """The source row length at which source and target rows fill up together; sizes: (n, 2) target, source."""
-    target, source = (float(total) for total in sizes.sum(axis=0))
+def proportional_source_length(max_length: int, lengths: Ints, multiple: int = 8) -> int:
+    """The source length at which source and target sequences fill up together; lengths: (n, 2) target, source."""
+    target, source = (float(total) for total in lengths.sum(axis=0))
     return max(multiple, int(np.ceil(max_length * source / max(target, 1.0) / multiple)) * multiple)

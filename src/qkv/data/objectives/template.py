@@ -1,4 +1,4 @@
-"""What is laid around a text, or around two: `[CLS] a [SEP] b [SEP]`, `a </s>`, …"""
+"""Special tokens around a text or a pair of texts: `[CLS] a [SEP] b [SEP]`, `a </s>`, …"""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,12 @@ import numpy as np
 from qkv.data.ragged import Ints, Ragged, ragged_join
 from qkv.text import Tokenizer
 
-PROBE_TEXTS = ("a", "b")  # two texts whose ids show where a template puts its own
+PROBE_TEXTS = ("a", "b")  # encoding these with special tokens shows where a tokenizer's template puts them
 
 
 @dataclass(frozen=True)
 class SpecialTokenTemplate:
-    """The special ids before, between and after the texts, and the sentence type of the second one.
+    """The special token ids before, between and after the texts, and the token type of the second text.
 
     >>> SpecialTokenTemplate(prefix=(2,), separator=(3,), suffix=(3,)).num_special_tokens(pair=True)
     3
@@ -25,73 +25,78 @@ class SpecialTokenTemplate:
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Tokenizer) -> "SpecialTokenTemplate":
-        """The frame of the tokenizer's own template; where that adds nothing, the one that its roles suggest."""
+        """The tokenizer's own template; if it adds nothing, one made from its special tokens."""
         one, two = (tokenizer.encode(text, add_special_tokens=False) for text in PROBE_TEXTS)
         single = tokenizer.encode(PROBE_TEXTS[0])
         if one and two and len(single) > len(one):
-            pair, types = tokenizer.encode_with_token_types(*PROBE_TEXTS)
+            pair, token_types = tokenizer.encode_with_token_types(*PROBE_TEXTS)
             start = find_sublist(single, one)
             middle = start + len(one)
             second = len(pair) - (len(single) - middle) - len(two)  # a pair ends as a single text does
-            between = tuple(pair[middle:second])
-            return cls(tuple(single[:start]), between, tuple(single[middle:]), types[second])
-        roles = tokenizer.special_tokens
-        first = next(((role,) for role in (roles.cls, roles.bos) if role is not None), ())
-        last = next(((role,) for role in (roles.sep, roles.eos) if role is not None), ())
-        return cls(first, last, last, 1 if roles.cls is not None else 0)
+            separator = tuple(pair[middle:second])
+            return cls(tuple(single[:start]), separator, tuple(single[middle:]), token_types[second])
+        special = tokenizer.special_tokens
+        prefix = next(((token,) for token in (special.cls, special.bos) if token is not None), ())
+        suffix = next(((token,) for token in (special.sep, special.eos) if token is not None), ())
+        return cls(prefix, suffix, suffix, 1 if special.cls is not None else 0)
 
     @classmethod
     def eos_only(cls, tokenizer: Tokenizer) -> "SpecialTokenTemplate":
-        """Nothing before, the end token after: a translation's source."""
-        end = tokenizer.special_tokens.eos
-        return cls() if end is None else cls((), (end,), (end,))
+        """Nothing before a text and the EOS token after it."""
+        eos = tokenizer.special_tokens.eos
+        return cls() if eos is None else cls((), (eos,), (eos,))
+
+    @classmethod
+    def for_source(cls, tokenizer: Tokenizer) -> "SpecialTokenTemplate":
+        """Exactly what the tokenizer adds to a source when the model is run, which may be nothing."""
+        adds = len(tokenizer.encode("a")) > len(tokenizer.encode("a", add_special_tokens=False))
+        return cls.from_tokenizer(tokenizer) if adds else cls()
 
     def num_special_tokens(self, pair: bool = False) -> int:
-        """How many places the frame itself takes."""
+        """How many special tokens the template adds to a text, or to a pair."""
         return len(self.prefix) + len(self.suffix) + (len(self.separator) if pair else 0)
 
     def add_special_tokens(self, one: Ragged, two: Ragged | None = None) -> Ragged:
-        """Texts laid end to end → the same, each in its frame. A pair whose second text is empty is a single text."""
-        sizes = self._special_counts(one, two)
-        special = [
-            repeat_ids(part, size) for part, size in zip((self.prefix, self.separator, self.suffix), sizes, strict=True)
-        ]
-        return self._join(one, two, special)
+        """Concatenated texts, or pairs of texts → the same with special tokens.
+
+        A pair whose second text is empty is laid out as a single text.
+        """
+        parts = zip((self.prefix, self.separator, self.suffix), self._special_counts(one, two), strict=True)
+        return self._join(one, two, [repeat_ids(ids, counts) for ids, counts in parts])
 
     def align_labels(self, fill_value: int, one: Ragged, two: Ragged | None = None) -> np.ndarray:
-        """Values beside the texts' tokens (labels), spread over the framed ones; `outside` at the frame's places."""
-        return self._join(
-            one, two, [(np.full(int(size.sum()), fill_value), size) for size in self._special_counts(one, two)]
-        )[0]
+        """Per-token values of the texts (labels), aligned with the tokens after special tokens are added.
+
+        Special tokens get `fill_value`.
+        """
+        filled = [(np.full(int(counts.sum()), fill_value), counts) for counts in self._special_counts(one, two)]
+        return self._join(one, two, filled)[0]
 
     def token_type_ids(self, one: Ints, two: Ints) -> np.ndarray:
-        """The sentence types of framed pairs, from the lengths of their texts."""
-        first, between, last = self._special_counts((one, one), (two, two))
+        """The token types of pairs with special tokens, from the lengths of both texts."""
+        prefix, separator, suffix = self._special_counts((one, one), (two, two))
         second = np.full(int(two.sum()), self.second_token_type)
-        closing = np.repeat(np.where(two > 0, self.second_token_type, 0), last)
-        special = [(np.zeros(int(size.sum()), np.int64), size) for size in (first, between)]
-        return self._join((np.zeros(int(one.sum()), np.int64), one), (second, two), [*special, (closing, last)])[0]
+        end = np.repeat(np.where(two > 0, self.second_token_type, 0), suffix)
+        special = [(np.zeros(int(counts.sum()), np.int64), counts) for counts in (prefix, separator)]
+        return self._join((np.zeros(int(one.sum()), np.int64), one), (second, two), [*special, (end, suffix)])[0]
 
     def _special_counts(self, one: Ragged, two: Ragged | None) -> list[Ints]:
-        """The places of the frame's three parts in each example: (n,) each."""
-        count = len(one[1])
-        paired = np.zeros(count, bool) if two is None else two[1] > 0
-        return [
-            np.full(count, len(self.prefix)),
-            np.where(paired, len(self.separator), 0),
-            np.full(count, len(self.suffix)),
-        ]
+        """How many tokens of the prefix, separator and suffix each example has: (n,) each."""
+        n = len(one[1])
+        has_second = np.zeros(n, bool) if two is None else two[1] > 0
+        separator = np.where(has_second, len(self.separator), 0)
+        return [np.full(n, len(self.prefix)), separator, np.full(n, len(self.suffix))]
 
     def _join(self, one: Ragged, two: Ragged | None, special: list[Ragged]) -> Ragged:
-        first, between, last = special
-        return ragged_join([first, one, *([between, two] if two is not None else []), last])
+        prefix, separator, suffix = special
+        return ragged_join([prefix, one, *([separator, two] if two is not None else []), suffix])
 
 
 def repeat_ids(ids: tuple[int, ...], lengths: Ints) -> Ragged:
-    """The same ids for each example that has room for them."""
+    """The same ids for each example whose length is not 0."""
     return np.tile(np.asarray(ids, np.int32), int((lengths > 0).sum())), lengths
 
 
 def find_sublist(ids: list[int], part: list[int]) -> int:
-    """Where `part` stands in `ids`; 0 where it does not."""
+    """The index of `part` in `ids`; 0 if it is not there."""
     return next((i for i in range(len(ids)) if ids[i : i + len(part)] == part), 0)

@@ -1,4 +1,4 @@
-"""Objectives whose examples are whole records; one that is too long is refused, skipped or cut."""
+"""Objectives whose examples are whole records; one that is too long is an error, skipped or truncated."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar
@@ -12,53 +12,65 @@ from qkv.data.stream.random_bits import EpochRng
 
 
 class WholeRecords(ABC):
-    """What they share. Each sets the attributes, says in `sizes` what records need, and calls `count_records` last."""
+    """What these objectives share.
+
+    Each sets the attributes, implements `required_lengths`, and calls `count_records` at the end of its constructor.
+    """
 
     TOO_LONG_CHOICES: ClassVar = ("error", "skip", "truncate")
 
     examples: EncodedExamples
     capacity: tuple[int, ...]
     too_long: TooLongPolicy
-    num_special_tokens: int  # places of a record that are special tokens
+    num_special_tokens: int  # of a record, on both sides together
     tally: Tally
 
     @abstractmethod
     def required_lengths(self, examples: Ints | slice) -> Ints:
-        """The places that records need uncut: (n, streams)."""
+        """The lengths of records before truncation: (n, sides)."""
 
     def num_examples(self, rng: EpochRng) -> int:
+        """The number of records."""
         return len(self.examples)
 
     def origin(self, example: int, rng: EpochRng) -> str:
+        """The record, for messages."""
         return describe_record(self.examples, example)
 
     def lengths(self, examples: Ints, rng: EpochRng) -> Ints:
-        sizes = self.required_lengths(examples)
+        """The lengths of records after truncation, 0 for those that are skipped: (n, sides)."""
+        lengths = self.required_lengths(examples)
         if self.too_long == "skip":
-            sizes[(sizes > self.capacity).any(axis=1)] = 0
-        kept: Ints = np.minimum(sizes, self.capacity)
+            lengths[(lengths > self.capacity).any(axis=1)] = 0
+        kept: Ints = np.minimum(lengths, self.capacity)
         return kept
 
     def count_records(self) -> None:
-        """Look at the lengths of all records once, and set `tally`."""
+        """Read the lengths of all records once, and set `tally`."""
         check_choice("too_long", self.too_long, self.TOO_LONG_CHOICES)
-        sizes = self.required_lengths(slice(None))
-        over = np.maximum(sizes - np.asarray(self.capacity), 0).sum(axis=1)  # (N,) tokens too many
-        long = over > 0
-        if self.too_long == "error" and long.any():
-            names = ("length", "source_length")[: len(self.capacity)]
-            raise too_long_error(long, list(zip(names, sizes.T, self.capacity, strict=True)), self.TOO_LONG_CHOICES)
-        skipped = int(long.sum()) if self.too_long == "skip" else 0
-        lost = int((sizes.sum(axis=1) - self.num_special_tokens if skipped else over)[long].sum())
+        lengths = self.required_lengths(slice(None))
+        excess = np.maximum(lengths - np.asarray(self.capacity), 0).sum(axis=1)  # (N,) tokens too many
+        is_long = excess > 0
+        if self.too_long == "error" and is_long.any():
+            names = ("max_length", "max_source_length")[: len(self.capacity)]
+            raise too_long_error(
+                is_long, list(zip(names, lengths.T, self.capacity, strict=True)), self.TOO_LONG_CHOICES
+            )
+        skipped = int(is_long.sum()) if self.too_long == "skip" else 0
+        lost_tokens = int((lengths.sum(axis=1) - self.num_special_tokens if skipped else excess)[is_long].sum())
         self.tally = Tally(
-            records=len(sizes),
-            examples=len(sizes) - skipped,
-            tokens=int(sizes.sum()) - len(sizes) * self.num_special_tokens - lost,
+            records=len(lengths),
+            examples=len(lengths) - skipped,
+            tokens=int(lengths.sum()) - len(lengths) * self.num_special_tokens - lost_tokens,
             skipped=skipped,
-            truncated=int(long.sum()) - skipped,
-            lost_tokens=lost,
+            truncated=int(is_long.sum()) - skipped,
+            lost_tokens=lost_tokens,
         )
 
     def field_lengths(self, field: str, examples: Ints | slice) -> Ints:
         """The stored lengths of a field, as int64."""
         return np.asarray(self.examples.lengths(field)[examples], np.int64)
+
+    def gather_first(self, field: str, examples: Ints, lengths: Ints) -> tuple[Ints, Ints]:
+        """The first tokens of a field, `lengths` of them per record, concatenated; and these lengths."""
+        return self.examples.gather(field, examples, np.zeros_like(lengths), lengths)[0], lengths

@@ -1,6 +1,7 @@
-"""Which record, and which of its pieces, is number i: without storing anything for each record.
+"""Which record, and which of its windows, is number i, without storing anything per record.
 
-A running count is kept for every `BLOCK` records; the rest is worked out on demand. A billion records cost 125 MB.
+A running count is kept for every `BLOCK_RECORDS` records and the rest is computed on demand: a billion records take
+125 MB.
 """
 
 from collections.abc import Callable
@@ -10,11 +11,11 @@ import numpy as np
 from qkv.data.ragged import Ints
 
 BLOCK_RECORDS = 64
-CHUNK_RECORDS = 2**20  # records looked at in one go; a multiple of BLOCK
+CHUNK_RECORDS = 2**20  # records counted at a time; a multiple of BLOCK_RECORDS
 
 
 class WindowIndex:
-    """Pieces counted through all records; `counts` says how many pieces each of some records has.
+    """Windows numbered through all records; `windows_per_record` counts those of some records.
 
     >>> index = WindowIndex(3, lambda records: np.array([2, 0, 1])[records])
     >>> index.total, [part.tolist() for part in index.locate(np.arange(3))]
@@ -26,19 +27,18 @@ class WindowIndex:
         self.windows_per_record = windows_per_record
         sums = [np.zeros(1, np.int64)]
         for first in range(0, num_records, CHUNK_RECORDS):
-            found = windows_per_record(np.arange(first, min(first + CHUNK_RECORDS, num_records)))
-            sums.append(np.add.reduceat(found, np.arange(0, len(found), BLOCK_RECORDS)))
-        self.starts = np.cumsum(np.concatenate(sums))  # (blocks + 1,) pieces before each block, and in all
+            counts = windows_per_record(np.arange(first, min(first + CHUNK_RECORDS, num_records)))
+            sums.append(np.add.reduceat(counts, np.arange(0, len(counts), BLOCK_RECORDS)))
+        self.starts = np.cumsum(np.concatenate(sums))  # (blocks + 1,) windows before each block, and in total
         self.total = int(self.starts[-1])
 
     def locate(self, windows: Ints) -> tuple[Ints, Ints]:
-        """(n,) pieces → (record, which of its pieces)."""
+        """(n,) windows → (record, number of the window within its record)."""
         block = np.searchsorted(self.starts, windows, "right") - 1  # (n,)
-        record = block[:, None] * BLOCK_RECORDS + np.arange(BLOCK_RECORDS)  # (n, BLOCK)
-        known = record < self.num_records
-        ends = np.cumsum(self.windows_per_record(np.where(known, record, 0)) * known, axis=1)
-        number = np.asarray(windows) - self.starts[block]  # inside its block
-        inside = (ends <= number[:, None]).sum(axis=1)  # how many records of the block end before it
-        each = np.arange(len(block))
-        before = np.where(inside > 0, ends[each, inside - 1], 0)
-        return block * BLOCK_RECORDS + inside, number - before
+        record = block[:, None] * BLOCK_RECORDS + np.arange(BLOCK_RECORDS)  # (n, BLOCK_RECORDS)
+        exists = record < self.num_records
+        ends = np.cumsum(self.windows_per_record(np.where(exists, record, 0)) * exists, axis=1)
+        in_block = np.asarray(windows) - self.starts[block]
+        records_before = (ends <= in_block[:, None]).sum(axis=1)
+        windows_before = np.where(records_before > 0, ends[np.arange(len(block)), records_before - 1], 0)
+        return block * BLOCK_RECORDS + records_before, in_block - windows_before

@@ -1,4 +1,4 @@
-"""Long records as consecutive windows: which piece of which record is training example number i."""
+"""Long records cut into consecutive windows: which part of which record is training example number i."""
 
 from functools import partial
 
@@ -6,6 +6,7 @@ import numpy as np
 
 from qkv.data.cache.examples import EncodedExamples
 from qkv.data.objectives.base import Tally, TooLongPolicy, check_choice, describe_record, too_long_error
+from qkv.data.objectives.template import SpecialTokenTemplate
 from qkv.data.objectives.window_index import CHUNK_RECORDS, WindowIndex
 from qkv.data.ragged import Ints
 from qkv.data.stream.random_bits import EpochRng
@@ -14,11 +15,11 @@ TOO_LONG_CHOICES = ("error", "skip", "truncate", "split")
 
 
 class Windows:
-    """Records cut into windows of at most `size` units, every unit in exactly one window.
+    """Records cut into windows of at most `window_length` units; every unit is in exactly one window.
 
-    A record of n tokens has n + `extra` units (special tokens count, or the last one does not), none when it is empty.
-    With `shift`, the windows of records longer than one begin at another place each epoch, so that a model does not see
-    the same cuts again and again; their number then differs a little from epoch to epoch.
+    A record of n tokens has n + `extra_units` units (a causal LM predicts one token less, or more with BOS and EOS),
+    and none if it is empty. With `random_offset`, records longer than a window are cut at other positions each epoch,
+    so that the model does not always see the same cuts; the number of windows then varies a little between epochs.
 
     >>> windows = Windows(np.array([5, 0, 2]), window_length=3)
     >>> windows.num_windows(EpochRng(0)), [part.tolist() for part in windows.locate(np.arange(3), EpochRng(0))]
@@ -41,29 +42,30 @@ class Windows:
         self.extra_units = extra_units
         self.too_long = too_long
         self.random_offset = random_offset and too_long == "split"
-        self.num_special_tokens = num_special_tokens  # places that each window takes beyond its units; for messages
+        self.num_special_tokens = num_special_tokens  # of each window, besides its units; for messages
         self._indexes: dict[int, WindowIndex] = {}
         self.tally = self._make_tally()
 
     def num_windows(self, rng: EpochRng) -> int:
-        """How many windows there are in an epoch."""
+        """The number of windows in an epoch."""
         return self._index(self._offset(rng)).total
 
     def locate(self, windows: Ints, rng: EpochRng) -> tuple[Ints, Ints, Ints]:
-        """Windows by number → (record, where it begins in the record, its length)."""
-        phase = self._offset(rng)
-        record, number = self._index(phase).locate(windows)
+        """Windows by number → (record, first unit in the record, length)."""
+        offset = self._offset(rng)
+        record, number = self._index(offset).locate(windows)
         units = self._kept(self._units(record))
-        moved = np.where(units > self.window_length, phase, 0)
-        first = np.maximum(number * self.window_length - moved, 0)
-        return record, first, np.minimum((number + 1) * self.window_length - moved, units) - first
+        shift = np.where(units > self.window_length, offset, 0)
+        first = np.maximum(number * self.window_length - shift, 0)
+        return record, first, np.minimum((number + 1) * self.window_length - shift, units) - first
 
     def _units(self, records: Ints) -> Ints:
-        """The units of records, before the rule for long ones."""
+        """The units of records before the policy for long ones is applied."""
         lengths = np.asarray(self.lengths[records], np.int64)
         return np.where(lengths > 0, np.maximum(lengths + self.extra_units, 0), 0)
 
     def _kept(self, units: Ints) -> Ints:
+        """The units that the policy for long records keeps."""
         if self.too_long == "skip":
             return np.where(units > self.window_length, 0, units)
         return np.minimum(units, self.window_length) if self.too_long == "truncate" else units
@@ -77,50 +79,71 @@ class Windows:
 
     def _index(self, offset: int) -> WindowIndex:
         if offset not in self._indexes:
-            if len(self._indexes) > 1:  # two epochs meet at most
+            if len(self._indexes) > 1:  # at most two epochs are in use at a time
                 self._indexes.clear()
             self._indexes[offset] = WindowIndex(len(self.lengths), partial(self._windows_per_record, offset))
         return self._indexes[offset]
 
     def _make_tally(self) -> Tally:
         tally = Tally(records=len(self.lengths))
-        long = 0
+        num_long = 0
         for first in range(0, len(self.lengths), CHUNK_RECORDS):
             records = np.arange(first, min(first + CHUNK_RECORDS, len(self.lengths)))
             units = self._units(records)
-            kept = self._kept(units)
-            long += int((units > self.window_length).sum())
+            num_long += int((units > self.window_length).sum())
             tally.tokens += int(np.sum(self.lengths[records], dtype=np.int64))
             tally.empty += int((units == 0).sum())
-            tally.lost_tokens += int((units - kept).sum())
-        if long and self.too_long == "error":
+            tally.lost_tokens += int((units - self._kept(units)).sum())
+        if num_long and self.too_long == "error":
             units = self._units(np.arange(len(self.lengths)))
-            raise too_long_error(
-                units > self.window_length,
-                [("length", units + self.num_special_tokens, self.window_length + self.num_special_tokens)],
-                TOO_LONG_CHOICES,
-            )
+            special = self.num_special_tokens
+            sides = [("max_length", units + special, self.window_length + special)]
+            raise too_long_error(units > self.window_length, sides, TOO_LONG_CHOICES)
         tally.tokens -= tally.lost_tokens
         tally.examples = self._index(0).total
-        tally.skipped, tally.truncated, tally.split = (
-            long * (self.too_long == name) for name in ("skip", "truncate", "split")
-        )
+        tally.skipped = num_long * (self.too_long == "skip")
+        tally.truncated = num_long * (self.too_long == "truncate")
+        tally.split = num_long * (self.too_long == "split")
         return tally
 
 
 class WindowedDocuments:
-    """What all objectives over windows share; each sets both."""
+    """What all objectives over windows share; each sets `examples` and `windows`."""
 
     examples: EncodedExamples
     windows: Windows
 
     @property
     def tally(self) -> Tally:
+        """What became of the records."""
         return self.windows.tally
 
     def num_examples(self, rng: EpochRng) -> int:
+        """The number of windows in an epoch."""
         return self.windows.num_windows(rng)
 
     def origin(self, example: int, rng: EpochRng) -> str:
+        """The record and token range of a window, for messages."""
         record, first, length = (int(part[0]) for part in self.windows.locate(np.array([example]), rng))
         return describe_record(self.examples, record, first, length)
+
+
+class WindowsWithTemplate(WindowedDocuments):
+    """Windows of which each gets special tokens around it."""
+
+    template: SpecialTokenTemplate
+
+    def cut_windows(self, max_length: int, too_long: TooLongPolicy, random_offset: bool = False) -> Windows:
+        """Windows that leave room for the special tokens in sequences of `max_length`."""
+        special = self.template.num_special_tokens()
+        return Windows(
+            self.examples.lengths("ids"),
+            max_length - special,
+            too_long=too_long,
+            random_offset=random_offset,
+            num_special_tokens=special,
+        )
+
+    def lengths(self, examples: Ints, rng: EpochRng) -> Ints:
+        """The length of each window with its special tokens: (n, 1)."""
+        return self.windows.locate(examples, rng)[2][:, None] + self.template.num_special_tokens()

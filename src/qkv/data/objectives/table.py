@@ -1,0 +1,393 @@
+"""The table of objectives: one row holds everything that the toolkit knows about an objective.
+
+Recipes are checked against the table, columns are recognised by it, and data, tokenizer, model and evaluation are
+prepared from it. To add an objective, write its class in a file of this folder and add a row here; CONTRIBUTING.md
+shows how.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from qkv.data.cache.examples import EncodedExamples
+from qkv.data.cache.writer import Encode
+from qkv.data.encode.chat import EncodeChat
+from qkv.data.encode.encoders import EncodeAnswer, EncodeClass, EncodePair, EncodeTags, EncodeText
+from qkv.data.objectives.base import Objective, TooLongPolicy
+from qkv.data.objectives.causal_lm import CausalLM
+from qkv.data.objectives.classification import Classification
+from qkv.data.objectives.contrastive import Contrastive
+from qkv.data.objectives.denoising import Denoising
+from qkv.data.objectives.masked_lm import MaskedLM
+from qkv.data.objectives.next_sentence import NextSentence
+from qkv.data.objectives.question_answering import QuestionAnswering
+from qkv.data.objectives.seq2seq import Seq2SeqLM
+from qkv.data.objectives.span_corruption import SpanCorruption
+from qkv.data.objectives.tagging import Tagging
+from qkv.data.objectives.template import SpecialTokenTemplate
+from qkv.text import Tokenizer
+
+
+@dataclass(frozen=True)
+class RecordField:
+    """A field of an objective's records, and other column names under which files have it."""
+
+    name: str
+    column_names: tuple[str, ...] = ()
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class RequiredTokens:
+    """The special tokens of a tokenizer trained for an objective, and the template that it puts around a text."""
+
+    special_tokens: tuple[str, ...]
+    template: str = "none"
+    num_sentinels: int = 0
+
+
+@dataclass(frozen=True)
+class ObjectiveSetup:
+    """What an objective's encoder and examples are made from: the recipe's choices, the tokenizer and the data."""
+
+    options: Any  # the recipe's [objective] section
+    tokenizer: Tokenizer
+    fields: frozenset[str]  # that the records have
+    classes: tuple[str, ...] = ()
+    max_length: int = 512  # tokens of a sequence; with an encoder and a decoder, of the target
+    max_source_length: int | None = None  # None: the objective chooses it
+    too_long: TooLongPolicy = "error"
+    decoder_start_token_id: int | None = None  # the model's; None: the tokenizer decides
+
+    @property
+    def lengths(self) -> dict[str, Any]:
+        """The arguments of objectives with one sequence per example."""
+        return {"max_length": self.max_length, "too_long": self.too_long}
+
+    @property
+    def windows(self) -> dict[str, Any]:
+        """The arguments of objectives that cut documents into windows."""
+        return {**self.lengths, "random_offset": self.options.random_offset}
+
+
+@dataclass(frozen=True)
+class ObjectiveSpec:
+    """A row of the table."""
+
+    families: tuple[str, ...]  # of the models that can learn it; the first is the default
+    head: str  # kind of the model's head
+    fields: tuple[RecordField, ...]
+    tokens: Callable[[Any], RequiredTokens]  # of a new tokenizer, from the recipe's [objective] section
+    too_long: tuple[TooLongPolicy, ...]  # what can be done with records that are too long; the first is the default
+    options: tuple[str, ...]  # the keys of [objective] that it reads
+    make_encoder: Callable[[ObjectiveSetup], Encode]  # records → token ids
+    make_examples: Callable[[ObjectiveSetup, EncodedExamples], Objective]  # token ids → training examples
+    task: str  # what a trained model does: a key of `qkv.tasks.evaluate.TASKS`
+    metrics: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by case, the main one first; none: the loss
+    alternatives: tuple[str, ...] = ()  # fields of which a record needs exactly one; the first is preferred
+    reads_documents: bool = False  # a text file is one document, not one record per line
+    aligned_fields: tuple[str, ...] = ()  # the fields of two line-aligned files, in the order of the files
+    group_by: str = ""  # records with the same value of this field stay on one side of a validation split
+    class_field: str = ""  # the field whose values are the classes of the head
+    pair_field: str = ""  # the field whose presence means that two texts share a sequence, so token types are needed
+    sentence_outputs: int = 0  # outputs of the head's second, per-sequence classifier
+
+    @property
+    def required_fields(self) -> list[str]:
+        """The fields that every record needs, with the preferred one of the alternatives."""
+        return [*(one.name for one in self.fields if not one.optional), *self.alternatives[:1]]
+
+
+def bert_tokens(options: Any) -> RequiredTokens:
+    """`[CLS]`, `[SEP]` and `[MASK]` in BERT's template."""
+    return RequiredTokens(("pad", "cls", "sep", "mask"), "bert")
+
+
+def causal_lm_tokens(options: Any) -> RequiredTokens:
+    """BOS and EOS, unless documents are trained on without them: a model would never learn to generate these."""
+    return RequiredTokens(("pad", "bos", "eos"), "bos") if options.add_bos_eos else RequiredTokens(("pad",))
+
+
+def encode_text(setup: ObjectiveSetup) -> Encode:
+    """Documents, with word ids for whole-word masking and sentence starts for sentence permutation."""
+    options = setup.options
+    return EncodeText(setup.tokenizer, words=options.whole_word_masking, sentences=options.permute_sentences)
+
+
+def encode_causal_lm(setup: ObjectiveSetup) -> Encode:
+    """Documents, or chats where the records have messages."""
+    return EncodeChat(setup.tokenizer) if "messages" in setup.fields else encode_text(setup)
+
+
+def encode_classification(setup: ObjectiveSetup) -> Encode:
+    """One or two texts with a class, or with a score."""
+    second = "second" if "second" in setup.fields else None
+    if "score" in setup.fields:
+        return EncodeClass(setup.tokenizer, "text", second, score="score")
+    return EncodeClass(setup.tokenizer, "text", second, label="label", classes=setup.classes)
+
+
+def causal_lm_examples(setup: ObjectiveSetup, encoded: EncodedExamples) -> Objective:
+    """Documents; of chats only the answers are learnt, and the chat template has its own special tokens."""
+    if "messages" in setup.fields:
+        return CausalLM(encoded, setup.tokenizer, **setup.windows, loss_mask_field="answer", add_bos_eos=False)
+    return CausalLM(encoded, setup.tokenizer, **setup.windows, add_bos_eos=setup.options.add_bos_eos)
+
+
+def masking_options(setup: ObjectiveSetup) -> dict[str, Any]:
+    """BERT's 15 % of the tokens, unless the recipe says otherwise."""
+    options = setup.options
+    return {"mask_prob": options.mask_prob or 0.15, "whole_word_masking": options.whole_word_masking}
+
+
+def span_corruption_examples(setup: ObjectiveSetup, encoded: EncodedExamples) -> Objective:
+    """Without a source length, `max_length` is that of the source, and targets are as long as it needs (T5)."""
+    source = setup.max_source_length
+    lengths = {"max_length": setup.max_length if source else None, "max_source_length": source or setup.max_length}
+    return SpanCorruption(
+        encoded,
+        setup.tokenizer,
+        **{**setup.windows, **lengths},
+        mask_prob=setup.options.mask_prob or 0.15,
+        mean_span_length=setup.options.mean_span_length,
+        decoder_start_token_id=setup.decoder_start_token_id,
+    )
+
+
+def denoising_examples(setup: ObjectiveSetup, encoded: EncodedExamples) -> Objective:
+    """BART's 30 % of the tokens, unless the recipe says otherwise."""
+    options = setup.options
+    return Denoising(
+        encoded,
+        setup.tokenizer,
+        **setup.windows,
+        max_source_length=setup.max_source_length,
+        mask_prob=options.mask_prob or 0.3,
+        mean_span_length=options.mean_span_length,
+        permute_sentences=options.permute_sentences,
+        source_template=SpecialTokenTemplate.for_source(setup.tokenizer),
+        decoder_start_token_id=setup.decoder_start_token_id,
+    )
+
+
+def seq2seq_examples(setup: ObjectiveSetup, encoded: EncodedExamples) -> Objective:
+    """Pairs; the source is laid out as the tokenizer lays it out when the model is run."""
+    return Seq2SeqLM(
+        encoded,
+        setup.tokenizer.target,
+        **setup.lengths,
+        max_source_length=setup.max_source_length,
+        source_template=SpecialTokenTemplate.for_source(setup.tokenizer),
+        decoder_start_token_id=setup.decoder_start_token_id,
+    )
+
+
+TEXT = RecordField("text", ("content", "document", "body", "article", "story"))
+ANY_LENGTH: tuple[TooLongPolicy, ...] = ("split", "skip", "truncate", "error")
+WHOLE: tuple[TooLongPolicy, ...] = ("truncate", "skip", "error")
+MASKED_LM_METRICS = {"": ("masked_accuracy", "loss", "perplexity")}
+
+OBJECTIVES: dict[str, ObjectiveSpec] = {
+    # A target for a source: translation, summaries, anything from text to text.
+    "seq2seq": ObjectiveSpec(
+        families=("seq2seq",),
+        head="lm",
+        fields=(
+            RecordField(
+                "source",
+                ("src", "input", "document", "article", "written", "words", "question", "prompt", "text"),
+            ),
+            RecordField(
+                "target",
+                ("tgt", "trg", "output", "summary", "iso", "digits", "answer", "completion", "translation"),
+            ),
+        ),
+        aligned_fields=("source", "target"),
+        group_by="source",
+        tokens=lambda options: RequiredTokens(("pad", "bos", "eos"), "eos"),
+        too_long=("skip", "truncate", "error"),
+        options=("label_smoothing",),
+        make_encoder=lambda setup: EncodePair(setup.tokenizer.target, source_tokenizer=setup.tokenizer),
+        make_examples=seq2seq_examples,
+        task="text_to_text",
+        metrics={
+            "each": ("exact_match", "bleu", "bleu_lowercase", "tokenised_bleu", "sacrebleu", "chrf"),
+            "best": ("exact_match_any", "word_error_rate"),
+        },
+    ),
+    # The next token of documents; of chats, the answers.
+    "causal_lm": ObjectiveSpec(
+        families=("decoder",),
+        head="lm",
+        fields=(
+            RecordField("text", TEXT.column_names, optional=True),
+            RecordField("messages", ("conversation", "conversations", "turns", "chat"), optional=True),
+        ),
+        alternatives=("text", "messages"),
+        reads_documents=True,
+        tokens=causal_lm_tokens,
+        too_long=ANY_LENGTH,
+        options=("random_offset", "add_bos_eos", "label_smoothing"),
+        make_encoder=encode_causal_lm,
+        make_examples=causal_lm_examples,
+        task="language",
+        metrics={"": ("loss", "perplexity", "bits_per_character", "bits_per_byte")},
+    ),
+    # BERT's masked tokens.
+    "masked_lm": ObjectiveSpec(
+        families=("encoder",),
+        head="mlm",
+        fields=(TEXT,),
+        reads_documents=True,
+        tokens=bert_tokens,
+        too_long=ANY_LENGTH,
+        options=("mask_prob", "whole_word_masking", "random_offset", "label_smoothing"),
+        make_encoder=encode_text,
+        make_examples=lambda setup, encoded: MaskedLM(
+            encoded, setup.tokenizer, **setup.windows, **masking_options(setup)
+        ),
+        task="fill",
+        metrics=MASKED_LM_METRICS,
+    ),
+    # BERT's masked tokens, and whether two segments follow each other.
+    "next_sentence": ObjectiveSpec(
+        families=("encoder",),
+        head="mlm",
+        sentence_outputs=2,
+        fields=(TEXT,),
+        pair_field="text",
+        reads_documents=True,
+        tokens=bert_tokens,
+        too_long=("split",),
+        options=("mask_prob", "whole_word_masking", "label_smoothing"),
+        make_encoder=lambda setup: EncodeText(setup.tokenizer, words=setup.options.whole_word_masking, sentences=True),
+        make_examples=lambda setup, encoded: NextSentence(
+            encoded, setup.tokenizer, max_length=setup.max_length, **masking_options(setup)
+        ),
+        task="fill",
+        metrics=MASKED_LM_METRICS,
+    ),
+    # T5's span corruption.
+    "span_corruption": ObjectiveSpec(
+        families=("seq2seq",),
+        head="lm",
+        fields=(TEXT,),
+        reads_documents=True,
+        tokens=lambda options: RequiredTokens(("pad", "eos"), "eos", num_sentinels=100),
+        too_long=ANY_LENGTH,
+        options=("mask_prob", "mean_span_length", "random_offset", "label_smoothing"),
+        make_encoder=encode_text,
+        make_examples=span_corruption_examples,
+        task="text_to_text",
+    ),
+    # BART's text infilling and sentence permutation.
+    "denoising": ObjectiveSpec(
+        families=("seq2seq",),
+        head="lm",
+        fields=(TEXT,),
+        reads_documents=True,
+        tokens=lambda options: RequiredTokens(("pad", "bos", "eos", "mask"), "eos"),
+        too_long=ANY_LENGTH,
+        options=("mask_prob", "mean_span_length", "permute_sentences", "random_offset", "label_smoothing"),
+        make_encoder=encode_text,
+        make_examples=denoising_examples,
+        task="text_to_text",
+    ),
+    # The class, or a score, of a text or of a pair of texts.
+    "classification": ObjectiveSpec(
+        families=("encoder", "decoder"),
+        head="classify",
+        fields=(
+            RecordField(
+                "text", ("sentence", "sentence1", "premise", "first", "content", "review", "question", "text1", "a")
+            ),
+            RecordField("second", ("sentence2", "hypothesis", "question2", "text2", "b"), optional=True),
+            RecordField("label", ("class", "category", "sentiment", "topic", "intent"), optional=True),
+            RecordField("score", ("similarity", "rating", "value"), optional=True),
+        ),
+        alternatives=("label", "score"),
+        class_field="label",
+        pair_field="second",
+        group_by="text",
+        tokens=bert_tokens,
+        too_long=WHOLE,
+        options=("label_smoothing",),
+        make_encoder=encode_classification,
+        make_examples=lambda setup, encoded: Classification(encoded, setup.tokenizer, **setup.lengths),
+        task="classify",
+        metrics={"label": ("accuracy", "macro_f1", "matthews"), "score": ("spearman", "pearson")},
+    ),
+    # The tag of each word.
+    "tagging": ObjectiveSpec(
+        families=("encoder", "decoder"),
+        head="tag",
+        fields=(
+            RecordField("tokens", ("words", "form", "forms")),
+            RecordField("tags", ("ner_tags", "pos_tags", "labels", "upos", "ner", "pos")),
+        ),
+        class_field="tags",
+        tokens=bert_tokens,
+        too_long=ANY_LENGTH,
+        options=("label_subwords", "label_smoothing"),
+        make_encoder=lambda setup: EncodeTags(
+            setup.tokenizer, classes=setup.classes, label_subwords=setup.options.label_subwords
+        ),
+        make_examples=lambda setup, encoded: Tagging(encoded, setup.tokenizer, **setup.lengths),
+        task="tag",
+        metrics={"entities": ("f1", "precision", "recall", "accuracy"), "words": ("accuracy", "macro_f1")},
+    ),
+    # The span of a passage that answers a question.
+    "question_answering": ObjectiveSpec(
+        families=("encoder",),
+        head="span",
+        fields=(
+            RecordField("question", ("query",)),
+            RecordField("context", ("passage", "document")),
+            RecordField("answers", ("answers.text",)),
+            RecordField("starts", ("answers.answer_start", "answer_start", "answer_starts")),
+        ),
+        pair_field="context",
+        group_by="context",
+        tokens=bert_tokens,
+        too_long=WHOLE,
+        options=("overlap",),
+        make_encoder=lambda setup: EncodeAnswer(setup.tokenizer),
+        make_examples=lambda setup, encoded: QuestionAnswering(
+            encoded, setup.tokenizer, **setup.lengths, overlap=setup.options.overlap
+        ),
+        task="answer",
+        metrics={"": ("f1", "exact_match")},
+    ),
+    # Embeddings: texts that belong together come close.
+    "contrastive": ObjectiveSpec(
+        families=("encoder",),
+        head="embed",
+        fields=(
+            RecordField("first", ("anchor", "query", "question", "sentence1", "text1", "a")),
+            RecordField("second", ("positive", "document", "passage", "answer", "sentence2", "text2", "b")),
+            RecordField("score", ("similarity", "label"), optional=True),
+        ),
+        aligned_fields=("first", "second"),
+        group_by="first",
+        tokens=bert_tokens,
+        too_long=WHOLE,
+        options=("temperature",),
+        make_encoder=lambda setup: EncodeClass(
+            setup.tokenizer, "first", "second", score="score" if "score" in setup.fields else None
+        ),
+        make_examples=lambda setup, encoded: Contrastive(
+            encoded, setup.tokenizer, **setup.lengths, max_source_length=setup.max_source_length
+        ),
+        task="embed",
+        metrics={"pair": ("retrieval_accuracy", "mean_reciprocal_rank"), "score": ("spearman", "pearson")},
+    ),
+}
+
+
+def applicable_objectives(option: str) -> list[str]:
+    """The objectives that read a key of the recipe's [objective] section.
+
+    >>> applicable_objectives("mean_span_length")
+    ['span_corruption', 'denoising']
+    """
+    return [name for name, spec in OBJECTIVES.items() if option in spec.options]
