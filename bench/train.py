@@ -359,7 +359,7 @@ def dates(tiny: bool, steps: int) -> list[Row]:
         head=replace(config.head, tied=False, bias=True),
     )
     ids = {"pad": config.pad_token_id or 0}
-    examples = [made.rows.objectives[0].examples[i] for i in range(8000)]
+    examples = [made.train_data.objectives[0].examples[i] for i in range(8000)]
 
     class Peer(nn.Module):
         """The textbook way: nn.Transformer, embeddings, a causal mask, padding masks."""
@@ -384,7 +384,7 @@ def dates(tiny: bool, steps: int) -> list[Row]:
             )  # fmt: skip
 
     batches = []
-    per_batch = round(float(np.mean([len(b.example_ids) for _, b in zip(range(200), Loader(made.rows), strict=False)])))
+    per_batch = round(float(np.mean([len(b.example_ids) for _, b in zip(range(200), Loader(made.train_data), strict=False)])))
     end, start = config.eos_token_ids[0], config.decoder_start_token_id or 0
     for first in range(0, len(examples) - per_batch, per_batch):
         chosen = examples[first : first + per_batch]
@@ -405,7 +405,7 @@ def dates(tiny: bool, steps: int) -> list[Row]:
     rivals: dict[tuple[str, str], Callable[[], int]] = {}
     mine = []
     for work, shape in {"dates, CPU": config, "dates, CPU, all alike": same}.items():
-        step = Ours(shape, made.rows, tokens_of, workers=0)
+        step = Ours(shape, made.train_data, tokens_of, workers=0)
         mine.append(step)
         ready = forever_ours(step, [next(step.batches) for _ in range(steps)])
         rivals |= {(work, "qkv"): step, (work, "qkv, made beforehand"): ready}

@@ -89,8 +89,8 @@ def test_the_run_stops_with_its_weights_untouched_and_names_step_and_examples(
     for name, kept in weights(recipe.run, BAD - 1).items():
         assert torch.equal(kept, jobs[0].network.get_parameter(name.removeprefix("model.")).detach())
     assert newest(recipe.run).step == BAD - 1
-    batches = list(zip(range(BAD), Loader(prepare(recipe).rows), strict=False))
-    told = Loader(prepare(recipe).rows).origins(batches[-1][1])
+    batches = list(zip(range(BAD), Loader(prepare(recipe).train_data), strict=False))
+    told = Loader(prepare(recipe).train_data).origins(batches[-1][1])
     assert f"{tmp_path / 'pairs.tsv'}:" in told[0]
     assert "; ".join(told[:3]) in str(error.value)
     assert "train.on_nonfinite=skip" in str(error.value)

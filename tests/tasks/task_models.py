@@ -66,7 +66,9 @@ def encoder(head: qkv.HeadConfig, seed: int = 1, **more: Any) -> qkv.Model:
     if head.kind == "mlm":
         head = qkv.HeadConfig(kind="mlm", outputs=tokenizer.vocab_size, tied=True)
     return model(
-        qkv.Config(encoder=stack(tokenizer, token_types=2, **more), head=head, pad_token_id=tokenizer.special_tokens.pad),
+        qkv.Config(
+            encoder=stack(tokenizer, token_types=2, **more), head=head, pad_token_id=tokenizer.special_tokens.pad
+        ),
         tokenizer,
         seed,
     )

@@ -48,7 +48,7 @@ def test_every_objective_is_described_rendered_and_told_as_json(folder: Path, ki
 def test_steps_of_an_epoch_and_padding_are_what_the_loader_gives(folder: Path, kind: Any) -> None:
     prepared = prepare(sample_recipe(folder, kind, data={"max_length": 64}, train={"batch_tokens": 256}))
     described = describe_prepared(prepared)
-    batches = list(Loader(prepared.rows, epochs=1))
+    batches = list(Loader(prepared.train_data, epochs=1))
     assert described.steps_per_epoch is not None
     assert abs(described.steps_per_epoch - len(batches)) <= 1
     batches.pop()  # which may hold empty rows

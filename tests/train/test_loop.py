@@ -84,7 +84,7 @@ def test_a_budget_in_steps(steps: int, tmp_path: Path) -> None:
 def test_a_budget_in_epochs_is_every_example_so_many_times(epochs: int, layout: str, tmp_path: Path) -> None:
     keys = {**QUICK, "steps": 0, "epochs": epochs, "eval_every": 100, "save_every": 100, "batch_tokens": 1024}
     recipe = tiny(tmp_path, data={"layout": layout}, train=keys)
-    batches = list(Loader(prepare(recipe).rows, epochs=epochs))
+    batches = list(Loader(prepare(recipe).train_data, epochs=epochs))
     trained = train(recipe)
     assert (trained.end.step, trained.end.reason) == (len(batches), "epochs")
     lines = log_of(recipe.run, "step")

@@ -1,12 +1,13 @@
 """Values that are fine by themselves and impossible together, or out of all range, are refused with what to write."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 
+from qkv.data.objectives.table import OBJECTIVES, applicable_objectives
 from qkv.errors import UsageError
-from qkv.train.recipe.check import BELONGS, FAMILIES, RANGES, TOO_LONG, check_recipe, get_value
+from qkv.train.recipe.check import RANGES, check_recipe, get_value
 from qkv.train.recipe.schema import DataSection, ObjectiveSection, Recipe, TrainSection
 
 SOUND = Recipe(data=DataSection(train="a.tsv"), train=TrainSection(steps=10))
@@ -92,15 +93,13 @@ def test_validation_data_makes_early_stopping_possible() -> None:
     check_recipe(changed(train__patience=2, data__valid_fraction=0.0, data__valid="valid.tsv"))
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("kind", OBJECTIVES)
 def test_every_objective_has_its_families_and_its_way_with_long_records(kind: Any) -> None:
-    assert TOO_LONG[kind]
-    check_recipe(
-        replace(SOUND, objective=ObjectiveSection(kind=kind), data=replace(SOUND.data, too_long=TOO_LONG[kind][0]))
-    )
+    policy = OBJECTIVES[kind].too_long[0]
+    check_recipe(replace(SOUND, objective=ObjectiveSection(kind=kind), data=replace(SOUND.data, too_long=policy)))
 
 
 def test_keys_that_belong_to_some_objectives_are_keys_of_the_section() -> None:
-    for name, kinds in BELONGS.items():
-        assert hasattr(SOUND.objective, name)
-        assert set(kinds) < set(FAMILIES)
+    options = {field.name for field in fields(ObjectiveSection)} - {"kind"}
+    assert {name for spec in OBJECTIVES.values() for name in spec.options} == options
+    assert all(set(applicable_objectives(name)) < set(OBJECTIVES) for name in options)

@@ -131,7 +131,7 @@ def test_two_processes_learn_what_one_learns(runs: Runs, name: str) -> None:
 
 def test_padded_rows_do_not_divide_evenly_here(runs: Runs) -> None:
     """A control: had one process as many rows as the other at each step, neither could wait for the other in vain."""
-    rows = prepare(runs.recipes["padded"]).rows
+    rows = prepare(runs.recipes["padded"]).train_data
     counts = [step.num_sequences for step, _ in islice(rows.batch_plans(), STEPS)]
     assert any(count % 2 and count // 2 < rows.num_micro_batches(MICRO, 2) for count in counts)
 

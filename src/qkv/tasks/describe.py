@@ -13,9 +13,9 @@ from qkv.data.load.batch import Batch
 from qkv.data.objectives import IGNORE_INDEX
 from qkv.data.stream.collate import collate
 from qkv.models.summary import ModelSummary, summarise_model
+from qkv.progress import OnStage
 from qkv.tasks.prepare.memory import MemoryEstimate, estimate_memory
 from qkv.tasks.prepare.prepare import PreparedRun, prepare
-from qkv.tasks.prepare.sources import PhaseProgress
 from qkv.text import Tokenizer
 from qkv.train.parallel.world import select_device
 from qkv.train.recipe.recipe_file import to_toml
@@ -63,7 +63,7 @@ class Description:
         return {**plain, "account": self.account.to_dict(), "memory": self.memory.to_dict()}
 
 
-def describe(recipe: Recipe, progress: PhaseProgress | None = None) -> Description:
+def describe(recipe: Recipe, progress: OnStage | None = None) -> Description:
     """What training by a recipe would be."""
     select_device(recipe.train.device, local_rank=0, world_size=1)  # refused here as it would be then
     return describe_prepared(prepare(recipe, progress))
@@ -71,7 +71,7 @@ def describe(recipe: Recipe, progress: PhaseProgress | None = None) -> Descripti
 
 def describe_prepared(prepared: PreparedRun) -> Description:
     """What training with all this would be."""
-    recipe, rows, config = prepared.recipe, prepared.rows, prepared.config
+    recipe, rows, config = prepared.recipe, prepared.train_data, prepared.config
     batch = first_batch(prepared)
     units, rows_in_units, real, places = _measure_padding(prepared)
     windows = None if recipe.data.mix else rows.order.num_pools(1)
@@ -81,7 +81,7 @@ def describe_prepared(prepared: PreparedRun) -> Description:
         steps = max(1, round(windows * units / MEASURED_WINDOWS / a_step))
     share = batch.num_labels / batch.labels.numel() if batch.labels is not None else 0.0
     tallies = [objective.tally for objective in rows.objectives]
-    valid = prepared.valid_rows
+    valid = prepared.valid_data
     return Description(
         recipe=to_toml(recipe),
         family=config.family,
@@ -116,7 +116,7 @@ def _measure_padding(prepared: PreparedRun) -> tuple[int, int, int, int]:
     """Over the first windows of the data: units that are dealt, rows in them, places with a token, places."""
     units = rows = real = places = 0
     for window in range(MEASURED_WINDOWS):
-        plan = prepared.rows.plan_pool(window)
+        plan = prepared.train_data.plan_pool(window)
         counts = np.diff(plan.first_sequence)
         units += len(counts)
         rows += int(counts.sum())
@@ -127,8 +127,8 @@ def _measure_padding(prepared: PreparedRun) -> tuple[int, int, int, int]:
 
 def first_batch(prepared: PreparedRun) -> Batch:
     """The batch that training begins with."""
-    step, _ = next(prepared.rows.batch_plans())
-    return Batch.from_arrays(collate(prepared.rows, step), prepared.rows.max_documents, step.epoch)
+    step, _ = next(prepared.train_data.batch_plans())
+    return Batch.from_arrays(collate(prepared.train_data, step), prepared.train_data.max_documents, step.epoch)
 
 
 def preview_examples(prepared: PreparedRun, batch: Batch, count: int = SHOWN_EXAMPLES) -> list[ExamplePreview]:
@@ -138,7 +138,7 @@ def preview_examples(prepared: PreparedRun, batch: Batch, count: int = SHOWN_EXA
     for row, number, epoch in zip(batch.example_sequences, batch.example_ids, batch.example_epochs, strict=True):
         text = inside[int(row)] = inside.get(int(row), 0) + 1
         parts = example_parts(batch, prepared.tokenizer, int(row), text, prepared.config.head.labels)
-        found.append(ExamplePreview(prepared.rows.origin(int(number), int(epoch)), parts))
+        found.append(ExamplePreview(prepared.train_data.origin(int(number), int(epoch)), parts))
         if len(found) == count:
             break
     return found

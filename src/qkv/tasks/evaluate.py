@@ -35,8 +35,8 @@ BY_HEAD = {"mlm": "fill", "classify": "classify", "tag": "tag", "span": "answer"
 def find_task(config: Config) -> Task:
     """The task that a model is made for, by its head and family.
 
-    >>> from qkv.models import presets
-    >>> find_task(presets.find("gpt2")).name, find_task(presets.find("bert-base")).name
+    >>> from qkv.models.tables.presets import find_preset
+    >>> find_task(find_preset("gpt2")).name, find_task(find_preset("bert-base")).name
     ('language', 'fill')
     """
     kind, family = config.head.kind, config.family

@@ -12,7 +12,7 @@ from qkv.data import Problems, Record
 from qkv.data.builtin import DATASETS
 from qkv.data.builtin.dataset import SPLITS
 from qkv.errors import UsageError, suggest_name
-from qkv.tasks.prepare.columns import FIELDS
+from qkv.tasks.prepare.columns import field_names
 from qkv.tasks.prepare.sources import BuiltinSource, open_source
 from qkv.tasks.task import Task
 from qkv.train.recipe.schema import DataSection, ObjectiveSection, Recipe
@@ -41,7 +41,7 @@ def load_records(
         raise UsageError(f"split = {split!r} is for datasets that come with qkv ({', '.join(DATASETS)}), not for files")
     if split and split not in SPLITS:
         raise UsageError(f"split = {split!r}; {suggest_name(split, SPLITS)}")
-    known = [field.name for field in FIELDS[task.objective]]
+    known = field_names(task.objective)
     for name in columns or {}:
         if name not in known:
             raise UsageError(

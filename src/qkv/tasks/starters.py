@@ -12,12 +12,12 @@ from typing import Any
 
 from qkv.data import DataFiles, Problems
 from qkv.data.builtin import DATASETS
+from qkv.data.objectives.table import OBJECTIVES
 from qkv.data.readers.columns import looks_like_data, nested_names
 from qkv.data.readers.find_files import FORMAT_BY_EXTENSION, format_extension
 from qkv.data.records import Record
 from qkv.errors import UsageError, suggest_name
-from qkv.tasks.prepare.columns import FIELDS, match_columns
-from qkv.tasks.prepare.sources import DOCUMENT_KINDS, IN_STEP
+from qkv.tasks.prepare.columns import field_names, match_columns
 from qkv.train.recipe.values import format_key, format_value
 
 RecipeLine = tuple[str, Any, str]  # a key, its value, what it does; a key that starts with # is only shown
@@ -149,9 +149,9 @@ def _data_lines(task: Starter, seen: "FileSummary", size: StarterSize) -> list[R
     if seen.columns:
         lines.append(("columns", seen.columns, "field = column" + (": please check" if seen.columns_guessed else "")))
     elif not seen.has_files:
-        fields = {field.name: field.name for field in FIELDS[task.kind] if not field.optional}
-        if len(fields) > 1 or task.kind not in DOCUMENT_KINDS:
-            fields |= {"label": "label"} if task.kind == "classification" else {}
+        spec = OBJECTIVES[task.kind]
+        fields = {name: name for name in spec.required_fields}
+        if len(fields) > 1 or not spec.reads_documents:
             lines.append(("#columns", fields, "field = column, where the file has other names"))
     lines += [
         ("#valid", "valid" + _extension(task.example_file), "files to validate on; without them:"),
@@ -231,10 +231,9 @@ def inspect_files(kind: str, files: Sequence[str] | Mapping[str, str]) -> FileSu
     if len(files) == 1 and files[0] in DATASETS:
         return FileSummary({"train": files[0]}, 2e7, has_files=True)
     formats = {file: FORMAT_BY_EXTENSION.get(format_extension(Path(file))) for file in files if Path(file).is_file()}
-    if kind in IN_STEP and len(files) == len(formats) == 2 and set(formats.values()) <= {None, "text"}:
-        return inspect_aligned_files(
-            kind, dict(zip(IN_STEP[kind], files, strict=True))
-        )  # lines of text alone are no pairs
+    aligned = OBJECTIVES[kind].aligned_fields
+    if aligned and len(files) == len(formats) == 2 and set(formats.values()) <= {None, "text"}:
+        return inspect_aligned_files(kind, dict(zip(aligned, files, strict=True)))
     if None in formats.values():
         unknown = next(file for file, format in formats.items() if format is None)
         raise UsageError(
@@ -264,7 +263,7 @@ def inspect_files(kind: str, files: Sequence[str] | Mapping[str, str]) -> FileSu
 
 def inspect_aligned_files(kind: str, files: Mapping[str, str]) -> FileSummary:
     """The same for files that go in step, each under the field that it holds."""
-    known = [field.name for field in FIELDS[kind]]
+    known = field_names(kind)
     for name in files:
         if name not in known:
             raise UsageError(f"{name}={files[name]}: {kind} has no field {name!r}; {suggest_name(name, known)}")
@@ -272,7 +271,7 @@ def inspect_aligned_files(kind: str, files: Mapping[str, str]) -> FileSummary:
     try:
         match_columns(kind, files, told.describe_paths())
     except UsageError:
-        missing = [f"{name}=FILE" for name in required_fields(kind) if name not in files]
+        missing = [f"{name}=FILE" for name in OBJECTIVES[kind].required_fields if name not in files]
         raise UsageError(f"{kind} needs more than {', '.join(files)}: give {' '.join(missing)}, too") from None
     records = told.records(Problems(max_invalid_fraction=1))
     letters = mean_characters([next(records), *islice(records, INSPECTED_RECORDS - 1)])
@@ -294,15 +293,9 @@ def guess_columns(kind: str, names: Sequence[str]) -> dict[str, str]:
     >>> guess_columns("seq2seq", ["en", "de"])
     {'source': 'en', 'target': 'de'}
     """
-    wanted = required_fields(kind)
+    wanted = OBJECTIVES[kind].required_fields
     left = [name for name in names if name.lower() != "id"]
     if len(left) < len(wanted):
         listed = ", ".join(names)
         raise UsageError(f"the data has the columns {listed}; {kind} needs {len(wanted)}: {', '.join(wanted)}")
     return dict(zip(wanted, left, strict=False))
-
-
-def required_fields(kind: str) -> list[str]:
-    """The fields that an objective's records cannot do without."""
-    always = [field.name for field in FIELDS[kind] if not field.optional]
-    return [*always, *{"classification": ["label"], "causal_lm": ["text"]}.get(kind, [])]

@@ -135,8 +135,8 @@ def train_on_rank(world: World, recipe: Recipe, watch: Watcher | None, progress:
         job = Job(
             recipe=recipe,
             network=network,
-            train_data=prepared.rows,
-            valid_data=prepared.valid_rows,
+            train_data=prepared.train_data,
+            valid_data=prepared.valid_data,
             folder=folder,
             world=world,
             watcher=WatcherGroup(watchers),

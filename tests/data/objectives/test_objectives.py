@@ -56,7 +56,9 @@ def test_outputs_are_what_is_built(name):
     draw = EpochRng(0)
     pieces = objective.build(everything(objective, draw), draw)
     made = {
-        field for field in ("labels", "token_type_ids", "class_ids", "scores", "answer_spans") if getattr(pieces, field) is not None
+        field
+        for field in ("labels", "token_type_ids", "class_ids", "scores", "answer_spans")
+        if getattr(pieces, field) is not None
     }
     assert made | ({"source"} if pieces.source_ids is not None else set()) == objective.outputs
 
@@ -130,7 +132,10 @@ def test_a_row_too_short_for_anything_is_refused():
     ("too_long", "expected"),
     [
         ("skip", {"examples": 2, "skipped": 2, "truncated": 0, "lost_tokens": 2 + 20 + 12 + 2, "tokens": 6}),
-        ("truncate", {"examples": 4, "skipped": 0, "truncated": 2, "lost_tokens": (21 - 10) + (13 - 8), "tokens": 6 + 36 - 16}),
+        (
+            "truncate",
+            {"examples": 4, "skipped": 0, "truncated": 2, "lost_tokens": (21 - 10) + (13 - 8), "tokens": 6 + 36 - 16},
+        ),
     ],
 )
 def test_pairs_that_do_not_fit_are_counted(too_long, expected):

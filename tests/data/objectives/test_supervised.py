@@ -133,7 +133,9 @@ def test_tags_stand_beside_their_tokens_and_survive_splitting():
 
 
 def answers(**choices) -> QuestionAnswering:
-    return QuestionAnswering(questions(), tokenizer(), **{"max_length": 40, "overlap": 8, "max_question_length": 10, **choices})
+    return QuestionAnswering(
+        questions(), tokenizer(), **{"max_length": 40, "overlap": 8, "max_question_length": 10, **choices}
+    )
 
 
 def test_windows_overlap_cover_the_passage_and_point_at_the_answer():

@@ -49,7 +49,9 @@ def test_shifted_windows_begin_elsewhere_each_epoch_and_leave_short_records_whol
 
 
 def test_too_long_is_an_error_that_says_what_to_do():
-    with pytest.raises(QkvError, match=r"1 of 3 records.*record 2, needs 30 tokens, and max_length is 18.*Raise max_length"):
+    with pytest.raises(
+        QkvError, match=r"1 of 3 records.*record 2, needs 30 tokens, and max_length is 18.*Raise max_length"
+    ):
         Windows(np.array([3, 8, 28]), 16, too_long="error", num_special_tokens=2)
 
 

@@ -56,7 +56,7 @@ def test_a_uniform_model_has_the_vocabulary_as_perplexity() -> None:
 def test_a_run_knows_which_way_each_metric_improves() -> None:
     low = {"loss", "perplexity", "bits_per_character", "bits_per_byte", "word_error_rate"}
     names = {
-        *text_to_text.RECORD_METRICS,
+        *text_to_text.METRIC_FUNCTIONS,
         *text_to_text.SOURCE_METRICS,
         *language.METRICS,
         *fill.METRICS,

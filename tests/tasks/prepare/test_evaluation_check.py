@@ -34,15 +34,15 @@ def nothing_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("seq2seq", "", {"metric": "blue"}, r"train.metric = 'blue' .*seq2seq.*did you mean 'bleu'"),
         ("seq2seq", "", {"metric": "accuracy"}, "known: .*exact_match.*loss"),
-        ("classification", "", {"metric": "spearman"}, "classification is judged by; known: accuracy"),
+        ("classification", "", {"metric": "spearman"}, "is not a metric of classification; known: accuracy"),
         ("classification", "scores.jsonl", {"metric": "accuracy"}, "known: loss, pearson, spearman"),
         ("contrastive", "", {"metric": "spearman"}, "retrieval_accuracy"),
         ("tagging", "", {"metric": "bleu"}, "macro_f1"),
-        ("span_corruption", "", {"metric": "bleu"}, "span_corruption is judged by its loss alone"),
-        ("denoising", "", {"metric": "nonsense"}, "denoising is judged by its loss alone"),
+        ("span_corruption", "", {"metric": "bleu"}, "span_corruption has only its loss"),
+        ("denoising", "", {"metric": "nonsense"}, "denoising has only its loss"),
         ("seq2seq", "", {"metric": "bleu", "eval_examples": 0}, r"train.eval_examples = 0.*train.metric = \"loss\""),
-        ("seq2seq", "", {"eval_beam": 1000}, r"train.eval_beam = 1000 is wider than the vocabulary of \d+"),
-        ("classification", "", {"eval_beam": 2}, "train.eval_beam = 2 means nothing for classification"),
+        ("seq2seq", "", {"eval_beam": 1000}, r"train.eval_beam = 1000 is larger than the vocabulary of \d+"),
+        ("classification", "", {"eval_beam": 2}, "train.eval_beam = 2 has no effect: evaluating classification"),
     ],
 )
 @pytest.mark.usefixtures("nothing_tokenised")
@@ -79,4 +79,4 @@ def test_a_metric_of_a_library_that_is_not_installed_is_refused(folder: Path, mo
 )
 def test_what_can_be_judged_by_is_taken(folder: Path, kind: str, train: dict[str, Any]) -> None:
     """A control: the checks above refuse no more than they should."""
-    assert prepare(sample_recipe(folder, kind, train=train)).valid_rows is not None
+    assert prepare(sample_recipe(folder, kind, train=train)).valid_data is not None

@@ -12,12 +12,12 @@ from prepare_samples import sample_files, sample_recipe
 
 from qkv.blocks import HeadConfig, StackConfig
 from qkv.data import Loader
+from qkv.data.objectives.table import OBJECTIVES
 from qkv.errors import QkvError, UsageError
 from qkv.models import Config, build
 from qkv.models.tables.presets import PRESETS, find_preset
 from qkv.store.model_folder import write_model
 from qkv.tasks.prepare.model import (
-    HEAD_KINDS,
     ModelRequirements,
     build_config,
     build_network,
@@ -26,7 +26,6 @@ from qkv.tasks.prepare.model import (
 )
 from qkv.tasks.prepare.prepare import prepare
 from qkv.text import Tokenizer
-from qkv.train.recipe.check import FAMILIES
 from qkv.train.recipe.schema import ModelSection, ObjectiveSection, Recipe
 
 TOKENIZER = Tokenizer.train("byte", iter([]), 300, special_tokens=["pad", "bos", "eos", "mask", "cls", "sep"])
@@ -40,11 +39,11 @@ def config_of(kind: Any = "seq2seq", wanted: ModelRequirements | None = None, **
     return build_config(recipe_of(kind, **model), wanted or ModelRequirements(TOKENIZER, ("no", "yes")))
 
 
-@pytest.mark.parametrize("kind", HEAD_KINDS)
+@pytest.mark.parametrize("kind", OBJECTIVES)
 def test_a_modern_model_for_every_objective(kind: str) -> None:
     config = config_of(kind)
-    assert config.family == FAMILIES[kind][0]
-    assert config.head.kind == HEAD_KINDS[kind]
+    assert config.family == OBJECTIVES[kind].families[0]
+    assert config.head.kind == OBJECTIVES[kind].head
     assert config.stack.vocab_size == TOKENIZER.vocab_size
     assert (config.stack.position, config.stack.norm, config.stack.norm_placement) == ("rotary", "rmsnorm", "pre")
     assert config.share_embeddings == (config.family == "seq2seq")
@@ -84,7 +83,7 @@ def test_what_no_stack_can_be_names_the_section() -> None:
 
 def test_a_vocabulary_below_the_tokenizers_is_refused_and_one_above_is_kept() -> None:
     assert config_of("causal_lm", overrides={"vocab_size": 320}).head.outputs == 320
-    with pytest.raises(UsageError, match=r"262 ids and \[model\] a vocabulary of 100"):
+    with pytest.raises(UsageError, match=r"262 ids, and \[model\] has a vocab_size of only 100"):
         config_of("causal_lm", overrides={"vocab_size": 100})
 
 
@@ -198,7 +197,7 @@ def test_a_checkpoint_keeps_its_head_where_it_fits(folder: Path) -> None:
 
 
 def test_sizes_of_a_checkpoint_do_not_change(folder: Path) -> None:
-    with pytest.raises(UsageError, match=r"model\.width = 64 is not what .*bert was trained with \(32\)"):
+    with pytest.raises(UsageError, match=r"model\.width = 64 differs from .*bert, which was trained with 32"):
         prepare(sample_recipe(folder, "masked_lm", model={"from_": str(folder / "bert"), "overrides": {"width": 64}}))
 
 
@@ -222,7 +221,7 @@ def test_a_checkpoint_without_a_tokenizer(folder: Path, tmp_path: Path) -> None:
     stack = StackConfig(vocab_size=300, width=16, layers=1, heads=2, ffn_width=32, position="rotary")
     config = Config(encoder=stack, head=HeadConfig(kind="mlm", outputs=300))
     write_model(tmp_path / "bare", config, build(config), None)
-    with pytest.raises(QkvError, match=r"say with tokenizer\.from"):
+    with pytest.raises(QkvError, match=r"set tokenizer\.from"):
         prepare(sample_recipe(folder, "masked_lm", model={"from_": str(tmp_path / "bare"), "overrides": {}}))
 
 
@@ -242,14 +241,14 @@ def test_the_networks_weights_do_not_depend_on_who_drew_before(folder: Path) -> 
 
 def test_rows_longer_than_the_positions_of_a_model(folder: Path) -> None:
     model = {"preset": "gpt2", "overrides": {"width": 32, "layers": 1, "heads": 2, "max_positions": 64}}
-    with pytest.raises(UsageError, match=r"an example of 256 tokens has no place in the 64 positions"):
+    with pytest.raises(UsageError, match=r"an example has 256 tokens, and this model has 64 positions"):
         prepare(sample_recipe(folder, "causal_lm", model=model))
     prepare(sample_recipe(folder, "causal_lm", model=model, data={"max_length": 64}))
 
 
 def test_a_model_without_a_type_for_the_second_text(folder: Path) -> None:
     model = {"overrides": {"width": 32, "layers": 1, "token_types": 1}}
-    with pytest.raises(UsageError, match="marks the second of two texts with type 1"):
+    with pytest.raises(UsageError, match="gives the second of two texts the token type 1"):
         prepare(sample_recipe(folder, "classification", "two.jsonl", model=model))
     model["overrides"]["token_types"] = 0  # none at all is a choice
     prepare(sample_recipe(folder, "classification", "two.jsonl", model=model))
@@ -262,11 +261,11 @@ def test_a_decoder_begins_in_training_as_it_will_when_it_is_run(folder: Path, tm
     write_model(tmp_path / "bart", config, first.build_network(), first.tokenizer)
     for kind in ("denoising", "seq2seq"):
         prepared = prepare(sample_recipe(folder, kind, model={"from_": str(tmp_path / "bart"), "overrides": {}}))
-        batch = next(iter(Loader(prepared.rows)))
+        batch = next(iter(Loader(prepared.train_data)))
         assert int(batch.ids[0, 0]) == prepared.config.decoder_start_token_id == first.tokenizer.special_tokens.eos
 
 
 def test_long_rows_of_short_texts_need_few_positions(folder: Path) -> None:
     model = {"preset": "bart-base", "overrides": {"width": 32, "layers": 1, "heads": 2, "max_positions": 64}}
     prepared = prepare(sample_recipe(folder, "seq2seq", model=model))  # rows of 256, texts of about 10
-    assert prepared.rows.capacity[0] > prepared.config.stack.max_positions
+    assert prepared.train_data.capacity[0] > prepared.config.stack.max_positions

@@ -10,12 +10,12 @@ import torch
 from prepare_samples import COUNT, KINDS, sample_files, sample_recipe
 
 from qkv.data import Loader
+from qkv.data.objectives.table import OBJECTIVES
 from qkv.errors import QkvError, UsageError
 from qkv.tasks.prepare.prepare import PreparedRun, prepare
 from qkv.tasks.train import in_batch_negative_notes
 from qkv.text import Tokenizer
 from qkv.train.loss.training_module import TrainingModule, count_labels, to_device
-from qkv.train.recipe.check import FAMILIES
 
 
 @pytest.fixture(scope="module")
@@ -48,13 +48,13 @@ MORE = [
 @pytest.mark.parametrize(("kind", "file"), [*KINDS.items(), *MORE], ids=str)
 def test_every_objective_is_prepared_and_can_be_learnt_from(folder: Path, kind: Any, file: Any) -> None:
     prepared = prepare(sample_recipe(folder, kind, file))
-    assert prepared.config.family == FAMILIES[kind][0]
-    assert prepared.valid_rows is not None
-    assert prepared.valid_rows.capacity == prepared.rows.capacity
-    assert prepared.valid_rows.max_documents == prepared.rows.max_documents
+    assert prepared.config.family == OBJECTIVES[kind].families[0]
+    assert prepared.valid_data is not None
+    assert prepared.valid_data.capacity == prepared.train_data.capacity
+    assert prepared.valid_data.max_documents == prepared.train_data.max_documents
     assert prepared.valid_records
     assert prepared.fields <= prepared.valid_records[0].fields.keys()
-    for rows in (prepared.rows, prepared.valid_rows):
+    for rows in (prepared.train_data, prepared.valid_data):
         loss = loss_of(prepared, rows)
         loss.backward()
         assert torch.isfinite(loss)
@@ -75,7 +75,7 @@ def test_every_objective_is_prepared_and_can_be_learnt_from(folder: Path, kind: 
 )
 def test_the_objectives_own_keys_reach_it(folder: Path, kind: Any, more: dict[str, Any]) -> None:
     usual, changed = (prepare(sample_recipe(folder, kind, objective=keys)) for keys in ({}, more))
-    one, other = (next(iter(Loader(prepared.rows))) for prepared in (usual, changed))
+    one, other = (next(iter(Loader(prepared.train_data))) for prepared in (usual, changed))
     same = one.ids.shape == other.ids.shape and bool((one.ids == other.ids).all())
     assert not same or kind in (
         "question_answering",
@@ -98,7 +98,7 @@ def test_fields_are_found_by_the_names_that_people_give_them(folder: Path) -> No
 
 
 def test_columns_that_are_not_recognised_are_asked_for_and_taken_when_said(folder: Path) -> None:
-    with pytest.raises(UsageError, match=r"its columns are en, de; which of them is the source and the target\?"):
+    with pytest.raises(UsageError, match=r"the columns are en, de; which of them is the source and the target\?"):
         prepare(sample_recipe(folder, "seq2seq", "languages.tsv"))
     said = prepare(
         sample_recipe(folder, "seq2seq", "languages.tsv", data={"columns": {"source": "en", "target": "de"}})
@@ -128,7 +128,7 @@ def test_held_out_records_are_not_trained_on(tmp_path: Path) -> None:
     recipe = sample_recipe(tmp_path, "seq2seq", "twice.tsv", train={"eval_examples": 10**6})
     prepared = prepare(recipe)
     held = {record.fields["source"] for record in prepared.valid_records}
-    tokenizer, examples = prepared.tokenizer, prepared.rows.objectives[0].examples
+    tokenizer, examples = prepared.tokenizer, prepared.train_data.objectives[0].examples
     trained = {tokenizer.decode(examples[n]["source"]) for n in range(len(examples))}
     assert held
     assert not held & trained
@@ -147,7 +147,7 @@ def test_the_end_of_one_long_text_is_held_out(folder: Path) -> None:
 
 def test_validation_files_of_their_own(folder: Path) -> None:
     prepared = prepare(sample_recipe(folder, "seq2seq", data={"valid": str(folder / "pairs.tsv")}))
-    assert prepared.rows.objectives[0].tally.records == COUNT
+    assert prepared.train_data.objectives[0].tally.records == COUNT
     assert len(prepared.valid_records) == COUNT
 
 
@@ -159,33 +159,31 @@ def test_validation_files_that_lack_a_field(folder: Path) -> None:
 
 def test_no_validation(folder: Path) -> None:
     prepared = prepare(sample_recipe(folder, "seq2seq", data={"valid_fraction": 0.0}))
-    assert prepared.valid_rows is None
+    assert prepared.valid_data is None
     assert prepared.valid_records == []
-    assert prepared.rows.objectives[0].tally.records == COUNT
+    assert prepared.train_data.objectives[0].tally.records == COUNT
 
 
 # -------------------------------------------------------------------- built-in datasets
 
 
 def test_a_built_in_dataset_needs_no_columns_and_has_its_own_validation_part(folder: Path) -> None:
-    recipe = sample_recipe(folder, "seq2seq", data={"train": "numbers", "epoch_examples": 300, "max_length": 64})
+    recipe = sample_recipe(folder, "seq2seq", data={"train": "dates", "epoch_examples": 300, "max_length": 64})
     prepared = prepare(recipe)
-    assert prepared.rows.objectives[0].tally.records == 300
-    assert prepared.valid_records[0].location.file == "numbers/valid"
+    assert prepared.train_data.objectives[0].tally.records == 300
+    assert prepared.valid_records[0].location.file == "dates/valid"
     assert prepared.valid_records[0].fields.keys() == {"source", "target"}
     assert prepared.valid_records[0].fields["target"].isdecimal()
 
 
 def test_other_fields_of_a_built_in_dataset(folder: Path) -> None:
-    columns = {"source": "prompt", "target": "words"}
+    columns = {"source": "iso", "target": "written"}
     recipe = sample_recipe(
-        folder, "seq2seq", data={"train": "numbers", "epoch_examples": 50, "max_length": 64, "columns": columns}
+        folder, "seq2seq", data={"train": "dates", "epoch_examples": 50, "max_length": 64, "columns": columns}
     )
-    assert prepare(recipe).valid_records[0].fields["source"].split()[1].isdecimal()
-    wrong = sample_recipe(
-        folder, "seq2seq", data={"train": "numbers", "columns": {"source": "promt", "target": "words"}}
-    )
-    with pytest.raises(UsageError, match="did you mean 'prompt'"):
+    assert prepare(recipe).valid_records[0].fields["source"].replace("-", "").isdecimal()
+    wrong = sample_recipe(folder, "seq2seq", data={"train": "dates", "columns": {"source": "ios", "target": "written"}})
+    with pytest.raises(UsageError, match="did you mean 'iso'"):
         prepare(wrong)
 
 
@@ -199,13 +197,13 @@ def test_a_mixture_is_dealt_by_weight_and_validated_on_all(folder: Path) -> None
     }
     recipe = sample_recipe(folder, "seq2seq", data={"train": "", "mix": mix})
     prepared = prepare(recipe)
-    assert prepared.rows.dataset_names == ("plain", "named")
-    assert prepared.rows.weights == {"plain": 0.75, "named": 0.25}
-    assert prepared.valid_rows is not None
-    held = prepared.valid_rows.objectives[0].tally.records
-    trained = sum(objective.tally.records for objective in prepared.rows.objectives)
+    assert prepared.train_data.dataset_names == ("plain", "named")
+    assert prepared.train_data.weights == {"plain": 0.75, "named": 0.25}
+    assert prepared.valid_data is not None
+    held = prepared.valid_data.objectives[0].tally.records
+    trained = sum(objective.tally.records for objective in prepared.train_data.objectives)
     assert held + trained == 2 * COUNT
-    assert torch.isfinite(loss_of(prepared, prepared.valid_rows))
+    assert torch.isfinite(loss_of(prepared, prepared.valid_data))
 
 
 # -------------------------------------------------------------------- what is kept
@@ -217,8 +215,8 @@ def test_the_same_recipe_gives_the_same_again_from_what_was_kept(folder: Path, m
     monkeypatch.setattr(Tokenizer, "train", None)  # would fail if it were called
     again = prepare(recipe)
     assert again.tokenizer.fingerprint == first.tokenizer.fingerprint
-    assert again.rows.invariants() == first.rows.invariants()
-    one, other = (next(iter(Loader(prepared.rows))) for prepared in (first, again))
+    assert again.train_data.invariants() == first.train_data.invariants()
+    one, other = (next(iter(Loader(prepared.train_data))) for prepared in (first, again))
     assert bool((one.ids == other.ids).all())
     for (_, a), (_, b) in zip(
         first.build_network().named_parameters(), again.build_network().named_parameters(), strict=True
@@ -266,7 +264,7 @@ def test_a_tokenizer_from_a_file(folder: Path, tmp_path: Path) -> None:
 
 def test_special_tokens_and_frames_suit_the_objective(folder: Path) -> None:
     pairs = prepare(sample_recipe(folder, "seq2seq"))
-    batch = next(iter(Loader(pairs.rows)))
+    batch = next(iter(Loader(pairs.train_data)))
     source = batch.source_ids[0][batch.source_document_ids[0] == 1].tolist()  # type: ignore[index]
     text = pairs.tokenizer.decode(source)
     assert source == pairs.tokenizer.encode(text)  # exactly what the model is given when it is run
@@ -306,16 +304,14 @@ def test_a_step_that_holds_no_row(tmp_path: Path) -> None:
     (tmp_path / "long.tsv").write_text("source\ttarget\n" + f"{'word ' * 60}\ta b c\n" * 20)
     recipe = sample_recipe(tmp_path, "seq2seq", "long.tsv", data={"valid_fraction": 0.0})
     with pytest.raises(
-        UsageError, match=r"train\.batch_tokens = 1024 is less than one row of \d+ source and 256 target"
+        UsageError, match=r"train\.batch_tokens = 1024 is less than one sequence of \d+ source and 256 target"
     ):
         prepare(recipe)
 
 
 @pytest.mark.parametrize("micro", [512, "auto"])
 def test_pairs_that_are_told_from_all_others_are_not_taken_in_parts(folder: Path, micro: Any) -> None:
-    with pytest.raises(
-        UsageError, match=r"train\.micro_batch_tokens = .*contrast learns from the other pairs of a step"
-    ):
+    with pytest.raises(UsageError, match=r"train\.micro_batch_tokens = .*the contrastive loss compares each pair"):
         prepare(sample_recipe(folder, "contrastive", train={"micro_batch_tokens": micro}))
     scored = prepare(sample_recipe(folder, "contrastive", "scores.jsonl", train={"micro_batch_tokens": micro}))
     assert in_batch_negative_notes(scored, 2) == [], "with scores each pair stands for itself"
@@ -328,7 +324,7 @@ def test_scores_beyond_a_cosine_are_refused(tmp_path: Path) -> None:
     """All from 1 on would ask for the same."""
     rows = [{"first": f"one {n}", "second": f"two {n}", "score": n % 6} for n in range(60)]
     (tmp_path / "sts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(UsageError, match=r"go from 0 to 5, and the cosine .* dividing them by 5"):
+    with pytest.raises(UsageError, match=r"go from 0 to 5, and the cosine .* dividing by 5"):
         prepare(sample_recipe(tmp_path, "contrastive", "sts.jsonl"))
 
 
@@ -347,7 +343,7 @@ def test_a_test_file_that_is_not_there_shows_at_once(folder: Path) -> None:
 
 def test_labels_that_are_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "same.csv").write_text("text,label\n" + "".join(f"text {n},yes\n" for n in range(50)))
-    with pytest.raises(UsageError, match="nothing to tell apart"):
+    with pytest.raises(UsageError, match="at least two classes"):
         prepare(sample_recipe(tmp_path, "classification", "same.csv"))
 
 
@@ -368,7 +364,7 @@ def test_held_out_labels_that_training_never_saw_are_told(tmp_path: Path) -> Non
         file.write_text("\n".join(["text,label", *rows, *more]))
         prepared = prepare(recipe)
         assert prepared.labels == ("no", "yes")
-        found = [note for note in prepared.notes if "training never saw" in note]
+        found = [note for note in prepared.notes if "not in the training data" in note]
         assert len(found) == bool(told)
         assert all(note.startswith(f"validation: {told} a label") for note in found)
 
@@ -387,5 +383,5 @@ def test_progress_is_told(folder: Path, tmp_path: Path) -> None:
 
 def test_rows_do_not_depend_on_how_often_they_are_planned(folder: Path) -> None:
     prepared = prepare(sample_recipe(folder, "classification"))
-    one, other = (prepared.rows.plan_pool(1) for _ in range(2))
+    one, other = (prepared.train_data.plan_pool(1) for _ in range(2))
     assert np.array_equal(one.units, other.units)

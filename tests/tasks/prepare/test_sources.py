@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prepare_samples import sample_recipe
+from qkv.tasks.prepare.joined_examples import JoinedExamples
 
 from qkv.data import FileLocation, InMemoryExamples, Problems, Record
 from qkv.errors import UsageError
-from qkv.tasks.prepare.columns import FIELDS, match_columns
-from qkv.tasks.prepare.objective import JoinedExamples
+from qkv.tasks.prepare.columns import match_columns
 from qkv.tasks.prepare.sources import cache_root, open_sources, sample_records
-from qkv.train.recipe.check import FAMILIES
 from qkv.train.recipe.schema import DataSection
 
 
@@ -68,10 +67,6 @@ def test_the_cache_goes_where_it_is_told(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     monkeypatch.setattr("sys.platform", "linux")
     assert cache_root(DataSection()) == tmp_path / "xdg" / "qkv"
-
-
-def test_every_objective_has_fields() -> None:
-    assert FIELDS.keys() == FAMILIES.keys()
 
 
 def test_a_name_of_the_objective_goes_before_one_that_is_only_known() -> None:

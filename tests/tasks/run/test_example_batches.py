@@ -34,7 +34,9 @@ def test_logits_at_labels_are_those_of_all_positions(family: str, token_types: i
         rows = []
         for row in (2, 0, 1):
             part = slice(begin[row], begin[row] + lengths[row])
-            more = {"token_type_ids": torch.from_numpy(kinds[part])[None]} if family == "encoder" and token_types else {}
+            more = (
+                {"token_type_ids": torch.from_numpy(kinds[part])[None]} if family == "encoder" and token_types else {}
+            )
             said = network(torch.from_numpy(ids[part])[None], **more)[0]
             rows.append(said[torch.from_numpy(labels[part] != IGNORE_INDEX)])
     torch.testing.assert_close(logits, torch.cat(rows), rtol=1e-10, atol=1e-12)

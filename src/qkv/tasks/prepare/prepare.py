@@ -1,161 +1,171 @@
-"""From a recipe to all that training needs: data in rows, a tokenizer, a config, and what the user should know.
+"""From a recipe to everything that training needs: the data as packed sequences, a tokenizer, a config, and notes.
 
-    prepared = prepare(read("translate.toml"))
-    prepared.network()                           the network to train
-    Loader(prepared.rows)                        the batches
+    prepared = prepare(read_recipe("translate.toml"))
+    prepared.build_network()                     the network to train
+    Loader(prepared.train_data)                  the batches
 
-Whatever does not fit together is refused here, before the first step.
+Whatever does not fit together is an error here, before the first step.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from qkv.data import EncodedExamples, Objective, Problems, Record, SequenceStream, SpecialTokenTemplate, find_classes
+from qkv.data import (
+    EncodedExamples,
+    Objective,
+    Problems,
+    Record,
+    SequenceStream,
+    SpecialTokenTemplate,
+    find_classes,
+)
+from qkv.data.objectives.table import OBJECTIVES, ObjectiveSetup
 from qkv.data.problems import TooManyProblems
 from qkv.data.stream.random_bits import EpochRng
 from qkv.errors import QkvError, UsageError
 from qkv.models import Config, Network
+from qkv.progress import OnProgress, OnStage
 from qkv.store.word_vectors import WordVectors
 from qkv.tasks.prepare.evaluation_check import check_evaluation
+from qkv.tasks.prepare.joined_examples import JoinedExamples
 from qkv.tasks.prepare.model import ModelRequirements, build_config, build_network, checkpoint_notes
-from qkv.tasks.prepare.objective import JoinedExamples, Study
-from qkv.tasks.prepare.sources import DataSource, DataSources, PhaseProgress, cache_root, open_sources, sample_records
+from qkv.tasks.prepare.sources import DataSource, DataSources, cache_root, open_sources, sample_records
 from qkv.tasks.prepare.tokenizer import load_or_train_tokenizer
 from qkv.tasks.prepare.word_vectors import apply_word_vectors, load_word_vectors
 from qkv.text import Tokenizer
 from qkv.train.recipe.check import check_recipe
 from qkv.train.recipe.schema import Recipe
 
-MAX_CLASSES = 10_000  # a column with more different values than this is no label
-CHUNK_EXAMPLES = 2**18  # examples looked at in one go
+MAX_CLASSES = 10_000  # a column with more distinct values is not a label
+CHUNK_EXAMPLES = 2**18  # examples whose lengths are looked at in one go
 
 
 @dataclass
 class PreparedRun:
-    """All that a run needs."""
+    """Everything that a run needs."""
 
     recipe: Recipe
     tokenizer: Tokenizer
     config: Config
-    rows: SequenceStream
-    valid_rows: SequenceStream | None
-    valid_records: list[Record]  # under the names of the objective's fields
+    train_data: SequenceStream
+    valid_data: SequenceStream | None
+    valid_records: list[Record]  # for the task's metrics, under the names of the objective's fields
     labels: tuple[str, ...]
-    notes: list[str]  # what the user should know: what was skipped, cut, held out, left unsaid and decided
-    problems: Problems  # what was bad in the training files
-    fields: frozenset[str] = field(default_factory=frozenset)  # that records have
-    word_vectors: WordVectors | None = None  # what the embedding starts from, with `model.vectors`
+    notes: list[str]  # for the user: what was skipped, truncated, held out and decided
+    problems: Problems  # of the training files
+    fields: frozenset[str] = field(default_factory=frozenset)  # that the records have
+    word_vectors: WordVectors | None = None  # the initial embeddings, with `model.vectors`
 
     def build_network(self, device: torch.device | str = "cpu") -> Network:
-        """The network to train, its weights fresh (a function of the seed) or a checkpoint's."""
+        """The network to train, with new weights (a function of the seed) or a checkpoint's."""
         network = build_network(self.recipe, self.config, device)
         if self.word_vectors is not None:
             apply_word_vectors(network, self.word_vectors)
         return network
 
 
-def prepare(
-    recipe: Recipe, progress: PhaseProgress | None = None, *, tokenizer: Tokenizer | None = None
-) -> PreparedRun:
-    """Read, tokenise and lay out a recipe's data, and fit a model to it.
+def prepare(recipe: Recipe, progress: OnStage | None = None, *, tokenizer: Tokenizer | None = None) -> PreparedRun:
+    """Read, tokenise and pack a recipe's data, and choose the config of a model for it.
 
-    `tokenizer`: the one that a run already has, when it goes on. `progress` hears what is being done and how far it is.
+    `tokenizer` is the one that a resumed run already has.
 
-    >>> prepare(recipe).rows.batch_rows                                        # doctest: +SKIP
+    >>> prepare(recipe).train_data.batch_size                                  # doctest: +SKIP
     """
     check_recipe(recipe)
     root = cache_root(recipe.data)
     try:
-        sources = open_sources(recipe)
-        return _prepare(recipe, sources, root, progress, tokenizer)
+        return _prepare(recipe, open_sources(recipe), root, progress, tokenizer)
     except TooManyProblems as error:
         raise QkvError(str(error).replace("max_invalid_fraction", "data.max_invalid_fraction")) from None
 
 
 def _prepare(
-    recipe: Recipe, sources: DataSources, root: Path, progress: PhaseProgress | None, tokenizer: Tokenizer | None
+    recipe: Recipe, sources: DataSources, root: Path, progress: OnStage | None, tokenizer: Tokenizer | None
 ) -> PreparedRun:
-    report = _phase_callbacks(progress)
-    parts = list(sources.train.values())
-    fields = parts[0].fields
-    for part in (*parts[1:], *sources.valid):
-        if lacking := sorted(fields - part.fields):
-            raise UsageError(
-                f"{part.description} has no {lacking[0]}, which {parts[0].description} has; see data.columns"
-            )
+    data, train, spec = recipe.data, recipe.train, OBJECTIVES[recipe.objective.kind]
+    train_sources = list(sources.train.values())
+    fields = train_sources[0].fields
+    check_fields(fields, [*train_sources, *sources.valid])
     check_micro_batch(recipe, fields)
     notes = list(sources.notes)
     if tokenizer is None:
-        tokenizer, told = load_or_train_tokenizer(recipe, parts, root, progress)
-        notes.append(told)
-    classes = _find_classes(recipe, parts, fields)
+        tokenizer, origin = load_or_train_tokenizer(recipe, train_sources, root, progress)
+        notes.append(origin)
+    classes = _find_classes(recipe, train_sources, fields)
 
-    # The config needs to know of the data only what its records hold, so it is refused before they are tokenised.
-    kind = recipe.objective.kind
-    paired = kind in ("next_sentence", "question_answering") or (kind == "classification" and "second" in fields)
-    scored = kind == "classification" and "score" in fields
-    longest = max(recipe.data.max_length, recipe.data.max_source_length)
-    wanted = ModelRequirements(tokenizer, classes, is_regression=scored, has_text_pairs=paired, max_length=longest)
-    config = build_config(recipe, wanted)
+    # The config depends only on the fields of the records, so it is checked before they are tokenised.
+    requirements = ModelRequirements(
+        tokenizer,
+        classes,
+        is_regression=spec.head == "classify" and "score" in fields,
+        has_text_pairs=spec.pair_field in fields,
+        max_length=max(data.max_length, data.max_source_length),
+    )
+    config = build_config(recipe, requirements)
     notes += checkpoint_notes(recipe, config, tokenizer)
     word_vectors = load_word_vectors(recipe.model, config, tokenizer)
     if word_vectors is not None:
         notes.append(word_vectors.describe(tokenizer.vocab_size))
-    valid_records = _sample_validation(sources.valid, recipe.train.eval_examples) if sources.valid else []
+    valid_records = _sample_validation(sources.valid, train.eval_examples) if sources.valid else []
     check_evaluation(recipe, config, valid_records)
 
-    study = Study(recipe, tokenizer, fields, classes)
-    encode = study.encode()
-    problems = Problems(recipe.data.max_invalid_fraction)
-    encoded = {
-        name: part.encoded(encode, root, problems, report(f"tokenising {part.description}"))
-        for name, part in sources.train.items()
-    }
-    objectives = _build_objectives(study, encoded, config)
-    first = next(iter(objectives.values()))
-    section = recipe.train
-    rows = SequenceStream(
-        objectives if recipe.data.mix else first,
-        batch_tokens=section.batch_tokens,
-        seed=section.seed,
-        layout=recipe.data.layout,
+    setup = ObjectiveSetup(
+        recipe.objective,
+        tokenizer,
+        fields,
+        classes,
+        max_length=data.max_length,
+        max_source_length=data.max_source_length or None,
+        too_long=data.too_long or spec.too_long[0],
+        decoder_start_token_id=config.decoder_start_token_id,
+    )
+    encode = spec.make_encoder(setup)
+
+    def encode_source(source: DataSource, problems: Problems) -> EncodedExamples:
+        stage = _stage_callback(progress, f"tokenising {source.description}")
+        return source.encoded(encode, root, problems, stage)
+
+    problems = Problems(data.max_invalid_fraction)
+    encoded = {name: encode_source(source, problems) for name, source in sources.train.items()}
+    objectives, setup = _make_objectives(recipe, setup, encoded)
+    train_data = SequenceStream(
+        objectives if data.mix else next(iter(objectives.values())),
+        batch_tokens=train.batch_tokens,
+        seed=train.seed,
+        layout=data.layout,
         weights=sources.weights or "proportional",
     )
     check_positions(config, objectives)
-    check_token_types(config, tokenizer, rows)
-    for name, objective in objectives.items():
-        notes.append(f"{name or 'training'}: {objective.tally}")
-    valid_rows = None
+    check_token_types(config, tokenizer, train_data)
+    notes += [f"{name or 'training'}: {objective.tally}" for name, objective in objectives.items()]
+
+    valid_data = None
     if sources.valid:
-        met = Problems(recipe.data.max_invalid_fraction)
-        held = [part.encoded(encode, root, met, report(f"tokenising {part.description}")) for part in sources.valid]
-        objective = study.examples(
-            held[0] if len(held) == 1 else JoinedExamples(held),
-            start=config.decoder_start_token_id,
-            shape=first.capacity,
-        )
+        valid_problems = Problems(data.max_invalid_fraction)
+        parts = [encode_source(source, valid_problems) for source in sources.valid]
+        objective = spec.make_examples(setup, parts[0] if len(parts) == 1 else JoinedExamples(parts))
         if objective.tally.examples == 0:
-            raise QkvError(f"there is nothing to validate on: {objective.tally}")
+            raise QkvError(f"there are no examples to validate on: {objective.tally}")
         check_positions(config, {"validation": objective})
         notes.append(f"validation: {objective.tally}")
         if not sources.valid_is_held_out:
-            problems.merge(met.summary().to_dict())
-        elif unseen := met.categories.get("unknown class"):
+            problems.merge(valid_problems.summary().to_dict())
+        elif unseen := valid_problems.categories.get("unknown class"):
             have = "records have" if unseen.count > 1 else "record has"
             notes.append(
-                f"validation: {unseen.count:,} {have} a {'tag' if kind == 'tagging' else 'label'} that training never "
-                "saw: left out of the loss, and counted as wrong"
+                f"validation: {unseen.count:,} {have} a {'tag' if spec.head == 'tag' else 'label'} that is not in the "
+                "training data: left out of the loss, and counted as wrong"
             )
-        valid_rows = SequenceStream(
+        valid_data = SequenceStream(
             objective,
-            batch_tokens=section.batch_tokens,
-            seed=section.seed,
-            layout=recipe.data.layout,
-            max_documents=rows.max_documents,
+            batch_tokens=train.batch_tokens,
+            seed=train.seed,
+            layout=data.layout,
+            max_documents=train_data.max_documents,
         )
     if problems.num_invalid or problems.categories:
         notes.append(str(problems.summary()))
@@ -163,8 +173,8 @@ def _prepare(
         recipe=recipe,
         tokenizer=tokenizer,
         config=config,
-        rows=rows,
-        valid_rows=valid_rows,
+        train_data=train_data,
+        valid_data=valid_data,
         valid_records=valid_records,
         labels=classes,
         notes=notes,
@@ -174,110 +184,115 @@ def _prepare(
     )
 
 
-def _phase_callbacks(progress: PhaseProgress | None) -> Callable[[str], Callable[[int, int], None] | None]:
-    """What to call while one thing is done."""
-
-    def report(what: str) -> Callable[[int, int], None] | None:
-        if progress is None:
-            return None
-        return lambda done, total: progress(what, done, total)
-
-    return report
+def _stage_callback(progress: OnStage | None, stage: str) -> OnProgress | None:
+    """The callback of one stage of the work."""
+    if progress is None:
+        return None
+    return lambda done, total: progress(stage, done, total)
 
 
-def _find_classes(recipe: Recipe, parts: list[DataSource], fields: frozenset[str]) -> tuple[str, ...]:
-    """The classes of labels or tags, from all of the training data."""
-    kind = recipe.objective.kind
-    name = {"classification": "label", "tagging": "tags"}.get(kind)
-    if name is None or name not in fields:
+def _find_classes(recipe: Recipe, sources: Sequence[DataSource], fields: frozenset[str]) -> tuple[str, ...]:
+    """The classes of labels or tags in all of the training data."""
+    spec = OBJECTIVES[recipe.objective.kind]
+    if spec.class_field not in fields:
         return ()
     problems = Problems(max_invalid_fraction=1)
-    found = {one for part in parts for one in find_classes(part.records(problems), name)}
+    found = {one for source in sources for one in find_classes(source.records(problems), spec.class_field)}
+    name = sources[0].description
     if len(found) > MAX_CLASSES:
+        raise UsageError(f"{name}: {len(found):,} different values in {spec.class_field}: is this the right column?")
+    if len(found) < 2 and spec.head == "classify":
+        invalid = f"\n{problems.summary()}" if problems.num_invalid else ""
         raise UsageError(
-            f"{parts[0].description}: {len(found):,} different values in {name}: is this the right column?"
-        )
-    if len(found) < 2 and kind == "classification":
-        unread = f"\n{problems.summary()}" if problems.num_invalid else ""
-        raise UsageError(
-            f"{parts[0].description}: all labels are {', '.join(found) or 'missing'}: there is nothing to tell apart{unread}"
+            f"{name}: all labels are {', '.join(found) or 'missing'}; a classifier needs at least two classes{invalid}"
         )
     return tuple(sorted(found))
 
 
-def _build_objectives(study: Study, encoded: Mapping[str, EncodedExamples], config: Config) -> dict[str, Objective]:
-    """Training examples of every source, in rows of one shape."""
-    made = {name: study.examples(one, start=config.decoder_start_token_id) for name, one in encoded.items()}
-    if len({objective.capacity for objective in made.values()}) > 1:
-        shape = tuple(np.max([objective.capacity for objective in made.values()], axis=0).tolist())
-        made = {
-            name: study.examples(one, start=config.decoder_start_token_id, shape=shape) for name, one in encoded.items()
-        }
-    target, *source = next(iter(made.values())).capacity
-    if study.recipe.train.batch_tokens < target + sum(source):
-        rows = f"{source[0]} source and {target} target places" if source else f"{target} places"
+def _make_objectives(
+    recipe: Recipe, setup: ObjectiveSetup, encoded: Mapping[str, EncodedExamples]
+) -> tuple[dict[str, Objective], ObjectiveSetup]:
+    """The training examples of every source with the same sequence lengths, and the setup with these lengths."""
+    spec, batch_tokens = OBJECTIVES[recipe.objective.kind], recipe.train.batch_tokens
+    objectives = {name: spec.make_examples(setup, examples) for name, examples in encoded.items()}
+    capacities = [objective.capacity for objective in objectives.values()]
+    target, *source = np.max(capacities, axis=0).tolist()
+    setup = replace(setup, max_length=target, max_source_length=source[0] if source else None)
+    if len(set(capacities)) > 1:
+        objectives = {name: spec.make_examples(setup, examples) for name, examples in encoded.items()}
+    if batch_tokens < target + sum(source):
+        lengths = f"{source[0]} source and {target} target tokens" if source else f"{target} tokens"
+        hint = " (the source length follows in proportion, or set data.max_source_length)" if source else ""
         raise UsageError(
-            f"train.batch_tokens = {study.recipe.train.batch_tokens} is less than one row of {rows}: raise it, or "
-            "lower data.max_length"
-            + (" (source rows follow in proportion, or set data.max_source_length)" if source else "")
+            f"train.batch_tokens = {batch_tokens} is less than one sequence of {lengths}: raise it, or lower "
+            f"data.max_length{hint}"
         )
-    return made
+    return objectives, setup
 
 
-def _sample_validation(parts: Sequence[DataSource], count: int) -> list[Record]:
-    """Records of the validation data, as many of each part as of the others."""
-    each = -(-count // len(parts))
-    return [
-        record for part in parts for record in sample_records(part.records(Problems(max_invalid_fraction=1)), each)
-    ][:count]
+def _sample_validation(sources: Sequence[DataSource], count: int) -> list[Record]:
+    """Validation records, the same number of each source."""
+    each = -(-count // len(sources))
+    readers = [source.records(Problems(max_invalid_fraction=1)) for source in sources]
+    return [record for records in readers for record in sample_records(records, each)][:count]
+
+
+def check_fields(fields: frozenset[str], sources: Sequence[DataSource]) -> None:
+    """Raise an error if a source lacks a field that the first source has."""
+    for source in sources[1:]:
+        if missing := sorted(fields - source.fields):
+            raise UsageError(
+                f"{source.description} has no {missing[0]}, which {sources[0].description} has; see data.columns"
+            )
 
 
 def check_positions(config: Config, objectives: Mapping[str, Objective]) -> None:
-    """Raise where an example is longer than the positions that a model has; a row that packs several may be."""
+    """Raise an error if an example is longer than the model's positions; a packed sequence may be longer."""
     for objective in objectives.values():
-        names = ("length", "source_length")[: len(objective.capacity)]
+        names = ("max_length", "max_source_length")[: len(objective.capacity)]
         stacks = (config.stack, config.encoder or config.stack)
-        for stream, (name, stack) in enumerate(zip(names, stacks, strict=False)):
-            if not stack.has_max_positions or objective.capacity[stream] <= stack.max_positions:
+        for side, (name, stack) in enumerate(zip(names, stacks, strict=False)):
+            if not stack.has_max_positions or objective.capacity[side] <= stack.max_positions:
                 continue
-            longest = max_example_length(objective, stream)
+            longest = max_example_length(objective, side)
             if longest > stack.max_positions:
                 raise UsageError(
-                    f"an example of {longest:,} tokens has no place in the {stack.max_positions:,} positions of this "
-                    f"model: lower data.{name} to {stack.max_positions:,}, or raise model.max_positions"
+                    f"an example has {longest:,} tokens, and this model has {stack.max_positions:,} positions: lower "
+                    f"data.{name} to {stack.max_positions:,}, or raise model.max_positions"
                 )
 
 
 def check_micro_batch(recipe: Recipe, fields: frozenset[str]) -> None:
-    """Raise where a step cannot be taken in parts: each text of a pair is told from all others of the batch."""
+    """Raise an error for gradient accumulation with in-batch negatives, which come from the whole batch."""
     micro, whole = recipe.train.micro_batch_tokens, recipe.train.batch_tokens
     if uses_in_batch_negatives(recipe, fields) and micro not in (0, whole):
         raise UsageError(
-            f"train.micro_batch_tokens = {micro!r}: contrast learns from the other pairs of a step, and a part has fewer of "
-            "them; leave it out and lower train.batch_tokens, or save memory with train.gradient_checkpointing = true"
+            f"train.micro_batch_tokens = {micro!r}: the contrastive loss compares each pair with all others of a step, "
+            "and a micro-batch has fewer of them. Leave it out and lower train.batch_tokens, or save memory with "
+            "train.gradient_checkpointing = true"
         )
 
 
 def uses_in_batch_negatives(recipe: Recipe, fields: frozenset[str]) -> bool:
-    """Whether the loss of an example depends on which others are in its batch: pairs without scores."""
-    return recipe.objective.kind == "contrastive" and "score" not in fields
+    """Whether the loss of an example depends on the others in its batch: embeddings of pairs without scores."""
+    return OBJECTIVES[recipe.objective.kind].head == "embed" and "score" not in fields
 
 
-def check_token_types(config: Config, tokenizer: Tokenizer, rows: SequenceStream) -> None:
-    """Raise where the second of two texts would be marked with a type that the model does not have."""
+def check_token_types(config: Config, tokenizer: Tokenizer, stream: SequenceStream) -> None:
+    """Raise an error if the second of two texts would have a token type that the model does not have."""
     second, known = SpecialTokenTemplate.from_tokenizer(tokenizer).second_token_type, config.stack.token_types
-    if "token_type_ids" in rows.outputs and 0 < known <= second:
+    if "token_type_ids" in stream.outputs and 0 < known <= second:
         raise UsageError(
-            f"the tokenizer marks the second of two texts with type {second}, and this model has {known} type only: "
-            "take the tokenizer that belongs to it"
+            f"the tokenizer gives the second of two texts the token type {second}, and this model has only {known} "
+            "token type: use the tokenizer that belongs to the model"
         )
 
 
 def max_example_length(objective: Objective, side: int) -> int:
-    """The most places that an example takes in one of its rows."""
-    draw, most = EpochRng(0), 0
-    count = objective.num_examples(draw)
+    """The length of the longest example on the target (0) or source (1) side."""
+    rng, longest = EpochRng(0), 0
+    count = objective.num_examples(rng)
     for start in range(0, count, CHUNK_EXAMPLES):
-        lengths = objective.lengths(np.arange(start, min(start + CHUNK_EXAMPLES, count)), draw)
-        most = max(most, int(lengths[:, side].max(initial=0)))
-    return most
+        lengths = objective.lengths(np.arange(start, min(start + CHUNK_EXAMPLES, count)), rng)
+        longest = max(longest, int(lengths[:, side].max(initial=0)))
+    return longest

@@ -1,12 +1,12 @@
-"""Where a recipe's examples come from: files, or a dataset that comes with qkv, as parts that can be read again.
+"""The data of a recipe: files or built-in datasets as sources whose records can be read again.
 
-A part gives its records under the names of the objective's fields, says what it depends on (for the names of what is
-kept of it), and encodes itself into the token cache.
+A source gives its records under the names of the objective's fields, has an identity for what is cached of it, and
+encodes itself into the token cache.
 """
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from hashlib import blake2b
@@ -16,52 +16,53 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from qkv.data import DataFiles, FileLocation, Problems, Record, TokenCache, ValidationSplit, token_cache
-from qkv.data.builtin import DATASETS, BuiltinDataset
-from qkv.data.builtin import find_dataset as find_dataset
+from qkv.data.builtin import DATASETS, BuiltinDataset, find_dataset
 from qkv.data.cache.file_hashes import FileHashes
 from qkv.data.cache.token_cache import Encode, find_or_build
+from qkv.data.objectives.table import OBJECTIVES
+from qkv.data.readers.columns import nested_names
 from qkv.data.split import SplitName
 from qkv.errors import UsageError, suggest_name
-from qkv.tasks.prepare.columns import check_columns, match_columns, match_record_columns
+from qkv.progress import OnProgress
+from qkv.tasks.prepare.columns import check_columns, match_columns
 from qkv.train.recipe.schema import DataSection, Recipe
 
 SourceName = Literal["train", "valid", "test"]
-PhaseProgress = Callable[[str, int, int], None]
-"""Hears what is being done, how much of it is, and how much there is (0: not known)."""
 
-DOCUMENT_KINDS = ("causal_lm", "masked_lm", "next_sentence", "span_corruption", "denoising")
-TOGETHER = {"seq2seq": "source", "question_answering": "context", "classification": "text", "contrastive": "first"}
-"""Records that agree in this field stay on one side of a split: else validation would hold what was trained on."""
-IN_STEP = {"seq2seq": ("source", "target"), "contrastive": ("first", "second")}
-"""What two files that go in step are, in the order in which they are named."""
-ENDLESS_EPOCH_EXAMPLES = 50_000  # examples that make an epoch of an endless dataset, unless the recipe says
-ENDLESS_VALID_EXAMPLES = 2000  # examples of its validation and test parts
-MIN_FILES_TO_SPLIT = 20  # a text in fewer files than this has no documents to hold out: its end is kept instead
+ENDLESS_EPOCH_EXAMPLES = 50_000  # examples in an epoch of an endless dataset, unless the recipe says otherwise
+ENDLESS_VALID_EXAMPLES = 2000  # examples in its validation and test splits
+MIN_FILES_TO_SPLIT = 20  # with fewer text files, the end of the text is held out instead of whole documents
 
 
 class DataSource(Protocol):
-    """Some of the data, by its records."""
+    """A part of the data, by its records."""
 
     @property
     def description(self) -> str:
-        """What it is, for messages."""
+        """A name for messages."""
         ...
 
     @property
     def fields(self) -> frozenset[str]:
-        """The objective's fields that its records have."""
+        """The objective's fields that the records have."""
         ...
 
-    def records(self, problems: Problems, progress: Callable[[int, int], None] | None = None) -> Iterator[Record]: ...
-    def identity(self, root: Path) -> str: ...
-    def encoded(
-        self, encode: Encode, root: Path, problems: Problems, progress: Callable[[int, int], None] | None
-    ) -> TokenCache: ...
+    def records(self, problems: Problems, progress: OnProgress | None = None) -> Iterator[Record]:
+        """The records; invalid ones are counted in `problems`."""
+        ...
+
+    def identity(self, root: Path) -> str:
+        """A hash of everything that the records depend on."""
+        ...
+
+    def encoded(self, encode: Encode, root: Path, problems: Problems, progress: OnProgress | None) -> TokenCache:
+        """The encoded records from the token cache under `root`, built if necessary."""
+        ...
 
 
 @dataclass(frozen=True)
 class FileSource:
-    """Files, or one side of them."""
+    """Files, or one side of a validation split of them."""
 
     files: DataFiles
     fields: frozenset[str]
@@ -70,21 +71,24 @@ class FileSource:
 
     @property
     def description(self) -> str:
+        """The paths."""
         return self.files.describe_paths()
 
-    def records(self, problems: Problems, progress: Callable[[int, int], None] | None = None) -> Iterator[Record]:
+    def records(self, problems: Problems, progress: OnProgress | None = None) -> Iterator[Record]:
+        """The records of the files, or of one side of the split."""
         if self.split is None:
             return self.files.records(problems, progress)
-        met = iter([problems] if self.split.split_by == "content" else [Problems(max_invalid_fraction=1), problems])
-        return self.split.records(lambda: self.files.records(next(met), progress), self.side)
+        # A split by tail reads the files twice, the first time to count characters.
+        counted = iter([problems] if self.split.split_by == "content" else [Problems(max_invalid_fraction=1), problems])
+        return self.split.records(lambda: self.files.records(next(counted), progress), self.side)
 
     def identity(self, root: Path) -> str:
+        """A hash of the files' contents and how they are read and split."""
         rules = None if self.split is None else [self.split.to_dict(), self.side]
         return digest([self.files.content_key(FileHashes(root / "contents.json").get), rules])
 
-    def encoded(
-        self, encode: Encode, root: Path, problems: Problems, progress: Callable[[int, int], None] | None
-    ) -> TokenCache:
+    def encoded(self, encode: Encode, root: Path, problems: Problems, progress: OnProgress | None) -> TokenCache:
+        """The encoded records, built in several processes if necessary."""
         return token_cache(
             self.files, encode, root, split=self.split, split_name=self.side, problems=problems, progress=progress
         )
@@ -92,7 +96,7 @@ class FileSource:
 
 @dataclass(frozen=True)
 class BuiltinSource:
-    """The first examples of one split of a dataset that comes with qkv."""
+    """The first examples of one split of a built-in dataset."""
 
     dataset: BuiltinDataset
     split: str
@@ -101,13 +105,16 @@ class BuiltinSource:
 
     @property
     def description(self) -> str:
+        """The dataset and its split."""
         return f"{self.dataset.name}/{self.split}"
 
     @property
     def fields(self) -> frozenset[str]:
+        """The objective's fields that the records have."""
         return frozenset(self.columns)
 
-    def records(self, problems: Problems, progress: Callable[[int, int], None] | None = None) -> Iterator[Record]:
+    def records(self, problems: Problems, progress: OnProgress | None = None) -> Iterator[Record]:
+        """The examples as records."""
         for number, example in enumerate(self.dataset.examples(self.split, stop=self.num_examples)):
             problems.num_seen += 1
             fields = {name: example[column] for name, column in self.columns.items()}
@@ -117,133 +124,138 @@ class BuiltinSource:
 
     @cached_property
     def content_hash(self) -> str:
+        """A hash of the dataset, its split and the chosen columns."""
         return digest([self.dataset.name, self.dataset.fingerprint, self.split, self.num_examples, dict(self.columns)])
 
     def identity(self, root: Path) -> str:
+        """The content hash; nothing on disk is read."""
         return self.content_hash
 
-    def encoded(
-        self, encode: Encode, root: Path, problems: Problems, progress: Callable[[int, int], None] | None
-    ) -> TokenCache:
-        def records(met: Problems) -> Iterator[Record]:
-            return self.records(met, progress)
-
-        return find_or_build(root, self.content_hash, encode, records, problems=problems)
+    def encoded(self, encode: Encode, root: Path, problems: Problems, progress: OnProgress | None) -> TokenCache:
+        """The encoded examples."""
+        return find_or_build(
+            root, self.content_hash, encode, lambda counted: self.records(counted, progress), problems=problems
+        )
 
 
 @dataclass(frozen=True)
 class DataSources:
-    """The parts of a recipe: what is trained on by name (one unless it is a mixture), and what is held out."""
+    """The sources of a recipe: training data by name (one, unless it is a mixture), and validation data."""
 
     train: dict[str, DataSource]
     weights: dict[str, float]
     valid: tuple[DataSource, ...]
-    valid_is_held_out: bool  # held out of the same files, so that what is bad in them is known already
+    valid_is_held_out: bool  # of the training files, whose problems are then counted already
     notes: tuple[str, ...]
 
 
 def open_sources(recipe: Recipe) -> DataSources:
-    """What a recipe trains and validates on, with its columns recognised; files are opened, not read through."""
+    """The training and validation data of a recipe with its columns matched; files are opened, not read through."""
     data = recipe.data
     check_columns(recipe.objective.kind, data.columns)
     notes: list[str] = []
-    named: dict[str, DataSection] = {"": data}
+    sections: dict[str, DataSection] = {"": data}
     if data.mix:
-        named = {
+        sections = {
             name: replace(
                 data, mix={}, train=one["train"], format=one.get("format", data.format), columns=one.get("columns", {})
             )
             for name, one in data.mix.items()
         }
-    held = bool(data.valid_fraction) and not data.valid
+    is_held_out = bool(data.valid_fraction) and not data.valid
     train: dict[str, DataSource] = {}
     valid: list[DataSource] = []
-    for name, section in named.items():
-        part = open_source(recipe, section, section.train, "train")
-        if not held:
-            train[name] = part
-        elif isinstance(part, BuiltinSource):
-            train[name] = part
+    for name, section in sections.items():
+        train[name] = source = open_source(recipe, section, section.train, "train")
+        if is_held_out and isinstance(source, BuiltinSource):
             valid.append(open_source(recipe, section, section.train, "valid"))
-        else:
-            assert isinstance(part, FileSource)
-            split = choose_split(recipe, part, notes)
-            train[name] = replace(part, split=split)
-            valid.append(replace(part, split=split, side="validation"))
+        elif is_held_out:
+            assert isinstance(source, FileSource)
+            split = choose_split(recipe, source, notes)
+            train[name] = replace(source, split=split)
+            valid.append(replace(source, split=split, side="validation"))
     if data.valid:
         valid = [open_source(recipe, data, data.valid, "valid")]
     if data.test:
-        open_source(recipe, data, data.test, "test")  # nothing is trained on it, but a misspelt name should show now
+        open_source(recipe, data, data.test, "test")  # training does not read it, but a wrong path is an error now
     weights = {name: float(one.get("weight", 1.0)) for name, one in data.mix.items()}
-    return DataSources(train, weights, tuple(valid), held, tuple(notes))
+    return DataSources(train, weights, tuple(valid), is_held_out, tuple(notes))
 
 
 def open_source(recipe: Recipe, data: DataSection, data_files: Any, split: SourceName) -> DataSource:
-    """The data that a recipe names: a built-in dataset's split, or files."""
+    """The data that a recipe names: a split of a built-in dataset, or files."""
     kind = recipe.objective.kind
     if isinstance(data_files, str) and data_files in DATASETS:
-        dataset = load_dataset(data_files)
-        columns = dict(data.columns) or match_columns(kind, dataset.fields, data_files)
-        for name in columns.values():
-            if name not in dataset.fields:
-                raise UsageError(f"{data_files} has no field {name!r}; {suggest_name(name, dataset.fields)}")
-        length = dataset.length(split)
-        wanted = (data.epoch_examples or ENDLESS_EPOCH_EXAMPLES) if split == "train" else ENDLESS_VALID_EXAMPLES
-        if length is not None:
-            wanted = min(length, data.epoch_examples or length) if split == "train" else length
-        return BuiltinSource(dataset, split, wanted, columns)
+        return open_builtin(kind, data, data_files, split)
     paths = list(data_files) if isinstance(data_files, tuple) else data_files
     if not data.format and isinstance(paths, str) and not Path(paths).exists() and paths.isidentifier():
         hint = suggest_name(paths, DATASETS)
         raise UsageError(f"{paths}: no such file, and no built-in dataset has this name; {hint}")
     files = DataFiles.from_options(paths, data.format or None, columns=dict(data.columns) or None)
-    if kind in DOCUMENT_KINDS:
+    if OBJECTIVES[kind].reads_documents:
         files = replace(files, options=replace(files.options, unit="document"))
     return match_file_columns(kind, files)
 
 
+def open_builtin(kind: str, data: DataSection, name: str, split: SourceName) -> BuiltinSource:
+    """A split of a built-in dataset, as many examples as the recipe and the dataset allow."""
+    dataset = load_dataset(name)
+    columns = dict(data.columns) or match_columns(kind, dataset.fields, name)
+    for column in columns.values():
+        if column not in dataset.fields:
+            raise UsageError(f"{name} has no field {column!r}; {suggest_name(column, dataset.fields)}")
+    length = dataset.length(split)
+    if split != "train":
+        num_examples = ENDLESS_VALID_EXAMPLES if length is None else length
+    elif length is None:
+        num_examples = data.epoch_examples or ENDLESS_EPOCH_EXAMPLES
+    else:
+        num_examples = min(length, data.epoch_examples or length)
+    return BuiltinSource(dataset, split, num_examples, columns)
+
+
 @lru_cache
 def load_dataset(name: str) -> BuiltinDataset:
-    """A built-in dataset, made once: its parts share its tables."""
+    """A built-in dataset, made once so that its splits share its tables."""
     return find_dataset(name)
 
 
 def match_file_columns(kind: str, files: DataFiles) -> FileSource:
-    """The files with their columns chosen: as the user says, or by the names of the first record's fields."""
-    told = files.describe_paths()
+    """Files with their columns matched to fields: by the user's choice, or by the names in the first record."""
+    name = files.describe_paths()
     if files.options.columns is not None:
-        return FileSource(files, frozenset(match_columns(kind, files.options.columns, told)))
-    formats = {part.format for part in files.find_groups(Problems(max_invalid_fraction=1))}
+        return FileSource(files, frozenset(match_columns(kind, files.options.columns, name)))
+    formats = {group.format for group in files.find_groups(Problems(max_invalid_fraction=1))}
     first = next(files.records(Problems(max_invalid_fraction=1)))
-    names = tuple(first.fields)
-    if formats == {"aligned"} and kind in IN_STEP and not isinstance(files.paths, Mapping) and len(names) == 2:
-        chosen = dict(zip(IN_STEP[kind], names, strict=True))  # in the order in which the user names them
+    aligned = OBJECTIVES[kind].aligned_fields
+    if formats == {"aligned"} and aligned and not isinstance(files.paths, Mapping) and len(first.fields) == 2:
+        columns = dict(zip(aligned, first.fields, strict=True))  # in the order in which the user names the files
     else:
-        chosen = match_record_columns(kind, first, told)
-    if not formats & {"conll", "conllu"}:  # chosen outright, so that a record without one is counted as bad
-        files = replace(files, options=replace(files.options, columns=dict(chosen)))
-    return FileSource(files, frozenset(chosen))
+        columns = match_columns(kind, nested_names(first.fields), name)
+    if not formats & {"conll", "conllu"}:  # explicit columns, so that a record that lacks one is counted as invalid
+        files = replace(files, options=replace(files.options, columns=dict(columns)))
+    return FileSource(files, frozenset(columns))
 
 
 def choose_split(recipe: Recipe, source: FileSource, notes: list[str]) -> ValidationSplit:
-    """How validation data is held out of files."""
-    data, kind = recipe.data, recipe.objective.kind
+    """How validation data is held out of files; a note tells the user."""
+    data, spec = recipe.data, OBJECTIVES[recipe.objective.kind]
     if data.valid_split_by == "tail":
         return ValidationSplit(data.valid_fraction, split_by="tail")
-    parts = source.files.find_groups(Problems(max_invalid_fraction=1))
-    if kind in DOCUMENT_KINDS and len(parts) < MIN_FILES_TO_SPLIT and all(one.format == "text" for one in parts):
+    groups = source.files.find_groups(Problems(max_invalid_fraction=1))
+    is_text = all(group.format == "text" for group in groups)
+    if spec.reads_documents and len(groups) < MIN_FILES_TO_SPLIT and is_text:
         notes.append(
             f"{source.description}: the last {data.valid_fraction:.0%} of the text is held out for validation; "
-            "give data.valid to use another"
+            "set data.valid to use other files"
         )
         return ValidationSplit(data.valid_fraction, split_by="tail")
     notes.append(f"{source.description}: about {data.valid_fraction:.0%} of the records are held out for validation")
-    by = TOGETHER.get(kind)
-    return ValidationSplit(data.valid_fraction, group_by=(by,) if by else ())
+    return ValidationSplit(data.valid_fraction, group_by=(spec.group_by,) if spec.group_by else ())
 
 
 def cache_root(data: DataSection) -> Path:
-    """Where tokenised data is kept: where the recipe says, or in the user's cache folder (`QKV_CACHE` moves it)."""
+    """The folder of tokenised data: `data.cache`, `$QKV_CACHE`, or `qkv` in the user's cache folder."""
     given = data.cache or os.environ.get("QKV_CACHE")
     if given:
         return Path(given).expanduser()
@@ -255,13 +267,13 @@ def cache_root(data: DataSection) -> Path:
 
 
 def sample_records(records: Iterable[Record], count: int, max_read: int = 100_000) -> list[Record]:
-    """`count` records spread over the first `look`, the same each time, in their order."""
+    """`count` records sampled from the first `max_read`: the same ones each time, in their original order."""
     if not count:
         return []
     kept: list[tuple[bytes, int, Record]] = []
     for number, record in enumerate(islice(records, max_read)):
         kept.append((blake2b(number.to_bytes(8, "big"), digest_size=8).digest(), number, record))
-        if len(kept) >= 4 * count:  # now and then, so that few are held
+        if len(kept) >= 4 * count:  # pruned now and then, so that few records are in memory
             kept = sorted(kept, key=lambda one: one[:2])[:count]
     chosen = sorted(kept, key=lambda one: one[:2])[:count]
     return [record for _, _, record in sorted(chosen, key=lambda one: one[1])]

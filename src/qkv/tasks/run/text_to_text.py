@@ -24,7 +24,7 @@ from qkv.train.watch import Sample
 log = logging.getLogger("qkv")
 
 MIN_BLEU_WORDS = 3  # words in the mean target above which n-grams say something
-RECORD_METRICS: dict[
+METRIC_FUNCTIONS: dict[
     str, Callable[[Sequence[str], References], float]
 ] = {  # a text for each record, with the one target it has
     "exact_match": measure.exact_match,
@@ -74,7 +74,7 @@ def run(
 def available_metrics(config: Config, records: Sequence[Record]) -> tuple[str, ...]:
     """The metrics that can be asked for; first what a model is judged by: BLEU where the targets are long enough."""
     first = "bleu" if has_long_targets([record.fields["target"] for record in records]) else "exact_match"
-    return tuple(dict.fromkeys((first, *RECORD_METRICS, *SOURCE_METRICS)))
+    return tuple(dict.fromkeys((first, *METRIC_FUNCTIONS, *SOURCE_METRICS)))
 
 
 def evaluate(
@@ -130,7 +130,9 @@ def evaluate(
     written = dict(zip(sources, (result.text for result in results), strict=True))
     said = [written[record.fields["source"]] for record in listed]
     scores = {
-        name: RECORD_METRICS[name](said, [[target] for target in targets]) for name in names if name in RECORD_METRICS
+        name: METRIC_FUNCTIONS[name](said, [[target] for target in targets])
+        for name in names
+        if name in METRIC_FUNCTIONS
     }
     scores |= {
         name: SOURCE_METRICS[name](list(written.values()), list(several.values()))

@@ -1,62 +1,14 @@
 """What cannot be in a recipe though each value by itself could: refused with the key and what to write instead."""
 
+from collections.abc import Sequence
+from dataclasses import fields
 from math import isfinite
 from typing import Any
 
+from qkv.data.objectives.table import OBJECTIVES, applicable_objectives
 from qkv.errors import UsageError, suggest_name
 from qkv.train.recipe.schema import Recipe
 from qkv.train.run.trackers import TRACKERS
-
-FAMILIES: dict[str, tuple[str, ...]] = {
-    "seq2seq": ("seq2seq",),
-    "causal_lm": ("decoder",),
-    "masked_lm": ("encoder",),
-    "next_sentence": ("encoder",),
-    "span_corruption": ("seq2seq",),
-    "denoising": ("seq2seq",),
-    "classification": ("encoder", "decoder"),
-    "tagging": ("encoder", "decoder"),
-    "question_answering": ("encoder",),
-    "contrastive": ("encoder",),
-}
-"""The families of models that can learn each objective, the usual one first."""
-
-TOO_LONG: dict[str, tuple[str, ...]] = {
-    "seq2seq": ("skip", "truncate", "error"),
-    "causal_lm": ("split", "skip", "truncate", "error"),
-    "masked_lm": ("split", "skip", "truncate", "error"),
-    "next_sentence": ("split",),
-    "span_corruption": ("split", "skip", "truncate", "error"),
-    "denoising": ("split", "skip", "truncate", "error"),
-    "classification": ("truncate", "skip", "error"),
-    "tagging": ("split", "skip", "truncate", "error"),
-    "question_answering": ("truncate", "skip", "error"),
-    "contrastive": ("truncate", "skip", "error"),
-}
-"""What can be done with records that are too long for a row, by objective; the first is what is done unless told."""
-
-BELONGS: dict[str, tuple[str, ...]] = {
-    "mask_prob": ("masked_lm", "next_sentence", "span_corruption", "denoising"),
-    "mean_span_length": ("span_corruption", "denoising"),
-    "whole_word_masking": ("masked_lm", "next_sentence"),
-    "permute_sentences": ("denoising",),
-    "random_offset": ("causal_lm", "masked_lm", "span_corruption", "denoising"),
-    "add_bos_eos": ("causal_lm",),
-    "label_subwords": ("tagging",),
-    "overlap": ("question_answering",),
-    "temperature": ("contrastive",),
-    "label_smoothing": (
-        "seq2seq",
-        "causal_lm",
-        "masked_lm",
-        "next_sentence",
-        "span_corruption",
-        "denoising",
-        "classification",
-        "tagging",
-    ),
-}
-"""Keys of [objective] that mean something for some kinds only."""
 
 # key: least, most, whether most itself is allowed
 RANGES: dict[str, tuple[float, float, bool]] = {
@@ -134,8 +86,9 @@ def _data(recipe: Recipe) -> str:
         weight = source.get("weight", 1.0)
         if not (isfinite(weight) and weight > 0):
             return f"data.mix.{name}.weight = {weight} must be above 0"
-    if data.too_long and data.too_long not in TOO_LONG[kind]:
-        return f'data.too_long = "{data.too_long}" is not possible for {kind}; choose {_choices(TOO_LONG[kind])}'
+    policies = OBJECTIVES[kind].too_long
+    if data.too_long and data.too_long not in policies:
+        return f'data.too_long = "{data.too_long}" is not possible for {kind}; choose {_choices(policies)}'
     row = data.max_length + data.max_source_length
     if recipe.train.batch_tokens < row:
         return (
@@ -156,8 +109,9 @@ def _model(recipe: Recipe) -> str:
         return "model.preset is a shape and model.from a trained model: give one of them"
     if model.vectors and model.from_:
         return "model.vectors starts a new embedding, and model.from has a trained one: give one of them"
-    if model.family and model.family not in FAMILIES[kind]:
-        return f'model.family = "{model.family}" cannot learn {kind}; it needs {_choices(FAMILIES[kind])}'
+    families = OBJECTIVES[kind].families
+    if model.family and model.family not in families:
+        return f'model.family = "{model.family}" cannot learn {kind}; it needs {_choices(families)}'
     if model.lora_rank and model.freeze:
         return "model.lora_rank trains additions alone and freezes the rest: leave model.freeze out"
     if model.lora_rank and not model.from_:
@@ -165,7 +119,7 @@ def _model(recipe: Recipe) -> str:
     if model.lora_rank and not model.lora_targets:
         return "model.lora_targets is empty: there is no matrix to add to"
     for side in ("encoder", "decoder"):
-        family = model.family or FAMILIES[kind][0]
+        family = model.family or families[0]
         if side in model.overrides and not model.preset and not model.from_ and family not in (side, "seq2seq"):
             return f"[model.{side}] is given, but {kind} is learnt by a model with a {family} alone"
     return ""
@@ -174,7 +128,8 @@ def _model(recipe: Recipe) -> str:
 def _objective(recipe: Recipe) -> str:
     objective = recipe.objective
     usual = type(objective)()
-    for name, kinds in BELONGS.items():
+    for name in (option.name for option in fields(objective) if option.name != "kind"):
+        kinds = applicable_objectives(name)
         if getattr(objective, name) != getattr(usual, name) and objective.kind not in kinds:
             return f"objective.{name} means nothing for {objective.kind}: it belongs to {', '.join(kinds)}"
     if objective.mean_span_length < 1:
@@ -209,5 +164,5 @@ def _train(recipe: Recipe) -> str:
     return ""
 
 
-def _choices(names: tuple[str, ...]) -> str:
+def _choices(names: Sequence[str]) -> str:
     return " or ".join(f'"{name}"' for name in names)

@@ -12,23 +12,17 @@
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from qkv.data.objectives.table import OBJECTIVES
 
 Files = str | tuple[str, ...] | dict[str, str]
 """A built-in dataset's name, a file, glob or folder, several of them, or field → file for files that go in step."""
 
-ObjectiveKind = Literal[
-    "seq2seq",  # a source and its target: translation, summaries, anything from text to text
-    "causal_lm",  # a language model
-    "masked_lm",  # BERT's masked tokens
-    "next_sentence",  # the same, and whether two stretches follow each other
-    "span_corruption",  # T5's span corruption
-    "denoising",  # BART's infilling and sentence permutation
-    "classification",  # a class, or a score, for a text or a pair
-    "tagging",  # a class for each word
-    "question_answering",  # a span of a passage
-    "contrastive",  # vectors of texts that belong together come close
-]
+if TYPE_CHECKING:
+    ObjectiveKind = str
+else:
+    ObjectiveKind = Literal[tuple(OBJECTIVES)]  # the rows of the table of objectives
 
 
 @dataclass(frozen=True, kw_only=True)
