@@ -102,6 +102,18 @@ def test_paths_in_the_documentation_exist() -> None:
             assert (ROOT / path).exists() or (ROOT / "src/qkv" / path).exists(), f"{page}: {path}"
 
 
+def test_architecture_page_lists_every_folder() -> None:
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    tree = text.split("src/qkv/\n")[1].split("tests/")[0]
+    listed, parent = set(), ""
+    for indent, name in re.findall(r"^( +)(\w+)/ ", tree, re.MULTILINE):
+        parent = parent if len(indent) > 2 else name
+        listed.add(name if parent == name and len(indent) == 2 else f"{parent}/{name}")
+    root = ROOT / "src/qkv"
+    files = {path.parent.relative_to(root).as_posix() for path in (*root.glob("*/**/*.py"), *root.glob("*/*.toml"))}
+    assert listed == files
+
+
 def test_changelog_lists_every_renamed_key() -> None:
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     for section, names in RENAMED.items():
