@@ -1,15 +1,22 @@
-"""Atomic writes: a reader sees the old file or the new one, never half of either, even after a kill or a power cut.
+"""Atomic writes, and small files read with clear errors.
+
+A reader of an atomic write sees the old file or the new one, never half of either, even after a kill or a power cut.
 
     write_atomically(path, text)          a small file
     publish_file(temporary, path)         a large file that was written beside its final path
     replace_folder(temporary, folder)     a whole folder
+    read_text(path), read_json(path)      a small file, or a `QkvError` that says what is wrong with it
 
-Each flushes to disk (`fsync`) before it renames: after a power cut a renamed file could otherwise be empty.
+Each write flushes to disk (`fsync`) before it renames: after a power cut a renamed file could otherwise be empty.
 """
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+from qkv.errors import QkvError
 
 PARTIAL = ".partial"
 """The suffix of a file that is being written."""
@@ -81,6 +88,44 @@ def sync_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def read_text(path: Path) -> str:
+    """The text of a UTF-8 file, without a byte order mark."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise QkvError(f"{path}: no such file") from None
+    except OSError as error:
+        raise QkvError(f"{path}: cannot be read ({describe_os_error(error)})") from None
+    except UnicodeDecodeError as error:
+        raise QkvError(
+            f"{path}: not UTF-8 text ({error.reason} at byte {error.start}); fetch or save it again"
+        ) from None
+    if not text.strip():
+        raise QkvError(f"{path}: the file is empty; fetch or save it again")
+    return text
+
+
+def read_json(path: Path) -> Any:
+    """The value in a JSON file."""
+    text = read_text(path)
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise QkvError(
+            f"{path}: line {error.lineno}, column {error.colno}: not JSON ({error.msg}); fetch or save it again"
+        ) from None
+    except (ValueError, RecursionError) as error:  # a number, or a depth, beyond what Python reads
+        raise QkvError(f"{path}: not usable JSON ({error}); fetch or save it again") from None
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise QkvError(f"{path}: expected a JSON object {{…}}, found {type(value).__name__}; fetch or save it again")
+    return value
 
 
 def describe_os_error(error: BaseException) -> str:

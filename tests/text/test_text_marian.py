@@ -112,5 +112,5 @@ def test_a_vocabulary_without_an_end_is_refused(folder):
     table = json.loads(folder.joinpath("vocab.json").read_text())
     del table["</s>"]
     folder.joinpath("vocab.json").write_text(json.dumps(table))
-    with pytest.raises(QkvError, match="lacks the special token '</s>'"):
+    with pytest.raises(QkvError, match="the special token '</s>' is missing"):
         Tokenizer.load(folder)

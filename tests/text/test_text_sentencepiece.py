@@ -103,7 +103,7 @@ def test_the_default_normaliser_has_a_table(sentencepiece_model):
 @pytest.mark.parametrize("kind", ["word", "char"])
 def test_a_model_of_another_type_is_refused(kind, sentencepiece_model):
     options = {"model_type": kind, "use_all_vocab": True} if kind == "word" else {"model_type": kind}
-    with pytest.raises(QkvError, match="word or character type"):
+    with pytest.raises(QkvError, match="type word or char is not supported"):
         pieces.build_backend(sentencepiece.parse_model(sentencepiece_model(**options)))
 
 

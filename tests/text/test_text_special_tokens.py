@@ -76,7 +76,7 @@ def test_sentinels_are_in_the_order_of_their_numbers():
 
 
 def test_a_wrong_role_suggests_the_nearest():
-    with pytest.raises(UsageError, match="'mak'; did you mean 'mask'"):
+    with pytest.raises(UsageError, match="'mak' is not the role of a special token; did you mean 'mask'"):
         resolve_spellings(["pad", "mak"])
 
 

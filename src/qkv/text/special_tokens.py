@@ -1,13 +1,16 @@
-"""Special tokens by role: the one table of their spellings, and how a folder's roles are found and written.
+"""Special tokens by role (bos, eos, pad, …): the table of their spellings, and finding and saving a tokenizer's own.
 
-Code asks for `tokenizer.roles.end`, never for "</s>". A role is looked up, in this order, in what the folder says
-(`tokenizer_config.json`, `special_tokens_map.json`), in the ids of the model's `config.json`, in what the tokenizer's
-own template adds, and last in the table below.
+Code uses `tokenizer.special_tokens.eos`, never "</s>". The token of a role is looked up in four places, in this order:
+
+1. the tokenizer's files, `tokenizer_config.json` and `special_tokens_map.json`;
+2. the ids in the model's `config.json`;
+3. the tokens that the tokenizer's post-processor adds;
+4. the spellings in the table below.
 """
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
@@ -18,7 +21,7 @@ from qkv.text import templates
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """The id of each special token by what it is for; None where the tokenizer has no such token.
+    """The id of the special token of each role; None where the tokenizer has no such token.
 
     >>> SpecialTokens(eos=1, pad=0).eos
     1
@@ -31,12 +34,12 @@ class SpecialTokens:
     mask: int | None = None
     sep: int | None = None
     cls: int | None = None
-    sentinels: tuple[int, ...] = ()  # T5's span marks, the first one used first
+    sentinels: tuple[int, ...] = ()  # T5's sentinels, in the order in which spans use them
 
 
 @dataclass(frozen=True)
 class TokenSpelling:
-    """How one role is written: its key in Hugging Face's files, then the spellings in use, the first one ours."""
+    """How a role is written: its key in Hugging Face's files, and its known spellings. New tokenizers use the first."""
 
     config_key: str
     spellings: tuple[str, ...]
@@ -63,7 +66,7 @@ def sentinel_token(number: int) -> str:
 
 
 def resolve_spellings(special_tokens: Iterable[str] | Mapping[str, str]) -> dict[str, str]:
-    """Role -> spelling for a new tokenizer, in the order given; plain names get our own spelling.
+    """Role → spelling for a new tokenizer, in the order given. A role without a spelling gets the default one.
 
     >>> resolve_spellings(["pad", "eos"])
     {'pad': '<pad>', 'eos': '</s>'}
@@ -72,16 +75,16 @@ def resolve_spellings(special_tokens: Iterable[str] | Mapping[str, str]) -> dict
     """
     if isinstance(special_tokens, str):
         special_tokens = [special_tokens]
-    given = dict(special_tokens) if isinstance(special_tokens, Mapping) else dict.fromkeys(special_tokens, "")
-    for role, text in given.items():
+    spellings = dict(special_tokens) if isinstance(special_tokens, Mapping) else dict.fromkeys(special_tokens, "")
+    for role, text in spellings.items():
         if role not in SPELLINGS:
-            raise UsageError(f"no special token has the role {role!r}; {suggest_name(role, ROLE_NAMES)}")
-        given[role] = text or SPELLINGS[role].spellings[0]
-    return given
+            raise UsageError(f"{role!r} is not the role of a special token; {suggest_name(role, ROLE_NAMES)}")
+        spellings[role] = text or SPELLINGS[role].spellings[0]
+    return spellings
 
 
 def token_text(token: Any) -> str | None:
-    """The text of a token as Hugging Face's files write it: a string, or a mapping with `content`."""
+    """The text of a token in Hugging Face's files, where it is a string or a mapping with `content`; else None."""
     if isinstance(token, Mapping):
         token = token.get("content")
     return token if isinstance(token, str) and token else None
@@ -90,40 +93,35 @@ def token_text(token: Any) -> str | None:
 def find_special_tokens(
     backend: Backend, config: Mapping[str, Any], model_config: Mapping[str, Any] | None = None
 ) -> SpecialTokens:
-    """The roles of a tokenizer, from its folder's files and from itself (in the order of the module's first lines)."""
+    """Find the special tokens of a tokenizer, in the order of this module's docstring."""
     vocabulary = backend.get_vocab(with_added_tokens=True)
     special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
     ids: dict[str, int | None] = {}
     for role, spelling in SPELLINGS.items():
-        if spelling.config_key in config:  # said, be it null: then the tokenizer has no such role
+        if spelling.config_key in config:  # null means that the tokenizer has no such token
             ids[role] = vocabulary.get(token_text(config[spelling.config_key]) or "")
     if not ids:
         for role, spelling in SPELLINGS.items():
-            number = (model_config or {}).get(f"{spelling.config_key}_id")
-            if isinstance(number, int) and backend.id_to_token(number) in special:
-                ids[role] = number
+            token_id = (model_config or {}).get(f"{spelling.config_key}_id")
+            if isinstance(token_id, int) and backend.id_to_token(token_id) in special:
+                ids[role] = token_id
     added = templates.roles_in_post_processor(backend)
-    taken = {number for number in ids.values() if number is not None}
+    taken = {token_id for token_id in ids.values() if token_id is not None}
     if not added.keys() & ids.keys() and not taken.intersection(added.values()):
         ids.update(added)
     for role, spelling in SPELLINGS.items():
         if role not in ids:
             ids[role] = next((vocabulary[text] for text in spelling.spellings if text in special), None)
-    marks = {int(found[1]): vocabulary[text] for text in vocabulary if (found := SENTINEL_PATTERN.fullmatch(text))}
-    return SpecialTokens(**ids, sentinels=tuple(marks[number] for number in sorted(marks)))
+    sentinels = {int(match[1]): vocabulary[text] for text in vocabulary if (match := SENTINEL_PATTERN.fullmatch(text))}
+    return SpecialTokens(**ids, sentinels=tuple(sentinels[number] for number in sorted(sentinels)))
 
 
 def special_tokens_config(special_tokens: SpecialTokens, backend: Backend, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of `tokenizer_config.json` from which both we and transformers read the roles back."""
+    """The entries of `tokenizer_config.json` from which qkv and transformers read the special tokens back."""
     entries: dict[str, Any] = {}
     for role in ROLE_NAMES:
-        number = getattr(special_tokens, role)
-        entries[SPELLINGS[role].config_key] = None if number is None else backend.id_to_token(number)
+        token_id = getattr(special_tokens, role)
+        entries[SPELLINGS[role].config_key] = None if token_id is None else backend.id_to_token(token_id)
     if special_tokens.sentinels and "extra_special_tokens" not in config:
-        entries["additional_special_tokens"] = [backend.id_to_token(number) for number in special_tokens.sentinels]
+        entries["additional_special_tokens"] = [backend.id_to_token(i) for i in special_tokens.sentinels]
     return entries
-
-
-def table(roles: SpecialTokens) -> dict[str, Any]:
-    """The roles as a plain mapping, for hashing and for showing."""
-    return {field.name: getattr(roles, field.name) for field in fields(roles)}

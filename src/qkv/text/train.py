@@ -1,17 +1,17 @@
-"""Training a tokenizer of any kind, from files or from strings.
+"""Train a tokenizer of any kind, from files or from strings.
 
-| kind        | pieces                                  | text comes back                                            |
-|-------------|-----------------------------------------|------------------------------------------------------------|
-| `byte-bpe`  | merged bytes, as GPT-2                  | exactly, whatever it is                                    |
-| `byte`      | the 256 bytes, nothing to learn         | exactly, whatever it is                                    |
-| `bpe`       | merged characters, as SentencePiece     | where its characters were seen; spaces become single       |
-| `unigram`   | likely pieces, as SentencePiece and T5  | as `bpe`                                                   |
-| `wordpiece` | word starts and `##` continuations      | in BERT's spacing; if asked, lower case without accents    |
-| `char`      | the most frequent characters            | where its characters were seen                             |
-| `word`      | the most frequent words between spaces  | where its words were seen; spaces become single            |
+| kind        | tokens                                     | decoding gives the text back                           |
+|-------------|--------------------------------------------|--------------------------------------------------------|
+| `byte-bpe`  | byte-level BPE, as GPT-2                   | exactly, for any text                                  |
+| `byte`      | the 256 bytes, no training                 | exactly, for any text                                  |
+| `bpe`       | BPE over characters, as SentencePiece      | if all characters are known; runs of spaces become one |
+| `unigram`   | Unigram, as SentencePiece and T5           | as `bpe`                                               |
+| `wordpiece` | WordPiece with `##` continuations, as BERT | with BERT's spacing; in lower case with `lowercase`    |
+| `char`      | the most frequent characters               | if all characters are known                            |
+| `word`      | the most frequent words between spaces     | if all words are known; runs of spaces become one      |
 
-The same texts give the same tokenizer, but for `unigram`: the library sums its probabilities in an order that varies,
-so pieces at the edge of the vocabulary may differ from one training to the next.
+The same texts give the same tokenizer, except for `unigram`: the library adds its probabilities in a varying order, so
+the rarest tokens of the vocabulary may differ between two trainings.
 """
 
 import json
@@ -19,6 +19,7 @@ import os
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
@@ -26,17 +27,16 @@ from tokenizers import Tokenizer as Backend
 
 from qkv.errors import UsageError, suggest_name
 from qkv.progress import OnProgress
-from qkv.text import special_tokens as role_table
 from qkv.text import templates
 from qkv.text.formats.sentencepiece import SPACE
-from qkv.text.special_tokens import SpecialTokens
+from qkv.text.special_tokens import SpecialTokens, resolve_spellings, sentinel_token
 from qkv.text.stream_decoder import BYTE_OF_CHAR
 from qkv.text.training_text import TrainingTexts
 
 TextSource = str | os.PathLike[str] | Iterable[str] | Iterable[os.PathLike[str]]
 
 TOKENIZER_KINDS = ("byte-bpe", "bpe", "wordpiece", "unigram", "char", "byte", "word")
-BYTE_LEVEL_KINDS = ("byte-bpe", "byte")  # nothing is unknown to these
+BYTE_LEVEL_KINDS = ("byte-bpe", "byte")  # these can encode any text, so they need no unk token
 CONTINUATION = "##"
 
 
@@ -52,30 +52,34 @@ def train_backend(
     min_frequency: int = 2,
     progress: OnProgress | None = None,
 ) -> tuple[Backend, SpecialTokens]:
-    """A tokenizer with at most `size` ids, special tokens included.
+    """A tokenizer with at most `vocab_size` tokens, special tokens included.
 
-    `source`: a file, or a list of files (UTF-8 text); any other iterable is the text itself, string by string.
-    `roles`: the special tokens to make, in the order of their ids from 0; a mapping gives their spellings. If not
-    given: pad, start, end, and unknown for the kinds that can meet a text they have no piece for.
-    `template`: what encoding lays around a text, by name (`qkv.text.template.TEMPLATES`).
-    `min_count`: pieces and words seen less often are not learnt (characters are, as far as there is room).
-    `progress(done, total)`: bytes of files, or number of strings; the total is 0 where it is not known.
+    `source`: a file, or a list of files (UTF-8 text); any other iterable yields the training texts themselves.
+    `special_tokens`: the roles to create tokens for, in the order of their ids from 0; a mapping also gives their
+        spellings. Default: pad, bos, eos, and unk for the kinds that cannot encode every text.
+    `template`: the special tokens that encoding adds, by name (`qkv.text.templates.TEMPLATES`).
+    `min_frequency`: tokens seen less often are not learned. Single characters are, while there is room.
+    `progress(done, total)`: bytes of files, or number of strings; the total is 0 if it is not known.
     """
     if kind not in TOKENIZER_KINDS:
-        raise UsageError(f"no tokenizer is of the kind {kind!r}; {suggest_name(kind, TOKENIZER_KINDS)}")
+        raise UsageError(f"{kind!r} is not a kind of tokenizer; {suggest_name(kind, TOKENIZER_KINDS)}")
     if special_tokens is None:
         special_tokens = ("pad", "bos", "eos") if kind in BYTE_LEVEL_KINDS else ("pad", "bos", "eos", "unk")
-    spellings = role_table.resolve_spellings(special_tokens)
+    spellings = resolve_spellings(special_tokens)
     if kind not in BYTE_LEVEL_KINDS and "unk" not in spellings:
-        raise UsageError(f"a {kind!r} tokenizer meets text it has no piece for: give it the role 'unk'")
-    special = list(dict.fromkeys([*spellings.values(), *map(role_table.sentinel_token, range(num_sentinels))]))
-    least = len(special) + (256 if kind in BYTE_LEVEL_KINDS else 1)
-    if vocab_size < least:
-        raise UsageError(f"size = {vocab_size} is too small for kind {kind!r} with these roles: at least {least}")
+        raise UsageError(f"a {kind!r} tokenizer cannot encode every text: add the role 'unk' to special_tokens")
+    special = list(dict.fromkeys([*spellings.values(), *map(sentinel_token, range(num_sentinels))]))
+    min_size = len(special) + (256 if kind in BYTE_LEVEL_KINDS else 1)
+    if vocab_size < min_size:
+        raise UsageError(
+            f"vocab_size = {vocab_size} is too small for a {kind!r} tokenizer with these special tokens; "
+            f"give at least {min_size}"
+        )
 
     texts = TrainingTexts(source, progress)
     try:
-        backend = BUILDERS[kind](iter(texts), vocab_size, special, spellings.get("unk", ""), lowercase, min_frequency)
+        options = TrainerOptions(vocab_size, special, spellings.get("unk", ""), lowercase, min_frequency)
+        backend = BUILDERS[kind](iter(texts), options)
     except Exception as error:
         raise (texts.source_error or error) from None
     if kind != "byte":
@@ -84,135 +88,140 @@ def train_backend(
     vocabulary = backend.get_vocab(with_added_tokens=True)
     tokens = {role: (text, vocabulary[text]) for role, text in spellings.items()}
     backend.post_processor = templates.make_post_processor(template, tokens)
-    ids = {role: number for role, (_, number) in tokens.items()}
-    marks = tuple(vocabulary[role_table.sentinel_token(number)] for number in range(num_sentinels))
-    return backend, SpecialTokens(**ids, sentinels=marks)
+    ids = {role: token_id for role, (_, token_id) in tokens.items()}
+    sentinels = tuple(vocabulary[sentinel_token(number)] for number in range(num_sentinels))
+    return backend, SpecialTokens(**ids, sentinels=sentinels)
 
 
-# -------------------------------------------------------------------- one builder per kind
+@dataclass(frozen=True)
+class TrainerOptions:
+    """The options of the functions below, one for each kind of tokenizer."""
+
+    vocab_size: int
+    special: list[str]  # the spellings of the special tokens, in the order of their ids
+    unk: str
+    lowercase: bool
+    min_frequency: int
 
 
-def train_byte_bpe(
-    texts: Iterator[str], vocab_size: int, special: list[str], _: str, lowercase: bool, min_frequency: int
-) -> Backend:
+def train_byte_bpe(texts: Iterator[str], options: TrainerOptions) -> Backend:
+    """Byte-level BPE."""
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=special,
-        min_frequency=min_frequency,
+        vocab_size=options.vocab_size,
+        special_tokens=options.special,
+        min_frequency=options.min_frequency,
         initial_alphabet=sorted(BYTE_OF_CHAR),
         show_progress=False,
     )
-    return run_trainer(backend, trainer, texts, lowercase)
+    return run_trainer(backend, trainer, texts, options.lowercase)
 
 
-def train_bpe(
-    texts: Iterator[str], vocab_size: int, special: list[str], unk: str, lowercase: bool, min_frequency: int
-) -> Backend:
-    backend = Backend(models.BPE(unk_token=unk, fuse_unk=True))
+def train_bpe(texts: Iterator[str], options: TrainerOptions) -> Backend:
+    """BPE over characters."""
+    backend = Backend(models.BPE(unk_token=options.unk, fuse_unk=True))
     use_sentencepiece_spacing(backend)
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=special,
-        min_frequency=min_frequency,
-        limit_alphabet=vocab_size - len(special),
+        vocab_size=options.vocab_size,
+        special_tokens=options.special,
+        min_frequency=options.min_frequency,
+        limit_alphabet=options.vocab_size - len(options.special),
         show_progress=False,
     )
-    return run_trainer(backend, trainer, texts, lowercase)
+    return run_trainer(backend, trainer, texts, options.lowercase)
 
 
-def train_unigram(
-    texts: Iterator[str], vocab_size: int, special: list[str], unk: str, lowercase: bool, _: int
-) -> Backend:
+def train_unigram(texts: Iterator[str], options: TrainerOptions) -> Backend:
+    """Unigram."""
     backend = Backend(models.Unigram())
     use_sentencepiece_spacing(backend)
-    trainer = trainers.UnigramTrainer(vocab_size=vocab_size, special_tokens=special, unk_token=unk, show_progress=False)
-    backend = run_trainer(backend, trainer, texts, lowercase)
-    # Scores in float32, as SentencePiece keeps them: written to a file and read back they then stay what they are.
+    trainer = trainers.UnigramTrainer(
+        vocab_size=options.vocab_size, special_tokens=options.special, unk_token=options.unk, show_progress=False
+    )
+    backend = run_trainer(backend, trainer, texts, options.lowercase)
+    # Round the scores to float32, as SentencePiece does, so that saving and loading does not change them.
     model = json.loads(backend.to_str())["model"]
-    pieces = [(piece, struct.unpack("f", struct.pack("f", score))[0]) for piece, score in model["vocab"]]
-    backend.model = models.Unigram(pieces, model["unk_id"], model["byte_fallback"])
+    vocabulary = [(token, struct.unpack("f", struct.pack("f", score))[0]) for token, score in model["vocab"]]
+    backend.model = models.Unigram(vocabulary, model["unk_id"], model["byte_fallback"])
     return backend
 
 
-def train_wordpiece(
-    texts: Iterator[str], vocab_size: int, special: list[str], unk: str, lowercase: bool, min_frequency: int
-) -> Backend:
-    """Learnt by the library's BPE trainer on words with a mark before them: a piece with the mark starts a word, any
-    other continues one. (Its WordPiece trainer breaks ties by the order of a hash table, so that two runs differ.)"""
+def train_wordpiece(texts: Iterator[str], options: TrainerOptions) -> Backend:
+    """WordPiece, learned by the library's BPE trainer.
+
+    Every word gets a mark before it: a token with the mark starts a word, any other continues one. The library's own
+    WordPiece trainer breaks ties in the order of a hash table, so two trainings would differ.
+    """
     words = pre_tokenizers.BertPreTokenizer()
-    learner = Backend(models.BPE())
-    learner.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
-    learner.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.Metaspace(replacement=SPACE)])
+    normalizer = normalizers.BertNormalizer(lowercase=options.lowercase)
+    bpe = Backend(models.BPE())
+    bpe.normalizer = normalizer
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.Metaspace(replacement=SPACE)])
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size + vocab_size // 8 + 256,
-        min_frequency=min_frequency,
-        limit_alphabet=vocab_size - len(special),
+        vocab_size=options.vocab_size + options.vocab_size // 8 + 256,
+        min_frequency=options.min_frequency,
+        limit_alphabet=options.vocab_size - len(options.special),
         show_progress=False,
     )
-    run_trainer(learner, trainer, texts, False)
-    learnt = [piece for piece in tokens_by_id(learner) if piece != SPACE]
-    single = [piece for piece in learnt if len(piece) == 1]
-    # Punctuation and Chinese characters are words by themselves, and continue none.
-    inside = [c for c in single if len(words.pre_tokenize_str(normalize(learner, "a" + c))) == 1]
-    marked = [piece.removeprefix(SPACE) if piece.startswith(SPACE) else CONTINUATION + piece for piece in learnt]
-    merged = [piece for piece, plain in zip(marked, learnt, strict=True) if len(plain) > 1]
-    pieces = list(dict.fromkeys([*special, *single, *(CONTINUATION + c for c in inside), *merged]))[:vocab_size]
-    backend = Backend(models.WordPiece({piece: number for number, piece in enumerate(pieces)}, unk_token=unk))
-    backend.normalizer, backend.pre_tokenizer = learner.normalizer, words
+    run_trainer(bpe, trainer, texts, False)
+    ids = bpe.get_vocab()
+    learned = [token for token in sorted(ids, key=lambda token: ids[token]) if token != SPACE]
+    characters = [token for token in learned if len(token) == 1]
+    # Punctuation and Chinese characters are words by themselves and never continue one.
+    inner = [c for c in characters if len(words.pre_tokenize_str(normalizer.normalize_str("a" + c))) == 1]
+    merged = [
+        token.removeprefix(SPACE) if token.startswith(SPACE) else CONTINUATION + token
+        for token in learned
+        if len(token) > 1
+    ]
+    tokens = list(dict.fromkeys([*options.special, *characters, *(CONTINUATION + c for c in inner), *merged]))
+    vocabulary = {token: token_id for token_id, token in enumerate(tokens[: options.vocab_size])}
+    backend = Backend(models.WordPiece(vocabulary, unk_token=options.unk))
+    backend.normalizer = normalizer
+    backend.pre_tokenizer = words
     backend.decoder = decoders.WordPiece(prefix=CONTINUATION)
     return backend
 
 
-def tokens_by_id(backend: Backend) -> list[str]:
-    """The vocabulary in the order of ids."""
-    vocabulary = backend.get_vocab()
-    return sorted(vocabulary, key=lambda piece: vocabulary[piece])
-
-
-def normalize(backend: Backend, text: str) -> str:
-    """A text as the normaliser leaves it: BERT's lays spaces around Chinese characters."""
-    return backend.normalizer.normalize_str(text) if backend.normalizer is not None else text
-
-
-def train_word(
-    texts: Iterator[str], vocab_size: int, special: list[str], unk: str, lowercase: bool, min_frequency: int
-) -> Backend:
-    backend = Backend(models.WordLevel(unk_token=unk))
+def train_word(texts: Iterator[str], options: TrainerOptions) -> Backend:
+    """A vocabulary of words."""
+    backend = Backend(models.WordLevel(unk_token=options.unk))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     trainer = trainers.WordLevelTrainer(
-        vocab_size=vocab_size, special_tokens=special, min_frequency=min_frequency, show_progress=False
+        vocab_size=options.vocab_size,
+        special_tokens=options.special,
+        min_frequency=options.min_frequency,
+        show_progress=False,
     )
-    return run_trainer(backend, trainer, texts, lowercase)
+    return run_trainer(backend, trainer, texts, options.lowercase)
 
 
-def train_char(texts: Iterator[str], vocab_size: int, special: list[str], unk: str, lowercase: bool, _: int) -> Backend:
+def train_char(texts: Iterator[str], options: TrainerOptions) -> Backend:
+    """A vocabulary of characters."""
     counts: Counter[str] = Counter()
     for text in texts:
-        counts.update(text.lower() if lowercase else text)
-    common = sorted(counts, key=lambda character: (-counts[character], character))
-    vocabulary = {
-        piece: number for number, piece in enumerate((special + [c for c in common if c not in special])[:vocab_size])
-    }
-    backend = Backend(models.BPE(vocabulary, [], unk_token=unk))
-    backend.normalizer = normalizers.Lowercase() if lowercase else None
+        counts.update(text.lower() if options.lowercase else text)
+    by_frequency = sorted(counts, key=lambda character: (-counts[character], character))
+    tokens = list(dict.fromkeys([*options.special, *by_frequency]))[: options.vocab_size]
+    backend = Backend(models.BPE({token: i for i, token in enumerate(tokens)}, [], unk_token=options.unk))
+    backend.normalizer = normalizers.Lowercase() if options.lowercase else None
     backend.decoder = decoders.Fuse()
     return backend
 
 
-def make_byte(texts: Iterator[str], vocab_size: int, special: list[str], _: str, lowercase: bool, __: int) -> Backend:
-    alphabet = sorted(BYTE_OF_CHAR, key=lambda character: BYTE_OF_CHAR[character])
-    vocabulary = {piece: number for number, piece in enumerate(special + alphabet)}
-    backend = Backend(models.BPE(vocabulary, []))
-    backend.normalizer = normalizers.Lowercase() if lowercase else None
+def make_byte(texts: Iterator[str], options: TrainerOptions) -> Backend:
+    """A vocabulary of the 256 bytes."""
+    tokens = [*options.special, *sorted(BYTE_OF_CHAR, key=lambda character: BYTE_OF_CHAR[character])]
+    backend = Backend(models.BPE({token: i for i, token in enumerate(tokens)}, []))
+    backend.normalizer = normalizers.Lowercase() if options.lowercase else None
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     return backend
 
 
-BUILDERS: dict[str, Callable[..., Backend]] = {
+BUILDERS: dict[str, Callable[[Iterator[str], TrainerOptions], Backend]] = {
     "byte-bpe": train_byte_bpe,
     "bpe": train_bpe,
     "unigram": train_unigram,
@@ -224,19 +233,17 @@ BUILDERS: dict[str, Callable[..., Backend]] = {
 
 
 def use_sentencepiece_spacing(backend: Backend) -> None:
-    """SentencePiece's way with spaces: runs of white space are one space, written ▁ and kept with the word after it."""
-    backend.normalizer = normalizers.Sequence(
-        [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]  # the pattern first: it is the cheaper one
-    )
-    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    """Treat spaces as SentencePiece does: a run of white space becomes one "▁", which belongs to the word after it."""
+    collapse = normalizers.Replace(Regex(r"\s+"), " ")  # before Strip: cheaper in this order
+    backend.normalizer = normalizers.Sequence([collapse, normalizers.Strip()])
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    backend.decoder = decoders.Metaspace()
 
 
 def run_trainer(backend: Backend, trainer: Any, texts: Iterator[str], lowercase: bool) -> Backend:
-    """Run a trainer of the library over the texts."""
+    """Run one of the library's trainers over the texts."""
     if lowercase:
-        steps = (
-            [normalizers.Lowercase()] if backend.normalizer is None else [normalizers.Lowercase(), backend.normalizer]
-        )
-        backend.normalizer = normalizers.Sequence(steps)
+        steps = [normalizers.Lowercase()]
+        backend.normalizer = normalizers.Sequence([*steps, backend.normalizer] if backend.normalizer else steps)
     backend.train_from_iterator(texts, trainer)
     return backend

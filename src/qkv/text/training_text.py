@@ -1,22 +1,23 @@
-"""The text a tokenizer is trained on: files in blocks, or strings from anywhere, checked and counted as they pass."""
+"""The text that a tokenizer is trained on: files, read in blocks, or any iterable of strings."""
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Sized
 from pathlib import Path
 from typing import Any, TextIO
 
 from qkv.errors import QkvError, UsageError
+from qkv.progress import OnProgress
 
-BLOCK_CHARS = 1 << 20  # characters of a file handed on at once
-MAX_WORD_CHARS = 1000  # characters; a longer run without a space is no word of any language
+BLOCK_CHARS = 1 << 20  # size of a block of a file
+MAX_WORD_CHARS = 1000  # a longer run without a space is split
 LONG_WORD = re.compile(rf"\S{{{MAX_WORD_CHARS},}}|\s{{{MAX_WORD_CHARS},}}")
 
 
 class TrainingTexts:
-    """The strings of a source, in order; `progress` is called as they pass."""
+    """The strings of a source, in order, checked. `progress` is called with bytes of files or a number of strings."""
 
-    def __init__(self, source: Any, progress: Callable[[int, int], None] | None = None) -> None:
+    def __init__(self, source: Any, progress: OnProgress | None = None) -> None:
         self.files: list[Path] | None = list_files(source)
         self.source: Iterable[str] = () if self.files is not None else source
         self.progress = progress or (lambda done, total: None)
@@ -34,11 +35,12 @@ class TrainingTexts:
             for text in strings:
                 self.empty = self.empty and not text
                 yield from split_long_words(text)
-        except Exception as error:  # kept, because the trainer that pulls us wraps it in an error of its own
+        except Exception as error:  # the trainer that iterates over this wraps the error in its own
             self.source_error = error
             raise
 
     def read_strings(self) -> Iterator[str]:
+        """Yield the strings of an iterable."""
         for number, text in enumerate(self.source):
             check_text(text, f"text {number}")
             yield text
@@ -46,6 +48,7 @@ class TrainingTexts:
             self.progress(self.done, self.total)
 
     def read_files(self) -> Iterator[str]:
+        """Yield blocks of the files."""
         for file in self.files or ():
             before = self.done
             try:
@@ -61,7 +64,7 @@ class TrainingTexts:
             self.done = before + file.stat().st_size
 
     def read_blocks(self, handle: TextIO, bytes_before: int) -> Iterator[str]:
-        """Blocks that end at the end of a line, so that no word is cut; a line longer than a block is cut."""
+        """Yield blocks that end at a line end. Only a line longer than a block is split."""
         while text := handle.read(BLOCK_CHARS):
             if not text.endswith("\n"):
                 text += handle.readline(BLOCK_CHARS)
@@ -70,66 +73,69 @@ class TrainingTexts:
             self.progress(self.done, self.total)
 
     def finish(self) -> None:
-        """The last report; a source without any text is an error here."""
+        """Report the end, and raise an error if the source had no text."""
         if self.empty:
-            raise QkvError("there is no text to train a tokenizer on: every file or string given is empty")
+            raise QkvError("cannot train a tokenizer: every file or string of the training text is empty")
         self.progress(self.done, self.total or self.done)
 
 
 def split_long_words(text: str) -> Iterator[str]:
-    """The text, in parts where it holds a run of `LONG` characters with no change between white space and other.
+    """Split a text where it has a run of at least `MAX_WORD_CHARS` characters without, or only of, white space.
 
-    The library's trainers take a time that grows with the square of a word's length: a megabyte without a space would
-    take them hours. Such a run is no word, so it is learnt from in slices; any other text passes as it is.
+    The trainers of `tokenizers` take time quadratic in the length of a word, so a megabyte without a space would take
+    hours. Such a run is no real word, and is split into slices. Any other text is yielded unchanged.
 
     >>> [len(part) for part in split_long_words("a b " + "c" * 2500 + " d")]
     [4, 1000, 1000, 500, 2]
     """
-    blocks = (
-        text[place : place + MAX_WORD_CHARS] for place in range(0, len(text) - MAX_WORD_CHARS + 1, MAX_WORD_CHARS // 2)
+    # A cheap test first: any such run covers at least one of these half-overlapping windows.
+    windows = (
+        text[start : start + MAX_WORD_CHARS] for start in range(0, len(text) - MAX_WORD_CHARS + 1, MAX_WORD_CHARS // 2)
     )
-    if not any(block.isspace() or len(block.split(None, 1)[0]) == len(block) for block in blocks):
+    if not any(window.isspace() or len(window.split(None, 1)[0]) == len(window) for window in windows):
         yield text
         return
-    place = 0
+    end = 0
     for run in LONG_WORD.finditer(text):
-        if run.start() > place:
-            yield text[place : run.start()]
-        for place in range(run.start(), run.end(), MAX_WORD_CHARS):
-            yield text[place : min(place + MAX_WORD_CHARS, run.end())]
-        place = run.end()
-    if place < len(text):
-        yield text[place:]
+        if run.start() > end:
+            yield text[end : run.start()]
+        for start in range(run.start(), run.end(), MAX_WORD_CHARS):
+            yield text[start : min(start + MAX_WORD_CHARS, run.end())]
+        end = run.end()
+    if end < len(text):
+        yield text[end:]
 
 
 def list_files(source: Any) -> list[Path] | None:
-    """The files a source names, None where it is the text itself. A list or a tuple is always one of files."""
+    """The files of a source, or None if it is an iterable of strings. A list or a tuple is always one of files."""
     if isinstance(source, str | os.PathLike):
         source = [source]
     if not isinstance(source, list | tuple):
         if not isinstance(source, Iterable):
-            raise UsageError(f"a tokenizer is trained on files or on strings, not on a {type(source).__name__}")
+            raise UsageError(
+                f"a tokenizer is trained on files or on an iterable of strings, not on a {type(source).__name__}"
+            )
         return None
     if not source:
-        raise UsageError("there are no files to train a tokenizer on: the list is empty")
+        raise UsageError("cannot train a tokenizer: the list of files is empty")
     for name in source:
         if not isinstance(name, str | os.PathLike):
-            raise UsageError(f"a list of files to train a tokenizer on holds a {type(name).__name__}")
-        if not os.path.isfile(name):  # which a text that is no possible path does not upset
+            raise UsageError(f"a list of training files must hold paths, found a {type(name).__name__}")
+        if not os.path.isfile(name):  # unlike Path.is_file, this accepts any string
             shown = str(name) if len(str(name)) <= 200 else str(name)[:200] + "…"
             raise UsageError(f"{shown}: no such file; to train on strings instead of files, pass iter(strings)")
     return [Path(name) for name in source]
 
 
 def check_text(text: Any, what: str) -> None:
-    """Raise the error that says why `text` cannot be tokenised, if it cannot."""
+    """Raise an error if `text` cannot be encoded. `what` names it in the message."""
     if not isinstance(text, str):
-        raise UsageError(f"{what} is of type {type(text).__name__}, not a string")
+        raise UsageError(f"{what} must be a string, not {type(text).__name__}")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         code = ord(text[error.start])
         raise QkvError(
-            f"{what} holds a lone surrogate, U+{code:04X}, at character {error.start}: half of a character, which "
-            "UTF-8 cannot write. Read the file with errors='replace', or repair it"
+            f"{what} has a lone surrogate, U+{code:04X}, at character {error.start}, which UTF-8 cannot encode; "
+            "read the file with errors='replace', or repair it"
         ) from None

@@ -1,1 +1,1 @@
-"""Tokenizer files of other libraries."""
+"""Tokenizer files: tokenizer.json, and the older formats of BERT, GPT-2, SentencePiece and Marian."""

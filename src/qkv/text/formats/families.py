@@ -1,6 +1,6 @@
-"""What the older tokenizer files leave unsaid, as a table: per family, its special tokens, template and layout.
+"""A table of what the older tokenizer files do not contain: the special tokens, template and layout of each family.
 
-A `tokenizer.json` says all of this itself and never comes here.
+A `tokenizer.json` contains all of this and does not need the table.
 """
 
 from collections.abc import Mapping
@@ -30,12 +30,12 @@ MBART50_LANGUAGES = (
 
 @dataclass(frozen=True)
 class TokenizerFamily:
-    """One family of tokenizers; `settings` stand in for keys that a folder's tokenizer_config.json does not have."""
+    """A family of tokenizers. `settings` are the defaults for keys of tokenizer_config.json."""
 
     spellings: Mapping[str, str]  # role -> special token
     template: str = "none"
-    # "as-is": ids are places in the SentencePiece file. "fairseq": <s> <pad> </s> <unk>, then the file from its fourth
-    # piece on, then the languages, then <mask>.
+    # "as-is": a piece's id is its index in the SentencePiece file. "fairseq": <s> <pad> </s> <unk>, then the pieces of
+    # the file from the fourth on, then the languages, then <mask>.
     layout: str = "as-is"
     languages: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -46,7 +46,7 @@ FAMILIES: dict[str, TokenizerFamily] = {
     "gpt2": TokenizerFamily({"bos": "<|endoftext|>", "eos": "<|endoftext|>"}),
     "roberta": TokenizerFamily(FAIRSEQ_TOKENS, "roberta"),
     "t5": TokenizerFamily({"pad": "<pad>", "eos": "</s>", "unk": "<unk>"}, "eos", settings={"extra_ids": 100}),
-    "mt5": TokenizerFamily({"pad": "<pad>", "eos": "</s>", "unk": "<unk>"}, "eos"),  # its sentinels are in the file
+    "mt5": TokenizerFamily({"pad": "<pad>", "eos": "</s>", "unk": "<unk>"}, "eos"),  # its file contains the sentinels
     "albert": TokenizerFamily(BERT_TOKENS, "bert", settings={"do_lower_case": True, "keep_accents": False}),
     "xlmroberta": TokenizerFamily(FAIRSEQ_TOKENS, "roberta", "fairseq"),
     "mbart": TokenizerFamily(
@@ -77,7 +77,7 @@ FAMILY_ALIASES = {
 
 
 def find_family(config: Mapping[str, Any], model_config: Mapping[str, Any], default: str) -> TokenizerFamily:
-    """The family that a folder's files name, by the tokenizer's class or else the model's type; else `otherwise`."""
+    """The family named by the tokenizer's class or the model's type in a folder's files; else `default`."""
     for name in (config.get("tokenizer_class"), model_config.get("tokenizer_class"), model_config.get("model_type")):
         if not isinstance(name, str):
             continue

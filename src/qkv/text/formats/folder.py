@@ -1,8 +1,8 @@
-"""Finding and reading a tokenizer in a folder.
+"""Find and read the tokenizer of a folder.
 
-What is looked for, in this order; the first that is there is read:
+The first of these that the folder has is read:
 
-| files                                                         | what they are                                  |
+| files                                                         | format                                         |
 |---------------------------------------------------------------|------------------------------------------------|
 | `tokenizer.json`                                              | any tokenizer of the Hugging Face library      |
 | `source.spm`, `target.spm`, `vocab.json`                      | Marian                                         |
@@ -10,8 +10,8 @@ What is looked for, in this order; the first that is there is read:
 | `vocab.json`, `merges.txt`                                    | byte-level BPE: GPT-2, RoBERTa, BART           |
 | `vocab.txt`                                                   | WordPiece: BERT                                |
 
-Also read, where they are there: `tokenizer_config.json`, `special_tokens_map.json`, `added_tokens.json`,
-`chat_template.jinja` and the model's `config.json`.
+Also read, if present: `tokenizer_config.json`, `special_tokens_map.json`, `added_tokens.json`, `chat_template.jinja`
+and the model's `config.json`.
 """
 
 from dataclasses import dataclass, field
@@ -21,8 +21,9 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 
 from qkv.errors import QkvError
-from qkv.text import files
-from qkv.text.formats import families, legacy, marian, sentencepiece
+from qkv.files import read_json_object, read_text
+from qkv.text.formats import legacy, marian, sentencepiece
+from qkv.text.formats.families import TokenizerFamily, find_family
 from qkv.text.formats.sentencepiece import SentencePieceModel
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -30,92 +31,94 @@ CONFIG_FILE = "tokenizer_config.json"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 MODEL_CONFIG_FILE = "config.json"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
-# The family meant by the file's name where no other file says.
+# File name → tokenizer family, if no other file names the family.
 SENTENCEPIECE_FILES = {"spiece.model": "t5", "sentencepiece.bpe.model": "xlmroberta", "tokenizer.model": "llama"}
 
 
 @dataclass
 class TokenizerFiles:
-    """What a folder says about its tokenizer."""
+    """The tokenizer of a folder, with the contents of its config files."""
 
     backend: Backend
     config: dict[str, Any] = field(default_factory=dict)
     model_config: dict[str, Any] = field(default_factory=dict)
-    target_backend: Backend | None = None  # the target texts' tokenizer where it differs
-    marian_tokenizers: marian.MarianTokenizers | None = None  # Marian's two sides
+    target_backend: Backend | None = None  # for target texts, where they are encoded differently (mBART)
+    marian_tokenizers: marian.MarianTokenizers | None = None
 
 
 def load_tokenizer_files(path: Path) -> TokenizerFiles:
-    """The tokenizer at `path`: a tokenizer.json (its neighbours are read too), or a folder."""
+    """Read the tokenizer at `path`: a folder, or a tokenizer.json, whose neighbours are read too."""
     if path.is_file():
         folder, file = path.parent, path
     elif path.is_dir():
         folder, file = path, path / TOKENIZER_FILE
     else:
-        raise QkvError(f"{path}: no such file or folder; give a tokenizer.json or the folder that holds it")
-    config = files.read_object(folder / SPECIAL_TOKENS_FILE) | files.read_object(folder / CONFIG_FILE)
+        raise QkvError(f"{path}: no such file or folder; give a tokenizer.json or a folder with a tokenizer")
+    config = read_optional_object(folder / SPECIAL_TOKENS_FILE) | read_optional_object(folder / CONFIG_FILE)
     if (folder / CHAT_TEMPLATE_FILE).is_file():
-        config["chat_template"] = files.read_text(folder / CHAT_TEMPLATE_FILE)
-    model_config = files.read_object(folder / MODEL_CONFIG_FILE)
+        config["chat_template"] = read_text(folder / CHAT_TEMPLATE_FILE)
+    model_config = read_optional_object(folder / MODEL_CONFIG_FILE)
     if file.is_file():
         return TokenizerFiles(read_backend(file), config, model_config)
     return load_legacy(folder, config, model_config)
 
 
 def load_legacy(folder: Path, config: dict[str, Any], model_config: dict[str, Any]) -> TokenizerFiles:
-    """The tokenizer of a folder without a tokenizer.json."""
-    there = {file.name for file in folder.iterdir()}
+    """Read the tokenizer of a folder without a tokenizer.json."""
+    names = {file.name for file in folder.iterdir()}
 
-    def settled(
-        otherwise: str, model: SentencePieceModel | None = None
-    ) -> tuple[families.TokenizerFamily, dict[str, Any]]:
-        family = families.find_family(config, model_config, otherwise)
-        full = legacy.complete_config(config, family, model)
-        full.pop("tokenizer_class", None)  # saved as tokenizer.json, any reader can read it
-        return family, full
+    def complete(
+        default_family: str, model: SentencePieceModel | None = None
+    ) -> tuple[TokenizerFamily, dict[str, Any]]:
+        family = find_family(config, model_config, default_family)
+        full_config = legacy.complete_config(config, family, model)
+        full_config.pop("tokenizer_class", None)  # saved as tokenizer.json, it no longer needs the class
+        return family, full_config
 
-    if {"source.spm", "target.spm", "vocab.json"} <= there:
-        _, full = settled("marian")
-        both = marian.load_marian(folder, full)
-        return TokenizerFiles(
-            both.source.vocab_backend,
-            full | {"tokenizer_class": "MarianTokenizer"},
-            model_config,
-            marian_tokenizers=both,
-        )
-    if name := next((name for name in SENTENCEPIECE_FILES if name in there), None):
-        model = sentencepiece.read_model(folder / name)
-        family, full = settled(SENTENCEPIECE_FILES[name], model)
-        backend = legacy.from_sentencepiece(model, folder / name, family, full)
-        return TokenizerFiles(
-            backend, full, model_config, legacy.make_target_backend(backend, family, full, folder / name)
-        )
-    if {"vocab.json", "merges.txt"} <= there:
+    if {"source.spm", "target.spm", "vocab.json"} <= names:
+        _, full_config = complete("marian")
+        both = marian.load_marian(folder, full_config)
+        full_config["tokenizer_class"] = "MarianTokenizer"
+        return TokenizerFiles(both.source.vocab_backend, full_config, model_config, marian_tokenizers=both)
+    if name := next((name for name in SENTENCEPIECE_FILES if name in names), None):
+        file = folder / name
+        model = sentencepiece.read_model(file)
+        family, full_config = complete(SENTENCEPIECE_FILES[name], model)
+        backend = legacy.from_sentencepiece(model, file, family, full_config)
+        target_backend = legacy.make_target_backend(backend, family, full_config, file)
+        return TokenizerFiles(backend, full_config, model_config, target_backend)
+    if {"vocab.json", "merges.txt"} <= names:
         vocabulary = legacy.read_vocabulary(folder / "vocab.json")
-        family, full = settled("roberta" if "<mask>" in vocabulary else "gpt2")
-        backend = legacy.from_vocab_merges(folder / "vocab.json", folder / "merges.txt", family, full)
-        return TokenizerFiles(backend, full, model_config)
-    if "vocab.txt" in there:
-        family, full = settled("bert")
-        return TokenizerFiles(legacy.from_vocab_txt(folder / "vocab.txt", family, full), full, model_config)
-    if half := there & {"vocab.json", "merges.txt", "source.spm", "target.spm"}:
+        family, full_config = complete("roberta" if "<mask>" in vocabulary else "gpt2")
+        backend = legacy.from_vocab_merges(folder / "vocab.json", folder / "merges.txt", family, full_config)
+        return TokenizerFiles(backend, full_config, model_config)
+    if "vocab.txt" in names:
+        family, full_config = complete("bert")
+        backend = legacy.from_vocab_txt(folder / "vocab.txt", family, full_config)
+        return TokenizerFiles(backend, full_config, model_config)
+    if incomplete := names & {"vocab.json", "merges.txt", "source.spm", "target.spm"}:
         raise QkvError(
-            f"{folder}: {', '.join(sorted(half))} alone is not a tokenizer: byte-level BPE needs vocab.json and "
+            f"{folder}: {', '.join(sorted(incomplete))} alone is not a tokenizer: byte-level BPE needs vocab.json and "
             "merges.txt, Marian needs source.spm, target.spm and vocab.json"
         )
     raise QkvError(
-        f"{folder}: no tokenizer here; looked for {TOKENIZER_FILE}, {', '.join(SENTENCEPIECE_FILES)}, vocab.json with merges.txt, "
-        "vocab.txt"
+        f"{folder}: no tokenizer here; looked for {TOKENIZER_FILE}, {', '.join(SENTENCEPIECE_FILES)}, "
+        "vocab.json with merges.txt, vocab.txt"
     )
 
 
+def read_optional_object(file: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty if there is no such file."""
+    return read_json_object(file) if file.is_file() else {}
+
+
 def read_backend(file: Path) -> Backend:
-    """A tokenizer.json as a backend; an error that names the file where it cannot be one."""
-    text = files.read_text(file)
+    """Read a tokenizer.json."""
+    text = read_text(file)
     try:
         return Backend.from_str(text)
-    except Exception as error:  # the library raises plain Exception for whatever is wrong
+    except Exception as error:  # the library raises plain Exception
         raise QkvError(
-            f"{file}: not a usable tokenizer.json ({error}); it may be cut short or made by something else: "
+            f"{file}: not a usable tokenizer.json ({error}); it may be truncated or from another program: "
             "fetch or save it again"
         ) from None

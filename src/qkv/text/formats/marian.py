@@ -1,8 +1,8 @@
-"""Marian's tokenizer: two SentencePiece models, one for each side, over a vocabulary of ids that neither of them has.
+"""Marian's tokenizer: a SentencePiece model for each language, and a vocabulary with other ids than theirs.
 
-A text is cut by its side's SentencePiece model, and each piece looked up in `vocab.json` (for the target side in
-`target_vocab.json`, where the two sides have separate vocabularies). So a side is a backend that reads with ids
-of its own, a table from those to the vocabulary's, and a second backend that only holds the vocabulary, for decoding.
+A text is split by the SentencePiece model of its language, and each piece is looked up in `vocab.json` (or, for the
+target language, in `target_vocab.json` if the vocabularies are separate). So each side has a backend that encodes into
+SentencePiece's ids, a table from those to the vocabulary's ids, and a second backend with the vocabulary for decoding.
 """
 
 from dataclasses import dataclass
@@ -15,24 +15,24 @@ from tokenizers import Tokenizer as Backend
 from qkv.errors import QkvError
 from qkv.text import templates
 from qkv.text.formats import legacy, sentencepiece
-from qkv.text.formats import sentencepiece_backend as pieces
 from qkv.text.formats.sentencepiece import SPACE
+from qkv.text.formats.sentencepiece_backend import build_backend
 
 MARIAN_FILES = ("source.spm", "target.spm", "vocab.json", "target_vocab.json")
 
 
 @dataclass(frozen=True)
 class MarianSide:
-    """One language's half: reading texts, and the ids it reads them into."""
+    """The tokenizer of one language."""
 
-    subword_backend: Backend
-    vocab_ids: list[int]  # the vocabulary's id of each of reading's ids
+    subword_backend: Backend  # encodes, into the ids of the SentencePiece model
+    vocab_ids: list[int]  # id of the SentencePiece model → id of the vocabulary
     vocab_backend: Backend  # decodes
 
 
 @dataclass(frozen=True)
 class MarianTokenizers:
-    """Both halves, and the files they came from, which are saved again as they were."""
+    """The tokenizers of both languages, and the bytes of their files, which are saved unchanged."""
 
     source: MarianSide
     target: MarianSide
@@ -53,25 +53,28 @@ def load_marian(folder: Path, config: dict[str, Any]) -> MarianTokenizers:
 
 
 def load_side(model_file: Path, vocab_file: Path, config: dict[str, Any]) -> MarianSide:
-    """One half, from its SentencePiece model and its vocabulary."""
-    table = legacy.read_vocabulary(vocab_file)
+    """Read the tokenizer of one language from its SentencePiece model and its vocabulary."""
+    ids = legacy.read_vocabulary(vocab_file)
     special = [text for role in ("unk", "eos", "pad") if (text := legacy.special_token_text(config, role))]
-    if missing := [text for text in special if text not in table]:
-        raise QkvError(f"{vocab_file}: lacks the special token {missing[0]!r}; it does not belong to this tokenizer")
-    unknown, end = special[0], special[1]
+    if missing := [text for text in special if text not in ids]:
+        raise QkvError(f"{vocab_file}: the special token {missing[0]!r} is missing; this file is of another tokenizer")
+    unk, eos = special[0], special[1]
+    special_tokens = [AddedToken(text, special=True, normalized=False) for text in special]
 
-    vocabulary = Backend(models.WordLevel(table, unk_token=unknown))
-    vocabulary.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
-    vocabulary.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
+    vocab_backend = Backend(models.WordLevel(ids, unk_token=unk))
+    vocab_backend.decoder = decoders.Sequence(
+        [decoders.Replace(SPACE, " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    vocab_backend.add_special_tokens(special_tokens)
 
-    reading = pieces.build_backend(sentencepiece.read_model(model_file))
-    reading.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
-    # Multilingual models take the wanted language as a first word, ">>fra<<", which SentencePiece must not cut up.
-    codes = sorted(text for text in table if text.startswith(">>") and text.endswith("<<"))
-    reading.add_tokens([AddedToken(text, lstrip=True, rstrip=True, normalized=False) for text in codes])
-    own = reading.get_vocab(with_added_tokens=True)
-    reading.post_processor = templates.make_post_processor("eos", {"eos": (end, own[end])})
-    ids = [table[unknown]] * (max(own.values()) + 1)
-    for token, number in own.items():
-        ids[number] = table.get(token, table[unknown])
-    return MarianSide(reading, ids, vocabulary)
+    subword_backend = build_backend(sentencepiece.read_model(model_file))
+    subword_backend.add_special_tokens(special_tokens)
+    # In multilingual models the first word is the target language, ">>fra<<", which SentencePiece must not split.
+    codes = sorted(text for text in ids if text.startswith(">>") and text.endswith("<<"))
+    subword_backend.add_tokens([AddedToken(text, lstrip=True, rstrip=True, normalized=False) for text in codes])
+    piece_ids = subword_backend.get_vocab(with_added_tokens=True)
+    subword_backend.post_processor = templates.make_post_processor("eos", {"eos": (eos, piece_ids[eos])})
+    vocab_ids = [ids[unk]] * (max(piece_ids.values()) + 1)
+    for piece, piece_id in piece_ids.items():
+        vocab_ids[piece_id] = ids.get(piece, ids[unk])
+    return MarianSide(subword_backend, vocab_ids, vocab_backend)

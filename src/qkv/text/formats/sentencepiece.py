@@ -1,8 +1,8 @@
-"""Reading a SentencePiece model file: just enough of protobuf's wire format for the fields a tokenizer needs.
+"""Read a SentencePiece model file: the part of protobuf's wire format that its fields need.
 
-The file is one message of nested messages. On the wire a message is a row of (key, value); the key holds the field's
-number and how its value is written: 0 a varint, 1 eight bytes, 2 a length and that many bytes, 5 four bytes.
-Field numbers are those of SentencePiece's public `sentencepiece_model.proto`.
+The file is one message with nested messages. On the wire, a message is a sequence of (key, value). The key holds the
+field number and the wire type of the value: 0 varint, 1 eight bytes, 2 length-delimited bytes, 5 four bytes. The field
+numbers are those of SentencePiece's public `sentencepiece_model.proto`.
 """
 
 import struct
@@ -14,12 +14,12 @@ from qkv.errors import QkvError
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # a piece's type
 UNIGRAM, BPE = 1, 2  # a model's type
-SPACE = "▁"  # SentencePiece writes a space as U+2581
+SPACE = "▁"  # U+2581, which SentencePiece writes for a space
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One entry of the vocabulary; its id is its place."""
+    """One entry of the vocabulary. Its id is its index."""
 
     text: str
     score: float = 0.0
@@ -28,7 +28,7 @@ class Piece:
 
 @dataclass
 class SentencePieceModel:
-    """What a SentencePiece model file holds, with the format's own defaults."""
+    """The fields of a SentencePiece model file that a tokenizer needs, with the format's defaults."""
 
     pieces: list[Piece] = field(default_factory=list)
     model_type: int = UNIGRAM
@@ -38,23 +38,23 @@ class SentencePieceModel:
     bos_id: int = 1
     eos_id: int = 2
     pad_id: int = -1
-    precompiled_charsmap: bytes = b""  # the normaliser's compiled table of replacements
-    add_dummy_prefix: bool = True  # a space is laid before the text
-    remove_extra_whitespaces: bool = True  # spaces at the ends go, runs inside become one
+    precompiled_charsmap: bytes = b""  # the normalizer's compiled character map
+    add_dummy_prefix: bool = True  # add a space before the text
+    remove_extra_whitespaces: bool = True  # strip spaces, and collapse runs of them
     escape_whitespaces: bool = True
 
     def role_ids(self) -> dict[str, int]:
-        """The ids of the roles that the model has a piece for."""
+        """The ids of the special tokens, by role."""
         ids = {"unk": self.unk_id, "bos": self.bos_id, "eos": self.eos_id, "pad": self.pad_id}
         return {
-            role: number
-            for role, number in ids.items()
-            if 0 <= number < len(self.pieces) and self.pieces[number].piece_type in (CONTROL, UNKNOWN)
+            role: piece_id
+            for role, piece_id in ids.items()
+            if 0 <= piece_id < len(self.pieces) and self.pieces[piece_id].piece_type in (CONTROL, UNKNOWN)
         }
 
 
 class MalformedModelError(Exception):
-    """The bytes are not a message."""
+    """The bytes are not a SentencePiece model."""
 
 
 def read_model(file: Path) -> SentencePieceModel:
@@ -65,12 +65,12 @@ def read_model(file: Path) -> SentencePieceModel:
         raise QkvError(f"{file}: cannot be read ({error.strerror})") from None
     except (MalformedModelError, struct.error, UnicodeDecodeError, IndexError) as error:
         raise QkvError(
-            f"{file}: not a SentencePiece model ({error}); it may be cut short or another program's: fetch it again"
+            f"{file}: not a SentencePiece model ({error}); it may be truncated or from another program: fetch it again"
         ) from None
 
 
 def parse_model(data: bytes) -> SentencePieceModel:
-    """A SentencePiece model from the bytes of its file; raises `Malformed`."""
+    """A SentencePiece model from the bytes of its file; raises `MalformedModelError`."""
     model = SentencePieceModel()
     for number, value in read_fields(data):
         if number == 1:
@@ -82,11 +82,12 @@ def parse_model(data: bytes) -> SentencePieceModel:
     if not model.pieces:
         raise MalformedModelError("it has no pieces")
     if not any(piece.piece_type == UNKNOWN for piece in model.pieces):
-        raise MalformedModelError("it has no piece for unknown text")
+        raise MalformedModelError("it has no unk piece")
     return model
 
 
 def parse_piece(data: bytes) -> Piece:
+    """A piece from the bytes of its message."""
     text, score, kind = "", 0.0, NORMAL
     for number, value in read_fields(data):
         if number == 1:
@@ -99,6 +100,7 @@ def parse_piece(data: bytes) -> Piece:
 
 
 def parse_trainer(data: bytes, model: SentencePieceModel) -> None:
+    """Set the fields of `model` that are in the trainer's message."""
     for number, value in read_fields(data):
         if number == 3:
             model.model_type = as_int(value)
@@ -117,6 +119,7 @@ def parse_trainer(data: bytes, model: SentencePieceModel) -> None:
 
 
 def parse_normalizer(data: bytes, model: SentencePieceModel) -> None:
+    """Set the fields of `model` that are in the normalizer's message."""
     for number, value in read_fields(data):
         if number == 2:
             model.precompiled_charsmap = as_bytes(value)
@@ -132,29 +135,29 @@ def parse_normalizer(data: bytes, model: SentencePieceModel) -> None:
 
 
 def read_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The fields of a message in order: (number, value), the value an integer or the raw bytes."""
-    place = 0
-    while place < len(data):
-        key, place = read_varint(data, place)
+    """Yield the fields of a message as (number, value), where the value is an integer or raw bytes."""
+    offset = 0
+    while offset < len(data):
+        key, offset = read_varint(data, offset)
         number, wire = key >> 3, key & 7
         value: int | bytes
         if wire == 0:
-            value, place = read_varint(data, place)
+            value, offset = read_varint(data, offset)
         else:
             if wire == 2:
-                length, place = read_varint(data, place)
+                length, offset = read_varint(data, offset)
             elif wire in (1, 5):
                 length = 8 if wire == 1 else 4
             else:
-                raise MalformedModelError(f"a field at byte {place} has the unknown wire type {wire}")
-            if place + length > len(data):
-                raise MalformedModelError(f"it ends inside a field of {length} bytes at byte {place}")
-            value, place = data[place : place + length], place + length
+                raise MalformedModelError(f"a field at byte {offset} has the unknown wire type {wire}")
+            if offset + length > len(data):
+                raise MalformedModelError(f"it ends inside a field of {length} bytes at byte {offset}")
+            value, offset = data[offset : offset + length], offset + length
         yield number, value
 
 
 def read_varint(data: bytes, offset: int) -> tuple[int, int]:
-    """The integer at `place`, seven bits a byte with the low ones first, and the place after it."""
+    """The varint at `offset` (seven bits a byte, low bits first), and the offset after it."""
     value = shift = 0
     while True:
         if offset >= len(data) or shift > 63:
@@ -167,13 +170,14 @@ def read_varint(data: bytes, offset: int) -> tuple[int, int]:
 
 
 def as_int(value: int | bytes) -> int:
-    """A signed integer: negative ones are written as their 64-bit two's complement."""
+    """A signed integer, which is stored as 64-bit two's complement."""
     if not isinstance(value, int):
-        raise MalformedModelError("a number was expected where bytes are")
+        raise MalformedModelError("expected a number, found bytes")
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
 def as_bytes(value: int | bytes) -> bytes:
+    """The value as bytes."""
     if not isinstance(value, bytes):
-        raise MalformedModelError("bytes were expected where a number is")
+        raise MalformedModelError("expected bytes, found a number")
     return value

@@ -1,4 +1,4 @@
-"""A SentencePiece model as a `tokenizers` backend: same pieces, normaliser, spaces and fallback, so the same ids."""
+"""A SentencePiece model as a `tokenizers` backend that gives the same ids."""
 
 from collections.abc import Sequence
 
@@ -28,65 +28,65 @@ def build_backend(
     pieces: Sequence[Piece] | None = None,
     pre_normalizers: Sequence[normalizers.Normalizer] = (),
 ) -> Backend:
-    """The backend of a SentencePiece model.
+    """Build the backend of a SentencePiece model.
 
-    `pieces` replaces the model's own list where a family lays its vocabulary out otherwise, in the order of ids.
-    `before` is what the family does to the text ahead of SentencePiece (lower case, say).
+    `pieces`, in the order of ids, replaces the model's own list for a family with another layout. `pre_normalizers`
+    run before SentencePiece's normalizer (lower case, for example).
     """
     pieces = list(model.pieces if pieces is None else pieces)
     if model.treat_whitespace_as_suffix or not model.escape_whitespaces:
-        raise QkvError("this SentencePiece model writes spaces after words, or not at all, which qkv does not read")
+        raise QkvError("a SentencePiece model that puts spaces after words, or drops them, is not supported")
     if model.model_type == UNIGRAM:
         backend = Backend(unigram_model(pieces, model.byte_fallback))
     elif model.model_type == BPE:
         backend = Backend(bpe_model(pieces, model.byte_fallback))
     else:
-        raise QkvError("this SentencePiece model is of the word or character type, which qkv does not read")
+        raise QkvError("a SentencePiece model of the type word or char is not supported; only unigram and bpe are")
     backend.normalizer = normalizers.Sequence([*pre_normalizers, *normalizer_steps(model)])
-    cuts: list[pre_tokenizers.PreTokenizer] = []
+    splits: list[pre_tokenizers.PreTokenizer] = []
     if model.model_type == UNIGRAM and any(piece.piece_type == BYTE for piece in pieces):
-        # "<0x41>" in a text is six characters; uncut, the model would find the piece that stands for a byte.
-        cuts.append(pre_tokenizers.Split(Regex("<0x(?=[0-9A-Fa-f]{2}>)"), "isolated"))
+        # "<0x41>" in a text is six characters. Unless it is split, the model would match the byte piece of that name.
+        splits.append(pre_tokenizers.Split(Regex("<0x(?=[0-9A-Fa-f]{2}>)"), "isolated"))
     if pieces_stay_within_words(pieces):
-        cuts.append(pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="never", split=True))
-    if cuts:
-        backend.pre_tokenizer = pre_tokenizers.Sequence(cuts)
+        splits.append(pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="never", split=True))
+    if splits:
+        backend.pre_tokenizer = pre_tokenizers.Sequence(splits)
     steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", int(model.add_dummy_prefix), 0)])
     backend.add_special_tokens(
         [AddedToken(p.text, special=True, normalized=False) for p in pieces if p.piece_type in (CONTROL, UNKNOWN)]
     )
-    if model.model_type == BPE:  # SentencePiece's BPE takes these out of the text before it merges
+    if model.model_type == BPE:  # SentencePiece's BPE extracts these from the text before it merges
         backend.add_tokens([AddedToken(p.text, normalized=False) for p in pieces if p.piece_type == USER_DEFINED])
     return backend
 
 
 def unigram_model(pieces: list[Piece], byte_fallback: bool) -> models.Unigram:
-    """Pieces by score. A user-defined one always wins: SentencePiece scores it above all that its text could reach."""
+    """A Unigram model. A user-defined piece always wins: SentencePiece scores it above any split of its text."""
     best = max((piece.score for piece in pieces if piece.piece_type == NORMAL), default=0.0)
     scores = {piece.text: len(piece.text) * best - 0.1 for piece in pieces if piece.piece_type == USER_DEFINED}
-    unknown = next(number for number, piece in enumerate(pieces) if piece.piece_type == UNKNOWN)
+    unk_id = next(i for i, piece in enumerate(pieces) if piece.piece_type == UNKNOWN)
     entries = [
-        (HIDDEN_TOKEN.format(number) if piece.piece_type == UNUSED else piece.text, scores.get(piece.text, piece.score))
-        for number, piece in enumerate(pieces)
+        (HIDDEN_TOKEN.format(i) if piece.piece_type == UNUSED else piece.text, scores.get(piece.text, piece.score))
+        for i, piece in enumerate(pieces)
     ]
-    return models.Unigram(entries, unknown, byte_fallback)
+    return models.Unigram(entries, unk_id, byte_fallback)
 
 
 def bpe_model(pieces: list[Piece], byte_fallback: bool) -> models.BPE:
-    """SentencePiece merges the pair whose whole scores best: the same as a list of merges in the order of scores."""
-    ids = {piece.text: number for number, piece in enumerate(pieces)}
+    """A BPE model. SentencePiece merges the pair with the best-scoring result: the same as merges sorted by score."""
+    ids = {piece.text: i for i, piece in enumerate(pieces)}
     mergeable = {piece.text for piece in pieces if piece.piece_type == NORMAL}
     merges: list[tuple[str, str]] = []
     for piece in sorted((p for p in pieces if p.piece_type == NORMAL), key=lambda p: (-p.score, ids[p.text])):
-        cuts = [(piece.text[:place], piece.text[place:]) for place in range(1, len(piece.text))]
-        merges += sorted((c for c in cuts if mergeable.issuperset(c)), key=lambda c: (ids[c[0]], ids[c[1]]))
-    unknown = next(piece.text for piece in pieces if piece.piece_type == UNKNOWN)
-    return models.BPE(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=byte_fallback)
+        pairs = [(piece.text[:i], piece.text[i:]) for i in range(1, len(piece.text))]
+        merges += sorted((p for p in pairs if mergeable.issuperset(p)), key=lambda p: (ids[p[0]], ids[p[1]]))
+    unk = next(piece.text for piece in pieces if piece.piece_type == UNKNOWN)
+    return models.BPE(ids, merges, unk_token=unk, fuse_unk=True, byte_fallback=byte_fallback)
 
 
 def normalizer_steps(model: SentencePieceModel) -> list[normalizers.Normalizer]:
-    """SentencePiece's normaliser: its table of characters, then spaces, then the space before the text."""
+    """SentencePiece's normalizer: its character map, then white space, then the space before the text."""
     steps: list[normalizers.Normalizer] = []
     if model.precompiled_charsmap:
         steps.append(normalizers.Precompiled(model.precompiled_charsmap))
@@ -99,6 +99,6 @@ def normalizer_steps(model: SentencePieceModel) -> list[normalizers.Normalizer]:
 
 
 def pieces_stay_within_words(pieces: list[Piece]) -> bool:
-    """Whether no piece reaches from one word into the next: then words can be read one by one, and remembered."""
+    """Whether no piece spans two words. Then words can be encoded one by one, and cached."""
     texts = [piece.text for piece in pieces if piece.piece_type in (NORMAL, USER_DEFINED)]
     return SPACE in texts and not any(SPACE in text[1:] for text in texts)
