@@ -24,7 +24,7 @@ def test_the_body_is_the_folders_and_the_head_is_new(either, model):
 
 def test_what_starts_afresh_is_said(either):
     notes = " ".join(qkv.load(either, head=CLASSIFY).notes)
-    assert "4 tensors are not in the folder and start afresh" in notes
+    assert "4 tensors are not in the folder and were newly initialised" in notes
     assert "head.out.weight" in notes
 
 

@@ -149,13 +149,13 @@ def test_a_loaded_model_does_not_change_with_its_file(either):
 def test_a_file_cut_short(either, cut, refused):
     data = (either / WEIGHTS_FILE).read_bytes()
     (either / WEIGHTS_FILE).write_bytes(data[: cut(data)])
-    refused(either, WEIGHTS_FILE, "not a whole safetensors file")
+    refused(either, WEIGHTS_FILE, "not a complete safetensors file")
 
 
 def test_a_file_with_something_behind_it(either, refused):
     with (either / WEIGHTS_FILE).open("ab") as file:
         file.write(b"tail")
-    refused(either, WEIGHTS_FILE, "not a whole safetensors file")
+    refused(either, WEIGHTS_FILE, "not a complete safetensors file")
 
 
 def test_no_flipped_bit_of_a_header_changes_a_tensor(tmp_path):
@@ -200,7 +200,7 @@ def test_a_flipped_bit_of_a_header_is_refused(either):
 )
 def test_something_else_under_the_name(either, content, refused):
     (either / WEIGHTS_FILE).write_bytes(content)
-    refused(either, WEIGHTS_FILE, "not a whole safetensors file")
+    refused(either, WEIGHTS_FILE, "not a complete safetensors file")
 
 
 def test_a_folder_in_the_place_of_the_file(either, refused):
@@ -325,7 +325,7 @@ def test_a_shard_cut_short_is_named(either, refused):
     names = shard(either)
     data = (either / names[2]).read_bytes()
     (either / names[2]).write_bytes(data[:-1])
-    refused(either, names[2], "not a whole safetensors file")
+    refused(either, names[2], "not a complete safetensors file")
 
 
 @pytest.mark.parametrize("how", ["../{}", "/{}", "sub/../../{}", "..", ".", "", "sub/{}"])
@@ -335,7 +335,7 @@ def test_an_index_never_reaches_out_of_its_folder(either, how, tmp_path, refused
     shutil.move(either / names[0], outside)
     name = how.format(names[0]) if not how.startswith("/") else str(outside)
     point(either, name)
-    refused(either, INDEX_FILE, repr(name), "not the name of a file in this folder")
+    refused(either, INDEX_FILE, repr(name), "is not a file in this folder")
 
 
 @pytest.mark.parametrize("content", ["{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}', "[]", "{", ""])

@@ -189,14 +189,14 @@ def test_a_failure_at_a_later_shard_leaves_the_old_model(either, model, other, w
 
 
 def test_a_failure_while_the_config_is_written_leaves_the_old_model(either, other, write, monkeypatch):
-    before, real = contents(either), Path.write_text
+    before, real = contents(either), Path.write_bytes
 
     def fail(path, *args, **more):
         if path.name.startswith("config.json"):
             raise FULL
         return real(path, *args, **more)
 
-    monkeypatch.setattr(Path, "write_text", fail)
+    monkeypatch.setattr(Path, "write_bytes", fail)
     with pytest.raises(qkv.QkvError, match="No space left"):
         write(other, either)
     monkeypatch.undo()

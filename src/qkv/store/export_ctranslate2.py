@@ -20,7 +20,7 @@ from qkv.blocks.position import sinusoids
 from qkv.errors import QkvError
 from qkv.models import Config, Decoder, Network, Seq2Seq
 from qkv.store.staged_folder import staged_folder
-from qkv.store.whole import check_not_quantized
+from qkv.store.weights import check_not_quantized
 from qkv.text import Tokenizer
 
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
@@ -65,10 +65,10 @@ def write_ctranslate2(folder: str | Path, config: Config, network: Network, toke
     half = {torch.float16: "float16", torch.bfloat16: "bfloat16"}.get(weight.dtype)
     model.validate()
     model.optimize(quantization=half)
-    with staged_folder(folder, "model.bin", ("*vocabulary.json",)) as partial:
+    with staged_folder(folder, "model.bin", ("*vocabulary.json",)) as staging:
         if tokenizer is not None:
-            tokenizer.save(partial)
-        model.save(str(partial))
+            tokenizer.save(staging)
+        model.save(str(staging))
     return "Translator" if isinstance(network, Seq2Seq) else "Generator"
 
 

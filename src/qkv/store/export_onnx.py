@@ -26,10 +26,10 @@ from torch import Tensor, nn
 from qkv.blocks import CrossCache, SequenceLayout
 from qkv.blocks.head import POOLED_KINDS
 from qkv.errors import QkvError
+from qkv.files import write_atomically
 from qkv.models import Config, Decoder, Encoder, Network, Seq2Seq
 from qkv.store.staged_folder import staged_folder
-from qkv.store.weights import write_text
-from qkv.store.whole import check_not_quantized
+from qkv.store.weights import check_not_quantized
 from qkv.text import Tokenizer
 
 ONNX_FILES = ("*.onnx", "*.onnx.data")
@@ -44,13 +44,13 @@ def write_onnx(folder: str | Path, config: Config, network: Network, tokenizer: 
         raise QkvError('the ONNX format needs an optional package: pip install "qkv[onnx]"') from error
     float32_copy = copy.deepcopy(network).to("cpu", torch.float32).eval()
     graphs = _make_graphs(float32_copy)
-    with staged_folder(folder, list(graphs)[-1], ONNX_FILES) as partial:
+    with staged_folder(folder, list(graphs)[-1], ONNX_FILES) as staging:
         if tokenizer is not None:
-            tokenizer.save(partial)
+            tokenizer.save(staging)
         for name, graph in graphs.items():
-            graph.write(partial / name)
+            graph.write(staging / name)
         if not (Path(folder).expanduser() / "README.md").exists():
-            write_text(partial / "README.md", _readme(config, graphs))
+            write_atomically(staging / "README.md", _readme(config, graphs))
     return ", ".join(graphs)
 
 
@@ -78,7 +78,9 @@ class OnnxGraph:
                 warnings.simplefilter("ignore")
                 program = torch.onnx.export(
                     self.module,
-                    tuple(tensor.clone() for tensor, _ in self.inputs.values()),  # torch.export merges inputs that share a tensor
+                    tuple(
+                        tensor.clone() for tensor, _ in self.inputs.values()
+                    ),  # torch.export merges inputs that share a tensor
                     input_names=list(self.inputs),
                     output_names=list(self.outputs),
                     dynamic_shapes=dynamic,
@@ -186,7 +188,7 @@ def positions_from_mask(mask: Tensor) -> Tensor:
 
 
 def _make_graphs(network: Network) -> dict[str, OnnxGraph]:
-    """The graphs of a network. The dynamic axes of the example inputs differ in size, or torch.export would merge them."""
+    """The graphs of a network. Dynamic axes of the example inputs differ in size, or torch.export would merge them."""
     batch, length, num_past, source_length = 2, 3, 4, 5
     new = torch.ones(batch, length, dtype=torch.long)
     kind = network.config.head.kind
@@ -209,7 +211,9 @@ def _make_graphs(network: Network) -> dict[str, OnnxGraph]:
     source_input = (source, ("B", "S"))
     shape = (*sizes[:4], "S", sizes[5])
     return {
-        "encoder.onnx": OnnxGraph(EncoderGraph(network), {"source": source_input, "mask": source_input}, {"memory": str(shape)}),
+        "encoder.onnx": OnnxGraph(
+            EncoderGraph(network), {"source": source_input, "mask": source_input}, {"memory": str(shape)}
+        ),
         "decoder.onnx": OnnxGraph(
             CrossDecoderGraph(network),
             {"target": (new, ("B", "T")), "mask": source_input, "memory": (memory, shape), "past": past},

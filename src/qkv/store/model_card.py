@@ -1,4 +1,4 @@
-"""The model card: what a stranger needs to know before using a folder."""
+"""The model card, README.md of a model folder."""
 
 from collections.abc import Mapping
 
@@ -8,8 +8,8 @@ CARD_FACTS = ("data", "scores", "licence")
 
 
 def model_card(config: Config, parameters: int, load_class: str, facts: Mapping[str, str] | None = None) -> str:
-    """A card with what the config says, and `facts`; data, scores and licence are the author's to fill in."""
-    known = {**dict.fromkeys(CARD_FACTS, "not recorded"), **(facts or {})}
+    """A card with the config and `facts`. Data, scores and licence are for the author to fill in."""
+    facts = {**dict.fromkeys(CARD_FACTS, "not recorded"), **(facts or {})}
     stack = config.stack
     kinds = {"encoder": "encoder-only", "decoder": "decoder-only", "seq2seq": "encoder-decoder"}
     head = "" if config.head.kind == "none" else f", {config.head.kind} head"
@@ -25,11 +25,11 @@ def model_card(config: Config, parameters: int, load_class: str, facts: Mapping[
             "|---|---|",
             f"| layers | {depth} |",
             f"| width | {stack.width} |",
-            f"| heads | {stack.heads} of width {stack.head_dim} |",
+            f"| heads | {stack.heads} of dim {stack.head_dim} |",
             f"| vocabulary | {stack.vocab_size:,} |",
             f"| positions | {stack.position} |",
             f"| load with | `{load}` |",
-            *(f"| {name} | {value} |" for name, value in known.items()),
+            *(f"| {name} | {value} |" for name, value in facts.items()),
             "",
         ]
     )
