@@ -26,7 +26,7 @@ from qkv.train.checkpoint.folder import CheckpointFolder
 from qkv.train.checkpoint.manager import CheckpointManager
 from qkv.train.loss.training_module import TrainingModule
 from qkv.train.optim.optimizers import make_optimizer
-from qkv.train.parallel.parallelize import World
+from qkv.train.parallel.world import World
 from qkv.train.progress import Progress
 from qkv.train.recipe.schema import ObjectiveSection, TrainSection
 from qkv.train.setup import prepare_module

@@ -24,7 +24,7 @@ from qkv.tasks.prepare import prepare
 from qkv.tasks.train import open_recipe, train_on_rank
 from qkv.train import loop, setup
 from qkv.train.loop import StoppedBySignal
-from qkv.train.parallel.parallelize import World, init_world
+from qkv.train.parallel.world import World, init_world
 from qkv.train.recipe.schema import TrainSection
 from qkv.train.run import signals
 

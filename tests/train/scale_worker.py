@@ -24,15 +24,9 @@ from qkv.models import Config, Seq2Seq, build
 from qkv.train.loss.training_module import TrainingModule, to_device
 from qkv.train.optim.optimizers import make_optimizer, optimizer_tensors
 from qkv.train.parallel import parallelize as scale
-from qkv.train.parallel.parallelize import (
-    World,
-    gather_tensors,
-    init_world,
-    load_slices,
-    local_slices,
-    parallelize,
-    scatter_weights,
-)
+from qkv.train.parallel.parallelize import parallelize
+from qkv.train.parallel.shards import gather_tensors, load_slices, local_slices, scatter_weights
+from qkv.train.parallel.world import World, init_world
 from qkv.train.recipe.schema import ObjectiveSection, TrainSection
 
 VOCAB, ROWS, LENGTH = 30, 8, 12

@@ -15,7 +15,7 @@ from qkv.train.evaluation import Evaluator, eval_mode
 from qkv.train.loss.training_module import TrainingModule, count_labels, to_device
 from qkv.train.optim.averages import Ema
 from qkv.train.optim.optimizers import make_optimizer
-from qkv.train.parallel.parallelize import World
+from qkv.train.parallel.world import World
 from qkv.train.progress import Progress
 from qkv.train.recipe.schema import ObjectiveSection, TrainSection
 from qkv.train.step import Stepper

@@ -129,7 +129,7 @@ def test_patience_ends_a_run_that_does_not_get_better(tmp_path: Path, losses: Ca
     end = train(recipe).end
     assert (end.step, end.reason) == (4, "patience")
     progress = newest(recipe.run).state["progress"]
-    assert (progress["best"], progress["best_step"], progress["worse"]) == (2.0, 2, 2)
+    assert (progress["best_value"], progress["best_step"], progress["evals_since_best"]) == (2.0, 2, 2)
 
 
 def test_patience_and_the_best_come_back_after_a_crash(tmp_path: Path, losses: Callable[..., None]) -> None:
@@ -137,7 +137,7 @@ def test_patience_and_the_best_come_back_after_a_crash(tmp_path: Path, losses: C
     recipe = quick(tmp_path, patience=2, final="best")
     with pytest.raises(Crash):
         train(recipe, watch=CrashAfter(4))
-    assert newest(recipe.run).state["progress"]["worse"] == 1
+    assert newest(recipe.run).state["progress"]["evals_since_best"] == 1
     trained = go_on(recipe.run)
     assert (trained.end.step, trained.end.reason) == (4, "patience")
     assert_weights(trained, kept(recipe, 2))
@@ -174,7 +174,7 @@ def test_the_best_weights(tmp_path: Path, losses: Callable[..., None], cadence: 
     losses(3.0, 1.0, 2.0, 1.5, 2.0)
     recipe = quick(tmp_path, steps=5, final="best", **cadence)
     assert_weights(train(recipe), kept(recipe, 2))
-    assert "the weights are those of step 2, which were the best" in notes_of(recipe.run)
+    assert "the final weights are those of step 2, which has the best metric" in notes_of(recipe.run)
 
 
 def test_the_best_weights_may_be_the_last(tmp_path: Path, losses: Callable[..., None]) -> None:
@@ -224,7 +224,7 @@ def test_the_mean_of_the_last_checkpoints(tmp_path: Path) -> None:
     each = [kept(recipe, step) for step in (4, 6, 7)]
     mean = {name: (sum(one[name].double() for one in each) / 3).float() for name in each[0]}
     assert_weights(trained, mean)
-    assert "the mean of those at 3 checkpoints, steps 4 to 7" in notes_of(recipe.run)
+    assert "the average of 3 checkpoints, steps 4 to 7" in notes_of(recipe.run)
 
 
 def test_the_moving_average(tmp_path: Path) -> None:

@@ -23,9 +23,10 @@ from torch import Tensor
 from qkv.errors import QkvError, UsageError
 from qkv.models import build
 from qkv.train.checkpoint.slices import TensorSlice, tiling_problem
-from qkv.train.parallel.parallelize import World, init_world, load_slices, local_slices
 from qkv.train.parallel.row_order import RowOrder
+from qkv.train.parallel.shards import load_slices, local_slices
 from qkv.train.parallel.tensor_parallel import check_divisible
+from qkv.train.parallel.world import World, init_world
 
 MODES = {"ddp": ("ddp", 1), "fsdp": ("fsdp", 1), "tensor": ("ddp", 2), "grid": ("fsdp", 2)}
 CUT = ("fsdp", "tensor", "grid")

@@ -15,7 +15,7 @@ from qkv.models import Network, build
 from qkv.train.loss.training_module import LabelledBatch, TrainingModule
 from qkv.train.optim.optimizers import make_optimizer
 from qkv.train.out_of_memory import out_of_memory_error
-from qkv.train.parallel.parallelize import World
+from qkv.train.parallel.world import World
 from qkv.train.recipe.schema import ObjectiveSection, TrainSection
 from qkv.train.step import Stepper, resolve_precision, seed_step
 

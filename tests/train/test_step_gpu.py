@@ -11,7 +11,7 @@ from qkv.data.load.loader import Loader
 from qkv.data.stream.sequences import SequenceStream
 from qkv.train.loss.training_module import TrainingModule
 from qkv.train.optim.optimizers import make_optimizer
-from qkv.train.parallel.parallelize import World
+from qkv.train.parallel.world import World
 from qkv.train.recipe.schema import ObjectiveSection, TrainSection
 from qkv.train.setup import prepare_module
 from qkv.train.step import Stepper

@@ -25,7 +25,8 @@ from qkv.tasks.task import Evaluation
 from qkv.text import Tokenizer
 from qkv.train.adapt import merge_lora
 from qkv.train.loop import StoppedBySignal, fit
-from qkv.train.parallel.parallelize import World, gather_network, init_world
+from qkv.train.parallel.shards import gather_network
+from qkv.train.parallel.world import World, init_world
 from qkv.train.recipe import recipe_file
 from qkv.train.recipe.schema import Files, Recipe, TrainSection
 from qkv.train.run.folder import RunFolder, resume_command

@@ -1,11 +1,11 @@
-"""Training a part of a network: parameters that stay as they are, and low-rank additions to matrices (LoRA).
+"""Training a part of a network: frozen parameters, and LoRA adapters.
 
-    freeze(network, ["encoder.*"])              the encoder stays
-    add_lora(network, rank=8, alpha=16, on=["*.attention.*"])
-    merge_lora(network)                         a plain network again, with what was learnt in its matrices
+    freeze(network, ["encoder.*"])              the encoder is not trained
+    add_lora(network, rank=8, alpha=16, targets=["*.attention.*"])
+    merge_lora(network)                         a plain network again, with the adapters added to its matrices
 
-LoRA (Hu et al. 2021):  y = Wx + b + (α/r) · B(Ax), with A (r × in) and B (out × r) the only things that learn. B starts
-at 0, so training starts exactly at the network that was given.
+LoRA (Hu et al. 2021):  y = Wx + b + (α/r) · B(Ax), where only A (r × in) and B (out × r) are trained. B starts at 0,
+so training starts exactly at the given network.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,14 +19,15 @@ from qkv.errors import UsageError, suggest_name
 
 
 def freeze(network: nn.Module, patterns: Sequence[str]) -> list[str]:
-    """Keep parameters whose names match a pattern as they are; says which. A pattern for none of them is an error.
+    """Freeze the parameters whose names match a pattern; returns the names of all frozen ones.
 
-    A matrix that goes by two names, as a tied embedding does, is frozen by either.
+    A pattern that matches no parameter is an error. A matrix with two names, such as a tied embedding, is frozen by
+    either of them.
     """
     names = [name for name, _ in network.named_parameters(remove_duplicate=False)]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            raise UsageError(f"model.freeze: no parameter is named {pattern!r}; {_name_hint(pattern, names)}")
+            raise UsageError(f"model.freeze: no parameter matches {pattern!r}; {_name_hint(pattern, names)}")
     for name, parameter in network.named_parameters(remove_duplicate=False):
         if matches_any(name, patterns):
             parameter.requires_grad_(False)
@@ -34,11 +35,12 @@ def freeze(network: nn.Module, patterns: Sequence[str]) -> list[str]:
 
 
 def matches_any(name: str, patterns: Iterable[str]) -> bool:
+    """Whether a name matches one of the patterns."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 class LoraLinear(nn.Module):
-    """A linear map and a low-rank addition to it. To whoever looks, `weight` is their sum."""
+    """A linear layer with a LoRA adapter. `weight` is the sum of both."""
 
     def __init__(self, base: nn.Linear, rank: int, alpha: float) -> None:
         super().__init__()
@@ -49,40 +51,44 @@ class LoraLinear(nn.Module):
         nn.init.kaiming_uniform_(self.lora_a, a=5**0.5)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Wx + b + (α/r)·B(Ax)."""
         out: Tensor = self.base(x)
         return out + F.linear(F.linear(x, self.lora_a), self.lora_b) * self.scale
 
     @property
     def weight(self) -> Tensor:
-        """W + (α/r)·BA, summed in float64 (where the device has it) and rounded once."""
+        """W + (α/r)·BA, summed in float64 (if the device has it) and rounded once."""
         base = self.base.weight
-        exact = torch.float32 if base.device.type == "mps" else torch.float64
-        return (base.to(exact) + self.lora_b.to(exact) @ self.lora_a.to(exact) * self.scale).to(base.dtype)
+        sum_dtype = torch.float32 if base.device.type == "mps" else torch.float64
+        return (base.to(sum_dtype) + self.lora_b.to(sum_dtype) @ self.lora_a.to(sum_dtype) * self.scale).to(base.dtype)
 
     @property
     def bias(self) -> Tensor | None:
+        """As in `nn.Linear`."""
         return self.base.bias
 
     @property
     def in_features(self) -> int:
+        """As in `nn.Linear`."""
         return self.base.in_features
 
     @property
     def out_features(self) -> int:
+        """As in `nn.Linear`."""
         return self.base.out_features
 
 
 def add_lora(
     network: nn.Module, rank: int, alpha: float, targets: Sequence[str], also_train: Sequence[str] = ()
 ) -> list[str]:
-    """Give the linear maps whose names match `on` a low-rank addition, and freeze all else; says which they are.
+    """Add LoRA adapters to the linear layers whose names match `targets`, and freeze all else; returns their names.
 
-    `also` names parameters that are trained besides, as a new head is: "head.*". What is frozen stays so: freeze
-    first. A matrix that is shared with an embedding is left alone, for an addition to it could not be merged into
-    one use of it only.
+    `also_train` matches parameters that are trained besides, such as a new head: "head.*". Frozen layers get no
+    adapter. Neither does a matrix that is tied to an embedding, because the adapter could not be merged into one of
+    the two uses only.
     """
     if rank < 1:
-        raise UsageError(f"model.lora_rank = {rank}: it must be 1 or more")
+        raise UsageError(f"model.lora_rank = {rank} must be at least 1")
     linears = {name: module for name, module in network.named_modules() if isinstance(module, nn.Linear)}
     tables = {id(module.weight) for module in network.modules() if isinstance(module, nn.Embedding)}
     chosen = {
@@ -96,7 +102,7 @@ def add_lora(
     if not chosen:
         free = [name for name, linear in linears.items() if linear.weight.requires_grad]
         raise UsageError(
-            f"model.lora_targets: no linear map is named {' or '.join(map(repr, targets))}; {_suffix_hint(free)}"
+            f"model.lora_targets: no linear layer matches {' or '.join(map(repr, targets))}; {_suffix_hint(free)}"
         )
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(parameter.requires_grad and matches_any(name, also_train))
@@ -106,7 +112,7 @@ def add_lora(
 
 
 def merge_lora(network: nn.Module) -> None:
-    """Fold every addition into its matrix and take it away: a plain network that gives the same answers."""
+    """Add every adapter to its matrix and remove it: a plain network with the same outputs."""
     for name, module in list(network.named_modules()):
         if isinstance(module, LoraLinear):
             with torch.no_grad():
@@ -115,19 +121,19 @@ def merge_lora(network: nn.Module) -> None:
 
 
 def replace_module(network: nn.Module, name: str, module: nn.Module) -> None:
-    """Put a module in the place of the one of this name."""
+    """Replace the submodule of this name."""
     parent, _, last = name.rpartition(".")
     setattr(network.get_submodule(parent), last, module)
 
 
 def _name_hint(pattern: str, names: Sequence[str]) -> str:
-    """The nearest name, or the nearest pattern for all that is below a module."""
+    """A hint with the nearest name, or the nearest pattern for everything below a module."""
     below = {name.rsplit(".", depth)[0] + ".*" for name in names for depth in range(1, name.count(".") + 1)}
     hint = suggest_name(pattern, [*names, *below])
-    return hint if hint.startswith("did you mean") else "names are as in " + ", ".join(names[:3])
+    return hint if hint.startswith("did you mean") else "names look like " + ", ".join(names[:3])
 
 
 def _suffix_hint(names: Iterable[str]) -> str:
-    """The last parts of names, which patterns are mostly about."""
+    """A hint with the last parts of names, which patterns are mostly about."""
     kinds = sorted({"*." + ".".join(name.split(".")[-2:]) for name in names})
-    return "there are " + ", ".join(kinds) if kinds else "all of them are frozen"
+    return "there are " + ", ".join(kinds) if kinds else "all layers are frozen"

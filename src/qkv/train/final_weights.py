@@ -8,7 +8,8 @@ from qkv.train.checkpoint.folder import CheckpointFolder
 from qkv.train.checkpoint.manager import EMA_PREFIX, WEIGHTS_PREFIX
 from qkv.train.checkpoint.reader import Checkpoint
 from qkv.train.optim.averages import CheckpointAverage, Ema
-from qkv.train.parallel.parallelize import World, load_slices
+from qkv.train.parallel.shards import load_slices
+from qkv.train.parallel.world import World
 from qkv.train.progress import Progress
 from qkv.train.recipe.schema import TrainSection
 

@@ -1,6 +1,6 @@
-"""How far a run has come: what it has done, what its budget is, when the next evaluation is due.
+"""How far a run has come: its progress, its budget, and when the next evaluation is due.
 
-All of it is a few numbers that go into each checkpoint as JSON.
+The progress is a few numbers that each checkpoint has as JSON.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from qkv.errors import QkvError
 from qkv.train.recipe.schema import TrainSection
 
 DEFAULT_EVALUATIONS = 10
-"""Without a cadence of its own, a run is evaluated so many times in its budget."""
+"""With `train.eval_every = 0`, a run is evaluated this many times in its budget."""
 
 
 @dataclass
@@ -21,62 +21,67 @@ class Progress:
     """What a run has done so far."""
 
     step: int = 0
-    tokens: int = 0  # of all processes, padding not counted
+    tokens: int = 0  # of all ranks, without padding
     seconds: float = 0.0
     loss: float = 0.0  # summed over the steps since the last report
-    loss_steps: int = 0  # those of them that had one
-    skipped_steps: int = 0  # steps left out because of numbers that are none
-    pending_eval: bool = False  # an evaluation was due at this step, and a signal or the run's end came first
-    metric: str = ""  # what the best is told by
+    loss_steps: int = 0  # the number of steps in that sum
+    skipped_steps: int = 0  # steps skipped because the loss or gradient was not finite
+    pending_eval: bool = False  # an evaluation was due at this step, but a signal or the run's end came first
+    metric: str = ""  # the metric that decides which step is best
     best_value: float | None = None
-    best_loss: float | None = None  # what decides where the metric is the same
+    best_loss: float | None = None  # decides if the metric is equal
     best_step: int = 0
     evals_since_best: int = 0  # evaluations since the best one
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Progress":
+        """The reverse of `to_dict`."""
         known = {field.name for field in fields(cls)}
         if set(values) != known:
-            raise QkvError(f"the checkpoint's progress has other fields than this version of qkv: {sorted(values)}")
+            raise QkvError(
+                f"the checkpoint's progress has other fields than in this version of qkv: {sorted(values)}; "
+                "use the qkv that wrote it"
+            )
         return cls(**values)
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How long a run may go on: steps, minutes, epochs, whichever is spent first."""
+    """How long a run may take: steps, minutes or epochs, whichever is spent first."""
 
     steps: int
     seconds: float
-    num_windows: int  # of the data's order, in the epochs asked for
-    units_in_window: Callable[[int], int]  # how many units of rows a window has
+    num_pools: int  # shuffling pools of the data in `train.epochs`; 0: no limit in epochs
+    units_in_pool: Callable[[int], int]  # the number of units in a pool
 
     @classmethod
     def from_section(cls, section: TrainSection, data: SequenceStream) -> "Budget":
-        windows = data.order.num_pools(section.epochs) if section.epochs else 0
-        return cls(
-            section.steps, section.minutes * 60, windows, lru_cache(1)(lambda window: len(data.plan_pool(window).units))
-        )
+        """The budget of a recipe."""
+        num_pools = data.order.num_pools(section.epochs) if section.epochs else 0
+        units_in_pool = lru_cache(1)(lambda pool: len(data.plan_pool(pool).units))
+        return cls(section.steps, section.minutes * 60, num_pools, units_in_pool)
 
     def fraction_done(self, step: int, seconds: float, cursor: StreamCursor = STREAM_START) -> float:
-        """The share that is spent, 0 … 1: the largest of the three."""
+        """The fraction that is spent, 0 … 1: the largest of the three."""
         read: float = cursor.pool
-        if self.num_windows and cursor.unit:  # a small corpus is a single window: its share must be told within it
-            read += cursor.unit / self.units_in_window(cursor.pool)
-        pairs = ((step, self.steps), (seconds, self.seconds), (read, self.num_windows))
-        return min(max((spent / all_ for spent, all_ in pairs if all_), default=0.0), 1.0)
+        if self.num_pools and cursor.unit:  # a small corpus is a single pool, so the fraction within it counts
+            read += cursor.unit / self.units_in_pool(cursor.pool)
+        pairs = ((step, self.steps), (seconds, self.seconds), (read, self.num_pools))
+        return min(max((spent / limit for spent, limit in pairs if limit), default=0.0), 1.0)
 
     def reason(self, step: int, seconds: float) -> str:
-        """What was spent first."""
+        """Which part of the budget is spent."""
         if self.steps and step >= self.steps:
             return "steps"
         return "minutes" if self.seconds and seconds >= self.seconds else "epochs"
 
 
 def is_due(every: int, step: int, before: float, after: float) -> bool:
-    """Whether something that happens every so many steps, or (0) at each tenth of the budget, is due after a step."""
+    """Whether something that is done every `every` steps, or with 0 at each tenth of the budget, is due after a step."""
     if every:
         return step % every == 0
     return int(after * DEFAULT_EVALUATIONS + 1e-9) > int(before * DEFAULT_EVALUATIONS + 1e-9)
@@ -85,7 +90,7 @@ def is_due(every: int, step: int, before: float, after: float) -> bool:
 def is_better(
     metric: str, value: float, best: float | None, loss: float | None = None, best_loss: float | None = None
 ) -> bool:
-    """Whether a value beats the best so far: losses and errors should be low, all else high. The loss decides a tie.
+    """Whether a value beats the best so far: losses and errors should be low, all other metrics high. The loss breaks ties.
 
     >>> better("exact_match", 0.0, 0.0, loss=4.5, best_loss=5.5), better("exact_match", 0.5, 0.5)
     (True, False)
@@ -93,12 +98,12 @@ def is_better(
     if best is None:
         return value == value
     if value == best and loss is not None and best_loss is not None:
-        return loss < best_loss or (best_loss != best_loss and loss == loss)  # anything is better than no number
+        return loss < best_loss or (best_loss != best_loss and loss == loss)  # any number is better than NaN
     return value < best if lower_is_better(metric) else value > best
 
 
 def lower_is_better(metric: str) -> bool:
-    """Whether less of a metric is better.
+    """Whether lower values of a metric are better.
 
     >>> lower_is_better("loss"), lower_is_better("word_error"), lower_is_better("exact")
     (True, True, False)

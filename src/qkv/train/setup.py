@@ -20,7 +20,9 @@ from qkv.train.evaluation import Evaluator, TaskMetrics
 from qkv.train.loss.training_module import TrainingModule
 from qkv.train.optim.averages import Ema
 from qkv.train.optim.optimizers import make_optimizer
-from qkv.train.parallel.parallelize import World, parallelize, scatter_weights
+from qkv.train.parallel.parallelize import parallelize
+from qkv.train.parallel.shards import scatter_weights
+from qkv.train.parallel.world import World
 from qkv.train.progress import Budget, Progress
 from qkv.train.recipe.schema import Recipe, TrainSection
 from qkv.train.run.folder import RunFolder, resume_command

@@ -1,14 +1,14 @@
-"""One step of training: micro-batches forward and backward, the gradient clipped, the weights changed.
+"""One training step: forward and backward for each micro-batch, gradient clipping, the optimizer's update.
 
-The random numbers of a step (dropout) depend on the seed, the step, the micro-batch and the process, and on nothing
-that happened before: there is no generator's state to keep.
+The random numbers of a step (dropout) depend on the seed, the step, the micro-batch and the rank, and on nothing that
+happened before. So no generator state has to be saved.
 
-A loss or gradient that is not a number never reaches the weights. On a CPU that is known at once. On a GPU waiting to
-know would cost more than the step, so the decision is made there: the update is left out, and (`stop`) so are all that
-follow, until the host asks with `first_bad`.
+A loss or gradient that is not finite never reaches the weights. On a CPU this is known at once. On a GPU, waiting for
+the answer would take longer than the step, so the device itself decides: it skips the update and, with
+`on_nonfinite = "stop"`, all updates after it, until the host asks with `take_bad_steps`.
 
-On one GPU a whole step can be one CUDA graph: packed rows have the same shape each time, and a step of many small
-kernels is then started by a single call.
+On one GPU a whole step can be one CUDA graph: packed batches have the same shape each time, and one call then launches
+all of the step's many small kernels.
 """
 
 from contextlib import nullcontext
@@ -22,26 +22,27 @@ from qkv.data.load.batch import Batch
 from qkv.data.stream.random_bits import hash64
 from qkv.train.loss.training_module import LabelledBatch, count_labels, to_device
 from qkv.train.optim.optimizers import optimizer_tensors, set_lr
-from qkv.train.parallel.parallelize import World
+from qkv.train.parallel.world import World
 from qkv.train.recipe.schema import TrainSection
 
 MAX_GRAPHS = 8
-"""How many shapes are captured at most; steps of further shapes run without a graph."""
+"""The number of batch shapes that get a CUDA graph. Steps of further shapes run without one."""
 WARMUP_PASSES = 3
+"""Forward and backward passes before a capture, in which libraries allocate their workspaces."""
 LABEL_MULTIPLE = 256
-"""On a GPU, the number of labelled places is rounded up to a multiple of this."""
+"""On a GPU, the number of labelled positions is rounded up to a multiple of this, so that shapes rarely change."""
 AUTOCAST_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def resolve_precision(section: TrainSection, device: torch.device) -> str:
-    """The type of number that a run computes in: on a GPU bfloat16 unless another is asked for."""
+    """The dtype that a run computes in: with `precision = "auto"` bfloat16 on a GPU that has it, else float32."""
     if section.precision != "auto":
         return section.precision
     return "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
 
 
 class Stepper:
-    """Takes steps with a learner (spread over processes or not) and an optimizer."""
+    """Takes training steps with a module (wrapped for several ranks or not) and an optimizer."""
 
     def __init__(
         self,
@@ -53,82 +54,82 @@ class Stepper:
         num_micro_batches: int = 1,
     ) -> None:
         self.module, self.optimizer, self.section, self.world = module, optimizer, section, world
-        self.num_micro_batches = num_micro_batches  # micro-batches of a step
+        self.num_micro_batches = num_micro_batches
         self.device = world.device
         self.precision = resolve_precision(section, self.device)
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.scaler = torch.amp.GradScaler(self.device.type) if self.precision == "float16" else None
-        # Torch's fused optimizers leave an update out when `found_inf` says so, on the device.
+        # Torch's fused optimizers skip an update on the device if the tensor `found_inf` is 1.
         self.updates_on_device = self.device.type == "cuda" and all(g.get("fused") for g in optimizer.param_groups)
         self.loss = torch.zeros((), dtype=torch.float64, device=self.device)  # summed over steps since `take_loss`
         self.grad_norm = torch.zeros((), device=self.device)
-        self.skip_update = torch.zeros((), device=self.device)  # 1: this step's update is left out
+        self.skip_update = torch.zeros((), device=self.device)  # 1: this step's update is skipped
         self.first_bad_step = torch.full((), -1, dtype=torch.long, device=self.device)
         self.step_number = torch.zeros((), dtype=torch.long, device=self.device)
-        self.num_bad_steps = torch.zeros((), device=self.device)  # how many since `first_bad` was asked
-        self.synced = torch.zeros(4, dtype=torch.float64, device=self.device)
+        self.num_bad_steps = torch.zeros((), device=self.device)  # since `take_bad_steps`
+        self.synced = torch.zeros(4, dtype=torch.float64, device=self.device)  # labels, answers, stop, seconds: sums
         self.graphs: dict[tuple[Any, ...], tuple[LabelledBatch, Tensor, torch.cuda.CUDAGraph]] = {}
         self.label_multiple = LABEL_MULTIPLE if self.device.type == "cuda" else 1
 
     def __call__(self, batch: Batch, step: int, lr: float, stop: bool = False, seconds: float = 0.0) -> None:
-        """Take step `step` (from 0) with a learning rate. Labels are counted over all processes.
+        """Take step `step` (from 0) with learning rate `lr`.
 
-        They also tell each other whether one wants to `stop`, and the time: see `agreed`.
+        The loss is divided by the number of labels of all ranks. The all-reduce that counts them also carries whether
+        this rank wants to `stop` and its time in `seconds`; `synced_stop_and_seconds` returns the result.
         """
-        told = torch.tensor([*count_labels(batch), float(stop), seconds], dtype=torch.float64)
+        synced = torch.tensor([*count_labels(batch), float(stop), seconds], dtype=torch.float64)
         if self.world.size > 1:
-            told = self.world.sum_tensor(self.copy_to_device(told), all_ranks=True)
-        self.synced = told
-        # Those who share a matrix see the same rows: each label was counted by all of them.
-        weights = self.copy_to_device((self.world.tensor_size / told[:2].clamp(min=1)).float())
+            synced = self.world.sum_tensor(self.copy_to_device(synced), all_ranks=True)
+        self.synced = synced
+        # Tensor-parallel ranks have the same sequences, so each label was counted `tensor_size` times.
+        loss_weights = self.copy_to_device((self.world.tensor_size / synced[:2].clamp(min=1)).float())
         set_lr(self.optimizer, lr)
         self.step_number.fill_(step)
-        micro = batch.split(self.num_micro_batches)
-        if self._uses_cuda_graph(len(micro)) and self._replay_graph(micro[0], step, weights):
+        micro_batches = batch.split(self.num_micro_batches)
+        if self._uses_cuda_graph(len(micro_batches)) and self._replay_graph(micro_batches[0], step, loss_weights):
             return
-        loss = self.loss.new_zeros(())
-        for part, rows in enumerate(micro):
-            seed_step(self.section.seed, step, part, self.world.data_rank)
-            lesson = to_device(rows, self.device, self.label_multiple)
-            with self.world.no_sync(self.module, last=part == len(micro) - 1), self.autocast():
-                share = self.module(lesson, weights[0], weights[1])
-            (share if self.scaler is None else self.scaler.scale(share)).backward()
-            loss += share.detach()
-        self._update(loss)
+        total = self.loss.new_zeros(())
+        for index, micro_batch in enumerate(micro_batches):
+            seed_step(self.section.seed, step, index, self.world.data_rank)
+            labelled = to_device(micro_batch, self.device, self.label_multiple)
+            with self.world.no_sync(self.module, last=index == len(micro_batches) - 1), self.autocast():
+                loss = self.module(labelled, loss_weights[0], loss_weights[1])
+            (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+            total += loss.detach()
+        self._update(total)
         self.optimizer.zero_grad(set_to_none=True)
 
     def copy_to_device(self, values: Tensor) -> Tensor:
-        """A small tensor on the device, without anyone waiting for it."""
+        """Copy a small CPU tensor to the device without waiting for the copy."""
         if self.device.type != "cuda" or values.is_cuda:
             return values.to(self.device)
         return values.pin_memory().to(self.device, non_blocking=True)
 
     def synced_stop_and_seconds(self) -> tuple[bool, float]:
-        """Whether any process wanted to stop at the last step, and the mean of their times: the same everywhere."""
+        """Whether any rank wanted to stop at the last step, and the mean of their times: the same on every rank."""
         _, _, stop, seconds = self.synced.tolist()
         return stop > 0, seconds / self.world.size
 
     def autocast(self) -> Any:
-        """The context in which the network runs."""
+        """The context in which the network runs: autocast to the run's dtype."""
         if self.precision == "float32":
             return nullcontext()
         return torch.autocast(self.device.type, AUTOCAST_DTYPES[self.precision])
 
     def _update(self, loss: Tensor) -> None:
-        """Change the weights, unless the loss or the gradient is not a number."""
+        """Clip the gradient and update the weights, unless the loss or the gradient is not finite."""
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
-        norm = self.world.clip_gradients(self.parameters, self.section.max_grad_norm)
-        self.grad_norm.copy_(norm)
+        grad_norm = self.world.clip_gradients(self.parameters, self.section.max_grad_norm)
+        self.grad_norm.copy_(grad_norm)
         loss = self.world.sum_tensor(loss)
         finite = torch.isfinite(loss)
-        if self.scaler is None or self.scaler.get_scale() <= 1.0:  # above, an overflow is the scaler's own business
-            finite = finite & torch.isfinite(norm)
+        if self.scaler is None or self.scaler.get_scale() <= 1.0:  # above 1, the scaler itself handles an overflow
+            finite = finite & torch.isfinite(grad_norm)
         sticky = self.skip_update if self.section.on_nonfinite == "stop" else torch.zeros_like(self.skip_update)
         self.skip_update.copy_(torch.maximum(sticky, (~finite).float()))
-        self.first_bad_step.copy_(
-            torch.where((self.skip_update > 0) & (self.first_bad_step < 0), self.step_number, self.first_bad_step)
-        )
+        is_first_bad = (self.skip_update > 0) & (self.first_bad_step < 0)
+        self.first_bad_step.copy_(torch.where(is_first_bad, self.step_number, self.first_bad_step))
         self.num_bad_steps += self.skip_update
         self.loss += torch.where(self.skip_update > 0, 0.0, loss)
         if self.updates_on_device and self.scaler is None:
@@ -144,7 +145,7 @@ class Stepper:
             self.scaler.update()
 
     def take_bad_steps(self) -> tuple[int, int] | None:
-        """The first step since the last time of asking that went wrong, and how many did. On a GPU this waits."""
+        """The first skipped step since the last call and the number of them, or None. Waits for a GPU."""
         step, count = int(self.first_bad_step), int(self.num_bad_steps)
         if step < 0:
             return None
@@ -153,13 +154,13 @@ class Stepper:
         return step, count
 
     def take_loss(self) -> float:
-        """The sum of the steps' losses since it was last taken."""
+        """The sum of the steps' losses since the last call. Waits for a GPU."""
         total = float(self.loss)
         self.loss.zero_()
         return total
 
     def double_micro_batches(self) -> None:
-        """From here on, take each step in twice as many parts."""
+        """From here on, split each batch into twice as many micro-batches."""
         self.num_micro_batches *= 2
         self.graphs.clear()
         self.optimizer.zero_grad(set_to_none=True)
@@ -168,19 +169,23 @@ class Stepper:
 
     # A whole step as one CUDA graph
 
-    def _uses_cuda_graph(self, parts: int) -> bool:
+    def _uses_cuda_graph(self, num_micro_batches: int) -> bool:
         return (
             self.updates_on_device
-            and parts == 1
+            and num_micro_batches == 1
             and self.world.size == 1
             and self.scaler is None
             and self.section.compile != "no"
         )
 
-    def _replay_graph(self, batch: Batch, step: int, weights: Tensor) -> bool:
-        """Take a step by its graph, captured if need be; False where there are too many shapes for that."""
-        lesson = to_device(batch, self.device, self.label_multiple)
-        shape = (
+    def _replay_graph(self, batch: Batch, step: int, loss_weights: Tensor) -> bool:
+        """Take a step by replaying the graph of its shape, which is captured first if needed.
+
+        Returns False, and does nothing, if there are MAX_GRAPHS graphs of other shapes already.
+        """
+        labelled = to_device(batch, self.device, self.label_multiple)
+        key = (
+            *(tensor.shape for tensor in tensors_in(labelled)),
             batch.max_documents,
             batch.max_document_length,
             batch.source_max_document_length,
@@ -188,32 +193,31 @@ class Stepper:
             batch.unpadded,
             batch.source_unpadded,
         )
-        shapes = (*(t.shape for t in tensors_in(lesson)), *shape)
-        if shapes not in self.graphs:
+        if key not in self.graphs:
             if len(self.graphs) == MAX_GRAPHS:
                 return False
-            self.graphs[shapes] = self._capture_graph(lesson, weights)
-        held, held_weights, graph = self.graphs[shapes]
-        for mine, new in zip(tensors_in(held), tensors_in(lesson), strict=True):
-            mine.copy_(new, non_blocking=True)
-        held_weights.copy_(weights)
+            self.graphs[key] = self._capture_graph(labelled, loss_weights)
+        graph_batch, graph_weights, graph = self.graphs[key]
+        for target, source in zip(tensors_in(graph_batch), tensors_in(labelled), strict=True):
+            target.copy_(source, non_blocking=True)
+        graph_weights.copy_(loss_weights)
         seed_step(self.section.seed, step, 0, self.world.data_rank)
         graph.replay()
         return True
 
     def _capture_graph(
-        self, lesson: LabelledBatch, weights: Tensor
+        self, labelled: LabelledBatch, loss_weights: Tensor
     ) -> tuple[LabelledBatch, Tensor, torch.cuda.CUDAGraph]:
-        """Record a step. Running it up to the gradient warms it up; nothing that lasts is changed by that."""
-        held, held_weights = clone_batch(lesson), weights.clone()
-        # Made now: state that the graph itself made would be made anew, empty, at every replay.
+        """Capture a step; returns the tensors that the graph reads, and the graph. Weights and state do not change."""
+        graph_batch, graph_weights = clone_batch(labelled), loss_weights.clone()
+        # The optimizer's state must exist before the capture: the graph would allocate it again at every replay.
         optimizer_tensors(self.optimizer, [(str(number), p) for number, p in enumerate(self.parameters)])
 
         def backward() -> Tensor:
             with self.autocast():
-                share: Tensor = self.module(held, held_weights[0], held_weights[1])
-            share.backward()
-            return share.detach()
+                loss: Tensor = self.module(graph_batch, graph_weights[0], graph_weights[1])
+            loss.backward()
+            return loss.detach()
 
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -222,35 +226,37 @@ class Stepper:
                 backward()
                 self.optimizer.zero_grad(set_to_none=True)
         torch.cuda.current_stream().wait_stream(stream)
-        kept = [t.clone() for t in (self.loss, self.skip_update, self.first_bad_step)]
+        counters = (self.loss, self.skip_update, self.first_bad_step)
+        before = [counter.clone() for counter in counters]
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self._update(backward())
         self.optimizer.zero_grad(set_to_none=True)
-        for mine, value in zip((self.loss, self.skip_update, self.first_bad_step), kept, strict=True):
-            mine.copy_(value)
-        return held, held_weights, graph
+        for counter, value in zip(counters, before, strict=True):
+            counter.copy_(value)
+        return graph_batch, graph_weights, graph
 
 
 def seed_step(seed: int, step: int, micro_batch: int, rank: int) -> None:
-    """Start torch's random numbers anew, for one micro-batch of one process."""
-    start = hash64(seed, step, micro_batch, rank) % 2**63
+    """Seed torch's random numbers for one micro-batch of one rank."""
+    step_seed = hash64(seed, step, micro_batch, rank) % 2**63
     if torch.cuda.is_initialized() or torch.backends.mps.is_available():
-        torch.manual_seed(start)
-    else:  # it would write down the whole call stack for devices that nobody uses: half a millisecond
-        torch.default_generator.manual_seed(start)
+        torch.manual_seed(step_seed)
+    else:  # torch.manual_seed would record the call stack for devices that are not used, in half a millisecond
+        torch.default_generator.manual_seed(step_seed)
 
 
-def tensors_in(batch: LabelledBatch) -> list[Tensor]:
-    """All tensors of a lesson, in a fixed order."""
-    held = [getattr(batch.batch, field.name) for field in fields(batch.batch)] + [batch.positions, batch.targets]
-    return [value for value in held if isinstance(value, Tensor)]
+def tensors_in(labelled: LabelledBatch) -> list[Tensor]:
+    """All tensors of a batch, in a fixed order."""
+    batch = labelled.batch
+    values = [getattr(batch, field.name) for field in fields(batch)] + [labelled.positions, labelled.targets]
+    return [value for value in values if isinstance(value, Tensor)]
 
 
-def clone_batch(lesson: LabelledBatch) -> LabelledBatch:
-    """The same lesson in memory of its own."""
-    batch = lesson.batch
-    held: dict[str, Any] = {field.name: getattr(batch, field.name) for field in fields(batch)}
-    own = {name: value.clone() for name, value in held.items() if isinstance(value, Tensor)}
-    places, targets = (None if t is None else t.clone() for t in (lesson.positions, lesson.targets))
-    return LabelledBatch(replace(batch, **own), places, targets)  # type: ignore[arg-type]
+def clone_batch(labelled: LabelledBatch) -> LabelledBatch:
+    """A copy of a batch, with tensors of its own."""
+    batch = labelled.batch
+    values: dict[str, Any] = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    clones = {name: value.clone() for name, value in values.items() if isinstance(value, Tensor)}
+    positions, targets = (None if t is None else t.clone() for t in (labelled.positions, labelled.targets))
+    return LabelledBatch(replace(batch, **clones), positions, targets)  # type: ignore[arg-type]

@@ -1,17 +1,17 @@
-"""The files of a checkpoint: their names, JSON that carries its own checksum, and getting it all to the disk.
+"""The files of a checkpoint: their names, and JSON files that contain their own checksum.
 
     checkpoints/
-      best.json                                 which step was the best
+      best.json                                 the step with the best metric
       step-000000123/
-        shard-00000-of-00002.safetensors        the pieces that process 0 held
+        shard-00000-of-00002.safetensors        the slices that rank 0 saved
         shard-00001-of-00002.safetensors
-        manifest.json                           written last: step, state, and a checksum for every byte of the shards
-      .step-000000150.writing/                  one that is not complete
-      .step-000000090.leaving/                  one that is being removed
+        manifest.json                           written last: step, state, and checksums of every byte of the shards
+      .step-000000150.writing/                  not complete yet
+      .step-000000090.leaving/                  being deleted
 
-Checksums are SHA-256: with the instructions that processors have had for years it runs at 1.4 GB/s on one core, twice
-as fast as BLAKE2b, and outside Python's lock. A checksum of 32 bits would be faster still, but takes one damaged file
-in four thousand million for a sound one; of these nobody ever needs to think.
+Checksums are SHA-256: with the instructions of today's processors it runs at 1.4 GB/s on one core, twice as fast as
+BLAKE2b, and without holding Python's lock. A checksum of 32 bits would be faster, but would miss one damaged file in
+four thousand million.
 """
 
 import json
@@ -24,9 +24,10 @@ from typing import Any
 import torch
 
 from qkv.errors import QkvError
-from qkv.files import hidden_sibling, write_atomically
+from qkv.files import describe_os_error, hidden_sibling, write_atomically
 
-VERSION = 1
+VERSION = 2
+"""The version of the format. Version 1 had other names for the state and the config."""
 MANIFEST = "manifest.json"
 BEST = "best.json"
 DTYPES = {
@@ -43,44 +44,46 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""Names of types as safetensors has them."""
+"""The names that safetensors has for dtypes."""
 
 _SEAL = b'{"sha256": "'
 _DIGITS = 64
 
 
 class DamagedCheckpoint(QkvError):
-    """A checkpoint that is not what was written, or not all of it."""
+    """A checkpoint that is incomplete, or not what was written."""
 
 
 def step_folder_name(step: int) -> str:
+    """The name of a checkpoint's folder."""
     return f"step-{step:09d}"
 
 
 def parse_step(name: str) -> int | None:
-    """The step that a folder's name stands for, if it is one of a checkpoint."""
+    """The step of a checkpoint's folder, by its name; None if the name is not one."""
     found = re.fullmatch(r"step-(\d{9,})", name)
     return int(found[1]) if found else None
 
 
 def shard_name(rank: int, world_size: int) -> str:
+    """The name of the file that a rank writes."""
     return f"shard-{rank:05d}-of-{world_size:05d}.safetensors"
 
 
 def write_sealed(path: Path, content: dict[str, Any]) -> None:
-    """Write a JSON object that begins with the checksum of all that follows it; on the disk when this returns."""
+    """Write a JSON object that starts with the checksum of everything after it, and flush it to disk."""
     body = f'", "content": {json.dumps(content)}}}\n'
     write_atomically(path, _SEAL.decode() + sha256(body.encode()).hexdigest() + body)
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
-    """What `write_sealed` wrote. The bytes are compared, not what they mean: no changed bit goes unnoticed."""
+    """Read what `write_sealed` wrote. Bytes are compared, not parsed values, so that no changed bit goes unnoticed."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         raise DamagedCheckpoint(f"{path.parent}: no {path.name}, so it was never completed") from None
     except OSError as error:
-        raise DamagedCheckpoint(f"{path}: cannot be read ({error.strerror})") from error
+        raise DamagedCheckpoint(f"{path}: cannot be read ({describe_os_error(error)})") from error
     body = data[len(_SEAL) + _DIGITS :]
     if data != _SEAL + sha256(body).hexdigest().encode() + body:
         raise DamagedCheckpoint(f"{path}: damaged, it does not match its own checksum")
@@ -88,14 +91,19 @@ def read_sealed(path: Path) -> dict[str, Any]:
         content: dict[str, Any] = json.loads(data)["content"]
         version = content["version"]
     except (ValueError, KeyError, TypeError) as error:
-        raise DamagedCheckpoint(f"{path}: not what a checkpoint's file looks like ({error!r})") from error
+        raise DamagedCheckpoint(f"{path}: does not have the fields of a checkpoint's file ({error!r})") from error
+    if version == 1:
+        raise DamagedCheckpoint(
+            f"{path}: written by an older qkv (version 1 of the format, with other names for the state and the model's "
+            "config; this qkv reads version 2). Train again, or use the qkv that wrote it"
+        )
     if version != VERSION:
-        raise DamagedCheckpoint(f"{path}: written in version {version} of the format; this is {VERSION}")
+        raise DamagedCheckpoint(f"{path}: version {version} of the format; this qkv reads version {VERSION}: update it")
     return content
 
 
 def remove_folder(folder: Path) -> None:
-    """Take a checkpoint away at once, then delete it: a kill in between never leaves half of one under its name."""
+    """Delete a checkpoint. It is renamed first, so that a kill never leaves half of it under its own name."""
     leaving = hidden_sibling(folder.with_name(folder.stem.removeprefix(".")), "leaving")
     shutil.rmtree(leaving, ignore_errors=True)
     try:

@@ -1,8 +1,8 @@
-"""Checkpoints: written beside the training, complete or not there at all, and never trusted unread.
+"""The checkpoints of a run: saved in the background, atomically, and verified before they are used.
 
-A save copies what is to be kept (`Snapshot`) and goes back to training; a thread does the rest. Every process writes
-its pieces into a hidden folder beside the checkpoint's place. The first process waits until all parts are there, writes
-the manifest and gives the folder its name: from that moment on the checkpoint exists. Only then do older ones go.
+A save copies the tensors (`Snapshot`) and returns to training; a thread does the rest. Every rank writes its slices
+into a hidden folder. Rank 0 waits until all shards are there, writes the manifest and renames the folder: from that
+moment on the checkpoint exists. Only then are older ones deleted.
 """
 
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from qkv.errors import QkvError, UsageError
-from qkv.files import describe_os_error, hidden_sibling, replace_folder, sync_folder
+from qkv.files import describe_os_error, hidden_sibling, partial_path, replace_folder, sync_folder
 from qkv.train.checkpoint.coordination import ShardCoordinator, ShardInfo
 from qkv.train.checkpoint.files import (
     BEST,
@@ -31,19 +31,18 @@ from qkv.train.checkpoint.slices import TensorSlice
 from qkv.train.checkpoint.writer import Snapshot, write_shard
 
 SAVE_PHASES = ("begin", "half", "shard", "part", "manifest", "aside", "rename", "renamed", "best", "leaving", "done")
-"""What `on_phase` is called with, in order: each is about to happen. "aside" is for a step that was there before."""
+"""What `on_phase` is called with, in order, before each phase. "aside" happens if the step has a checkpoint already."""
 
 
 class CheckpointFolder:
-    """The checkpoints of one run, the newest `keep` of them and the best.
+    """The checkpoints of one run: the newest `max_to_keep` and the best one.
 
-    `rank` is this process's number among the `ranks` that save together, each its own pieces. Several processes must
-    all have been through `recover()` (it does nothing but on rank 0) before any of them saves.
+    `world_size` ranks save together, each its own slices. Rank 0 must have called `recover()` before any rank saves.
 
-    >>> checkpoints = Checkpoints("runs/a/checkpoints", keep=3)
-    >>> checkpoints.save(100, {"weight": [Piece.whole(weight)]}, {"epoch": 1})
+    >>> checkpoints = CheckpointFolder("runs/a/checkpoints", max_to_keep=3)
+    >>> checkpoints.save(100, {"weight": [TensorSlice.whole(weight)]}, {"epoch": 1})
     >>> checkpoints.finish()
-    >>> checkpoints.newest().whole("weight")
+    >>> checkpoints.newest().read_tensor("weight")
     """
 
     def __init__(
@@ -57,24 +56,24 @@ class CheckpointFolder:
         on_phase: Callable[[str], None] | None = None,
     ) -> None:
         if max_to_keep < 1:
-            raise UsageError(f"train.keep_checkpoints = {max_to_keep}: at least one checkpoint must be kept")
+            raise UsageError(f"train.keep_checkpoints = {max_to_keep} must be at least 1")
         self.folder = Path(folder)
         self.max_to_keep = max_to_keep
         self.rank, self.world_size = rank, world_size
-        self.timeout_seconds = timeout_seconds  # seconds that a process waits for the parts of the others
-        self.skipped: list[str] = []  # what the last `newest()` could not use, and why
+        self.timeout_seconds = timeout_seconds  # how long a rank waits for the others
+        self.skipped: list[str] = []  # the checkpoints that the last `newest()` could not use, and why
         self._phase = on_phase or (lambda name: None)
         self._snapshot = Snapshot()
         self._writer: threading.Thread | None = None
         self._error: BaseException | None = None
-        self._lock = threading.Lock()  # for the two below
-        self._writing: int | None = None  # the step whose write is not complete yet
-        self._is_best = False  # whether that one is the best
+        self._lock = threading.Lock()  # guards the next two
+        self._writing: int | None = None  # the step that is being written
+        self._is_best = False  # whether it is the best
         self._damaged: set[int] = set()
         self._recovered = False
         self._last_step: int | None = None
-        self.temporary_step: int | None = None  # the step of the one that was taken in passing
-        self._old_temporary_step: int | None = None  # the one before it
+        self.temporary_step: int | None = None  # the step of the newest temporary checkpoint
+        self._old_temporary_step: int | None = None  # the one before, which is deleted next
 
     # ------------------------------------------------------------------ saving
 
@@ -88,18 +87,19 @@ class CheckpointFolder:
         best: bool = False,
         temporary: bool = False,
     ) -> None:
-        """Keep `tensors` and `state` (plain JSON; the first process's is kept) as the checkpoint of `step`.
+        """Save `tensors` and `state` (plain JSON; that of rank 0 is saved) as the checkpoint of `step`.
 
-        One that is taken in `passing`, because the run stops here, costs no other its place and goes with the next.
+        Returns as soon as everything is copied, unless `wait`. An error in writing is raised by the next `save` or
+        `finish`. An existing checkpoint of this step is replaced. Those of later steps, which the run is about to
+        train again, are deleted once this one is complete.
 
-        Returns as soon as everything is copied, unless `wait`. What went wrong in writing is raised by the next `save`
-        or `finish`. A checkpoint that is there for this step is replaced; those of later steps belong to a past that is
-        being trained anew, and go when this one is complete.
+        A `temporary` checkpoint, such as that of a run that a signal stops, does not count towards `max_to_keep` and
+        is deleted after the next save.
         """
         self.finish()
         if self.rank == 0 and not self._recovered:
             self.recover(keep_step=step if self.world_size > 1 else None)
-        text = json.dumps(state)  # now: the caller goes on changing it
+        text = json.dumps(state)  # now, because the caller changes it afterwards
         self._snapshot.take(tensors)
         self._last_step = step
         with self._lock:
@@ -111,7 +111,7 @@ class CheckpointFolder:
             self.finish()
 
     def finish(self) -> None:
-        """Wait for the write that is under way, if there is one, and raise what went wrong in it."""
+        """Wait for a save in progress, and raise its error if it failed."""
         if self._writer is not None:
             self._writer.join()
             self._writer = None
@@ -120,7 +120,7 @@ class CheckpointFolder:
             raise error
 
     def mark_best(self, step: int) -> None:
-        """Let the checkpoint of `step` stay until another is better; if it is being written, once it is complete."""
+        """Keep the checkpoint of `step` until another one is better. If it is being written, mark it when complete."""
         if self.rank != 0:
             return
         with self._lock:
@@ -129,47 +129,47 @@ class CheckpointFolder:
             elif step in self.steps():
                 self._write_best(step)
             else:
-                raise ValueError(f"there is no checkpoint of step {step} that could be the best")
+                raise ValueError(f"there is no checkpoint of step {step} to mark as the best")
 
     def recover(self, keep_step: int | None = None) -> None:
-        """Clear what a killed run left behind, and finish a replacement that it did not get to finish.
+        """Delete what a killed run left behind, and complete a replacement that was interrupted.
 
-        For the job that holds the run's lock, before anything is read or saved: to a reader, another's half-written
-        checkpoint looks just like one that was left.
+        Only the job that holds the run's lock may call this, before it reads or saves: a checkpoint that another job
+        is writing looks like one that was left behind.
         """
         self._recovered = True
         if self.rank != 0 or not self.folder.is_dir():
             return
         for replaced in self.folder.glob(".step-*.replaced"):
-            place = self.folder / replaced.stem.removeprefix(".")
-            if place.exists():
+            original = self.folder / replaced.stem.removeprefix(".")
+            if original.exists():
                 shutil.rmtree(replaced, ignore_errors=True)
             else:
-                replaced.rename(place)
-        for ending in ("writing", "leaving"):
-            for left in self.folder.glob(f".step-*.{ending}"):
+                replaced.rename(original)
+        for suffix in ("writing", "leaving"):
+            for left in self.folder.glob(f".step-*.{suffix}"):
                 if keep_step is None or left != hidden_sibling(self.folder / step_folder_name(keep_step), "writing"):
                     shutil.rmtree(left, ignore_errors=True)
-        (self.folder / f"{BEST}.partial").unlink(missing_ok=True)
+        partial_path(self.folder / BEST).unlink(missing_ok=True)
 
     # ------------------------------------------------------------------ reading
 
     def steps(self) -> list[int]:
-        """The steps that there are complete checkpoints of, sound or not."""
+        """The steps of all complete checkpoints, damaged or not."""
         return [step for step in self._folder_steps() if (self.folder / step_folder_name(step) / MANIFEST).exists()]
 
     def newest_step(self) -> int | None:
-        """The step saved last, complete or not yet, or the one that `newest()` found: the same in every process."""
+        """The step that was saved last, complete or not, or that `newest()` found: the same on every rank."""
         return self._last_step
 
     def open_step(self, step: int) -> Checkpoint:
-        """The checkpoint of a step. What is read of it is checked then; `verify()` checks all of it."""
+        """The checkpoint of a step. Each tensor is checked when it is read; `verify()` checks all of them."""
         return Checkpoint(self.folder / step_folder_name(step))
 
     def newest(self, required: Iterable[str] | None = None) -> Checkpoint | None:
-        """The newest checkpoint that is complete, undamaged in every byte, and holds the tensors named in `need`.
+        """The newest checkpoint that is complete, undamaged, and has the `required` tensors; None if there is none.
 
-        `passed_over`, of the checkpoint and of this, says which newer ones were not taken, and why.
+        `skipped`, of the checkpoint and of this folder, lists the newer ones that were not used, and why.
         """
         self.skipped = []
         for step in reversed(self._folder_steps()):
@@ -182,7 +182,7 @@ class CheckpointFolder:
                 continue
             missing = sorted(set(required or ()) - set(checkpoint.tensor_names()))
             if missing:
-                self.skipped.append(f"{checkpoint.folder}: {len(missing)} tensors are not in it, as {missing[0]}")
+                self.skipped.append(f"{checkpoint.folder}: {len(missing)} tensors are missing, such as {missing[0]}")
                 continue
             checkpoint.skipped = list(self.skipped)
             self._last_step = step
@@ -190,7 +190,7 @@ class CheckpointFolder:
         return None
 
     def best(self) -> Checkpoint | None:
-        """The checkpoint that was marked best, checked in every byte; None where none was."""
+        """The checkpoint that was marked as the best, verified; None if none was."""
         step = self._best_step()
         if step is None:
             return None
@@ -223,40 +223,41 @@ class CheckpointFolder:
                 self._writing = None
 
     def _write(self, step: int, state: str) -> None:
-        place = self.folder / step_folder_name(step)
-        parts = ShardCoordinator(hidden_sibling(place, "writing"), self.rank, self.world_size, self.timeout_seconds)
+        destination = self.folder / step_folder_name(step)
+        writing = hidden_sibling(destination, "writing")
+        shards = ShardCoordinator(writing, self.rank, self.world_size, self.timeout_seconds)
         try:
             self._phase("begin")
-            parts.folder.mkdir(parents=True, exist_ok=True)
+            writing.mkdir(parents=True, exist_ok=True)
             self._snapshot.wait()
-            part = write_shard(parts.folder, self.rank, self.world_size, self._snapshot.slices, self._phase)
+            own = write_shard(writing, self.rank, self.world_size, self._snapshot.slices, self._phase)
             self._phase("part")
             if self.rank == 0:
-                self._complete(step, state, place, parts, part)
+                self._complete(step, state, destination, shards, own)
             else:
-                parts.publish(part)
-                parts.wait_for_completion(place)
+                shards.publish(own)
+                shards.wait_for_completion(destination)
         except BaseException as error:
-            parts.abort(error)
+            shards.abort(error)
             if isinstance(error, OSError):
                 raise self._disk_error(step, error) from error
             raise
 
-    def _complete(self, step: int, state: str, place: Path, parts: ShardCoordinator, first: ShardInfo) -> None:
-        """The first process's share: the manifest, the name, and the end of what is no longer kept."""
-        gathered = parts.collect(first)
+    def _complete(self, step: int, state: str, destination: Path, shards: ShardCoordinator, own: ShardInfo) -> None:
+        """On rank 0: write the manifest, rename the folder, and delete old checkpoints."""
+        collected = shards.collect(own)
         self._phase("manifest")
         manifest = {
             "version": VERSION,
             "step": step,
-            "ranks": self.world_size,
+            "world_size": self.world_size,
             "state": json.loads(state),
-            "parts": gathered,
+            "shards": collected,
         }
-        write_sealed(parts.folder / MANIFEST, manifest)
-        parts.remove_notes()
-        replaced = replace_folder(parts.folder, place, self._phase)
-        sync_folder(self.folder.parent)  # which did not know of it before the first checkpoint
+        write_sealed(shards.folder / MANIFEST, manifest)
+        shards.remove_notes()
+        replaced = replace_folder(shards.folder, destination, self._phase)
+        sync_folder(self.folder.parent)  # the first checkpoint makes the folder
         self._damaged.discard(step)
         self._phase("best")
         with self._lock:
@@ -269,35 +270,35 @@ class CheckpointFolder:
         self._phase("done")
 
     def prune(self, newest: int, *, include_invalid: bool = False) -> None:
-        """Let older ones go: beside `newest`, `keep` lasting ones and the best stay.
+        """Delete old checkpoints. Those that stay: `newest`, the last `max_to_keep` that are not temporary, the best.
 
-        With `others`, the damaged ones and those of a past that is being trained anew go, too: once there is a new one.
+        With `include_invalid`, damaged ones and those of later steps are deleted, too: there is a new one now.
         """
         if self.rank != 0:
             return
         with self._lock:
-            there = [step for step in self._folder_steps() if step <= newest and step not in self._damaged]
+            valid = [step for step in self._folder_steps() if step <= newest and step not in self._damaged]
             try:
                 best = self._best_step()
             except DamagedCheckpoint:
-                return  # which one is the best is not known until there is a better one
+                return  # the best one is unknown until a better one is found
             if include_invalid and best is not None and best > newest:
                 (self.folder / BEST).unlink()
-            lasting = [step for step in there if step not in (self._old_temporary_step, self.temporary_step)]
-            stay = {newest, *lasting[-self.max_to_keep :], best if best in there else newest}
-            for step in set(self._folder_steps() if include_invalid else there) - stay:
+            counted = [step for step in valid if step not in (self._old_temporary_step, self.temporary_step)]
+            stay = {newest, *counted[-self.max_to_keep :], best if best in valid else newest}
+            for step in set(self._folder_steps() if include_invalid else valid) - stay:
                 remove_folder(self.folder / step_folder_name(step))
 
     def _disk_error(self, step: int, error: OSError) -> QkvError:
-        """What a full or failing disk means to the person at the other end."""
-        need = self._snapshot.num_bytes
+        """The error message for a full or failing disk."""
         try:
-            free = f"{_format_bytes(shutil.disk_usage(self.folder).free)} are free there"
+            free = f"{_format_bytes(shutil.disk_usage(self.folder).free)} are free"
         except OSError:
-            free = "how much is free there cannot be told"
+            free = "the free space is unknown"
         return QkvError(
             f"{self.folder}: the checkpoint of step {step} could not be written ({describe_os_error(error)}). It needs "
-            f"{_format_bytes(need)} and {free}. Older checkpoints are whole: make room, or lower train.keep_checkpoints, and start again"
+            f"{_format_bytes(self._snapshot.num_bytes)} and {free}. Older checkpoints are intact: free some space, or "
+            "lower train.keep_checkpoints, and start the run again"
         )
 
 

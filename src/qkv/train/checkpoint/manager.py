@@ -1,4 +1,4 @@
-"""What a checkpoint holds, and how it comes back: weights, the optimizer's state, averages, the place in the data."""
+"""What a checkpoint of a run contains (weights, optimizer state, averages, data position), and how it is restored."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from qkv.train.checkpoint.folder import CheckpointFolder
 from qkv.train.checkpoint.reader import Checkpoint
 from qkv.train.optim.averages import Ema
 from qkv.train.optim.optimizers import optimizer_tensors
-from qkv.train.parallel.parallelize import load_slices, local_slices
+from qkv.train.parallel.shards import load_slices, local_slices
 from qkv.train.progress import Progress
 from qkv.train.step import Stepper
 
@@ -21,7 +21,7 @@ WEIGHTS_PREFIX, OPTIMIZER_PREFIX, EMA_PREFIX = "model.", "optimizer.", "average.
 
 
 class CheckpointManager:
-    """Saves a run and brings it back. `same` is what must not have changed in between, by name."""
+    """Saves the state of a run and restores it. `invariants` must be the same when the run is resumed."""
 
     def __init__(
         self,
@@ -36,68 +36,70 @@ class CheckpointManager:
         self.checkpoints, self.network, self.stepper = checkpoints, network, stepper
         self.ema, self.loader, self.invariants = ema, loader, dict(invariants)
         self.validation_identity = {} if valid_data is None else valid_data.invariants()
-        self.notes: list[str] = []  # what was found changed, and no matter
+        self.notes: list[str] = []  # harmless changes that `restore` found
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor that a run cannot do without, alive."""
+        """Every tensor of the run's state; restoring copies into them."""
         named = list(self.network.named_parameters())
         trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
-        held = {WEIGHTS_PREFIX + name: parameter.detach() for name, parameter in named}
-        held |= {OPTIMIZER_PREFIX + name: t for name, t in optimizer_tensors(self.stepper.optimizer, trained).items()}
+        tensors = {WEIGHTS_PREFIX + name: parameter.detach() for name, parameter in named}
+        tensors |= {
+            OPTIMIZER_PREFIX + name: t for name, t in optimizer_tensors(self.stepper.optimizer, trained).items()
+        }
         if self.ema is not None:
-            held |= {EMA_PREFIX + name: t for name, t in self.ema.state_tensors().items()}
-        return held
+            tensors |= {EMA_PREFIX + name: t for name, t in self.ema.state_tensors().items()}
+        return tensors
 
     def save(self, progress: Progress, *, temporary: bool = False) -> None:
-        """Write a checkpoint, in the background; the best so far is marked as such."""
+        """Save a checkpoint in the background, and mark it if it is the best so far."""
         scaler = self.stepper.scaler
         state = {
             "progress": progress.to_dict(),
             "data": self.loader.state_dict(),
             "scaler": {} if scaler is None else scaler.state_dict(),
-            "parts": self.stepper.num_micro_batches,
-            "same": self.invariants,
-            "held_out": self.validation_identity,
-            "passing": temporary,
+            "num_micro_batches": self.stepper.num_micro_batches,
+            "invariants": self.invariants,
+            "validation_data": self.validation_identity,
+            "temporary": temporary,
         }
-        pieces = {name: local_slices(name, tensor, self.stepper.world) for name, tensor in self.tensors().items()}
+        slices = {name: local_slices(name, tensor, self.stepper.world) for name, tensor in self.tensors().items()}
         best = progress.best_step == progress.step
-        self.checkpoints.save(progress.step, pieces, state, best=best, temporary=temporary)
+        self.checkpoints.save(progress.step, slices, state, best=best, temporary=temporary)
 
     def restore(self, checkpoint: Checkpoint) -> Progress:
-        """Put everything back as it was; refused where the model, tokenizer or data is another."""
-        was = checkpoint.state["same"]
+        """Restore the run's state; refuses a checkpoint of another model, tokenizer or data."""
+        saved = checkpoint.state["invariants"]
         changed = [
-            f"{name}: was {was.get(name)!r}, is {self.invariants.get(name)!r}"
-            for name in sorted({*was, *self.invariants})
-            if was.get(name) != self.invariants.get(name)
+            f"{name}: was {saved.get(name)!r}, is {self.invariants.get(name)!r}"
+            for name in sorted({*saved, *self.invariants})
+            if saved.get(name) != self.invariants.get(name)
         ]
         if changed:
             raise QkvError(
-                "this run cannot be continued, something that it depends on has changed:\n  "
+                "this run cannot be resumed, because these have changed since it was saved:\n  "
                 + "\n  ".join(changed)
-                + "\nPut it back, or start a new run with run=…"
+                + "\nUndo the changes, or start a new run with run=…"
             )
-        live = self.tensors()
+        tensors = self.tensors()
         names = set(checkpoint.tensor_names())
-        if names != set(live):
-            missing, unknown = sorted(set(live) - names), sorted(names - set(live))
+        if names != set(tensors):
+            missing, unknown = sorted(set(tensors) - names), sorted(names - set(tensors))
             raise QkvError(
-                f"checkpoint {checkpoint.step}: its tensors are not those of this recipe "
-                f"(missing {missing[:3]}, unknown {unknown[:3]}); was the optimizer, ema or model changed?"
+                f"{checkpoint.folder}: its tensors are not those of this recipe (missing {missing[:3]}, unknown "
+                f"{unknown[:3]}). Undo changes of the optimizer, the average or the model, or start a new run with run=…"
             )
         with torch.no_grad():
-            for name, tensor in live.items():
+            for name, tensor in tensors.items():
                 load_slices(tensor, checkpoint, name, self.stepper.world)
         if self.stepper.scaler is not None and checkpoint.state["scaler"]:
             self.stepper.scaler.load_state_dict(checkpoint.state["scaler"])
         if self.stepper.section.micro_batch_tokens == "auto":
-            self.stepper.num_micro_batches = int(checkpoint.state["parts"])
-        if checkpoint.state.get("passing"):
+            self.stepper.num_micro_batches = int(checkpoint.state["num_micro_batches"])
+        if checkpoint.state["temporary"]:
             self.checkpoints.temporary_step = checkpoint.step
         self.loader.load_state_dict(checkpoint.state["data"])
         progress = Progress.from_dict(checkpoint.state["progress"])
-        if checkpoint.state.get("held_out", self.validation_identity) != self.validation_identity:
-            self.notes.append("the held-out data is not what it was: which weights are the best is found out anew")
+        if checkpoint.state["validation_data"] != self.validation_identity:
+            self.notes.append("the validation data has changed: the best metric so far is forgotten")
             progress.best_value = progress.best_loss = None
         return progress

@@ -1,12 +1,13 @@
-"""Pieces: boxes of whole tensors, so that many processes can keep one tensor and any number of them read it back.
+"""Slices of tensors: several ranks can save one tensor together, and any number of ranks can read it back.
 
-A box is (offset, size): where it begins in each dimension, and how far it reaches. An ordinary tensor is one piece,
-at offset 0. A parameter that is sharded over four processes is four pieces, one in each.
+The bounds of a slice are (offset, size): where it starts in each dimension, and how far it extends. An ordinary tensor
+is one slice at offset 0. A parameter that is sharded over four ranks is four slices, one on each.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Protocol
 
 from torch import Tensor
 
@@ -15,9 +16,9 @@ SliceBounds = tuple[tuple[int, ...], tuple[int, ...]]  # offset, size
 
 @dataclass(frozen=True)
 class TensorSlice:
-    """`values` are the box at `offset` of a whole tensor of `shape`.
+    """`values` is the slice at `offset` of a whole tensor of `shape`.
 
-    >>> Piece(torch.zeros(2, 3), offset=(4, 0), shape=(6, 3))  # the last two of six rows
+    >>> TensorSlice(torch.zeros(2, 3), offset=(4, 0), shape=(6, 3))  # the last two of six rows
     """
 
     values: Tensor
@@ -26,20 +27,31 @@ class TensorSlice:
 
     def __post_init__(self) -> None:
         if not is_inside(self.bounds, self.shape):
-            raise ValueError(f"a box of {tuple(self.values.shape)} at {self.offset} is not inside {self.shape}")
+            raise ValueError(f"a slice of {tuple(self.values.shape)} at {self.offset} is not inside {self.shape}")
 
     @classmethod
     def whole(cls, tensor: Tensor) -> "TensorSlice":
-        """The piece that is all of a tensor."""
+        """The slice that is all of a tensor."""
         return cls(tensor, (0,) * tensor.ndim, tuple(tensor.shape))
 
     @property
     def bounds(self) -> SliceBounds:
+        """Offset and size."""
         return self.offset, tuple(self.values.shape)
 
 
+class TensorReader(Protocol):
+    """Reads tensors, or slices of them, by name: a checkpoint, or the average of several."""
+
+    def read_tensor(self, name: str) -> Tensor:
+        """The whole tensor."""
+
+    def read_slice(self, name: str, offset: Sequence[int], shape: Sequence[int]) -> Tensor:
+        """The slice of `shape` at `offset`."""
+
+
 def is_inside(bounds: SliceBounds, shape: Sequence[int]) -> bool:
-    """Whether a box lies in a tensor of this shape."""
+    """Whether a slice lies inside a tensor of this shape."""
     offset, size = bounds
     if not len(offset) == len(size) == len(shape):
         return False
@@ -47,43 +59,43 @@ def is_inside(bounds: SliceBounds, shape: Sequence[int]) -> bool:
 
 
 def intersection(a: SliceBounds, b: SliceBounds) -> SliceBounds | None:
-    """The box that two boxes share, if there is anything in it.
+    """The bounds of what two slices have in common, or None if that is empty.
 
-    >>> overlap(((0, 0), (4, 2)), ((3, 1), (5, 5)))
+    >>> intersection(((0, 0), (4, 2)), ((3, 1), (5, 5)))
     ((3, 1), (1, 1))
     """
-    begin = tuple(map(max, a[0], b[0]))
+    starts = tuple(map(max, a[0], b[0]))
     ends = [min(ao + an, bo + bn) for ao, an, bo, bn in zip(*a, *b, strict=True)]
-    size = tuple(end - start for start, end in zip(begin, ends, strict=True))
-    return (begin, size) if all(n > 0 for n in size) else None
+    size = tuple(end - start for start, end in zip(starts, ends, strict=True))
+    return (starts, size) if all(n > 0 for n in size) else None
 
 
 def index_within(bounds: SliceBounds, origin: Sequence[int]) -> tuple[slice, ...]:
-    """Where a box lies in a tensor that begins at `origin`, as an index."""
+    """The index of a slice in a tensor that itself starts at `origin`."""
     return tuple(slice(o - base, o - base + n) for o, n, base in zip(*bounds, origin, strict=True))
 
 
 def tiling_problem(shape: Sequence[int], bounds: Iterable[SliceBounds]) -> str:
-    """Why boxes do not make up a tensor of `shape`, each place once; "" where they do."""
-    bounds = [box for box in bounds if prod(box[1])]  # a process with nothing to keep has an empty one
-    outside = [box for box in bounds if not is_inside(box, shape)]
+    """Why slices do not cover a tensor of `shape` exactly once; "" if they do."""
+    bounds = [one for one in bounds if prod(one[1])]  # a rank that holds nothing of a tensor has an empty slice
+    outside = [one for one in bounds if not is_inside(one, shape)]
     if outside:
-        return f"the box {outside[0][1]} at {outside[0][0]} is not inside {tuple(shape)}"
-    held, needed = sum(prod(size) for _, size in bounds), prod(shape)
+        return f"the slice of {outside[0][1]} at {outside[0][0]} is not inside {tuple(shape)}"
     if _any_overlap(bounds):
-        return "two pieces hold the same place"
-    return "" if held == needed else f"the pieces hold {held} of {needed} numbers"
+        return "two slices overlap"
+    covered, needed = sum(prod(size) for _, size in bounds), prod(shape)
+    return "" if covered == needed else f"the slices hold {covered} of {needed} elements"
 
 
-def _any_overlap(boxes: list[SliceBounds]) -> bool:
-    """Sweep along the dimension that is cut most often: only boxes that are open at the same place are compared."""
-    if len(boxes) < 2 or not boxes[0][0]:
-        return len(boxes) > 1  # a single number has one place
-    along = max(range(len(boxes[0][0])), key=lambda d: len({offset[d] for offset, _ in boxes}))
+def _any_overlap(bounds: list[SliceBounds]) -> bool:
+    """Sweep along the dimension with the most cuts, and compare a slice only with those that are still open there."""
+    if len(bounds) < 2 or not bounds[0][0]:
+        return len(bounds) > 1  # a scalar can be in one slice only
+    axis = max(range(len(bounds[0][0])), key=lambda d: len({offset[d] for offset, _ in bounds}))
     open_: list[SliceBounds] = []
-    for box in sorted(boxes, key=lambda box: box[0][along]):
-        open_ = [o for o in open_ if o[0][along] + o[1][along] > box[0][along]]
-        if any(intersection(o, box) for o in open_):
+    for one in sorted(bounds, key=lambda bound: bound[0][axis]):
+        open_ = [other for other in open_ if other[0][axis] + other[1][axis] > one[0][axis]]
+        if any(intersection(other, one) for other in open_):
             return True
-        open_.append(box)
+        open_.append(one)
     return False

@@ -1,7 +1,7 @@
-"""Writing a checkpoint: a snapshot in memory of its own, then one file for each process.
+"""Writing a checkpoint: a snapshot in CPU memory, then one file for each rank.
 
-The snapshot is all that training waits for. Its memory is kept from one save to the next: the pages are there
-already, and a GPU can copy into them by itself while the next step is being prepared.
+Training waits for the snapshot only. Its memory is reused from one save to the next: the pages are mapped already, and
+a GPU can copy into pinned memory while the next step is being prepared.
 """
 
 import json
@@ -21,12 +21,12 @@ from qkv.train.checkpoint.slices import TensorSlice
 PhaseCallback = Callable[[str], None]
 
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-_BLOCK_BYTES = 2**23  # bytes that are summed and written while they are in the processor's cache
+_BLOCK_BYTES = 2**23  # bytes that are hashed and written while they are in the processor's cache
 
 
 @dataclass(frozen=True)
 class SnapshotSlice:
-    """A piece in a snapshot: `values` are ours, on the CPU and contiguous."""
+    """A slice in a snapshot: `values` is our copy, on the CPU and contiguous."""
 
     name: str
     values: Tensor
@@ -35,92 +35,96 @@ class SnapshotSlice:
 
     @property
     def key(self) -> str:
-        """Its name in the file: `weight`, or `weight[0:4,8:16]` where it is a box of the whole."""
+        """Its name in the file: `weight`, or `weight[0:4,8:16]` for a part of the tensor."""
         if tuple(self.values.shape) == self.shape:
             return self.name
         return f"{self.name}[{','.join(f'{o}:{o + n}' for o, n in zip(self.offset, self.values.shape, strict=True))}]"
 
     @property
     def num_bytes(self) -> int:
+        """The size of the values."""
         return self.values.numel() * self.values.element_size()
 
 
 class Snapshot:
-    """This process's pieces as they were at one moment."""
+    """A copy of this rank's slices at one moment."""
 
     def __init__(self) -> None:
         self.slices: list[SnapshotSlice] = []
-        self._memory: dict[str, Tensor] = {}  # by key, for the next time
+        self._memory: dict[str, Tensor] = {}  # by key, to be reused
         self._events: list[torch.cuda.Event] = []
 
     @property
     def num_bytes(self) -> int:
-        return sum(kept.num_bytes for kept in self.slices)
+        """The size of all slices."""
+        return sum(one.num_bytes for one in self.slices)
 
     def take(self, tensors: Mapping[str, Sequence[TensorSlice]]) -> None:
-        """Copy all pieces. Copies from a GPU are queued like any kernel, so later changes come after them."""
+        """Copy all slices. Copies from a GPU are queued like kernels, so later updates come after them."""
         before, self._memory, self.slices = self._memory, {}, []
         streams = set()
-        for name, pieces in tensors.items():
-            for piece in pieces:
-                values = piece.values.detach()
+        for name, slices in tensors.items():
+            for one in slices:
+                values = one.values.detach()
                 if values.dtype not in _DTYPE_NAMES:
-                    raise TypeError(f"{name}: {values.dtype} cannot be kept in a checkpoint")
-                if not values.numel() and 0 not in piece.shape:
-                    continue  # this process holds nothing of it
-                kept = SnapshotSlice(name, _memory_for(values, piece, name, before), piece.offset, piece.shape)
-                if kept.key in self._memory:
-                    raise ValueError(f"{kept.key}: given twice")
-                self._memory[kept.key] = kept.values
-                kept.values.copy_(values, non_blocking=values.is_cuda)
+                    raise TypeError(f"{name}: {values.dtype} cannot be saved in a checkpoint")
+                if not values.numel() and 0 not in one.shape:
+                    continue  # this rank holds nothing of the tensor
+                copied = SnapshotSlice(name, _memory_for(values, one, name, before), one.offset, one.shape)
+                if copied.key in self._memory:
+                    raise ValueError(f"{copied.key}: given twice")
+                self._memory[copied.key] = copied.values
+                copied.values.copy_(values, non_blocking=values.is_cuda)
                 if values.is_cuda:
                     streams.add(torch.cuda.current_stream(values.device))
-                self.slices.append(kept)
-        self.slices.sort(key=lambda kept: -kept.values.element_size())  # so that every tensor is aligned in the file
+                self.slices.append(copied)
+        self.slices.sort(
+            key=lambda copied: -copied.values.element_size()
+        )  # so that every tensor in the file is aligned
         self._events = [stream.record_event() for stream in streams]
 
     def wait(self) -> None:
-        """Wait until the copies are made."""
+        """Wait until the copies are finished."""
         for event in self._events:
             event.synchronize()
 
 
-def _memory_for(values: Tensor, piece: TensorSlice, name: str, before: Mapping[str, Tensor]) -> Tensor:
-    """Memory of the last snapshot where it fits, else new."""
-    old = before.get(SnapshotSlice(name, values, piece.offset, piece.shape).key)
+def _memory_for(values: Tensor, original: TensorSlice, name: str, before: Mapping[str, Tensor]) -> Tensor:
+    """Memory of the last snapshot if it has the right size, else new memory."""
+    old = before.get(SnapshotSlice(name, values, original.offset, original.shape).key)
     if old is not None and old.dtype == values.dtype and old.shape == values.shape:
         return old
     try:
         return torch.empty(values.shape, dtype=values.dtype, pin_memory=values.is_cuda)
-    except RuntimeError:  # no more memory can be pinned: slower, but as good
+    except RuntimeError:  # no more memory can be pinned; copies into other memory are slower
         return torch.empty(values.shape, dtype=values.dtype)
 
 
 def write_shard(
     folder: Path, rank: int, world_size: int, slices: Sequence[SnapshotSlice], phase: PhaseCallback
 ) -> dict[str, Any]:
-    """Write one process's pieces as safetensors, on the disk when this returns; what the manifest says of them.
+    """Write one rank's slices as safetensors and flush them to disk; returns what the manifest says of them.
 
-    The file is written here and not by the library because each block is summed on its way, and because a full disk
-    must come back as the `OSError` it is.
+    This does not use the safetensors library, so that each block can be hashed on its way and a full disk raises its
+    own `OSError`.
     """
     head = _header(slices)
-    half = sum(piece.num_bytes for piece in slices) / 2
+    half = sum(one.num_bytes for one in slices) / 2
     described = []
     path = folder / shard_name(rank, world_size)
     with path.open("wb") as out:
         out.write(head)
         position = len(head)
-        for piece in slices:
+        for one in slices:
             digest = sha256()
-            for block in _blocks(piece.values):
+            for block in _blocks(one.values):
                 digest.update(block)
                 out.write(block)
                 half -= len(block)
                 if half <= 0 < half + len(block):
                     phase("half")
-            described.append(_describe(piece, position, digest.hexdigest()))
-            position += piece.num_bytes
+            described.append(_describe(one, position, digest.hexdigest()))
+            position += one.num_bytes
         phase("shard")
         out.flush()
         os.fsync(out.fileno())
@@ -130,38 +134,37 @@ def write_shard(
         "file": path.name,
         "bytes": position,
         "header": {"bytes": len(head), "checksum": sha256(head).hexdigest()},
-        "pieces": described,
+        "slices": described,
     }
 
 
 def _header(slices: Sequence[SnapshotSlice]) -> bytes:
-    """The header of a safetensors file: its length, then JSON, filled up with spaces to a multiple of 8."""
+    """The header of a safetensors file: its length, then JSON, padded with spaces to a multiple of 8 bytes."""
     entries, position = {}, 0
-    for piece in slices:
-        place = [position, position + piece.num_bytes]
-        dtype = _DTYPE_NAMES[piece.values.dtype]
-        entries[piece.key] = {"dtype": dtype, "shape": list(piece.values.shape), "data_offsets": place}
-        position += piece.num_bytes
+    for one in slices:
+        dtype, span = _DTYPE_NAMES[one.values.dtype], [position, position + one.num_bytes]
+        entries[one.key] = {"dtype": dtype, "shape": list(one.values.shape), "data_offsets": span}
+        position += one.num_bytes
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
 
 
-def _describe(piece: SnapshotSlice, position: int, checksum: str) -> dict[str, Any]:
+def _describe(one: SnapshotSlice, position: int, checksum: str) -> dict[str, Any]:
     return {
-        "name": piece.name,
-        "dtype": _DTYPE_NAMES[piece.values.dtype],
-        "shape": list(piece.shape),
-        "offset": list(piece.offset),
-        "size": list(piece.values.shape),
+        "name": one.name,
+        "dtype": _DTYPE_NAMES[one.values.dtype],
+        "shape": list(one.shape),
+        "offset": list(one.offset),
+        "size": list(one.values.shape),
         "start": position,
-        "bytes": piece.num_bytes,
+        "bytes": one.num_bytes,
         "checksum": checksum,
     }
 
 
 def _blocks(values: Tensor) -> Iterator[memoryview]:
-    """A tensor's bytes, a block at a time."""
+    """The bytes of a tensor, in blocks."""
     if values.numel():
         data = values.reshape(-1).view(torch.uint8).numpy().data
         for start in range(0, len(data), _BLOCK_BYTES):

@@ -1,10 +1,10 @@
-"""LAMB (You et al. 2019): Adam whose step for each matrix is as long as the matrix is large.
+"""LAMB (You et al. 2019): Adam with the update of each matrix scaled to the norm of the matrix.
 
     m ← β₁m + (1−β₁)g      v ← β₂v + (1−β₂)g²      r = m̂/(√v̂ + ε) + λx      x ← x − η · ‖x‖/‖r‖ · r
 
-m̂ and v̂ are free of the bias towards their start at 0, as in Adam. The ratio ‖x‖/‖r‖ holds for matrices and tables,
-so that batches of tens of thousands of examples train as steadily as small ones. Norms and biases take Adam's step
-(as the authors' code has it: a bias starts at 0, and a step in proportion to nothing would leave it there).
+m̂ and v̂ are bias-corrected, as in Adam. The trust ratio ‖x‖/‖r‖ applies to matrices and embedding tables; it keeps
+training stable with batches of tens of thousands of examples. Norms and biases take Adam's step, as in the authors'
+code: a bias starts at 0, and a step in proportion to its norm would leave it there.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,13 +16,13 @@ from torch.optim import Optimizer
 
 
 def run_closure(closure: Callable[[], float] | None) -> float | None:
-    """What a closure says, which torch's optimizers may be given to compute the gradients anew."""
+    """Call the closure of `Optimizer.step`, which computes the gradients again, if there is one."""
     with torch.enable_grad():
         return None if closure is None else closure()
 
 
 class Lamb(Optimizer):
-    """Everything that changes is a tensor, so that a step can be captured in a CUDA graph: `lr` may be one, too."""
+    """All of its state is in tensors, so that a CUDA graph can capture a step; `lr` may be a tensor, too."""
 
     def __init__(
         self,
@@ -36,6 +36,7 @@ class Lamb(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update all parameters that have a gradient."""
         loss = run_closure(closure)
         for group in self.param_groups:
             beta1, beta2 = group["betas"]
@@ -59,13 +60,13 @@ class Lamb(Optimizer):
 
 
 def trust_ratio(x: Tensor, r: Tensor) -> Tensor:
-    """‖x‖/‖r‖, and 1 where either is nothing."""
-    large, long = torch.linalg.vector_norm(x), torch.linalg.vector_norm(r)
-    return torch.where((large > 0) & (long > 0), large / long, torch.ones_like(large))
+    """‖x‖/‖r‖, or 1 if either is 0."""
+    x_norm, r_norm = torch.linalg.vector_norm(x), torch.linalg.vector_norm(r)
+    return torch.where((x_norm > 0) & (r_norm > 0), x_norm / r_norm, torch.ones_like(x_norm))
 
 
 def initial_state(x: Tensor) -> dict[str, Tensor]:
-    """What LAMB remembers of a parameter before its first step; Adam remembers the same."""
+    """The state of a parameter before its first step, for LAMB and for Adam."""
     return {
         "step": torch.zeros((), dtype=torch.promote_types(x.dtype, torch.float32), device=x.device),
         "exp_avg": torch.zeros_like(x, memory_format=torch.preserve_format),

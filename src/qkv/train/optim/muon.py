@@ -1,7 +1,7 @@
 """Muon for the matrices of the blocks and AdamW for the rest, as one optimizer.
 
-Muon (Jordan 2024) makes the momentum of a matrix orthogonal before it steps: every direction is learnt at the same
-speed. Its step is scaled to the size of AdamW's (torch's "match_rms_adamw", Liu et al. 2025): one `lr` serves both.
+Muon (Jordan 2024) orthogonalizes the momentum of a matrix, so that every direction is learnt at the same speed. Its
+update is scaled to the size of AdamW's (torch's "match_rms_adamw", Liu et al. 2025), so that one `lr` serves both.
 """
 
 import math
@@ -15,11 +15,11 @@ from torch.optim import Optimizer
 from qkv.train.optim.lamb import run_closure
 
 NEWTON_SCHULZ_COEFFICIENTS, NEWTON_SCHULZ_STEPS = (3.4445, -4.7750, 2.0315), 5
-"""x ← ax + b(xxᵀ)x + c(xxᵀ)²x, so many times: as torch has it, from Jordan's post."""
+"""x ← ax + b(xxᵀ)x + c(xxᵀ)²x, five times, with the coefficients of Jordan's post, as in torch."""
 
 
 class CombinedOptimizer(Optimizer):
-    """Several optimizers that step as one: they share their groups (dictionaries) and their state with it."""
+    """Several optimizers that step as one. It shares their parameter groups and their state."""
 
     def __init__(self, parts: Sequence[Optimizer]) -> None:
         super().__init__([group for part in parts for group in part.param_groups], {})
@@ -29,6 +29,7 @@ class CombinedOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Step all optimizers."""
         loss = run_closure(closure)
         for part in self.parts:
             part.step()
@@ -36,8 +37,9 @@ class CombinedOptimizer(Optimizer):
 
 
 class Muon(torch.optim.Muon):
-    """Torch's Muon with a step that a CUDA graph can hold (torch's own reads the learning rate's number), and that
-    works in float32 on a CPU: bfloat16 is slower there, and stops the process on machines that only claim to have it.
+    """torch's Muon, with a step that a CUDA graph can capture (torch's own reads the value of the learning rate).
+
+    On a CPU it computes in float32: bfloat16 is slower there, and crashes on machines that report it wrongly.
     """
 
     def __init__(self, params: Iterable[Any], lr: float | Tensor, weight_decay: float, momentum: float = 0.95) -> None:
@@ -51,6 +53,7 @@ class Muon(torch.optim.Muon):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update all parameters that have a gradient."""
         loss = run_closure(closure)
         for group in self.param_groups:
             lr, momentum = group["lr"], group["momentum"]
@@ -60,23 +63,23 @@ class Muon(torch.optim.Muon):
                 state = self.state[x]
                 if "momentum_buffer" not in state:
                     state["momentum_buffer"] = torch.zeros_like(x)
-                held = state["momentum_buffer"]
-                held.lerp_(x.grad, 1 - momentum)
-                work = torch.float32 if x.device.type == "cpu" else torch.bfloat16
-                update = orthogonalize(x.grad.lerp(held, momentum), group["eps"], work)
+                momentum_buffer = state["momentum_buffer"]
+                momentum_buffer.lerp_(x.grad, 1 - momentum)
+                compute_dtype = torch.float32 if x.device.type == "cpu" else torch.bfloat16
+                update = orthogonalize(x.grad.lerp(momentum_buffer, momentum), group["eps"], compute_dtype)
                 x.mul_(1 - lr * group["weight_decay"])
                 x.sub_(update.to(x.dtype) * (lr * 0.2 * math.sqrt(max(x.shape))))
         return loss
 
 
 def orthogonalize(matrix: Tensor, eps: float, compute_dtype: torch.dtype = torch.float32) -> Tensor:
-    """Nearly UVᵀ of the matrix's USVᵀ, by Newton–Schulz steps in the type `work`."""
+    """Approximately UVᵀ for a matrix USVᵀ, by Newton–Schulz iterations in `compute_dtype`."""
     a, b, c = NEWTON_SCHULZ_COEFFICIENTS
     x = matrix.to(compute_dtype)
-    tall = matrix.shape[0] > matrix.shape[1]
-    x = x.T if tall else x
+    is_tall = matrix.shape[0] > matrix.shape[1]
+    x = x.T if is_tall else x
     x = x / x.norm().clamp(min=eps)
     for _ in range(NEWTON_SCHULZ_STEPS):
         square = x @ x.T
         x = torch.addmm(x, torch.addmm(square, square, square, beta=b, alpha=c), x, beta=a)
-    return x.T if tall else x
+    return x.T if is_tall else x

@@ -1,12 +1,12 @@
-"""Optimizers: which parameters shrink, by what rule all of them step, and what must be kept to go on exactly.
+"""Optimizers: which parameters get weight decay, which update rule, and the state that a checkpoint must have.
 
     optimizer = make_optimizer(network.named_parameters(), section)
     set_lr(optimizer, 3e-4)
     optimizer.step()
-    optimizer_tensors(optimizer, network.named_parameters())      everything it remembers, by name, alive
+    optimizer_tensors(optimizer, network.named_parameters())      its state, by name
 
-SGD, Adam, AdamW and Muon are torch's; LAMB is in `lamb.py`, Muon's company in `muon.py`. To load a checkpoint is to
-copy into the living tensors: nothing is pickled, and a captured CUDA graph goes on with the same memory.
+SGD, Adam and AdamW are torch's; LAMB is in `lamb.py`, Muon in `muon.py`. Loading a checkpoint copies into the state
+tensors: nothing is pickled, and a captured CUDA graph still refers to the same memory.
 """
 
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ EMBEDDING_SUFFIXES = (
     "embedding.types.weight",
     "bias.table.weight",
 )
-"""Rows that are looked up rather than multiplied with: how these names end."""
+"""How the names of embedding tables end, whose rows are looked up and not multiplied."""
 
 
 def parameter_kind(name: str, parameter: Tensor) -> Literal["matrix", "table", "vector"]:
@@ -45,16 +45,16 @@ def parameter_kind(name: str, parameter: Tensor) -> Literal["matrix", "table", "
 def make_optimizer(
     named: NamedParameters, section: TrainSection, *, fused: bool = False, capturable: bool = False
 ) -> Optimizer:
-    """The optimizer of a recipe for these parameters, those that are to change.
+    """The optimizer of a recipe, for those of the parameters that require a gradient.
 
-    `fused` does a whole step in one kernel where torch has one. `capturable` makes everything that changes a tensor,
-    the learning rate too, so that a CUDA graph can hold the step.
+    `fused` uses torch's fused kernel for a whole step if it has one. `capturable` keeps all state in tensors, the
+    learning rate included, so that a CUDA graph can capture the step.
     """
     named = [(name, p) for name, p in named if p.requires_grad]
     if not named:
-        raise UsageError("nothing to train: every parameter is frozen (model.freeze)")
+        raise UsageError("model.freeze matches every parameter, so there is nothing to train; freeze fewer of them")
     if len(section.betas) != 2:
-        raise UsageError(f"train.betas = {list(section.betas)}: two numbers are needed, as [0.9, 0.98]")
+        raise UsageError(f"train.betas = {list(section.betas)} must be two numbers, such as [0.9, 0.98]")
     device = named[0][1].device
     lr: Any = torch.tensor(section.lr, dtype=torch.float32, device=device) if capturable else section.lr
     adam: dict[str, Any] = {"lr": lr, "betas": (section.betas[0], section.betas[1]), "eps": section.eps}
@@ -62,35 +62,35 @@ def make_optimizer(
         return Lamb(_parameter_groups(named, section), **adam)
     if section.optimizer == "sgd":
         return SGD(_parameter_groups(named, section), lr=lr, momentum=section.momentum, fused=fused or None)
-    # Torch has the flag for devices with graphs alone; on a CPU a tensor for a rate is all there is to it.
+    # torch accepts `capturable` only on devices with graphs; on a CPU a tensor as learning rate is enough.
     adam |= {"fused": fused or None, "capturable": capturable and device.type != "cpu"}
     if section.optimizer == "adam":
         return Adam(_parameter_groups(named, section), **adam)
     if section.optimizer == "adamw":
         return AdamW(_parameter_groups(named, section), **adam)
-    inner = [p for name, p in named if parameter_kind(name, p) == "matrix" and p.dim() == 2 and "blocks." in name]
-    known = {id(p) for p in inner}
-    outer = [(name, p) for name, p in named if id(p) not in known]
+    matrices = [p for name, p in named if parameter_kind(name, p) == "matrix" and p.dim() == 2 and "blocks." in name]
+    muon_ids = {id(p) for p in matrices}
+    others = [(name, p) for name, p in named if id(p) not in muon_ids]
     parts: list[Optimizer] = []
-    if inner:
-        parts.append(Muon(inner, lr=lr, weight_decay=section.weight_decay))
-    if outer:
-        parts.append(AdamW(_parameter_groups(outer, section), **adam))
+    if matrices:
+        parts.append(Muon(matrices, lr=lr, weight_decay=section.weight_decay))
+    if others:
+        parts.append(AdamW(_parameter_groups(others, section), **adam))
     return CombinedOptimizer(parts)
 
 
 def _parameter_groups(named: list[tuple[str, nn.Parameter]], section: TrainSection) -> list[dict[str, Any]]:
-    """Those that shrink and those that do not, cut tensors and whole ones apart: torch steps no mixture of them."""
+    """Parameter groups with and without weight decay. DTensors get their own: torch cannot step a mixture."""
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for name, parameter in named:
-        shrinks = section.decay_parameters == "all" or parameter_kind(name, parameter) == "matrix"
-        groups.setdefault((not shrinks, hasattr(parameter, "placements")), []).append(parameter)
-    decay = {False: section.weight_decay, True: 0.0}
-    return [{"params": groups[key], "weight_decay": decay[key[0]]} for key in sorted(groups)]
+        decays = section.decay_parameters == "all" or parameter_kind(name, parameter) == "matrix"
+        groups.setdefault((not decays, hasattr(parameter, "placements")), []).append(parameter)
+    weight_decay = {False: section.weight_decay, True: 0.0}
+    return [{"params": groups[key], "weight_decay": weight_decay[key[0]]} for key in sorted(groups)]
 
 
 def set_lr(optimizer: Optimizer, lr: float) -> None:
-    """Set the learning rate of every group, in place where it is a tensor."""
+    """Set the learning rate of every group, in place if it is a tensor."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(lr)
@@ -99,12 +99,12 @@ def set_lr(optimizer: Optimizer, lr: float) -> None:
 
 
 def optimizer_tensors(optimizer: Optimizer, named: NamedParameters) -> dict[str, Tensor]:
-    """All that the optimizer remembers, as "exp_avg.NAME" → the tensor it works with; made if it has not begun yet.
+    """The optimizer's state, as "exp_avg.NAME" → tensor. Before the first step, the state is made.
 
-    Copying saved numbers into these is loading: the next step is then the one that would have come next.
+    To load a checkpoint, copy its values into these tensors.
     """
     groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-    out = {}
+    tensors = {}
     for name, parameter in named:
         if id(parameter) not in groups:
             continue
@@ -112,16 +112,16 @@ def optimizer_tensors(optimizer: Optimizer, named: NamedParameters) -> dict[str,
         if not state:
             state.update(_initial_state(optimizer, groups[id(parameter)], parameter))
         for kind, value in state.items():
-            out[f"{kind}.{name}"] = value
-    return out
+            tensors[f"{kind}.{name}"] = value
+    return tensors
 
 
 def _initial_state(optimizer: Optimizer, group: dict[str, Any], parameter: Tensor) -> dict[str, Tensor]:
-    """The state that the optimizer itself would make at its first step."""
+    """The state that the optimizer itself would make in its first step."""
     if isinstance(optimizer, Lamb):
         return initial_state(parameter)
     if "betas" not in group:  # SGD, Muon
         return {"momentum_buffer": torch.zeros_like(parameter)} if group["momentum"] else {}
-    # Where the count is a number that Python reads, it stays on the CPU.
-    where = parameter.device if group["fused"] or group["capturable"] else "cpu"
-    return initial_state(parameter) | {"step": torch.zeros((), dtype=torch.float32, device=where)}
+    # The step count is on the CPU if Python reads it.
+    device = parameter.device if group["fused"] or group["capturable"] else "cpu"
+    return initial_state(parameter) | {"step": torch.zeros((), dtype=torch.float32, device=device)}

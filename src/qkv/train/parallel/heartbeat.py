@@ -1,12 +1,12 @@
-"""A heartbeat in every process: when one dies or freezes, the others end too, and say which one it was.
+"""A heartbeat in every rank: if one dies or freezes, the others exit, too, and say which one it was.
 
-A collective waits for everybody, so one frozen process would hold up all of them until its time limit, half an hour
-later. Each process writes a beat into the store that the processes met in, from a thread of its own, and listens to
-its neighbour's. Whoever hears nothing for too long writes down who was lost; everybody reads that with the next beat
-and ends. A thousand processes so ask a thousand short questions every two seconds, not a million.
+A collective waits for all ranks, so one frozen rank would block all others until the time limit of half an hour. A
+thread in each rank therefore writes a beat into the rendezvous store and reads its neighbour's. A rank whose neighbour
+is silent for too long writes down which rank was lost; all others read that with their next beat, and exit. So a
+thousand ranks make a thousand small requests every two seconds, not a million.
 
-The main thread may be stuck in a collective for good, so a process ends by `os._exit`: nothing is saved at that
-moment, and the run goes on from its newest checkpoint.
+The main thread may be stuck in a collective, so a rank exits by `os._exit`. Nothing is saved at that moment: the run
+resumes from its newest checkpoint.
 """
 
 import logging
@@ -23,14 +23,14 @@ log = logging.getLogger("qkv")
 BEAT_SECONDS = 2.0
 """Seconds between beats."""
 SILENCE_SECONDS = 20.0
-"""Seconds of silence after which a process counts as lost."""
+"""Seconds without a beat after which a rank counts as lost."""
 GRACE_SECONDS = 4.0
-"""Seconds that a process still has, after it heard of a loss, to say what it has to say itself."""
+"""Seconds that a rank has, after another was lost, to report an error of its own."""
 LOST_KEY, LEFT_VALUE = "qkv/lost", "left"
 
 
 class Heartbeat:
-    """Beats for this process and listens to the next one."""
+    """Sends beats for this rank and watches the next one."""
 
     def __init__(
         self,
@@ -50,74 +50,75 @@ class Heartbeat:
 
     @classmethod
     def from_environment(cls, rank: int, size: int) -> "Heartbeat":
-        """With a connection of its own to the store that torchrun's environment names."""
+        """A heartbeat with its own connection to the store of torchrun's environment."""
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        make: Any = getattr(dist, "TCPStore")  # noqa: B009 - a torch without it still trains in one process
+        make: Any = getattr(dist, "TCPStore")  # noqa: B009 - some builds of torch lack it
         store = make(host, port, is_master=False, timeout=timedelta(seconds=SILENCE_SECONDS), wait_for_workers=False)
         return cls(store, rank, size)
 
     def start(self) -> None:
-        """Begin. Nobody listens before all have begun: the caller waits for all after this."""
+        """Start. The caller must wait for all ranks after this, so that no rank is watched before it has started."""
         self.store.set(self._key(self.rank), "0")
         if self.rank == 0:
             self.store.set(LOST_KEY, "")
         self._thread.start()
 
     def stop(self, *, failed: bool = False) -> None:
-        """End in good order, or (`failed`) tell the others that this process cannot go on."""
+        """Stop; with `failed`, tell the other ranks that this one has an error."""
         if self._stopped.is_set():
             return
         self._stopped.set()
         self._thread.join(self.limit)
         try:
             if failed:
-                self.store.set(LOST_KEY, f"process {self.rank} ended with an error")
+                self.store.set(LOST_KEY, f"rank {self.rank} failed")
             else:
                 self.store.set(self._key(self.rank), LEFT_VALUE)
         except RuntimeError:
-            log.debug("the store is gone already")
+            log.debug("the rendezvous store is gone already")
 
     def _run(self) -> None:
-        beats, next_one = 0, (self.rank + 1) % self.size
+        beats, neighbour = 0, (self.rank + 1) % self.size
         last_beat = ""
-        turn = answered = heard = time.monotonic()
-        # The others start within this limit: `start` is followed by a barrier.
+        last_turn = last_answer = last_change = time.monotonic()
         while not self._stopped.wait(self.every):
             now = time.monotonic()
             if os.getppid() != self.parent:
-                self._exit("the process that started this one is gone")
-            if now - turn > self.limit / 2:  # this very process was asleep: it cannot judge the others' silence
-                answered = heard = now
-            turn = now
+                self._exit("its parent process is gone")
+            if now - last_turn > self.limit / 2:  # this process was suspended, so it knows nothing about the others
+                last_answer = last_change = now
+            last_turn = now
             beats += 1
             try:
                 self.store.set(self._key(self.rank), str(beats))
-                beat, lost = (said.decode() for said in self.store.multi_get([self._key(next_one), LOST_KEY]))
+                beat, lost = (value.decode() for value in self.store.multi_get([self._key(neighbour), LOST_KEY]))
             except RuntimeError as error:
-                if time.monotonic() - answered > self.limit and not self._stopped.is_set():
-                    self._exit(f"the store that processes meet in does not answer any more ({error})")
+                if time.monotonic() - last_answer > self.limit and not self._stopped.is_set():
+                    self._exit(f"the rendezvous store does not answer any more ({error})")
                 continue
-            turn = answered = time.monotonic()
+            last_turn = last_answer = time.monotonic()
             if lost:
                 self._stopped.wait(self.grace)
                 self._exit(lost)
             if beat == LEFT_VALUE:
-                next_one = (next_one + 1) % self.size
-                if next_one == self.rank:
+                neighbour = (neighbour + 1) % self.size
+                if neighbour == self.rank:
                     return
-                heard = turn
+                last_change = last_turn
             elif beat != last_beat:
-                last_beat, heard = beat, turn
-            elif turn - heard > self.limit:
-                lost_one = f"process {next_one} has not been heard from for {self.limit:g} s"
-                self.store.set(LOST_KEY, lost_one)
-                self._exit(lost_one)
+                last_beat, last_change = beat, last_turn
+            elif last_turn - last_change > self.limit:
+                lost = f"rank {neighbour} has sent no heartbeat for {self.limit:g} s"
+                self.store.set(LOST_KEY, lost)
+                self._exit(lost)
 
     def _exit(self, why: str) -> None:
-        """End this process, wherever its main thread hangs."""
+        """Exit this process, even if its main thread is stuck."""
         if self._stopped.is_set():
             return
-        log.critical("process %d of %d ends: %s. The run goes on from its newest checkpoint", self.rank, self.size, why)
+        log.critical(
+            "rank %d of %d exits: %s. The run can be resumed from its newest checkpoint", self.rank, self.size, why
+        )
         logging.shutdown()
         os._exit(1)
 

@@ -1,11 +1,10 @@
-"""Several processes on one machine: what `qkv train --processes N …` starts, as torchrun would.
+"""Start several processes on one machine: `qkv train --processes N …` does, as torchrun would.
 
     exit_code = launch(4, ["train", "recipe.toml"])        # python -m qkv train recipe.toml, four times
 
-Each process finds the others by the same environment variables that torchrun sets. The first one has the terminal to
-itself; what another writes comes line by line on stderr, with its number before it. Signals are passed on, and waited
-for: a run that is told to stop still saves. When one process fails the others have nobody to talk to: they are told to
-stop, and soon made to.
+The processes find each other by the environment variables that torchrun sets. Rank 0 has the terminal; the output of
+the others goes to stderr, each line with its rank before it. Signals are forwarded, and the launcher then waits: a run
+that is asked to stop still saves. If one process fails, the others are terminated, and killed soon after.
 """
 
 import logging
@@ -24,19 +23,19 @@ from qkv.errors import UsageError
 log = logging.getLogger("qkv")
 
 FAILURE_GRACE_SECONDS = 9.0
-"""Seconds between SIGTERM and SIGKILL for the processes that a failed one leaves behind."""
+"""Seconds between SIGTERM and SIGKILL for the remaining processes after one has failed."""
 STOP_GRACE_SECONDS = 120.0
-"""The same when it is the user who wants to stop, and there is a checkpoint to write."""
+"""The same if the user asked to stop, since there is a checkpoint to write."""
 POLL_SECONDS = 0.05
 
 
 def launch(processes: int, arguments: Sequence[str], *, command: Sequence[str] | None = None) -> int:
-    """Run `command` (qkv itself) with these arguments in so many processes; the exit code of the first that failed."""
+    """Run `command` (by default qkv) with these arguments in N processes; the exit code of the first that failed."""
     if processes < 1:
-        raise UsageError(f"processes = {processes}: at least one is needed")
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # loads torch: not for `qkv --help`
+        raise UsageError(f"--processes {processes} must be at least 1")
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # imports torch, which `qkv --help` must not
 
-    # The processes meet here, and not in one of them: whichever of them dies, the others still hear of it.
+    # The rendezvous store is in the launcher: whichever rank dies, the others can still read it.
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     line = [*(command or (sys.executable, "-m", "qkv")), *arguments]
     group = LocalProcesses(processes, line, store.port)
@@ -57,10 +56,11 @@ class LocalProcesses:
     def __init__(self, size: int, command: list[str], port: int) -> None:
         self.size, self.command, self.port = size, command, port
         self.running: dict[int, subprocess.Popen[bytes]] = {}
-        self.stop_signal = 0  # the first signal that the user sent
+        self.stop_signal = 0  # the first signal from the user
         self._readers: list[threading.Thread] = []
 
     def start(self) -> None:
+        """Start all processes."""
         for rank in range(self.size):
             first = rank == 0
             process = subprocess.Popen(
@@ -69,7 +69,7 @@ class LocalProcesses:
                 stdin=None if first else subprocess.DEVNULL,
                 stdout=None if first else subprocess.PIPE,
                 stderr=None if first else subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C reaches this process alone, which passes it on once
+                start_new_session=True,  # Ctrl-C reaches only the launcher, which forwards it once
             )
             self.running[rank] = process
             if process.stdout is not None:
@@ -88,17 +88,17 @@ class LocalProcesses:
             "LOCAL_WORLD_SIZE": str(self.size),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(self.port),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is here, process 0 is not to open one
+            "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is in the launcher: rank 0 must not open one
         }
 
     def forward_signal(self, number: int, frame: FrameType | None = None) -> None:
-        """Hand a signal to every process."""
+        """Send a signal to every process."""
         self.stop_signal = self.stop_signal or number
         for process in self.running.values():
             process.send_signal(number)
 
     def wait(self) -> int:
-        """Until all are gone. A frozen process ends with the others: its heartbeat has stopped theirs."""
+        """Wait for all processes; returns the exit code. Heartbeats end the others if one freezes."""
         code, until = 0, float("inf")
         while self.running:
             for rank, process in list(self.running.items()):
@@ -110,7 +110,7 @@ class LocalProcesses:
                     code = 128 - ended if ended < 0 else ended
                     until = time.monotonic() + (STOP_GRACE_SECONDS if self.stop_signal else FAILURE_GRACE_SECONDS)
                     if not self.stop_signal:
-                        log.error("process %d of %d %s; the others are stopped", rank, self.size, _describe_exit(ended))
+                        log.error("rank %d of %d %s; stopping the others", rank, self.size, _describe_exit(ended))
                         for other in self.running.values():
                             other.terminate()
             if time.monotonic() > until:
@@ -121,7 +121,7 @@ class LocalProcesses:
         return code
 
     def kill(self) -> None:
-        """End what still runs."""
+        """Kill the processes that are still running."""
         for process in self.running.values():
             process.kill()
             process.wait()
@@ -130,12 +130,12 @@ class LocalProcesses:
 
 def _describe_exit(ended: int) -> str:
     if ended < 0:
-        return f"was ended by {signal.Signals(-ended).name}"
-    return f"ended with exit code {ended}"
+        return f"was killed by {signal.Signals(-ended).name}"
+    return f"failed with exit code {ended}"
 
 
 def _relay(rank: int, lines: IO[bytes]) -> None:
-    """What a process other than the first writes, with its number before each line."""
+    """Copy the output of a rank to stderr, with its number before each line."""
     for line in lines:
         sys.stderr.write(f"[{rank}] {line.decode('utf-8', errors='replace').rstrip()}\n")
         sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""The order of rows in a matrix that was laid out anew for several processes, so that checkpoints never see it."""
+"""The order of rows in a matrix that tensor parallelism reordered; checkpoints have the original order."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class RowOrder:
-    """Where the rows of a re-ordered matrix were before: runs of (first row, rows), in the new order.
+    """Where the rows of a reordered matrix were before: runs of (first old row, rows), in the new order.
 
-    >>> RowOrder.of([4, 2, 2], shares=2).runs
+    >>> RowOrder.interleave([4, 2, 2], num_shards=2).runs
     ((0, 2), (4, 1), (6, 1), (2, 2), (5, 1), (7, 1))
     """
 
@@ -19,24 +19,24 @@ class RowOrder:
 
     @classmethod
     def interleave(cls, matrix_rows: Sequence[int], num_shards: int) -> "RowOrder":
-        """The order in which share 0 of every part comes first, then share 1 of every part, and so on."""
+        """The order for a fusion of several matrices: first shard 0 of each matrix, then shard 1 of each, and so on."""
         starts = [sum(matrix_rows[:i]) for i in range(len(matrix_rows))]
         return cls(
             tuple(
-                (start + share * (rows // num_shards), rows // num_shards)
-                for share in range(num_shards)
+                (start + shard * (rows // num_shards), rows // num_shards)
+                for shard in range(num_shards)
                 for start, rows in zip(starts, matrix_rows, strict=True)
             )
         )
 
     def old_rows(self) -> Tensor:
-        """The old row of each new one."""
+        """The old row of each new row."""
         return torch.cat([torch.arange(first, first + rows) for first, rows in self.runs])
 
     def old_runs(self, first: int, last: int) -> list[tuple[int, int, int]]:
-        """The new rows first … last − 1 as runs of old ones: (new row, old row, how many).
+        """The new rows first … last − 1 as runs of old rows: (new row, old row, rows).
 
-        >>> RowOrder.of([4, 2, 2], shares=2).between(1, 4)
+        >>> RowOrder.interleave([4, 2, 2], num_shards=2).old_runs(1, 4)
         [(1, 1, 1), (2, 4, 1), (3, 6, 1)]
         """
         found, new = [], 0

@@ -1,16 +1,16 @@
-"""Tensor parallel: the matrices of every block cut over a few processes, which work on each token together.
+"""Tensor parallelism: the matrices of every block are split over a few ranks, which work on each token together.
 
-    attention   qkv, q, kv by heads: each process holds its own heads     out    by what those heads feed it
-    ffn         up by hidden units (gate and value alike)                 down   by what those units feed it
+    attention   qkv, q, kv by heads: each rank has its own heads     out    by the columns that those heads feed
+    ffn         up by hidden units (gate and value alike)            down   by the columns that those units feed
 
-Two sums a block go between the processes, one after `out` and one after `down` (a third with cross-attention), and
-as many come back in the backward pass. Embeddings, norms and the head are whole everywhere and see the same numbers.
-The cutting is torch's (`parallelize_module`); what is ours is the order of rows: a fused matrix holds all queries,
-then all keys, then all values, and is laid out anew so that a process's share is one run of rows:
+Each block needs two all-reduces in the forward pass, after `out` and after `down` (a third with cross-attention), and
+the same number in the backward pass. Embeddings, norms and the head are replicated. The splitting is torch's
+(`parallelize_module`). Ours is the order of rows: a fused matrix has all queries, then all keys, then all values, and
+is reordered so that a rank's part is one run of rows:
 
     q0 q1 q2 q3  k0 k1 k2 k3  v0 v1 v2 v3    →    q0 q1 k0 k1 v0 v1 | q2 q3 k2 k3 v2 v3
 
-A `RowOrder` remembers where rows came from, so that checkpoints never see this.
+A `RowOrder` records where rows came from, so that checkpoints have the original order.
 """
 
 from typing import Any
@@ -34,7 +34,7 @@ from qkv.train.parallel.row_order import RowOrder
 
 
 def check_divisible(network: nn.Module, tensor_size: int) -> None:
-    """Refuse a network whose blocks do not divide evenly, or whose matrices are not plain ones."""
+    """Refuse a network whose heads or hidden units do not divide evenly, or whose matrices are not `nn.Linear`."""
     for stack in (module for module in network.modules() if isinstance(module, Stack)):
         for name in ("heads", "kv_heads", "ffn_width"):
             if (value := getattr(stack.config, name)) % tensor_size:
@@ -47,25 +47,25 @@ def check_divisible(network: nn.Module, tensor_size: int) -> None:
             for inner, module in block.named_modules():
                 if inner.endswith((".qkv", ".q", ".kv", ".out", ".up", ".down")) and type(module) is not nn.Linear:
                     raise UsageError(
-                        f"train.tensor_parallel = {tensor_size}: {name}.{inner} is a {type(module).__name__}, not a plain "
-                        'matrix (LoRA?); set it to 1, and share memory with train.parallel = "fsdp" instead'
+                        f"train.tensor_parallel = {tensor_size} cannot split {name}.{inner}, which is a "
+                        f"{type(module).__name__} and not a plain matrix (LoRA?): set train.tensor_parallel = 1, and "
+                        'save memory with train.parallel = "fsdp" instead'
                     )
 
 
 def split_network(network: nn.Module, mesh: DeviceMesh) -> dict[str, RowOrder]:
-    """Cut every block over the processes of a one-dimensional mesh; returns which parameters have a new row order.
+    """Split every block over the ranks of a one-dimensional mesh; returns the new row orders of parameters.
 
-    All processes must hold the same weights, or none (on the meta device).
+    All ranks must have the same weights, or none (on the meta device).
     """
-    shares = mesh.size()
-    check_divisible(network, shares)
+    check_divisible(network, mesh.size())
     orders: dict[str, RowOrder] = {}
     for name, module in network.named_modules():
         if isinstance(module, Block):
             for inner, order in _split_block(module, mesh).items():
                 orders[f"{name}.{inner}"] = order
         elif isinstance(module, Stack) and module.bias is not None:
-            if module.bias.table is not None:  # T5's has a column for each head
+            if module.bias.table is not None:  # T5: a column for each head
                 _parallelize(module.bias, mesh, {"table": ColwiseParallel()})
             else:
                 _keep_local_heads(module.bias, mesh)
@@ -73,7 +73,6 @@ def split_network(network: nn.Module, mesh: DeviceMesh) -> dict[str, RowOrder]:
 
 
 def _split_block(block: Block, mesh: DeviceMesh) -> dict[str, RowOrder]:
-    shares = mesh.size()
     fused = {"attention.qkv": block.attention.split_sizes}
     plan: dict[str, ParallelStyle] = {"attention.qkv": ColwiseParallel(), "attention.out": RowwiseParallel()}
     if block.cross is not None:
@@ -83,8 +82,8 @@ def _split_block(block: Block, mesh: DeviceMesh) -> dict[str, RowOrder]:
         fused["ffn.up"] = [block.ffn.down.in_features] * 2
     plan |= {"ffn.up": ColwiseParallel(), "ffn.down": RowwiseParallel()}
     orders = {}
-    for name, parts in fused.items():
-        order = RowOrder.interleave(parts, shares)
+    for name, rows in fused.items():
+        order = RowOrder.interleave(rows, mesh.size())
         for inner, parameter in block.get_submodule(name).named_parameters():
             parameter.data = parameter.data[order.old_rows().to(parameter.device)]
             orders[f"{name}.{inner}"] = order
@@ -96,23 +95,23 @@ def _split_block(block: Block, mesh: DeviceMesh) -> dict[str, RowOrder]:
 
 
 def _use_local_heads(attention: Attention, mesh: DeviceMesh) -> None:
-    """From here on the module counts the heads of this process alone."""
+    """Set the numbers of heads to those of this rank."""
     attention.heads //= mesh.size()
     attention.kv_heads //= mesh.size()
     if isinstance(attention, SelfAttention):
         attention.split_sizes = [rows // mesh.size() for rows in attention.split_sizes]
-    # These are whole, but each process sees its own heads (dimension 1) alone: see `add_up_gradients`.
+    # These norms are replicated, but see only this rank's heads (dimension 1): see `sum_qk_norm_gradients`.
     norms = [name for name in ("q_norm", "k_norm") if getattr(attention, name) is not None]
     _parallelize(attention, mesh, {name: SequenceParallel(sequence_dim=1, use_local_output=True) for name in norms})
 
 
 def sum_qk_norm_gradients(network: nn.Module) -> None:
-    """One gain norms the queries of every head: its gradient is the sum over the heads of all processes.
+    """Sum the gradients of query and key norms over ranks: all heads share one gain, and each rank has some heads.
 
-    FSDP does this by itself; without it, a hook does. Called when parameters are the ones that will be trained.
+    FSDP does this by itself; without it, these hooks do. Call it once the parameters are final.
     """
 
-    def add_up(gradient: Tensor) -> Tensor:
+    def all_reduce(gradient: Tensor) -> Tensor:
         assert isinstance(gradient, DTensor)
         return gradient.redistribute(placements=[Replicate()])
 
@@ -120,11 +119,11 @@ def sum_qk_norm_gradients(network: nn.Module) -> None:
         for norm in (attention.q_norm, attention.k_norm):
             for parameter in norm.parameters() if norm is not None else ():
                 if parameter.requires_grad:
-                    parameter.register_hook(add_up)
+                    parameter.register_hook(all_reduce)
 
 
 def _keep_local_heads(bias: nn.Module, mesh: DeviceMesh) -> None:
-    """ALiBi has no weights: every process computes the bias of all heads and keeps that of its own."""
+    """ALiBi has no weights: every rank computes the bias of all heads and keeps that of its own."""
 
     def keep(module: nn.Module, arguments: Any, out: Tensor) -> Tensor:
         return out.chunk(mesh.size(), dim=1)[mesh.get_local_rank()]
@@ -133,7 +132,7 @@ def _keep_local_heads(bias: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def _parallelize(module: nn.Module, mesh: DeviceMesh, plan: dict[str, ParallelStyle]) -> None:
-    """Torch's own cutting, which forgets what is frozen; nothing is sent, for all hold the same."""
+    """torch's `parallelize_module`, which loses `requires_grad`. Nothing is sent: all ranks have the same weights."""
     frozen = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
     if plan:
         parallelize_module(module, mesh, plan, src_data_rank=None)

@@ -123,7 +123,7 @@ def load_checkpoint(
 ) -> StoredModel:
     """The model that a checkpoint is of. Every tensor is checked as it is read; the optimizer's state is not."""
     tokenizer = Tokenizer.load(run)
-    if tokenizer.fingerprint != found.state["same"].get("tokenizer"):
+    if tokenizer.fingerprint != found.state["invariants"].get("tokenizer"):
         raise QkvError(f"{found.folder}: the tokenizer in {run} is not that of this checkpoint: put it in its own run")
     config = read_config(found)
     fresh = head is not None and head != config.head
@@ -158,7 +158,7 @@ def load_checkpoint(
 def read_config(checkpoint: Checkpoint) -> Config:
     """The shape of the model that a checkpoint is of, which the run wrote down to know it again."""
     values: dict[str, Any] = {}
-    for name, value in checkpoint.state["same"].items():
+    for name, value in checkpoint.state["invariants"].items():
         *way, last = name.split(".")
         if way[:1] == ["model"]:
             inner = values

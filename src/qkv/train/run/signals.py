@@ -1,8 +1,8 @@
-"""Being asked to stop: SIGINT (Ctrl-C) and SIGTERM end a run after the step that it is in, with a last checkpoint.
+"""Stop signals: SIGINT (Ctrl-C) and SIGTERM stop a run after the current step, with a last checkpoint.
 
 Python runs signal handlers between two of its own instructions, so a process that is stuck inside a collective would
-never hear one. The signal's number is therefore also sent through a socket (`signal.set_wakeup_fd`, which the system's
-own handler writes to) to a thread that counts the requests and the seconds.
+never run one. The signal's number is therefore also sent through a socket (`signal.set_wakeup_fd`, to which the
+low-level handler writes) to a thread that counts the requests and the seconds.
 """
 
 import os
@@ -16,27 +16,27 @@ from types import FrameType, TracebackType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SAME_REQUEST_SECONDS = 1.0
-"""Signals so close together are one request: Ctrl-C reaches every process, and then torchrun passes it on again."""
+"""Signals this close together are one request: Ctrl-C reaches every process, and then torchrun sends it again."""
 DEADLINE_SECONDS = 8.0
 MAX_DEADLINE_SECONDS = 25.0
-"""torchrun waits 30 s between the SIGTERM that it sends and the SIGKILL."""
+"""Below the 30 s that torchrun waits between SIGTERM and SIGKILL."""
 
 _active: "StopSignals | None" = None
 
 
 class StopSignals:
-    """Listens while its block runs. `asked` is the first signal that came.
+    """Catches stop signals inside a `with` block. `requested` is the first signal that arrived.
 
-    A second request ends the process at once, with 128 + the signal's number. So does a first one, in a run of
-    `several` processes, when the loop has not looked at `asked` for `DEADLINE_S` seconds (or twice the longest time
-    that it ever took between two looks, up to `LONGEST_S`): then it is waiting for a process that is gone. Inside
-    `unhurried()` that is not concluded, and `honoured()` says that the request is being acted upon and that no deadline
-    counts any more. `last_words` is called before the process is ended in either way.
+    A second request exits the process immediately, with code 128 + the signal's number. With `multi_process`, so does
+    a first one if the loop has not read `requested` for `DEADLINE_SECONDS` (or twice the longest time between two
+    reads so far, up to `MAX_DEADLINE_SECONDS`): it is then waiting for a rank that is gone. `no_deadline()` suspends
+    this for work that takes long, and after `acknowledge()` there is no deadline any more. `on_exit` is called before
+    such an exit.
 
-    >>> with StopSignals(several=world.size > 1) as stop:
-    ...     while not stop.asked:
+    >>> with StopSignals(multi_process=world.size > 1) as signals:
+    ...     while not signals.requested:
     ...         step()
-    ...     stop.honoured()
+    ...     signals.acknowledge()
     ...     save()
     """
 
@@ -50,7 +50,7 @@ class StopSignals:
 
     @property
     def requested(self) -> int | None:
-        """The first signal that came, or None."""
+        """The first signal that arrived, or None."""
         self._check_in()
         return self._requested
 
@@ -62,36 +62,36 @@ class StopSignals:
 
     @property
     def exit_code(self) -> int:
-        """What the process should end with: 130 after SIGINT, 143 after SIGTERM, 0 if none came."""
+        """The exit code of the process: 130 after SIGINT, 143 after SIGTERM, 0 without a signal."""
         return 128 + self._requested if self._requested else 0
 
     def acknowledge(self) -> None:
-        """Say that the request is being acted upon, so that no deadline counts any more."""
+        """The caller is stopping: from here on there is no deadline."""
         self._acknowledged = True
 
     @contextmanager
     def no_deadline(self) -> Iterator[None]:
-        """For what may rightly take longer than any step, as an evaluation does: inside, no deadline passes.
+        """Suspend the deadline for work that takes longer than a step, such as an evaluation.
 
-        A process that is gone is then noticed by its heartbeat.
+        A lost process is then noticed by its heartbeat.
         """
         self._check_in()
         self._has_no_deadline = True
         try:
             yield
         finally:
-            self._last_check = time.monotonic()  # how long this took says nothing about steps
+            self._last_check = time.monotonic()  # the time spent here is not that of a step
             self._has_no_deadline = False
 
     def __enter__(self) -> "StopSignals":
         global _active
         if threading.current_thread() is not threading.main_thread():
-            return self  # only the main thread may listen; then nothing is ever asked
+            return self  # only the main thread can handle signals
         self._receiver, self._sender = socket.socketpair()
         self._sender.setblocking(False)
         self._old_wakeup_fd = signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
         for number in SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as in a job that a shell put into the background
+            if signal.getsignal(number) is not signal.SIG_IGN:  # shells ignore SIGINT for background jobs
                 self._old_handlers[number] = signal.signal(number, self._handle)
         _active = self
         self._thread = threading.Thread(target=self._listen, name="stop signals", daemon=True)
@@ -108,7 +108,7 @@ class StopSignals:
         for number, handler in self._old_handlers.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
         signal.set_wakeup_fd(self._old_wakeup_fd)
-        self._sender.close()  # which ends the thread
+        self._sender.close()  # this ends the thread
         self._thread.join()
         self._receiver.close()
 
@@ -116,7 +116,7 @@ class StopSignals:
         self._requested = self._requested or number
 
     def _listen(self) -> None:
-        first = 0.0  # when
+        first = 0.0  # the time of the first request
         while True:
             counting = first and self.multi_process and not self._acknowledged
             self._receiver.settimeout(max(0.01, self._deadline(first) - time.monotonic()) if counting else None)
@@ -130,7 +130,7 @@ class StopSignals:
                 return
             for number in data:
                 if number not in self._old_handlers:
-                    continue  # another signal that Python listens to
+                    continue  # a signal that another handler catches
                 now = time.monotonic()
                 if first and now - first > SAME_REQUEST_SECONDS:
                     self._exit(number)
@@ -138,9 +138,9 @@ class StopSignals:
                 self._requested = self._requested or number
 
     def _deadline(self, first: float) -> float:
-        """When a process that has not looked since is taken to be stuck."""
-        looked = time.monotonic() if self._has_no_deadline else self._last_check
-        return max(first, looked) + min(max(DEADLINE_SECONDS, 2 * self._longest_gap), MAX_DEADLINE_SECONDS)
+        """The time at which a loop that has not checked in since then counts as stuck."""
+        checked = time.monotonic() if self._has_no_deadline else self._last_check
+        return max(first, checked) + min(max(DEADLINE_SECONDS, 2 * self._longest_gap), MAX_DEADLINE_SECONDS)
 
     def _exit(self, number: int) -> None:
         try:
@@ -150,8 +150,8 @@ class StopSignals:
             os._exit(128 + number)
 
 
-# A forked process has its parent's socket and handlers. What it is sent must not look as if the parent had been asked
-# to stop, not even in its first instant: so signals wait until it has let go of both.
+# A forked process inherits its parent's socket and handlers. A signal to it must not look like a request to the parent,
+# not even in its first instant. So signals are blocked until the child has dropped both.
 
 
 def _before_fork() -> None:

@@ -1,9 +1,9 @@
-"""Trackers: a run's numbers in TensorBoard, Weights & Biases or trackio. Each is an extra of its name.
+"""Experiment trackers: TensorBoard, Weights & Biases and trackio. Each is an optional dependency of its name.
 
-    watchers = trackers(["tensorboard"], folder, recipe)
+    watchers = make_trackers(["tensorboard"], folder, recipe)
 
-They see what every watcher sees. A tracker that cannot begin is an error; one that fails on the way (a network that
-goes away) is reported once and left out from there on: training is worth more than its picture.
+A tracker is a watcher. If it cannot start, that is an error. If it fails later (the network is down, say), that is
+logged once and the tracker is not used any more: training continues.
 """
 
 import logging
@@ -19,21 +19,21 @@ from qkv.train.watch import EvalReport, RunEnd, RunStart, Sample, StepReport, Wa
 log = logging.getLogger("qkv")
 
 PROJECT_NAME = "qkv"
-"""What runs are gathered under where a tracker has projects."""
+"""The project of a run, in trackers that have projects."""
 
 
 def make_trackers(names: Iterable[str], folder: Path, recipe: Mapping[str, Any]) -> list[Watcher]:
-    """The trackers of these names for the run in `folder`; `recipe` is shown beside its numbers."""
+    """The trackers of these names, for the run in `folder`; they record `recipe` as the run's config."""
     made: list[Watcher] = []
     for name in names:
         if name not in TRACKERS:
-            raise UsageError(f"train.trackers: there is no tracker {name!r}; {suggest_name(name, TRACKERS)}")
+            raise UsageError(f"train.trackers: unknown tracker {name!r}; {suggest_name(name, TRACKERS)}")
         made.append(TRACKERS[name](folder, recipe))
     return made
 
 
 class Tracker(Watcher):
-    """What trackers share: which numbers there are, and that a failing one does not stop a run."""
+    """The base of all trackers: the names of numbers, and that a failing tracker does not stop a run."""
 
     name = ""
     package = ""
@@ -47,22 +47,24 @@ class Tracker(Watcher):
             raise QkvError(f'{self.name} is not installed ({error}): pip install "qkv[{self.name}]"') from error
 
     def open_run(self, start: RunStart) -> None:
-        """Open the run."""
+        """Open the run in the tracker."""
 
     def log_numbers(self, step: int, numbers: dict[str, float]) -> None:
-        """Numbers of a step."""
+        """Log the numbers of a step."""
 
     def log_text(self, step: int, what: str, text: str) -> None:
-        """Something to read. Most trackers have no place for it."""
+        """Log a text. Most trackers do not support it."""
 
     def close_run(self) -> None:
-        """Close the run."""
+        """Close the run in the tracker."""
 
     def on_start(self, start: RunStart) -> None:
         try:
             self.open_run(start)
         except Exception as error:
-            raise QkvError(f"{self.name} could not begin: {error}; leave it out with train.trackers=[]") from error
+            raise QkvError(
+                f"{self.name} could not start: {error}. To train without it, set train.trackers=[]"
+            ) from error
 
     def on_step(self, report: StepReport) -> None:
         numbers = {"loss": report.loss, "lr": report.lr, "grad_norm": report.grad_norm, "tokens": report.tokens}
@@ -95,16 +97,16 @@ class Tracker(Watcher):
             method(*arguments)
         except Exception as error:
             self.failed = True
-            log.warning("%s failed and is left out from here on: %s", self.name, error)
+            log.warning("%s failed and is not used any more: %s", self.name, error)
 
 
 class TensorBoard(Tracker):
-    """Files below the run's folder, for `tensorboard --logdir RUN`."""
+    """Files in the run's folder, for `tensorboard --logdir RUN`."""
 
     name, package = "tensorboard", "torch.utils.tensorboard"
 
     def open_run(self, start: RunStart) -> None:
-        # What was written after the step that a run goes on from is taken back.
+        # Entries after the step that a run resumes from are dropped.
         purge = start.step + 1 if start.step else None
         self.writer = self.module.SummaryWriter(str(self.folder / "tensorboard"), purge_step=purge, flush_secs=10)
 
@@ -113,7 +115,7 @@ class TensorBoard(Tracker):
             self.writer.add_scalar(name, value, step)
 
     def log_text(self, step: int, what: str, text: str) -> None:
-        self.writer.add_text(what, text.replace("\n", "\n\n"), step)  # it is read as Markdown
+        self.writer.add_text(what, text.replace("\n", "\n\n"), step)  # shown as Markdown
 
     def on_evaluate(self, report: EvalReport) -> None:
         super().on_evaluate(report)
@@ -124,19 +126,19 @@ class TensorBoard(Tracker):
 
 
 class WeightsAndBiases(Tracker):
-    """A run at wandb.ai, or wherever that package is set up to send it. A continued run stays one run."""
+    """A run at wandb.ai, or wherever the package is configured to send it. A resumed run stays one run."""
 
     name, package = "wandb", "wandb"
 
     def open_run(self, start: RunStart) -> None:
-        kept = self.folder / "wandb.id"
-        if not kept.exists():
+        id_file = self.folder / "wandb.id"
+        if not id_file.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
-            kept.write_text(secrets.token_hex(8), encoding="utf-8")
+            id_file.write_text(secrets.token_hex(8), encoding="utf-8")
         self.run = self.module.init(
             project=PROJECT_NAME,
             name=self.folder.name,
-            id=kept.read_text(encoding="utf-8").strip(),
+            id=id_file.read_text(encoding="utf-8").strip(),
             resume="allow",
             dir=str(self.folder),
             config=dict(self.recipe),

@@ -1,0 +1,175 @@
+"""Tensors that are spread over ranks: saved as slices, loaded from slices, scattered from rank 0, gathered.
+
+    local_slices(name, tensor, world)              what this rank writes of a tensor into a checkpoint
+    load_slices(tensor, checkpoint, name, world)   the reverse, for any number of ranks
+    scatter_weights(network, whole, world)         the weights of rank 0 to all ranks
+    gather_network(network, world)                 the reverse
+
+A checkpoint has whole tensors and slices of them, and does not depend on the number of ranks: a run may be resumed
+with more, fewer or one.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from qkv.errors import QkvError
+from qkv.models import Network, build
+from qkv.train.checkpoint.slices import TensorReader, TensorSlice, index_within
+from qkv.train.parallel.parallelize import materialize
+from qkv.train.parallel.row_order import RowOrder
+from qkv.train.parallel.world import DATA_AXIS, World, is_dtensor, local_tensor, sharded_axes
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+
+def local_slices(name: str, tensor: Tensor, world: World | None = None) -> list[TensorSlice]:
+    """The slices of a tensor that this rank writes; none if another rank writes the same."""
+    world = _resolve_world(name, tensor, world)
+    shape = tuple(tensor.shape)
+    if not is_dtensor(tensor):
+        return [TensorSlice.whole(tensor.detach())] if world.rank == 0 else []
+    along_data, along_tensor = sharded_axes(tensor)
+    if (not along_data and world.data_rank) or (not along_tensor and world.tensor_rank):
+        return []
+    local = local_tensor(tensor.detach())
+    runs = _local_runs(name, tensor, world)
+    return [TensorSlice(local.narrow(0, start, rows), offset, shape) for start, rows, offset in runs]
+
+
+def load_slices(
+    tensor: Tensor, source: TensorReader | Mapping[str, Tensor], name: str, world: World | None = None
+) -> None:
+    """Copy the values of `name` into this rank's part of a tensor."""
+    world = _resolve_world(name, tensor, world)
+    with torch.no_grad():
+        if not is_dtensor(tensor):
+            whole = source[name] if isinstance(source, Mapping) else source.read_tensor(name)
+            _check_shape(name, tensor, whole)
+            tensor.copy_(whole)
+            return
+        local = local_tensor(tensor.detach())
+        for start, rows, offset in _local_runs(name, tensor, world):
+            target = local.narrow(0, start, rows)
+            size = tuple(target.shape)
+            if isinstance(source, Mapping):
+                _check_shape(name, tensor, source[name])
+                target.copy_(source[name][index_within((offset, size), (0,) * len(size))])
+            else:
+                target.copy_(source.read_slice(name, offset, size))
+
+
+def _check_shape(name: str, tensor: Tensor, found: Tensor) -> None:
+    if tensor.shape != found.shape:
+        raise QkvError(
+            f"{name}: the shape is {list(found.shape)} in the checkpoint and {list(tensor.shape)} in the run"
+        )
+
+
+def _resolve_world(name: str, tensor: Tensor, world: World | None) -> World:
+    """The given world or, if rows are surely in their own order, the one of torch's process group."""
+    if world is not None or not (dist.is_available() and dist.is_initialized()):
+        return world or World()
+    found = World(rank=dist.get_rank(), size=dist.get_world_size())
+    if is_dtensor(tensor) and (tensor.device_mesh.mesh_dim_names, tensor.device_mesh.size()) != (
+        (DATA_AXIS,),
+        found.size,
+    ):
+        raise QkvError(f"{name} is sharded over a mesh of several axes: pass the world that it belongs to (world=)")
+    return found
+
+
+def _local_runs(name: str, tensor: "DTensor", world: World) -> list[tuple[int, int, tuple[int, ...]]]:
+    """This rank's rows of a tensor, as runs of (first local row, rows, offset in the whole tensor as saved)."""
+    first, size = _local_extent(tensor)
+    if 0 in size:
+        return []
+    order = _row_order(name, world)
+    if order is None:
+        return [(0, size[0], tuple(first))]
+    runs = order.old_runs(first[0], first[0] + size[0])
+    return [(new - first[0], rows, (old, *first[1:])) for new, old, rows in runs]
+
+
+def _local_extent(tensor: "DTensor") -> tuple[list[int], list[int]]:
+    """The offset and size of this rank's part in the whole tensor.
+
+    Tensors are cut over the `tensor` axis first, in even parts, and then over `data`: ⌈n/k⌉ rows each while there are
+    any left.
+    """
+    first, size = [0] * tensor.ndim, list(tensor.shape)
+    mesh = tensor.device_mesh
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None
+    for axis in reversed(range(mesh.ndim)):  # the tensor axis is the mesh's last
+        dim = getattr(tensor.placements[axis], "dim", None)
+        if dim is not None:
+            step = -(-size[dim] // mesh.size(axis))
+            begin = min(step * coordinate[axis], size[dim])
+            first[dim] += begin
+            size[dim] = min(step, size[dim] - begin)
+    assert tuple(size) == tuple(local_tensor(tensor.detach()).shape), "torch shards tensors differently than assumed"
+    return first, size
+
+
+def _row_order(name: str, world: World) -> RowOrder | None:
+    """The row order of a parameter, or of a tensor that belongs to it, such as optimizer.exp_avg.NAME."""
+    while name:
+        if name in world.row_orders:
+            return world.row_orders[name]
+        name = name.partition(".")[2]
+    return None
+
+
+def scatter_weights(network: nn.Module, whole: nn.Module | None, world: World) -> None:
+    """Fill a distributed network with the weights of `whole`, which only rank 0 needs to have (on its CPU, say).
+
+    So a sharded run starts with the same weights as a run of one process. One tensor at a time is sent.
+    """
+    weights = dict(whole.named_parameters()) if whole is not None else {}
+    for name, parameter in network.named_parameters():
+        values = torch.empty(parameter.shape, dtype=parameter.dtype, device=world.device)
+        if world.rank == 0:
+            values.copy_(weights[name].detach())
+        if world.mesh is not None:
+            dist.broadcast(values, src=0)
+        load_slices(parameter, {name: values}, name, world)
+
+
+def gather_tensors(named: Iterable[tuple[str, Tensor]], world: World) -> Iterator[tuple[str, Tensor]]:
+    """Whole tensors from sharded ones, one at a time, on every rank. All ranks must ask for the same names in order.
+
+    Each rank writes its slices into zeros, and the sum over ranks is the tensor.
+    """
+    for name, tensor in named:
+        if not is_dtensor(tensor):
+            yield name, tensor.detach()
+            continue
+        whole = torch.zeros(tensor.shape, dtype=tensor.dtype, device=world.device)
+        for one in local_slices(name, tensor, world):
+            whole[index_within(one.bounds, (0,) * tensor.ndim)] = one.values
+        dist.all_reduce(whole)
+        yield name, whole
+
+
+def gather_network(network: Network, world: World, device: torch.device | None = None) -> Network | None:
+    """The whole network on rank 0; None on the other ranks.
+
+    It is gathered on `device` (by default the world's): a CPU has memory for what a GPU may not be able to hold.
+    """
+    if not world.is_sharded:
+        return network if world.rank == 0 else None
+    whole = own = None
+    if world.rank == 0:
+        whole = build(network.config, device="meta")
+        materialize(whole, device or world.device)
+        own = dict(whole.named_parameters())
+    with torch.no_grad():
+        for name, values in gather_tensors(network.named_parameters(), world):
+            if own is not None:
+                own[name].copy_(values)
+    return None if whole is None else whole.eval()
