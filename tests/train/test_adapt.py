@@ -61,11 +61,11 @@ def test_a_shared_matrix_is_frozen_by_either_name():
     [
         ("decodr.*", "did you mean 'decoder.*'"),
         ("decoder", "did you mean 'decoder.*'"),
-        ("%", "names are as in embedding"),
+        ("%", "names look like embedding"),
     ],
 )
 def test_a_pattern_for_nothing_is_refused_with_the_nearest(pattern, hint):
-    with pytest.raises(UsageError, match=r"no parameter is named") as caught:
+    with pytest.raises(UsageError, match=r"no parameter matches") as caught:
         freeze(network(), ["embedding.*", pattern])
     assert hint in str(caught.value)
 
@@ -172,7 +172,7 @@ def test_what_is_frozen_gets_no_addition():
 def test_nothing_left_to_add_to_is_refused():
     net = network()
     freeze(net, ["*"])
-    with pytest.raises(UsageError, match="all of them are frozen"):
+    with pytest.raises(UsageError, match="all layers are frozen"):
         add_lora(net, 2, 4.0, ON)
 
 
@@ -191,7 +191,7 @@ def test_a_tap_sees_the_additions():
 
 
 def test_matrices_that_are_not_there_are_refused():
-    with pytest.raises(UsageError, match=r"no linear map is named '\*.qvk'; there are .*\*.attention.qkv"):
+    with pytest.raises(UsageError, match=r"no linear layer matches '\*.qvk'; there are .*\*.attention.qkv"):
         add_lora(network(), 2, 4.0, ["*.qvk"])
 
 

@@ -154,10 +154,10 @@ def test_sums_are_taken_in_double():
 
 
 def test_checkpoints_of_different_shapes_are_refused():
-    with pytest.raises(QkvError, match=r"w is \[2\] in one checkpoint and \[3\]"):
+    with pytest.raises(QkvError, match=r"w has the shape \[2\] in one checkpoint and \[3\]"):
         CheckpointAverage([Kept(w=torch.zeros(2)), Kept(w=torch.zeros(3))]).read_tensor("w")
 
 
 def test_no_checkpoints_are_refused():
-    with pytest.raises(QkvError, match="nothing to average"):
+    with pytest.raises(QkvError, match="no checkpoint to average"):
         CheckpointAverage([])

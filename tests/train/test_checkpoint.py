@@ -269,7 +269,7 @@ def test_a_folder_without_checkpoints_has_none(tmp_path):
 
 
 def test_keeping_nothing_is_refused(tmp_path):
-    with pytest.raises(UsageError, match=r"train\.keep_checkpoints = 0: at least one"):
+    with pytest.raises(UsageError, match=r"train\.keep_checkpoints = 0 must be at least 1"):
         CheckpointFolder(tmp_path, max_to_keep=0)
 
 
@@ -287,7 +287,7 @@ def test_state_that_is_not_json_is_refused_before_anything_is_written(tmp_path):
 
 
 def test_a_type_that_cannot_be_kept_is_named(tmp_path):
-    with pytest.raises(TypeError, match=r"a: torch\.complex64 cannot be kept"):
+    with pytest.raises(TypeError, match=r"a: torch\.complex64 cannot be saved"):
         CheckpointFolder(tmp_path, max_to_keep=1).save(
             1, {"a": [TensorSlice.whole(torch.zeros(1, dtype=torch.complex64))]}, {}
         )
@@ -300,7 +300,7 @@ def test_a_checkpoint_that_lacks_what_is_needed_is_passed_over(tmp_path):
     assert holds(found, 1)
     assert found is not None
     assert [Path(told.split(":")[0]).name for told in found.skipped] == ["step-000000002"]
-    assert "1 tensors are not in it, as weight" in found.skipped[0]
+    assert "1 tensors are missing, such as weight" in found.skipped[0]
 
 
 def test_one_that_is_taken_in_temporary_costs_no_other_its_place_and_goes_with_the_next(tmp_path):

@@ -135,7 +135,7 @@ def test_a_shard_of_another_step_is_detected(checkpoints):
 def test_a_folder_under_another_steps_name_is_detected(checkpoints):
     folder = checkpoints.open_step(NEW).folder
     folder.rename(folder.with_name("step-000000099"))
-    with pytest.raises(DamagedCheckpoint, match="holds step 20; the folder was renamed"):
+    with pytest.raises(DamagedCheckpoint, match="contains step 20, so the folder was renamed"):
         checkpoints.open_step(99)
     assert holds(checkpoints.newest(), OLD)
 
@@ -189,12 +189,13 @@ def test_a_best_that_is_damaged_is_told_and_nothing_is_pruned_by_it(checkpoints)
     assert few.steps() == [30, 40]
 
 
-def test_a_format_of_the_future_is_not_guessed_at(checkpoints, monkeypatch):
-    monkeypatch.setattr("qkv.train.checkpoint.folder.VERSION", 2)
+@pytest.mark.parametrize(("version", "message"), [(1, "written by an older qkv (version 1"), (3, "version 3 of the")])
+def test_another_version_of_the_format_is_not_guessed_at(checkpoints, monkeypatch, version, message):
+    monkeypatch.setattr("qkv.train.checkpoint.folder.VERSION", version)
     checkpoints.save(30, {}, {}, wait=True)
     monkeypatch.undo()
     assert holds(checkpoints.newest(), NEW)
-    assert "written in version 2 of the format; this is 1" in checkpoints.skipped[0]
+    assert message in checkpoints.skipped[0]
 
 
 def test_what_a_killed_run_left_is_cleared_and_an_unfinished_replacement_is_put_back(checkpoints):

@@ -46,7 +46,7 @@ def cut(tensor: torch.Tensor, dimension: int, places: list[int]) -> list[TensorS
 
 @st.composite
 def cut_tensors(draw):
-    """(tensor, its pieces for each of 1 to 3 processes, a box of it)."""
+    """(tensor, its pieces for each of 1 to 3 processes, a slice of it)."""
     shape = draw(st.lists(st.integers(1, 6), min_size=1, max_size=3))
     tensor = torch.arange(prod(shape), dtype=draw(st.sampled_from([torch.float32, torch.bfloat16, torch.int64])))
     tensor = tensor.reshape(shape)
@@ -136,7 +136,7 @@ def test_a_part_whose_file_is_not_whole_is_never_made_a_checkpoint_of(tmp_path):
     second = CheckpointFolder(tmp_path, max_to_keep=1, rank=1, world_size=2, on_phase=cut_short)
     first.save(1, {}, {})
     second.save(1, {}, {})
-    with pytest.raises(QkvError, match="not what process 1 wrote; is another job using this folder"):
+    with pytest.raises(QkvError, match="not what rank 1 wrote; is another job using this folder"):
         first.finish()
     assert first.steps() == []
 
@@ -144,7 +144,7 @@ def test_a_part_whose_file_is_not_whole_is_never_made_a_checkpoint_of(tmp_path):
 def test_a_part_that_does_not_come_is_told(tmp_path):
     first = CheckpointFolder(tmp_path, max_to_keep=1, rank=0, world_size=2, timeout_seconds=0.05)
     first.save(1, {}, {})
-    with pytest.raises(QkvError, match="the part of process 1 did not come in 0 s; all processes must see the same"):
+    with pytest.raises(QkvError, match="the shard of rank 1 did not arrive within 0 s; all ranks must see the same"):
         first.finish()
     assert names_in(tmp_path) == []
 
@@ -158,7 +158,7 @@ def test_a_process_that_fails_tells_the_first_which_gives_up_and_cleans_up(tmp_p
     second = CheckpointFolder(tmp_path, max_to_keep=1, rank=1, world_size=2, on_phase=full)
     first.save(1, {}, {})
     second.save(1, {}, {})
-    with pytest.raises(QkvError, match=r"process 1 could not write its part.*No space left"):
+    with pytest.raises(QkvError, match=r"rank 1 could not write its shard.*No space left"):
         first.finish()
     with pytest.raises(QkvError, match=r"could not be written \(No space left on device"):
         second.finish()
@@ -176,16 +176,16 @@ def test_when_the_first_gives_up_the_others_hear_of_it(tmp_path):
     second.save(1, {}, {})
     with pytest.raises(QkvError, match="No space left"):
         first.finish()
-    with pytest.raises(QkvError, match="the first process gave it up"):
+    with pytest.raises(QkvError, match="rank 0 could not complete it"):
         second.finish()
 
 
 @pytest.mark.parametrize(
     ("parts", "problem"),
     [
-        ([[((0,), (2,))], [((1,), (3,))]], "two pieces hold the same place"),
-        ([[((0,), (2,))], [((3,), (1,))]], "the pieces hold 3 of 4 numbers"),
-        ([[((0,), (4,))], [((0,), (4,))]], "two pieces hold the same place"),
+        ([[((0,), (2,))], [((1,), (3,))]], "two slices overlap"),
+        ([[((0,), (2,))], [((3,), (1,))]], "the slices hold 3 of 4 elements"),
+        ([[((0,), (4,))], [((0,), (4,))]], "two slices overlap"),
     ],
     ids=["overlap", "gap", "twice"],
 )
@@ -201,7 +201,7 @@ def test_pieces_that_are_not_a_whole_tensor_are_never_written_as_one(tmp_path, p
 
 
 def test_a_piece_outside_its_tensor_is_refused():
-    with pytest.raises(ValueError, match=r"a box of \(2,\) at \(3,\) is not inside \(4,\)"):
+    with pytest.raises(ValueError, match=r"a slice of \(2,\) at \(3,\) is not inside \(4,\)"):
         TensorSlice(torch.zeros(2), (3,), (4,))
 
 

@@ -114,7 +114,7 @@ def test_one_that_cannot_begin_is_an_error(monkeypatch, tmp_path):
 
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
     watcher = make_trackers(["wandb"], tmp_path, {})[0]
-    with pytest.raises(QkvError, match=r"wandb could not begin: no key; leave it out with train.trackers=\[\]"):
+    with pytest.raises(QkvError, match=r"wandb could not start: no key. To train without it, set train.trackers=\[\]"):
         watcher.on_start(START)
 
 
@@ -131,5 +131,5 @@ def test_one_that_fails_on_the_way_is_left_out_and_said_once(monkeypatch, tmp_pa
         whole_run(make_trackers(["wandb"], tmp_path, {})[0])
     assert len(tried) == 1
     assert [record.getMessage() for record in caplog.records] == [
-        "wandb failed and is left out from here on: the network is gone"
+        "wandb failed and is not used any more: the network is gone"
     ]
