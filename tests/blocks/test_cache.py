@@ -11,13 +11,15 @@ from torch import Tensor
 
 from qkv.blocks import CrossCache, SelfCache, SequenceLayout, Stack, make_layout
 from qkv.blocks.cache import EncoderMemory
+from qkv.blocks.kernels.static_cache import StaticCache
 
 LAYERS, ROWS, KV, WIDTH = 2, 3, 2, 4
 BOTH = pytest.mark.parametrize("static", [False, True], ids=["growing", "static"])
 
 
 def make(length: int = 8, static: bool = False, rows: int = ROWS) -> SelfCache:
-    return SelfCache(LAYERS, rows, KV, length, WIDTH, dtype=torch.float64, static=static)
+    cache_class = StaticCache if static else SelfCache
+    return cache_class(LAYERS, rows, KV, length, WIDTH, dtype=torch.float64)
 
 
 def tokens(count: int, seed: int = 0, rows: int = ROWS) -> Tensor:

@@ -78,7 +78,7 @@ def test_only_a_table_of_positions_ends(small: Config, position: str, limited: b
         ({"ffn_dropout": 2}, "ffn_dropout = 2 must lie in"),
         (
             {"residual": "parallel", "norm_placement": "post"},
-            'residual = "parallel" has no place for norm_placement = "post"',
+            'residual = "parallel" needs norm_placement = "pre" or "sandwich", not "post"',
         ),
         ({"embedding_norm": "first", "norm_placement": "post"}, 'embedding_norm = "first" needs'),
         ({"embedding_norm": "first", "num_layer_groups": 1}, 'embedding_norm = "first" needs'),

@@ -32,7 +32,7 @@ def test_the_family_is_which_stacks_there_are(stack_config: Make) -> None:
     ("fields", "match"),
     [
         ({}, "a config needs an encoder, a decoder or both"),
-        ({"encoder": {}, "share_embeddings": True}, "share_embeddings is for an encoder and a decoder together"),
+        ({"encoder": {}, "share_embeddings": True}, "share_embeddings needs an encoder and a decoder"),
         (
             {"encoder": {"vocab_size": 41}, "decoder": {}, "share_embeddings": True},
             r"share_embeddings needs one vocab_size, not 41 \(encoder\) and 40 \(decoder\)",
@@ -43,7 +43,7 @@ def test_the_family_is_which_stacks_there_are(stack_config: Make) -> None:
         ),
         ({"encoder": {"width": 32}, "decoder": {}}, "encoder and decoder must have the same width"),
         ({"encoder": {}, "decoder": {"residual": "parallel"}}, "decoder: residual = .* cross-attention"),
-        ({"decoder": {}, "head": HeadConfig(kind="lm", outputs=41)}, "head outputs = 41 must equal vocab = 40"),
+        ({"decoder": {}, "head": HeadConfig(kind="lm", outputs=41)}, "head outputs = 41 must equal vocab_size = 40"),
         ({"decoder": {}, "eos_token_ids": 5}, "eos_token_ids = 5 must be a list, each a whole number"),
         ({"decoder": {}, "pad_token_id": "0"}, "pad_token_id = '0' must be a whole number or null"),
         ({"decoder": {}, "head": None}, "head = None must be a HeadConfig"),
@@ -103,7 +103,7 @@ def change(values: dict[str, Any], path: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "match"),
     [
-        ("version", 2, r"x/config.json: version 2 of the format, this qkv reads 1"),
+        ("version", 2, r"x/config.json: format version 2, but this qkv reads 1"),
         ("hed", {}, r"x/config.json: unknown field 'hed'; did you mean 'head'\?"),
         ("decoder.witdh", 16, r"x/config.json: decoder: unknown field 'witdh'; did you mean 'width'\?"),
         ("head.knid", "lm", r"x/config.json: head: unknown field 'knid'; did you mean 'kind'\?"),
@@ -120,7 +120,7 @@ def change(values: dict[str, Any], path: str, value: Any) -> None:
         ("decoder", None, r"x/config.json: a config needs an encoder, a decoder or both"),
         ("head", None, r"x/config.json: head: expected a table of fields, found NoneType"),
         ("head", "lm", r"x/config.json: head: expected a table of fields, found str"),
-        ("head.outputs", 7, r"x/config.json: head outputs = 7 must equal vocab = 40"),
+        ("head.outputs", 7, r"x/config.json: head outputs = 7 must equal vocab_size = 40"),
         ("eos_token_ids", 5, r"x/config.json: eos_token_ids = 5 must be a list"),
     ],
 )

@@ -1,12 +1,13 @@
-"""The parts. A newcomer reads them in this order:
+"""The parts of a Transformer. Read them in this order:
 
 config        every choice there is
-embedding     ids → vectors                       position     how order gets in
-mask          who may see whom                    attention    softmax(QKᵀ/√D) V, plainly and fast
-feedforward   widen, bend, narrow                 norm         LayerNorm, RMSNorm
-block         attend, think, add                  stack        the block again and again
-head          vectors → answers                   cache        what decoding remembers
-tap           looking inside                      init         how weights start
+embedding     ids → vectors                       position     how the order of tokens enters
+mask          which tokens attend to which        attention    softmax(QKᵀ/√D) V
+feedforward   the MLP of a block                  norm         LayerNorm, RMSNorm
+block         attention and MLP, residual sums    stack        blocks in sequence
+head          hidden states → outputs             cache        keys and values kept while decoding
+tap           recording and changing activations  init         initial weights
+kernels/      what makes all this fast; skip it on a first reading
 """
 
 from qkv.blocks.cache import CrossCache, EncoderMemory, SelfCache

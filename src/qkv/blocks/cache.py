@@ -24,10 +24,11 @@ from qkv.blocks.mask import SequenceLayout
 class SelfCache:
     """The keys and values of the tokens so far, per layer. All sequences fill the same slots.
 
-    A growing cache (`static=False`) shows attention the filled slots only, and is enlarged when it is full. A static
-    cache never changes a shape or an address and keeps its count on the device, as CUDA graphs and compiled steps
-    need; it shows all its slots, and the mask hides the empty ones.
+    It shows attention the filled slots, and is enlarged when it is full. `kernels/static_cache.py` has one that keeps
+    its shape, for CUDA graphs and compiled steps.
     """
+
+    is_static = False
 
     def __init__(
         self,
@@ -39,20 +40,16 @@ class SelfCache:
         *,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
-        static: bool = False,
     ) -> None:
         if capacity < 1 or batch_size < 1:
             raise ValueError(f"batch_size = {batch_size} and capacity = {capacity} of a cache must be at least 1")
         shape = (batch_size, kv_heads, capacity, head_dim)
-        self.static = static
         self.keys = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(layers)]
         self.values = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(layers)]
         self.document_ids = torch.zeros(batch_size, capacity, device=device, dtype=torch.long)
         self.positions = torch.zeros(batch_size, capacity, device=device, dtype=torch.long)
-        self.filled = 0  # slots in use; a static cache counts in `cursor` instead
-        self.no_padding = not static  # each sequence is known to be one document without padding
-        self.cursor = torch.zeros((), device=device, dtype=torch.long)
-        self._slots = torch.zeros(0, device=device, dtype=torch.long)
+        self.filled = 0  # slots in use
+        self.no_padding = True  # each sequence is known to be one document without padding
 
     @property
     def batch_size(self) -> int:
@@ -85,24 +82,11 @@ class SelfCache:
     def extend(self, layout: SequenceLayout) -> SequenceLayout:
         """Reserve slots for new tokens; returns the layout of all keys that attention will be shown."""
         new = layout.positions.shape[1]
-        if self.static:
-            # The count is on the device, and so is its check: no synchronisation, and it can be in a CUDA graph.
-            full = f"the static cache of {self.capacity} slots is full; make one for the whole text"
-            if new > self.capacity:
-                raise ValueError(f"{new} tokens: {full}")
-            torch._assert_async(self.cursor + new <= self.capacity, full)
-            self._slots = self.cursor + torch.arange(new, device=self.cursor.device)
-            self.cursor += new
-        else:
-            if self.filled + new > self.capacity:
-                self._grow(max(2 * self.capacity, self.filled + new))
-            self.filled += new
-        document_ids = torch.ones_like(layout.positions) if layout.document_ids is None else layout.document_ids
-        self._write_slots(self.document_ids, 1, document_ids.expand(self.batch_size, -1))
-        self._write_slots(self.positions, 1, layout.positions.expand(self.batch_size, -1))
+        if self.filled + new > self.capacity:
+            self._grow(max(2 * self.capacity, self.filled + new))
+        self.filled += new
+        self._write_layout(layout)
         self.no_padding = self.no_padding and layout.document_ids is None and len(layout.positions) == 1
-        if self.static:
-            return SequenceLayout(self.document_ids, self.positions)
         if self.no_padding and self.filled == new:
             return layout  # queries and keys are the same tokens
         if self.no_padding:
@@ -114,39 +98,33 @@ class SelfCache:
         all_keys, all_values = self.keys[layer], self.values[layer]
         self._write_slots(all_keys, 2, keys)
         self._write_slots(all_values, 2, values)
-        if self.static:
-            return all_keys, all_values
         return all_keys.narrow(2, 0, self.filled), all_values.narrow(2, 0, self.filled)
 
+    def _write_layout(self, layout: SequenceLayout) -> None:
+        document_ids = torch.ones_like(layout.positions) if layout.document_ids is None else layout.document_ids
+        self._write_slots(self.document_ids, 1, document_ids.expand(self.batch_size, -1))
+        self._write_slots(self.positions, 1, layout.positions.expand(self.batch_size, -1))
+
     def _write_slots(self, tensor: Tensor, dim: int, new: Tensor) -> None:
-        """Write to the reserved slots. A growing cache knows them without reading a tensor."""
-        if self.static:
-            tensor.index_copy_(dim, self._slots, new.to(tensor.dtype))
-        else:
-            count = new.shape[dim]
-            tensor.narrow(dim, self.filled - count, count).copy_(new)
+        count = new.shape[dim]
+        tensor.narrow(dim, self.filled - count, count).copy_(new)
 
     def reorder(self, rows: Tensor, start: int = 0) -> None:
         """Sequence r continues what sequence `rows[r]` was: surviving beams replace the others.
 
         Slots before `start` must already hold the same in both, as the common prefix of beams does; they are not moved.
         """
-        end = self.capacity if self.static else self.filled
         if len(rows) != self.batch_size:
-            if self.static:
-                raise ValueError(
-                    f"cannot reorder to {len(rows)} sequences: a static cache keeps its batch size {self.batch_size}"
-                )
             start = 0  # new sequences need their prefix too
 
         def moved(tensor: Tensor, dim: int) -> Tensor:
-            part = tensor.narrow(dim, start, end - start)
+            part = tensor.narrow(dim, start, self.filled - start)
             chosen = part.index_select(0, rows)
-            if self.static or len(rows) == len(tensor):
+            if len(rows) == len(tensor):
                 part.copy_(chosen)
                 return tensor
             resized = tensor.new_zeros(len(rows), *tensor.shape[1:])
-            resized.narrow(dim, 0, end).copy_(chosen)
+            resized.narrow(dim, 0, self.filled).copy_(chosen)
             return resized
 
         self.keys = [moved(tensor, 2) for tensor in self.keys]
@@ -155,13 +133,9 @@ class SelfCache:
 
     def crop(self, filled: int) -> None:
         """Remove all slots from `filled` on, as when speculated tokens are rejected."""
-        max_filled = self.capacity if self.static else self.filled
-        if not 0 <= filled <= max_filled:
-            raise ValueError(f"cannot crop to {filled} slots: it must lie in 0 … {max_filled}")
-        if self.static:
-            self.cursor.fill_(filled)
-        else:
-            self.filled = filled
+        if not 0 <= filled <= self.filled:
+            raise ValueError(f"cannot crop to {filled} slots: it must lie in 0 … {self.filled}")
+        self.filled = filled
         self.document_ids[:, filled:] = 0
 
     def _grow(self, capacity: int) -> None:

@@ -1,6 +1,6 @@
-"""The front end for text: token ids become vectors of width C, with what is known of their place added.
+"""The front end for text: token ids become vectors of width C.
 
-A stack takes vectors with segments and positions; anything that makes those can stand here instead.
+A stack takes vectors with a layout. Anything that makes those (image patches, say) can replace this module.
 """
 
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from qkv.blocks.position import sinusoids
 
 
 class Embedding(nn.Module):
-    """token (· √C) + position + type → norm → dropout → projection, each where the config has it."""
+    """token (· √C) + position + token type → norm → dropout → projection, as far as the config has them."""
 
     def __init__(self, config: StackConfig) -> None:
         super().__init__()
@@ -29,20 +29,20 @@ class Embedding(nn.Module):
         self.project = nn.Linear(width, config.width) if config.embedding_width else None
 
     def forward(self, ids: Tensor, positions: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
-        """ids (B, T), position (B, T) or (1, T), types (B, T) or None for all 0 → (B, T, C)."""
+        """ids (B, T), positions (B, T) or (1, T), token_type_ids (B, T) or None for all 0 → (B, T, C)."""
         return self.combine(ids, self.position_vectors(positions), token_type_ids)
 
     def position_vectors(self, positions: Tensor) -> Tensor | None:
-        """What is added for where a token stands: (B, T) → (B, T, C), or None where nothing is."""
+        """What is added to the tokens at these positions, (B, T) → (B, T, C); None if nothing is."""
         if self.position is not None:
-            where: Tensor = self.position(positions + self.position_offset)
-            return where
+            vectors: Tensor = self.position(positions + self.position_offset)
+            return vectors
         if self.position_kind in ("sinusoidal", "sinusoidal_split"):
             return sinusoids(positions, self.token.embedding_dim, split=self.position_kind == "sinusoidal_split")
         return None
 
     def combine(self, ids: Tensor, position_vectors: Tensor | None, token_type_ids: Tensor | None = None) -> Tensor:
-        """The vectors of tokens, with what their positions add."""
+        """The sum of the embeddings of tokens, positions and token types; then norm, dropout and projection."""
         x: Tensor = self.token(ids)
         if self.scale != 1.0:
             x = x * self.scale

@@ -1,10 +1,10 @@
-"""Heads: what reads the vectors that leave a stack.
+"""Heads: what reads the hidden states of a stack.
 
-One shape serves all of them: choose the vectors (every token's, or one for each text), perhaps pass them through a
-dense layer, then project: to the vocabulary (lm, mlm), to classes (classify, choice, tag), to a start and an end
-(span), or to nothing further (embed).
+All have the same shape: select hidden states (of every token, or one per document), optionally apply a dense layer,
+then project to the vocabulary (lm, mlm), to classes (classify, choice, tag), to a start and an end (span), or not at
+all (embed).
 
-B batch, T tokens, E texts in a row, C width, V outputs
+B batch, T tokens, E documents in a sequence, C model width, V outputs
 """
 
 from dataclasses import dataclass
@@ -21,28 +21,28 @@ from qkv.blocks.norm import make_norm
 
 HeadKind = Literal["none", "lm", "mlm", "classify", "choice", "tag", "span", "embed"]
 POOLED_KINDS = ("classify", "choice", "embed")
-"""Kinds that read one vector for each text; the others read every token's."""
+"""Kinds that read one vector per document; the others read every token."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadConfig:
-    """What is read off a stack.
+    """What a head consists of.
 
     >>> HeadConfig(kind="classify", labels=("bad", "good")).outputs
     2
     """
 
     kind: HeadKind = "none"
-    outputs: int = 0  # how many numbers come out; lm and mlm: the vocabulary; 0: as many as labels
+    outputs: int = 0  # lm and mlm: the vocabulary size; 0: the number of labels
     labels: tuple[str, ...] = ()  # the names of the classes or tags
-    pool: Literal["first", "last", "mean"] = "first"  # the vector of a text, for the kinds that read one
-    dense: Activation | Literal["none"] = "none"  # a dense layer with this non-linearity before the output
+    pool: Literal["first", "last", "mean"] = "first"  # how a document becomes one vector, in the pooled kinds
+    dense: Activation | Literal["none"] = "none"  # a dense layer with this activation before the output
     dense_bias: bool = True
     dense_norm: bool = False
     tied: bool = False  # lm, mlm: the output matrix is the token embedding
     bias: bool = False
-    scale: Literal["none", "rsqrt"] = "none"  # multiply vectors by 1/√C first, as T5 does with a tied embedding
-    normalize: bool = False  # embed: vectors of length one
+    scale: Literal["none", "rsqrt"] = "none"  # rsqrt: multiply by 1/√C first, as T5 does with a tied embedding
+    normalize: bool = False  # embed: vectors of length 1
     sentence_outputs: int = 0  # mlm: a second head on the pooled first token (next-sentence prediction: 2)
     dropout: float = 0.0
 
@@ -51,7 +51,7 @@ class HeadConfig:
         if not self.outputs and self.labels:
             object.__setattr__(self, "outputs", len(self.labels))
         if self.labels and len(self.labels) != self.outputs:
-            raise ValueError(f"{len(self.labels)} labels for outputs = {self.outputs}")
+            raise ValueError(f"{len(self.labels)} labels for outputs = {self.outputs}: leave outputs out")
         if self.kind not in ("none", "embed") and self.outputs < 1:
             raise ValueError(f"a head of kind {self.kind!r} needs outputs (or labels)")
         if self.tied and self.kind not in ("lm", "mlm"):
@@ -65,39 +65,38 @@ class HeadConfig:
 
 
 def pool(x: Tensor, layout: SequenceLayout, method: str, max_documents: int = 1) -> Tensor:
-    """One vector for each text of each row: x (B, T, C) → (B, E, C), zeros where a row has fewer texts.
+    """One vector per document: x (B, T, C) → (B, E, C), zeros for documents that a sequence does not have.
 
-    The first or last token, or the mean over all of them; text e is the tokens of segment e + 1.
+    The first or last token of each document, or the mean over its tokens. Document e has document id e + 1.
     """
-    segment = layout.document_ids
-    if segment is None:
-        segment = torch.ones(x.shape[:2], dtype=torch.long, device=x.device)
-    member = document_membership(segment, max_documents)
+    document_ids = layout.document_ids
+    if document_ids is None:
+        document_ids = torch.ones(x.shape[:2], dtype=torch.long, device=x.device)
+    member = document_membership(document_ids, max_documents)
     if method == "mean":
-        exact = torch.promote_types(x.dtype, torch.float32)
-        x = x.masked_fill((segment == 0)[:, :, None], 0.0).to(exact)
-        kind = "cpu" if x.is_meta else x.device.type
-        with torch.autocast(kind, enabled=False):  # kept in float32: it is the end of the line
-            return member.to(exact) @ x / member.sum(-1, keepdim=True).clamp(min=1)
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        x = x.masked_fill((document_ids == 0)[:, :, None], 0.0).to(dtype)
+        with torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False):  # the mean stays in float32
+            return member.to(dtype) @ x / member.sum(-1, keepdim=True).clamp(min=1)
     index = pooled_index(member, method)
     chosen = x.gather(1, index[:, :, None].expand(-1, -1, x.shape[-1]))
     return chosen.masked_fill(~member.any(-1, keepdim=True), 0.0)
 
 
 def document_membership(document_ids: Tensor, max_documents: int) -> Tensor:
-    """Which tokens of a row belong to which of its texts: (B, T) → (B, E, T)."""
+    """Which tokens belong to which document: (B, T) → (B, E, T) bool."""
     return document_ids[:, None, :] == torch.arange(1, max_documents + 1, device=document_ids.device)[None, :, None]
 
 
 def pooled_index(membership: Tensor, method: str) -> Tensor:
-    """The place (B, E) of the first or last token of each text; of one that is not there, any place."""
+    """The index (B, E) of the first or last token of each document; arbitrary for a document that does not exist."""
     if method == "first":
         return membership.int().argmax(-1)
     return membership.shape[-1] - 1 - membership.int().flip(-1).argmax(-1)
 
 
 class Head(nn.Module):
-    """choose → (scale) → (dense → bend → norm) → (dropout) → output."""
+    """(pool) → (scale) → (dense → activation → norm) → (dropout) → output."""
 
     def __init__(self, config: HeadConfig, stack: StackConfig, token: nn.Embedding | None = None) -> None:
         super().__init__()
@@ -123,22 +122,20 @@ class Head(nn.Module):
                 self.out.weight = token.weight
         self.sentence = None
         if config.sentence_outputs:
-            pair = HeadConfig(kind="classify", outputs=config.sentence_outputs, dense="tanh", bias=True)
-            self.sentence = Head(pair, stack)
+            sentence = HeadConfig(kind="classify", outputs=config.sentence_outputs, dense="tanh", bias=True)
+            self.sentence = Head(sentence, stack)
 
     def project(self, x: Tensor) -> Tensor:
-        """Vectors (…, C) → outputs (…, V): what a loss over chosen positions calls with those alone."""
+        """Hidden states (…, C) → outputs (…, V). A loss over some positions calls it with those only."""
         x = self.features(x)
         if self.out is not None:
             x = self.out(x.to(self.out.weight.dtype))
-        if (
-            self.config.normalize
-        ):  # in float16 the 1e-12 that keeps zeros from being divided by zero would be zero itself
+        if self.config.normalize:  # not in float16, where the 1e-12 against a division by zero is zero itself
             x = F.normalize(x.to(torch.promote_types(x.dtype, torch.float32)), dim=-1)
         return x
 
     def features(self, x: Tensor) -> Tensor:
-        """Vectors (…, C) → what the output matrix is applied to."""
+        """Hidden states (…, C) → what the output matrix is applied to."""
         if self.scale != 1.0:
             x = x * self.scale
         if self.dense is not None:
@@ -149,7 +146,7 @@ class Head(nn.Module):
         return out
 
     def forward(self, x: Tensor, layout: SequenceLayout, max_documents: int = 0) -> Tensor:
-        """x (B, T, C) → (B, T, V); pooled kinds (B, V), or (B, E, V) for rows that pack `texts` of them."""
+        """x (B, T, C) → (B, T, V); pooled kinds (B, V), or (B, E, V) for sequences of E = `max_documents`."""
         if self.config.kind not in POOLED_KINDS:
             return self.project(x)
         out = self.project(pool(x, layout, self.config.pool, max_documents or 1))

@@ -1,9 +1,9 @@
-"""How weights start, as each family's paper or reference has it. Every layer draws its own numbers.
+"""Initialisation of weights, as in each family's paper or reference implementation.
 
 normal   N(0, σ): BERT, BART, Llama, GPT-NeoX
-scaled   the same, with the projections back into the stream divided by √(their number): GPT-2, ModernBERT
+scaled   the same, but projections into the residual stream divided by √(their number): GPT-2, ModernBERT
 xavier   the 2017 Transformer: Glorot-uniform matrices, embeddings N(0, 1/√C)
-t5       by fan-in, with 1/√D moved from the scores into the queries' start
+t5       by fan-in; the queries include the 1/√D that T5's scores lack
 """
 
 import math
@@ -19,9 +19,9 @@ from qkv.blocks.stack import Stack
 
 @torch.no_grad()
 def initialise(network: nn.Module, config: StackConfig) -> None:
-    """Give every weight below `network` its start; norms start at 1 and 0, biases at 0.
+    """Sample every weight of `network`; norms start at 1 and 0, biases at 0.
 
-    A head that is tied to an embedding shares its matrix: start the head first, then the embedding.
+    A tied head shares its matrix with the embedding: initialise the head first, then the embedding.
     """
     for module in network.modules():
         if isinstance(module, nn.Linear):
@@ -54,14 +54,14 @@ def initialise(network: nn.Module, config: StackConfig) -> None:
 
 
 def _init_scaled(block: Block, config: StackConfig) -> None:
-    """Each of the 2·layers additions to the stream (3 with a source) starts smaller: their sum does not grow."""
-    back = [block.attention.out, block.ffn.down, *([] if block.cross is None else [block.cross.out])]
-    for linear in back:
-        nn.init.normal_(linear.weight, std=config.init_std / math.sqrt(len(back) * config.layers))
+    """Smaller projections into the residual stream, of which a layer has 2 (3 with cross-attention)."""
+    projections = [block.attention.out, block.ffn.down, *([] if block.cross is None else [block.cross.out])]
+    for linear in projections:
+        nn.init.normal_(linear.weight, std=config.init_std / math.sqrt(len(projections) * config.layers))
 
 
 def _init_xavier(block: Block) -> None:
-    """Glorot's bound for each of the matrices that a fused projection holds, not for their sum."""
+    """Glorot's bound for each matrix inside a fused projection, rather than for the fused one."""
     parts = list(block.attention.qkv.weight.split(block.attention.split_sizes))
     if block.cross is not None:
         parts += block.cross.kv.weight.chunk(2)
@@ -72,6 +72,7 @@ def _init_xavier(block: Block) -> None:
 
 
 def _init_t5(block: Block, config: StackConfig) -> None:
+    """By fan-in, so that activations keep their variance."""
     width, inner = config.width, config.heads * config.head_dim
     q, k, v = block.attention.qkv.weight.split(block.attention.split_sizes)
     attentions = [(q, (k, v), block.attention.out)]

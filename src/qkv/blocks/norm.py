@@ -1,7 +1,7 @@
-"""Normalisation: subtract the mean, divide by √(variance + ε), then a learned gain and bias, either of which may go.
+"""Normalisation: subtract the mean, divide by √(variance + ε), then an optional learned gain and bias.
 
 LayerNorm (2016):  y = (x − μ) / √(σ² + ε) · g + b.      RMSNorm (2019):  y = x / √(mean(x²) + ε) · g.
-Torch's kernels take their statistics in float32 whatever the input's type.
+Torch computes the statistics in float32 whatever the dtype of the input.
 """
 
 from torch import nn
@@ -10,7 +10,7 @@ from qkv.blocks.config import StackConfig
 
 
 def make_norm(config: StackConfig, width: int) -> nn.Module:
-    """The norm that the config names, over vectors of `width`."""
+    """The norm of a config, over vectors of `width`."""
     gain = config.norm_affine != "none"
     if config.norm == "rmsnorm":
         return nn.RMSNorm(width, eps=config.norm_eps, elementwise_affine=gain)

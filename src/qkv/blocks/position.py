@@ -1,13 +1,13 @@
-"""Positions: attention alone sees a set, and these make it a sequence.
+"""Positions: attention by itself ignores the order of tokens; these add it.
 
-    added to the embedding     sinusoidal (the 2017 formula), learned (a table; it ends where training ended)
-    turning queries and keys   rotary: a query and a key meet at an angle that depends on their distance alone
-    added to the scores        ALiBi (a slope per head), T5 (a learned number per bucket of distances)
+    added to the embedding      sinusoidal (the 2017 formula), learned (a table, which has a maximum length)
+    rotating queries and keys   rotary: the angle between a query and a key depends only on their distance
+    added to the scores         ALiBi (a slope per head), T5 (a learned number per bucket of distances)
 
-Tables are computed when they are needed, in float64 and then rounded: no buffer that `.bfloat16()` could ruin, and
-no length at which it ends. At position 16,000 a bfloat16 table would be off by whole turns.
+Rotary and sinusoidal tables are computed when they are needed, in float64, and then rounded. So there is no buffer
+that `.bfloat16()` could ruin: at position 16,000, bfloat16 angles would be off by whole turns.
 
-B batch, T queries, S keys, H heads, D head width, C width
+B batch, T queries, S keys, H heads, D head dim, C model width
 """
 
 import math
@@ -18,22 +18,25 @@ from torch import Tensor, nn
 from qkv.blocks.config import RotaryScaling, StackConfig
 
 
+def _max_precision(device: torch.device) -> torch.dtype:
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def _angles(positions: Tensor, frequencies: Tensor) -> Tensor:
-    """position × frequency, (…, T, F), at the best precision that the device has."""
-    exact = torch.float32 if positions.device.type == "mps" else torch.float64
-    return positions.to(exact)[..., None] * frequencies.to(positions.device, exact)
+    """position × frequency, (…, T, F)."""
+    dtype = _max_precision(positions.device)
+    return positions.to(dtype)[..., None] * frequencies.to(positions.device, dtype)
 
 
 def _frequencies(width: int, base: float, device: torch.device) -> Tensor:
     """base^(−2i/width), i = 0 … width/2 − 1."""
-    exact = torch.float32 if device.type == "mps" else torch.float64
-    return base ** -(torch.arange(0, width, 2, dtype=exact, device=device) / width)
+    return base ** -(torch.arange(0, width, 2, dtype=_max_precision(device), device=device) / width)
 
 
 def sinusoids(positions: Tensor, width: int, split: bool = False) -> Tensor:
     """The 2017 encoding: PE(p, 2i) = sin(p / 10000^(2i/C)), PE(p, 2i+1) = cos(p / 10000^(2i/C)); (B, T, C).
 
-    `split` lays all sines before all cosines, as Marian has it: the same numbers in another order.
+    With `split`, all sines come before all cosines, as in Marian.
     """
     angles = _angles(positions, _frequencies(width, 10_000.0, positions.device))  # (B, T, C/2)
     if split:
@@ -42,7 +45,7 @@ def sinusoids(positions: Tensor, width: int, split: bool = False) -> Tensor:
 
 
 class Rotary:
-    """The cosines and sines by which the queries and keys of one stack turn; made once a forward pass."""
+    """The cosines and sines that rotate queries and keys, computed once per forward pass."""
 
     def __init__(
         self, positions: Tensor, rotary_dim: int, base: float, scaling: RotaryScaling | None, dtype: torch.dtype
@@ -51,42 +54,41 @@ class Rotary:
         if scaling is not None:
             frequencies = scale_frequencies(frequencies, scaling)
         angles = _angles(positions, frequencies)[:, None]  # (B, 1, T, D/2)
-        exact = torch.promote_types(dtype, torch.float32)
-        cos, sin = angles.cos().to(exact), angles.sin().to(exact)
+        dtype = torch.promote_types(dtype, torch.float32)
+        cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
         self.cos, self.sin = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)  # (B, 1, T, D)
 
     def rotate(self, x: Tensor) -> Tensor:
-        """Turn the pairs (x_i, x_{i+half}) of each head of x (B, H, T, D); what lies beyond them stays."""
+        """Rotate the pairs (x_i, x_{i+half}) of each head of x (B, H, T, D); the rest of the head stays as it is."""
         width = self.cos.shape[-1]
         if width < x.shape[-1]:
             return torch.cat([self.rotate(x[..., :width]), x[..., width:]], dim=-1)
-        exact = x.to(self.cos.dtype)
-        return torch.addcmul(exact * self.cos, exact.roll(width // 2, dims=-1), self.sin).to(x.dtype)
+        x32 = x.to(self.cos.dtype)
+        return torch.addcmul(x32 * self.cos, x32.roll(width // 2, dims=-1), self.sin).to(x.dtype)
 
 
 def scale_frequencies(frequencies: Tensor, scaling: RotaryScaling) -> Tensor:
-    """Slow the frequencies down, so that positions beyond the trained length look like trained ones."""
+    """Lower the frequencies, so that positions beyond the trained length get angles like trained ones."""
     if scaling.kind == "linear":
         return frequencies / scaling.factor
     turns = scaling.original_max_positions * frequencies / (2 * math.pi)  # full turns within the trained length
-    blend = ((turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)).clamp(
-        0.0, 1.0
-    )  # 0: slow it, 1: leave it
-    return frequencies * (blend + (1.0 - blend) / scaling.factor)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    keep = ((turns - low) / (high - low)).clamp(0.0, 1.0)  # 0: divide the frequency by the factor, 1: keep it
+    return frequencies * (keep + (1.0 - keep) / scaling.factor)
 
 
 def alibi_slopes(heads: int, device: torch.device) -> Tensor:
-    """2^(−8/H), 2^(−16/H), …; where H is no power of two, every second slope of the next one fills up the rest."""
+    """2^(−8/H), 2^(−16/H), …; if H is not a power of two, every second slope of the next power is added."""
     power = 2 ** math.floor(math.log2(heads))
-    exact = torch.float32 if device.type == "mps" else torch.float64
-    number = torch.arange(1, heads + 1, dtype=exact, device=device)  # made there: a CUDA graph takes no copies along
+    # Made on the device: a CUDA graph cannot contain a copy from the host.
+    number = torch.arange(1, heads + 1, dtype=_max_precision(device), device=device)
     return torch.exp2(-torch.where(number <= power, 8 * number, 8 * (number - power) - 4) / power)
 
 
 def t5_bucket(distance: Tensor, num_buckets: int, max_distance: int, causal: bool) -> Tensor:
-    """The bucket of each distance (key − query): near ones have one each, far ones share, logarithmically.
+    """The bucket of each distance (key − query). Small distances have one each, large ones share logarithmic buckets.
 
-    Both directions get half of the buckets each; where the future is unseen the past has all of them.
+    Each direction gets half of the buckets; under a causal mask the past gets all of them.
     """
     bucket = torch.zeros_like(distance)
     if causal:
@@ -95,15 +97,15 @@ def t5_bucket(distance: Tensor, num_buckets: int, max_distance: int, causal: boo
         num_buckets //= 2
         bucket = bucket + (distance > 0) * num_buckets
         distance = distance.abs()
-    exact = num_buckets // 2
-    # float32 and in this order, as T5 was trained: at a bucket's edge the rounding decides.
-    share = torch.log(distance.clamp(min=1).float() / exact) / math.log(max_distance / exact)
-    far = exact + (share * (num_buckets - exact)).long()
-    return bucket + torch.where(distance < exact, distance, far.clamp(max=num_buckets - 1))
+    max_exact = num_buckets // 2
+    # In float32 and in this order, as in T5: at the edge of a bucket the rounding decides.
+    fraction = torch.log(distance.clamp(min=1).float() / max_exact) / math.log(max_distance / max_exact)
+    large = max_exact + (fraction * (num_buckets - max_exact)).long()
+    return bucket + torch.where(distance < max_exact, distance, large.clamp(max=num_buckets - 1))
 
 
 class ScoreBias(nn.Module):
-    """What ALiBi or T5 add to the scores; T5's table is one for all layers of a stack."""
+    """What ALiBi or T5 add to the scores. All layers of a stack share T5's table."""
 
     def __init__(self, config: StackConfig, causal: bool) -> None:
         super().__init__()
@@ -112,13 +114,11 @@ class ScoreBias(nn.Module):
         self.table = nn.Embedding(config.relative_buckets, config.heads) if config.position == "t5" else None
 
     def forward(self, query_positions: Tensor, key_positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Positions of queries (B, T) and keys (B, S) → (B, H, T, S), in float32 or, if `dtype` is, better."""
+        """Positions of queries (B, T) and keys (B, S) → (B, H, T, S), in float32, or float64 for that `dtype`."""
         distance = key_positions[:, None, :] - query_positions[:, :, None]  # (B, T, S)
         if self.table is None:
-            exact = torch.promote_types(dtype, torch.float32)
-            slopes = alibi_slopes(self.heads, key_positions.device).to(exact)
+            slopes = alibi_slopes(self.heads, key_positions.device).to(torch.promote_types(dtype, torch.float32))
             return -slopes[:, None, None] * distance.abs()[:, None]
-        table: Tensor = self.table(
-            t5_bucket(distance, self.num_buckets, self.max_distance, self.causal)
-        )  # (B, T, S, H)
-        return table.permute(0, 3, 1, 2)
+        bucket = t5_bucket(distance, self.num_buckets, self.max_distance, self.causal)
+        bias: Tensor = self.table(bucket)  # (B, T, S, H)
+        return bias.permute(0, 3, 1, 2)

@@ -1,25 +1,25 @@
-"""The tap: look at, or change, what flows through a model, without hooks, globals or slower kernels.
+"""The tap: record or change activations inside a model, without hooks, globals or slower kernels.
 
-A site has a name such as `"decoder.3.cross_pattern"`: the stack, the layer, the place. In the order in which a
+A site has a name such as `"decoder.3.cross_pattern"`: the stack, the layer, the activation. In the order in which a
 block computes them:
 
-    resid_pre                                  the residual stream as the block receives it
-    q k v  scores  pattern  z  attn_out        self-attention: heads, scores before and after the softmax, mixed
-                                               values per head, and the output that joins the stream
-    resid_mid                                  the stream after attention
-    cross_q … cross_z  cross_out  cross_mid    the same for cross-attention, where there is one
-    mlp_pre  mlp_post  mlp_out                 the feed-forward: before and after its non-linearity, its output
-    resid_post                                 the stream as the block leaves it
+    resid_pre                                  the residual stream before the block
+    q k v  scores  pattern  z  attn_out        self-attention: projections, scores before and after the softmax,
+                                               weighted values per head, and the output added to the residual stream
+    resid_mid                                  the residual stream after attention
+    cross_q … cross_z  cross_out  cross_mid    the same for cross-attention
+    mlp_pre  mlp_post  mlp_out                 the feed-forward: before and after its activation, and its output
+    resid_post                                 the residual stream after the block
     final                                      `"decoder.final"`: after the last norm, what the head reads
 
-`scores` and `pattern` do not exist inside a fast kernel; they are recomputed from q, k and the mask for those layers
-and heads that are asked for, while the fast kernel still makes the output. Replacing one of them does take the slow
-path there.
+Shapes: residual stream (B, T, C); q and z (B, H, T, D); k and v (B, KV, S, D); scores and pattern (B, H, T, S).
 
-With several beams for a source, `cross_scores`, `cross_pattern` and `cross_z` show them as one longer row of queries
-for each source, (B, H, n·T, …).
+`scores` and `pattern` do not exist inside a fused kernel. To record them, they are recomputed from q, k and the mask
+for the layers and heads in question, and the fused kernel still computes the output. Changing one of them replaces the
+fused kernel by the eager reference in that layer.
 
-Shapes: the stream (B, T, C); q and z (B, H, T, D); k and v (B, KV, S, D); scores and pattern (B, H, T, S).
+With n beams per source, `cross_scores`, `cross_pattern` and `cross_z` have the beams of a source side by side as
+queries: (B, H, n·T, …).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -49,9 +49,9 @@ Change = Callable[[Tensor], Tensor]
 
 
 class Tap:
-    """Records the sites that match `record`, and passes those named in `change` through a function.
+    """Records the sites that match `record`, and passes the sites in `change` through a function.
 
-    `heads` limits which heads' scores and patterns are recomputed for recording; the default is all of them.
+    `heads` limits the heads whose scores and patterns are recorded; the default is all of them.
 
     >>> tap = Tap(record=["decoder.*.pattern"])
     >>> tap.wants("decoder.3.pattern"), tap.wants("decoder.3.z")
@@ -78,16 +78,16 @@ class Tap:
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self.values:
-            there = ", ".join(self.values) or "nothing"
-            raise KeyError(f"nothing was recorded at {name!r}; there is {there}")
+            recorded = ", ".join(self.values) or "nothing"
+            raise KeyError(f"nothing was recorded at {name!r}; recorded: {recorded}")
         return self.values[name]
 
     def wants(self, name: str) -> bool:
-        """Whether anything would be done at this site."""
+        """Whether this site is recorded or changed."""
         return any(fnmatchcase(name, pattern) for pattern in (*self.record, *self.change))
 
     def changes(self, name: str) -> bool:
-        """Whether this site would be changed."""
+        """Whether this site is changed."""
         return any(fnmatchcase(name, pattern) for pattern in self.change)
 
     def __call__(self, name: str, value: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ class Tap:
 
 
 class LayerTap:
-    """A tap with its place filled in, handed down one layer."""
+    """A tap with the name of a layer filled in, passed to that layer."""
 
     def __init__(self, tap: Tap, prefix: str) -> None:
         self.tap = tap
@@ -112,9 +112,11 @@ class LayerTap:
         self.heads = tap.heads
 
     def wants(self, site: str) -> bool:
+        """Whether this site is recorded or changed."""
         return self.tap.wants(f"{self.prefix}.{site}")
 
     def changes(self, site: str) -> bool:
+        """Whether this site is changed."""
         return self.tap.changes(f"{self.prefix}.{site}")
 
     def __call__(self, site: str, value: Tensor) -> Tensor:

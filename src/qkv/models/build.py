@@ -16,7 +16,7 @@ FAMILIES: dict[str, type[Encoder] | type[Decoder] | type[Seq2Seq]] = {
 
 
 def build(config: Config, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Network:
-    """A network with fresh weights; on `device="meta"` it has shapes alone and costs no memory."""
+    """A network with new random weights; on `device="meta"` it has shapes only and takes no memory."""
     with torch.device(device):
         network = FAMILIES[config.family](config).to(dtype)
     if torch.device(device).type != "meta":

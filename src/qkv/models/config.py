@@ -1,7 +1,7 @@
-"""A model's config: an encoder, a decoder or both, a head, and the special tokens that the network itself needs.
+"""The config of a model: an encoder, a decoder or both, a head, and the special tokens that the network needs.
 
-encoder alone          BERT and its relatives
-decoder alone          GPT and its relatives
+encoder only           BERT and its relatives
+decoder only           GPT and its relatives
 encoder and decoder    the 2017 Transformer, T5, BART
 """
 
@@ -15,12 +15,12 @@ from qkv.renamed import describe_old_names, find_old_names
 
 Family = Literal["encoder", "decoder", "seq2seq"]
 CONFIG_VERSION = 1
-"""Of `config.json`: raised when an older qkv would read a newer file wrongly."""
+"""The version of `config.json`, increased when an older qkv would misread a newer file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Everything that `build` needs to make a network.
+    """Everything that `build` needs to build a network.
 
     >>> stack = StackConfig(vocab_size=100, width=64, layers=2, heads=4, ffn_width=256)
     >>> Config(decoder=stack, head=HeadConfig(kind="lm", outputs=100, tied=True)).family
@@ -30,11 +30,11 @@ class Config:
     encoder: StackConfig | None = None
     decoder: StackConfig | None = None
     head: HeadConfig = field(default_factory=HeadConfig)
-    share_embeddings: bool = False  # seq2seq: source and target read one token table
-    pad_token_id: int | None = None  # token ids, None where the model has none
-    decoder_start_token_id: int | None = None  # what a decoder is given first
-    eos_token_ids: tuple[int, ...] = ()  # what ends a generated text
-    architecture: str = ""  # the public layout that it came from, if any: a hint for export
+    share_embeddings: bool = False  # seq2seq: source and target share one token embedding
+    pad_token_id: int | None = None  # None: the model has no such token
+    decoder_start_token_id: int | None = None  # the first token of a target
+    eos_token_ids: tuple[int, ...] = ()  # the tokens that end a generated text
+    architecture: str = ""  # the architecture that it was imported from, the first choice for export
 
     def __post_init__(self) -> None:
         check_fields(self, list_fields=("eos_token_ids",))
@@ -42,27 +42,28 @@ class Config:
             raise ValueError("a config needs an encoder, a decoder or both")
         if self.share_embeddings:
             if self.family != "seq2seq":
-                raise ValueError("share_embeddings is for an encoder and a decoder together")
+                raise ValueError("share_embeddings needs an encoder and a decoder")
             for name in ("vocab_size", "width", "embedding_width"):
                 a, b = getattr(self.encoder, name), getattr(self.decoder, name)
                 if a != b:
                     raise ValueError(f"share_embeddings needs one {name}, not {a} (encoder) and {b} (decoder)")
         if self.family == "seq2seq" and self.encoder.width != self.decoder.width:  # type: ignore[union-attr]
-            raise ValueError("encoder and decoder must have the same width: the decoder reads the encoder's vectors")
+            raise ValueError("encoder and decoder must have one width: the decoder attends to the encoder's output")
         if self.family == "seq2seq" and self.decoder.residual == "parallel":  # type: ignore[union-attr]
-            raise ValueError('decoder: residual = "parallel" has no place for cross-attention; use "serial"')
+            raise ValueError('decoder: residual = "parallel" does not support cross-attention; use "serial"')
         if self.head.kind in ("lm", "mlm") and self.head.outputs != self.stack.vocab_size:
-            raise ValueError(f"head outputs = {self.head.outputs} must equal vocab = {self.stack.vocab_size}")
+            raise ValueError(f"head outputs = {self.head.outputs} must equal vocab_size = {self.stack.vocab_size}")
 
     @property
     def family(self) -> Family:
+        """Encoder-only, decoder-only, or seq2seq."""
         if self.decoder is None:
             return "encoder"
         return "decoder" if self.encoder is None else "seq2seq"
 
     @property
     def stack(self) -> StackConfig:
-        """The stack that the head reads: the decoder where there is one."""
+        """The stack that the head reads: the decoder if there is one."""
         stack = self.decoder or self.encoder
         assert stack is not None
         return stack
@@ -73,15 +74,14 @@ class Config:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], where: str = "config.json") -> "Config":
-        """The reverse of `to_dict`; an unknown or missing name is an error that says which."""
+        """The inverse of `to_dict`. An error names the fields that are unknown or missing."""
         if not isinstance(values, dict):
             raise QkvError(f"{where}: expected a table of fields, found {type(values).__name__}")
         if old := find_old_names(values, "config"):
             raise QkvError(describe_old_names(where, old))
-        if values.get("version", CONFIG_VERSION) != CONFIG_VERSION:
-            raise QkvError(
-                f"{where}: version {values['version']!r} of the format, this qkv reads {CONFIG_VERSION}; update qkv"
-            )
+        version = values.get("version", CONFIG_VERSION)
+        if version != CONFIG_VERSION:
+            raise QkvError(f"{where}: format version {version!r}, but this qkv reads {CONFIG_VERSION}; update qkv")
         family = values.get("family")
         values = {k: v for k, v in values.items() if k not in ("format", "version", "family")}
         for side in ("encoder", "decoder"):
@@ -91,7 +91,7 @@ class Config:
             values["head"] = _construct(HeadConfig, values["head"], f"{where}: head")
         config: Config = _construct(cls, values, where)
         if family not in (None, config.family):
-            raise QkvError(f"{where}: family = {family!r}, but its stacks make it {config.family!r}")
+            raise QkvError(f"{where}: family = {family!r}, but with its stacks it is {config.family!r}")
         return config
 
 
@@ -104,7 +104,7 @@ def _stack_from(values: Any, where: str) -> StackConfig:
 
 
 def _construct(cls: type, values: Any, where: str) -> Any:
-    """Make a config dataclass from plain values, with errors that name the field."""
+    """A config dataclass from plain values; errors name the field."""
     if not isinstance(values, dict):
         raise QkvError(f"{where}: expected a table of fields, found {type(values).__name__}")
     known = {f.name: f for f in fields(cls)}

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from qkv.blocks import Embedding, Head, KernelHints, SelfCache, SequenceLayout, Stack, Tap, initialise, make_layout
+from qkv.blocks.kernels.static_cache import StaticCache
 from qkv.errors import UsageError
 from qkv.models.config import Config
 from qkv.models.length import check_length
@@ -76,4 +77,5 @@ def new_cache(stack: Stack, batch_size: int, capacity: int, *, static: bool) -> 
     weight = next(stack.parameters())
     dtype = weight.dtype if weight.dtype.is_floating_point else torch.float32
     size = (config.layers, batch_size, config.kv_heads, capacity, config.head_dim)
-    return SelfCache(*size, device=weight.device, dtype=dtype, static=static)
+    cache_class = StaticCache if static else SelfCache
+    return cache_class(*size, device=weight.device, dtype=dtype)

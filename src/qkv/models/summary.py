@@ -1,66 +1,65 @@
-"""Where a model's parameters, arithmetic and memory go, computed from shapes alone: no weight is ever allocated.
+"""Where a model's parameters, FLOPs and memory go, computed from shapes: no weight is allocated.
 
-A multiply and an add count as two FLOPs. Per token, forward: 2 for every weight of a matrix that it passes through,
-and in attention 2·2·H·D for every key it sees (scores, then mixing). Training costs three times that: forward, and
-twice as much backward. An embedding look-up costs nothing; an output matrix that is tied to it does.
+A multiply-add counts as two FLOPs. The forward pass costs, per token, 2 for every weight of a matrix and 4·H·D for
+every key (scores and weighted values). Training costs three times that, because backward costs twice the forward pass.
+Embedding look-ups are free; a tied output matrix is not.
 """
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from qkv.blocks import StackConfig
+from qkv.blocks.feedforward import GATED_ACTIVATIONS
 from qkv.models.build import build
 from qkv.models.config import Config
 
 COMPONENTS = ("embedding", "attention", "mlp", "norms", "head")
+BYTES_PER_NUMBER = {"float32": 4, "bfloat16": 2, "int8": 1}
 
 
 @dataclass(frozen=True)
 class ModelSummary:
-    """The books of one model."""
+    """Parameters, FLOPs and memory of a model."""
 
     family: str
     layers: dict[str, int]  # per stack
     heads: dict[str, int]
     width: int
     vocab_size: int
-    context_length: int  # the length that FLOPs are reckoned at
-    parameters: dict[str, int]  # per part; shared ones once
+    context_length: int  # the length for which FLOPs are computed
+    parameters: dict[str, int]  # per component; shared ones count once
     total: int
-    tied: bool  # whether the head's matrix is the embedding's
-    flops_forward: int  # per token, at `context`
+    tied: bool  # whether the output matrix is the embedding
+    flops_forward: int  # per token
     flops_training: int
-    weight_bytes: dict[str, int]  # per type
-    cache_bytes_per_token: dict[str, int]  # per type; a decoder's own keys and values
+    weight_bytes: dict[str, int]  # per dtype
+    cache_bytes_per_token: dict[str, int]  # per dtype: the decoder's own keys and values
     cross_bytes_per_source_token: dict[str, int]
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
         return asdict(self)
 
 
-BYTES_PER_NUMBER = {"float32": 4, "bfloat16": 2, "int8": 1}
-
-
 def summarise_model(config: Config, context_length: int | None = None) -> ModelSummary:
-    """The books of a config, at a context length (by default the positions that it was made for, at most 2,048)."""
-    network = build(config, device="meta")
+    """Summarise a config at a context length (by default its number of positions, at most 2,048)."""
     parameters = dict.fromkeys(COMPONENTS, 0)
-    for name, parameter in network.named_parameters():
+    for name, parameter in build(config, device="meta").named_parameters():
         parameters[component_of(name)] += parameter.numel()
     total = sum(parameters.values())
     stacks = {n: s for n, s in (("encoder", config.encoder), ("decoder", config.decoder)) if s is not None}
     context_length = context_length or min(config.stack.max_positions, 2048)
-    forward = sum(
-        _stack_flops(stack, context_length, causal=n == "decoder", cross=len(stacks) == 2 and n == "decoder")
-        for n, stack in stacks.items()
-    )
-    forward += 2 * _head_weights(config)
+    forward = 2 * _head_weights(config)
+    for name, stack in stacks.items():
+        causal = name == "decoder"
+        forward += _stack_flops(stack, context_length, causal=causal, cross=causal and config.encoder is not None)
     decoder = config.decoder
     cached = 2 * decoder.layers * decoder.kv_heads * decoder.head_dim if decoder else 0
+    cross = cached if config.family == "seq2seq" else 0
     return ModelSummary(
         family=config.family,
-        layers={n: s.layers for n, s in stacks.items()},
-        heads={n: s.heads for n, s in stacks.items()},
+        layers={name: stack.layers for name, stack in stacks.items()},
+        heads={name: stack.heads for name, stack in stacks.items()},
         width=config.stack.width,
         vocab_size=config.stack.vocab_size,
         context_length=context_length,
@@ -69,16 +68,14 @@ def summarise_model(config: Config, context_length: int | None = None) -> ModelS
         tied=config.head.tied,
         flops_forward=forward,
         flops_training=3 * forward,
-        weight_bytes={kind: total * size for kind, size in BYTES_PER_NUMBER.items()},
-        cache_bytes_per_token={kind: cached * size for kind, size in BYTES_PER_NUMBER.items()},
-        cross_bytes_per_source_token={
-            kind: cached * size if config.family == "seq2seq" else 0 for kind, size in BYTES_PER_NUMBER.items()
-        },
+        weight_bytes={dtype: total * size for dtype, size in BYTES_PER_NUMBER.items()},
+        cache_bytes_per_token={dtype: cached * size for dtype, size in BYTES_PER_NUMBER.items()},
+        cross_bytes_per_source_token={dtype: cross * size for dtype, size in BYTES_PER_NUMBER.items()},
     )
 
 
 def component_of(name: str) -> str:
-    """Which part of the house a parameter belongs to."""
+    """The component that a parameter belongs to."""
     if name.startswith("head."):
         return "head"
     if "norm" in name:
@@ -89,18 +86,16 @@ def component_of(name: str) -> str:
 
 
 def _stack_flops(stack: StackConfig, context_length: int, *, causal: bool, cross: bool) -> int:
-    """Per token, forward: matrices and attention, for every layer (shared weights are used once a layer)."""
+    """Per token, forward: matrices and attention of every layer (shared weights count in each layer)."""
     inner, kv = stack.heads * stack.head_dim, stack.kv_heads * stack.head_dim
     attention = stack.width * (2 * inner + 2 * kv)
-    gates = 2 if stack.feedforward.endswith("glu") or "glu_" in stack.feedforward else 1
-    weights = attention * (2 if cross else 1) + stack.width * stack.ffn_width * (1 + gates)
-    flops = 0
+    matrices = 3 if stack.feedforward in GATED_ACTIVATIONS else 2
+    weights = attention * (2 if cross else 1) + stack.width * stack.ffn_width * matrices
+    flops = 2 * stack.embedding_width * stack.width
     for layer in range(stack.layers):
         window = stack.window_of(layer)
-        seen = min(context_length, window + 1 if causal else 2 * window + 1) if window else context_length
-        flops += 2 * weights + 4 * inner * (seen + (context_length if cross else 0))
-    if stack.embedding_width:
-        flops += 2 * stack.embedding_width * stack.width
+        keys = min(context_length, window + 1 if causal else 2 * window + 1) if window else context_length
+        flops += 2 * weights + 4 * inner * (keys + (context_length if cross else 0))
     return flops
 
 

@@ -1,4 +1,4 @@
-"""What a GPU needs of its own."""
+"""Whether Triton can run, and on which device."""
 
 import os
 import shutil
@@ -11,11 +11,11 @@ import torch
 
 @cache
 def has_triton() -> bool:
-    """Whether kernels that are written in Triton can run here. It builds their launchers with a C compiler."""
+    """Whether Triton kernels can run here: there is a GPU, and a C compiler for their launchers."""
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     return torch.cuda.is_available() and find_spec("triton") is not None and bool(compiler)
 
 
 def device_guard(device: torch.device) -> AbstractContextManager[object]:
-    """Kernels and streams that name no device belong to this one meanwhile."""
+    """Make a GPU the current device, on which Triton kernels and streams run by default."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

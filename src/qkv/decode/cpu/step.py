@@ -52,7 +52,7 @@ class StepContext(NamedTuple):
 def is_supported(network: Decoder | Seq2Seq, cache: SelfCache) -> bool:
     """Whether a step may run here: on the CPU, in a cache that grows, with this kernel, in plain types."""
     stack = network.decoder
-    here = cache.cursor.device.type == "cpu" and not cache.static and not network.training
+    here = cache.document_ids.device.type == "cpu" and not cache.is_static and not network.training
     return here and stack.kernel in ("auto", "sdpa") and not torch.is_autocast_enabled("cpu")
 
 
