@@ -48,7 +48,7 @@ class Config:
                 if a != b:
                     raise ValueError(f"share_embeddings needs one {name}, not {a} (encoder) and {b} (decoder)")
         if self.family == "seq2seq" and self.encoder.width != self.decoder.width:  # type: ignore[union-attr]
-            raise ValueError("encoder and decoder must have one width: the decoder attends to the encoder's output")
+            raise ValueError("encoder and decoder must have the same width, because of cross-attention")
         if self.family == "seq2seq" and self.decoder.residual == "parallel":  # type: ignore[union-attr]
             raise ValueError('decoder: residual = "parallel" does not support cross-attention; use "serial"')
         if self.head.kind in ("lm", "mlm") and self.head.outputs != self.stack.vocab_size:
