@@ -100,7 +100,7 @@ def test_what_was_prefetched_is_not_in_the_state():
 @pytest.mark.parametrize("changed", [{"seed": 1}, {"max_documents": 3}, {"weights": {"a": 1, "b": 5}}])
 def test_a_state_of_other_rows_is_refused_with_the_difference(changed):
     state = Loader(rows()).state_dict()
-    with pytest.raises(QkvError, match=r"cannot be found again: \w+ was \d+ and is \d+"):
+    with pytest.raises(QkvError, match=r"cannot restore the position in the data: \w+ was \d+ and is \d+"):
         Loader(rows(**changed)).load_state_dict(state)
 
 
@@ -110,7 +110,7 @@ def test_a_state_of_other_data_is_refused():
     )
     with pytest.raises(QkvError, match="the data is not what it was when the run began") as error:
         make(31).load_state_dict(make(30).state_dict())
-    assert "examples then: 30, now: 31" in str(error.value)
+    assert "30 examples then, 31 now" in str(error.value)
     assert " was 30" not in str(error.value), "what follows from it is not listed too"
     with pytest.raises(QkvError, match=r"the data is not what it was .*, seed was 5 and is 0\. "):
         make(31).load_state_dict({**make(30).state_dict(), "seed": 5})
@@ -120,7 +120,7 @@ def test_the_same_data_in_other_rows_is_not_said_to_have_changed():
     make = lambda length: Loader(
         SequenceStream(CausalLM(documents([90] * 9), tokenizer(), max_length=length), batch_tokens=64)
     )
-    with pytest.raises(QkvError, match=r"examples was \d+ and is \d+, length was 32 and is 16") as error:
+    with pytest.raises(QkvError, match=r"examples was \d+ and is \d+, max_length was 32 and is 16") as error:
         make(16).load_state_dict(make(32).state_dict())
     assert "the data is not" not in str(error.value)
 
@@ -145,7 +145,7 @@ def test_a_loader_with_epochs_ends_and_shows_all(workers):
 
 
 def test_a_mixture_has_no_common_epochs():
-    with pytest.raises(UsageError, match="epochs of their own"):
+    with pytest.raises(UsageError, match="have different epochs"):
         next(iter(Loader(rows(), epochs=1)))
 
 
@@ -170,7 +170,7 @@ def test_a_hung_worker_is_named():
     batches = iter(loader)
     next(batches)
     os.kill(loader.workers.processes[0].pid, signal.SIGSTOP)
-    with pytest.raises(WorkerError, match=r"data worker 0 \(process \d+\) has not answered for 0.5 s"):
+    with pytest.raises(WorkerError, match=r"data worker 0 \(process \d+\) has not responded for 0.5 s"):
         list(islice(batches, 20))
 
 
@@ -213,8 +213,8 @@ def test_a_loader_can_be_sent_to_a_spawned_worker(name):
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
-        ({"rank": 2, "world_size": 2}, "rank = 2 is not below world = 2"),
-        ({"num_workers": -1}, "workers = -1"),
+        ({"rank": 2, "world_size": 2}, "rank = 2 is not below world_size = 2"),
+        ({"num_workers": -1}, "num_workers = -1"),
         ({"prefetch": 0}, "prefetch = 0"),
     ],
 )

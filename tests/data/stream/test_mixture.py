@@ -101,7 +101,7 @@ def test_a_temperature_of_nothing_is_refused():
 
 
 def test_no_sources_are_refused():
-    with pytest.raises(UsageError, match="no sources"):
+    with pytest.raises(UsageError, match="at least one dataset"):
         SequenceStream({}, batch_tokens=64)
 
 

@@ -267,7 +267,7 @@ def test_a_window_holds_more_examples_where_they_are_short():
 
 
 def test_a_batch_smaller_than_a_row_is_refused():
-    with pytest.raises(UsageError, match="batch_tokens = 31 is less than one row of 32"):
+    with pytest.raises(UsageError, match="batch_tokens = 31 is less than one sequence of 32"):
         SequenceStream(CausalLM(documents([4]), tokenizer(), max_length=32), batch_tokens=31)
 
 

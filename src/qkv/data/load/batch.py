@@ -1,4 +1,7 @@
-"""A batch: rows as torch tensors, ready for a model."""
+"""A batch: sequences as torch tensors, ready for a model.
+
+B is the batch size, T and S the target and source length, E the most examples in a sequence.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -12,14 +15,17 @@ from torch import Tensor
 from qkv.data.objectives import IGNORE_INDEX
 from qkv.data.stream.collate import BatchArrays
 
+KERNEL_BLOCK_TOKENS = 128
+"""The block size of attention kernels: a smaller bound on the length would not make them faster."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """B rows of T places (and S on the source side), with up to E = `texts` examples in each. Integers are int64.
+    """B sequences with up to E = `max_documents` examples in each. Integers are int64.
 
-    What an objective does not have is None. `segment` numbers the examples of a row from 1, 0 is padding; `position`
-    counts inside each example; `labels` and what belongs to whole examples (B, E) are `IGNORE` (scores: NaN) where
-    there is nothing to learn.
+    Tensors that an objective does not have are None. `document_ids` number the examples of a sequence from 1, 0 is
+    padding; `positions` count within each example. `labels`, and the (B, E) labels of examples, are `IGNORE_INDEX`
+    (scores: NaN) where there is nothing to learn.
     """
 
     ids: Tensor  # (B, T)
@@ -32,103 +38,100 @@ class Batch:
     source_positions: Tensor | None = None  # (B, S)
     class_labels: Tensor | None = None  # (B, E)
     scores: Tensor | None = None  # (B, E) float32
-    span_starts: Tensor | None = None  # (B, E) places in the row
+    span_starts: Tensor | None = None  # (B, E) positions in the sequence
     span_ends: Tensor | None = None  # (B, E)
 
     max_documents: int
     epoch: int
-    max_document_length: int = 0  # no text takes more places than this; rounded up, so that it seldom changes
+    max_document_length: int = 0  # an upper bound, rounded up so that it seldom changes
     source_max_document_length: int = 0
-    one_document_each: bool = False  # whether each row holds exactly one text
-    unpadded: bool = False  # whether it holds nothing else, no padding either
-    source_unpadded: bool = False  # whether each source row does
-    # What is counted stays on the CPU, so that nobody has to wait for a device to know it.
-    tokens_per_sequence: np.ndarray  # (B,) tokens, source and target together
-    labels_per_sequence: np.ndarray  # (B,) token labels that are learnt from
-    answers_per_sequence: np.ndarray  # (B,) classes, scores or spans that are learnt from
-    example_ids: np.ndarray  # (n,) the number of each example
-    example_sequences: np.ndarray  # (n,) the row it lies in
-    example_epochs: np.ndarray  # (n,) the epoch of its source
+    one_document_each: bool = False  # whether each sequence has exactly one document
+    unpadded: bool = False  # whether, in addition, there is no padding
+    source_unpadded: bool = False  # the same for the source
+    # Counts stay on the CPU, so that reading them never waits for a device.
+    tokens_per_sequence: np.ndarray  # (B,) source and target together
+    labels_per_sequence: np.ndarray  # (B,) token labels that are learnt
+    answers_per_sequence: np.ndarray  # (B,) classes, scores or spans that are learnt
+    example_ids: np.ndarray  # (n,)
+    example_sequences: np.ndarray  # (n,) the sequence of each example
+    example_epochs: np.ndarray  # (n,) the epoch of each example's dataset
 
     @classmethod
     def from_arrays(cls, arrays: BatchArrays, max_documents: int, epoch: int) -> "Batch":
-        """A batch from the arrays that `fill` made."""
+        """A batch from the arrays that `collate` made."""
 
-        def learnt(name: str) -> np.ndarray:
+        def count_labels(name: str) -> np.ndarray:
             values = arrays.get(name, np.full((len(arrays["ids"]), 1), IGNORE_INDEX))
-            found: np.ndarray = np.count_nonzero(np.isfinite(values) & (values != IGNORE_INDEX), axis=1)
-            return found
+            counts: np.ndarray = np.count_nonzero(np.isfinite(values) & (values != IGNORE_INDEX), axis=1)
+            return counts
 
-        parts: dict[str, Any] = {}
+        converted: dict[str, Any] = {}
         for name, values in arrays.items():
-            own = values.astype(np.float32 if values.dtype.kind == "f" else np.int64)  # a copy: workers reuse theirs
-            parts[name] = torch.from_numpy(own) if own.ndim == 2 else own
+            copy = values.astype(np.float32 if values.dtype.kind == "f" else np.int64)  # workers reuse their memory
+            converted[name] = torch.from_numpy(copy) if copy.ndim == 2 else copy
         tokens = np.count_nonzero(arrays["document_ids"], axis=1)
         if "source_document_ids" in arrays:
             tokens = tokens + np.count_nonzero(arrays["source_document_ids"], axis=1)
-        answers = learnt("class_labels") + learnt("scores") + learnt("span_starts")
-        one_each = len(arrays["example_sequences"]) == len(tokens) and len(
-            np.unique(arrays["example_sequences"])
-        ) == len(tokens)
-        shape: dict[str, Any] = {
-            "max_document_length": rounded_max_length(arrays, "positions"),
-            "one_document_each": one_each,
-        }
-        shape["source_max_document_length"] = rounded_max_length(arrays, "source_positions")
-        for name in ("document_ids", "source_document_ids"):
-            if name in arrays:
-                shape[name.replace("document_ids", "unpadded")] = one_each and bool((arrays[name] > 0).all())
-        counts = {
-            "tokens_per_sequence": tokens,
-            "labels_per_sequence": learnt("labels"),
-            "answers_per_sequence": answers,
-        }
-        return cls(**parts, **counts, **shape, max_documents=max_documents, epoch=epoch)
+        sequences = arrays["example_sequences"]
+        one_each = len(sequences) == len(tokens) and len(np.unique(sequences)) == len(tokens)
+        return cls(
+            **converted,
+            max_documents=max_documents,
+            epoch=epoch,
+            max_document_length=rounded_max_length(arrays, "positions"),
+            source_max_document_length=rounded_max_length(arrays, "source_positions"),
+            one_document_each=one_each,
+            unpadded=one_each and _has_no_padding(arrays, "document_ids"),
+            source_unpadded=one_each and _has_no_padding(arrays, "source_document_ids"),
+            tokens_per_sequence=tokens,
+            labels_per_sequence=count_labels("labels"),
+            answers_per_sequence=count_labels("class_labels") + count_labels("scores") + count_labels("span_starts"),
+        )
 
     @property
     def batch_size(self) -> int:
-        """How many rows there are."""
+        """The number of sequences."""
         return self.ids.shape[0]
 
     @property
     def examples(self) -> list[list[int]]:
-        """The numbers of the examples in each row."""
+        """The ids of the examples in each sequence."""
         listed: list[list[int]] = [[] for _ in range(self.batch_size)]
-        for row, example in zip(self.example_sequences.tolist(), self.example_ids.tolist(), strict=True):
-            listed[row].append(example)
+        for sequence, example in zip(self.example_sequences.tolist(), self.example_ids.tolist(), strict=True):
+            listed[sequence].append(example)
         return listed
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that are not padding, source and target together."""
+        """The number of tokens without padding, source and target together."""
         return int(self.tokens_per_sequence.sum())
 
     @property
     def num_labels(self) -> int:
-        """Token labels that are learnt from: what their loss is divided by, and micro-batches are weighed by."""
+        """The number of token labels that are learnt; the loss is divided by it."""
         return int(self.labels_per_sequence.sum())
 
     @property
     def num_answers(self) -> int:
-        """Classes, scores or spans that are learnt from."""
+        """The number of classes, scores or spans that are learnt."""
         return int(self.answers_per_sequence.sum())
 
     @property
     def padding_fraction(self) -> float:
-        """The share of places that hold no token."""
-        places = self.ids.numel() + (0 if self.source_ids is None else self.source_ids.numel())
-        return 1 - self.num_tokens / places
+        """The fraction of positions that are padding."""
+        positions = self.ids.numel() + (0 if self.source_ids is None else self.source_ids.numel())
+        return 1 - self.num_tokens / positions
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
         """The same batch on a device."""
         return self._map_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> "Batch":
-        """The same batch in page-locked memory, from which a GPU can fetch it while it works."""
+        """The same batch in page-locked memory, which can be copied to a GPU asynchronously."""
         return self._map_tensors(lambda tensor: tensor.pin_memory())
 
     def split(self, num_parts: int) -> list["Batch"]:
-        """The rows in `parts` micro-batches, as even as they can be; fewer where there are fewer rows."""
+        """The sequences in `num_parts` micro-batches, as even as possible; fewer if there are fewer sequences."""
         edges = np.linspace(0, self.batch_size, min(num_parts, self.batch_size) + 1).round().astype(int).tolist()
         return [self._slice(first, last) for first, last in pairwise(edges)]
 
@@ -144,18 +147,18 @@ class Batch:
             example_epochs=self.example_epochs[mine],
         )
 
-    def _map_tensors(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+    def _map_tensors(self, function: Callable[[Tensor], Tensor]) -> "Batch":
         values = ((field.name, getattr(self, field.name)) for field in fields(self))
-        changed: dict[str, Any] = {name: change(value) for name, value in values if isinstance(value, Tensor)}
+        changed: dict[str, Any] = {name: function(value) for name, value in values if isinstance(value, Tensor)}
         return replace(self, **changed)
 
 
-KERNEL_BLOCK_TOKENS = 128
-"""Attention kernels work on blocks of this many places: a smaller bound would change nothing."""
+def _has_no_padding(arrays: BatchArrays, name: str) -> bool:
+    return name in arrays and bool((arrays[name] > 0).all())
 
 
 def rounded_max_length(arrays: BatchArrays, name: str) -> int:
-    """The places that the longest text takes, rounded up to a power of two (at most a row); 0 without such rows."""
+    """The longest document, rounded up to a power of two (at most the sequence length); 0 without such an array."""
     if name not in arrays:
         return 0
     positions = arrays[name]

@@ -1,8 +1,8 @@
-"""The order of the examples: a new seeded permutation each epoch, that costs no memory whatever the size of the corpus.
+"""The order of the examples: a new seeded permutation for each epoch, which needs no memory for a corpus of any size.
 
-`Permutation` is a small cipher on 0 … n − 1: position in, example out. `Course` is one source's endless run through
-its epochs. `Epochs` deals a single source in windows; a window is what is packed into rows together, and never crosses
-the end of an epoch, so that an epoch is a whole number of windows and shows every example exactly once.
+`Permutation` is a small cipher on 0 … n − 1: position in, example out. `EpochOrder` is the endless order of one
+dataset over its epochs. `SingleDatasetOrder` cuts it into pools. A pool holds the examples that are packed together;
+it never crosses the end of an epoch, so an epoch is a whole number of pools and has every example exactly once.
 """
 
 from bisect import bisect_right
@@ -14,7 +14,14 @@ import numpy as np
 
 from qkv.data.objectives import Objective
 from qkv.data.ragged import Ints
-from qkv.data.stream.random_bits import GOLDEN_GAMMA, UINT64_MAX, EpochRng, hash64, splitmix64_finalizer, to_integers
+from qkv.data.stream.random_bits import (
+    GOLDEN_GAMMA,
+    UINT64_MAX,
+    EpochRng,
+    hash64,
+    splitmix64_finalizer,
+    to_integers,
+)
 
 FEISTEL_ROUNDS = 8
 
@@ -22,9 +29,9 @@ FEISTEL_ROUNDS = 8
 class Permutation:
     """A permutation of 0 … size − 1 that is computed, not stored.
 
-    A Feistel network over the rectangle left × right ≥ size: each round adds to one coordinate a hash of the other,
-    which can be undone, so no two positions meet. The few places of the rectangle beyond `size` are walked on from
-    until a place inside is reached (Black and Rogaway 2002), which keeps it one to one.
+    A Feistel network on the rectangle left × right ≥ size: each round adds a hash of one coordinate to the other,
+    which is invertible, so no two positions collide. A result beyond `size` is permuted again until it is inside
+    (cycle walking, Black and Rogaway 2002), which keeps the mapping one to one.
 
     >>> sorted(Permutation(10, key=3)(np.arange(10)).tolist())
     [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
@@ -32,34 +39,34 @@ class Permutation:
 
     def __init__(self, size: int, key: int):
         self.size = size
-        self.left = isqrt(max(size, 1) - 1) + 1  # ⌈√size⌉, so that the rectangle is at most √size places too large
+        self.left = isqrt(max(size, 1) - 1) + 1  # ⌈√size⌉, so that the rectangle exceeds size by at most √size
         self.right = max(1, -(-size // self.left))
-        self.keys = [np.uint64((key + turn * GOLDEN_GAMMA) & UINT64_MAX) for turn in range(FEISTEL_ROUNDS)]
+        self.keys = [np.uint64((key + number * GOLDEN_GAMMA) & UINT64_MAX) for number in range(FEISTEL_ROUNDS)]
 
     def __call__(self, positions: Ints) -> Ints:
         """The examples at these positions: (n,) → (n,) int64."""
-        place = np.array(positions, np.int64)
-        outside = np.ones(len(place), bool)
+        examples = np.array(positions, np.int64)
+        outside = np.ones(len(examples), bool)
         while outside.any():
-            place[outside] = self._permute_once(place[outside])
-            outside = place >= self.size
-        return place
+            examples[outside] = self._permute_once(examples[outside])
+            outside = examples >= self.size
+        return examples
 
-    def _permute_once(self, place: Ints) -> Ints:
-        one, other = np.divmod(place, self.right)
+    def _permute_once(self, values: Ints) -> Ints:
+        one, other = np.divmod(values, self.right)
         limit, other_limit = self.left, self.right
         for key in self.keys:
             one = one + to_integers(splitmix64_finalizer(other.astype(np.uint64) + key), limit)
             one -= (one >= limit) * limit
             one, other, limit, other_limit = other, one, other_limit, limit
-        # After an even number of rounds the coordinates are back in their places.
-        back: Ints = one * self.right + other
-        return back
+        # After an even number of rounds the coordinates are back in their order.
+        permuted: Ints = one * self.right + other
+        return permuted
 
 
 @dataclass(frozen=True)
 class ExampleRefs:
-    """Examples as they are dealt: which source, in which of its epochs, which of its examples. Each (n,)."""
+    """References to examples: the dataset, the epoch of that dataset, and the example in it. Each is (n,)."""
 
     dataset: Ints
     epoch: Ints
@@ -69,22 +76,22 @@ class ExampleRefs:
         return len(self.example)
 
     def take(self, entries: Ints) -> "ExampleRefs":
-        """Some of them."""
+        """Some of the references."""
         return ExampleRefs(self.dataset[entries], self.epoch[entries], self.example[entries])
 
     @classmethod
     def concatenate(cls, parts: list["ExampleRefs"]) -> "ExampleRefs":
-        """Several one after the other."""
-        names = ("dataset", "epoch", "example")
+        """All references, in order."""
+        fields = ("dataset", "epoch", "example")
         none = [np.zeros(0, np.int64)]
-        return cls(*(np.concatenate([getattr(part, name) for part in parts] or none) for name in names))
+        return cls(*(np.concatenate([getattr(part, field) for part in parts] or none) for field in fields))
 
 
 class EpochOrder:
-    """One source run through again and again: position p of it is an example of some epoch.
+    """The endless order of one dataset: position p is an example of some epoch.
 
-    The starts of the epochs are remembered as far as they were needed: an epoch may have a few examples more than
-    another, where windows of long documents are shifted.
+    Epochs may differ by a few examples where the windows of long documents have a random offset, so the starts of the
+    epochs are computed as far as they are needed.
     """
 
     def __init__(self, objective: Objective, seed: int, dataset: int = 0):
@@ -94,11 +101,11 @@ class EpochOrder:
         self.epoch_starts = [0]
 
     def rng(self, epoch: int) -> EpochRng:
-        """Where the random choices of an epoch come from."""
+        """The random numbers of an epoch."""
         return EpochRng(self.seed, epoch)
 
     def num_examples(self, epoch: int) -> int:
-        """How many examples an epoch has."""
+        """The number of examples in an epoch."""
         return self.objective.num_examples(self.rng(epoch))
 
     def epoch_start(self, epoch: int) -> int:
@@ -127,62 +134,63 @@ class EpochOrder:
 
 
 class PoolOrder(Protocol):
-    """Windows of examples, numbered from 0 without end; each can be had without those before it."""
+    """An endless sequence of pools of examples; each can be computed without those before it."""
 
     @property
     def epoch_orders(self) -> tuple[EpochOrder, ...]: ...
 
     def pool(self, index: int) -> ExampleRefs:
-        """The examples of a window."""
+        """The examples of a pool."""
         ...
 
     def epoch_of(self, pool: int) -> int:
-        """The epoch in which a window lies."""
+        """The epoch of a pool."""
         ...
 
     def num_pools(self, epochs: int) -> int:
-        """How many windows the first so many epochs have."""
+        """The number of pools in the first `epochs` epochs."""
         ...
 
     def invariants(self) -> dict[str, int]:
-        """What must be the same for a window's number to mean the same examples."""
+        """What must not change for a pool's index to mean the same examples."""
         ...
 
 
 class SingleDatasetOrder:
-    """One source, epoch after epoch, in windows of `size` examples; the last window of an epoch may be shorter."""
+    """One dataset, epoch after epoch, in pools of `pool_size` examples; the last pool of an epoch may be smaller."""
 
     def __init__(self, objective: Objective, seed: int, pool_size: int):
         self.epoch_order = EpochOrder(objective, seed)
         self.epoch_orders = (self.epoch_order,)
         self.pool_size = pool_size
-        self._first_pools = [0]  # the first window of each epoch, as far as was needed
+        self._first_pools = [0]  # of each epoch, as far as they were needed
 
     def epoch_of(self, pool: int) -> int:
+        """The epoch of a pool."""
         while self._first_pools[-1] <= pool:
             self.num_pools(len(self._first_pools))
         return bisect_right(self._first_pools, pool) - 1
 
     def num_pools(self, epochs: int) -> int:
+        """The number of pools in the first `epochs` epochs."""
         while len(self._first_pools) <= epochs:
             examples = self.epoch_order.num_examples(len(self._first_pools) - 1)
             self._first_pools.append(self._first_pools[-1] + -(-examples // self.pool_size))
         return self._first_pools[epochs]
 
     def pool(self, index: int) -> ExampleRefs:
+        """The examples of a pool."""
         epoch = self.epoch_of(index)
         first = self.epoch_order.epoch_start(epoch) + (index - self.num_pools(epoch)) * self.pool_size
         return self.epoch_order.refs(first, min(first + self.pool_size, self.epoch_order.epoch_start(epoch + 1)))
 
     def invariants(self) -> dict[str, int]:
-        return {
-            "seed": self.epoch_order.seed,
-            "window_size": self.pool_size,
-            "examples": self.epoch_order.num_examples(0),
-            "data": data_fingerprint(self.epoch_orders),
-        }
+        """What must not change for a pool's index to mean the same examples."""
+        examples = self.epoch_order.num_examples(0)
+        settings = {"seed": self.epoch_order.seed, "pool_size": self.pool_size, "examples": examples}
+        return {**settings, "data": data_fingerprint(self.epoch_orders)}
 
 
 def data_fingerprint(epoch_orders: tuple[EpochOrder, ...]) -> int:
-    """A number that changes with what the examples hold, small enough for every reader of JSON to keep exact."""
-    return hash64(*(course.objective.examples.fingerprint for course in epoch_orders)) % 2**53
+    """A number that changes with the examples' content, small enough to be exact in JSON."""
+    return hash64(*(order.objective.examples.fingerprint for order in epoch_orders)) % 2**53

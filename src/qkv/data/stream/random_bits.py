@@ -1,8 +1,8 @@
-"""Random choices that depend on nothing but (seed, epoch, what it is for, which example, which draw).
+"""Counter-based random numbers: each is a hash of (seed, epoch, purpose, example, counter).
 
-There is no generator object whose state would have to be saved: every number is a hash of its address. So a run that
-stops and resumes, or uses another number of workers or processes, masks the same words and shuffles the same way.
-The hash is SplitMix64 (Steele, Lea and Flood 2014): the k-th number of a stream is `mix(key + k · GOLDEN)`.
+No generator state has to be saved. So a run that is resumed, or has another number of workers or processes, masks the
+same words and shuffles in the same order. The hash is SplitMix64 (Steele, Lea and Flood 2014): number k of a stream is
+`splitmix64_finalizer(key + (k + 1) · GOLDEN_GAMMA)`.
 """
 
 from dataclasses import dataclass
@@ -19,15 +19,15 @@ UINT64_MAX = 2**64 - 1
 
 
 def splitmix64_finalizer(x: Bits) -> Bits:
-    """SplitMix64's finaliser: 64 bits in, 64 well stirred bits out, one to one."""
+    """SplitMix64's finaliser, a bijection of 64-bit numbers that mixes their bits."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    stirred: Bits = x ^ (x >> np.uint64(31))
-    return stirred
+    mixed: Bits = x ^ (x >> np.uint64(31))
+    return mixed
 
 
 def hash64(*parts: int | str) -> int:
-    """One 64-bit number from an address, the same on every machine.
+    """A 64-bit hash, the same on every machine.
 
     >>> hash64(7, "mask") == hash64(7, "mask"), hash64(7, "mask") == hash64(7, "order")
     (True, False)
@@ -38,7 +38,7 @@ def hash64(*parts: int | str) -> int:
 
 @dataclass(frozen=True)
 class EpochRng:
-    """Where random choices come from: a seed and an epoch.
+    """The random numbers of one epoch.
 
     >>> keys = EpochRng(seed=1, epoch=0).keys("mask", np.arange(3))
     >>> len(set(keys.tolist()))
@@ -49,18 +49,17 @@ class EpochRng:
     epoch: int = 0
 
     def hash64(self, purpose: str) -> int:
-        """One 64-bit number for the whole epoch."""
+        """One 64-bit number for the epoch."""
         return hash64(self.seed, self.epoch, purpose)
 
     def keys(self, purpose: str, examples: Ints) -> Bits:
-        """A stream of its own for each example: (n,) ids → (n,) keys for `bits`."""
-        return splitmix64_finalizer(
-            np.asarray(examples).astype(np.uint64) * np.uint64(GOLDEN_GAMMA) + np.uint64(self.hash64(purpose))
-        )
+        """A separate stream for each example: (n,) example ids → (n,) keys for `random_bits`."""
+        ids = np.asarray(examples).astype(np.uint64)
+        return splitmix64_finalizer(ids * np.uint64(GOLDEN_GAMMA) + np.uint64(self.hash64(purpose)))
 
 
 def random_bits(keys: Bits, counters: np.ndarray) -> Bits:
-    """Draw number `counters` of the streams `keys` (shapes broadcast)."""
+    """Number `counters` of the streams `keys` (shapes broadcast)."""
     return splitmix64_finalizer(
         keys + (np.asarray(counters).astype(np.uint64) + np.uint64(1)) * np.uint64(GOLDEN_GAMMA)
     )
@@ -72,12 +71,12 @@ def to_uniform(bits: Bits) -> np.ndarray:
 
 
 def to_integers(bits: Bits, limit: int | np.ndarray) -> np.ndarray:
-    """Bits as int64 in [0, limit), for limits up to 2³²: the high half of a product, no division."""
+    """Bits as int64 in [0, limit), for limits up to 2³²: the high half of a product, without a division."""
     return ((bits >> np.uint64(32)) * np.asarray(limit).astype(np.uint64) >> np.uint64(32)).astype(np.int64)
 
 
 def shuffle_groups(keys: Bits, sizes: Ints) -> Ints:
-    """A random order of the members of each group: groups laid end to end (n groups of `sizes`) → flat indices.
+    """A random order within each of n concatenated groups: flat indices (sum of sizes,).
 
     >>> order = shuffle_groups(EpochRng(0).keys("demo", np.arange(2)), np.array([3, 2])).tolist()
     >>> sorted(order[:3]), sorted(order[3:])
@@ -85,14 +84,14 @@ def shuffle_groups(keys: Bits, sizes: Ints) -> Ints:
     """
     group = np.repeat(np.arange(len(sizes)), sizes)  # (sum,)
     member = np.arange(len(group)) - ragged_starts(sizes)[group]
-    # One sort serves all groups: the group in the high bits, chance in the low ones.
+    # One sort for all groups: the group in the high bits, random numbers in the low ones.
     width = max(1, len(sizes).bit_length())
-    chance = random_bits(keys[group], member) >> np.uint64(width)
-    return np.argsort(group.astype(np.uint64) << np.uint64(64 - width) | chance, kind="stable")
+    noise = random_bits(keys[group], member) >> np.uint64(width)
+    return np.argsort(group.astype(np.uint64) << np.uint64(64 - width) | noise, kind="stable")
 
 
 def choose_in_groups(keys: Bits, sizes: Ints, counts: Ints) -> np.ndarray:
-    """Mark `picks[i]` of the `sizes[i]` members of each group at random: flat (sum of sizes,) bool."""
+    """Choose `counts[i]` of the `sizes[i]` members of each group at random: flat (sum of sizes,) bool."""
     order = shuffle_groups(keys, sizes)
     group = np.repeat(np.arange(len(sizes)), sizes)
     rank = np.arange(len(group)) - ragged_starts(sizes)[group]  # the order keeps groups together
@@ -102,18 +101,17 @@ def choose_in_groups(keys: Bits, sizes: Ints, counts: Ints) -> np.ndarray:
 
 
 def random_compositions(keys: Bits, totals: Ints, num_parts: Ints) -> Ints:
-    """Cut each total into so many positive parts at random, every cut equally likely: flat (sum of parts,).
+    """Split each total into `num_parts` positive parts, every split equally likely: flat (sum of num_parts,).
 
-    >>> pieces = random_compositions(EpochRng(0).keys("demo", np.arange(2)), np.array([10, 4]), np.array([3, 4]))
-    >>> int(pieces[:3].sum()), pieces[3:].tolist()
+    >>> parts = random_compositions(EpochRng(0).keys("demo", np.arange(2)), np.array([10, 4]), np.array([3, 4]))
+    >>> int(parts[:3].sum()), parts[3:].tolist()
     (10, [1, 1, 1, 1])
     """
     totals, num_parts = np.asarray(totals), np.asarray(num_parts)
-    cut = np.zeros(int(totals.sum()), bool)  # True where a part begins
-    starts = ragged_starts(totals)
-    inner = np.ones(len(cut), bool)
-    inner[starts[totals > 0]] = False  # the first place of a total always begins a part; the others may
-    cut[starts[totals > 0]] = True
-    cut[inner] = choose_in_groups(keys, np.maximum(totals - 1, 0), np.maximum(num_parts - 1, 0))
-    begins = np.flatnonzero(cut)
-    return np.diff(begins, append=len(cut))
+    is_start = np.zeros(int(totals.sum()), bool)  # True where a part begins
+    starts = ragged_starts(totals)[totals > 0]  # a part always begins with its total
+    is_inner = np.ones(len(is_start), bool)
+    is_inner[starts] = False
+    is_start[starts] = True
+    is_start[is_inner] = choose_in_groups(keys, np.maximum(totals - 1, 0), np.maximum(num_parts - 1, 0))
+    return np.diff(np.flatnonzero(is_start), append=len(is_start))

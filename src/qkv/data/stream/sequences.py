@@ -1,8 +1,10 @@
-"""The endless stream of rows: a pure function of the data, the seed and the layout.
+"""The endless stream of sequences: a pure function of the data, the seed and the layout.
 
-The order's windows are packed one by one, each by itself, and the rows of each are shuffled: that is the stream. A
-step takes the next few rows of it, and of these each data-parallel process takes its share. Nothing depends on how
-many processes or workers there are, so a cursor (window, row) means the same place to any number of them.
+Each pool of the order is packed separately, and its sequences are shuffled: that is the stream. A batch takes the next
+sequences of it, and each data-parallel rank takes its shard of the batch. Nothing depends on the number of processes
+or workers, so a cursor means the same position in the stream to any number of them.
+
+S is the number of sides: 1, or 2 for pairs (target, source).
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,13 +22,13 @@ from qkv.data.stream.random_bits import EpochRng, shuffle_groups
 from qkv.errors import QkvError, UsageError, suggest_name
 
 LAYOUTS = ("packed", "padded")
-PROBE_EXAMPLES = 4096  # examples looked at to choose a window's size
-SEQUENCES_PER_POOL = 256  # then the last, half-empty row of a window wastes 0.2 %
+PROBE_EXAMPLES = 4096  # read to choose the size of a pool
+SEQUENCES_PER_POOL = 256  # so that the last sequence of a pool, half empty on average, wastes 0.2 %
 MAX_POOL_EXAMPLES = 32768
 
 
 class StreamCursor(NamedTuple):
-    """A place in the stream: the next unit (a row; a padded group) of a window, and the steps taken so far."""
+    """A position in the stream: the next unit (a packed sequence; a padded batch) of a pool, and the steps so far."""
 
     pool: int = 0
     unit: int = 0
@@ -38,22 +40,22 @@ STREAM_START = StreamCursor()
 
 @dataclass(frozen=True)
 class PoolPlan:
-    """One window, laid out. Units are dealt in the order of `units`."""
+    """The layout of one pool. Its units come in the order of `units`."""
 
     refs: ExampleRefs
-    lengths: Ints  # (n, streams) of the picks
+    lengths: Ints  # (n, S) of the examples
     layout: PackingLayout
     first_sequence: Ints  # (units + 1,)
-    widths: Ints  # (units, streams) the length of their rows
+    widths: Ints  # (units, S) sequence lengths
     units: Ints  # (units,) in random order
 
     def sequences_of(self, units: Ints) -> Ints:
-        """The rows of some units."""
+        """The sequences of some units."""
         first = self.first_sequence[units]
         return ragged_index(first, self.first_sequence[units + 1] - first)
 
     def entries(self, sequences: Ints) -> tuple[Ints, Ints]:
-        """The layout's entries in some rows, and beside each which of these rows it lies in, counted from 0."""
+        """The entries of the layout in some sequences, and for each the index of its sequence among these."""
         first = np.searchsorted(self.layout.sequence, sequences)
         counts = np.searchsorted(self.layout.sequence, sequences, "right") - first
         return ragged_index(first, counts), np.repeat(np.arange(len(sequences)), counts)
@@ -61,25 +63,25 @@ class PoolPlan:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """What one process builds for one step: entries of a layout, with rows counted from 0."""
+    """The batch of one process for one step: n examples, and where they go."""
 
     refs: ExampleRefs
-    sequence: Ints
-    document: Ints
-    offset: Ints  # (n, streams)
-    lengths: Ints  # (n, streams)
+    sequence: Ints  # (n,) index in the batch
+    document: Ints  # (n,) counted from 1 in each sequence
+    offset: Ints  # (n, S)
+    lengths: Ints  # (n, S)
     num_sequences: int
     sequence_lengths: tuple[int, ...]
     epoch: int
 
 
 class SequenceStream:
-    """Rows of one source, or of several by weight.
+    """Sequences from one dataset, or from a weighted mixture of several.
 
-    `batch_tokens` is the number of places that a step has, source and target rows together, padding included. `layout`
-    is "packed" (rows of fixed shape that hold several examples) or "padded" (examples of similar length, one a row).
-    `texts`, the most examples that a row may hold, and `window`, the examples that are packed together, are chosen to
-    suit the data where they are not given.
+    `batch_tokens` is the number of positions in a batch: source and target together, padding included. `layout` is
+    "packed" (sequences of a fixed length with several examples) or "padded" (one example a sequence, batches of
+    similar lengths). `max_documents`, the most examples in a sequence, and `pool_size`, the number of examples that
+    are packed together, are chosen to suit the data by default.
     """
 
     def __init__(
@@ -95,13 +97,13 @@ class SequenceStream:
         max_documents: int | None = None,
     ):
         if layout not in LAYOUTS:
-            raise UsageError(f"layout = {layout!r} is not known; {suggest_name(layout, LAYOUTS)}")
-        sources = dict(objectives) if isinstance(objectives, Mapping) else {"": objectives}
-        if not sources:
-            raise UsageError("there are no sources to take rows from")
-        check_datasets(sources)
-        self.dataset_names = tuple(sources)
-        self.objectives = tuple(sources.values())
+            raise UsageError(f"unknown layout {layout!r}; {suggest_name(layout, LAYOUTS)}")
+        datasets = dict(objectives) if isinstance(objectives, Mapping) else {"": objectives}
+        if not datasets:
+            raise UsageError("a mixture needs at least one dataset")
+        check_datasets(datasets)
+        self.dataset_names = tuple(datasets)
+        self.objectives = tuple(datasets.values())
         self.capacity = self.objectives[0].capacity
         self.outputs = self.objectives[0].outputs
         self.pad_token_id = self.objectives[0].pad_token_id
@@ -109,163 +111,173 @@ class SequenceStream:
         self.seed = seed
         self.batch_tokens = batch_tokens
         if batch_tokens < sum(self.capacity):
-            raise UsageError(f"batch_tokens = {batch_tokens} is less than one row of {sum(self.capacity)} places")
-        self.sequences_per_batch = batch_tokens // sum(self.capacity)  # of a packed step
-        self.weights = mixture_fractions(sources, weights, temperature)
-        self.order = self._make_order(sources, pool_size or self._choose_pool_size(sources))
+            raise UsageError(f"batch_tokens = {batch_tokens} is less than one sequence of {sum(self.capacity)} tokens")
+        self.sequences_per_batch = batch_tokens // sum(self.capacity)  # with layout = "packed"
+        self.weights = mixture_fractions(datasets, weights, temperature)
+        self.order = self._make_order(datasets, pool_size or self._choose_pool_size(datasets))
         self.max_documents = 1 if layout == "padded" else max_documents or self._choose_max_documents()
 
-    def _make_order(self, sources: dict[str, Objective], pool_size: int) -> PoolOrder:
-        if len(sources) == 1:
+    def _make_order(self, datasets: dict[str, Objective], pool_size: int) -> PoolOrder:
+        if len(datasets) == 1:
             return SingleDatasetOrder(self.objectives[0], self.seed, pool_size)
-        return MixtureOrder(sources, self.weights, self.seed, pool_size)
+        return MixtureOrder(datasets, self.weights, self.seed, pool_size)
 
-    def _choose_pool_size(self, sources: dict[str, Objective]) -> int:
-        """So many examples that they fill enough rows."""
-        self.order = self._make_order(sources, PROBE_EXAMPLES)
+    def _choose_pool_size(self, datasets: dict[str, Objective]) -> int:
+        """Enough examples for about `SEQUENCES_PER_POOL` sequences."""
+        self.order = self._make_order(datasets, PROBE_EXAMPLES)
         lengths = self._example_lengths(self.order.pool(0))
-        in_a_row = (np.asarray(self.capacity) / np.maximum(lengths.mean(axis=0), 1e-9)).min()
-        return int(np.clip(SEQUENCES_PER_POOL * in_a_row, PROBE_EXAMPLES, MAX_POOL_EXAMPLES))
+        per_sequence = (np.asarray(self.capacity) / np.maximum(lengths.mean(axis=0), 1e-9)).min()
+        return int(np.clip(SEQUENCES_PER_POOL * per_sequence, PROBE_EXAMPLES, MAX_POOL_EXAMPLES))
 
     def _choose_max_documents(self) -> int:
-        """A quarter more than the fullest row of the first window needs when it may hold any number."""
+        """A quarter more than the fullest sequence of the first pool has without a limit."""
         layout = pack(self._example_lengths(self.order.pool(0)), self.capacity, min(self.capacity))
         fullest = int(layout.document.max(initial=1))
         return min(-(-(fullest * 5 // 4 + 1) // 8) * 8, min(self.capacity))
 
     def _example_lengths(self, refs: ExampleRefs) -> Ints:
-        """The places that examples take: (n, streams)."""
+        """The lengths of examples: (n, S)."""
         lengths = np.zeros((len(refs), len(self.capacity)), np.int64)
-        for entries, objective, draw in self.group_by_epoch(refs):
-            lengths[entries] = objective.lengths(refs.example[entries], draw)
+        for entries, objective, rng in self.group_by_epoch(refs):
+            lengths[entries] = objective.lengths(refs.example[entries], rng)
         return lengths
 
     def group_by_epoch(self, refs: ExampleRefs) -> Iterator[tuple[Ints, Objective, EpochRng]]:
-        """The picks by source and epoch: (which of them, whose, drawn how)."""
+        """The references by dataset and epoch: (indices of the references, the objective, its random numbers)."""
         key = refs.dataset * (int(refs.epoch.max(initial=0)) + 1) + refs.epoch
         for value in np.unique(key):
             entries = np.flatnonzero(key == value)
-            source, epoch = int(refs.dataset[entries[0]]), int(refs.epoch[entries[0]])
-            yield entries, self.objectives[source], self.order.epoch_orders[source].rng(epoch)
+            dataset, epoch = int(refs.dataset[entries[0]]), int(refs.epoch[entries[0]])
+            yield entries, self.objectives[dataset], self.order.epoch_orders[dataset].rng(epoch)
 
     def plan_pool(self, pool: int) -> PoolPlan:
-        """Lay out one window, from the lengths of its examples alone."""
-        picks = self.order.pool(pool)
-        lengths = self._example_lengths(picks)
+        """Lay out one pool, from the lengths of its examples only."""
+        refs = self.order.pool(pool)
+        lengths = self._example_lengths(refs)
         if self.layout == "packed":
             layout = pack(lengths, self.capacity, self.max_documents)
-            first_row = np.arange(layout.num_sequences + 1)
+            first_sequence = np.arange(layout.num_sequences + 1)
             widths = np.tile(np.asarray(self.capacity), (layout.num_sequences, 1))
         else:
-            layout, first_row, widths = group_by_length(lengths, self.batch_tokens)
-        count = len(widths)
+            layout, first_sequence, widths = group_by_length(lengths, self.batch_tokens)
         keys = EpochRng(self.seed, pool).keys("units", np.zeros(1, np.int64))
-        return PoolPlan(picks, lengths, layout, first_row, widths, shuffle_groups(keys, np.array([count])))
+        units = shuffle_groups(keys, np.array([len(widths)]))
+        return PoolPlan(refs, lengths, layout, first_sequence, widths, units)
 
     def batch_plans(
         self, cursor: StreamCursor = STREAM_START, rank: int = 0, world_size: int = 1, epochs: int | None = None
     ) -> Iterator[tuple[BatchPlan, StreamCursor]]:
-        """The steps of one process from a place on, each with the place after it.
+        """The batches of one process from a cursor on, each with the cursor after it.
 
-        Without end, or to the end of `epochs` epochs; the last step may then have rows that hold nothing.
+        Endless, or to the end of `epochs` epochs; the last batch may then have empty sequences.
         """
         end = None if epochs is None else self.order.num_pools(epochs)
-        window, unit, step = cursor
-        wanted = self.sequences_per_batch if self.layout == "packed" else 1
-        parts: list[tuple[PoolPlan, Ints]] = []  # units of the step so far
-        have = 0
-        while end is None or window < end:
-            epoch = self.order.epoch_of(window)
-            plan = self.plan_pool(window)
+        pool, unit, step = cursor
+        units_per_batch = self.sequences_per_batch if self.layout == "packed" else 1
+        parts: list[tuple[PoolPlan, Ints]] = []  # the units of the batch so far
+        num_units = epoch = 0
+        while end is None or pool < end:
+            epoch = self.order.epoch_of(pool)
+            plan = self.plan_pool(pool)
             while unit < len(plan.units):
-                taken = plan.units[unit : unit + wanted - have]
+                taken = plan.units[unit : unit + units_per_batch - num_units]
                 parts.append((plan, taken))
-                unit, have = unit + len(taken), have + len(taken)
-                if have == wanted:
+                unit, num_units = unit + len(taken), num_units + len(taken)
+                if num_units == units_per_batch:
                     step += 1
-                    yield self._plan_shard(parts, rank, world_size, epoch), StreamCursor(window, unit, step)
-                    parts, have = [], 0
-            window, unit = window + 1, 0
+                    yield self._plan_shard(parts, rank, world_size, epoch), StreamCursor(pool, unit, step)
+                    parts, num_units = [], 0
+            pool, unit = pool + 1, 0
         if parts:
-            yield (
-                self._plan_shard(parts, rank, world_size, self.order.epoch_of(window - 1)),
-                StreamCursor(window, 0, step + 1),
-            )
+            yield self._plan_shard(parts, rank, world_size, epoch), StreamCursor(pool, 0, step + 1)
 
     def _plan_shard(self, parts: list[tuple[PoolPlan, Ints]], rank: int, world_size: int, epoch: int) -> BatchPlan:
-        """This process's part of the rows of a step."""
-        rows = [plan.sequences_of(units) for plan, units in parts]
-        total = sum(map(len, rows)) if self.layout == "padded" else self.sequences_per_batch
+        """This rank's shard of the sequences of a batch."""
+        sequences = [plan.sequences_of(units) for plan, units in parts]
+        total = sum(map(len, sequences)) if self.layout == "padded" else self.sequences_per_batch
         first, last = rank * total // world_size, (rank + 1) * total // world_size
-        # All processes have equally many rows, empty ones if need be, and so as many micro-batches: with sharded
-        # parameters, each of these is a meeting of all.
-        height = -(-total // world_size)
-        picks: list[ExampleRefs] = []
-        columns: list[list[Ints]] = [[], [], [], []]  # row, segment, offset, lengths
-        place = before = 0
-        for (plan, _), part in zip(parts, rows, strict=True):
+        refs: list[ExampleRefs] = []
+        columns: list[list[Ints]] = [[], [], [], []]  # sequence, document, offset, lengths
+        placed = before = 0
+        for (plan, _), part in zip(parts, sequences, strict=True):
             mine = part[max(first - before, 0) : max(last - before, 0)]
             before += len(part)
-            entries, row = plan.entries(mine)
+            entries, sequence = plan.entries(mine)
             examples = plan.layout.example[entries]
-            picks.append(plan.refs.take(examples))
-            found = (place + row, plan.layout.document[entries], plan.layout.offset[entries], plan.lengths[examples])
-            for column, values in zip(columns, found, strict=True):
-                column.append(values)
-            place += len(mine)
+            refs.append(plan.refs.take(examples))
+            columns[0].append(placed + sequence)
+            columns[1].append(plan.layout.document[entries])
+            columns[2].append(plan.layout.offset[entries])
+            columns[3].append(plan.lengths[examples])
+            placed += len(mine)
         width = np.max([plan.widths[units].max(axis=0) for plan, units in parts], axis=0)
-        row, segment, offset, lengths = map(np.concatenate, columns)
+        # Every rank has the same number of sequences, some empty if necessary, and so the same number of
+        # micro-batches: with sharded parameters, each of them is a collective operation.
+        num_sequences = -(-total // world_size)
+        sequence, document, offset, lengths = map(np.concatenate, columns)
         return BatchPlan(
-            ExampleRefs.concatenate(picks), row, segment, offset, lengths, height, tuple(width.tolist()), epoch
+            refs=ExampleRefs.concatenate(refs),
+            sequence=sequence,
+            document=document,
+            offset=offset,
+            lengths=lengths,
+            num_sequences=num_sequences,
+            sequence_lengths=tuple(width.tolist()),
+            epoch=epoch,
         )
 
     def num_micro_batches(self, max_tokens: int, world_size: int = 1) -> int:
-        """In how many parts a process must take its share of a step, for none to have more than `most` places.
+        """The number of micro-batches in which a rank's shard has at most `max_tokens` positions each.
 
-        A row is never split. Padded rows are as wide as they happen to be: the answer is that for the worst width.
+        A sequence is never split. The length of padded sequences varies: this is the number for the worst length.
         """
         widest = sum(self.capacity)
         widths = np.array([widest]) if self.layout == "packed" else np.arange(1, widest + 1)
-        rows = -(-(self.batch_tokens // widths) // world_size)
-        return int((-(-rows // np.maximum(max_tokens // widths, 1))).max())
+        sequences = -(-(self.batch_tokens // widths) // world_size)
+        return int((-(-sequences // np.maximum(max_tokens // widths, 1))).max())
 
     def padding_fraction(self, num_pools: int = 4) -> float:
-        """The share of places without a token in the first few windows."""
-        real = places = 0
-        for window in range(num_pools):
-            plan = self.plan_pool(window)
-            real += int(plan.lengths.sum())
-            places += int((np.diff(plan.first_sequence) * plan.widths.sum(axis=1)).sum())
-        return 1 - real / max(places, 1)
+        """The fraction of padding in the first pools."""
+        num_tokens = num_positions = 0
+        for pool in range(num_pools):
+            plan = self.plan_pool(pool)
+            num_tokens += int(plan.lengths.sum())
+            num_positions += int((np.diff(plan.first_sequence) * plan.widths.sum(axis=1)).sum())
+        return 1 - num_tokens / max(num_positions, 1)
 
     def origin(self, example: int, epoch: int) -> str:
-        """Where an example of a batch comes from, in words."""
-        source, number = example % len(self.dataset_names), example // len(self.dataset_names)
-        told = self.objectives[source].origin(number, self.order.epoch_orders[source].rng(epoch))
-        return f"{self.dataset_names[source]}: {told}" if self.dataset_names[source] else told
+        """Where an example of a batch comes from, for a message."""
+        number, dataset = divmod(example, len(self.dataset_names))
+        origin = self.objectives[dataset].origin(number, self.order.epoch_orders[dataset].rng(epoch))
+        name = self.dataset_names[dataset]
+        return f"{name}: {origin}" if name else origin
 
     def invariants(self) -> dict[str, int]:
-        """What must be the same for a cursor to mean the same place."""
-        same = {**self.order.invariants(), "length": self.capacity[0], "texts": self.max_documents}
+        """What must not change for a cursor to mean the same position."""
+        invariants = {
+            **self.order.invariants(),
+            "max_length": self.capacity[0],
+            "max_documents": self.max_documents,
+        }
         if len(self.capacity) > 1:
-            same["source_length"] = self.capacity[1]
+            invariants["max_source_length"] = self.capacity[1]
         if self.layout == "padded":
-            same["batch_tokens"] = self.batch_tokens
-        return same
+            invariants["batch_tokens"] = self.batch_tokens
+        return invariants
 
 
-def check_datasets(sources: Mapping[str, Objective]) -> None:
-    """Raise where a source has nothing to give, or sources cannot share rows."""
-    first_name, first = next(iter(sources.items()))
-    for name, objective in sources.items():
+def check_datasets(datasets: Mapping[str, Objective]) -> None:
+    """Raise if a dataset has no examples, or the datasets cannot be in one batch."""
+    first_name, first = next(iter(datasets.items()))
+    for name, objective in datasets.items():
         if objective.tally.examples == 0:
-            told = f" in {name!r}" if name else ""
-            raise QkvError(f"there is nothing to train on{told}: {objective.tally}")
-        for what in ("capacity", "outputs"):
-            one, other = getattr(first, what), getattr(objective, what)
+            where = f" in {name!r}" if name else ""
+            raise QkvError(f"there is nothing to train on{where}: {objective.tally}")
+        for attribute in ("capacity", "outputs"):
+            one, other = getattr(first, attribute), getattr(objective, attribute)
             if one != other:
                 shown = [sorted(value) if isinstance(value, frozenset) else value for value in (one, other)]
                 raise UsageError(
-                    f"sources of a mixture must have the same {what}: {first_name!r} has {shown[0]} "
+                    f"the datasets of a mixture must have the same {attribute}: {first_name!r} has {shown[0]} "
                     f"and {name!r} has {shown[1]}"
                 )
