@@ -59,15 +59,15 @@ def test_a_table_with_a_label(tmp_path):
     assert (text.value_type, text.tokens.median, text.characters.max) == ("text", 5, 23)
     assert (mood.value_type, mood.values) == ("label", {"good": 200, "bad": 100})
     assert found.padding.fields == ("text",)
-    assert found.first[0].tokens["text"] == ["text", "number", "0", "is", "here"]
-    assert found.first[0].location.endswith("a.csv:2")
+    assert found.previews[0].tokens["text"] == ["text", "number", "0", "is", "here"]
+    assert found.previews[0].location.endswith("a.csv:2")
 
 
 def test_padding_is_what_the_batches_would_hold(tmp_path):
     """Lengths 1, 3, 1, 3 in batches of two: 8 tokens in 12 places; of like lengths none; packed in rows of 4 none."""
     path = write(tmp_path, "a.txt", "a\na b c\na\na b c\n")
     found = survey_files(DataFiles(path), tokenizer=Words(), max_length=4, batch_size=2).padding
-    assert found.random_order == pytest.approx(1 - 8 / 12)
+    assert found.unsorted == pytest.approx(1 - 8 / 12)
     assert (found.by_length, found.packed, found.too_long) == (0, 0, 0)
 
 
@@ -85,7 +85,7 @@ def test_pairs_are_packed_in_step_in_rows_of_fitting_lengths(tmp_path):
     files = DataFiles([write(tmp_path, "t.en", english), write(tmp_path, "t.fr", french)])
     found = survey_files(files, tokenizer=Words(), max_length=64)
     assert found.padding.sequence_lengths == (32, 64)
-    assert found.padding.packed < 0.06 < found.padding.random_order
+    assert found.padding.packed < 0.06 < found.padding.unsorted
     assert found.files[0].format == "aligned"
 
 

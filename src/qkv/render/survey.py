@@ -34,7 +34,7 @@ def print_survey(survey: DataSurvey, console: Console) -> None:
             _histogram(one.name, measured, "tokens" if one.tokens else "characters", console)
     if survey.padding:
         _padding(survey.padding, survey.unit, console)
-    for shown in survey.first:
+    for shown in survey.previews:
         _example(shown, console)
     console.print()
     console.print(Text(escape_controls(str(survey.problems), keep="\n"), "red" if survey.problems.num_invalid else ""))
@@ -115,7 +115,7 @@ def _padding(padding: PaddingEstimate, unit: str, console: Console) -> None:
     rows = " + ".join(f"{size:,}" for size in padding.sequence_lengths)
     table = _plain(f"padding of {escape_controls(', '.join(padding.fields))}", "share", "")
     for name, share in (
-        (f"batches of {padding.batch_size} as they come", padding.random_order),
+        (f"batches of {padding.batch_size} as they come", padding.unsorted),
         ("batches of like lengths", padding.by_length),
         (f"packed into rows of {rows} {unit}", padding.packed),
     ):
