@@ -95,7 +95,7 @@ def difference(one: Checkpoint, other: Checkpoint) -> str:
         a, b = one.read_tensor(name), other.read_tensor(name)
         if a.dtype != b.dtype or not torch.equal(a, b):
             return name
-    for what in ("data", "scaler", "parts", "same"):
+    for what in ("data", "scaler", "num_micro_batches", "invariants"):
         if one.state[what] != other.state[what]:
             return what
     for what in sorted({*one.state["progress"], *other.state["progress"]} - {"seconds"}):

@@ -96,7 +96,7 @@ def test_a_model_whose_checkpoints_are_gone_is_not_trained_over(finished: Recipe
     run = copied(finished, "gone")
     shutil.rmtree(Path(run) / "checkpoints")
     before = files_of(run), (Path(run) / METRICS).read_bytes()
-    with pytest.raises(QkvError, match=r"checkpoints of this run are gone.*model\.from"):
+    with pytest.raises(QkvError, match=r"has a model but no checkpoints.*model\.from"):
         go_on(run, "train.steps=9")
     assert (files_of(run), (Path(run) / METRICS).read_bytes()) == before
     for name in ("config.json", "model.safetensors"):
@@ -110,7 +110,7 @@ def test_a_mean_leaves_out_what_is_damaged(finished: Recipe) -> None:
     damage(run, 4)
     go_on(run, "train.average_checkpoints=3")
     assert "damaged" in notes_of(run)
-    assert "the mean of those at 2 checkpoints, steps 6 to 8" in notes_of(run)
+    assert "the average of 2 checkpoints, steps 6 to 8" in notes_of(run)
 
 
 def test_a_log_that_cannot_be_written_is_told_of_once(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_a_run_has_come_to_its_end_when_its_model_is_there(finished: Recipe) -> 
     run = copied(finished, "ended")
 
     class Dies(Watcher):
-        def end(self, end: RunEnd) -> None:
+        def on_end(self, end: RunEnd) -> None:
             raise Crash
 
     with pytest.raises(Crash):
@@ -190,11 +190,11 @@ def test_other_held_out_data_is_told_of(finished: Recipe) -> None:
     recipe = replace(changed(finished, "other", steps=6), data=replace(finished.data, valid=str(held_out)))
     train(recipe)
     go_on(recipe.run, "train.steps=7")
-    assert "held-out data" not in notes_of(recipe.run)
+    assert "validation data has changed" not in notes_of(recipe.run)
     held_out.write_text("source\ttarget\nthe cat\tCAT THE\nBob runs\tRUNS BOB\n")
     go_on(recipe.run, "train.steps=9")
-    assert "the held-out data is not what it was" in notes_of(recipe.run)
-    assert RunFolder(recipe.run).checkpoints.open_step(9).state["progress"]["best"] is None
+    assert "the validation data has changed" in notes_of(recipe.run)
+    assert RunFolder(recipe.run).checkpoints.open_step(9).state["progress"]["best_value"] is None
 
 
 def test_a_line_that_cannot_be_read_spoils_nothing(finished: Recipe, capsys: pytest.CaptureFixture[str]) -> None:

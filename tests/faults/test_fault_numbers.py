@@ -84,7 +84,7 @@ def test_the_run_stops_with_its_weights_untouched_and_names_step_and_examples(
 ) -> None:
     recipe = recipe_in(tmp_path)
     poison(monkeypatch, POISONS[kind], BAD)
-    with pytest.raises(QkvError, match=f"step {BAD}: the loss or the gradient is not a number") as error:
+    with pytest.raises(QkvError, match=f"step {BAD}: the loss or the gradient is not finite") as error:
         train(recipe)
     for name, kept in weights(recipe.run, BAD - 1).items():
         assert torch.equal(kept, jobs[0].network.get_parameter(name.removeprefix("model.")).detach())
@@ -109,7 +109,7 @@ def test_skipping_goes_on_without_the_step_and_says_so(
     assert all(torch.equal(before[name], at[name]) for name in before)
     assert any(not torch.equal(at[name], after[name]) for name in after)
     assert all(value.isfinite().all() for value in weights(recipe.run, 10).values())
-    assert checkpoints.open_step(10).state["progress"]["skipped"] == 2
+    assert checkpoints.open_step(10).state["progress"]["skipped_steps"] == 2
     notes = [line for line in notes_of(recipe.run).splitlines() if "skipped" in line]
     assert [note.split(":")[0] for note in notes] == [f"step {BAD}", f"step {BAD + 2}"]
     assert all("pairs.tsv:" in note for note in notes)
@@ -216,7 +216,7 @@ def test_parts_that_fit_are_found_and_give_what_parts_by_hand_give(
 ) -> None:
     by_hand = wide(tmp_path, "by hand", micro_batch_tokens=400)
     train(by_hand)
-    assert newest(by_hand.run).state["parts"] == 4
+    assert newest(by_hand.run).state["num_micro_batches"] == 4
     tried = small_memory(monkeypatch, 3, error)
     train(changed(by_hand, "auto", micro_batch_tokens="auto"))
     rows = tried[0]
@@ -224,7 +224,7 @@ def test_parts_that_fit_are_found_and_give_what_parts_by_hand_give(
     assert sum(tried[-4:]) == rows, "the batch is as large as it was"
     assert difference(newest(by_hand.run), newest(tmp_path / "auto")) == ""
     assert log_of(by_hand.run) == log_of(tmp_path / "auto")
-    assert "did not fit: from here on it is taken in 4 parts" in caplog.text
+    assert "ran out of memory: from here on a batch is split into 4 micro-batches" in caplog.text
 
 
 def test_parts_that_were_found_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,7 @@ def test_ten_steps_are_five_a_crash_and_five(case: str, tmp_path: Path) -> None:
     assert difference(newest(recipe.run), newest(broken)) == ""
     assert log_of(recipe.run) == log_of(broken)
     assert files_of(recipe.run) == files_of(broken)
-    assert f"going on from step {saved}" in notes_of(broken)
+    assert f"resuming from step {saved}" in notes_of(broken)
 
 
 def test_a_run_that_saves_seldom_saves_by_the_clock_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,17 +92,17 @@ def test_a_run_that_has_come_to_its_end_says_how_to_go_on(tmp_path: Path) -> Non
     recipe = tiny(tmp_path, "over", train={"steps": 2})
     train(recipe)
     assert go_on(recipe.run).end.step == 2
-    assert f"give it more train.steps to go on: qkv train {recipe.run} train.steps=…" in notes_of(recipe.run)
-    assert "going on from" not in notes_of(recipe.run)
+    assert f"to continue, raise train.steps: qkv train {recipe.run} train.steps=…" in notes_of(recipe.run)
+    assert "resuming from" not in notes_of(recipe.run)
     assert go_on(recipe.run, "train.steps=3").end.step == 3
-    assert "going on from step 2" in notes_of(recipe.run)
+    assert "resuming from step 2" in notes_of(recipe.run)
     go_on(recipe.run, "train.steps=100", "train.minutes=1e-9")
-    assert f"give it more train.minutes to go on: qkv train {recipe.run} train.minutes=…" in notes_of(recipe.run)
+    assert f"to continue, raise train.minutes: qkv train {recipe.run} train.minutes=…" in notes_of(recipe.run)
     lost = tiny(tmp_path, "lost", train={"steps": 9, "eval_every": 1, "patience": 1, "lr": 1e-30, "ema_decay": 0.0})
     end = train(lost).end
     assert end.reason == "patience"
     assert go_on(lost.run).end.step == end.step
-    assert f"raise train.patience to go on: qkv train {lost.run} train.patience=…" in notes_of(lost.run)
+    assert f"to continue, raise train.patience: qkv train {lost.run} train.patience=…" in notes_of(lost.run)
 
 
 def test_other_dropout_would_be_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +169,7 @@ def test_the_number_of_workers_and_parts_may_change(tmp_path: Path) -> None:
     go_on(broken, "train.num_workers=2", "train.micro_batch_tokens=0")
     one, other = newest(recipe.run), newest(broken)
     assert one.state["data"] == other.state["data"]
-    assert (one.state["parts"], other.state["parts"]) == (2, 1)
+    assert (one.state["num_micro_batches"], other.state["num_micro_batches"]) == (2, 1)
     for name in one.tensor_names():
         torch.testing.assert_close(one.read_tensor(name), other.read_tensor(name), rtol=1e-3, atol=1e-5)
 
@@ -265,7 +265,7 @@ def test_a_second_job_in_the_folder_is_refused_naming_the_first(tmp_path: Path) 
     told: list[str] = []
 
     class Second(Watcher):
-        def start(self, start: RunStart) -> None:
+        def on_start(self, start: RunStart) -> None:
             with pytest.raises(QkvError) as error:
                 go_on(recipe.run)
             told.append(str(error.value))
@@ -295,7 +295,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_with_a_note(tmp_path: Path) 
     assert log_of(recipe.run) == log_of(run)
     notes = notes_of(run)
     assert "step-000000006" in notes
-    assert "going on from step 4" in notes
+    assert "resuming from step 4" in notes
 
 
 def test_without_a_sound_checkpoint_nothing_is_trained_over(tmp_path: Path) -> None:

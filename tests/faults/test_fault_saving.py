@@ -93,15 +93,15 @@ LIMITED = """
     from pathlib import Path
     import torch
     from qkv.errors import QkvError
-    from qkv.train.checkpoint.folder import Checkpoints
-    from qkv.train.checkpoint.slices import Piece
+    from qkv.train.checkpoint.folder import CheckpointFolder
+    from qkv.train.checkpoint.slices import TensorSlice
 
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     no_limit = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def fill_up(folder, count, numbers):
-        held = {f"tensor {n}": [Piece.whole(torch.full((numbers,), float(n)))] for n in range(count)}
-        checkpoints = Checkpoints(folder, keep=3)
+        held = {f"tensor {n}": [TensorSlice.whole(torch.full((numbers,), float(n)))] for n in range(count)}
+        checkpoints = CheckpointFolder(folder, max_to_keep=3)
         checkpoints.save(1, held, {}, wait=True)
         sizes = {path.name: path.stat().st_size for path in checkpoints.open_step(1).folder.iterdir()}
         resource.setrlimit(resource.RLIMIT_FSIZE, (max(sizes.values()) - 1000, no_limit[1]))

@@ -117,7 +117,7 @@ def test_signals_close_together_are_one_request():
 
 def test_one_of_several_processes_that_is_stuck_ends_when_it_is_asked_to():
     process = start("""
-        with StopSignals(several=True) as stop:
+        with StopSignals(multi_process=True) as stop:
             ready()
             stuck()
     """)
@@ -142,7 +142,7 @@ def test_a_process_alone_has_no_deadline():
 )
 def test_a_request_that_is_being_acted_upon_has_no_deadline(meanwhile):
     process = start(f"""
-        with StopSignals(several=True) as stop:
+        with StopSignals(multi_process=True) as stop:
             ready()
             while not stop.requested:
                 time.sleep(0.01)
@@ -157,7 +157,7 @@ def test_a_request_that_is_being_acted_upon_has_no_deadline(meanwhile):
 def test_what_is_no_deadline_has_no_deadline_and_what_follows_has_one_again():
     """An evaluation may take longer than any step. When it is over, a process that is stuck is ended as before."""
     process = start("""
-        with StopSignals(several=True) as stop:
+        with StopSignals(multi_process=True) as stop:
             with stop.no_deadline():
                 ready()
                 time.sleep(2.5)
@@ -185,7 +185,7 @@ def test_the_time_of_what_is_no_deadline_is_not_taken_for_a_steps(monkeypatch):
 def test_long_steps_have_a_longer_deadline():
     """Two looks were a second apart, so that twice a second may pass before the process is taken to be stuck."""
     process = start("""
-        with StopSignals(several=True) as stop:
+        with StopSignals(multi_process=True) as stop:
             stop.requested
             time.sleep(1)
             stop.requested

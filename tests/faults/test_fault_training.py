@@ -229,7 +229,7 @@ def test_a_disk_that_is_full_in_the_end_costs_no_training(tmp_path: Path) -> Non
 @pytest.mark.skipif(not dist.is_available(), reason="this torch cannot talk to others")
 def test_one_process_then_two_then_one(tmp_path: Path) -> None:
     """The order of the examples is the same, and so is the loss but for rounding."""
-    plain = {"change": {"width": 16, "layers": 1, "heads": 2, "dropout": 0.0}}
+    plain = {"overrides": {"width": 16, "layers": 1, "heads": 2, "dropout": 0.0}}
     keys = {"schedule": "constant", "warmup": 0.0, "batch_tokens": 768, "micro_batch_tokens": 0}
     recipe = tiny(tmp_path, "whole", model=plain, train={**keys, "steps": 15})
     train(recipe)
@@ -263,7 +263,7 @@ def test_a_process_that_is_killed_ends_the_others_and_the_run_goes_on(tmp_path: 
     code, said = ended(process)
     assert time.monotonic() - began < 10
     assert code == 137
-    assert "process 1 of 2 was ended by SIGKILL" in said
+    assert "rank 1 of 2 was killed by SIGKILL" in said
     step = newest(recipe.run).step
     assert step >= 5
     assert go_on(recipe.run, f"train.steps={step + 2}").end.step == step + 2

@@ -81,7 +81,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         jobs.sort(key=lambda job: "mean" in job)
         plan.write_text(json.dumps({"folder": str(folder), "jobs": jobs}))
         line = [sys.executable, scale_worker.__file__, str(plan)]
-        code = f"import sys, qkv.train.launch as l; sys.exit(l.launch({size}, {line[1:]!r}, command={line[:1]!r}))"
+        code = f"import sys, qkv.train.parallel.launch as l; sys.exit(l.launch({size}, {line[1:]!r}, command={line[:1]!r}))"
         with (folder / f"world{size}.log").open("wb") as log:
             worlds.append(subprocess.Popen([sys.executable, "-c", code], stdout=log, stderr=log))
     for size, world in zip((2, 4), worlds, strict=True):
@@ -200,7 +200,7 @@ def test_a_world_of_one_needs_nobody() -> None:
     other = torch.zeros(3, 2)
     load_slices(other, {"a": piece.values}, "a")
     assert torch.equal(other, tensor)
-    with pytest.raises(QkvError, match=r"a: the checkpoint has \[3, 2\], the run \[4, 2\]"):
+    with pytest.raises(QkvError, match=r"a: the shape is \[3, 2\] in the checkpoint and \[4, 2\] in the run"):
         load_slices(torch.zeros(4, 2), {"a": tensor}, "a")
 
 
@@ -225,16 +225,16 @@ def test_matrices_that_do_not_divide_are_refused() -> None:
     with pytest.raises(UsageError, match=r"train\.tensor_parallel = 3 .* decoder's heads = 4"):
         check_divisible(network, 3)
     network.decoder.blocks[1].attention.qkv = torch.nn.Sequential()
-    with pytest.raises(UsageError, match=r"decoder\.blocks\.1\.attention\.qkv is a Sequential"):
+    with pytest.raises(UsageError, match=r"decoder\.blocks\.1\.attention\.qkv, which is a Sequential"):
         check_divisible(network, 2)
 
 
 @pytest.mark.parametrize(
     ("size", "shard", "tensor", "said"),
     [
-        (1, "ddp", 2, "needs as many processes; this run has one"),
+        (1, "ddp", 2, "needs that number of processes, and this run has one"),
         (3, "fsdp", 2, "does not divide the number of processes, 3"),
-        (4, "ddp", 2, 'need train.parallel = "fsdp"'),
+        (4, "ddp", 2, 'needs train.parallel = "fsdp"'),
     ],
 )
 def test_impossible_grids_are_refused_before_anybody_is_waited_for(

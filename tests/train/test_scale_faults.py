@@ -29,7 +29,7 @@ class Noted(Heartbeat):
 
     ended = ""
 
-    def _end(self, why: str) -> None:
+    def _exit(self, why: str) -> None:
         if not self._stopped.is_set():
             self.ended = why
             self._stopped.set()
@@ -56,14 +56,14 @@ def test_silence_is_noticed_and_everybody_hears_who_it_was() -> None:
     first, second, third, fourth = some(4)
     third._stopped.set()  # stops without a word
     assert wait_for(lambda: first.ended and second.ended and fourth.ended)
-    assert {first.ended, second.ended, fourth.ended} == {"process 2 has not been heard from for 0.8 s"}
+    assert {first.ended, second.ended, fourth.ended} == {"rank 2 has sent no heartbeat for 0.8 s"}
 
 
 def test_a_failure_is_told_to_everybody() -> None:
     first, second, third = some(3)
     second.stop(failed=True)
     assert wait_for(lambda: first.ended and third.ended)
-    assert first.ended == third.ended == "process 1 ended with an error"
+    assert first.ended == third.ended == "rank 1 failed"
 
 
 def test_those_who_leave_in_good_order_are_not_missed() -> None:
@@ -74,14 +74,14 @@ def test_those_who_leave_in_good_order_are_not_missed() -> None:
     assert not third.ended
     third._stopped.set()  # the first listens to the third now
     assert wait_for(lambda: first.ended)
-    assert "process 2 has not been heard from" in first.ended
+    assert "rank 2 has sent no heartbeat" in first.ended
 
 
 def test_a_process_whose_starter_is_gone_ends() -> None:
     first, second = some(2)
     second.parent = -1
     assert wait_for(lambda: second.ended)
-    assert "the process that started this one is gone" in second.ended
+    assert "its parent process is gone" in second.ended
     first._stopped.set()
 
 
@@ -111,7 +111,7 @@ def test_a_frozen_process_ends_the_other_one_which_hangs_in_a_collective(tmp_pat
         second.send_signal(signal.SIGSTOP)
         _, said = first.communicate(timeout=30)
         assert first.returncode == 1
-        assert "process 0 of 2 ends: process 1 has not been heard from for 3 s" in said
+        assert "rank 0 of 2 exits: rank 1 has sent no heartbeat for 3 s" in said
     finally:
         for process in (first, second):
             process.kill()
@@ -142,11 +142,11 @@ def test_the_first_failure_is_the_exit_code_and_ends_the_others() -> None:
 def test_a_killed_process_counts_as_shells_count_it_and_deaf_ones_are_killed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(launching, "GRACE", 0.5)
+    monkeypatch.setattr(launching, "FAILURE_GRACE_SECONDS", 0.5)
     deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(100)"
     code = HEAD + f"time.sleep(0.5) or os.kill(os.getpid(), 9) if rank == 0 else exec({deaf!r})"
     assert launch(2, [code], command=PYTHON) == 137
-    assert "process 0 of 2 was ended by SIGKILL" in caplog.text
+    assert "rank 0 of 2 was killed by SIGKILL" in caplog.text
 
 
 @pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals reach the main thread")

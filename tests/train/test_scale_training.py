@@ -28,7 +28,7 @@ from qkv.train.run.folder import RunFolder
 from qkv.train.setup import num_micro_batches
 
 MODES = {"whole": ("ddp", 1), "fsdp": ("fsdp", 1), "tensor": ("ddp", 2), "padded": ("fsdp", 1)}
-PLAIN = {"change": {"width": 16, "layers": 1, "heads": 2, "dropout": 0.0}}
+PLAIN = {"overrides": {"width": 16, "layers": 1, "heads": 2, "dropout": 0.0}}
 STEPS = 6
 HALF = 3
 MICRO = 128
@@ -58,7 +58,7 @@ class Runs:
         plan = folder / "plan.json"
         plan.write_text(json.dumps({"folder": str(folder), "jobs": jobs}))
         line = [sys.executable, scale_trainer.__file__, str(plan)]
-        code = f"import sys, qkv.train.launch as l; sys.exit(l.launch(2, {line[1:]!r}, command={line[:1]!r}))"
+        code = f"import sys, qkv.train.parallel.launch as l; sys.exit(l.launch(2, {line[1:]!r}, command={line[:1]!r}))"
         process = subprocess.Popen(
             [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
