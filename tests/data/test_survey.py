@@ -14,7 +14,8 @@ from rich.console import Console
 from qkv.data.readers import DataFiles, ReadOptions
 from qkv.data.survey import DataSurvey, length_stats, survey_files
 from qkv.errors import QkvError
-from qkv.render.survey import escape_controls, print_survey
+from qkv.render.formatting import escape_controls
+from qkv.render.survey import print_survey
 
 
 class Words:
@@ -99,7 +100,7 @@ def test_tags_are_counted_one_by_one(tmp_path):
 def test_a_limit_looks_at_the_first_and_says_so(tmp_path):
     found = survey_files(DataFiles(write(tmp_path, "a.txt", "a\n" * 100)), max_examples=10)
     assert (found.examples, found.complete) == (10, False)
-    assert "the first of more" in shown(found)
+    assert "only the first ones were read" in shown(found)
 
 
 def test_problems_are_shown_and_do_not_stop_it(tmp_path):
@@ -126,7 +127,7 @@ def test_the_picture_holds_what_was_found(tmp_path):
     text = shown(
         survey_files(DataFiles(write(tmp_path, "a.tsv", rows), options=ReadOptions(header=False)), tokenizer=Words())
     )
-    for part in ("a.tsv", "tsv", "400 examples", "2 labels", "packed into rows of 512 tokens", "0 of 400 records"):
+    for part in ("a.tsv", "tsv", "400 examples", "2 labels", "packed into sequences of 512 tokens", "0 of 400 records"):
         assert part in text
 
 

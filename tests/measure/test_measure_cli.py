@@ -158,7 +158,7 @@ def test_a_cpu_that_dies_of_bfloat16_is_not_asked(
 
 def test_a_picture_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(qkv.errors.QkvError, match=r"cannot be written .* choose another place"):
+    with pytest.raises(qkv.errors.QkvError, match=r"cannot be written .*; choose another file"):
         shown.draw_bench(found(), tmp_path / "file" / "bench.svg")
 
 
@@ -190,7 +190,7 @@ def test_the_table_shows_everything_in_80_columns(capsys: pytest.CaptureFixture[
     shown.print_bench(found(), Console(width=80, force_terminal=False))
     out = capsys.readouterr().out
     assert all(len(line) <= 80 for line in out.splitlines())
-    for words in ("A <CPU> & Co (cpu, 2 threads), float32", "100.0 GFLOP/s and 20.0 GB/s", "beam 4", "a note"):
+    for words in ("A <CPU> & Co (cpu, 2 threads), float32", "100.0 GFLOP/s, 20.0 GB/s", "beam 4", "a note"):
         assert words in out
     row = next(line for line in out.splitlines() if line.startswith("decode") and " 2 " in line)
     assert row.split()[:7] == ["decode", "2", "16", "97.6", "200", "49", "%"]

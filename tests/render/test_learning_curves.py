@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qkv.errors import QkvError, UsageError
-from qkv.render.learning_curves import COLOURS, Scale, downsample, draw_curves, read_curves
+from qkv.render.learning_curves import downsample, draw_curves, read_curves
+from qkv.render.svg import COLOURS, Scale
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -63,7 +64,7 @@ def test_one_run_in_two_panels(tmp_path):
     assert float(training.get("stroke-width")) < float(held_out.get("stroke-width"))
     assert len(list(picture.iter(f"{SVG}circle"))) == 4
     said = words(picture)
-    assert {"dates", "loss", "exact", "steps", "thin: training · bold: held out"} <= set(said)
+    assert {"dates", "loss", "exact", "steps", "thin: training · bold: validation"} <= set(said)
     assert {"1.500", "0.7500"} <= set(said)  # where the bold lines end
 
 
@@ -102,7 +103,7 @@ def test_ends_that_meet_are_written_apart(tmp_path):
 def test_training_alone_is_one_panel(tmp_path):
     picture = drawn({"a": run(tmp_path, step(10, 2.0), step(20, 1.0))}, tmp_path)
     assert len(lines(picture)) == 1
-    assert "thin: training · bold: held out" not in words(picture)
+    assert "thin: training · bold: validation" not in words(picture)
 
 
 def test_one_point_is_enough(tmp_path):
@@ -154,7 +155,7 @@ def test_of_a_step_that_was_logged_twice_the_later_counts(tmp_path):
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
-    with pytest.raises(QkvError, match=r"cannot be read .*; a run's folder has a metrics.jsonl"):
+    with pytest.raises(QkvError, match=r"cannot be read .*; give a run folder"):
         drawn({"a": tmp_path / "nowhere"}, tmp_path)
 
 
@@ -172,7 +173,7 @@ def test_the_only_run_is_not_named_twice(tmp_path):
     folder = run(tmp_path, *ROWS)
     said = words(drawn({"dates": folder}, tmp_path, title="dates"))
     assert said.count("dates") == 1
-    assert "thin: training · bold: held out" in said
+    assert "thin: training · bold: validation" in said
     assert "dates" in words(drawn({"dates": folder}, tmp_path, title="another title"))
     two = words(drawn({"dates": folder, "b": folder}, tmp_path, title="dates"))
     assert two.count("dates") == 2
@@ -187,7 +188,7 @@ def test_the_only_run_is_not_named_twice(tmp_path):
     ("value", "ends"), [(1.0, (0, 1)), (0.0, (0, 1)), (0.8, (0, 1)), (0.01, (0, 1)), (3.0, (0, 6)), (-3.0, (-6, 0))]
 )
 def test_a_number_that_never_changes_has_a_scale(value, ends):
-    scale = Scale([value, value], 100.0, 0.0, marks=5).rounded()
+    scale = Scale([value, value], 100.0, 0.0, max_ticks=5).rounded()
     assert (scale.low, scale.high) == ends
 
 
@@ -208,7 +209,7 @@ def test_a_short_run_has_whole_steps(tmp_path):
 @settings(deadline=None, derandomize=True)
 @given(values=st.lists(st.floats(-1e12, 1e12), min_size=1, max_size=5))
 def test_marks_are_few_and_inside_and_rounding_takes_everything_in(values):
-    scale = Scale(values, 100.0, 0.0, marks=5)
+    scale = Scale(values, 100.0, 0.0, max_ticks=5)
     wide = scale.rounded()
     assert wide.low <= min(values) <= max(values) <= wide.high
     for one in (scale, wide):

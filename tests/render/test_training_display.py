@@ -66,12 +66,12 @@ def test_all_of_it():
         " runs/dates   1.1 million parameters   cpu",
         " ━━━━━━━━━━━━━━━━━━━━━──────────────────   54 %   0:52 left   step 540 of 1,000",
         "",
-        " training   loss 0.2143   █▁",
-        " held out   exact 0.9530   step 500, the best so far   loss 0.0412",
-        " pace       41,234 tokens/s   learning rate 8.10e-04   gradient 0.6200   epoch 3",
+        " training     loss 0.2143   █▁",
+        " validation   exact 0.9530   step 500, the best so far   loss 0.0412",
+        " speed        41,234 tokens/s   lr 8.10e-04   grad norm 0.6200   epoch 3",
         "",
-        " source     3 mars 1998",
-        " written ✓  1998-03-03",
+        " source       3 mars 1998",
+        " predicted ✓  1998-03-03",
     ]
 
 
@@ -79,7 +79,7 @@ def test_nothing_known_yet():
     assert picture(display(start=None, steps=(), evaluations=(), sample=None))[1] == " a run"
     shown = picture(display(steps=(), evaluations=(), sample=None))
     assert shown[2] == f" {'─' * 48}    0 %   step 0 of 1,000"
-    assert shown[-1] == " the first steps are on their way"
+    assert shown[-1] == " waiting for the first step"
 
 
 def test_a_run_that_goes_on_begins_where_it_was():
@@ -93,26 +93,26 @@ def test_a_budget_in_minutes_has_no_number_of_steps():
 
 
 def test_a_part_that_is_trained_is_told():
-    assert "1.1 million parameters, 4,096 trained" in picture(display(start=replace(START, trainable=4096)))[1]
+    assert "1.1 million parameters, 4,096 trainable" in picture(display(start=replace(START, trainable=4096)))[1]
 
 
 def test_the_best_evaluation_is_remembered():
     worse = replace(EVAL, step=540, metrics={"exact": 0.5}, is_best=False)
     assert picture(display(evaluations=(EVAL, worse)))[5] == (
-        " held out   exact 0.5000   █▁   step 540, best 0.9530 at 500"
+        " validation   exact 0.5000   █▁   step 540, best 0.9530 at 500"
     )
 
 
 def test_what_is_wrong_is_shown_beside_what_was_expected():
     assert picture(display(sample=WRONG))[-3:] == [
-        " source     3 mars 1998",
-        " written ✗  1998-03-30",
-        " expected   1998-03-03",
+        " source       3 mars 1998",
+        " predicted ✗  1998-03-30",
+        " expected     1998-03-03",
     ]
 
 
 def test_without_one_right_answer_nothing_is_judged():
-    assert picture(display(sample=Sample("", "Once upon a time", "")))[-1] == " written    Once upon a time"
+    assert picture(display(sample=Sample("", "Once upon a time", "")))[-1] == " predicted    Once upon a time"
 
 
 def test_a_sample_of_the_evaluation_is_shown():
@@ -122,13 +122,13 @@ def test_a_sample_of_the_evaluation_is_shown():
 @pytest.mark.parametrize("text", ["٣ مارس ١٩٩٨ م", "ג׳ במרץ 1998"])
 def test_writing_from_right_to_left_stands_at_the_end_of_its_line(text):
     lines = [line for line in picture(display(sample=Sample(text, text, "else"))) if text in line]
-    assert [line.strip().split()[0] for line in lines] == ["source", "written"]
+    assert [line.strip().split()[0] for line in lines] == ["source", "predicted"]
     assert all(line.endswith(text) for line in lines)
 
 
 def test_long_texts_take_two_lines():
     shown = picture(display(sample=Sample("word " * 100, "東京 " * 100, "")))[8:]
-    assert [line[:12].strip() for line in shown] == ["source", "", "written", ""]
+    assert [line[:14].strip() for line in shown] == ["source", "", "predicted", ""]
     assert [line.endswith(" …") for line in shown] == [False, True, False, True]
 
 
@@ -167,7 +167,7 @@ def test_no_line_is_wider_than_the_terminal(
 
 
 def test_evaluations_without_numbers():
-    assert picture(display(evaluations=(replace(EVAL, metrics={}),)))[5] == " held out   nothing measured yet"
+    assert picture(display(evaluations=(replace(EVAL, metrics={}),)))[5] == " validation   nothing measured yet"
 
 
 # The terminal
@@ -196,7 +196,7 @@ def test_notes_and_the_end_stay_above_and_below():
     seen = stream.getvalue()
     assert " going on from step 300" in seen
     assert " step 305: the loss is not a number" in seen
-    assert seen.rstrip().endswith(" done  1,000 steps in 1:45 (all steps are taken)   exact 0.9640   runs/dates")
+    assert seen.rstrip().endswith(" done  1,000 steps in 1:45 (all steps done)   exact 0.9640   runs/dates")
 
 
 def test_where_there_is_no_terminal_there_are_lines(capsys, monkeypatch):
@@ -207,7 +207,7 @@ def test_where_there_is_no_terminal_there_are_lines(capsys, monkeypatch):
         watch.on_end(END)
     out, err = capsys.readouterr()
     assert out == ""
-    assert err == "done: 1,000 steps in 1:45 (all steps are taken)   exact 0.9640   runs/dates\n"
+    assert err == "done: 1,000 steps in 1:45 (all steps done)   exact 0.9640   runs/dates\n"
 
 
 # The log
@@ -221,14 +221,14 @@ def test_a_log():
         ("on_note", 500, "two\nlines"),
         ("on_end", END),
     ) == [
-        "runs/dates: 1,059,840 parameters, 4,096 of them trained, cpu, 1,000 steps",
+        "runs/dates: 1,059,840 parameters, 4,096 trainable, cpu, 1,000 steps",
         "note: going on from step 300",
-        "step 540  loss 0.2143  learning rate 8.10e-04  gradient 0.6200  41,234 tokens/s  54 %, 0:52 left",
-        "step 500  held out: exact 0.9530  loss 0.0412  (best so far)",
+        "step 540  loss 0.2143  lr 8.10e-04  grad norm 0.6200  41,234 tokens/s  54 %, 0:52 left",
+        "step 500  validation: exact 0.9530  loss 0.0412  (best so far)",
         "  3 mars 1998 → 1998-03-30 ✗ expected 1998-03-03",
         "note: two",
         "note: lines",
-        "done: 1,000 steps in 1:45 (all steps are taken)   exact 0.9640   runs/dates",
+        "done: 1,000 steps in 1:45 (all steps done)   exact 0.9640   runs/dates",
     ]
 
 

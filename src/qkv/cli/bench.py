@@ -63,7 +63,7 @@ def bench(
     print_notes(model, loaded.notes)
     parameters = sum(one.numel() for one in loaded.network.parameters())
     if int8:
-        loaded = loaded.quantise()
+        loaded = loaded.quantize()
     with stages_bar() as report:
         found = measure(model, loaded.network, parameters, int8=int8, seconds=seconds, report=report)
     if picture is not None:

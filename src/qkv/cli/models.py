@@ -54,7 +54,8 @@ def info(model: str, /, *, context: int | None = None, json: Json = False) -> No
 def _show_presets(json: bool) -> None:
     from qkv.models.summary import summarise_model
     from qkv.models.tables import presets
-    from qkv.render.info import FAMILY_NAMES, format_count
+    from qkv.render.formatting import format_count
+    from qkv.render.info import FAMILY_NAMES
 
     books = {name: summarise_model(make()) for name, make in presets.PRESETS.items()}
     if json:

@@ -1,1 +1,1 @@
-"""Results as a person reads them in a terminal: one module for each verb that shows more than a line."""
+"""The output of the command line: a module for each verb that prints tables or draws pictures."""

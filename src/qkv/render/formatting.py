@@ -1,13 +1,66 @@
-"""Numbers as a person reads them in passing: four digits, a clock, a curve in one line."""
+"""Numbers, texts and tables for a terminal.
+
+Users' texts go through `escape_controls`, so that control characters are shown and never reach the terminal.
+"""
 
 import math
 from collections.abc import Sequence
 
+from rich.table import Table
+
+# Control characters as their Unicode pictures; characters that change the direction of text as a replacement character.
+CONTROL_PICTURES = {code: 0x2400 + code for code in range(32)} | {0x7F: 0x2421}
+CONTROL_PICTURES |= dict.fromkeys([*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)], 0xFFFD)
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 
-def format_duration(seconds: float) -> str:
+def escape_controls(text: str, keep: str = "") -> str:
+    """A text with control characters, except those in `keep`, replaced by visible ones.
+
+    >>> escape_controls("a\\x1b[31m\\tb")
+    'a␛[31m␉b'
     """
+    return text.translate({code: picture for code, picture in CONTROL_PICTURES.items() if chr(code) not in keep})
+
+
+def truncate(text: str, max_chars: int) -> str:
+    """A text of at most `max_chars` characters, with an ellipsis if it was longer.
+
+    >>> truncate("a long text", 6)
+    'a lon…'
+    """
+    return text if len(text) <= max_chars else text[: max_chars - 1] + "…"
+
+
+def plain_table(*headings: str, header_style: str = "dim") -> Table:
+    """A table without lines. The first column and columns without a heading are left-aligned, numbers right-aligned."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style=header_style, show_header=any(headings))
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if number and heading else "left")
+    return table
+
+
+def format_count(number: float, unit: str = "") -> str:
+    """A large number, rounded, with a word or the prefix of its unit.
+
+    >>> format_count(115_970_408_448), format_count(124_439_808), format_count(1_536, "B")
+    ('116.0 billion', '124.4 million', '1,536 B')
+    """
+    if unit:
+        for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+            if number >= size:
+                scale = 1e3 if prefix == "k" else size
+                return f"{number / scale:,.1f} {prefix}{unit}"
+        return f"{number:,.0f} {unit}"
+    for size, name in ((1e9, "billion"), (1e6, "million")):
+        if number >= size:
+            return f"{number / size:,.1f} {name}"
+    return f"{number:,.0f}"
+
+
+def format_duration(seconds: float) -> str:
+    """A duration as hours, minutes and seconds.
+
     >>> format_duration(52), format_duration(3723), format_duration(200_000)
     ('0:52', '1:02:03', '2 days 7:33:20')
     """
@@ -16,12 +69,12 @@ def format_duration(seconds: float) -> str:
     days, hours = divmod(hours, 24)
     if not (days or hours):
         return f"{minutes}:{rest:02}"
-    said = f"{hours}:{minutes:02}:{rest:02}"
-    return f"{days} day{'s' if days > 1 else ''} {said}" if days else said
+    time = f"{hours}:{minutes:02}:{rest:02}"
+    return f"{days} day{'s' if days > 1 else ''} {time}" if days else time
 
 
 def format_number(value: float) -> str:
-    """Four digits, whatever the size.
+    """A number with four significant digits.
 
     >>> format_number(0.2143456), format_number(41.0249), format_number(1.0), format_number(float("nan"))
     ('0.2143', '41.02', '1.000', 'nan')
@@ -33,7 +86,8 @@ def format_number(value: float) -> str:
 
 
 def format_percent(fraction: float) -> str:
-    """
+    """A fraction as a percentage from 0 to 100.
+
     >>> format_percent(0.678), format_percent(1.02)
     ('68 %', '100 %')
     """
@@ -41,7 +95,7 @@ def format_percent(fraction: float) -> str:
 
 
 class DownsampledCurve:
-    """A curve of any length in a few hundred points: when they grow too many, neighbours become their mean.
+    """A growing curve in at most `max_points` points: when it is full, pairs of neighbours become their mean.
 
     >>> curve = DownsampledCurve(max_points=4)
     >>> for value in range(8):
@@ -53,38 +107,38 @@ class DownsampledCurve:
     def __init__(self, max_points: int = 512) -> None:
         self.max_points, self.stride = max_points, 1
         self.points: list[float] = []
-        self._waiting: list[float] = []
+        self._pending: list[float] = []
 
     def add(self, value: float) -> None:
-        """One more value; what is no number is left out."""
+        """Add a value. Values that are not finite are left out."""
         if not math.isfinite(value):
             return
-        self._waiting.append(value)
-        if len(self._waiting) < self.stride:
+        self._pending.append(value)
+        if len(self._pending) < self.stride:
             return
-        self.points.append(sum(self._waiting) / self.stride)
-        self._waiting.clear()
+        self.points.append(sum(self._pending) / self.stride)
+        self._pending.clear()
         if len(self.points) == self.max_points:
             self.points = [(a + b) / 2 for a, b in zip(self.points[::2], self.points[1::2], strict=True)]
             self.stride *= 2
 
 
 def sparkline(values: Sequence[float], width: int, *, log: bool = False) -> str:
-    """A curve in one line of text: the whole of it, drawn to at most `width` blocks between its least and most.
+    """A curve as one line of at most `width` block characters, scaled between its minimum and maximum.
 
     >>> sparkline([5, 4, 3, 2, 1, 1, 1, 1], 8)
     '█▆▅▃▁▁▁▁'
 
-    With `log` by the logarithm, as suits a loss; what is not above 0 is then left out, as is what is no number.
+    `log` scales by the logarithm, as suits a loss, and leaves out values <= 0. Values that are not finite are left out.
     """
     kept = [value for value in values if math.isfinite(value) and (value > 0 or not log)]
     if len(kept) < 2:
         return ""
-    wide = min(width, len(kept))
-    bins = [kept[i * len(kept) // wide : (i + 1) * len(kept) // wide] for i in range(wide)]
-    means = [sum(one) / len(one) for one in bins]
+    width = min(width, len(kept))
+    bins = [kept[i * len(kept) // width : (i + 1) * len(kept) // width] for i in range(width)]
+    means = [sum(values) / len(values) for values in bins]
     heights = [math.log(mean) for mean in means] if log else means
-    least, most = min(heights), max(heights)
-    if most == least:
-        return BLOCKS[0] * wide
-    return "".join(BLOCKS[round((height - least) / (most - least) * (len(BLOCKS) - 1))] for height in heights)
+    low, high = min(heights), max(heights)
+    if high == low:
+        return BLOCKS[0] * width
+    return "".join(BLOCKS[round((height - low) / (high - low) * (len(BLOCKS) - 1))] for height in heights)

@@ -1,4 +1,4 @@
-"""What a model says of a text, as one line or as plain values: labels, scores, tags, answers, vectors, filled gaps."""
+"""The results of a task (labels, scores, tags, answers, vectors, filled masks) as one line, or as values for JSON."""
 
 from dataclasses import asdict, is_dataclass
 from typing import Any
@@ -9,9 +9,9 @@ from qkv.tasks.run.fill import FilledText
 
 
 def format_result(result: Any) -> str:
-    """One line, without tabs or line ends but our own; empty where there is no result.
+    """A result as one line; empty if there is none.
 
-    >>> format_result(Label("good", 0.9312, {"good": 0.9312, "bad": 0.0688}))
+    >>> format_result(ClassPrediction("good", 0.9312, {"good": 0.9312, "bad": 0.0688}))
     'good\\t0.9312'
     """
     match result:
@@ -26,16 +26,16 @@ def format_result(result: Any) -> str:
         case FilledText():
             return " ".join(result.text.splitlines())
         case list():  # tagged words
-            return " ".join(f"{one.word}/{one.tag}" for one in result)
+            return " ".join(f"{tagged.word}/{tagged.tag}" for tagged in result)
     return " ".join(f"{value:.6g}" for value in result.tolist())
 
 
 def result_to_dict(result: Any) -> dict[str, Any]:
-    """All of it, for JSON."""
+    """A result as a dictionary for JSON."""
     if result is None:
         return {}
     if is_dataclass(result) and not isinstance(result, type):
         return asdict(result)
     if isinstance(result, list):
-        return {"words": [asdict(one) for one in result]}
+        return {"words": [asdict(tagged) for tagged in result]}
     return {"vector": result.tolist()}

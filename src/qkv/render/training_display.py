@@ -1,20 +1,20 @@
-"""A training run as a person watches it: a few calm lines that renew themselves, or a log where there is no terminal.
+"""Show a training run: a live display on a terminal, else a log with a line for each event.
 
-    with training_watcher() as watch:
-        fit(Job(…, watch=watch))
+    with make_watcher() as watcher:
+        fit(Job(…, watcher=watcher))
 
      runs/dates   1.1 million parameters   cpu
      ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━────────────────   68 %   0:34 left   step 680 of 1,000
 
-     training   loss 0.2143   █▆▅▄▃▂▂▁▁
-     held out   exact 0.9530   ▁▃▅▇█   step 600, the best so far   loss 0.0412
-     pace       41,200 tokens/s   learning rate 8.10e-04   gradient 0.62   epoch 3
+     training     loss 0.2143   █▆▅▄▃▂▂▁▁
+     validation   exact 0.9530   ▁▃▅▇█   step 600, the best so far   loss 0.0412
+     speed        41,200 tokens/s   lr 8.10e-04   grad norm 0.62   epoch 3
 
-     source     3 mars 1998
-     written ✓  1998-03-03
+     source       3 mars 1998
+     predicted ✓  1998-03-03
 
-Everything goes to stderr. Texts of examples are shown, never obeyed: each stands at the end of a line of its own, so
-that writing from right to left cannot shuffle what is around it.
+Everything goes to stderr. The text of an example is always at the end of a line, so that right-to-left writing cannot
+reorder the rest of the line, and its control characters are escaped.
 """
 
 import math
@@ -28,26 +28,33 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
-from qkv.render.formatting import DownsampledCurve, format_duration, format_number, format_percent, sparkline
-from qkv.render.info import format_count
-from qkv.render.survey import escape_controls
+from qkv.render.formatting import (
+    DownsampledCurve,
+    escape_controls,
+    format_count,
+    format_duration,
+    format_number,
+    format_percent,
+    sparkline,
+    truncate,
+)
 from qkv.train.watch import EvalReport, RunEnd, RunStart, Sample, StepReport, Watcher
 
-LABEL_WIDTH = 12  # cells before what a line says
-DRAW_SECONDS = 0.2  # between two pictures
-SAMPLE_LINES = 2  # that a long text may take
-MAX_TEXT_CHARS = 200  # characters of a text in a log
+LABEL_WIDTH = 14
+DRAW_SECONDS = 0.2  # between two updates of the display
+SAMPLE_LINES = 2  # at most, of a long text
+MAX_TEXT_CHARS = 200  # of a text in the log
 REASONS = {
-    "steps": "all steps are taken",
-    "minutes": "the time is up",
-    "epochs": "all epochs are through",
-    "patience": "it did not get better any more",
-    "signal": "it was stopped",
+    "steps": "all steps done",
+    "minutes": "time budget spent",
+    "epochs": "all epochs done",
+    "patience": "no more improvement",
+    "signal": "stopped",
 }
 
 
 class TerminalWatcher(Watcher):
-    """A watcher to use with `with`: however a run ends, the terminal is left in order."""
+    """A watcher for use in a `with` statement, which restores the terminal however the run ends."""
 
     def __init__(self) -> None:
         self.state = RunState()
@@ -61,11 +68,11 @@ class TerminalWatcher(Watcher):
         self.close()
 
     def close(self) -> None:
-        """Stop showing."""
+        """Stop the display."""
 
 
 def make_watcher() -> TerminalWatcher:
-    """What suits stderr: a display that renews itself on a terminal, else plain lines."""
+    """A live display if stderr is a terminal, else a log."""
     console = Console(stderr=True)
     if console.is_terminal and not console.is_dumb_terminal and not console.options.ascii_only:
         return LiveDisplay(console)
@@ -73,7 +80,7 @@ def make_watcher() -> TerminalWatcher:
 
 
 class RunState:
-    """What is known of a run so far."""
+    """The latest reports of a run."""
 
     def __init__(self) -> None:
         self.start: RunStart | None = None
@@ -84,18 +91,19 @@ class RunState:
         self.losses, self.metrics = DownsampledCurve(), DownsampledCurve()
 
     def main_metric(self, report: EvalReport) -> tuple[str, float] | None:
-        """The metric that evaluation is judged by: its name and value."""
+        """The name and value of the main metric of an evaluation."""
         name = self.start.metric if self.start is not None else ""
         if name not in report.metrics:
             name = next(iter(report.metrics), "")
         return (name, report.metrics[name]) if name else None
 
     def is_repeated(self, report: EvalReport) -> bool:
-        """Whether this was the last thing heard: the weights that were the best are judged once more in the end."""
+        """Whether this repeats the last evaluation: the best weights are evaluated again at the end of a run."""
         last = self.evaluated
         return last is not None and (last.step, last.metrics) == (report.step, report.metrics)
 
     def add_evaluation(self, report: EvalReport) -> None:
+        """Take in an evaluation."""
         self.evaluated = report
         if report.is_best:
             self.best = report
@@ -106,48 +114,55 @@ class RunState:
 
 
 class LiveDisplay(TerminalWatcher):
-    """The display that renews itself."""
+    """The live display."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
         self.console = console
-        # Drawn when there is news, by the run's own thread: a thread that draws would take time from the training.
-        # What goes to stdout is left alone unless it would be written over the display.
+        # Updated by the training thread when there is a report: a drawing thread would slow down the training.
+        # stdout is redirected only if it is the same terminal.
         self.live = Live(
             self, console=console, auto_refresh=False, redirect_stdout=sys.stdout.isatty(), vertical_overflow="crop"
         )
         self.last_drawn = -math.inf
 
     def on_start(self, start: RunStart) -> None:
+        """Show the notes and start."""
         self.state.start = start
         for note in start.notes:
             self._print_note(note, "dim")
         self.live.start(refresh=True)
 
     def on_step(self, report: StepReport) -> None:
+        """Show a step."""
         self.state.report = report
         self.state.losses.add(report.loss)
         if time.monotonic() - self.last_drawn >= DRAW_SECONDS:
             self._draw()
 
     def on_evaluate(self, report: EvalReport) -> None:
+        """Show an evaluation."""
         if not self.state.is_repeated(report):
             self.state.add_evaluation(report)
         self._draw()
 
     def on_sample(self, step: int, sample: Sample) -> None:
+        """Show a sample."""
         self.state.sample = sample
         self._draw()
 
     def on_note(self, step: int, text: str) -> None:
+        """Print a note."""
         self._print_note(text)
 
     def on_end(self, end: RunEnd) -> None:
+        """Print how the run ended."""
         self.close()
         self.console.print()
         self.console.print(Text.assemble(" ", ("done", "bold green"), Text(f"  {describe_end(end)}")), soft_wrap=True)
 
     def close(self) -> None:
+        """Stop the display."""
         self.live.stop()
 
     def _draw(self) -> None:
@@ -165,19 +180,19 @@ class LiveDisplay(TerminalWatcher):
 
 
 def display_lines(state: RunState, console: Console, width: int) -> Iterator[Text]:
-    """The display, line by line."""
+    """The lines of the display."""
     yield Text()
     yield _title(state.start)
     yield _progress(state, width)
     if state.report is None:
-        yield Text("\n the first steps are on their way", "dim")
+        yield Text("\n waiting for the first step", "dim")
         return
     yield Text()
     curve = sparkline(state.losses.points, max(8, min(32, width - 40)), log=True)
     yield _row("training", f"loss {format_number(state.report.loss)}", curve)
     if state.evaluated is not None:
         yield _validation(state, state.evaluated)
-    yield _pace(state.report)
+    yield _speed(state.report)
     if state.sample is not None:
         yield Text()
         yield from _sample(state.sample, console, width)
@@ -188,7 +203,7 @@ def _title(start: RunStart | None) -> Text:
         return Text(" a run", "bold")
     size = f"{format_count(start.parameters)} parameters"
     if start.trainable != start.parameters:
-        size += f", {format_count(start.trainable)} trained"
+        size += f", {format_count(start.trainable)} trainable"
     return Text.assemble(" ", (escape_controls(start.run) or "a run", "bold"), f"   {size}   {start.device}")
 
 
@@ -196,37 +211,38 @@ def _progress(state: RunState, width: int) -> Text:
     report, start = state.report, state.start
     done = 0.0 if report is None else min(max(report.fraction_done, 0.0), 1.0)
     step = report.step if report is not None else start.step if start is not None else 0
-    said = format_percent(done).rjust(5)
+    label = format_percent(done).rjust(5)
     if report is not None and (left := time_left(report)):
-        said += f"   {left} left"
-    said += f"   step {step:,}"
+        label += f"   {left} left"
+    label += f"   step {step:,}"
     if start is not None and start.steps:
-        said += f" of {start.steps:,}"
-    long = max(10, min(48, width - len(said) - 4))
-    full = round(done * long)
-    return Text.assemble(" ", ("━" * full, "cyan"), ("─" * (long - full), "dim"), f"  {said}")
+        label += f" of {start.steps:,}"
+    length = max(10, min(48, width - len(label) - 4))
+    filled = round(done * length)
+    return Text.assemble(" ", ("━" * filled, "cyan"), ("─" * (length - filled), "dim"), f"  {label}")
 
 
 def _validation(state: RunState, report: EvalReport) -> Text:
     main = state.main_metric(report)
     if main is None:
-        return _row("held out", "nothing measured yet", "")
+        return _row("validation", "nothing measured yet", "")
     when = f"step {report.step:,}"
     if state.best is report:
         when += ", the best so far"
     elif state.best is not None and (best := state.main_metric(state.best)) is not None:
         when += f", best {format_number(best[1])} at {state.best.step:,}"
     others = [f"{name} {format_number(value)}" for name, value in report.metrics.items() if name != main[0]]
-    return _row("held out", f"{main[0]} {format_number(main[1])}", sparkline(state.metrics.points, 12), when, *others)
+    curve = sparkline(state.metrics.points, 12)
+    return _row("validation", f"{main[0]} {format_number(main[1])}", curve, when, *others)
 
 
-def _pace(report: StepReport) -> Text:
-    said = (
-        f"learning rate {report.lr:.2e}",
-        f"gradient {format_number(report.grad_norm)}",
+def _speed(report: StepReport) -> Text:
+    values = (
+        f"lr {report.lr:.2e}",
+        f"grad norm {format_number(report.grad_norm)}",
         f"epoch {report.epoch + 1:,}",
     )
-    return _row("pace", f"{report.tokens_per_second:,.0f} tokens/s", "", *said)
+    return _row("speed", f"{report.tokens_per_second:,.0f} tokens/s", "", *values)
 
 
 def _row(label: str, value: str, spark: str, *others: str) -> Text:
@@ -242,13 +258,13 @@ def _sample(sample: Sample, console: Console, width: int) -> Iterator[Text]:
     mark = correctness_mark(sample)
     if sample.source:
         yield from _text("source", "", sample.source, console, width)
-    yield from _text("written", mark, sample.prediction, console, width)
+    yield from _text("predicted", mark, sample.prediction, console, width)
     if mark == "✗":
         yield from _text("expected", "", sample.expected, console, width)
 
 
 def _text(label: str, mark: str, text: str, console: Console, width: int) -> Iterator[Text]:
-    """A text of an example: a line or two, and an ellipsis where there is more."""
+    """A text of an example in at most `SAMPLE_LINES` lines."""
     room = max(width - LABEL_WIDTH, 8)
     lines = list(Text(escape_controls(text)).wrap(console, room)) or [Text()]
     if len(lines) > SAMPLE_LINES:
@@ -264,9 +280,9 @@ def _text(label: str, mark: str, text: str, console: Console, width: int) -> Ite
 
 
 class LogDisplay(TerminalWatcher):
-    """The same as a log: no colours, nothing rewritten, a line for what happened.
+    """A log: no colours, and a line for each event.
 
-    Steps are reported no closer than `every` seconds of the run; evaluations and notes always.
+    A step is logged at most every `interval_seconds`; evaluations and notes always are.
     """
 
     def __init__(self, stream: TextIO, interval_seconds: float = 10.0) -> None:
@@ -275,10 +291,11 @@ class LogDisplay(TerminalWatcher):
         self.last_step_seconds = self.last_sample_seconds = -math.inf
 
     def on_start(self, start: RunStart) -> None:
+        """Show the notes and start."""
         self.state.start = start
         size = f"{start.parameters:,} parameters"
         if start.trainable != start.parameters:
-            size += f", {start.trainable:,} of them trained"
+            size += f", {start.trainable:,} trainable"
         budget = [f"{start.steps:,} steps"] if start.steps else []
         budget += [f"{start.minutes:g} minutes"] if start.minutes else []
         self._line(", ".join([f"{start.run or 'a run'}: {size}", start.device, *budget]))
@@ -286,48 +303,55 @@ class LogDisplay(TerminalWatcher):
             self.on_note(start.step, note)
 
     def on_step(self, report: StepReport) -> None:
+        """Show a step."""
         if report.seconds - self.last_step_seconds < self.interval_seconds and report.fraction_done < 1.0:
             return
         self.last_step_seconds = report.seconds
         left = time_left(report)
-        said = [
+        values = [
             f"step {report.step:,}",
             f"loss {format_number(report.loss)}",
-            f"learning rate {report.lr:.2e}",
-            f"gradient {format_number(report.grad_norm)}",
+            f"lr {report.lr:.2e}",
+            f"grad norm {format_number(report.grad_norm)}",
             f"{report.tokens_per_second:,.0f} tokens/s",
             format_percent(report.fraction_done) + (f", {left} left" if left else ""),
         ]
-        self._line("  ".join(said))
+        self._line("  ".join(values))
 
     def on_evaluate(self, report: EvalReport) -> None:
+        """Show an evaluation."""
         if self.state.is_repeated(report):
             return
         self.state.add_evaluation(report)
         main = self.state.main_metric(report)
         names = [main[0], *(name for name in report.metrics if name != main[0])] if main else []
-        said = "  ".join(f"{name} {format_number(report.metrics[name])}" for name in names)
-        self._line(f"step {report.step:,}  held out: {said}" + ("  (best so far)" if report.is_best else ""))
+        values = "  ".join(f"{name} {format_number(report.metrics[name])}" for name in names)
+        self._line(f"step {report.step:,}  validation: {values}" + ("  (best so far)" if report.is_best else ""))
         for sample in report.samples[:1]:
             self._show(sample)
 
     def on_sample(self, step: int, sample: Sample) -> None:
+        """Show a sample."""
         if self.last_sample_seconds == self.last_step_seconds:
-            return  # one for each line about a step is enough for a log
+            return  # one sample for each logged step
         self.last_sample_seconds = self.last_step_seconds
         self._show(sample)
 
     def _show(self, sample: Sample) -> None:
         mark = correctness_mark(sample)
-        said = [f"{truncate(sample.source)} →", truncate(sample.prediction), mark]
-        said += [f"expected {truncate(sample.expected)}"] if mark == "✗" else []
-        self._line("  " + " ".join(part for part in said if part))
+        source, prediction, expected = (
+            truncate(text, MAX_TEXT_CHARS) for text in (sample.source, sample.prediction, sample.expected)
+        )
+        parts = [f"{source} →", prediction, mark, f"expected {expected}" if mark == "✗" else ""]
+        self._line("  " + " ".join(part for part in parts if part))
 
     def on_note(self, step: int, text: str) -> None:
+        """Print a note."""
         for line in text.splitlines():
             self._line(f"note: {line}")
 
     def on_end(self, end: RunEnd) -> None:
+        """Print how the run ended."""
         self._line(f"done: {describe_end(end)}")
 
     def _line(self, text: str) -> None:
@@ -337,25 +361,20 @@ class LogDisplay(TerminalWatcher):
 
 
 def correctness_mark(sample: Sample) -> str:
-    """✓ or ✗; nothing where there is no one right answer."""
+    """✓ or ✗; empty if there is no expected text."""
     if not sample.expected:
         return ""
     return "✓" if sample.prediction.strip() == sample.expected.strip() else "✗"
 
 
-def truncate(text: str) -> str:
-    """A text for one line of a log."""
-    return text if len(text) <= MAX_TEXT_CHARS else text[: MAX_TEXT_CHARS - 1] + "…"
-
-
 def describe_end(end: RunEnd) -> str:
-    """How a run ended, in a line."""
-    said = [f"{end.step:,} steps in {format_duration(end.seconds)} ({REASONS.get(end.reason, end.reason)})"]
-    said += [f"{name} {format_number(value)}" for name, value in end.metrics.items()]
-    return "   ".join([*said, escape_controls(end.folder)] if end.folder else said)
+    """One line on how a run ended."""
+    parts = [f"{end.step:,} steps in {format_duration(end.seconds)} ({REASONS.get(end.reason, end.reason)})"]
+    parts += [f"{name} {format_number(value)}" for name, value in end.metrics.items()]
+    return "   ".join([*parts, escape_controls(end.folder)] if end.folder else parts)
 
 
 def time_left(report: StepReport) -> str:
-    """How long it will take, if that can be told."""
-    known = 0.0 < report.fraction_done < 1.0 and math.isfinite(report.seconds_left) and report.seconds_left > 0
-    return format_duration(report.seconds_left) if known else ""
+    """The estimated time left; empty if it is not known."""
+    is_known = 0.0 < report.fraction_done < 1.0 and math.isfinite(report.seconds_left) and report.seconds_left > 0
+    return format_duration(report.seconds_left) if is_known else ""
