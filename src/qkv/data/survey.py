@@ -30,8 +30,13 @@ PREVIEW_CHARACTERS = 400
 class SurveyTokenizer(Protocol):
     """The part of a tokenizer's interface that a survey uses."""
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]: ...
-    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]: ...
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text."""
+        ...
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """The ids of a text, and the (first, last + 1) characters of each token."""
+        ...
 
 
 @dataclass(frozen=True)

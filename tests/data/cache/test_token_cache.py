@@ -94,7 +94,7 @@ def test_gathering_long_examples_is_gathering_short_ones(tmp_path, monkeypatch):
     chosen = np.array([50, 3, 0, 59, 50])
     found = []
     for long in (0, 10**9):
-        monkeypatch.setattr("qkv.data.cache.token_cache.MIN_TOKENS_TO_COPY", long)
+        monkeypatch.setattr("qkv.data.cache.examples.MIN_TOKENS_TO_COPY", long)
         found.append(cache.gather("ids", chosen)[0].tolist())
     assert found[0] == found[1] == [number for n in chosen for number in rows[n]["ids"]]
 

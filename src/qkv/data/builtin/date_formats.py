@@ -1,4 +1,4 @@
-"""The ways to write a date, as tables: the formats and the names of months and days of each language, from CLDR (Babel).
+"""The ways to write a date, as tables: the formats and names of months and days of each language, from CLDR (Babel).
 
 A `DateFormat` is one way, with its names and digits filled in, so that writing a date takes four look-ups. The dates
 that a format may write are computed once, from a reverse index over all formats: a text that any format would read as
@@ -27,7 +27,7 @@ SPACES = {ord("\u00a0"): " ", ord("\u202f"): " ", ord("\u2009"): " "}
 
 @dataclass(frozen=True)
 class DateFormat:
-    """One way to write a date. The tables hold the texts of a field: of months 1–12, days 1–31, weekdays 0–6 (Monday first)."""
+    """One way to write a date. The tables hold the texts of months 1–12, days 1–31 and weekdays 0–6 (Monday first)."""
 
     language: str
     template: str  # for str.format: {0} year, {1} month, {2} day, {3} weekday

@@ -1,38 +1,89 @@
 """Encoded examples: what the objectives read, on disk (`TokenCache`) or in memory (`InMemoryExamples`)."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from qkv.data.problems import InvalidRecord, Problems
-from qkv.data.ragged import Ints, ragged_index, ragged_starts
+from qkv.data.ragged import Ints, ragged_index
 from qkv.errors import QkvError, UsageError, suggest_name
 
+MIN_TOKENS_TO_COPY = 64  # for longer examples, copying slices is faster than fancy indexing (measured)
 
-class EncodedExamples(Protocol):
+
+class EncodedExamples(ABC):
     """Random access to encoded examples: each has a few named arrays of int32 (float32 for fractions).
 
-    `gather` reads one field of many examples: the tokens starts[i] … starts[i] + counts[i] − 1 of example indices[i],
-    or all its tokens without `starts` and `counts`; it returns a flat array and n + 1 offsets. `fingerprint` changes
-    with the content of the examples.
+    A subclass sets for each field `_tokens` (all examples, concatenated), `_offsets` (N + 1,) and `_lengths` (N,).
     """
 
+    def __init__(self, count: int, fields: Sequence[str]):
+        self.fields = tuple(fields)
+        self._count = count
+        self._tokens: dict[str, np.ndarray] = {}
+        self._offsets: dict[str, np.ndarray] = {}
+        self._lengths: dict[str, np.ndarray] = {}
+
     @property
-    def fields(self) -> tuple[str, ...]: ...
-    @property
-    def fingerprint(self) -> str: ...
-    def __len__(self) -> int: ...
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]: ...
-    def lengths(self, field: str) -> np.ndarray: ...
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """A hash that changes with the content of the examples."""
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        """One example: a new array for each field.
+
+        >>> examples[0]["ids"]                                     # doctest: +SKIP
+        """
+        if index < 0:
+            index += self._count
+        if not 0 <= index < self._count:
+            raise IndexError(f"example {index} of {self._count}")
+        example = {}
+        for field in self.fields:
+            offsets, tokens = self._offsets[field], self._tokens[field]
+            example[field] = tokens[offsets[index] : offsets[index + 1]].astype(_output_dtype(tokens))
+        return example
+
+    def lengths(self, field: str) -> np.ndarray:
+        """(N,) integers: the length of every example in one field."""
+        check_field(self.fields, field)
+        return self._lengths[field]
+
     def gather(
         self, field: str, indices: Ints, starts: Ints | None = None, counts: Ints | None = None
-    ) -> tuple[np.ndarray, Ints]: ...
+    ) -> tuple[np.ndarray, Ints]:
+        """One field of many examples, or a slice of each: (flat tokens, n + 1 offsets into them).
+
+        Example indices[i] gives its tokens starts[i] … starts[i] + counts[i] − 1; by default all of them.
+
+        >>> flat, offsets = examples.gather("ids", np.array([3, 1]))      # doctest: +SKIP
+        >>> flat[offsets[1] : offsets[2]]                                 # example 1     # doctest: +SKIP
+        """
+        check_field(self.fields, field)
+        indices = np.asarray(indices, np.int64)
+        if indices.size and not (indices.min() >= 0 and indices.max() < self._count):
+            raise IndexError(f"examples {indices.min()} … {indices.max()} of {self._count}")
+        length = self._lengths[field][indices]
+        begin = self._offsets[field][indices]
+        if starts is not None or counts is not None:
+            starts = np.zeros(len(indices), np.int64) if starts is None else np.asarray(starts, np.int64)
+            counts = length - starts if counts is None else np.asarray(counts, np.int64)
+            if not ((starts >= 0) & (counts >= 0) & (starts + counts <= length)).all():
+                raise IndexError(f"a slice of {field!r} extends beyond its example")
+            begin, length = begin + starts, counts
+        offsets = np.zeros(len(indices) + 1, np.int64)
+        np.cumsum(length, out=offsets[1:])
+        return _gather_slices(self._tokens[field], begin, length, offsets), offsets
 
 
-class InMemoryExamples:
+class InMemoryExamples(EncodedExamples):
     """Examples in memory, for small or generated data and for tests.
 
     >>> examples = InMemoryExamples([{"ids": [5, 6]}, {"ids": [7]}])
@@ -45,17 +96,13 @@ class InMemoryExamples:
 
     def __init__(self, examples: Iterable[Mapping[str, Any]], fields: Sequence[str] = ()):
         listed = list(examples)
-        self.fields = tuple(fields) or tuple(listed[0] if listed else ())
-        self._count = len(listed)
-        self._flat: dict[str, np.ndarray] = {}
-        self._lengths: dict[str, np.ndarray] = {}
-        self._starts: dict[str, np.ndarray] = {}
+        super().__init__(len(listed), fields or tuple(listed[0] if listed else ()))
         for field in self.fields:
             arrays = [np.atleast_1d(np.asarray(example[field])) for example in listed]
             dtype = np.float32 if any(array.dtype.kind == "f" and len(array) for array in arrays) else np.int32
-            self._flat[field] = np.concatenate([np.zeros(0, dtype), *arrays]).astype(dtype)
+            self._tokens[field] = np.concatenate([np.zeros(0, dtype), *arrays]).astype(dtype)
             self._lengths[field] = np.fromiter(map(len, arrays), np.int64, len(arrays))
-            self._starts[field] = ragged_starts(self._lengths[field])
+            self._offsets[field] = np.concatenate([[0], np.cumsum(self._lengths[field])])
 
     @classmethod
     def from_records(cls, records: Iterable[Any], encode: Any, problems: Problems | None = None) -> "InMemoryExamples":
@@ -77,34 +124,8 @@ class InMemoryExamples:
         """A hash of all arrays."""
         digest = blake2b(digest_size=16)
         for field in self.fields:
-            digest.update(field.encode() + self._lengths[field].tobytes() + self._flat[field].tobytes())
+            digest.update(field.encode() + self._lengths[field].tobytes() + self._tokens[field].tobytes())
         return digest.hexdigest()
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        if not 0 <= index < self._count:
-            raise IndexError(f"example {index} of {self._count}")
-        return {field: self.gather(field, np.array([index]))[0] for field in self.fields}
-
-    def lengths(self, field: str) -> np.ndarray:
-        """(N,) int64: the length of every example in one field."""
-        check_field(self.fields, field)
-        return self._lengths[field]
-
-    def gather(
-        self, field: str, indices: Ints, starts: Ints | None = None, counts: Ints | None = None
-    ) -> tuple[np.ndarray, Ints]:
-        """One field of many examples, or a slice of each; see `EncodedExamples`."""
-        check_field(self.fields, field)
-        begin = self._starts[field][indices]
-        if starts is not None:
-            begin = begin + starts
-        if counts is None:
-            counts = self._lengths[field][indices] - (0 if starts is None else starts)
-        offsets = np.concatenate([[0], np.cumsum(counts)])
-        return self._flat[field][ragged_index(begin, counts)], offsets
 
 
 def check_field(fields: Sequence[str], field: str) -> None:
@@ -119,3 +140,18 @@ def require_fields(examples: EncodedExamples, *fields: str) -> None:
         check_field(examples.fields, field)
     if len(examples) == 0:
         raise QkvError("there are no examples to train on: the data is empty, or all of it was left out")
+
+
+def _output_dtype(tokens: np.ndarray) -> type[np.float32] | type[np.int32]:
+    return np.float32 if tokens.dtype.kind == "f" else np.int32
+
+
+def _gather_slices(tokens: np.ndarray, begin: Ints, length: Ints, offsets: Ints) -> np.ndarray:
+    """The slices of `tokens` that start at each of `begin`, concatenated."""
+    if offsets[-1] < MIN_TOKENS_TO_COPY * len(begin):
+        gathered: np.ndarray = tokens[ragged_index(begin, length)]
+        return gathered.astype(_output_dtype(tokens), copy=False)
+    flat = np.empty(offsets[-1], _output_dtype(tokens))  # indices would need four times the memory of the tokens
+    for offset, start, count in zip(offsets.tolist(), begin.tolist(), length.tolist(), strict=False):
+        flat[offset : offset + count] = tokens[start : start + count]
+    return flat

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.data.cache.examples import check_field
+from qkv.data.cache.examples import EncodedExamples
 from qkv.data.cache.file_hashes import FileHashes
 from qkv.data.cache.folder import (
     CACHE_VERSION,
@@ -33,7 +33,6 @@ from qkv.data.cache.folder import (
 )
 from qkv.data.cache.writer import Encode, write_token_cache
 from qkv.data.problems import Problems
-from qkv.data.ragged import ragged_index
 from qkv.data.readers import DataFiles
 from qkv.data.records import FileLocation, Record
 from qkv.data.split import SplitName, ValidationSplit
@@ -43,10 +42,8 @@ from qkv.progress import OnProgress
 
 __all__ = ["DamagedCache", "Encode", "TokenCache", "find_or_build", "token_cache"]
 
-MIN_TOKENS_TO_COPY = 64  # for longer examples, copying slices is faster than fancy indexing (measured)
 
-
-class TokenCache:
+class TokenCache(EncodedExamples):
     """Random access to encoded examples on disk.
 
     Pickling it is cheap: only the folder's name is sent, and the other process maps the files itself.
@@ -54,13 +51,9 @@ class TokenCache:
 
     def __init__(self, folder: Path, meta: dict[str, Any]):
         """Use `open`, `build` or `token_cache`."""
+        super().__init__(meta["examples"], meta["order"])
         self.folder = folder
         self.meta = meta
-        self.fields: tuple[str, ...] = tuple(meta["order"])
-        self._count: int = meta["examples"]
-        self._tokens: dict[str, np.ndarray] = {}
-        self._offsets: dict[str, np.ndarray] = {}
-        self._lengths: dict[str, np.ndarray] = {}
         for name in self.fields:
             field = meta["fields"][name]
             offsets = field_file(folder, name, "offsets")
@@ -95,78 +88,8 @@ class TokenCache:
         time; `progress` is called with the number of examples so far. Invalid records are reported to `problems` and
         stored, so that the cache can report them again when it is reused.
         """
-        folder = Path(folder)
-        with build_lock(folder):
-            return cls._build(records, encode, folder, content, problems or Problems(), workers, progress)
-
-    @classmethod
-    def _build(
-        cls,
-        records: Iterable[Record],
-        encode: Encode,
-        folder: Path,
-        content: str,
-        problems: Problems,
-        workers: int,
-        progress: OnProgress | None,
-    ) -> "TokenCache":
-        with building_folder(folder) as building:
-            meta = write_token_cache(building, records, encode, problems, workers, progress)
-            problems.finish()
-            if not meta["examples"]:
-                raise QkvError(f"no usable examples: {problems.summary()}")
-            key = {"content": content, "encode": encode.fingerprint, "order": list(encode.fields)}
-            write_meta(building, {**meta, **key, "problems": problems.summary().to_dict()})
-        return cls.open(folder)
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        """One example: a new array for each field, int32 (float32 for fractions).
-
-        >>> cache[0]["ids"]                                     # doctest: +SKIP
-        """
-        if index < 0:
-            index += self._count
-        if not 0 <= index < self._count:
-            raise IndexError(f"example {index} of {self._count}")
-        example = {}
-        for name in self.fields:
-            offsets, tokens = self._offsets[name], self._tokens[name]
-            example[name] = tokens[offsets[index] : offsets[index + 1]].astype(_output_dtype(tokens))
-        return example
-
-    def lengths(self, field: str) -> np.ndarray:
-        """(N,) int32: the length of every example in one field, memory-mapped."""
-        check_field(self.fields, field)
-        return self._lengths[field]
-
-    def gather(
-        self, field: str, indices: np.ndarray, starts: np.ndarray | None = None, counts: np.ndarray | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """One field of many examples, or a slice of each: (flat tokens, n + 1 offsets into them).
-
-        Example indices[i] gives its tokens starts[i] … starts[i] + counts[i] − 1; by default all of them.
-
-        >>> flat, offsets = cache.gather("ids", np.array([3, 1]))      # doctest: +SKIP
-        >>> flat[offsets[1] : offsets[2]]                               # example 1     # doctest: +SKIP
-        """
-        check_field(self.fields, field)
-        indices = np.asarray(indices, np.int64)
-        if indices.size and not (indices.min() >= 0 and indices.max() < self._count):
-            raise IndexError(f"examples {indices.min()} … {indices.max()} of {self._count}")
-        length = self._lengths[field][indices]
-        begin = self._offsets[field][indices]
-        if starts is not None or counts is not None:
-            starts = np.zeros(len(indices), np.int64) if starts is None else np.asarray(starts, np.int64)
-            counts = length - starts if counts is None else np.asarray(counts, np.int64)
-            if not ((starts >= 0) & (counts >= 0) & (starts + counts <= length)).all():
-                raise IndexError(f"a slice of {field!r} extends beyond its example")
-            begin, length = begin + starts, counts
-        offsets = np.zeros(len(indices) + 1, np.int64)
-        np.cumsum(length, out=offsets[1:])
-        return _gather_slices(self._tokens[field], begin, length, offsets), offsets
+        with build_lock(Path(folder)):
+            return _build(Path(folder), records, encode, content, problems or Problems(), workers, progress)
 
     def location(self, index: int) -> FileLocation:
         """The file and line that an example came from.
@@ -259,9 +182,29 @@ def find_or_build(
             return cache
         found = Problems(problems.max_invalid_fraction, problems.max_samples)  # of this cache only: stored in it
         try:
-            return TokenCache._build(records(found), encode, folder, content, found, workers, progress)
+            return _build(folder, records(found), encode, content, found, workers, progress)
         finally:
             problems.merge(found.summary().to_dict())
+
+
+def _build(
+    folder: Path,
+    records: Iterable[Record],
+    encode: Encode,
+    content: str,
+    problems: Problems,
+    workers: int,
+    progress: OnProgress | None,
+) -> TokenCache:
+    """Build a cache; the caller holds the lock."""
+    with building_folder(folder) as building:
+        meta = write_token_cache(building, records, encode, problems, workers, progress)
+        problems.finish()
+        if not meta["examples"]:
+            raise QkvError(f"no usable examples: {problems.summary()}")
+        key = {"content": content, "encode": encode.fingerprint, "order": list(encode.fields)}
+        write_meta(building, {**meta, **key, "problems": problems.summary().to_dict()})
+    return TokenCache.open(folder)
 
 
 def _open_existing(folder: Path, problems: Problems) -> TokenCache | None:
@@ -295,21 +238,6 @@ def _map_file(path: Path, dtype: str, count: int) -> np.ndarray:
         return np.memmap(path, disk_dtype, "r", shape=(count,)).view(np.ndarray)
     except OSError as error:
         raise DamagedCache(f"{path} cannot be read: {describe_os_error(error)}") from None
-
-
-def _output_dtype(tokens: np.ndarray) -> type[np.float32] | type[np.int32]:
-    return np.float32 if tokens.dtype.kind == "f" else np.int32
-
-
-def _gather_slices(tokens: np.ndarray, begin: np.ndarray, length: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """The slices of `tokens` that start at each of `begin`, concatenated."""
-    if offsets[-1] < MIN_TOKENS_TO_COPY * len(begin):
-        gathered: np.ndarray = tokens[ragged_index(begin, length)]
-        return gathered.astype(_output_dtype(tokens), copy=False)
-    flat = np.empty(offsets[-1], _output_dtype(tokens))  # indices would need four times the memory of the tokens
-    for offset, start, count in zip(offsets.tolist(), begin.tolist(), length.tolist(), strict=False):
-        flat[offset : offset + count] = tokens[start : start + count]
-    return flat
 
 
 def _verify_checksum(path: Path, checksum: str) -> None:

@@ -33,14 +33,19 @@ class Encode(Protocol):
     """Turns a batch of records into integers: exactly one result for each record, in order.
 
     A result maps each of `fields` to a list of int (the cheapest), an array, or one number; or it is an
-    `InvalidRecord`. Several threads call it concurrently. `fingerprint` changes whenever the result for the same
-    record would.
+    `InvalidRecord`. Several threads call it concurrently.
     """
 
     @property
-    def fields(self) -> tuple[str, ...]: ...
+    def fields(self) -> tuple[str, ...]:
+        """The names of the encoded fields."""
+        ...
+
     @property
-    def fingerprint(self) -> str: ...
+    def fingerprint(self) -> str:
+        """A hash that changes whenever the result for the same record would."""
+        ...
+
     def __call__(self, records: list[Record]) -> Sequence[EncodedRecord]: ...
 
 

@@ -87,7 +87,7 @@ class WorkerPool:
         try:
             if not wait([pipe, process.sentinel], self.timeout):
                 raise WorkerError(
-                    f"{name} has not responded for {self.timeout:g} s, at batch {number} since the start: the worker or "
+                    f"{name} has not responded for {self.timeout:g} s (batch {number} since the start): the worker or "
                     "the disk hangs. Resume from the last checkpoint, with num_workers = 0 to run without workers"
                 )
             header = json.loads(pipe.recv_bytes())

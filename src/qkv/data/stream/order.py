@@ -137,7 +137,9 @@ class PoolOrder(Protocol):
     """An endless sequence of pools of examples; each can be computed without those before it."""
 
     @property
-    def epoch_orders(self) -> tuple[EpochOrder, ...]: ...
+    def epoch_orders(self) -> tuple[EpochOrder, ...]:
+        """The order of each dataset."""
+        ...
 
     def pool(self, index: int) -> ExampleRefs:
         """The examples of a pool."""

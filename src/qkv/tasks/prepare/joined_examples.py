@@ -9,21 +9,18 @@ from qkv.data.cache.examples import EncodedExamples
 from qkv.errors import QkvError
 
 
-class JoinedExamples:
+class JoinedExamples(EncodedExamples):
     """Sets of encoded examples, one after the other."""
 
     def __init__(self, parts: Sequence[EncodedExamples]):
         self.parts = tuple(parts)
-        self.fields: tuple[str, ...] = self.parts[0].fields
         self.ends = np.cumsum([len(part) for part in self.parts])
+        super().__init__(int(self.ends[-1]), self.parts[0].fields)
 
     @property
     def fingerprint(self) -> str:
         """The fingerprints of all sets."""
         return "+".join(part.fingerprint for part in self.parts)
-
-    def __len__(self) -> int:
-        return int(self.ends[-1])
 
     def _locate(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(n,) examples → (set, index in it)."""
