@@ -15,7 +15,7 @@ from qkv.decode.selection import TokenSelector, token_logprobs, unpack_step_outp
 from qkv.decode.speculative.speculate import speculate
 from qkv.errors import QkvError
 from qkv.models import Config, build
-from qkv.tasks.run.text_to_text import generate_batched
+from qkv.tasks.run.generate import generate_batched
 from qkv.text import Tokenizer
 
 LOGITS = torch.tensor([[0.0, 2.0, 1.0, -1.0], [3.0, 0.0, 0.0, float("-inf")]], dtype=torch.float64)

@@ -75,7 +75,7 @@ def test_two_files_of_lines_are_a_source_and_its_target(folder: Path, tmp_path: 
 def test_files_by_field(folder: Path, tmp_path: Path) -> None:
     files = {"target": str(folder / "a.de"), "source": str(folder / "a.en")}
     text = starter_recipe("translate", files)
-    assert "line n of each belongs together" in text
+    assert "aligned line by line" in text
     assert loads(text).data.train == files
     (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
     small = ["model.width=32", "model.layers=1", "tokenizer.vocab_size=420", f"data.cache={folder / 'cache'}"]
@@ -86,12 +86,12 @@ def test_files_by_field(folder: Path, tmp_path: Path) -> None:
 def test_files_by_a_field_that_is_none_or_without_one_that_is_needed(folder: Path) -> None:
     with pytest.raises(UsageError, match="seq2seq has no field 'sauce'; did you mean 'source'"):
         starter_recipe("translate", {"sauce": str(folder / "a.en"), "target": str(folder / "a.de")})
-    with pytest.raises(UsageError, match="seq2seq needs more than source: give target=FILE"):
+    with pytest.raises(UsageError, match="seq2seq needs more fields than source: add target=FILE"):
         starter_recipe("translate", {"source": str(folder / "a.en")})
 
 
 def test_a_file_whose_name_tells_no_format_says_what_can_be_done(folder: Path) -> None:
-    with pytest.raises(UsageError, match=r"a\.en does not tell its format: give it an ending.*data\.format"):
+    with pytest.raises(UsageError, match=r"a\.en has no extension that tells its format.*data\.format"):
         starter_recipe("language", [str(folder / "a.en")])
 
 

@@ -115,7 +115,7 @@ def evaluate(
     def read(columns: dict[str, str]) -> Any:
         problems = Problems(max_invalid_fraction=1)
         with progress_bar("reading") as progress:
-            choices = {"format": format, "split": split, "limit": limit, "problems": problems, "progress": progress}
+            choices = {"format": format, "split": split, "max_records": limit, "problems": problems, "progress": progress}
             return load_records(task, given, columns=columns, **choices), problems  # type: ignore[arg-type]
 
     try:
@@ -136,7 +136,7 @@ def evaluate(
             beam=beam,
             progress=progress,
             metrics=metric or (),
-            samples=samples,
+            max_samples=samples,
         )
     if json:
         values: dict[str, Any] = {

@@ -1,35 +1,40 @@
-"""The tasks, which of them a model is made for, and the two things that are done with one: run it, and judge it."""
+"""The tasks, which of them a model is made for, and how a model is run and evaluated."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 from inspect import signature
 from typing import Any
 
+from qkv.data.objectives.table import OBJECTIVES
 from qkv.data.records import Record
 from qkv.errors import UsageError, suggest_name
 from qkv.models import Config, Network
 from qkv.tasks.run import answer, classify, embed, fill, language, tag, text_to_text
-from qkv.tasks.task import Evaluation, ProgressCallback, Task
+from qkv.tasks.task import Evaluation, EvaluationOptions, Task
 from qkv.text import Tokenizer
 
-PARTS = {  # name: its file, what it does, the objective that teaches it, the fields that its records need
-    "text_to_text": (text_to_text, "writes a text for a text", "seq2seq", ("source", "target")),
-    "language": (language, "goes on with a text", "causal_lm", ()),
-    "fill": (fill, "fills gaps in a text", "masked_lm", ("text",)),
-    "classify": (classify, "says the class or the score of a text", "classification", ("text",)),
-    "tag": (tag, "says the tag of each word", "tagging", ("tokens", "tags")),
-    "answer": (
-        answer,
-        "finds the answer to a question in a passage",
-        "question_answering",
-        ("question", "context", "answers"),
-    ),
-    "embed": (embed, "gives a vector for a text", "contrastive", ("first", "second")),
+# name: its file, what a model does, the fields that an evaluation needs
+TASK_FILES: dict[str, tuple[Any, str, tuple[str, ...]]] = {
+    "text_to_text": (text_to_text, "generates a text for a text", ("source", "target")),
+    "language": (language, "continues a text", ()),
+    "fill": (fill, "fills in masked words", ("text",)),
+    "classify": (classify, "predicts the class or the score of a text", ("text",)),
+    "tag": (tag, "predicts the tag of each word", ("tokens", "tags")),
+    "answer": (answer, "finds the answer to a question in a passage", ("question", "context", "answers")),
+    "embed": (embed, "computes an embedding of a text", ("first", "second")),
 }
 TASKS: dict[str, Task] = {
-    name: Task(name, does, objective, fields, file.available_metrics, file.run, file.evaluate)
-    for name, (file, does, objective, fields) in PARTS.items()
+    name: Task(
+        name,
+        description,
+        next(kind for kind, spec in OBJECTIVES.items() if spec.task == name),
+        needed,
+        file.run,
+        file.evaluate,
+        file.available_metrics,
+    )
+    for name, (file, description, needed) in TASK_FILES.items()
 }
-BY_HEAD = {"mlm": "fill", "classify": "classify", "tag": "tag", "span": "answer", "embed": "embed"}
 
 
 def find_task(config: Config) -> Task:
@@ -39,14 +44,14 @@ def find_task(config: Config) -> Task:
     >>> find_task(find_preset("gpt2")).name, find_task(find_preset("bert-base")).name
     ('language', 'fill')
     """
-    kind, family = config.head.kind, config.family
-    if kind == "lm" and family == "seq2seq":
-        return TASKS["text_to_text"]
-    if kind == "lm" and family == "decoder":
-        return TASKS["language"]
-    if kind in BY_HEAD and family != "seq2seq":
-        return TASKS[BY_HEAD[kind]]
-    raise UsageError(f"a model with a {kind} head on its {family} is made for no task that can be run on texts")
+    for spec in OBJECTIVES.values():
+        # A decoder can be run on an encoder's tasks, even where it cannot be trained for them.
+        families = {*spec.families, *(["decoder"] if spec.families == ("encoder",) else [])}
+        if spec.head == config.head.kind and config.family in families:
+            return TASKS[spec.task]
+    raise UsageError(
+        f"a model with a {config.head.kind} head on its {config.family} is made for no task that can be run on texts"
+    )
 
 
 def run(
@@ -68,41 +73,31 @@ def run(
 
 
 def evaluate(
-    network: Network,
-    tokenizer: Tokenizer | None,
-    config: Config,
-    records: Sequence[Record],
-    *,
-    batch_size: int = 0,
-    beam: int = 1,
-    progress: ProgressCallback | None = None,
-    **options: Any,
+    network: Network, tokenizer: Tokenizer | None, config: Config, records: Sequence[Record], **options: Any
 ) -> Evaluation:
-    """How the model does on records, whose fields are those of its task's objective (`prepare_fields.FIELDS`).
+    """The metrics of a model on records, whose fields are those of its task's objective.
 
-    The network is put in evaluation mode and back; the same records give the same numbers. `batch_size` records are run
-    at a time; 0: what suits the task.
+    The options are the fields of `EvaluationOptions`. The same records give the same numbers, and the network is left
+    in the mode (training or evaluation) in which it was.
     """
-    if batch_size:
-        options["batch_size"] = batch_size
-    return find_task(config).evaluate(network, tokenizer, config, records, beam=beam, progress=progress, **options)
+    known = [field.name for field in fields(EvaluationOptions)]
+    for name in options:
+        if name not in known:
+            raise UsageError(f"unknown option {name!r}; {suggest_name(name, known)}")
+    return find_task(config).evaluate(network, tokenizer, config, records, EvaluationOptions(**options))
 
 
 def main_metric(config: Config, records: Sequence[Record]) -> str:
-    """The metric that a model would be judged by on such records; "" where they are not its task's.
+    """The metric that decides which model is better on such records; "" if they are not its task's.
 
-    An encoder-decoder that learns to restore spoiled texts, say, has no pairs to be judged on: its loss has to do.
+    For example, an encoder-decoder that learns to denoise texts has no source and target to be evaluated on: only its
+    loss can be compared.
     """
     return next(iter(available_metrics(config, records)), "")
 
 
 def available_metrics(config: Config, records: Sequence[Record]) -> Sequence[str]:
-    """The metrics that a model can be judged by on such records, the main one first; none where they are another's."""
+    """The metrics of a model on such records, the main one first; none if they are another task's."""
     task = find_task(config)
-    usable = usable_records(task, records)
+    usable = [record for record in records if all(name in record.fields for name in task.fields)]
     return task.available_metrics(config, usable) if usable else ()
-
-
-def usable_records(task: Task, records: Sequence[Record]) -> list[Record]:
-    """Those of the records that have what a task needs."""
-    return [record for record in records if all(name in record.fields for name in task.fields)]

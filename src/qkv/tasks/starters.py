@@ -1,10 +1,10 @@
-"""The recipe that `qkv init TASK FILE…` writes for a user's own files: short, every key with a word on what it does.
+"""The recipe that `qkv init TASK FILE…` writes for a user's own files: short, with a comment on every key.
 
-Sizes follow from how much data there is; columns are filled in where the files have other names than the objective.
+Sizes depend on the amount of data. Columns are filled in if the files have other names for them than the objective.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from statistics import mean
@@ -20,58 +20,115 @@ from qkv.errors import UsageError, suggest_name
 from qkv.tasks.prepare.columns import field_names, match_columns
 from qkv.train.recipe.values import format_key, format_value
 
-RecipeLine = tuple[str, Any, str]  # a key, its value, what it does; a key that starts with # is only shown
+RecipeLine = tuple[str, Any, str]
+"""A key, its value and a comment; a key that starts with # is written as a comment."""
+
+BERT_CHECKPOINT = "google-bert/bert-base-uncased"
+SMOOTHING: RecipeLine = ("label_smoothing", 0.1, "probability spread over all other tokens")
 
 
 @dataclass(frozen=True)
 class Starter:
-    """A task that a recipe can be started for."""
+    """A task that `qkv init` can write a recipe for."""
 
     description: str
     kind: str  # of the objective
-    example_file: str  # what its data is called where no file is given
-    max_length: int  # places in a row
-    pretrained: str = ""  # a model that is usually gone on from
-    max_source_length: int = 0  # 0: in proportion
+    example_file: str  # the name of the data if no file is given
+    max_length: int  # tokens of a sequence
+    pretrained: str = ""  # a checkpoint that is usually fine-tuned
+    preset: str = ""  # a published architecture that is usually trained from scratch
+    max_source_length: int = 0  # 0: in proportion to the data
     too_long: str = ""
     objective_lines: tuple[RecipeLine, ...] = ()  # keys of [objective]
 
 
 STARTERS: dict[str, Starter] = {
-    "translate": Starter("From a text to another: translation, spelling, anything with a source and a target.", "seq2seq",
-                      "train.tsv", 256, objective_lines=(("label_smoothing", 0.1, "a little doubt about every token"),)),
-    "summarise": Starter("A long text to a short one.", "seq2seq", "train.jsonl", 256, max_source_length=1024, too_long="truncate",
-                      objective_lines=(("label_smoothing", 0.1, "a little doubt about every token"),)),
-    "language": Starter("A language model: it goes on from a text.", "causal_lm", "book.txt", 512),
-    "classify": Starter("The class of a text, or of two.", "classification", "train.csv", 256,
-                     pretrained="google-bert/bert-base-uncased"),
-    "tag": Starter("A tag for each word: names, parts of speech.", "tagging", "train.conll", 256,
-                pretrained="google-bert/bert-base-cased"),
-    "answer": Starter("The answer to a question, found in a passage.", "question_answering", "train.json", 384,
-                   pretrained="google-bert/bert-base-uncased",
-                   objective_lines=(("overlap", 128, "tokens that two windows of a long passage share"),)),
-    "embed": Starter("Vectors of texts: what belongs together comes close.", "contrastive", "train.tsv", 256,
-                  pretrained="sentence-transformers/all-MiniLM-L6-v2",
-                  objective_lines=(("temperature", 0.05, "the lower, the sharper near misses are told apart"),)),
-    "pretrain": Starter("An encoder that fills in hidden words, as BERT; classify, tag and others go on from it.",
-                     "masked_lm", "corpus.txt", 512,
-                     objective_lines=(("mask_prob", 0.15, "of the tokens, how many are hidden"),
-                           ("whole_word_masking", False, "true: hide words, not pieces of them"))),
-    "spans": Starter("An encoder and decoder that write what was cut out of a text, as T5.", "span_corruption", "corpus.txt", 512,
-                  objective_lines=(("mask_prob", 0.15, "of the tokens, how many are cut out"),
-                        ("mean_span_length", 3.0, "tokens in a stretch, on average"))),
-    "denoise": Starter("An encoder and decoder that write a spoiled text back whole, as BART.", "denoising", "corpus.txt",
-                    512,
-                    objective_lines=(("mask_prob", 0.3, "of the tokens, how many are taken away"),
-                          ("permute_sentences", True, "put sentences in another order, too"))),
-}  # fmt: skip
+    "translate": Starter(
+        "From one text to another: translation, spelling, anything with a source and a target.",
+        "seq2seq",
+        "train.tsv",
+        256,
+        preset="transformer-base",
+        objective_lines=(SMOOTHING,),
+    ),
+    "summarise": Starter(
+        "From a long text to a short one.",
+        "seq2seq",
+        "train.jsonl",
+        256,
+        preset="transformer-base",
+        max_source_length=1024,
+        too_long="truncate",
+        objective_lines=(SMOOTHING,),
+    ),
+    "language": Starter("A language model: it continues a text.", "causal_lm", "book.txt", 512, preset="gpt2"),
+    "classify": Starter(
+        "The class of a text, or of two texts.", "classification", "train.csv", 256, pretrained=BERT_CHECKPOINT
+    ),
+    "tag": Starter(
+        "A tag for each word: names, parts of speech.",
+        "tagging",
+        "train.conll",
+        256,
+        pretrained="google-bert/bert-base-cased",
+    ),
+    "answer": Starter(
+        "The answer to a question, found in a passage.",
+        "question_answering",
+        "train.json",
+        384,
+        pretrained=BERT_CHECKPOINT,
+        objective_lines=(("overlap", 128, "tokens that consecutive windows of a long passage share"),),
+    ),
+    "embed": Starter(
+        "Embeddings: texts that belong together come close.",
+        "contrastive",
+        "train.tsv",
+        256,
+        pretrained="sentence-transformers/all-MiniLM-L6-v2",
+        objective_lines=(("temperature", 0.05, "lower values separate similar texts more sharply"),),
+    ),
+    "pretrain": Starter(
+        "An encoder that predicts masked words, as BERT; a start for classify, tag and others.",
+        "masked_lm",
+        "corpus.txt",
+        512,
+        preset="bert-base",
+        objective_lines=(
+            ("mask_prob", 0.15, "fraction of tokens to mask"),
+            ("whole_word_masking", False, "true: mask whole words, not single subwords"),
+        ),
+    ),
+    "spans": Starter(
+        "An encoder-decoder that generates spans removed from a text, as T5.",
+        "span_corruption",
+        "corpus.txt",
+        512,
+        preset="t5-small",
+        objective_lines=(
+            ("mask_prob", 0.15, "fraction of tokens to remove"),
+            ("mean_span_length", 3.0, "tokens of a removed span, on average"),
+        ),
+    ),
+    "denoise": Starter(
+        "An encoder-decoder that restores corrupted texts, as BART.",
+        "denoising",
+        "corpus.txt",
+        512,
+        preset="bart-base",
+        objective_lines=(
+            ("mask_prob", 0.3, "fraction of tokens to remove"),
+            ("permute_sentences", True, "shuffle the sentences, too"),
+        ),
+    ),
+}
 
 
 @dataclass(frozen=True)
 class StarterSize:
-    """What suits so much data."""
+    """Suitable sizes for data of up to `max_bytes`."""
 
-    max_bytes: float  # bytes
+    max_bytes: float
     vocab_size: int
     width: int
     layers: int
@@ -87,126 +144,108 @@ SIZES = (
     StarterSize(2e8, 8000, 256, 4, 0.1, 16384, 60, 1e-3, 0.05),
     StarterSize(float("inf"), 32_000, 512, 6, 0.1, 65536, 24 * 60, 6e-4, 0.01),
 )
+EXAMPLE_BYTES = 2e7  # the assumed size of data that is not there yet
 
-
-INSPECTED_RECORDS, SHORT_TEXT_CHARS = 100, 32
-"""So many records show how long texts are; with so few letters each, letters are what a small model learns from."""
+INSPECTED_RECORDS = 100  # that show how long the texts are
+SHORT_TEXT_CHARS = 32  # up to this length on average, a small model learns best from characters
 
 
 def starter_recipe(task: str, files: Sequence[str] | Mapping[str, str] = (), run: str = "") -> str:
-    """A commented recipe for a task, fitted to the files (field → file for files that go in step) if they are given.
+    """A commented recipe for a task, fitted to the files (field → file for line-aligned files) if they are given.
 
     >>> print(starter_recipe("translate").splitlines()[0])
-    # From a text to another: translation, spelling, anything with a source and a target.
+    # From one text to another: translation, spelling, anything with a source and a target.
     """
     if task not in STARTERS:
         raise UsageError(f"unknown task {task!r}; {suggest_name(task, STARTERS)}")
-    chosen = STARTERS[task]
-    seen = inspect_files(chosen.kind, files) if files else FileSummary({"train": chosen.example_file}, 2e7)
-    size = next(one for one in SIZES if seen.bytes <= one.max_bytes)
+    starter = STARTERS[task]
+    if files:
+        summary = inspect_files(starter.kind, files)
+    else:
+        summary = FileSummary({"train": starter.example_file}, EXAMPLE_BYTES)
+    size = next(one for one in SIZES if summary.bytes <= one.max_bytes)
     sections = {
-        "": [("run", run or f"runs/{task}", "where the run is kept; it becomes the model's folder")],
-        "data": _data_lines(chosen, seen, size),
+        "": [("run", run or f"runs/{task}", "folder of the run, which becomes the model's folder")],
+        "data": _data_lines(starter, summary, size),
         "tokenizer": [
-            _tokenizer_line(chosen, seen, size),
-            ("vocab_size", size.vocab_size, "how many pieces at most"),
-            ("#from", "models/mine", "or take another model's, instead of training one"),
+            _tokenizer_line(starter, summary, size),
+            ("vocab_size", size.vocab_size, "maximum number of tokens in the vocabulary"),
+            ("#from", "models/mine", "or use the tokenizer of another model instead of training one"),
         ],
-        "model": _model_lines(chosen, size),
-        "objective": [("kind", chosen.kind, "what is learnt"), *chosen.objective_lines],
+        "model": _model_lines(starter, size),
+        "objective": [("kind", starter.kind, "what the model learns"), *starter.objective_lines],
         "train": [
-            ("minutes", float(size.minutes), "how long (or steps = …, or epochs = …)"),
-            ("batch_tokens", size.batch_tokens, "places in a step; lower it if memory runs out"),
-            ("lr", size.lr, "the highest learning rate; try a third or three times as much"),
-            ("#optimizer", "muon", "often learns a small model in fewer steps than adamw; try lr = 0.005"),
-            ("final", "best", "keep the weights that did best on validation data (or last)"),
+            ("minutes", float(size.minutes), "training time (or steps = …, or epochs = …)"),
+            ("batch_tokens", size.batch_tokens, "tokens per step; lower it if memory runs out"),
+            ("lr", size.lr, "peak learning rate; try a third and three times as much"),
+            ("#optimizer", "muon", "often needs fewer steps than adamw for a small model; try lr = 0.005"),
+            ("final", "best", "keep the weights with the best validation result (or last)"),
         ],
     }
-    text = f"# {chosen.description}\n#\n#     qkv train RECIPE --dry-run    what it would do\n#     qkv train RECIPE\n"
+    text = f"# {starter.description}\n#\n#     qkv train RECIPE --dry-run    what it would do\n#     qkv train RECIPE\n"
     for name, lines in sections.items():
         text += "\n" + (f"[{name}]\n" if name else "") + _format_lines(lines)
     return text
 
 
 def _format_lines(lines: Sequence[RecipeLine]) -> str:
-    """Lines of TOML with their comments side by side."""
-    left = [
-        f"# {format_key(key[1:])} = {format_value(value)}"
-        if key.startswith("#")
-        else f"{format_key(key)} = {format_value(value)}"
-        for key, value, _ in lines
-    ]
-    wide = max(len(one) for one in left if len(one) <= 48)
-    return "".join(f"{one:<{wide}}  # {comment}\n" for one, (_, _, comment) in zip(left, lines, strict=True))
+    """Lines of TOML with aligned comments."""
+    pairs = []
+    for key, value, _ in lines:
+        mark = "# " if key.startswith("#") else ""
+        pairs.append(f"{mark}{format_key(key.removeprefix('#'))} = {format_value(value)}")
+    width = max(len(pair) for pair in pairs if len(pair) <= 48)
+    return "".join(f"{pair:<{width}}  # {comment}\n" for pair, (_, _, comment) in zip(pairs, lines, strict=True))
 
 
-def _data_lines(task: Starter, seen: "FileSummary", size: StarterSize) -> list[RecipeLine]:
-    by_field = isinstance(seen.files["train"], dict)
-    told = (
-        "field = file; line n of each belongs together" if by_field else "a file, a list of files, a folder or a glob"
-    )
-    lines: list[RecipeLine] = [("train", seen.files["train"], told)]
-    if seen.columns:
-        lines.append(("columns", seen.columns, "field = column" + (": please check" if seen.columns_guessed else "")))
-    elif not seen.has_files:
-        spec = OBJECTIVES[task.kind]
+def _data_lines(starter: Starter, summary: "FileSummary", size: StarterSize) -> list[RecipeLine]:
+    """The keys of [data]."""
+    by_field = isinstance(summary.files["train"], dict)
+    comment = "field = file, aligned line by line" if by_field else "a file, a list of files, a folder or a glob"
+    lines: list[RecipeLine] = [("train", summary.files["train"], comment)]
+    if summary.columns:
+        check = ": please check" if summary.columns_guessed else ""
+        lines.append(("columns", summary.columns, f"field = column{check}"))
+    elif not summary.has_files:
+        spec = OBJECTIVES[starter.kind]
         fields = {name: name for name in spec.required_fields}
         if len(fields) > 1 or not spec.reads_documents:
-            lines.append(("#columns", fields, "field = column, where the file has other names"))
+            lines.append(("#columns", fields, "field = column, if the file has other names"))
+    length_comment = "tokens of a sequence"
+    if starter.kind == "seq2seq":
+        length_comment = "tokens of a target sequence"
+        length_comment += "" if starter.max_source_length else "; the source length follows in proportion"
     lines += [
-        ("#valid", "valid" + _extension(task.example_file), "files to validate on; without them:"),
-        ("valid_fraction", size.valid_fraction, "the share that is held out for validation"),
-        ("max_length", task.max_length, "places in a row of tokens" + _length_note(task)),
+        ("#valid", "valid" + Path(starter.example_file).suffix, "files to validate on; without them:"),
+        ("valid_fraction", size.valid_fraction, "fraction of the data that is held out for validation"),
+        ("max_length", starter.max_length, length_comment),
     ]
-    if task.max_source_length:
-        lines.append(("max_source_length", task.max_source_length, "places in a row of source tokens"))
-    if task.too_long:
-        lines.append(("too_long", task.too_long, "records longer than a row: truncate, skip or error"))
+    if starter.max_source_length:
+        lines.append(("max_source_length", starter.max_source_length, "tokens of a source sequence"))
+    if starter.too_long:
+        lines.append(("too_long", starter.too_long, "records longer than a sequence: truncate, skip or error"))
     return lines
 
 
-def _length_note(task: Starter) -> str:
-    if task.kind != "seq2seq":
-        return ""
-    return " of the target" + ("; source rows follow in proportion" if not task.max_source_length else "")
-
-
-def _extension(file: str) -> str:
-    return file[file.rindex(".") :]
-
-
-def _model_lines(task: Starter, size: StarterSize) -> list[RecipeLine]:
-    lines: list[RecipeLine] = []
-    if task.pretrained:
-        lines.append(("#from", task.pretrained, "better: go on from a trained model (lr = 5e-5, no width)"))
+def _model_lines(starter: Starter, size: StarterSize) -> list[RecipeLine]:
+    """The keys of [model]."""
+    if starter.pretrained:
+        hint = ("#from", starter.pretrained, "better: fine-tune a trained model (lr = 5e-5, without width)")
     else:
-        lines.append(("#preset", PRESETS[task.kind], "a published shape, or by hand:"))
+        hint = ("#preset", starter.preset, "a published architecture, or by hand:")
     return [
-        *lines,
-        ("width", size.width, "numbers in a vector"),
+        hint,
+        ("width", size.width, "size of the hidden states"),
         ("layers", size.layers, "blocks in a stack"),
-        ("dropout", size.dropout, "more where there is little data"),
+        ("dropout", size.dropout, "more if there is little data"),
     ]
 
 
-PRESETS = {
-    "seq2seq": "transformer-base",
-    "causal_lm": "gpt2",
-    "masked_lm": "bert-base",
-    "span_corruption": "t5-small",
-    "denoising": "bart-base",
-}
-
-
-def _tokenizer_line(task: Starter, seen: "FileSummary", size: StarterSize) -> RecipeLine:
-    """The tokenizer: pieces of words, but for few and short pairs, whose words hardly come twice."""
-    if task.kind == "seq2seq" and size is SIZES[0] and seen.mean_chars <= SHORT_TEXT_CHARS:
-        return (
-            "kind",
-            "char",
-            "letters, as these texts are few and short (for longer ones: byte-bpe, unigram, wordpiece)",
-        )
-    return "kind", "byte-bpe", "pieces of words; no text is unknown to it (others: unigram, wordpiece, char)"
+def _tokenizer_line(starter: Starter, summary: "FileSummary", size: StarterSize) -> RecipeLine:
+    """Subwords, or characters for few and short pairs, whose words are rarely seen twice."""
+    if starter.kind == "seq2seq" and size is SIZES[0] and summary.mean_chars <= SHORT_TEXT_CHARS:
+        return "kind", "char", "characters, as these texts are few and short (longer: byte-bpe, unigram, wordpiece)"
+    return "kind", "byte-bpe", "subwords of any text, without unknown tokens (others: unigram, wordpiece, char)"
 
 
 # -------------------------------------------------------------------- the user's files
@@ -214,22 +253,22 @@ def _tokenizer_line(task: Starter, seen: "FileSummary", size: StarterSize) -> Re
 
 @dataclass(frozen=True)
 class FileSummary:
-    """What the user's files say about themselves."""
+    """What can be read off the user's files."""
 
     files: dict[str, Any]
     bytes: float
     columns: dict[str, str] | None = None
     columns_guessed: bool = False
     has_files: bool = False
-    mean_chars: float = float("inf")  # of a text, on average over the first ones
+    mean_chars: float = float("inf")  # of a text, over the first records
 
 
 def inspect_files(kind: str, files: Sequence[str] | Mapping[str, str]) -> FileSummary:
-    """How large the files are, and which of their columns the objective's fields would be."""
+    """The size of the files, and which of their columns are the objective's fields."""
     if isinstance(files, Mapping):
         return inspect_aligned_files(kind, files)
     if len(files) == 1 and files[0] in DATASETS:
-        return FileSummary({"train": files[0]}, 2e7, has_files=True)
+        return FileSummary({"train": files[0]}, EXAMPLE_BYTES, has_files=True)
     formats = {file: FORMAT_BY_EXTENSION.get(format_extension(Path(file))) for file in files if Path(file).is_file()}
     aligned = OBJECTIVES[kind].aligned_fields
     if aligned and len(files) == len(formats) == 2 and set(formats.values()) <= {None, "text"}:
@@ -237,65 +276,70 @@ def inspect_files(kind: str, files: Sequence[str] | Mapping[str, str]) -> FileSu
     if None in formats.values():
         unknown = next(file for file, format in formats.items() if format is None)
         raise UsageError(
-            f"the name of {unknown} does not tell its format: give it an ending that does (as .txt, .tsv or .jsonl), "
-            "or start a recipe without files and write data.train and data.format into it"
+            f"{unknown} has no extension that tells its format: give it one (such as .txt, .tsv or .jsonl), or write a "
+            "recipe without files and add data.train and data.format to it"
         )
     paths: Any = files[0] if len(files) == 1 else list(files)
-    told = DataFiles(paths)
-    parts = told.find_groups(Problems(max_invalid_fraction=1))
-    size = sum(path.stat().st_size for part in parts for path in part.paths if path.is_file())
-    records = told.records(Problems(max_invalid_fraction=1))
-    some = [next(records), *islice(records, INSPECTED_RECORDS - 1)]
-    names = nested_names(some[0].fields)
+    data = DataFiles(paths)
+    records = first_records(data)
+    names = nested_names(records[0].fields)
+    found = FileSummary({"train": paths}, total_bytes(data), has_files=True)
     try:
-        columns = match_columns(kind, names, told.describe_paths())
-        same = all(name == column for name, column in columns.items())
-        letters = mean_characters(some, columns.values())
-        return FileSummary({"train": paths}, size, None if same else columns, has_files=True, mean_chars=letters)
+        columns = match_columns(kind, names, data.describe_paths())
     except UsageError:
-        if parts[0].format in ("tsv", "csv") and any(map(looks_like_data, names)):
-            names = [str(place) for place in range(len(names))]  # no header: columns by number
+        is_table = data.find_groups(Problems(max_invalid_fraction=1))[0].format in ("tsv", "csv")
+        if is_table and any(map(looks_like_data, names)):
+            names = [str(number) for number in range(len(names))]  # no header line: columns by number
         guessed = guess_columns(kind, names)
-        return FileSummary(
-            {"train": paths}, size, guessed, columns_guessed=True, has_files=True, mean_chars=mean_characters(some)
-        )
+        return replace(found, columns=guessed, columns_guessed=True, mean_chars=mean_characters(records))
+    is_same = all(name == column for name, column in columns.items())
+    chars = mean_characters(records, columns.values())
+    return replace(found, columns=None if is_same else columns, mean_chars=chars)
 
 
 def inspect_aligned_files(kind: str, files: Mapping[str, str]) -> FileSummary:
-    """The same for files that go in step, each under the field that it holds."""
+    """The same for line-aligned files, each under the field that it has."""
     known = field_names(kind)
     for name in files:
         if name not in known:
             raise UsageError(f"{name}={files[name]}: {kind} has no field {name!r}; {suggest_name(name, known)}")
-    told = DataFiles(dict(files))
+    data = DataFiles(dict(files))
     try:
-        match_columns(kind, files, told.describe_paths())
+        match_columns(kind, files, data.describe_paths())
     except UsageError:
         missing = [f"{name}=FILE" for name in OBJECTIVES[kind].required_fields if name not in files]
-        raise UsageError(f"{kind} needs more than {', '.join(files)}: give {' '.join(missing)}, too") from None
-    records = told.records(Problems(max_invalid_fraction=1))
-    letters = mean_characters([next(records), *islice(records, INSPECTED_RECORDS - 1)])
-    size = sum(
-        path.stat().st_size for part in told.find_groups(Problems(max_invalid_fraction=1)) for path in part.paths
-    )
-    return FileSummary({"train": dict(files)}, size, has_files=True, mean_chars=letters)
+        raise UsageError(f"{kind} needs more fields than {', '.join(files)}: add {' '.join(missing)}") from None
+    chars = mean_characters(first_records(data))
+    return FileSummary({"train": dict(files)}, total_bytes(data), has_files=True, mean_chars=chars)
+
+
+def first_records(data: DataFiles) -> list[Record]:
+    """The first records of the data; an error if there is none."""
+    records = data.records(Problems(max_invalid_fraction=1))
+    return [next(records), *islice(records, INSPECTED_RECORDS - 1)]
+
+
+def total_bytes(data: DataFiles) -> int:
+    """The size of all files."""
+    groups = data.find_groups(Problems(max_invalid_fraction=1))
+    return sum(path.stat().st_size for group in groups for path in group.paths if path.is_file())
 
 
 def mean_characters(records: Sequence[Record], columns: Collection[str] = ()) -> float:
-    """How many letters a text of these records has on average, of all columns or of some."""
+    """The mean number of characters of a text, over all columns or the given ones."""
     texts = [text for one in records for name, text in one.fields.items() if not columns or name in columns]
     return mean(len(str(text)) for text in texts) if texts else float("inf")
 
 
 def guess_columns(kind: str, names: Sequence[str]) -> dict[str, str]:
-    """Columns in their order for the fields that are needed, for the user to correct.
+    """The columns in their order as the required fields, for the user to correct.
 
     >>> guess_columns("seq2seq", ["en", "de"])
     {'source': 'en', 'target': 'de'}
     """
-    wanted = OBJECTIVES[kind].required_fields
-    left = [name for name in names if name.lower() != "id"]
-    if len(left) < len(wanted):
+    required = OBJECTIVES[kind].required_fields
+    columns = [name for name in names if name.lower() != "id"]
+    if len(columns) < len(required):
         listed = ", ".join(names)
-        raise UsageError(f"the data has the columns {listed}; {kind} needs {len(wanted)}: {', '.join(wanted)}")
-    return dict(zip(wanted, left, strict=False))
+        raise UsageError(f"the data has the columns {listed}; {kind} needs {len(required)}: {', '.join(required)}")
+    return dict(zip(required, columns, strict=False))

@@ -134,11 +134,12 @@ def broadcast_json(world: World, value: Any) -> Any:
 
 @contextmanager
 def eval_mode(network: nn.Module) -> Iterator[None]:
-    """Inside, the network is in evaluation mode: no dropout, no gradients."""
-    was_training = network.training
+    """The network in evaluation mode (no dropout), without gradients; every module is restored to its mode."""
+    training = [module for module in network.modules() if module.training]
     network.eval()
     try:
         with torch.no_grad():
             yield
     finally:
-        network.train(was_training)
+        for module in training:
+            module.training = True

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from qkv.data.objectives.table import OBJECTIVES
 from qkv.tasks import metrics
 from qkv.tasks.metrics.numbers import ranks
-from qkv.tasks.run import answer, classify, embed, fill, language, tag, text_to_text
 from qkv.train.progress import lower_is_better
 
 numbers = st.integers(-20, 20).map(float)
@@ -55,19 +55,5 @@ def test_a_uniform_model_has_the_vocabulary_as_perplexity() -> None:
 
 def test_a_run_knows_which_way_each_metric_improves() -> None:
     low = {"loss", "perplexity", "bits_per_character", "bits_per_byte", "word_error_rate"}
-    names = {
-        *text_to_text.METRIC_FUNCTIONS,
-        *text_to_text.SOURCE_METRICS,
-        *language.METRICS,
-        *fill.METRICS,
-        *answer.METRICS,
-    }
-    names |= {
-        *classify.LABEL_METRICS,
-        *classify.SCORE_METRICS,
-        *tag.ENTITY_METRICS,
-        *tag.WORD_METRICS,
-        *embed.SCORE_METRICS,
-        *embed.RETRIEVAL_METRICS,
-    }
+    names = {name for spec in OBJECTIVES.values() for group in spec.metrics.values() for name in group}
     assert {name for name in names if lower_is_better(name)} == low

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prepare_samples import sample_recipe
-from qkv.tasks.prepare.joined_examples import JoinedExamples
 
 from qkv.data import FileLocation, InMemoryExamples, Problems, Record
 from qkv.errors import UsageError
 from qkv.tasks.prepare.columns import match_columns
+from qkv.tasks.prepare.joined_examples import JoinedExamples
 from qkv.tasks.prepare.sources import cache_root, open_sources, sample_records
 from qkv.train.recipe.schema import DataSection
 

@@ -10,7 +10,7 @@ from task_models import encoder, model, parts_of, records, seq2seq_tokenizer, st
 import qkv
 from qkv.data import EncodeTags
 from qkv.errors import QkvError, UsageError
-from qkv.tasks.evaluate import main_metric
+from qkv.tasks.evaluate import evaluate, main_metric
 from qkv.tasks.run import answer, classify, embed, fill, tag
 
 CLASSES = ("bad", "good", "so so")
@@ -60,21 +60,21 @@ def test_labels_are_judged() -> None:
     made = encoder(LABELS)
     said = [one.label for one in classify.run(*parts_of(made), TEXTS)]
     right = [{"text": text, "label": label} for text, label in zip(TEXTS, said, strict=True)]
-    found = classify.evaluate(*parts_of(made), records(right))
+    found = evaluate(*parts_of(made), records(right))
     assert found.metrics["accuracy"] == 1.0
     assert found.main == "accuracy" == main_metric(made.config, records(right))
     assert [(sample.prediction, sample.expected) for sample in found.samples] == [(one, one) for one in said]
     wrong = [*right[1:], {"text": TEXTS[0], "label": "unheard of"}]
-    found = classify.evaluate(*parts_of(made), records(wrong))
+    found = evaluate(*parts_of(made), records(wrong))
     assert found.metrics["accuracy"] == pytest.approx(3 / 4)
     assert found.notes == ("labels that the model does not have, counted as wrong: 'unheard of'",)
-    with pytest.raises(UsageError, match="none of the labels is one of this model's: 'x', but 'bad', 'good'"):
-        classify.evaluate(*parts_of(made), records([{"text": "fox", "label": "x"}]))
+    with pytest.raises(UsageError, match="they are 'x', and the model has 'bad', 'good'"):
+        evaluate(*parts_of(made), records([{"text": "fox", "label": "x"}]))
 
 
 def test_classes_without_names_are_numbers() -> None:
     made = encoder(qkv.HeadConfig(kind="classify", outputs=3))
-    found = classify.evaluate(*parts_of(made), records([{"text": "fox", "label": 2}, {"text": "dog", "label": "0"}]))
+    found = evaluate(*parts_of(made), records([{"text": "fox", "label": 2}, {"text": "dog", "label": "0"}]))
     assert found.num_records == 2
     assert {sample.prediction for sample in found.samples} <= {"0", "1", "2"}
 
@@ -86,20 +86,18 @@ def test_a_single_output_is_a_score() -> None:
     assert said[1].score == pytest.approx(made.logits([framed(made, ids(made, TEXTS[1]))])[0].item(), abs=1e-5)
     made.network.train()
     same = [{"text": text, "score": 10 * one.score + 3} for text, one in zip(TEXTS, said, strict=True)]
-    found = classify.evaluate(*parts_of(made), records(same))
+    found = evaluate(*parts_of(made), records(same))
     assert found.metrics == pytest.approx({"spearman": 1.0, "pearson": 1.0})
     assert found.main == "spearman"
-    found = classify.evaluate(*parts_of(made), records([*same, {"text": "a", "score": "much"}]))
+    found = evaluate(*parts_of(made), records([*same, {"text": "a", "score": "much"}]))
     assert "1 records left out: made:5: the score 'much' is not a number" in found.notes
 
 
 def test_long_texts_are_cut_and_told_when_judged_and_refused_when_run() -> None:
     made = encoder(LABELS, max_positions=8)
     long = "the lazy dog " * 20
-    found = classify.evaluate(
-        *parts_of(made), records([{"text": long, "label": "bad"}, {"text": "fox", "label": "bad"}])
-    )
-    assert found.notes == ("1 of 2 texts were cut to the 8 tokens that fit",)
+    found = evaluate(*parts_of(made), records([{"text": long, "label": "bad"}, {"text": "fox", "label": "bad"}]))
+    assert found.notes == ("1 of 2 texts were truncated to the 8 tokens that fit",)
     with pytest.raises(UsageError, match="the text is longer than the 8 tokens"):
         classify.run(*parts_of(made), [long])
 
@@ -114,7 +112,7 @@ def test_a_text_that_is_too_long_is_named(task: Any) -> None:
     begins = repr(long[:40]) + "…"
     assert str(caught.value) == (
         f"2 of 4 texts are longer than the 8 tokens that fit: text 2, which begins with {begins}, has {many:,} with "
-        "the special ones; shorten them"
+        "special tokens; shorten them"
     )
     assert len(task.run(*parts_of(made), ["fox", "dog"])) == 2
     assert len(task.run(*parts_of(made), [])) == 0
@@ -185,21 +183,21 @@ def test_tags_are_judged_by_whole_entities() -> None:
     made = encoder(qkv.HeadConfig(kind="tag", labels=TAGS))
     said = [[one.tag for one in tagged] for tagged in tag.run(*parts_of(made), SENTENCES)]
     same = [{"tokens": words, "tags": tags} for words, tags in zip(SENTENCES, said, strict=True)]
-    found = tag.evaluate(*parts_of(made), records(same))
+    found = evaluate(*parts_of(made), records(same))
     assert found.metrics["accuracy"] == 1.0
     assert found.main == "f1"
     assert found.metrics["f1"] == 1.0
     uneven = [*same, {"tokens": ["a", "b"], "tags": ["O"]}]
-    found = tag.evaluate(*parts_of(made), records(uneven))
+    found = evaluate(*parts_of(made), records(uneven))
     assert found.num_records == 3
-    assert found.notes == ("1 records left out: not as many tags as words, or none",)
-    with pytest.raises(UsageError, match="not as many tags as words"):
-        tag.evaluate(*parts_of(made), records(uneven[-1:]))
+    assert found.notes == ("1 records left out: the numbers of words and tags differ or are 0",)
+    with pytest.raises(UsageError, match="the numbers of words and tags differ"):
+        evaluate(*parts_of(made), records(uneven[-1:]))
 
 
 def test_plain_classes_are_judged_by_words() -> None:
     made = encoder(qkv.HeadConfig(kind="tag", labels=("NOUN", "VERB")))
-    found = tag.evaluate(*parts_of(made), records([{"tokens": ["fox", "runs"], "tags": ["NOUN", "ADV"]}]))
+    found = evaluate(*parts_of(made), records([{"tokens": ["fox", "runs"], "tags": ["NOUN", "ADV"]}]))
     assert list(found.metrics) == ["accuracy", "macro_f1"]
     assert found.notes == ("tags that the model does not have, counted as wrong: 'ADV'",)
 
@@ -259,10 +257,10 @@ def test_answers_are_judged_against_the_best_reference() -> None:
     made = encoder(SPAN, seed=2)
     (found,) = answer.run(*parts_of(made), [("who?", PASSAGE)], no_answer=False)
     asked = {"question": "who?", "context": PASSAGE, "starts": [0]}
-    judged = answer.evaluate(*parts_of(made), records([{**asked, "answers": ["zzz", found.text]}]))
+    judged = evaluate(*parts_of(made), records([{**asked, "answers": ["zzz", found.text]}]))
     assert judged.metrics == {"f1": 1.0, "exact_match": 1.0}
     assert judged.samples[0].expected == f"zzz / {found.text}"
-    judged = answer.evaluate(*parts_of(made), records([{**asked, "answers": ["zzz"]}]))
+    judged = evaluate(*parts_of(made), records([{**asked, "answers": ["zzz"]}]))
     assert judged.metrics == {"f1": 0.0, "exact_match": 0.0}
 
 
@@ -271,15 +269,15 @@ def test_no_answer_is_right_where_there_is_none() -> None:
     with torch.no_grad():
         made.network.head.out.weight.zero_()  # every span is as likely as none, so a span is given
     none = records([{"question": "who?", "context": "fox, dog", "answers": [], "starts": []}])
-    assert answer.evaluate(*parts_of(made), none).metrics["exact_match"] == 0.0
+    assert evaluate(*parts_of(made), none).metrics["exact_match"] == 0.0
     (found,) = answer.run(*parts_of(made), [("who?", "")])
     assert (found.text, found.start) == ("", -1)
-    assert answer.evaluate(*parts_of(made), records([{**none[0].fields, "context": " "}])).metrics["exact_match"] == 1.0
+    assert evaluate(*parts_of(made), records([{**none[0].fields, "context": " "}])).metrics["exact_match"] == 1.0
 
 
 def test_a_question_comes_with_a_passage() -> None:
     made = encoder(SPAN)
-    with pytest.raises(UsageError, match="text 2 is not a question and its passage"):
+    with pytest.raises(UsageError, match="text 2 is not a question with its passage"):
         answer.run(*parts_of(made), [("who?", "Anna"), "who?"])  # type: ignore[list-item]
 
 
@@ -302,20 +300,20 @@ def test_scores_are_compared_with_cosines() -> None:
     vectors = [embed.run(*parts_of(made), list(pair)) for pair in pairs]
     cosines = [float(torch.cosine_similarity(*pair, dim=0)) for pair in vectors]
     listed = [{"first": a, "second": b, "score": 5 * near} for (a, b), near in zip(pairs, cosines, strict=True)]
-    found = embed.evaluate(*parts_of(made), records(listed))
+    found = evaluate(*parts_of(made), records(listed))
     assert found.metrics == pytest.approx({"spearman": 1.0, "pearson": 1.0})
     flipped = [{**one, "score": -one["score"]} for one in listed]
-    assert embed.evaluate(*parts_of(made), records(flipped)).metrics["spearman"] == pytest.approx(-1.0)
+    assert evaluate(*parts_of(made), records(flipped)).metrics["spearman"] == pytest.approx(-1.0)
 
 
 def test_without_scores_each_text_should_find_its_partner() -> None:
     made = encoder(EMBED)
     same = records([{"first": text, "second": text} for text in TEXTS])
-    found = embed.evaluate(*parts_of(made), same)
+    found = evaluate(*parts_of(made), same)
     assert found.metrics == {"retrieval_accuracy": 1.0, "mean_reciprocal_rank": 1.0}
     assert found.main == "retrieval_accuracy" == main_metric(made.config, same)
     moved = [{"first": a, "second": b} for a, b in zip(TEXTS, [*TEXTS[1:], TEXTS[0]], strict=True)]
-    found = embed.evaluate(*parts_of(made), records(moved))
+    found = evaluate(*parts_of(made), records(moved))
     assert found.metrics["retrieval_accuracy"] == 0.0
     assert [sample.prediction for sample in found.samples] == TEXTS
 
@@ -348,21 +346,21 @@ def test_gaps_are_filled_with_the_likeliest_words() -> None:
             assert list(gap.values()) == pytest.approx(shares[place].topk(3).values.tolist(), abs=1e-5)
             row[place] = int(shares[place].argmax())
         assert found.text == tokenizer.decode(row)
-    with pytest.raises(UsageError, match=r"text 2 has no gap to fill: write .*mask"):
+    with pytest.raises(UsageError, match=r"text 2 has nothing to fill in: write .*mask"):
         fill.run(*parts_of(made), [texts[0], "no gap"])
 
 
 def test_hidden_words_are_judged_the_same_way_each_time() -> None:
     made = encoder(MLM)
     listed = records([{"text": text} for text in (*TEXTS, "the lazy dog " * 40)])
-    first = fill.evaluate(*parts_of(made), listed, batch_size=2)
-    assert fill.evaluate(*parts_of(made), listed, batch_size=7).metrics == pytest.approx(first.metrics)
+    first = evaluate(*parts_of(made), listed, batch_size=2)
+    assert evaluate(*parts_of(made), listed, batch_size=7).metrics == pytest.approx(first.metrics)
     assert first.main == "masked_accuracy"
     assert 0 < first.metrics["loss"] < 50
     assert first.notes == ("1 texts were read in windows of 64 tokens",)
     assert len(first.samples) == 3
     with pytest.raises(QkvError, match="none of the 1 records"):
-        fill.evaluate(*parts_of(made), records([{"text": " "}]))
+        evaluate(*parts_of(made), records([{"text": " "}]))
 
 
 def test_a_model_that_always_says_one_word_is_right_where_it_stands() -> None:
@@ -374,5 +372,5 @@ def test_a_model_that_always_says_one_word_is_right_where_it_stands() -> None:
         made.network.head.out.bias = torch.nn.Parameter(torch.zeros(made.tokenizer.vocab_size))
         made.network.head.out.bias[fox[0]] = 5.0
     listed = records([{"text": "fox " * 20}, {"text": "dog " * 20}])
-    found = fill.evaluate(*parts_of(made), listed)
+    found = evaluate(*parts_of(made), listed)
     assert found.metrics["masked_accuracy"] == pytest.approx(0.5)

@@ -11,7 +11,7 @@ import qkv
 from qkv.errors import QkvError, UsageError
 from qkv.render import evaluation
 from qkv.render.training_display import correctness_mark
-from qkv.tasks.run import language
+from qkv.tasks.evaluate import evaluate
 
 TEXTS = ["the quick fox", "a", TEXT * 3, "dogs run, and the lazy fox jumps over 12 dogs."]
 
@@ -34,7 +34,7 @@ def loss_alone(made: qkv.Model, text: str, window: int, framed: bool) -> tuple[f
 @pytest.mark.parametrize("window", [0, 7])
 def test_the_loss_is_that_of_each_text_alone(framed: bool | None, window: int) -> None:
     made = decoder()
-    found = language.evaluate(
+    found = evaluate(
         *parts_of(made),
         records([{"text": text} for text in TEXTS]),
         batch_size=3,
@@ -55,7 +55,7 @@ def test_the_loss_is_that_of_each_text_alone(framed: bool | None, window: int) -
 
 def test_bytes_are_more_than_characters_where_they_are() -> None:
     made = decoder()
-    found = language.evaluate(*parts_of(made), records([{"text": "ééé fox"}]))
+    found = evaluate(*parts_of(made), records([{"text": "ééé fox"}]))
     assert found.metrics["bits_per_byte"] == pytest.approx(found.metrics["bits_per_character"] * 7 / 10)
 
 
@@ -63,7 +63,7 @@ def test_a_model_that_knows_nothing_has_the_vocabulary_as_perplexity() -> None:
     made = decoder()
     with torch.no_grad():
         made.network.embedding.token.weight.zero_()
-    found = language.evaluate(*parts_of(made), records([{"text": TEXT}]))
+    found = evaluate(*parts_of(made), records([{"text": TEXT}]))
     assert found.metrics["perplexity"] == pytest.approx(made.config.stack.vocab_size, rel=1e-5)
 
 
@@ -71,7 +71,7 @@ def test_of_a_chat_only_the_answers_are_judged() -> None:
     made = decoder(position="rotary")
     turns = [("user", "fox?"), ("assistant", "dog."), ("user", "and?"), ("assistant", "a lazy one")]
     chat = {"messages": [{"role": role, "content": said} for role, said in turns]}
-    found = language.evaluate(*parts_of(made), records([chat]))
+    found = evaluate(*parts_of(made), records([chat]))
     tokenizer = made.tokenizer
     end, start = tokenizer.special_tokens.eos, tokenizer.special_tokens.bos
 
@@ -96,7 +96,7 @@ def test_of_a_chat_only_the_answers_are_judged() -> None:
 
 def test_samples_show_how_a_text_goes_on() -> None:
     made = decoder()
-    found = language.evaluate(*parts_of(made), records([{"text": "the lazy dog"}]), max_samples=1)
+    found = evaluate(*parts_of(made), records([{"text": "the lazy dog"}]), max_samples=1)
     (sample,) = found.samples
     assert "the lazy dog".startswith(sample.source)
     assert sample.source
@@ -107,14 +107,14 @@ def test_samples_show_how_a_text_goes_on() -> None:
         evaluation.print_evaluation("mine", found, console)
     assert "written" in caught.get()
     assert "expected" not in caught.get()
-    assert language.evaluate(*parts_of(made), records([{"text": "the fox"}]), max_samples=0).samples == []
+    assert evaluate(*parts_of(made), records([{"text": "the fox"}]), max_samples=0).samples == []
 
 
 def test_texts_that_hold_nothing_to_judge_are_an_error() -> None:
     made = decoder()
     with pytest.raises(QkvError, match="none of the 1 records"):
-        language.evaluate(*parts_of(made), records([{"text": ""}]))
+        evaluate(*parts_of(made), records([{"text": ""}]))
     with pytest.raises(QkvError, match="too short"):
-        language.evaluate(*parts_of(made), records([{"text": "a"}]), add_bos_eos=False)
+        evaluate(*parts_of(made), records([{"text": "a"}]), add_bos_eos=False)
     with pytest.raises(UsageError, match="no field 'text'"):
-        language.evaluate(*parts_of(made), records([{"txt": "a"}]))
+        evaluate(*parts_of(made), records([{"txt": "a"}]))

@@ -5,7 +5,7 @@ from task_models import decoder, parts_of, records, seq2seq
 
 import qkv
 from qkv.errors import UsageError
-from qkv.tasks.evaluate import main_metric
+from qkv.tasks.evaluate import evaluate, main_metric
 from qkv.tasks.run import text_to_text
 
 SOURCES = ["the fox", "a", "dogs and a fox run over it", "brown dog, lazy", "the lazy dog jumps", "x y z", "Paris"]
@@ -24,17 +24,17 @@ def test_a_model_scores_fully_on_what_it_writes_itself(beam: int) -> None:
     written = alone(made, SOURCES, max_tokens=40, beam=beam)
     assert len(set(written)) > 2, "the network should not say the same of everything"
     pairs = [{"source": a, "target": b} for a, b in zip(SOURCES, written, strict=True)]
-    found = text_to_text.evaluate(*parts_of(made), records(pairs), beam=beam, batch_size=2, max_tokens=40)
+    found = evaluate(*parts_of(made), records(pairs), beam=beam, batch_size=2, max_tokens=40)
     assert found.metrics["exact_match"] == 1.0
     assert [sample.prediction for sample in found.samples] == written
     moved = [{"source": a, "target": b} for a, b in zip(SOURCES, [*written[1:], written[0]], strict=True)]
-    assert text_to_text.evaluate(*parts_of(made), records(moved), max_tokens=40).metrics["exact_match"] < 1.0
+    assert evaluate(*parts_of(made), records(moved), max_tokens=40).metrics["exact_match"] < 1.0
 
 
 def test_the_batch_size_changes_nothing() -> None:
     made = seq2seq()
     pairs = records([{"source": source, "target": "the fox runs"} for source in SOURCES])
-    first, *others = (text_to_text.evaluate(*parts_of(made), pairs, batch_size=batch) for batch in (1, 3, 32))
+    first, *others = (evaluate(*parts_of(made), pairs, batch_size=batch) for batch in (1, 3, 32))
     assert all(other == first for other in others)
 
 
@@ -42,10 +42,10 @@ def test_words_decide_whether_bleu_says_anything() -> None:
     made = seq2seq()
     short = records([{"source": "a", "target": "2021-05-04"}, {"source": "b", "target": "one two three"}])
     long = records([{"source": "a", "target": "one two three four five"}, {"source": "b", "target": "one two three"}])
-    found = text_to_text.evaluate(*parts_of(made), short)
+    found = evaluate(*parts_of(made), short)
     assert list(found.metrics) == ["exact_match"]
     assert found.main == "exact_match" == main_metric(made.config, short)
-    found = text_to_text.evaluate(*parts_of(made), long)
+    found = evaluate(*parts_of(made), long)
     assert {"exact_match", "bleu", "tokenised_bleu"} <= found.metrics.keys()
     assert found.main == "bleu" == main_metric(made.config, long)
 
@@ -53,11 +53,11 @@ def test_words_decide_whether_bleu_says_anything() -> None:
 def test_metrics_can_be_asked_for_by_name() -> None:
     made = seq2seq()
     pairs = records([{"source": "a", "target": "b"}])
-    found = text_to_text.evaluate(*parts_of(made), pairs, metrics=["word_error_rate"])
+    found = evaluate(*parts_of(made), pairs, metrics=["word_error_rate"])
     assert list(found.metrics) == ["word_error_rate", "exact_match"]
     assert found.main == "word_error_rate"
     with pytest.raises(UsageError, match="did you mean 'bleu'"):
-        text_to_text.evaluate(*parts_of(made), pairs, metrics=["blue"])
+        evaluate(*parts_of(made), pairs, metrics=["blue"])
 
 
 def test_several_targets_of_a_source_are_all_right_but_count_once() -> None:
@@ -65,38 +65,38 @@ def test_several_targets_of_a_source_are_all_right_but_count_once() -> None:
     (written,) = alone(made, ["fox"], max_tokens=40)
     pairs = [{"source": "fox", "target": written}, {"source": "fox", "target": "another"}]
     pairs.append({"source": "dog", "target": "nothing like it"})
-    found = text_to_text.evaluate(*parts_of(made), records(pairs), max_tokens=40)
+    found = evaluate(*parts_of(made), records(pairs), max_tokens=40)
     assert found.metrics["exact_match"] == pytest.approx(1 / 3)
     assert found.metrics["exact_match_any"] == pytest.approx(1 / 2)
 
 
 def test_what_is_cut_is_told() -> None:
     made = seq2seq()
-    found = text_to_text.evaluate(*parts_of(made), records([{"source": "a fox", "target": "b"}]), max_tokens=2)
-    assert found.notes == ("1 of 1 texts were cut at 2 tokens",)
+    found = evaluate(*parts_of(made), records([{"source": "a fox", "target": "b"}]), max_tokens=2)
+    assert found.notes == ("1 of 1 predictions were cut off at 2 tokens",)
     assert len(found.samples[0].prediction) <= 2
 
 
 def test_a_source_too_long_to_read_is_told_and_counts_as_wrong() -> None:
     made = seq2seq(max_positions=16)
     pairs = records([{"source": "fox " * 20, "target": ""}, {"source": "fox", "target": "x"}])
-    found = text_to_text.evaluate(*parts_of(made), pairs)
-    assert any("1 sources are longer" in note for note in found.notes)
+    found = evaluate(*parts_of(made), pairs)
+    assert any("1 sources are too long" in note for note in found.notes)
     assert found.samples[0].prediction == ""
 
 
 def test_records_that_lack_a_field_are_left_out_and_told() -> None:
     made = seq2seq()
     pairs = records([{"source": "a", "target": "b"}, {"source": "a"}, {"source": "a", "target": 3}])
-    found = text_to_text.evaluate(*parts_of(made), pairs)
+    found = evaluate(*parts_of(made), pairs)
     assert found.num_records == 1
     assert "2 of 3 records left out: made:2: no field 'target'" in found.notes[0]
     with pytest.raises(
         UsageError, match=r"made:1: no field 'source' \(did you mean 'sorce'\?\); its fields are: sorce"
     ):
-        text_to_text.evaluate(*parts_of(made), records([{"sorce": "a", "target": "b"}]))
+        evaluate(*parts_of(made), records([{"sorce": "a", "target": "b"}]))
     with pytest.raises(UsageError, match="no records"):
-        text_to_text.evaluate(*parts_of(made), [])
+        evaluate(*parts_of(made), [])
 
 
 def test_running_gives_what_generate_gives_in_order() -> None:
@@ -120,7 +120,5 @@ def test_progress_ends_at_the_number_of_sources() -> None:
     heard: list[tuple[int, int]] = []
     pairs = records([{"source": source, "target": "x"} for source in SOURCES])
     made = seq2seq()
-    text_to_text.evaluate(
-        *parts_of(made), pairs, batch_size=3, progress=lambda done, total: heard.append((done, total))
-    )
+    evaluate(*parts_of(made), pairs, batch_size=3, progress=lambda done, total: heard.append((done, total)))
     assert heard == [(3, 7), (6, 7), (7, 7)]

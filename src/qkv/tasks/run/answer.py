@@ -1,42 +1,44 @@
 """Answer: the part of a passage that answers a question, or that there is none (SQuAD).
 
-A passage that does not fit is read in windows that overlap; the best span of all windows is the answer. As in
-training, a window without the answer points at its first place: the sum of logits there is what a span must beat.
+A passage that does not fit is read in overlapping windows, and the best span of all windows is the answer. As in
+training, a window without the answer points at its first position: a span must have a higher sum of logits than that.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from qkv.data.cache.examples import InMemoryExamples
 from qkv.data.encode.encoders import EncodeAnswer
 from qkv.data.objectives import QuestionAnswering
+from qkv.data.objectives.table import OBJECTIVES
 from qkv.data.problems import Problems
 from qkv.data.records import FileLocation, Record
 from qkv.data.stream.random_bits import EpochRng
 from qkv.errors import QkvError, UsageError
 from qkv.models import Config, Network
-from qkv.tasks import metrics as measure
+from qkv.progress import OnProgress
+from qkv.tasks import metrics
 from qkv.tasks.run.example_batches import ExampleBatches, at_least_float32, batches, max_sequence_length
-from qkv.tasks.task import Evaluation, ProgressCallback, UsableRecords, evaluating, require_tokenizer, select_metrics
+from qkv.tasks.task import Evaluation, EvaluationOptions, UsableRecords, require_tokenizer, select_metrics
 from qkv.text import Tokenizer
+from qkv.train.evaluation import eval_mode
 from qkv.train.watch import Sample
 
-METRICS = ("f1", "exact_match")
-MAX_ANSWER_TOKENS = 30  # tokens of an answer
-MAX_QUESTION_TOKENS, WINDOW_OVERLAP_TOKENS = (
-    64,
-    128,
-)  # tokens of a question, and that two windows share; less where a model has few positions
+METRICS = OBJECTIVES["question_answering"].metrics[""]
+MAX_ANSWER_TOKENS = 30
+MAX_QUESTION_TOKENS = 64  # at most a quarter of the model's positions
+WINDOW_OVERLAP_TOKENS = 128  # at most a quarter of the model's positions
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The text of an answer, where it stands in the passage, and by how much it beats having none (in logits)."""
+    """The text of an answer, its characters in the passage, and by how much its logits exceed those of no answer."""
 
-    text: str  # empty where there is none
-    start: int  # characters, −1 where there is none
+    text: str  # empty if there is none
+    start: int  # −1 if there is none
     end: int
     score: float
 
@@ -49,35 +51,28 @@ def run(
     *,
     no_answer: bool = True,
     batch_size: int = 32,
-    progress: ProgressCallback | None = None,
+    progress: OnProgress | None = None,
 ) -> list[Answer]:
-    """The answer to each (question, passage). Without `no_answer` the best span is given, however unlikely."""
+    """The answer to each (question, passage). Without `no_answer`, the best span is returned, however unlikely."""
     for number, pair in enumerate(texts):
         if isinstance(pair, str) or len(pair) != 2:
             raise UsageError(
-                f"text {number + 1} is not a question and its passage: give both as (question, passage), "
+                f"text {number + 1} is not a question with its passage: give both as (question, passage), "
                 "or in one line with a tab between them"
             )
+    no_labels: dict[str, Any] = {"answers": [], "starts": []}
     records = [
-        Record(
-            {"question": question, "context": passage, "answers": [], "starts": []}, FileLocation("text", number + 1)
-        )
+        Record({"question": question, "context": passage, **no_labels}, FileLocation("text", number + 1))
         for number, (question, passage) in enumerate(texts)
     ]
+    problems = Problems(max_invalid_fraction=0)
     return find_answers(
-        network,
-        require_tokenizer(tokenizer),
-        config,
-        records,
-        no_answer,
-        batch_size,
-        progress,
-        Problems(max_invalid_fraction=0),
+        network, require_tokenizer(tokenizer), config, records, no_answer, batch_size, progress, problems
     )
 
 
 def available_metrics(config: Config, records: Sequence[Record]) -> tuple[str, ...]:
-    """The metrics that can be asked for; first what a model is judged by."""
+    """The metrics, the main one first."""
     return METRICS
 
 
@@ -86,44 +81,39 @@ def evaluate(
     tokenizer: Tokenizer | None,
     config: Config,
     records: Sequence[Record],
-    *,
-    batch_size: int = 32,
-    beam: int = 1,
-    progress: ProgressCallback | None = None,
-    metrics: Sequence[str] = (),
-    max_samples: int = 5,
-    no_answer: bool | None = None,
+    options: EvaluationOptions,
 ) -> Evaluation:
-    """SQuAD's exact match and F1 against the best of each question's answers.
-
-    `no_answer` lets the model say that there is none; None: where some of the records have none.
-    """
+    """SQuAD's exact match and F1 against the best of each question's answers."""
+    tokenizer, options = require_tokenizer(tokenizer), options.with_defaults(batch_size=32, max_samples=5)
     usable = UsableRecords.select(records, question=str, context=str, answers=list)
-    listed, notes = usable.records, usable.notes
-    names = select_metrics(metrics, available_metrics(config, records), METRICS)
-    may_have_none = any(not record.fields["answers"] for record in listed) if no_answer is None else no_answer
+    records, notes = usable.records, usable.notes
+    names = select_metrics(options.metrics, METRICS, METRICS)
+    no_answer = options.no_answer
+    if no_answer is None:
+        no_answer = any(not record.fields["answers"] for record in records)
     problems = Problems(max_invalid_fraction=1)
-    asked = [Record({**record.fields, "answers": [], "starts": []}, record.location) for record in listed]
+    questions = [Record({**record.fields, "answers": [], "starts": []}, record.location) for record in records]
     answers = find_answers(
-        network, require_tokenizer(tokenizer), config, asked, may_have_none, batch_size, progress, problems
+        network, tokenizer, config, questions, no_answer, options.batch_size, options.progress, problems
     )
     if problems.num_invalid:
-        notes.append(f"{problems.num_invalid:,} questions could not be read, and count as having no answer")
-    said = [answer.text for answer in answers]
-    expected = [[str(text) for text in record.fields["answers"]] for record in listed]
-    scores = {"f1": measure.answer_f1(said, expected), "exact_match": measure.answer_exact_match(said, expected)}
-    shown = [
+        notes.append(f"{problems.num_invalid:,} questions could not be encoded, and count as having no answer")
+    predictions = [answer.text for answer in answers]
+    references = [[str(text) for text in record.fields["answers"]] for record in records]
+    scores = {
+        "f1": metrics.answer_f1(predictions, references),
+        "exact_match": metrics.answer_exact_match(predictions, references),
+    }
+    samples = [
         Sample(
             record.fields["question"],
             text or "(none)",
-            " / ".join(dict.fromkeys(wanted)) or "(none)",
+            " / ".join(dict.fromkeys(several)) or "(none)",
             model_input=f"{record.fields['question']}\t{record.fields['context']}",
         )
-        for record, text, wanted in list(zip(listed, said, expected, strict=True))[:max_samples]
+        for record, text, several in list(zip(records, predictions, references, strict=True))[: options.max_samples]
     ]
-    return Evaluation(
-        {name: scores[name] for name in names}, shown, names[0] if metrics else METRICS[0], len(listed), tuple(notes)
-    )
+    return Evaluation({name: scores[name] for name in names}, samples, names[0], len(records), tuple(notes))
 
 
 def find_answers(
@@ -133,80 +123,75 @@ def find_answers(
     records: Sequence[Record],
     no_answer: bool,
     batch_size: int,
-    progress: ProgressCallback | None,
+    progress: OnProgress | None,
     problems: Problems,
 ) -> list[Answer]:
-    """An answer for each record, in order; none for a passage without tokens."""
+    """An answer for each record, in order; an empty one for a passage without tokens."""
     if config.head.outputs != 2:
         raise QkvError(f"this model's head has {config.head.outputs} outputs; a span needs 2, its start and its end")
     answers = [Answer("", -1, -1, 0.0) for _ in records]
-    encoded = EncodeAnswer(tokenizer)(list(records))
-    good = []
-    for number, example in enumerate(encoded):
+    encoded: dict[int, Any] = {}
+    for number, example in enumerate(EncodeAnswer(tokenizer)(list(records))):
         if isinstance(example, Exception):
             problems.num_seen += 1
             problems.skip("not encodable", records[number].location, str(example))
         elif example["context"]:
-            good.append(number)
-    if not good:
+            encoded[number] = example
+    if not encoded:
         return answers
-    length = max_sequence_length(config)
-    question = min(MAX_QUESTION_TOKENS, length // 4)
+    max_length = max_sequence_length(config)
     objective = QuestionAnswering(
-        InMemoryExamples([encoded[i] for i in good]),  # type: ignore[misc]
+        InMemoryExamples(encoded.values()),
         tokenizer,
-        max_length=length,
-        max_question_length=question,
-        overlap=min(WINDOW_OVERLAP_TOKENS, length // 4),
+        max_length=max_length,
+        max_question_length=min(MAX_QUESTION_TOKENS, max_length // 4),
+        overlap=min(WINDOW_OVERLAP_TOKENS, max_length // 4),
         too_long="truncate",
     )
     windows = np.arange(objective.num_examples(EpochRng(0)))
-    pieces = objective.build(windows, EpochRng(0))
-    owner, asked, _, size = objective.locate(windows)
-    first = objective.passage_start(asked)
-    laid = ExampleBatches(network, pieces, objective.pad_token_id)
-    spans, worth, none = np.zeros((len(windows), 2), np.int64), np.zeros(len(windows)), np.zeros(len(windows))
-    with evaluating(network):
-        for chosen in batches(pieces.lengths, batch_size, progress):
-            x, _ = laid.hidden(chosen)
+    examples = objective.build(windows, EpochRng(0))
+    owner, question, _, length = objective.locate(windows)
+    first = objective.passage_start(question)
+    batched = ExampleBatches(network, examples, objective.pad_token_id)
+    spans = np.zeros((len(windows), 2), np.int64)
+    span_logits, none_logits = np.zeros(len(windows)), np.zeros(len(windows))
+    with eval_mode(network):
+        for chosen in batches(examples.lengths, batch_size, progress):
+            x, _ = batched.hidden(chosen)
             logits = at_least_float32(network.head.project(x)).cpu().double().numpy()  # (B, T, 2)
             for row, i in enumerate(chosen):
-                passage = logits[row, first[i] : first[i] + size[i]]
-                span, worth[i] = best_span(passage[:, 0], passage[:, 1])
+                passage = logits[row, first[i] : first[i] + length[i]]
+                span, span_logits[i] = best_span(passage[:, 0], passage[:, 1])
                 spans[i] = np.array(span) + first[i]
-                none[i] = logits[row, 0].sum()
+                none_logits[i] = logits[row, 0].sum()
     _, characters = objective.character_spans(windows, spans)
-    for place, number in enumerate(good):
-        mine = (
-            np.flatnonzero(owner == place)
-            if len(windows) < 1000
-            else np.arange(*np.searchsorted(owner, [place, place + 1]))
-        )
-        best = mine[worth[mine].argmax()]
-        score = float(worth[best] - none[mine].min())
+    for index, number in enumerate(encoded):
+        own = np.arange(*np.searchsorted(owner, [index, index + 1]))  # the windows of this passage
+        best = own[span_logits[own].argmax()]
+        score = float(span_logits[best] - none_logits[own].min())
         if no_answer and score < 0:
             answers[number] = Answer("", -1, -1, score)
-            continue
-        begin, end = characters[best].tolist()
-        answers[number] = trim_answer(records[number].fields["context"], begin, end, score)
+        else:
+            start, end = characters[best].tolist()
+            answers[number] = trim_answer(records[number].fields["context"], start, end, score)
     return answers
 
 
 def best_span(
     starts: np.ndarray, ends: np.ndarray, max_tokens: int = MAX_ANSWER_TOKENS
 ) -> tuple[tuple[int, int], float]:
-    """The first and last place, at most `longest` apart, whose logits have the largest sum; and that sum.
+    """The first and last token of the span of at most `max_tokens` with the largest sum of logits, and that sum.
 
     >>> best_span(np.array([0.0, 3.0, 1.0]), np.array([5.0, 0.0, 1.0]))
     ((0, 0), 5.0)
     """
-    best, where = -np.inf, (0, 0)
-    for reach in range(min(max_tokens, len(starts))):  # spans that end so far after their start
-        sums = starts[: len(starts) - reach] + ends[reach:]
-        place = int(sums.argmax())
-        if sums[place] > best:
-            best, where = float(sums[place]), (place, place + reach)
-    return where, best
+    best, span = -np.inf, (0, 0)
+    for extra in range(min(max_tokens, len(starts))):  # all spans of 1 + extra tokens at once
+        sums = starts[: len(starts) - extra] + ends[extra:]
+        first = int(sums.argmax())
+        if sums[first] > best:
+            best, span = float(sums[first]), (first, first + extra)
+    return span, best
 
 
 def trim_answer(passage: str, start: int, end: int, score: float) -> Answer:

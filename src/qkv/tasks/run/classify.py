@@ -1,4 +1,4 @@
-"""Classify: the class of a text or of two (a topic, yes or no), or a score where the head has a single output."""
+"""Classify: the class of a text or of two (a topic, yes or no), or a score if the head has a single output."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,28 +8,30 @@ import numpy as np
 from qkv.data.cache.examples import InMemoryExamples
 from qkv.data.encode.encoders import parse_number
 from qkv.data.objectives import Classification
+from qkv.data.objectives.table import OBJECTIVES
 from qkv.data.problems import InvalidRecord
 from qkv.data.records import Record
 from qkv.data.stream.random_bits import EpochRng
 from qkv.errors import UsageError
 from qkv.models import Config, Network
-from qkv.tasks import metrics as measure
+from qkv.progress import OnProgress
+from qkv.tasks import metrics
 from qkv.tasks.run.example_batches import ExampleBatches, batches, max_sequence_length
-from qkv.tasks.task import Evaluation, ProgressCallback, UsableRecords, evaluating, require_tokenizer, select_metrics
+from qkv.tasks.task import Evaluation, EvaluationOptions, UsableRecords, require_tokenizer, select_metrics
 from qkv.text import Tokenizer
+from qkv.train.evaluation import eval_mode
 from qkv.train.watch import Sample
 
 TextOrPair = str | tuple[str, str]
 """A text, or two that are read together."""
 
-LABEL_METRICS = ("accuracy", "macro_f1", "matthews")
-SCORE_METRICS = ("spearman", "pearson")
-MAX_SHOWN_CHARS = 40  # characters of a text in an error
+METRICS = OBJECTIVES["classification"].metrics
+MAX_SHOWN_CHARS = 40  # of a text in an error message
 
 
 @dataclass(frozen=True)
 class ClassPrediction:
-    """The likeliest class, and the probability of each."""
+    """The most likely class, and the probability of each."""
 
     label: str
     probability: float
@@ -50,33 +52,34 @@ def run(
     texts: Sequence[TextOrPair],
     *,
     batch_size: int = 32,
-    progress: ProgressCallback | None = None,
+    progress: OnProgress | None = None,
 ) -> list[ClassPrediction] | list[ScorePrediction]:
-    """The class (or score) of each text, or of each pair of texts. One that is too long is an error."""
-    said, sizes = compute_logits(network, require_tokenizer(tokenizer), config, texts, batch_size, progress)
-    check_text_lengths(texts, sizes, max_sequence_length(config))
+    """The class (or score) of each text, or of each pair of texts. A text that is too long is an error."""
+    logits, lengths = compute_logits(network, require_tokenizer(tokenizer), config, texts, batch_size, progress)
+    check_text_lengths(texts, lengths, max_sequence_length(config))
     if config.head.outputs == 1:
-        return [ScorePrediction(float(row[0])) for row in said]
+        return [ScorePrediction(float(row[0])) for row in logits]
     names = class_names(config)
-    return [make_prediction(names, row) for row in said]
+    return [make_prediction(names, row) for row in logits]
 
 
 def make_prediction(names: Sequence[str], logits: np.ndarray) -> ClassPrediction:
-    """Logits as a label with its probabilities."""
-    shares = np.exp(logits.astype(np.float64) - logits.max())
-    shares = shares / shares.sum()
+    """Logits as a prediction with its probabilities."""
+    probabilities = np.exp(logits.astype(np.float64) - logits.max())
+    probabilities = probabilities / probabilities.sum()
     best = int(logits.argmax())
-    return ClassPrediction(names[best], float(shares[best]), dict(zip(names, shares.tolist(), strict=True)))
+    by_name = dict(zip(names, probabilities.tolist(), strict=True))
+    return ClassPrediction(names[best], float(probabilities[best]), by_name)
 
 
 def class_names(config: Config) -> tuple[str, ...]:
-    """The names of the classes; their numbers where the model has none."""
+    """The names of the classes, or their numbers if the model has no names."""
     return config.head.labels or tuple(str(number) for number in range(config.head.outputs))
 
 
 def available_metrics(config: Config, records: Sequence[Record]) -> tuple[str, ...]:
-    """The metrics that can be asked for; first what a model is judged by."""
-    return SCORE_METRICS if config.head.outputs == 1 else LABEL_METRICS
+    """The metrics, the main one first."""
+    return METRICS["score" if config.head.outputs == 1 else "label"]
 
 
 def evaluate(
@@ -84,75 +87,64 @@ def evaluate(
     tokenizer: Tokenizer | None,
     config: Config,
     records: Sequence[Record],
-    *,
-    batch_size: int = 32,
-    beam: int = 1,
-    progress: ProgressCallback | None = None,
-    metrics: Sequence[str] = (),
-    max_samples: int = 8,
+    options: EvaluationOptions,
 ) -> Evaluation:
-    """How many labels are right; or, with a single output, how far scores agree.
+    """How many labels are right or, with a single output, how well scores agree.
 
-    Texts that are too long are cut as in training, and counted in the notes. A label that the model does not have is
-    counted as wrong.
+    Texts that are too long are truncated as in training, and counted in the notes. A label that the model does not have
+    counts as wrong.
     """
-    reader = require_tokenizer(tokenizer)
-    scored = config.head.outputs == 1
+    tokenizer, options = require_tokenizer(tokenizer), options.with_defaults(batch_size=32, max_samples=8)
+    is_regression = config.head.outputs == 1
     usual = available_metrics(config, records)
-    names = select_metrics(metrics, usual, usual)
-    usable = UsableRecords.select(
-        records, text=str, **({"score": (int, float, str)} if scored else {"label": (str, int)})
-    )
-    listed, notes = usable.records, usable.notes
-    wanted_scores: list[float] = []
-    if scored:
-        listed, wanted_scores = select_scored(listed, notes)
-    said, sizes = compute_logits(
-        network, reader, config, [record_text(record) for record in listed], batch_size, progress
-    )
-    if cut := int((sizes > max_sequence_length(config)).sum()):
-        notes.append(
-            f"{cut:,} of {len(listed):,} texts were cut to the {max_sequence_length(config):,} tokens that fit"
-        )
-    scores: dict[str, float] = {}
-    if scored:
-        numbers = said[:, 0].tolist()
-        scores = {name: getattr(measure, name)(numbers, wanted_scores) for name in names}
-        written, expected = [f"{one:.3g}" for one in numbers], [f"{one:.3g}" for one in wanted_scores]
+    names = select_metrics(options.metrics, usual, usual)
+    needed = {"score": (int, float, str)} if is_regression else {"label": (str, int)}
+    usable = UsableRecords.select(records, text=str, **needed)
+    records, notes = usable.records, usable.notes
+    target_scores: list[float] = []
+    if is_regression:
+        records, target_scores = select_scored(records, notes)
+    texts = [record_text(record) for record in records]
+    logits, lengths = compute_logits(network, tokenizer, config, texts, options.batch_size, options.progress)
+    add_truncation_note(notes, lengths, config)
+    if is_regression:
+        predicted_scores = logits[:, 0].tolist()
+        scores = {name: getattr(metrics, name)(predicted_scores, target_scores) for name in names}
+        predictions, targets = [f"{one:.3g}" for one in predicted_scores], [f"{one:.3g}" for one in target_scores]
     else:
         classes = class_names(config)
-        written = [classes[place] for place in said.argmax(1)]
-        expected = [str(record.fields["label"]) for record in listed]
-        strange = sorted(set(expected) - set(classes))
-        if len(strange) == len(set(expected)):
+        predictions = [classes[best] for best in logits.argmax(1)]
+        targets = [str(record.fields["label"]) for record in records]
+        unknown = sorted(set(targets) - set(classes))
+        if len(unknown) == len(set(targets)):
             raise UsageError(
-                f"none of the labels is one of this model's: {format_names(strange)}, but {format_names(classes)}"
+                f"none of the labels is one of this model's: they are {format_names(unknown)}, and the model has "
+                f"{format_names(classes)}; is this the right column?"
             )
-        if strange:
-            notes.append(f"labels that the model does not have, counted as wrong: {format_names(strange)}")
-        scores = {name: getattr(measure, name)(written, expected) for name in names}
-    split = [_parts(record_text(record)) for record in listed]
-    shown = [
-        Sample(" ‖ ".join(parts), text, target, model_input="\t".join(parts))
-        for parts, text, target in list(zip(split, written, expected, strict=True))[:max_samples]
+        if unknown:
+            notes.append(f"labels that the model does not have, counted as wrong: {format_names(unknown)}")
+        scores = {name: getattr(metrics, name)(predictions, targets) for name in names}
+    samples = [
+        Sample(" ‖ ".join(_parts(text)), prediction, target, model_input="\t".join(_parts(text)))
+        for text, prediction, target in list(zip(texts, predictions, targets, strict=True))[: options.max_samples]
     ]
-    return Evaluation(scores, shown, names[0], len(listed), tuple(notes))
+    return Evaluation(scores, samples, names[0], len(records), tuple(notes))
 
 
 def select_scored(records: Sequence[Record], notes: list[str]) -> tuple[list[Record], list[float]]:
-    """Records whose score is a number, and those numbers."""
-    good, scores, bad = [], [], ""
+    """The records whose score is a number, and these numbers; a note counts the others."""
+    usable, scores, first_problem = [], [], ""
     for record in records:
         try:
             scores.append(parse_number(record, "score"))
-            good.append(record)
+            usable.append(record)
         except InvalidRecord as error:
-            bad = bad or f"{record.location}: {error.reason}"
-    if not good:
-        raise UsageError(bad)
-    if bad:
-        notes.append(f"{len(records) - len(good):,} records left out: {bad}")
-    return good, scores
+            first_problem = first_problem or f"{record.location}: {error.reason}"
+    if not usable:
+        raise UsageError(first_problem)
+    if first_problem:
+        notes.append(f"{len(records) - len(usable):,} records left out: {first_problem}")
+    return usable, scores
 
 
 def compute_logits(
@@ -161,56 +153,62 @@ def compute_logits(
     config: Config,
     texts: Sequence[TextOrPair],
     batch_size: int,
-    progress: ProgressCallback | None = None,
+    progress: OnProgress | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What the head says of each text (N, V), laid out as in training and cut to fit, and the tokens (N,) of each."""
+    """The head's output for each text (N, V), laid out and truncated as in training; and lengths before that (N,)."""
     if not texts:
         return np.zeros((0, config.head.outputs), np.float32), np.zeros(0, np.int64)
-    parts = [_parts(text) for text in texts]
-    pair = any(len(part) > 1 for part in parts)
-    sides = [tokenizer.encode_batch([part[0] for part in parts])]
-    if pair:
-        sides.append(tokenizer.encode_batch([part[1] if len(part) > 1 else "" for part in parts]))
+    objective = make_classification(tokenizer, config, [_parts(text) for text in texts])
+    examples = objective.build(np.arange(len(texts)), EpochRng(0))
+    batched = ExampleBatches(network, examples, objective.pad_token_id)
+    logits = np.zeros((len(texts), config.head.outputs), np.float32)
+    with eval_mode(network):
+        for chosen in batches(examples.lengths, batch_size, progress):
+            logits[chosen] = batched.outputs(chosen).cpu().numpy()
+    return logits, objective.required_lengths(slice(None))[:, 0]
+
+
+def make_classification(tokenizer: Tokenizer, config: Config, texts: Sequence[tuple[str, ...]]) -> Classification:
+    """Texts and pairs as examples without a label, truncated to the model's positions."""
+    sides = [tokenizer.encode_batch([text[0] for text in texts])]
+    if any(len(text) > 1 for text in texts):
+        sides.append(tokenizer.encode_batch([text[1] if len(text) > 1 else "" for text in texts]))
     fields = ("first", "second")[: len(sides)]
-    examples = [dict(zip(fields, ids, strict=True)) | {"label": 0} for ids in zip(*sides, strict=True)]
-    objective = Classification(
-        InMemoryExamples(examples, (*fields, "label")),
-        tokenizer,
-        max_length=max_sequence_length(config),
-        too_long="truncate",
-    )
-    pieces = objective.build(np.arange(len(texts)), EpochRng(0))
-    laid = ExampleBatches(network, pieces, objective.pad_token_id)
-    out = np.zeros((len(texts), config.head.outputs), np.float32)
-    with evaluating(network):
-        for chosen in batches(pieces.lengths, batch_size, progress):
-            out[chosen] = laid.outputs(chosen).cpu().numpy()
-    return out, objective.required_lengths(slice(None))[:, 0]
+    encoded = [dict(zip(fields, ids, strict=True)) | {"label": 0} for ids in zip(*sides, strict=True)]
+    examples = InMemoryExamples(encoded, (*fields, "label"))
+    return Classification(examples, tokenizer, max_length=max_sequence_length(config), too_long="truncate")
 
 
 def check_text_lengths(texts: Sequence[TextOrPair], lengths: np.ndarray, max_length: int) -> None:
-    """An error where texts have more tokens than fit, with the first of them."""
-    long = (lengths > max_length).nonzero()[0]
-    if not len(long):
+    """Raise an error that names the first text with more tokens than fit."""
+    too_long = (lengths > max_length).nonzero()[0]
+    if not len(too_long):
         return
-    first = int(long[0])
-    begins = " ‖ ".join(_parts(texts[first]))
-    begins = repr(begins[:MAX_SHOWN_CHARS]) + ("…" if len(begins) > MAX_SHOWN_CHARS else "")
-    many = f"{len(long):,} of {len(texts):,} texts are" if len(texts) > 1 else "the text is"
+    first = int(too_long[0])
+    text = " ‖ ".join(_parts(texts[first]))
+    start = repr(text[:MAX_SHOWN_CHARS]) + ("…" if len(text) > MAX_SHOWN_CHARS else "")
+    which = f"{len(too_long):,} of {len(texts):,} texts are" if len(texts) > 1 else "the text is"
     raise UsageError(
-        f"{many} longer than the {max_length:,} tokens that fit: text {first + 1:,}, which begins with {begins}, has "
-        f"{lengths[first]:,} with the special ones; shorten {'them' if len(long) > 1 else 'it'}"
+        f"{which} longer than the {max_length:,} tokens that fit: text {first + 1:,}, which begins with {start}, has "
+        f"{lengths[first]:,} with special tokens; shorten {'them' if len(too_long) > 1 else 'it'}"
     )
 
 
+def add_truncation_note(notes: list[str], lengths: np.ndarray, config: Config) -> None:
+    """Add a note that counts the texts that were truncated."""
+    max_length = max_sequence_length(config)
+    if truncated := int((lengths > max_length).sum()):
+        notes.append(f"{truncated:,} of {len(lengths):,} texts were truncated to the {max_length:,} tokens that fit")
+
+
 def record_text(record: Record) -> TextOrPair:
-    """A record's text, or its two."""
+    """A record's text, or its two texts."""
     second = record.fields.get("second")
     return (record.fields["text"], second) if isinstance(second, str) else record.fields["text"]
 
 
 def format_names(names: Sequence[str], max_names: int = 8) -> str:
-    """Some names, for a message."""
+    """Some names for a message."""
     return ", ".join(map(repr, names[:max_names])) + (", …" if len(names) > max_names else "")
 
 

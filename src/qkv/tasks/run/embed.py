@@ -1,4 +1,4 @@
-"""Embed: a vector for each text, near to those of texts that mean the same."""
+"""Embed: a vector for each text, close to those of texts with the same meaning."""
 
 from collections.abc import Sequence
 
@@ -7,21 +7,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qkv.data.cache.examples import InMemoryExamples
-from qkv.data.objectives import Classification
+from qkv.blocks import pool
+from qkv.data.objectives import FlatExamples
+from qkv.data.objectives.table import OBJECTIVES
 from qkv.data.records import Record
 from qkv.data.stream.random_bits import EpochRng
 from qkv.models import Config, Network
-from qkv.tasks import metrics as measure
-from qkv.tasks.run.classify import check_text_lengths, select_scored
+from qkv.progress import OnProgress
+from qkv.tasks import metrics
+from qkv.tasks.run.classify import add_truncation_note, check_text_lengths, make_classification, select_scored
 from qkv.tasks.run.example_batches import ExampleBatches, at_least_float32, batches, max_sequence_length
-from qkv.tasks.task import Evaluation, ProgressCallback, UsableRecords, evaluating, require_tokenizer, select_metrics
+from qkv.tasks.task import Evaluation, EvaluationOptions, UsableRecords, require_tokenizer, select_metrics
 from qkv.text import Tokenizer
+from qkv.train.evaluation import eval_mode
 from qkv.train.watch import Sample
 
-SCORE_METRICS = ("spearman", "pearson")
-RETRIEVAL_METRICS = ("retrieval_accuracy", "mean_reciprocal_rank")
-SIMILARITY_BATCH = 1024  # whose similarities to everything are held at a time
+METRICS = OBJECTIVES["contrastive"].metrics
+SIMILARITY_BATCH = 1024  # texts whose similarities to all others are in memory at a time
 
 
 def run(
@@ -31,17 +33,17 @@ def run(
     texts: Sequence[str],
     *,
     batch_size: int = 32,
-    progress: ProgressCallback | None = None,
+    progress: OnProgress | None = None,
 ) -> Tensor:
     """The vectors of texts, (N, C), on the CPU. A text that is too long is an error."""
-    found, sizes = embed_texts(network, require_tokenizer(tokenizer), config, texts, batch_size, progress)
-    check_text_lengths(texts, sizes, max_sequence_length(config))
-    return found
+    vectors, lengths = embed_texts(network, require_tokenizer(tokenizer), config, texts, batch_size, progress)
+    check_text_lengths(texts, lengths, max_sequence_length(config))
+    return at_least_float32(vectors).cpu()
 
 
 def available_metrics(config: Config, records: Sequence[Record]) -> tuple[str, ...]:
-    """The metrics that can be asked for; first what a model is judged by."""
-    return SCORE_METRICS if any("score" in record.fields for record in records) else RETRIEVAL_METRICS
+    """The metrics, the main one first."""
+    return METRICS["score" if any("score" in record.fields for record in records) else "pair"]
 
 
 def evaluate(
@@ -49,71 +51,59 @@ def evaluate(
     tokenizer: Tokenizer | None,
     config: Config,
     records: Sequence[Record],
-    *,
-    batch_size: int = 32,
-    beam: int = 1,
-    progress: ProgressCallback | None = None,
-    metrics: Sequence[str] = (),
-    max_samples: int = 5,
+    options: EvaluationOptions,
 ) -> Evaluation:
-    """Whether vectors are near where texts belong together.
+    """Whether vectors are close where texts belong together.
 
-    Where records have a score, how far the cosine of the two texts' vectors agrees with it. Else how often, among all
-    second texts, the one that belongs to a first text is the nearest.
+    If records have a score, the correlation of the cosine of their vectors with it. Otherwise how often the nearest of
+    all second texts is the one that belongs to a first text.
     """
+    tokenizer, options = require_tokenizer(tokenizer), options.with_defaults(batch_size=32, max_samples=5)
     usable = UsableRecords.select(records, first=str, second=str)
-    listed, notes = usable.records, usable.notes
-    scored = any("score" in record.fields for record in listed)
-    usual = available_metrics(config, listed)
-    names = select_metrics(metrics, usual, usual)
-    wanted: list[float] = []
-    if scored:
-        listed, wanted = select_scored(listed, notes)
-    texts = list(dict.fromkeys(record.fields[side] for side in ("first", "second") for record in listed))
-    place = {text: number for number, text in enumerate(texts)}
-    found, sizes = embed_texts(network, require_tokenizer(tokenizer), config, texts, batch_size, progress)
-    if cut := int((sizes > max_sequence_length(config)).sum()):
-        notes.append(f"{cut:,} of {len(texts):,} texts were cut to the {max_sequence_length(config):,} tokens that fit")
-    unit = F.normalize(found.double(), dim=-1)
-    one = unit[[place[record.fields["first"]] for record in listed]]
-    if scored:
-        two = unit[[place[record.fields["second"]] for record in listed]]
-        near = (one * two).sum(-1).tolist()
-        scores = {name: getattr(measure, name)(near, wanted) for name in names}
-        shown = [
-            Sample(
-                f"{record.fields['first']} ‖ {record.fields['second']}",
-                f"cosine {cosine:.3f}",
-                f"{score:.3g}",
-                model_input=record.fields["first"],
-            )
-            for record, cosine, score in list(zip(listed, near, wanted, strict=True))[:max_samples]
-        ]
+    records, notes = usable.records, usable.notes
+    has_scores = any("score" in record.fields for record in records)
+    usual = available_metrics(config, records)
+    names = select_metrics(options.metrics, usual, usual)
+    targets: list[float] = []
+    if has_scores:
+        records, targets = select_scored(records, notes)
+    first_texts, second_texts = ([record.fields[side] for record in records] for side in ("first", "second"))
+    texts = list(dict.fromkeys([*first_texts, *second_texts]))
+    index = {text: i for i, text in enumerate(texts)}
+    vectors, lengths = embed_texts(network, tokenizer, config, texts, options.batch_size, options.progress)
+    add_truncation_note(notes, lengths, config)
+    vectors = F.normalize(at_least_float32(vectors).cpu().double(), dim=-1)
+    first = vectors[[index[text] for text in first_texts]]
+    samples: list[Sample] = []
+    shown = list(range(len(records)))[: options.max_samples]
+    if has_scores:
+        cosines = (first * vectors[[index[text] for text in second_texts]]).sum(-1).tolist()
+        scores = {name: getattr(metrics, name)(cosines, targets) for name in names}
+        for i in shown:
+            pair = f"{first_texts[i]} ‖ {second_texts[i]}"
+            samples.append(Sample(pair, f"cosine {cosines[i]:.3f}", f"{targets[i]:.3g}", model_input=first_texts[i]))
     else:
-        seconds = list(dict.fromkeys(record.fields["second"] for record in listed))
-        number = {text: place for place, text in enumerate(seconds)}
-        own = torch.tensor([number[record.fields["second"]] for record in listed])
-        rank, nearest = rank_partners(one, unit[[place[text] for text in seconds]], own)
+        candidates = list(dict.fromkeys(second_texts))
+        number = {text: i for i, text in enumerate(candidates)}
+        partner = torch.tensor([number[text] for text in second_texts])
+        rank, nearest = rank_partners(first, vectors[[index[text] for text in candidates]], partner)
         both = {
             "retrieval_accuracy": float((rank == 1).double().mean()),
             "mean_reciprocal_rank": float((1 / rank.double()).mean()),
         }
         scores = {name: both[name] for name in names}
-        shown = [
-            Sample(record.fields["first"], seconds[number], record.fields["second"])
-            for record, number in list(zip(listed, nearest.tolist(), strict=True))[:max_samples]
-        ]
-    return Evaluation(scores, shown, names[0], len(listed), tuple(notes))
+        samples = [Sample(first_texts[i], candidates[int(nearest[i])], second_texts[i]) for i in shown]
+    return Evaluation(scores, samples, names[0], len(records), tuple(notes))
 
 
 def rank_partners(queries: Tensor, candidates: Tensor, partner: Tensor) -> tuple[Tensor, Tensor]:
-    """The rank (from 1) of each row's own partner among all of `two`, and which is nearest. Ties count for it."""
+    """The rank (from 1) of each query's partner among all candidates, ties in its favour; and the nearest candidate."""
     ranks, nearest = [], []
     for start in range(0, len(queries), SIMILARITY_BATCH):
-        near = queries[start : start + SIMILARITY_BATCH] @ candidates.T
-        mine = near.gather(1, partner[start : start + SIMILARITY_BATCH, None])
-        ranks.append((near > mine).sum(-1) + 1)
-        nearest.append(near.argmax(-1))
+        similarity = queries[start : start + SIMILARITY_BATCH] @ candidates.T
+        own = similarity.gather(1, partner[start : start + SIMILARITY_BATCH, None])
+        ranks.append((similarity > own).sum(-1) + 1)
+        nearest.append(similarity.argmax(-1))
     return torch.cat(ranks), torch.cat(nearest)
 
 
@@ -123,23 +113,32 @@ def embed_texts(
     config: Config,
     texts: Sequence[str],
     batch_size: int,
-    progress: ProgressCallback | None = None,
+    progress: OnProgress | None = None,
+    *,
+    pooling: str | None = None,
+    longest_first: bool = True,
 ) -> tuple[Tensor, np.ndarray]:
-    """The vector of each text (N, C), laid out as in training and cut to fit, and the tokens (N,) of each."""
+    """The vector of each text (N, C) on the network's device, and the texts' lengths with special tokens (N,).
+
+    A model with an embedding head reads texts laid out and truncated as in training. With `pooling` ("first", "last" or
+    "mean"), the hidden states of any model are pooled, and texts are encoded as the tokenizer does.
+    """
     if not texts:
         return torch.zeros(0, config.stack.width), np.zeros(0, np.int64)
-    examples = [{"first": ids, "label": 0} for ids in tokenizer.encode_batch(texts)]
-    objective = Classification(
-        InMemoryExamples(examples, ("first", "label")),
-        tokenizer,
-        max_length=max_sequence_length(config),
-        too_long="truncate",
-    )
-    pieces = objective.build(np.arange(len(texts)), EpochRng(0))
-    laid = ExampleBatches(network, pieces, objective.pad_token_id)
-    out: list[Tensor] = [torch.zeros(0)] * len(texts)
-    with evaluating(network):
-        for chosen in batches(pieces.lengths, batch_size, progress):
-            for i, vector in zip(chosen, at_least_float32(laid.outputs(chosen)).cpu(), strict=True):
-                out[i] = vector
-    return torch.stack(out), objective.required_lengths(slice(None))[:, 0]
+    if pooling is None:
+        objective = make_classification(tokenizer, config, [(text,) for text in texts])
+        examples = objective.build(np.arange(len(texts)), EpochRng(0))
+        lengths, pad_token_id = objective.required_lengths(slice(None))[:, 0], objective.pad_token_id
+    else:
+        ids = [tokenizer.encode(text) for text in texts]
+        lengths, pad_token_id = np.array([len(one) for one in ids], np.int64), config.pad_token_id or 0
+        examples = FlatExamples(lengths, np.concatenate(ids).astype(np.int64))
+    batched = ExampleBatches(network, examples, pad_token_id)
+    vectors: list[Tensor] = [torch.zeros(0)] * len(texts)
+    with eval_mode(network):
+        for chosen in batches(examples.lengths, batch_size, progress, longest_first=longest_first):
+            x, layout = batched.hidden(chosen)
+            pooled = network.head(x, layout) if pooling is None else pool(x, layout, pooling)[:, 0]
+            for i, vector in zip(chosen, pooled, strict=True):
+                vectors[i] = vector
+    return torch.stack(vectors), lengths

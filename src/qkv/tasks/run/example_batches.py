@@ -1,9 +1,8 @@
-"""Objectives' examples as a network reads them: rows of like lengths together, padded, with their sentence types.
+"""Training examples as a network reads them: batches of similar lengths, padded, with their token types.
 
-The layout of a text (what stands before, between and after) is the objectives' own, so that a model is judged on
-texts laid out exactly as it was trained on them.
+An objective lays out the examples, so that a model is evaluated on texts laid out exactly as in training.
 
-B rows, T places, C width, V outputs
+B batch, T sequence length, C model width, V outputs
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,22 +15,29 @@ from qkv.blocks import SequenceLayout
 from qkv.data.objectives import IGNORE_INDEX, FlatExamples
 from qkv.errors import UsageError
 from qkv.models import Config, Encoder, Network, Seq2Seq
-from qkv.tasks.task import ProgressCallback
+from qkv.progress import OnProgress
 
-LOGITS_CHUNK = 4096  # whose logits are held at a time
+LOGITS_CHUNK = 4096  # positions whose logits are in memory at a time
 
 
 def batches(
-    lengths: Sequence[int] | np.ndarray, batch_size: int, progress: ProgressCallback | None = None
+    lengths: Sequence[int] | np.ndarray,
+    batch_size: int,
+    progress: OnProgress | None = None,
+    *,
+    longest_first: bool = True,
 ) -> Iterator[list[int]]:
-    """The numbers of all rows, `batch` of like lengths at a time, the longest first: what does not fit fails at once.
+    """The indices of all sequences in batches of similar lengths.
+
+    With the longest first, a batch that does not fit into memory fails at the start.
 
     >>> list(batches([3, 9, 1], 2))
     [[1, 0], [2]]
     """
     if batch_size < 1:
-        raise UsageError(f"batch_size = {batch_size}: at least 1")
-    order = sorted(range(len(lengths)), key=lambda i: -int(lengths[i]))
+        raise UsageError(f"batch_size = {batch_size} must be at least 1")
+    sign = -1 if longest_first else 1
+    order = sorted(range(len(lengths)), key=lambda i: sign * int(lengths[i]))
     for start in range(0, len(order), batch_size):
         yield order[start : start + batch_size]
         if progress is not None:
@@ -39,65 +45,63 @@ def batches(
 
 
 class ExampleBatches:
-    """Examples laid out for a network. Call its methods inside `evaluating(network)`."""
+    """Examples for a network, batch by batch. Call its methods inside `eval_mode(network)`."""
 
-    def __init__(self, network: Network, pieces: FlatExamples, pad_token_id: int) -> None:
+    def __init__(self, network: Network, examples: FlatExamples, pad_token_id: int) -> None:
         if isinstance(network, Seq2Seq):
-            raise UsageError("this task is for encoder-only and decoder-only models; this one has both")
+            raise UsageError("this task is for encoder-only and decoder-only models; this model has both stacks")
         self.network = network
-        self.lengths = pieces.lengths
+        self.lengths = examples.lengths
         self.pad_token_id = pad_token_id
-        self.ids = self._split(pieces.ids)
-        self.labels = None if pieces.labels is None else self._split(pieces.labels)
-        typed = isinstance(network, Encoder) and network.config.stack.token_types > 1
-        self.token_type_ids = (
-            self._split(pieces.token_type_ids) if typed and pieces.token_type_ids is not None else None
-        )
+        self.ids = self._split(examples.ids)
+        self.labels = None if examples.labels is None else self._split(examples.labels)
+        types = examples.token_type_ids
+        has_types = isinstance(network, Encoder) and network.config.stack.token_types > 1
+        self.token_type_ids = self._split(types) if has_types and types is not None else None
         self.device = next(network.parameters()).device
 
     def _split(self, flat: np.ndarray) -> list[np.ndarray]:
         return np.split(flat, np.cumsum(self.lengths)[:-1])
 
-    def padded(self, rows: Sequence[np.ndarray], chosen: Sequence[int], fill: int) -> Tensor:
-        """The chosen rows as (B, T), filled up on the right."""
-        out = np.full((len(chosen), max(1, int(self.lengths[chosen].max()))), fill, np.int64)
-        for place, i in enumerate(chosen):
-            out[place, : len(rows[i])] = rows[i]
+    def pad(self, values: Sequence[np.ndarray], chosen: Sequence[int], fill_value: int) -> Tensor:
+        """The values of the chosen examples as (B, T), right-padded."""
+        out = np.full((len(chosen), max(1, int(self.lengths[chosen].max()))), fill_value, np.int64)
+        for row, i in enumerate(chosen):
+            out[row, : len(values[i])] = values[i]
         return torch.from_numpy(out).to(self.device)
 
     def hidden(self, chosen: Sequence[int], selected: Tensor | None = None) -> tuple[Tensor, SequenceLayout]:
-        """What the head reads of the chosen examples, (B, T, C) or at places `only` (N, C), and where tokens stand."""
-        ids = self.padded(self.ids, chosen, self.pad_token_id)
-        sizes = torch.from_numpy(self.lengths[chosen].astype(np.int64)).to(self.device)
-        segment = (torch.arange(ids.shape[1], device=self.device) < sizes[:, None]).long()
+        """The hidden states of the chosen examples, (B, T, C) or of `selected` positions (N, C), and the layout."""
+        ids = self.pad(self.ids, chosen, self.pad_token_id)
+        lengths = torch.from_numpy(self.lengths[chosen].astype(np.int64)).to(self.device)
+        document_ids = (torch.arange(ids.shape[1], device=self.device) < lengths[:, None]).long()
         if self.token_type_ids is not None:
             assert isinstance(self.network, Encoder)
-            return self.network.hidden(
-                ids, segment, token_type_ids=self.padded(self.token_type_ids, chosen, 0), selected=selected
-            )
-        return self.network.hidden(ids, segment, selected=selected)
+            types = self.pad(self.token_type_ids, chosen, 0)
+            return self.network.hidden(ids, document_ids, token_type_ids=types, selected=selected)
+        return self.network.hidden(ids, document_ids, selected=selected)
 
     def outputs(self, chosen: Sequence[int]) -> Tensor:
-        """What the head says, in float32 or better: (B, V) of a head that reads texts, else (B, T, V)."""
-        x, place = self.hidden(chosen)
-        return at_least_float32(self.network.head(x, place))
+        """The outputs of the head in float32 or better: (B, V) for a head that pools, else (B, T, V)."""
+        x, layout = self.hidden(chosen)
+        return at_least_float32(self.network.head(x, layout))
 
     def label_logits(self, chosen: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
-        """The logits (n, V) and labels (n,) of the places that have a label, at most `PLACES` at a time."""
+        """The logits (n, V) and labels (n,) of the labelled positions, at most `LOGITS_CHUNK` at a time."""
         assert self.labels is not None
-        labels = self.padded(self.labels, chosen, IGNORE_INDEX).flatten()
-        places = (labels != IGNORE_INDEX).nonzero()[:, 0]
-        x, _ = self.hidden(chosen, places)
-        for vectors, wanted in zip(x.split(LOGITS_CHUNK), labels[places].split(LOGITS_CHUNK), strict=True):
-            yield at_least_float32(self.network.head.project(vectors)), wanted
+        labels = self.pad(self.labels, chosen, IGNORE_INDEX).flatten()
+        selected = (labels != IGNORE_INDEX).nonzero()[:, 0]
+        x, _ = self.hidden(chosen, selected)
+        for vectors, targets in zip(x.split(LOGITS_CHUNK), labels[selected].split(LOGITS_CHUNK), strict=True):
+            yield at_least_float32(self.network.head.project(vectors)), targets
 
 
 def at_least_float32(values: Tensor) -> Tensor:
-    """Numbers in float32 or better."""
+    """The values in float32, or in float64 if that is what they are."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def max_sequence_length(config: Config, limit: int = 0) -> int:
-    """How many places a row may have: as many as the model has positions, or at most `most` where that is given."""
-    places = config.stack.max_positions
-    return min(places, limit) if limit else places
+    """The longest sequence that a model is given: its number of positions, or `limit` if that is lower."""
+    positions = config.stack.max_positions
+    return min(positions, limit) if limit else positions

@@ -9,26 +9,28 @@ import numpy as np
 from qkv.data.cache.examples import InMemoryExamples
 from qkv.data.encode.align import first_nonspace_character
 from qkv.data.objectives import IGNORE_INDEX, Tagging
+from qkv.data.objectives.table import OBJECTIVES
 from qkv.data.records import Record
 from qkv.data.stream.random_bits import EpochRng
 from qkv.errors import QkvError, UsageError
 from qkv.models import Config, Network
-from qkv.tasks import metrics as measure
+from qkv.progress import OnProgress
+from qkv.tasks import metrics
 from qkv.tasks.run.classify import class_names, format_names
 from qkv.tasks.run.example_batches import ExampleBatches, at_least_float32, batches, max_sequence_length
-from qkv.tasks.task import Evaluation, ProgressCallback, UsableRecords, evaluating, require_tokenizer, select_metrics
+from qkv.tasks.task import Evaluation, EvaluationOptions, UsableRecords, require_tokenizer, select_metrics
 from qkv.text import Tokenizer
+from qkv.train.evaluation import eval_mode
 from qkv.train.watch import Sample
 
-ENTITY_METRICS = ("f1", "precision", "recall", "accuracy")
-WORD_METRICS = ("accuracy", "macro_f1")
-# Words of running text: letters and digits, with what may stand inside a word; any other sign by itself.
+METRICS = OBJECTIVES["tagging"].metrics
+# Words of running text: letters and digits with punctuation inside a word; any other sign is a word of its own.
 WORD_PATTERN = re.compile(r"\w+(?:[-'’.]\w+)*|[^\w\s]")
 
 
 @dataclass(frozen=True)
 class TaggedWord:
-    """A word, its tag, and how sure the model is of it."""
+    """A word, its tag, and the probability of the tag."""
 
     word: str
     tag: str
@@ -42,20 +44,22 @@ def run(
     texts: Sequence[str | Sequence[str]],
     *,
     batch_size: int = 32,
-    progress: ProgressCallback | None = None,
+    progress: OnProgress | None = None,
 ) -> list[list[TaggedWord]]:
-    """The words of each text with their tags. A text is cut into words and signs; a list of words is taken as it is."""
-    words = [WORD_PATTERN.findall(text) if isinstance(text, str) else list(text) for text in texts]
-    said = predict_tags(network, require_tokenizer(tokenizer), config, words, batch_size, progress)
+    """The words of each text with their tags. A text is split into words and punctuation; a list of words is kept."""
+    sentences = [WORD_PATTERN.findall(text) if isinstance(text, str) else list(text) for text in texts]
+    predictions = predict_tags(network, require_tokenizer(tokenizer), config, sentences, batch_size, progress)
     return [
-        [TaggedWord(word, *answer) for word, answer in zip(listed, answers, strict=True)]
-        for listed, answers in zip(words, said, strict=True)
+        [TaggedWord(word, *prediction) for word, prediction in zip(words, tags, strict=True)]
+        for words, tags in zip(sentences, predictions, strict=True)
     ]
 
 
 def available_metrics(config: Config, records: Sequence[Record]) -> tuple[str, ...]:
-    """The metrics that can be asked for; first what a model is judged by."""
-    return (*ENTITY_METRICS, *WORD_METRICS) if measure.is_entity_tagging(class_names(config)) else WORD_METRICS
+    """The metrics, the main one first: those of entities if the tags are BIO tags, and those of words."""
+    if metrics.is_entity_tagging(class_names(config)):
+        return (*METRICS["entities"], *METRICS["words"])
+    return METRICS["words"]
 
 
 def evaluate(
@@ -63,40 +67,40 @@ def evaluate(
     tokenizer: Tokenizer | None,
     config: Config,
     records: Sequence[Record],
-    *,
-    batch_size: int = 32,
-    beam: int = 1,
-    progress: ProgressCallback | None = None,
-    metrics: Sequence[str] = (),
-    max_samples: int = 5,
+    options: EvaluationOptions,
 ) -> Evaluation:
-    """For marks and kinds (B-PER, I-PER, O) how many whole entities are right; for plain classes how many words."""
+    """For BIO tags (B-PER, I-PER, O) how many whole entities are right; for plain classes how many words."""
+    tokenizer, options = require_tokenizer(tokenizer), options.with_defaults(batch_size=32, max_samples=5)
     usable = UsableRecords.select(records, tokens=list, tags=list)
     notes = usable.notes
-    even = [one for one in usable.records if len(one.fields["tokens"]) == len(one.fields["tags"]) > 0]
-    if len(even) < len(usable.records):
-        notes.append(f"{len(usable.records) - len(even):,} records left out: not as many tags as words, or none")
-    if not even:
-        raise UsageError(f"{records[0].location}: not as many tags as words, or none; nor has any other record")
-    words = [[str(word) for word in record.fields["tokens"]] for record in even]
-    expected = [[str(tag) for tag in record.fields["tags"]] for record in even]
+    aligned = [one for one in usable.records if len(one.fields["tokens"]) == len(one.fields["tags"]) > 0]
+    problem = "the numbers of words and tags differ or are 0"
+    if not aligned:
+        raise UsageError(f"{records[0].location}: {problem}, and so it is in every record")
+    if len(aligned) < len(usable.records):
+        notes.append(f"{len(usable.records) - len(aligned):,} records left out: {problem}")
+    sentences = [[str(word) for word in record.fields["tokens"]] for record in aligned]
+    targets = [[str(tag) for tag in record.fields["tags"]] for record in aligned]
     classes = class_names(config)
-    strange = sorted({tag for tags in expected for tag in tags} - set(classes))
-    if strange:
-        notes.append(f"tags that the model does not have, counted as wrong: {format_names(strange)}")
-    chunked = measure.is_entity_tagging(classes)
-    names = select_metrics(metrics, available_metrics(config, even), ENTITY_METRICS if chunked else WORD_METRICS)
-    answers = predict_tags(network, require_tokenizer(tokenizer), config, words, batch_size, progress)
-    said = [[tag for tag, _ in listed] for listed in answers]
-    flat = [tag for tags in said for tag in tags], [tag for tags in expected for tag in tags]
-    scores = {"accuracy": measure.accuracy(*flat), "macro_f1": measure.macro_f1(*flat)}
-    if chunked:
-        scores |= measure.entity_scores(said, expected)
-    shown = [
-        Sample(" ".join(listed), " ".join(tags), " ".join(wanted))
-        for listed, tags, wanted in list(zip(words, said, expected, strict=True))[:max_samples]
+    if unknown := sorted({tag for tags in targets for tag in tags} - set(classes)):
+        notes.append(f"tags that the model does not have, counted as wrong: {format_names(unknown)}")
+    has_entities = metrics.is_entity_tagging(classes)
+    usual = METRICS["entities" if has_entities else "words"]
+    names = select_metrics(options.metrics, available_metrics(config, aligned), usual)
+    answers = predict_tags(network, tokenizer, config, sentences, options.batch_size, options.progress)
+    predictions = [[tag for tag, _ in tags] for tags in answers]
+    flat_predictions, flat_targets = ([tag for tags in side for tag in tags] for side in (predictions, targets))
+    scores = {
+        "accuracy": metrics.accuracy(flat_predictions, flat_targets),
+        "macro_f1": metrics.macro_f1(flat_predictions, flat_targets),
+    }
+    if has_entities:
+        scores |= metrics.entity_scores(predictions, targets)
+    samples = [
+        Sample(" ".join(words), " ".join(tags), " ".join(wanted))
+        for words, tags, wanted in list(zip(sentences, predictions, targets, strict=True))[: options.max_samples]
     ]
-    return Evaluation({name: scores[name] for name in names}, shown, names[0], len(even), tuple(notes))
+    return Evaluation({name: scores[name] for name in names}, samples, names[0], len(aligned), tuple(notes))
 
 
 def predict_tags(
@@ -105,60 +109,57 @@ def predict_tags(
     config: Config,
     sentences: Sequence[Sequence[str]],
     batch_size: int,
-    progress: ProgressCallback | None = None,
+    progress: OnProgress | None = None,
 ) -> list[list[tuple[str, float]]]:
-    """The tag and its probability for each word, read off the word's first token.
+    """The tag of each word and its probability, predicted at the word's first token.
 
-    Long sentences are read in windows, as in training. A word that the tokenizer makes nothing of is tagged O, or with
-    the first class.
+    Long sentences are read in windows, as in training. A word without tokens is tagged O, or with the first class.
     """
     classes = class_names(config)
-    nothing = "O" if "O" in classes else classes[0]
-    answers = [[(nothing, 0.0) for _ in words] for words in sentences]
+    default = "O" if "O" in classes else classes[0]
+    predictions = [[(default, 0.0) for _ in words] for words in sentences]
     marked = [mark_first_tokens(tokenizer, words) for words in sentences]
     filled = [i for i, example in enumerate(marked) if example["ids"]]
     if not filled:
-        return answers
-    # The "tags" of these examples are the numbers of words: the layout carries them to their places.
-    objective = Tagging(
-        InMemoryExamples([marked[i] for i in filled], ("ids", "tags")),
-        tokenizer,
-        max_length=max_sequence_length(config),
-        too_long="split",
-    )
+        return predictions
+    # The "tags" of these examples are word numbers: the objective carries them to the positions of the tokens.
+    encoded = InMemoryExamples([marked[i] for i in filled], ("ids", "tags"))
+    objective = Tagging(encoded, tokenizer, max_length=max_sequence_length(config), too_long="split")
     windows = np.arange(objective.num_examples(EpochRng(0)))
-    pieces = objective.build(windows, EpochRng(0))
+    examples = objective.build(windows, EpochRng(0))
     owner = objective.windows.locate(windows, EpochRng(0))[0]
-    laid = ExampleBatches(network, pieces, objective.pad_token_id)
-    assert laid.labels is not None
-    with evaluating(network):
-        for chosen in batches(pieces.lengths, batch_size, progress):
-            x, _ = laid.hidden(chosen)
-            shares = at_least_float32(network.head.project(x)).softmax(-1)
-            best, number = (part.cpu().numpy() for part in shares.max(-1))
+    batched = ExampleBatches(network, examples, objective.pad_token_id)
+    assert batched.labels is not None
+    with eval_mode(network):
+        for chosen in batches(examples.lengths, batch_size, progress):
+            x, _ = batched.hidden(chosen)
+            probabilities = at_least_float32(network.head.project(x)).softmax(-1)
+            best, class_id = (part.cpu().numpy() for part in probabilities.max(-1))
             for row, i in enumerate(chosen):
-                for place in np.flatnonzero(laid.labels[i] != IGNORE_INDEX):
-                    word = int(laid.labels[i][place])
-                    answers[filled[owner[i]]][word] = classes[number[row, place]], float(best[row, place])
-    return answers
+                for position in np.flatnonzero(batched.labels[i] != IGNORE_INDEX):
+                    word = int(batched.labels[i][position])
+                    prediction = classes[class_id[row, position]], float(best[row, position])
+                    predictions[filled[owner[i]]][word] = prediction
+    return predictions
 
 
 def mark_first_tokens(tokenizer: Tokenizer, words: Sequence[str]) -> dict[str, list[int]]:
-    """The ids of words joined by spaces and, beside each, the number of the word that it is the first token of.
+    """The ids of words joined by spaces and, for the first token of each word, the word's number.
 
-    The same token carries a word's tag in training (`EncodeTags`).
+    In training the same token carries a word's tag (`EncodeTags`).
     """
     text = " ".join(words)
     try:
         ids, offsets = tokenizer.encode_with_offsets(text)
     except QkvError as error:
-        raise QkvError(f"the words {text[:60]!r} cannot be read: {error}") from error
+        raise QkvError(f"the words {text[:60]!r} cannot be encoded: {error}") from error
     owner = [number for number, word in enumerate(words) for _ in range(len(word) + 1)]  # and the space after it
-    numbers, before = [], -1
+    numbers, last_word = [], -1
     for offset in offsets:
-        place = first_nonspace_character(text, offset)
-        word = owner[place]
-        begins = not text[place : place + 1].isspace() and word != before
-        numbers.append(word if begins else IGNORE_INDEX)
-        before = word if begins else before
+        position = first_nonspace_character(text, offset)
+        word = owner[position]
+        is_first = not text[position : position + 1].isspace() and word != last_word
+        numbers.append(word if is_first else IGNORE_INDEX)
+        if is_first:
+            last_word = word
     return {"ids": ids, "tags": numbers}

@@ -1,0 +1,88 @@
+"""Generation for tasks and for `Model`: texts as prompts, options, and batches of similar lengths."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from qkv.decode import GenerationOptions, GenerationResult, NonFiniteLogits, generate
+from qkv.errors import UsageError, suggest_name
+from qkv.models import Config, Network
+from qkv.progress import OnProgress
+from qkv.tasks.run.example_batches import batches
+from qkv.text import Tokenizer
+from qkv.train.evaluation import eval_mode
+
+log = logging.getLogger("qkv")
+
+
+def prompt_ids(tokenizer: Tokenizer, config: Config, text: str) -> list[int]:
+    """A text as the model reads it. A decoder continues it, so an EOS that the tokenizer adds is removed."""
+    ids = tokenizer.encode(text)
+    if config.encoder is None:
+        while len(ids) > 1 and ids[-1] in config.eos_token_ids:
+            ids.pop()
+    return ids
+
+
+def make_generation_options(options: Mapping[str, Any], also_known: Sequence[str] = ()) -> GenerationOptions:
+    """Options by name as `GenerationOptions`: lists become tuples, and one stop string or logits processor a tuple."""
+    known = [option.name for option in fields(GenerationOptions)]
+    for name in options:
+        if name not in known:
+            raise UsageError(f"unknown option {name!r}; {suggest_name(name, [*known, *also_known])}")
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in options.items()
+    }
+    if isinstance(values.get("stop"), str):
+        values["stop"] = (values["stop"],)
+    elif values.get("stop", ()) is None:
+        values["stop"] = ()
+    if callable(values.get("logits_processors")):
+        values["logits_processors"] = (values["logits_processors"],)
+    return GenerationOptions(**values)
+
+
+def generate_batched(
+    network: Network,
+    tokenizer: Tokenizer,
+    prompts: Sequence[Sequence[int]],
+    options: GenerationOptions,
+    batch_size: int,
+    progress: OnProgress | None = None,
+) -> list[GenerationResult]:
+    """A result for each prompt, in order, generated in batches of similar lengths.
+
+    An empty prompt gives an empty result. So does one for which the model's logits are not finite, with a warning: the
+    evaluation of a diverging run should report it, not end it.
+    """
+    results = [GenerationResult("", [], 0.0, "end") for _ in prompts]
+    filled = [i for i, prompt in enumerate(prompts) if prompt]
+    num_failed = 0
+
+    def generate_some(chosen: Sequence[int]) -> None:
+        nonlocal num_failed
+        try:
+            found = generate(network, [prompts[i] for i in chosen], options, tokenizer)
+        except NonFiniteLogits:
+            if len(chosen) == 1:
+                num_failed += 1
+                return
+            for i in chosen:  # one by one, to find those that fail
+                generate_some([i])
+            return
+        for i, result in zip(chosen, found, strict=True):
+            results[i] = result
+
+    with eval_mode(network):
+        for chosen in batches([len(prompts[i]) for i in filled], batch_size, progress):
+            generate_some([filled[i] for i in chosen])
+    if num_failed:
+        log.warning("%d of %d results are empty: the model's logits were not finite (NaN)", num_failed, len(prompts))
+    return results
+
+
+def limit_new_tokens(config: Config, max_tokens: int, prompt_tokens: int = 1) -> int:
+    """`max_tokens`, or fewer if the decoder has not enough positions after the prompt."""
+    stack = config.stack
+    return max(1, min(max_tokens, stack.max_positions - prompt_tokens)) if stack.has_max_positions else max_tokens
