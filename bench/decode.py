@@ -10,7 +10,6 @@
     first   time to the first token of 1.1B after prompts of 2,048 and 8,192 tokens
     drawn   one row, sampled, each token handed out
     engine  GPT-2, 96 requests of unequal lengths that share 32 places
-    int8_gpt2, int8_llama    weights in int8 at batch 1: the gain, and how often the likeliest token stays the same
 
 "steps" is the rate of the steps alone; "call" is all of a `generate` call, the second one of its shape: reading the
 prompt, capturing graphs, steps and results. transformers' figure is its whole call, and "times" compares the calls.
@@ -32,14 +31,15 @@ from rich.table import Table
 
 from decode_peers import DEVICE, HALF, free, peer, peer_seconds, prompts_of, timed
 from qkv.blocks import HeadConfig, StackConfig
-from qkv.decode import Engine, GenerationOptions, generate
+from qkv.decode import Engine, GenerationOptions, GenerationResult, generate
+from qkv.decode.backend import FUSED_GREEDY, REFERENCE, choose_backend
 from qkv.decode.beam import beam_search
-from qkv.decode.generate import decode_loop as written_plainly
-from qkv.decode.generate import make_runner
 from qkv.decode.gpu.beam import BeamTensors, static_beam_search
-from qkv.decode.gpu.graphs import STEPS_BETWEEN_CHECKS, GraphedSteps, GreedyState, greedy_steps
-from qkv.decode.gpu.int8_weights import quantise_weights
+from qkv.decode.gpu.graphs import STEPS_BETWEEN_CHECKS, GraphedSteps
+from qkv.decode.gpu.greedy import GreedyState, greedy_steps
 from qkv.decode.gpu.static_runner import StaticRunner
+from qkv.decode.loop import GenerationCall
+from qkv.decode.runner import make_runner
 from qkv.models import Config, Decoder, Network, Seq2Seq, build
 from qkv.models.tables import presets
 
@@ -72,7 +72,13 @@ def seq2seq_base(vocab: int = 32_000, width: int = 512, layers: int = 6) -> Conf
 def made(config: Config, *, end: tuple[int, ...] = (), dtype: torch.dtype = HALF) -> Network:
     """Random weights; without ends every text is as long as was asked for."""
     torch.manual_seed(0)
-    return build(replace(config, end=end), device=DEVICE, dtype=dtype).eval()
+    return build(replace(config, eos_token_ids=end), device=DEVICE, dtype=dtype).eval()
+
+
+def generated_plainly(network: Any, prompts: list[list[int]], options: GenerationOptions) -> list[GenerationResult]:
+    """What the reference loop generates."""
+    with torch.inference_mode():
+        return list(REFERENCE.generate(GenerationCall(network, prompts, options)))
 
 
 class Again:
@@ -101,7 +107,8 @@ def step_seconds(network: Network, prompts: list[list[int]], new: int, *, beam: 
             search.advance(static.prefill_logits.repeat_interleave(beam, dim=0), static.view(static.num_slots))
             steps, done = GraphedSteps(static, search.step, compiled=compiled), search.done
         else:
-            steps, search = greedy_steps(run, (), new, compiled=compiled)
+            fused = choose_backend(network, options, batch_size=len(prompts)) is FUSED_GREEDY
+            steps, search = greedy_steps(run, (), new, compiled=compiled, fused=fused)
             done = search.ended
         again = Again(steps, search)
 
@@ -171,13 +178,12 @@ def check(tiny: bool) -> list[Row]:
         ("t5", presets.t5(width=64, layers=2, heads=4, ffn_width=96, gated=True)),
         ("seq2seq", seq2seq_base(300, 64, 2)),
     ):
-        network = made(replace(config, start=3), end=(7,), dtype=torch.float32)
+        network = made(replace(config, decoder_start_token_id=3), end=(7,), dtype=torch.float32)
         with torch.no_grad():
             network.head.out.weight.mul_(8.0)  # type: ignore[union-attr]  # decided, not by hairs
         for batch in (prompts, prompts[:1]):
             usual = GenerationOptions(max_tokens=40)
-            with torch.inference_mode():
-                plain = written_plainly(make_runner(network, batch, usual), usual, (7,), None, None)  # type: ignore[arg-type]
+            plain = generated_plainly(network, batch, usual)
             options = GenerationOptions(max_tokens=40, beam=4, num_return_sequences=4, length_penalty=0.6)
             with torch.inference_mode():
                 searched = beam_search(make_runner(network, batch, options), options, (7,))  # type: ignore[arg-type]
@@ -190,8 +196,7 @@ def check(tiny: bool) -> list[Row]:
                 drawn = GenerationOptions(
                     max_tokens=40, temperature=1.0, top_p=0.98, suppress_tokens=(9,), seed=3, compile=compiled
                 )
-                with torch.inference_mode():
-                    wanted = written_plainly(make_runner(network, batch, drawn), drawn, (7,), None, None)  # type: ignore[arg-type]
+                wanted = generated_plainly(network, batch, drawn)
                 same_drawn = [r.ids for r in generate(network, batch, drawn)] == [r.ids for r in wanted]
                 with torch.inference_mode():
                     found = static_beam_search(
@@ -266,8 +271,7 @@ def drawn(tiny: bool) -> list[Row]:
         options = GenerationOptions(max_tokens=new, temperature=0.8, top_k=50, seed=1)
 
         def plain(network: Any = network, options: GenerationOptions = options) -> None:
-            with torch.inference_mode():
-                written_plainly(make_runner(network, prompts_of(1, PROMPT), options), options, (), None, None)
+            generated_plainly(network, prompts_of(1, PROMPT), options)
 
         def call(network: Any = network, options: GenerationOptions = options) -> None:
             generate(network, prompts_of(1, PROMPT), options)
@@ -311,33 +315,6 @@ def engine(tiny: bool) -> list[Row]:
     return rows
 
 
-def int8(name: str, config: Config, tiny: bool) -> list[Row]:
-    """Batch 1, compiled: bfloat16 beside int8 weights, and how often the likeliest next token is the same."""
-    exact = made(config)
-    rough = quantise_weights(exact)
-    text = torch.tensor(prompts_of(1, 16 if tiny else 256), device=DEVICE)
-    with torch.inference_mode():
-        a, b = exact(text).argmax(-1), rough(text).argmax(-1)  # type: ignore[operator]
-    new = 8 if tiny else NEW
-    rows: list[Row] = []
-    for kind, network in (("bfloat16", exact), ("int8", rough)):
-        seconds = step_seconds(network, prompts_of(1, PROMPT), new, compiled=True)
-        rows.append(
-            {"model": name, "weights": kind, "ms a step": 1e3 * seconds / (new - 1), "steps": (new - 1) / seconds}
-        )
-        free()
-    rows[1] |= {"times": rows[1]["steps"] / rows[0]["steps"], "same likeliest token": float((a == b).double().mean())}
-    return rows
-
-
-def int8_gpt2(tiny: bool) -> list[Row]:
-    return int8("gpt2", gpt2_config(tiny), tiny)
-
-
-def int8_llama(tiny: bool) -> list[Row]:
-    return int8("llama-1.1b", llama_config(tiny), tiny)
-
-
 SECTIONS: dict[str, Callable[[bool], list[Row]]] = {
     "check": check,
     "engine": engine,
@@ -346,8 +323,6 @@ SECTIONS: dict[str, Callable[[bool], list[Row]]] = {
     "beam": beam,
     "first": first,
     "drawn": drawn,
-    "int8_gpt2": int8_gpt2,
-    "int8_llama": int8_llama,
 }
 
 

@@ -227,7 +227,9 @@ def forced_agreement(exact: Network, rough: Network, sources: Ids, targets: Ids,
         some, wanted = sources[first : first + batch], targets[first : first + batch]
         longest = max(map(len, wanted))
         runs = [
-            ModelRunner(network, [[exact.config.decoder_start_token_id]] * len(some), max_new_tokens=longest + 1)
+            ModelRunner(
+                network, [[exact.config.decoder_start_token_id]] * len(some), max_new_tokens=longest + 1, cpu=True
+            )
             for network in (exact, rough)
         ]
         for run in runs:

@@ -22,14 +22,14 @@ from torch import Tensor
 from decode import CONSOLE, Again, gpt2_config, llama_config, made, seq2seq_base
 from decode_peers import DEVICE, HALF, free, prompts_of, synchronise, timed
 from qkv.decode import GenerationOptions
-from qkv.decode.generate import make_runner
 from qkv.decode.gpu import graphs as static
 from qkv.decode.gpu import static_runner as static_step
 from qkv.decode.gpu.beam import BeamTensors
-from qkv.decode.gpu.graphs import GraphedSteps, GreedyState
-from qkv.decode.gpu.int8_weights import Int8Weight, quantise_weights
+from qkv.decode.gpu.graphs import GraphedSteps
+from qkv.decode.gpu.greedy import GreedyState
 from qkv.decode.gpu.matvec_linear import MatvecLinear, replace_linears
 from qkv.decode.gpu.static_runner import CacheView, StaticRunner
+from qkv.decode.runner import make_runner
 from qkv.models import Network
 
 TRITON = DEVICE == "cuda" and importlib.util.find_spec("triton") is not None
@@ -70,11 +70,9 @@ VARIANTS: dict[str, Variant] = {
     },
     "sums, cooperative": {"options": {**TUNED, "triton.cooperative_reductions": True}, "one_row": True},
     "sums, several kernels tried": {"options": {**TUNED, "triton.multi_kernel": 1}, "one_row": True},
-    "int8": {"options": TUNED, "one_row": True, "int8": True},
-    "hand": {"compiled": False, "hand": True},  # `one_row_step`: what `generate` runs where it knows the network
-    "hand, int8": {"compiled": False, "hand": True, "int8": True},
+    "hand": {"compiled": False, "hand": True},  # `fused_step`: what `generate` runs where it knows the network
 }
-USUAL = ["graphs", "tuned", "sums", "sums, attention too", "sums, combined kernels", "int8", "hand", "hand, int8"]
+USUAL = ["graphs", "tuned", "sums", "sums, attention too", "sums, combined kernels", "hand"]
 
 
 @contextlib.contextmanager
@@ -87,12 +85,11 @@ def switched(variant: Variant) -> Iterator[None]:
         yield
 
 
-def prepare(network: Network, variant: Variant, new: int) -> tuple[Again, GreedyState]:
+def prepare(network: Any, variant: Variant, new: int) -> tuple[Again, GreedyState]:
     """Steps of one row, after the prompt and its first token."""
-    source: Any = quantise_weights(network) if variant.get("int8") else network
-    run = make_runner(source, prompts_of(1, 32), GenerationOptions(max_tokens=new))
+    run = make_runner(network, prompts_of(1, 32), GenerationOptions(max_tokens=new))
     one_row = variant.get("one_row") and DEVICE == "cuda"
-    static_run = StaticRunner(run, new, network=replace_linears(source, MatvecLinear) if one_row else source)
+    static_run = StaticRunner(run, new, network=replace_linears(network, MatvecLinear) if one_row else network)
     greedy = GreedyState(static_run, (), new)
     greedy.choose(static_run.prefill_logits)
     hand = variant.get("hand")
@@ -122,9 +119,7 @@ def weight_bytes(run: StaticRunner) -> int:
     total = 0
     for part in (run.stack, run.head):
         for module in part.modules():
-            if isinstance(module, Int8Weight):
-                total += module.whole.numel()
-            elif isinstance(module, torch.nn.Linear | MatvecLinear):
+            if isinstance(module, torch.nn.Linear | MatvecLinear):
                 total += module.weight.numel() * module.weight.element_size()
     return total
 
@@ -258,7 +253,7 @@ def gemv(arguments: argparse.Namespace) -> None:
         for kind, work in gemv_kinds(linears, x).items():
             with torch.inference_mode():
                 micros = 1e6 * graphed(work) / copies
-            rate = outputs * inputs * (1 if "int8" in kind else 2) / micros * 1e6
+            rate = 2 * outputs * inputs / micros * 1e6
             shown = (f"{micros:.2f}", f"{rate / 1e9:,.0f}", f"{100 * rate / bandwidth:.0f}")
             table.add_row(f"{outputs} × {inputs}", kind, *shown)
         free()
@@ -285,17 +280,15 @@ def gemv_kinds(linears: list[torch.nn.Linear], x: Tensor) -> dict[str, Callable[
 
     kinds: dict[str, Callable[[], None]] = {"cuBLAS": over(linears)}
     if DEVICE == "cuda":
-        eights = [Int8Weight(linear) for linear in linears]
         kinds["sum, tuned"] = each([MatvecLinear(linear) for linear in linears], TUNED)
         kinds["sum, untuned"] = each([MatvecLinear(linear) for linear in linears], {})
-        kinds["int8 sum, tuned"] = each(eights, TUNED)
         if TRITON:
             from qkv.decode.gpu.fused_step import FusedLinear
 
             flat = x.view(-1).float()
-            for kind, parts in (("hand", linears), ("hand, int8", eights)):
-                products = [FusedLinear(part) for part in parts]
-                kinds[kind] = lambda products=products: [one(flat, early_launch=True) for one in products] and None
+            launch = {"EARLY": True, "launch_pdl": True}
+            products = [FusedLinear(linear) for linear in linears]
+            kinds["hand"] = lambda: [one(flat, launch=launch) for one in products] and None
     return kinds
 
 

@@ -48,7 +48,7 @@ OPTIONS = {
     "import": ["--json"],
     "export": ["--format", "--json"],
     "run": [
-        *("--batch-size", "--beam", "--device", "--int8", "--json", "--max-tokens", "--seed", "--stop"),
+        *("--batch-size", "--beam", "--device", "--draft", "--int8", "--json", "--max-tokens", "--seed", "--stop"),
         *("--temperature", "--top-k", "--top-p"),
     ],
     "data": ["--columns", "--examples", "--format", "--json", "--max-length", "--tokenizer"],

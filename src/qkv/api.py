@@ -256,13 +256,17 @@ class Model:
         top_p: float = 1.0,
         seed: int | None = None,
         stop: str | Sequence[str] | None = None,
+        draft: "Model | decode.Draft | str | Path | None" = None,
         on_text: decode.OnText | None = None,
         **more: Any,
     ) -> GenerationResult | list[GenerationResult]:
         """Go on from a prompt, or, with an encoder and a decoder, answer a source.
 
         `prompts` is a text, a list of token ids, or a list of either; a result for one, a list for a list. `more` is
-        any field of `qkv.decode.Options`. `on_text(row, piece)` hears each piece of text as it is written.
+        any field of `qkv.decode.GenerationOptions`. `on_text(index, text)` is called with each new chunk of text.
+
+        `draft` turns on speculative decoding: a smaller model of the same family and tokenizer (a `Model` or its
+        folder), or "lookup" for prompt look-up decoding. The text stays the same, and may be generated faster.
         """
         prompts = as_list(prompts)
         if not isinstance(prompts, Sequence):
@@ -283,8 +287,15 @@ class Model:
         )
         if on_text is not None and not callable(on_text):
             raise UsageError(f"on_text = {on_text!r}: a function of the row and the new piece of its text")
-        results = decode.generate(self.network, [self._prompt(row) for row in rows], options, self.tokenizer, on_text)
+        ids = [self._prompt(row) for row in rows]
+        results = decode.generate(self.network, ids, options, self.tokenizer, on_text, draft=self._draft(draft))
         return results[0] if one else results
+
+    def _draft(self, draft: Any) -> Any:
+        """A draft as `qkv.decode.generate` takes it."""
+        if isinstance(draft, str | Path) and draft != "lookup":
+            draft = load(draft, device=self.device)
+        return draft.network if isinstance(draft, Model) else draft
 
     def generate_lines(
         self,
@@ -299,6 +310,7 @@ class Model:
             raise UsageError("lines: a list of texts")
         if batch_size < 1:
             raise UsageError(f"batch = {batch_size}: at least 1")
+        options["draft"] = self._draft(options.get("draft"))
         out = [GenerationResult("", [], 0.0, "end") for _ in lines]
         order = sorted((i for i, line in enumerate(lines) if line.strip()), key=lambda i: len(lines[i]))
         for start in range(0, len(order), batch_size):

@@ -1,8 +1,14 @@
 """Tiny models in float64, so that ties do not decide."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 
 from qkv.blocks import HeadConfig, StackConfig
+from qkv.decode import GenerationOptions, GenerationResult
+from qkv.decode.backend import Backend
+from qkv.decode.loop import GenerationCall
 from qkv.models import Config, Network, build
 
 END, START = 1, 2
@@ -23,3 +29,11 @@ def tiny(family: str, vocab: int = 12, seed: int = 0, position: str = "rotary", 
     with torch.no_grad():
         network.head.out.weight.mul_(4.0 * spread)
     return network
+
+
+def run_backend(
+    backend: Backend, network: Any, prompts: Sequence[Sequence[int]], options: GenerationOptions, **more: Any
+) -> list[GenerationResult]:
+    """What one backend generates, whether or not it would be chosen."""
+    with torch.inference_mode():
+        return list(backend.generate(GenerationCall(network, prompts, options, **more)))

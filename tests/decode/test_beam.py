@@ -1,14 +1,15 @@
 """Beam search against brute force: with room for every path it finds the best one, for any sign of the penalty."""
 
-import sys
-
 import pytest
 import torch
-from decode_models import END, tiny
+from decode_models import END, run_backend, tiny
 
 from qkv.blocks import SelfCache
 from qkv.decode import GenerationOptions, generate, score
+from qkv.decode.backend import CPU, REFERENCE
+from qkv.decode.beam import beam_search
 from qkv.decode.cpu.beam_slots import BeamSlots
+from qkv.decode.loop import GenerationCall, search_results
 from qkv.decode.options import length_divisor
 from qkv.models import Network
 
@@ -60,13 +61,12 @@ def test_stopping_early_loses_nothing(family: str, alpha: float) -> None:
 
 
 def test_beam_one_is_greedy(network: Network) -> None:
-    from qkv.decode.generate import _from_search, make_runner
-
     prompts = [[3, 4, 5], [6, 7]]
     greedy = generate(network, prompts, GenerationOptions(max_tokens=8))
-    run = make_runner(network, prompts, GenerationOptions(max_tokens=8, beam=1))  # type: ignore[arg-type]
+    call = GenerationCall(network, prompts, GenerationOptions(max_tokens=8, beam=1))  # type: ignore[arg-type]
     with torch.inference_mode():
-        searched = _from_search(run, GenerationOptions(max_tokens=8, beam=1), (END,), None)
+        runner, call = call.start()
+        searched = search_results(call, beam_search(runner, call.options, (END,)))
     assert [r.ids for r in searched] == [r.ids for r in greedy]
 
 
@@ -109,7 +109,8 @@ def test_a_batch_of_unequal_prompts_is_each_alone(network: Network) -> None:
 def test_the_reorder_of_the_cache_matters(network: Network, fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control for trap 14: a search whose cache is not reordered finds something else."""
     options = GenerationOptions(max_tokens=8, beam=4, num_return_sequences=4)
-    right = generate(network, [[3, 4, 5]], options)[0]
+    backend = CPU if fast else REFERENCE
+    right = run_backend(backend, network, [[3, 4, 5]], options)[0]
     whole = SelfCache.reorder
 
     def first_only(self: SelfCache, rows: torch.Tensor, since: int = 0) -> None:
@@ -119,7 +120,6 @@ def test_the_reorder_of_the_cache_matters(network: Network, fast: bool, monkeypa
     if fast:
         monkeypatch.setattr(BeamSlots, "reorder", lambda self, rows: None)
     else:
-        monkeypatch.setattr(sys.modules["qkv.decode.runner"], "is_supported", lambda *_: False)
         monkeypatch.setattr(SelfCache, "reorder", first_only)
-    wrong = generate(network, [[3, 4, 5]], options)[0]
+    wrong = run_backend(backend, network, [[3, 4, 5]], options)[0]
     assert [r.score for r in (right, *right.alternatives)] != [r.score for r in (wrong, *wrong.alternatives)]

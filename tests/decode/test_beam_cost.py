@@ -1,15 +1,14 @@
 """What a beam search does not do twice: common beginnings stay in the cache, and sources that are settled leave."""
 
-import sys
-
 import pytest
 import torch
-from decode_models import tiny
+from decode_models import run_backend, tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qkv.blocks import SelfCache
 from qkv.decode import GenerationOptions, generate
+from qkv.decode.backend import REFERENCE
 from qkv.decode.beam import best_continuations
 from qkv.decode.result import GenerationResult
 from qkv.decode.runner import ModelRunner
@@ -38,7 +37,6 @@ def test_slots_before_since_stay_and_the_rest_moves() -> None:
 @pytest.mark.parametrize("beam", [2, 4])
 def test_moving_only_what_differs_is_enough(network: Network, beam: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the cache is moved at all: `Forks` moves a mask in its place."""
-    monkeypatch.setattr(sys.modules["qkv.decode.runner"], "is_supported", lambda *_: False)
     options = GenerationOptions(max_tokens=12, beam=beam, num_return_sequences=beam)
     moved: list[int] = []
     some = SelfCache.reorder
@@ -48,10 +46,10 @@ def test_moving_only_what_differs_is_enough(network: Network, beam: int, monkeyp
         some(self, rows, since)
 
     monkeypatch.setattr(SelfCache, "reorder", watch)
-    ours = generate(network, SOURCES, options)
+    ours = run_backend(REFERENCE, network, SOURCES, options)
     assert max(moved) > 1, "something stayed"
     monkeypatch.setattr(SelfCache, "reorder", lambda self, rows, since=0: some(self, rows))
-    assert told(ours) == told(generate(network, SOURCES, options))
+    assert told(ours) == told(run_backend(REFERENCE, network, SOURCES, options))
 
 
 @pytest.mark.parametrize("family", ["decoder", "seq2seq"])

@@ -124,7 +124,7 @@ def test_a_prefix_is_forced(network: Network) -> None:
         ({"stop": ("",)}, "stop"),
         ({"stop": (3,)}, "stop"),
         ({"logprobs": 50}, "logprobs"),
-        ({"temperature": "0.5"}, "temperature = '0.5': not a finite number"),
+        ({"temperature": "0.5"}, "temperature = '0.5': must be a finite number"),
         ({"top_p": None}, "top_p = None"),
         ({"seed": 0.5}, "seed = 0.5"),
         ({"suppress_tokens": ("a",)}, "suppress_tokens"),

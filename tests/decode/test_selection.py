@@ -5,14 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from decode_models import END, tiny
+from decode_models import END, run_backend, tiny
 
 from qkv.blocks import HeadConfig, StackConfig
-from qkv.decode import Engine, GenerationOptions, PromptLookup, generate
-from qkv.decode.generate import _write_static, make_runner
+from qkv.decode import Engine, GenerationOptions, generate
+from qkv.decode.backend import GPU_GREEDY
 from qkv.decode.sampling import sample_by_inverse_cdf
 from qkv.decode.selection import TokenSelector, token_logprobs, unpack_step_output
-from qkv.decode.speculative.speculate import speculate
 from qkv.errors import QkvError
 from qkv.models import Config, build
 from qkv.tasks.run.generate import generate_batched
@@ -66,13 +65,13 @@ def broken(token: int | slice = slice(None), value: float = float("nan")) -> Any
 def test_speculation_search_and_static_steps_tell_of_it_too() -> None:
     network, options = broken(), GenerationOptions(max_tokens=4)
     with pytest.raises(QkvError, match=r"not numbers \(NaN\)"):
-        speculate(network, [[3, 4, 5]], options, PromptLookup())
+        generate(network, [[3, 4, 5]], options, draft="lookup")
     with pytest.raises(QkvError, match=r"not numbers \(NaN\)"):
         generate(network, [[3, 4, 5]], GenerationOptions(max_tokens=4, beam=3))
     with pytest.raises(QkvError, match=r"not numbers \(NaN\)"):
         generate(network, [[3, 4, 5]], GenerationOptions(max_tokens=4, beam=3, no_repeat_ngram_size=3))
     with torch.inference_mode(), pytest.raises(QkvError, match=r"not numbers \(NaN\)"):
-        _write_static(make_runner(network, [[3, 4, 5]], options), options, (END,), None)
+        run_backend(GPU_GREEDY, network, [[3, 4, 5]], options)
 
 
 def test_nothing_is_shown_in_a_step_that_fails() -> None:

@@ -208,6 +208,18 @@ def test_run_with_texts_prints_one_line_each(folder: Path, capsys: pytest.Captur
     assert len(capsys.readouterr().out.split("\n")) == 3
 
 
+def test_run_takes_a_draft(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Speculative decoding gives the same text, from a model or from the text so far."""
+    call = ["run", str(folder), "a b a b", "--max-tokens", "12"]
+    assert cli.run_command(call) == 0
+    plain = capsys.readouterr().out
+    for draft in ("lookup", str(folder)):
+        assert cli.run_command([*call, "--draft", draft]) == 0
+        assert capsys.readouterr().out == plain
+    assert cli.run_command([*call, "--draft", "lookup", "--beam", "2"]) == 2
+    assert "--draft with --beam 2" in capsys.readouterr().err
+
+
 def test_run_says_what_cannot_be_seen_in_its_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An answer that was cut, and letters that the model never saw; a text that goes on is always cut."""
     tokenizer = Tokenizer.train("char", iter(["abcdef"]), vocab_size=20, special_tokens=["pad", "bos", "eos", "unk"])

@@ -10,7 +10,10 @@ from qkv.errors import UsageError
 if TYPE_CHECKING:
     from qkv.cli.input_lines import InputLines
 
-DEFAULTS = {"max_tokens": 64, "beam": 1, "temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": None, "stop": None}
+DEFAULTS: dict[str, Any] = {
+    **{"max_tokens": 64, "beam": 1, "temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": None, "stop": None},
+    "draft": None,
+}
 
 
 @app.command
@@ -25,6 +28,7 @@ def run(
     top_p: float = 1.0,
     seed: int | None = None,
     stop: StringList = None,
+    draft: str | None = None,
     batch_size: int = 16,
     device: str = "cpu",
     int8: Int8 = False,
@@ -62,6 +66,9 @@ def run(
         The same seed gives the same text.
     stop
         A text that ends the answer; may be given several times.
+    draft
+        Speculative decoding, for one text at a time: the folder of a smaller model with the same tokenizer, or
+        "lookup" to propose what followed the last tokens where they occurred before. The text stays the same.
     batch_size
         How many lines to run at a time.
     device
@@ -79,7 +86,10 @@ def run(
     options: dict[str, Any] = {"max_tokens": max_tokens, "beam": beam, "temperature": temperature, "top_k": top_k}
     options |= {"top_p": top_p, "seed": seed, "stop": stop}
     GenerationOptions(**{**options, "stop": tuple(stop or ())}).check_values()  # before a large model is read
+    if draft is not None and beam > 1:
+        raise UsageError(f"--draft with --beam {beam}: speculative decoding has no beam search; leave one of them out")
     loaded = load(model, device=device)
+    options["draft"] = draft if draft in (None, "lookup") else load(draft, device=device)
     if int8:
         loaded = loaded.quantize()
     lines = InputLines(texts, batch_size)
@@ -114,7 +124,7 @@ def print_results(lines: list[str], results: Any, json: bool) -> None:
                 "input": line,
                 "text": result.text,
                 "score": result.score,
-                "reason": result.reason,
+                "finish_reason": result.finish_reason,
                 "ids": result.ids,
             }
             print(json_format.dumps(replace_nonfinite(row), ensure_ascii=False, allow_nan=False))
@@ -134,8 +144,8 @@ class RunNotes:
     def add(self, lines: list[str], results: Any) -> None:
         self.num_lines += len(lines)
         if self.model.config.family == "seq2seq":  # a decoder alone goes on as long as it may
-            self.num_truncated += sum(result.reason == "length" for result in results)
-        unknown = self.model.tokenizer.roles.unknown
+            self.num_truncated += sum(result.finish_reason == "length" for result in results)
+        unknown = self.model.tokenizer.special_tokens.unk
         read = [] if unknown is None else self.model.tokenizer.encode_batch(lines)
         blind = [line for line, ids in zip(lines, read, strict=False) if unknown in ids]
         self.first_with_unknown = self.first_with_unknown or next(iter(blind), "")

@@ -1,13 +1,15 @@
-"""Getting text out of a model. One loop, four roles.
+"""Text generation: one loop with four roles, and faster backends that give the same results.
 
-run        run the model: prefill, step          filters    say what may come next
-choose     the likeliest, or a draw              beam       rank sequences: beam search
-generate   the loop, and scoring a given text    choice     filter, choose and tell, between two steps
-options    what may be asked                     result     what is given
+runner      runs the model: prefill, step        filters     change the logits: what may come next
+sampling    chooses tokens: argmax or sampling   beam        ranks sequences: beam search
+loop        the loop over the four roles         selection   filter and choose, between two steps of the model
+options     the options of a call                result      what a call returns
+backend     chooses what runs a call             support     the config choices that a fast path implements
+generate    `generate` and `score`
 
-Around it: answers that must match (constrain), guesses that save time (speculate), many requests at once (engine),
-steps without the host (static, engine_step), int8 and leaner steps on a CPU (quantise, fast_cpu, fast_encode, flat,
-forks, packed), and whether a CPU computes in bfloat16 (half).
+cpu/           a faster step, packed and int8 weights       gpu/           steps as CUDA graphs, fused kernels
+engine/        continuous batching over paged caches        speculative/   drafts and their verification
+constrained/   regular expressions, JSON schemas, grammars
 """
 
 from qkv.decode.constrained.constraints import grammar, json_schema, regex
@@ -19,11 +21,12 @@ from qkv.decode.options import Constraint, GenerationOptions
 from qkv.decode.result import GenerationResult, SearchCandidate, SearchStep, TokenLogprob
 from qkv.decode.selection import NonFiniteLogits
 from qkv.decode.sequence import OnText
-from qkv.decode.speculative.draft import DraftModel, PromptLookup
-from qkv.decode.speculative.speculate import SpeculativeResult, speculate
+from qkv.decode.speculative.draft import Draft, DraftModel, PromptLookup
+from qkv.decode.speculative.speculate import SpeculativeResult
 
 __all__ = [
     "Constraint",
+    "Draft",
     "DraftModel",
     "Engine",
     "GenerationOptions",
@@ -42,5 +45,4 @@ __all__ = [
     "quantize",
     "regex",
     "score",
-    "speculate",
 ]

@@ -1,16 +1,15 @@
 """Hypotheses side by side in one row of the cache find what hypotheses with caches of their own find."""
 
-import sys
-
 import pytest
 import torch
-from decode_models import START
+from decode_models import START, run_backend
 from decode_stacks import DECODERS, PROMPTS, STACKS, apart, make
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qkv.blocks import SelfCache
-from qkv.decode import GenerationOptions, generate
+from qkv.decode import GenerationOptions
+from qkv.decode.backend import CPU, REFERENCE, Backend
 from qkv.decode.cpu import beam_slots as forks_module
 from qkv.decode.cpu import step as fast_cpu
 from qkv.decode.cpu.beam_slots import NEG_INF, BeamSlots
@@ -27,9 +26,9 @@ def tidy_always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def found(
-    family: str, name: str, prompts: list[list[int]], options: GenerationOptions
+    family: str, name: str, prompts: list[list[int]], options: GenerationOptions, backend: Backend = CPU
 ) -> list[tuple[list[int], float]]:
-    results = generate(make(family, {**DECODERS[name], "init_std": 0.8}), prompts, options)
+    results = run_backend(backend, make(family, {**DECODERS[name], "init_std": 0.8}), prompts, options)
     return [(one.ids, round(one.score, 9)) for result in results for one in (result, *result.alternatives)]
 
 
@@ -44,8 +43,7 @@ def test_a_search_finds_the_same(
         tidy_always(monkeypatch)
     options = GenerationOptions(max_tokens=6, beam=BEAMS, num_return_sequences=BEAMS)
     ours = found(family, name, PROMPTS[prompts], options)
-    monkeypatch.setattr(sys.modules["qkv.decode.runner"], "is_supported", lambda *_: False)
-    assert found(family, name, PROMPTS[prompts], options) == ours
+    assert found(family, name, PROMPTS[prompts], options, REFERENCE) == ours
 
 
 def test_a_search_moves_no_keys_until_a_source_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,9 +75,8 @@ def courses(draw: st.DrawFn) -> Course:
 
 def logits_of(pair: tuple[str, str], prompts: list[list[int]], course: Course, *, fast: bool) -> list[torch.Tensor]:
     network = NETWORKS[pair]
-    run = ModelRunner(network, [[START]] * len(prompts) if isinstance(network, Seq2Seq) else prompts, max_new_tokens=2)
-    if not fast:
-        run._cpu_step = None
+    targets = [[START]] * len(prompts) if isinstance(network, Seq2Seq) else prompts
+    run = ModelRunner(network, targets, max_new_tokens=2, cpu=fast)
     with torch.inference_mode():
         if isinstance(network, Seq2Seq):
             run.encode_sources(prompts)

@@ -173,14 +173,14 @@ def test_twice_is_refused() -> None:
 
 
 def test_another_device_is_refused() -> None:
-    with pytest.raises(QkvError, match="for the CPU; this network is on meta"):
+    with pytest.raises(QkvError, match="on a CPU only, and this network is on meta"):
         quantize(tiny("decoder").to("meta"))
 
 
 @pytest.mark.parametrize("format", ["qkv", "hf", "ctranslate2", "onnx"])
 def test_what_no_longer_holds_its_weights_is_not_written(format: str, tmp_path: Path) -> None:
     made = qkv.new(qkv.models.tables.presets.gpt2(vocab_size=30, width=16, layers=1, heads=2, positions=16))
-    with pytest.raises(QkvError, match="save or export the one that it was made from"):
+    with pytest.raises(QkvError, match="save or export the model that it was made from"):
         qkv.store.write_model(tmp_path / "out", made.config, quantize(made.network), None, format)
     assert not (tmp_path / "out").exists()
 

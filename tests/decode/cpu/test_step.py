@@ -21,11 +21,8 @@ def written(
 ) -> list[torch.Tensor]:
     """The logits of a run: prompts, steps, beams that change places, rows that leave, more steps."""
     seq2seq = isinstance(network, Seq2Seq)
-    run = ModelRunner(
-        network, [[START]] * len(prompts) if seq2seq else prompts, max_new_tokens=2
-    )  # it grows on the way
-    if not fast:
-        run._cpu_step = None
+    targets = [[START]] * len(prompts) if seq2seq else prompts
+    run = ModelRunner(network, targets, max_new_tokens=2, cpu=fast)  # the cache grows on the way
     out = []
     with torch.inference_mode():
         if seq2seq:
@@ -163,8 +160,7 @@ def test_a_map_of_another_kind_is_called_as_it_is() -> None:
 
 def test_it_fits_growing_caches_in_evaluation() -> None:
     network = make("decoder", {})
-    assert is_supported(network, network.new_cache(1, 4))
-    assert not is_supported(network, network.new_cache(1, 4, static=True))
-    assert not is_supported(network.train(), network.new_cache(1, 4))
+    assert is_supported(network)
+    assert not is_supported(network.train())
     network.eval().decoder.kernel = "eager"
-    assert not is_supported(network, network.new_cache(1, 4)), "a kernel that was asked for is used"
+    assert not is_supported(network), "a kernel that was asked for is used"

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from engine_schedules import OPTIONS, PROMPTS, alone, draw_plan, letters, small
+from engine_schedules import OPTIONS, PROMPTS, alone, check, draw_plan, letters, small
 from replayed import Replayed
-from engine_schedules import check
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from qkv.decode import Engine, GenerationOptions, generate

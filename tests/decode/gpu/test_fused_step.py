@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from decode_models import run_backend
 
 from qkv.decode import GenerationOptions
-from qkv.decode.generate import decode_loop, make_runner
+from qkv.decode.backend import FUSED, REFERENCE
 from qkv.decode.gpu import static_runner as static_step
-from qkv.decode.gpu.graph_runner import GraphRunner
-from qkv.decode.gpu.graphs import GreedyState
-from qkv.decode.gpu.int8_weights import quantise_weights
+from qkv.decode.gpu.greedy import GreedyState
 from qkv.decode.gpu.static_runner import StaticRunner
+from qkv.decode.runner import make_runner
 from qkv.models import Config, build
 from qkv.models.tables import presets
 
@@ -48,14 +48,14 @@ CASES = {
 }
 
 
-def made(config: Config, *, int8: bool = False, dtype: torch.dtype = torch.float32) -> Any:
+def made(config: Config, *, dtype: torch.dtype = torch.float32) -> Any:
     torch.manual_seed(1)
     network: Any = build(config, device=torch.device(DEVICE), dtype=dtype).eval()
     with torch.no_grad():
         for name, parameter in network.named_parameters():
             if name.endswith("bias") or parameter.dim() > 1:
                 parameter.normal_(std=0.3)  # biases start at 0, and matrices near it
-    return quantise_weights(network) if int8 else network
+    return network
 
 
 def written(config: Config, hand: bool, *, end: tuple[int, ...] = (), **kind: Any) -> tuple[GreedyState, StaticRunner]:
@@ -80,11 +80,11 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(one_row_step, "LOGITS_PER_PROGRAM", 16)
 
 
-@pytest.mark.parametrize(("case", "int8"), [*((case, False) for case in CASES), ("gpt2", True), ("llama", True)])
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.usefixtures("small")
-def test_steps_by_kernels_are_the_plain_steps(case: str, int8: bool) -> None:
+def test_steps_by_kernels_are_the_plain_steps(case: str) -> None:
     """Tokens, their probabilities, what is kept in the caches and where the next token goes."""
-    plain, by_hand = written(CASES[case], False, int8=int8), written(CASES[case], True, int8=int8)
+    plain, by_hand = written(CASES[case], False), written(CASES[case], True)
     assert len(set(plain[0].written[0].tolist())) > 1
     compare(by_hand, plain, 1e-4)
 
@@ -114,12 +114,9 @@ def compare(by_hand: tuple[GreedyState, StaticRunner], plain: tuple[GreedyState,
 def test_the_host_may_choose(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawn and filtered text by the kernels; on a CPU they have to be asked for."""
     network, options = made(CASES["llama"]), GenerationOptions(max_tokens=NEW, **asked)
-    with torch.inference_mode():
-        plain = decode_loop(make_runner(network, [PROMPT], options), options, (), None, None)
-        run = GraphRunner(make_runner(network, [PROMPT], options), NEW)
-        run.fused_decoder = one_row_step.FusedDecoder(run.static_runner, run.token)
-        monkeypatch.setattr(run.static_runner, "logits", None)  # nobody calls it
-        by_hand = decode_loop(run, options, (), None, None)
+    plain = run_backend(REFERENCE, network, [PROMPT], options)
+    monkeypatch.setattr(StaticRunner, "logits", None)  # the kernels run in its place
+    by_hand = run_backend(FUSED, network, [PROMPT], options)
     assert by_hand[0].ids == plain[0].ids
     assert by_hand[0].score == pytest.approx(plain[0].score, rel=1e-4)
 
@@ -180,7 +177,7 @@ def test_a_network_whose_parts_were_changed_is_left_to_the_plain_steps() -> None
 @pytest.mark.parametrize("inputs", [48, 768, 4096, 5632, 14336, 28672])
 @pytest.mark.parametrize("gated", [False, True])
 def test_a_thread_holds_no_more_weights_than_it_has_registers_for(inputs: int, gated: bool) -> None:
-    block, warps = one_row_step.choose_tile(1000, inputs, gated, False)
+    block, warps = one_row_step.choose_tile(1000, inputs, gated)
     full = 1 << (inputs - 1).bit_length()
     assert block >= 1
     assert block * full * (2 if gated else 1) / (32 * warps) <= 256

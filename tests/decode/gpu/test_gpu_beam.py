@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from qkv.blocks import HeadConfig, StackConfig
 from qkv.decode import GenerationOptions, generate
+from qkv.decode.backend import GPU_BEAM
 from qkv.decode.beam import BeamState, beam_search
-from qkv.decode.generate import make_runner
-from qkv.decode.gpu import beam as static_beam
 from qkv.decode.gpu import graphs as static
 from qkv.decode.gpu import static_runner as static_step
 from qkv.decode.gpu.beam import BeamTensors, grouped_topk, static_beam_search
+from qkv.decode.gpu.greedy import decode_greedy
 from qkv.decode.gpu.static_runner import StaticRunner
+from qkv.decode.runner import make_runner
 from qkv.models import Config, Network, build
 
 PROMPTS = [[3, 4, 5, 6], [7], [8, 9]]
@@ -148,9 +149,9 @@ def test_every_kind_of_stack(fields: dict[str, Any], monkeypatch: pytest.MonkeyP
     ours, reference = both(network, GenerationOptions(max_tokens=8, beam=3))
     assert ours == reference
     with torch.inference_mode():
-        written = static.decode_greedy(make_runner(network, PROMPTS, GenerationOptions(max_tokens=8)), (), 8)  # type: ignore[arg-type]
+        written = decode_greedy(make_runner(network, PROMPTS, GenerationOptions(max_tokens=8)), (), 8)  # type: ignore[arg-type]
     network.config = replace(network.config, eos_token_ids=())
-    assert written.tokens.tolist() == [
+    assert written.written.tolist() == [
         result.ids for result in generate(network, PROMPTS, GenerationOptions(max_tokens=8))
     ]
 
@@ -213,17 +214,15 @@ def test_prompts_and_sources_are_kept_once_for_all_beams(network: Network) -> No
     ],
 )
 def test_what_the_reference_has_to_do(network: Network, fields: dict[str, Any]) -> None:
-    run = make_runner(network, PROMPTS, GenerationOptions(max_tokens=3))  # type: ignore[arg-type]
-    assert static_beam.is_supported(
-        run, GenerationOptions(beam=2, stop=("x",), min_tokens=2, suppress_tokens=(4,), num_return_sequences=2)
-    )
-    assert not static_beam.is_supported(run, GenerationOptions(beam=2, **fields))
+    declared = {"stop": ("x",), "min_tokens": 2, "suppress_tokens": (4,), "num_return_sequences": 2}
+    assert GenerationOptions(beam=2, **declared).in_effect((END,)) <= GPU_BEAM.options
+    assert not GenerationOptions(beam=2, **fields).in_effect((END,)) <= GPU_BEAM.options
 
 
 def test_a_kernel_that_was_asked_for_is_used(network: Network) -> None:
-    run = make_runner(network, PROMPTS, GenerationOptions(max_tokens=3))  # type: ignore[arg-type]
+    assert static_step.is_supported(network)  # type: ignore[arg-type]
     network.decoder.kernel = "eager"  # type: ignore[union-attr]
-    assert not static_beam.is_supported(run, GenerationOptions(beam=2))
+    assert not static_step.is_supported(network)  # type: ignore[arg-type]
 
 
 @settings(max_examples=60, deadline=None)

@@ -4,16 +4,17 @@ from typing import Any
 
 import pytest
 import torch
-from decode_models import END, tiny
+from decode_models import tiny
 from replayed import Replayed
 
 from qkv.decode import GenerationOptions
 from qkv.decode.filters import are_stateless
-from qkv.decode.generate import decode_loop, make_runner
 from qkv.decode.gpu import graph_runner as graph_run
 from qkv.decode.gpu import graphs as module
 from qkv.decode.gpu.graph_runner import GraphRunner
+from qkv.decode.loop import GenerationCall, decode_loop
 from qkv.decode.result import GenerationResult
+from qkv.decode.runner import make_runner
 from qkv.models import Network
 
 PROMPTS = [[3, 4, 5, 6], [7], [8, 9]]
@@ -34,7 +35,7 @@ def results(
         if captured:
             run = GraphRunner(run, options.max_tokens)
             run.steps.cuda = True
-        return decode_loop(run, options, (END,), None, None)
+        return decode_loop(run, GenerationCall(network, prompts, options))
 
 
 @pytest.mark.parametrize("bucket", [8, 256])
@@ -66,8 +67,8 @@ def test_captured_steps_write_what_plain_ones_write(
 
 @pytest.mark.parametrize(
     ("asked", "same"),
-    [({"temperature": 0.7, "top_k": 3, "top_p": 0.9, "suppress_tokens": (3,)}, True), ({"no_repeat_ngram_size": 2}, False),
-     ({"min_tokens": 2}, False), ({"repetition_penalty": 1.1}, False),
+    [({"temperature": 0.7, "top_k": 3, "top_p": 0.9, "suppress_tokens": (3,)}, True),
+     ({"no_repeat_ngram_size": 2}, False), ({"min_tokens": 2}, False), ({"repetition_penalty": 1.1}, False),
      ({"logits_processors": (lambda x, tokens: x + 0 * tokens.view(-1)[0],)}, False)],
 )  # fmt: skip
 def test_choices_are_captured_where_filters_look_at_logits_alone(asked: dict[str, Any], same: bool) -> None:
@@ -76,7 +77,7 @@ def test_choices_are_captured_where_filters_look_at_logits_alone(asked: dict[str
     with torch.inference_mode():
         run = GraphRunner(make_runner(network, PROMPTS, options), 9)
         run.steps.cuda = True
-        decode_loop(run, options, (), None, None)
+        decode_loop(run, GenerationCall(network, PROMPTS, options))
     assert are_stateless(options) == same
     assert (run.selection_graph is not None) == same
 

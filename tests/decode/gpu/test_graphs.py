@@ -6,14 +6,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from decode_models import END, tiny
+from decode_models import END, run_backend, tiny
 
 from qkv.decode import GenerationOptions, generate
-from qkv.decode.generate import _write_static, make_runner
+from qkv.decode.backend import GPU_GREEDY
 from qkv.decode.gpu import graphs as module
 from qkv.decode.gpu import matvec_linear as one_row
+from qkv.decode.gpu.greedy import GreedyState, decode_greedy
 from qkv.decode.gpu.matvec_linear import MatvecLinear, replace_linears
 from qkv.decode.gpu.static_runner import CacheView, StaticRunner
+from qkv.decode.runner import make_runner
 from qkv.models import Network
 from qkv.text import Tokenizer
 
@@ -26,8 +28,7 @@ def test_static_greedy_is_greedy(network: Network, new: int, bucket: int, monkey
     monkeypatch.setattr(module, "SLOTS_PER_BUCKET", bucket)
     monkeypatch.setattr(module, "STEPS_BETWEEN_CHECKS", 3)
     options = GenerationOptions(max_tokens=new)
-    with torch.inference_mode():
-        static = _write_static(make_runner(network, PROMPTS, options), options, (END,), None)  # type: ignore[arg-type]
+    static = run_backend(GPU_GREEDY, network, PROMPTS, options)
     plain = generate(network, PROMPTS, options)
     assert [(r.ids, r.finish_reason) for r in static] == [(r.ids, r.finish_reason) for r in plain]
     assert [r.score for r in static] == pytest.approx([r.score for r in plain], abs=1e-9)
@@ -45,8 +46,7 @@ def test_results_are_those_of_the_plain_loop(stop: tuple[str, ...]) -> None:
         else stop
     )
     options = GenerationOptions(max_tokens=20, stop=stop)
-    with torch.inference_mode():
-        static = _write_static(make_runner(network, PROMPTS, options), options, end, tokenizer)  # type: ignore[arg-type]
+    static = run_backend(GPU_GREEDY, network, PROMPTS, options, tokenizer=tokenizer)
     plain = generate(network, PROMPTS, options, tokenizer)
     for a, b in zip(static, plain, strict=True):
         assert (a.text, a.ids, a.finish_reason) == (b.text, b.ids, b.finish_reason)
@@ -100,7 +100,7 @@ def test_a_step_is_one_graph_to_the_compiler(network: Network) -> None:
             6,
             network=replace_linears(network, MatvecLinear),
         )  # type: ignore[arg-type]
-        greedy = module.GreedyState(run, (END,), 6)
+        greedy = GreedyState(run, (END,), 6)
         greedy.choose(run.prefill_logits)
         step = torch.compile(greedy.step, fullgraph=True, dynamic=False, backend="eager")
         module.run_steps(module.GraphedSteps(run, step), 6, greedy.ended)
@@ -127,7 +127,7 @@ def test_a_bucket_runs_once_as_it_is_and_then_as_a_graph(monkeypatch: pytest.Mon
     monkeypatch.setattr(module, "capture", capture)
     with torch.inference_mode():
         run = StaticRunner(make_runner(network, [[3, 4, 5, 6]], GenerationOptions(max_tokens=8)), 8)  # type: ignore[arg-type]
-        greedy = module.GreedyState(run, (), 8)
+        greedy = GreedyState(run, (), 8)
         greedy.choose(run.prefill_logits)
         steps = module.GraphedSteps(run, plainly)
         steps.cuda = True
@@ -143,8 +143,8 @@ def test_rows_that_ended_write_nothing_more() -> None:
     with torch.inference_mode():
         run = make_runner(network, PROMPTS, GenerationOptions(max_tokens=9))  # type: ignore[arg-type]
         first = generate(network, PROMPTS, GenerationOptions(max_tokens=9))[0].ids[2]
-        written = module.decode_greedy(run, (first,), 9)
-    row = written.tokens[0].tolist()
+        written = decode_greedy(run, (first,), 9)
+    row = written.written[0].tolist()
     place = row.index(first)
     assert row[place + 1 :] == [-1] * (8 - place)
     assert not written.logprobs[0, place + 1 :].any()

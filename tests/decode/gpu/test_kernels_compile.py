@@ -25,28 +25,29 @@ from qkv.train.loss import fused_cross_entropy_triton as loss_kernels
 
 X, HALF, ID, WHOLE = "*fp32", "*bf16", "*i64", "i32"
 KINDS = {
-    "table_ptr": HALF, "places_ptr": HALF, "weight_ptr": HALF, "bias_ptr": HALF, "gain_ptr": HALF, "shift_ptr": HALF,
-    "key_ptr": HALF, "value_ptr": HALF, "logits_ptr": HALF, "stride": WHOLE, "stretches": WHOLE, "ended_ptr": "*i1",
+    "table_ptr": HALF, "position_table_ptr": HALF, "weight_ptr": HALF, "bias_ptr": HALF, "norm_weight_ptr": HALF,
+    "norm_bias_ptr": HALF,
+    "key_ptr": HALF, "value_ptr": HALF, "logits_ptr": HALF, "stride": WHOLE, "num_splits": WHOLE, "ended_ptr": "*i1",
     "logprob_ptr": "*fp64", "scale": "fp32", "eps": "fp32", "smoothing": "fp32",
-} | dict.fromkeys(("token_ptr", "position_ptr", "slot_ptr", "where_ptr", "ends_ptr", "written_ptr", "count_ptr",
+} | dict.fromkeys(("token_ptr", "position_ptr", "slot_ptr", "argmax_ptr", "eos_ptr", "written_ptr", "count_ptr",
                    "target_ptr"), ID)
-COMMON = {"NORM": "none", "GAIN": False, "SHIFT": False, "SCALE": False, "BIAS": False, "ADD": False, "BEND": "none",
-          "GATED": False, "EARLY": True}
+COMMON = {"NORM": "none", "NORM_WEIGHT": False, "NORM_BIAS": False, "BIAS": False, "RESIDUAL": False,
+          "ACTIVATION": "none", "GATED": False, "EARLY": True}
 GELU = {"P0": 1.59, "P1": 0.0756, "P2": -0.00097, "P3": 8.7e-06, "UNROLLED": 4}
 BENT = {"x_ptr": HALF, "out_ptr": HALF, "back_ptr": HALF, "to_x_ptr": HALF, "bias_ptr": X, "rows": WHOLE}
 CASES = [
-    ("embed", 1, {"WIDTH": 768, "PLACES": True, "BLOCK": 256}),
-    ("fused_linear", 4, {"IN": 768, "OUT": 3072, "FULL": 1024, "BLOCK": 4, "NORM": "layernorm", "GAIN": True, "SHIFT": True,
-                    "BIAS": True, "BEND": "gelu_tanh"}),
-    ("fused_linear", 4, {"IN": 2048, "OUT": 5632, "FULL": 2048, "BLOCK": 2, "NORM": "rmsnorm", "GAIN": True, "BEND": "silu",
-                    "GATED": True}),
-    ("fused_linear", 8, {"IN": 14336, "OUT": 4096, "FULL": 16384, "BLOCK": 2, "ADD": True}),
-    ("attention", 8, {"H": 32, "KV": 8, "D": 128, "TURNED": 128, "BLOCK": 256, "MANY": True}),
-    ("merge_splits", 4, {"D": 64, "FULL": 32}),
+    ("embed", 1, {"WIDTH": 768, "HAS_POSITIONS": True, "BLOCK": 256}),
+    ("fused_linear", 4, {"IN": 768, "OUT": 3072, "PADDED": 1024, "BLOCK": 4, "NORM": "layernorm",
+                         "NORM_WEIGHT": True, "NORM_BIAS": True, "BIAS": True, "ACTIVATION": "gelu_tanh"}),
+    ("fused_linear", 4, {"IN": 2048, "OUT": 5632, "PADDED": 2048, "BLOCK": 2, "NORM": "rmsnorm",
+                         "NORM_WEIGHT": True, "ACTIVATION": "silu", "GATED": True}),
+    ("fused_linear", 8, {"IN": 14336, "OUT": 4096, "PADDED": 16384, "BLOCK": 2, "RESIDUAL": True}),
+    ("attention", 8, {"H": 32, "KV": 8, "D": 128, "ROTARY_DIM": 128, "BLOCK": 256, "IS_SPLIT": True}),
+    ("merge_splits", 4, {"D": 64, "PADDED": 32}),
     ("partial_argmax", 4, {"VOCAB": 50257, "BLOCK": 1024}),
-    ("finish_greedy_step", 4, {"PARTS": 50, "FULL": 64, "ENDS": 2}),
+    ("finish_greedy_step", 4, {"PARTS": 50, "PADDED": 64, "NUM_EOS": 2}),
     ("cross_entropy_kernel", 4, {"OUTPUTS": 50257, "WIDTH": 50304, "BIAS": False, "SMOOTH": True, "NOTHING": -100,
-                          "BLOCK": 2048}),
+                                 "BLOCK": 2048}),
     ("gelu_forward", 4, {"WIDTH": 3072, "ROWS": 8, "COLUMNS": 1024} | GELU),
     ("gelu_backward", 8, {"WIDTH": 3072, "ROWS": 32, "COLUMNS": 1024} | GELU),
     ("gelu_backward", 2, {"WIDTH": 1000, "ROWS": 32, "COLUMNS": 256} | GELU),

@@ -1,9 +1,10 @@
 """Speculation: guesses change how fast a text is written, never which one, nor how likely it is."""
 
 import sys
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import replace
 from functools import cache
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,7 +16,6 @@ from torch import Tensor
 from qkv.blocks import HeadConfig, SelfCache, StackConfig
 from qkv.decode import DraftModel, GenerationOptions, PromptLookup, SpeculativeResult, generate, score
 from qkv.decode.filters import make_filters
-from qkv.decode.speculative.speculate import speculate
 from qkv.decode.speculative.draft import Draft
 from qkv.decode.speculative.speculate import accept_or_resample, acceptance_probabilities, residual_distribution
 from qkv.errors import QkvError, UsageError
@@ -45,12 +45,21 @@ def drafts(kind: str) -> dict[str, Draft]:
     }
 
 
+def speculate(
+    network: Network, prompts: list[list[int]], options: GenerationOptions, draft: Draft, **more: Any
+) -> list[SpeculativeResult]:
+    results = generate(network, prompts, options, draft=draft, **more)
+    assert all(isinstance(result, SpeculativeResult) for result in results)
+    return cast(list[SpeculativeResult], results)
+
+
 def same(kind: str, prompt: list[int], options: GenerationOptions, draft: Draft, guesses: int) -> SpeculativeResult:
     heard: list[str] = []
     wanted = generate(small(kind), [prompt], options, letters())[0]
-    result = speculate(
-        small(kind), [prompt], options, draft, letters(), lambda _, piece: heard.append(piece), num_draft_tokens=guesses
-    )[0]
+    draft = copy(draft)
+    draft.num_draft_tokens = guesses
+    more = {"tokenizer": letters(), "on_text": lambda _, piece: heard.append(piece)}
+    result = speculate(small(kind), [prompt], options, draft, **more)[0]
     assert result.ids == wanted.ids
     assert (result.text, result.finish_reason) == (wanted.text, wanted.finish_reason)
     assert "".join(heard) == wanted.text
@@ -93,7 +102,7 @@ def test_with_look_up_the_same_seed_gives_the_same_text(
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_model_agrees_with_itself_and_runs_seldom(kind: str, temperature: float) -> None:
     options = GenerationOptions(max_tokens=20, suppress_tokens=(2,), temperature=temperature, seed=1)
-    result = speculate(small(kind), [PROMPT], options, DraftModel(small(kind)), num_draft_tokens=4)[0]
+    result = speculate(small(kind), [PROMPT], options, DraftModel(small(kind)))[0]
     assert result.acceptance_rate == 1.0
     assert len(result.ids) == 20
     assert result.num_forward_passes == 4  # five tokens a run
@@ -130,7 +139,7 @@ def test_a_draft_with_fewer_positions_stops_guessing_where_they_end() -> None:
     options = GenerationOptions(max_tokens=38, suppress_tokens=(2,))
     network = small("decoder")
     short = small("decoder-learned")  # 40 positions
-    result = speculate(network, [PROMPT[:6]], options, DraftModel(short), num_draft_tokens=4)[0]
+    result = speculate(network, [PROMPT[:6]], options, DraftModel(short))[0]
     assert result.ids == generate(network, [PROMPT[:6]], options)[0].ids
 
 
@@ -210,7 +219,7 @@ def improbability(network: Network, draft: Network, draws: int) -> float:
     expected = chances(network)
     counts = dict.fromkeys(expected, 0)
     for seed in range(draws):
-        result = speculate(network, [[1, 2]], replace(OPEN, seed=seed), DraftModel(draft), num_draft_tokens=2)[0]
+        result = speculate(network, [[1, 2]], replace(OPEN, seed=seed), DraftModel(draft, num_draft_tokens=2))[0]
         counts[(*result.ids, *([0] if result.finish_reason == "end" else []))] += 1
     cells = [(counts[t], draws * c) for t, c in expected.items() if draws * c >= 5]
     others = draws - sum(count for count, _ in cells)
@@ -265,19 +274,34 @@ def test_scores_are_the_model_s_own() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"options": GenerationOptions(beam=2)}, "beam = 2: speculation writes one text"),
-        ({"num_draft_tokens": 0}, "num_draft_tokens = 0"),
-        ({"draft": DraftModel(little(0))}, "the draft has a vocabulary of 4, the model one of 14"),
-        ({"draft": DraftModel(small("seq2seq"))}, "a seq2seq with a lm head cannot write ahead of a decoder"),
+        ({"options": GenerationOptions(beam=2)}, "beam = 2: speculative decoding has no beam search"),
+        ({"draft": DraftModel(little(0))}, "the draft has a vocabulary of 4 tokens, the model one of 14"),
+        ({"draft": DraftModel(small("seq2seq"))}, "a seq2seq with a lm head cannot be the draft of a decoder"),
         ({"options": GenerationOptions(max_tokens=500)}, "40 positions"),
     ],
 )
 def test_what_cannot_be_done_is_refused(change: dict[str, object], message: str) -> None:
-    call = {"options": GenerationOptions(max_tokens=3), "draft": PromptLookup(), "num_draft_tokens": 2} | change
+    call = {"options": GenerationOptions(max_tokens=3), "draft": PromptLookup()} | change
     with pytest.raises(UsageError, match=message):
         speculate(small("decoder-learned"), [PROMPT], **call)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="longest = 0"):
-        PromptLookup(max_ngram_size=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"), [({"max_ngram_size": 0}, "max_ngram_size = 0"), ({"num_draft_tokens": 0}, "_tokens = 0")]
+)
+def test_counts_of_a_draft_are_checked(settings: dict[str, int], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        PromptLookup(**settings)
+
+
+def test_a_draft_may_be_a_network_or_a_word() -> None:
+    """What `generate` and the command line take."""
+    options = GenerationOptions(max_tokens=6)
+    plain = generate(small("decoder"), [PROMPT], options)[0]
+    for draft in (near("decoder"), "lookup"):
+        assert generate(small("decoder"), [PROMPT], options, draft=draft)[0].ids == plain.ids  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="draft = 'look'"):
+        generate(small("decoder"), [PROMPT], options, draft="look")  # type: ignore[arg-type]
 
 
 def test_forbidding_everything_is_an_error() -> None:
@@ -287,7 +311,7 @@ def test_forbidding_everything_is_an_error() -> None:
 
 def test_several_prompts_in_order() -> None:
     results = speculate(
-        small("decoder"), [PROMPT, PROMPT[:2]], GenerationOptions(max_tokens=5), PromptLookup(), letters()
+        small("decoder"), [PROMPT, PROMPT[:2]], GenerationOptions(max_tokens=5), PromptLookup(), tokenizer=letters()
     )
     wanted = generate(small("decoder"), [PROMPT, PROMPT[:2]], GenerationOptions(max_tokens=5), letters())
     assert [r.ids for r in results] == [r.ids for r in wanted]

@@ -29,6 +29,7 @@ from qkv.decode.cpu.functional import (
     residual_sublayer,
     serial_block,
 )
+from qkv.decode.support import EVERY_CHOICE, supports
 from qkv.models import Seq2Seq
 
 
@@ -41,8 +42,8 @@ class PackedSources(NamedTuple):
 
 
 def is_supported(network: Seq2Seq) -> bool:
-    """Whether sources may be read here: with the kernel that is used here."""
-    return network.encoder.kernel in ("auto", "sdpa")
+    """Whether this module implements the network's encoder, with this attention kernel."""
+    return network.encoder.kernel in ("auto", "sdpa") and supports(EVERY_CHOICE, network.encoder.config)
 
 
 def encode_sources(network: Seq2Seq, sources: Sequence[Sequence[int]]) -> CrossCache:

@@ -16,7 +16,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from qkv.decode.gpu.int8_weights import quantise_weights
 from qkv.errors import QkvError
 from qkv.models import Decoder, Encoder, Seq2Seq
 
@@ -26,16 +25,14 @@ AnyNetwork = TypeVar("AnyNetwork", Encoder, Decoder, Seq2Seq)
 def quantize(network: AnyNetwork) -> AnyNetwork:
     """A copy of a network for decoding on the CPU, its linear maps in int8; the original stays as it is.
 
-    It runs wherever the original does, but cannot be trained, saved or exported: keep the original for those. On a GPU
-    the weights alone are in int8 (`weight_int8`).
+    The copy cannot be trained, saved or exported: keep the original for those.
     """
     devices = {parameter.device.type for parameter in network.parameters()}
-    if devices == {"cuda"}:
-        return quantise_weights(network)
     if devices != {"cpu"}:
-        raise QkvError(f"int8 weights are for the CPU; this network is on {', '.join(sorted(devices))}")
+        where = ", ".join(sorted(devices))
+        raise QkvError(f'int8 decoding runs on a CPU only, and this network is on {where}; load it with device="cpu"')
     if any(isinstance(module, Int8Linear) for module in network.modules()):
-        raise QkvError("this network's linear maps are in int8 already")
+        raise QkvError("this network is quantized to int8 already")
     # A deep copy that finds each linear map already copied: what takes its place is the int8 one.
     linears = {id(module): Int8Linear(module) for module in network.modules() if isinstance(module, nn.Linear)}
     twin: AnyNetwork = copy.deepcopy(network, memo=dict(linears))

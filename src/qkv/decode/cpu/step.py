@@ -32,6 +32,7 @@ from qkv.decode.cpu.functional import (
     residual_sublayer,
     serial_block,
 )
+from qkv.decode.support import EVERY_CHOICE, supports
 from qkv.models import Decoder, Seq2Seq
 
 MIN_BATCHED_QUERIES = 8
@@ -49,11 +50,16 @@ class StepContext(NamedTuple):
     source_mask: Tensor | None  # (sources, 1, 1, S), 0 or −∞; None where all of every source is seen
 
 
-def is_supported(network: Decoder | Seq2Seq, cache: SelfCache) -> bool:
-    """Whether a step may run here: on the CPU, in a cache that grows, with this kernel, in plain types."""
+def is_supported(network: Decoder | Seq2Seq) -> bool:
+    """Whether `CpuStep` implements this network, on this device, with this attention kernel, outside autocast."""
     stack = network.decoder
-    here = cache.document_ids.device.type == "cpu" and not cache.is_static and not network.training
-    return here and stack.kernel in ("auto", "sdpa") and not torch.is_autocast_enabled("cpu")
+    return (
+        supports(EVERY_CHOICE, stack.config)
+        and next(network.parameters()).device.type == "cpu"
+        and not network.training
+        and stack.kernel in ("auto", "sdpa")
+        and not torch.is_autocast_enabled("cpu")
+    )
 
 
 class CpuStep:

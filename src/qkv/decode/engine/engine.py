@@ -26,18 +26,17 @@ import torch
 from torch import Tensor
 
 from qkv.blocks import CrossCache, SelfCache
-from qkv.decode.cpu.step import CpuStep, is_supported
+from qkv.decode.backend import CPU, ENGINE_BACKENDS, GPU, choose_backend
+from qkv.decode.cpu.step import CpuStep
 from qkv.decode.engine import sources
 from qkv.decode.engine.graphs import EngineGraphs
 from qkv.decode.engine.pages import PagedCache, PagePool
 from qkv.decode.engine.request import OnChange, Request, RequestState
 from qkv.decode.engine.scheduler import EngineStats, Scheduler
 from qkv.decode.filters import make_filters
-from qkv.decode.generate import decoder_inputs
-from qkv.decode.gpu import static_runner as static_step
 from qkv.decode.options import GenerationOptions
 from qkv.decode.result import GenerationResult
-from qkv.decode.runner import left_pad, next_logits, promote_to_float32
+from qkv.decode.runner import decoder_inputs, left_pad, next_logits, promote_to_float32
 from qkv.decode.sampling import argmax, draw_uniforms, make_generators, sample_by_inverse_cdf
 from qkv.decode.selection import pack_step_output, unpack_step_output
 from qkv.decode.sequence import GeneratedSequence
@@ -78,16 +77,16 @@ class Engine:
             ("max_prefill_tokens", max_prefill_tokens),
         ):
             if not isinstance(value, int) or value < 1:
-                raise UsageError(f"{name} = {value!r}: a whole number from 1 on")
+                raise UsageError(f"{name} = {value!r}: must be an integer >= 1")
         GenerationOptions().check(network.config)
         assert isinstance(network, Decoder | Seq2Seq)
         self.network, self.tokenizer = network, tokenizer
         self.stats = EngineStats()
         like = network.new_cache(1, 1)
         self.page_pool = PagePool(like, num_pages, page_size)
-        self._cpu_step = CpuStep(network) if is_supported(network, like) else None
-        on_gpu = like.keys[0].is_cuda and static_step.is_supported(network)
-        self._graphs = EngineGraphs(network, self.page_pool) if on_gpu else None
+        backend = choose_backend(network, GenerationOptions(), backends=ENGINE_BACKENDS)
+        self._cpu_step = CpuStep(network) if backend is CPU else None
+        self._graphs = EngineGraphs(network, self.page_pool) if backend is GPU else None
         self._scheduler = Scheduler(self.page_pool, max_sequences, max_prefill_tokens, self.stats)
         self._eos_token_ids = network.config.eos_token_ids
         self._arrivals: deque[Request] = deque()  # submitted, not yet seen by a step

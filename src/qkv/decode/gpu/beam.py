@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from qkv.decode.beam import BeamState, Hypothesis
-from qkv.decode.gpu import static_runner as static_step
 from qkv.decode.gpu.graphs import GraphedSteps, is_in, run_steps
 from qkv.decode.gpu.static_runner import CacheView, StaticRunner
 from qkv.decode.options import GenerationOptions, length_divisor
@@ -21,17 +20,6 @@ from qkv.decode.runner import ModelRunner
 NEG_INF = float("-inf")
 TOPK_GROUP = 64
 """So many neighbours in the vocabulary stand for one another when the best are sought."""
-
-
-def is_supported(runner: ModelRunner, options: GenerationOptions) -> bool:
-    """Whether this search needs no look at the tokens so far, and none at each step."""
-    looks = (
-        options.repetition_penalty != 1.0
-        or options.no_repeat_ngram_size
-        or options.logits_processors
-        or options.constraint is not None
-    )
-    return not looks and not options.return_search_steps and static_step.is_supported(runner.network)
 
 
 class BeamTensors:

@@ -1,61 +1,61 @@
-"""A run on a GPU for what the host looks at as it goes: drawn tokens, filters, text that is shown while it is written.
+"""A runner on a GPU for what the host looks at after every step: sampling, filters, streamed text.
 
-What `static.py` does for greedy decoding, but for the choice: a step is one CUDA graph, and so is the choice where the
-filters look at the logits alone. Rows that have ended stay in the caches and go on without effect, as shapes never
-change.
+A step is one CUDA graph, as in `greedy.py`. Choosing the tokens is another one, if the filters depend on the logits
+only. Sequences that have ended stay in the caches and are computed without effect, because shapes never change.
 
-R rows that are still written, N rows in the caches, V vocabulary
+R sequences that are still generated, N sequences in the caches, V vocabulary
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from qkv.decode.gpu.graphs import GraphedSteps, capture, fused_step_module, network_for_steps
+from qkv.decode.gpu.graphs import GraphedSteps, capture
+from qkv.decode.gpu.greedy import network_for_steps
 from qkv.decode.gpu.static_runner import CacheView, StaticRunner
 from qkv.decode.runner import ModelRunner, promote_to_float32
 from qkv.decode.selection import TokenSelector
 
 MIN_TOKENS_TO_CAPTURE = 8
-"""From more tokens than this on, capturing the choice takes less time than it saves."""
+"""Capturing the choice of tokens saves time only if more new tokens than this may be generated."""
 
 
 class GraphRunner:
-    """A fresh run, taken over: what the loop of `generate.py` asks of a run, with captured steps."""
+    """Takes over a new `ModelRunner` and serves the decoding loop with captured steps."""
 
-    def __init__(self, runner: ModelRunner, max_new_tokens: int, *, compiled: bool = False) -> None:
+    def __init__(
+        self, runner: ModelRunner, max_new_tokens: int, *, compiled: bool = False, fused: bool = False
+    ) -> None:
         rows, self.length = runner.tokens.shape
         device = runner.tokens.device
-        self.token_buffer = torch.cat(
-            [runner.tokens, runner.tokens.new_zeros(rows, max_new_tokens)], dim=1
-        )  # (R, L) with room
-        self.active = list(range(rows))  # where the rows stand in the caches
-        self.active_index: Tensor | None = None  # the same on the device; None: all are there
+        self.token_buffer = torch.cat([runner.tokens, runner.tokens.new_zeros(rows, max_new_tokens)], dim=1)  # (R, L)
+        self.active = list(range(rows))  # which sequences of the caches are still generated
+        self.active_index: Tensor | None = None  # the same on the device; None: all of them
         self.token = torch.zeros(rows, 1, dtype=torch.long, device=device)
         self.num_steps = 0
-        kernels = fused_step_module(runner)
-        network = None if kernels else network_for_steps(runner, rows, compiled=compiled)
+        compiled = compiled and not fused
+        network = network_for_steps(runner, compiled=compiled)
         self.static_runner = StaticRunner(runner, max_new_tokens, network=network)
-        self.fused_decoder = kernels.OneRow(self.static_runner, self.token) if kernels else None
         self.logits = self.static_runner.prefill_logits.clone()  # (N, V)
-        self.steps = GraphedSteps(
-            self.static_runner, self._step, compiled=compiled and not kernels, uses_buckets=not kernels
-        )
-        self.uniforms = torch.zeros(rows, dtype=torch.float64, device=device)  # (N,) those to draw by
+        step = self._fused_step() if fused else self._step
+        self.steps = GraphedSteps(self.static_runner, step, compiled=compiled, uses_buckets=not fused)
+        self.uniforms = torch.zeros(rows, dtype=torch.float64, device=device)  # (N,) random numbers of sampling
         self.captures_selection = max_new_tokens > MIN_TOKENS_TO_CAPTURE
-        self.step_output: Tensor | None = None  # (N, …) what was chosen
-        self.selection_graph: torch.cuda.CUDAGraph | None = None  # of the choice
+        self.step_output: Tensor | None = None  # (N, …) what the selector returned
+        self.selection_graph: torch.cuda.CUDAGraph | None = None
 
     @property
     def tokens(self) -> Tensor:
-        """(R, T) all that was read or written so far, −1 left of shorter rows."""
+        """Prompts and generated tokens (R, T), left-padded with −1."""
         return self.token_buffer[:, : self.length]
 
     def prefill(self) -> Tensor:
-        """The logits (R, V) of what comes after the prompts, which are read already."""
+        """The logits (R, V) after the prompts, which the constructor has read."""
         return self.logits
 
     def step(self, token_ids: Tensor) -> Tensor:
-        """Write a token (R,) to each row; the logits (R, V) of what comes next."""
+        """Append a token (R,) to each sequence; returns the logits (R, V) of the next one."""
         self.token_buffer[:, self.length] = token_ids
         self.length += 1
         if self.active_index is None:
@@ -66,31 +66,30 @@ class GraphRunner:
         self.steps(self.num_steps)
         return self._active_rows(self.logits)
 
-    def select(self, selector: TokenSelector, logits: Tensor, numbers: Tensor | None) -> Tensor:
-        """What comes next, from the logits of the last step and, for a draw, a number (R,) a row."""
+    def select(self, selector: TokenSelector, logits: Tensor, uniforms: Tensor | None) -> Tensor:
+        """Choose the next tokens; `uniforms` (R,) are the random numbers of sampling."""
         if not (selector.is_stateless and self.captures_selection):
-            return selector(logits, self.tokens.contiguous(), None if numbers is None else numbers.to(logits.device))
-        if numbers is not None:
-            wide = torch.zeros(len(self.uniforms), dtype=torch.float64)
-            wide[self.active] = numbers
-            self.uniforms.copy_(wide)
-
-        drawn_by = None if numbers is None else self.uniforms
+            return selector(logits, self.tokens.contiguous(), None if uniforms is None else uniforms.to(logits.device))
+        if uniforms is not None:
+            padded = torch.zeros(len(self.uniforms), dtype=torch.float64)
+            padded[self.active] = uniforms
+            self.uniforms.copy_(padded)
+        fixed_uniforms = None if uniforms is None else self.uniforms
         if self.step_output is None or not self.steps.cuda:
-            # As it is: this loads kernels, which a capture cannot wait for.
-            self.step_output = selector(self.logits, self.token, drawn_by)
+            # The first time runs uncaptured: it loads kernels, which a capture cannot do.
+            self.step_output = selector(self.logits, self.token, fixed_uniforms)
             return self._active_rows(self.step_output)
-        told = self.step_output
+        step_output = self.step_output
 
-        def again() -> None:
-            told.copy_(selector(self.logits, self.token, drawn_by))
+        def select_in_place() -> None:
+            step_output.copy_(selector(self.logits, self.token, fixed_uniforms))
 
-        self.selection_graph = self.selection_graph or capture(again, self.steps.pool)
+        self.selection_graph = self.selection_graph or capture(select_in_place, self.steps.pool)
         self.selection_graph.replay()
-        return self._active_rows(told)
+        return self._active_rows(step_output)
 
     def keep(self, indices: Tensor) -> None:
-        """Go on with these rows alone."""
+        """Continue with these sequences only."""
         self.active = [self.active[row] for row in indices.tolist()]
         self.active_index = torch.tensor(self.active, device=indices.device)
         self.token_buffer = self.token_buffer[indices]
@@ -99,9 +98,17 @@ class GraphRunner:
         return values if self.active_index is None else values[self.active_index]
 
     def _step(self, view: CacheView) -> None:
-        if self.fused_decoder is None:
-            self.logits.copy_(promote_to_float32(self.static_runner.logits(self.token, view)))
-        else:
-            self.logits.copy_(self.fused_decoder.logits())
-            self.static_runner.next_positions.add_(1)
-            self.static_runner.next_slots.add_(1)
+        self.logits.copy_(promote_to_float32(self.static_runner.logits(self.token, view)))
+
+    def _fused_step(self) -> Callable[[CacheView], None]:
+        from qkv.decode.gpu.fused_step import FusedDecoder  # imports Triton, which needs a GPU
+
+        runner = self.static_runner
+        decoder = FusedDecoder(runner, self.token)
+
+        def step(view: CacheView) -> None:
+            self.logits.copy_(decoder.logits())
+            runner.next_positions.add_(1)
+            runner.next_slots.add_(1)
+
+        return step

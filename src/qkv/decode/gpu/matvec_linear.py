@@ -1,8 +1,8 @@
-"""Linear maps for compiled steps of one row, where a product of matrices is a product of a matrix and a vector.
+"""Linear maps for compiled steps of one sequence, where every product is of a matrix and a vector.
 
-Written as a sum the compiler makes it one kernel with all that stands around it: the norm before, the bias, the gate,
-the residual after. A call to a library for products of matrices is a wall between those. Only for the compiler: run
-plainly, the sum would first write the whole product to memory.
+Written as a sum, such a product is compiled into one kernel with its neighbours: the norm before it, the bias, the
+gate, the residual after it. A library call for matrix products would prevent this fusion. Only the compiler benefits: in
+eager mode the sum would write the whole product to memory first.
 
 I inputs, O outputs
 """
@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-AnyNetwork = TypeVar("AnyNetwork", bound=nn.Module)
+CopiedNetwork = TypeVar("CopiedNetwork", bound=nn.Module)
 
 
 class MatvecLinear(nn.Module):
-    """y = x Wᵀ + b, as a sum where x is one vector and the compiler is at work; weights are those of the original."""
+    """y = x Wᵀ + b with the weights of a linear map, computed as a sum if x is one vector and the compiler runs."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -37,17 +37,15 @@ class MatvecLinear(nn.Module):
 
 
 def is_single_vector(x: Tensor) -> bool:
-    """Whether it is one vector, and the compiler is at work."""
+    """Whether x is one vector, and this code is being compiled."""
     return torch.compiler.is_compiling() and x.numel() == x.shape[-1]
 
 
-def replace_linears(network: AnyNetwork, make: Callable[[nn.Linear], nn.Module], *, share: bool = True) -> AnyNetwork:
-    """A copy of a network with other modules in place of its linear maps; it may share all other weights with it.
+def replace_linears(network: CopiedNetwork, make: Callable[[nn.Linear], nn.Module]) -> CopiedNetwork:
+    """A copy of a network with other modules in place of its linear maps. It shares all weights with the original.
 
-    A deep copy that finds what it is not to copy already copied.
+    A deep copy whose memo already holds the replacements and the tensors.
     """
     memo: dict[int, object] = {id(module): make(module) for module in network.modules() if type(module) is nn.Linear}
-    if share:
-        memo |= {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
-    twin: AnyNetwork = copy.deepcopy(network, memo=memo)
-    return twin
+    memo |= {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
+    return copy.deepcopy(network, memo=memo)

@@ -23,6 +23,7 @@ from qkv.blocks.attention import CrossAttention, SelfAttention, split_heads
 from qkv.blocks.block import Block
 from qkv.blocks.position import Rotary
 from qkv.decode.runner import ModelRunner
+from qkv.decode.support import EVERY_CHOICE, supports
 from qkv.models import Decoder, Seq2Seq
 
 LENGTH_MULTIPLE = 64
@@ -48,8 +49,9 @@ class GatheredRotary(Rotary):
 
 
 def is_supported(network: Decoder | Seq2Seq) -> bool:
-    """Whether steps may run here: with the kernel that is used here, and not while the network trains."""
-    return not network.training and network.decoder.kernel in ("auto", "sdpa")
+    """Whether `StaticRunner` implements this network, with this attention kernel; not in training mode."""
+    is_plain = not network.training and network.decoder.kernel in ("auto", "sdpa")
+    return is_plain and supports(EVERY_CHOICE, network.decoder.config)
 
 
 class StaticRunner:

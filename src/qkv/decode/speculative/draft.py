@@ -1,6 +1,6 @@
-"""Cheap guesses at the next tokens, for speculative decoding: from a look at the text so far, or by a small model.
+"""Drafts for speculative decoding: cheap proposals of the next tokens, by prompt look-up or by a small model.
 
-What guesses decide is only how fast a text is written, never what: `qkv.decode.speculate` checks each of them.
+A draft decides only how fast a text is generated, not which text: `speculate.py` verifies every proposed token.
 
 V vocabulary
 """
@@ -13,30 +13,41 @@ import torch
 from torch import Tensor
 
 from qkv.blocks import CrossCache
-from qkv.decode.options import LogitsProcessor
+from qkv.decode.options import LogitsProcessor, is_integer
 from qkv.decode.runner import promote_to_float32
 from qkv.decode.sampling import argmax, sample
 from qkv.errors import UsageError
 from qkv.models import Decoder, Network, Seq2Seq
 
+DRAFT_TOKENS = 4
+"""How many tokens a draft proposes at a time, unless told otherwise."""
+
 
 @dataclass
 class Proposal:
-    """Tokens that may come next, in order, and the distributions (V,) that they were drawn from, if they were."""
+    """Tokens that may come next, in order, and the distributions (V,) that they were sampled from, if they were."""
 
     ids: list[int] = field(default_factory=list)
     draft_probs: list[Tensor] | None = None
 
+    def token(self, index: int) -> tuple[int | None, Tensor | None]:
+        """A proposed token and its distribution; None after the last one."""
+        if index >= len(self.ids):
+            return None, None
+        return self.ids[index], None if self.draft_probs is None else self.draft_probs[index]
+
 
 class Proposer(Protocol):
-    """Guesses for one text, from its beginning to its end."""
+    """Proposes tokens for one text, from its beginning to its end."""
 
     def propose(self, tokens: list[int], max_tokens: int) -> Proposal:
-        """At most `count` tokens that may follow `tokens`, which is all that was read and written so far."""
+        """At most `max_tokens` tokens that may follow `tokens`, which are the prompt and all generated tokens."""
 
 
 class Draft(Protocol):
-    """Where guesses come from."""
+    """Where proposals come from."""
+
+    num_draft_tokens: int
 
     def make_proposer(
         self,
@@ -45,21 +56,20 @@ class Draft(Protocol):
         filters: list[LogitsProcessor],
         generator: torch.Generator | None,
     ) -> Proposer:
-        """For a new text that `network` will write; without a generator the likeliest tokens are wanted, not draws."""
+        """A proposer for a new text of `network`. Without a generator it proposes greedily instead of sampling."""
 
 
 class PromptLookup:
-    """Prompt look-up: what followed the last time that the text read like this.
+    """Prompt look-up decoding: proposes what followed the last tokens where they occurred before.
 
-    Good for texts that repeat what they read: summaries, corrections, code, answers from a document. An
-    encoder-decoder's source counts as text where source and target share their vocabulary.
+    It suits texts that repeat their prompt: summaries, corrections, code, answers from a document. The source of an
+    encoder-decoder is searched, too, if source and target share their embeddings.
     """
 
-    def __init__(self, max_ngram_size: int = 3) -> None:
-        """The last `longest` tokens are looked for first, then fewer, down to one."""
-        if max_ngram_size < 1:
-            raise UsageError(f"longest = {max_ngram_size}: at least one token is looked up")
-        self.max_ngram_size = max_ngram_size
+    def __init__(self, max_ngram_size: int = 3, num_draft_tokens: int = DRAFT_TOKENS) -> None:
+        """The last `max_ngram_size` tokens are looked up first, then fewer, down to one."""
+        self.max_ngram_size = _check_count("max_ngram_size", max_ngram_size)
+        self.num_draft_tokens = _check_count("num_draft_tokens", num_draft_tokens)
 
     def make_proposer(
         self,
@@ -68,22 +78,24 @@ class PromptLookup:
         filters: list[LogitsProcessor],
         generator: torch.Generator | None,
     ) -> "PromptLookupProposer":
+        """A proposer for a new text."""
         return PromptLookupProposer(self.max_ngram_size, list(source or ()) if network.config.share_embeddings else [])
 
 
 class PromptLookupProposer:
-    """An index of what followed each run of tokens, kept up to date as the text grows."""
+    """An index of the position after each n-gram of a text, updated as the text grows."""
 
     def __init__(self, max_ngram_size: int, source: list[int]) -> None:
         self.max_ngram_size, self.source = max_ngram_size, source
-        self._continuations: dict[tuple[int, ...], int] = {}  # run of tokens → where the text went on, the last time
+        self._continuations: dict[tuple[int, ...], int] = {}  # n-gram → the position after its last occurrence
         self._indexed = 1
 
     def propose(self, tokens: list[int], max_tokens: int) -> Proposal:
+        """What followed the longest known n-gram at the end of the text."""
         text = [*self.source, *tokens]
-        for place in range(self._indexed, len(text)):
-            for n in range(1, min(self.max_ngram_size, place) + 1):
-                self._continuations[tuple(text[place - n : place])] = place
+        for position in range(self._indexed, len(text)):
+            for n in range(1, min(self.max_ngram_size, position) + 1):
+                self._continuations[tuple(text[position - n : position])] = position
         self._indexed = max(self._indexed, len(text))
         for n in range(min(self.max_ngram_size, len(text)), 0, -1):
             found = self._continuations.get(tuple(text[-n:]))
@@ -93,10 +105,11 @@ class PromptLookupProposer:
 
 
 class DraftModel:
-    """A small model of the same family and vocabulary, which writes ahead."""
+    """A smaller model of the same family and vocabulary."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, num_draft_tokens: int = DRAFT_TOKENS) -> None:
         self.network = network
+        self.num_draft_tokens = _check_count("num_draft_tokens", num_draft_tokens)
 
     def make_proposer(
         self,
@@ -105,23 +118,24 @@ class DraftModel:
         filters: list[LogitsProcessor],
         generator: torch.Generator | None,
     ) -> "DraftModelProposer":
+        """A proposer for a new text, after a check that both models fit together."""
         small, large = self.network.config, network.config
         if type(self.network) is not type(network) or small.head.kind != "lm":
             raise UsageError(
-                f"a {small.family} with a {small.head.kind} head cannot write ahead of a {large.family}; "
-                "take a smaller model of the same family"
+                f"a {small.family} with a {small.head.kind} head cannot be the draft of a {large.family}; "
+                "use a smaller model of the same family"
             )
         if small.stack.vocab_size != large.stack.vocab_size:
             raise UsageError(
-                f"the draft has a vocabulary of {small.stack.vocab_size}, the model one of {large.stack.vocab_size}; "
-                "both must have the same tokens"
+                f"the draft has a vocabulary of {small.stack.vocab_size} tokens, the model one of "
+                f"{large.stack.vocab_size}; use a draft with the same tokenizer"
             )
         assert isinstance(self.network, Decoder | Seq2Seq)
         return DraftModelProposer(self.network, source, filters, generator)
 
 
 class DraftModelProposer:
-    """The small model, with a cache of its own; what was guessed wrong is taken back at the next call."""
+    """Generates with the draft model in a cache of its own; rejected tokens are removed at the next call."""
 
     def __init__(
         self,
@@ -142,37 +156,42 @@ class DraftModelProposer:
         self._cached_tokens: list[int] = []
 
     def propose(self, tokens: list[int], max_tokens: int) -> Proposal:
+        """The draft model's next tokens; fewer where its positions end or its filters forbid every token."""
         config = self.network.decoder.config
         if config.has_max_positions:
             max_tokens = min(max_tokens, config.max_positions - len(tokens) + 1)
-        out = Proposal(draft_probs=None if self.generator is None else [])
+        proposal = Proposal(draft_probs=None if self.generator is None else [])
         for _ in range(max_tokens):
-            text = [*tokens, *out.ids]
+            text = [*tokens, *proposal.ids]
             logits = self._next_logits(text)
             for apply in self.filters:
                 logits = apply(logits, torch.tensor([text], device=self.device))
             if not bool((logits > float("-inf")).any()):
                 break
-            if out.draft_probs is None or self.generator is None:
-                out.ids.append(int(argmax(logits)))
+            if proposal.draft_probs is None or self.generator is None:
+                proposal.ids.append(int(argmax(logits)))
             else:
-                out.ids.append(int(sample(logits, [self.generator])))
-                out.draft_probs.append(logits[0].double().softmax(-1))
-        return out
+                proposal.ids.append(int(sample(logits, [self.generator])))
+                proposal.draft_probs.append(logits[0].double().softmax(-1))
+        return proposal
 
     def _next_logits(self, text: list[int]) -> Tensor:
-        """What the small model says follows (1, V), reading only what it has not read."""
-        known = next(
-            (i for i, (a, b) in enumerate(zip(self._cached_tokens, text, strict=False)) if a != b),
-            len(self._cached_tokens),
-        )
-        known = min(known, len(text) - 1)
-        self.cache.crop(known)
-        fed = torch.tensor([text[known:]], device=self.device)
+        """The draft model's logits (1, V) after a text. Only tokens that are not in the cache are read."""
+        pairs = zip(self._cached_tokens, text, strict=False)
+        cached = next((i for i, (a, b) in enumerate(pairs) if a != b), len(self._cached_tokens))
+        cached = min(cached, len(text) - 1)
+        self.cache.crop(cached)
+        new = torch.tensor([text[cached:]], device=self.device)
         self._cached_tokens = list(text)
         if isinstance(self.network, Seq2Seq):
             assert self.cross_cache is not None
-            x, _ = self.network.hidden(fed, self.cross_cache, cache=self.cache)
+            x, _ = self.network.hidden(new, self.cross_cache, cache=self.cache)
         else:
-            x, _ = self.network.hidden(fed, cache=self.cache)
+            x, _ = self.network.hidden(new, cache=self.cache)
         return promote_to_float32(self.network.head.project(x[:, -1]))
+
+
+def _check_count(name: str, value: int) -> int:
+    if not is_integer(value) or value < 1:
+        raise UsageError(f"{name} = {value!r}: must be an integer >= 1")
+    return value

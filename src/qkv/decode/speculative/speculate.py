@@ -1,134 +1,100 @@
-"""Speculative decoding: guess some tokens cheaply, check them all in one run of the model, keep what it agrees with.
+"""Speculative decoding: a draft proposes some tokens, one forward pass of the model verifies them all.
 
-A run over five tokens costs little more than one over a single token, since the time goes into reading the weights.
-Taking the likeliest token, the text is the one that `generate` writes. Drawing, it is as likely as `generate` would
-have it: a guess g, drawn from q where the model says p, is kept with probability min(1, p(g)/q(g)), else a token
-is drawn from what p has more than q, and together that is p exactly (Leviathan et al. 2023, Chen et al. 2023). A guess
-that was not drawn, as a look-up's, is kept if the model's own draw happens to be it; that takes the same random
-numbers as `generate`, so the same seed gives the same text.
+A forward pass over five tokens costs little more than one over a single token, because the time goes into reading the
+weights. Greedy decoding gives the same text as without a draft. Sampling gives a text of the same distribution: a token
+g that was sampled from q, where the model has p, is accepted with probability min(1, p(g)/q(g)); otherwise a token is
+sampled from the residual max(0, p − q). Together that is exactly p (Leviathan et al. 2023, Chen et al. 2023). A
+proposal that was not sampled, such as that of a prompt look-up, is accepted if the model samples the same token; this uses the
+random numbers of decoding without a draft, so the same seed gives the same text.
 
-V vocabulary, K guesses
+V vocabulary
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from qkv.decode.filters import make_filters
-from qkv.decode.generate import make_runner
-from qkv.decode.options import GenerationOptions
+from qkv.decode.loop import GenerationCall
 from qkv.decode.result import GenerationResult
 from qkv.decode.runner import ModelRunner, promote_to_float32
 from qkv.decode.sampling import argmax, make_generators, sample
 from qkv.decode.selection import NonFiniteLogits, no_token_allowed, token_logprobs
-from qkv.decode.sequence import GeneratedSequence, OnText
-from qkv.decode.speculative.draft import Draft
-from qkv.errors import QkvError, UsageError
-from qkv.models import Decoder, Network, Seq2Seq
-from qkv.text import Tokenizer
+from qkv.errors import UsageError
+from qkv.models import Seq2Seq
 
 
 @dataclass
 class SpeculativeResult(GenerationResult):
-    """A text, and what the guesses were worth."""
+    """A generated text, and how many of the proposed tokens were accepted."""
 
-    num_forward_passes: int = 0  # how often the model ran; without guesses, once a token
+    num_forward_passes: int = 0  # of the model; without a draft there is one for each token
     num_proposed: int = 0
     num_accepted: int = 0
 
     @property
     def acceptance_rate(self) -> float:
-        """The share of guesses that were kept."""
+        """The fraction of proposed tokens that were accepted."""
         return self.num_accepted / self.num_proposed if self.num_proposed else 0.0
 
 
-@torch.inference_mode()
-def speculate(
-    network: Network,
-    prompts: Sequence[Sequence[int]],
-    options: GenerationOptions,
-    draft: Draft,
-    tokenizer: Tokenizer | None = None,
-    on_text: OnText | None = None,
-    *,
-    num_draft_tokens: int = 4,
-) -> list[SpeculativeResult]:
-    """A result for each prompt (or source), in order; one after the other, for this is to make a single text fast.
-
-    `draft` is a `Lookup` or a `DraftModel`; `guesses` is how many tokens it guesses at a time.
-    """
-    options.check(network.config)
-    assert isinstance(network, Decoder | Seq2Seq)
-    if options.beam > 1:
-        raise UsageError(f"beam = {options.beam}: speculation writes one text; choose beam = 1, or no draft")
-    if not isinstance(num_draft_tokens, int) or num_draft_tokens < 1:
-        raise UsageError(f"num_draft_tokens = {num_draft_tokens!r}: a whole number from 1 on")
-    if options.stop and tokenizer is None:
-        raise QkvError("stop texts need a tokenizer, and this model has none")
-    return [
-        _write(network, number, prompt, options, draft, tokenizer, on_text, num_draft_tokens)
-        for number, prompt in enumerate(prompts)
-    ]
+def generate_speculatively(call: GenerationCall) -> list[SpeculativeResult]:
+    """A result for each prompt. Prompts run one after another, since speculation is for the latency of one text."""
+    if call.options.beam > 1:
+        raise UsageError(
+            f"beam = {call.options.beam}: speculative decoding has no beam search; set beam = 1 or leave out draft"
+        )
+    return [_generate_one(call, index) for index in range(len(call.prompts))]
 
 
-def _write(
-    network: Decoder | Seq2Seq,
-    number: int,
-    prompt: Sequence[int],
-    options: GenerationOptions,
-    draft: Draft,
-    tokenizer: Tokenizer | None,
-    on_text: OnText | None,
-    num_draft_tokens: int,
-) -> SpeculativeResult:
-    run, end = make_runner(network, [prompt], options), network.config.eos_token_ids
-    tokens: list[int] = run.tokens[0].tolist()
-    filters = make_filters(options.bind_constraint(tokenizer, end, len(tokens)), end, len(tokens))
+def _generate_one(call: GenerationCall, index: int) -> SpeculativeResult:
+    prompt, draft, eos_token_ids = call.prompts[index], call.draft, call.eos_token_ids
+    assert draft is not None
+    runner, bound = call.start([prompt])
+    options = bound.options
+    tokens: list[int] = runner.tokens[0].tolist()
+    filters = make_filters(options, eos_token_ids, len(tokens))
     generator = make_generators(options.seed, 1)[0] if options.temperature > 0 else None
-    guesser = draft.make_proposer(network, prompt if isinstance(network, Seq2Seq) else None, filters, generator)
-    writing = GeneratedSequence(number, stream_decoder=tokenizer.target.stream() if tokenizer else None)
-    calls = guessed = accepted = 0
+    source = prompt if isinstance(call.network, Seq2Seq) else None
+    proposer = draft.make_proposer(call.network, source, filters, generator)
+    result = SpeculativeResult("", [], 0.0, "length")
+    sequence = call.new_sequence(index)
     while True:
-        # The model adds a token of its own to the guesses it keeps, so one less is guessed than may still come.
-        room = options.max_tokens - len(writing.logprobs) - 1
-        guess = guesser.propose(tokens, min(num_draft_tokens, room))
-        logits = _verify(run, [*tokens[run.cache.filled :], *guess.ids], 1 + len(guess.ids))
-        calls, guessed = calls + 1, guessed + len(guess.ids)
-        for place in range(1 + len(guess.ids)):
-            raw = here = logits[place : place + 1]
+        # Verifying n proposed tokens gives up to n + 1 tokens, so the last one that may come is never proposed.
+        max_proposed = options.max_tokens - len(sequence.logprobs) - 1
+        proposal = proposer.propose(tokens, min(draft.num_draft_tokens, max_proposed))
+        logits = _verify(runner, [*tokens[runner.cache.filled :], *proposal.ids], 1 + len(proposal.ids))
+        result.num_forward_passes += 1
+        result.num_proposed += len(proposal.ids)
+        for i in range(1 + len(proposal.ids)):
+            raw = filtered = logits[i : i + 1]
             for apply in filters:
-                here = apply(here, torch.tensor([tokens], device=raw.device))
-            if not bool((here > float("-inf")).any()):
+                filtered = apply(filtered, torch.tensor([tokens], device=raw.device))
+            if not bool((filtered > float("-inf")).any()):
                 raise NonFiniteLogits() if bool(raw.isnan().any()) else no_token_allowed()
-            checking = place < len(guess.ids)
-            wanted = guess.ids[place] if checking else None
-            token = accept_or_resample(
-                here, wanted, guess.draft_probs[place] if checking and guess.draft_probs else None, generator
-            )
+            proposed, q = proposal.token(i)
+            token = accept_or_resample(filtered, proposed, q, generator)
             tokens.append(token)
-            accepted += token == wanted
+            result.num_accepted += token == proposed
             logprob = token_logprobs(raw, torch.tensor([token], device=raw.device), options.logprobs)[0]
-            reason = writing.append(token, logprob, options, end)
-            if reason or on_text is not None:
-                writing.emit_text(options, on_text, is_last=reason is not None)
-            if reason is not None:
-                result = vars(writing.to_result(reason))
-                return SpeculativeResult(
-                    **result, num_forward_passes=calls, num_proposed=guessed, num_accepted=accepted
-                )
-            if token != wanted:
+            finish_reason = sequence.append(token, logprob, options, eos_token_ids)
+            if finish_reason or call.on_text is not None:
+                sequence.emit_text(options, call.on_text, is_last=finish_reason is not None)
+            if finish_reason is not None:
+                vars(result).update(vars(sequence.to_result(finish_reason)))
+                return result
+            if token != proposed:
                 break
-        run.cache.crop(len(tokens) - 1)
+        runner.cache.crop(len(tokens) - 1)
 
 
 def accept_or_resample(
     logits: Tensor, proposed: int | None, q: Tensor | None, generator: torch.Generator | None
 ) -> int:
-    """The token that stands, given what the model says (1, V): the guess if it is kept, else another one.
+    """The next token, given the model's logits (1, V): the proposed one if it is accepted, else another one.
 
-    A guess that is refused cannot be drawn after that: it had more of q than of p.
+    A rejected token cannot be sampled again: q was larger than p there, so its residual is 0.
     """
     if generator is None:
         return int(argmax(logits))
@@ -136,26 +102,25 @@ def accept_or_resample(
         return int(sample(logits, [generator]))
     p = logits[0].double().softmax(-1)
     q = q.to(p.device)
-    if float(torch.rand((), generator=generator, dtype=torch.float64)) < float(
-        acceptance_probabilities(p, q)[proposed]
-    ):
+    uniform = float(torch.rand((), generator=generator, dtype=torch.float64))
+    if uniform < float(acceptance_probabilities(p, q)[proposed]):
         return proposed
     return int(sample(residual_distribution(p, q).log()[None], [generator]))
 
 
 def acceptance_probabilities(p: Tensor, q: Tensor) -> Tensor:
-    """With which probability each token is kept, had it been guessed: min(1, p/q), (V,)."""
+    """For each token, the probability that it is accepted once it is proposed: min(1, p/q), (V,)."""
     return torch.where(q > 0, p / q, 1.0).clamp(max=1.0)
 
 
 def residual_distribution(p: Tensor, q: Tensor) -> Tensor:
-    """What p has more than q, (V,): where refused guesses are made up for."""
-    more = (p - q).clamp(min=0.0)
-    return more if bool(more.any()) else p  # p = q: nothing is refused but by rounding
+    """max(0, p − q), (V,): what rejected proposals are replaced from."""
+    residual = (p - q).clamp(min=0.0)
+    return residual if bool(residual.any()) else p  # p = q: rejections come from rounding alone
 
 
 def _verify(runner: ModelRunner, token_ids: list[int], num_logits: int) -> Tensor:
-    """What the model says after each of the last `wanted` tokens of those it now reads: (wanted, V)."""
+    """Read tokens; returns the model's logits after each of the last `num_logits` of them, (num_logits, V)."""
     ids = torch.tensor([token_ids], device=runner.tokens.device)
     if isinstance(runner.network, Seq2Seq):
         assert runner.cross_cache is not None

@@ -1,0 +1,94 @@
+"""Greedy decoding on a GPU without waiting for the host: the argmax is part of the captured step.
+
+N sequences, V vocabulary
+"""
+
+import torch
+from torch import Tensor
+
+from qkv.decode.gpu.graphs import GraphedSteps, is_in, run_steps
+from qkv.decode.gpu.matvec_linear import MatvecLinear, replace_linears
+from qkv.decode.gpu.static_runner import CacheView, StaticRunner
+from qkv.decode.runner import ModelRunner
+from qkv.models import Decoder, Seq2Seq
+
+
+class GreedyState:
+    """What greedy decoding has written, and which sequences have ended."""
+
+    def __init__(self, runner: StaticRunner, eos_token_ids: tuple[int, ...], max_new_tokens: int) -> None:
+        self.runner, self.eos_token_ids = runner, eos_token_ids
+        rows, device = runner.batch_size, runner.mask.device
+        self.token = torch.zeros(rows, 1, dtype=torch.long, device=device)
+        self.ended = torch.zeros(rows, dtype=torch.bool, device=device)
+        # Tokens and log-probabilities (N, T), the end-of-sequence token included; −1 after it.
+        self.written = torch.full((rows, max_new_tokens), -1, dtype=torch.long, device=device)
+        self.logprobs = torch.zeros(rows, max_new_tokens, dtype=torch.float64, device=device)
+        self.num_written = torch.zeros(1, dtype=torch.long, device=device)
+
+    @property
+    def state(self) -> list[Tensor]:
+        """The tensors that a step changes, besides its output. Restore them to repeat the same steps."""
+        return [self.token, self.ended, self.num_written]
+
+    def choose(self, logits: Tensor) -> None:
+        """Append the argmax of the logits (N, V) to each sequence that has not ended."""
+        best = logits.argmax(-1)
+        dtype = torch.promote_types(logits.dtype, torch.float32)
+        logprob = logits.log_softmax(-1, dtype=dtype).gather(1, best[:, None])[:, 0].double()
+        self.written.index_copy_(1, self.num_written, torch.where(self.ended, -1, best)[:, None])
+        self.logprobs.index_copy_(1, self.num_written, torch.where(self.ended, 0.0, logprob)[:, None])
+        self.ended.logical_or_(is_in(best, self.eos_token_ids))
+        self.token.copy_(best[:, None])
+        self.num_written.add_(1)
+
+    def step(self, view: CacheView) -> None:
+        """Read the newest token of each sequence and choose the next one."""
+        self.choose(self.runner.logits(self.token, view))
+
+
+def network_for_steps(runner: ModelRunner, *, compiled: bool) -> Decoder | Seq2Seq:
+    """The network that steps run. Compiled steps of one sequence get linear maps that the compiler can fuse."""
+    if compiled and len(runner.tokens) == 1 and runner.tokens.is_cuda:
+        return replace_linears(runner.network, MatvecLinear)
+    return runner.network
+
+
+def greedy_steps(
+    runner: ModelRunner,
+    eos_token_ids: tuple[int, ...],
+    max_new_tokens: int,
+    *,
+    compiled: bool = False,
+    fused: bool = False,
+) -> tuple[GraphedSteps, GreedyState]:
+    """Read the prompts of a new runner and choose the first tokens; returns the steps that choose the others.
+
+    With `fused`, steps run in the kernels of `fused_step`.
+    """
+    static = StaticRunner(runner, max_new_tokens, network=network_for_steps(runner, compiled=compiled and not fused))
+    greedy = GreedyState(static, eos_token_ids, max_new_tokens)
+    greedy.choose(static.prefill_logits)
+    if not fused:
+        return GraphedSteps(static, greedy.step, compiled=compiled), greedy
+    from qkv.decode.gpu.fused_step import FusedGreedyStep  # imports Triton, which needs a GPU
+
+    return GraphedSteps(static, FusedGreedyStep(static, greedy), uses_buckets=False), greedy
+
+
+def decode_greedy(
+    runner: ModelRunner,
+    eos_token_ids: tuple[int, ...],
+    max_new_tokens: int,
+    *,
+    compiled: bool = False,
+    fused: bool = False,
+) -> GreedyState:
+    """Generate up to `max_new_tokens` for each prompt of a new runner.
+
+    Compiled steps are faster, but the first ones wait for the compiler: they pay for long or repeated generation. Fused
+    steps need no compiler.
+    """
+    steps, greedy = greedy_steps(runner, eos_token_ids, max_new_tokens, compiled=compiled, fused=fused)
+    run_steps(steps, max_new_tokens, greedy.ended)
+    return greedy

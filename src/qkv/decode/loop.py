@@ -1,0 +1,137 @@
+"""The decoding loop: run the model, filter the logits, choose tokens, until every sequence has ended.
+
+It serves decoder-only and encoder-decoder models alike. A decoder continues its prompt; an encoder-decoder encodes a
+source, and its decoder continues the start token. The loop and `beam.py` are the reference for every other backend.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from qkv.decode.beam import BeamState, Hypothesis, beam_search
+from qkv.decode.filters import are_stateless, make_filters
+from qkv.decode.options import GenerationOptions
+from qkv.decode.result import FinishReason, GenerationResult, TokenLogprob
+from qkv.decode.runner import ModelRunner, TokenRunner, make_runner
+from qkv.decode.sampling import draw_uniforms, make_generators
+from qkv.decode.selection import NonFiniteLogits, TokenSelector, unpack_step_output
+from qkv.decode.sequence import GeneratedSequence, OnText
+from qkv.decode.speculative.draft import Draft
+from qkv.errors import QkvError
+from qkv.models import Decoder, Seq2Seq
+from qkv.text import Tokenizer
+
+
+@dataclass(frozen=True)
+class GenerationCall:
+    """What `generate` was called with, checked."""
+
+    network: Decoder | Seq2Seq
+    prompts: Sequence[Sequence[int]]
+    options: GenerationOptions
+    tokenizer: Tokenizer | None = None
+    on_text: OnText | None = None
+    draft: Draft | None = None
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The tokens that end a sequence."""
+        return self.network.config.eos_token_ids
+
+    def start(
+        self, prompts: Sequence[Sequence[int]] | None = None, *, cpu: bool = False
+    ) -> tuple[ModelRunner, "GenerationCall"]:
+        """A runner for the prompts (all, unless given), and the call with its constraint bound to them."""
+        runner = make_runner(self.network, self.prompts if prompts is None else prompts, self.options, cpu=cpu)
+        options = self.options.bind_constraint(self.tokenizer, self.eos_token_ids, runner.tokens.shape[1])
+        return runner, replace(self, options=options)
+
+    def new_sequence(self, index: int) -> GeneratedSequence:
+        """An empty result for prompt `index`."""
+        return GeneratedSequence(index, stream_decoder=self.tokenizer.target.stream() if self.tokenizer else None)
+
+    def decode_text(self, ids: list[int]) -> str:
+        """The text of token ids; empty without a tokenizer."""
+        return self.tokenizer.target.decode(ids) if self.tokenizer is not None else ""
+
+
+def generate_with_modules(call: GenerationCall, *, cpu: bool = False) -> list[GenerationResult]:
+    """Greedy decoding, sampling or beam search with the network's modules, or with the CPU step."""
+    runner, call = call.start(cpu=cpu)
+    if call.options.beam > 1:
+        return search_results(call, beam_search(runner, call.options, call.eos_token_ids))
+    return decode_loop(runner, call)
+
+
+def decode_loop(runner: TokenRunner, call: GenerationCall) -> list[GenerationResult]:
+    """Greedy decoding or sampling: one continuation for each prompt."""
+    options, eos_token_ids = call.options, call.eos_token_ids
+    batch_size, prompt_length = runner.tokens.shape
+    filters = make_filters(options, eos_token_ids, prompt_length)
+    generators = make_generators(options.seed, batch_size) if options.temperature > 0 else []
+    active = [call.new_sequence(i) for i in range(batch_size)]
+    results: dict[int, GenerationResult] = {}
+    selector = TokenSelector(filters, options.logprobs, are_stateless(options))
+    logits = runner.prefill()
+    for _ in range(options.max_tokens):
+        uniforms = draw_uniforms([generators[sequence.index] for sequence in active]) if generators else None
+        step_output = runner.select(selector, logits, uniforms)
+        logprobs, errors = zip(*unpack_step_output(step_output), strict=True)
+        for error in filter(None, errors):
+            raise error
+        remaining = []
+        for row, (sequence, logprob) in enumerate(zip(active, logprobs, strict=True)):
+            finish_reason = sequence.append(logprob.id, logprob, options, eos_token_ids)
+            if finish_reason or call.on_text is not None:
+                sequence.emit_text(options, call.on_text, is_last=finish_reason is not None)
+            if finish_reason is None:
+                remaining.append(row)
+            else:
+                results[sequence.index] = sequence.to_result(finish_reason)
+        if not remaining:
+            break
+        active, token_ids = [active[row] for row in remaining], step_output[:, 0].long()
+        if len(remaining) < len(token_ids):
+            indices = torch.tensor(remaining, device=token_ids.device)
+            runner.keep(indices)
+            token_ids = token_ids[indices]
+        logits = runner.step(token_ids)
+    return [results[i] for i in range(batch_size)]
+
+
+def truncate_at_stop(call: GenerationCall, index: int, logprobs: Sequence[TokenLogprob]) -> GenerationResult:
+    """The result of tokens that were generated without looking for stop strings."""
+    sequence = call.new_sequence(index)
+    reasons = (sequence.append(one.id, one, call.options, call.eos_token_ids) for one in logprobs)
+    finish_reason = next(reason for reason in reasons if reason is not None)
+    sequence.emit_text(call.options, None, is_last=True)
+    return sequence.to_result(finish_reason)
+
+
+def search_results(call: GenerationCall, states: Sequence[BeamState]) -> list[GenerationResult]:
+    """The results of a beam search, each with its alternatives. Their text is emitted once, when the search is done."""
+    options = call.options
+    results = []
+    for state in states:
+        if not state.finished:
+            has_nan_weights = any(bool(weight.isnan().any()) for weight in call.network.parameters())
+            if has_nan_weights or not make_filters(options, call.eos_token_ids, 0):
+                raise NonFiniteLogits()
+            raise QkvError("beam search found nothing: every continuation was forbidden; relax the filters")
+        ranked = [_hypothesis_result(call, hypothesis) for hypothesis in state.finished[: options.num_return_sequences]]
+        results.append(replace(ranked[0], alternatives=ranked[1:], search_steps=state.search_steps))
+    if call.on_text is not None:
+        for index, result in enumerate(results):
+            call.on_text(index, result.text)
+    return results
+
+
+def _hypothesis_result(call: GenerationCall, hypothesis: Hypothesis) -> GenerationResult:
+    finish_reason: FinishReason = "end" if hypothesis.ended else "length"
+    ids = hypothesis.ids[:-1] if hypothesis.ended else hypothesis.ids
+    text = call.decode_text(ids)
+    if any(stop in text for stop in call.options.stop):
+        truncated = truncate_at_stop(call, 0, [TokenLogprob(token, 0.0) for token in ids])
+        text, ids, finish_reason = truncated.text, truncated.ids, "stop"
+    return GenerationResult(text, ids, hypothesis.normalized_score, finish_reason)

@@ -1,0 +1,46 @@
+"""What a fast path declares: which values of the config's named choices it implements.
+
+A fast path computes what `Stack` computes with other code. A choice that it does not know would be ignored silently, so
+every fast path lists the values it implements, and `supports` refuses everything else: a new value, and a new `Literal`
+field of `StackConfig` as well. The call then runs on the reference. `tests/decode/test_backend.py` decodes with every
+value that is declared here and compares the result with the reference.
+"""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Literal, get_args, get_origin, get_type_hints
+
+from qkv.blocks import StackConfig
+
+Choices = Mapping[str, frozenset[str]]
+"""For each `Literal` field of `StackConfig`, the values that a fast path implements."""
+
+UNUSED_FIELDS = frozenset({"init"})
+"""Choices that no forward pass depends on."""
+
+EVERY_CHOICE: Choices = {
+    "position": frozenset({"sinusoidal", "sinusoidal_split", "learned", "rotary", "alibi", "t5", "none"}),
+    "norm": frozenset({"layernorm", "rmsnorm"}),
+    "norm_placement": frozenset({"pre", "post", "sandwich"}),
+    "norm_affine": frozenset({"gain_bias", "gain", "none"}),
+    "embedding_norm": frozenset({"none", "added", "first"}),
+    "qk_norm": frozenset({"none", "head"}),
+    "feedforward": frozenset({"relu", "gelu", "gelu_tanh", "silu", "reglu", "geglu", "geglu_tanh", "swiglu"}),
+    "bias": frozenset({"all", "attention", "qkv", "none"}),
+    "residual": frozenset({"serial", "parallel"}),
+    "score_scale": frozenset({"sqrt", "none"}),
+    "embedding_scale": frozenset({"none", "sqrt"}),
+}
+"""What the CPU step and the captured GPU steps implement. Extend it only together with them."""
+
+
+@cache
+def literal_fields() -> dict[str, tuple[str, ...]]:
+    """The `Literal` fields of `StackConfig` that a forward pass depends on, with their values."""
+    hints = get_type_hints(StackConfig).items()
+    return {name: get_args(hint) for name, hint in hints if get_origin(hint) is Literal and name not in UNUSED_FIELDS}
+
+
+def supports(choices: Choices, config: StackConfig) -> bool:
+    """Whether a fast path that implements `choices` can run a stack of this config."""
+    return all(getattr(config, name) in choices.get(name, ()) for name in literal_fields())
