@@ -424,7 +424,9 @@ class Model:
         bad = tensor[(tensor < 0) | (tensor >= known)]
         if len(bad) or not is_integer(tensor):
             wrong = bad[0].item() if len(bad) else tensor.dtype
-            raise UsageError(f"token_type_ids: {wrong} is not one of this model's {known} sentence types (0 … {known - 1})")
+            raise UsageError(
+                f"token_type_ids: {wrong} is not one of this model's {known} sentence types (0 … {known - 1})"
+            )
         return tensor.to(self.device, torch.long)
 
 
