@@ -67,8 +67,8 @@ def test_a_run_that_was_stopped_can_be_tried(folder: Path, kind: str, ema: float
     assert differing(found, whole) == []
     assert not found.network.training
     whose = "the moving average of the weights" if ema else "the weights"
-    go_on = f"(qkv train '{recipe.run} stopped' goes on with it)"
-    assert found.notes == [f"this run has not come to its end {go_on}; these are {whose} of step 3"]
+    go_on = f"(resume it with qkv train '{recipe.run} stopped')"
+    assert found.notes == [f"this run has not finished {go_on}; these are {whose} of step 3"]
 
 
 def test_what_was_learnt_in_low_rank_additions_is_in_the_matrices(folder: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_run_that_went_on_after_its_end_says_so(folder: Path) -> None:
     with pytest.raises(Crash):
         go_on(recipe.run, "train.steps=9", watch=CrashAfter(5))
     (note,) = qkv.load(recipe.run).notes
-    assert note.startswith("this is the model of step 3, and the run has gone on since: its newest weights are ")
+    assert note.startswith("this is the model of step 3, and the run was continued since: its newest weights are in ")
     assert Path(note.rpartition(" ")[2]).name == "step-000000004"
 
 

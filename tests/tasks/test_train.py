@@ -275,5 +275,5 @@ def test_what_fails_before_the_first_step_can_be_put_right_in_the_same_folder(fo
     trained = train(open_recipe(path, changes))
     assert trained.end.step == THREE["steps"]
     assert trained.tokenizer.vocab_size == 259, "not the first attempt's tokenizer"
-    with pytest.raises(QkvError, match="begun with another recipe"):
+    with pytest.raises(QkvError, match="started with another recipe"):
         open_recipe(path, [*changes, "train.lr=0.5"])

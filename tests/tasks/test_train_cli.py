@@ -176,7 +176,7 @@ def test_a_table_without_a_header_line_stays_one(
     for name in ("config.json", "model.safetensors"):
         (here / "runs/numbers" / name).unlink()
     assert said(capsys, ["run", "runs/numbers", "wun"])[0] == written
-    assert "this run has not come to its end (qkv train runs/numbers goes on with it)" in caplog.text
+    assert "this run has not finished (resume it with qkv train runs/numbers)" in caplog.text
     place = "runs/numbers/checkpoints/step-000000003"
     assert said(capsys, ["run", place, "wun"])[0] == written
     assert "3 records" in said(capsys, ["eval", place, "bare.tsv", "--limit", "3"])[0], "columns as in its run"

@@ -142,7 +142,7 @@ def test_a_mixture(plain: Path) -> None:
         ("model.widht = 3", "unknown key 'widht' in [model]; did you mean 'width'?"),
         ('model.encoder.width = "wide"', 'model.encoder.width = "wide" must be a whole number'),
         ('model.head.kind = "lm"', "unknown key 'kind' in [model.head]"),
-        ("model.head = 3", "model.head is a table"),
+        ("model.head = 3", "model.head must be a table"),
         ('model.from_ = "x"', "unknown key 'from_' in [model]; did you mean 'from'?"),
         ("model.overrides = {}", "unknown key 'overrides' in [model]"),
         ('model.rotary_scaling = {kind = "linear", factr = 2.0}', "did you mean 'factor'?"),
@@ -178,7 +178,7 @@ def test_changes_that_are_none(plain: Path, change: str) -> None:
 
 def test_broken_toml_is_told_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("run = \n")
-    with pytest.raises(UsageError, match=r"bad\.toml: this is not TOML.*line 1"):
+    with pytest.raises(UsageError, match=r"bad\.toml: not valid TOML.*line 1"):
         read(tmp_path / "bad.toml")
 
 
@@ -207,7 +207,7 @@ def test_a_name_that_is_nearly_something(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_run_folder_has_a_recipe_and_another_folder_does_not(plain: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
-    with pytest.raises(UsageError, match=r"holds no recipe\.toml"):
+    with pytest.raises(UsageError, match=r"has no recipe\.toml"):
         read(run)
     write(read(plain), run / "recipe.toml")
     assert read(run) == read(plain)

@@ -41,7 +41,7 @@ def test_a_value_written_as_toml_is_read_back(value: Any) -> None:
 
 @pytest.mark.parametrize("value", [None, [1, None], {"a": object()}])
 def test_what_toml_does_not_know_is_told(value: Any) -> None:
-    with pytest.raises(UsageError, match="has no place in a recipe: write text, a number"):
+    with pytest.raises(UsageError, match="cannot be a value in a recipe: write text, a number"):
         format_value(value)
 
 

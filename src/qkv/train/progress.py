@@ -81,7 +81,7 @@ class Budget:
 
 
 def is_due(every: int, step: int, before: float, after: float) -> bool:
-    """Whether something that is done every `every` steps, or with 0 at each tenth of the budget, is due after a step."""
+    """Whether what is done every `every` steps, or with 0 at each tenth of the budget, is due after a step."""
     if every:
         return step % every == 0
     return int(after * DEFAULT_EVALUATIONS + 1e-9) > int(before * DEFAULT_EVALUATIONS + 1e-9)
@@ -90,9 +90,9 @@ def is_due(every: int, step: int, before: float, after: float) -> bool:
 def is_better(
     metric: str, value: float, best: float | None, loss: float | None = None, best_loss: float | None = None
 ) -> bool:
-    """Whether a value beats the best so far: losses and errors should be low, all other metrics high. The loss breaks ties.
+    """Whether a value beats the best so far: losses and errors should be low, other metrics high. The loss breaks ties.
 
-    >>> better("exact_match", 0.0, 0.0, loss=4.5, best_loss=5.5), better("exact_match", 0.5, 0.5)
+    >>> is_better("exact_match", 0.0, 0.0, loss=4.5, best_loss=5.5), is_better("exact_match", 0.5, 0.5)
     (True, False)
     """
     if best is None:

@@ -86,7 +86,7 @@ class CheckpointManager:
             missing, unknown = sorted(set(tensors) - names), sorted(names - set(tensors))
             raise QkvError(
                 f"{checkpoint.folder}: its tensors are not those of this recipe (missing {missing[:3]}, unknown "
-                f"{unknown[:3]}). Undo changes of the optimizer, the average or the model, or start a new run with run=…"
+                f"{unknown[:3]}). Undo changes of the optimizer, EMA or model, or start a new run with run=…"
             )
         with torch.no_grad():
             for name, tensor in tensors.items():

@@ -18,7 +18,7 @@ SliceBounds = tuple[tuple[int, ...], tuple[int, ...]]  # offset, size
 class TensorSlice:
     """`values` is the slice at `offset` of a whole tensor of `shape`.
 
-    >>> TensorSlice(torch.zeros(2, 3), offset=(4, 0), shape=(6, 3))  # the last two of six rows
+    >>> TensorSlice(torch.zeros(2, 3), offset=(4, 0), shape=(6, 3))  # the last two of six rows  # doctest: +SKIP
     """
 
     values: Tensor

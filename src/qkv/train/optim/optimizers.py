@@ -34,7 +34,7 @@ EMBEDDING_SUFFIXES = (
 def parameter_kind(name: str, parameter: Tensor) -> Literal["matrix", "table", "vector"]:
     """What a parameter is: a matrix, a table of embeddings, or a norm's gain or a bias.
 
-    >>> kind_of("decoder.blocks.0.attention.qkv.weight", torch.empty(6, 2))
+    >>> parameter_kind("decoder.blocks.0.attention.qkv.weight", torch.empty(6, 2))
     'matrix'
     """
     if parameter.dim() < 2:

@@ -168,7 +168,7 @@ def init_world(section: TrainSection) -> World:
     if size == 1:
         if section.tensor_parallel > 1:
             raise UsageError(
-                f"train.tensor_parallel = {section.tensor_parallel} needs that number of processes, and this run has one. "
+                f"train.tensor_parallel = {section.tensor_parallel} needs that number of processes; this run has one. "
                 f"Start it with --processes {section.tensor_parallel}"
             )
         return World(device=device)
@@ -179,7 +179,7 @@ def init_world(section: TrainSection) -> World:
         )
     if tensor > 1 and size > tensor and section.parallel == "ddp":
         raise UsageError(
-            f"train.tensor_parallel = {tensor} with {size} processes leaves {size // tensor} groups along the data axis, "
+            f"train.tensor_parallel = {tensor} with {size} processes gives {size // tensor} groups of ranks, "
             'which needs train.parallel = "fsdp"'
         )
     dist.init_process_group(

@@ -1,10 +1,10 @@
-"""A recipe as a TOML file: read with the changes of a command line, written whole, compared with another.
+"""Recipe files (TOML): read with overrides from a command line, written, compared with another.
 
     recipe = read("translate.toml", ["train.lr=3e-4", "model.encoder.layers=3"])
     write(recipe, "runs/a/recipe.toml")
 
-Whatever is misspelt, of the wrong kind or impossible is refused here, before anything starts: the error names the
-file, the line and the key, and says what was expected. Relative paths are relative to the current directory.
+Unknown keys, wrong types and impossible combinations are refused here, before anything starts: the error names the
+file, the line and the key, and what was expected. Relative paths are resolved against the working directory.
 """
 
 import os
@@ -53,11 +53,11 @@ CHANGEABLE_ON_RESUME = frozenset(
         )
     }
 )
-"""What may differ when a run goes on: how long, on which machine, how it is watched and kept; not what is learnt."""
+"""The keys that may be overridden when a run is resumed: budget, hardware, logging, checkpoints; not what is learnt."""
 
 
 def read(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe in a file, or the built-in one of that name, with `key=value` changes made to it.
+    """Read a recipe from a file, a run folder or a built-in name, apply `key=value` overrides, and check it.
 
     >>> read("mine.toml", ["train.minutes=5", "data.train=x.tsv"]).train.minutes      # doctest: +SKIP
     5.0
@@ -71,17 +71,17 @@ def read(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def loads(text: str, where: str = "the recipe") -> Recipe:
-    """The recipe that a text holds; not yet checked for what is missing or impossible."""
+    """Parse a recipe from TOML; it is not yet checked for impossible combinations."""
     try:
         return recipe_from_table(tomllib.loads(text), RecipeText(where, text))
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{where}: this is not TOML: {error}") from None
+        raise UsageError(f"{where}: not valid TOML: {error}") from None
     except RecursionError:
-        raise UsageError(f"{where}: this is not a recipe: it is nested without end") from None
+        raise UsageError(f"{where}: not a recipe: it is nested too deeply") from None
 
 
 def builtin_recipes() -> list[str]:
-    """The names of the recipes that come with qkv."""
+    """The names of the built-in recipes."""
     folder = resources.files("qkv").joinpath("recipes")
     if not folder.is_dir():
         return []
@@ -89,7 +89,7 @@ def builtin_recipes() -> list[str]:
 
 
 def find_recipe(name: str | Path) -> tuple[str, str]:
-    """The text of a recipe and where it is: a file, a run's folder, or the name of a built-in one."""
+    """The text of a recipe and its origin, for a file, a run folder or the name of a built-in recipe."""
     path = Path(name).expanduser()
     if path.is_dir() and (path / "recipe.toml").is_file():
         path = path / "recipe.toml"
@@ -97,7 +97,7 @@ def find_recipe(name: str | Path) -> tuple[str, str]:
         try:
             return path.read_text(encoding="utf-8-sig"), str(path)
         except UnicodeDecodeError as error:
-            raise QkvError(f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+            raise QkvError(f"{path}: not UTF-8 text (at byte {error.start}); save it as UTF-8") from None
         except OSError as error:
             raise QkvError(f"{path}: cannot be read ({describe_os_error(error)})") from None
     known = builtin_recipes()
@@ -105,10 +105,10 @@ def find_recipe(name: str | Path) -> tuple[str, str]:
         file = resources.files("qkv").joinpath("recipes", f"{name}.toml")
         return file.read_text(encoding="utf-8"), f"the built-in recipe {name}"
     if path.is_dir():
-        raise UsageError(f"{path}: this folder holds no recipe.toml, so it is not a run")
+        raise UsageError(f"{path}: this folder has no recipe.toml, so it is not a run folder")
     here = suggest_path(path, "*.toml" if len(path.parts) == 1 else "*").removeprefix("; ")
     hint = suggest_name(str(name), known)
-    if not hint.startswith("did you mean") or (here and path.suffix):  # what has an ending is no built-in name
+    if not hint.startswith("did you mean") or (here and path.suffix):  # a name with an extension is a file
         hint = here or f"built-in recipes: {', '.join(known)}"
     raise UsageError(f"{name}: no such recipe file; {hint}")
 
@@ -117,7 +117,7 @@ def find_recipe(name: str | Path) -> tuple[str, str]:
 
 
 def to_toml(recipe: Recipe) -> str:
-    """The recipe with every field spelt out: `loads` gives the same recipe back."""
+    """The recipe as TOML with every field; `loads` returns the same recipe."""
     lines = [f"run = {format_value(recipe.run)}"]
     for section, values in to_table(recipe).items():
         if section != "run":
@@ -126,7 +126,7 @@ def to_toml(recipe: Recipe) -> str:
 
 
 def _lines(values: Table, path: str) -> Iterator[str]:
-    """The keys of a table; stacks, heads and the sources of a mixture get tables of their own below."""
+    """The lines of a table; stacks, the head and the sources of a mixture become tables below it."""
     tables: Table = {}
     for name, value in values.items():
         if path == "data" and name == "mix":
@@ -140,7 +140,7 @@ def _lines(values: Table, path: str) -> Iterator[str]:
 
 
 def write(recipe: Recipe, path: str | os.PathLike[str]) -> None:
-    """Write the whole recipe to a file, in one step."""
+    """Write a recipe to a file, atomically."""
     path = Path(path)
     try:
         write_atomically(path, to_toml(recipe))
@@ -152,7 +152,7 @@ def write(recipe: Recipe, path: str | os.PathLike[str]) -> None:
 
 
 def differences(old: Recipe, new: Recipe) -> list[str]:
-    """What differs between two recipes, as `train.lr: 0.001 → 0.01`."""
+    """The differences between two recipes, as `train.lr: 0.001 → 0.01`."""
     one, other = dict(_flatten(to_table(old))), dict(_flatten(to_table(new)))
     return [
         f"{key}: {one.get(key, 'not set')} → {other.get(key, 'not set')}"
@@ -162,22 +162,22 @@ def differences(old: Recipe, new: Recipe) -> list[str]:
 
 
 def check_resumable(old: Recipe, new: Recipe) -> None:
-    """Raise where a run that goes on would go on as another one: only `CHANGEABLE` keys may differ."""
-    wrong = [told for told in differences(old, new) if not _is_changeable(told.split(":")[0])]
-    if wrong:
+    """Raise if a run cannot be resumed with a changed recipe: only the keys in CHANGEABLE_ON_RESUME may differ."""
+    changed = [line for line in differences(old, new) if not _is_changeable(line.split(":")[0])]
+    if changed:
         raise QkvError(
-            "this run was begun with another recipe:\n  "
-            + "\n  ".join(wrong)
-            + "\nPut these back to go on with it, or start another run in a folder of its own (run=…)"
+            "this run was started with another recipe:\n  "
+            + "\n  ".join(changed)
+            + "\nTo resume it, undo these changes; or start a new run in another folder (run=…)"
         )
 
 
 def _is_changeable(key: str) -> bool:
-    return key in CHANGEABLE_ON_RESUME or key.startswith("data.test.")  # which may be several files
+    return key in CHANGEABLE_ON_RESUME or key.startswith("data.test.")  # which may be a table of files
 
 
 def _flatten(table: Table, path: str = "") -> Iterator[tuple[str, str]]:
-    """Every value by its dotted key, as TOML writes it."""
+    """Every value as TOML, by its dotted key."""
     for name, value in table.items():
         key = f"{path}.{name}" if path else name
         if isinstance(value, dict) and value:

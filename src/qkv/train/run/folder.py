@@ -1,13 +1,13 @@
-"""A run's folder: what was asked for, on what, what happened, and what came of it.
+"""A run folder: everything about a run, and in the end its model.
 
-    recipe.toml       the recipe, with everything spelled out
+    recipe.toml       the recipe, with every key
     env.json          versions, device, threads
-    metrics.jsonl     a line for each report
+    metrics.jsonl     the log: one line for each report
     checkpoints/
-    .lock             held while a job runs in it; .lock.json says which one did last
-    config.json, …    the model, in the end
+    .lock             held while a job trains here; .lock.json says which job was the last
+    config.json, …    the model, once the run has finished
 
-So a run's folder is a model folder too, once the run has come to its end.
+So the folder of a finished run is a model folder, too.
 """
 
 import json
@@ -41,11 +41,11 @@ TOKENIZER = "tokenizer.json"
 
 
 class RunFolder:
-    """A run's folder. Whoever writes into it holds its `lock()`; readers need none.
+    """A run folder. A writer must hold its `lock()`; readers need not.
 
     >>> with RunFolder("runs/a").lock() as folder:
     ...     folder.write_recipe(text)
-    ...     folder.log({"kind": "step", "step": 10, "loss": 2.5})
+    ...     folder.append_log({"kind": "step", "step": 10, "loss": 2.5})
     """
 
     def __init__(self, path: str | Path, *, max_to_keep: int = 3, rank: int = 0, world_size: int = 1) -> None:
@@ -58,20 +58,20 @@ class RunFolder:
 
     @property
     def is_run(self) -> bool:
-        """Whether there is a run in it. A recipe alone is no sign of one: it may be its writer's own."""
+        """Whether this is the folder of a run. A recipe alone does not make it one: the user may have put it there."""
         traces = (LOCK_HOLDER, ENV, METRICS, CHECKPOINTS)
         return (self.path / RECIPE).is_file() and any((self.path / name).exists() for name in traces)
 
     @property
     def has_model(self) -> bool:
-        """Whether a run came to its end here, once at least."""
+        """Whether the run has finished at least once."""
         return (self.path / MODEL).exists()
 
     @property
     def has_progress(self) -> bool:
-        """Whether a run has something to show: a checkpoint, a model, or a step in its log.
+        """Whether the run has a checkpoint, a model, or a step in its log.
 
-        Until then its recipe may be changed: what failed before the first step can be put right in the same folder.
+        Until then its recipe may be changed: a run that failed before the first step can be repaired in its folder.
         """
         if not self.is_run:
             return False
@@ -81,7 +81,7 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator["RunFolder"]:
-        """Hold the folder, making it if need be; another job that wants it is told who has it."""
+        """Create the folder if needed and lock it. An error names the job that holds the lock, if there is one."""
         self._check_is_run_or_empty()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -89,11 +89,11 @@ class RunFolder:
             lock.acquire(blocking=False)
         except Timeout:
             raise QkvError(
-                f"{self.path}: another job is training here ({self._describe_holder()}); wait for it, stop it, or give this "
-                "one another folder with run=…"
+                f"{self.path}: another job is training here ({self._describe_holder()}); wait for it, stop it, or use "
+                "another folder with run=…"
             ) from None
         except (OSError, NotImplementedError) as error:
-            raise QkvError(f"{self.path}: cannot be used as a run's folder ({describe_os_error(error)})") from error
+            raise QkvError(f"{self.path}: cannot be used as a run folder ({describe_os_error(error)})") from error
         try:
             started = time.strftime("%Y-%m-%d %H:%M:%S %z")
             holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": started}
@@ -108,17 +108,18 @@ class RunFolder:
     # ------------------------------------------------------------------ recipe and environment
 
     def read_recipe(self) -> str:
-        """The text of the recipe that the run was begun with."""
+        """The text of the run's recipe."""
         try:
             return (self.path / RECIPE).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise QkvError(f"{self.path / RECIPE}: cannot be read ({error}); is this a run's folder?") from error
+            raise QkvError(f"{self.path / RECIPE}: cannot be read ({error}); is this a run folder?") from error
 
     def write_recipe(self, text: str) -> None:
+        """Write the run's recipe."""
         self._write(RECIPE, text)
 
     def begin_run(self, recipe: str) -> None:
-        """Write the recipe of a run that is not under way yet, and clear what an attempt with another one left."""
+        """Write the recipe of a run without progress, and delete what an earlier attempt with another recipe left."""
         if self.has_progress:
             return
         try:
@@ -129,7 +130,7 @@ class RunFolder:
         self.write_recipe(recipe)
 
     def write_env(self, device: str, num_threads: int) -> list[str]:
-        """Write down what the run runs on; what differs from before, as "torch: 2.11.0 → 2.13.0"."""
+        """Write env.json; returns what has changed since the last time, as "torch: 2.11.0 → 2.13.0"."""
         env = environment(device, num_threads)
         try:
             before = json.loads((self.path / ENV).read_text(encoding="utf-8"))
@@ -143,9 +144,9 @@ class RunFolder:
     # ------------------------------------------------------------------ metrics
 
     def append_log(self, record: dict[str, Any]) -> None:
-        """Append a line to metrics.jsonl: there for readers, and safe from a kill, when this returns.
+        """Append a line to metrics.jsonl. When this returns, readers see it, and a kill does not lose it.
 
-        Numbers are written exactly; those that JSON does not know (NaN, infinities) become null.
+        Numbers are written exactly; those that JSON does not have (NaN, infinities) become null.
         """
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
         line = json.dumps(finite, ensure_ascii=False, allow_nan=False) + "\n"
@@ -158,7 +159,7 @@ class RunFolder:
             raise QkvError(f"{self.path / METRICS}: cannot be written ({describe_os_error(error)})") from error
 
     def sync_log(self) -> None:
-        """Bring the log to the disk, safe from a power cut too."""
+        """Flush the log to disk, so that a power cut does not lose it."""
         if self._metrics is not None:
             try:
                 os.fsync(self._metrics.fileno())
@@ -166,18 +167,18 @@ class RunFolder:
                 raise QkvError(f"{self.path / METRICS}: cannot be written ({describe_os_error(error)})") from error
 
     def _close(self) -> None:
-        """Close the log. What could not be written was told of when it was logged."""
+        """Close the log. Errors in writing were raised when the lines were appended."""
         if self._metrics is not None:
             with suppress(OSError):
                 self._metrics.close()
             self._metrics = None
 
     def log_records(self) -> list[dict[str, Any]]:
-        """All that was logged."""
+        """All records of the log."""
         return [record for _, record in self._log_lines()]
 
     def truncate_after(self, step: int) -> None:
-        """Forget what was logged of later steps: they are about to be trained again."""
+        """Delete the records of later steps, which are about to be trained again."""
         lines = self._log_lines()
         kept = [line for line, record in lines if record.get("step", 0) <= step]
         if len(kept) == len(lines):
@@ -186,51 +187,51 @@ class RunFolder:
         self._write(METRICS, b"".join(kept).decode())
 
     def _log_lines(self) -> list[tuple[bytes, dict[str, Any]]]:
-        """The lines of the log and what they say; one that says nothing readable is left out."""
+        """The lines of the log with their records; unreadable lines are left out."""
         path = self.path / METRICS
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         return [(line, record) for line in lines if (record := _parse_record(line)) is not None]
 
     def _repair_log(self) -> None:
-        """Cut off what a kill or a power cut left at the end of the log: half a line, or zeros."""
+        """Remove what a kill or a power cut left at the end of the log: half a line, or zeros."""
         path = self.path / METRICS
         if not path.exists():
             return
         data = path.read_bytes()
         lines = data.split(b"\n")
-        torn = len(lines.pop())  # what follows the last end of a line
+        torn = len(lines.pop())  # what follows the last newline
         while lines and _parse_record(lines[-1] + b"\n") is None:
             torn += len(lines.pop()) + 1
         if torn:
             with path.open("rb+") as file:
                 file.truncate(len(data) - torn)
-            self.notes.append(f"{path}: the last line was torn; {torn} bytes were cut off")
+            self.notes.append(f"{path}: the last line was incomplete; {torn} bytes were removed")
 
     # ------------------------------------------------------------------ the folder itself
 
     def _check_is_run_or_empty(self) -> None:
-        """A folder with anything in it must be a run's already: training never mixes its files with others."""
+        """Refuse a folder with other files in it: training never mixes its files with others."""
         if self.path.exists() and not self.path.is_dir():
-            raise QkvError(f"{self.path}: this is a file; give a folder with run=…")
+            raise QkvError(f"{self.path}: this is a file; choose a folder with run=…")
         if not self.path.is_dir() or self.is_run:
             return
-        ours = {LOCK, LOCK_HOLDER, LOCK_HOLDER + PARTIAL, RECIPE + PARTIAL}
-        there = sorted(path.name for path in self.path.iterdir() if path.name not in ours)
-        if "config.json" in there:
+        own = {LOCK, LOCK_HOLDER, LOCK_HOLDER + PARTIAL, RECIPE + PARTIAL}
+        others = sorted(path.name for path in self.path.iterdir() if path.name not in own)
+        if "config.json" in others:
             raise QkvError(
-                f"{self.path}: there is a model in this folder and no run; to go on from it, give another folder with "
-                f'run=… and set model.from="{self.path}"'
+                f"{self.path}: this folder has a model but no run; to train from it, choose another folder with run=… "
+                f'and set model.from="{self.path}"'
             )
-        if there:
-            names = ", ".join(there[:3]) + (" …" if len(there) > 3 else "")
-            raise QkvError(f"{self.path}: not a run's folder, and not empty ({names}); give another with run=…")
+        if others:
+            names = ", ".join(others[:3]) + (" …" if len(others) > 3 else "")
+            raise QkvError(f"{self.path}: not a run folder, and not empty ({names}); choose another with run=…")
 
     def _describe_holder(self) -> str:
         try:
             holder = json.loads((self.path / LOCK_HOLDER).read_text(encoding="utf-8"))
             return f"process {holder['pid']} on {holder['host']}, since {holder['since']}"
         except (OSError, ValueError, KeyError, TypeError):
-            return "which one is not known"
+            return "an unknown process"
 
     def _write(self, name: str, text: str) -> None:
         try:
@@ -240,12 +241,12 @@ class RunFolder:
 
 
 def resume_command(run: str | Path, processes: int = 1) -> str:
-    """What to type to go on with a run: by as many processes, for not every run is content with one."""
+    """The command that resumes a run, with the same number of processes."""
     return f"qkv train {shlex.quote(str(run))}" + (f" --processes {processes}" if processes > 1 else "")
 
 
 def environment(device: str, num_threads: int) -> dict[str, Any]:
-    """What a result may depend on besides the recipe; nothing that names a person or a place."""
+    """What results may depend on besides the recipe; nothing that identifies a person or a place."""
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,

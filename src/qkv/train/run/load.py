@@ -1,8 +1,8 @@
-"""A model from a run's checkpoint: a run is tried before its end, or an earlier step of it is gone back to.
+"""Models from the checkpoints of a run, so that an unfinished run or an earlier step can be used.
 
-read("runs/a")                                a run that has no model yet: its newest checkpoint
-read("runs/a/checkpoints/step-000000400")     this checkpoint
-read("models/b")                              anything else, as the store reads it
+load_model("runs/a")                                an unfinished run: its newest checkpoint
+load_model("runs/a/checkpoints/step-000000400")     this checkpoint
+load_model("models/b")                              anything else, as `store.read` loads it
 """
 
 import time
@@ -28,7 +28,7 @@ from qkv.train.recipe import recipe_file
 from qkv.train.run.folder import MODEL, RunFolder, resume_command
 
 MAX_ATTEMPTS = 500
-"""How many checkpoints may vanish as they are looked at, while a run goes on, before it is given up."""
+"""How often to look for a checkpoint, while a running job deletes them, before giving up."""
 
 
 def load_model(
@@ -38,12 +38,12 @@ def load_model(
     dtype: torch.dtype | None = None,
     head: HeadConfig | None = None,
 ) -> StoredModel:
-    """What a folder holds, be it a model's, an unfinished run's or a checkpoint's; otherwise as `store.read`."""
+    """Load a model from a model folder, an unfinished run, a checkpoint, or whatever `store.read` can load."""
     path = Path(name).expanduser()
     run = RunFolder(path)
     if run.is_run and not (path / MODEL).exists() and run.checkpoints.steps():
         if head is not None:
-            raise QkvError(f"{name}: this run has not come to its end; put a fresh head on one of its checkpoints")
+            raise QkvError(f"{name}: this run has not finished; to put a new head on it, name one of its checkpoints")
         return load_newest(run, device, dtype)
     stored = load_saved_model(name, device=device, dtype=dtype, head=head)
     stored.notes += newer_weights_notes(run)
@@ -51,12 +51,12 @@ def load_model(
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether a path is the folder of a checkpoint, by its name and what is in it."""
+    """Whether a path is the folder of a checkpoint."""
     return parse_step(path.resolve().name) is not None and (path / MANIFEST).is_file()
 
 
 def run_path(path: Path) -> Path:
-    """The folder of the run that a checkpoint belongs to; any other path as it is."""
+    """The run folder of a checkpoint; other paths are returned as they are."""
     return path.resolve().parent.parent if is_checkpoint(path) else path
 
 
@@ -67,7 +67,7 @@ def load_saved_model(
     dtype: torch.dtype | None = None,
     head: HeadConfig | None = None,
 ) -> StoredModel:
-    """The same but for unfinished runs, whose newest checkpoint is another one tomorrow: what training goes on from."""
+    """Like `load_model`, but without unfinished runs, whose newest checkpoint changes: for `model.from`."""
     path = Path(name).expanduser()
     if not is_checkpoint(path):
         return store.read_model(name, device=device, dtype=dtype, head=head)
@@ -75,33 +75,33 @@ def load_saved_model(
 
 
 def load_newest(run: RunFolder, device: torch.device | str, dtype: torch.dtype | None) -> StoredModel:
-    """The newest checkpoint that can be read. While the run goes on, some vanish as they are looked at."""
-    passed_over: list[str] = []
-    broken: set[int] = set()
+    """Load the newest readable checkpoint. A running job may delete checkpoints at the same time."""
+    skipped: list[str] = []
+    damaged: set[int] = set()
     for _ in range(MAX_ATTEMPTS):
-        left = [step for step in run.checkpoints.steps() if step not in broken]
-        if not left:
-            if broken:
+        steps = [step for step in run.checkpoints.steps() if step not in damaged]
+        if not steps:
+            if damaged:
                 break
-            time.sleep(0.01)  # the next one is about to be there
+            time.sleep(0.01)  # the next one is about to be complete
             continue
-        place = run.checkpoints.folder / step_folder_name(left[-1])
+        folder = run.checkpoints.folder / step_folder_name(steps[-1])
         try:
-            stored = load_checkpoint(Checkpoint(place), run.path, device, dtype)
+            stored = load_checkpoint(Checkpoint(folder), run.path, device, dtype)
         except DamagedCheckpoint as error:
-            if place.exists():
-                passed_over.append(str(error))
-                broken.add(left[-1])
+            if folder.exists():
+                skipped.append(str(error))
+                damaged.add(steps[-1])
             continue
-        go_on = f"this run has not come to its end ({resume_command(run.path)} goes on with it)"
-        stored.notes = [*passed_over, f"{go_on}; {stored.notes[0]}"]
+        unfinished = f"this run has not finished (resume it with {resume_command(run.path)})"
+        stored.notes = [*skipped, f"{unfinished}; {stored.notes[0]}"]
         return stored
-    why = passed_over or ["they are gone before they are read; try again when the run saves less often, or is over"]
+    why = skipped or ["the run deletes them before they are read; try again when it saves less often, or is finished"]
     raise QkvError(f"{run.path}: no checkpoint of this run can be read:\n  " + "\n  ".join(why))
 
 
 def newer_weights_notes(run: RunFolder) -> list[str]:
-    """A note where a run that had come to its end has gone on since: its model is not of its newest weights."""
+    """A note if a finished run was continued, so that its model is older than its newest checkpoint."""
     steps = run.checkpoints.steps() if run.is_run else []
     if not steps:
         return []
@@ -111,7 +111,9 @@ def newer_weights_notes(run: RunFolder) -> list[str]:
     if not ends or steps[-1] <= ends[-1]:
         return []
     newest = run.checkpoints.folder / step_folder_name(steps[-1])
-    return [f"this is the model of step {ends[-1]:,}, and the run has gone on since: its newest weights are {newest}"]
+    return [
+        f"this is the model of step {ends[-1]:,}, and the run was continued since: its newest weights are in {newest}"
+    ]
 
 
 def load_checkpoint(
@@ -121,17 +123,20 @@ def load_checkpoint(
     dtype: torch.dtype | None,
     head: HeadConfig | None = None,
 ) -> StoredModel:
-    """The model that a checkpoint is of. Every tensor is checked as it is read; the optimizer's state is not."""
+    """Load the model of a checkpoint. Every tensor is checked when it is read; the optimizer's state is not read."""
     tokenizer = Tokenizer.load(run)
     if tokenizer.fingerprint != found.state["invariants"].get("tokenizer"):
-        raise QkvError(f"{found.folder}: the tokenizer in {run} is not that of this checkpoint: put it in its own run")
+        raise QkvError(
+            f"{found.folder}: the tokenizer in {run} does not belong to this checkpoint; move the checkpoint back to "
+            "the run that it came from"
+        )
     config = read_config(found)
-    fresh = head is not None and head != config.head
-    if fresh and head is not None:
+    new_head = head is not None and head != config.head
+    if new_head and head is not None:
         config = replace_head(config, head)
     network = build(config, device="meta")
-    kept = set(found.tensor_names())
-    adapted = [tensor.removesuffix(".lora_a") for tensor in kept if tensor.endswith(".lora_a")]
+    saved = set(found.tensor_names())
+    adapted = [tensor.removesuffix(".lora_a") for tensor in saved if tensor.endswith(".lora_a")]
     alpha = recipe_file.loads(RunFolder(run).read_recipe(), str(run)).model.lora_alpha if adapted else 0.0
     for tensor in adapted:
         if tensor.startswith(WEIGHTS_PREFIX):
@@ -140,15 +145,15 @@ def load_checkpoint(
     tensors: dict[str, Tensor] = {}
     names = [name for name, _ in network.named_parameters()]
     for name in names:
-        if fresh and name.startswith("head."):
+        if new_head and name.startswith("head."):
             continue
-        held = EMA_PREFIX + name if EMA_PREFIX + name in kept else WEIGHTS_PREFIX + name
+        held = EMA_PREFIX + name if EMA_PREFIX + name in saved else WEIGHTS_PREFIX + name
         tensors[name] = (
             torch.empty(found.shape(held), device=device) if device.type == "meta" else found.read_tensor(held)
         )
-    averaged = "moving average of the " if any(name.startswith(EMA_PREFIX) for name in kept) else ""
+    averaged = "moving average of the " if any(name.startswith(EMA_PREFIX) for name in saved) else ""
     notes = [f"these are the {averaged}weights of step {found.step:,}"]
-    if fresh:
+    if new_head:
         initialise_missing(config, tensors, [name for name in names if name not in tensors], notes, device)
     assign_parameters(network, tensors, device, torch.float32)
     merge_lora(network)
@@ -156,7 +161,7 @@ def load_checkpoint(
 
 
 def read_config(checkpoint: Checkpoint) -> Config:
-    """The shape of the model that a checkpoint is of, which the run wrote down to know it again."""
+    """The config of a checkpoint's model, which is among the invariants of its run."""
     values: dict[str, Any] = {}
     for name, value in checkpoint.state["invariants"].items():
         *way, last = name.split(".")
@@ -169,7 +174,7 @@ def read_config(checkpoint: Checkpoint) -> Config:
 
 
 def _add_lora(network: torch.nn.Module, name: str, checkpoint: Checkpoint, alpha: float) -> None:
-    """Give a linear map the low-rank addition that it has in the checkpoint."""
+    """Give a linear layer the LoRA adapter that it has in the checkpoint."""
     linear = network.get_submodule(name)
     assert isinstance(linear, torch.nn.Linear)
     replace_module(network, name, LoraLinear(linear, checkpoint.shape(f"{WEIGHTS_PREFIX}{name}.lora_a")[0], alpha))
