@@ -90,7 +90,7 @@ def test_a_run_is_measured_before_its_end(tmp_path: Path, capsys: pytest.Capture
     assert cli.run_command(["bench", recipe.run, "--device", "cpu", "--seconds", "0.1", "--json"]) == 0
     caught = capsys.readouterr()
     assert json.loads(caught.out)["parameters"] == parameters
-    assert "has not come to its end" in caught.err
+    assert "has not finished" in caught.err
 
 
 def test_help_shows_how(capsys: pytest.CaptureFixture[str]) -> None:

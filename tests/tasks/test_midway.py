@@ -162,7 +162,7 @@ def test_a_checkpoint_is_told_by_its_name_and_read_with_its_own_tokenizer(folder
     moved = Path(other.run) / "checkpoints" / "step-000000002"
     shutil.rmtree(moved)
     shutil.copytree(Path(recipe.run) / "checkpoints" / "step-000000002", moved)
-    with pytest.raises(QkvError, match="is not that of this checkpoint"):
+    with pytest.raises(QkvError, match="does not belong to this checkpoint"):
         qkv.load(moved)
 
 
@@ -190,9 +190,9 @@ def test_another_run_goes_on_from_a_checkpoint(folder: Path) -> None:
     assert trained.tokenizer.fingerprint == qkv.load(recipe.run).tokenizer.fingerprint  # type: ignore[union-attr]
     assert any("start afresh: head." in note for note in trained.notes)
     again = short(folder, "classification", "again", {"from_": str(left), "change": {}})
-    with pytest.raises(QkvError, match=r"has not come to its end.* or give one of its checkpoints"):
+    with pytest.raises(QkvError, match=r"is not finished.* or give one of its checkpoints"):
         train(again)
-    with pytest.raises(QkvError, match="put a fresh head on one of its checkpoints"):
+    with pytest.raises(QkvError, match="to put a new head on it, name one of its checkpoints"):
         qkv.load(left, head=HeadConfig(kind="classify", outputs=2))
     assert qkv.load(place, head=HeadConfig(kind="classify", outputs=2)).config.head.outputs == 2
 
@@ -202,7 +202,7 @@ def test_a_run_that_has_saved_nothing_has_no_model(folder: Path) -> None:
     train(recipe)
     left = stopped(recipe.run)
     shutil.rmtree(left / "checkpoints")
-    with pytest.raises(QkvError, match="has not come to its end, so there is no model yet"):
+    with pytest.raises(QkvError, match="is not finished, so it has no model yet"):
         qkv.load(left)
     other = folder / "own recipe"
     other.mkdir()

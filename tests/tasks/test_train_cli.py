@@ -182,7 +182,7 @@ def test_a_table_without_a_header_line_stays_one(
     assert "3 records" in said(capsys, ["eval", place, "bare.tsv", "--limit", "3"])[0], "columns as in its run"
     shutil.rmtree(here / "runs/numbers/checkpoints")
     _, err = said(capsys, ["run", "runs/numbers", "wun"], code=1)
-    assert "this run has not come to its end, so there is no model yet; qkv train" in err
+    assert "this run is not finished, so it has no model yet; qkv train" in err
 
 
 def test_a_run_is_scored_on_what_its_recipe_holds_out(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
