@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import qkv
-from qkv.api import Model, new, pad_rows
+from qkv.api import Model, new
 from qkv.blocks import pool
 from qkv.errors import QkvError, UsageError
 from qkv.text import Tokenizer
@@ -343,12 +343,6 @@ def test_embedding_needs_a_tokenizer_and_one_stack(tokenizer: Tokenizer) -> None
     small = model("seq2seq")
     with pytest.raises(UsageError, match="embeddings are for encoder-only and decoder-only models"):
         Model(small.config, small.network, tokenizer).embed("a")
-
-
-def test_rows_are_padded_on_the_right() -> None:
-    ids, mask = pad_rows([[5, 6, 7], [8], []], pad=9)
-    assert ids.tolist() == [[5, 6, 7], [8, 9, 9], [9, 9, 9]]
-    assert mask.tolist() == [[1, 1, 1], [1, 0, 0], [0, 0, 0]]
 
 
 # ── The rest of the surface ──────────────────────────────────────────────────────────────────────────────────────

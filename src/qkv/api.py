@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -11,13 +10,17 @@ import torch
 from torch import Tensor
 
 from qkv import decode, store
-from qkv.blocks import HeadConfig, Tap, pool
-from qkv.decode import GenerationOptions, GenerationResult, TokenLogprob
+from qkv.blocks import HeadConfig, Tap
+from qkv.decode import GenerationResult, TokenLogprob
 from qkv.errors import QkvError, UsageError, suggest_name
 from qkv.models import Config, Encoder, Network, Seq2Seq, build
 from qkv.models.tables import presets
 from qkv.tasks import evaluate as tasks
 from qkv.tasks import train as training
+from qkv.tasks.run.classify import check_text_lengths
+from qkv.tasks.run.embed import embed_texts
+from qkv.tasks.run.example_batches import batches
+from qkv.tasks.run.generate import make_generation_options, prompt_ids
 from qkv.text import Tokenizer
 from qkv.train.recipe.values import format_value
 from qkv.train.run import load as midway
@@ -215,21 +218,15 @@ class Model:
                 f"this model has a {self.config.head.kind} head, not one for embeddings; "
                 'say which vectors stand for a text: how="mean", "first" or "last"'
             )
-        if isinstance(texts, str):
-            return self.embed([texts], pooling=pooling, batch_size=batch_size)[0]
         if self.tokenizer is None:
             raise QkvError("this model has no tokenizer, so it cannot read text; use .hidden(ids)")
-        rows = [self.tokenizer.encode(text) for text in texts]
-        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))  # like lengths together: little padding
-        out: list[Tensor] = [torch.empty(0)] * len(rows)
-        for start in range(0, len(order), batch_size):
-            chosen = order[start : start + batch_size]
-            ids, mask = pad_rows([rows[i] for i in chosen], self.config.pad_token_id or 0)
-            x, place = self.network.hidden(ids.to(self.device), mask.to(self.device))
-            vectors = self.network.head(x, place) if pooling is None else pool(x, place, pooling)[:, 0]
-            for i, vector in zip(chosen, vectors, strict=True):
-                out[i] = vector
-        return torch.stack(out) if out else torch.empty(0, self.config.stack.width)
+        listed = [texts] if isinstance(texts, str) else texts
+        vectors, lengths = embed_texts(
+            self.network, self.tokenizer, self.config, listed, batch_size, pooling=pooling, longest_first=False
+        )
+        if pooling is None:
+            check_text_lengths(listed, lengths, self.config.stack.max_positions)
+        return vectors[0] if isinstance(texts, str) else vectors
 
     def run(self, texts: Any, **options: Any) -> Any:
         """What the model is made for: a text, a label, tags, an answer, a vector, filled gaps, by its head.
@@ -273,18 +270,8 @@ class Model:
             raise UsageError(f"prompts: a text, token ids, or a list of either, not {type(prompts).__name__}")
         one = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], Integral))
         rows: Any = [prompts] if one else prompts
-        known = [f.name for f in fields(GenerationOptions)]
-        for name in more:
-            if name not in known:
-                raise UsageError(f"unknown option {name!r}; {suggest_name(name, known)}")
-        more = {name: tuple(value) if isinstance(value, list) else value for name, value in more.items()}
-        if callable(more.get("logits_processors")):
-            more["logits_processors"] = (more["logits_processors"],)
-        stops: Any = (stop,) if isinstance(stop, str) else () if stop is None else stop
-        stops = tuple(stops) if isinstance(stops, Sequence) else stops
-        options = GenerationOptions(
-            max_tokens=max_tokens, beam=beam, temperature=temperature, top_p=top_p, seed=seed, stop=stops, **more
-        )
+        named = {"max_tokens": max_tokens, "beam": beam, "temperature": temperature, "top_p": top_p, "seed": seed}
+        options = make_generation_options({**named, "stop": stop, **more})
         if on_text is not None and not callable(on_text):
             raise UsageError(f"on_text = {on_text!r}: a function of the row and the new piece of its text")
         ids = [self._prompt(row) for row in rows]
@@ -308,17 +295,13 @@ class Model:
         """A result for each line, in order, run in batches of like lengths; an empty line gives an empty result."""
         if isinstance(lines, str) or not all(isinstance(line, str) for line in lines):
             raise UsageError("lines: a list of texts")
-        if batch_size < 1:
-            raise UsageError(f"batch = {batch_size}: at least 1")
         options["draft"] = self._draft(options.get("draft"))
         out = [GenerationResult("", [], 0.0, "end") for _ in lines]
-        order = sorted((i for i, line in enumerate(lines) if line.strip()), key=lambda i: len(lines[i]))
-        for start in range(0, len(order), batch_size):
-            chosen = order[start : start + batch_size]
+        filled = [i for i, line in enumerate(lines) if line.strip()]
+        for batch in batches([len(lines[i]) for i in filled], batch_size, progress, longest_first=False):
+            chosen = [filled[i] for i in batch]
             for i, result in zip(chosen, self.generate([lines[i] for i in chosen], **options), strict=True):
                 out[i] = result
-            if progress is not None:
-                progress(min(start + batch_size, len(order)), len(order))
         return out
 
     def score(
@@ -334,7 +317,7 @@ class Model:
         if len(prompts) != len(targets):
             raise UsageError(f"{len(prompts)} prompts for {len(targets)} targets")
         end = list(self.config.eos_token_ids[:1])
-        wanted = [self._read_target(t) + end if isinstance(t, str) else list(t) for t in targets]
+        wanted = [self._target_ids(t) + end if isinstance(t, str) else list(t) for t in targets]
         if not all(wanted):
             raise UsageError("a target is empty: there is nothing to score")
         given = [self._prompt(prompt) for prompt in prompts]
@@ -345,10 +328,7 @@ class Model:
         """A prompt as ids, checked. A decoder goes on from it, so an end that the tokenizer adds is taken off."""
         prompt = as_list(prompt)
         if isinstance(prompt, str):
-            ids = self._read(prompt, special=True)
-            if self.config.family == "decoder":
-                while ids and ids[-1] in self.config.eos_token_ids and len(ids) > 1:
-                    ids.pop()
+            ids = prompt_ids(self._require_tokenizer(), self.config, prompt)
         elif isinstance(prompt, Sequence) and all(isinstance(i, Integral) for i in prompt):
             ids = [int(i) for i in prompt]
         else:
@@ -357,15 +337,13 @@ class Model:
             self._check_ids([ids], "prompt", self._source_vocab)
         return ids
 
-    def _read(self, text: str, *, special: bool) -> list[int]:
-        if self.tokenizer is None:
-            raise QkvError("this model has no tokenizer, so it cannot read text; give token ids")
-        return self.tokenizer.encode(text, add_special_tokens=special)
+    def _target_ids(self, text: str) -> list[int]:
+        return self._require_tokenizer().target.encode(text, add_special_tokens=False)
 
-    def _read_target(self, text: str) -> list[int]:
+    def _require_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
             raise QkvError("this model has no tokenizer, so it cannot read text; give token ids")
-        return self.tokenizer.target.encode(text, add_special_tokens=False)
+        return self.tokenizer
 
     def quantize(self) -> "Model":
         """A twin for decoding, its linear maps in int8 (on a GPU their weights alone); this one stays as it is."""
@@ -451,14 +429,3 @@ def to_tensor(values: Tensor | Sequence[Sequence[int]], name: str, shape: torch.
 def is_integer(tensor: Tensor) -> bool:
     """Whether a tensor holds whole numbers (truth values are none)."""
     return not (tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool)
-
-
-def pad_rows(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
-    """Rows of unequal length as ids (B, T), padded on the right, and their mask."""
-    longest = max((len(row) for row in rows), default=0) or 1  # a text without tokens is a place that nobody sees
-    ids = torch.full((len(rows), longest), pad, dtype=torch.long)
-    mask = torch.zeros(len(rows), longest, dtype=torch.long)
-    for i, row in enumerate(rows):
-        ids[i, : len(row)] = torch.as_tensor(row, dtype=torch.long)
-        mask[i, : len(row)] = 1
-    return ids, mask

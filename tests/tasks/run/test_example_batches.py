@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+import task_models
 import torch
 
+import qkv
 from qkv.blocks import HeadConfig, StackConfig
 from qkv.data.objectives import IGNORE_INDEX, FlatExamples
 from qkv.models import Config, build
@@ -42,3 +44,11 @@ def test_logits_at_labels_are_those_of_all_positions(family: str, token_types: i
     torch.testing.assert_close(logits, torch.cat(rows), rtol=1e-10, atol=1e-12)
     expected = [labels[begin[row] : begin[row] + lengths[row]] for row in (2, 0, 1)]
     assert wanted.tolist() == [label for row in expected for label in row if label != IGNORE_INDEX]
+
+
+def test_examples_are_padded_on_the_right() -> None:
+    network = task_models.encoder(qkv.HeadConfig(kind="tag", outputs=3)).network
+    examples = FlatExamples(np.array([3, 1, 0]), np.array([5, 6, 7, 8]))
+    batched = ExampleBatches(network, examples, pad_token_id=9)
+    assert batched.pad(batched.ids, [0, 1, 2], 9).tolist() == [[5, 6, 7], [8, 9, 9], [9, 9, 9]]
+    assert batched.hidden([0, 1, 2])[1].document_ids.tolist() == [[1, 1, 1], [1, 0, 0], [0, 0, 0]]
