@@ -1,4 +1,4 @@
-"""The examples in the documentation of every module of `qkv.data` run, and the package imports torch only when it must."""
+"""The examples in every docstring of `qkv.data` run, and the package imports torch only when it must."""
 
 import doctest
 import importlib

@@ -7,7 +7,6 @@ import time
 from itertools import islice
 from multiprocessing.reduction import ForkingPickler
 
-import numpy as np
 import pytest
 import torch
 from rows_made import OBJECTIVES, RAGGED, documents, paired, tokenizer
@@ -21,7 +20,7 @@ from qkv.data.stream.sequences import SequenceStream
 from qkv.errors import QkvError, UsageError
 
 
-def rows(seed=0, **choices) -> SequenceStream:
+def make_stream(seed=0, **choices) -> SequenceStream:
     made = {
         "a": MaskedLM(documents(RAGGED), tokenizer(), max_length=32),
         "b": MaskedLM(documents([9] * 30, 1), tokenizer(), max_length=32),
@@ -29,20 +28,24 @@ def rows(seed=0, **choices) -> SequenceStream:
     return SequenceStream(made, batch_tokens=32 * 4, seed=seed, pool_size=16, **choices)
 
 
-def told(batches) -> list[tuple[list[list[int]], list[list[int]]]]:
-    """Which examples, and what was made of them: hidden tokens and all."""
+def make_loader(examples, max_length=32) -> Loader:
+    return Loader(SequenceStream(CausalLM(examples, tokenizer(), max_length=max_length), batch_tokens=64))
+
+
+def contents(batches) -> list[tuple[list[list[int]], list[list[int]]]]:
+    """Which examples, and their ids with all masks."""
     return [(batch.examples, batch.ids.tolist()) for batch in batches]
 
 
 @pytest.fixture(scope="module")
 def uninterrupted() -> list:
-    return told(islice(Loader(rows()), 24))
+    return contents(islice(Loader(make_stream()), 24))
 
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_workers_change_nothing(workers, uninterrupted):
-    loader = Loader(rows(), num_workers=workers, prefetch=2)
-    assert told(islice(loader, 24)) == uninterrupted
+    loader = Loader(make_stream(), num_workers=workers, prefetch=2)
+    assert contents(islice(loader, 24)) == uninterrupted
     loader.close()
 
 
@@ -50,10 +53,10 @@ def test_workers_change_nothing(workers, uninterrupted):
 def test_resuming_changes_nothing_whatever_the_workers(first, then, uninterrupted):
     seen, state, workers = [], None, first
     for steps in (5, 1, 11, 7):
-        loader = Loader(rows(), num_workers=workers, prefetch=3)
+        loader = Loader(make_stream(), num_workers=workers, prefetch=3)
         if state is not None:
             loader.load_state_dict(json.loads(json.dumps(state)))
-        seen += told(islice(loader, steps))
+        seen += contents(islice(loader, steps))
         state = loader.state_dict()
         loader.close()
         workers = then
@@ -61,15 +64,15 @@ def test_resuming_changes_nothing_whatever_the_workers(first, then, uninterrupte
 
 
 def test_two_processes_then_one_then_two(uninterrupted):
-    """2 → 1 → 2, mixture, packing and hidden tokens included; compared example by example and token by token."""
+    """2 → 1 → 2, mixture, packing and masked tokens included; compared example by example and token by token."""
     seen, state = [], None
     for world, steps in ((2, 9), (1, 4), (2, 11)):
-        loaders = [Loader(rows(), rank=rank, world_size=world, num_workers=rank) for rank in range(world)]
+        loaders = [Loader(make_stream(), rank=rank, world_size=world, num_workers=rank) for rank in range(world)]
         for loader in loaders:
             if state is not None:
                 loader.load_state_dict(state)
         for ranks in islice(zip(*loaders, strict=True), steps):
-            together = [told([batch])[0] for batch in ranks]
+            together = [contents([batch])[0] for batch in ranks]
             seen.append(tuple([row for part in together for row in part[side]] for side in (0, 1)))
         states = [loader.state_dict() for loader in loaders]
         assert all(one == states[0] for one in states)
@@ -80,7 +83,7 @@ def test_two_processes_then_one_then_two(uninterrupted):
 
 
 def test_the_state_is_a_few_integers():
-    loader = Loader(rows())
+    loader = Loader(make_stream())
     list(islice(loader, 3))
     state = loader.state_dict()
     assert all(type(value) is int for value in state.values())
@@ -89,7 +92,7 @@ def test_the_state_is_a_few_integers():
 
 
 def test_what_was_prefetched_is_not_in_the_state():
-    loader = Loader(rows(), num_workers=2, prefetch=8)
+    loader = Loader(make_stream(), num_workers=2, prefetch=8)
     batches = iter(loader)
     next(batches)
     time.sleep(0.2)  # the workers run ahead
@@ -98,39 +101,37 @@ def test_what_was_prefetched_is_not_in_the_state():
 
 
 @pytest.mark.parametrize("changed", [{"seed": 1}, {"max_documents": 3}, {"weights": {"a": 1, "b": 5}}])
-def test_a_state_of_other_rows_is_refused_with_the_difference(changed):
-    state = Loader(rows()).state_dict()
+def test_a_state_of_another_stream_is_refused_with_the_difference(changed):
+    state = Loader(make_stream()).state_dict()
     with pytest.raises(QkvError, match=r"cannot restore the position in the data: \w+ was \d+ and is \d+"):
-        Loader(rows(**changed)).load_state_dict(state)
+        Loader(make_stream(**changed)).load_state_dict(state)
 
 
 def test_a_state_of_other_data_is_refused():
-    make = lambda count: Loader(
-        SequenceStream(CausalLM(documents([9] * count), tokenizer(), max_length=32), batch_tokens=64)
-    )
+    def make(count):
+        return make_loader(documents([9] * count))
+
     with pytest.raises(QkvError, match="the data is not what it was when the run began") as error:
         make(31).load_state_dict(make(30).state_dict())
     assert "30 examples then, 31 now" in str(error.value)
-    assert " was 30" not in str(error.value), "what follows from it is not listed too"
+    assert " was 30" not in str(error.value), "its consequences are not listed too"
     with pytest.raises(QkvError, match=r"the data is not what it was .*, seed was 5 and is 0\. "):
         make(31).load_state_dict({**make(30).state_dict(), "seed": 5})
 
 
-def test_the_same_data_in_other_rows_is_not_said_to_have_changed():
-    make = lambda length: Loader(
-        SequenceStream(CausalLM(documents([90] * 9), tokenizer(), max_length=length), batch_tokens=64)
-    )
+def test_another_length_is_not_reported_as_other_data():
+    def make(max_length):
+        return make_loader(documents([90] * 9), max_length)
+
     with pytest.raises(QkvError, match=r"examples was \d+ and is \d+, max_length was 32 and is 16") as error:
         make(16).load_state_dict(make(32).state_dict())
     assert "the data is not" not in str(error.value)
 
 
 def test_other_data_of_the_same_size_is_refused():
-    make = lambda seed: Loader(
-        SequenceStream(CausalLM(documents([9] * 30, seed), tokenizer(), max_length=32), batch_tokens=64)
-    )
+    state = make_loader(documents([9] * 30, seed=0)).state_dict()
     with pytest.raises(QkvError, match="the data is not what it was when the run began"):
-        make(1).load_state_dict(make(0).state_dict())
+        make_loader(documents([9] * 30, seed=1)).load_state_dict(state)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -146,14 +147,14 @@ def test_a_loader_with_epochs_ends_and_shows_all(workers):
 
 def test_a_mixture_has_no_common_epochs():
     with pytest.raises(UsageError, match="have different epochs"):
-        next(iter(Loader(rows(), epochs=1)))
+        next(iter(Loader(make_stream(), epochs=1)))
 
 
 # ---------------------------------------------------------------- workers that end
 
 
 def test_a_killed_worker_is_named():
-    loader = Loader(rows(), num_workers=2, prefetch=1)
+    loader = Loader(make_stream(), num_workers=2, prefetch=1)
     batches = iter(loader)
     next(batches)
     pid = loader.workers.processes[1].pid
@@ -166,7 +167,7 @@ def test_a_killed_worker_is_named():
 
 
 def test_a_hung_worker_is_named():
-    loader = Loader(rows(), num_workers=2, prefetch=1, timeout=0.5)
+    loader = Loader(make_stream(), num_workers=2, prefetch=1, timeout=0.5)
     batches = iter(loader)
     next(batches)
     os.kill(loader.workers.processes[0].pid, signal.SIGSTOP)
@@ -178,10 +179,10 @@ def test_a_hung_worker_is_named():
     ("error", "kind"), [(QkvError("the disk is gone"), WorkerError), (ValueError("a bug"), RuntimeError)]
 )
 def test_an_error_in_a_worker_comes_back_with_its_reason(error, kind):
-    def broken(examples, draw):
+    def broken(examples, rng):
         raise error
 
-    stream = rows()
+    stream = make_stream()
     stream.objectives[0].build = broken
     loader = Loader(stream, num_workers=2)
     with pytest.raises(kind, match=rf"data worker \d: (?s:.*){error}"):
@@ -189,7 +190,7 @@ def test_an_error_in_a_worker_comes_back_with_its_reason(error, kind):
 
 
 def test_workers_end_with_the_loader():
-    loader = Loader(rows(), num_workers=2)
+    loader = Loader(make_stream(), num_workers=2)
     next(iter(loader))
     pids = [process.pid for process in loader.workers.processes] if loader.workers else []
     loader.close()
@@ -220,7 +221,7 @@ def test_a_loader_can_be_sent_to_a_spawned_worker(name):
 )
 def test_impossible_choices_are_refused(choices, message):
     with pytest.raises(UsageError, match=message):
-        Loader(rows(), **choices)
+        Loader(make_stream(), **choices)
 
 
 # ---------------------------------------------------------------- batches
@@ -233,36 +234,35 @@ def one_batch(name: str = "pairs") -> Batch:
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_a_batch_counts_what_it_holds(name):
     batch = one_batch(name)
-    tokens, places = int((batch.document_ids > 0).sum()), batch.document_ids.numel()
+    tokens, positions = int((batch.document_ids > 0).sum()), batch.document_ids.numel()
     if batch.source_document_ids is not None:
         tokens += int((batch.source_document_ids > 0).sum())
-        places += batch.source_document_ids.numel()
+        positions += batch.source_document_ids.numel()
     assert batch.num_tokens == tokens
-    assert batch.padding_fraction == pytest.approx(1 - tokens / places)
+    assert batch.padding_fraction == pytest.approx(1 - tokens / positions)
     assert batch.num_labels == (0 if batch.labels is None else int((batch.labels != IGNORE_INDEX).sum()))
-    per_text = batch.class_labels if batch.class_labels is not None else batch.span_starts
-    assert batch.num_answers == (0 if per_text is None else int((per_text != IGNORE_INDEX).sum()))
+    per_example = batch.class_labels if batch.class_labels is not None else batch.span_starts
+    assert batch.num_answers == (0 if per_example is None else int((per_example != IGNORE_INDEX).sum()))
     assert sum(map(len, batch.examples)) == len(batch.example_ids)
     assert batch.ids.dtype == batch.document_ids.dtype == torch.int64
     assert int(batch.document_ids.max()) <= batch.max_documents
 
 
-def test_answers_of_packed_rows_stand_at_their_segment():
+def test_labels_of_packed_examples_are_at_their_document():
     batch = one_batch("classify")
-    for row, examples in enumerate(batch.examples):
-        assert batch.class_labels[row, : len(examples)].tolist() == [example % 3 for example in examples]
-        assert (batch.class_labels[row, len(examples) :] == IGNORE_INDEX).all()
+    for labels, examples in zip(batch.class_labels, batch.examples, strict=True):
+        assert labels[: len(examples)].tolist() == [example % 3 for example in examples]
+        assert (labels[len(examples) :] == IGNORE_INDEX).all()
 
 
-def test_spans_point_into_the_row():
-    rows_ = SequenceStream(OBJECTIVES["answers"](), batch_tokens=500, pool_size=20)
-    batch = next(iter(Loader(rows_)))
+def test_spans_are_positions_in_the_sequence():
+    batch = one_batch("answers")
     starts = 0
-    for row, examples in enumerate(batch.examples):
-        for place in range(len(examples)):
-            first, last = int(batch.span_starts[row, place]), int(batch.span_ends[row, place])
-            assert batch.document_ids[row, first] == batch.document_ids[row, last] == place + 1
-            starts += int(batch.positions[row, first]) > 0
+    for sequence, examples in enumerate(batch.examples):
+        for index in range(len(examples)):
+            first, last = int(batch.span_starts[sequence, index]), int(batch.span_ends[sequence, index])
+            assert batch.document_ids[sequence, first] == batch.document_ids[sequence, last] == index + 1
+            starts += int(batch.positions[sequence, first]) > 0
     assert starts > 2
 
 
@@ -285,17 +285,17 @@ def test_a_batch_moves_whole():
 
 
 def test_scores_are_fractions_and_nan_where_there_are_none():
-    examples = [{"first": [200] * (1 + i % 5), "score": [i / 4]} for i in range(9)]
-    from_memory = Classification(InMemoryExamples(examples), tokenizer(), max_length=24)
+    scored = [{"first": [200] * (1 + i % 5), "score": [i / 4]} for i in range(9)]
+    from_memory = Classification(InMemoryExamples(scored), tokenizer(), max_length=24)
     batch = next(iter(Loader(SequenceStream(from_memory, batch_tokens=96, pool_size=9), epochs=1)))
-    for row, numbers in enumerate(batch.examples):
-        assert batch.scores[row, : len(numbers)].tolist() == [number / 4 for number in numbers]
-        assert batch.scores[row, len(numbers) :].isnan().all()
+    for scores, examples in zip(batch.scores, batch.examples, strict=True):
+        assert scores[: len(examples)].tolist() == [example / 4 for example in examples]
+        assert scores[len(examples) :].isnan().all()
     assert batch.num_answers == 9
 
 
 def test_an_example_of_a_batch_can_be_named():
-    loader = Loader(rows())
+    loader = Loader(make_stream())
     batch = next(iter(loader))
     origins = loader.origins(batch)
     assert len(origins) == len(batch.example_ids)
@@ -305,10 +305,9 @@ def test_an_example_of_a_batch_can_be_named():
 def test_pairs_from_a_loader_are_the_pairs_of_the_data():
     examples = paired([(1 + i % 9, 1 + i % 7) for i in range(50)])
     loader = Loader(SequenceStream(Seq2SeqLM(examples, tokenizer(), max_length=32), batch_tokens=64 * 3), epochs=1)
-    said: dict[int, list[int]] = {}
+    labels: dict[int, list[int]] = {}
     for batch in loader:
-        for row, numbers in enumerate(batch.examples):
-            for place, number in enumerate(numbers):
-                said[number] = batch.labels[row][batch.document_ids[row] == place + 1].tolist()
-    assert said == {n: [*examples[n]["target"].tolist(), tokenizer().special_tokens.eos] for n in range(50)}
-    assert np.unique(list(said)).size == 50
+        for sequence, numbers in enumerate(batch.examples):
+            for index, number in enumerate(numbers):
+                labels[number] = batch.labels[sequence][batch.document_ids[sequence] == index + 1].tolist()
+    assert labels == {n: [*examples[n]["target"].tolist(), tokenizer().special_tokens.eos] for n in range(50)}

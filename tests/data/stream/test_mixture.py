@@ -1,4 +1,4 @@
-"""Mixtures: shares by weight, each source in its own epochs, any window at once."""
+"""Mixtures: fractions by weight, each dataset in its own epochs, and pools that can be computed directly."""
 
 import numpy as np
 import pytest
@@ -12,58 +12,58 @@ from qkv.data.stream.sequences import SequenceStream
 from qkv.errors import QkvError, UsageError
 
 
-def source(count: int, seed: int = 0, length: int = 16) -> CausalLM:
+def dataset(count: int, seed: int = 0, length: int = 16) -> CausalLM:
     return CausalLM(documents([9] * count, seed), tokenizer(), max_length=length)
 
 
-def sources(**counts: int) -> dict[str, CausalLM]:
-    return {name: source(count) for name, count in counts.items()}
+def datasets(**counts: int) -> dict[str, CausalLM]:
+    return {name: dataset(count) for name, count in counts.items()}
 
 
 @quick
 @given(st.lists(st.floats(0.01, 1), min_size=2, max_size=4), st.integers(5, 60))
 def test_shares_are_kept_exactly_over_time(weights, size):
     named = {f"s{number}": weight for number, weight in enumerate(weights)}
-    mixture = MixtureOrder(sources(**dict.fromkeys(named, 7)), named, 0, size)
+    mixture = MixtureOrder(datasets(**dict.fromkeys(named, 7)), named, 0, size)
     taken = np.zeros(len(weights))
-    for window in range(6):
-        taken += np.bincount(mixture.pool(window).dataset, minlength=len(weights))
-        expected = np.array(weights) / sum(weights) * size * (window + 1)
+    for pool in range(6):
+        taken += np.bincount(mixture.pool(pool).dataset, minlength=len(weights))
+        expected = np.array(weights) / sum(weights) * size * (pool + 1)
         assert (abs(taken - expected) <= 1).all()
 
 
 def test_every_source_runs_through_its_own_epochs():
-    mixture = MixtureOrder(sources(large=50, small=6), {"large": 0.5, "small": 0.5}, 3, 20)
+    mixture = MixtureOrder(datasets(large=50, small=6), {"large": 0.5, "small": 0.5}, 3, 20)
     seen: dict[tuple[int, int], list[int]] = {}
-    for window in range(30):
-        picks = mixture.pool(window)
-        for one, epoch, example in zip(picks.dataset, picks.epoch, picks.example, strict=True):
+    for pool in range(30):
+        refs = mixture.pool(pool)
+        for one, epoch, example in zip(refs.dataset, refs.epoch, refs.example, strict=True):
             seen.setdefault((int(one), int(epoch)), []).append(int(example))
     assert sorted(seen[0, 0]) == list(range(50))
     assert all(sorted(seen[1, epoch]) == list(range(6)) for epoch in range(40))
     assert mixture.epochs_at(20) == {"large": 4, "small": 33}
 
 
-def test_an_empty_source_is_named():
+def test_an_empty_dataset_is_named():
     with pytest.raises(QkvError, match="nothing to train on in 'none'"):
         SequenceStream(
-            {"some": source(3), "none": CausalLM(documents([0, 0]), tokenizer(), max_length=16)}, batch_tokens=64
+            {"some": dataset(3), "none": CausalLM(documents([0, 0]), tokenizer(), max_length=16)}, batch_tokens=64
         )
 
 
-def test_a_window_can_be_had_without_those_before_it():
-    make = lambda: MixtureOrder(sources(a=13, b=29), {"a": 1, "b": 2.5}, 3, 11)  # noqa: E731
+def test_a_pool_does_not_depend_on_those_before_it():
+    make = lambda: MixtureOrder(datasets(a=13, b=29), {"a": 1, "b": 2.5}, 3, 11)  # noqa: E731
     walked = make()
-    for window in range(25):
-        mine, theirs = walked.pool(window), make().pool(window)
+    for pool in range(25):
+        mine, theirs = walked.pool(pool), make().pool(pool)
         assert mine.example.tolist() == theirs.example.tolist()
         assert mine.epoch.tolist() == theirs.epoch.tolist()
 
 
-def test_sources_are_shuffled_apart():
-    mixture = MixtureOrder(sources(a=64, b=64), {"a": 1, "b": 1}, 0, 128)
-    picks = mixture.pool(0)
-    assert picks.example[picks.dataset == 0].tolist() != picks.example[picks.dataset == 1].tolist()
+def test_datasets_are_shuffled_differently():
+    mixture = MixtureOrder(datasets(a=64, b=64), {"a": 1, "b": 1}, 0, 128)
+    refs = mixture.pool(0)
+    assert refs.example[refs.dataset == 0].tolist() != refs.example[refs.dataset == 1].tolist()
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_sources_are_shuffled_apart():
     ],
 )
 def test_weights(weights, temperature, expected):
-    found = mixture_fractions(sources(a=80, b=20), weights, temperature)
+    found = mixture_fractions(datasets(a=80, b=20), weights, temperature)
     assert tuple(found.values()) == pytest.approx(expected)
 
 
@@ -92,19 +92,19 @@ def test_weights(weights, temperature, expected):
 )
 def test_wrong_weights_are_named(weights, message):
     with pytest.raises(UsageError, match=message):
-        mixture_fractions(sources(a=1, b=1), weights)
+        mixture_fractions(datasets(a=1, b=1), weights)
 
 
 def test_a_temperature_of_nothing_is_refused():
     with pytest.raises(UsageError, match="temperature = 0"):
-        mixture_fractions(sources(a=1, b=1), "proportional", temperature=0)
+        mixture_fractions(datasets(a=1, b=1), "proportional", temperature=0)
 
 
-def test_no_sources_are_refused():
+def test_no_datasets_are_refused():
     with pytest.raises(UsageError, match="at least one dataset"):
         SequenceStream({}, batch_tokens=64)
 
 
-def test_sources_of_different_rows_cannot_be_mixed():
+def test_datasets_of_different_lengths_cannot_be_mixed():
     with pytest.raises(UsageError, match=r"same capacity: 'a' has \(16,\) and 'b' has \(32,\)"):
-        SequenceStream({"a": source(3), "b": source(3, length=32)}, batch_tokens=64)
+        SequenceStream({"a": dataset(3), "b": dataset(3, length=32)}, batch_tokens=64)

@@ -54,19 +54,19 @@ def test_neighbours_are_scattered():
     assert abs(np.corrcoef(examples[1:], examples[:-1])[0, 1]) < 0.01
 
 
-def shifted(lengths=(40, 100, 3, 77)) -> CausalLM:
+def with_offset(lengths=(40, 100, 3, 77)) -> CausalLM:
     return CausalLM(documents(list(lengths)), tokenizer(), max_length=16, random_offset=True)
 
 
 @quick
 @given(st.integers(1, 50), st.integers(0, 3))
-def test_an_epoch_of_windows_shows_every_example_once(size, seed):
-    order = SingleDatasetOrder(shifted(), seed, size)
+def test_the_pools_of_an_epoch_have_every_example_once(pool_size, seed):
+    order = SingleDatasetOrder(with_offset(), seed, pool_size)
     for epoch in range(3):
-        windows = [order.pool(index) for index in range(order.num_pools(epoch), order.num_pools(epoch + 1))]
-        examples = np.concatenate([window.example for window in windows])
+        pools = [order.pool(index) for index in range(order.num_pools(epoch), order.num_pools(epoch + 1))]
+        examples = np.concatenate([pool.example for pool in pools])
         assert sorted(examples.tolist()) == list(range(order.epoch_order.num_examples(epoch)))
-        assert {int(one) for window in windows for one in window.epoch} == {epoch}
+        assert {int(one) for pool in pools for one in pool.epoch} == {epoch}
 
 
 def test_epochs_differ_in_order():
@@ -74,19 +74,19 @@ def test_epochs_differ_in_order():
     assert order.pool(0).example.tolist() != order.pool(1).example.tolist()
 
 
-def test_a_window_can_be_had_without_those_before_it():
-    walked = SingleDatasetOrder(shifted(), 1, 5)
+def test_a_pool_does_not_depend_on_those_before_it():
+    walked = SingleDatasetOrder(with_offset(), 1, 5)
     for index in range(20):
-        fresh = SingleDatasetOrder(shifted(), 1, 5)
+        fresh = SingleDatasetOrder(with_offset(), 1, 5)
         assert fresh.pool(index).example.tolist() == walked.pool(index).example.tolist()
         assert fresh.epoch_of(index) == walked.epoch_of(index)
 
 
-def test_a_course_runs_through_epochs_of_different_sizes():
-    course = EpochOrder(shifted(), 0)
-    sizes = [course.num_examples(epoch) for epoch in range(4)]
+def test_an_order_runs_through_epochs_of_different_sizes():
+    order = EpochOrder(with_offset(), 0)
+    sizes = [order.num_examples(epoch) for epoch in range(4)]
     assert len(set(sizes)) > 1  # the control: this corpus does have epochs of different sizes
-    picks = course.refs(0, sum(sizes))
-    assert picks.epoch.tolist() == [epoch for epoch, size in enumerate(sizes) for _ in range(size)]
+    refs = order.refs(0, sum(sizes))
+    assert refs.epoch.tolist() == [epoch for epoch, size in enumerate(sizes) for _ in range(size)]
     for epoch, size in enumerate(sizes):
-        assert sorted(picks.example[picks.epoch == epoch].tolist()) == list(range(size))
+        assert sorted(refs.example[refs.epoch == epoch].tolist()) == list(range(size))

@@ -1,4 +1,4 @@
-"""Packing: nothing overlaps, nothing is lost, nothing exceeds its row; and it is tight."""
+"""Packing: nothing overlaps, nothing is lost, nothing exceeds its sequence; and it is tight."""
 
 from itertools import pairwise
 
@@ -11,44 +11,44 @@ from rows_made import quick
 from qkv.data.stream.pack import PackingLayout, best_fit_decreasing, group_by_length, pack
 from qkv.errors import UsageError
 
-one_row = st.lists(st.tuples(st.integers(0, 20)), min_size=0, max_size=60)
-two_rows = st.lists(st.tuples(st.integers(1, 20), st.integers(0, 15)) | st.just((0, 0)), min_size=0, max_size=60)
+single_lengths = st.lists(st.tuples(st.integers(0, 20)), min_size=0, max_size=60)
+pair_lengths = st.lists(st.tuples(st.integers(1, 20), st.integers(0, 15)) | st.just((0, 0)), min_size=0, max_size=60)
 
 
-def check(layout: PackingLayout, lengths: np.ndarray, capacity: tuple[int, ...], texts: int) -> None:
-    """The slow way: write every example into its rows, place by place."""
+def check(layout: PackingLayout, lengths: np.ndarray, capacity: tuple[int, ...], max_documents: int) -> None:
+    """The slow way: write every example into its sequences, token by token."""
     present = [index for index in range(len(lengths)) if lengths[index].any()]
     assert sorted(layout.example.tolist()) == present
-    for stream, room in enumerate(capacity):
-        rows = [[0] * room for _ in range(layout.num_sequences)]
-        for example, row, segment, offset in zip(
-            layout.example, layout.sequence, layout.document, layout.offset[:, stream], strict=True
+    for side, length in enumerate(capacity):
+        sequences = [[0] * length for _ in range(layout.num_sequences)]
+        for example, sequence, document, offset in zip(
+            layout.example, layout.sequence, layout.document, layout.offset[:, side], strict=True
         ):
-            for place in range(offset, offset + lengths[example, stream]):
-                assert rows[row][place] == 0, "two examples in one place"
-                rows[row][place] = segment
-        for row in rows:
-            used = [segment for segment in row if segment]
-            assert row[: len(used)] == used, "a hole before the padding"
+            for position in range(offset, offset + lengths[example, side]):
+                assert sequences[sequence][position] == 0, "two examples at one position"
+                sequences[sequence][position] = document
+        for sequence in sequences:
+            used = [document for document in sequence if document]
+            assert sequence[: len(used)] == used, "a hole before the padding"
             assert used == sorted(used)
-    for row in range(layout.num_sequences):
-        segments = layout.document[layout.sequence == row].tolist()
-        assert segments == list(range(1, len(segments) + 1))
-        assert 1 <= len(segments) <= texts
+    for sequence in range(layout.num_sequences):
+        documents = layout.document[layout.sequence == sequence].tolist()
+        assert documents == list(range(1, len(documents) + 1))
+        assert 1 <= len(documents) <= max_documents
 
 
 @quick
-@given(one_row, st.integers(1, 8))
-def test_one_row_length(lengths, texts):
+@given(single_lengths, st.integers(1, 8))
+def test_single_lengths(lengths, max_documents):
     sizes = np.array(lengths, np.int64).reshape(-1, 1)
-    check(pack(sizes, (20,), texts), sizes, (20,), texts)
+    check(pack(sizes, (20,), max_documents), sizes, (20,), max_documents)
 
 
 @quick
-@given(two_rows, st.integers(1, 8))
-def test_two_rows_in_step(lengths, texts):
+@given(pair_lengths, st.integers(1, 8))
+def test_pairs(lengths, max_documents):
     sizes = np.array(lengths, np.int64).reshape(-1, 2)
-    check(pack(sizes, (20, 15), texts), sizes, (20, 15), texts)
+    check(pack(sizes, (20, 15), max_documents), sizes, (20, 15), max_documents)
 
 
 def slow_best_fit(sizes: list[int], capacity: int) -> int:
@@ -69,7 +69,7 @@ def test_best_fit_is_best_fit(sizes):
     assert best_fit_decreasing(np.array(sizes), 30, max_documents=10**9)[1] == slow_best_fit(sizes, 30)
 
 
-def test_an_example_longer_than_its_row_is_refused():
+def test_an_example_longer_than_its_sequence_is_refused():
     with pytest.raises(UsageError, match="does not fit"):
         pack(np.array([[5], [11]]), (10,), 8)
 
@@ -81,19 +81,19 @@ def test_the_plan_depends_on_nothing_but_the_lengths():
     assert one.sequence.tolist() == two.sequence.tolist()
 
 
-@pytest.mark.parametrize("shape", ["short", "broad", "half rows"])
-def test_packed_rows_are_nearly_full(shape):
+@pytest.mark.parametrize("shape", ["short", "broad", "half sequences"])
+def test_packed_sequences_are_nearly_full(shape):
     random = np.random.default_rng(1)
-    drawn = {
+    lengths = {
         "short": random.integers(5, 40, 8000),
         "broad": random.integers(1, 1025, 8000),
-        "half rows": random.integers(250, 700, 8000),
+        "half sequences": random.integers(250, 700, 8000),
     }
-    sizes = drawn[shape][:, None]
+    sizes = lengths[shape][:, None]
     assert pack(sizes, (1024,), 1024).padding_fraction(sizes, (1024,)) < 0.025
 
 
-def test_pairs_fill_both_rows_together():
+def test_pairs_fill_both_sides_together():
     random = np.random.default_rng(2)
     source = random.integers(5, 40, 6000)
     target = np.maximum(1, source + random.integers(-4, 6, 6000))
@@ -103,13 +103,13 @@ def test_pairs_fill_both_rows_together():
 
 
 @quick
-@given(two_rows, st.integers(20, 200))
-def test_padded_groups_keep_to_their_budget(lengths, budget):
+@given(pair_lengths, st.integers(20, 200))
+def test_groups_by_length_keep_to_their_tokens(lengths, max_tokens):
     sizes = np.array(lengths, np.int64).reshape(-1, 2)
-    layout, first_row, widths = group_by_length(sizes, budget)
+    layout, first_sequence, widths = group_by_length(sizes, max_tokens)
     assert sorted(layout.example.tolist()) == [index for index in range(len(sizes)) if sizes[index].any()]
     assert layout.document.tolist() == [1] * len(layout.example)
-    for group, (first, last) in enumerate(pairwise(first_row)):
+    for group, (first, last) in enumerate(pairwise(first_sequence)):
         inside = sizes[layout.example[first:last]]
         assert widths[group].tolist() == inside.max(axis=0).tolist()
-        assert last - first == 1 or (last - first) * widths[group].sum() <= budget
+        assert last - first == 1 or (last - first) * widths[group].sum() <= max_tokens

@@ -1,4 +1,4 @@
-"""Random choices are functions of their address, well spread, and independent of their company."""
+"""Random numbers are functions of their keys, uniform, and independent of the other groups in a call."""
 
 import numpy as np
 from hypothesis import given
@@ -19,7 +19,7 @@ from qkv.data.stream.random_bits import (
 sizes = st.lists(st.integers(0, 12), min_size=1, max_size=12)
 
 
-def test_an_address_has_one_number_and_neighbours_have_others():
+def test_equal_keys_have_equal_hashes_and_others_differ():
     assert hash64(1, "a") == hash64(1, "a")
     assert len({hash64(1, "a"), hash64(2, "a"), hash64(1, "b"), hash64("1", "a"), EpochRng(1).hash64("a")}) == 5
 
@@ -27,22 +27,22 @@ def test_an_address_has_one_number_and_neighbours_have_others():
 def test_the_numbers_do_not_change_between_versions():
     # A run that is resumed after an update of qkv must find its own order again.
     assert hash64(0, 0, "order") == 9365939058219994631
-    drawn = random_bits(EpochRng(0).keys("mask", np.arange(2)), np.array([0, 1]))
-    assert drawn.tolist() == [737671640061935528, 6295374164085947125]
+    numbers = random_bits(EpochRng(0).keys("mask", np.arange(2)), np.array([0, 1]))
+    assert numbers.tolist() == [737671640061935528, 6295374164085947125]
 
 
 def test_uniform_numbers_are_uniform_and_unrelated():
     keys = EpochRng(3).keys("test", np.arange(1000))
-    drawn = to_uniform(random_bits(keys[:, None], np.arange(100)))  # (1000, 100)
-    counts = np.histogram(drawn, 20, (0, 1))[0]
+    numbers = to_uniform(random_bits(keys[:, None], np.arange(100)))  # (1000, 100)
+    counts = np.histogram(numbers, 20, (0, 1))[0]
     assert ((counts - 5000) ** 2 / 5000).sum() < 60  # chi-square with 19 degrees of freedom
-    assert abs(np.corrcoef(drawn[:, 0], drawn[:, 1])[0, 1]) < 0.1
-    assert abs(np.corrcoef(drawn[1:, 0], drawn[:-1, 0])[0, 1]) < 0.1
+    assert abs(np.corrcoef(numbers[:, 0], numbers[:, 1])[0, 1]) < 0.1
+    assert abs(np.corrcoef(numbers[1:, 0], numbers[:-1, 0])[0, 1]) < 0.1
 
 
-def test_below_reaches_every_number_and_no_other():
-    drawn = to_integers(random_bits(EpochRng(0).keys("test", np.arange(2000)), np.array([0])), 7)
-    assert set(drawn.tolist()) == set(range(7))
+def test_integers_reach_every_number_and_no_other():
+    numbers = to_integers(random_bits(EpochRng(0).keys("test", np.arange(2000)), np.array([0])), 7)
+    assert set(numbers.tolist()) == set(range(7))
 
 
 @quick
@@ -54,7 +54,7 @@ def test_shuffled_permutes_inside_each_group(groups, seed):
         assert sorted(order[end - size : end].tolist()) == list(range(end - size, end))
 
 
-def test_a_group_is_shuffled_the_same_in_any_company():
+def test_a_group_is_shuffled_the_same_with_any_others():
     keys = EpochRng(0).keys("test", np.arange(3))
     alone = shuffle_groups(keys[1:2], np.array([9]))
     among = shuffle_groups(keys, np.array([4, 9, 2]))[4:13] - 4
@@ -63,15 +63,15 @@ def test_a_group_is_shuffled_the_same_in_any_company():
 
 @quick
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), min_size=1, max_size=10), st.integers(0, 5))
-def test_choose_marks_as_many_as_asked(pairs, seed):
+def test_choose_chooses_the_given_counts(pairs, seed):
     groups = np.array([max(pair) for pair in pairs])
-    picks = np.array([min(pair) for pair in pairs])
-    chosen = choose_in_groups(EpochRng(seed).keys("test", np.arange(len(pairs))), groups, picks)
+    counts = np.array([min(pair) for pair in pairs])
+    chosen = choose_in_groups(EpochRng(seed).keys("test", np.arange(len(pairs))), groups, counts)
     ends = np.cumsum(groups)
-    assert [int(chosen[end - size : end].sum()) for end, size in zip(ends, groups, strict=True)] == picks.tolist()
+    assert [int(chosen[end - size : end].sum()) for end, size in zip(ends, groups, strict=True)] == counts.tolist()
 
 
-def test_choose_prefers_no_place():
+def test_choose_prefers_no_member():
     keys = EpochRng(0).keys("test", np.arange(5000))
     chosen = choose_in_groups(keys, np.full(5000, 5), np.full(5000, 2)).reshape(5000, 5)
     assert (abs(chosen.mean(axis=0) - 0.4) < 0.03).all()
@@ -82,14 +82,14 @@ def test_choose_prefers_no_place():
 def test_compositions_are_positive_and_add_up(pairs, seed):
     totals = np.array([max(pair) for pair in pairs])
     counts = np.array([min(pair) for pair in pairs])
-    pieces = random_compositions(EpochRng(seed).keys("test", np.arange(len(pairs))), totals, counts)
-    assert (pieces > 0).all()
+    parts = random_compositions(EpochRng(seed).keys("test", np.arange(len(pairs))), totals, counts)
+    assert (parts > 0).all()
     ends = np.cumsum(counts)
-    assert [int(pieces[end - n : end].sum()) for end, n in zip(ends, counts, strict=True)] == totals.tolist()
+    assert [int(parts[end - n : end].sum()) for end, n in zip(ends, counts, strict=True)] == totals.tolist()
 
 
 def test_every_composition_is_equally_likely():
     keys = EpochRng(0).keys("test", np.arange(6000))
-    pieces = random_compositions(keys, np.full(6000, 4), np.full(6000, 2)).reshape(6000, 2)
-    counts = np.bincount(pieces[:, 0])[1:]  # 1 + 3, 2 + 2, 3 + 1
+    parts = random_compositions(keys, np.full(6000, 4), np.full(6000, 2)).reshape(6000, 2)
+    counts = np.bincount(parts[:, 0])[1:]  # 1 + 3, 2 + 2, 3 + 1
     assert (abs(counts / 6000 - 1 / 3) < 0.03).all()
