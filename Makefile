@@ -46,7 +46,7 @@ bench: $(VENV)/.dev            ## run the benchmarks; bench/RESULTS.md has the l
 	OMP_NUM_THREADS=2 $(BIN)/python bench/start.py
 	OMP_NUM_THREADS=2 $(BIN)/python bench/text.py
 	OMP_NUM_THREADS=2 $(BIN)/python bench/data_cache.py
-	OMP_NUM_THREADS=2 $(BIN)/python bench/rows.py
+	OMP_NUM_THREADS=2 $(BIN)/python bench/batches.py
 	OMP_NUM_THREADS=2 $(BIN)/python bench/train.py dates
 	OMP_NUM_THREADS=2 $(BIN)/python bench/checkpoint.py
 	OMP_NUM_THREADS=2 $(BIN)/python bench/decode_cpu.py

@@ -1,10 +1,10 @@
-"""Reading files and building the token cache: lines and megabytes a second, beside the raw `tokenizers` call.
+"""Reading files and building the token cache: records and MB per second, beside the raw `tokenizers` call.
 
     python bench/data_cache.py [--megabytes 8] [--repeats 5] [--json FILE]
 
-The text is the Python standard library's own sources, always present. The cache is timed from file to finished folder
-(hash, read, encode, write, fsync); the raw call encodes the same texts, already in memory, and takes the ids out. On
-a machine that does other work too the share by CPU time is the fairer one.
+The text is the source code of the Python standard library. The cache is timed from the file to the finished folder
+(hash, read, encode, write, fsync); the raw call encodes the same texts in memory and takes out the ids. On a machine
+that does other work too, the ratio of CPU times is the fairer one.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from qkv.text import Tokenizer
 
 
 def stdlib_lines(megabytes: float) -> list[str]:
-    """Lines that are neither blank nor very short, from the standard library, until there are enough of them."""
+    """Lines of the standard library that are not blank or very short, until there are enough of them."""
     lines: list[str] = []
     size = 0
     for path in sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py")):
@@ -49,7 +49,7 @@ def stdlib_lines(megabytes: float) -> list[str]:
 
 
 def write_formats(lines: list[str], folder: Path) -> dict[str, DataFiles]:
-    """The same lines in every format that needs no extra package beside pyarrow and zstandard."""
+    """The same lines in every format that needs no package besides pyarrow and zstandard."""
     text = "\n".join(lines) + "\n"
     files: dict[str, DataFiles] = {}
 
@@ -113,7 +113,7 @@ def bench_reading(files: dict[str, DataFiles], characters: int) -> list[dict[str
 def bench_building(
     title: str, source: DataFiles, texts: list[str], tokenizer: Tokenizer, folder: Path, repeats: int
 ) -> tuple[list[dict[str, Any]], TokenCache]:
-    """Raw call and cache, turn by turn, so that a busy machine is busy for both."""
+    """Time the raw call and the cache alternately, so that other load affects both."""
     size = sum(map(len, texts))
     times: dict[str, list[tuple[float, float]]] = {}
 
@@ -135,8 +135,8 @@ def bench_building(
     rows = []
     for name, measured in times.items():
         wall, used = (min(one) for one in zip(*measured, strict=True))
-        shares = {"of raw": base[0] / wall, "of raw, CPU": base[1] / used}
-        rows.append({"texts": f"{title} of {size // len(texts)}", "work": name, "MB/s": size / wall / 1e6, **shares})
+        ratios = {"of raw": base[0] / wall, "of raw, CPU": base[1] / used}
+        rows.append({"texts": f"{title} of {size // len(texts)}", "work": name, "MB/s": size / wall / 1e6, **ratios})
     return rows, cache
 
 
@@ -156,11 +156,11 @@ def table(title: str, rows: list[dict[str, Any]]) -> Table:
     for name in rows[0]:
         shown.add_column(name, justify="left" if isinstance(rows[0][name], str) else "right", no_wrap=True)
     for row in rows:
-        shown.add_row(*map(cell, row.values()))
+        shown.add_row(*map(format_cell, row.values()))
     return shown
 
 
-def cell(value: Any) -> str:
+def format_cell(value: Any) -> str:
     if isinstance(value, str):
         return value
     return f"{value:,.2f}" if isinstance(value, float) and value < 100 else f"{value:,.0f}"

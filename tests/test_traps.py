@@ -129,16 +129,16 @@ TRAPS: dict[int, tuple[str, ...]] = {
         "faults/test_fault_resume.py::test_the_middle_of_an_epoch_is_found_again",
         "faults/test_fault_training.py::test_runs_that_were_killed_end_as_the_undisturbed_one",
         "train/test_loop.py::test_patience_and_the_best_come_back_after_a_crash",
-        "data/test_rows.py::test_resuming_with_another_number_of_processes_changes_nothing",
-        "data/test_loader.py::test_resuming_changes_nothing_whatever_the_workers",
-        "data/test_loader.py::test_two_processes_then_one_then_two",
+        "data/stream/test_sequences.py::test_resuming_with_another_world_size_changes_nothing",
+        "data/load/test_loader.py::test_resuming_changes_nothing_whatever_the_workers",
+        "data/load/test_loader.py::test_two_processes_then_one_then_two",
     ),
     # Packing leaks between documents, or trains on the first label of the next one
     21: (
-        "data/test_packed_loss.py::test_the_loss_of_packed_rows_is_that_of_the_examples_alone",
-        "data/test_packed_loss.py::test_no_gradient_flows_between_examples_of_a_row",
-        "data/test_rows.py::test_no_label_is_predicted_from_another_document",
-        "data/test_rows.py::test_shifting_a_packed_row_would_cross_documents",
+        "data/test_packed_loss.py::test_the_loss_of_packed_sequences_is_that_of_separate_examples",
+        "data/test_packed_loss.py::test_no_gradient_flows_between_documents_of_a_sequence",
+        "data/stream/test_sequences.py::test_no_label_is_predicted_from_another_document",
+        "data/stream/test_sequences.py::test_shifting_a_packed_sequence_would_cross_documents",
     ),
     # Pickle hidden in a file
     22: (
@@ -178,10 +178,10 @@ TRAPS: dict[int, tuple[str, ...]] = {
     ),
     # A bad line in a data file ends, or silently thins, the run
     29: (
-        "data/test_bad_data.py::test_invalid_utf8_is_named_by_line_and_place",
-        "data/test_bad_data.py::test_a_bad_json_line_is_named",
-        "data/test_bad_data.py::test_one_percent_is_accepted_and_more_is_not",
-        "data/test_bad_data.py::test_a_damaged_file_never_ends_in_a_traceback",
+        "data/readers/test_invalid_data.py::test_invalid_utf8_is_named_by_line_and_place",
+        "data/readers/test_invalid_data.py::test_a_bad_json_line_is_named",
+        "data/readers/test_invalid_data.py::test_one_percent_is_accepted_and_more_is_not",
+        "data/readers/test_invalid_data.py::test_a_damaged_file_never_ends_in_a_traceback",
     ),
     # One rank dies and the others hang half an hour
     30: (

@@ -1,4 +1,4 @@
-"""Trap 21 with real networks: packed rows have the loss of their examples alone, and nothing flows between them."""
+"""Trap 21 with real networks: the loss of packed sequences is that of separate examples; documents do not mix."""
 
 import numpy as np
 import pytest
@@ -39,8 +39,8 @@ def logits(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
     return model(*sides, max_documents=batch.max_documents)
 
 
-def loss(said: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(said.flatten(0, -2), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
+def loss(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(outputs.flatten(0, -2), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
 
 
 CASES = [
@@ -53,7 +53,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "family"), CASES)
-def test_the_loss_of_packed_rows_is_that_of_the_examples_alone(name, family):
+def test_the_loss_of_packed_sequences_is_that_of_separate_examples(name, family):
     objective, model = OBJECTIVES[name](), network(family)
     with torch.no_grad():
         alone = 0.0
@@ -66,17 +66,17 @@ def test_the_loss_of_packed_rows_is_that_of_the_examples_alone(name, family):
             assert together == pytest.approx(alone, rel=1e-12)
 
 
-def test_no_gradient_flows_between_examples_of_a_row():
+def test_no_gradient_flows_between_documents_of_a_sequence():
     model = network("decoder")
     batch = next(iter(Loader(SequenceStream(OBJECTIVES["next token"](), batch_tokens=320, pool_size=50))))
-    row = int(np.argmax([len(examples) for examples in batch.examples]))
+    sequence = int(np.argmax([len(examples) for examples in batch.examples]))
     seen: list[torch.Tensor] = []
     model.embedding.register_forward_hook(lambda _, __, out: seen.append(out.requires_grad_().retain_grad() or out))
-    said = logits(model, batch)
-    mine = batch.document_ids[row] == 2
-    loss(said[row, mine], batch.labels[row, mine]).backward()
+    outputs = logits(model, batch)
+    mine = batch.document_ids[sequence] == 2
+    loss(outputs[sequence, mine], batch.labels[sequence, mine]).backward()
     gradient = seen[0].grad.abs().sum(-1)
-    assert (gradient[row, mine] > 0).all()
-    assert (gradient[row, ~mine] == 0).all()
-    gradient[row] = 0
+    assert (gradient[sequence, mine] > 0).all()
+    assert (gradient[sequence, ~mine] == 0).all()
+    gradient[sequence] = 0
     assert (gradient == 0).all()
