@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from rows_made import OBJECTIVES, parts
+from synthetic_data import OBJECTIVES, parts
 from torch.nn import functional as F
 
 from qkv.blocks import HeadConfig, StackConfig

@@ -1,7 +1,7 @@
 """For each objective, a small network that learns it and a batch of it."""
 
 import torch
-from rows_made import OBJECTIVES
+from synthetic_data import OBJECTIVES
 
 from qkv.blocks import HeadConfig, StackConfig
 from qkv.data.load.batch import Batch

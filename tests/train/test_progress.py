@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rows_made import OBJECTIVES
+from synthetic_data import OBJECTIVES
 
 from qkv.data.load.loader import Loader
 from qkv.data.stream.sequences import SequenceStream

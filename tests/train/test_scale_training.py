@@ -15,7 +15,7 @@ import scale_trainer
 import torch
 import torch.distributed as dist
 from fault_runs import changed, log_of, newest, tiny, train, written
-from rows_made import documents, tokenizer
+from synthetic_data import documents, tokenizer
 
 from qkv import load
 from qkv.data.objectives import CausalLM

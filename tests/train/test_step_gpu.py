@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from objective_cases import CASES, network
-from rows_made import OBJECTIVES
+from synthetic_data import OBJECTIVES
 
 from qkv.data.load.loader import Loader
 from qkv.data.stream.sequences import SequenceStream

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rows_made import quick
+from synthetic_data import quick
 
 from qkv.data.cache.examples import InMemoryExamples
 from qkv.data.ragged import ragged_index, ragged_join, ragged_starts

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rows_made import quick
+from synthetic_data import quick
 
 from qkv.data.encode.align import char_span_to_tokens, sentence_starts, tokens_to_char_span, word_ids
 from qkv.text import Tokenizer

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from rows_made import record, tokenizer
+from synthetic_data import record, tokenizer
 
 from qkv.data.cache.examples import InMemoryExamples
 from qkv.data.cache.token_cache import TokenCache

@@ -9,7 +9,7 @@ from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
-from rows_made import OBJECTIVES, RAGGED, documents, paired, tokenizer
+from synthetic_data import OBJECTIVES, RAGGED, documents, paired, tokenizer
 
 from qkv.data.cache.examples import InMemoryExamples
 from qkv.data.load.batch import Batch

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from rows_made import RAGGED, documents, parts, tokenizer
+from synthetic_data import RAGGED, documents, parts, tokenizer
 
 from qkv.data.cache.examples import InMemoryExamples
 from qkv.data.objectives import IGNORE_INDEX, CausalLM

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rows_made import documents, marked_texts, parts, quick, tokenizer
+from synthetic_data import documents, marked_texts, parts, quick, tokenizer
 
 from qkv.data.objectives import Denoising, SpanCorruption
 from qkv.data.objectives.denoising import poisson_cdf_table

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from rows_made import documents, marked_texts, parts, record, texts, token_lists, tokenizer
+from synthetic_data import documents, marked_texts, parts, record, texts, token_lists, tokenizer
 
 from qkv.data.cache.examples import InMemoryExamples
 from qkv.data.encode.encoders import EncodeText

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from rows_made import OBJECTIVES, documents, marked_texts, paired, parts, tokenizer
+from synthetic_data import OBJECTIVES, documents, marked_texts, paired, parts, tokenizer
 
 from qkv.data.objectives import (
     CausalLM,

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from rows_made import PAIRS, labelled, paired, parts, questions, tagged, texts, tokenizer
+from synthetic_data import PAIRS, labelled, paired, parts, questions, tagged, texts, tokenizer
 
 from qkv.data.cache.examples import InMemoryExamples
 from qkv.data.encode.align import tokens_to_char_span

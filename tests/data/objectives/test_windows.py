@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rows_made import quick
+from synthetic_data import quick
 
 from qkv.data.objectives.window_index import BLOCK_RECORDS, WindowIndex
 from qkv.data.objectives.windows import Windows

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rows_made import documents, quick, tokenizer
+from synthetic_data import documents, quick, tokenizer
 
 from qkv.data.objectives import CausalLM
 from qkv.data.stream.mixture import MixtureOrder, mixture_fractions

@@ -5,7 +5,7 @@ import tracemalloc
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from rows_made import documents, quick, tokenizer
+from synthetic_data import documents, quick, tokenizer
 
 from qkv.data.objectives import CausalLM
 from qkv.data.stream.order import EpochOrder, Permutation, SingleDatasetOrder

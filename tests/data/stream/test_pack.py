@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rows_made import quick
+from synthetic_data import quick
 
 from qkv.data.stream.pack import PackingLayout, best_fit_decreasing, group_by_length, pack
 from qkv.errors import UsageError

@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from rows_made import quick
+from synthetic_data import quick
 
 from qkv.data.stream.random_bits import (
     EpochRng,

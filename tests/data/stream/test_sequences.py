@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rows_made import OBJECTIVES, RAGGED, documents, paired, parts, quick, tokenizer
+from synthetic_data import OBJECTIVES, RAGGED, documents, paired, parts, quick, tokenizer
 
 from qkv.data.load.loader import Loader
 from qkv.data.objectives import IGNORE_INDEX, CausalLM, Seq2SeqLM

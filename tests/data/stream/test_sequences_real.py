@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rows_made import tokenizer
+from synthetic_data import tokenizer
 
 from qkv.data.cache.examples import InMemoryExamples
 from qkv.data.objectives import CausalLM, Seq2SeqLM

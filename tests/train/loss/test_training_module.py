@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from objective_cases import CASES, LM, a_batch, network
-from rows_made import OBJECTIVES
+from synthetic_data import OBJECTIVES
 from torch.nn import functional as F
 
 from qkv.blocks import HeadConfig, Mask

@@ -1,4 +1,4 @@
-"""What the tests of rows share: a tokenizer, small made-up corpora, one of every objective, and slow readers."""
+"""Synthetic data for tests: a tokenizer, small corpora, one instance of every objective, and a slow way to read it."""
 
 from collections.abc import Callable
 from functools import lru_cache
