@@ -113,13 +113,13 @@ TRAPS: dict[int, tuple[str, ...]] = {
     ),
     # Label smoothing counts padding
     16: (
-        "train/test_learner.py::test_padding_changes_neither_loss_nor_gradient",
-        "train/test_learner.py::test_the_loss_is_the_cross_entropy_of_all_logits_written_out",
+        "train/loss/test_training_module.py::test_padding_changes_neither_loss_nor_gradient",
+        "train/loss/test_training_module.py::test_the_loss_is_the_cross_entropy_of_all_logits_written_out",
     ),
     # Accumulation averages averages instead of weighing by tokens
     17: (
-        "train/test_learner.py::test_micro_batches_add_up_to_the_batch",
-        "train/test_learner.py::test_averages_of_averages_would_be_found",
+        "train/loss/test_training_module.py::test_micro_batches_add_up_to_the_batch",
+        "train/loss/test_training_module.py::test_averages_of_averages_would_be_found",
         "train/test_step.py::test_micro_batches_give_the_step_of_the_whole_batch",
     ),
     # Resume loses random numbers, the sampler, patience, the place inside an epoch
@@ -186,8 +186,8 @@ TRAPS: dict[int, tuple[str, ...]] = {
     # One rank dies and the others hang half an hour
     30: (
         "faults/test_fault_training.py::test_a_process_that_is_killed_ends_the_others_and_the_run_goes_on",
-        "train/test_scale_faults.py::test_the_first_failure_is_the_exit_code_and_ends_the_others",
-        "train/test_scale_faults.py::test_a_frozen_process_ends_the_other_one_which_hangs_in_a_collective",
+        "train/parallel/test_process_faults.py::test_the_first_failure_is_the_exit_code_and_ends_the_others",
+        "train/parallel/test_process_faults.py::test_a_frozen_process_ends_the_other_one_which_hangs_in_a_collective",
     ),
 }
 

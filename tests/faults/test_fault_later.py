@@ -102,7 +102,7 @@ def test_a_model_whose_checkpoints_are_gone_is_not_trained_over(finished: Recipe
     for name in ("config.json", "model.safetensors"):
         (Path(run) / name).unlink()
     go_on(run)
-    assert "has no checkpoint: it begins anew" in notes_of(run)
+    assert "has no checkpoint: it starts again" in notes_of(run)
 
 
 def test_a_mean_leaves_out_what_is_damaged(finished: Recipe) -> None:
@@ -166,7 +166,7 @@ def test_a_run_has_come_to_its_end_when_its_model_is_there(finished: Recipe) -> 
     with pytest.raises(Crash):
         go_on(run, "train.steps=10", watch=Dies())
     (note,) = qkv.load(run).notes
-    assert "this is the model of step 8, and the run has gone on since" in note
+    assert "this is the model of step 8, and the run was continued since" in note
     go_on(run)
     assert qkv.load(run).notes == []
 
@@ -180,7 +180,7 @@ def test_a_checkpoint_that_vanishes_is_no_reason_to_give_up(finished: Recipe, mo
     monkeypatch.setattr(type(folder.checkpoints), "steps", lambda self: next(listed, real))
     assert midway.load_newest(folder, "cpu", None).notes[0].endswith("these are the weights of step 8")
     monkeypatch.setattr(type(folder.checkpoints), "steps", lambda self: [1])
-    with pytest.raises(QkvError, match="gone before they are read"):
+    with pytest.raises(QkvError, match="deletes them before they are read"):
         midway.load_newest(folder, "cpu", None)
 
 

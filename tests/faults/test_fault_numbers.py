@@ -155,7 +155,7 @@ def test_unguarded_the_poison_would_reach_the_weights(
     recipe = recipe_in(tmp_path)
     with caplog.at_level("WARNING", logger="qkv"):
         train(recipe)
-    assert "answers count as empty: the model's scores were not numbers" in caplog.text, "and does not end by it"
+    assert "results are empty: the model's logits were not finite" in caplog.text, "and does not end by it"
     assert not all(value.isfinite().all() for value in weights(recipe.run, 10).values())
 
 

@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def short(folder: Path, kind: str, name: str, model: dict[str, Any] | None = None, **keys: Any) -> Recipe:
     sections: dict[str, Any] = {"model": model} if model else {}
-    data = {"length": 256, "source_length": 0}
+    data = {"max_length": 256, "max_source_length": 0}
     return tiny(folder, name, kind, data=data, train={**KEYS, **keys}, **sections)
 
 
@@ -74,7 +74,7 @@ def test_a_run_that_was_stopped_can_be_tried(folder: Path, kind: str, ema: float
 def test_what_was_learnt_in_low_rank_additions_is_in_the_matrices(folder: Path) -> None:
     base = short(folder, "seq2seq", "base")
     train(base)
-    model = {"from_": base.run, "change": {}, "lora_rank": 2, "lora_alpha": 7.0}
+    model = {"from_": base.run, "overrides": {}, "lora_rank": 2, "lora_alpha": 7.0}
     recipe = short(folder, "seq2seq", "lora", model, lr=0.05)
     train(recipe)
     left = stopped(recipe.run)
@@ -143,7 +143,7 @@ def test_checkpoints_that_vanish_while_they_are_read_are_no_damage(
             shutil.rmtree(self.folder, ignore_errors=True)
         return usual(self, name)
 
-    monkeypatch.setattr(Checkpoint, "whole", whole)
+    monkeypatch.setattr(Checkpoint, "read_tensor", whole)
     (note,) = qkv.load(left).notes
     assert note.endswith("the weights of step 2")
 
@@ -169,7 +169,7 @@ def test_a_checkpoint_is_told_by_its_name_and_read_with_its_own_tokenizer(folder
 def test_shapes_alone_cost_no_reading(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = short(folder, "seq2seq", "shapes")
     train(recipe)
-    monkeypatch.setattr(Checkpoint, "whole", lambda *_: pytest.fail("a tensor was read"))
+    monkeypatch.setattr(Checkpoint, "read_tensor", lambda *_: pytest.fail("a tensor was read"))
     found = midway.load_model(stopped(recipe.run), device="meta")
     assert all(parameter.is_meta for parameter in found.network.parameters())
 
@@ -180,7 +180,7 @@ def test_another_run_goes_on_from_a_checkpoint(folder: Path) -> None:
     train(recipe)
     left = stopped(recipe.run)
     place = left / "checkpoints" / "step-000000002"
-    model = {"from_": str(place), "change": {}, "freeze": ("encoder.*", "embedding.*")}
+    model = {"from_": str(place), "overrides": {}, "freeze": ("encoder.*", "embedding.*")}
     tuned = short(folder, "classification", "tuned", model, lr=0.1)
     trained = train(tuned)
     before = dict(qkv.load(place).network.named_parameters())
@@ -188,8 +188,8 @@ def test_another_run_goes_on_from_a_checkpoint(folder: Path) -> None:
     assert all(torch.equal(value, before[name]) for name, value in frozen.items())
     assert trained.config.head.kind == "classify"
     assert trained.tokenizer.fingerprint == qkv.load(recipe.run).tokenizer.fingerprint  # type: ignore[union-attr]
-    assert any("start afresh: head." in note for note in trained.notes)
-    again = short(folder, "classification", "again", {"from_": str(left), "change": {}})
+    assert any("newly initialised: head." in note for note in trained.notes)
+    again = short(folder, "classification", "again", {"from_": str(left), "overrides": {}})
     with pytest.raises(QkvError, match=r"is not finished.* or give one of its checkpoints"):
         train(again)
     with pytest.raises(QkvError, match="to put a new head on it, name one of its checkpoints"):
@@ -207,5 +207,5 @@ def test_a_run_that_has_saved_nothing_has_no_model(folder: Path) -> None:
     other = folder / "own recipe"
     other.mkdir()
     (other / "recipe.toml").write_text(Path(written(recipe)).read_text(encoding="utf-8"), encoding="utf-8")
-    with pytest.raises(QkvError, match="so there is no model yet"):
+    with pytest.raises(QkvError, match="so it has no model yet"):
         qkv.load(other)

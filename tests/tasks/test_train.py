@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def three(folder: Path, kind: str, name: str = "", **sections: dict[str, Any]) -> Recipe:
     keys = {**THREE, **sections.pop("train", {})}
-    data = {"length": 256, "source_length": 0, **sections.pop("data", {})}
+    data = {"max_length": 256, "max_source_length": 0, **sections.pop("data", {})}
     return tiny(folder, name or kind, kind, data=data, train=keys, **sections)
 
 
@@ -141,7 +141,7 @@ def test_low_rank_additions_end_in_the_matrices_they_were_added_to(folder: Path,
 
 def test_low_rank_additions_survive_a_crash(folder: Path, base: Path) -> None:
     constant = {"schedule": "constant", "warmup": 0.0, "steps": 4}
-    model = {"from_": str(base), "change": {}, "lora_rank": 2}
+    model = {"from_": str(base), "overrides": {}, "lora_rank": 2}
     recipe = three(folder, "seq2seq", "lora whole", model=model, train=constant)
     train(recipe)
     train(changed(recipe, "lora again", steps=2))
@@ -152,7 +152,7 @@ def test_low_rank_additions_survive_a_crash(folder: Path, base: Path) -> None:
 def test_a_new_head_on_a_checkpoint_is_trained_beside_low_rank_additions(folder: Path) -> None:
     pretrained = three(folder, "masked_lm", "pretrained", train={"steps": 2})
     train(pretrained)
-    model = {"from_": pretrained.run, "change": {}, "lora_rank": 2}
+    model = {"from_": pretrained.run, "overrides": {}, "lora_rank": 2}
     recipe = three(folder, "classification", "classified", model=model)
     trained = train(recipe)
     before = {name: p for name, p in qkv.load(pretrained.run).network.named_parameters() if "head." not in name}
@@ -174,7 +174,7 @@ def test_another_tokenizer_than_the_checkpoints_is_told_of(folder: Path, base: P
     Tokenizer.train(
         "char", iter(texts), vocab_size=12, special_tokens=["pad", "bos", "eos", "unk"], template="eos"
     ).save(folder / "other tokenizer")
-    model = {"from_": str(base), "change": {}}
+    model = {"from_": str(base), "overrides": {}}
     told = "model.from was trained with another tokenizer"
     for name, section, wanted in (("own", {}, False), ("other", {"from_": str(folder / "other tokenizer")}, True)):
         recipe = three(folder, "seq2seq", f"pieces {name}", model=model, tokenizer=section, train={"steps": 1})
@@ -184,7 +184,7 @@ def test_another_tokenizer_than_the_checkpoints_is_told_of(folder: Path, base: P
 def test_a_head_with_another_dropout_is_no_new_head(folder: Path) -> None:
     pretrained = three(folder, "classification", "with a head", train={"steps": 2})
     train(pretrained)
-    model = {"from_": pretrained.run, "change": {"head": {"dropout": 0.4}}, "lora_rank": 2}
+    model = {"from_": pretrained.run, "overrides": {"head": {"dropout": 0.4}}, "lora_rank": 2}
     recipe = three(folder, "classification", "dropped", model=model)
     assert train(recipe).config.head.dropout == 0.4
     moved = changed_names(Path(pretrained.run), Path(recipe.run))

@@ -1,6 +1,6 @@
 """Sharded runs from end to end, two processes: what they hold, what they learn, the time they tell, and when they stop.
 
-Both processes are started once and work through a plan of runs (`scale_trainer.py`); the tests look at what they left.
+Both processes are started once and work through a plan of runs (`parallel_trainer.py`); the tests look at what they left.
 """
 
 import json
@@ -10,8 +10,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import parallel_trainer
 import pytest
-import scale_trainer
 import torch
 import torch.distributed as dist
 from fault_runs import changed, log_of, newest, tiny, train, written
@@ -46,7 +46,7 @@ class Runs:
         keys = {"steps": STEPS, "batch_tokens": 768, "eval_every": HALF, "save_every": HALF, "num_workers": 0}
         keys |= {"schedule": "constant", "warmup": 0.0}  # so that a run of three steps begins as one of six
         packed = tiny(folder, "alone", model=PLAIN, train=keys)
-        short = {"layout": "padded", "length": 64, "source_length": 64}
+        short = {"layout": "padded", "max_length": 64, "max_source_length": 64}
         padded = tiny(folder, "alone-padded", model=PLAIN, data=short, train={**keys, "micro_batch_tokens": MICRO})
         self.recipes = {name: padded if name == "padded" else packed for name in (*MODES, "on")}
         self.alone = {recipe.run: train(recipe).network for recipe in (packed, padded)}
@@ -57,7 +57,7 @@ class Runs:
         jobs.append(self.job("asked", written(endless), "fsdp", 1, asked=True))  # last: it ends the processes
         plan = folder / "plan.json"
         plan.write_text(json.dumps({"folder": str(folder), "jobs": jobs}))
-        line = [sys.executable, scale_trainer.__file__, str(plan)]
+        line = [sys.executable, parallel_trainer.__file__, str(plan)]
         code = f"import sys, qkv.train.parallel.launch as l; sys.exit(l.launch(2, {line[1:]!r}, command={line[:1]!r}))"
         process = subprocess.Popen(
             [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -1,4 +1,4 @@
-"""What each process of the tests of sharded training does: `python scale_trainer.py PLAN` in torchrun's environment.
+"""What each process of the tests of sharded training does: `python parallel_trainer.py PLAN` in torchrun's environment.
 
 Every job is a run of its own, trained as `qkv train` does it. What is noted on the way: how many numbers the network
 held before it was cut, and how often a whole one was made. The loop's clock tells the steps of this process, so that

@@ -1,6 +1,6 @@
 """What each process of the scaling tests does: train tiny models over a world, and write down what came of it.
 
-The tests import the first half, to do the same in one process; `python scale_worker.py PLAN` is a process of a world.
+The tests import the first half, to do the same in one process; `python parallel_worker.py PLAN` is a process of a world.
 """
 
 import json

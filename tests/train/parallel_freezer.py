@@ -1,4 +1,4 @@
-"""A process that talks to another for ever: `python scale_freezer.py` in torchrun's environment, for the tests."""
+"""A process that talks to another for ever: `python parallel_freezer.py` in torchrun's environment, for the tests."""
 
 import os
 import sys

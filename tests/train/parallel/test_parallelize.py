@@ -11,13 +11,13 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
+import parallel_worker
 import pytest
-import scale_worker
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from parallel_worker import CASES, FAMILIES, STEPS_OF, FakeCheckpoint, Run, config_of, section_of
 from safetensors.torch import load_file, save_file
-from scale_worker import CASES, FAMILIES, STEPS_OF, FakeCheckpoint, Run, config_of, section_of
 from torch import Tensor
 
 from qkv.errors import QkvError, UsageError
@@ -80,7 +80,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         jobs = [job for mode in modes for job in jobs_of(mode, folder)]
         jobs.sort(key=lambda job: "mean" in job)
         plan.write_text(json.dumps({"folder": str(folder), "jobs": jobs}))
-        line = [sys.executable, scale_worker.__file__, str(plan)]
+        line = [sys.executable, parallel_worker.__file__, str(plan)]
         code = f"import sys, qkv.train.parallel.launch as l; sys.exit(l.launch({size}, {line[1:]!r}, command={line[:1]!r}))"
         with (folder / f"world{size}.log").open("wb") as log:
             worlds.append(subprocess.Popen([sys.executable, "-c", code], stdout=log, stderr=log))

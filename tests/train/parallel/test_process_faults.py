@@ -9,8 +9,8 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
+import parallel_freezer
 import pytest
-import scale_freezer
 import torch.distributed as dist
 
 from qkv.errors import UsageError
@@ -102,7 +102,7 @@ def test_a_frozen_process_ends_the_other_one_which_hangs_in_a_collective(tmp_pat
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
     common |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1"}
-    line = [sys.executable, scale_freezer.__file__]
+    line = [sys.executable, parallel_freezer.__file__]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     first, second = (subprocess.Popen(line, env={**os.environ, **common, "RANK": str(r)}, **pipes) for r in range(2))
     try:
