@@ -107,8 +107,10 @@ def step_seconds(network: Network, prompts: list[list[int]], new: int, *, beam: 
             search.advance(static.prefill_logits.repeat_interleave(beam, dim=0), static.view(static.num_slots))
             steps, done = GraphedSteps(static, search.step, compiled=compiled), search.done
         else:
-            fused = choose_backend(network, options, batch_size=len(prompts)) is FUSED_GREEDY
-            steps, search = greedy_steps(run, (), new, compiled=compiled, fused=fused)
+            fused_step = None
+            if choose_backend(network, options, batch_size=len(prompts)) is FUSED_GREEDY:
+                from qkv.decode.gpu.fused_step import FusedGreedyStep as fused_step  # imports Triton
+            steps, search = greedy_steps(run, (), new, compiled=compiled, fused_step=fused_step)
             done = search.ended
         again = Again(steps, search)
 

@@ -39,7 +39,7 @@ from torch.distributed import TCPStore
 import qkv
 from qkv.blocks import HeadConfig, StackConfig
 from qkv.data import CausalLM, InMemoryExamples, Loader, MaskedLM, Seq2SeqLM, SequenceStream
-from qkv.decode import DraftModel, Engine, GenerationOptions, GenerationResult, PromptLookup, generate, regex, speculate
+from qkv.decode import DraftModel, Engine, GenerationOptions, GenerationResult, PromptLookup, generate, regex
 from qkv.errors import QkvError
 from qkv.models import Config, Network, build
 from qkv.models.tables import presets
@@ -363,12 +363,13 @@ def decode(out: Recording, label: str, m: qkv.Model, prompts: list[str], small: 
     say("lines", lambda: m.generate_lines([*prompts, "", "a dog"], batch_size=2, max_tokens=20))
     say("constrained", lambda: m.generate(prompts, constraint=regex(PATTERN), max_tokens=20))
     say("streamed", lambda: m.generate(prompts, max_tokens=20, on_text=lambda row, text: heard.append((row, text))))
-    say("int8", lambda: m.quantize().generate(prompts, max_tokens=24))
-    say("int8-beam", lambda: m.quantize().generate(prompts[:1], beam=4, max_tokens=12))
+    if m.device.type == "cpu":
+        say("int8", lambda: m.quantize().generate(prompts, max_tokens=24))
+        say("int8-beam", lambda: m.quantize().generate(prompts[:1], beam=4, max_tokens=12))
     for name in ("greedy", "sampled"):
-        say(f"look-up-{name}", partial(speculate, network, ids, DECODED[name], PromptLookup(), tokenizer))
+        say(f"look-up-{name}", partial(generate, network, ids, DECODED[name], tokenizer, draft=PromptLookup()))
         if small is not None:
-            say(f"draft-{name}", partial(speculate, network, ids, DECODED[name], DraftModel(small), tokenizer))
+            say(f"draft-{name}", partial(generate, network, ids, DECODED[name], tokenizer, draft=DraftModel(small)))
     say("engine", lambda: serve(network, ids, tokenizer))
     out.add(f"decode/{label}/pieces", lambda: heard)
     out.add(f"decode/{label}/scores", m.score, prompts, prompts[::-1])
@@ -629,9 +630,8 @@ def on_gpu(out: Recording, tiny: bool, save: Callable[[], None]) -> None:
     save()
     for name, count in (("gpt2", 1), ("llama", 1), ("seq2seq", 3)):
         m = made_of(shapes[name], device, torch.float32 if tiny else torch.bfloat16)
-        for case in ("greedy", "top-p", "int8", *(("beam",) if count > 1 else ())):
-            options = replace(DECODED["greedy" if case == "int8" else case], compile=not tiny)
-            asked = (m.quantize() if case == "int8" else m), PROMPTS[:count], options
+        for case in ("greedy", "top-p", *(("beam",) if count > 1 else ())):
+            asked = m, PROMPTS[:count], replace(DECODED[case], compile=not tiny)
             out.add(f"decode/gpu/{name}/compiled/{case}", lambda asked=asked: from_texts(*asked))
     save()
     train_some(compiled=True)

@@ -384,7 +384,9 @@ def dates(tiny: bool, steps: int) -> list[Row]:
             )  # fmt: skip
 
     batches = []
-    per_batch = round(float(np.mean([len(b.example_ids) for _, b in zip(range(200), Loader(made.train_data), strict=False)])))
+    per_batch = round(
+        float(np.mean([len(b.example_ids) for _, b in zip(range(200), Loader(made.train_data), strict=False)]))
+    )
     end, start = config.eos_token_ids[0], config.decoder_start_token_id or 0
     for first in range(0, len(examples) - per_batch, per_batch):
         chosen = examples[first : first + per_batch]

@@ -15,6 +15,7 @@ The first backend in this order that supports the call runs it. The reference su
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
+from typing import Any
 
 from qkv.blocks.kernels.gpu import has_triton
 from qkv.decode.cpu import step as cpu_step
@@ -27,7 +28,7 @@ from qkv.decode.options import GenerationOptions
 from qkv.decode.result import GenerationResult, TokenLogprob
 from qkv.decode.selection import NonFiniteLogits
 from qkv.decode.speculative.draft import Draft
-from qkv.decode.speculative.speculate import generate_speculatively
+from qkv.decode.speculative.speculate import SpeculativeResult, generate_speculatively
 from qkv.models import Decoder, Seq2Seq
 
 
@@ -67,7 +68,8 @@ def generate_greedy(call: GenerationCall, *, fused: bool) -> list[GenerationResu
     """Greedy decoding on a GPU; the host reads the tokens when all of them are there."""
     runner, call = call.start()
     options, eos_token_ids = call.options, call.eos_token_ids
-    written = decode_greedy(runner, eos_token_ids, options.max_tokens, compiled=options.compile, fused=fused)
+    fused_step = _fused_step().FusedGreedyStep if fused else None
+    written = decode_greedy(runner, eos_token_ids, options.max_tokens, compiled=options.compile, fused_step=fused_step)
     if bool(written.logprobs.isnan().any()):
         raise NonFiniteLogits()
     results = []
@@ -87,8 +89,10 @@ def generate_greedy(call: GenerationCall, *, fused: bool) -> list[GenerationResu
 def generate_with_graphs(call: GenerationCall, *, fused: bool) -> list[GenerationResult]:
     """Greedy decoding or sampling on a GPU; the host reads every token."""
     runner, call = call.start()
-    graph_runner = GraphRunner(runner, call.options.max_tokens, compiled=call.options.compile, fused=fused)
-    return decode_loop(graph_runner, call)
+    fused_decoder = _fused_step().FusedDecoder if fused else None
+    options = call.options
+    graphs = GraphRunner(runner, options.max_tokens, compiled=options.compile, fused_decoder=fused_decoder)
+    return decode_loop(graphs, call)
 
 
 def generate_beams(call: GenerationCall) -> list[GenerationResult]:
@@ -97,12 +101,20 @@ def generate_beams(call: GenerationCall) -> list[GenerationResult]:
     return search_results(call, static_beam_search(runner, call.options, call.eos_token_ids))
 
 
-def _supports_fused(network: Decoder | Seq2Seq) -> bool:
-    if not static_runner.is_supported(network) or not has_triton():
-        return False
-    from qkv.decode.gpu import fused_step  # imports Triton, which needs a GPU
+def generate_with_draft(call: GenerationCall) -> list[SpeculativeResult]:
+    """Speculative decoding."""
+    return generate_speculatively(call, cpu=cpu_step.is_supported(call.network))
 
-    return fused_step.is_supported(network)
+
+def _supports_fused(network: Decoder | Seq2Seq) -> bool:
+    return static_runner.is_supported(network) and has_triton() and bool(_fused_step().is_supported(network))
+
+
+def _fused_step() -> Any:
+    """The module, imported when it is needed: it imports Triton, which is not installed everywhere."""
+    from qkv.decode.gpu import fused_step
+
+    return fused_step
 
 
 EVERY_OPTION = frozenset(field.name for field in fields(GenerationOptions))
@@ -115,7 +127,7 @@ LOOP_OPTIONS = GREEDY_OPTIONS | {
     *("suppress_tokens", "logits_processors", "constraint", "logprobs"),
 }
 
-SPECULATIVE = Backend("speculative", generate_speculatively, LOOP_OPTIONS)
+SPECULATIVE = Backend("speculative", generate_with_draft, LOOP_OPTIONS)
 FUSED_GREEDY = Backend(
     "fused_greedy", partial(generate_greedy, fused=True), GREEDY_OPTIONS, "cuda", _supports_fused, False, 1
 )

@@ -4,7 +4,7 @@ For plain pre-norm decoders such as GPT-2 and Llama. Everything else runs the st
 the reference for these.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import triton
@@ -12,12 +12,10 @@ from torch import Tensor, nn
 
 from qkv.blocks.feedforward import GATED_ACTIVATIONS
 from qkv.decode.gpu import fused_kernels as kernels
+from qkv.decode.gpu.greedy import GreedyState
 from qkv.decode.gpu.static_runner import CacheView, StaticRunner
 from qkv.decode.support import EVERY_CHOICE, Choices, supports
 from qkv.models import Decoder, Seq2Seq
-
-if TYPE_CHECKING:
-    from qkv.decode.gpu.greedy import GreedyState
 
 SLOTS_PER_PROGRAM = 256
 LOGITS_PER_PROGRAM = 1024
@@ -227,7 +225,7 @@ class FusedDecoder:
 class FusedGreedyStep(FusedDecoder):
     """A greedy step: read the newest token, choose the next one."""
 
-    def __init__(self, runner: StaticRunner, greedy: "GreedyState") -> None:
+    def __init__(self, runner: StaticRunner, greedy: GreedyState) -> None:
         super().__init__(runner, greedy.token)
         self.greedy = greedy
         self.num_parts = -(-self.output_linear.outputs // LOGITS_PER_PROGRAM)

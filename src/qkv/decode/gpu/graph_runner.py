@@ -7,6 +7,7 @@ R sequences that are still generated, N sequences in the caches, V vocabulary
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,8 +26,14 @@ class GraphRunner:
     """Takes over a new `ModelRunner` and serves the decoding loop with captured steps."""
 
     def __init__(
-        self, runner: ModelRunner, max_new_tokens: int, *, compiled: bool = False, fused: bool = False
+        self,
+        runner: ModelRunner,
+        max_new_tokens: int,
+        *,
+        compiled: bool = False,
+        fused_decoder: Callable[[StaticRunner, Tensor], Any] | None = None,
     ) -> None:
+        """`fused_decoder` makes a `FusedDecoder`, whose kernels run the steps then."""
         rows, self.length = runner.tokens.shape
         device = runner.tokens.device
         self.token_buffer = torch.cat([runner.tokens, runner.tokens.new_zeros(rows, max_new_tokens)], dim=1)  # (R, L)
@@ -34,12 +41,14 @@ class GraphRunner:
         self.active_index: Tensor | None = None  # the same on the device; None: all of them
         self.token = torch.zeros(rows, 1, dtype=torch.long, device=device)
         self.num_steps = 0
-        compiled = compiled and not fused
+        compiled = compiled and fused_decoder is None
         network = network_for_steps(runner, compiled=compiled)
         self.static_runner = StaticRunner(runner, max_new_tokens, network=network)
         self.logits = self.static_runner.prefill_logits.clone()  # (N, V)
-        step = self._fused_step() if fused else self._step
-        self.steps = GraphedSteps(self.static_runner, step, compiled=compiled, uses_buckets=not fused)
+        self.fused_decoder = None if fused_decoder is None else fused_decoder(self.static_runner, self.token)
+        self.steps = GraphedSteps(
+            self.static_runner, self._step, compiled=compiled, uses_buckets=self.fused_decoder is None
+        )
         self.uniforms = torch.zeros(rows, dtype=torch.float64, device=device)  # (N,) random numbers of sampling
         self.captures_selection = max_new_tokens > MIN_TOKENS_TO_CAPTURE
         self.step_output: Tensor | None = None  # (N, …) what the selector returned
@@ -98,17 +107,9 @@ class GraphRunner:
         return values if self.active_index is None else values[self.active_index]
 
     def _step(self, view: CacheView) -> None:
-        self.logits.copy_(promote_to_float32(self.static_runner.logits(self.token, view)))
-
-    def _fused_step(self) -> Callable[[CacheView], None]:
-        from qkv.decode.gpu.fused_step import FusedDecoder  # imports Triton, which needs a GPU
-
-        runner = self.static_runner
-        decoder = FusedDecoder(runner, self.token)
-
-        def step(view: CacheView) -> None:
-            self.logits.copy_(decoder.logits())
-            runner.next_positions.add_(1)
-            runner.next_slots.add_(1)
-
-        return step
+        if self.fused_decoder is None:
+            self.logits.copy_(promote_to_float32(self.static_runner.logits(self.token, view)))
+        else:
+            self.logits.copy_(self.fused_decoder.logits())
+            self.static_runner.next_positions.add_(1)
+            self.static_runner.next_slots.add_(1)

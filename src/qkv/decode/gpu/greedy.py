@@ -3,6 +3,8 @@
 N sequences, V vocabulary
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -47,6 +49,10 @@ class GreedyState:
         self.choose(self.runner.logits(self.token, view))
 
 
+FusedStep = Callable[[StaticRunner, GreedyState], Callable[[CacheView], None]]
+"""Makes a step that reads the newest token and chooses the next one."""
+
+
 def network_for_steps(runner: ModelRunner, *, compiled: bool) -> Decoder | Seq2Seq:
     """The network that steps run. Compiled steps of one sequence get linear maps that the compiler can fuse."""
     if compiled and len(runner.tokens) == 1 and runner.tokens.is_cuda:
@@ -60,20 +66,18 @@ def greedy_steps(
     max_new_tokens: int,
     *,
     compiled: bool = False,
-    fused: bool = False,
+    fused_step: FusedStep | None = None,
 ) -> tuple[GraphedSteps, GreedyState]:
     """Read the prompts of a new runner and choose the first tokens; returns the steps that choose the others.
 
-    With `fused`, steps run in the kernels of `fused_step`.
+    `fused_step` makes a step that runs in the kernels of `fused_step.py`, which need no compiler.
     """
-    static = StaticRunner(runner, max_new_tokens, network=network_for_steps(runner, compiled=compiled and not fused))
+    compiled = compiled and fused_step is None
+    static = StaticRunner(runner, max_new_tokens, network=network_for_steps(runner, compiled=compiled))
     greedy = GreedyState(static, eos_token_ids, max_new_tokens)
     greedy.choose(static.prefill_logits)
-    if not fused:
-        return GraphedSteps(static, greedy.step, compiled=compiled), greedy
-    from qkv.decode.gpu.fused_step import FusedGreedyStep  # imports Triton, which needs a GPU
-
-    return GraphedSteps(static, FusedGreedyStep(static, greedy), uses_buckets=False), greedy
+    step = greedy.step if fused_step is None else fused_step(static, greedy)
+    return GraphedSteps(static, step, compiled=compiled, uses_buckets=fused_step is None), greedy
 
 
 def decode_greedy(
@@ -82,13 +86,12 @@ def decode_greedy(
     max_new_tokens: int,
     *,
     compiled: bool = False,
-    fused: bool = False,
+    fused_step: FusedStep | None = None,
 ) -> GreedyState:
     """Generate up to `max_new_tokens` for each prompt of a new runner.
 
-    Compiled steps are faster, but the first ones wait for the compiler: they pay for long or repeated generation. Fused
-    steps need no compiler.
+    Compiled steps are faster, but the first ones wait for the compiler: they pay for long or repeated generation.
     """
-    steps, greedy = greedy_steps(runner, eos_token_ids, max_new_tokens, compiled=compiled, fused=fused)
+    steps, greedy = greedy_steps(runner, eos_token_ids, max_new_tokens, compiled=compiled, fused_step=fused_step)
     run_steps(steps, max_new_tokens, greedy.ended)
     return greedy

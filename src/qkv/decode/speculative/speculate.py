@@ -39,19 +39,22 @@ class SpeculativeResult(GenerationResult):
         return self.num_accepted / self.num_proposed if self.num_proposed else 0.0
 
 
-def generate_speculatively(call: GenerationCall) -> list[SpeculativeResult]:
-    """A result for each prompt. Prompts run one after another, since speculation is for the latency of one text."""
+def generate_speculatively(call: GenerationCall, *, cpu: bool = False) -> list[SpeculativeResult]:
+    """A result for each prompt. Prompts run one after another, since speculation is for the latency of one text.
+
+    With `cpu`, sources are encoded by `cpu.encoder`.
+    """
     if call.options.beam > 1:
         raise UsageError(
             f"beam = {call.options.beam}: speculative decoding has no beam search; set beam = 1 or leave out draft"
         )
-    return [_generate_one(call, index) for index in range(len(call.prompts))]
+    return [_generate_one(call, index, cpu) for index in range(len(call.prompts))]
 
 
-def _generate_one(call: GenerationCall, index: int) -> SpeculativeResult:
+def _generate_one(call: GenerationCall, index: int, cpu: bool) -> SpeculativeResult:
     prompt, draft, eos_token_ids = call.prompts[index], call.draft, call.eos_token_ids
     assert draft is not None
-    runner, bound = call.start([prompt])
+    runner, bound = call.start([prompt], cpu=cpu)
     options = bound.options
     tokens: list[int] = runner.tokens[0].tolist()
     filters = make_filters(options, eos_token_ids, len(tokens))
