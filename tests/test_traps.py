@@ -178,8 +178,8 @@ TRAPS: dict[int, tuple[str, ...]] = {
     ),
     # A bad line in a data file ends, or silently thins, the run
     29: (
-        "data/readers/test_invalid_data.py::test_invalid_utf8_is_named_by_line_and_place",
-        "data/readers/test_invalid_data.py::test_a_bad_json_line_is_named",
+        "data/readers/test_invalid_data.py::test_invalid_utf8_is_named_by_line_and_position",
+        "data/readers/test_invalid_data.py::test_an_invalid_json_line_is_named",
         "data/readers/test_invalid_data.py::test_one_percent_is_accepted_and_more_is_not",
         "data/readers/test_invalid_data.py::test_a_damaged_file_never_ends_in_a_traceback",
     ),

@@ -1,4 +1,4 @@
-"""What these tests share: an encode that needs no tokenizer, and short ways to write and read files."""
+"""What these tests share: an encoder that needs no tokenizer, and helpers that write and read files."""
 
 from pathlib import Path
 
@@ -33,11 +33,11 @@ def write(folder: Path, name: str, data: str | bytes) -> Path:
 
 
 def fields_of(*arguments, **options) -> list[dict]:
-    """All records' fields, with everything accepted that is not an error outright."""
+    """The fields of all records; invalid records are accepted."""
     options.setdefault("problems", Problems(max_invalid_fraction=1))
     return [record.fields for record in read(*arguments, **options)]
 
 
 def counts(problems: Problems) -> dict[str, int]:
-    """How many problems of each kind."""
+    """The number of problems in each category."""
     return {kind.name: kind.count for kind in problems.summary().categories}

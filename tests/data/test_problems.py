@@ -1,4 +1,4 @@
-"""Problems count, name and cap; what one run found can be told again by another."""
+"""Problems are counted, named and limited; a stored summary can be merged into a later run."""
 
 import json
 
@@ -37,7 +37,7 @@ def test_the_summary_is_plain_json_and_can_be_merged():
     assert len(again.categories["broken JSON"].samples) == again.max_samples
 
 
-def test_notes_do_not_count_as_bad():
+def test_notes_do_not_count_as_invalid():
     problems = Problems(max_invalid_fraction=0)
     problems.note("blank line", FileLocation("a.txt", 1), "left out", count=5)
     problems.finish()

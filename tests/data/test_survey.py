@@ -64,15 +64,15 @@ def test_a_table_with_a_label(tmp_path):
     assert found.previews[0].location.endswith("a.csv:2")
 
 
-def test_padding_is_what_the_batches_would_hold(tmp_path):
-    """Lengths 1, 3, 1, 3 in batches of two: 8 tokens in 12 places; of like lengths none; packed in rows of 4 none."""
+def test_padding_is_that_of_the_batches(tmp_path):
+    """Lengths 1, 3, 1, 3 in batches of two: 8 tokens in 12 positions; of similar lengths none; packed into sequences of 4 none."""
     path = write(tmp_path, "a.txt", "a\na b c\na\na b c\n")
     found = survey_files(DataFiles(path), tokenizer=Words(), max_length=4, batch_size=2).padding
     assert found.unsorted == pytest.approx(1 - 8 / 12)
     assert (found.by_length, found.packed, found.too_long) == (0, 0, 0)
 
 
-def test_a_text_longer_than_a_row_is_counted(tmp_path):
+def test_a_text_longer_than_a_sequence_is_counted(tmp_path):
     found = survey_files(
         DataFiles(write(tmp_path, "a.txt", "a b c d e\na b\n")), tokenizer=Words(), max_length=4, batch_size=2
     ).padding
@@ -80,7 +80,7 @@ def test_a_text_longer_than_a_row_is_counted(tmp_path):
     assert found.packed == pytest.approx(1 - 7 / 8)
 
 
-def test_pairs_are_packed_in_step_in_rows_of_fitting_lengths(tmp_path):
+def test_pairs_are_packed_in_sequences_of_proportional_lengths(tmp_path):
     english = "".join("a " * (n % 7) + f"a{n}\n" for n in range(500))
     french = "".join("b " * (2 * (n % 7) + 1) + f"b{n}\n" for n in range(500))
     files = DataFiles([write(tmp_path, "t.en", english), write(tmp_path, "t.fr", french)])
@@ -115,14 +115,14 @@ def test_problems_are_shown_and_do_not_stop_it(tmp_path):
 def test_everything_is_json(tmp_path):
     row = {"id": 3, "turns": [{"role": "user", "content": "hi there"}], "score": 0.5, "empty": None, "list": [1, 2]}
     found = survey_files(DataFiles(write(tmp_path, "a.jsonl", json.dumps(row) + "\n")), tokenizer=Words())
-    told = json.loads(json.dumps(found.to_dict()))
-    assert told["examples"] == 1
-    assert [one["value_type"] for one in told["fields"]] == ["number", "list", "number", "other", "list"]
-    assert told["problems"]["num_invalid"] == 0
-    assert told["unit"] == "tokens"
+    found_json = json.loads(json.dumps(found.to_dict()))
+    assert found_json["examples"] == 1
+    assert [one["value_type"] for one in found_json["fields"]] == ["number", "list", "number", "other", "list"]
+    assert found_json["problems"]["num_invalid"] == 0
+    assert found_json["unit"] == "tokens"
 
 
-def test_the_picture_holds_what_was_found(tmp_path):
+def test_the_printed_survey_has_all_findings(tmp_path):
     rows = "".join(f"{'word ' * (n % 20)}end\t{n % 2}\n" for n in range(400))
     text = shown(
         survey_files(DataFiles(write(tmp_path, "a.tsv", rows), options=ReadOptions(header=False)), tokenizer=Words())
@@ -131,7 +131,7 @@ def test_the_picture_holds_what_was_found(tmp_path):
         assert part in text
 
 
-def test_a_users_text_cannot_command_the_terminal(tmp_path):
+def test_a_users_text_cannot_control_the_terminal(tmp_path):
     path = write(tmp_path, "a.txt", "\x1b[2J[bold red]wiped[/] \u202etxet\n")
     text = shown(survey_files(DataFiles(path), tokenizer=Words()))
     assert "\x1b[2J" not in text

@@ -193,7 +193,7 @@ def test_records_of_another_source_are_counted_too(tmp_path):
     assert (problems.num_seen, problems.num_invalid) == (201, 1)
 
 
-def test_a_reused_cache_tells_again_what_was_bad_and_holds_to_the_limit(tmp_path):
+def test_a_reused_cache_reports_its_problems_again_and_checks_the_limit(tmp_path):
     path = write(tmp_path, "a.txt", b"good\n\xff\n")
     first, again = Problems(max_invalid_fraction=1), Problems(max_invalid_fraction=1)
     token_cache(DataFiles(path), ByteEncode(), tmp_path / "caches", problems=first)

@@ -168,7 +168,7 @@ def test_an_encode_that_fails_leaves_nothing(tmp_path, corpus):
     assert folders(tmp_path / "caches") == []
 
 
-def test_a_full_disk_is_told_and_leaves_nothing(tmp_path, corpus, monkeypatch):
+def test_a_full_disk_is_reported_and_leaves_nothing(tmp_path, corpus, monkeypatch):
     def full(self, numbers):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -185,7 +185,7 @@ def test_a_folder_with_anything_else_in_it_is_never_replaced(tmp_path):
     assert precious.exists()
 
 
-def test_a_place_that_cannot_be_written_is_told(tmp_path):
+def test_a_folder_that_cannot_be_written_is_reported(tmp_path):
     blocked = write(tmp_path, "file", "")
     with pytest.raises(QkvError, match="no token cache can be built in"):
         TokenCache.build([Record({"text": "x"}, FileLocation("x", 1))], ByteEncode(), blocked / "cache")

@@ -59,7 +59,7 @@ def test_pairs_each_with_its_tokenizer():
         ({"source": "a", "target": "\ud800"}, "lone surrogate"),
     ],
 )
-def test_a_bad_pair_is_refused_in_its_place_and_the_others_are_not(fields, reason):
+def test_an_invalid_pair_is_reported_and_the_others_are_encoded(fields, reason):
     found = reasons(EncodePair(MADE), record(source="a", target="b"), record(**fields), record(source="c", target="d"))
     assert found[0] is None
     assert reason in found[1]
@@ -250,7 +250,7 @@ def test_a_fingerprint_changes_with_every_choice():
 
 
 @pytest.mark.parametrize("score", [None, "score"])
-def test_rows_from_a_cache_are_rows_from_memory(tmp_path, score):
+def test_batches_from_a_cache_are_batches_from_memory(tmp_path, score):
     made = [record(text="abc" * (i % 5 + 1), other="de" * (i % 3 + 1), score=i / 8) for i in range(20)]
     encode = EncodeClass(MADE, "text", "other", score=score)
     cached = TokenCache.build(made, encode, tmp_path / "cache")

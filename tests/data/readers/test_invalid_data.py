@@ -1,6 +1,6 @@
-"""Trap 29: a bad line neither ends the run nor thins the data in silence; it is counted, named and capped.
+"""Trap 29: an invalid line neither ends the run nor disappears silently; it is counted, named and limited.
 
-Every case of bad input has its test here, on real files.
+Every case of invalid input has its test here, on real files.
 """
 
 import gzip
@@ -80,7 +80,7 @@ def test_a_file_that_may_not_be_read(tmp_path):
         fields_of(path)
 
 
-def test_an_open_that_fails_is_told_plainly(tmp_path, monkeypatch):
+def test_an_open_that_fails_is_reported(tmp_path, monkeypatch):
     path = write(tmp_path, "a.txt", "hello\n")
 
     def refuse(*_):
@@ -162,7 +162,7 @@ def test_utf16_with_half_a_pair_and_half_a_unit_loses_those_lines_only(tmp_path)
     assert first_place(problems).line == 2
 
 
-def test_invalid_utf8_is_named_by_line_and_place(tmp_path):
+def test_invalid_utf8_is_named_by_line_and_position(tmp_path):
     path = write(tmp_path, "a.txt", b"good\nbad \xff here\ngood too\n\xc3\n")
     texts, problems = met(path)
     assert texts == [{"text": "good"}, {"text": "good too"}]
@@ -246,7 +246,7 @@ def test_a_line_at_the_limit_is_read_and_one_above_is_not(tmp_path):
         ('{"text": null}', "missing field", "no field 'text'; it has: text"),
     ],
 )
-def test_a_bad_json_line_is_named(tmp_path, line, kind, reason):
+def test_an_invalid_json_line_is_named(tmp_path, line, kind, reason):
     path = write(tmp_path, "a.jsonl", '{"text": "good"}\n' + line + '\n{"text": "good"}\n')
     texts, problems = met(path, columns=["text"])
     assert texts == [{"text": "good"}] * 2
@@ -282,7 +282,7 @@ def test_a_quote_that_is_never_closed_costs_its_own_row_only(tmp_path):
     assert "is not closed" in str(problems.summary())
 
 
-def test_text_behind_a_closing_quote_is_bad(tmp_path):
+def test_text_after_a_closing_quote_is_invalid(tmp_path):
     texts, problems = met(write(tmp_path, "a.csv", 'a,b\n"x"y,1\n2,3\n'))
     assert texts == [{"a": "2", "b": "3"}]
     assert counts(problems) == {"bad quoting": 1}
@@ -292,13 +292,13 @@ def test_text_behind_a_closing_quote_is_bad(tmp_path):
 
 
 @pytest.mark.parametrize(("english", "french"), [(3, 5), (5, 3), (0, 2)])
-def test_files_out_of_step_are_always_an_error_that_names_both_counts(tmp_path, english, french):
+def test_misaligned_files_are_always_an_error_with_both_counts(tmp_path, english, french):
     paths = {"s": write(tmp_path, "a.en", "x\n" * english), "t": write(tmp_path, "a.fr", "y\n" * french)}
     with pytest.raises(QkvError, match=rf"a\.en has {english}, .*a\.fr has {french}\."):
         met(paths)
 
 
-def test_a_bad_or_blank_side_takes_the_pair_out_and_keeps_the_step(tmp_path):
+def test_an_invalid_or_blank_side_removes_the_pair_and_keeps_the_alignment(tmp_path):
     paths = {
         "s": write(tmp_path, "a.en", b"1\n\xff\n3\n\n5\n\n7\n"),
         "t": write(tmp_path, "a.fr", b"un\ndeux\n \nquatre\ncinq\n\nsept\n"),

@@ -165,7 +165,7 @@ def test_columns_by_number_mean_that_there_is_no_header(tmp_path):
     assert fields_of(path, header=False)[0] == {"0": "hello", "1": "1", "2": "x"}
 
 
-def test_a_first_line_that_looks_like_data_is_told_of(tmp_path):
+def test_a_first_line_that_looks_like_data_is_reported(tmp_path):
     bare = write(tmp_path, "bare.tsv", "the man sees a cat\tder Mann sieht eine Katze\na dog\tein Hund\n")
     problems = Problems()
     assert fields_of(bare, problems=problems) == [
@@ -183,7 +183,7 @@ def test_a_first_line_that_looks_like_data_is_told_of(tmp_path):
         assert counts(problems) == {}
 
 
-def test_tsv_keeps_quotation_marks_unless_told_that_they_quote(tmp_path):
+def test_tsv_keeps_quotation_marks_unless_quoting_is_on(tmp_path):
     path = write(tmp_path, "a.tsv", 'text\tn\n"Hi," she said\t1\n"a ""b"""\t2\n')
     problems = Problems()
     assert [f["text"] for f in fields_of(path, problems=problems)] == ['"Hi," she said', '"a ""b"""']
@@ -487,7 +487,7 @@ def test_folders_and_globs_are_sorted_and_report_what_they_leave_out(tmp_path):
     assert [f["text"] for f in fields_of(f"{tmp_path}/**/*.txt*")] == ["c", "b"]
 
 
-def test_a_file_named_outright_must_have_a_known_format(tmp_path):
+def test_an_explicit_file_must_have_a_known_format(tmp_path):
     path = write(tmp_path, "a.dat", "hello\n")
     with pytest.raises(UsageError, match="has no known extension; set format to one of: aligned, conll"):
         fields_of(path)

@@ -125,12 +125,8 @@ def field_texts(field: str, locale: Any) -> tuple[str, tuple[str, ...]]:
 def normalize_spaces(form: DateFormat) -> DateFormat:
     """The format with ordinary spaces and without invisible marks, as a person types it."""
     tidy = {**INVISIBLE, **SPACES}
-    return replace(
-        form,
-        template=form.template.translate(tidy).strip(),
-        months=tuple(text.translate(tidy) for text in form.months),
-        weekdays=tuple(text.translate(tidy) for text in form.weekdays),
-    )
+    tidied = map_words(form, lambda text: text.translate(tidy))
+    return replace(tidied, template=tidied.template.strip())
 
 
 # -------------------------------------------------------------------- as people write

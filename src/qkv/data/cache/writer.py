@@ -134,7 +134,7 @@ def batch_records(records: Iterable[Record]) -> Iterator[list[Record]]:
 
 
 class _ChecksummedFile:
-    """A file being written, with a running checksum."""
+    """A file that is being written, with a running checksum."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -159,17 +159,30 @@ class _ChecksummedFile:
         self._out.close()
 
 
-class _FieldWriter:
+class _ArrayWriter:
+    """Several files that are written together."""
+
+    def __init__(self, paths: dict[str, Path]):
+        self.files = {part: _ChecksummedFile(path) for part, path in paths.items()}
+
+    def finish(self) -> dict[str, Any]:
+        """Flush all files to disk; what `meta.json` needs."""
+        return {"files": {part: file.finish() for part, file in self.files.items()}}
+
+    def close(self) -> None:
+        for file in self.files.values():
+            file.close()
+
+
+class _FieldWriter(_ArrayWriter):
     """The tokens, offsets and lengths of one field. Tokens are uint16, and are converted when one does not fit."""
 
     def __init__(self, folder: Path, name: str):
+        super().__init__({part: field_file(folder, name, part) for part in ("tokens", "offsets", "lengths")})
         self.name = name
-        self.total = 0
+        self.num_tokens = 0
         self.dtype = ""
-        self._tokens = _ChecksummedFile(field_file(folder, name, "tokens"))
-        self._offsets = _ChecksummedFile(field_file(folder, name, "offsets"))
-        self._lengths = _ChecksummedFile(field_file(folder, name, "lengths"))
-        self._offsets.add(np.zeros(1, DISK_DTYPES["int64"]))
+        self.files["offsets"].add(np.zeros(1, DISK_DTYPES["int64"]))
 
     def add(self, values: list[FieldValues]) -> None:
         """Append one value for each example of a batch."""
@@ -186,56 +199,46 @@ class _FieldWriter:
                 )
             elif self.dtype == "uint16" and dtype == "int32":
                 self._widen()
-            self._tokens.add(flat.astype(DISK_DTYPES[self.dtype]))
-        ends = self.total + np.cumsum(lengths)
-        self._offsets.add(ends.astype(DISK_DTYPES["int64"]))
-        self._lengths.add(lengths.astype(DISK_DTYPES["int32"]))
-        self.total = int(ends[-1])
+            self.files["tokens"].add(flat.astype(DISK_DTYPES[self.dtype]))
+        ends = self.num_tokens + np.cumsum(lengths)
+        self.files["offsets"].add(ends.astype(DISK_DTYPES["int64"]))
+        self.files["lengths"].add(lengths.astype(DISK_DTYPES["int32"]))
+        self.num_tokens = int(ends[-1])
 
     def _widen(self) -> None:
+        """Convert the tokens so far from uint16 to int32."""
         self.dtype = "int32"
-        self._tokens.finish()
-        path = self._tokens.path
+        self.files["tokens"].finish()
+        path = self.files["tokens"].path
         narrow = path.replace(path.with_suffix(".narrow"))
-        self._tokens = _ChecksummedFile(path)
+        self.files["tokens"] = _ChecksummedFile(path)
         with narrow.open("rb") as source:
             while block := source.read(2**20):
-                self._tokens.add(np.frombuffer(block, DISK_DTYPES["uint16"]).astype(DISK_DTYPES["int32"]))
+                self.files["tokens"].add(np.frombuffer(block, DISK_DTYPES["uint16"]).astype(DISK_DTYPES["int32"]))
         narrow.unlink()
 
     def finish(self) -> dict[str, Any]:
-        files = {"tokens": self._tokens.finish(), "offsets": self._offsets.finish(), "lengths": self._lengths.finish()}
-        return {"dtype": self.dtype or "uint16", "tokens": self.total, "files": files}
-
-    def close(self) -> None:
-        for file in (self._tokens, self._offsets, self._lengths):
-            file.close()
+        return {"dtype": self.dtype or "uint16", "tokens": self.num_tokens, **super().finish()}
 
 
-class _LocationWriter:
+class _LocationWriter(_ArrayWriter):
     """The file and line of each example, so that an invalid one can be named in a message."""
 
     def __init__(self, folder: Path):
+        super().__init__({part: location_file(folder, part) for part in ("files", "lines")})
         self.count = 0
-        self._file_numbers: dict[str, int] = {}  # in order of appearance
-        self._files = _ChecksummedFile(location_file(folder, "files"))
-        self._lines = _ChecksummedFile(location_file(folder, "lines"))
+        self.file_numbers: dict[str, int] = {}  # in order of appearance
 
     def add(self, records: list[Record]) -> None:
         self.count += len(records)
-        files = [record.location.file for record in records]
-        for name in dict.fromkeys(files):
-            self._file_numbers.setdefault(name, len(self._file_numbers))
-        self._files.add(np.array([self._file_numbers[name] for name in files], DISK_DTYPES["int32"]))
-        self._lines.add(np.array([record.location.line for record in records], DISK_DTYPES["int64"]))
+        names = [record.location.file for record in records]
+        for name in dict.fromkeys(names):
+            self.file_numbers.setdefault(name, len(self.file_numbers))
+        self.files["files"].add(np.array([self.file_numbers[name] for name in names], DISK_DTYPES["int32"]))
+        self.files["lines"].add(np.array([record.location.line for record in records], DISK_DTYPES["int64"]))
 
     def finish(self) -> dict[str, Any]:
-        files = {"files": self._files.finish(), "lines": self._lines.finish()}
-        return {"names": list(self._file_numbers), "files": files}
-
-    def close(self) -> None:
-        self._files.close()
-        self._lines.close()
+        return {"names": list(self.file_numbers), **super().finish()}
 
 
 def flatten(values: list[FieldValues], name: str) -> tuple[np.ndarray, np.ndarray]:
