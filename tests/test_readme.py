@@ -95,12 +95,11 @@ def test_training_page_lists_every_key_and_its_default() -> None:
 
 
 def test_paths_in_the_documentation_exist() -> None:
-    """Paths in backticks are relative to the root of the repository, to src/qkv or to the page."""
-    for page in ("docs/architecture.md", "docs/notes.md", "docs/scaling.md", "docs/experiments.md"):
-        text = (ROOT / page).read_text(encoding="utf-8")
-        for path in re.findall(r"`([\w./-]+\.(?:py|md)|[\w/-]+/)`", text):
-            found = any((folder / path).exists() for folder in (ROOT, ROOT / "src/qkv", (ROOT / page).parent))
-            assert found, f"{page}: {path}"
+    """Paths in backticks are relative to the root of the repository or to src/qkv."""
+    for page in (*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"):
+        for path in re.findall(r"`((?:[\w.-]+/)+(?:[\w-]+\.(?:py|md|toml))?)`", page.read_text(encoding="utf-8")):
+            found = (ROOT / path).exists() or (ROOT / "src/qkv" / path).exists() or path == "runs/"
+            assert found, f"{page.name}: {path}"
 
 
 def test_architecture_page_lists_every_folder() -> None:
