@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from qkv.data import CausalLM, InMemoryExamples, Loader, MaskedLM, Seq2SeqLM, SequenceStream
 from qkv.data.load.batch import Batch
 from qkv.models import Config, build
-from qkv.models.summary import summarise_model
+from qkv.models.tables.summary import summarise_model
 from qkv.models.tables import presets
 from qkv.text import Tokenizer
 from qkv.train.loss.training_module import TrainingModule

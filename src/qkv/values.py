@@ -4,8 +4,9 @@ Configs (`blocks/config.py`) and recipes (`train/recipe/`) are dataclasses whose
 command line. Their fields are numbers, text, named choices (`Literal`), lists (`tuple`) and tables (`dict`) of these.
 """
 
+from dataclasses import fields
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
 
@@ -54,3 +55,23 @@ def describe_type(expected: Any) -> str:
         is_plain = arguments[1] in TYPE_NAMES
         return f"a table, each {describe_type(arguments[1])}" if is_plain else "a table"
     return TYPE_NAMES.get(expected) or f"a {expected.__name__}"
+
+
+def check_field_types(config: Any, list_fields: tuple[str, ...] = ()) -> None:
+    """Raise ValueError if a field of a dataclass has the wrong type or is not one of its named choices.
+
+    The fields of a frozen dataclass that `list_fields` names may be lists, which become tuples.
+    """
+    for name in list_fields:
+        if isinstance(getattr(config, name), list):
+            object.__setattr__(config, name, tuple(getattr(config, name)))
+    for name, expected in get_type_hints(type(config)).items():
+        value = getattr(config, name)
+        if not matches_type(value, expected):
+            raise ValueError(f"{name} = {value!r} must be {describe_type(expected)}")
+
+
+def list_differences(a: Any, b: Any) -> list[str]:
+    """The fields in which two dataclasses of one class differ, as `name: this → that`."""
+    pairs = {field.name: (getattr(a, field.name), getattr(b, field.name)) for field in fields(a)}
+    return [f"{name}: {this!r} → {that!r}" for name, (this, that) in pairs.items() if this != that]

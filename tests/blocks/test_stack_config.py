@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from qkv.blocks import RotaryScaling, StackConfig
-from qkv.blocks.config import list_differences
+from qkv.values import list_differences
 
 Config = Callable[..., StackConfig]
 

@@ -12,7 +12,7 @@ import qkv
 from qkv.blocks import Mask, SequenceLayout
 from qkv.measure.cost import Cost, num_attention_pairs, prefill_cost, step_cost, weight_bytes
 from qkv.models import build
-from qkv.models.summary import summarise_model
+from qkv.models.tables.summary import summarise_model
 from qkv.models.tables import presets
 
 Make = Callable[..., qkv.Model]

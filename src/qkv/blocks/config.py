@@ -4,30 +4,16 @@ This is where a researcher changes a part. Nothing in `blocks/` depends on the n
 decision: `tests/test_frozen.py` holds the list.
 """
 
-from dataclasses import dataclass, fields
-from typing import Any, Literal, get_type_hints
+from dataclasses import dataclass
+from typing import Literal
 
-from qkv.values import describe_type, matches_type
+from qkv.values import check_field_types
 
 PositionKind = Literal["sinusoidal", "sinusoidal_split", "learned", "rotary", "alibi", "t5", "none"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 FeedForwardKind = Literal["relu", "gelu", "gelu_tanh", "silu", "reglu", "geglu", "geglu_tanh", "swiglu"]
 AttentionKernel = Literal["auto", "eager", "sdpa", "flex", "varlen"]
 """Which implementation of attention runs. It is not part of a config, because all compute the same."""
-
-
-def check_fields(config: Any, list_fields: tuple[str, ...] = ()) -> None:
-    """Raise if a field has the wrong type or is not one of its named choices.
-
-    The fields of a frozen dataclass that `list_fields` names may be lists, which become tuples.
-    """
-    for name in list_fields:
-        if isinstance(getattr(config, name), list):
-            object.__setattr__(config, name, tuple(getattr(config, name)))
-    for name, expected in get_type_hints(type(config)).items():
-        value = getattr(config, name)
-        if not matches_type(value, expected):
-            raise ValueError(f"{name} = {value!r} must be {describe_type(expected)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +31,7 @@ class RotaryScaling:
     original_max_positions: int = 8192
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        check_field_types(self)
         if self.factor <= 0:
             raise ValueError(f"factor = {self.factor} must be above 0")
         low, high = self.low_freq_factor, self.high_freq_factor
@@ -110,7 +96,7 @@ class StackConfig:
     init_std: float = 0.02
 
     def __post_init__(self) -> None:
-        check_fields(self, list_fields=("sliding_window_layers",))
+        check_field_types(self, list_fields=("sliding_window_layers",))
         self._check_ranges()
         if not self.head_dim and self.width % self.heads:
             raise ValueError(
@@ -184,9 +170,3 @@ class StackConfig:
     def window_of(self, layer: int) -> int:
         """The sliding window of a layer; 0: it has none."""
         return self.sliding_window if not self.sliding_window_layers or layer in self.sliding_window_layers else 0
-
-
-def list_differences(a: Any, b: Any) -> list[str]:
-    """The fields in which two configs of the same class differ, as `name: this → that`."""
-    pairs = {field.name: (getattr(a, field.name), getattr(b, field.name)) for field in fields(a)}
-    return [f"{name}: {this!r} → {that!r}" for name, (this, that) in pairs.items() if this != that]

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qkv.blocks.config import Activation, StackConfig, check_fields
+from qkv.blocks.config import Activation, StackConfig
 from qkv.blocks.feedforward import ACTIVATIONS
 from qkv.blocks.mask import SequenceLayout
 from qkv.blocks.norm import make_norm
+from qkv.values import check_field_types
 
 HeadKind = Literal["none", "lm", "mlm", "classify", "choice", "tag", "span", "embed"]
 POOLED_KINDS = ("classify", "choice", "embed")
@@ -47,7 +48,7 @@ class HeadConfig:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        check_fields(self, list_fields=("labels",))
+        check_field_types(self, list_fields=("labels",))
         if not self.outputs and self.labels:
             object.__setattr__(self, "outputs", len(self.labels))
         if self.labels and len(self.labels) != self.outputs:

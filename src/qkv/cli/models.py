@@ -26,7 +26,7 @@ def info(model: str, /, *, context: int | None = None, json: Json = False) -> No
     context
         The length that arithmetic is reckoned at; by default the model's own, at most 2,048.
     """
-    from qkv.models.summary import summarise_model
+    from qkv.models.tables.summary import summarise_model
     from qkv.models.tables import presets
     from qkv.render import info as picture
     from qkv.train.run import load as midway
@@ -52,7 +52,7 @@ def info(model: str, /, *, context: int | None = None, json: Json = False) -> No
 
 
 def _show_presets(json: bool) -> None:
-    from qkv.models.summary import summarise_model
+    from qkv.models.tables.summary import summarise_model
     from qkv.models.tables import presets
     from qkv.render.formatting import format_count
     from qkv.render.info import FAMILY_NAMES

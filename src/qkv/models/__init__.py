@@ -2,7 +2,7 @@
 
 config    an encoder, a decoder or both, and a head          build      config → network
 encoder   decoder   seq2seq                                  length     rejects texts longer than the position table
-summary   where parameters, FLOPs and memory go              tables     published models: presets, names of weights
+tables/   published models: presets, names of weights, and what a model costs
 """
 
 from qkv.models.build import Network, build

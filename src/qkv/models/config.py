@@ -9,9 +9,9 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from qkv.blocks import HeadConfig, RotaryScaling, StackConfig
-from qkv.blocks.config import check_fields
 from qkv.errors import QkvError, suggest_name
 from qkv.renamed import describe_old_names, find_old_names
+from qkv.values import check_field_types
 
 Family = Literal["encoder", "decoder", "seq2seq"]
 CONFIG_VERSION = 1
@@ -37,7 +37,7 @@ class Config:
     architecture: str = ""  # the architecture that it was imported from, the first choice for export
 
     def __post_init__(self) -> None:
-        check_fields(self, list_fields=("eos_token_ids",))
+        check_field_types(self, list_fields=("eos_token_ids",))
         if self.encoder is None and self.decoder is None:
             raise ValueError("a config needs an encoder, a decoder or both")
         if self.share_embeddings:

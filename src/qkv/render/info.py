@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from qkv.models import Config
-from qkv.models.summary import COMPONENTS, ModelSummary
+from qkv.models.tables.summary import COMPONENTS, ModelSummary
 from qkv.render.formatting import format_count, plain_table
 
 FAMILY_NAMES = {"encoder": "encoder-only", "decoder": "decoder-only", "seq2seq": "encoder-decoder"}

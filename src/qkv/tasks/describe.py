@@ -12,7 +12,7 @@ import numpy as np
 from qkv.data.load.batch import Batch
 from qkv.data.objectives import IGNORE_INDEX
 from qkv.data.stream.collate import collate
-from qkv.models.summary import ModelSummary, summarise_model
+from qkv.models.tables.summary import ModelSummary, summarise_model
 from qkv.progress import OnStage
 from qkv.tasks.prepare.memory import MemoryEstimate, estimate_memory
 from qkv.tasks.prepare.prepare import PreparedRun, prepare

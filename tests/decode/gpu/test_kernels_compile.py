@@ -34,7 +34,7 @@ KINDS = {
 COMMON = {"NORM": "none", "NORM_WEIGHT": False, "NORM_BIAS": False, "BIAS": False, "RESIDUAL": False,
           "ACTIVATION": "none", "GATED": False, "EARLY": True}
 GELU = {"P0": 1.59, "P1": 0.0756, "P2": -0.00097, "P3": 8.7e-06, "UNROLLED": 4}
-BENT = {"x_ptr": HALF, "out_ptr": HALF, "back_ptr": HALF, "to_x_ptr": HALF, "bias_ptr": X, "rows": WHOLE}
+BENT = {"x_ptr": HALF, "out_ptr": HALF, "grad_out_ptr": HALF, "grad_x_ptr": HALF, "bias_ptr": X, "rows": WHOLE}
 CASES = [
     ("embed", 1, {"WIDTH": 768, "HAS_POSITIONS": True, "BLOCK": 256}),
     ("fused_linear", 4, {"IN": 768, "OUT": 3072, "PADDED": 1024, "BLOCK": 4, "NORM": "layernorm",
@@ -46,7 +46,7 @@ CASES = [
     ("merge_splits", 4, {"D": 64, "PADDED": 32}),
     ("partial_argmax", 4, {"VOCAB": 50257, "BLOCK": 1024}),
     ("finish_greedy_step", 4, {"PARTS": 50, "PADDED": 64, "NUM_EOS": 2}),
-    ("cross_entropy_kernel", 4, {"OUTPUTS": 50257, "WIDTH": 50304, "BIAS": False, "SMOOTH": True, "NOTHING": -100,
+    ("cross_entropy_kernel", 4, {"OUTPUTS": 50257, "WIDTH": 50304, "BIAS": False, "SMOOTH": True, "IGNORED": -100,
                                  "BLOCK": 2048}),
     ("gelu_forward", 4, {"WIDTH": 3072, "ROWS": 8, "COLUMNS": 1024} | GELU),
     ("gelu_backward", 8, {"WIDTH": 3072, "ROWS": 32, "COLUMNS": 1024} | GELU),

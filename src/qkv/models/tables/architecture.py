@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from qkv.blocks import HeadConfig, StackConfig
-from qkv.blocks.config import list_differences
 from qkv.errors import QkvError, suggest_name
 from qkv.models.config import Config
+from qkv.values import list_differences
 
 Json = dict[str, Any]
 _REQUIRED = object()

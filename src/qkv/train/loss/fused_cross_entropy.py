@@ -1,12 +1,13 @@
-"""Cross-entropy of a linear map's outputs, without ever holding all of them.
+"""Cross-entropy of a linear map's outputs, without holding all logits in memory.
 
     loss = Σ −log softmax(x Wᵀ + b)[target]
 
-With a large vocabulary the logits are by far the largest tensor of a step. Here they are made a part at a time, and as
-the loss is where a gradient begins, each part's gradient is known at once: what goes back to x, W and b is computed
-beside the loss, and the logits are thrown away. Nothing is computed twice. The reference is `learner.cross_entropy`.
+With a large vocabulary the logits are by far the largest tensor of a step. Here they are computed a chunk at a time.
+As the gradient of a loss starts from a scalar, the gradients of x, W and b can be computed in the forward pass, beside
+the loss, and each chunk of logits is discarded. Nothing is computed twice. The reference is `cross_entropy` in
+`training_module.py`.
 
-N places with a label, C width, V outputs
+N positions with a label, C model width, V outputs
 """
 
 from importlib import import_module
@@ -21,9 +22,9 @@ from qkv.blocks.kernels.gpu import has_triton
 from qkv.data.objectives import IGNORE_INDEX
 
 triton_kernels: Any = None
-"""The module with the kernel for GPUs, once it is loaded."""
+"""The module with the Triton kernel, once `load_kernels` has imported it."""
 VOCAB_MULTIPLE = 64
-"""A GPU multiplies matrices whose sizes are multiples of this faster."""
+"""A GPU multiplies matrices faster whose sizes are multiples of this."""
 
 
 class FusedCrossEntropy(torch.autograd.Function):
@@ -36,71 +37,70 @@ class FusedCrossEntropy(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
-        smoothing: float,
+        label_smoothing: float,
         num_chunks: int,
         needs_grad: tuple[bool, bool, bool],
     ) -> Tensor:
-        exact = torch.promote_types(x.dtype, torch.float32)
-        kind = compute_dtype(x)
-        even = pad_vocabulary(weight).to(kind)
-        loss = x.new_zeros((), dtype=exact)
-        to_x: list[Tensor] = []
-        to_weight: Tensor | None = None
-        to_bias = torch.zeros_like(bias, dtype=exact) if needs_grad[2] and bias is not None else None
-        for some, target in zip(x.to(kind).chunk(num_chunks), targets.chunk(num_chunks), strict=True):
-            logits = F.linear(some, even)
+        """The loss, and the gradients of x, weight and bias that `needs_grad` asks for."""
+        sum_dtype = torch.promote_types(x.dtype, torch.float32)
+        dtype = compute_dtype(x)
+        padded_weight = pad_vocabulary(weight).to(dtype)
+        loss = x.new_zeros((), dtype=sum_dtype)
+        grad_x: list[Tensor] = []
+        grad_weight: Tensor | None = None
+        grad_bias = torch.zeros_like(bias, dtype=sum_dtype) if needs_grad[2] and bias is not None else None
+        for chunk, target in zip(x.to(dtype).chunk(num_chunks), targets.chunk(num_chunks), strict=True):
+            logits = F.linear(chunk, padded_weight)
             if has_in_place_kernel(logits):
-                more = triton_kernels.cross_entropy_in_place(logits, bias, target, smoothing, len(weight)).sum()
-                back = logits
+                losses = triton_kernels.cross_entropy_in_place(logits, bias, target, label_smoothing, len(weight))
+                chunk_loss, grad_logits = losses.sum(), logits
             else:
-                more, back = _loss_and_gradient(logits.to(exact), bias, target, smoothing, len(weight))
-            loss = loss + more
-            if to_bias is not None:
-                to_bias += back[:, : len(weight)].sum(0, dtype=exact)
-            back = back.to(kind)
+                chunk_loss, grad_logits = _loss_and_gradient(
+                    logits.to(sum_dtype), bias, target, label_smoothing, len(weight)
+                )
+            loss = loss + chunk_loss
+            if grad_bias is not None:
+                grad_bias += grad_logits[:, : len(weight)].sum(0, dtype=sum_dtype)
+            grad_logits = grad_logits.to(dtype)
             if needs_grad[0]:
-                to_x.append(back @ even)
+                grad_x.append(grad_logits @ padded_weight)
             if needs_grad[1]:
-                share = _weight_gradient(back.T, some)
-                share = share.to(exact) if num_chunks > 1 else share
-                to_weight = share if to_weight is None else to_weight + share
-        to_weight = None if to_weight is None else to_weight[: len(weight)]
-        ctx.save_for_backward(torch.cat(to_x) if to_x else None, to_weight, to_bias)
-        ctx.kinds = (x.dtype, weight.dtype, None if bias is None else bias.dtype)
+                part = _weight_gradient(grad_logits.T, chunk)
+                part = part.to(sum_dtype) if num_chunks > 1 else part
+                grad_weight = part if grad_weight is None else grad_weight + part
+        grad_weight = None if grad_weight is None else grad_weight[: len(weight)]
+        ctx.save_for_backward(torch.cat(grad_x) if grad_x else None, grad_weight, grad_bias)
+        ctx.dtypes = (x.dtype, weight.dtype, None if bias is None else bias.dtype)
         return loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Any, ...]:
-        kept = zip(ctx.saved_tensors, ctx.kinds, strict=True)
-        return (
-            *(None if t is None else (t.to(grad_loss.dtype) * grad_loss).to(kind) for t, kind in kept),
-            None,
-            None,
-            None,
-            None,
-        )
+        """The saved gradients, times the gradient of the loss."""
+        saved = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        grads = (None if t is None else (t.to(grad_loss.dtype) * grad_loss).to(dtype) for t, dtype in saved)
+        return *grads, None, None, None, None
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
-    """The type of number that products are in: autocast's, where it is on."""
+    """The dtype of matrix products: autocast's if it is on."""
     return torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
 
 
 def has_in_place_kernel(logits: Tensor) -> bool:
-    """Whether there is a kernel that turns these logits into their gradient where they are."""
+    """Whether the Triton kernel can replace these logits by their gradient."""
     return triton_kernels is not None and logits.is_cuda and logits.dtype != torch.float64
 
 
 def load_kernels() -> None:
-    """Load the kernel, where it can run. Before a learner is compiled: the compiler cannot look into an import."""
+    """Import the Triton kernel if it can run. Call it before compiling: the compiler cannot trace the import."""
     global triton_kernels
     if has_triton():
         triton_kernels = import_module("qkv.train.loss.fused_cross_entropy_triton")
 
 
 def _weight_gradient(a: Tensor, b: Tensor) -> Tensor:
-    """A sum over many places, which float16 could not hold: nothing has scaled it yet."""
+    """a @ b, in float32 for float16: the sum over positions would overflow, as no loss scale applies to it yet."""
     if a.dtype != torch.float16:
         return a @ b
     with torch.autocast(a.device.type, enabled=False):
@@ -108,35 +108,36 @@ def _weight_gradient(a: Tensor, b: Tensor) -> Tensor:
 
 
 def pad_vocabulary(weight: Tensor) -> Tensor:
-    """With rows of zeros, where that makes products faster."""
+    """On a GPU, the weight with rows of zeros up to a multiple of `VOCAB_MULTIPLE`."""
     return F.pad(weight, (0, 0, 0, -len(weight) % VOCAB_MULTIPLE)) if weight.is_cuda else weight
 
 
 def _loss_and_gradient(
-    logits: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float, outputs: int
+    logits: Tensor, bias: Tensor | None, targets: Tensor, label_smoothing: float, outputs: int
 ) -> tuple[Tensor, Tensor]:
-    """The summed loss of these logits (N, ≥ V), and its gradient: probabilities less what they should be."""
+    """The summed loss of logits (N, ≥ V), and its gradient: probabilities minus the target distribution."""
     if bias is not None:
         logits[:, :outputs] += bias
-    logits[:, outputs:] = float("-inf")  # what only rounds up the matrix
-    counts = targets != IGNORE_INDEX
-    index = torch.where(counts, targets, 0)[:, None]
-    back = logits.softmax(-1)
-    top = logits.amax(-1)
-    level = back.amax(-1).log()  # of the largest, −log Σ exp(x − top): others may have come out as 0
-    said = logits.gather(1, index)[:, 0] - top + level
-    if smoothing:
-        said = (1 - smoothing) * said + smoothing * (logits[:, :outputs].mean(-1) - top + level)
-        back[:, :outputs] -= smoothing / outputs
-    back.scatter_add_(1, index, torch.full_like(index, smoothing - 1.0, dtype=back.dtype))
-    return -torch.where(counts, said, 0.0).sum(), back.mul_(counts[:, None])
+    logits[:, outputs:] = float("-inf")  # the columns of padding
+    is_label = targets != IGNORE_INDEX
+    index = torch.where(is_label, targets, 0)[:, None]
+    grad = logits.softmax(-1)
+    max_logit = logits.amax(-1)
+    max_log_prob = grad.amax(-1).log()  # −log Σ exp(x − max): of the largest, as smaller ones may underflow to 0
+    log_prob = logits.gather(1, index)[:, 0] - max_logit + max_log_prob
+    if label_smoothing:
+        mean_log_prob = logits[:, :outputs].mean(-1) - max_logit + max_log_prob
+        log_prob = (1 - label_smoothing) * log_prob + label_smoothing * mean_log_prob
+        grad[:, :outputs] -= label_smoothing / outputs
+    grad.scatter_add_(1, index, torch.full_like(index, label_smoothing - 1.0, dtype=grad.dtype))
+    return -torch.where(is_label, log_prob, 0.0).sum(), grad.mul_(is_label[:, None])
 
 
 def fused_cross_entropy(
-    x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float, num_chunks: int
+    x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, label_smoothing: float, num_chunks: int
 ) -> Tensor:
-    """The summed cross-entropy of x Wᵀ + b, with at most ⌈N / parts⌉ rows of logits at a time."""
-    learns = torch.is_grad_enabled()
-    wanted = tuple(learns and t is not None and t.requires_grad for t in (x, weight, bias))
-    loss: Tensor = FusedCrossEntropy.apply(x, weight, bias, targets, smoothing, num_chunks, wanted)  # type: ignore[no-untyped-call]
+    """The summed cross-entropy of x Wᵀ + b, with at most ⌈N / num_chunks⌉ rows of logits in memory."""
+    needs_grad = tuple(torch.is_grad_enabled() and t is not None and t.requires_grad for t in (x, weight, bias))
+    arguments = (x, weight, bias, targets, label_smoothing, num_chunks, needs_grad)
+    loss: Tensor = FusedCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
     return loss

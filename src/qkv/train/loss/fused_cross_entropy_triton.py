@@ -1,9 +1,10 @@
-"""Cross-entropy and its gradient on a GPU, in place: a row of logits is read once from memory and written once.
+"""Cross-entropy and its gradient on a GPU, in place: each row of logits is read once from memory and written once.
 
-The first pass finds the largest logit and the sum of the others beside it, the second writes probabilities less what
-they should be over the logits; in between the row stays in the cache. `fused_loss._loss_and_gradient` is the reference.
+The first pass finds the largest logit and the sum of exponentials. The second overwrites the logits with the
+probabilities minus the target distribution; in between, the row stays in the cache. The reference is
+`_loss_and_gradient` in `fused_cross_entropy.py`.
 
-N rows, V outputs
+N positions with a label, V outputs
 """
 
 import torch
@@ -26,60 +27,61 @@ def cross_entropy_kernel(
     stride,
     smoothing,
     OUTPUTS: tl.constexpr,
-    WIDTH: tl.constexpr,  # OUTPUTS and the columns that only round up the matrix, so that loads are wide ones
+    WIDTH: tl.constexpr,  # OUTPUTS plus columns of padding, so that loads are aligned
     BIAS: tl.constexpr,
     SMOOTH: tl.constexpr,
-    NOTHING: tl.constexpr,
+    IGNORED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     logits = logits_ptr + row * stride
     target = tl.load(target_ptr + row)
-    counts = target != NOTHING
+    is_label = target != IGNORED
     lane = tl.arange(0, BLOCK)
-    # Each lane keeps a largest logit and a sum of its own: nobody waits for the others before the end.
-    most = tl.full((BLOCK,), -1e30, dtype=tl.float32)
-    total = tl.zeros((BLOCK,), dtype=tl.float32)
-    plain = tl.zeros((BLOCK,), dtype=tl.float32)
+    # Each lane keeps its own maximum and sum, so that lanes are combined only once, at the end.
+    lane_max = tl.full((BLOCK,), -1e30, dtype=tl.float32)
+    lane_sum = tl.zeros((BLOCK,), dtype=tl.float32)
+    logit_sum = tl.zeros((BLOCK,), dtype=tl.float32)
     for begin in range(0, WIDTH, BLOCK):
         ids = begin + lane
-        x = tl.load(logits + ids, mask=(ids < WIDTH) & counts, other=0.0).to(tl.float32)
+        x = tl.load(logits + ids, mask=(ids < WIDTH) & is_label, other=0.0).to(tl.float32)
         if BIAS:
             x += tl.load(bias_ptr + ids, mask=ids < OUTPUTS, other=0.0).to(tl.float32)
         if SMOOTH:
-            plain += tl.where(ids < OUTPUTS, x, 0.0)
+            logit_sum += tl.where(ids < OUTPUTS, x, 0.0)
         x = tl.where(ids < OUTPUTS, x, -1e30)
-        small = tl.exp(-tl.abs(x - most))
-        total = tl.where(x > most, total * small + 1.0, total + small)
-        most = tl.maximum(most, x)
-    top = tl.max(most, axis=0)
-    rest = tl.log(tl.sum(total * tl.exp(most - top), axis=0))
-    level = top + rest
-    said = tl.load(logits + tl.where(counts, target, 0)).to(tl.float32)
+        smaller = tl.exp(-tl.abs(x - lane_max))
+        lane_sum = tl.where(x > lane_max, lane_sum * smaller + 1.0, lane_sum + smaller)
+        lane_max = tl.maximum(lane_max, x)
+    max_logit = tl.max(lane_max, axis=0)
+    log_sum = tl.log(tl.sum(lane_sum * tl.exp(lane_max - max_logit), axis=0))
+    log_normalizer = max_logit + log_sum
+    target_logit = tl.load(logits + tl.where(is_label, target, 0)).to(tl.float32)
     if BIAS:
-        said += tl.load(bias_ptr + tl.where(counts, target, 0)).to(tl.float32)
-    loss = rest + (1.0 - smoothing) * (top - said)  # differences first: a large level would swallow a small loss
+        target_logit += tl.load(bias_ptr + tl.where(is_label, target, 0)).to(tl.float32)
+    # Differences first: adding to a large log_normalizer would round away a small loss.
+    loss = log_sum + (1.0 - smoothing) * (max_logit - target_logit)
     if SMOOTH:
-        loss += smoothing * (top - tl.sum(plain, axis=0) / OUTPUTS)
-    tl.store(loss_ptr + row, tl.where(counts, loss, 0.0))
-    tl.debug_barrier()  # all have read the target's logit before one writes over it
+        loss += smoothing * (max_logit - tl.sum(logit_sum, axis=0) / OUTPUTS)
+    tl.store(loss_ptr + row, tl.where(is_label, loss, 0.0))
+    tl.debug_barrier()  # every warp has read the target's logit before one overwrites it
     for begin in range(0, WIDTH, BLOCK):
         ids = begin + lane
-        x = tl.load(logits + ids, mask=(ids < WIDTH) & counts, other=0.0).to(tl.float32)
+        x = tl.load(logits + ids, mask=(ids < WIDTH) & is_label, other=0.0).to(tl.float32)
         if BIAS:
             x += tl.load(bias_ptr + ids, mask=ids < OUTPUTS, other=0.0).to(tl.float32)
-        back = tl.exp(x - level) - smoothing / OUTPUTS - tl.where(ids == target, 1.0 - smoothing, 0.0)
-        back = tl.where((ids < OUTPUTS) & counts, back, 0.0)
-        tl.store(logits + ids, back.to(logits_ptr.dtype.element_ty), mask=ids < WIDTH)
+        grad = tl.exp(x - log_normalizer) - smoothing / OUTPUTS - tl.where(ids == target, 1.0 - smoothing, 0.0)
+        grad = tl.where((ids < OUTPUTS) & is_label, grad, 0.0)
+        tl.store(logits + ids, grad.to(logits_ptr.dtype.element_ty), mask=ids < WIDTH)
 
 
-@library.custom_op("qkv::loss_in_place", mutates_args=("logits",))
+@library.custom_op("qkv::cross_entropy_in_place", mutates_args=("logits",))
 def cross_entropy_in_place(
     logits: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float, outputs: int
 ) -> Tensor:
-    """The loss (N,) of each row of logits (N, ≥ V), in float32; the logits become its gradient."""
+    """The loss (N,) of each row of logits (N, ≥ V), in float32. The logits are overwritten with its gradient."""
     if logits.stride(1) != 1:
-        raise ValueError("logits must lie row by row")
+        raise ValueError(f"logits have strides {logits.stride()}, but the kernel needs contiguous rows")
     losses = torch.empty(len(logits), device=logits.device, dtype=torch.float32)
     if not len(logits):
         return losses
@@ -95,7 +97,7 @@ def cross_entropy_in_place(
             WIDTH=logits.shape[1],
             BIAS=bias is not None,
             SMOOTH=smoothing > 0,
-            NOTHING=IGNORE_INDEX,
+            IGNORED=IGNORE_INDEX,
             BLOCK=min(BLOCK, triton.next_power_of_2(logits.shape[1])),
             num_warps=NUM_WARPS,
         )

@@ -13,8 +13,8 @@ from qkv.blocks import HeadConfig
 from qkv.blocks.mask import Mask, make_layout
 from qkv.blocks.position import ScoreBias
 from qkv.models import Config, build
-from qkv.models.summary import summarise_model
 from qkv.models.tables.presets import find_preset
+from qkv.models.tables.summary import summarise_model
 
 Make = Callable[..., Any]
 FAMILIES = ["encoder", "decoder", "seq2seq"]
