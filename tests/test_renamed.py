@@ -8,6 +8,7 @@ from qkv.blocks import HeadConfig, RotaryScaling, StackConfig
 from qkv.errors import QkvError, UsageError
 from qkv.models import Config
 from qkv.renamed import RENAMED, RENAMED_VALUES
+from qkv.store.config_json import parse_config
 from qkv.train.recipe.recipe_file import loads, read
 from qkv.train.recipe.schema import Recipe
 
@@ -48,6 +49,6 @@ def test_a_command_line_with_an_old_key_is_told_the_new_one() -> None:
 def test_an_old_config_is_told_the_new_fields() -> None:
     values = {"version": 1, "pad": 0, "decoder": {"vocab": 9, "rotary_scaling": {"kind": "linear", "low": 1.0}}}
     with pytest.raises(QkvError) as error:
-        Config.from_dict(values, "models/a/config.json")
+        parse_config(values, "models/a/config.json")
     for line in ("pad → pad_token_id", "decoder.vocab → vocab_size", "decoder.rotary_scaling.low → low_freq_factor"):
         assert line in str(error.value)

@@ -10,6 +10,7 @@ from qkv.blocks import HeadConfig, RotaryScaling, StackConfig
 from qkv.errors import QkvError
 from qkv.models import Config
 from qkv.models.tables.presets import PRESETS, find_preset
+from qkv.store.config_json import parse_config
 
 Make = Callable[..., Any]
 LM = HeadConfig(kind="lm", outputs=40)
@@ -69,7 +70,7 @@ def test_every_preset_survives_json(name: str) -> None:
     values = json.loads(json.dumps(config.to_dict()))
     assert values["format"] == "qkv"
     assert values["family"] == config.family
-    assert Config.from_dict(values) == config
+    assert parse_config(values) == config
 
 
 def test_everything_that_is_not_a_default_survives_json(stack_config: Make) -> None:
@@ -85,7 +86,7 @@ def test_everything_that_is_not_a_default_survives_json(stack_config: Make) -> N
     config = Config(
         encoder=stack, head=head, pad_token_id=3, decoder_start_token_id=4, eos_token_ids=(5, 6), architecture="bert"
     )
-    assert Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    assert parse_config(json.loads(json.dumps(config.to_dict()))) == config
 
 
 def plain(stack_config: Make) -> dict[str, Any]:
@@ -128,22 +129,22 @@ def test_a_wrong_value_is_named_with_its_file_and_field(stack_config: Make, path
     values = plain(stack_config)
     change(values, path, value)
     with pytest.raises(QkvError, match=match):
-        Config.from_dict(values, "x/config.json")
+        parse_config(values, "x/config.json")
 
 
 def test_what_is_missing_is_listed(stack_config: Make) -> None:
     values = plain(stack_config)
     del values["decoder"]["vocab_size"], values["decoder"]["heads"]
     with pytest.raises(QkvError, match=r"config.json: decoder: missing vocab_size, heads"):
-        Config.from_dict(values)
+        parse_config(values)
 
 
 def test_what_has_a_default_may_be_missing() -> None:
     small = {"vocab_size": 9, "width": 8, "layers": 1, "heads": 2, "ffn_width": 8}
-    config = Config.from_dict({"encoder": small})
+    config = parse_config({"encoder": small})
     assert config == Config(encoder=StackConfig(**small))
 
 
 def test_something_that_is_no_table_is_refused() -> None:
     with pytest.raises(QkvError, match="x: expected a table of fields, found list"):
-        Config.from_dict([], "x")  # type: ignore[arg-type]
+        parse_config([], "x")  # type: ignore[arg-type]

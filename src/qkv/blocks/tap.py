@@ -28,23 +28,10 @@ from fnmatch import fnmatchcase
 from torch import Tensor
 
 SELF_SITES = ("q", "k", "v", "scores", "pattern", "z")
-SITES = (
-    "resid_pre",
-    *SELF_SITES,
-    "attn_out",
-    "resid_mid",
-    *(f"cross_{site}" for site in SELF_SITES),
-    "cross_out",
-    "cross_mid",
-    "mlp_pre",
-    "mlp_post",
-    "mlp_out",
-    "resid_post",
-    "final",
-)
-
+CROSS_SITES = tuple(f"cross_{site}" for site in SELF_SITES)
+SITES = ("resid_pre", *SELF_SITES, "attn_out", "resid_mid", *CROSS_SITES, "cross_out", "cross_mid")
+SITES += ("mlp_pre", "mlp_post", "mlp_out", "resid_post", "final")
 STACK_NAMES = ("encoder", "decoder")
-
 Change = Callable[[Tensor], Tensor]
 
 

@@ -1,18 +1,17 @@
 """From a config to a network."""
 
+from collections.abc import Callable
+
 import torch
 
+from qkv.blocks import initialise
 from qkv.models.config import Config
 from qkv.models.decoder import Decoder
 from qkv.models.encoder import Encoder
 from qkv.models.seq2seq import Seq2Seq
 
 Network = Encoder | Decoder | Seq2Seq
-FAMILIES: dict[str, type[Encoder] | type[Decoder] | type[Seq2Seq]] = {
-    "encoder": Encoder,
-    "decoder": Decoder,
-    "seq2seq": Seq2Seq,
-}
+FAMILIES: dict[str, Callable[[Config], Network]] = {"encoder": Encoder, "decoder": Decoder, "seq2seq": Seq2Seq}
 
 
 def build(config: Config, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Network:
@@ -20,5 +19,16 @@ def build(config: Config, *, device: torch.device | str = "cpu", dtype: torch.dt
     with torch.device(device):
         network = FAMILIES[config.family](config).to(dtype)
     if torch.device(device).type != "meta":
-        network.initialise()
+        _initialise(network)
     return network
+
+
+def _initialise(network: Network) -> None:
+    """Sample all weights: the head first, because a tied head shares its matrix with the embedding."""
+    stack = network.encoder if isinstance(network, Encoder) else network.decoder
+    embedding = network.target_embedding if isinstance(network, Seq2Seq) else network.embedding
+    for part in (network.head, embedding, stack):
+        initialise(part, stack.config)
+    if isinstance(network, Seq2Seq):
+        for part in (network.source_embedding, network.encoder):
+            initialise(part, network.encoder.config)

@@ -5,12 +5,10 @@ decoder only           GPT and its relatives
 encoder and decoder    the 2017 Transformer, T5, BART
 """
 
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from qkv.blocks import HeadConfig, RotaryScaling, StackConfig
-from qkv.errors import QkvError, suggest_name
-from qkv.renamed import describe_old_names, find_old_names
+from qkv.blocks import HeadConfig, StackConfig
 from qkv.values import check_field_types
 
 Family = Literal["encoder", "decoder", "seq2seq"]
@@ -69,53 +67,5 @@ class Config:
         return stack
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, as `config.json` holds them."""
+        """Plain JSON values, as in `config.json`; `store/config_json.py` has the inverse."""
         return {"format": "qkv", "version": CONFIG_VERSION, "family": self.family, **asdict(self)}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any], where: str = "config.json") -> "Config":
-        """The inverse of `to_dict`. An error names the fields that are unknown or missing."""
-        if not isinstance(values, dict):
-            raise QkvError(f"{where}: expected a table of fields, found {type(values).__name__}")
-        if old := find_old_names(values, "config"):
-            raise QkvError(describe_old_names(where, old))
-        version = values.get("version", CONFIG_VERSION)
-        if version != CONFIG_VERSION:
-            raise QkvError(f"{where}: format version {version!r}, but this qkv reads {CONFIG_VERSION}; update qkv")
-        family = values.get("family")
-        values = {k: v for k, v in values.items() if k not in ("format", "version", "family")}
-        for side in ("encoder", "decoder"):
-            if values.get(side) is not None:
-                values[side] = _stack_from(values[side], f"{where}: {side}")
-        if "head" in values:
-            values["head"] = _construct(HeadConfig, values["head"], f"{where}: head")
-        config: Config = _construct(cls, values, where)
-        if family not in (None, config.family):
-            raise QkvError(f"{where}: family = {family!r}, but with its stacks it is {config.family!r}")
-        return config
-
-
-def _stack_from(values: Any, where: str) -> StackConfig:
-    if isinstance(values, dict) and values.get("rotary_scaling") is not None:
-        scaling = _construct(RotaryScaling, values["rotary_scaling"], f"{where}: rotary_scaling")
-        values = {**values, "rotary_scaling": scaling}
-    stack: StackConfig = _construct(StackConfig, values, where)
-    return stack
-
-
-def _construct(cls: type, values: Any, where: str) -> Any:
-    """A config dataclass from plain values; errors name the field."""
-    if not isinstance(values, dict):
-        raise QkvError(f"{where}: expected a table of fields, found {type(values).__name__}")
-    known = {f.name: f for f in fields(cls)}
-    for name in values:
-        if name not in known:
-            raise QkvError(f"{where}: unknown field {name!r}; {suggest_name(name, known)}")
-    needed = [n for n, f in known.items() if f.default is MISSING and f.default_factory is MISSING]
-    missing = [name for name in needed if name not in values]
-    if missing:
-        raise QkvError(f"{where}: missing {', '.join(missing)}")
-    try:
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
-    except (ValueError, TypeError) as error:
-        raise QkvError(f"{where}: {error}") from error

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from qkv.blocks import Embedding, Head, KernelHints, SelfCache, SequenceLayout, Stack, Tap, initialise, make_layout
+from qkv.blocks import Embedding, Head, KernelHints, SelfCache, SequenceLayout, Stack, Tap, make_layout
 from qkv.blocks.kernels.static_cache import StaticCache
 from qkv.errors import UsageError
 from qkv.models.config import Config
@@ -20,11 +20,6 @@ class Decoder(nn.Module):
         self.embedding = Embedding(config.decoder)
         self.decoder = Stack(config.decoder, name="decoder", causal=True)
         self.head = Head(config.head, config.decoder, self.embedding.token)
-
-    def initialise(self) -> None:
-        """Sample new weights."""
-        for part in (self.head, self.embedding, self.decoder):
-            initialise(part, self.decoder.config)
 
     def new_cache(self, batch_size: int, capacity: int, *, static: bool = False) -> SelfCache:
         """An empty cache for `capacity` tokens per sequence. It grows when it is full, unless it is static."""

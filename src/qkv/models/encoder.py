@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from qkv.blocks import Embedding, Head, KernelHints, SequenceLayout, Stack, Tap, initialise, make_layout
+from qkv.blocks import Embedding, Head, KernelHints, SequenceLayout, Stack, Tap, make_layout
 from qkv.models.config import Config
 from qkv.models.length import check_length
 
@@ -22,11 +22,6 @@ class Encoder(nn.Module):
         self.embedding = Embedding(config.encoder)
         self.encoder = Stack(config.encoder, name="encoder", causal=False)
         self.head = Head(config.head, config.encoder, self.embedding.token)
-
-    def initialise(self) -> None:
-        """Sample new weights."""
-        for part in (self.head, self.embedding, self.encoder):
-            initialise(part, self.encoder.config)
 
     def hidden(
         self,

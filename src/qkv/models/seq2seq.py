@@ -15,7 +15,6 @@ from qkv.blocks import (
     SequenceLayout,
     Stack,
     Tap,
-    initialise,
     make_layout,
 )
 from qkv.models.config import Config
@@ -41,13 +40,6 @@ class Seq2Seq(nn.Module):
             self.target_embedding.token = self.source_embedding.token
         self.decoder = Stack(config.decoder, name="decoder", causal=True, cross=True)
         self.head = Head(config.head, config.decoder, self.target_embedding.token)
-
-    def initialise(self) -> None:
-        """Sample new weights."""
-        for part in (self.head, self.target_embedding, self.decoder):
-            initialise(part, self.decoder.config)
-        for part in (self.source_embedding, self.encoder):
-            initialise(part, self.encoder.config)
 
     def new_cache(self, batch_size: int, capacity: int, *, static: bool = False) -> SelfCache:
         """An empty cache for `capacity` target tokens. Each beam of a source counts towards `batch_size`."""

@@ -12,6 +12,7 @@ from qkv.blocks import HeadConfig
 from qkv.errors import QkvError, UsageError, suggest_name
 from qkv.files import read_json_object, write_atomically
 from qkv.models import Config, Network, build
+from qkv.store.config_json import parse_config
 from qkv.store.export_ctranslate2 import write_ctranslate2
 from qkv.store.export_onnx import write_onnx
 from qkv.store.hub import resolve_folder
@@ -97,7 +98,7 @@ def read_model(
         config, notes = read_hf_config(body, values, weights)
         head = head or sentence_transformers_head(folder)
     else:
-        config, notes = Config.from_dict(values, str(config_path)), []
+        config, notes = parse_config(values, str(config_path)), []
     new_head = head is not None and head != config.head
     if new_head and head is not None:
         config = replace_head(config, head)

@@ -17,6 +17,7 @@ from qkv.blocks import HeadConfig
 from qkv.errors import QkvError
 from qkv.models import Config, build
 from qkv.store import StoredModel
+from qkv.store.config_json import parse_config
 from qkv.store.huggingface import replace_head
 from qkv.store.model_folder import assign_parameters, initialise_missing
 from qkv.text import Tokenizer
@@ -170,7 +171,7 @@ def read_config(checkpoint: Checkpoint) -> Config:
             for step in way[1:]:
                 inner = inner.setdefault(step, {})
             inner[last] = value
-    return Config.from_dict(values, str(checkpoint.folder / MANIFEST))
+    return parse_config(values, str(checkpoint.folder / MANIFEST))
 
 
 def _add_lora(network: torch.nn.Module, name: str, checkpoint: Checkpoint, alpha: float) -> None:

@@ -1,0 +1,57 @@
+"""The inverse of `Config.to_dict`: a config from the values in `config.json`, with errors that name the field."""
+
+from dataclasses import MISSING, fields
+from typing import Any
+
+from qkv.blocks import HeadConfig, RotaryScaling, StackConfig
+from qkv.errors import QkvError, suggest_name
+from qkv.models import Config
+from qkv.models.config import CONFIG_VERSION
+from qkv.renamed import describe_old_names, find_old_names
+
+
+def parse_config(values: Any, where: str = "config.json") -> Config:
+    """A config from plain values. An error names `where` and the fields that are unknown, missing or wrong."""
+    if not isinstance(values, dict):
+        raise QkvError(f"{where}: expected a table of fields, found {type(values).__name__}")
+    if old := find_old_names(values, "config"):
+        raise QkvError(describe_old_names(where, old))
+    version = values.get("version", CONFIG_VERSION)
+    if version != CONFIG_VERSION:
+        raise QkvError(f"{where}: format version {version!r}, but this qkv reads {CONFIG_VERSION}; update qkv")
+    family = values.get("family")
+    values = {name: value for name, value in values.items() if name not in ("format", "version", "family")}
+    for side in ("encoder", "decoder"):
+        if values.get(side) is not None:
+            values[side] = _parse_stack(values[side], f"{where}: {side}")
+    if "head" in values:
+        values["head"] = _construct(HeadConfig, values["head"], f"{where}: head")
+    config: Config = _construct(Config, values, where)
+    if family not in (None, config.family):
+        raise QkvError(f"{where}: family = {family!r}, but with its stacks it is {config.family!r}")
+    return config
+
+
+def _parse_stack(values: Any, where: str) -> StackConfig:
+    if isinstance(values, dict) and values.get("rotary_scaling") is not None:
+        scaling = _construct(RotaryScaling, values["rotary_scaling"], f"{where}: rotary_scaling")
+        values = {**values, "rotary_scaling": scaling}
+    stack: StackConfig = _construct(StackConfig, values, where)
+    return stack
+
+
+def _construct(config_class: type, values: Any, where: str) -> Any:
+    if not isinstance(values, dict):
+        raise QkvError(f"{where}: expected a table of fields, found {type(values).__name__}")
+    known = {field.name: field for field in fields(config_class)}
+    for name in values:
+        if name not in known:
+            raise QkvError(f"{where}: unknown field {name!r}; {suggest_name(name, known)}")
+    required = [n for n, f in known.items() if f.default is MISSING and f.default_factory is MISSING]
+    missing = [name for name in required if name not in values]
+    if missing:
+        raise QkvError(f"{where}: missing {', '.join(missing)}")
+    try:
+        return config_class(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
+    except (ValueError, TypeError) as error:
+        raise QkvError(f"{where}: {error}") from error
