@@ -107,7 +107,7 @@ def test_every_task_is_judged_on_its_file(
     values = json.loads(out)
     assert (values["records"], values["main"]) == (records, main)
     assert main in values["metrics"]
-    assert values["samples"][0].keys() == {"source", "written", "expected"}
+    assert values["samples"][0].keys() == {"source", "prediction", "expected"}
     out, _ = said(capsys, ["eval", str(models / name), file])
     assert f"{records} records" in out
     assert main.replace("_", " ") in out

@@ -1,7 +1,7 @@
-"""The command line: verbs, each a thin call, a file for each group of them.
+"""The command line: thin verbs, one file for each group of them.
 
-Results go to stdout, progress and notes to stderr. Exit codes: 0 done, 1 the work failed, 2 the call was wrong,
-130 interrupted. Modules that need torch are imported inside the verb that needs them, so that help answers at once.
+Results go to stdout, progress and notes to stderr. Exit codes: 0 success, 1 the work failed, 2 the command was wrong,
+130 interrupted. Torch is imported inside the verbs that need it, so that `qkv --help` is fast.
 """
 
 import os
@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from cyclopts import CycloptsError
 
-from qkv.cli import bench, data, evaluate, models, run, train  # importing a file of verbs hangs them on the app
+from qkv.cli import bench, data, evaluate, models, run, train  # importing a file registers its verbs
 from qkv.cli.openmp import BUSY_FRACTION, fraction_in_use, limit_spinning
 from qkv.cli.shared import app
 from qkv.errors import QkvError
@@ -20,7 +20,7 @@ __all__ = ["app", "bench", "data", "evaluate", "main", "models", "run", "run_com
 
 
 def run_command(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+    """Run a command and return its exit code."""
     try:
         app(list(arguments) if arguments is not None else None, exit_on_error=False, print_error=False)
     except CycloptsError as error:
@@ -32,10 +32,10 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("qkv: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of our output has gone, as with `| head`
+    except BrokenPipeError:  # the reader of our output is gone, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except SystemExit as stop:  # help and version end the app themselves
+    except SystemExit as stop:  # --help and --version exit
         if stop.code == 130:
             print("qkv: interrupted", file=sys.stderr)
         return stop.code if isinstance(stop.code, int) else 0
@@ -43,17 +43,18 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
 
 
 def main() -> None:
-    # A run is worth a look at the machine; one of several processes would see the others.
+    """The `qkv` program."""
+    # Only `qkv train` measures the load; one of several processes would measure the others.
     trains = sys.argv[1:2] == ["train"] and "WORLD_SIZE" not in os.environ
     limit_spinning(os.environ, busy=trains and fraction_in_use() > BUSY_FRACTION)
     exit_process(run_command())
 
 
 def exit_process(code: int) -> NoReturn:
-    """End this process.
+    """Exit the process.
 
-    One of several ends at once: everything is saved by then, and a thread of torch's that outlives the interpreter
-    would make a good end look like a crash.
+    One of several processes exits without the interpreter's shutdown: everything is saved, and a thread of torch that
+    outlives the interpreter would make a success look like a crash.
     """
     if os.environ.get("WORLD_SIZE", "1") != "1":
         sys.stdout.flush()

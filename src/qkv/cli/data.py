@@ -1,10 +1,10 @@
-"""`qkv data`: what qkv sees in a user's files."""
+"""`qkv data`: inspect data files."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from qkv.cli.shared import Json, StdoutConsole, StringList, app, print_json
+from qkv.cli.shared import Json, StdoutConsole, StringList, app, check_minimum, print_json
 from qkv.errors import UsageError
 
 
@@ -18,7 +18,7 @@ def data(
     examples: int = 3,
     json: Json = False,
 ) -> None:
-    """Show what qkv sees in your files: fields, examples, lengths, padding, the first rows, and every problem.
+    """Inspect your data files: fields, number of examples, lengths, padding, first examples, and every problem.
 
     Examples:
         qkv data train.tsv
@@ -28,17 +28,17 @@ def data(
     Parameters
     ----------
     files
-        Files, globs or folders; or field=file for files that go in step.
+        Files, globs or folders; or field=file for line-aligned files.
     tokenizer
-        A model folder or tokenizer.json: lengths and first rows in tokens, too.
+        A model folder or tokenizer.json: lengths and first examples are shown in tokens, too.
     format
-        The format, where the file's ending does not tell it.
+        The format of the files, if their extension does not tell.
     columns
-        field=column for each column to read; all of them if none is given.
+        field=column for each column to read; all columns by default.
     max_length
-        The row length that padding is worked out for.
+        The sequence length for which padding is estimated.
     examples
-        How many first examples to show.
+        The number of first examples to show.
     """
     from qkv.data.readers import DataFiles, ReadOptions
     from qkv.data.survey import survey_files
@@ -47,15 +47,13 @@ def data(
     from qkv.text import Tokenizer
 
     if not files:
-        raise UsageError("give one or more files, as in: qkv data train.tsv")
-    if max_length < 2 or examples < 0:
-        raise UsageError(
-            f"--max-length {max_length} --examples {examples}: a row has at least 2 tokens, and rows cannot be fewer than 0"
-        )
-    named = parse_fields(files, "files that go in step")
+        raise UsageError("no files were given; for example: qkv data train.tsv")
+    check_minimum("max-length", max_length, 2)
+    check_minimum("examples", examples, 0)
+    named = parse_fields(files, "line-aligned files")
     chosen = parse_fields(columns or [], "--columns", required=True)
     if not named and len({str(Path(file).resolve()) for file in files}) < len(files):
-        raise UsageError("a file is given twice")
+        raise UsageError("a file was given twice; give each file once")
     source = DataFiles(named if named else list(files), format, ReadOptions(columns=chosen or None))
     reader = Tokenizer.load(tokenizer) if tokenizer else None
     with progress_bar("reading") as progress:
@@ -67,11 +65,11 @@ def data(
 
 
 def parse_fields(words: Sequence[str], what: str, *, required: bool = False) -> dict[str, Any]:
-    """`field=value` words as a mapping; all of them or (unless needed) none."""
+    """Arguments `field=value` as a mapping. If any argument has this form (or it is required), all must."""
     pairs = [word.partition("=") for word in words if "=" in word and not Path(word).exists()]
     if (pairs or required) and len(pairs) != len(words):
-        raise UsageError(f"{what}: every one as field=value{'' if required else ', or none'}")
+        raise UsageError(f"{what}: give all of them as field=value{'' if required else ', or none'}")
     names = [name for name, _, _ in pairs]
     if len(set(names)) < len(names):
-        raise UsageError(f"{what}: a field is given twice")
+        raise UsageError(f"{what}: a field was given twice; give each field once")
     return {name: value for name, _, value in pairs}

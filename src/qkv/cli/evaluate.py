@@ -1,16 +1,16 @@
-"""`qkv eval`: how well a model does on data."""
+"""`qkv eval`: evaluate a model on data."""
 
 from pathlib import Path
 from typing import Any
 
 from qkv.cli.data import parse_fields
-from qkv.cli.shared import Int8, Json, StdoutConsole, StringList, app, print_json, print_notes
+from qkv.cli.shared import Int8, Json, StdoutConsole, StringList, app, check_minimum, print_json, print_notes
 from qkv.errors import UsageError
 from qkv.train.recipe.schema import DataSection
 
 
 def run_data_section(model: str) -> DataSection | None:
-    """What a model was trained on, where it is the folder of a run."""
+    """The data section of the recipe, if the model is the folder of a run."""
     from qkv.train.recipe.recipe_file import read
     from qkv.train.run.load import run_path
 
@@ -19,7 +19,7 @@ def run_data_section(model: str) -> DataSection | None:
 
 
 def evaluation_data(data: DataSection | None) -> Any:
-    """What a recipe keeps for judging: its test files, its validation files, or a built-in dataset's test split."""
+    """The evaluation data of a recipe: its test files, its validation files, or a built-in dataset."""
     from qkv.data.builtin import DATASETS
 
     if data is None:
@@ -44,9 +44,9 @@ def evaluate(
     int8: Int8 = False,
     json: Json = False,
 ) -> None:
-    """Score a model on data: the metrics of the task that it is made for, and some of what it makes of it.
+    """Evaluate a model on data: the metrics of its task, and examples of its predictions.
 
-    Without data, a run is scored on the test or validation files of its own recipe.
+    Without data, a run is evaluated on the test or validation files of its own recipe.
 
     Examples:
         qkv eval runs/dates
@@ -59,54 +59,50 @@ def evaluate(
     model
         A model folder or hub id, with a tokenizer.
     data
-        Files, globs or folders; field=file for files that go in step; or a dataset that comes with qkv.
+        Files, globs or folders; field=file for line-aligned files; or a built-in dataset.
     columns
-        field=column for each column to read, where their names do not tell.
+        field=column for each column to read, if their names do not tell.
     format
-        The format, where the file's ending does not tell it.
+        The format of the files, if their extension does not tell.
     split
-        Of a dataset that comes with qkv: train, valid or test (the usual one).
+        The split of a built-in dataset: train, valid or test (the default).
     metric
-        A metric by name; may be given several times. The task's own, if none is given.
+        The name of a metric; may be given several times. By default those of the task.
     limit
-        Only the first so many records; 0: all.
+        Maximum number of records; 0: all.
     beam
-        Search with so many hypotheses, where the model writes text.
+        Number of beams, for models that generate text.
     batch_size
-        How many to run at a time; 0: what suits the task.
+        Number of records in a batch; 0: the default of the task.
     samples
-        How many examples to show.
+        Number of examples to show.
     device
-        Where to run: cpu, cuda, mps.
+        Device: cpu, cuda or mps.
     int8
-        With the linear maps in int8: what that costs in quality.
+        Quantize the linear layers to int8, to measure the loss in quality.
     """
     from qkv.api import load
     from qkv.data import Problems
     from qkv.render import evaluation as picture
     from qkv.render.progress import progress_bar
-    from qkv.tasks.evaluate import evaluate as judge
+    from qkv.tasks.evaluate import evaluate as evaluate_model
     from qkv.tasks.evaluate import find_task
     from qkv.tasks.evaluation_records import load_records
     from qkv.tasks.train import format_files
 
     trained = run_data_section(model)
-    for name, value, least in (
-        ("limit", limit, 0),
-        ("beam", beam, 1),
-        ("batch-size", batch_size, 0),
-        ("samples", samples, 0),
-    ):
-        if value < least:
-            raise UsageError(f"--{name} {value}: at least {least}")
-    given: Any = parse_fields(data, "files that go in step") or data
+    check_minimum("limit", limit, 0)
+    check_minimum("beam", beam, 1)
+    check_minimum("batch-size", batch_size, 0)
+    check_minimum("samples", samples, 0)
+    given: Any = parse_fields(data, "line-aligned files") or data
     chosen = parse_fields(columns or [], "--columns", required=True)
     if not given:
         given = evaluation_data(trained)
         if trained is None or not given:
-            raise UsageError(f"give the data to score it on, as in: qkv eval {model} test.tsv")
+            raise UsageError(f"no evaluation data was given; for example: qkv eval {model} test.tsv")
         format, chosen = format or trained.format, chosen or dict(trained.columns)
-        print_notes(model, [f"scored on what its recipe holds out: {format_files(given)}"])
+        print_notes(model, [f"evaluated on the data of its recipe: {format_files(given)}"])
     loaded = load(model, device=device)
     if int8:
         loaded = loaded.quantize()
@@ -125,9 +121,9 @@ def evaluate(
             raise
         records, problems = read(dict(trained.columns))
         listed = ", ".join(f"{name} = {column}" for name, column in trained.columns.items())
-        print_notes(model, [f"columns as in the recipe of this run: {listed}"])
-    with progress_bar("scoring") as progress:
-        found = judge(
+        print_notes(model, [f"columns from the recipe of this run: {listed}"])
+    with progress_bar("evaluating") as progress:
+        found = evaluate_model(
             loaded.network,
             loaded.tokenizer,
             loaded.config,
@@ -147,7 +143,7 @@ def evaluate(
         }
         values |= {"metrics": found.metrics, "records": found.num_records, "beam": beam, "notes": list(found.notes)}
         values["problems"] = problems.summary().to_dict()
-        shown = ("source", "written", "expected")
+        shown = ("source", "prediction", "expected")
         values["samples"] = [{name: getattr(sample, name) for name in shown} for sample in found.samples]
         print_json(values)
         return

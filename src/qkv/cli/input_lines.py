@@ -1,7 +1,7 @@
-"""The lines that `qkv run` works on: what it is given, or stdin, a stretch at a time.
+"""The input of `qkv run`: texts from the command line, or lines from stdin in chunks.
 
-A stretch is answered and written before the next one is read. So a file of any length takes little memory, a run that
-is broken off has written what it had, and at a terminal each line is answered as it comes.
+A chunk is processed and its results are printed before the next one is read. So a file of any size needs little memory,
+an interrupted run has printed its results so far, and on a terminal each line is answered at once.
 """
 
 import sys
@@ -13,49 +13,49 @@ from qkv.progress import OnProgress
 from qkv.render.progress import progress_bar
 
 BATCHES_PER_CHUNK = 64
-"""How many batches make a stretch: enough lines that each can be run with others of its length."""
+"""Large enough that each line can be batched with others of similar length."""
 
 
 class InputLines:
-    """Stretches of lines; texts that are given are one."""
+    """Chunks of lines. Texts from the command line are one chunk."""
 
     def __init__(self, texts: Sequence[str], batch_size: int) -> None:
         self.texts, self.batch_size = texts, batch_size
-        self.done, self.total = 0, len(texts)  # 0: not known
+        self.done, self.total = 0, len(texts)  # 0: unknown
 
     def __iter__(self) -> Iterator[list[str]]:
         if self.texts:
             yield list(self.texts)
             return
         if sys.stdin is None:
-            raise QkvError("stdin is closed; give texts, or lines on stdin")
+            raise QkvError("there is no input: stdin is closed; give texts as arguments, or lines on stdin")
         if self.is_interactive:
-            print("reading lines; Ctrl-D ends them", file=sys.stderr)
+            print("reading lines from the terminal; end with Ctrl-D", file=sys.stderr)
         self.total = _count_stdin_lines()
         size = 1 if self.is_interactive or self.batch_size == 1 else BATCHES_PER_CHUNK * self.batch_size
-        stretch: list[str] = []
+        chunk: list[str] = []
         try:
             for line in _read_stdin():
-                stretch.append(line)
-                if len(stretch) == size:
-                    yield stretch
+                chunk.append(line)
+                if len(chunk) == size:
+                    yield chunk
                     self.done += size
-                    stretch = []
-        except QkvError:  # what was read before the bad line is answered first
-            if stretch:
-                yield stretch
+                    chunk = []
+        except QkvError:  # first process the lines before the invalid one
+            if chunk:
+                yield chunk
             raise
-        if stretch:
-            yield stretch
+        if chunk:
+            yield chunk
 
     @property
     def is_interactive(self) -> bool:
-        """Whether somebody looks at each answer as it comes: to a single text, or to lines that are typed."""
+        """Whether results are read one by one: for a single text, or for lines that are typed."""
         return len(self.texts) == 1 or (not self.texts and sys.stdin is not None and sys.stdin.isatty())
 
     @contextmanager
     def show_progress(self) -> Iterator[OnProgress | None]:
-        """Shows how far all of it is, while one stretch is answered."""
+        """Show the progress over all chunks while one is processed."""
         with progress_bar("running") as report:
             if report is None:
                 yield None
@@ -72,11 +72,11 @@ def _read_stdin() -> Iterator[str]:
 
 
 def _count_stdin_lines() -> int:
-    """How many lines stdin has, where it is a file; 0 where nobody can know."""
-    if not (sys.stderr.isatty() and sys.stdin.buffer.seekable()):  # nobody looks, or nobody knows
+    """The number of lines on stdin if it is a file; 0 if it is unknown or no progress is shown."""
+    if not (sys.stderr.isatty() and sys.stdin.buffer.seekable()):
         return 0
-    here, count = sys.stdin.buffer.tell(), 0
+    start, count = sys.stdin.buffer.tell(), 0
     while block := sys.stdin.buffer.read(1 << 20):
         count += block.count(b"\n")
-    sys.stdin.buffer.seek(here)
+    sys.stdin.buffer.seek(start)
     return count

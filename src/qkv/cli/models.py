@@ -1,18 +1,18 @@
-"""Verbs for model folders: look at one, read other people's, write for other people's code."""
+"""`qkv info`, `qkv import` and `qkv export`: inspect and convert model folders."""
 
 import os
 from pathlib import Path
 from typing import Literal
 
-from qkv.cli.shared import Json, StdoutConsole, app, print_json, print_notes, print_result
+from qkv.cli.shared import Json, StdoutConsole, app, check_minimum, print_json, print_notes, print_result
 from qkv.errors import UsageError, suggest_name
 
 
 @app.command
 def info(model: str, /, *, context: int | None = None, json: Json = False) -> None:
-    """Show where a model's parameters, arithmetic and memory go.
+    """Show the parameters, FLOPs and memory of a model.
 
-    No weight is read or allocated: a preset of any size answers at once, and a folder is checked against its config.
+    No weights are loaded or allocated, so this is fast for any size. A folder is checked against its config.
 
     Examples:
         qkv info gpt3-175b
@@ -24,30 +24,30 @@ def info(model: str, /, *, context: int | None = None, json: Json = False) -> No
     model
         A preset (qkv info presets lists them), a qkv or Hugging Face folder, or a hub id.
     context
-        The length that arithmetic is reckoned at; by default the model's own, at most 2,048.
+        The context length for FLOPs; by default the model's maximum, at most 2,048.
     """
     from qkv.models.tables.summary import summarise_model
     from qkv.models.tables import presets
-    from qkv.render import info as picture
+    from qkv.render.info import print_info
     from qkv.train.run import load as midway
 
     if model == "presets" and not Path(model).exists():
         return _show_presets(json)
-    if context is not None and context < 1:
-        raise UsageError(f"--context {context}: a length is at least 1")
+    if context is not None:
+        check_minimum("context", context, 1)
     if model in presets.PRESETS and not Path(model).is_dir():
         config, notes = presets.find_preset(model), []
     elif os.sep in model or Path(model).exists():
         stored = midway.load_model(model, device="meta")
         config, notes = stored.config, stored.notes
     else:
-        raise UsageError(f"{model}: neither a folder nor a preset; {suggest_name(model, presets.PRESETS)}")
-    books = summarise_model(config, context)
+        raise UsageError(f"{model}: no such folder or preset; {suggest_name(model, presets.PRESETS)}")
+    summary = summarise_model(config, context)
     print_notes(model, notes)
     if json:
-        print_json({"model": model, **books.to_dict(), "config": config.to_dict(), "notes": notes})
+        print_json({"model": model, **summary.to_dict(), "config": config.to_dict(), "notes": notes})
     else:
-        picture.print_info(model, config, books, StdoutConsole())
+        print_info(model, config, summary, StdoutConsole())
     return None
 
 
@@ -57,11 +57,11 @@ def _show_presets(json: bool) -> None:
     from qkv.render.formatting import format_count
     from qkv.render.info import FAMILY_NAMES
 
-    books = {name: summarise_model(make()) for name, make in presets.PRESETS.items()}
+    summary = {name: summarise_model(make()) for name, make in presets.PRESETS.items()}
     if json:
-        print_json({name: {"family": b.family, "parameters": b.total} for name, b in books.items()})
+        print_json({name: {"family": b.family, "parameters": b.total} for name, b in summary.items()})
         return
-    for name, b in books.items():
+    for name, b in summary.items():
         print(f"{name:<18} {FAMILY_NAMES[b.family]:<16} {format_count(b.total):>14}")
 
 
@@ -77,7 +77,7 @@ def import_(model: str, folder: Path, /, *, json: Json = False) -> None:
     model
         A Hugging Face folder or hub id.
     folder
-        Where to write.
+        The folder to write.
     """
     from qkv import store
 
@@ -94,7 +94,7 @@ def import_(model: str, folder: Path, /, *, json: Json = False) -> None:
 def export(
     model: str, folder: Path, /, *, format: Literal["hf", "ctranslate2", "onnx"] = "hf", json: Json = False
 ) -> None:
-    """Write a model as other people's code reads it.
+    """Write a model for another library.
 
     Example:
         qkv export models/mine exported --format hf
@@ -102,12 +102,12 @@ def export(
     Parameters
     ----------
     model
-        A model folder, or a run's checkpoint.
+        A model folder, or a checkpoint of a run.
     folder
-        Where to write.
+        The folder to write.
     format
-        hf: a folder that transformers, vLLM and other readers of that layout load; ctranslate2: one for that engine;
-        onnx: graphs for onnxruntime.
+        hf: for transformers, vLLM and other readers of Hugging Face folders; ctranslate2: for CTranslate2; onnx: graphs
+        for onnxruntime.
     """
     from qkv import store
     from qkv.train.run import load as midway
@@ -115,19 +115,21 @@ def export(
     check_not_same_folder(model, folder)
     stored = midway.load_model(model)
     print_notes(model, stored.notes)
-    cls = store.write_model(folder, stored.config, stored.network, stored.tokenizer, format)
+    load_class = store.write_model(folder, stored.config, stored.network, stored.tokenizer, format)
     calls = {
-        "hf": f"transformers.{cls}.from_pretrained({str(folder)!r})",
-        "ctranslate2": f"ctranslate2.{cls}({str(folder)!r})",
-        "onnx": f"onnxruntime.InferenceSession for each of {cls}",
+        "hf": f"transformers.{load_class}.from_pretrained({str(folder)!r})",
+        "ctranslate2": f"ctranslate2.{load_class}({str(folder)!r})",
+        "onnx": f"onnxruntime.InferenceSession for each of {load_class}",
     }
     call = calls[format]
     print_result(
-        json, f"wrote {folder}; load it with {call}", {"folder": str(folder), "class": cls, "notes": stored.notes}
+        json,
+        f"wrote {folder}; load it with {call}",
+        {"folder": str(folder), "class": load_class, "notes": stored.notes},
     )
 
 
 def check_not_same_folder(model: str, folder: Path) -> None:
-    """Refuse to write a model over the folder that it is read from."""
+    """Raise an error if a model would be written over the folder that it is read from."""
     if Path(model).is_dir() and folder.is_dir() and Path(model).samefile(folder):
-        raise UsageError(f"{folder}: this is the folder that the model is read from; choose another")
+        raise UsageError(f"{folder}: this is the folder of the model itself; choose another")

@@ -1,9 +1,9 @@
-"""How the threads of torch wait for each other.
+"""How torch's CPU threads wait for work.
 
-On Linux they are libgomp's, and between two pieces of work they look out for the next one again and again, for
-milliseconds, before they sleep. That is the fastest way while the cores are theirs. Where other programs want them, a
-thread may so hold the very core that the one it waits for should run on: a step then takes a hundred times as long.
-So they sleep soon, and at once where the cores are in use already. No result depends on it.
+On Linux they are libgomp's threads, which spin for milliseconds between two pieces of work before they sleep. That is
+fastest while the cores are free. If other programs use the cores, a spinning thread can occupy the core that the thread
+it waits for needs, and a step takes a hundred times as long. So threads spin only briefly, or not at all if the cores
+are already in use. Results do not depend on it.
 """
 
 import os
@@ -12,15 +12,15 @@ from collections.abc import Collection, MutableMapping
 from pathlib import Path
 
 SPIN_COUNT = 5_000
-"""How often a thread looks before it sleeps, where libgomp would 300,000 times: long enough for the usual pause."""
+"""Spins before a thread sleeps (libgomp's default is 300,000): long enough for the usual pause."""
 BUSY_FRACTION = 0.25
-"""From this share of our cores in use by others on, threads sleep at once: else that would nearly double a step."""
+"""Threads do not spin if other programs use more than this fraction of our cores: a step would take twice as long."""
 
 
 def limit_spinning(environment: MutableMapping[str, str], busy: bool) -> None:
-    """Let threads sleep soon, `busy` at once, unless the user has said how they are to wait.
+    """Limit the spinning of threads, to zero if the cores are `busy`, unless the user has configured it.
 
-    Libgomp reads this when it is loaded, so before torch is.
+    Libgomp reads this when it is loaded, so it must be set before torch is imported.
 
     >>> limit_spinning(environment := {}, busy=False)
     >>> environment
@@ -31,18 +31,18 @@ def limit_spinning(environment: MutableMapping[str, str], busy: bool) -> None:
 
 
 def fraction_in_use(seconds: float = 0.1) -> float:
-    """The share of our cores that other programs use, found by sleeping; 0 where the system does not tell."""
+    """The fraction of our cores that other programs use, measured while we sleep; 0 if it is unknown."""
     stat = Path("/proc/stat")
     if not stat.exists():
         return 0.0
-    ours = os.sched_getaffinity(0)
-    before, start = busy_seconds(stat.read_text(), ours), time.perf_counter()
+    cores = os.sched_getaffinity(0)
+    before, start = busy_seconds(stat.read_text(), cores), time.perf_counter()
     time.sleep(seconds)
-    return (busy_seconds(stat.read_text(), ours) - before) / (time.perf_counter() - start) / len(ours)
+    return (busy_seconds(stat.read_text(), cores) - before) / (time.perf_counter() - start) / len(cores)
 
 
 def busy_seconds(stat: str, cores: Collection[int]) -> float:
-    """The seconds that some cores have worked since the start: user, nice and system of their lines.
+    """The busy seconds of some cores since boot: user, nice and system time in /proc/stat.
 
     >>> ticks = os.sysconf("SC_CLK_TCK")
     >>> busy_seconds(f"cpu  9 9 9 9\\ncpu0 {ticks} 0 {2 * ticks} 900 0 0\\ncpu1 5 5 5 5\\nintr 5", {0})

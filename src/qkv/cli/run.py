@@ -1,13 +1,15 @@
-"""`qkv run`: a model on texts."""
+"""`qkv run`: run a model on texts."""
 
 import json as json_format
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from qkv.cli.shared import Int8, Json, StringList, app, print_notes, replace_nonfinite
+from qkv.cli.shared import Int8, Json, StringList, app, check_minimum, print_notes, replace_nonfinite
 from qkv.errors import UsageError
 
 if TYPE_CHECKING:
+    from qkv.api import Model
     from qkv.cli.input_lines import InputLines
 
 DEFAULTS: dict[str, Any] = {
@@ -34,11 +36,12 @@ def run(
     int8: Int8 = False,
     json: Json = False,
 ) -> None:
-    """Run a model on texts: go on from a prompt, answer a source, or say a label, tags, an answer, a vector.
+    """Run a model on texts: generate text, classify, tag, answer, embed, or fill masks.
 
-    Without texts it reads lines from stdin and writes one line for each, in order, some batches at a time (with
-    --batch-size 1, each line as it comes). A single text is shown as it is written, where stdout is a terminal. Two texts
-    that belong together (a question and its passage, a pair to classify) are one line with a tab between them.
+    A decoder continues each text; an encoder-decoder produces a target for each source. Without texts, lines are read
+    from stdin, and one line is written for each, in order, several batches at a time (--batch-size 1: line by line). On
+    a terminal, a single text is streamed as it is generated. Pairs (a question and its context, two texts to classify)
+    are given as one line with a tab between the texts.
 
     Examples:
         qkv run models/mine "Once upon a time" --temperature 0.8 --seed 1
@@ -51,41 +54,40 @@ def run(
     model
         A model folder or hub id, with a tokenizer.
     texts
-        Prompts, sources for an encoder and decoder, or texts to look at.
+        Prompts, source texts of an encoder-decoder, or texts to classify, tag or embed.
     max_tokens
-        How many tokens to write at most.
+        Maximum number of new tokens.
     beam
-        Search with so many hypotheses; 1 takes the likeliest token each time.
+        Number of beams; 1 is greedy decoding.
     temperature
-        Above 0, draw tokens: flatter above 1, sharper below.
+        Sampling temperature; 0 takes the most probable token (greedy).
     top_k
-        Draw among the k likeliest; 0: all.
+        Sample from the k most probable tokens; 0: all.
     top_p
-        Draw among the likeliest that together have this probability.
+        Sample from the most probable tokens whose probabilities add up to p (nucleus sampling).
     seed
-        The same seed gives the same text.
+        Seed of sampling: the same seed gives the same text.
     stop
-        A text that ends the answer; may be given several times.
+        Stop string, which ends the generated text; may be given several times.
     draft
         Speculative decoding, for one text at a time: the folder of a smaller model with the same tokenizer, or
         "lookup" to propose what followed the last tokens where they occurred before. The text stays the same.
     batch_size
-        How many lines to run at a time.
+        Number of texts in a batch.
     device
-        Where to run: cpu, cuda, mps.
+        Device: cpu, cuda or mps.
     int8
-        With the linear maps in int8: faster on a CPU, for a little less precision.
+        Quantize the linear layers to int8: faster on a CPU, slightly less precise.
     """
     from qkv.api import load
     from qkv.cli.input_lines import InputLines
     from qkv.decode import GenerationOptions
     from qkv.tasks.evaluate import find_task
 
-    if batch_size < 1:
-        raise UsageError(f"--batch-size {batch_size}: at least 1")
+    check_minimum("batch-size", batch_size, 1)
     options: dict[str, Any] = {"max_tokens": max_tokens, "beam": beam, "temperature": temperature, "top_k": top_k}
     options |= {"top_p": top_p, "seed": seed, "stop": stop}
-    GenerationOptions(**{**options, "stop": tuple(stop or ())}).check_values()  # before a large model is read
+    GenerationOptions(**{**options, "stop": tuple(stop or ())}).check_values()  # before a large model is loaded
     if draft is not None and beam > 1:
         raise UsageError(f"--draft with --beam {beam}: speculative decoding has no beam search; leave one of them out")
     loaded = load(model, device=device)
@@ -97,94 +99,93 @@ def run(
     if not task.generates:
         check_no_generation_options(task.description, options)
         return run_task(loaded, task.accepts_pairs, lines, json)
-    idle = [f"--{name.replace('_', '-')}" for name in ("top_k", "top_p", "seed") if options[name] != DEFAULTS[name]]
-    if idle and not temperature:
-        raise UsageError(f"{' and '.join(idle)}: tokens are drawn only with a --temperature above 0, as 1")
+    unused = [f"--{name.replace('_', '-')}" for name in ("top_k", "top_p", "seed") if options[name] != DEFAULTS[name]]
+    if unused and not temperature:
+        raise UsageError(f"{' and '.join(unused)}: only used for sampling; add --temperature 1")
     notes = RunNotes(loaded, max_tokens)
-    shown = beam == 1 and not json and sys.stdout.isatty() and lines.is_interactive
+    streams = beam == 1 and not json and sys.stdout.isatty() and lines.is_interactive
     try:
-        for some in lines:
-            if shown and some[0].strip():
-                results = loaded.generate(some, **options, on_text=lambda _, piece: print(piece, end="", flush=True))
+        for chunk in lines:
+            if streams and chunk[0].strip():
+                results = loaded.generate(chunk, **options, on_text=lambda _, text: print(text, end="", flush=True))
                 print()
             else:
                 with lines.show_progress() as progress:
-                    results = loaded.generate_lines(some, batch_size=batch_size, progress=progress, **options)
-                print_results(some, results, json)
-            notes.add(some, results)
+                    results = loaded.generate_lines(chunk, batch_size=batch_size, progress=progress, **options)
+                for line, result in zip(chunk, results, strict=True):
+                    values = {name: getattr(result, name) for name in ("text", "score", "finish_reason", "ids")}
+                    print_line(line, values, " ".join(result.text.splitlines()), json)
+                sys.stdout.flush()
+            notes.add(chunk, results)
     finally:
         print_notes(model, notes.messages())
     return None
 
 
-def print_results(lines: list[str], results: Any, json: bool) -> None:
-    for line, result in zip(lines, results, strict=True):
-        if json:
-            row = {
-                "input": line,
-                "text": result.text,
-                "score": result.score,
-                "finish_reason": result.finish_reason,
-                "ids": result.ids,
-            }
-            print(json_format.dumps(replace_nonfinite(row), ensure_ascii=False, allow_nan=False))
-        else:
-            print(" ".join(result.text.splitlines()))  # one line for each line
-    sys.stdout.flush()
+def print_line(line: str, values: dict[str, Any], text: str, json: bool) -> None:
+    """Print the result for one input line: its values as JSON, or its text."""
+    if json:
+        row = replace_nonfinite({"input": line, **values})
+        print(json_format.dumps(row, ensure_ascii=False, allow_nan=False))
+    else:
+        print(text)
 
 
 class RunNotes:
-    """What a reader of the results may not see in them: answers that were cut, texts that could not be read whole."""
+    """Notes on what the results do not show: outputs that were cut off, and texts with unknown tokens."""
 
-    def __init__(self, model: Any, max_tokens: int) -> None:
+    def __init__(self, model: "Model", max_tokens: int) -> None:
         self.model, self.max_tokens = model, max_tokens
         self.num_lines = self.num_truncated = self.num_with_unknown = 0
         self.first_with_unknown = ""
 
-    def add(self, lines: list[str], results: Any) -> None:
+    def add(self, lines: list[str], results: Sequence[Any]) -> None:
+        """Count the lines of a chunk."""
         self.num_lines += len(lines)
-        if self.model.config.family == "seq2seq":  # a decoder alone goes on as long as it may
+        if self.model.config.family == "seq2seq":  # a decoder usually ends only at max_tokens
             self.num_truncated += sum(result.finish_reason == "length" for result in results)
-        unknown = self.model.tokenizer.special_tokens.unk
-        read = [] if unknown is None else self.model.tokenizer.encode_batch(lines)
-        blind = [line for line, ids in zip(lines, read, strict=False) if unknown in ids]
-        self.first_with_unknown = self.first_with_unknown or next(iter(blind), "")
-        self.num_with_unknown += len(blind)
+        tokenizer = self.model.tokenizer
+        if tokenizer is None or tokenizer.special_tokens.unk is None:
+            return
+        unk = tokenizer.special_tokens.unk
+        with_unknown = [line for line, ids in zip(lines, tokenizer.encode_batch(lines), strict=True) if unk in ids]
+        self.first_with_unknown = self.first_with_unknown or next(iter(with_unknown), "")
+        self.num_with_unknown += len(with_unknown)
 
     def messages(self) -> list[str]:
+        """The notes."""
         notes = []
         if self.num_truncated:
-            more = f"were cut after {self.max_tokens} tokens; --max-tokens gives them more"
-            notes.append(f"{self.num_truncated} of {self.num_lines} answers {more}")
+            notes.append(
+                f"{self.num_truncated} of {self.num_lines} outputs were cut off after {self.max_tokens} tokens; "
+                "raise --max-tokens for longer ones"
+            )
         if self.num_with_unknown:
             notes.append(
-                f"{self.num_with_unknown} of {self.num_lines} texts hold what this model never saw, as {self.first_with_unknown[:60]!r}"
+                f"{self.num_with_unknown} of {self.num_lines} texts have characters or words that are not in the "
+                f"vocabulary; the first is {self.first_with_unknown[:60]!r}"
             )
         return notes
 
 
-def check_no_generation_options(does: str, options: dict[str, Any]) -> None:
-    """Raise where something is asked of a model that only means something to one that writes."""
+def check_no_generation_options(description: str, options: dict[str, Any]) -> None:
+    """Raise an error if an option for generation was given to a model that does not generate text."""
     for name, value in options.items():
         if value != DEFAULTS[name]:
-            told = name.replace("_", "-")
-            raise UsageError(f"--{told} is for models that write; this one {does}")
+            option = name.replace("_", "-")
+            raise UsageError(f"--{option} is for models that generate text; this one {description}")
 
 
-def run_task(model: Any, pairs: bool, lines: "InputLines", json: bool) -> None:
-    """Run a model that does not write, and print what it says of each line; nothing of an empty one."""
+def run_task(model: "Model", accepts_pairs: bool, lines: "InputLines", json: bool) -> None:
+    """Run a model that does not generate text, and print the result for each line; an empty line has none."""
     from qkv.render.task_results import format_result, result_to_dict
 
-    for some in lines:
-        filled = [line for line in some if line.strip()]
-        texts = [tuple(line.split("\t")) if pairs and line.count("\t") == 1 else line for line in filled]
+    for chunk in lines:
+        filled = [line for line in chunk if line.strip()]
+        texts = [tuple(line.split("\t")) if accepts_pairs and line.count("\t") == 1 else line for line in filled]
         with lines.show_progress() as progress:
             results = iter(model.run(texts, batch_size=lines.batch_size, progress=progress) if texts else [])
-        for line in some:
+        for line in chunk:
             result = next(results) if line.strip() else None
-            if json:
-                row = replace_nonfinite({"input": line, **result_to_dict(result)})
-                print(json_format.dumps(row, ensure_ascii=False, allow_nan=False))
-            else:
-                print(format_result(result))
+            print_line(line, result_to_dict(result), format_result(result), json)
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""What the verbs share: the app they hang from, the screen, and how results and notes are printed."""
+"""Shared by all verbs: the app, the console, and how results, notes and JSON are printed."""
 
 import json as json_format
 import math
@@ -10,14 +10,15 @@ from cyclopts import App, Parameter
 from rich.console import Console
 
 from qkv import __version__
+from qkv.errors import UsageError
 
 HELP = """The whole Transformer in one readable toolkit.
 
-Train a model, in two minutes:      qkv train dates
-See what qkv sees in your files:    qkv data pairs.tsv
+Train a model in two minutes:       qkv train dates
+Inspect your data files:            qkv data pairs.tsv
 Write a recipe for them:            qkv init translate pairs.tsv
 Run a model:                        qkv run runs/dates "Dienstag, 4. Mai 2021"
-Look at a published model:          qkv info gpt2
+Parameters and memory of a model:   qkv info gpt2
 """
 
 app = App(
@@ -26,25 +27,28 @@ app = App(
     version=__version__,
     help_format="plaintext",
 )
-Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON for machines instead of a table.")]
+Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON.")]
 
 Int8 = Annotated[bool, Parameter(name="--int8", negative=())]
 StringList = Annotated[list[str] | None, Parameter(negative=())]
 
 
 class StdoutConsole(Console):
-    """A console that ends quietly when the reader of our output has gone, as with `| head`."""
+    """A console on stdout that raises BrokenPipeError when the reader is gone, as with `| head`."""
 
     def on_broken_pipe(self) -> None:
+        """Raise, where rich would exit."""
         raise BrokenPipeError
 
 
-def print_notes(what: str, notes: Sequence[str]) -> None:
+def print_notes(subject: str, notes: Sequence[str]) -> None:
+    """Print notes to stderr."""
     for note in notes:
-        print(f"{what}: {note}", file=sys.stderr)
+        print(f"{subject}: {note}", file=sys.stderr)
 
 
 def print_result(json: bool, text: str, values: dict[str, Any]) -> None:
+    """Print the text, or the values as JSON."""
     if json:
         print_json(values)
     else:
@@ -52,11 +56,12 @@ def print_result(json: bool, text: str, values: dict[str, Any]) -> None:
 
 
 def print_json(values: Any) -> None:
+    """Print values as JSON."""
     print(json_format.dumps(replace_nonfinite(values), indent=2, ensure_ascii=False, default=str, allow_nan=False))
 
 
 def replace_nonfinite(values: Any) -> Any:
-    """The same with null for numbers that JSON does not know: NaN, infinities.
+    """The values with None for NaN and infinities, which JSON does not have.
 
     >>> replace_nonfinite({"loss": float("nan"), "each": [1.5, float("inf")]})
     {'loss': None, 'each': [1.5, None]}
@@ -66,3 +71,9 @@ def replace_nonfinite(values: Any) -> Any:
     if isinstance(values, dict):
         return {name: replace_nonfinite(value) for name, value in values.items()}
     return [replace_nonfinite(value) for value in values] if isinstance(values, list | tuple) else values
+
+
+def check_minimum(option: str, value: int, minimum: int) -> None:
+    """Raise an error if the value of an option is too small."""
+    if value < minimum:
+        raise UsageError(f"--{option} must be >= {minimum}, got {value}")

@@ -1,4 +1,4 @@
-"""Verbs for training: `qkv train`, `qkv init`, `qkv verify-resume`."""
+"""`qkv train`, `qkv init` and `qkv verify-resume`."""
 
 import os
 import shlex
@@ -8,20 +8,20 @@ import tomllib
 from pathlib import Path
 
 from qkv.cli.data import parse_fields
-from qkv.cli.shared import Json, StdoutConsole, app, print_json, print_result
-from qkv.errors import QkvError, UsageError
+from qkv.cli.shared import Json, StdoutConsole, app, check_minimum, print_json, print_result
+from qkv.errors import QkvError
 from qkv.train.watch import Sample
 
 NAMED_FIELD_SUFFIXES = {".jsonl", ".json", ".parquet"}
-"""Files whose every record names its fields; of others it is said how their first line is read."""
+"""Formats in which every record names its fields. For others, `qkv init` says how the first line is read."""
 
 
 @app.command
 def train(recipe: str, /, *overrides: str, dry_run: bool = False, processes: int = 1, json: Json = False) -> None:
-    """Train a model as a recipe says, or go on with a run.
+    """Train a model from a recipe, or resume a run.
 
-    What comes of it is a run's folder, which is a model folder. The same call, or the folder alone, goes on with a run
-    that was stopped.
+    The result is the folder of the run, which is a model folder. To resume an interrupted run, repeat the command or
+    give the folder.
 
     Examples:
         qkv train dates
@@ -32,16 +32,15 @@ def train(recipe: str, /, *overrides: str, dry_run: bool = False, processes: int
     Parameters
     ----------
     recipe
-        A recipe's file, the name of a built-in one, or a run's folder.
+        A recipe file, the name of a built-in recipe, or the folder of a run.
     overrides
-        key=value, as train.steps=200 or model.width=128.
+        key=value, for example train.steps=200 or model.width=128.
     dry_run
-        Show the whole recipe, the model, its memory and the first rows of data, and train nothing.
+        Show the full recipe, the model, its memory and the first examples, without training.
     processes
-        How many processes to start on this machine, one for each GPU.
+        Number of processes to start on this machine, one for each GPU.
     """
-    if processes < 1:
-        raise UsageError(f"--processes {processes}: at least 1")
+    check_minimum("processes", processes, 1)
     if dry_run:
         return _dry_run(recipe, overrides, json)
     if processes > 1:
@@ -58,29 +57,29 @@ def train(recipe: str, /, *overrides: str, dry_run: bool = False, processes: int
     from qkv.tasks.train import train as train_recipe
 
     opened = open_recipe(recipe, overrides)
-    with make_watcher() as watch, stages_bar() as progress:
-        trained = train_recipe(opened, watch=watch, progress=progress)
+    with make_watcher() as watcher, stages_bar() as progress:
+        trained = train_recipe(opened, watch=watcher, progress=progress)
     if os.environ.get("RANK", "0") != "0":
-        return None  # of several processes the first one tells
+        return None  # only rank 0 prints
     end = trained.end
     folder = Path(end.folder)
     try:
         draw_curves({folder.name: folder}, folder / "curves.svg", title=folder.name)
-        curves = f"Its curves: {folder / 'curves.svg'}"
-    except QkvError as error:  # the run is whole without a picture
-        curves = f"Its curves could not be drawn: {error}"
-    told = [f"{end.step:,} steps", *(f"{name} {value:.4g}" for name, value in end.metrics.items())]
+        curves = f"Learning curves: {folder / 'curves.svg'}"
+    except QkvError as error:  # the run is complete without the picture
+        curves = f"The learning curves could not be drawn: {error}"
+    summary = [f"{end.step:,} steps", *(f"{name} {value:.4g}" for name, value in end.metrics.items())]
     print_result(
         json,
-        f"{end.folder}: {', '.join(told)}\n{curves}\n"
-        f"Try it: qkv run {shlex.quote(end.folder)} {example_input(watch.state.sample)}",
+        f"{end.folder}: {', '.join(summary)}\n{curves}\n"
+        f"Try it: qkv run {shlex.quote(end.folder)} {example_input(watcher.state.sample)}",
         {"run": end.folder, "step": end.step, "seconds": end.seconds, "reason": end.reason, "metrics": end.metrics},
     )
     return None
 
 
 def example_input(sample: Sample | None) -> str:
-    """A held-out text to run the model on, as it is typed; dots where there is none that is short.
+    """A validation text to try the model on, quoted for a shell; "…" if there is no short one.
 
     >>> example_input(Sample("3 mars 1998", "", "")), example_input(None)
     ("'3 mars 1998'", '…')
@@ -97,7 +96,7 @@ def example_input(sample: Sample | None) -> str:
 
 
 def _dry_run(recipe: str, overrides: tuple[str, ...], json: bool) -> None:
-    from qkv.render import dry_run as picture
+    from qkv.render.dry_run import print_dry_run
     from qkv.render.progress import stages_bar
     from qkv.tasks.describe import describe
     from qkv.tasks.train import open_recipe
@@ -108,12 +107,12 @@ def _dry_run(recipe: str, overrides: tuple[str, ...], json: bool) -> None:
     if json:
         print_json(described.to_dict())
     else:
-        picture.print_dry_run(described, StdoutConsole())
+        print_dry_run(described, StdoutConsole())
 
 
 @app.command
 def init(task: str, /, *files: str, out: Path | None = None, json: Json = False) -> None:
-    """Write a recipe for your own files, with a comment for each choice.
+    """Write a recipe for your own files, with a comment on each setting.
 
     Examples:
         qkv init translate source=train.en target=train.de
@@ -124,36 +123,38 @@ def init(task: str, /, *files: str, out: Path | None = None, json: Json = False)
     task
         translate, summarise, language, classify, tag, answer, embed, pretrain, spans or denoise.
     files
-        Your training files; field=file for files that go in step; or a dataset that comes with qkv.
+        Your training files; field=file for line-aligned files; or a built-in dataset.
     out
-        Where to write the recipe; by default TASK.toml.
+        The recipe file to write; by default TASK.toml.
     """
     from qkv.tasks.starters import starter_recipe
 
     path = out or Path(f"{task}.toml")
-    text = starter_recipe(task, parse_fields(files, "files that go in step") or files, run=f"runs/{path.stem}")
+    text = starter_recipe(task, parse_fields(files, "line-aligned files") or files, run=f"runs/{path.stem}")
     if path.exists():
-        raise QkvError(f"{path}: this file is there already; give another with --out")
+        raise QkvError(f"{path}: this file exists; choose another with --out")
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise QkvError(f"{path}: cannot be written ({error.strerror or error}); give another with --out") from error
+        raise QkvError(
+            f"{path}: cannot be written ({error.strerror or error}); choose another file with --out"
+        ) from error
     columns = tomllib.loads(text)["data"].get("columns", {})
-    told = ""
+    detail = ""
     if columns and not json:
         listed = ", ".join(f"{name} = {column}" for name, column in columns.items())
-        numbered = all(column.isdigit() for column in columns.values())
-        first = f"; the first line is read as {'data' if numbered else 'names'}"
-        named = any(NAMED_FIELD_SUFFIXES & set(Path(file).suffixes) for file in files)
-        told = f" (columns: {listed}{'' if named else first})"
+        if not any(NAMED_FIELD_SUFFIXES & set(Path(file).suffixes) for file in files):
+            is_data = all(column.isdigit() for column in columns.values())
+            listed += f"; the first line is read as {'data' if is_data else 'column names'}"
+        detail = f" (columns: {listed})"
     print_result(
-        json, f"wrote {path}{told}; next: qkv train {path} --dry-run", {"recipe": str(path), "columns": columns}
+        json, f"wrote {path}{detail}; next: qkv train {path} --dry-run", {"recipe": str(path), "columns": columns}
     )
 
 
 @app.command(name="verify-resume")
 def verify_resume(recipe: str, /, *overrides: str, steps: int = 12, json: Json = False) -> None:
-    """Prove that a run of a recipe survives being killed: train a few steps, kill, go on, compare every bit.
+    """Check that a killed run resumes bit for bit: train a few steps, kill the process, resume, and compare.
 
     Example:
         qkv verify-resume my.toml
@@ -161,11 +162,11 @@ def verify_resume(recipe: str, /, *overrides: str, steps: int = 12, json: Json =
     Parameters
     ----------
     recipe
-        A recipe's file, or the name of a built-in one.
+        A recipe file, or the name of a built-in recipe.
     overrides
         key=value, as for qkv train.
     steps
-        How many steps to train.
+        Number of steps to train.
     """
     from qkv.tasks.verify_resume import verify_resume as verify
 
@@ -175,8 +176,8 @@ def verify_resume(recipe: str, /, *overrides: str, steps: int = 12, json: Json =
         print_json(found.to_dict())
     elif found.identical:
         print(
-            f"the same: {found.num_tensors} tensors and {found.num_log_lines} lines of the log after {found.steps} steps, "
-            f"one run straight through, one killed after step {found.killed_after} and continued"
+            f"identical: {found.num_tensors} tensors and {found.num_log_lines} log lines after {found.steps} steps, in "
+            f"an uninterrupted run and in one that was killed after step {found.killed_after} and resumed"
         )
     if not found.identical:
-        raise QkvError(f"the continued run differs: {found.difference}")
+        raise QkvError(f"the resumed run differs: {found.difference}")
