@@ -112,7 +112,7 @@ def test_logits_are_the_networks(family: str) -> None:
 def test_logits_of_an_encoder_and_decoder_need_a_source() -> None:
     small = model("seq2seq")
     assert torch.equal(small.logits(IDS, source=IDS[:, :3]), small.network(IDS[:, :3], IDS))
-    with pytest.raises(UsageError, match="give source= and the target's ids"):
+    with pytest.raises(UsageError, match="give source= as well as the ids of the target"):
         small.logits(IDS)
 
 
@@ -179,13 +179,13 @@ def test_a_tap_looks_inside() -> None:
     [
         ([[1, VOCAB]], "ids: token id 260 is outside this model's vocabulary of 260 (0 … 259)"),
         ([[1, -1]], "ids: token id -1 is outside this model's vocabulary"),
-        ([[1, 2], [3]], "ids: rows of unequal length need padding and a mask"),
-        ([1, 2, 3], "ids: expected whole numbers of shape (rows, tokens), not (3,) torch.int64"),
-        ([[[1, 2]]], "ids: expected whole numbers of shape (rows, tokens), not (1, 1, 2)"),
-        ([[1.0, 2.0]], "ids: expected whole numbers of shape (rows, tokens), not (1, 2) torch.float32"),
-        ([[True, False]], "ids: expected whole numbers of shape (rows, tokens), not (1, 2) torch.bool"),
-        ([["a", "b"]], "ids: rows of unequal length"),
-        (5, "ids: expected whole numbers of shape (rows, tokens), not ()"),
+        ([[1, 2], [3]], "ids: sequences of unequal length need padding and a mask"),
+        ([1, 2, 3], "ids: expected integers of shape (batch, length), got (3,) torch.int64"),
+        ([[[1, 2]]], "ids: expected integers of shape (batch, length), got (1, 1, 2)"),
+        ([[1.0, 2.0]], "ids: expected integers of shape (batch, length), got (1, 2) torch.float32"),
+        ([[True, False]], "ids: expected integers of shape (batch, length), got (1, 2) torch.bool"),
+        ([["a", "b"]], "ids: sequences of unequal length"),
+        (5, "ids: expected integers of shape (batch, length), got ()"),
     ],
 )
 def test_ids_that_make_no_sense_are_refused_with_their_value(ids: Any, match: str) -> None:
@@ -209,23 +209,23 @@ def test_a_source_out_of_range_is_held_against_its_own_vocabulary() -> None:
 
 
 def test_sources_and_targets_come_in_pairs() -> None:
-    with pytest.raises(UsageError, match="source: 1 rows for 2 rows of ids"):
+    with pytest.raises(UsageError, match="source has 1 sequences and ids has 2"):
         model("seq2seq").logits(IDS, source=IDS[:1])
 
 
 @pytest.mark.parametrize("family", ["encoder", "decoder"])
 def test_a_source_for_one_stack_alone_is_refused(family: str) -> None:
-    with pytest.raises(UsageError, match=f"source= is for an encoder and a decoder together; this model is {family}"):
+    with pytest.raises(UsageError, match=f"source= is for an encoder-decoder; this model is {family}"):
         model(family).logits(IDS, source=IDS)
 
 
 @pytest.mark.parametrize(
     ("mask", "match"),
     [
-        ([[1, 1, 1]], "mask: shape (1, 3) does not match its tokens' (2, 4)"),
-        ([1, 1, 1, 1], "mask: shape (4,) does not match its tokens' (2, 4)"),
-        ([[1, 1], [1]], "mask: rows of unequal length"),
-        ([[1, 1, 2, 0]] * 2, "mask: 2 is neither 1, a token, nor 0, padding"),
+        ([[1, 1, 1]], "mask: shape (1, 3) does not match the shape of the ids, (2, 4)"),
+        ([1, 1, 1, 1], "mask: shape (4,) does not match the shape of the ids, (2, 4)"),
+        ([[1, 1], [1]], "mask: sequences of unequal length"),
+        ([[1, 1, 2, 0]] * 2, "mask: 2 is neither 1 (a token) nor 0 (padding)"),
         ([[0.0, 0.0, float("-inf"), 0.0]] * 2, "mask: -inf is neither"),
     ],
 )
@@ -239,10 +239,10 @@ def test_a_mask_that_makes_no_sense_is_refused_with_its_value(mask: Any, match: 
 @pytest.mark.parametrize(
     ("types", "match"),
     [
-        ([[0, 0, 2, 0]] * 2, "token_type_ids: 2 is not one of this model's 2 sentence types (0 … 1)"),
-        ([[0, -1, 0, 0]] * 2, "token_type_ids: -1 is not one of this model's 2 sentence types"),
-        ([[0.5, 0, 0, 0]] * 2, "token_type_ids: torch.float32 is not one of this model's 2 sentence types"),
-        ([[0, 0]] * 2, "token_type_ids: shape (2, 2) does not match its tokens' (2, 4)"),
+        ([[0, 0, 2, 0]] * 2, "token_type_ids: 2 is not one of this model's 2 token types (0 … 1)"),
+        ([[0, -1, 0, 0]] * 2, "token_type_ids: -1 is not one of this model's 2 token types"),
+        ([[0.5, 0, 0, 0]] * 2, "token_type_ids: torch.float32 is not one of this model's 2 token types"),
+        ([[0, 0]] * 2, "token_type_ids: shape (2, 2) does not match the shape of the ids, (2, 4)"),
     ],
 )
 def test_types_that_make_no_sense_are_refused_with_their_value(types: Any, match: str) -> None:
@@ -254,7 +254,7 @@ def test_types_that_make_no_sense_are_refused_with_their_value(types: Any, match
 @pytest.mark.parametrize("family", ["encoder", "decoder", "seq2seq"])
 def test_types_for_a_model_without_them_are_refused(family: str) -> None:
     source = IDS if family == "seq2seq" else None
-    with pytest.raises(UsageError, match="types= is for an encoder with sentence types; this model has none"):
+    with pytest.raises(UsageError, match="token_type_ids= is for an encoder with token types; this model has none"):
         model(family).logits(IDS, source=source, token_type_ids=torch.zeros_like(IDS))
 
 
@@ -331,9 +331,9 @@ def test_a_text_without_tokens_is_a_vector_of_zeros(how: Any) -> None:
 
 def test_a_model_that_was_not_made_for_it_asks_how(tokenizer: Tokenizer) -> None:
     small = embedder(tokenizer, qkv.HeadConfig(kind="lm", outputs=VOCAB))
-    with pytest.raises(UsageError, match=r'this model has a lm head.* how="mean"'):
+    with pytest.raises(UsageError, match=r'this model has a lm head.* pooling="mean"'):
         small.embed("a")
-    with pytest.raises(UsageError, match="how = 'max' is not known; choose from first, last, mean"):
+    with pytest.raises(UsageError, match="pooling = 'max' is unknown; choose from first, last, mean"):
         small.embed("a", pooling="max")  # type: ignore[arg-type]
 
 

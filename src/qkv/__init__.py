@@ -6,7 +6,7 @@
     m = qkv.load("runs/dates")        # a qkv folder, a Hugging Face folder, or a hub id
     m.run("Dienstag, 4. Mai 2021")
 
-Torch is loaded when a name that needs it is first used, so that `import qkv` and `qkv --help` answer at once.
+Torch is imported when a name that needs it is first used, so that `import qkv` and `qkv --help` are fast.
 """
 
 from importlib import import_module
@@ -63,7 +63,7 @@ class _CallableModule(ModuleType):
 
 import_module(
     "qkv.train"
-).__class__ = _CallableModule  # whoever imports a module of the package leaves the verb as it is
+).__class__ = _CallableModule  # so `qkv.train` is the package and the function
 
 
 def __getattr__(name: str) -> Any:

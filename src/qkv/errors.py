@@ -1,7 +1,7 @@
-"""Errors that teach: what was wrong, where, and what to do next.
+"""Errors, each with what is wrong, where, and what to do next.
 
-Every error that a person can cause is a `QkvError`. The command line prints its text and no traceback;
-anything else that escapes is a bug of ours.
+Every error that a user can cause is a `QkvError`: the command line prints its message without a traceback. Any other
+exception is a bug in qkv.
 """
 
 from collections.abc import Iterable
@@ -11,19 +11,19 @@ from pathlib import Path
 
 
 class QkvError(Exception):
-    """The work could not be done (exit code 1)."""
+    """The work failed (exit code 1)."""
 
     exit_code = 1
 
 
 class UsageError(QkvError):
-    """The call itself was wrong: an unknown name, an impossible value (exit code 2)."""
+    """The call was wrong: an unknown name or an invalid value (exit code 2)."""
 
     exit_code = 2
 
 
 def suggest_name(name: str, known: Iterable[str]) -> str:
-    """A ready-made hint: `did you mean 'gpt2'?` where a known name is close, else the list of all.
+    """A hint for a misspelt name: the closest known name, or the list of all.
 
     >>> suggest_name("gtp2", ["gpt2", "bert-base"])
     "did you mean 'gpt2'?"
@@ -36,13 +36,13 @@ def suggest_name(name: str, known: Iterable[str]) -> str:
 
 
 def suggest_path(path: Path, pattern: str = "*", *, folders: bool = False) -> str:
-    """A hint for a path that is not there, `; did you mean runs/dates?`, where its folder has one of a like name.
+    """A hint for a missing path, `; did you mean runs/dates?`, if its folder has a similar name; else empty.
 
     >>> suggest_path(Path("no/such/thing"))
     ''
     """
     names: list[str] = []
     with suppress(OSError):
-        names = [one.name for one in path.parent.glob(pattern) if one.is_dir() or not folders]
+        names = [sibling.name for sibling in path.parent.glob(pattern) if sibling.is_dir() or not folders]
     close = get_close_matches(path.name, names, n=1, cutoff=0.6)
     return f"; did you mean {path.parent / close[0]}?" if close else ""

@@ -110,7 +110,7 @@ def test_a_wrong_call_says_what_to_do(
 @pytest.mark.parametrize("verb", ["import", "export"])
 def test_a_model_is_not_written_over_itself(folder: Path, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     before = (folder / "config.json").read_bytes()
-    says(capsys, [verb, str(folder), str(folder)], 2, "read from")
+    says(capsys, [verb, str(folder), str(folder)], 2, "folder of the model itself")
     assert (folder / "config.json").read_bytes() == before
 
 

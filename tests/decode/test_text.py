@@ -232,7 +232,7 @@ def test_run_says_what_cannot_be_seen_in_its_answers(tmp_path: Path, capsys: pyt
         "text": Config(decoder=stack, head=head, **ids),
     }.items():
         qkv.Model(config, build(config).eval(), tokenizer).save(tmp_path / name)
-    cut, unseen = "2 of 2 answers were cut after 3 tokens", "1 of 2 texts hold what this model never saw, as 'a☃'"
+    cut, unseen = "2 of 2 outputs were cut off after 3 tokens", "vocabulary; the first is 'a☃'"
     assert cli.run_command(["run", str(tmp_path / "pairs"), "abc", "a☃", "--max-tokens", "3"]) == 0
     said = capsys.readouterr()
     assert cut in said.err
@@ -274,7 +274,7 @@ def test_what_is_no_text_no_list_and_no_function_is_refused(model: qkv.Model) ->
 
 def test_drawing_needs_a_temperature(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run_command(["run", str(folder), "a", "--top-p", "0.5", "--seed", "1"]) == 2
-    assert "--top-p and --seed: tokens are drawn only with a --temperature above 0" in capsys.readouterr().err
+    assert "--top-p and --seed: only used for sampling; add --temperature 1" in capsys.readouterr().err
 
 
 def test_a_template_that_adds_the_unknown_token_makes_no_text_unknown() -> None:

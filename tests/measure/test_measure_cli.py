@@ -103,13 +103,13 @@ def test_help_shows_how(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_mistakes_are_one_clear_line(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cpu = ["--device", "cpu"]
-    says(capsys, ["gtp2"], 2, "neither a folder nor a preset", "did you mean 'gpt2'?")
+    says(capsys, ["gtp2"], 2, "no such folder or preset", "did you mean 'gpt2'?")
     says(capsys, [str(tmp_path / "gone")], 1, str(tmp_path / "gone"))
     says(capsys, ["gpt2", "--device", "gpu"], 2, "--device gpu: unknown")
     says(capsys, ["gpt2", "--device", "meta"], 2, "nothing runs there")
     says(capsys, ["gpt2", *cpu, "--dtype", "bflot16"], 2, "--dtype bflot16", "did you mean 'bfloat16'?")
-    says(capsys, [str(folder), "--seconds", "0"], 2, "--seconds 0.0: above 0")
-    says(capsys, [str(folder), "--seconds", "nan"], 2, "above 0")
+    says(capsys, [str(folder), "--seconds", "0"], 2, "--seconds must be > 0, got 0")
+    says(capsys, [str(folder), "--seconds", "nan"], 2, "--seconds must be > 0")
     says(capsys, [str(folder), "--picture", "bench.png"], 2, "SVG")
     (tmp_path / "folder.svg").mkdir()
     says(capsys, [str(folder), "--picture", str(tmp_path / "folder.svg")], 2, "this is a folder")

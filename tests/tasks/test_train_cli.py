@@ -47,7 +47,7 @@ def said(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int = 0
         (["mine.toml", "steps=3"], ["'steps'", "it belongs in [train]"]),
         (["mine.toml", "train.steps=many"], ["train.steps", '"many"', "must be a whole number"]),
         (["mine.toml", "train.optimizer=adamx"], ["train.optimizer", "did you mean 'adam'?"]),
-        (["mine.toml", "objective.kind=pear"], ["objective.kind", "did you mean 'pairs'?"]),
+        (["mine.toml", "objective.kind=causallm"], ["objective.kind", "did you mean 'causal_lm'?"]),
         (["mine.toml", "train.steps=-1"], ["train.steps = -1", "at least 0"]),
         (["mine.toml", "train.steps=0"], ["would never end", "train.steps, train.minutes or train.epochs"]),
         (["mine.toml", "train.steps"], ["write key=value"]),
@@ -55,7 +55,7 @@ def said(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int = 0
         (["mine.tmol"], ["mine.tmol", "no such recipe file"]),
         (["date"], ["date", "did you mean 'dates'?"]),
         (["mine.toml", "--dryrun"], ["--dryrun", "--dry-run"]),
-        (["mine.toml", "--processes", "0"], ["--processes 0", "at least 1"]),
+        (["mine.toml", "--processes", "0"], ["--processes must be >= 1, got 0"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -79,7 +79,7 @@ def test_training_says_what_came_of_it(here: Path, capsys: pytest.CaptureFixture
     out, err = said(capsys, ["train", "mine.toml"])
     assert out.splitlines()[0].startswith(f"{here / 'mine'}: 3 steps, exact_match ")
     curves = here / "mine" / "curves.svg"
-    assert out.splitlines()[1] == f"Its curves: {curves}"
+    assert out.splitlines()[1] == f"Learning curves: {curves}"
     found = shlex.split(out.splitlines()[2].removeprefix("Try it: qkv run "))
     assert found[0] == str(here / "mine")
     assert found[1] in (here / "pairs.tsv").read_text(encoding="utf-8"), "a text of the user's own"
@@ -113,7 +113,7 @@ def test_looking_first_trains_nothing(here: Path, capsys: pytest.CaptureFixture[
     assert values["family"] == "seq2seq"
     assert values["budget"] == {"steps": 3}
     assert values["account"]["total"] > 1000
-    assert values["first"][0]["parts"].keys() == {"source", "input", "target"}
+    assert values["first_examples"][0]["parts"].keys() == {"source", "input", "target"}
     assert not (here / "mine").exists()
 
 
@@ -128,7 +128,7 @@ def test_of_records_that_name_their_fields_no_first_line_is_told(
 def test_a_recipe_written_for_ones_own_file_trains(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, _ = said(capsys, ["init", "translate", "languages.tsv"])
     assert "wrote translate.toml (columns: " in out
-    assert "the first line is read as names); next: qkv train translate.toml --dry-run" in out
+    assert "the first line is read as column names); next: qkv train translate.toml --dry-run" in out
     said(capsys, ["train", "translate.toml", "--dry-run", *SHORT], code=0)
     out, _ = said(capsys, ["train", "translate.toml", *SHORT])
     run = out.split(":")[0]
@@ -137,7 +137,7 @@ def test_a_recipe_written_for_ones_own_file_trains(here: Path, capsys: pytest.Ca
     values = json.loads(said(capsys, ["eval", run, "pairs.tsv", "--limit", "3", "--json"])[0])
     assert values["records"] == 3
     _, err = said(capsys, ["init", "translate"], code=1)
-    assert "there already" in err
+    assert "this file exists" in err
 
 
 def test_the_example_of_inits_own_help(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,7 +147,7 @@ def test_the_example_of_inits_own_help(here: Path, capsys: pytest.CaptureFixture
     (here / "a.de").rename("train.de")
     said(capsys, ["init", "translate", "source=train.en", "target=train.de"])
     values = json.loads(said(capsys, ["train", "translate.toml", "--dry-run", "--json", *SHORT])[0])
-    assert values["first"][0]["parts"].keys() == {"source", "input", "target"}
+    assert values["first_examples"][0]["parts"].keys() == {"source", "input", "target"}
 
 
 def test_a_recipe_that_cannot_be_written(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -171,7 +171,7 @@ def test_a_table_without_a_header_line_stays_one(
     assert out.split(":")[0] == "runs/numbers"
     out, err = said(capsys, ["eval", "runs/numbers", "bare.tsv", "--limit", "3"])
     assert "3 records" in out
-    assert "columns as in the recipe of this run: source = 0, target = 1" in err
+    assert "columns from the recipe of this run: source = 0, target = 1" in err
     written, _ = said(capsys, ["run", "runs/numbers", "wun"])
     for name in ("config.json", "model.safetensors"):
         (here / "runs/numbers" / name).unlink()
@@ -191,10 +191,10 @@ def test_a_run_is_scored_on_what_its_recipe_holds_out(here: Path, capsys: pytest
     said(capsys, ["init", "translate", "pairs.tsv"])
     said(capsys, ["train", "translate.toml", "run=a", *SHORT])
     _, err = said(capsys, ["eval", "a"], code=2)
-    assert "give the data to score it on, as in: qkv eval a test.tsv" in err
+    assert "no evaluation data was given; for example: qkv eval a test.tsv" in err
     said(capsys, ["train", "translate.toml", "run=b", "data.test=held.tsv", "data.valid=pairs.tsv", *SHORT])
     out, err = said(capsys, ["eval", "b", "--json"])
-    assert "scored on what its recipe holds out: held.tsv" in err
+    assert "evaluated on the data of its recipe: held.tsv" in err
     assert json.loads(out)["records"] == 7
     assert json.loads(out)["data"] == ["held.tsv"]
     assert json.loads(said(capsys, ["eval", "b", "pairs.tsv", "--limit", "3", "--json"])[0])["records"] == 3

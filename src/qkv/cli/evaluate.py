@@ -111,7 +111,13 @@ def evaluate(
     def read(columns: dict[str, str]) -> Any:
         problems = Problems(max_invalid_fraction=1)
         with progress_bar("reading") as progress:
-            choices = {"format": format, "split": split, "max_records": limit, "problems": problems, "progress": progress}
+            choices = {
+                "format": format,
+                "split": split,
+                "max_records": limit,
+                "problems": problems,
+                "progress": progress,
+            }
             return load_records(task, given, columns=columns, **choices), problems  # type: ignore[arg-type]
 
     try:
@@ -147,6 +153,6 @@ def evaluate(
         values["samples"] = [{name: getattr(sample, name) for name in shown} for sample in found.samples]
         print_json(values)
         return
-    if problems.kinds:
+    if problems.categories:
         print_notes(format_files(given), str(problems.summary()).splitlines())
     picture.print_evaluation(model, found, StdoutConsole())

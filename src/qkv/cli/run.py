@@ -13,7 +13,13 @@ if TYPE_CHECKING:
     from qkv.cli.input_lines import InputLines
 
 DEFAULTS: dict[str, Any] = {
-    **{"max_tokens": 64, "beam": 1, "temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": None, "stop": None},
+    "max_tokens": 64,
+    "beam": 1,
+    "temperature": 0.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "seed": None,
+    "stop": None,
     "draft": None,
 }
 
