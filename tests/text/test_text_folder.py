@@ -63,7 +63,14 @@ def test_vocab_txt_keeps_to_tokenizer_config(settings, tmp_path, trained):
     """Against transformers, which is given the same vocabulary and the same settings."""
     transformers = pytest.importorskip("transformers")
     wordpiece = trained["wordpiece"]
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(wordpiece.id_to_token(n) for n in range(12, wordpiece.vocab_size))]
+    pieces = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *(wordpiece.id_to_token(n) for n in range(12, wordpiece.vocab_size)),
+    ]
     write(tmp_path, tokenizer_config__json=settings, vocab__txt="\n".join(pieces).encode())
     mine = Tokenizer.load(tmp_path)
     theirs = transformers.BertTokenizer(vocab={piece: n for n, piece in enumerate(pieces)}, **settings)

@@ -34,7 +34,9 @@ def test_a_special_token_is_read_where_asked(kind, trained):
     """The negative control of the test above: the same text does hold the token once parsing is asked for."""
     tokenizer = trained[kind]
     for number in tokenizer.special_ids:
-        ids = tokenizer.encode(f"the {tokenizer.id_to_token(number)} cat", add_special_tokens=False, parse_special_tokens=True)
+        ids = tokenizer.encode(
+            f"the {tokenizer.id_to_token(number)} cat", add_special_tokens=False, parse_special_tokens=True
+        )
         assert number in ids
 
 

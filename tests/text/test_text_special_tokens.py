@@ -89,7 +89,9 @@ def test_a_saved_tokenizer_reads_back_the_same(tokenizer, tmp_path, corpus):
     assert again.special_tokens == tokenizer.special_tokens
     assert again.fingerprint == tokenizer.fingerprint
     assert again.vocab_size == tokenizer.vocab_size
-    assert again.encode_batch(corpus[:14], add_special_tokens=True) == tokenizer.encode_batch(corpus[:14], add_special_tokens=True)
+    assert again.encode_batch(corpus[:14], add_special_tokens=True) == tokenizer.encode_batch(
+        corpus[:14], add_special_tokens=True
+    )
 
 
 def test_transformers_reads_the_same_roles_and_ids(tokenizer, tmp_path, corpus):

@@ -32,7 +32,9 @@ def test_a_stream_of_any_ids_is_their_decoding(kind, trained, data):
     tokenizer = trained[kind]
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 3), max_size=20))
     skip = data.draw(st.booleans())
-    assert "".join(streamed(tokenizer, ids, skip_special_tokens=skip)) == tokenizer.decode(ids, skip_special_tokens=skip)
+    assert "".join(streamed(tokenizer, ids, skip_special_tokens=skip)) == tokenizer.decode(
+        ids, skip_special_tokens=skip
+    )
 
 
 def llama_like() -> Backend:
