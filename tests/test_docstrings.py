@@ -5,36 +5,61 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent / "src" / "qkv"
-DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def undocumented(node: ast.Module | ast.ClassDef, name: str) -> Iterator[str]:
-    """The public definitions in a module or class that lack a docstring; overloads and property setters need none."""
-    if ast.get_docstring(node) is None:
+def undocumented(tree: ast.Module, name: str, classes: dict[str, ast.ClassDef]) -> Iterator[str]:
+    """The public names of a module without a docstring. A method may inherit the docstring of the one it overrides."""
+    if ast.get_docstring(tree) is None:
         yield name
+    for node in public(tree):
+        if ast.get_docstring(node) is None:
+            yield f"{name}.{node.name}"
+        for method in public(node) if isinstance(node, ast.ClassDef) else ():
+            if not is_exempt(method) and not is_documented(node, method.name, classes):
+                yield f"{name}.{node.name}.{method.name}"
+
+
+def public(node: ast.Module | ast.ClassDef) -> Iterator[Function | ast.ClassDef]:
     for inner in node.body:
-        if not isinstance(inner, DEFINITIONS) or inner.name.startswith("_"):
-            continue
-        if isinstance(inner, ast.ClassDef):
-            yield from undocumented(inner, f"{name}.{inner.name}")
-        elif ast.get_docstring(inner) is None and not has_exempt_decorator(inner):
-            yield f"{name}.{inner.name}"
+        if isinstance(inner, Function | ast.ClassDef) and not inner.name.startswith("_"):
+            yield inner
 
 
-def has_exempt_decorator(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    names = [ast.unparse(decorator) for decorator in function.decorator_list]
-    return any(name in ("overload", "override") or name.endswith(".setter") for name in names)
+def is_documented(owner: ast.ClassDef, method: str, classes: dict[str, ast.ClassDef]) -> bool:
+    """Whether a class or one of its bases in qkv documents a method."""
+    if any(node.name == method and ast.get_docstring(node) is not None for node in public(owner)):
+        return True
+    bases = [classes[base.id] for base in owner.bases if isinstance(base, ast.Name) and base.id in classes]
+    return any(is_documented(base, method, classes) for base in bases)
+
+
+def is_exempt(node: Function | ast.ClassDef) -> bool:
+    """Overloads and setters are documented once, by the function itself."""
+    names = [ast.unparse(decorator) for decorator in node.decorator_list]
+    return any(name == "overload" or name.endswith(".setter") for name in names)
+
+
+def classes_in(trees: list[ast.Module]) -> dict[str, ast.ClassDef]:
+    return {node.name: node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
 def test_every_public_name_has_a_docstring() -> None:
+    paths = sorted(ROOT.rglob("*.py"))
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in paths]
+    classes = classes_in(trees)
     missing = [
         name
-        for path in sorted(ROOT.rglob("*.py"))
-        for name in undocumented(ast.parse(path.read_text(encoding="utf-8")), str(path.relative_to(ROOT)))
+        for path, tree in zip(paths, trees, strict=True)
+        for name in undocumented(tree, str(path.relative_to(ROOT)), classes)
     ]
     assert not missing, "\n".join(["these have no docstring:", *missing])
 
 
 def test_a_missing_docstring_would_be_found() -> None:
-    source = '"""Doc."""\nclass A:\n    """Doc."""\n    def run(self): ...\ndef go(): ...\ndef _private(): ...\n'
-    assert list(undocumented(ast.parse(source), "m")) == ["m.A.run", "m.go"]
+    base = 'class A:\n    """Doc."""\n    def run(self): ...\n    def stop(self):\n        """Doc."""\n'
+    tree = ast.parse(
+        f'"""Doc."""\n{base}class B(A):\n    """Doc."""\n    def run(self): ...\n    def stop(self): ...\n'
+    )
+    tree.body += ast.parse("def go(): ...\ndef _private(): ...\n").body
+    assert list(undocumented(tree, "m", classes_in([tree]))) == ["m.A.run", "m.B.run", "m.go"]
