@@ -65,7 +65,7 @@ def test_a_table_with_a_label(tmp_path):
 
 
 def test_padding_is_that_of_the_batches(tmp_path):
-    """Lengths 1, 3, 1, 3 in batches of two: 8 tokens in 12 positions; of similar lengths none; packed into sequences of 4 none."""
+    """Lengths 1, 3, 1, 3, two a batch: 8 tokens in 12 positions; no padding by length, or packed to 4."""
     path = write(tmp_path, "a.txt", "a\na b c\na\na b c\n")
     found = survey_files(DataFiles(path), tokenizer=Words(), max_length=4, batch_size=2).padding
     assert found.unsorted == pytest.approx(1 - 8 / 12)
