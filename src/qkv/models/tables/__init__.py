@@ -1,4 +1,4 @@
-"""Other people's weights as tables: one architecture a page of data, read and written by the same rows.
+"""Published models as data: an architecture is a table, used for both import and export.
 
 table      the machinery: rows for config keys, names for tensors, both ways
 shared     rows that several architectures have in common
@@ -49,7 +49,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 
 def find_architecture(name: str) -> Architecture:
-    """The table for a `model_type`."""
+    """The table of a `model_type`."""
     if name not in ARCHITECTURES:
         raise QkvError(f"config.json: unknown architecture {name!r}; {suggest_name(name, ARCHITECTURES)}")
     return ARCHITECTURES[name]

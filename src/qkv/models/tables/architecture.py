@@ -1,8 +1,10 @@
-"""The machinery of a table: how one public architecture's config keys and tensor names map to ours, both ways.
+"""How the config keys and tensor names of a public architecture map to ours, in both directions.
 
-An `Architecture` is data: rows for config fields, a row for each module's name, and its task heads. Reading and
-writing are derived from the same rows, so that what is read can be written again; a config that an architecture
-cannot express is found out by writing it, reading it back, and naming the fields that differ.
+An `Architecture` is data: rows for config fields, a row for the name of each module, and its heads. Importing and
+exporting use the same rows. To check that an architecture can express a config, we export the config and import it
+again: the error lists the fields that did not survive.
+
+In this file, "ours" is qkv's name or value and "theirs" is that of the public checkpoint.
 """
 
 import re
@@ -28,13 +30,14 @@ _REQUIRED = object()
 
 @dataclass(frozen=True)
 class ConfigKey:
-    """Our field is their key; `codes` translates their values (keys of the dict) to ours."""
+    """Our field is one key of theirs; `values` maps their values to ours."""
 
     name: str
     default: Any = _REQUIRED
     values: Mapping[Any, Any] | None = None
 
     def read(self, theirs: Json) -> Any:
+        """Our value, from their config."""
         value = theirs.get(self.name, self.default)
         if value is None and self.default is not _REQUIRED:
             value = self.default
@@ -48,6 +51,7 @@ class ConfigKey:
         return self.values[value]
 
     def write(self, value: Any, stack: Any) -> Json:
+        """Their key and value, from ours."""
         if self.values is None:
             return {self.name: value}
         return {self.name: next((theirs for theirs, ours in self.values.items() if ours == value), value)}
@@ -55,21 +59,23 @@ class ConfigKey:
 
 @dataclass(frozen=True)
 class ComputedField:
-    """Our field is computed from several of their keys, and back."""
+    """Our field is computed from several of their keys, and they from it."""
 
     read: Callable[[Json], Any]
-    write: Callable[[Any, Any], Json]  # (our value, the config it is a field of) → their keys
+    write: Callable[[Any, Any], Json]  # (our value, the config that has it) → their keys
 
 
 FieldRows = Mapping[str, Any]
-"""Our field → a Key, a Rule, or the constant that the architecture always has there."""
+"""Our field → a ConfigKey, a ComputedField, or a constant that is the same in all models of the architecture."""
 
 
 def read_fields(rows: FieldRows, theirs: Json) -> Json:
+    """Our fields, from their config."""
     return {name: row.read(theirs) if isinstance(row, ConfigKey | ComputedField) else row for name, row in rows.items()}
 
 
 def write_fields(rows: FieldRows, ours: Any) -> Json:
+    """Their keys, from our config."""
     out: Json = {}
     for name, row in rows.items():
         if isinstance(row, ConfigKey | ComputedField):
@@ -82,7 +88,7 @@ def write_fields(rows: FieldRows, ours: Any) -> Json:
 
 @dataclass(frozen=True)
 class Concatenated:
-    """Our fused matrix is several of theirs, one below the other."""
+    """Our fused matrix is a concatenation of several of theirs."""
 
     modules: tuple[str, ...]
 
@@ -90,9 +96,11 @@ class Concatenated:
         object.__setattr__(self, "modules", modules)
 
     def read(self, parts: list[Tensor], suffix: str, stack: StackConfig) -> Tensor:
+        """Our tensor, from theirs."""
         return torch.cat(parts)
 
     def write(self, ours: Tensor, suffix: str, stack: StackConfig) -> list[Tensor]:
+        """Their tensors, from ours."""
         if len(self.modules) == 3:  # query, key, value
             widths = [heads * stack.head_dim for heads in (stack.heads, stack.kv_heads, stack.kv_heads)]
             return [part.contiguous() for part in ours.split(widths)]
@@ -101,7 +109,7 @@ class Concatenated:
 
 @dataclass(frozen=True)
 class Renamed:
-    """Our module is theirs; `transposed` where they keep (in, out) matrices, `row` where a vector is kept as (1, n)."""
+    """Our module is one of theirs. `transposed`: they store (in, out) matrices; `is_row_vector`: a vector as (1, n)."""
 
     module: str
     transposed: bool = False
@@ -109,14 +117,17 @@ class Renamed:
 
     @property
     def modules(self) -> tuple[str, ...]:
+        """Their modules."""
         return (self.module,)
 
     def read(self, parts: list[Tensor], suffix: str, stack: StackConfig) -> Tensor:
+        """Our tensor, from theirs."""
         if self.is_row_vector:
             return parts[0][0] if parts[0].dim() == 2 else parts[0]
         return parts[0].T.contiguous() if self.transposed and suffix == "weight" else parts[0]
 
     def write(self, ours: Tensor, suffix: str, stack: StackConfig) -> list[Tensor]:
+        """Their tensors, from ours."""
         if self.is_row_vector:
             return [ours[None]]
         return [ours.T.contiguous() if self.transposed and suffix == "weight" else ours]
@@ -124,19 +135,22 @@ class Renamed:
 
 @dataclass(frozen=True)
 class InterleavedQkv:
-    """Their fused projection holds query, key and value of head 0, then those of head 1, …; ours all queries first."""
+    """Their fused projection has query, key and value of head 0, then of head 1, …; ours has all queries first."""
 
     module: str
 
     @property
     def modules(self) -> tuple[str, ...]:
+        """Their modules."""
         return (self.module,)
 
     def read(self, parts: list[Tensor], suffix: str, stack: StackConfig) -> Tensor:
+        """Our tensor, from theirs."""
         heads = parts[0].view(stack.heads, 3, stack.head_dim, *parts[0].shape[1:])
         return heads.transpose(0, 1).flatten(0, 2).contiguous()
 
     def write(self, ours: Tensor, suffix: str, stack: StackConfig) -> list[Tensor]:
+        """Their tensors, from ours."""
         heads = ours.view(3, stack.heads, stack.head_dim, *ours.shape[1:])
         return [heads.transpose(0, 1).flatten(0, 2).contiguous()]
 
@@ -146,7 +160,7 @@ TensorRef = Concatenated | Renamed | InterleavedQkv
 
 @dataclass(frozen=True)
 class Conditional:
-    """One name or another, as the config has it."""
+    """One name or another, depending on the config."""
 
     test: Callable[[Config, StackConfig], bool]
     yes: str | TensorRef
@@ -154,7 +168,7 @@ class Conditional:
 
 
 TensorNames = Mapping[str, str | TensorRef | Conditional]
-"""Our module (`encoder.blocks.{i}.attention.out`) or parameter → theirs. A full parameter name wins over its module."""
+"""Our module (`encoder.blocks.{i}.attention.out`) or parameter → theirs. A parameter's row wins over its module's."""
 
 
 # ── Architectures ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -162,37 +176,39 @@ TensorNames = Mapping[str, str | TensorRef | Conditional]
 
 @dataclass(frozen=True)
 class HeadTable:
-    """One of their model classes: the head that it carries.
+    """One of their model classes, and its head.
 
-    In `names`, a name that starts with `{prefix}` lies inside the body, as BERT's pooler does.
+    In `names`, a name that starts with `{prefix}` is inside the body, like BERT's pooler.
     """
 
     class_name: str
     fields: FieldRows = field(default_factory=dict)
     names: TensorNames = field(default_factory=dict)
     outputs: str | int = 0  # "vocab", "labels", or a number
-    prefix: str | None = None  # what this class puts before the body's names, where it is not the usual one
-    stacks: tuple[str, ...] = ()  # the stacks that this class has, where it is not all of them
+    prefix: str | None = None  # before the names of the body, if it differs from the architecture's
+    stacks: tuple[str, ...] = ()  # the stacks that this class has, if not all
 
 
 @dataclass(frozen=True)
 class Architecture:
+    """The mapping of one public architecture."""
+
     name: str  # their `model_type`
     stacks: Mapping[str, FieldRows]
     body: TensorNames
-    heads: tuple[HeadTable, ...]  # the first one is meant where a folder does not say
+    heads: tuple[HeadTable, ...]  # the first is the default, for folders that name none
     prefix: str = ""
-    config: FieldRows = field(default_factory=dict)  # rows for Config's own fields
+    config: FieldRows = field(default_factory=dict)  # rows for fields of Config itself
     supported_values: Mapping[str, tuple[Any, ...]] = field(
         default_factory=dict
-    )  # their key → the values that we support
-    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # their tensor → other names of the same one
-    ignored: tuple[str, ...] = ()  # their tensors that hold no weights
-    optional: tuple[str, ...] = ()  # their tensors that may be missing: ours then start as zeros
+    )  # their key → the values that qkv supports
+    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # their tensor → its other names
+    ignored: tuple[str, ...] = ()  # patterns of their tensors that are not weights
+    optional: tuple[str, ...] = ()  # their tensors that may be missing, and are then zeros
 
 
 def find_head(architecture: Architecture, theirs: Json) -> HeadTable:
-    """The head that a folder says it carries."""
+    """The head of the model class that a config names."""
     named = theirs.get("architectures") or [architecture.heads[0].class_name]
     if not isinstance(named, list):
         raise QkvError(f"config.json: architectures = {named!r} must be a list of class names")
@@ -233,7 +249,7 @@ def read_config(architecture: Architecture, theirs: Json) -> Config:
 
 
 class UnsupportedConfigError(QkvError):
-    """A layout has no place for some of a config's fields; none are named where it has no such family at all."""
+    """An architecture cannot express some fields of a config, or its family (then `fields` is empty)."""
 
     def __init__(self, name: str, family: str, fields: list[str]) -> None:
         reason = "; ".join(fields) or f"it has no {family} form"
@@ -242,9 +258,9 @@ class UnsupportedConfigError(QkvError):
 
 
 def write_config(architecture: Architecture, config: Config) -> tuple[Json, HeadTable]:
-    """A Config as their config.json, and the class that it is for; CannotExpress names what they have no place for.
+    """A Config as their config.json, and the model class; UnsupportedConfigError names the fields that do not fit.
 
-    What only training reads (dropout, initialisation) may be lost, but a class that keeps it is preferred.
+    Fields that only training uses (dropout, initialisation) may be lost, but a class that keeps them is preferred.
     """
     found: tuple[Json, HeadTable] | None = None
     closest: list[str] | None = None
@@ -299,7 +315,7 @@ def _read_head(table: HeadTable, theirs: Json, vocab: int) -> HeadConfig:
 
 
 def _inference_config(config: Config) -> Config:
-    """A config without what only training reads."""
+    """A config without the fields that only training uses."""
 
     def bare(stack: StackConfig | None) -> StackConfig | None:
         if stack is None:
@@ -315,7 +331,7 @@ def _inference_config(config: Config) -> Config:
 
 
 def _config_differences(a: Config, b: Config) -> list[str]:
-    """What differs between two configs, down to the fields of their parts."""
+    """The fields in which two configs differ, nested ones by their full name."""
     out = []
     for f in fields(Config):
         x, y = getattr(a, f.name), getattr(b, f.name)
@@ -331,20 +347,20 @@ def _config_differences(a: Config, b: Config) -> list[str]:
 
 @dataclass(frozen=True)
 class ParameterMapping:
-    """One of our parameters, and where theirs are."""
+    """One of our parameters, and the tensors of theirs that it comes from."""
 
     name: str
     ref: TensorRef
     theirs: tuple[str, ...]  # without the class's prefix
     suffix: str
     stack: StackConfig
-    in_body: bool  # whether the class's prefix goes before their names
+    in_body: bool  # whether the prefix of the class comes before their names
 
 
 def map_parameters(
     architecture: Architecture, table: HeadTable, config: Config, names: Iterable[str]
 ) -> Iterator[ParameterMapping]:
-    """Where each of our parameters lies in their folder."""
+    """Map each of our parameters to their tensors."""
     rows = {**architecture.body, **table.names}
     for name in names:
         number = re.search(r"\.blocks\.(\d+)\.", name)
@@ -384,14 +400,14 @@ def _strip_placeholder(name: str) -> str:
 
 
 def _prefix(architecture: Architecture, table: HeadTable) -> str:
-    """The base class (the one without a head of its own) saves its body bare."""
+    """What comes before the names of the body. The base class, which has no head, has no prefix."""
     if table.prefix is not None:
         return table.prefix
     return architecture.prefix if table is not architecture.heads[0] else ""
 
 
 def normalize_name(architecture: Architecture, table: HeadTable, name: str) -> str:
-    """One of their names without the class's prefix, and with today's spelling of norms."""
+    """One of their names without its prefix, and with old spellings of norms (gamma, beta) replaced."""
     for prefix in (table.prefix, architecture.prefix):
         if prefix and name.startswith(prefix):
             name = name[len(prefix) :]
@@ -400,12 +416,12 @@ def normalize_name(architecture: Architecture, table: HeadTable, name: str) -> s
 
 
 def is_ignored(architecture: Architecture, name: str) -> bool:
-    """Whether one of their tensors holds no weights: a buffer, or a relic of an old release."""
+    """Whether one of their tensors is not a weight: a buffer, or left over from an old release."""
     return any(fnmatchcase(name, pattern) for pattern in architecture.ignored)
 
 
 def belongs_to_head(architecture: Architecture, name: str) -> bool:
-    """Whether one of their tensors belongs to some head of the architecture, if not to the one that is loaded."""
+    """Whether one of their tensors belongs to any head of the architecture."""
     for other in architecture.heads:
         for ref in other.names.values():
             assert not isinstance(ref, Conditional)

@@ -1,7 +1,7 @@
 """BART, mBART and Marian: encoder-decoders with full biases.
 
-BART is post-norm with learned positions (from row 2 on) and a norm after the embedding; mBART is pre-norm; Marian is
-the 2017 Transformer, with sines before cosines.
+BART is post-norm with learned positions (from row 2 of the table on) and a norm after the embedding. mBART is pre-norm.
+Marian is the 2017 Transformer, with sines before cosines.
 """
 
 from qkv.models.tables.architecture import (
@@ -21,6 +21,7 @@ FINAL_BIAS = "final_logits_bias"
 
 
 def stack(side: str) -> FieldRows:
+    """The config rows of one side, "encoder" or "decoder"."""
     return {
         "vocab_size": ConfigKey("vocab_size", 50265),
         "width": ConfigKey("d_model", 1024),

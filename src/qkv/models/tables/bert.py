@@ -90,7 +90,7 @@ BERT = Architecture(
         HeadTable("BertForMultipleChoice", {**POOLED, "kind": "choice"}, CLASSIFIER, 1),
         HeadTable("BertForTokenClassification", TAG, {"head.out": "classifier"}, "labels"),
         HeadTable("BertForQuestionAnswering", SPAN, QA_NAMES, 2),
-        # Last, so that a two-class model is not written as this one, which has the same shape.
+        # Last, so that a two-class classifier, which has the same shape, is not exported as this class.
         HeadTable(
             "BertForNextSentencePrediction",
             {"kind": "classify", "dense": "tanh", "bias": True},
@@ -108,7 +108,7 @@ def _read_positions(theirs: Json) -> int:
 ROBERTA_STACK: FieldRows = {
     **STACK,
     "vocab_size": ConfigKey("vocab_size", 50265),
-    # Position 0 reads row pad + 1: the rows up to there belong to padding.
+    # Position 0 is row pad + 1 of the table: the rows before belong to padding.
     "position_offset": ComputedField(lambda theirs: int(theirs.get("pad_token_id", 1)) + 1, lambda value, stack: {}),
     "max_positions": ComputedField(
         _read_positions, lambda value, stack: {"max_position_embeddings": value + stack.position_offset}
@@ -180,7 +180,7 @@ ELECTRA = Architecture(
     heads=(
         HeadTable("ElectraModel"),
         HeadTable("ElectraForMaskedLM", {**MLM, "dense": "gelu"}, ELECTRA_GENERATOR, "vocab_size"),
-        # Replaced-token detection: one number a token, above zero where it was replaced.
+        # Replaced-token detection: one logit per token, positive where it was replaced.
         HeadTable(
             "ElectraForPreTraining", {"kind": "tag", "dense": ACTIVATION, "bias": True}, ELECTRA_DISCRIMINATOR, 1
         ),

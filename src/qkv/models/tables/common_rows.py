@@ -41,7 +41,7 @@ BUFFERS = (
     "*.attention.masked_bias",
     "*rotary_emb.inv_freq",
 )
-"""Tensors in old checkpoints that hold no weights."""
+"""Tensors in old checkpoints that are not weights."""
 
 
 def _as_tuple(value: Any) -> tuple[int, ...]:
@@ -51,7 +51,7 @@ def _as_tuple(value: Any) -> tuple[int, ...]:
 
 
 def head_dropout(name: str, fallback: str) -> ComputedField:
-    """A classifier's dropout, which falls back to the body's where it is not set."""
+    """The dropout of a classifier, which defaults to that of the body."""
 
     def read(theirs: Json) -> float:
         value = theirs.get(name)
@@ -60,11 +60,33 @@ def head_dropout(name: str, fallback: str) -> ComputedField:
     return ComputedField(read, lambda value, head: {name: value})
 
 
+GATED_ACTIVATION_NAMES = {
+    "silu": "swiglu",
+    "gelu": "geglu",
+    "gelu_pytorch_tanh": "geglu_tanh",
+    "gelu_new": "geglu_tanh",
+    "relu": "reglu",
+}
+
+
+def read_bias(theirs: Json) -> str:
+    """Which linear maps have a bias, from two flags."""
+    attention, mlp = bool(theirs.get("attention_bias")), bool(theirs.get("mlp_bias"))
+    if mlp and not attention:
+        raise ValueError("mlp_bias without attention_bias is not supported")
+    return "all" if mlp else "attention" if attention else "none"
+
+
+def write_bias(value: str, stack: Any) -> Json:
+    """The two flags again."""
+    return {"attention_bias": value in ("all", "attention"), "mlp_bias": value == "all"}
+
+
 # ── Rotary positions ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def rope_settings(theirs: Json, layer_type: str = "") -> Json:
-    """Their rotary settings, from today's `rope_parameters` or yesterday's loose keys."""
+    """Their rotary settings, from `rope_parameters` or the older separate keys."""
     rope = theirs.get("rope_parameters") or {}
     if layer_type in rope:
         rope = rope[layer_type]

@@ -1,4 +1,4 @@
-"""DistilBERT: BERT without sentence types and pooler, half as deep."""
+"""DistilBERT: BERT without token types and pooler, with half the layers."""
 
 from qkv.models.tables.architecture import Architecture, Concatenated, ConfigKey, FieldRows, HeadTable, TensorNames
 from qkv.models.tables.bert import EMBEDDING, MLM, SPAN, TIED

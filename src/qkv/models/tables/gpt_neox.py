@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia: attention and feed-forward side by side, a quarter of each head turning."""
+"""GPT-NeoX and Pythia: attention and feed-forward in parallel, rotary positions on a quarter of each head."""
 
 from qkv.models.tables.architecture import Architecture, ComputedField, ConfigKey, InterleavedQkv
 from qkv.models.tables.common_rows import ACTIVATIONS_AND_ALIASES, BUFFERS, ROPE_PARTIAL, SPECIAL_TOKENS, causal_heads

@@ -11,26 +11,15 @@ from qkv.models.tables.architecture import (
     Json,
     TensorNames,
 )
-from qkv.models.tables.common_rows import BUFFERS, ROPE, SPECIAL_TOKENS, causal_heads
-
-GATES = {
-    "silu": "swiglu",
-    "gelu": "geglu",
-    "gelu_pytorch_tanh": "geglu_tanh",
-    "gelu_new": "geglu_tanh",
-    "relu": "reglu",
-}
-
-
-def _read_bias(theirs: Json) -> str:
-    attention, mlp = bool(theirs.get("attention_bias")), bool(theirs.get("mlp_bias"))
-    if mlp and not attention:
-        raise ValueError("mlp_bias without attention_bias is not supported")
-    return "all" if mlp else "attention" if attention else "none"
-
-
-def _write_bias(value: str, stack: Any) -> Json:
-    return {"attention_bias": value in ("all", "attention"), "mlp_bias": value == "all"}
+from qkv.models.tables.common_rows import (
+    BUFFERS,
+    GATED_ACTIVATION_NAMES,
+    ROPE,
+    SPECIAL_TOKENS,
+    causal_heads,
+    read_bias,
+    write_bias,
+)
 
 
 def _read_head_dim(theirs: Json) -> int:
@@ -54,8 +43,8 @@ STACK: FieldRows = {
     "norm_placement": "pre",
     "norm_affine": "gain",
     "norm_eps": ConfigKey("rms_norm_eps", 1e-6),
-    "feedforward": ConfigKey("hidden_act", "silu", GATES),
-    "bias": ComputedField(_read_bias, _write_bias),
+    "feedforward": ConfigKey("hidden_act", "silu", GATED_ACTIVATION_NAMES),
+    "bias": ComputedField(read_bias, write_bias),
     "attention_dropout": ConfigKey("attention_dropout", 0.0),
     "init_std": ConfigKey("initializer_range", 0.02),
 }
@@ -75,7 +64,7 @@ BODY: TensorNames = {
 def decoder(
     name: str, title: str, rows: FieldRows, *, names: TensorNames | None = None, qa_prefix: str | None = None
 ) -> Architecture:
-    """One of this family; `rows` says what it does differently."""
+    """An architecture of this family; `rows` has its differences."""
     return Architecture(
         name=name,
         prefix="model.",
@@ -88,9 +77,9 @@ def decoder(
 
 
 def _max_distance(window: int) -> int:
-    """Their window counts the token itself; ours is the farthest distance seen, where 0 would be no limit at all."""
+    """Their window includes the token itself; ours is the largest distance, where 0 means no limit."""
     if window < 2:
-        raise ValueError(f"sliding_window = {window} is not supported: a token must see at least one other")
+        raise ValueError(f"sliding_window = {window} is not supported: it must be at least 2")
     return int(window) - 1
 
 

@@ -1,4 +1,4 @@
-"""ModernBERT: a pre-norm encoder with rotary positions, gated feed-forwards, and a window on two layers of three."""
+"""ModernBERT: a pre-norm encoder, rotary, gated, with a sliding window in two of three layers."""
 
 from typing import Any
 
@@ -11,15 +11,16 @@ from qkv.models.tables.architecture import (
     Json,
     TensorNames,
 )
-from qkv.models.tables.common_rows import ACTIVATIONS_AND_ALIASES, BUFFERS, SPECIAL_TOKENS, rope_settings
+from qkv.models.tables.common_rows import (
+    ACTIVATIONS_AND_ALIASES,
+    BUFFERS,
+    GATED_ACTIVATION_NAMES,
+    SPECIAL_TOKENS,
+    read_bias,
+    rope_settings,
+    write_bias,
+)
 
-GATES = {
-    "gelu": "geglu",
-    "gelu_pytorch_tanh": "geglu_tanh",
-    "gelu_new": "geglu_tanh",
-    "silu": "swiglu",
-    "relu": "reglu",
-}
 FULL, LOCAL = "full_attention", "sliding_attention"
 
 
@@ -35,10 +36,10 @@ def _write_sliding_layers(value: tuple[int, ...], stack: Any) -> Json:
 
 
 def _read_window(theirs: Json) -> int:
-    """Their number is both sides together; ours is the farthest distance seen, where 0 would be no limit at all."""
+    """Their window counts both sides together; ours is the largest distance, where 0 means no limit."""
     window = int(theirs.get("local_attention", 128))
     if window < 2:
-        raise ValueError(f"local_attention = {window} is not supported: a token must see its neighbours")
+        raise ValueError(f"local_attention = {window} is not supported: it must be at least 2")
     return window // 2
 
 
@@ -55,13 +56,6 @@ def _write_base(value: float, stack: Any) -> Json:
         "global_rope_theta": stack.rotary_base,
         "local_rope_theta": stack.rotary_base_sliding,
     }
-
-
-def _read_bias(theirs: Json) -> str:
-    attention, mlp = bool(theirs.get("attention_bias")), bool(theirs.get("mlp_bias"))
-    if mlp and not attention:
-        raise ValueError("mlp_bias without attention_bias is not supported")
-    return "all" if mlp else "attention" if attention else "none"
 
 
 HEAD: TensorNames = {"head.dense": "head.dense", "head.norm": "head.norm"}
@@ -100,11 +94,8 @@ MODERNBERT = Architecture(
             "norm_affine": ConfigKey("norm_bias", False, {True: "gain_bias", False: "gain"}),
             "norm_eps": ConfigKey("norm_eps", 1e-5),
             "embedding_norm": "first",
-            "feedforward": ConfigKey("hidden_activation", "gelu", GATES),
-            "bias": ComputedField(
-                _read_bias,
-                lambda value, stack: {"attention_bias": value in ("all", "attention"), "mlp_bias": value == "all"},
-            ),
+            "feedforward": ConfigKey("hidden_activation", "gelu", GATED_ACTIVATION_NAMES),
+            "bias": ComputedField(read_bias, write_bias),
             "dropout": ConfigKey("embedding_dropout", 0.0),
             "attention_dropout": ConfigKey("attention_dropout", 0.0),
             "ffn_dropout": ConfigKey("mlp_dropout", 0.0),

@@ -1,9 +1,9 @@
-"""Published models as plain functions: their sizes and their choices, nothing else.
+"""Published models as functions that return their configs.
 
     find("bert-base")                    a Config
-    gpt2(width=384, layers=6, heads=6)   the same choices at another size
+    gpt2(width=384, layers=6, heads=6)   the same architecture at another size
 
-Each family of models has one function; the names that people know are rows in `PRESETS`.
+Each family of models has one function; `PRESETS` maps published names to them.
 """
 
 from collections.abc import Callable

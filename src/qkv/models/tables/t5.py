@@ -1,7 +1,7 @@
-"""T5 (v1.0, v1.1) and mT5: RMSNorm, no biases, no score scale, and distances in buckets.
+"""T5 (v1.0, v1.1) and mT5: RMSNorm, no biases, unscaled scores, relative positions in buckets.
 
-v1.0 ties the output matrix to the embedding and scales what it reads by 1/√C; v1.1 and mT5 gate the feed-forward,
-and their published weights have an output matrix of their own.
+v1.0 ties the output matrix to the embedding and scales its input by 1/√C. v1.1 and mT5 have gated feed-forward layers
+and a separate output matrix.
 """
 
 from typing import Any
@@ -24,6 +24,7 @@ GATED = {"gated-gelu": "geglu_tanh", "gated-silu": "swiglu", "gated-relu": "regl
 
 
 def stack(layers: Any, ffn: str) -> FieldRows:
+    """The config rows of one stack; `ffn` is the default of `feed_forward_proj`."""
     return {
         "vocab_size": ConfigKey("vocab_size", 32128),
         "width": ConfigKey("d_model", 512),
@@ -32,7 +33,7 @@ def stack(layers: Any, ffn: str) -> FieldRows:
         "head_dim": ConfigKey("d_kv", 64),
         "ffn_width": ConfigKey("d_ff", 2048),
         "position": "t5",
-        "max_positions": ConfigKey("n_positions", 512),  # what it was trained on; distances have no end
+        "max_positions": ConfigKey("n_positions", 512),  # the training length: relative positions have no maximum
         "relative_buckets": ConfigKey("relative_attention_num_buckets", 32),
         "relative_max_distance": ConfigKey("relative_attention_max_distance", 128),
         "norm": "rmsnorm",
@@ -54,6 +55,7 @@ def _decoder_layers(theirs: Json) -> int:
 
 
 def stacks(ffn: str) -> dict[str, FieldRows]:
+    """The config rows of both stacks."""
     return {
         "encoder": stack(ConfigKey("num_layers", 6), ffn),
         "decoder": stack(ComputedField(_decoder_layers, lambda value, stack: {"num_decoder_layers": value}), ffn),
@@ -61,7 +63,7 @@ def stacks(ffn: str) -> dict[str, FieldRows]:
 
 
 def _side(ours: str, theirs: str, ffn: int) -> TensorNames:
-    """Names of one stack; `ffn` is the number of the feed-forward among a block's sublayers."""
+    """The names of one stack; `ffn` is the index of the feed-forward among the sublayers of a block."""
     block = theirs + ".block.{i}.layer"
     return {
         f"{ours}.blocks.{{i}}.attention.qkv": Concatenated(*(f"{block}.0.SelfAttention.{part}" for part in "qkv")),
@@ -93,13 +95,13 @@ BODY: TensorNames = {
 
 
 def _read_tied(theirs: Json) -> bool:
-    """Tied, unless the folder both says otherwise and holds an output matrix to go with it."""
+    """Tied, unless the config says otherwise and the folder has an output matrix."""
     untied = theirs.get("tie_word_embeddings") is False or theirs.get("scale_decoder_outputs") is False
     return not (untied and "lm_head.weight" in theirs.get("_tensors", ("lm_head.weight",)))
 
 
 def _read_tied_mt5(theirs: Json) -> bool:
-    """The folder's tensors decide: transformers writes `tie_word_embeddings: true` whatever it saves."""
+    """Decided by the tensors of the folder, as transformers always writes `tie_word_embeddings: true`."""
     if "_tensors" in theirs:
         return "lm_head.weight" not in theirs["_tensors"]
     return bool(theirs.get("tie_word_embeddings", True))
