@@ -6,7 +6,7 @@ from rich.text import Text
 
 from qkv.render.formatting import escape_controls, format_count, plain_table
 from qkv.render.info import FAMILY_NAMES, add_parameter_rows
-from qkv.tasks.describe import Description, ExamplePreview
+from qkv.tasks.describe import Description, RecipeExample
 from qkv.tasks.prepare.memory import MemoryEstimate
 
 
@@ -78,7 +78,7 @@ def _data(description: Description, console: Console) -> None:
     console.print(table)
 
 
-def _example(example: ExamplePreview, console: Console) -> None:
+def _example(example: RecipeExample, console: Console) -> None:
     console.print()
     console.print(Text(escape_controls(example.origin), "dim"))
     for name, text in example.parts.items():

@@ -1,12 +1,12 @@
-"""How much memory training will take, reckoned from shapes: an estimate, for deciding before anything runs.
+"""An estimate of the memory that training takes, from shapes alone, before anything runs.
 
-Weights, gradients and the optimizer's state are counted exactly, on a network that has shapes alone. Activations are
-what the backward pass needs of the forward pass; they depend on kernels and compilers and are worked out roughly:
+Weights, gradients and the optimizer's state are counted exactly, on a network without data (the meta device).
+Activations are what the backward pass reads of the forward pass; they depend on kernels and compilers:
 
-    for each place and layer   (7 or 9) C + 4 H·D + (2 or 4) F numbers, with attention in kernels that keep no scores
-    logits                     at the labelled places: in the precision of the arithmetic, and again in float32
+    per token and layer   (7 or 9) C + 4 H·D + (2 or 4) F numbers, with attention kernels that keep no scores
+    logits                at labelled positions, once in the compute dtype and once in float32
 
-C width, H·D width of all heads, F inner width of the feed-forward, V outputs
+C model width, H·D width of all heads, F width of the feed-forward
 """
 
 from dataclasses import asdict, dataclass
@@ -27,64 +27,68 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes, by what they are for. `parameters` is how many there are, `trained` how many of them change."""
+    """Bytes by purpose. `parameters` and `trainable` are numbers of parameters."""
 
     parameters: int
     trainable: int
     weights: int
     gradients: int
     optimizer: int
-    ema: int  # of the weights, where the recipe keeps any
+    ema: int  # the moving average of the weights, if the recipe has one
     activations: int
-    tokens: int  # that the activations are reckoned for: one micro-batch of one process
+    tokens: int  # of one micro-batch on one rank, for which activations are estimated
     precision: str
 
     @property
     def total(self) -> int:
+        """All bytes."""
         return self.weights + self.gradients + self.optimizer + self.ema + self.activations
 
     def to_dict(self) -> dict[str, Any]:
+        """The estimate for JSON, with its total."""
         return {**asdict(self), "total": self.total}
 
 
 def estimate_memory(
     recipe: Recipe, config: Config, sequence_lengths: tuple[int, ...], labelled_fraction: float = 1.0
 ) -> MemoryEstimate:
-    """An estimate for one process on its own; `rows` are the lengths of a row's sides, `labels` the share of target
-    places with a label."""
+    """An estimate for one process without others.
+
+    `sequence_lengths` are those of target and source, `labelled_fraction` is the fraction of target positions with a
+    label.
+    """
     section = recipe.train
     network = build(config, device="meta")
     parameters = sum(one.numel() for one in network.parameters())
     network = apply_adapters(network, recipe, config)
     named = [(name, one) for name, one in network.named_parameters() if one.requires_grad]
-    trained = sum(one.numel() for _, one in named)
+    trainable = sum(one.numel() for _, one in named)
     state = optimizer_tensors(make_optimizer(named, section), named)
     precision = resolve_precision(recipe)
-    micro = section.micro_batch_tokens if isinstance(section.micro_batch_tokens, int) else 0
-    micro = micro or section.batch_tokens
-    count = max(1, micro // sum(sequence_lengths))  # rows of a micro-batch
+    micro_batch = section.micro_batch_tokens if isinstance(section.micro_batch_tokens, int) else 0
+    batch_size = max(1, (micro_batch or section.batch_tokens) // sum(sequence_lengths))
     return MemoryEstimate(
         parameters=parameters,
-        trainable=trained,
+        trainable=trainable,
         weights=4 * sum(one.numel() for one in network.parameters()),
-        gradients=4 * trained,
+        gradients=4 * trainable,
         optimizer=sum(one.numel() * one.element_size() for one in state.values()),
-        ema=4 * trained if section.ema_decay else 0,
+        ema=4 * trainable if section.ema_decay else 0,
         activations=activation_bytes(
-            config, count, sequence_lengths, labelled_fraction, precision, section.gradient_checkpointing
+            config, batch_size, sequence_lengths, labelled_fraction, precision, section.gradient_checkpointing
         ),
-        tokens=count * sum(sequence_lengths),
+        tokens=batch_size * sum(sequence_lengths),
         precision=precision,
     )
 
 
 def resolve_precision(recipe: Recipe) -> str:
-    """What the arithmetic is done in. A GPU that is asked for and not here is taken for one that has bfloat16."""
-    section, here = recipe.train, torch.cuda.is_available()
-    asked = section.device.startswith("cuda")
-    if section.precision == "auto" and asked and not here:
+    """The compute dtype. A GPU that the recipe asks for and this machine lacks is assumed to support bfloat16."""
+    section, has_gpu = recipe.train, torch.cuda.is_available()
+    wants_gpu = section.device.startswith("cuda")
+    if section.precision == "auto" and wants_gpu and not has_gpu:
         return "bfloat16"
-    gpu = asked or (section.device == "auto" and here)
+    gpu = wants_gpu or (section.device == "auto" and has_gpu)
     return step.resolve_precision(section, torch.device("cuda" if gpu else "cpu"))
 
 
@@ -96,7 +100,7 @@ def activation_bytes(
     precision: str,
     gradient_checkpointing: bool,
 ) -> int:
-    """Bytes that the backward pass of one micro-batch needs."""
+    """The bytes of one micro-batch that the backward pass reads."""
     size = DTYPE_BYTES[precision]
     target, source = sequence_lengths[0], sequence_lengths[-1]
     total = 0
@@ -108,7 +112,7 @@ def activation_bytes(
             read = 2 * config.decoder.layers * config.decoder.kv_heads * config.decoder.head_dim
             total += read * batch_size * source * size
     if config.encoder is not None:
-        both = len(sequence_lengths) > 1 and config.decoder is None  # pairs of texts through one encoder
+        both = len(sequence_lengths) > 1 and config.decoder is None  # one encoder reads both texts of a pair
         total += stack_bytes(
             config.encoder,
             batch_size * (sum(sequence_lengths) if both else source),
@@ -123,7 +127,7 @@ def activation_bytes(
 
 
 def stack_bytes(stack: StackConfig, tokens: int, cross: bool, dtype_bytes: int, gradient_checkpointing: bool) -> int:
-    """Bytes kept of one stack's forward pass."""
+    """The bytes that one stack's forward pass keeps."""
     inner = stack.heads * stack.head_dim
     gates = 4 if "glu" in stack.feedforward else 2
     streams = 9 if stack.dropout else 7
