@@ -1,12 +1,12 @@
-"""A recipe, trained: data and model made from it, the loop run, the run's folder left as a model folder.
+"""Train a recipe: prepare its data and model, run the training loop, and leave the run's folder as a model folder.
 
     trained = train(open_recipe("dates", ["train.minutes=1"]))
     trained.network, trained.tokenizer, trained.end.metrics
 
-`open_recipe` also takes a run's folder, and the run then goes on where it stopped.
+`open_recipe` also takes a run's folder, to resume the run.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,8 +15,10 @@ from typing import Any
 import torch
 
 from qkv import store
+from qkv.data.records import Record
 from qkv.errors import QkvError, UsageError
 from qkv.models import Config, Network, build
+from qkv.progress import OnStage
 from qkv.store.hub import resolve_folder
 from qkv.tasks.evaluate import evaluate, main_metric
 from qkv.tasks.prepare.model import apply_adapters
@@ -35,17 +37,13 @@ from qkv.train.setup import Job
 from qkv.train.step import resolve_precision
 from qkv.train.watch import EvalReport, RunEnd, RunStart, Sample, StepReport, Watcher
 
-Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and how much there is (0: not known)."""
-
-
 COLLECTIVE_BACKENDS = ("gloo", "NCCL")
-"""What processes talk by. An error of theirs is another process's end, seen from here."""
+"""Names in the errors of collective operations, which mean that another rank has failed."""
 
 
 @dataclass
 class TrainingResult:
-    """What came of a run."""
+    """The trained model, and how the run ended."""
 
     recipe: Recipe
     config: Config
@@ -56,9 +54,9 @@ class TrainingResult:
 
 
 def open_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe of a file, a built-in name or a run's folder, with changes; its `run` is always set.
+    """The recipe of a file, a built-in name or a run's folder, with overrides; its `run` is always set.
 
-    A run that is under way goes on only with the recipe that it was begun with, but for what may change on the way.
+    A run that has checkpoints can only be resumed with its own recipe, except for the keys that may change.
     """
     recipe = recipe_file.read(name, overrides)
     path = Path(name).expanduser()
@@ -75,43 +73,39 @@ def open_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def train(
-    recipe: Recipe, *, watch: Watcher | None = None, progress: Progress | None = None, world: World | None = None
+    recipe: Recipe, *, watch: Watcher | None = None, progress: OnStage | None = None, world: World | None = None
 ) -> TrainingResult:
-    """Train a recipe, or go on with it where its folder holds a run that was begun."""
+    """Train a recipe, or resume the run in its folder."""
     world = world or init_world(recipe.train)
     try:
         trained = train_on_rank(world, recipe, watch, progress)
     except BaseException as error:
         world.leave(failed=not isinstance(error, StoppedBySignal))
-        if (
-            world.size > 1
-            and isinstance(error, RuntimeError)
-            and any(name in str(error) for name in COLLECTIVE_BACKENDS)
-        ):
+        is_collective = isinstance(error, RuntimeError) and any(name in str(error) for name in COLLECTIVE_BACKENDS)
+        if world.size > 1 and is_collective:
+            cause, command = str(error).splitlines()[0], resume_command(recipe.run, world.size)
             raise QkvError(
-                f"process {world.rank} has lost another one ({str(error).splitlines()[0]}), which may have said why. "
-                f"The run goes on from its newest checkpoint with: {resume_command(recipe.run, world.size)}"
+                f"rank {world.rank} lost its connection to another rank ({cause}); see that rank's output for the cause. "
+                f"Resume from the newest checkpoint with: {command}"
             ) from error
         raise
     world.leave()
     return trained
 
 
-def train_on_rank(world: World, recipe: Recipe, watch: Watcher | None, progress: Progress | None) -> TrainingResult:
-    """Train a recipe as one of the processes of a world."""
+def train_on_rank(world: World, recipe: Recipe, watch: Watcher | None, progress: OnStage | None) -> TrainingResult:
+    """Train a recipe as one rank of a world."""
     if recipe.model.lora_rank and world.is_sharded:
-        raise UsageError(
-            'model.lora_rank is for whole copies: use train.parallel = "ddp" and train.tensor_parallel = 1'
-        )
-    first = world.rank == 0
+        raise UsageError('model.lora_rank needs train.parallel = "ddp" and train.tensor_parallel = 1')
+    is_first = world.rank == 0
     keep = max(recipe.train.keep_checkpoints, recipe.train.average_checkpoints)
     folder = RunFolder(recipe.run, max_to_keep=keep, rank=world.rank, world_size=world.size)
     with ExitStack() as stack:
-        if first:
+        if is_first:
             stack.enter_context(folder.lock())
         if recipe.train.num_threads:
             torch.set_num_threads(recipe.train.num_threads)
-        if first:
+        if is_first:
             folder.begin_run(recipe_file.to_toml(recipe))
         prepared = prepare_rank_zero_first(recipe, folder, world, progress)
         notes = [*prepared.notes, *folder.notes]
@@ -119,20 +113,18 @@ def train_on_rank(world: World, recipe: Recipe, watch: Watcher | None, progress:
             *in_batch_negative_notes(prepared, world.data_size),
             *residual_dtype_notes(recipe.train, world.device),
         ]
-        if first:
+        if is_first:
             notes += folder.write_env(str(world.device), torch.get_num_threads())
-        # Sharded, no process need hold the whole network: it is made without weights, cut, and filled then.
-        whole_here = not world.is_sharded
-        network = apply_adapters(
-            prepared.build_network() if whole_here else build(prepared.config, device="meta"), recipe, prepared.config
-        )
+        # No rank of a sharded run holds the whole network: it is made on the meta device, sharded, and then loaded.
+        network = build(prepared.config, device="meta") if world.is_sharded else prepared.build_network()
+        network = apply_adapters(network, recipe, prepared.config)
         watchers: list[Watcher] = []
         log = MetricsLog(folder, recipe_file.to_toml(recipe))
-        if first:
+        if is_first:
             tracked = make_trackers(recipe.train.trackers, folder.path, recipe_file.to_table(recipe))
             watchers = [log, *([watch] if watch else []), *tracked]
         main = main_metric(prepared.config, prepared.valid_records) if prepared.valid_records else ""
-        scored = ValidationMetrics(prepared)
+        task_metrics = ValidationMetrics(prepared)
         job = Job(
             recipe=recipe,
             network=network,
@@ -141,12 +133,12 @@ def train_on_rank(world: World, recipe: Recipe, watch: Watcher | None, progress:
             folder=folder,
             world=world,
             watcher=WatcherGroup(watchers),
-            task_metrics=scored if main else None,
+            task_metrics=task_metrics if main else None,
             metric=recipe.train.metric or main,
-            make_sample=scored.sample if main and watch is not None and world.size == 1 else None,
+            make_sample=task_metrics.sample if main and watch is not None and world.size == 1 else None,
             invariants=resume_fingerprint(prepared),
             notes=notes,
-            initial_network=None if whole_here else prepared.build_network,
+            initial_network=prepared.build_network if world.is_sharded else None,
         )
         end = fit(job)
         whole = gather_network(network, world, torch.device("cpu"))
@@ -159,18 +151,18 @@ def train_on_rank(world: World, recipe: Recipe, watch: Watcher | None, progress:
     return TrainingResult(recipe, prepared.config, whole or network, prepared.tokenizer, end, notes)
 
 
-def in_batch_negative_notes(prepared: PreparedRun, processes: int) -> list[str]:
-    """What the user should know of a step that several processes share."""
-    if processes < 2 or not uses_in_batch_negatives(prepared.recipe, prepared.fields):
+def in_batch_negative_notes(prepared: PreparedRun, data_parallel_size: int) -> list[str]:
+    """A note that in-batch negatives come from one rank only."""
+    if data_parallel_size < 2 or not uses_in_batch_negatives(prepared.recipe, prepared.fields):
         return []
     return [
-        f"contrast: each of {processes} processes tells apart the pairs of its own share of a step, so the loss is not "
-        "that of one process with the same train.batch_tokens"
+        f"contrastive: each of {data_parallel_size} ranks compares the pairs of its own part of a step, so the loss "
+        "differs from that of one process with the same train.batch_tokens"
     ]
 
 
 def residual_dtype_notes(train: TrainSection, device: torch.device) -> list[str]:
-    """Where the run computes in another type than its stream was asked for."""
+    """A note if `train.residual_dtype` has no effect on this device."""
     precision = resolve_precision(train, device)
     if train.residual_dtype != "bfloat16" or precision == "bfloat16":
         return []
@@ -179,8 +171,8 @@ def residual_dtype_notes(train: TrainSection, device: torch.device) -> list[str]
     ]
 
 
-def prepare_rank_zero_first(recipe: Recipe, folder: RunFolder, world: World, progress: Progress | None) -> PreparedRun:
-    """Prepare the data; the first process before the others, which then find what it made."""
+def prepare_rank_zero_first(recipe: Recipe, folder: RunFolder, world: World, progress: OnStage | None) -> PreparedRun:
+    """Prepare the data, on rank 0 before the other ranks, which then find it in the cache."""
     prepared = None
     if world.rank == 0:
         if recipe.model.from_ and folder.has_progress:
@@ -194,31 +186,31 @@ def prepare_rank_zero_first(recipe: Recipe, folder: RunFolder, world: World, pro
 
 
 def check_base_model(model: str) -> None:
-    """Raise where the model that a run under way began with has gone."""
+    """Raise an error if the base model of a resumed run is not there any more."""
     try:
         resolve_folder(model)
     except QkvError as error:
         raise QkvError(
-            f"model.from: {error}. The run's checkpoints hold all of its weights, but the shape of the model is read "
-            "there: put it back to go on"
+            f"model.from: {error}. The run's checkpoints hold all weights, but the model's config is read from there: "
+            "put it back to resume"
         ) from error
 
 
 def resume_fingerprint(prepared: PreparedRun) -> dict[str, Any]:
-    """What a run that goes on must find as it was: the model and the tokenizer (the data's own is in its cursor)."""
-    return {"tokenizer": prepared.tokenizer.fingerprint, **dict(_flat("model", prepared.config.to_dict()))}
+    """What must be the same when a run is resumed: the model and the tokenizer (the data checks itself)."""
+    return {"tokenizer": prepared.tokenizer.fingerprint, **dict(_flatten("model", prepared.config.to_dict()))}
 
 
-def _flat(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _flatten(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         for name, one in value.items():
-            yield from _flat(f"{path}.{name}", one)
+            yield from _flatten(f"{path}.{name}", one)
     else:
         yield path, list(value) if isinstance(value, tuple) else value
 
 
 class ValidationMetrics:
-    """The task's metrics on held-out records."""
+    """The task's metrics on the validation records."""
 
     def __init__(self, prepared: PreparedRun) -> None:
         self.prepared = prepared
@@ -226,85 +218,101 @@ class ValidationMetrics:
         self.turn = 0
 
     def __call__(self, network: Network) -> Evaluation:
-        p = self.prepared
-        asked = p.recipe.train.metric
-        more: dict[str, Any] = {"metrics": [asked]} if asked not in ("", "loss") else {}
-        return evaluate(network, p.tokenizer, p.config, p.valid_records, beam=self.beam, **more)
+        metric = self.prepared.recipe.train.metric
+        return self._evaluate(
+            network,
+            self.prepared.valid_records,
+            beam=self.beam,
+            metrics=() if metric in ("", "loss") else (metric,),
+        )
 
     def sample(self, network: Network) -> Sample | None:
-        """What the network makes of one held-out record, another each time."""
-        p = self.prepared
-        record = p.valid_records[self.turn % len(p.valid_records)]
+        """A prediction for one validation record, another one each time."""
+        records = self.prepared.valid_records
+        record = records[self.turn % len(records)]
         self.turn += 1
-        found = evaluate(network, p.tokenizer, p.config, [record])
-        return found.samples[0] if found.samples else None
+        samples = self._evaluate(network, [record]).samples
+        return samples[0] if samples else None
+
+    def _evaluate(self, network: Network, records: Sequence[Record], **options: Any) -> Evaluation:
+        return evaluate(network, self.prepared.tokenizer, self.prepared.config, records, **options)
 
 
 class WatcherGroup(Watcher):
-    """Tells several watchers."""
+    """Passes every event on to several watchers."""
 
     def __init__(self, watchers: Iterable[Watcher]) -> None:
         self.watchers = list(watchers)
 
-    def on_start(self, start: RunStart) -> None:
+    def _pass_on(self, event: str, *arguments: Any) -> None:
         for watcher in self.watchers:
-            watcher.on_start(start)
+            getattr(watcher, event)(*arguments)
+
+    def on_start(self, start: RunStart) -> None:
+        """The run starts."""
+        self._pass_on("on_start", start)
 
     def on_step(self, report: StepReport) -> None:
-        for watcher in self.watchers:
-            watcher.on_step(report)
+        """A step was taken."""
+        self._pass_on("on_step", report)
 
     def on_evaluate(self, report: EvalReport) -> None:
-        for watcher in self.watchers:
-            watcher.on_evaluate(report)
+        """The model was evaluated."""
+        self._pass_on("on_evaluate", report)
 
     def on_sample(self, step: int, sample: Sample) -> None:
-        for watcher in self.watchers:
-            watcher.on_sample(step, sample)
+        """The model made a prediction to look at."""
+        self._pass_on("on_sample", step, sample)
 
     def on_note(self, step: int, text: str) -> None:
-        for watcher in self.watchers:
-            watcher.on_note(step, text)
+        """Something that the user should know."""
+        self._pass_on("on_note", step, text)
 
     def on_end(self, end: RunEnd) -> None:
-        for watcher in self.watchers:
-            watcher.on_end(end)
+        """The run has ended."""
+        self._pass_on("on_end", end)
 
 
 class MetricsLog(Watcher):
-    """Writes metrics.jsonl, and the recipe once it is sure that the run goes on with it."""
+    """Writes metrics.jsonl, and the recipe once the run has started with it."""
 
     def __init__(self, folder: RunFolder, recipe: str) -> None:
-        self.folder, self.recipe = folder, recipe
+        self.folder = folder
+        self.recipe = recipe
 
     def on_start(self, start: RunStart) -> None:
+        """Write the recipe, and log the notes so far."""
         self.folder.write_recipe(self.recipe)
         for note in start.notes:
             self.on_note(start.step, note)
 
     def on_step(self, report: StepReport) -> None:
+        """Log the numbers of a step."""
         kept = ("step", "loss", "lr", "grad_norm", "tokens", "seconds", "epoch")
         self.folder.append_log({"kind": "step", **{name: getattr(report, name) for name in kept}})
 
     def on_evaluate(self, report: EvalReport) -> None:
+        """Log the metrics."""
         self.folder.append_log({"kind": "eval", "step": report.step, "seconds": report.seconds, **report.metrics})
         self.folder.sync_log()
 
     def on_note(self, step: int, text: str) -> None:
+        """Log a note."""
         self.folder.append_log({"kind": "note", "step": step, "text": text})
 
     def on_end(self, end: RunEnd) -> None:
-        """A run that was stopped is over now. Any other has come to its end when its model is there."""
+        """Log the end of a run that was stopped; any other ends only when its model is written (`log_end`)."""
         if end.reason == "signal":
             self.log_end(end)
 
     def log_end(self, end: RunEnd) -> None:
+        """Log why and when the run ended."""
         self.folder.append_log({"kind": "end", "step": end.step, "seconds": end.seconds, "reason": end.reason})
         self.folder.sync_log()
 
 
 def write_model(folder: RunFolder, prepared: PreparedRun, network: Network, end: RunEnd) -> None:
-    """Make a run's folder a model folder: its weights, its tokenizer, and a card that says how it came to be."""
+    """Make a run's folder a model folder: weights, tokenizer, and a model card with the facts of the run."""
     recipe, metrics, mix = prepared.recipe, end.metrics, prepared.recipe.data.mix
     facts = {
         "data": format_files(recipe.data.train)
@@ -313,12 +321,12 @@ def write_model(folder: RunFolder, prepared: PreparedRun, network: Network, end:
     }
     if metrics:
         scores = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-        facts["scores"] = f"{scores} on held-out data"
+        facts["scores"] = f"{scores} on validation data"
     store.write_model(folder.path, prepared.config, network, prepared.tokenizer, facts=facts)
 
 
 def format_files(files: Files) -> str:
-    """The files of a recipe, for people to read."""
+    """The files of a recipe as text."""
     if isinstance(files, str):
         return files
     return ", ".join(files.values() if isinstance(files, dict) else files)

@@ -1,8 +1,7 @@
-"""Proof that a run survives being killed, on the user's own recipe and machine.
+"""A check that a run survives being killed, with the user's own recipe on their machine.
 
-The recipe is trained for a few steps twice, in processes of their own: once straight through, once killed with
-SIGKILL between two checkpoints and continued. Weights, the optimizer's state and the log must be the same, bit for
-bit.
+The recipe is trained for a few steps twice, in separate processes: once without interruption, and once killed with
+SIGKILL between two checkpoints and resumed. Weights, optimizer state and log must be bit-for-bit identical.
 """
 
 import json
@@ -26,25 +25,24 @@ from qkv.train.recipe.schema import Recipe
 from qkv.train.run.folder import RunFolder
 from qkv.train.watch import StepReport, Watcher
 
-TIMEOUT_SECONDS = 1800.0
-"""Seconds that a run of a few steps may take."""
-MIN_STEPS = 4
-"""Steps: to save, to go on, to die, to go on."""
+TIMEOUT_SECONDS = 1800.0  # of a run of a few steps
+MIN_STEPS = 4  # to save a checkpoint, continue, be killed, and resume
 IGNORED_LOG_KEYS = ("seconds", "kind", "tokens_per_second")
 
 
 @dataclass(frozen=True)
 class ResumeReport:
-    """What came of it."""
+    """The result of the check."""
 
     identical: bool
     steps: int
-    killed_after: int  # the step that the second run had come to; its newest checkpoint was older
+    killed_after: int  # the last step of the second run before it was killed; its newest checkpoint was older
     num_tensors: int
-    num_log_lines: int  # of the log
-    difference: str  # the first one, in words
+    num_log_lines: int
+    difference: str  # the first one, in words; empty if there is none
 
     def to_dict(self) -> dict[str, Any]:
+        """The report for JSON."""
         return asdict(self)
 
 
@@ -56,29 +54,31 @@ def verify_resume(
     steps: int = 12,
     progress: Callable[[str], None] | None = None,
 ) -> ResumeReport:
-    """Train, kill, continue, compare. The two runs are left in `folder`, as `whole` and `killed`."""
+    """Train, kill, resume, compare. The two runs stay in `folder` as `whole` and `killed`."""
     if steps < MIN_STEPS:
-        raise UsageError(f"steps = {steps}: at least {MIN_STEPS} are needed to save, die and go on")
-    tell = progress or (lambda text: None)
+        raise UsageError(
+            f"steps = {steps}: at least {MIN_STEPS} are needed to save a checkpoint, be killed, and resume"
+        )
+    report_stage = progress or (lambda text: None)
     save = max(1, steps // 3)
     file, whole, killed = folder / "recipe.toml", folder / "whole", folder / "killed"
     recipe_file.write(shorten_recipe(recipe, overrides, steps, save), file)
-    tell(f"training {steps} steps")
+    report_stage(f"training {steps} steps")
     wait_for_process(start_process("qkv", "train", file, f"run={whole}"))
-    tell(f"training again, killed after step {save + 1}")
+    report_stage(f"training again, killed after step {save + 1}")
     wait_for_process(start_process(__name__, file, killed, save), expect_kill=True)
     step = RunFolder(killed).log_records()[-1]["step"]
-    tell("going on")
+    report_stage("resuming")
     wait_for_process(start_process("qkv", "train", killed))
-    tell("comparing")
+    report_stage("comparing")
     tensors, difference = compare_checkpoints(newest_checkpoint(whole), newest_checkpoint(killed))
-    lines, told = compare_logs(whole, killed)
-    difference = told or difference  # the log knows when it began
+    lines, log_difference = compare_logs(whole, killed)
+    difference = log_difference or difference  # the log shows the step at which it began
     return ResumeReport(not difference, steps, step, tensors, lines, difference)
 
 
 def shorten_recipe(name: str, overrides: Sequence[str], steps: int, save_every: int) -> Recipe:
-    """A recipe for a few steps: the same model, data and arithmetic."""
+    """The recipe with a budget of a few steps; model, data and precision stay the same."""
     few = [f"train.steps={steps}", "train.minutes=0", "train.epochs=0", "train.patience=0", "train.trackers=[]"]
     often = [
         f"train.save_every={save_every}",
@@ -90,37 +90,39 @@ def shorten_recipe(name: str, overrides: Sequence[str], steps: int, save_every: 
 
 
 class KillAfterCheckpoint(Watcher):
-    """Kills its own process, without a word, at the step after a checkpoint."""
+    """Kills its own process with SIGKILL at the step after a checkpoint."""
 
     def __init__(self, run: Path, save_step: int) -> None:
         self.checkpoints, self.save_step = RunFolder(run).checkpoints, save_step
 
     def on_step(self, report: StepReport) -> None:
+        """Wait for the checkpoint, then kill this process."""
         if report.step > self.save_step:
-            while self.save_step not in self.checkpoints.steps():  # it is being written
+            while self.save_step not in self.checkpoints.steps():  # the checkpoint is written in the background
                 time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 def start_process(module: str, *arguments: object) -> subprocess.Popen[str]:
-    """Start a run in a process of its own."""
+    """Start a run in another process."""
     command = [sys.executable, "-m", module, *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
 def wait_for_process(process: subprocess.Popen[str], *, expect_kill: bool = False) -> None:
-    """Wait for a run; raise what it said where it did not end as it should."""
+    """Wait for a run; an error shows its output if it did not end as expected."""
     try:
-        _, said = process.communicate(timeout=TIMEOUT_SECONDS)
+        _, output = process.communicate(timeout=TIMEOUT_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
         raise QkvError(f"a run of a few steps did not end within {TIMEOUT_SECONDS:.0f} seconds") from None
     if process.returncode != (-signal.SIGKILL if expect_kill else 0):
-        raise QkvError(f"a run ended with exit code {process.returncode}:\n{said.strip()[-2000:]}")
+        raise QkvError(f"a run ended with exit code {process.returncode}:\n{output.strip()[-2000:]}")
 
 
 def newest_checkpoint(run: Path) -> Checkpoint:
+    """The last checkpoint of a run."""
     found = RunFolder(run).checkpoints.newest()
     if found is None:
         raise QkvError(f"{run}: no checkpoint was written")
@@ -128,7 +130,7 @@ def newest_checkpoint(run: Path) -> Checkpoint:
 
 
 def compare_checkpoints(one: Checkpoint, other: Checkpoint) -> tuple[int, str]:
-    """How many tensors two checkpoints have in common, and the first difference between them in words."""
+    """The number of tensors of two checkpoints, and the first difference between them in words."""
     if one.step != other.step:
         return 0, f"one run ended at step {one.step}, the other at {other.step}"
     names = sorted({*one.tensor_names(), *other.tensor_names()})
@@ -144,7 +146,7 @@ def compare_checkpoints(one: Checkpoint, other: Checkpoint) -> tuple[int, str]:
 
 
 def compare_logs(one: Path, other: Path) -> tuple[int, str]:
-    """How many steps two logs tell of, and the first difference."""
+    """The number of steps in two logs, and the first difference between them in words."""
     logs = [[line for line in RunFolder(run).log_records() if line.get("kind") == "step"] for run in (one, other)]
     for a, b in zip(*logs, strict=False):
         for name in a:
@@ -156,6 +158,6 @@ def compare_logs(one: Path, other: Path) -> tuple[int, str]:
     return len(logs[0]), ""
 
 
-if __name__ == "__main__":  # the run that is to die
+if __name__ == "__main__":  # the run that kills itself
     file, run, save = sys.argv[1:]
     train(open_recipe(file, [f"run={run}"]), watch=KillAfterCheckpoint(Path(run), int(save)))
