@@ -248,7 +248,7 @@ def test_a_folder_that_is_no_run_is_told(tmp_path: Path) -> None:
 
 def test_a_model_folder_without_a_run_is_not_trained_over(folder: Path, base: Path, tmp_path: Path) -> None:
     qkv.load(base).save(tmp_path / "model")
-    with pytest.raises(QkvError, match=r"there is a model in this folder and no run.*model\.from"):
+    with pytest.raises(QkvError, match=r"this folder has a model but no run.*model\.from"):
         train(open_recipe(Path(base) / "recipe.toml", [f"run={tmp_path / 'model'}"]))
 
 

@@ -56,9 +56,9 @@ def test_a_sound_recipe_is_the_same(tmp_path: Path, capsys: pytest.CaptureFixtur
     caught = capsys.readouterr()
     assert code == 0, caught.err
     found = json.loads(caught.out)
-    assert (found["same"], found["difference"], found["steps"], found["lines"]) == (True, "", 6, 6)
+    assert (found["identical"], found["difference"], found["steps"], found["num_log_lines"]) == (True, "", 6, 6)
     assert found["killed_after"] == 3, "the last checkpoint was that of step 2"
-    assert found["tensors"] > 20
+    assert found["num_tensors"] > 20
     assert "killed after step 3" in caught.err
     assert not (tmp_path / "run").exists(), "the user's own run is not touched"
 
@@ -74,7 +74,7 @@ def test_a_run_that_depends_on_chance_is_found_out_with_the_step(
         if number >= 2:
             torch.manual_seed(int.from_bytes(os.urandom(4), "little"))
 
-    monkeypatch.setattr(verify, "start", Forked)
+    monkeypatch.setattr(verify, "start_process", Forked)
     recipe = str(written(tiny(tmp_path)))
     assert cli.run_command(["verify-resume", recipe, "--steps", "5"]) == 0, "a control: it is not the forking"
     monkeypatch.setattr(step, "seed_step", uneven)
@@ -102,7 +102,7 @@ def test_what_differs_is_named(tmp_path: Path) -> None:
 
 
 def test_a_misspelt_recipe_is_told_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify, "start", lambda *arguments: pytest.fail("a process was started"))
+    monkeypatch.setattr(verify, "start_process", lambda *arguments: pytest.fail("a process was started"))
     with pytest.raises(UsageError, match="no such recipe"):
         verify_resume("nothing.toml", [], tmp_path)
     with pytest.raises(UsageError, match="did you mean 'steps'"):

@@ -85,7 +85,7 @@ def train(
         if world.size > 1 and is_collective:
             cause, command = str(error).splitlines()[0], resume_command(recipe.run, world.size)
             raise QkvError(
-                f"rank {world.rank} lost its connection to another rank ({cause}); see that rank's output for the cause. "
+                f"rank {world.rank} lost its connection to another rank ({cause}); see that rank's log for the cause. "
                 f"Resume from the newest checkpoint with: {command}"
             ) from error
         raise
