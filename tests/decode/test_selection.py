@@ -134,4 +134,4 @@ def test_an_answer_that_is_lost_takes_no_other_along(caplog: pytest.LogCaptureFi
     with caplog.at_level("WARNING", logger="qkv"):
         found = generate_batched(network, tokenizer, prompts, options, batch_size=3)
     assert [one.ids for one in found] == [alone[0], [], alone[1]]
-    assert "1 of 3 answers count as empty" in caplog.text
+    assert "1 of 3 results are empty" in caplog.text

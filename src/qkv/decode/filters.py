@@ -1,7 +1,7 @@
-"""Filter the logits: plain functions that say what may come next. The second of decoding's four roles.
+"""Filter the logits: functions that change which tokens may come next. The second of decoding's four roles.
 
-Each takes logits (R, V) and the tokens so far (R, T), −1 where there is none, and gives logits (R, V); what may not
-come has −∞. A filter of your own is any function of that shape.
+A filter takes logits (R, V) and the tokens so far (R, T), left-padded with −1, and returns logits (R, V), with −∞ for
+tokens that are forbidden. A logits processor of your own is any function of this signature.
 """
 
 import math
@@ -15,11 +15,11 @@ NEG_INF = float("-inf")
 
 
 def repetition_penalty(penalty: float) -> LogitsProcessor:
-    """Tokens that have occurred become less likely: positive logits are divided by the penalty, negative multiplied."""
+    """Make tokens that have occurred less likely: divide positive logits by the penalty, multiply negative ones."""
 
     def apply(logits: Tensor, tokens: Tensor) -> Tensor:
         rows, vocab = logits.shape
-        index = torch.where(tokens >= 0, tokens, vocab)  # padding marks a column of its own, which is dropped
+        index = torch.where(tokens >= 0, tokens, vocab)  # padding is counted in an extra column
         seen = torch.zeros(rows, vocab + 1, dtype=torch.bool, device=logits.device).scatter(1, index, True)[:, :vocab]
         return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
@@ -27,7 +27,7 @@ def repetition_penalty(penalty: float) -> LogitsProcessor:
 
 
 def no_repeat_ngram(n: int) -> LogitsProcessor:
-    """No n tokens in a row may occur twice."""
+    """Forbid tokens that would repeat an n-gram."""
 
     def apply(logits: Tensor, tokens: Tensor) -> Tensor:
         length = tokens.shape[1]
@@ -35,18 +35,18 @@ def no_repeat_ngram(n: int) -> LogitsProcessor:
             return logits
         windows = tokens.unfold(1, n, 1)  # (R, T − n + 1, n)
         last = tokens[:, length - n + 1 :]  # (R, n − 1)
-        again = (windows[:, :, :-1] == last[:, None]).all(-1) & (windows >= 0).all(-1)  # (R, T − n + 1)
-        banned = torch.zeros_like(logits, dtype=torch.bool)
-        row, place = again.nonzero(as_tuple=True)
-        banned[row, windows[row, place, -1]] = True
-        return logits.masked_fill(banned, NEG_INF)
+        repeats = (windows[:, :, :-1] == last[:, None]).all(-1) & (windows >= 0).all(-1)  # (R, T − n + 1)
+        forbidden = torch.zeros_like(logits, dtype=torch.bool)
+        row, start = repeats.nonzero(as_tuple=True)
+        forbidden[row, windows[row, start, -1]] = True
+        return logits.masked_fill(forbidden, NEG_INF)
 
     return apply
 
 
 def suppress(tokens: tuple[int, ...]) -> LogitsProcessor:
-    """These tokens never come."""
-    held: dict[torch.device, Tensor] = {}  # copied once, not at every step
+    """Forbid some tokens."""
+    held: dict[torch.device, Tensor] = {}  # copied to a device once, not at every step
 
     def apply(logits: Tensor, _: Tensor) -> Tensor:
         if logits.device not in held:
@@ -57,7 +57,7 @@ def suppress(tokens: tuple[int, ...]) -> LogitsProcessor:
 
 
 def suppress_eos_before(length: int, eos_token_ids: tuple[int, ...]) -> LogitsProcessor:
-    """No end while fewer than `length` tokens stand there."""
+    """Forbid the end-of-sequence tokens while there are fewer than `length` tokens."""
     ban_end = suppress(eos_token_ids)
 
     def apply(logits: Tensor, tokens: Tensor) -> Tensor:
@@ -67,12 +67,12 @@ def suppress_eos_before(length: int, eos_token_ids: tuple[int, ...]) -> LogitsPr
 
 
 def temperature(value: float) -> LogitsProcessor:
-    """Flatter above 1, sharper below."""
+    """Divide the logits: above 1 the distribution becomes flatter, below 1 sharper."""
     return lambda logits, _: logits / value
 
 
 def top_k(k: int) -> LogitsProcessor:
-    """The k likeliest."""
+    """Keep the k most probable tokens."""
 
     def apply(logits: Tensor, _: Tensor) -> Tensor:
         least = logits.topk(min(k, logits.shape[-1])).values[:, -1:]
@@ -82,11 +82,13 @@ def top_k(k: int) -> LogitsProcessor:
 
 
 def top_p(p: float) -> LogitsProcessor:
-    """The fewest of the likeliest whose probabilities reach p together; always the likeliest one."""
+    """Keep the smallest set of most probable tokens with a total probability of at least p."""
 
     def apply(logits: Tensor, _: Tensor) -> Tensor:
         ordered, index = logits.sort(descending=True)
-        before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)  # the probability of all likelier ones
+        before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(
+            -1
+        )  # the probability of all tokens that are more probable
         drop = before >= p
         return logits.masked_fill(drop.scatter(1, index, drop), NEG_INF)
 
@@ -94,11 +96,11 @@ def top_p(p: float) -> LogitsProcessor:
 
 
 def min_p(p: float) -> LogitsProcessor:
-    """Those at least p times as likely as the likeliest."""
+    """Keep tokens with at least p times the largest probability."""
 
     def apply(logits: Tensor, _: Tensor) -> Tensor:
-        log_likely = logits.log_softmax(-1)
-        return logits.masked_fill(log_likely < log_likely.amax(-1, keepdim=True) + math.log(p), NEG_INF)
+        logprobs = logits.log_softmax(-1)
+        return logits.masked_fill(logprobs < logprobs.amax(-1, keepdim=True) + math.log(p), NEG_INF)
 
     return apply
 
@@ -106,35 +108,35 @@ def min_p(p: float) -> LogitsProcessor:
 def make_filters(
     options: GenerationOptions, eos_token_ids: tuple[int, ...], prompt_length: int
 ) -> list[LogitsProcessor]:
-    """The filters that a request asks for, in the order in which they apply."""
-    chosen: list[LogitsProcessor] = []
+    """The filters of a call, in the order in which they apply."""
+    filters: list[LogitsProcessor] = []
     if options.repetition_penalty != 1.0:
-        chosen.append(repetition_penalty(options.repetition_penalty))
+        filters.append(repetition_penalty(options.repetition_penalty))
     if options.no_repeat_ngram_size:
-        chosen.append(no_repeat_ngram(options.no_repeat_ngram_size))
+        filters.append(no_repeat_ngram(options.no_repeat_ngram_size))
     if options.suppress_tokens:
-        chosen.append(suppress(options.suppress_tokens))
+        filters.append(suppress(options.suppress_tokens))
     if options.min_tokens and eos_token_ids:
-        chosen.append(suppress_eos_before(prompt_length + options.min_tokens, eos_token_ids))
-    chosen += options.logits_processors
+        filters.append(suppress_eos_before(prompt_length + options.min_tokens, eos_token_ids))
+    filters += options.logits_processors
     if options.temperature > 0:
         if options.temperature != 1.0:
-            chosen.append(temperature(options.temperature))
+            filters.append(temperature(options.temperature))
         if options.top_k:
-            chosen.append(top_k(options.top_k))
+            filters.append(top_k(options.top_k))
         if options.top_p < 1.0:
-            chosen.append(top_p(options.top_p))
+            filters.append(top_p(options.top_p))
         if options.min_p > 0.0:
-            chosen.append(min_p(options.min_p))
-    return chosen
+            filters.append(min_p(options.min_p))
+    return filters
 
 
 def are_stateless(options: GenerationOptions) -> bool:
-    """Whether the filters that a request asks for look at the logits alone, so that each step filters as the last."""
-    looking_back = (
+    """Whether the filters of a call depend on the logits only, so that every step runs the same work."""
+    needs_tokens = (
         options.repetition_penalty != 1.0
         or options.no_repeat_ngram_size
         or options.min_tokens
         or options.logits_processors
     )
-    return not looking_back and options.constraint is None
+    return not needs_tokens and options.constraint is None

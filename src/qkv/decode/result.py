@@ -1,4 +1,4 @@
-"""What decoding gives."""
+"""What `generate` returns."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -8,7 +8,7 @@ FinishReason = Literal["end", "length", "stop"]
 
 @dataclass
 class TokenLogprob:
-    """A token that was chosen, its log-probability, and the likeliest alternatives, by id."""
+    """A generated token, its log-probability, and those of the most probable tokens at this step, by id."""
 
     id: int
     logprob: float
@@ -17,30 +17,34 @@ class TokenLogprob:
 
 @dataclass
 class SearchCandidate:
-    """One way on that a beam search looked at."""
+    """A continuation that beam search considered."""
 
-    beam: int  # which hypothesis it continues
+    beam: int  # the hypothesis that it continues
     token: int
-    score: float  # the log-probability of all its tokens
-    kept: bool  # whether it was among those that went on
-    ended: bool  # whether it ended here
+    score: float  # log-probability of all its tokens
+    kept: bool  # whether the search kept it
+    ended: bool  # whether it ends with this token
 
 
 @dataclass
 class SearchStep:
-    """One step of a recorded beam search: its candidates, best first."""
+    """One step of a beam search: its candidates, best first."""
 
     candidates: list[SearchCandidate]
 
 
 @dataclass
 class GenerationResult:
-    """A text that a model wrote."""
+    """A generated text."""
 
     text: str  # empty for a model without a tokenizer
-    ids: list[int]  # new tokens only, without the end
-    score: float  # the log-probability of all new tokens, the end included; for a search, divided by its penalty
-    finish_reason: FinishReason  # why it stopped
+    ids: list[int]  # new tokens only, without the end-of-sequence token
+    score: (
+        float  # log-probability of all new tokens, the end-of-sequence token included; beam search: length-normalised
+    )
+    finish_reason: FinishReason  # why generation stopped
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    alternatives: list["GenerationResult"] = field(default_factory=list)  # the other hypotheses of a search, best first
-    search_steps: list[SearchStep] = field(default_factory=list)  # a recorded search
+    alternatives: list["GenerationResult"] = field(
+        default_factory=list
+    )  # the other hypotheses of a beam search, best first
+    search_steps: list[SearchStep] = field(default_factory=list)  # of a beam search, if return_search_steps was set

@@ -1,4 +1,7 @@
-"""Choose tokens: the likeliest, or a draw. The third of decoding's four roles."""
+"""Choose tokens: argmax or sampling. The third of decoding's four roles.
+
+R sequences, V vocabulary
+"""
 
 from collections.abc import Sequence
 
@@ -9,17 +12,17 @@ from qkv.errors import QkvError
 
 
 def argmax(logits: Tensor) -> Tensor:
-    """(R, V) → (R,), the first of equals."""
+    """(R, V) → (R,); the first one if several are equal."""
     if logits.device.type == "cpu" and logits.dtype in (torch.float32, torch.float64):
-        return torch.from_numpy(logits.numpy().argmax(-1))  # NumPy's runs on vectors: twenty times as fast there
+        return torch.from_numpy(logits.numpy().argmax(-1))  # NumPy's is vectorised: 20 times as fast on a CPU
     return logits.argmax(-1)
 
 
 def fast_topk(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of each row and where they stand, largest first: `topk`, with one look at most of the vocabulary.
+    """The k largest logits of each row and their indices, largest first: `topk` in two passes.
 
-    Columns that are V/16 apart stand for one another: the k largest lie in the k groups with the largest maxima, or in
-    what is left over, and only those are looked at again. That is three times as fast on a CPU.
+    Columns that are V/16 apart form a group. The k largest logits lie in the k groups with the largest maxima, or in
+    the remainder after the last group, so the second pass reads only those. On a CPU this is three times as fast.
     """
     rows, vocab = logits.shape
     groups = vocab // 16
@@ -37,31 +40,35 @@ def fast_topk(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def logsumexp(logits: Tensor) -> Tensor:
     """log Σ eˣ of each row, (…, V) → (…), in float64; −∞ where every token is forbidden.
 
-    From the largest and its probability, which no rounding can lose: log Σ eˣ = max x − log softmax(x) there. Only
-    that probability is taken in the type of the logits, so that vectors of float32 do the work.
+    Computed as max x − log softmax(x) at the maximum, which is stable. The softmax runs in the dtype of the logits,
+    which is fast; only its maximum is promoted to float64.
     """
-    largest = logits.amax(-1).double()
-    share = logits.softmax(-1).amax(-1).double()
-    return torch.where(largest == float("-inf"), largest, largest - share.log())
+    maximum = logits.amax(-1).double()
+    probability = logits.softmax(-1).amax(-1).double()
+    return torch.where(maximum == float("-inf"), maximum, maximum - probability.log())
 
 
 def sample(logits: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
-    """One token a row, by its probability; each row has a generator of its own, so that neighbours change nothing.
+    """Sample one token for each row, (R, V) → (R,).
 
-    One uniform number a row, then the inverse of the cumulative distribution: (R, V) → (R,).
+    Each row has its own generator, so that results do not depend on the rest of the batch. It takes one uniform
+    random number for each row, and inverts the cumulative distribution.
     """
     if bool((logits == float("-inf")).all(-1).any()):
-        raise QkvError("every token is forbidden at this step; loosen the filters")
+        raise QkvError("every token is forbidden at this step; relax the filters")
     return sample_by_inverse_cdf(logits, draw_uniforms(generators).to(logits.device))
 
 
 def draw_uniforms(generators: Sequence[torch.Generator]) -> Tensor:
-    """A number in [0, 1) from each, (R,)."""
+    """A random number in [0, 1) from each generator, (R,)."""
     return torch.stack([torch.rand((), generator=g, dtype=torch.float64) for g in generators])
 
 
 def sample_by_inverse_cdf(logits: Tensor, uniforms: Tensor) -> Tensor:
-    """Where each row's cumulative distribution reaches its number: (R, V), (R,) → (R,); any token if all are −∞."""
+    """The token at which each row's cumulative distribution reaches its random number: (R, V), (R,) → (R,).
+
+    Any token, if all logits of a row are −∞.
+    """
     cumulative = logits.double().softmax(-1).cumsum(-1)
     wanted = uniforms[:, None] * cumulative[:, -1:]  # the sum is 1 only up to rounding
     token = torch.searchsorted(cumulative, wanted, right=True)[:, 0]
@@ -69,6 +76,6 @@ def sample_by_inverse_cdf(logits: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def make_generators(seed: int | None, num_sequences: int) -> list[torch.Generator]:
-    """A generator for each row; without a seed, seeds from torch's own generator."""
+    """A generator for each sequence; without a seed, they are seeded by torch's global generator."""
     seeds = [seed] * num_sequences if seed is not None else torch.randint(0, 2**62, (num_sequences,)).tolist()
     return [torch.Generator().manual_seed(int(s)) for s in seeds]

@@ -1,9 +1,9 @@
-"""What lies between two steps: filter the logits, choose, and say what is known of the choice.
+"""Between two forward passes: filter the logits, choose tokens, and collect their log-probabilities.
 
-All of it is work on the device, and the host reads the outcome back once, a few numbers a row. Where the filters look
-at the logits alone it is the same work at every step, so that a CUDA graph can hold it (`qkv.decode.graph_run`).
+All of it runs on the device, with one device-to-host copy for each step: a few numbers for each sequence. If the
+filters depend on the logits only, every step does the same work, and a CUDA graph captures it (`gpu/graph_runner.py`).
 
-R rows, V vocabulary, A alternatives
+R sequences, V vocabulary, A alternatives
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,14 +21,14 @@ from qkv.errors import QkvError
 
 @dataclass(frozen=True)
 class TokenSelector:
-    """How tokens are chosen: by which filters, and how many likeliest ones are told besides."""
+    """Chooses the next tokens: the filters to apply, and how many alternatives to report."""
 
     filters: Sequence[LogitsProcessor] = ()
     num_logprobs: int = 0
-    is_stateless: bool = False  # the filters look at the logits alone
+    is_stateless: bool = False  # whether the filters depend on the logits only
 
     def __call__(self, logits: Tensor, tokens: Tensor, uniforms: Tensor | None) -> Tensor:
-        """Logits (R, V), the tokens so far (R, T) and, for a draw, a number in [0, 1) a row → what `heard` reads."""
+        """Logits (R, V), tokens so far (R, T) and, to sample, random numbers (R,) → what `unpack_step_output` reads."""
         raw = logits
         for apply in self.filters:
             logits = apply(logits, tokens)
@@ -37,8 +37,8 @@ class TokenSelector:
 
 
 def pack_step_output(raw: Tensor, filtered: Tensor, chosen: Tensor, num_logprobs: int) -> Tensor:
-    """(R, 3 + 2A) in float64: tokens, their log-probabilities before any filter, their logits after all; likeliest
-    tokens and theirs."""
+    """(R, 3 + 2A) in float64: tokens, their log-probabilities before and their logits after the filters; then the most
+    probable tokens and their log-probabilities."""
     at = chosen[:, None]
     total = logsumexp(raw)[:, None]
     own = raw.gather(1, at).double()
@@ -51,28 +51,29 @@ def pack_step_output(raw: Tensor, filtered: Tensor, chosen: Tensor, num_logprobs
 
 
 def unpack_step_output(step_output: Tensor) -> Iterator[tuple[TokenLogprob, QkvError | None]]:
-    """What was chosen in each row, and an error where nothing could be."""
-    for token, logprob, left, *more in step_output.tolist():
+    """The token chosen in each row, and an error if no token could be chosen."""
+    for token, logprob, filtered_logit, *more in step_output.tolist():
         half = len(more) // 2
         alternatives = dict(zip(map(int, more[:half]), more[half:], strict=True)) if more else {}
-        trouble = NonFiniteLogits() if isnan(logprob) else None if left > float("-inf") else no_token_allowed()
-        yield TokenLogprob(int(token), logprob, alternatives), trouble
+        error = NonFiniteLogits() if isnan(logprob) else None if filtered_logit > float("-inf") else no_token_allowed()
+        yield TokenLogprob(int(token), logprob, alternatives), error
 
 
 class NonFiniteLogits(QkvError):
-    """A model's scores are NaN."""
+    """A model's logits are NaN."""
 
     def __init__(self) -> None:
         super().__init__(
-            "the model's scores are not numbers (NaN) at this step: its weights are damaged, or they are too large for "
-            "the type of number that it computes in"
+            "the model's logits are not numbers (NaN) at this step: its weights are damaged, or too large for "
+            "the dtype that it computes in; load it with another dtype, or check how it was trained"
         )
 
 
 def no_token_allowed() -> QkvError:
-    return QkvError("every token is forbidden at this step; loosen the filters or the constraint")
+    """The error of a step that may choose no token."""
+    return QkvError("every token is forbidden at this step; relax the filters or the constraint")
 
 
 def token_logprobs(logits: Tensor, chosen: Tensor, num_logprobs: int) -> list[TokenLogprob]:
-    """The model's own log-probabilities of the tokens chosen (R,), before any filter; logits (R, V)."""
+    """The model's log-probabilities of chosen tokens (R,), before any filter; logits (R, V)."""
     return [logprob for logprob, _ in unpack_step_output(pack_step_output(logits, logits, chosen, num_logprobs))]

@@ -1,4 +1,4 @@
-"""One text while it is being written: its tokens, its text so far, what was handed out, and why it stops."""
+"""One sequence while it is generated: its tokens, its text, how much of it was emitted, and why it stops."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -8,25 +8,25 @@ from qkv.decode.result import FinishReason, GenerationResult, TokenLogprob
 from qkv.text import StreamDecoder
 
 OnText = Callable[[int, str], None]
-"""Called with a row's number and a new piece of its text, never half a character."""
+"""Called with the index of a prompt and a new chunk of its text. Chunks never split a character."""
 
 
 @dataclass
 class GeneratedSequence:
-    """One row while it is being written."""
+    """One sequence while it is generated."""
 
     index: int
     ids: list[int] = field(default_factory=list)
     score: float = 0.0
     logprobs: list[TokenLogprob] = field(default_factory=list)
     text: str = ""
-    num_emitted_chars: int = 0  # how much of the text was handed out
+    num_emitted_chars: int = 0  # how much of the text was emitted
     stream_decoder: StreamDecoder | None = None
 
     def append(
         self, token: int, logprob: TokenLogprob, options: GenerationOptions, eos_token_ids: tuple[int, ...]
     ) -> FinishReason | None:
-        """Add a token; the reason to stop, if there is one."""
+        """Append a token; returns the reason to stop, if there is one."""
         self.score += logprob.logprob
         self.logprobs.append(logprob)
         if token in eos_token_ids:
@@ -39,15 +39,15 @@ class GeneratedSequence:
         return "length" if len(self.logprobs) == options.max_tokens else None
 
     def truncate_at_stop(self, stops: tuple[str, ...]) -> bool:
-        """Cut the text at the first stop text in it, which may span tokens."""
-        places = [place for place in (self.text.find(stop) for stop in stops) if place >= 0]
-        if places:
-            self.text = self.text[: min(places)]
+        """Truncate the text at the first stop string in it, which may span tokens; returns whether there is one."""
+        found = [start for start in (self.text.find(stop) for stop in stops) if start >= 0]
+        if found:
+            self.text = self.text[: min(found)]
             self.stream_decoder = None
-        return bool(places)
+        return bool(found)
 
     def emit_text(self, options: GenerationOptions, on_text: OnText | None, is_last: bool) -> None:
-        """Pass on the text that can no longer become part of a stop text."""
+        """Emit the text that can no longer be the start of a stop string."""
         if is_last and self.stream_decoder is not None:
             self.text += self.stream_decoder.finish()
             self.stream_decoder = None
@@ -58,9 +58,10 @@ class GeneratedSequence:
             self.num_emitted_chars = until
 
     def to_result(self, finish_reason: FinishReason) -> GenerationResult:
+        """The finished sequence."""
         return GenerationResult(self.text, self.ids, self.score, finish_reason, self.logprobs)
 
 
 def stop_prefix_length(text: str, stop: str) -> int:
-    """How many last characters of the text begin the stop text."""
+    """How many characters at the end of the text are the start of a stop string."""
     return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)

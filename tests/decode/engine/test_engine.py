@@ -105,7 +105,7 @@ def test_a_step_reads_no_more_of_new_prompts_than_it_may() -> None:
         (
             PROMPT,
             GenerationOptions(beam=2),
-            "beam = 2: the engine writes one text a request; search with qkv.decode.generate",
+            "beam = 2: the engine has no beam search",
         ),
         ([14], GREEDY, "token id 14 is outside this model's vocabulary of 14"),
         ([], GREEDY, "is empty"),

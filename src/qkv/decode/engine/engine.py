@@ -1,19 +1,19 @@
-"""The engine: many requests written at once, each joining and leaving when it pleases. What a server stands on.
+"""The engine: continuous batching. Requests join and leave a running batch; a server is built on it.
 
     engine = Engine(network, tokenizer)
-    request = engine.submit(prompt, Options(max_tokens=100))
-    for piece in engine.stream(request): ...
+    request = engine.submit(prompt, GenerationOptions(max_tokens=100))
+    for text in engine.stream(request): ...
 
-A step writes one token to every running text. A text that ends frees its place and its pages, and the next in line
-takes them; first come, first served, and nobody is overtaken. What a request writes does not depend on who else is
-there: it is what `generate` writes for it alone.
+A step generates one token for every running request. A request that ends frees its pages, and the next one in the queue
+takes them, first come, first served. The result of a request does not depend on the others: it is what `generate`
+returns for it alone.
 
-Keys and values live in pages that are taken as texts grow (`qkv.decode.pages`); who gets them, and who makes room when
-they run out, is the `qkv.decode.schedule`.
+Keys and values are stored in pages that are allocated as sequences grow (`pages.py`). The scheduler decides who gets
+pages, and who is preempted when they run out (`scheduler.py`).
 
-Threads: `submit`, `cancel` and `wait` may be called from any thread at any time; `step` and all that drives it
-(`stream`, `result`, `run`) too, since steps take turns. A server may give steps to one thread that loops over
-`wait` and `step`, and listen with `on_change`.
+Threads: `submit`, `cancel` and `wait` may be called from any thread at any time. So may `step` and what drives it
+(`stream`, `result`, `run`), since a lock serialises steps. A server can run a thread that loops over `wait` and `step`,
+and be notified through `on_change`.
 """
 
 import threading
@@ -47,7 +47,7 @@ from qkv.text import Tokenizer
 
 @dataclass(eq=False)
 class EngineBatch:
-    """The memory of some requests, laid out for the model; good until one comes, goes, or takes a page."""
+    """The caches of some requests as one batch; valid until a request joins, leaves or takes a page."""
 
     version: int
     requests: list[Request]
@@ -56,7 +56,7 @@ class EngineBatch:
 
 
 class Engine:
-    """Writes `rows` texts at a time, in `pages` pages of `page_size` tokens; see the module's own words."""
+    """Runs up to `max_sequences` requests at a time, in `num_pages` pages of `page_size` tokens."""
 
     def __init__(
         self,
@@ -68,8 +68,8 @@ class Engine:
         page_size: int = 16,
         max_prefill_tokens: int = 4096,
     ) -> None:
-        """A step reads prompts of at most `read_at_once` tokens together (or one prompt, if it is longer), so that
-        newcomers do not hold up those who are writing."""
+        """A step prefills at most `max_prefill_tokens` prompt tokens (or one prompt, if it is longer), so that new
+        requests do not hold up running ones."""
         for name, value in (
             ("max_sequences", max_sequences),
             ("num_pages", num_pages),
@@ -89,27 +89,27 @@ class Engine:
         self._graphs = EngineGraphs(network, self.page_pool) if backend is GPU else None
         self._scheduler = Scheduler(self.page_pool, max_sequences, max_prefill_tokens, self.stats)
         self._eos_token_ids = network.config.eos_token_ids
-        self._arrivals: deque[Request] = deque()  # submitted, not yet seen by a step
-        self._batch: EngineBatch | None = None  # of the last step that all wrote in
+        self._arrivals: deque[Request] = deque()  # submitted, not yet queued by a step
+        self._batch: EngineBatch | None = None  # of the last step
         self._num_submitted = 0
-        self._submit_lock = threading.Lock()  # numbers and arrivals
+        self._submit_lock = threading.Lock()  # request ids and arrivals
         self._step_lock = threading.RLock()  # one step at a time
         self._has_work = threading.Event()
 
-    # ---------------------------------------------------------------- asking
+    # ── Requests ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def submit(self, prompt: Sequence[int], options: GenerationOptions, on_change: OnChange | None = None) -> Request:
-        """Ask for a text after this prompt (for an encoder-decoder: an answer to this source). Returns at once.
+        """Queue a request for a continuation of this prompt (for an encoder-decoder: this source). Returns immediately.
 
-        What could never be written is refused here, with the limit named.
+        Raises an error that names the limit if the request could never run.
         """
         options.check(self.network.config)
         if options.beam > 1:
             raise UsageError(
-                f"beam = {options.beam}: the engine writes one text a request; search with qkv.decode.generate"
+                f"beam = {options.beam}: the engine has no beam search; set beam = 1, or use qkv.decode.generate"
             )
         if options.stop and self.tokenizer is None:
-            raise QkvError("stop texts need a tokenizer, and this model has none")
+            raise QkvError("stop strings need a tokenizer, and this model has none")
         config = self.network.config
         vocab = (config.encoder or config.stack).vocab_size
         wrong = next((token for token in prompt if not 0 <= token < vocab), None)
@@ -117,12 +117,13 @@ class Engine:
             raise UsageError(f"token id {wrong} is outside this model's vocabulary of {vocab}")
         assert isinstance(self.network, Decoder | Seq2Seq)
         (tokens,), source = decoder_inputs(self.network, [prompt], options)
-        longest = len(tokens) + options.max_tokens - 1  # the last token is chosen, and not read again
-        if self.page_pool.pages_for(longest) > self.page_pool.num_pages:
+        pool = self.page_pool
+        max_pages = pool.pages_for(len(tokens) + options.max_tokens - 1)  # the last token is not read
+        if max_pages > pool.num_pages:
             raise UsageError(
-                f"{len(tokens)} tokens and up to {options.max_tokens} new ones need {self.page_pool.pages_for(longest)} pages "
-                f"of {self.page_pool.page_size}, and this engine has {self.page_pool.num_pages}; shorten the prompt, lower max_tokens, "
-                "or give the engine more pages"
+                f"{len(tokens)} tokens and up to {options.max_tokens} new ones need {max_pages} pages "
+                f"of {pool.page_size}, and this engine has {pool.num_pages}; shorten the prompt, lower max_tokens, "
+                "or raise num_pages"
             )
         bound = options.bind_constraint(self.tokenizer, self._eos_token_ids, len(tokens))
         request = Request(
@@ -143,14 +144,14 @@ class Engine:
         return request
 
     def cancel(self, request: Request) -> None:
-        """Ask for a request to end; the next step frees what it holds. One that has ended stays as it is."""
+        """Cancel a request; the next step frees its pages. A finished request stays as it is."""
         request.cancel_requested = True
         self._has_work.set()
 
-    # ---------------------------------------------------------------- driving
+    # ── Driving ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def stream(self, request: Request) -> Iterator[str]:
-        """Its text, piece by piece, never half a character. Takes steps, for everyone, while there is none."""
+        """The text of a request in chunks, which never split a character. Runs steps, for all requests, to get more."""
         while True:
             last = request.is_finished
             while request.pending_text:
@@ -163,7 +164,7 @@ class Engine:
         self._raise_failure(request)
 
     def result(self, request: Request) -> GenerationResult:
-        """Take steps, for everyone, until this request has ended; an error where it was cancelled or has failed."""
+        """Run steps, for all requests, until this one has ended; raises an error if it was cancelled or failed."""
         while not request.is_finished:
             with self._step_lock:
                 if not request.is_finished:
@@ -173,17 +174,17 @@ class Engine:
         return request.result
 
     def run(self) -> None:
-        """Take steps until there is nothing left to do."""
+        """Run steps until all requests have ended."""
         while self.step():
             pass
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Block until there is something to do: whether there is."""
+        """Block until there is work, or until the timeout; returns whether there is work."""
         return self._has_work.wait(timeout)
 
     @torch.inference_mode()
     def step(self) -> bool:
-        """Write one token to every running text, after those that now fit have joined; whether any are left."""
+        """Admit requests that fit, then generate one token for each running one; returns whether any are left."""
         schedule = self._scheduler
         with self._step_lock:
             self.stats.steps += 1
@@ -191,7 +192,7 @@ class Engine:
             schedule.reserve_pages()
             joined = schedule.admit()
             self._encode_sources(joined)
-            # Newcomers are read first: others of them, with one token left to read, may share their pages.
+            # New prompts are read first: requests with one token left to read may share their pages.
             reading = [request for request in schedule.running if request.num_uncached > 1]
             going_on = [request for request in schedule.running if request.num_uncached == 1]
             for group in (reading, going_on):
@@ -205,10 +206,10 @@ class Engine:
                 self._has_work.set()
             return left
 
-    # ---------------------------------------------------------------- the parts of a step
+    # ── Parts of a step ──────────────────────────────────────────────────────────────────────────────────────────
 
     def _take_arrivals(self) -> None:
-        """Let arrivals into the line, and those go who were cancelled."""
+        """Queue new requests, and remove cancelled ones."""
         with self._submit_lock:
             self._scheduler.waiting += self._arrivals
             self._arrivals.clear()
@@ -218,7 +219,7 @@ class Engine:
                 self._notify(request)
 
     def _encode_sources(self, joined: list[Request]) -> None:
-        """The sources of those who have just joined, but for those who were set back and still have theirs."""
+        """Encode the sources of requests that have just joined. Preempted requests still have theirs."""
         unread = [request for request in joined if request.source is not None and request.cross_cache is None]
         if not unread:
             return
@@ -234,7 +235,7 @@ class Engine:
             request.cross_cache = cross
 
     def _generate_next(self, requests: list[Request], joined: list[Request]) -> None:
-        """One more token for each of these."""
+        """Generate one more token for each of these requests."""
         try:
             logits = self._logits(requests)
         except Exception as error:
@@ -246,14 +247,14 @@ class Engine:
         self._select_tokens(requests, logits)
 
     def _logits(self, requests: list[Request]) -> Tensor:
-        """What the model says comes next in each text, (R, V)."""
+        """The logits of the next token of each request, (R, V)."""
         batch = self._batch
         if batch is None or batch.version != self._scheduler.version or batch.requests != requests:
             held = [request.cross_cache for request in requests if request.cross_cache is not None]
-            same = batch is not None and batch.requests == requests  # but for their pages
+            same = batch is not None and batch.requests == requests  # other pages at most
             cross = batch.cross_cache if batch is not None and same else sources.batch_sources(held) if held else None
             batch = EngineBatch(self._scheduler.version, requests, cross)
-        self._batch = None  # until the model has run: a step that is broken off leaves the cache half advanced
+        self._batch = None  # until the model has run: an interrupted step leaves the cache half updated
         logits = self._run_model(batch)
         self._batch = batch
         return promote_to_float32(logits)
@@ -261,13 +262,13 @@ class Engine:
     def _run_model(self, batch: EngineBatch) -> Tensor:
         group = batch.requests
         if self._graphs is not None and self._graphs.supports(group):
-            batch.cache = None  # it would not hear of this step
+            batch.cache = None  # the cache does not take part in this step
             return self._graphs(batch, group, batch.cross_cache)
         if batch.cache is None:
             batch.cache = PagedCache.from_page_tables(
                 self.page_pool, [r.page_table for r in group], [r.num_cached for r in group]
             )
-        cache = cast(SelfCache, batch.cache)  # it is none, but has all that a stack asks of one
+        cache = cast(SelfCache, batch.cache)  # it has the methods that a stack calls
         fed = [request.tokens[request.num_cached :] for request in group]
         padded = left_pad(fed, self.page_pool.keys[0].device)
         if self._cpu_step is not None and padded.shape[1] == 1:
@@ -277,7 +278,7 @@ class Engine:
         return next_logits(self.network, ids, segment, position, cache=cache, cross_cache=batch.cross_cache)
 
     def _select_tokens(self, requests: list[Request], logits: Tensor) -> None:
-        """Filter, choose, and add a token to each text."""
+        """Filter the logits, choose a token for each request, and append it."""
         filtered = self._filter(requests, logits)
         chosen = argmax(filtered)
         drawing = [row for row, request in enumerate(requests) if request.generator is not None]
@@ -288,7 +289,7 @@ class Engine:
         for request, (logprob, trouble) in zip(
             requests, unpack_step_output(pack_step_output(logits, filtered, chosen, most)), strict=True
         ):
-            if request.is_finished:  # its filter has raised
+            if request.is_finished:  # its filter raised an error
                 continue
             if trouble is not None:
                 self._finish(request, "failed", error=trouble)
@@ -302,7 +303,7 @@ class Engine:
                 self._finish(request, "done", result=request.sequence.to_result(reason))
 
     def _filter(self, requests: list[Request], raw: Tensor) -> Tensor:
-        """Each row by its own request's filters; one that raises ends its own request alone."""
+        """Apply each request's own filters to its row. A filter that raises an error ends its own request only."""
         if not any(request.filters for request in requests):
             return raw
         out = raw.clone()
@@ -320,7 +321,7 @@ class Engine:
                 out[row] = logits[0]
         return out
 
-    # ---------------------------------------------------------------- ending
+    # ── Ending ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _finish(
         self,
@@ -330,14 +331,14 @@ class Engine:
         result: GenerationResult | None = None,
         error: Exception | None = None,
     ) -> None:
-        """A request leaves, with what it holds."""
+        """End a request and free its pages."""
         self._scheduler.remove(request)
         request.cross_cache = None
         request.result, request.error = result, error
         request.state = state
 
     def _fail(self, requests: list[Request], error: Exception) -> None:
-        """Those whose batch went wrong, and those who joined in the same step and may share its unwritten pages."""
+        """Fail the requests of a batch, and those that joined in the same step and may share its unwritten pages."""
         for request in requests:
             if not request.is_finished:
                 self._finish(request, "failed", error=error)

@@ -1,12 +1,12 @@
-"""The engine's step on a GPU, as a CUDA graph: the newest token of each running text, or the prompts of newcomers.
+"""The engine's step on a GPU as a CUDA graph: the newest token of each running request, or the prompts of new ones.
 
-Texts come and go and grow, but a graph's shapes never change. So a step is captured for a frame: so many rows, so many
-tokens to read in each, so many pages a row, so many source tokens, all rounded up; what a text lacks in a frame is
-padding that nobody looks at. A step copies tokens and tables into its frame and replays. Long prompts go without: they
-keep the device busy for longer than their kernels take to start. The network is run as it is anywhere else, so that on
-a CPU the same code runs without graphs, which is how it is tested.
+Sequences join, leave and grow, but the shapes of a graph never change. So a step is captured for a bucket: batch size,
+tokens per sequence, pages per sequence and source length, all rounded up, with padding for the rest. A step copies
+tokens and page tables into its bucket and replays the graph. Long prompts run without a graph: they keep the device
+busy for longer than their kernels take to launch. The network runs as everywhere else, so that tests run the same code
+on a CPU without graphs.
 
-R rows, T tokens to read, N pages of a row, S source tokens, V vocabulary, KV key/value heads, D head width
+R sequences, T new tokens, N pages of a sequence, S source tokens, V vocabulary, KV key/value heads, D head dim
 """
 
 from collections.abc import Callable, Sequence
@@ -26,15 +26,15 @@ from qkv.decode.runner import next_logits
 from qkv.models import Decoder, Seq2Seq
 
 SLOT_MULTIPLE, SOURCE_MULTIPLE, PROMPT_MULTIPLE = SLOTS_PER_BUCKET, LENGTH_MULTIPLE, 16
-"""Multiples that the tokens of a row's pages, those of a source, and those of a prompt are rounded up to."""
+"""The slots of a sequence, the tokens of a source and those of a prompt are rounded up to multiples of these."""
 MAX_BUCKET_TOKENS = 512
-"""How many tokens a frame reads at most: up to about so many, reading the weights takes longer than using them."""
+"""Up to about this number of tokens, a step is bound by reading the weights."""
 MAX_BUCKETS = 64
-"""How many frames are kept."""
+"""The number of buckets that are kept."""
 
 
 class GraphBucket:
-    """Tensors of one shape, and the step on them: the first time it runs as it is, the second time it is captured."""
+    """Tensors of one shape, and the step on them: the first step runs uncaptured, the second is captured."""
 
     def __init__(
         self,
@@ -49,23 +49,23 @@ class GraphBucket:
         device = page_pool.keys[0].device
         self.inputs = torch.zeros(
             3, batch_size, num_tokens, dtype=torch.long, device=device
-        )  # ids, segments, positions
+        )  # ids, document ids, positions
         self.page_tables = torch.zeros(batch_size, num_pages, dtype=torch.long, device=device)
         self.cross_cache = _empty_cross_cache(page_pool, batch_size, source_length) if source_length else None
         self.logits: Tensor | None = None  # (R, V)
         self.graph: torch.cuda.CUDAGraph | None = None
-        # What is laid out here, without keeping it: the batch whose tables, and the sources.
+        # Weak references to the batch whose page tables, and to the sources that are in place.
         self.current_batch: Callable[[], object] = no_reference
         self.current_sources: Callable[[], object] = no_reference
 
     def set_page_tables(self, page_tables: Sequence[Sequence[int]]) -> None:
-        """Put the pages of a batch in place."""
+        """Copy the page tables of a batch into place."""
         rows, width = self.page_tables.shape
         spare: list[list[int]] = [[]] * (rows - len(page_tables))
         self.page_tables.copy_(torch.tensor(pad_page_tables([*page_tables, *spare], width)))
 
     def set_sources(self, cross_cache: CrossCache) -> None:
-        """Put the sources of a batch in place, and zeros where there are none: unseen, but zero times NaN is NaN."""
+        """Copy the sources of a batch into place, and zeros elsewhere: masked, but 0 times NaN would be NaN."""
         assert self.cross_cache is not None
         held, tokens = cross_cache.keys[0].shape[0], cross_cache.keys[0].shape[2]
         for mine, theirs in ((self.cross_cache.keys, cross_cache.keys), (self.cross_cache.values, cross_cache.values)):
@@ -79,12 +79,12 @@ class GraphBucket:
         segment[:held, :tokens] = 1 if cross_cache.layout.document_ids is None else cross_cache.layout.document_ids
 
     def __call__(self, new_tokens: Sequence[Sequence[int]], num_cached: Sequence[int], pool: Any) -> Tensor:
-        """Read tokens of each row, which has so many already; the logits (R, V) of what comes next."""
+        """Read the new tokens of each sequence, after its cached ones; returns the logits (R, V) of the next token."""
         self.inputs.copy_(torch.from_numpy(self._pad_inputs(new_tokens, num_cached)))
         if self.graph is not None:
             self.graph.replay()
         elif self.logits is None or pool is None:
-            self.logits = self._step()  # as it is: this loads kernels, which a capture cannot wait for
+            self.logits = self._step()  # uncaptured: this loads kernels, which a capture cannot do
         else:
             self.graph = capture(self._step_in_place, pool)
             self.graph.replay()
@@ -92,7 +92,7 @@ class GraphBucket:
         return self.logits[: len(new_tokens)]
 
     def _pad_inputs(self, new_tokens: Sequence[Sequence[int]], num_cached: Sequence[int]) -> np.ndarray:
-        """Ids, segments and positions, flush right."""
+        """Ids, document ids and positions, left-padded."""
         laid = np.zeros(self.inputs.shape, dtype=np.int64)
         for row, (ids, first) in enumerate(zip(new_tokens, num_cached, strict=True)):
             laid[0, row, -len(ids) :] = ids
@@ -106,13 +106,15 @@ class GraphBucket:
 
     def _step(self) -> Tensor:
         ids, segment, position = self.inputs
-        none_yet = torch.zeros(len(ids), dtype=torch.long, device=ids.device)  # positions say how far a row is
+        none_yet = torch.zeros(
+            len(ids), dtype=torch.long, device=ids.device
+        )  # the positions say how far each sequence is
         cache = cast(SelfCache, PagedCache(self.page_pool, self.page_tables, none_yet))
         return next_logits(self.network, ids, segment, position, cache=cache, cross_cache=self.cross_cache)
 
 
 class EngineGraphs:
-    """Frames for whatever runs together, made as they are needed."""
+    """Buckets for the batches of an engine, made as they are needed."""
 
     def __init__(self, network: Decoder | Seq2Seq, page_pool: PagePool) -> None:
         self.network, self.page_pool = network, page_pool
@@ -120,7 +122,7 @@ class EngineGraphs:
         self.pool = torch.cuda.graph_pool_handle() if page_pool.keys[0].is_cuda else None
 
     def supports(self, requests: Sequence[Request]) -> bool:
-        """Whether what these have to read fits a frame."""
+        """Whether a bucket is worthwhile for the new tokens of these requests."""
         rows, tokens = self._bucket_size(requests)
         return tokens == 1 or rows * tokens <= MAX_BUCKET_TOKENS
 
@@ -131,7 +133,7 @@ class EngineGraphs:
         )
 
     def __call__(self, batch: object, requests: Sequence[Request], cross_cache: CrossCache | None) -> Tensor:
-        """What comes next in each text of a group, whose pages and sources stay as long as `batch` does; (R, V)."""
+        """The logits (R, V) of the next tokens. Page tables and sources are copied only when `batch` is a new one."""
         rows, tokens = self._bucket_size(requests)
         slots = max(request.num_pages for request in requests) * self.page_pool.page_size
         width = self.page_pool.pages_for(round_up(slots, SLOT_MULTIPLE))
@@ -140,7 +142,7 @@ class EngineGraphs:
         known = self.buckets.pop(key) if key in self.buckets else None
         frame = self.buckets[key] = known or GraphBucket(self.network, self.page_pool, *key)
         if len(self.buckets) > MAX_BUCKETS:
-            del self.buckets[next(iter(self.buckets))]  # the one that was not used for longest
+            del self.buckets[next(iter(self.buckets))]  # the least recently used one
         if frame.current_batch() is not batch:
             frame.set_page_tables([request.page_table for request in requests])
             frame.current_batch = ref(batch)
@@ -165,7 +167,7 @@ def next_power_of_two(number: int) -> int:
 
 
 def _empty_cross_cache(pages: PagePool, rows: int, source: int) -> CrossCache:
-    """Empty places for the keys and values of sources."""
+    """Zeros for the keys and values of sources."""
     _, _, heads, width = pages.keys[0].shape
     like = pages.keys[0]
     keys, values = ([like.new_zeros(rows, heads, source, width) for _ in pages.keys] for _ in range(2))

@@ -1,14 +1,14 @@
-"""Keys and values in pages: a text takes a page when it needs one, and texts that begin alike share theirs.
+"""Keys and values in pages: a sequence allocates pages as it grows, and sequences with the same prefix share them.
 
-A page holds G tokens of one text, in all layers. Token p of a text stands in slot p mod G of its page number p div G,
-so a slot's position needs no keeping. Page 0 is nobody's: what has no place of its own points there, and none looks.
+A page holds G tokens of one sequence, in all layers. Token p of a sequence is in slot p mod G of its page number p div
+G, so that the position of a slot need not be stored. Page 0 is the null page: padding is written to it, and never read.
 
-A full page is known by its tokens and by the page before it. A text that begins with the same tokens points to the
-same pages, and nothing is copied: full pages are never written again. A page that nobody holds stays known until
-its place is needed; of those the one that was let go first makes way, and always before the page it follows.
+A full page is identified by its tokens and the page before it. A sequence that starts with the same tokens uses the
+same pages without a copy, because full pages are never written again. A page without holders stays cached until it is
+needed; then the page that was released first is evicted, and always before the page that it follows.
 
-P pages, G slots in a page, R rows, N pages of a row, L = N·G slots shown, T new tokens,
-KV key/value heads, D head width
+P pages, G slots in a page, R sequences, N pages of a sequence, L = N·G slots, T new tokens,
+KV key/value heads, D head dim
 """
 
 from collections import OrderedDict
@@ -25,37 +25,37 @@ NULL_PAGE = 0
 
 @dataclass(eq=False)
 class PrefixNode:
-    """A full page whose tokens are known. A root, with no page and nothing above, is where texts begin."""
+    """A full page in the tree of cached prefixes. A root has no page and no parent."""
 
     page: int = NULL_PAGE
     tokens: tuple[int, ...] = ()
     parent: "PrefixNode | None" = None
     num_holders: int = 0
     children: dict[tuple[int, ...], "PrefixNode"] = field(default_factory=dict)
-    root_key: Hashable = None  # a root's
+    root_key: Hashable = None  # of a root: what else its keys depend on, such as the source
 
 
 class PagePool:
-    """The memory of all texts: who has which page, which are free, and which hold a beginning that may be reused."""
+    """All pages: which are free, which are in use, and which hold a prefix that can be reused."""
 
     def __init__(self, like: SelfCache, num_pages: int, page_size: int) -> None:
-        """Room for `count` pages of `size` tokens each, in the layers, heads and type of the cache `like`."""
+        """`num_pages` pages of `page_size` tokens, with the layers, heads and dtype of the cache `like`."""
         if num_pages < 1 or page_size < 1:
             raise ValueError(f"there must be at least one page of one token, not {num_pages} of {page_size}")
         one = like.keys[0]
         _, heads, _, width = one.shape
         shape = (2, len(like.keys), 1 + num_pages, page_size, heads, width)
-        self._store = torch.zeros(shape, device=one.device, dtype=one.dtype)  # one tensor, so that one call blanks
+        self._store = torch.zeros(shape, device=one.device, dtype=one.dtype)  # one tensor: one call zeroes a page
         self.keys, self.values = (list(half.unbind()) for half in self._store)
         self.num_pages, self.page_size = num_pages, page_size
         self.num_evicted = 0
         self._free = list(range(num_pages, NULL_PAGE, -1))
-        self._unused: OrderedDict[int, PrefixNode] = OrderedDict()  # by page; the first one makes way first
+        self._unused: OrderedDict[int, PrefixNode] = OrderedDict()  # by page; the first one is evicted first
         self._roots: dict[Hashable, PrefixNode] = {}
 
     @property
     def num_free(self) -> int:
-        """How many pages nobody holds."""
+        """The number of pages without holders."""
         return len(self._free) + len(self._unused)
 
     @property
@@ -64,29 +64,29 @@ class PagePool:
         return self._store.numel() * self._store.element_size()
 
     def pages_for(self, num_tokens: int) -> int:
-        """How many pages so many tokens fill or begin."""
+        """The number of pages that a number of tokens needs."""
         return -(-num_tokens // self.page_size)
 
     def allocate(self, num_pages: int) -> list[int]:
-        """Pages for new tokens, blank; the caller has seen that as many are free."""
+        """Allocate zeroed pages; the caller has checked that enough are free."""
         assert num_pages <= self.num_free
         while len(self._free) < num_pages:
             self._evict(next(iter(self._unused.values())))
             self.num_evicted += 1
         taken = [self._free.pop() for _ in range(num_pages)]
         if taken:
-            # A slot that is not yet written has weight zero, and zero times the NaN of an earlier text is NaN.
+            # An unwritten slot has attention weight 0, and 0 times a NaN of an earlier sequence would be NaN.
             self._store.index_fill_(2, torch.tensor(taken, device=self._store.device), 0.0)
         return taken
 
     def free_pages(self, pages: Sequence[int]) -> None:
-        """Pages that `take` gave and that were not made known."""
+        """Free pages that `allocate` returned and `insert_prefix` did not take."""
         self._free += pages
 
-    # ---------------------------------------------------------------- beginnings that texts share
+    # ── Shared prefixes ──────────────────────────────────────────────────────────────────────────────────────────
 
     def match_prefix(self, root_key: Hashable, tokens: Sequence[int]) -> list[PrefixNode]:
-        """The known pages with which a text begins; `origin` is what else its keys depend on (its source)."""
+        """The cached pages of a sequence's prefix; `root_key` is what else its keys depend on (its source)."""
         found: list[PrefixNode] = []
         here = self._roots.get(root_key)
         for first in range(0, len(tokens) - self.page_size + 1, self.page_size):
@@ -99,7 +99,7 @@ class PagePool:
     def insert_prefix(
         self, root_key: Hashable, parent: PrefixNode | None, tokens: tuple[int, ...], page: int
     ) -> PrefixNode | None:
-        """A full page that its holder goes on holding; None where another page is known for the same tokens."""
+        """Add a full page, which stays held; returns None if another page is cached for the same tokens."""
         if parent is None:
             parent = self._roots.setdefault(root_key, PrefixNode(root_key=root_key))
         if tokens in parent.children:
@@ -108,25 +108,27 @@ class PagePool:
         return parent.children[tokens]
 
     def retain(self, nodes: Sequence[PrefixNode]) -> None:
+        """Add a holder to each page."""
         for one in nodes:
             one.num_holders += 1
             self._unused.pop(one.page, None)
 
     def release(self, nodes: Sequence[PrefixNode]) -> None:
-        for one in reversed(nodes):  # what comes later in a text makes way earlier
+        """Remove a holder from each page; pages without holders stay cached until they are evicted."""
+        for one in reversed(nodes):  # later pages of a sequence are evicted earlier
             one.num_holders -= 1
             assert one.num_holders >= 0
             if not one.num_holders:
                 self._unused[one.page] = one
 
     def evict_unused(self) -> None:
-        """Forget every beginning that nobody holds."""
+        """Evict every prefix without holders."""
         while self._unused:
             self._evict(next(iter(self._unused.values())))
 
     def _evict(self, node: PrefixNode) -> None:
         assert node.parent is not None
-        assert not node.children, "a page makes way before the one that it follows"
+        assert not node.children, "a page is evicted before the one that it follows"
         del self._unused[node.page]
         del node.parent.children[node.tokens]
         self._free.append(node.page)
@@ -135,7 +137,7 @@ class PagePool:
 
 
 def pad_page_tables(tables: Sequence[Sequence[int]], num_pages: int) -> list[list[int]]:
-    """Tables of pages, filled up to one width.
+    """Page tables, padded to one length with the null page.
 
     >>> pad_page_tables([[4, 2], [7]], 3)
     [[4, 2, 0], [7, 0, 0]]
@@ -144,24 +146,23 @@ def pad_page_tables(tables: Sequence[Sequence[int]], num_pages: int) -> list[lis
 
 
 class PagedCache:
-    """The pages of one batch of texts, as a stack asks for them: what `SelfCache` is to rows that fill in step.
+    """The pages of one batch, with the methods of `SelfCache` that a stack calls.
 
-    `table` (R, N) names each row's pages, enough for what it holds and what will be written, BLANK after them; `filled`
-    (R,) counts its tokens.
+    `page_tables` (R, N) lists the pages of each sequence, enough for its cached and its new tokens, then the null page;
+    `lengths` (R,) counts the cached tokens.
     """
 
     def __init__(self, page_pool: PagePool, page_tables: Tensor, lengths: Tensor) -> None:
         self.page_pool, self.page_tables, self.lengths = page_pool, page_tables, lengths
         self._slots = torch.zeros(0, device=page_tables.device, dtype=torch.long)
-        self._shown = torch.arange(page_tables.shape[1] * page_pool.page_size, device=page_tables.device)[
-            None
-        ]  # (1, L)
+        num_slots = page_tables.shape[1] * page_pool.page_size
+        self._shown = torch.arange(num_slots, device=page_tables.device)[None]  # (1, L)
 
     @classmethod
     def from_page_tables(
         cls, page_pool: PagePool, page_tables: Sequence[Sequence[int]], lengths: Sequence[int]
     ) -> "PagedCache":
-        """Rows with as many pages as each of them has."""
+        """From page tables of unequal length."""
         device = page_pool.keys[0].device
         laid = torch.tensor(pad_page_tables(page_tables, max(map(len, page_tables))), device=device)
         return cls(page_pool, laid, torch.tensor(lengths, device=device))
@@ -172,11 +173,11 @@ class PagedCache:
 
     @property
     def capacity(self) -> int:
-        """How many slots are shown."""
+        """The number of slots."""
         return self._shown.shape[1]
 
     def next_positions(self, ids: Tensor, segment: Tensor | None) -> Tensor:
-        """Positions of new tokens (R, T): each row counts on from its last real token."""
+        """Positions of new tokens (R, T), counted on from the last token of each sequence."""
         real = torch.ones_like(ids) if segment is None else (segment != 0).long()
         return (self.lengths[:, None] + real.cumsum(dim=1) - 1).clamp(min=0)
 
@@ -187,7 +188,7 @@ class PagedCache:
         slots = self.page_tables.gather(1, position // size) * size + position % size
         newest = position + 1
         if place.document_ids is not None:
-            # Padding is written too, to the page that is nobody's.
+            # Padding is written to the null page.
             slots = torch.where(place.document_ids != 0, slots, NULL_PAGE)
             newest = torch.where(place.document_ids != 0, newest, 0)
         self._slots = slots.flatten()
@@ -201,7 +202,6 @@ class PagedCache:
     def _write(self, store: Tensor, new: Tensor) -> Tensor:
         flat = store.view(-1, *store.shape[2:])  # (P·G, KV, D)
         flat.index_copy_(0, self._slots, new.transpose(1, 2).flatten(0, 1).to(store.dtype))
-        shown = store.index_select(
-            0, self.page_tables.flatten()
-        )  # (R·N, G, KV, D): on a CPU much faster than store[table]
+        # (R·N, G, KV, D): on a CPU much faster than store[page_tables]
+        shown = store.index_select(0, self.page_tables.flatten())
         return shown.view(self.batch_size, -1, *store.shape[2:]).transpose(1, 2)  # (R, KV, L, D)

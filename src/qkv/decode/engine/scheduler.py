@@ -1,8 +1,9 @@
-"""Who is written now, who waits, and what memory each of them has. First come, first served; nobody is overtaken.
+"""Which requests run, which wait, and which pages they hold. First come, first served.
 
-Pages are taken one by one as texts grow. When they run out, beginnings that nobody uses are forgotten first; then the
-youngest text is set back: it gives up its pages, waits at the head of the line, and is read again later. What it has
-written stays written. The oldest is never set back, and no text may need more than all pages, so all of them end.
+Pages are allocated one by one as sequences grow. When they run out, cached prefixes that nobody uses are evicted first.
+Then the newest running request is preempted: it frees its pages, waits at the head of the queue, and is prefilled again
+later; its generated tokens are kept. The oldest request is never preempted, and no request may need more than all
+pages, so every request ends.
 """
 
 from collections import deque
@@ -14,17 +15,17 @@ from qkv.decode.engine.request import Request
 
 @dataclass
 class EngineStats:
-    """What an engine has done so far, in tokens where nothing else is said."""
+    """Counters of an engine."""
 
     steps: int = 0
-    prompt_tokens: int = 0  # of prompts, by the model
-    reused_tokens: int = 0  # of prompts, found in pages of other texts instead
+    prompt_tokens: int = 0  # prompt tokens that the model has read
+    reused_tokens: int = 0  # prompt tokens found in pages of other requests instead
     generated_tokens: int = 0
-    preemptions: int = 0  # how often a text had to make room for an older one
+    preemptions: int = 0  # how often a request had to free its pages for an older one
 
 
 class Scheduler:
-    """The line, the running texts and their pages."""
+    """The queue, the running requests and their pages."""
 
     def __init__(self, page_pool: PagePool, max_sequences: int, max_prefill_tokens: int, stats: EngineStats) -> None:
         self.page_pool, self.max_sequences, self.max_prefill_tokens, self.stats = (
@@ -35,10 +36,10 @@ class Scheduler:
         )
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # the oldest first
-        self.version = 0  # rises whenever a running text comes, goes, or has other pages
+        self.version = 0  # increases whenever a running request joins, leaves or takes pages
 
     def reserve_pages(self) -> None:
-        """A page for each running text whose next token begins one; where there is none, the youngest is set back."""
+        """Allocate a page to each running request whose next token needs one; preempt the newest if there is none."""
         for request in list(self.running):  # the oldest first
             while request.state == "running" and self.page_pool.pages_for(len(request.tokens)) > request.num_pages:
                 if self.page_pool.num_free:
@@ -54,16 +55,16 @@ class Scheduler:
         self.stats.preemptions += 1
 
     def admit(self) -> list[Request]:
-        """Those in line that have a place and pages now, in their order; they are running then."""
+        """Start waiting requests, in their order, as long as there are pages; returns them."""
         joined: list[Request] = []
         budget = self.max_prefill_tokens
         while self.waiting and len(self.running) < self.max_sequences:
             request = self.waiting[0]
-            # The last token must be read in any case: its vector says what comes next.
+            # The last token must be read in any case: its logits give the next token.
             request.shared_pages = self.page_pool.match_prefix(request.source, request.tokens[:-1])
             self.page_pool.retain(request.shared_pages)
             new = self.page_pool.pages_for(len(request.tokens)) - len(request.shared_pages)
-            # A page for each running text stays in reserve: who is let in should not be set back at the next step.
+            # One page for each running request stays in reserve, lest a new request be preempted at the next step.
             crowded = bool(self.running) and new + len(self.running) > self.page_pool.num_free
             request.num_cached = len(request.shared_pages) * self.page_pool.page_size
             if crowded or (joined and request.num_uncached > budget):
@@ -75,8 +76,8 @@ class Scheduler:
             self.running.append(request)
             joined.append(request)
             if request.num_uncached > 1:
-                # Before they are written: those who join now are read in one go, layer by layer, and may share them.
-                # (One that has a single token to read goes on with the others, after that.)
+                # Shared before they are written: requests that join in one step are read together, layer by layer.
+                # (A request with a single token to read runs with the others, after that.)
                 self.share_full_pages(request, len(request.tokens))
             budget -= request.num_uncached
             self.stats.reused_tokens += request.num_cached
@@ -85,7 +86,7 @@ class Scheduler:
         return joined
 
     def share_full_pages(self, request: Request, num_cached: int) -> None:
-        """Let others share the pages that are full once `filled` tokens stand there."""
+        """Let other requests share the pages that are full once `num_cached` tokens are cached."""
         size = self.page_pool.page_size
         while request.can_share_next_page and (len(request.shared_pages) + 1) * size <= num_cached:
             first = len(request.shared_pages) * size
@@ -93,13 +94,13 @@ class Scheduler:
             above = request.shared_pages[-1] if request.shared_pages else None
             one = self.page_pool.insert_prefix(request.source, above, tokens, request.own_pages[0])
             if one is None:
-                request.can_share_next_page = False  # two have written the same; each keeps its own
+                request.can_share_next_page = False  # another request cached the same tokens; each keeps its own page
             else:
                 request.shared_pages.append(one)
                 del request.own_pages[0]
 
     def remove(self, request: Request) -> None:
-        """A request goes, from wherever it is, and frees what it holds."""
+        """Remove a request from the queue or the batch, and free its pages."""
         if request.state == "running":
             self.running.remove(request)
             self.version += 1

@@ -1,6 +1,6 @@
-"""The sources of encoder-decoder requests that come and go: each is read once and kept as long as its request.
+"""The sources of encoder-decoder requests: each is encoded once, and kept as long as its request.
 
-R rows, S source tokens, KV key/value heads, D head width
+R sources, S source tokens, KV key/value heads, D head dim
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from qkv.models import Seq2Seq
 
 
 def encode_sources(network: Seq2Seq, sources: Sequence[Sequence[int]]) -> list[CrossCache]:
-    """Every source as keys and values of its own, all read in one batch."""
+    """The keys and values of each source, all encoded in one batch."""
     padded = left_pad(sources, next(network.parameters()).device)  # (R, S)
     segment = None if min(map(len, sources)) == padded.shape[1] else (padded >= 0).long()
     every = network.build_cross_cache(network.encode(padded.clamp(min=0), segment))
@@ -23,7 +23,7 @@ def encode_sources(network: Seq2Seq, sources: Sequence[Sequence[int]]) -> list[C
         return [every]
 
     def own(tensors: list[Tensor], row: int) -> list[Tensor]:
-        # A copy, not a view: a view would keep the whole batch in memory as long as its last request lives.
+        # A copy: a view would keep the whole batch in memory until its last request ends.
         return [t[row : row + 1, :, padded.shape[1] - len(sources[row]) :].clone() for t in tensors]
 
     return [
@@ -36,7 +36,7 @@ def _source_layout(cross: CrossCache, source: Sequence[int]) -> SequenceLayout:
 
 
 def batch_sources(sources: Sequence[CrossCache]) -> CrossCache:
-    """Sources of one row each as one batch, padded on the right."""
+    """Single sources as one right-padded batch."""
     if len(sources) == 1:
         return sources[0]
     lengths = [one.keys[0].shape[2] for one in sources]

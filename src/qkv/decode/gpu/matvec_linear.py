@@ -1,8 +1,8 @@
 """Linear maps for compiled steps of one sequence, where every product is of a matrix and a vector.
 
 Written as a sum, such a product is compiled into one kernel with its neighbours: the norm before it, the bias, the
-gate, the residual after it. A library call for matrix products would prevent this fusion. Only the compiler benefits: in
-eager mode the sum would write the whole product to memory first.
+gate, the residual after it. A library call for matrix products would prevent this fusion. Only the compiler benefits:
+in eager mode the sum would write the whole product to memory first.
 
 I inputs, O outputs
 """

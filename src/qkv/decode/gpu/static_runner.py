@@ -1,15 +1,15 @@
-"""The model's part of a step whose shapes and addresses never change, as CUDA graphs and the compiler need them.
+"""The model's part of a step whose shapes and addresses never change, as CUDA graphs and the compiler require.
 
-Each of N rows takes T new tokens a step: one for greedy decoding, one for each beam in a search. Beams of one source
-write into one cache, side by side, and what each of them sees there is a mask of its own:
+Each of N sequences takes T new tokens per step: one for greedy decoding and sampling, one per beam in a beam search.
+The beams of one prompt write into one cache, side by side, and a mask for each beam says which slots it attends to:
 
-    slots of one source     prompt │ step 1: beam 0, beam 1 │ step 2: beam 0, beam 1 │ …
-    beam 0 came from 1      seen   │         –       seen   │         seen   –       │
+    slots of one prompt     prompt │ step 1: beam 0, beam 1 │ step 2: beam 0, beam 1 │ …
+    beam 0 came from 1      yes    │         –       yes    │         yes    –       │
 
-When hypotheses fork and die only the masks move; keys and values stay where they were written, and a prompt is kept
-once for all beams. The operators are those of `Stack`, on the same numbers; `Stack` stays the reference.
+When the search replaces beams, only the masks are copied. Keys and values stay where they were written, and a prompt is
+stored once for all beams. The operators are those of `Stack`, on the same numbers; `Stack` is the reference.
 
-N rows (sources), T new tokens a row, S slots, H heads, KV key/value heads, G heads that share a key, D head width
+N sequences (prompts), T new tokens of each, S slots, H heads, KV key/value heads, G heads that share a key, D head dim
 """
 
 from typing import NamedTuple, cast
@@ -22,27 +22,27 @@ from qkv.blocks import SequenceLayout
 from qkv.blocks.attention import CrossAttention, SelfAttention, split_heads
 from qkv.blocks.block import Block
 from qkv.blocks.position import Rotary
+from qkv.decode.filters import NEG_INF
 from qkv.decode.runner import ModelRunner
 from qkv.decode.support import EVERY_CHOICE, supports
 from qkv.models import Decoder, Seq2Seq
 
 LENGTH_MULTIPLE = 64
-"""Lengths are rounded up to this: attention kernels would copy a mask with odd rows in every layer (16 would do for
-that), and the compiler makes fewer versions."""
-NEG_INF = float("-inf")
+"""Lengths are rounded up to a multiple of this. Attention kernels copy an unaligned mask in every layer (16 would do to
+avoid that), and the compiler makes fewer versions."""
 
 
 class CacheView(NamedTuple):
-    """The first so many slots of the caches: views, so that nothing moves when there are more."""
+    """The first slots of the caches, as views: nothing is copied when a step reads more of them."""
 
     keys: list[Tensor]  # per layer (N, KV, S, D)
     values: list[Tensor]
-    mask: Tensor  # (N, T, S) 0 where a row's token t sees the slot, −∞ elsewhere
+    mask: Tensor  # (N, T, S) 0 where new token t attends to the slot, −∞ elsewhere
     positions: Tensor  # (N, S) of the token that is, or will be, in the slot
 
 
 class GatheredRotary(Rotary):
-    """Rows of a rotary table that was made before."""
+    """The rows of a rotary table at given positions."""
 
     def __init__(self, table: Rotary, positions: Tensor) -> None:
         self.cos, self.sin = table.cos[0, 0][positions][:, None], table.sin[0, 0][positions][:, None]  # (N, 1, 1, D)
@@ -55,9 +55,9 @@ def is_supported(network: Decoder | Seq2Seq) -> bool:
 
 
 class StaticRunner:
-    """A run that was just made, prefilled, and from then on in caches of fixed shape. It takes over the run's memory.
+    """Takes over a new `ModelRunner`: reads its prompts, then runs steps in caches of fixed shape.
 
-    `first` (N, V) are the logits after the prompts; `logits` gives those after each further step.
+    `prefill_logits` (N, V) follow the prompts; `logits` returns those of each further step.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class StaticRunner:
         self.num_beams = num_beams
         self.prefill_logits = runner.prefill()
         device, dtype = runner.tokens.device, runner.cache.keys[0].dtype
-        steps = max_new_tokens - 1  # what is written last is never read
+        steps = max_new_tokens - 1  # the last token is never read
         self.num_slots = round_up(self.prompt_length + steps * num_beams)
         for tensors in (runner.cache.keys, runner.cache.values):
             for layer, tensor in enumerate(tensors):
@@ -87,23 +87,23 @@ class StaticRunner:
         self.slot_positions = torch.cat([(real.cumsum(1) - 1).clamp(min=0), self.next_positions + ahead], dim=1)
         every = torch.arange(self._max_position(max_new_tokens), device=device)[None]  # (1, P)
         self.rotaries = self.stack.rotary_tables(self.keys[0], SequenceLayout(None, every))
-        places = self.embedding.position_vectors(every)
-        self.position_table = None if places is None else places[0].to(self.embedding.token.weight.dtype)  # (P, C)
+        vectors = self.embedding.position_vectors(every)
+        self.position_table = None if vectors is None else vectors[0].to(self.embedding.token.weight.dtype)  # (P, C)
         self.source_mask = _source_mask(runner, dtype)
 
     def _max_position(self, max_new_tokens: int) -> int:
-        """How many positions rows may come to: no more than a table of the model has."""
+        """The number of positions that sequences may reach, limited by the model's position table."""
         config = self.stack.config
         reach = round_up(self.prompt_length + max_new_tokens)
         return min(reach, config.max_positions) if config.has_max_positions else reach
 
     @property
     def state(self) -> list[Tensor]:
-        """What a step changes, besides the slots that it writes: put back, the same steps can be made again."""
+        """The tensors that a step changes, besides the slots that it writes. Restore them to repeat the same steps."""
         return [self.mask, self.next_positions, self.next_slots]
 
     def view(self, num_slots: int) -> CacheView:
-        """The caches up to so many slots."""
+        """The first `num_slots` slots of the caches."""
         cut = min(num_slots, self.num_slots)
         return CacheView(
             [t[:, :, :cut] for t in self.keys],
@@ -113,11 +113,12 @@ class StaticRunner:
         )
 
     def logits(self, token: Tensor, view: CacheView) -> Tensor:
-        """Read the newest tokens (N, T); the logits (N·T, V) of what comes next."""
-        view.mask.scatter_(2, self.next_slots[None, :, None].expand(self.batch_size, -1, 1), 0.0)  # each sees itself
-        x = self.embedding.combine(
-            token, None if self.position_table is None else self.position_table[self.next_positions]
-        )  # (N, T, C)
+        """Read the newest tokens (N, T); returns the logits (N·T, V) of the next ones."""
+        view.mask.scatter_(
+            2, self.next_slots[None, :, None].expand(self.batch_size, -1, 1), 0.0
+        )  # each attends to itself
+        positions = None if self.position_table is None else self.position_table[self.next_positions]
+        x = self.embedding.combine(token, positions)  # (N, T, C)
         rotaries = {window: GatheredRotary(table, self.next_positions) for window, table in self.rotaries.items()}
         masks = self._masks(view, x.dtype)
         for layer in range(self.stack.config.layers):
@@ -171,20 +172,19 @@ class StaticRunner:
         return cast(Tensor, attention.out(_grouped_attention(q, keys, values, self.source_mask, attention.scale)))
 
     def _masks(self, view: CacheView, dtype: torch.dtype) -> dict[int, Tensor]:
-        """By window, what is added to the scores of folded queries: (N, 1 or KV, 1 or G·T, S)."""
+        """By sliding window, what is added to the attention scores: (N, 1 or KV, 1 or G·T, S)."""
         config = self.stack.config
         groups = config.heads // config.kv_heads
-        sight = view.mask[:, None]  # (N, 1, T, S)
+        mask = view.mask[:, None]  # (N, 1, T, S)
         if self.stack.bias is not None:
-            bias = self.stack.bias(
-                self.next_positions.expand(-1, self.num_beams), view.positions, dtype
-            )  # (N, H, T, S)
-            sight = (sight + bias).to(view.mask.dtype).unflatten(1, (config.kv_heads, groups)).flatten(2, 3)
+            queries = self.next_positions.expand(-1, self.num_beams)
+            bias = self.stack.bias(queries, view.positions, dtype)  # (N, H, T, S)
+            mask = (mask + bias).to(view.mask.dtype).unflatten(1, (config.kv_heads, groups)).flatten(2, 3)
         elif self.num_beams > 1 and groups > 1:
-            sight = sight.repeat(1, 1, groups, 1)
-        far = (self.next_positions - view.positions)[:, None, None]  # (N, 1, 1, S)
+            mask = mask.repeat(1, 1, groups, 1)
+        distance = (self.next_positions - view.positions)[:, None, None]  # (N, 1, 1, S)
         windows = {config.window_of(layer) for layer in range(config.layers)}
-        return {w: sight.masked_fill(far > w, NEG_INF) if w else sight for w in windows}
+        return {w: mask.masked_fill(distance > w, NEG_INF) if w else mask for w in windows}
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
@@ -193,7 +193,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -
 
 
 def _grouped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """Heads that share a key become more queries of it, as kernels for masks know no groups; → (N, T, H · D)."""
+    """Grouped heads as more queries of the same key, because kernels with masks support no groups; → (N, T, H · D)."""
     rows, heads, new, width = q.shape
     kv_heads = k.shape[1]
     z = attend(q.reshape(rows, kv_heads, -1, width), k, v, mask, scale)
@@ -201,15 +201,17 @@ def _grouped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sca
 
 
 def round_up(count: int, multiple: int = LENGTH_MULTIPLE) -> int:
-    """The next multiple of a unit."""
+    """The next multiple."""
     return -(-count // multiple) * multiple
 
 
-def _source_mask(run: ModelRunner, dtype: torch.dtype) -> Tensor | None:
-    """(N, 1, 1, S) 0 where there is a source token, −∞ where there is none; None where there is one everywhere."""
-    if run.cross_cache is None or run.cross_cache.layout.document_ids is None:
+def _source_mask(runner: ModelRunner, dtype: torch.dtype) -> Tensor | None:
+    """(N, 1, 1, S): 0 at source tokens, −∞ at padding; None if there is no padding."""
+    if runner.cross_cache is None or runner.cross_cache.layout.document_ids is None:
         return None
-    segment = run.cross_cache.layout.document_ids
-    mask = torch.zeros(len(segment), 1, 1, round_up(segment.shape[1]), device=segment.device, dtype=dtype)
-    mask = mask[..., : segment.shape[1]]
-    return mask.masked_fill_((segment == 0)[:, None, None], NEG_INF)
+    document_ids = runner.cross_cache.layout.document_ids
+    mask = torch.zeros(
+        len(document_ids), 1, 1, round_up(document_ids.shape[1]), device=document_ids.device, dtype=dtype
+    )
+    mask = mask[..., : document_ids.shape[1]]
+    return mask.masked_fill_((document_ids == 0)[:, None, None], NEG_INF)

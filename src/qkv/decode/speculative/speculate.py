@@ -3,9 +3,10 @@
 A forward pass over five tokens costs little more than one over a single token, because the time goes into reading the
 weights. Greedy decoding gives the same text as without a draft. Sampling gives a text of the same distribution: a token
 g that was sampled from q, where the model has p, is accepted with probability min(1, p(g)/q(g)); otherwise a token is
-sampled from the residual max(0, p − q). Together that is exactly p (Leviathan et al. 2023, Chen et al. 2023). A
-proposal that was not sampled, such as that of a prompt look-up, is accepted if the model samples the same token; this uses the
-random numbers of decoding without a draft, so the same seed gives the same text.
+sampled from the residual max(0, p − q). Together that is exactly p (Leviathan et al. 2023, Chen et al. 2023).
+
+A proposal that was not sampled, such as that of a prompt look-up, is accepted if the model samples the same token. This
+uses the random numbers of decoding without a draft, so the same seed gives the same text.
 
 V vocabulary
 """
