@@ -74,7 +74,7 @@ def shrunk(stack: StackConfig) -> StackConfig:
     grouped, wide = stack.kv_heads != stack.heads, stack.head_dim * stack.heads != stack.width
     return replace(
         stack,
-        vocab=40,
+        vocab_size=40,
         width=16,
         layers=3,
         heads=4,
@@ -83,7 +83,7 @@ def shrunk(stack: StackConfig) -> StackConfig:
         ffn_width=21,
         num_layer_groups=3,
         max_positions=24,
-        window=min(stack.sliding_window, 3),
+        sliding_window=min(stack.sliding_window, 3),
         sliding_window_layers=tuple(layer for layer in stack.sliding_window_layers if layer < 3),
     )
 
@@ -96,9 +96,9 @@ def small(name: str) -> qkv.Config:
         encoder=config.encoder and shrunk(config.encoder),
         decoder=config.decoder and shrunk(config.decoder),
         head=replace(config.head, outputs=40),
-        pad=None if config.pad_token_id is None else 1,
-        start=None if config.decoder_start_token_id is None else 2,
-        end=(3,) if config.eos_token_ids else (),
+        pad_token_id=None if config.pad_token_id is None else 1,
+        decoder_start_token_id=None if config.decoder_start_token_id is None else 2,
+        eos_token_ids=(3,) if config.eos_token_ids else (),
     )
 
 
@@ -178,7 +178,7 @@ def test_a_two_class_model_is_exported_as_a_classifier(tmp_path):
 def test_the_layout_that_a_model_came_from_is_tried_first(name, cls, tmp_path):
     """Without its window, Mistral is Llama: either layout would do."""
     base = small(name)
-    assert qkv.new(replace(base, decoder=replace(base.decoder, window=0))).export(tmp_path / "out") == cls
+    assert qkv.new(replace(base, decoder=replace(base.decoder, sliding_window=0))).export(tmp_path / "out") == cls
 
 
 UNPUBLISHED = {

@@ -113,7 +113,7 @@ def test_the_second_head_on_whole_texts(case):
     for text in two.texts:
         with torch.no_grad():
             said = two.theirs(input_ids=text.ids[None], token_type_ids=text.types[None])
-            ours = network.head.sentence(*network.hidden(text.ids[None], types=text.types[None]))
+            ours = network.head.sentence(*network.hidden(text.ids[None], token_type_ids=text.types[None]))
         theirs = said.get("seq_relationship_logits", said.get("sop_logits"))
         assert apart(ours, theirs) < FLOAT32
 

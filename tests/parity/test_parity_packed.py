@@ -40,11 +40,11 @@ def test_texts_in_one_row_say_what_they_say_alone(case):
     ids, segment = lay([text.ids for text in two.texts], two.pad)
     if two.seq2seq:
         source, source_segment = lay([text.source for text in two.texts], two.pad)
-        said = network(source, ids, source_segment, segment, texts=2)
+        said = network(source, ids, source_segment, segment, max_documents=2)
     elif two.texts[0].types is not None:
-        said = network(ids, segment, types=lay([text.types for text in two.texts], 0)[0], texts=2)
+        said = network(ids, segment, token_type_ids=lay([text.types for text in two.texts], 0)[0], max_documents=2)
     else:
-        said = network(ids, segment, texts=2)
+        said = network(ids, segment, max_documents=2)
     for ours, theirs in zip(answers(two, said, segment), two.truth, strict=True):
         assert apart(ours, theirs) < FLOAT64
 

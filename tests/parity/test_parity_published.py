@@ -51,7 +51,7 @@ def test_the_same_sentence_embeddings_as_sentence_transformers(model, expected):
 
 @pytest.mark.parametrize("batch", [1, 2, 100])
 def test_the_same_whatever_the_batch(model, expected, batch):
-    assert (model.embed(SENTENCES, batch=batch) - expected).abs().max() < 1e-5
+    assert (model.embed(SENTENCES, batch_size=batch) - expected).abs().max() < 1e-5
 
 
 def test_one_sentence_alone(model, expected):
