@@ -57,9 +57,8 @@ def test_every_public_name_has_a_docstring() -> None:
 
 
 def test_a_missing_docstring_would_be_found() -> None:
-    base = 'class A:\n    """Doc."""\n    def run(self): ...\n    def stop(self):\n        """Doc."""\n'
-    tree = ast.parse(
-        f'"""Doc."""\n{base}class B(A):\n    """Doc."""\n    def run(self): ...\n    def stop(self): ...\n'
-    )
+    methods = '    """Doc."""\n    def run(self): ...\n    def stop(self): ...\n'
+    documented = '    """Doc."""\n    def run(self): ...\n    def stop(self):\n        """Doc."""\n'
+    tree = ast.parse(f'"""Doc."""\nclass A:\n{documented}class B(A):\n{methods}')
     tree.body += ast.parse("def go(): ...\ndef _private(): ...\n").body
     assert list(undocumented(tree, "m", classes_in([tree]))) == ["m.A.run", "m.B.run", "m.go"]

@@ -26,8 +26,8 @@ def info(model: str, /, *, context: int | None = None, json: Json = False) -> No
     context
         The context length for FLOPs; by default the model's maximum, at most 2,048.
     """
-    from qkv.models.tables.summary import summarise_model
     from qkv.models.tables import presets
+    from qkv.models.tables.summary import summarise_model
     from qkv.render.info import print_info
     from qkv.train.run import load as midway
 
@@ -52,8 +52,8 @@ def info(model: str, /, *, context: int | None = None, json: Json = False) -> No
 
 
 def _show_presets(json: bool) -> None:
-    from qkv.models.tables.summary import summarise_model
     from qkv.models.tables import presets
+    from qkv.models.tables.summary import summarise_model
     from qkv.render.formatting import format_count
     from qkv.render.info import FAMILY_NAMES
 

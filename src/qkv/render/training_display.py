@@ -127,36 +127,30 @@ class LiveDisplay(TerminalWatcher):
         self.last_drawn = -math.inf
 
     def on_start(self, start: RunStart) -> None:
-        """Show the notes and start."""
         self.state.start = start
         for note in start.notes:
             self._print_note(note, "dim")
         self.live.start(refresh=True)
 
     def on_step(self, report: StepReport) -> None:
-        """Show a step."""
         self.state.report = report
         self.state.losses.add(report.loss)
         if time.monotonic() - self.last_drawn >= DRAW_SECONDS:
             self._draw()
 
     def on_evaluate(self, report: EvalReport) -> None:
-        """Show an evaluation."""
         if not self.state.is_repeated(report):
             self.state.add_evaluation(report)
         self._draw()
 
     def on_sample(self, step: int, sample: Sample) -> None:
-        """Show a sample."""
         self.state.sample = sample
         self._draw()
 
     def on_note(self, step: int, text: str) -> None:
-        """Print a note."""
         self._print_note(text)
 
     def on_end(self, end: RunEnd) -> None:
-        """Print how the run ended."""
         self.close()
         self.console.print()
         self.console.print(Text.assemble(" ", ("done", "bold green"), Text(f"  {describe_end(end)}")), soft_wrap=True)
@@ -291,7 +285,6 @@ class LogDisplay(TerminalWatcher):
         self.last_step_seconds = self.last_sample_seconds = -math.inf
 
     def on_start(self, start: RunStart) -> None:
-        """Show the notes and start."""
         self.state.start = start
         size = f"{start.parameters:,} parameters"
         if start.trainable != start.parameters:
@@ -303,7 +296,6 @@ class LogDisplay(TerminalWatcher):
             self.on_note(start.step, note)
 
     def on_step(self, report: StepReport) -> None:
-        """Show a step."""
         if report.seconds - self.last_step_seconds < self.interval_seconds and report.fraction_done < 1.0:
             return
         self.last_step_seconds = report.seconds
@@ -319,7 +311,6 @@ class LogDisplay(TerminalWatcher):
         self._line("  ".join(values))
 
     def on_evaluate(self, report: EvalReport) -> None:
-        """Show an evaluation."""
         if self.state.is_repeated(report):
             return
         self.state.add_evaluation(report)
@@ -331,7 +322,6 @@ class LogDisplay(TerminalWatcher):
             self._show(sample)
 
     def on_sample(self, step: int, sample: Sample) -> None:
-        """Show a sample."""
         if self.last_sample_seconds == self.last_step_seconds:
             return  # one sample for each logged step
         self.last_sample_seconds = self.last_step_seconds
@@ -346,12 +336,10 @@ class LogDisplay(TerminalWatcher):
         self._line("  " + " ".join(part for part in parts if part))
 
     def on_note(self, step: int, text: str) -> None:
-        """Print a note."""
         for line in text.splitlines():
             self._line(f"note: {line}")
 
     def on_end(self, end: RunEnd) -> None:
-        """Print how the run ended."""
         self._line(f"done: {describe_end(end)}")
 
     def _line(self, text: str) -> None:

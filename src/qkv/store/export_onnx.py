@@ -27,7 +27,7 @@ from qkv.blocks import CrossCache, SequenceLayout
 from qkv.blocks.head import POOLED_KINDS
 from qkv.errors import QkvError
 from qkv.files import write_atomically
-from qkv.models import Config, Decoder, Encoder, Network, Seq2Seq
+from qkv.models import Config, Decoder, Encoder, Network
 from qkv.store.staged_folder import staged_folder
 from qkv.store.weights import check_not_quantized
 from qkv.text import Tokenizer
@@ -98,12 +98,16 @@ class OnnxGraph:
             log.setLevel(level)
 
 
-class SequenceGraph(nn.Module):
-    """ids, mask (, token_type_ids) → the head's output for whole sequences."""
+class NetworkGraph(nn.Module):
+    """The part of a network that becomes one graph."""
 
-    def __init__(self, network: Encoder | Decoder) -> None:
+    def __init__(self, network: Network) -> None:
         super().__init__()
-        self.network = network
+        self.network: Any = network
+
+
+class SequenceGraph(NetworkGraph):
+    """ids, mask (, token_type_ids) → the head's output for whole sequences."""
 
     def forward(self, ids: Tensor, mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
         """Run the network and its head."""
@@ -112,12 +116,8 @@ class SequenceGraph(nn.Module):
         return out
 
 
-class DecoderGraph(nn.Module):
+class DecoderGraph(NetworkGraph):
     """ids, mask, past → logits, present."""
-
-    def __init__(self, network: Decoder) -> None:
-        super().__init__()
-        self.network = network
 
     def forward(self, ids: Tensor, mask: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
         """Run the decoder on new tokens, with the keys and values of earlier ones."""
@@ -125,15 +125,12 @@ class DecoderGraph(nn.Module):
         positions = positions_from_mask(mask)
         cache: Any = PastCache(past, SequenceLayout(mask, positions))
         x, layout = self.network.hidden(ids, mask[:, num_past:], positions[:, num_past:], cache=cache)
-        return self.network.head(x, layout), cache.present()
+        logits: Tensor = self.network.head(x, layout)
+        return logits, cache.present()
 
 
-class EncoderGraph(nn.Module):
+class EncoderGraph(NetworkGraph):
     """source, mask → memory."""
-
-    def __init__(self, network: Seq2Seq) -> None:
-        super().__init__()
-        self.network = network
 
     def forward(self, source: Tensor, mask: Tensor) -> Tensor:
         """Encode the source and project the keys and values of cross-attention."""
@@ -141,12 +138,8 @@ class EncoderGraph(nn.Module):
         return torch.stack([torch.stack(cross.keys), torch.stack(cross.values)], dim=1)
 
 
-class CrossDecoderGraph(nn.Module):
+class CrossDecoderGraph(NetworkGraph):
     """target, mask of the source, memory, past → logits, present."""
-
-    def __init__(self, network: Seq2Seq) -> None:
-        super().__init__()
-        self.network = network
 
     def forward(self, target: Tensor, mask: Tensor, memory: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
         """Run the decoder on new target tokens, with earlier keys and values and the memory of the source."""
@@ -155,7 +148,8 @@ class CrossDecoderGraph(nn.Module):
         cross = CrossCache(list(memory[:, 0]), list(memory[:, 1]), SequenceLayout(mask, positions_from_mask(mask)))
         cache: Any = PastCache(past, SequenceLayout(None, positions))
         x, layout = self.network.hidden(target, cross, None, positions[:, num_past:], cache=cache)
-        return self.network.head(x, layout), cache.present()
+        logits: Tensor = self.network.head(x, layout)
+        return logits, cache.present()
 
 
 class PastCache:

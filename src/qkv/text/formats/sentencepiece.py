@@ -69,16 +69,32 @@ def read_model(file: Path) -> SentencePieceModel:
         ) from None
 
 
+TRAINER_FIELDS = {
+    3: "model_type",
+    24: "treat_whitespace_as_suffix",
+    35: "byte_fallback",
+    40: "unk_id",
+    41: "bos_id",
+    42: "eos_id",
+    43: "pad_id",
+}
+NORMALIZER_FIELDS = {
+    2: "precompiled_charsmap",
+    3: "add_dummy_prefix",
+    4: "remove_extra_whitespaces",
+    5: "escape_whitespaces",
+}
+"""Field number → attribute of `SentencePieceModel`."""
+
+
 def parse_model(data: bytes) -> SentencePieceModel:
     """A SentencePiece model from the bytes of its file; raises `MalformedModelError`."""
     model = SentencePieceModel()
     for number, value in read_fields(data):
         if number == 1:
             model.pieces.append(parse_piece(as_bytes(value)))
-        elif number == 2:
-            parse_trainer(as_bytes(value), model)
-        elif number == 3:
-            parse_normalizer(as_bytes(value), model)
+        elif number in (2, 3):
+            set_fields(model, as_bytes(value), TRAINER_FIELDS if number == 2 else NORMALIZER_FIELDS)
     if not model.pieces:
         raise MalformedModelError("it has no pieces")
     if not any(piece.piece_type == UNKNOWN for piece in model.pieces):
@@ -88,47 +104,26 @@ def parse_model(data: bytes) -> SentencePieceModel:
 
 def parse_piece(data: bytes) -> Piece:
     """A piece from the bytes of its message."""
-    text, score, kind = "", 0.0, NORMAL
+    text, score, piece_type = "", 0.0, NORMAL
     for number, value in read_fields(data):
         if number == 1:
             text = as_bytes(value).decode()
         elif number == 2:
             score = struct.unpack("<f", as_bytes(value))[0]
         elif number == 3:
-            kind = as_int(value)
-    return Piece(text, score, kind)
+            piece_type = as_int(value)
+    return Piece(text, score, piece_type)
 
 
-def parse_trainer(data: bytes, model: SentencePieceModel) -> None:
-    """Set the fields of `model` that are in the trainer's message."""
+def set_fields(model: SentencePieceModel, data: bytes, names: dict[int, str]) -> None:
+    """Set the attributes of a model from the bytes of its trainer's or normalizer's message."""
     for number, value in read_fields(data):
-        if number == 3:
-            model.model_type = as_int(value)
-        elif number == 24:
-            model.treat_whitespace_as_suffix = bool(value)
-        elif number == 35:
-            model.byte_fallback = bool(value)
-        elif number == 40:
-            model.unk_id = as_int(value)
-        elif number == 41:
-            model.bos_id = as_int(value)
-        elif number == 42:
-            model.eos_id = as_int(value)
-        elif number == 43:
-            model.pad_id = as_int(value)
-
-
-def parse_normalizer(data: bytes, model: SentencePieceModel) -> None:
-    """Set the fields of `model` that are in the normalizer's message."""
-    for number, value in read_fields(data):
-        if number == 2:
-            model.precompiled_charsmap = as_bytes(value)
-        elif number == 3:
-            model.add_dummy_prefix = bool(value)
-        elif number == 4:
-            model.remove_extra_whitespaces = bool(value)
-        elif number == 5:
-            model.escape_whitespaces = bool(value)
+        if name := names.get(number):
+            default = getattr(model, name)
+            if isinstance(default, bool):
+                setattr(model, name, bool(value))
+            else:
+                setattr(model, name, as_int(value) if isinstance(default, int) else as_bytes(value))
 
 
 # -------------------------------------------------------------------- the wire format
