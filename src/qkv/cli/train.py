@@ -83,7 +83,7 @@ def example_input(sample: Sample | None) -> str:
 
     >>> example_input(Sample("3 mars 1998", "", "")), example_input(None)
     ("'3 mars 1998'", '…')
-    >>> print(example_input(Sample("a ‖ b's", "", "", typed="a\\tb's")))
+    >>> print(example_input(Sample("a ‖ b's", "", "", model_input="a\\tb's")))
     $'a\\tb\\'s'
     """
     text = "" if sample is None else sample.source if sample.model_input is None else sample.model_input
