@@ -1,9 +1,9 @@
-"""What a person asks a model for: a task has data, a metric and a result.
+"""What users ask for: train a recipe, run a model on texts, evaluate it on records.
 
-    task         what a task is, and what an evaluation tells
-    evaluate     the list of tasks, which of them a model is made for, and the two things that are done with one
-    metrics/     how well texts, labels, spans and numbers agree with what was expected
-    layout       objectives' examples as batches of a network's rows
-
-One file for each task: text_to_text, language, fill, classify, tag, answer, embed.
+train, verify_resume, describe, starters   recipes: train, check resuming, dry run, and new recipes
+prepare/                                   from a recipe to data, tokenizer and model
+task, evaluate                             what a task is; find the task of a model, run it, evaluate it
+run/                                       one file for each task
+evaluation_records                         records for an evaluation
+metrics/                                   metrics as plain functions
 """

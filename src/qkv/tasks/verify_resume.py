@@ -56,9 +56,7 @@ def verify_resume(
 ) -> ResumeReport:
     """Train, kill, resume, compare. The two runs stay in `folder` as `whole` and `killed`."""
     if steps < MIN_STEPS:
-        raise UsageError(
-            f"steps = {steps}: at least {MIN_STEPS} are needed to save, be killed and resume"
-        )
+        raise UsageError(f"steps = {steps}: at least {MIN_STEPS} are needed to save, be killed and resume")
     report_stage = progress or (lambda text: None)
     save = max(1, steps // 3)
     file, whole, killed = folder / "recipe.toml", folder / "whole", folder / "killed"

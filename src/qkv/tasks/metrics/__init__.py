@@ -1,11 +1,10 @@
-"""Metrics: one number that says how well texts, labels, spans or scores agree with what was expected.
+"""Metrics: how well predicted texts, labels, spans or scores agree with the expected ones, as one number.
 
-    text      exact match, word error rate          bleu      BLEU-4 in three readings; chrF and sacreBLEU's own
+    text      exact match, word error rate          bleu      BLEU-4 with three tokenizations; chrF and sacreBLEU's own
     labels    accuracy, macro F1, Matthews          entities  F1 of whole entities in BIO tags
     answers   SQuAD's exact match and F1            numbers   correlations, perplexity, bits
 
-Plain functions on lists, without torch. Shares lie between 0 and 1; BLEU and chrF between 0 and 100, as people quote
-them.
+Plain functions on lists, without torch. Fractions lie between 0 and 1, BLEU and chrF between 0 and 100, as usual.
 """
 
 from qkv.tasks.metrics.answers import answer_exact_match, answer_f1

@@ -1,7 +1,7 @@
-"""SQuAD's two scores for an answer (Rajpurkar et al. 2016): the same text, or how many of its words are the same.
+"""SQuAD's two metrics for answers (Rajpurkar et al. 2016): exact match, and the F1 of their words.
 
-Before comparing, case, punctuation, articles (a, an, the) and the width of spaces are taken away. A question without
-an answer has no references, and is answered rightly by an empty text.
+Case, punctuation, articles (a, an, the) and extra spaces are ignored. A question without an answer has no references,
+and an empty text is its right answer.
 """
 
 import re
@@ -16,7 +16,7 @@ PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalized_words(text: str) -> list[str]:
-    """The words that count.
+    """The words of a text without case, punctuation and articles.
 
     >>> normalized_words("The  Norman-French,  an old one.")
     ['normanfrench', 'old', 'one']
@@ -25,7 +25,7 @@ def normalized_words(text: str) -> list[str]:
 
 
 def answer_exact_match(predictions: Sequence[str], references: References) -> float:
-    """The share of answers that are one of their references.
+    """The fraction of answers that equal one of their references.
 
     >>> answer_exact_match(["the Seine", ""], [["Seine", "river Seine"], []])
     1.0
@@ -38,7 +38,7 @@ def answer_exact_match(predictions: Sequence[str], references: References) -> fl
 
 
 def answer_f1(predictions: Sequence[str], references: References) -> float:
-    """The mean over answers of the F1 of their words, against the reference that suits each best.
+    """The mean over answers of the F1 of their words, against the best of each answer's references.
 
     >>> answer_f1(["in Paris"], [["Paris, France", "Paris"]])
     0.6666666666666666
@@ -51,7 +51,9 @@ def answer_f1(predictions: Sequence[str], references: References) -> float:
 
 def _best_reference_score(text: str, several: Sequence[str], compare: Callable[[list[str], list[str]], float]) -> float:
     words = normalized_words(text)
-    usable = [found for found in map(normalized_words, several) if found] or [[]]  # one of articles alone says nothing
+    usable = [found for found in map(normalized_words, several) if found] or [
+        []
+    ]  # some have no words left
     return max(compare(words, reference) for reference in usable)
 
 

@@ -1,15 +1,15 @@
-"""BLEU-4 (Papineni et al. 2002) over a whole corpus: how many of the written n-grams stand in a reference.
+"""BLEU-4 (Papineni et al. 2002) over a whole corpus: how many of the predicted n-grams are in a reference.
 
-What differs between published scores is what a word is, so there is a name for each reading:
+Published scores differ in their tokenization, so each tokenization has a name:
 
 | name             | words                                      | the same number as                          |
 |------------------|--------------------------------------------|---------------------------------------------|
-| `bleu`           | cut by the rules of mteval-v13a, case kept | sacreBLEU's default                         |
+| `bleu`           | split by mteval-v13a, case kept            | sacreBLEU's default                         |
 | `bleu_lowercase` | the same in lower case                     | sacreBLEU with `-lc`                        |
-| `tokenised_bleu` | what stands between spaces, as given       | multi-bleu.perl; sacreBLEU with `-tok none` |
+| `tokenised_bleu` | split at spaces                            | multi-bleu.perl; sacreBLEU with `-tok none` |
 
-None is smoothed: without a single matching 4-gram the score is 0 (sacreBLEU smooths such corpora, which are tiny).
-`sacrebleu` and `chrf` ask that library itself, with the extra `translate`.
+There is no smoothing: without a matching 4-gram the score is 0 (sacreBLEU smooths such tiny corpora). `sacrebleu` and
+`chrf` are computed by the sacrebleu library (the extra `translate`).
 """
 
 import math
@@ -24,7 +24,7 @@ from qkv.tasks.metrics.text import References
 MAX_NGRAM = 4
 
 ENTITIES = {"&quot;": '"', "&amp;": "&", "&lt;": "<", "&gt;": ">"}
-# mteval-v13a: ASCII punctuation is a word of its own; full stops, commas and hyphens depend on digits beside them.
+# mteval-v13a: ASCII punctuation is a separate word; full stops, commas and hyphens depend on adjacent digits.
 TOKENIZATION_RULES = [
     (re.compile(r"([{-~\[-` -&(-+:-@/])"), r" \1 "),
     (re.compile(r"([^0-9])([.,])"), r"\1 \2 "),
@@ -34,7 +34,7 @@ TOKENIZATION_RULES = [
 
 
 def mteval_tokenize(text: str) -> list[str]:
-    """The words of a text as mteval-v13a cuts them.
+    """The words of a text as mteval-v13a splits them.
 
     >>> mteval_tokenize("He paid 3.50, didn't he?")
     ['He', 'paid', '3.50', ',', "didn't", 'he', '?']
@@ -49,7 +49,7 @@ def mteval_tokenize(text: str) -> list[str]:
 
 
 def bleu(predictions: Sequence[str], references: References) -> float:
-    """BLEU-4 on words as mteval-v13a cuts them, case kept: what sacreBLEU calls BLEU.
+    """BLEU-4 on words as mteval-v13a splits them, case kept: sacreBLEU's default.
 
     >>> round(bleu(["The cat sat on the mat."], [["The cat sat on a mat."]]), 2)
     48.89
@@ -63,14 +63,14 @@ def bleu_lowercase(predictions: Sequence[str], references: References) -> float:
 
 
 def tokenised_bleu(predictions: Sequence[str], references: References) -> float:
-    """BLEU-4 on the words between spaces, as multi-bleu.perl scores texts that were tokenised beforehand."""
+    """BLEU-4 on the words between spaces, as multi-bleu.perl scores tokenised texts."""
     return corpus_bleu(predictions, references, str.split)
 
 
 def corpus_bleu(predictions: Sequence[str], references: References, tokenize: Callable[[str], list[str]]) -> float:
     """100 · brevity penalty · the geometric mean of the clipped precisions of 1- to 4-grams, over all texts together.
 
-    Of several references the one nearest in length (the shorter of two as near) counts for brevity.
+    Of several references, the one closest in length (the shorter one of a tie) decides the brevity penalty.
     """
     matched, total = [0] * MAX_NGRAM, [0] * MAX_NGRAM
     written_length = reference_length = 0
@@ -94,7 +94,7 @@ def corpus_bleu(predictions: Sequence[str], references: References, tokenize: Ca
 
 
 def ngrams(words: Sequence[str], n: int) -> Counter[tuple[str, ...]]:
-    """How often each run of n words occurs."""
+    """How often each n-gram occurs."""
     return Counter(tuple(words[i : i + n]) for i in range(len(words) - n + 1))
 
 
@@ -111,7 +111,7 @@ def chrf(predictions: Sequence[str], references: References) -> float:
 
 
 def transpose_references(references: References) -> list[list[str | None]]:
-    """References by text → by number, as sacrebleu takes them: None where a text has fewer.
+    """References by text → by number, as sacrebleu expects them: None for a text that has fewer.
 
     >>> transpose_references([["a", "b"], ["c"]])
     [['a', 'c'], ['b', None]]
@@ -126,7 +126,7 @@ def import_sacrebleu() -> Any:
         import sacrebleu as found
     except ImportError as error:
         raise QkvError(
-            'this metric is worked out by sacrebleu, which is not installed: pip install "qkv[translate]"; '
-            "bleu, bleu_lowercase and tokenised_bleu need nothing"
+            "this metric is computed by sacrebleu, which is not installed: run pip install 'qkv[translate]', or use "
+            "bleu, bleu_lowercase or tokenised_bleu, which do not need it"
         ) from error
     return found

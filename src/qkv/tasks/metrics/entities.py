@@ -1,9 +1,9 @@
-"""Entities in tagged words: whole spans with their kind, counted as strictly as CoNLL's conlleval does.
+"""Entities in tagged words: whole spans with their type, counted strictly, as CoNLL's conlleval does.
 
-Tags are `O`, or a mark and a kind: `B-PER` begins an entity, `I-PER` goes on with it; `E-` ends and `S-` is a whole
-one where a data set has them (`L-` and `U-` are other names for these). An `I-` that nothing of its kind stands
-before begins an entity, as if it were `B-`: that is conlleval's reading, and decides a few points on models that are
-not well trained.
+Tags are `O`, or a prefix and a type: `B-PER` begins an entity and `I-PER` continues it. Some data sets also have `E-`
+(or `L-`) for the last word of an entity and `S-` (or `U-`) for an entity of one word. An `I-` without an entity of its
+type before it begins an entity, as if it were `B-`: so does conlleval, and it makes a few points of difference for
+models that are not well trained.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ BEGIN_PREFIXES, END_PREFIXES = "BSU", "ESLU"
 
 
 def is_entity_tagging(tags: Iterable[str]) -> bool:
-    """Whether these are marks and kinds (or O), and not plain classes such as parts of speech.
+    """Whether these are BIO tags, not plain classes such as parts of speech.
 
     >>> is_entity_tagging(["O", "B-PER", "I-PER"]), is_entity_tagging(["NOUN", "VERB"]), is_entity_tagging(["O"])
     (True, False, False)
@@ -50,7 +50,7 @@ def extract_entities(tags: Sequence[str]) -> list[Entity]:
 
 
 def entity_scores(predictions: Sequence[Sequence[str]], expected: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Precision, recall and F1 of entities over all sentences: right is the same span with the same kind.
+    """Precision, recall and F1 of entities over all sentences: an entity is right if its span and its type are.
 
     >>> entity_scores([["B-PER", "O", "B-LOC"]], [["B-PER", "I-PER", "O"]])["f1"]
     0.0

@@ -1,4 +1,4 @@
-"""How well labels agree: the share of right ones, the mean F1 of the classes, and Matthews' correlation."""
+"""How well labels agree: accuracy, the mean F1 of the classes, and Matthews' correlation."""
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
@@ -6,7 +6,7 @@ from math import sqrt
 
 
 def accuracy(predictions: Sequence[Hashable], expected: Sequence[Hashable]) -> float:
-    """The share of labels that are right.
+    """The fraction of labels that are right.
 
     >>> accuracy(["yes", "no", "no", "yes"], ["yes", "no", "yes", "yes"])
     0.75
@@ -16,7 +16,7 @@ def accuracy(predictions: Sequence[Hashable], expected: Sequence[Hashable]) -> f
 
 
 def macro_f1(predictions: Sequence[Hashable], expected: Sequence[Hashable]) -> float:
-    """The mean of the classes' F1, each class counting the same; classes that were said or expected are counted.
+    """The mean of the classes' F1, each predicted or expected class with the same weight.
 
     >>> macro_f1(["a", "a", "b"], ["a", "b", "b"])
     0.6666666666666666
@@ -31,7 +31,7 @@ def macro_f1(predictions: Sequence[Hashable], expected: Sequence[Hashable]) -> f
 def matthews(predictions: Sequence[Hashable], expected: Sequence[Hashable]) -> float:
     """Matthews' correlation for any number of classes (Gorodkin 2004): 1 is perfect, 0 no better than chance.
 
-    0 where only one class was said or expected, as there is nothing to correlate.
+    0 if only one class is predicted or expected.
 
     >>> matthews(["a", "a", "b", "b"], ["a", "a", "b", "b"])
     1.0

@@ -1,4 +1,4 @@
-"""Numbers against numbers: correlations of scores, and a language model's loss as perplexity or bits."""
+"""Metrics of numbers: correlations of scores, and a language model's loss as perplexity or bits."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ import numpy as np
 
 
 def pearson(one: Sequence[float], two: Sequence[float]) -> float:
-    """How far two lists of numbers rise and fall together, −1 … 1; 0 where one of them does not vary.
+    """Pearson's correlation of two lists of numbers, −1 … 1; 0 if one of them is constant.
 
     >>> pearson([1, 2, 3], [2, 4, 6])
     1.0
@@ -18,12 +18,12 @@ def pearson(one: Sequence[float], two: Sequence[float]) -> float:
     if len(a) == 0 or np.ptp(a) == 0 or np.ptp(b) == 0:
         return 0.0
     a, b = a - a.mean(), b - b.mean()
-    a, b = a / np.abs(a).max(), b / np.abs(b).max()  # so that no square is too large or too small
+    a, b = a / np.abs(a).max(), b / np.abs(b).max()  # scaled, so that squares neither overflow nor underflow
     return float(np.clip((a @ b) / math.sqrt((a @ a) * (b @ b)), -1.0, 1.0))
 
 
 def spearman(one: Sequence[float], two: Sequence[float]) -> float:
-    """Pearson's correlation of the ranks: whether two lists have the same order.
+    """Spearman's rank correlation: Pearson's correlation of the ranks.
 
     >>> spearman([1, 2, 30], [10, 20, 21])
     1.0
@@ -32,7 +32,7 @@ def spearman(one: Sequence[float], two: Sequence[float]) -> float:
 
 
 def ranks(values: Sequence[float]) -> list[float]:
-    """The place of each number in order, counted from 1; equal ones share the mean of their places.
+    """The rank of each number, from 1; equal numbers share their mean rank.
 
     >>> ranks([10, 30, 20, 20])
     [1.0, 4.0, 2.5, 2.5]
@@ -45,7 +45,7 @@ def ranks(values: Sequence[float]) -> list[float]:
 
 
 def perplexity(loss: float) -> float:
-    """Of a loss in nats a token: among how many equally likely tokens the model is choosing, on average.
+    """The perplexity of a loss in nats per token.
 
     >>> round(perplexity(math.log(50)), 6)
     50.0
@@ -54,7 +54,7 @@ def perplexity(loss: float) -> float:
 
 
 def bits_per_unit(nats: float, units: int) -> float:
-    """A summed loss in nats as bits a unit (a character, a byte), comparable between tokenizers.
+    """A summed loss in nats as bits per unit (a character, a byte), which is comparable between tokenizers.
 
     >>> bits_per_unit(8 * math.log(2), 4)
     2.0

@@ -1,6 +1,6 @@
-"""How a written text compares with what was expected: exactly, or word by word.
+"""Metrics of generated texts: exact match and word error rate.
 
-Each text may have several references, and is held against the one that suits it best.
+Each text may have several references; the best one counts.
 """
 
 from collections.abc import Hashable, Sequence
@@ -10,7 +10,7 @@ References = Sequence[Sequence[str]]
 
 
 def exact_match(predictions: Sequence[str], references: References) -> float:
-    """The share of texts that equal one of their references; spaces around a text do not count.
+    """The fraction of texts that equal one of their references; spaces around a text are ignored.
 
     >>> exact_match(["2021-05-04", "2021-05-05"], [["2021-05-04"], ["2021-05-06"]])
     0.5
@@ -22,9 +22,9 @@ def exact_match(predictions: Sequence[str], references: References) -> float:
 
 
 def word_error_rate(predictions: Sequence[str], references: References) -> float:
-    """Words inserted, left out or replaced, as a share of the references' words; of several, the nearest counts.
+    """Words inserted, deleted or replaced, as a fraction of the references' words; the nearest reference counts.
 
-    It may exceed 1 where texts are much too long.
+    It may exceed 1 if texts are much too long.
 
     >>> word_error_rate(["EY T R", "B IY"], [["EY T R AH", "AE T R AH"], ["B IY"]])
     0.16666666666666666
