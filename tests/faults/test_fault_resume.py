@@ -197,7 +197,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recipe]:
     ],
 )
 def test_another_recipe_is_refused_with_its_keys(begun: Recipe, change: str, told: str) -> None:
-    with pytest.raises(QkvError, match="begun with another recipe") as error:
+    with pytest.raises(QkvError, match="started with another recipe") as error:
         go_on(begun.run, change)
     assert told in str(error.value)
     assert "run=" in str(error.value)
@@ -228,7 +228,7 @@ def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
     vocabulary[one], vocabulary[other] = vocabulary[other], vocabulary[one]
     file.write_text(json.dumps(pieces))
     before = newest(run)
-    with pytest.raises(QkvError, match="cannot be continued") as error:
+    with pytest.raises(QkvError, match="cannot be resumed") as error:
         go_on(run)
     assert "tokenizer: was '" in str(error.value)
     assert difference(before, newest(run)) == ""
@@ -245,7 +245,7 @@ def test_another_model_is_refused_with_the_difference(tmp_path: Path, monkeypatc
         return replace(config, decoder=replace(config.decoder, norm_eps=1e-3))
 
     monkeypatch.setattr("qkv.tasks.prepare.prepare.build_config", newer)
-    with pytest.raises(QkvError, match="something that it depends on has changed") as error:
+    with pytest.raises(QkvError, match="because these have changed") as error:
         go_on(run)
     assert "model.decoder.norm_eps: was " in str(error.value)
     assert "is 0.001" in str(error.value)

@@ -154,7 +154,7 @@ def test_a_small_disk_that_fills_up_is_told_with_what_is_free(small_disk):
     for step in (1, 2):
         checkpoints.save(step, held(float(step), 100_000), {}, wait=True)
     checkpoints.save(3, held(3.0, 100_000), {})
-    with pytest.raises(QkvError, match=r"No space left on device\). It needs 400.0 kB and 2\d\d\.\d kB are free there"):
+    with pytest.raises(QkvError, match=r"No space left on device\). It needs 400.0 kB and 2\d\d\.\d kB are free"):
         checkpoints.finish()
     assert checkpoints.steps() == [1, 2]
     assert sorted(path.name for path in small_disk.iterdir()) == ["step-000000001", "step-000000002"]

@@ -140,7 +140,7 @@ def test_a_signal_ends_a_run_after_a_checkpoint_and_it_goes_on_exactly(
         train(recipe, watch=Ask(number, step - 1))
     assert newest(recipe.run).step == step, "the step in which the signal came is finished"
     assert stopped.value.exit_code == code
-    assert str(stopped.value) == f"stopped at step {step}, which is saved; go on with: qkv train {recipe.run}"
+    assert str(stopped.value) == f"stopped at step {step} with a checkpoint; resume with: qkv train {recipe.run}"
     assert not (Path(recipe.run) / "model.safetensors").exists()
     go_on(recipe.run)
     assert difference(newest(undisturbed.run), newest(recipe.run)) == ""
@@ -159,7 +159,7 @@ def test_the_command_line_ends_as_shells_expect_and_says_how_to_go_on(tmp_path: 
         assert found == code
         step = newest(recipe.run).step
         last = said.splitlines()[-1]
-        assert last == f"qkv: stopped at step {step:,}, which is saved; go on with: qkv train {recipe.run}"
+        assert last == f"qkv: stopped at step {step:,} with a checkpoint; resume with: qkv train {recipe.run}"
 
 
 # ------------------------------------------------------------------------------------------------------------ full
@@ -204,7 +204,7 @@ def test_a_disk_that_fills_up_ends_the_run_and_leaves_it_whole(tmp_path: Path, s
     full = changed(recipe, "full")
     said = trained_until_full(full, FillUp(20_000, step=save + 1))
     assert f"the checkpoint of step {2 * save} could not be written (File too large)" in said
-    assert "Older checkpoints are whole: make room, or lower train.keep_checkpoints, and start again" in said
+    assert "Older checkpoints are intact: free some space, or lower train.keep_checkpoints, and start the run again" in said
     assert RunFolder(full.run).checkpoints.steps() == [save]
     go_on(full.run)
     assert difference(newest(recipe.run), newest(full.run)) == ""

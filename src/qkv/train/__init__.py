@@ -1,1 +1,1 @@
-"""Training: a recipe and rows in, a run folder with a model out."""
+"""Training: a recipe and sequences in, a run folder with a model out."""
