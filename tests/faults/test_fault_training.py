@@ -204,7 +204,10 @@ def test_a_disk_that_fills_up_ends_the_run_and_leaves_it_whole(tmp_path: Path, s
     full = changed(recipe, "full")
     said = trained_until_full(full, FillUp(20_000, step=save + 1))
     assert f"the checkpoint of step {2 * save} could not be written (File too large)" in said
-    assert "Older checkpoints are intact: free some space, or lower train.keep_checkpoints, and start the run again" in said
+    assert (
+        "Older checkpoints are intact: free some space, or lower train.keep_checkpoints, and start the run again"
+        in said
+    )
     assert RunFolder(full.run).checkpoints.steps() == [save]
     go_on(full.run)
     assert difference(newest(recipe.run), newest(full.run)) == ""

@@ -31,8 +31,8 @@ class Attack(Watcher):
 @pytest.mark.parametrize(
     ("number", "told"),
     [
-        (signal.SIGKILL, "ended by signal SIGKILL (out of memory?). Start again from the last checkpoint"),
-        (signal.SIGSTOP, "has not answered for 0.5 s"),
+        (signal.SIGKILL, "ended by signal SIGKILL (out of memory?). Resume from the last checkpoint"),
+        (signal.SIGSTOP, "has not responded for 0.5 s"),
     ],
     ids=["killed", "hung"],
 )

@@ -97,7 +97,7 @@ def main() -> int:
     for job in plan["jobs"]:
         shape = (world.size // job["tensor"], job["tensor"])
         mesh = init_device_mesh("cpu", shape, mesh_dim_names=("data", "tensor"))
-        here = replace(world, shard=job["shard"], tensor_size=job["tensor"], mesh=mesh, row_orders={})
+        here = replace(world, parallel=job["shard"], tensor_size=job["tensor"], mesh=mesh, row_orders={})
         code = do(job, here, Path(plan["folder"]))
     world.leave()
     return code

@@ -1,6 +1,6 @@
 """What each process of the scaling tests does: train tiny models over a world, and write down what came of it.
 
-The tests import the first half, to do the same in one process; `python parallel_worker.py PLAN` is a process of a world.
+The tests import the first half, to do the same in one process; `python parallel_worker.py PLAN` is one rank.
 """
 
 import json
@@ -23,7 +23,7 @@ from qkv.data.objectives import IGNORE_INDEX
 from qkv.models import Config, Seq2Seq, build
 from qkv.train.loss.training_module import TrainingModule, to_device
 from qkv.train.optim.optimizers import make_optimizer, optimizer_tensors
-from qkv.train.parallel import parallelize as scale
+from qkv.train.parallel import parallelize as wrapping
 from qkv.train.parallel.parallelize import parallelize
 from qkv.train.parallel.shards import gather_tensors, load_slices, local_slices, scatter_weights
 from qkv.train.parallel.world import World, init_world
@@ -173,9 +173,9 @@ def section_of(shard: str, tensor: int, exact: bool) -> TrainSection:
 def do(job: dict[str, Any], world: World, folder: Path) -> None:
     """One job of a plan: train, and let process 0 write the weights, all of them their pieces."""
     section = section_of(job["shard"], job["tensor"], job["exact"])
-    world = replace(world, shard=section.parallel, row_orders={})
+    world = replace(world, parallel=section.parallel, row_orders={})
     if "mean" in job:  # what torch would do by itself
-        scale._sum_gradients, fsdp.fully_shard = mean_over_processes, sharded_with_means
+        wrapping._sum_gradients, fsdp.fully_shard = mean_over_processes, sharded_with_means
     run = Run(job["case"], world, section, meta=job.get("meta", False))
     if "from" in job:
         saved = FakeCheckpoint(load_file(job["from"]))

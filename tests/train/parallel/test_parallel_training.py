@@ -1,6 +1,6 @@
 """Sharded runs from end to end, two processes: what they hold, what they learn, the time they tell, and when they stop.
 
-Both processes are started once and work through a plan of runs (`parallel_trainer.py`); the tests look at what they left.
+Both processes are started once and work through a plan of runs (`parallel_trainer.py`); the tests check what they left.
 """
 
 import json

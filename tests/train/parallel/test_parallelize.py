@@ -81,7 +81,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         jobs.sort(key=lambda job: "mean" in job)
         plan.write_text(json.dumps({"folder": str(folder), "jobs": jobs}))
         line = [sys.executable, parallel_worker.__file__, str(plan)]
-        code = f"import sys, qkv.train.parallel.launch as l; sys.exit(l.launch({size}, {line[1:]!r}, command={line[:1]!r}))"
+        call = f"launch({size}, {line[1:]!r}, command={line[:1]!r})"
+        code = f"import sys; from qkv.train.parallel.launch import launch; sys.exit({call})"
         with (folder / f"world{size}.log").open("wb") as log:
             worlds.append(subprocess.Popen([sys.executable, "-c", code], stdout=log, stderr=log))
     for size, world in zip((2, 4), worlds, strict=True):
@@ -174,7 +175,7 @@ def test_pieces_of_a_world_fill_one_process(runs: Runs, mode: str, case: str) ->
     live = run.tensors()
     assert live.keys() == whole.keys()
     for name, tensor in live.items():
-        load_slices(tensor, FakeCheckpoint(whole), name)
+        load_slices(tensor, FakeCheckpoint(whole), name, World())
     gathered = load_file(folder / f"{mode}-{case}.safetensors")
     assert all(torch.equal(tensor, gathered[name]) for name, tensor in run.tensors().items())
     assert apart(run.tensors(), alone[case].tensors()) < 1e-6
@@ -198,10 +199,10 @@ def test_a_world_of_one_needs_nobody() -> None:
     tensor = torch.rand(3, 2)
     (piece,) = local_slices("a", tensor, world)
     other = torch.zeros(3, 2)
-    load_slices(other, {"a": piece.values}, "a")
+    load_slices(other, {"a": piece.values}, "a", world)
     assert torch.equal(other, tensor)
     with pytest.raises(QkvError, match=r"a: the shape is \[3, 2\] in the checkpoint and \[4, 2\] in the run"):
-        load_slices(torch.zeros(4, 2), {"a": tensor}, "a")
+        load_slices(torch.zeros(4, 2), {"a": tensor}, "a", world)
 
 
 @pytest.mark.parametrize("most", [0.0, 0.1, 1e6])

@@ -174,5 +174,5 @@ def test_signals_are_passed_on_and_waited_for(tmp_path: Path, number: int, code:
 
 
 def test_no_processes_are_refused() -> None:
-    with pytest.raises(UsageError, match="processes = 0"):
+    with pytest.raises(UsageError, match="--processes 0"):
         launch(0, [])

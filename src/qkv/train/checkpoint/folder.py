@@ -8,7 +8,7 @@ moment on the checkpoint exists. Only then are older ones deleted.
 import json
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -166,8 +166,8 @@ class CheckpointFolder:
         """The checkpoint of a step. Each tensor is checked when it is read; `verify()` checks all of them."""
         return Checkpoint(self.folder / step_folder_name(step))
 
-    def newest(self, required: Iterable[str] | None = None) -> Checkpoint | None:
-        """The newest checkpoint that is complete, undamaged, and has the `required` tensors; None if there is none.
+    def newest(self) -> Checkpoint | None:
+        """The newest checkpoint that is complete and undamaged; None if there is none.
 
         `skipped`, of the checkpoint and of this folder, lists the newer ones that were not used, and why.
         """
@@ -179,10 +179,6 @@ class CheckpointFolder:
             except DamagedCheckpoint as error:
                 self.skipped.append(str(error))
                 self._damaged.add(step)
-                continue
-            missing = sorted(set(required or ()) - set(checkpoint.tensor_names()))
-            if missing:
-                self.skipped.append(f"{checkpoint.folder}: {len(missing)} tensors are missing, such as {missing[0]}")
                 continue
             checkpoint.skipped = list(self.skipped)
             self._last_step = step

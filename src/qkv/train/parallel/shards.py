@@ -21,15 +21,14 @@ from qkv.models import Network, build
 from qkv.train.checkpoint.slices import TensorReader, TensorSlice, index_within
 from qkv.train.parallel.parallelize import materialize
 from qkv.train.parallel.row_order import RowOrder
-from qkv.train.parallel.world import DATA_AXIS, World, is_dtensor, local_tensor, sharded_axes
+from qkv.train.parallel.world import World, is_dtensor, local_tensor, sharded_axes
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 
-def local_slices(name: str, tensor: Tensor, world: World | None = None) -> list[TensorSlice]:
+def local_slices(name: str, tensor: Tensor, world: World) -> list[TensorSlice]:
     """The slices of a tensor that this rank writes; none if another rank writes the same."""
-    world = _resolve_world(name, tensor, world)
     shape = tuple(tensor.shape)
     if not is_dtensor(tensor):
         return [TensorSlice.whole(tensor.detach())] if world.rank == 0 else []
@@ -41,11 +40,8 @@ def local_slices(name: str, tensor: Tensor, world: World | None = None) -> list[
     return [TensorSlice(local.narrow(0, start, rows), offset, shape) for start, rows, offset in runs]
 
 
-def load_slices(
-    tensor: Tensor, source: TensorReader | Mapping[str, Tensor], name: str, world: World | None = None
-) -> None:
+def load_slices(tensor: Tensor, source: TensorReader | Mapping[str, Tensor], name: str, world: World) -> None:
     """Copy the values of `name` into this rank's part of a tensor."""
-    world = _resolve_world(name, tensor, world)
     with torch.no_grad():
         if not is_dtensor(tensor):
             whole = source[name] if isinstance(source, Mapping) else source.read_tensor(name)
@@ -68,19 +64,6 @@ def _check_shape(name: str, tensor: Tensor, found: Tensor) -> None:
         raise QkvError(
             f"{name}: the shape is {list(found.shape)} in the checkpoint and {list(tensor.shape)} in the run"
         )
-
-
-def _resolve_world(name: str, tensor: Tensor, world: World | None) -> World:
-    """The given world or, if rows are surely in their own order, the one of torch's process group."""
-    if world is not None or not (dist.is_available() and dist.is_initialized()):
-        return world or World()
-    found = World(rank=dist.get_rank(), size=dist.get_world_size())
-    if is_dtensor(tensor) and (tensor.device_mesh.mesh_dim_names, tensor.device_mesh.size()) != (
-        (DATA_AXIS,),
-        found.size,
-    ):
-        raise QkvError(f"{name} is sharded over a mesh of several axes: pass the world that it belongs to (world=)")
-    return found
 
 
 def _local_runs(name: str, tensor: "DTensor", world: World) -> list[tuple[int, int, tuple[int, ...]]]:
