@@ -1,4 +1,4 @@
-"""Constrained decoding: whatever a random model prefers, its answers match; and what cannot be followed says so."""
+"""Constrained decoding: whatever a random model prefers, its answers match; and what is not a valid constraint says so."""
 
 import json
 import re
@@ -283,7 +283,7 @@ def test_the_engine_follows_each_request_s_own_constraint() -> None:
     engine.run()
     for (prompt, options), request in zip(asked, requests, strict=True):
         if request is requests[3]:
-            with pytest.raises(QkvError, match="no answer of this tokenizer's tokens can match"):
+            with pytest.raises(QkvError, match="no text of this tokenizer's tokens can match"):
                 engine.result(request)
         else:
             assert request.ids == generate(network(), [prompt], options, tokenizer())[0].ids
@@ -356,16 +356,16 @@ def test_characters_that_take_several_byte_tokens(way: str) -> None:
         assert tokens.decode(result.ids) == result.text
 
 
-# ── What cannot be followed ──────────────────────────────────────────────────────────────────────────────────────
+# ── What is not a valid constraint ──────────────────────────────────────────────────────────────────────────────────────
 
 
 @needed
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: regex("("), "the regular expression .* cannot be followed: .*unclosed group"),
+        (lambda: regex("("), "the regular expression .* is not a valid constraint: .*unclosed group"),
         (lambda: regex("(?=a)b"), "look-around"),
-        (lambda: json_schema({"type": "nope"}), "the JSON schema cannot be followed: Invalid type: nope"),
+        (lambda: json_schema({"type": "nope"}), "the JSON schema is not a valid constraint: Invalid type: nope"),
         (lambda: json_schema({"type": "integer", "minimum": 5, "maximum": 3}), "Unsatisfiable"),
         (lambda: json_schema("{"), "must itself be JSON"),
         (lambda: json_schema({"enum": [{1, 2}]}), "must itself be JSON"),
@@ -395,7 +395,7 @@ def test_an_impossible_constraint_says_so(way: str) -> None:
 @needed
 def test_a_dead_end_later_on_says_so() -> None:
     """`a` can be written and what must follow it cannot: no token of this tokenizer has a Z."""
-    with pytest.raises(QkvError, match="every token is forbidden at this step; loosen the filters or the constraint"):
+    with pytest.raises(QkvError, match="every token is forbidden at this step; relax the filters or the constraint"):
         generate(
             network(kind="char"), [[5]], GenerationOptions(max_tokens=9, constraint=regex("aZ")), tokenizer("char")
         )
@@ -412,7 +412,7 @@ def test_what_a_constraint_needs() -> None:
     rule = regex("a")
     with pytest.raises(QkvError, match="needs a tokenizer"):
         generate(network(), PROMPTS, GenerationOptions(constraint=rule))
-    with pytest.raises(UsageError, match="no end token"):
+    with pytest.raises(UsageError, match="no eos_token_ids"):
         rule.make_processor(tokenizer(), (), 0)
     with pytest.raises(UsageError, match=r"must be made by qkv\.decode\.regex"):
         generate(network(), PROMPTS, GenerationOptions(constraint="a+"), tokenizer())  # type: ignore[arg-type]
@@ -422,7 +422,7 @@ def test_what_a_constraint_needs() -> None:
 def test_a_tokenizer_whose_text_is_known_only_in_the_end_is_refused() -> None:
     odd = Tokenizer.train("char", iter(TEXTS), vocab_size=80)
     odd.backend.decoder = decoders.CTC()
-    with pytest.raises(UsageError, match="changes earlier text later"):
+    with pytest.raises(UsageError, match="changes earlier text when tokens are added"):
         generate(network(kind="char"), [[5]], GenerationOptions(constraint=regex("a")), odd)
 
 

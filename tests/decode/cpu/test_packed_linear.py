@@ -48,7 +48,7 @@ def test_it_is_the_linear_map_for_every_number_of_rows(inputs: int, outputs: int
     apply = make_packed_linear(linear)
     for rows in range(1, 41):
         check(apply, linear, rows)
-    assert "blocks" in packed._PACKED[linear].layouts, "the packed weights are what ran"
+    assert "blocked" in packed._PACKED[linear].layouts, "the packed weights are what ran"
 
 
 @settings(max_examples=30, deadline=None)
@@ -58,7 +58,7 @@ def test_it_is_the_linear_map_for_any_shape(rows: int, inputs: int, outputs: int
     check(make_packed_linear(linear), linear, rows)
 
 
-SHAPES = {"turned": (16, 64), "blocks": (16, 16)}
+SHAPES = {"transposed": (16, 64), "blocked": (16, 16)}
 """Inputs and outputs of matrices that one row reads in each of the layouts."""
 
 
@@ -66,15 +66,15 @@ SHAPES = {"turned": (16, 64), "blocks": (16, 16)}
 def test_one_row_reads_a_wide_matrix_in_a_layout_of_its_own(layout: str) -> None:
     linear = made(*SHAPES[layout])
     assert best_layout(1, linear.weight) == layout
-    assert best_layout(2, linear.weight) == "blocks"
+    assert best_layout(2, linear.weight) == "blocked"
     check(make_packed_linear(linear), linear, 1)
     assert list(packed._PACKED[linear].layouts) == [layout]
 
 
-@pytest.mark.parametrize(("rows", "layout"), [(1, "turned"), (2, "blocks"), (MIN_KERNEL_ROWS, "blocks")])
+@pytest.mark.parametrize(("rows", "layout"), [(1, "transposed"), (2, "blocked"), (MIN_KERNEL_ROWS, "blocked")])
 def test_what_is_held_is_what_answers(rows: int, layout: str) -> None:
     """Negative control: with a wrong matrix held for it, the answer is wrong."""
-    linear, other = (made(*SHAPES["turned"], seed=seed) for seed in (0, 1))
+    linear, other = (made(*SHAPES["transposed"], seed=seed) for seed in (0, 1))
     wrong = packed_weight(other, layout)  # type: ignore[arg-type]
     assert wrong is not None
     packed._PACKED[linear] = PackedWeights(packed._fingerprint(linear.weight), {layout: wrong})  # type: ignore[dict-item]
@@ -84,14 +84,14 @@ def test_what_is_held_is_what_answers(rows: int, layout: str) -> None:
 
 
 def test_a_layout_is_made_when_it_is_first_used_and_once() -> None:
-    linear = made(*SHAPES["turned"])
+    linear = made(*SHAPES["transposed"])
     apply = make_packed_linear(linear)
     assert not len(packed._PACKED)
     check(apply, linear, 1)
-    assert list(packed._PACKED[linear].layouts) == ["turned"]
+    assert list(packed._PACKED[linear].layouts) == ["transposed"]
     check(apply, linear, 2)
-    assert list(packed._PACKED[linear].layouts) == ["turned", "blocks"]
-    assert packed_weight(linear, "blocks") is packed_weight(linear, "blocks")
+    assert list(packed._PACKED[linear].layouts) == ["transposed", "blocked"]
+    assert packed_weight(linear, "blocked") is packed_weight(linear, "blocked")
 
 
 def replaced(linear: nn.Linear) -> None:
@@ -165,7 +165,7 @@ def test_no_more_is_held_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_what_is_held_goes_with_its_linear_map() -> None:
     linear = made(16, 16)
-    packed_weight(linear, "blocks")
+    packed_weight(linear, "blocked")
     gone = weakref.ref(linear)
     del linear
     gc.collect()
@@ -185,7 +185,7 @@ def test_a_torch_without_the_operators_multiplies_as_usual(monkeypatch: pytest.M
     linear, x = made(16, 16), torch.randn(8, 16)
     with torch.inference_mode():
         assert torch.equal(make_packed_linear(linear)(x), F.linear(x, linear.weight, linear.bias))
-    assert packed_weight(linear, "blocks") is None
+    assert packed_weight(linear, "blocked") is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

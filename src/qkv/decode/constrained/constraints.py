@@ -1,15 +1,15 @@
-r"""Constrained decoding: answers that match a regular expression, a JSON schema or a grammar, whatever the model says.
+r"""Constrained decoding: the text matches a regular expression, a JSON schema or a grammar.
 
     m.generate("…", constraint=qkv.decode.regex(r"\d{4}-\d\d-\d\d"))
 
-The library llguidance follows the constraint, byte by byte, and says which tokens may come next; all others get −∞.
-The end comes when the answer is complete, and may come only then. An answer that is cut off by `max_tokens` is a
-beginning of one that matches, and its reason says "length".
+The library llguidance matches the constraint byte by byte and computes which tokens may come next; all others get −∞.
+The end-of-sequence token is allowed only where the text is complete, and forced where nothing can follow. A text that
+`max_tokens` truncates is the start of one that matches, and its `finish_reason` is "length".
 
-A row's state depends on its tokens alone, so it is kept by them: rows that end, beams that fork and guesses that
-are taken back need no telling. Rows are followed independently of each other.
+The state of a sequence depends on its tokens only, and is cached by them. So sequences that end, beams that are
+replaced and rejected draft tokens need no bookkeeping.
 
-R rows, V vocabulary
+R sequences, V vocabulary
 """
 
 import json
@@ -26,15 +26,16 @@ from qkv.errors import QkvError, UsageError
 from qkv.text import Tokenizer
 
 MIN_CACHED_STATES = 256
-"""How many states are kept at least; one that was dropped is worked out again from its tokens."""
+"""Beyond this number (or four per sequence), states are dropped, and recomputed from their tokens if needed."""
 
 
 def regex(pattern: str) -> "GrammarConstraint":
-    """The whole answer matches this regular expression (Rust's syntax: no look-around, no references back; `\\d` is a
-    digit of any script, `[0-9]` an ASCII one).
+    """The whole text matches this regular expression.
+
+    The syntax is Rust's: no look-around, no back-references; `\\d` is a digit of any script, `[0-9]` an ASCII one.
 
     >>> regex("(yes|no)")
-    Guide('the regular expression (yes|no)')
+    GrammarConstraint('the regular expression (yes|no)')
     """
     return GrammarConstraint(
         f"the regular expression {pattern}", _import_llguidance().LLMatcher.grammar_from_regex(pattern)
@@ -42,10 +43,10 @@ def regex(pattern: str) -> "GrammarConstraint":
 
 
 def json_schema(schema: str | dict[str, Any] | bool, *, max_whitespace: int = 32) -> "GrammarConstraint":
-    """The whole answer is JSON that is valid under this schema; `{}` is any JSON.
+    """The whole text is JSON that is valid under this schema; `{}` allows any JSON.
 
-    Between its parts there may be so many spaces and line breaks, and no more, lest a model that likes them writes
-    nothing else.
+    At most `max_whitespace` spaces and line breaks may stand between its parts, because some models would otherwise
+    generate nothing else.
     """
     try:
         schema = json.loads(schema) if isinstance(schema, str) else schema
@@ -63,7 +64,7 @@ def json_schema(schema: str | dict[str, Any] | bool, *, max_whitespace: int = 32
 
 
 def grammar(lark_grammar: str) -> "GrammarConstraint":
-    """The whole answer can be derived from `start` of this grammar, in Lark's notation as llguidance has it."""
+    """The whole text can be derived from `start` of this grammar, in llguidance's variant of Lark's notation."""
     return GrammarConstraint("the grammar", _import_llguidance().LLMatcher.grammar_from_lark(lark_grammar))
 
 
@@ -78,30 +79,32 @@ def _import_llguidance() -> Any:
 
 
 class GrammarConstraint:
-    """A constraint, ready for any tokenizer; what `Options.constraint` takes."""
+    """A constraint for any tokenizer: what `GenerationOptions.constraint` takes."""
 
     def __init__(self, name: str, grammar: str) -> None:
         self.name, self.grammar = name, grammar
         wrong = _import_llguidance().LLMatcher.validate_grammar(grammar)
         if wrong:
-            raise UsageError(f"{name} cannot be followed: {_first_part(wrong)}")
+            raise UsageError(f"{name} is not a valid constraint: {_first_part(wrong)}")
 
     def __repr__(self) -> str:
-        return f"Guide({self.name!r})"
+        return f"GrammarConstraint({self.name!r})"
 
     def make_processor(
         self, tokenizer: Tokenizer | None, eos_token_ids: tuple[int, ...], prompt_length: int
     ) -> "ConstraintProcessor":
-        """The filter of one batch, whose rows' answers are the tokens from column `start` on."""
+        """The logits processor of one batch, whose generated tokens start at column `prompt_length`."""
         if tokenizer is None:
-            raise QkvError("a constraint is about text: it needs a tokenizer, and this model has none")
+            raise QkvError("a constraint needs a tokenizer, and this model has none")
         if not eos_token_ids:
-            raise UsageError("this model's config names no end token, so a constrained answer could not end")
+            raise UsageError(
+                "a constraint needs an end-of-sequence token, and this model's config has no eos_token_ids"
+            )
         return ConstraintProcessor(self, tokenizer.target, eos_token_ids, prompt_length)
 
 
 class ConstraintProcessor:
-    """A filter that lets each row's answer only go on as its constraint has it."""
+    """A logits processor that allows only the tokens with which a text can still match its constraint."""
 
     def __init__(
         self, constraint: GrammarConstraint, tokenizer: Tokenizer, eos_token_ids: tuple[int, ...], prompt_length: int
@@ -113,9 +116,11 @@ class ConstraintProcessor:
             prompt_length,
         )
         self._vocabulary: ConstraintVocabulary | None = (
-            None  # known with the first logits, which have the model's vocabulary
+            None  # made from the first logits, which have the size of the vocabulary
         )
-        self._states: OrderedDict[tuple[int, ...], Any] = OrderedDict()  # answer → matcher; None: it does not match
+        self._states: OrderedDict[tuple[int, ...], Any] = (
+            OrderedDict()
+        )  # generated tokens → matcher; None: they do not match
 
     def __call__(self, logits: Tensor, tokens: Tensor) -> Tensor:
         if self._vocabulary is None:
@@ -129,13 +134,13 @@ class ConstraintProcessor:
         return logits.masked_fill(~allowed.to(logits.device), float("-inf"))
 
     def _start_matchers(self, vocabulary: "ConstraintVocabulary") -> "ConstraintVocabulary":
-        """Both matchers of an empty answer, or an error where no answer can begin."""
+        """Make both matchers of an empty text; raise an error if no token can be the first."""
         matcher = _import_llguidance().LLMatcher
         self._first_matcher = matcher(vocabulary.first, self.constraint.grammar, log_level=0)
         self._later_matcher = matcher(vocabulary.later, self.constraint.grammar, log_level=0)
         if not self._allowed((), vocabulary).any():
             why = _first_part(self._first_matcher.get_error()) or "no token can be the first"
-            raise QkvError(f"no answer of this tokenizer's tokens can match {self.constraint.name}: {why}")
+            raise QkvError(f"no text of this tokenizer's tokens can match {self.constraint.name}: {why}")
         return vocabulary
 
     def _allowed(
@@ -144,7 +149,7 @@ class ConstraintProcessor:
         """Which tokens may follow, (V,); none at a dead end."""
         state = self._state(answer, vocabulary) if answer else self._first_matcher
         if state is None:
-            # Only rows that count for nothing leave their constraint, as a beam without a hypothesis: let them be.
+            # Only placeholders, such as beams without a hypothesis, violate their constraint: allow them everything.
             return np.ones(vocabulary.size, dtype=np.bool_)
         bits = np.frombuffer(state.compute_bitmask(), dtype=np.uint8)
         if state.is_error():
@@ -152,7 +157,7 @@ class ConstraintProcessor:
         return np.unpackbits(bits, count=vocabulary.size, bitorder="little").astype(np.bool_)
 
     def _state(self, answer: tuple[int, ...], vocabulary: "ConstraintVocabulary") -> Any:
-        """The matcher after this answer, on from the longest beginning of it that is known: as a rule, all but one."""
+        """The matcher after these tokens, continued from their longest cached prefix: usually all tokens but one."""
         known = len(answer)
         while known and answer[:known] not in self._states:
             known -= 1
@@ -169,10 +174,10 @@ class ConstraintProcessor:
 
 
 class ConstraintVocabulary:
-    """A model's tokens as llguidance knows them.
+    """A model's vocabulary as llguidance needs it.
 
-    It is also told of one more token for each byte, beyond the model's vocabulary: with them it can read what the
-    first token of an answer writes, which may differ from what the same token writes later.
+    It has one extra token for each byte, beyond the model's vocabulary. With these the matcher can read the first token
+    of a text, whose bytes may differ from those of the same token later on.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab: int, eos_token_ids: tuple[int, ...]) -> None:
@@ -186,7 +191,7 @@ class ConstraintVocabulary:
         )
 
     def matcher_ids(self, token: int, *, at_start: bool) -> list[int]:
-        """A token as those that write the same later on."""
+        """A token as ids for the matcher: itself, or the bytes of a first token."""
         if not at_start or self.token_bytes.is_uniform:
             return [token]
         return [self.size + byte for byte in self.token_bytes.first_bytes[token]]
@@ -201,7 +206,7 @@ class ConstraintVocabulary:
 
 
 class TokenizerAdapter:
-    """What llguidance asks of a tokenizer."""
+    """The interface that llguidance expects of a tokenizer."""
 
     bos_token_id = None
 
@@ -212,7 +217,7 @@ class TokenizerAdapter:
         self._token_bytes, self._at_start = token_bytes, at_start
 
     def __call__(self, data: bytes) -> list[int]:
-        """How text that the constraint leaves no choice about is cut into tokens."""
+        """The tokens of text that the constraint leaves no choice about."""
         return self._token_bytes.tokenize(data, at_start=self._at_start)
 
 
@@ -224,7 +229,7 @@ _vocabularies: WeakKeyDictionary[Tokenizer, dict[tuple[int, tuple[int, ...]], Co
 def constraint_vocabulary(
     tokenizer: Tokenizer, vocab_size: int, eos_token_ids: tuple[int, ...]
 ) -> ConstraintVocabulary:
-    """Told once for each tokenizer: a large vocabulary takes a second."""
+    """Made once for each tokenizer, because a large vocabulary takes a second."""
     known = _vocabularies.setdefault(tokenizer, {})
     if (vocab_size, eos_token_ids) not in known:
         known[vocab_size, eos_token_ids] = ConstraintVocabulary(tokenizer, vocab_size, eos_token_ids)
@@ -232,5 +237,5 @@ def constraint_vocabulary(
 
 
 def _first_part(message: str) -> str:
-    """The library's message without the dump of its state that may follow."""
+    """The library's error message without the dump of its state that may follow."""
     return message.split("<state>")[0].strip()

@@ -1,6 +1,6 @@
-"""What each token writes, as bytes: at the beginning of a text, and after other tokens.
+"""The bytes that each token stands for: at the beginning of a text, and after other tokens.
 
-Most tokenizers write the same in both places; those that mark the beginning of words drop the first word's space.
+For most tokenizers both are the same. Tokenizers that mark the beginning of words drop the space before the first word.
 """
 
 from collections.abc import Sequence
@@ -13,12 +13,14 @@ REPLACEMENT_CHARACTER = "\ufffd"
 
 
 class TokenBytes:
-    """The bytes of every token of a tokenizer; none for special tokens and for ids without one."""
+    """The bytes of every token of a tokenizer; empty for special tokens and for ids without a token."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         backend, plan = tokenizer.backend, StreamPlan.for_backend(tokenizer.backend)
         if plan.mode == "whole":
-            raise UsageError("this tokenizer's decoder changes earlier text later, so no constraint can follow it")
+            raise UsageError(
+                "this tokenizer's decoder changes earlier text when tokens are added, so constraints do not support it"
+            )
         self.tokenizer = tokenizer
         self.later_bytes = [b""] * vocab_size
         ids = (number for number in range(min(vocab_size, tokenizer.vocab_size)) if number not in plan.special)
@@ -35,7 +37,7 @@ class TokenBytes:
             ):
                 texts = backend.decode_batch([[*lead, number] for number in plain])
                 for (number, token), text in zip(plain.items(), texts, strict=True):
-                    # A byte that is no character by itself: the decoder joins it with its neighbours.
+                    # A byte that is not a character by itself: the decoder joins it with its neighbours.
                     half = text[skip:] == REPLACEMENT_CHARACTER and BYTE_TOKEN.fullmatch(token)
                     out[number] = bytes([int(token[3:5], 16)]) if half else text[skip:].encode()
         self._max_bytes = max(map(len, self.later_bytes), default=1)
@@ -43,13 +45,13 @@ class TokenBytes:
 
     @property
     def is_uniform(self) -> bool:
-        """Whether tokens write the same at the beginning and later."""
+        """Whether tokens have the same bytes at the beginning and later."""
         return self.first_bytes is self.later_bytes
 
     def tokenize(self, data: bytes, *, at_start: bool) -> list[int]:
-        """Tokens that write these bytes: as the tokenizer itself cuts them where it can, else the longest first.
+        """Tokens that give these bytes: as the tokenizer encodes them if it can, else greedily, the longest first.
 
-        A byte that no token writes is `len(self.later)` plus its value: an id that no model has.
+        A byte that no token gives becomes `len(self.later_bytes)` plus its value, an id outside the vocabulary.
         """
         try:
             ids = self.tokenizer.encode(data.decode(), add_special_tokens=False)
@@ -58,17 +60,17 @@ class TokenBytes:
         if self.to_bytes(ids, at_start=at_start) == data:
             return ids
         out: list[int] = []
-        place = 0
-        while place < len(data):
+        position = 0
+        while position < len(data):
             known = self._by_first_bytes if at_start and not out else self._by_bytes
-            ends = range(min(len(data), place + self._max_bytes), place, -1)
-            found = next((end for end in ends if data[place:end] in known), None)
-            out.append(len(self.later_bytes) + data[place] if found is None else known[data[place:found]])
-            place = place + 1 if found is None else found
+            ends = range(min(len(data), position + self._max_bytes), position, -1)
+            found = next((end for end in ends if data[position:end] in known), None)
+            out.append(len(self.later_bytes) + data[position] if found is None else known[data[position:found]])
+            position = position + 1 if found is None else found
         return out
 
     def to_bytes(self, ids: Sequence[int], *, at_start: bool) -> bytes:
-        """The bytes that tokens write, one after the other."""
+        """The bytes of a sequence of tokens."""
         spelt = [self.later_bytes[number] if number < len(self.later_bytes) else b"" for number in ids]
         if at_start and ids and ids[0] < len(self.first_bytes):
             spelt[0] = self.first_bytes[ids[0]]
@@ -76,5 +78,5 @@ class TokenBytes:
 
 
 def ids_by_bytes(token_bytes: Sequence[bytes]) -> dict[bytes, int]:
-    """Which token writes what; where several write the same, the first of them."""
+    """Tokens by their bytes; the first one if several have the same bytes."""
     return {text: number for number, text in reversed(list(enumerate(token_bytes))) if text}

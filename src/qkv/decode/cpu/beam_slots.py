@@ -1,11 +1,11 @@
-"""Hypotheses side by side in one row of a growing cache, as `static_step` has them in a static one.
+"""Beams side by side in one row of a growing cache, as `gpu/static_runner.py` has them in a static one.
 
-Each step every hypothesis of a row takes a slot. Who came by which slots is a mask: when hypotheses fork and die only
-the mask moves, never a key or a value. Slots that only dead hypotheses came by are tidied away every few steps, so that
-a row holds what hypotheses have in common once, and not much more. `SelfCache.reorder`, which moves everything every
-time, stays the reference.
+At each step every beam of a row takes a slot. A mask says which slots each beam attends to. When the search replaces
+beams, only the mask is copied, never a key or a value. Slots that no beam attends to any more are removed every few
+steps, so that a row stores the common part of its beams once, and little more. `SelfCache.reorder`, which copies
+everything every time, is the reference.
 
-N rows of the cache, T hypotheses in each, S slots, KV key/value heads, D head width
+N rows of the cache, T beams in each, S slots, KV key/value heads, D head dim
 """
 
 import torch
@@ -15,30 +15,28 @@ from qkv.blocks import SelfCache, SequenceLayout
 
 NEG_INF = float("-inf")
 COMPACT_EVERY_STEPS = 8
-"""After how many steps the cache is tidied up,"""
+"""Unused slots are removed once in this number of steps,"""
 MAX_LIVE_FRACTION = 0.75
-"""where at most this share of its slots is still seen."""
+"""if at most this fraction of the slots is still used."""
 
 
 class BeamSlots:
-    """From now on each row of a cache is `beams` hypotheses, which have all come by what it holds."""
+    """From now on each row of a cache holds `num_beams` beams, which share what it holds now."""
 
     def __init__(self, cache: SelfCache, num_beams: int, dtype: torch.dtype) -> None:
         position = cache.next_positions(cache.document_ids[:, :1], None)
-        assert position is not None, "a row forks when it has read its prompt"
+        assert position is not None, "beams start after the prompt was read"
         self.cache, self.num_beams = cache, num_beams
-        self.next_positions = position  # (N, 1), or (1, 1) where all rows count alike: the position of the next token
-        self.mask = torch.zeros(
-            cache.batch_size, num_beams, cache.filled, dtype=dtype
-        )  # (N, T, S) 0 for what it came by, or −∞
+        self.next_positions = position  # (N, 1), or (1, 1) if all rows are at the same position
+        self.mask = torch.zeros(cache.batch_size, num_beams, cache.filled, dtype=dtype)  # (N, T, S) 0 or −∞
         self.mask.masked_fill_(cache.document_ids[:, None, : cache.filled] == 0, NEG_INF)
         self.steps = 0
         self.self_mask = torch.full((num_beams, num_beams), NEG_INF, dtype=dtype).fill_diagonal_(
             0.0
-        )  # (T, T) of a step's own slots
+        )  # (T, T) for the slots of one step
 
     def advance(self) -> SequenceLayout:
-        """One step on: where the newest tokens stand, (N or 1, T)."""
+        """Add the slots of one step; returns the layout of the newest tokens, (N or 1, T)."""
         self.mask = torch.cat([self.mask, self.self_mask.expand(self.cache.batch_size, -1, -1)], dim=2)
         place = SequenceLayout(None, self.next_positions.expand(-1, self.num_beams))
         self.next_positions = self.next_positions + 1
@@ -46,7 +44,7 @@ class BeamSlots:
         return place
 
     def reorder(self, rows: Tensor) -> None:
-        """Hypothesis r of N · T goes on from what hypothesis `rows[r]` of the same row was; whole rows may leave."""
+        """Beam r of N · T continues beam `rows[r]` of the same row; whole rows may leave."""
         parents = rows.view(-1, self.num_beams)  # (N, T)
         staying = parents[:, 0] // self.num_beams
         if len(staying) < self.cache.batch_size:
@@ -59,14 +57,14 @@ class BeamSlots:
             self._compact()
 
     def _compact(self) -> None:
-        """Keep only the slots that a hypothesis still sees; rows that have fewer are filled up with what none sees."""
+        """Keep only the slots that a beam still attends to; rows with fewer of them are padded with unused slots."""
         cache, seen = self.cache, (self.mask == 0).any(dim=1)  # (N, S)
         most = int(seen.sum(dim=1).max())
         if most > MAX_LIVE_FRACTION * cache.filled:
             return
-        slots = seen.long().argsort(dim=1, descending=True, stable=True)[:, :most]  # (N, most), the seen ones in order
+        slots = seen.long().argsort(dim=1, descending=True, stable=True)[:, :most]  # (N, most), the used slots in order
         rows, heads, length, width = cache.keys[0].shape
-        first = length * torch.arange(rows * heads).view(rows, heads, 1)  # slots of a row and head lie together
+        first = length * torch.arange(rows * heads).view(rows, heads, 1)  # slots of a row and head are contiguous
         index = (first + slots[:, None]).flatten()  # (N · KV · most)
         for tensor in (*cache.keys, *cache.values):
             kept = tensor.reshape(-1, width).index_select(0, index)
@@ -74,7 +72,5 @@ class BeamSlots:
         for tensor in (cache.document_ids, cache.positions):
             tensor[:, :most] = tensor.gather(1, slots)
         cache.crop(most)
-        self.next_positions = self.next_positions.expand(
-            rows, 1
-        )  # a slot may hold another position in each row: the cache is told so
+        self.next_positions = self.next_positions.expand(rows, 1)  # a slot may hold another position in each row
         self.mask = self.mask.gather(2, slots[:, None].expand(-1, self.num_beams, -1))

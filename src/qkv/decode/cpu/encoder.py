@@ -1,10 +1,10 @@
-"""Reading sources on a CPU without reading their padding.
+"""Encoding sources on a CPU without padding.
 
-A batch of unequal sources laid out as a rectangle may be a third padding, and a CPU pays for every row of a product.
-Here the tokens of all sources stand one after the other; attention alone takes one source at a time, and needs no mask.
-`Seq2Seq.encode` and `remember` stay the reference.
+A padded batch of unequal sources may be a third padding, which a CPU computes in full. Here the tokens of all sources
+are concatenated; attention runs for one source at a time and needs no mask. `Seq2Seq.encode` and `build_cross_cache`
+are the reference.
 
-R sources, S the longest, M tokens of all of them, n of one, H heads, KV key/value heads, D head width, C width
+R sources, S the longest, M tokens of all of them, n of one, H heads, KV key/value heads, D head dim, C width
 """
 
 from collections.abc import Sequence
@@ -34,10 +34,10 @@ from qkv.models import Seq2Seq
 
 
 class PackedSources(NamedTuple):
-    """Where each source stands among all tokens, and what attention needs to know."""
+    """Where each source is among all tokens, and the masks and rotary tables of attention."""
 
-    spans: list[tuple[int, int]]  # of each source, the first token and the one after the last
-    masks: dict[int, PreparedMask]  # by window, for the longest source: others see the same from their own beginning
+    spans: list[tuple[int, int]]  # of each source: the first token and the one after the last
+    masks: dict[int, PreparedMask]  # by window, for the longest source; shorter ones use a corner of it
     rotaries: dict[int, Rotary]  # by window, for all tokens
 
 
@@ -47,7 +47,7 @@ def is_supported(network: Seq2Seq) -> bool:
 
 
 def encode_sources(network: Seq2Seq, sources: Sequence[Sequence[int]]) -> CrossCache:
-    """Every decoder layer's keys and values of these sources."""
+    """The keys and values of these sources for every decoder layer."""
     stack, lengths = network.encoder, [len(source) for source in sources]
     every = torch.arange(max(lengths))[None]  # (1, S)
     ids = torch.tensor([token for source in sources for token in source])

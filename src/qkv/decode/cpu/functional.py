@@ -1,10 +1,10 @@
-"""A block laid out flat: the functions that it calls, without the modules around them.
+"""A block as plain functions, without its modules.
 
-On a CPU, where a step's products are small, modules, masks and taps take longer than the products. What runs in their
-place is made here, once a run, from a block: the same operators on the same numbers in the same order. `Block` stays
-the reference, and the only thing to read for what a block is.
+On a CPU the matrix products of a step are small, and modules, masks and taps take longer than the products. The
+functions that replace them are made here from a block, once per call: the same operators on the same numbers in the
+same order. `Block` is the reference, and the place to read what a block computes.
 
-R rows, M tokens, C width
+M tokens, C width
 """
 
 from collections.abc import Callable, Sequence
@@ -21,29 +21,29 @@ from qkv.decode.cpu.packed_linear import make_packed_linear
 
 VectorFunction = Callable[[Tensor], Tensor]
 SublayerFunction = Callable[[Tensor, Any], Tensor]
-"""A part of a block without its last linear map: vectors (M, C), and what all layers share → what that map reads."""
+"""A sublayer without its last linear map: vectors (M, C) and the context of the step → the input of that map."""
 ResidualFunction = Callable[[Tensor, Tensor, Any], Tensor]
-"""The stream and vectors x, both (M, C) → the stream and what a part makes of x, added up."""
+"""The residual stream and vectors x, both (M, C) → the residual stream plus the sublayer's output for x."""
 
 
 def residual_sublayer(sub: Sublayer, sublayer: SublayerFunction, out: nn.Module) -> ResidualFunction:
-    """A part, its last linear map, the norms before and after, and the sum."""
-    norm, onto = make_norm(sub.norm), make_linear_add(out)
+    """A sublayer with its last linear map, its norms and the residual sum."""
+    norm, add = make_norm(sub.norm), make_linear_add(out)
     if sub.norm_placement == "post":
-        return lambda stream, x, now: onto(stream, sublayer(x, now))
+        return lambda residual, x, context: add(residual, sublayer(x, context))
     if sub.norm_out is None:
-        return lambda stream, x, now: onto(stream, sublayer(norm(x), now))
+        return lambda residual, x, context: add(residual, sublayer(norm(x), context))
     project, norm_out = make_linear(out), make_norm(sub.norm_out)
-    return lambda stream, x, now: norm_out(project(sublayer(norm(x), now))).add_(stream)
+    return lambda residual, x, context: norm_out(project(sublayer(norm(x), context))).add_(residual)
 
 
 def serial_block(parts: Sequence[tuple[Sublayer, ResidualFunction]]) -> SublayerFunction:
-    """One part after the other, each followed by its post-norm where it has one."""
+    """One sublayer after another, each followed by its post-norm if it has one."""
     steps = [(add, make_norm(sub.norm) if sub.norm_placement == "post" else None) for sub, add in parts]
 
-    def block(x: Tensor, now: Any) -> Tensor:
+    def block(x: Tensor, context: Any) -> Tensor:
         for add, norm in steps:
-            x = add(x, x, now)
+            x = add(x, x, context)
             if norm is not None:
                 x = norm(x)
         return x
@@ -52,16 +52,17 @@ def serial_block(parts: Sequence[tuple[Sublayer, ResidualFunction]]) -> Sublayer
 
 
 def parallel_block(attend: ResidualFunction, feedforward: ResidualFunction) -> SublayerFunction:
-    """Both parts read the same x."""
-    return lambda x, now: feedforward(attend(x, x, now), x, now)
+    """Attention and feed-forward read the same x."""
+    return lambda x, context: feedforward(attend(x, x, context), x, context)
 
 
 def make_feedforward(ffn: FeedForward) -> SublayerFunction:
+    """A feed-forward without its last linear map."""
     up, bend = make_linear(ffn.up), torch.relu_ if ffn.activation is F.relu else ffn.activation
     if not ffn.gated:
-        return lambda x, now: bend(up(x))
+        return lambda x, context: bend(up(x))
 
-    def part(x: Tensor, now: Any) -> Tensor:
+    def part(x: Tensor, context: Any) -> Tensor:
         gate, value = up(x).chunk(2, dim=-1)
         return bend(gate) * value
 
@@ -69,21 +70,22 @@ def make_feedforward(ffn: FeedForward) -> SublayerFunction:
 
 
 def make_linear(linear: nn.Module) -> VectorFunction:
-    """A linear map of x (M, I), as a plain function."""
+    """A linear map of x (M, I) as a function."""
     if type(linear) is nn.Linear:
         return make_packed_linear(linear)
     return linear.forward if type(linear) is Int8Linear else linear
 
 
 def make_linear_add(linear: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
-    """The stream and vectors → the stream + linear(vectors)."""
+    """The residual stream and vectors → residual + linear(vectors)."""
     if type(linear) is Int8Linear:
         return linear.add_to
     project = make_linear(linear)
-    return lambda stream, x: project(x).add_(stream)
+    return lambda residual, x: project(x).add_(residual)
 
 
 def make_norm(norm: nn.Module) -> VectorFunction:
+    """A norm as a function."""
     if type(norm) is nn.LayerNorm:
         shape, weight, bias, eps = list(norm.normalized_shape), norm.weight, norm.bias, norm.eps
         return lambda x: torch.layer_norm(x, shape, weight, bias, eps, False)

@@ -1,10 +1,10 @@
-"""int8 on the CPU: the same network with every linear map's weights in one byte each.
+"""int8 on the CPU: the same network with the weights of every linear map quantized to int8.
 
-    w ≈ scale[o] · round(w / scale[o])           each output has a scale of its own, chosen once
-    x ≈ step · (round(x / step) − zero)          each call's inputs have one, chosen as they come ("dynamic")
+    w ≈ scale[o] · round(w / scale[o])           each output has its own scale, computed once
+    x ≈ step · (round(x / step) − zero)          the inputs of a call have one scale, computed at run time ("dynamic")
 
-The product itself runs on whole numbers: a quarter of the memory to read and, with VNNI instructions, four times the
-arithmetic. Embeddings, norms, attention and all sums stay in float32. The kernels are torch's FBGEMM ones (x86).
+The product runs on integers: a quarter of the memory to read and, with VNNI instructions, four times the FLOP/s.
+Embeddings, norms, attention and sums stay in float32. The kernels are torch's FBGEMM kernels (x86).
 
 I inputs, O outputs
 """
@@ -23,7 +23,7 @@ AnyNetwork = TypeVar("AnyNetwork", Encoder, Decoder, Seq2Seq)
 
 
 def quantize(network: AnyNetwork) -> AnyNetwork:
-    """A copy of a network for decoding on the CPU, its linear maps in int8; the original stays as it is.
+    """A copy of a network for decoding on the CPU, with linear maps in int8; the original is not changed.
 
     The copy cannot be trained, saved or exported: keep the original for those.
     """
@@ -33,7 +33,7 @@ def quantize(network: AnyNetwork) -> AnyNetwork:
         raise QkvError(f'int8 decoding runs on a CPU only, and this network is on {where}; load it with device="cpu"')
     if any(isinstance(module, Int8Linear) for module in network.modules()):
         raise QkvError("this network is quantized to int8 already")
-    # A deep copy that finds each linear map already copied: what takes its place is the int8 one.
+    # A deep copy whose memo already holds an int8 map for each linear map.
     linears = {id(module): Int8Linear(module) for module in network.modules() if isinstance(module, nn.Linear)}
     twin: AnyNetwork = copy.deepcopy(network, memo=dict(linears))
     for parameter in twin.parameters():
@@ -44,7 +44,7 @@ def quantize(network: AnyNetwork) -> AnyNetwork:
 
 
 class Int8Linear(nn.Module):
-    """y = x Wᵀ + b with W in int8, packed once for this machine; x and y in float32."""
+    """y = x Wᵀ + b with W in int8, packed once for this machine; x and y are float32."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -52,34 +52,32 @@ class Int8Linear(nn.Module):
         whole, self.scale = to_int8(linear.weight.detach().float())
         bias = torch.zeros(self.out_features) if linear.bias is None else linear.bias.detach().float()
         self.scaled_bias = bias / self.scale
-        self.weight_sums = whole.sum(1, dtype=torch.int32)  # of each output's weights: corrects for the zero of x
-        self.weight_shape = whole[:1, :1].expand_as(
-            whole
-        )  # all that the kernel asks of the weights beside the packed ones
-        # Empty, for whoever asks a linear map for its type and device.
+        self.weight_sums = whole.sum(1, dtype=torch.int32)  # of each output's weights: corrects for the zero point of x
+        self.weight_shape = whole[:1, :1].expand_as(whole)  # the kernel reads only the shape of it
+        # Empty, for code that reads the dtype and device of a linear map.
         self.weight = nn.Parameter(torch.empty(0), requires_grad=False)
-        with warnings.catch_warnings():  # torch says that these kernels will go one day; nothing has replaced them yet
+        with warnings.catch_warnings():  # torch deprecates these kernels, and has no replacement yet
             warnings.simplefilter("ignore")
             try:
                 self.packed_weight = torch.fbgemm_pack_quantized_matrix(whole)
                 self(torch.zeros(1, self.in_features))
             except (AttributeError, RuntimeError) as error:
                 reason = str(error).splitlines()[0]
-                raise QkvError(f"this machine's torch has no int8 kernels ({reason}); decode in float32") from error
+                raise QkvError(f"torch has no int8 kernels on this machine ({reason}); decode in float32") from error
 
     def __deepcopy__(self, memo: dict[int, object]) -> "Int8Linear":
-        return self  # nothing in it ever changes
+        return self  # it is immutable
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, I) → (…, O)."""
         return self.unscaled(x).mul_(self.scale)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """stream + self(x), in one pass."""
+        """residual + self(x), in one pass."""
         return torch.addcmul(residual, self.unscaled(x), self.scale)
 
     def unscaled(self, x: Tensor) -> Tensor:
-        """What is still to be multiplied by each output's scale: the kernel knows one for all, and is given 1."""
+        """The product before the scale of each output: the kernel supports one scale for all outputs, and gets 1."""
         return torch.fbgemm_linear_int8_weight_fp32_activation(
             x, self.weight_shape, self.packed_weight, self.weight_sums, 1.0, 0, self.scaled_bias
         )
@@ -89,7 +87,7 @@ class Int8Linear(nn.Module):
 
 
 def to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """(O, I) → whole numbers (O, I) and a scale for each output (O,), weight ≈ scale · whole.
+    """(O, I) → int8 (O, I) and a scale for each output (O,): weight ≈ scale · int8.
 
     >>> to_int8(torch.tensor([[1.0, -0.5], [0.0, 0.0]]))[0].tolist()[1]
     [0, 0]
@@ -101,6 +99,6 @@ def to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _has_vnni() -> bool:
-    """Whether products add up in 32 bits. Without VNNI pairs of them do in 16, and 255 · 127 twice is too much."""
+    """Whether sums are 32 bits wide. Without VNNI, pairs are summed in 16 bits, where 2 · 255 · 127 overflows."""
     known = torch.cpu.get_capabilities()
     return bool(known.get("avx512_vnni") or known.get("avx_vnni"))

@@ -1,14 +1,14 @@
-"""One decoding step on a CPU, with as little Python between the kernels as it takes.
+"""One decoding step on a CPU, with little Python between the kernels.
 
-In a step of one token a row the products are so small that the modules around them take longer than they do. Here a
-decoder is laid out flat, once a run, as plain functions; a step only calls them. They are the operators of `Stack`,
-on the same numbers in the same order, and `Stack` stays the reference; masks, biases and rotations are asked of it,
-and only where there are any.
+In a step of one token per sequence the matrix products are so small that the modules around them take longer. Here a
+decoder is flattened once per call into plain functions, and a step only calls them. They are the operators of `Stack`,
+on the same numbers in the same order, and `Stack` is the reference. Masks, biases and rotary tables are computed by the
+stack, and only where there are any.
 
-The hypotheses of a search write into the cache of their source side by side (`forks`).
+The beams of one prompt write into one row of the cache, side by side (`beam_slots.py`).
 
-N rows of the cache, T hypotheses in each, R = N · T, S slots or source tokens, H heads, KV key/value heads,
-D head width, C width
+N rows of the cache, T beams in each, R = N · T, S slots or source tokens, H heads, KV key/value heads, D head dim,
+C width
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ from qkv.decode.support import EVERY_CHOICE, supports
 from qkv.models import Decoder, Seq2Seq
 
 MIN_BATCHED_QUERIES = 8
-"""From so many queries on attention is written as batched products."""
+"""From this number of queries on, attention runs as batched matrix products."""
 
 
 class StepContext(NamedTuple):
@@ -45,9 +45,9 @@ class StepContext(NamedTuple):
     cache_rows: int  # N
     cache: SelfCache
     cross_cache: CrossCache | None
-    masks: dict[int, Tensor | None]  # by window, (N or 1, 1 or H, T, S), 0 or −∞ or a bias; empty: all slots are seen
-    rotaries: dict[int, Rotary]  # by window; empty where nothing turns
-    source_mask: Tensor | None  # (sources, 1, 1, S), 0 or −∞; None where all of every source is seen
+    masks: dict[int, Tensor | None]  # by window, (N or 1, 1 or H, T, S): 0, −∞ or a bias; empty: no mask
+    rotaries: dict[int, Rotary]  # by window; empty without rotary positions
+    source_mask: Tensor | None  # (sources, 1, 1, S), 0 or −∞; None without padding
 
 
 def is_supported(network: Decoder | Seq2Seq) -> bool:
@@ -63,7 +63,7 @@ def is_supported(network: Decoder | Seq2Seq) -> bool:
 
 
 class CpuStep:
-    """The decoder of a network as a function of the newest tokens, for one run."""
+    """The decoder of a network as a function of the newest tokens, for one call."""
 
     def __init__(self, network: Decoder | Seq2Seq) -> None:
         self.stack, self.head = network.decoder, network.head
@@ -75,18 +75,18 @@ class CpuStep:
         self.layers = [_block(self.stack.block_of(i), i, config.window_of(i)) for i in range(config.layers)]  # type: ignore[arg-type]
         self.norm = None if self.stack.norm is None else make_norm(self.stack.norm)
         self.out = None if self.head.out is None or self.head.config.normalize else make_linear(self.head.out)
-        self.position_table: Tensor | None = None  # what each position adds to the embedding, (1, L, C)
+        self.position_table: Tensor | None = None  # position vectors (1, L, C), added to the token embedding
         self.table_length = 0  # L
-        self.source_mask: tuple[CrossCache, Tensor] | None = None  # the newest sources, and their mask
-        self.beams: BeamSlots | None = None  # while rows hold several hypotheses
+        self.source_mask: tuple[CrossCache, Tensor] | None = None  # the current sources and their mask
+        self.beams: BeamSlots | None = None  # while rows hold several beams
 
     def __call__(self, ids: Tensor, cache: SelfCache, cross_cache: CrossCache | None) -> Tensor:
-        """The newest token of each row (R,) → the logits (R, V) of what comes next."""
+        """The newest token of each sequence (R,) → the logits (R, V) of the next one."""
         if self.beams is None:
             ids = ids[:, None]  # (N, T)
             place = make_layout(
                 ids, None, cache.next_positions(ids, None)
-            )  # (N, T), or (1, T) where all rows count alike
+            )  # (N, T), or (1, T) if all rows are at the same position
         else:
             ids, place = ids.view(-1, self.beams.num_beams), self.beams.advance()
         keys = cache.extend(place)
@@ -104,19 +104,19 @@ class CpuStep:
         return self.out(self.head.features(x).to(self.head.out.weight.dtype))
 
     def expand_beams(self, cache: SelfCache, num_beams: int) -> None:
-        """From now on each row of the cache is `beams` rows, which have all come by what it holds."""
+        """From now on each row of the cache holds `num_beams` beams, which share what it holds now."""
         assert self.beams is None, "a run forks once"
         self.beams = BeamSlots(cache, num_beams, self.embedding.token.weight.dtype)
 
     def reorder(self, cache: SelfCache, parents: Tensor) -> None:
-        """Row r goes on from what row `rows[r]` was; after a fork, within what it made of one row."""
+        """Sequence r continues sequence `parents[r]`; with beams, a beam of the same row."""
         if self.beams is None:
             cache.reorder(parents)
         else:
             self.beams.reorder(parents)
 
     def _position_vectors(self, positions: Tensor, cache: SelfCache) -> Tensor | None:
-        """What positions add, out of a table that is made once: a row stands nowhere beyond its slots."""
+        """The position vectors of the newest tokens, from a table that is extended when the cache grows."""
         if self.table_length < cache.capacity:
             self.table_length = cache.capacity
             config = self.stack.config
@@ -127,10 +127,10 @@ class CpuStep:
         return None if self.position_table is None else self.position_table[0, positions]
 
     def _masks(self, x: Tensor, layout: SequenceLayout, keys: SequenceLayout) -> dict[int, Tensor | None]:
-        """What is added to the scores, by window."""
+        """What is added to the attention scores, by window."""
         sight = None if self.beams is None else self.beams.mask[:, None]  # (N, 1, T, S)
         if self.is_causal_only and sight is not None:
-            return {0: sight}  # it hides padding too
+            return {0: sight}  # it masks padding too
         if self.is_causal_only and keys.document_ids is None:
             return {}
         masks: dict[int, Tensor | None] = {}
@@ -142,7 +142,7 @@ class CpuStep:
         return masks
 
     def _source_mask(self, x: Tensor, cross_cache: CrossCache | None) -> Tensor | None:
-        """The mask over the sources, made anew only when they change."""
+        """The mask over the sources; computed again only when they change."""
         if cross_cache is None or cross_cache.layout.document_ids is None:
             return None
         if self.source_mask is None or self.source_mask[0] is not cross_cache:
@@ -211,10 +211,12 @@ def _make_attention(attention: Attention) -> Callable[[Tensor, Tensor, Tensor, T
         if rows * queries < MIN_BATCHED_QUERIES or q.dtype not in (torch.float32, torch.float64):
             z = F.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=grouped)
         else:
-            # Torch's own kernel takes one row and head after the other; batched products have less to start anew.
+            # Torch's kernel takes one row and head after another; batched products have less overhead.
             groups, length = rows * k.shape[1], k.shape[2]
-            q = q.reshape(groups, -1, width)  # the queries of a group of heads stand side by side
-            keys, values = (t.reshape(groups, length, width) for t in (k, v))  # pages lie otherwise, and are copied
+            q = q.reshape(groups, -1, width)  # the queries of a group of heads side by side
+            keys, values = (
+                t.reshape(groups, length, width) for t in (k, v)
+            )  # pages have another layout and are copied
             scores = torch.baddbmm(nothing, q, keys.transpose(1, 2), beta=0, alpha=scale)
             if mask is not None:
                 scores.view(rows, heads, queries, length).add_(mask)
