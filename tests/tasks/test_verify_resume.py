@@ -79,7 +79,7 @@ def test_a_run_that_depends_on_chance_is_found_out_with_the_step(
     assert cli.run_command(["verify-resume", recipe, "--steps", "5"]) == 0, "a control: it is not the forking"
     monkeypatch.setattr(step, "seed_step", uneven)
     assert cli.run_command(["verify-resume", recipe, "--steps", "5"]) == 1
-    assert "the continued run differs: at step 3 of the log, loss is " in capsys.readouterr().err
+    assert "the resumed run differs: at step 3 of the log, loss is " in capsys.readouterr().err
 
 
 def test_what_differs_is_named(tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def test_a_checkpoint_goes_on_under_a_new_head(folder: Path) -> None:
     assert prepared.config.head.labels == ("bad", "good")
     assert network.config.stack.dropout == 0.3
     assert next(module.p for module in network.modules() if isinstance(module, torch.nn.Dropout)) == 0.3
-    assert any("start afresh" in note for note in prepared.notes)
+    assert any("newly initialised" in note for note in prepared.notes)
 
 
 def test_a_checkpoint_keeps_its_head_where_it_fits(folder: Path) -> None:

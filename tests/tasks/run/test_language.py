@@ -105,7 +105,7 @@ def test_samples_show_how_a_text_goes_on() -> None:
     console = Console(width=80, force_terminal=False)
     with console.capture() as caught:
         evaluation.print_evaluation("mine", found, console)
-    assert "written" in caught.get()
+    assert "predicted" in caught.get()
     assert "expected" not in caught.get()
     assert evaluate(*parts_of(made), records([{"text": "the fox"}]), max_samples=0).samples == []
 
