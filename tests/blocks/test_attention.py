@@ -1,4 +1,4 @@
-"""Attention: the plain reference by hand, the fast kernels against it, and the traps of masked softmax.
+"""Attention: the eager reference by hand, the fast kernels against it, and the traps of masked softmax.
 
 Kernels are run on random heads here; the mask rule itself has its own file.
 """
@@ -42,16 +42,16 @@ def heads(
 
 
 def over(length: int, segment: Tensor | None = None, rows: int = 2, causal: bool = False, window: int = 0) -> Mask:
-    place = make_layout(torch.zeros(rows, length), segment)
-    return Mask(place, place, causal, window)
+    layout = make_layout(torch.zeros(rows, length), segment)
+    return Mask(layout, layout, causal, window)
 
 
 def run(kernel: str, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None = None) -> Tensor:
     x = torch.zeros(q.shape[0], q.shape[2], 8, dtype=q.dtype)
-    sight = prepare_mask(mask, x, kernel=kernel, bias=bias)  # type: ignore[arg-type]
-    assert sight.kernel == kernel
+    prepared = prepare_mask(mask, x, kernel=kernel, bias=bias)  # type: ignore[arg-type]
+    assert prepared.kernel == kernel
     attend = eager if kernel == "eager" else KERNELS[kernel]
-    return attend(q, k, v, sight, q.shape[-1] ** -0.5)
+    return attend(q, k, v, prepared, q.shape[-1] ** -0.5)
 
 
 # ── The reference, by hand ───────────────────────────────────────────────────────────────────────────────────────
@@ -178,7 +178,7 @@ BLIND = torch.tensor([[0, 0, 0, 0], [0, 1, 1, 0]])
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kernel", EVERYWHERE)
-def test_a_blind_query_gets_zeros(kernel: str, causal: bool, biased: bool) -> None:
+def test_a_fully_masked_query_gets_zeros(kernel: str, causal: bool, biased: bool) -> None:
     q, k, v = heads(2, 2, 4), heads(2, 2, 4, seed=1), heads(2, 2, 4, seed=2)
     bias = heads(1, 2, 4, 4, seed=3) if biased else None
     with torch.no_grad():
@@ -190,7 +190,7 @@ def test_a_blind_query_gets_zeros(kernel: str, causal: bool, biased: bool) -> No
 
 
 @pytest.mark.parametrize("kernel", DIFFERENTIABLE)
-def test_a_blind_query_has_finite_gradients(kernel: str) -> None:
+def test_a_fully_masked_query_has_finite_gradients(kernel: str) -> None:
     parts = [heads(2, 2, 4, seed=seed).requires_grad_() for seed in range(3)]
     run(kernel, *parts, over(4, BLIND, causal=True)).square().sum().backward()
     for part in parts:
@@ -201,16 +201,16 @@ def test_a_blind_query_has_finite_gradients(kernel: str) -> None:
 
 
 def test_sdpa_is_never_given_a_row_without_a_key() -> None:
-    """Some of its kernels answer such a row with NaN: a blind query is shown everything, and its answer dropped."""
+    """Some of its kernels return NaN for such a row: a fully masked query is shown all keys, and its output dropped."""
     for bias in (None, heads(1, 2, 4, 4, seed=3)):
-        sight = prepare_mask(
+        prepared = prepare_mask(
             over(4, BLIND, causal=True), torch.zeros(2, 4, 8, dtype=torch.float64), kernel="sdpa", bias=bias
         )
-        assert sight.dense is not None
-        assert (sight.dense > -math.inf).any(-1).all()
+        assert prepared.dense is not None
+        assert (prepared.dense > -math.inf).any(-1).all()
 
 
-def test_a_window_that_reaches_no_key_leaves_a_query_blind() -> None:
+def test_a_window_that_reaches_no_key_leaves_a_query_fully_masked() -> None:
     """Only positions far apart: the segments agree, and still nothing is seen."""
     query, key = (
         SequenceLayout(torch.ones(1, 2).long(), torch.tensor([[50, 3]])),
@@ -235,9 +235,9 @@ def test_poison_in_padded_tokens_changes_no_other_output(small: Config, kernel: 
     segment = torch.tensor([[1, 1, 1, 0], [0, 0, 1, 1]])
     x = torch.randn(2, 4, 16, dtype=torch.float64)
     poisoned = x.masked_fill((segment == 0)[:, :, None], poison)
-    sight = prepare_mask(over(4, segment), x, kernel=kernel)  # type: ignore[arg-type]
+    prepared = prepare_mask(over(4, segment), x, kernel=kernel)  # type: ignore[arg-type]
     with torch.no_grad():
-        clean, found = layer(x, sight), layer(poisoned, sight)
+        clean, found = layer(x, prepared), layer(poisoned, prepared)
     assert torch.equal(found[segment != 0], clean[segment != 0])
 
 
@@ -249,10 +249,10 @@ def test_poison_in_a_padded_source_changes_no_output(small: Config, kernel: str)
     x, source = torch.randn(2, 3, 16, dtype=torch.float64), torch.randn(2, 5, 16, dtype=torch.float64)
     poisoned = source.masked_fill((segment == 0)[:, :, None], math.nan)
     there = make_layout(torch.zeros(2, 5), segment)
-    sight = prepare_mask(Mask(make_layout(torch.zeros(2, 3)), there), x, kernel=kernel)  # type: ignore[arg-type]
+    prepared = prepare_mask(Mask(make_layout(torch.zeros(2, 3)), there), x, kernel=kernel)  # type: ignore[arg-type]
     with torch.no_grad():
         clean, found = (
-            layer(x, LayerSource(EncoderMemory(vectors, there), 0, sight)) for vectors in (source, poisoned)
+            layer(x, LayerSource(EncoderMemory(vectors, there), 0, prepared)) for vectors in (source, poisoned)
         )
     assert clean.isfinite().all()
     assert torch.equal(found, clean)
@@ -317,19 +317,19 @@ def test_dropout_of_weights_acts_in_training_alone(small: Config, kernel: str) -
     torch.manual_seed(0)
     layer = SelfAttention(small(attention_dropout=0.5)).double()
     x = torch.randn(2, 6, 16, dtype=torch.float64)
-    sight = prepare_mask(over(6), x, kernel=kernel, dropout=0.5)  # type: ignore[arg-type]
-    assert sight.kernel == kernel
-    assert not torch.equal(layer.train()(x, sight), layer(x, sight))
-    assert torch.equal(layer.eval()(x, sight), layer(x, sight))
+    prepared = prepare_mask(over(6), x, kernel=kernel, dropout=0.5)  # type: ignore[arg-type]
+    assert prepared.kernel == kernel
+    assert not torch.equal(layer.train()(x, prepared), layer(x, prepared))
+    assert torch.equal(layer.eval()(x, prepared), layer(x, prepared))
 
 
 def test_dropout_keeps_the_mean() -> None:
     """Kept weights are scaled up: with values of one, outputs scatter around one."""
     torch.manual_seed(0)
     q, v = heads(1, 64, 32), torch.ones(1, 64, 32, 1, dtype=torch.float64)
-    sight = prepare_mask(over(32, rows=1), torch.zeros(1, 32, 8), dropout=0.25)
+    prepared = prepare_mask(over(32, rows=1), torch.zeros(1, 32, 8), dropout=0.25)
     for kernel in (eager, sdpa):
-        out = kernel(q, q, v, sight, 1.0, 0.25)
+        out = kernel(q, q, v, prepared, 1.0, 0.25)
         assert float(out.std()) > 0.05
         assert float(out.mean()) == pytest.approx(1.0, abs=0.03)
 
@@ -338,8 +338,8 @@ def test_dropout_keeps_the_mean() -> None:
 
 
 def test_kernels_that_cannot_drop_out_give_way() -> None:
-    place = make_layout(torch.zeros(1, 3), torch.ones(1, 3).long())
-    mask, x = Mask(place, place), torch.zeros(1, 3, 8)
+    layout = make_layout(torch.zeros(1, 3), torch.ones(1, 3).long())
+    mask, x = Mask(layout, layout), torch.zeros(1, 3, 8)
     assert prepare_mask(mask, x, kernel="flex", dropout=0.1).kernel == "sdpa"
     assert prepare_mask(mask, x, kernel="varlen", dropout=0.1).kernel == "sdpa"
     assert prepare_mask(mask, x, kernel="varlen", bias=torch.zeros(1, 2, 3, 3)).kernel == "sdpa"
@@ -369,12 +369,12 @@ class OnGpu:
 def test_packed_rows_in_half_precision_on_a_gpu_take_the_variable_length_kernel(
     dtype: torch.dtype, most: int, bias: Tensor | None, dropout: float, kernel: str
 ) -> None:
-    place = make_layout(torch.zeros(1, 3), torch.ones(1, 3).long())
+    layout = make_layout(torch.zeros(1, 3), torch.ones(1, 3).long())
     hints = KernelHints(most)
-    assert choose_kernel(Mask(place, place), OnGpu(dtype), bias, dropout, hints) == kernel  # type: ignore[arg-type]
+    assert choose_kernel(Mask(layout, layout), OnGpu(dtype), bias, dropout, hints) == kernel  # type: ignore[arg-type]
     short = OnGpu(dtype, 512)  # where a mask over all of the row costs less
-    assert choose_kernel(Mask(place, place), short, bias, dropout, hints) == "sdpa"  # type: ignore[arg-type]
-    assert choose_kernel(Mask(place, place), torch.zeros(1, 1024, 8, dtype=dtype), bias, dropout, hints) == "sdpa"
+    assert choose_kernel(Mask(layout, layout), short, bias, dropout, hints) == "sdpa"  # type: ignore[arg-type]
+    assert choose_kernel(Mask(layout, layout), torch.zeros(1, 1024, 8, dtype=dtype), bias, dropout, hints) == "sdpa"
 
 
 # ── The variable-length kernel, which a CPU does not have ────────────────────────────────────────────────────────
@@ -408,12 +408,12 @@ def test_variable_length_rows_are_laid_out_and_gathered_again(
 ) -> None:
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", slow_varlen)
     segment = torch.tensor([[1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 1, 1], [1, 2, 2, 3, 0, 0]])
-    place = make_layout(torch.zeros(3, 6), segment)
-    mask = Mask(place, place, causal, window)
+    layout = make_layout(torch.zeros(3, 6), segment)
+    mask = Mask(layout, layout, causal, window)
     q, k, v = heads(3, 4, 6), heads(3, 2, 6, seed=1), heads(3, 2, 6, seed=2)
     hints = KernelHints(max_documents=3)
-    sight = prepare_mask(mask, torch.zeros(3, 6, 8), kernel="varlen", query_hints=hints, key_hints=hints)
-    assert torch.allclose(varlen(q, k, v, sight, 0.3), eager(q, k, v, PreparedMask(mask, "eager"), 0.3), atol=1e-12)
+    prepared = prepare_mask(mask, torch.zeros(3, 6, 8), kernel="varlen", query_hints=hints, key_hints=hints)
+    assert torch.allclose(varlen(q, k, v, prepared, 0.3), eager(q, k, v, PreparedMask(mask, "eager"), 0.3), atol=1e-12)
 
 
 def test_variable_length_cross_attention_pairs_each_text_with_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -423,16 +423,16 @@ def test_variable_length_cross_attention_pairs_each_text_with_its_source(monkeyp
     mask = Mask(target, source)
     q, k, v = heads(2, 2, 4), heads(2, 2, 5, seed=1), heads(2, 2, 5, seed=2)
     hints = KernelHints(max_documents=2)
-    sight = prepare_mask(mask, torch.zeros(2, 4, 8), kernel="varlen", query_hints=hints, key_hints=hints)
-    assert torch.allclose(varlen(q, k, v, sight, 0.3), eager(q, k, v, PreparedMask(mask, "eager"), 0.3), atol=1e-12)
+    prepared = prepare_mask(mask, torch.zeros(2, 4, 8), kernel="varlen", query_hints=hints, key_hints=hints)
+    assert torch.allclose(varlen(q, k, v, prepared, 0.3), eager(q, k, v, PreparedMask(mask, "eager"), 0.3), atol=1e-12)
 
 
 def test_variable_length_rows_without_padding_need_no_hole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", slow_varlen)
     mask = over(4, causal=True)
     q = heads(2, 2, 4)
-    sight = prepare_mask(mask, torch.zeros(2, 4, 8), kernel="varlen")
-    assert torch.allclose(varlen(q, q, q, sight, 0.3), eager(q, q, q, PreparedMask(mask, "eager"), 0.3), atol=1e-12)
+    prepared = prepare_mask(mask, torch.zeros(2, 4, 8), kernel="varlen")
+    assert torch.allclose(varlen(q, q, q, prepared, 0.3), eager(q, q, q, PreparedMask(mask, "eager"), 0.3), atol=1e-12)
 
 
 # ── Short texts on a CPU ─────────────────────────────────────────────────────────────────────────────────────────
@@ -450,14 +450,14 @@ def test_many_short_texts_are_the_reference_forwards_and_backwards(
     q, k, v = tensors
     ids = torch.zeros(16, 9, dtype=torch.long)
     segment = (torch.arange(9) < torch.arange(16)[:, None]).long() if padded else None  # the first text is empty
-    place = make_layout(ids, segment)
+    layout = make_layout(ids, segment)
     bias = torch.randn(1, 4, 9, 9, generator=draw, dtype=torch.float64, requires_grad=True) if biased else None
-    mask, x = Mask(place, place, causal=causal), torch.zeros(16, 9, 32, dtype=torch.float64)
-    sight = prepare_mask(mask, x, kernel="sdpa", bias=bias)
+    mask, x = Mask(layout, layout, causal=causal), torch.zeros(16, 9, 32, dtype=torch.float64)
+    prepared = prepare_mask(mask, x, kernel="sdpa", bias=bias)
     assert is_short(q, k)
     assert not is_short(q[:8], k[:8])  # few
     assert not is_short(q.repeat(1, 1, 8, 1), k)  # long
-    outs = [sdpa(q, k, v, sight, 0.3), eager(q, k, v, PreparedMask(mask, "eager", bias), 0.3)]
+    outs = [sdpa(q, k, v, prepared, 0.3), eager(q, k, v, PreparedMask(mask, "eager", bias), 0.3)]
     wanted = tensors if bias is None else [*tensors, bias]
     found = [torch.autograd.grad(out.square().sum(), wanted, retain_graph=True) for out in outs]
     torch.testing.assert_close(*outs, rtol=1e-12, atol=1e-14)

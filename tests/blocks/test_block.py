@@ -21,7 +21,7 @@ def x() -> Tensor:
     return torch.randn(2, 5, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
-def sight(x: Tensor) -> PreparedMask:
+def prepared(x: Tensor) -> PreparedMask:
     place = make_layout(x)
     return prepare_mask(Mask(place, place, causal=True), x)
 
@@ -34,28 +34,28 @@ def block_of(stack: Stack) -> Block:
 
 def test_pre_norm_norms_what_each_part_reads(make_stack: Make, x: Tensor) -> None:
     b = block_of(make_stack(norm_placement="pre"))
-    h = x + b.attention(b.attention_sub.norm(x), sight(x))
-    assert torch.equal(b(x, sight(x)), h + b.ffn(b.ffn_sub.norm(h)))
+    h = x + b.attention(b.attention_sub.norm(x), prepared(x))
+    assert torch.equal(b(x, prepared(x)), h + b.ffn(b.ffn_sub.norm(h)))
 
 
 def test_post_norm_norms_each_sum(make_stack: Make, x: Tensor) -> None:
     b = block_of(make_stack(norm_placement="post"))
-    h = b.attention_sub.norm(x + b.attention(x, sight(x)))
-    assert torch.equal(b(x, sight(x)), b.ffn_sub.norm(h + b.ffn(h)))
+    h = b.attention_sub.norm(x + b.attention(x, prepared(x)))
+    assert torch.equal(b(x, prepared(x)), b.ffn_sub.norm(h + b.ffn(h)))
 
 
 def test_sandwich_norms_what_a_part_reads_and_what_it_adds(make_stack: Make, x: Tensor) -> None:
     b = block_of(make_stack(norm_placement="sandwich"))
     assert b.attention_sub.norm_out is not None
     assert b.ffn_sub.norm_out is not None
-    h = x + b.attention_sub.norm_out(b.attention(b.attention_sub.norm(x), sight(x)))
-    assert torch.equal(b(x, sight(x)), h + b.ffn_sub.norm_out(b.ffn(b.ffn_sub.norm(h))))
+    h = x + b.attention_sub.norm_out(b.attention(b.attention_sub.norm(x), prepared(x)))
+    assert torch.equal(b(x, prepared(x)), h + b.ffn_sub.norm_out(b.ffn(b.ffn_sub.norm(h))))
 
 
 def test_parallel_adds_both_parts_of_the_same_input(make_stack: Make, x: Tensor) -> None:
     b = block_of(make_stack(residual="parallel"))
-    expected = x + b.attention(b.attention_sub.norm(x), sight(x)) + b.ffn(b.ffn_sub.norm(x))
-    assert torch.equal(b(x, sight(x)), expected)
+    expected = x + b.attention(b.attention_sub.norm(x), prepared(x)) + b.ffn(b.ffn_sub.norm(x))
+    assert torch.equal(b(x, prepared(x)), expected)
 
 
 @pytest.mark.parametrize("place", ["pre", "post", "sandwich"])
@@ -73,10 +73,10 @@ def test_cross_attention_comes_between_with_a_norm_of_its_own(make_stack: Make, 
         out = part(sub.norm(h))  # type: ignore[operator]
         return h + (sub.norm_out(out) if place == "sandwich" else out)  # type: ignore[operator]
 
-    h = around(b.attention_sub, x, lambda t: b.attention(t, sight(x)))
+    h = around(b.attention_sub, x, lambda t: b.attention(t, prepared(x)))
     h = around(b.cross_sub, h, lambda t: b.cross(t, source))
     h = around(b.ffn_sub, h, b.ffn)
-    assert torch.equal(b(x, sight(x), source=source), h)
+    assert torch.equal(b(x, prepared(x), source=source), h)
 
 
 def test_an_embedding_norm_may_stand_in_for_the_first_norm(make_stack: Make, x: Tensor) -> None:
@@ -85,8 +85,8 @@ def test_an_embedding_norm_may_stand_in_for_the_first_norm(make_stack: Make, x: 
     first, second = stack.blocks
     assert not list(first.attention_sub.norm.parameters())
     assert list(second.attention_sub.norm.parameters())
-    h = x + first.attention(x, sight(x))
-    assert torch.equal(first(x, sight(x)), h + first.ffn(first.ffn_sub.norm(h)))
+    h = x + first.attention(x, prepared(x))
+    assert torch.equal(first(x, prepared(x)), h + first.ffn(first.ffn_sub.norm(h)))
 
 
 @pytest.mark.parametrize("bias", ["all", "attention", "qkv", "none"])
@@ -102,9 +102,9 @@ def test_biases_of_attention_are_where_the_config_has_them(make_stack: Make, bia
 def test_dropout_acts_on_what_each_part_adds(make_stack: Make, x: Tensor) -> None:
     b = block_of(make_stack(dropout=0.5)).train()
     torch.manual_seed(3)
-    found = b(x, sight(x))
+    found = b(x, prepared(x))
     torch.manual_seed(3)
     drop = torch.nn.functional.dropout
-    h = x + drop(b.attention(b.attention_sub.norm(x), sight(x)), 0.5)
+    h = x + drop(b.attention(b.attention_sub.norm(x), prepared(x)), 0.5)
     assert torch.equal(found, h + drop(b.ffn(b.ffn_sub.norm(h)), 0.5))
-    assert torch.equal(b.eval()(x, sight(x)), b(x, sight(x)))
+    assert torch.equal(b.eval()(x, prepared(x)), b(x, prepared(x)))

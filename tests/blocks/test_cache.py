@@ -53,25 +53,25 @@ def test_what_is_written_is_shown_in_order(static: bool) -> None:
 
 def test_a_growing_cache_shows_its_filled_slots_alone() -> None:
     cache, keys = make(), tokens(3)
-    place = put(cache, keys)
-    assert place.positions.tolist() == [[0, 1, 2]]
-    assert place.document_ids is None, "rows that are alike need no segments"
+    layout = put(cache, keys)
+    assert layout.positions.tolist() == [[0, 1, 2]]
+    assert layout.document_ids is None, "rows that are alike need no segments"
     shown, _ = cache.write(0, keys, keys)
     assert shown.shape == (ROWS, KV, 3, WIDTH)
 
 
 def test_a_static_cache_shows_all_slots_and_calls_the_empty_ones_padding() -> None:
     cache, keys = make(static=True), tokens(3)
-    place = put(cache, keys)
-    assert place.document_ids is not None
-    assert place.document_ids.tolist() == [[1, 1, 1, 0, 0, 0, 0, 0]] * ROWS
+    layout = put(cache, keys)
+    assert layout.document_ids is not None
+    assert layout.document_ids.tolist() == [[1, 1, 1, 0, 0, 0, 0, 0]] * ROWS
     shown, _ = cache.write(0, keys, keys)
     assert shown.shape == (ROWS, KV, 8, WIDTH)
     assert int(cache.cursor) == 3
 
 
 def test_a_static_cache_keeps_its_addresses() -> None:
-    """What a CUDA graph needs: writing, reordering and cropping happen in place."""
+    """What a CUDA graph needs: writing, reordering and cropping happen in layout."""
     cache = make(static=True)
     held = [*cache.keys, *cache.values, cache.document_ids, cache.positions, cache.cursor]
     before = [t.data_ptr() for t in held]
@@ -184,11 +184,11 @@ def test_crop_takes_back_the_last_tokens(static: bool) -> None:
     put(cache, keys)
     cache.crop(2)
     again = tokens(2, seed=1)
-    place = put(cache, again)
+    layout = put(cache, again)
     assert torch.equal(show(cache, 0, 4)[0], torch.cat([keys[:, :, :2], again], dim=2))
-    assert place.positions[0, :4].tolist() == [0, 1, 2, 3]
-    if place.document_ids is not None:
-        assert place.document_ids[0].tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
+    assert layout.positions[0, :4].tolist() == [0, 1, 2, 3]
+    if layout.document_ids is not None:
+        assert layout.document_ids[0].tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
 
 
 @BOTH
@@ -248,9 +248,9 @@ def test_what_is_written_takes_the_type_of_the_cache() -> None:
 def test_a_cross_cache_is_the_memory_projected_by_every_layer(make_stack: Callable[..., Stack]) -> None:
     stack = make_stack(causal=True, cross=True, kv_heads=2)
     source = torch.randn(2, 5, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    place = make_layout(source, torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]))
+    layout = make_layout(source, torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]))
     source[0, 3:] = torch.nan  # padding is blank
-    memory, cache = EncoderMemory(source, place), stack.build_cross_cache(source, place)
+    memory, cache = EncoderMemory(source, layout), stack.build_cross_cache(source, layout)
     assert (memory.batch_size, cache.batch_size) == (2, 2)
     assert len(cache.keys) == len(cache.values) == 2
     for layer, block in enumerate(stack.blocks):

@@ -27,9 +27,9 @@ EXAMPLES = settings(max_examples=60, deadline=None, derandomize=True)
 def may_see(mask: Mask, rows: int, queries: int, keys: int) -> list[list[list[bool]]]:
     """The rule in words: same document, no padding, nothing later, nothing farther than the window."""
 
-    def at(place: SequenceLayout, row: int, i: int) -> tuple[int, int]:
-        segment = 1 if place.document_ids is None else int(place.document_ids[row % len(place.document_ids), i])
-        return segment, int(place.positions[row % len(place.positions), i])
+    def at(layout: SequenceLayout, row: int, i: int) -> tuple[int, int]:
+        segment = 1 if layout.document_ids is None else int(layout.document_ids[row % len(layout.document_ids), i])
+        return segment, int(layout.positions[row % len(layout.positions), i])
 
     table = [[[False] * keys for _ in range(queries)] for _ in range(rows)]
     for row in range(rows):
@@ -120,11 +120,11 @@ def check_weights(kernel: AttentionKernel, mask: Mask, rows: int, biased: bool) 
     bias = torch.randn(1, 2, queries, keys, dtype=torch.float64, generator=generator) if biased else None
     v = torch.eye(keys, dtype=torch.float64).expand(rows, 2, keys, keys)
     x = torch.zeros(rows, queries, 16, dtype=torch.float64)
-    sight = prepare_mask(mask, x, kernel=kernel, bias=bias)
-    assert sight.kernel == kernel
+    prepared = prepare_mask(mask, x, kernel=kernel, bias=bias)
+    assert prepared.kernel == kernel
     with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)  # not traced anew for each mask
-        weights = KERNELS[kernel](q, k, v, sight, 0.5)
+        weights = KERNELS[kernel](q, k, v, prepared, 0.5)
     table = may_see(mask, rows, queries, keys)
     for row, head, i in product(range(rows), range(2), range(queries)):
         scores = 0.5 * k[row, head] @ q[row, head, i] + (0.0 if bias is None else bias[0, head, i])
@@ -172,8 +172,8 @@ def test_offsets_imply_the_rule(case: tuple[Mask, int], hints: KernelHints) -> N
 
 
 def test_offsets_of_rows_without_segments_are_the_rows() -> None:
-    place = make_layout(torch.zeros(3, 4))
-    offsets = make_offsets(Mask(place, place), 3, KernelHints(), KernelHints())
+    layout = make_layout(torch.zeros(3, 4))
+    offsets = make_offsets(Mask(layout, layout), 3, KernelHints(), KernelHints())
     assert torch.equal(implied(offsets, 3, 4, 4), torch.ones(3, 4, 4, dtype=torch.bool))
     assert (offsets.max_query_length, offsets.max_key_length) == (4, 4)
 
@@ -197,9 +197,9 @@ def test_shortcuts_are_true_when_they_are_taken(case: tuple[Mask, int]) -> None:
 
 
 def test_shortcuts_are_taken_for_plain_rows() -> None:
-    place = make_layout(torch.zeros(2, 5))
-    assert Mask(place, place).is_full
-    mask, x, hints = Mask(place, place, causal=True), torch.zeros(2, 5, 8), KernelHints(in_order=True)
+    layout = make_layout(torch.zeros(2, 5))
+    assert Mask(layout, layout).is_full
+    mask, x, hints = Mask(layout, layout, causal=True), torch.zeros(2, 5, 8), KernelHints(in_order=True)
     assert torch.equal(mask.dense()[0, 0], torch.ones(5, 5).tril().bool())
     assert prepare_mask(mask, x, query_hints=hints).dense is None
     assert prepare_mask(mask._replace(window=2), x, query_hints=hints).dense is not None
@@ -208,8 +208,8 @@ def test_shortcuts_are_taken_for_plain_rows() -> None:
 
 def test_positions_of_the_callers_own_are_no_triangle() -> None:
     """Positions that start again are not a look-ahead mask by index: only the rule may decide."""
-    place = make_layout(torch.zeros(1, 4), positions=torch.tensor([[0, 1, 0, 1]]))
-    mask = Mask(place, place, causal=True)
+    layout = make_layout(torch.zeros(1, 4), positions=torch.tensor([[0, 1, 0, 1]]))
+    mask = Mask(layout, layout, causal=True)
     q = torch.randn(1, 1, 4, 8, dtype=torch.float64)
     x = torch.zeros(1, 4, 8, dtype=torch.float64)
     v = torch.eye(4, dtype=torch.float64)[None, None]
@@ -250,10 +250,10 @@ def test_positions_of_rows_do_not_depend_on_each_other(rows: list[list[int]]) ->
 
 
 def test_place_of_ids_alone_is_one_document_a_row() -> None:
-    place = make_layout(torch.zeros(3, 4))
-    assert place.document_ids is None
-    assert place.padding is None
-    assert place.positions.tolist() == [[0, 1, 2, 3]]
+    layout = make_layout(torch.zeros(3, 4))
+    assert layout.document_ids is None
+    assert layout.padding is None
+    assert layout.positions.tolist() == [[0, 1, 2, 3]]
 
 
 def test_place_of_segments_of_another_shape_is_refused() -> None:
@@ -262,9 +262,9 @@ def test_place_of_segments_of_another_shape_is_refused() -> None:
 
 
 def test_padding_is_segment_zero() -> None:
-    place = make_layout(torch.zeros(1, 3), torch.tensor([[0, 1, 2]]))
-    assert place.padding is not None
-    assert place.padding.tolist() == [[True, False, False]]
+    layout = make_layout(torch.zeros(1, 3), torch.tensor([[0, 1, 2]]))
+    assert layout.padding is not None
+    assert layout.padding.tolist() == [[True, False, False]]
 
 
 @pytest.mark.parametrize("alike", [True, False], ids=["positions of all", "positions of each"])

@@ -29,10 +29,10 @@ def test_a_last_norm_is_there_where_blocks_do_not_end_with_one(make_stack: Make,
     """Trap 11; `tests/parity/test_parity_torch.py` holds the same against torch.nn.Transformer."""
     stack, x = make_stack(norm_placement=place), vectors()
     here = make_layout(x)
-    sight = prepare_mask(Mask(here, here), x)
+    prepared = prepare_mask(Mask(here, here), x)
     h = x
     for block in stack.blocks:
-        h = block(h, sight)
+        h = block(h, prepared)
     assert (stack.norm is not None) == there
     assert torch.equal(stack(x, here), h if stack.norm is None else stack.norm(h))
 
@@ -48,10 +48,10 @@ def test_neighbouring_layers_share_blocks(make_stack: Make, layers: int, distinc
     stack, x = make_stack(layers=layers, num_layer_groups=distinct), vectors()
     assert len(stack.blocks) == (distinct or layers)
     here = make_layout(x)
-    sight = prepare_mask(Mask(here, here), x)
+    prepared = prepare_mask(Mask(here, here), x)
     h = x
     for number in order:
-        h = stack.blocks[number](h, sight)
+        h = stack.blocks[number](h, prepared)
     assert stack.norm is not None
     assert torch.equal(stack(x, here), stack.norm(h))
 
