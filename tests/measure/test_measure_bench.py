@@ -50,7 +50,7 @@ def test_every_family_is_measured(tiny: Make, family: str, head: str, kinds: lis
     assert (found.family, found.parameters, found.dtype, found.int8) == (family, 123, "float32", int8)
     values = json.loads(json.dumps(found.to_dict()))
     assert values["limits"]["bandwidth"] == max(found.limits.memory_bandwidth, found.limits.cached_bandwidth)
-    assert values["points"][0]["share"] == found.points[0].fraction_of_limit
+    assert values["points"][0]["fraction_of_limit"] == found.points[0].fraction_of_limit
 
 
 @pytest.mark.usefixtures("quick")
@@ -67,7 +67,7 @@ def test_it_stops_when_the_time_is_over(tiny: Make, monkeypatch: pytest.MonkeyPa
     found = measured(tiny("seq2seq"), seconds=1e-9)
     assert [(point.kind, point.batch) for point in found.points] == [("prefill", 1), ("decode", 1), ("search", 1)]
     assert [note.split(":")[0] for note in found.notes] == ["prefill", "decode", "search"]
-    assert all("longer than was given" in note for note in found.notes)
+    assert all("the time was over" in note for note in found.notes)
 
 
 @pytest.mark.usefixtures("quick")

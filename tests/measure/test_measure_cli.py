@@ -18,8 +18,8 @@ from qkv import cli
 from qkv.measure import BenchResult, MachineLimits, check_memory, choose_device, choose_dtype
 from qkv.measure.bench import BenchPoint
 from qkv.measure.machine import free_memory, machine_name
-from qkv.models.tables.summary import summarise_model
 from qkv.models.tables import presets
+from qkv.models.tables.summary import summarise_model
 from qkv.render import bench as shown
 
 machine = sys.modules["qkv.measure.machine"]

@@ -12,8 +12,8 @@ import qkv
 from qkv.blocks import Mask, SequenceLayout
 from qkv.measure.cost import Cost, num_attention_pairs, prefill_cost, step_cost, weight_bytes
 from qkv.models import build
-from qkv.models.tables.summary import summarise_model
 from qkv.models.tables import presets
+from qkv.models.tables.summary import summarise_model
 
 Make = Callable[..., qkv.Model]
 

@@ -1,9 +1,9 @@
-"""What a machine reaches with a model, beside what it could reach at most.
+"""Benchmarks: measured throughput against the hardware's limits (a roofline).
 
-cost      what a pass must read and compute, counted from the network's own parts
-limits    how fast the machine reads and computes, measured
-machine   where to run and in which type, how much memory is free, what the machine is called
-bench     reading, writing and searching, measured in batches of growing size
+cost      what a forward pass must read and compute, counted from the network's modules
+limits    memory bandwidth and FLOP/s of the machine, measured
+machine   device, dtype, free memory, name of the machine
+bench     prefill, decoding and beam search at growing batch sizes
 """
 
 from qkv.measure.bench import BenchPoint, BenchResult, measure

@@ -1,14 +1,14 @@
-"""What a machine reaches with a model: reading, writing and searching, in batches of growing size.
+"""Throughput of a model on this machine: prefill, decoding and beam search, at growing batch sizes.
 
-    prefill    prompts (or sources, or texts for a model that does not write) of growing length, one at a time
-    decode     a token for each row of a batch, step after step, greedily: tokens written a second
-    search     the same with four hypotheses a row, for an encoder-decoder
-    encode     batches of texts through a model that does not write: tokens read a second
+    prefill    prompts (or sources, or texts for a model that does not generate) of growing length, one at a time
+    decode     greedy decoding: generated tokens per second
+    search     the same with four beams, for an encoder-decoder
+    encode     batches of texts through a model that does not generate: tokens per second
 
-All goes through `generate`, so that what is measured is what a user gets: on a GPU, steps as CUDA graphs. A step's time
-is the difference between writing a few tokens and writing more, so that reading the prompt and capturing a graph, which
-are paid once, cancel out; so many more that they take about as long as these. Times are the best of several. Batches
-double for as long as there is time and memory.
+All calls go through `generate`, so that the figures are those of a user: on a GPU, with CUDA graphs. The time of a step
+is the difference between generating a few tokens and generating more, so that the prompt and the capture of graphs,
+which are paid once, cancel out. Times are the best of several. Batch sizes double for as long as there is time and
+memory.
 """
 
 import copy
@@ -27,23 +27,23 @@ from qkv.models import Decoder, Encoder, Network, Seq2Seq
 
 BenchKind = Literal["prefill", "decode", "search", "encode"]
 BenchProgress = Callable[[str, int, int], None]
-"""Called with what is measured now, how much of all is done, and how much there is."""
+"""Called with what is being measured, how much is done, and how much there is."""
 
 PREFILL_LENGTHS = (16, 64, 256, 1024, 4096)
-"""Of the prompts that are read, as far as the model's positions reach."""
+"""Prompt lengths of prefill, up to the model's positions."""
 DECODE_PROMPT_LENGTH = 16
-"""How long a prompt or a source is where writing is measured."""
+"""Prompt or source length of decoding."""
 ENCODE_LENGTH = 128
-"""How long a text is where batches of texts are read."""
+"""Text length of encoding."""
 SHORT_RUN_TOKENS, MAX_EXTRA_TOKENS = 4, 64
-"""How many tokens are written in the shorter run, and at most how many more in the longer one."""
+"""Tokens of the shorter run, and the most that the longer run generates in addition."""
 SEARCH_BEAMS = 4
 MAX_BATCH_SIZE = {"cpu": 256, "cuda": 1024}
-"""The largest batch."""
+"""The largest batch size, by device."""
 TIME_FRACTIONS = {"limits": 0.15, "prefill": 0.25}
-"""Of the time; the rest is for batches."""
+"""Fractions of the time; the rest is for batches."""
 CASES_PER_BUDGET = 12
-"""No length and no batch takes more than one part in so many of the time for all of them, while there are others."""
+"""Each length and each batch size gets at most the time divided by this number."""
 
 ABOVE_LIMIT_NOTE = (
     "above 100 %: a limit was measured too low or a time too short, as when other work disturbs the machine; "
@@ -53,46 +53,50 @@ ABOVE_LIMIT_NOTE = (
 
 @dataclass(frozen=True)
 class BenchPoint:
-    """One thing measured, beside its limit."""
+    """One measurement and its limit."""
 
     kind: BenchKind
     batch: int
     beams: int
     length: int  # tokens of each prompt, source or text
-    seconds: float  # of one pass: a step, or reading a batch
-    tokens: int  # that a pass reads or writes
-    bytes: int  # that it must read
+    seconds: float  # of one forward pass
+    tokens: int  # that a pass reads or generates
+    bytes: int  # that a pass must read
     flops: int
-    limit: float  # tokens a second
-    bound: Bound  # what sets the limit
+    limit: float  # tokens per second
+    bound: Bound  # what the limit comes from
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens a second."""
+        """Measured throughput."""
         return self.tokens / self.seconds
 
     @property
     def fraction_of_limit(self) -> float:
-        """How much of the limit is reached."""
+        """The fraction of the limit that is reached."""
         return self.tokens_per_second / self.limit
 
     @property
     def exceeds_limit(self) -> bool:
-        """Whether more than the limit seems to be reached."""
+        """Whether the throughput exceeds the limit, which hints at a disturbed measurement."""
         return round(100 * self.fraction_of_limit) > 100
 
     @property
     def intensity(self) -> float:
-        """FLOPs for each byte."""
+        """FLOPs per byte."""
         return self.flops / self.bytes
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "tokens_per_second": self.tokens_per_second, "share": self.fraction_of_limit}
+        return {
+            **asdict(self),
+            "tokens_per_second": self.tokens_per_second,
+            "fraction_of_limit": self.fraction_of_limit,
+        }
 
 
 @dataclass
 class BenchResult:
-    """All that was measured of one model on one machine."""
+    """All measurements of one model on one machine."""
 
     model: str
     family: str
@@ -127,7 +131,7 @@ def measure(
     seconds: float = 20.0,
     report: BenchProgress | None = None,
 ) -> BenchResult:
-    """Measure a network in about so many seconds; a large one takes longer, as everything is tried at least once."""
+    """Measure a network in about `seconds`; a large one takes longer, because everything runs at least once."""
     one = next(network.parameters())
     device, dtype, weights = one.device, one.dtype, weight_bytes(network)
     tell = report or (lambda what, done, total: None)
@@ -146,8 +150,6 @@ def measure(
         torch=torch.__version__,
         limits=limits,
     )
-    if int8 and device.type == "cuda":
-        bench.notes.append("int8 weights on a GPU pay in compiled steps of one text, which are not measured here")
     subject = BenchRun(without_eos(network), bench, tell)
     subject.measure_prefill(seconds * TIME_FRACTIONS["prefill"])
     left = seconds * (1 - sum(TIME_FRACTIONS.values()))
@@ -164,7 +166,7 @@ def measure(
 
 
 def without_eos(network: Network) -> Network:
-    """The same network, weights and all, that never ends a text by itself and has something to begin one with."""
+    """The same network without end-of-sequence tokens, and with a start token, so that texts have a given length."""
     twin = copy.copy(network)
     start = 0 if network.config.decoder_start_token_id is None else network.config.decoder_start_token_id
     twin.config = replace(network.config, eos_token_ids=(), decoder_start_token_id=start)
@@ -172,7 +174,7 @@ def without_eos(network: Network) -> Network:
 
 
 class BenchRun:
-    """A network being measured, and the bench that it fills."""
+    """Measures a network and fills a `BenchResult`."""
 
     def __init__(self, network: Network, bench: BenchResult, report: BenchProgress) -> None:
         self.network, self.bench, self.report = network, bench, report
@@ -182,24 +184,22 @@ class BenchRun:
         target = network.config.stack
         self.max_target_length = (
             target.max_positions if target.has_max_positions else PREFILL_LENGTHS[-1]
-        )  # for what is read and written
+        )  # prompt and generated tokens
         self.generates = isinstance(network, Seq2Seq) or network.config.head.kind == "lm"
-        self.min_batch_seconds = (
-            0.0  # seconds that the newest batch took, with nothing tried more often than it must be
-        )
+        self.min_batch_seconds = 0.0  # the least time that the newest batch size takes
 
     # ── Reading ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def measure_prefill(self, seconds: float) -> None:
-        """One text at a time, of growing length."""
+        """Prefill of one text at a time, of growing length."""
         most = self.max_source_length - (
             self.generates and isinstance(self.network, Decoder)
-        )  # a decoder writes a token after it
+        )  # a decoder generates a token after it
         lengths = [length for length in PREFILL_LENGTHS if length <= most] or [max(1, most)]
         stop, last = time.perf_counter() + seconds, 0.0
         for number, length in enumerate(lengths):
-            if number and time.perf_counter() + 4 * 3 * last > stop:  # four times the length, warmed up and tried twice
-                self.bench.notes.append(f"prefill: {length:,} tokens and more would have taken longer than was given")
+            if number and time.perf_counter() + 4 * 3 * last > stop:  # four times the length, one warm-up and two runs
+                self.bench.notes.append(f"prefill: {length:,} tokens and more were left out, because the time was over")
                 return
             self.report(f"reading {length:,} tokens", int(100 * TIME_FRACTIONS["limits"]) + number, 100)
             last = best_time(self._prefill_call(1, length), self.device, seconds / CASES_PER_BUDGET)
@@ -217,13 +217,13 @@ class BenchRun:
     # ── Batches ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def measure_batches(self, kind: BenchKind, seconds: float) -> None:
-        """Batches of 1, 2, 4, … for as long as there is time and memory."""
+        """Batch sizes 1, 2, 4, … for as long as there is time and memory."""
         begin = time.perf_counter()
         sizes = list(doubling(MAX_BATCH_SIZE.get(self.device.type, MAX_BATCH_SIZE["cpu"])))
         for number, batch in enumerate(sizes):
             left = begin + seconds - time.perf_counter()
             if number and 2 * self.min_batch_seconds > left:
-                self.bench.notes.append(f"{kind}: batches of {batch} and more would have taken longer than was given")
+                self.bench.notes.append(f"{kind}: batches of {batch} and more were left out, because the time was over")
                 return
             if not self._fits_memory(batch, kind):
                 self.bench.notes.append(f"{kind}: a batch of {batch} does not fit into memory")
@@ -253,7 +253,7 @@ class BenchRun:
         beams = min(beams, self.network.config.stack.vocab_size)
         seq2seq = isinstance(self.network, Seq2Seq)
         prompt = min(DECODE_PROMPT_LENGTH, self.max_source_length if seq2seq else max(1, self.max_target_length // 4))
-        held = 1 if seq2seq else prompt  # what stands in a row's cache before anything is written
+        held = 1 if seq2seq else prompt  # cached tokens before the first generated one
         few = min(SHORT_RUN_TOKENS, max(1, (self.max_target_length - held) // 2))
         ids = random_prompts(batch, prompt, self.source.vocab_size)
 
@@ -263,8 +263,8 @@ class BenchRun:
 
         writing(few)  # warms up
         short = [writing(few)]
-        # So long that a few rounds fit into the time, but so much longer that it can be told from noise: the steps that
-        # are counted take at least as long as the shorter run, whose time is taken off.
+        # The longer run fits into the time a few times, but its extra steps take at least as long as the shorter run,
+        # lest the difference be noise.
         most = max(1, min(MAX_EXTRA_TOKENS, self.max_target_length - held - few))
         more = min(most, max(SHORT_RUN_TOKENS, int(seconds / 4 / (short[0] / few))))
         long = [writing(few + more), writing(few + more)]
@@ -278,14 +278,14 @@ class BenchRun:
             short.append(writing(few))
         self.min_batch_seconds = 4 * min(short) + 4 * min(long)
         step = (min(long) - min(short)) / more
-        if step <= 0:  # nothing but noise lies between the two: an upper bound is what the longer one took
+        if step <= 0:  # the difference is noise: use the longer run as an upper bound
             step = min(long) / (few + more)
         slots = held + few + more // 2
         cost = step_cost(self.network, batch, slots, num_beams=beams, source_length=prompt if seq2seq else 0)
         self._add("search" if beams > 1 else "decode", batch, beams, prompt, step, batch, cost)
 
     def _fits_memory(self, batch: int, kind: BenchKind) -> bool:
-        """Whether the cache of a batch fits beside all else, with as much again for what a step needs."""
+        """Whether the cache of a batch fits into memory, with the same amount again for a step."""
         free = free_memory(self.device)
         if free is None or not self.generates:
             return True
@@ -312,7 +312,7 @@ class BenchRun:
 
 @torch.inference_mode()
 def encode(network: Encoder | Decoder, ids: torch.Tensor) -> torch.Tensor:
-    """The vectors of a batch of texts."""
+    """The hidden states of a batch of texts."""
     return network.hidden(ids)[0]
 
 
@@ -328,14 +328,14 @@ def doubling(max_size: int) -> Iterator[int]:
 
 
 def random_prompts(batch_size: int, length: int, vocab_size: int) -> list[list[int]]:
-    """Random texts, the same each time."""
+    """Random prompts, the same each time."""
     generator = torch.Generator().manual_seed(length)
     ids: list[list[int]] = torch.randint(0, vocab_size, (batch_size, length), generator=generator).tolist()
     return ids
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether memory ran out: torch has a type of error for it on a GPU, and only a message on a CPU."""
+    """Whether memory ran out: torch has an exception type for it on a GPU, and only a message on a CPU."""
     return (
         isinstance(error, torch.OutOfMemoryError)
         or "allocate memory" in str(error)

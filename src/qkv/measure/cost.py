@@ -1,12 +1,12 @@
-"""What a pass through a network must read and compute at the least, counted from the network's own parts.
+"""The bytes that a forward pass must read and the FLOPs it must compute, counted from the network's modules.
 
-    bytes    every weight that the pass uses, once, whatever the batch; the cache, once a row
-    FLOPs    2 for every weight of a matrix and token, 4·H·D for every key that a token sees, as in `models.account`
+    bytes    every weight that the pass uses, once for any batch size; the cache, once for each sequence
+    FLOPs    2 for each weight of a matrix and token, 4·H·D for each key that a token attends to, as in `models.summary`
 
-Looking up embeddings, norms and softmaxes are left out: they are little beside it. So are the vectors between layers,
-which a kernel may keep close by.
+Embedding look-ups, norms and softmaxes are small and left out. So are the vectors between layers, which a kernel may
+keep in fast memory.
 
-H heads, D head width
+H heads, D head dim
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from qkv.models import Encoder, Network, Seq2Seq
 
 @dataclass(frozen=True)
 class Cost:
-    """What one pass reads, in bytes, and computes, in FLOPs."""
+    """The bytes that a pass reads and the FLOPs that it computes."""
 
     bytes: int
     flops: int
@@ -85,7 +85,7 @@ def prefill_cost(network: Network, batch_size: int, length: int, *, head: bool =
 
 
 def linear_cost(module: nn.Module, *, num_tokens: int) -> Cost:
-    """The cost of so many tokens that pass through the linear maps of a module."""
+    """The cost of the linear maps of a module for a number of tokens."""
     numbers = size = 0
     for part in module.modules():
         size += sum(t.numel() * t.element_size() for t in (*part.parameters(False), *part.buffers(False)))
@@ -97,14 +97,14 @@ def linear_cost(module: nn.Module, *, num_tokens: int) -> Cost:
 
 
 def attention_cost(stack: Stack, num_keys: int, num_pairs: int) -> Cost:
-    """One layer's attention: so many keys (and values) read, and pairs of a query and a key that it sees."""
+    """The cost of one layer's attention: keys (and values) read, and (query, key) pairs computed."""
     config = stack.config
     size = next(stack.parameters()).element_size()
     return Cost(2 * config.kv_heads * config.head_dim * size * num_keys, 4 * config.heads * config.head_dim * num_pairs)
 
 
 def weight_bytes(network: Network) -> int:
-    """What all weights of a network take in memory."""
+    """The memory of all weights of a network."""
     seen = {id(t): t for t in (*network.parameters(), *network.buffers())}
     packed = [module for module in network.modules() if isinstance(module, Int8Linear)]
     plain = sum(t.numel() * t.element_size() for t in seen.values())
@@ -117,7 +117,7 @@ def _encoder_cost(stack: Stack, project: nn.Module | None, batch_size: int, leng
 
 
 def _stack_cost(stack: Stack, batch_size: int, length: int, *, causal: bool) -> Cost:
-    """All layers over whole texts. What attention reads was just computed: it counts as FLOPs alone."""
+    """All layers over whole texts. Attention reads what was just computed, so it counts as FLOPs only."""
     total = Cost(0, 0) if stack.norm is None else linear_cost(stack.norm, num_tokens=batch_size * length)
     for layer in range(stack.config.layers):
         total += linear_cost(_block(stack, layer), num_tokens=batch_size * length)
@@ -127,10 +127,10 @@ def _stack_cost(stack: Stack, batch_size: int, length: int, *, causal: bool) -> 
 
 
 def num_attention_pairs(length: int, window: int, *, causal: bool) -> int:
-    """How many pairs of a query and a key that it sees a text of so many tokens has.
+    """The number of (query, key) pairs of attention over a text of `length` tokens.
 
-    >>> num_attention_pairs(4, 0, causal=True), num_attention_pairs(4, 0, causal=False), num_attention_pairs(4, 1, causal=True)
-    (10, 16, 7)
+    >>> num_attention_pairs(4, 0, causal=True), num_attention_pairs(4, 1, causal=True)
+    (10, 7)
     """
     reach = min(window or length, length - 1)  # how far back a token sees
     back = reach * (reach + 1) // 2 + (length - reach - 1) * reach

@@ -1,10 +1,10 @@
-"""How fast a machine reads and computes: the two limits that everything else is measured against.
+"""Memory bandwidth and FLOP/s of a machine: the two limits of a roofline.
 
-    arithmetic    a product of large square matrices, in the type that the model computes in
-    bandwidth     reading and copying memory that is larger than any cache, and again as much as the model's weights,
-                  which a cache may hold: whichever is faster counts
+    arithmetic    a product of large square matrices, in the dtype of the model
+    bandwidth     reading and copying memory that is larger than any cache, and memory of the size of the model's
+                  weights, which may be cached: the faster one counts
 
-Both are what torch reaches here, the best of several tries; they are not what a data sheet promises.
+Both are the best that torch reaches here in several tries, not the figures of a data sheet.
 """
 
 import time
@@ -20,19 +20,19 @@ from qkv.decode.cpu.int8 import Int8Linear
 from qkv.measure.cost import Cost
 
 UNCACHED_BYTES = {"cpu": 2**28, "cuda": 2**30}
-"""How many bytes are more than the caches hold."""
+"""More bytes than the caches hold."""
 MATRIX_SIZES = (256, 512, 1024, 2048, 4096, 8192)
-"""Of the square matrices: larger ones as long as there is time."""
+"""Sides of the square matrices, tried as long as there is time."""
 Bound = Literal["bandwidth", "arithmetic"]
 
 
 @dataclass(frozen=True)
 class MachineLimits:
-    """What a machine reaches at most."""
+    """The limits of a machine."""
 
     flops: float  # a second
-    memory_bandwidth: float  # bytes a second, out of memory
-    cached_bandwidth: float  # bytes a second, out of as much memory as the model's weights take
+    memory_bandwidth: float  # bytes per second
+    cached_bandwidth: float  # bytes per second, for memory of the size of the model's weights
 
     @property
     def bandwidth(self) -> float:
@@ -40,11 +40,11 @@ class MachineLimits:
 
     @property
     def ridge_point(self) -> float:
-        """From so many FLOPs for each byte on the arithmetic is the limit."""
+        """FLOPs per byte above which FLOP/s is the limit."""
         return self.flops / self.bandwidth
 
     def min_seconds(self, cost: Cost) -> tuple[float, Bound]:
-        """The seconds that a pass takes at the least, and what it waits for."""
+        """The least time of a pass, and what limits it."""
         reading, computing = cost.bytes / self.bandwidth, cost.flops / self.flops
         return (reading, "bandwidth") if reading >= computing else (computing, "arithmetic")
 

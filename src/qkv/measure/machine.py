@@ -1,4 +1,4 @@
-"""The machine: where to run and in which type, how much memory is free, what it is called."""
+"""The machine: device and dtype by name, free memory, name."""
 
 import platform
 from pathlib import Path
@@ -42,7 +42,7 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
         raise UsageError(f"--dtype {name}: {suggest_name(name, [*DTYPE_BYTES, 'auto'])}")
     if name == "bfloat16" and device.type == "cpu" and not supports_bfloat16():
         raise QkvError(
-            f"--dtype bfloat16: this CPU stops at it; set {ISA_VARIABLE}={WITHOUT_AMX} in the environment, or stay in float32"
+            f"--dtype bfloat16 crashes on this CPU; set {ISA_VARIABLE}={WITHOUT_AMX} in the environment, or use float32"
         )
     dtype: torch.dtype = getattr(torch, name)
     return dtype

@@ -1,4 +1,4 @@
-"""Constrained decoding: whatever a random model prefers, its answers match; and what is not a valid constraint says so."""
+"""Constrained decoding: the text of a random model matches, and what cannot be constrained is an error."""
 
 import json
 import re
@@ -356,7 +356,7 @@ def test_characters_that_take_several_byte_tokens(way: str) -> None:
         assert tokens.decode(result.ids) == result.text
 
 
-# ── What is not a valid constraint ──────────────────────────────────────────────────────────────────────────────────────
+# ── Errors ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @needed
