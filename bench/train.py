@@ -241,10 +241,10 @@ def gpt2(tiny: bool, steps: int) -> list[Row]:
     full = CausalLM(
         documents(np.full((512, 1), length), vocab), bytes_tokenizer(), max_length=length, add_bos_eos=False
     )
-    for stream in ("auto", "float32"):
-        told = work if stream == "auto" else f"{work}, {stream} stream"
+    for residual in ("auto", "float32"):
+        label = work if residual == "auto" else f"{work}, {residual} residual stream"
         batches = SequenceStream(full, batch_tokens=rows * length)
-        out += ours(told, plain(config), batches, tokens_of, steps=steps, flops=flops, stream=stream)
+        out += ours(label, plain(config), batches, tokens_of, steps=steps, flops=flops, residual_dtype=residual)
     lengths = np.random.default_rng(1).integers(50, 2 * length, (512, 1)) if not tiny else np.full((99, 1), 30)
     ragged = CausalLM(documents(lengths, vocab), bytes_tokenizer(), max_length=length)
     out += ours(
@@ -276,11 +276,11 @@ def bert(tiny: bool, steps: int, dropout: bool = False) -> list[Row]:
     objective = MaskedLM(documents(np.full((1024, 1), length - 2), vocab), bytes_tokenizer(), max_length=length)
     flops = summarise_model(config, length).flops_training
     out = []
-    for stream in ("auto", "float32"):
-        told = work if stream == "auto" else f"{work}, {stream} stream"
+    for residual in ("auto", "float32"):
+        label = work if residual == "auto" else f"{work}, {residual} residual stream"
         batches = SequenceStream(objective, batch_tokens=rows * length)
         shape = config if dropout else plain(config)
-        out += ours(told, shape, batches, tokens_of, steps=steps, flops=flops, stream=stream)
+        out += ours(label, shape, batches, tokens_of, steps=steps, flops=flops, residual_dtype=residual)
     rate = config.stack.dropout if dropout else 0.0
     hf = transformers.BertConfig(vocab_size=vocab, hidden_dropout_prob=rate, attention_probs_dropout_prob=rate)
     if tiny:
