@@ -26,11 +26,16 @@ class MetricsAndSamples(Protocol):
     """What a task returns for a network: its metrics, the name of the main one, and some predictions to look at."""
 
     @property
-    def metrics(self) -> dict[str, float]: ...
+    def metrics(self) -> dict[str, float]:
+        """Each metric by its name."""
+
     @property
-    def samples(self) -> Sequence[Sample]: ...
+    def samples(self) -> Sequence[Sample]:
+        """Examples with their predictions."""
+
     @property
-    def main(self) -> str: ...
+    def main(self) -> str:
+        """The name of the main metric."""
 
 
 TaskMetrics = Callable[[Network], MetricsAndSamples]

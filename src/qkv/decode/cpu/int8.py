@@ -83,6 +83,7 @@ class Int8Linear(nn.Module):
         )
 
     def extra_repr(self) -> str:
+        """The sizes, for the module's `repr`."""
         return f"in_features={self.in_features}, out_features={self.out_features}"
 
 

@@ -169,6 +169,7 @@ class PagedCache:
 
     @property
     def batch_size(self) -> int:
+        """The number of sequences in the batch."""
         return self.page_tables.shape[0]
 
     @property

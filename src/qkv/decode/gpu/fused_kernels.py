@@ -33,6 +33,7 @@ def embed(
     BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
+    """Look up the embedding of one token, scale it, and add its position embedding if there is one."""
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
@@ -48,6 +49,7 @@ def embed(
 
 @triton.jit
 def activate(y, ACTIVATION: tl.constexpr):
+    """Apply an activation function, which `ACTIVATION` names, to each element."""
     if ACTIVATION == "relu":
         y = tl.maximum(y, 0.0)
     if ACTIVATION == "gelu":
@@ -82,6 +84,7 @@ def fused_linear(
     GATED: tl.constexpr,  # the gated values are OUT rows further down
     EARLY: tl.constexpr,
 ):
+    """Apply a norm, a linear layer, an activation and a residual addition to one vector, each only if enabled."""
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     columns = tl.arange(0, PADDED)
     row_mask, column_mask = rows < OUT, columns < IN
@@ -145,6 +148,7 @@ def attention(
     IS_SPLIT: tl.constexpr,  # whether there is more than one split
     EARLY: tl.constexpr,
 ):
+    """Write the new token's key and value to the cache, and attend to one split of the cached tokens."""
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
@@ -204,6 +208,7 @@ def merge_splits(
     PADDED: tl.constexpr,  # num_splits, rounded up to a power of two
     EARLY: tl.constexpr,
 ):
+    """Combine the partial results of the splits into the attention output of one head."""
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
@@ -221,6 +226,7 @@ def merge_splits(
 def partial_argmax(
     logits_ptr, part_max_ptr, argmax_ptr, part_sum_ptr, VOCAB: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
 ):
+    """Compute the maximum, the argmax and the sum of exponentials of one part of the logits."""
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
@@ -252,6 +258,7 @@ def finish_greedy_step(
     NUM_EOS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
+    """Choose the token from the partial argmaxes, store it with its log-probability, and advance the position."""
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()

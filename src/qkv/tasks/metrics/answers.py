@@ -51,9 +51,7 @@ def answer_f1(predictions: Sequence[str], references: References) -> float:
 
 def _best_reference_score(text: str, several: Sequence[str], compare: Callable[[list[str], list[str]], float]) -> float:
     words = normalized_words(text)
-    usable = [found for found in map(normalized_words, several) if found] or [
-        []
-    ]  # some have no words left
+    usable = [found for found in map(normalized_words, several) if found] or [[]]  # some have no words left
     return max(compare(words, reference) for reference in usable)
 
 

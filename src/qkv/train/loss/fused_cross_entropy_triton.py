@@ -33,6 +33,7 @@ def cross_entropy_kernel(
     IGNORED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """Compute the loss of one position, and overwrite its logits with their gradient."""
     row = tl.program_id(0).to(tl.int64)
     logits = logits_ptr + row * stride
     target = tl.load(target_ptr + row)
