@@ -73,7 +73,7 @@ def test_a_small_translator_learns_to_spell_in_capitals_from_packed_rows() -> No
             batch.document_ids,
             batch.source_positions,
             batch.positions,
-            texts=batch.max_documents,
+            max_documents=batch.max_documents,
         )
         loss = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORE_INDEX)
         optimizer.zero_grad()

@@ -316,7 +316,7 @@ def test_pairs_that_are_told_from_all_others_are_not_taken_in_parts(folder: Path
     scored = prepare(sample_recipe(folder, "contrastive", "scores.jsonl", train={"micro_batch_tokens": micro}))
     assert in_batch_negative_notes(scored, 2) == [], "with scores each pair stands for itself"
     whole = prepare(sample_recipe(folder, "contrastive", train={"micro_batch_tokens": 1024}))
-    assert "each of 2 processes" in in_batch_negative_notes(whole, 2)[0]
+    assert "each of 2 ranks" in in_batch_negative_notes(whole, 2)[0]
     assert in_batch_negative_notes(whole, 1) == []
 
 

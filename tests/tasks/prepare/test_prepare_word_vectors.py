@@ -66,5 +66,5 @@ def test_a_word_start_wins_over_the_same_letters_inside_a_word(folder: Path) -> 
 
 
 def test_a_trained_model_takes_no_vectors(folder: Path) -> None:
-    with pytest.raises(UsageError, match=r"model.vectors starts a new embedding, and model.from has a trained one"):
+    with pytest.raises(UsageError, match=r"model.vectors initialises a new embedding, and model.from has a trained one"):
         prepare(sample_recipe(folder, "masked_lm", model={"vectors": "glove.txt", "from_": "bert"}))
