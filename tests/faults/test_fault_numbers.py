@@ -103,7 +103,7 @@ def test_skipping_goes_on_without_the_step_and_says_so(
 ) -> None:
     recipe = recipe_in(tmp_path, on_nonfinite="skip")
     poison(monkeypatch, POISONS[kind], BAD, BAD + 2)
-    assert train(recipe).end.step == 10
+    assert train(recipe).run_end.step == 10
     checkpoints = RunFolder(recipe.run).checkpoints
     before, at, after = (weights(recipe.run, step) for step in (BAD - 1, BAD, BAD + 1))
     assert all(torch.equal(before[name], at[name]) for name in before)

@@ -91,17 +91,17 @@ def test_a_run_that_saves_seldom_saves_by_the_clock_as_well(tmp_path: Path, monk
 def test_a_run_that_has_come_to_its_end_says_how_to_go_on(tmp_path: Path) -> None:
     recipe = tiny(tmp_path, "over", train={"steps": 2})
     train(recipe)
-    assert go_on(recipe.run).end.step == 2
+    assert go_on(recipe.run).run_end.step == 2
     assert f"to continue, raise train.steps: qkv train {recipe.run} train.steps=…" in notes_of(recipe.run)
     assert "resuming from" not in notes_of(recipe.run)
-    assert go_on(recipe.run, "train.steps=3").end.step == 3
+    assert go_on(recipe.run, "train.steps=3").run_end.step == 3
     assert "resuming from step 2" in notes_of(recipe.run)
     go_on(recipe.run, "train.steps=100", "train.minutes=1e-9")
     assert f"to continue, raise train.minutes: qkv train {recipe.run} train.minutes=…" in notes_of(recipe.run)
     lost = tiny(tmp_path, "lost", train={"steps": 9, "eval_every": 1, "patience": 1, "lr": 1e-30, "ema_decay": 0.0})
-    end = train(lost).end
+    end = train(lost).run_end
     assert end.reason == "patience"
-    assert go_on(lost.run).end.step == end.step
+    assert go_on(lost.run).run_end.step == end.step
     assert f"to continue, raise train.patience: qkv train {lost.run} train.patience=…" in notes_of(lost.run)
 
 
@@ -130,7 +130,7 @@ def test_a_crash_before_the_first_checkpoint_begins_anew_with_a_clean_log(tmp_pa
 def test_the_middle_of_an_epoch_is_found_again(tmp_path: Path) -> None:
     keys = {"steps": 0, "epochs": 2, "save_every": 4}
     recipe = tiny(tmp_path, "whole", train=keys)
-    end = train(recipe).end
+    end = train(recipe).run_end
     assert end.reason == "epochs"
     middle = end.step // 4  # of the first epoch
     broken = crash(changed(recipe, "broken"), middle)
@@ -146,7 +146,7 @@ def test_a_run_that_has_ended_is_left_as_it_is(tmp_path: Path) -> None:
     train(recipe)
     before, files = newest(recipe.run), files_of(recipe.run)
     again = go_on(recipe.run)
-    assert (again.end.step, again.end.reason) == (10, "steps")
+    assert (again.run_end.step, again.run_end.reason) == (10, "steps")
     assert difference(before, newest(recipe.run)) == ""
     assert files_of(recipe.run) == files
 
@@ -213,7 +213,7 @@ def test_what_may_change_is_accepted(tmp_path: Path) -> None:
         "train.eval_every=3",
         "train.patience=9",
     ]
-    end = go_on(recipe.run, *changes, "train.on_nonfinite=skip", "train.num_workers=0").end
+    end = go_on(recipe.run, *changes, "train.on_nonfinite=skip", "train.num_workers=0").run_end
     assert end.step == 8
     assert 'on_nonfinite = "skip"' in (Path(recipe.run) / "recipe.toml").read_text()
 

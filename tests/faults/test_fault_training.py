@@ -269,7 +269,7 @@ def test_a_process_that_is_killed_ends_the_others_and_the_run_goes_on(tmp_path: 
     assert "rank 1 of 2 was killed by SIGKILL" in said
     step = newest(recipe.run).step
     assert step >= 5
-    assert go_on(recipe.run, f"train.steps={step + 2}").end.step == step + 2
+    assert go_on(recipe.run, f"train.steps={step + 2}").run_end.step == step + 2
 
 
 def test_a_recipe_that_cannot_be_trained_ends_all_processes_at_once(tmp_path: Path) -> None:

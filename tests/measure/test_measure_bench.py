@@ -10,7 +10,7 @@ import torch
 
 import qkv
 from qkv.decode import GenerationOptions, generate
-from qkv.measure import BenchResult, Cost, MachineLimits, measure
+from qkv.measure import BenchResult, Cost, MachineLimits, run_bench
 from qkv.measure.bench import BenchPoint, is_out_of_memory, without_eos
 from qkv.measure.limits import best_time, measure_limits, time_call
 
@@ -20,7 +20,7 @@ Make = Callable[..., qkv.Model]
 
 
 def measured(model: qkv.Model, **more: Any) -> BenchResult:
-    return measure("tiny", model.network, 123, **{"seconds": 0.4, **more})
+    return run_bench("tiny", model.network, 123, **{"seconds": 0.4, **more})
 
 
 @pytest.mark.usefixtures("quick")
@@ -38,18 +38,27 @@ def test_every_family_is_measured(tiny: Make, family: str, head: str, kinds: lis
     model = tiny(family, head)
     found = measured(model.quantize() if int8 else model, int8=int8)
     assert list(dict.fromkeys(point.kind for point in found.points)) == kinds
-    assert [point.length for point in found.points_of("prefill")][:1] == [4]
+    assert [point.length for point in found.points_of_kind("prefill")][:1] == [4]
     for kind in kinds[1:]:
         batches = [point.batch for point in found.points if point.kind == kind]
         assert batches == [1, 2, 4][: len(batches)]
         assert batches
     for point in found.points:
-        assert min(point.seconds, point.tokens_per_second, point.limit, point.fraction_of_limit, point.intensity) > 0
+        assert (
+            min(
+                point.seconds,
+                point.tokens_per_second,
+                point.max_tokens_per_second,
+                point.fraction_of_limit,
+                point.intensity,
+            )
+            > 0
+        )
         assert point.tokens == point.batch * (point.length if point.kind in ("prefill", "encode") else 1)
         assert point.beams == (4 if point.kind == "search" else 1)
     assert (found.family, found.parameters, found.dtype, found.int8) == (family, 123, "float32", int8)
     values = json.loads(json.dumps(found.to_dict()))
-    assert values["limits"]["bandwidth"] == max(found.limits.memory_bandwidth, found.limits.cached_bandwidth)
+    assert values["limits"]["bandwidth"] == max(found.limits.memory_bandwidth, found.limits.weights_bandwidth)
     assert values["points"][0]["fraction_of_limit"] == found.points[0].fraction_of_limit
 
 
@@ -67,17 +76,17 @@ def test_it_stops_when_the_time_is_over(tiny: Make, monkeypatch: pytest.MonkeyPa
     found = measured(tiny("seq2seq"), seconds=1e-9)
     assert [(point.kind, point.batch) for point in found.points] == [("prefill", 1), ("decode", 1), ("search", 1)]
     assert [note.split(":")[0] for note in found.notes] == ["prefill", "decode", "search"]
-    assert all("the time was over" in note for note in found.notes)
+    assert all("time ran out" in note for note in found.notes)
 
 
 @pytest.mark.usefixtures("quick")
 def test_a_batch_that_does_not_fit_ends_the_sweep(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = bench_module.BenchRun._fits_memory
+    real = bench_module.Bencher._fits_memory
     monkeypatch.setattr(
-        bench_module.BenchRun, "_fits_memory", lambda self, batch, kind: batch < 2 and real(self, batch, kind)
+        bench_module.Bencher, "_fits_memory", lambda self, batch, kind: batch < 2 and real(self, batch, kind)
     )
     found = measured(tiny("decoder"), seconds=5.0)
-    assert [point.batch for point in found.points_of("decode")] == [1]
+    assert [point.batch for point in found.points_of_kind("decode")] == [1]
     assert found.notes[-1] == "decode: a batch of 2 does not fit into memory"
 
 
@@ -93,7 +102,7 @@ def test_memory_that_runs_out_ends_the_sweep(tiny: Make, error: Exception, monke
 
     monkeypatch.setattr(bench_module, "generate", failing)
     found = measured(tiny("decoder"), seconds=5.0)
-    assert [point.batch for point in found.points_of("decode")] == [1]
+    assert [point.batch for point in found.points_of_kind("decode")] == [1]
     assert "batch of 2 does not fit" in found.notes[-1]
 
 
@@ -112,7 +121,7 @@ def test_any_other_error_is_not_swallowed(tiny: Make, monkeypatch: pytest.Monkey
 def test_what_is_going_on_is_told(tiny: Make) -> None:
     told: list[tuple[str, int, int]] = []
     measured(tiny("decoder"), report=lambda *one: told.append(one))
-    assert [what for what, _, _ in told][:2] == ["limits of the machine", "reading 4 tokens"]
+    assert [what for what, _, _ in told][:2] == ["limits of the machine", "prefill of 4 tokens"]
     assert any(what == "decode, batch 1" for what, _, _ in told)
     assert all(0 <= done < total for _, done, total in told)
 
@@ -132,7 +141,7 @@ def test_a_step_is_told_from_the_noise_of_reading(tiny: Make, noise: float, monk
     monkeypatch.setattr(bench_module, "time_call", timed)
     model = tiny("decoder", max_positions=512)
     bench = measured(tiny("decoder"), seconds=1e-9)
-    subject = bench_module.BenchRun(without_eos(model.network), bench, lambda *_: None)
+    subject = bench_module.Bencher(without_eos(model.network), bench, lambda *_: None)
     subject._measure_decode(8, 1, 0.0)
     assert max(asked) > 50
     assert bench.points[-1].seconds == pytest.approx(0.002 - noise / bench_module.MAX_EXTRA_TOKENS)
@@ -140,7 +149,7 @@ def test_a_step_is_told_from_the_noise_of_reading(tiny: Make, noise: float, monk
 
 @pytest.mark.usefixtures("quick")
 def test_more_than_the_limit_is_told(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = MachineLimits(flops=1.0, memory_bandwidth=1.0, cached_bandwidth=1.0)
+    slow = MachineLimits(flops_per_second=1.0, memory_bandwidth=1.0, weights_bandwidth=1.0)
     monkeypatch.setattr(bench_module, "measure_limits", lambda *_, **__: slow)
     found = measured(tiny("decoder"), seconds=0.1)
     assert all(point.exceeds_limit for point in found.points)
@@ -175,7 +184,7 @@ def test_a_decoder_without_a_start_token_can_begin(tiny: Make) -> None:
 
 
 def test_the_slower_of_reading_and_computing_is_the_limit() -> None:
-    limits = MachineLimits(flops=100.0, memory_bandwidth=10.0, cached_bandwidth=5.0)
+    limits = MachineLimits(flops_per_second=100.0, memory_bandwidth=10.0, weights_bandwidth=5.0)
     assert limits.bandwidth == 10.0
     assert limits.ridge_point == 10.0
     assert limits.min_seconds(Cost(bytes=40, flops=100)) == (4.0, "bandwidth")
@@ -194,7 +203,7 @@ def test_a_point_tells_its_share() -> None:
 @pytest.mark.parametrize(("dtype", "int8"), [(torch.float32, False), (torch.float64, False), (torch.float32, True)])
 def test_limits_are_measured(dtype: torch.dtype, int8: bool) -> None:
     limits = measure_limits(CPU, dtype, int8=int8, weight_bytes=1000, seconds=0.02)
-    assert min(limits.flops, limits.memory_bandwidth, limits.cached_bandwidth) > 0
+    assert min(limits.flops_per_second, limits.memory_bandwidth, limits.weights_bandwidth) > 0
 
 
 def test_work_is_warmed_up_and_tried_twice() -> None:

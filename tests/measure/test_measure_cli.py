@@ -105,8 +105,8 @@ def test_mistakes_are_one_clear_line(folder: Path, tmp_path: Path, capsys: pytes
     cpu = ["--device", "cpu"]
     says(capsys, ["gtp2"], 2, "no such folder or preset", "did you mean 'gpt2'?")
     says(capsys, [str(tmp_path / "gone")], 1, str(tmp_path / "gone"))
-    says(capsys, ["gpt2", "--device", "gpu"], 2, "--device gpu: unknown")
-    says(capsys, ["gpt2", "--device", "meta"], 2, "nothing runs there")
+    says(capsys, ["gpt2", "--device", "gpu"], 2, "--device gpu: no such device")
+    says(capsys, ["gpt2", "--device", "meta"], 2, "does not support this device")
     says(capsys, ["gpt2", *cpu, "--dtype", "bflot16"], 2, "--dtype bflot16", "did you mean 'bfloat16'?")
     says(capsys, [str(folder), "--seconds", "0"], 2, "--seconds must be > 0, got 0")
     says(capsys, [str(folder), "--seconds", "nan"], 2, "--seconds must be > 0")
@@ -122,7 +122,7 @@ def test_a_machine_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch, capsys
     assert choose_device("auto") == CPU
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    says(capsys, ["gpt2", "--device", "cuda:2"], 2, "torch sees 2 GPUs")
+    says(capsys, ["gpt2", "--device", "cuda:2"], 2, "torch sees 2 on this machine: cuda:0 to cuda:1")
     assert choose_device("auto").type == "cuda"
     assert choose_dtype("auto", torch.device("cuda")) == torch.bfloat16
 
@@ -131,7 +131,13 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_made(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(machine, "free_memory", lambda device: 10**10)
-    says(capsys, ["gpt3-175b", "--device", "cpu"], 1, "gpt3-175b takes 698.4 GB in float32", "10.0 GB are free on cpu")
+    says(
+        capsys,
+        ["gpt3-175b", "--device", "cpu"],
+        1,
+        "gpt3-175b needs 698.4 GB of memory in float32",
+        "10.0 GB are free on cpu",
+    )
     monkeypatch.setattr(machine, "free_memory", lambda device: 100)
     says(capsys, [str(folder), "--device", "cpu"], 1, "are free on cpu", "--dtype bfloat16")
 

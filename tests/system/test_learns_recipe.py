@@ -50,7 +50,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = ["source\ttarget", *(f"{word}\t{word.upper()}" for word in words(1500, seed=1))]
     (folder / "train.tsv").write_text("\n".join(lines) + "\n")
     (folder / "recipe.toml").write_text(RECIPE.format(folder=folder))
-    end = train(open_recipe(folder / "recipe.toml")).end
+    end = train(open_recipe(folder / "recipe.toml")).run_end
     assert end.metrics["exact_match"] > 0.8
     return Path(end.folder)
 

@@ -33,10 +33,10 @@ def copying(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_the_example_trains_to_a_model_with_a_task(copying: Any, tmp_path: Path) -> None:
     sample_files(tmp_path)
     trained = train(sample_recipe(tmp_path, "copying", file="book.txt", train={"device": "cpu"}))
-    assert trained.end.step == 2
+    assert trained.run_end.step == 2
     assert trained.config.family == "seq2seq"
     assert find_task(trained.config).name == "text_to_text"
-    assert np.isfinite(trained.end.metrics["loss"])
+    assert np.isfinite(trained.run_end.metrics["loss"])
 
 
 def test_the_example_copies_every_token_once_and_knows_its_lengths(copying: Any) -> None:

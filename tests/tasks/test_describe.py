@@ -108,7 +108,7 @@ def test_low_rank_additions_are_all_that_is_trained(folder: Path, tmp_path: Path
     write_model(tmp_path / "whole", first.config, first.build_network(), first.tokenizer)
     recipe = sample_recipe(folder, "seq2seq", model={"from_": str(tmp_path / "whole"), "overrides": {}, "lora_rank": 2})
     described = describe(recipe)
-    assert 0 < described.memory.trainable < described.account.total / 5
+    assert 0 < described.memory.trainable < described.model_summary.total / 5
     shown = StringIO()
     print_dry_run(described, Console(file=shown, width=120))
     assert "trainable" in shown.getvalue()

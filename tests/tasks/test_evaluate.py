@@ -39,8 +39,8 @@ def test_every_task_runs_judges_and_leaves_the_network_as_it_was(name: str) -> N
     before = weights(made)
     found = evaluate(*parts_of(made), records(listed))
     assert found == evaluate(*parts_of(made), records(listed), batch_size=1)
-    assert found.main in found.metrics
-    assert found.main == main_metric(made.config, records(listed))
+    assert found.main_metric in found.metrics
+    assert found.main_metric == main_metric(made.config, records(listed))
     assert found.num_records == 1
     results = run(*parts_of(made), texts)
     assert len(results) == len(texts)

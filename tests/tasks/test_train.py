@@ -56,10 +56,10 @@ def test_every_objective_trains_and_its_folder_loads_and_runs(
 ) -> None:
     recipe = three(folder, kind)
     trained = train(recipe)
-    assert (trained.end.step, trained.end.reason) == (3, "steps")
+    assert (trained.run_end.step, trained.run_end.reason) == (3, "steps")
     losses = [line["loss"] for line in log_of(recipe.run, "step")]
     assert all(0 < loss < 20 for loss in losses)
-    assert {"loss"} <= trained.end.metrics.keys()
+    assert {"loss"} <= trained.run_end.metrics.keys()
     loaded = qkv.load(recipe.run)
     assert loaded.notes == []
     for name, values in trained.network.state_dict().items():
@@ -115,7 +115,7 @@ def test_a_run_whose_first_weights_have_gone_says_what_to_do(folder: Path, base:
     with pytest.raises(QkvError, match=r"model\.from: .*gone: no such folder.*checkpoints hold.*put it back to resume"):
         go_on(recipe.run, "train.steps=4")
     moved.rename(gone)
-    assert go_on(recipe.run, "train.steps=4").end.step == 4
+    assert go_on(recipe.run, "train.steps=4").run_end.step == 4
 
 
 def test_low_rank_additions_end_in_the_matrices_they_were_added_to(folder: Path, base: Path) -> None:
@@ -227,7 +227,7 @@ def test_a_folder_that_was_moved_goes_on_where_it_is(folder: Path, tmp_path: Pat
     recipe = three(folder, "seq2seq", "to move", train={"steps": 2, "schedule": "constant", "warmup": 0.0})
     train(recipe)
     moved = Path(recipe.run).rename(tmp_path / "moved")
-    end = go_on(moved, "train.steps=3").end
+    end = go_on(moved, "train.steps=3").run_end
     assert (end.step, end.folder) == (3, str(moved))
     assert not Path(recipe.run).exists()
 
@@ -237,7 +237,7 @@ def test_a_runs_recipe_starts_another_run_where_another_folder_is_given(folder: 
     files = {path.name: path.stat().st_mtime_ns for path in base.iterdir()}
     opened = open_recipe(base, [f"run={other}", "train.lr=0.5", "train.steps=1"])
     assert opened.run == str(other)
-    assert train(opened).end.step == 1
+    assert train(opened).run_end.step == 1
     assert files == {path.name: path.stat().st_mtime_ns for path in base.iterdir()}, "the first is left alone"
 
 
@@ -257,7 +257,7 @@ def test_a_file_that_is_not_there_can_be_put_right_in_the_same_folder(folder: Pa
     wrong = replace(recipe, data=replace(recipe.data, train=str(folder / "missing.tsv")))
     with pytest.raises(QkvError, match="missing"):
         train(wrong)
-    assert train(recipe).end.step == THREE["steps"]
+    assert train(recipe).run_end.step == THREE["steps"]
 
 
 def test_what_fails_before_the_first_step_can_be_put_right_in_the_same_folder(folder: Path) -> None:
@@ -273,7 +273,7 @@ def test_what_fails_before_the_first_step_can_be_put_right_in_the_same_folder(fo
         "train.batch_tokens=512",
     ]
     trained = train(open_recipe(path, changes))
-    assert trained.end.step == THREE["steps"]
+    assert trained.run_end.step == THREE["steps"]
     assert trained.tokenizer.vocab_size == 259, "not the first attempt's tokenizer"
     with pytest.raises(QkvError, match="started with another recipe"):
         open_recipe(path, [*changes, "train.lr=0.5"])

@@ -112,7 +112,7 @@ def test_looking_first_trains_nothing(here: Path, capsys: pytest.CaptureFixture[
     values = json.loads(said(capsys, ["train", "mine.toml", "--dry-run", "--json"])[0])
     assert values["family"] == "seq2seq"
     assert values["budget"] == {"steps": 3}
-    assert values["account"]["total"] > 1000
+    assert values["model_summary"]["total"] > 1000
     assert values["first_examples"][0]["parts"].keys() == {"source", "input", "target"}
     assert not (here / "mine").exists()
 

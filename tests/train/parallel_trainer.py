@@ -82,7 +82,7 @@ def do(job: dict[str, Any], world: World, folder: Path) -> int:
     found: dict[str, Any] = {}
     code = 0
     try:
-        found["end"] = asdict(train_on_rank(world, recipe, None, None).end)
+        found["end"] = asdict(train_on_rank(world, recipe, None, None).run_end)
     except StoppedBySignal as stopped:
         code = stopped.exit_code
     found |= {"held": notes.held, "made": notes.made, "code": code}

@@ -74,7 +74,7 @@ def losses(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @pytest.mark.parametrize("steps", [1, 7])
 def test_a_budget_in_steps(steps: int, tmp_path: Path) -> None:
-    end = train(quick(tmp_path, steps=steps)).end
+    end = train(quick(tmp_path, steps=steps)).run_end
     assert (end.step, end.reason) == (steps, "steps")
     assert [line["step"] for line in log_of(end.folder, "step")] == list(range(1, steps + 1))
 
@@ -86,7 +86,7 @@ def test_a_budget_in_epochs_is_every_example_so_many_times(epochs: int, layout: 
     recipe = tiny(tmp_path, data={"layout": layout}, train=keys)
     batches = list(Loader(prepare(recipe).train_data, epochs=epochs))
     trained = train(recipe)
-    assert (trained.end.step, trained.end.reason) == (len(batches), "epochs")
+    assert (trained.run_end.step, trained.run_end.reason) == (len(batches), "epochs")
     lines = log_of(recipe.run, "step")
     assert lines[-1]["tokens"] == sum(batch.num_tokens for batch in batches)
     rates = [line["lr"] for line in lines]
@@ -106,27 +106,27 @@ def test_a_budget_in_minutes_and_what_is_left_of_it_after_a_crash(
 
     monkeypatch.setattr("qkv.train.loop.time", SimpleNamespace(monotonic=monotonic))
     recipe = quick(tmp_path, steps=0, minutes=0.25, eval_every=100)
-    end = train(recipe).end
+    end = train(recipe).run_end
     assert end.reason == "minutes"
     assert 15 <= end.seconds < 17
     assert 5 < end.step < 30
     with pytest.raises(Crash):
         train(changed(recipe, "crashed"), watch=CrashAfter(5))
     spent = newest(tmp_path / "crashed").state["progress"]["seconds"]
-    again = go_on(tmp_path / "crashed").end
+    again = go_on(tmp_path / "crashed").run_end
     assert spent > 1
     assert (again.reason, abs(again.step - end.step) <= 1) == ("minutes", True)
 
 
 def test_what_comes_first_ends_it(tmp_path: Path) -> None:
-    assert train(quick(tmp_path, "a", steps=3, epochs=9)).end.reason == "steps"
-    assert train(quick(tmp_path, "b", steps=10**6, epochs=1, batch_tokens=2048)).end.reason == "epochs"
+    assert train(quick(tmp_path, "a", steps=3, epochs=9)).run_end.reason == "steps"
+    assert train(quick(tmp_path, "b", steps=10**6, epochs=1, batch_tokens=2048)).run_end.reason == "epochs"
 
 
 def test_patience_ends_a_run_that_does_not_get_better(tmp_path: Path, losses: Callable[..., None]) -> None:
     losses(3.0, 2.0, 2.5, 2.0, 1.0)
     recipe = quick(tmp_path, patience=2)
-    end = train(recipe).end
+    end = train(recipe).run_end
     assert (end.step, end.reason) == (4, "patience")
     progress = newest(recipe.run).state["progress"]
     assert (progress["best_value"], progress["best_step"], progress["evals_since_best"]) == (2.0, 2, 2)
@@ -139,7 +139,7 @@ def test_patience_and_the_best_come_back_after_a_crash(tmp_path: Path, losses: C
         train(recipe, watch=CrashAfter(4))
     assert newest(recipe.run).state["progress"]["evals_since_best"] == 1
     trained = go_on(recipe.run)
-    assert (trained.end.step, trained.end.reason) == (4, "patience")
+    assert (trained.run_end.step, trained.run_end.reason) == (4, "patience")
     assert_weights(trained, kept(recipe, 2))
 
 
@@ -147,9 +147,9 @@ def test_a_run_that_ran_out_of_patience_is_over(tmp_path: Path, losses: Callable
     losses(3.0, 2.0, 2.5, 2.0, 1.0)
     recipe = quick(tmp_path, patience=2)
     train(recipe)
-    end = go_on(recipe.run).end
+    end = go_on(recipe.run).run_end
     assert (end.step, end.reason) == (4, "patience")
-    assert go_on(recipe.run, "train.patience=3").end.step == 8, "with more of it, it goes on, and gets better once"
+    assert go_on(recipe.run, "train.patience=3").run_end.step == 8, "with more of it, it goes on, and gets better once"
 
 
 def test_nothing_to_train_is_refused(tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_the_moving_average(tmp_path: Path) -> None:
 
 def test_evaluations_are_in_the_log_with_the_tasks_metrics(tmp_path: Path) -> None:
     recipe = quick(tmp_path, steps=5, eval_every=2)
-    end = train(recipe).end
+    end = train(recipe).run_end
     lines = log_of(recipe.run, "eval")
     assert [line["step"] for line in lines] == [2, 4, 5]
     assert all({"loss", "exact_match"} <= line.keys() for line in lines)
@@ -263,7 +263,7 @@ def test_steps_are_logged_as_their_means(tmp_path: Path) -> None:
 
 def test_without_validation_a_run_still_ends_well(tmp_path: Path) -> None:
     recipe = tiny(tmp_path, data={"valid_fraction": 0.0}, train={**QUICK, "metric": ""})
-    end = train(recipe).end
+    end = train(recipe).run_end
     assert end.metrics == {}
     assert "held-out" not in (Path(recipe.run) / "README.md").read_text()
 

@@ -55,7 +55,7 @@ def bench(
     if picture is not None and picture.is_dir():
         raise UsageError(f"--picture {picture}: this is a folder; give a file")
 
-    from qkv.measure import measure
+    from qkv.measure import run_bench
     from qkv.render.bench import draw_bench, print_bench
     from qkv.render.progress import stages_bar
 
@@ -65,7 +65,7 @@ def bench(
     if int8:
         loaded = loaded.quantize()
     with stages_bar() as report:
-        found = measure(model, loaded.network, parameters, int8=int8, seconds=seconds, report=report)
+        found = run_bench(model, loaded.network, parameters, int8=int8, seconds=seconds, report=report)
     if picture is not None:
         draw_bench(found, picture)
     if json:

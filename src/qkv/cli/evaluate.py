@@ -145,7 +145,7 @@ def evaluate(
             "model": model,
             "data": list(data) or [format_files(given)],
             "task": task.name,
-            "main": found.main,
+            "main": found.main_metric,
         }
         values |= {"metrics": found.metrics, "records": found.num_records, "beam": beam, "notes": list(found.notes)}
         values["problems"] = problems.summary().to_dict()

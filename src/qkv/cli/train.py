@@ -61,7 +61,7 @@ def train(recipe: str, /, *overrides: str, dry_run: bool = False, processes: int
         trained = train_recipe(opened, watch=watcher, progress=progress)
     if os.environ.get("RANK", "0") != "0":
         return None  # only rank 0 prints
-    end = trained.end
+    end = trained.run_end
     folder = Path(end.folder)
     try:
         draw_curves({folder.name: folder}, folder / "curves.svg", title=folder.name)

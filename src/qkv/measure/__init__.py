@@ -1,12 +1,12 @@
 """Benchmarks: measured throughput against the hardware's limits (a roofline).
 
-cost      what a forward pass must read and compute, counted from the network's modules
-limits    memory bandwidth and FLOP/s of the machine, measured
-machine   device, dtype, free memory, name of the machine
-bench     prefill, decoding and beam search at growing batch sizes
+cost      the bytes and FLOPs of a forward pass, counted from the network's modules
+limits    measures the memory bandwidth and the FLOP/s of the machine
+machine   chooses device and dtype; the machine's free memory and name
+bench     measures prefill, decoding and beam search at growing batch sizes
 """
 
-from qkv.measure.bench import BenchPoint, BenchResult, measure
+from qkv.measure.bench import BenchPoint, BenchResult, run_bench
 from qkv.measure.cost import Cost, prefill_cost, step_cost
 from qkv.measure.limits import MachineLimits, measure_limits
 from qkv.measure.machine import check_memory, choose_device, choose_dtype
@@ -19,8 +19,8 @@ __all__ = [
     "check_memory",
     "choose_device",
     "choose_dtype",
-    "measure",
     "measure_limits",
     "prefill_cost",
+    "run_bench",
     "step_cost",
 ]

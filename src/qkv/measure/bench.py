@@ -1,14 +1,14 @@
 """Throughput of a model on this machine: prefill, decoding and beam search, at growing batch sizes.
 
-    prefill    prompts (or sources, or texts for a model that does not generate) of growing length, one at a time
+    prefill    one prompt (or source, or text for a model that does not generate) at a time, of growing length
     decode     greedy decoding: generated tokens per second
-    search     the same with four beams, for an encoder-decoder
+    search     beam search with four beams, for an encoder-decoder: generated tokens per second
     encode     batches of texts through a model that does not generate: tokens per second
 
-All calls go through `generate`, so that the figures are those of a user: on a GPU, with CUDA graphs. The time of a step
-is the difference between generating a few tokens and generating more, so that the prompt and the capture of graphs,
-which are paid once, cancel out. Times are the best of several. Batch sizes double for as long as there is time and
-memory.
+All measurements of a model that generates call `generate`, as a user does; on a GPU this includes CUDA graphs. The time
+of a decoding step is the difference between a short and a long generation, divided by the number of extra tokens: the
+costs of the prompt and of capturing graphs occur in both and cancel out. Each time is the minimum of several runs.
+Batch sizes double until time or memory runs out.
 """
 
 import copy
@@ -27,66 +27,69 @@ from qkv.models import Decoder, Encoder, Network, Seq2Seq
 
 BenchKind = Literal["prefill", "decode", "search", "encode"]
 BenchProgress = Callable[[str, int, int], None]
-"""Called with what is being measured, how much is done, and how much there is."""
+"""Called with the name of the current measurement, the work done so far, and the total work."""
 
 PREFILL_LENGTHS = (16, 64, 256, 1024, 4096)
-"""Prompt lengths of prefill, up to the model's positions."""
+"""Prompt lengths in tokens for prefill; those above the model's number of positions are left out."""
 DECODE_PROMPT_LENGTH = 16
-"""Prompt or source length of decoding."""
+"""Length in tokens of the prompts or sources for decoding."""
 ENCODE_LENGTH = 128
-"""Text length of encoding."""
-SHORT_RUN_TOKENS, MAX_EXTRA_TOKENS = 4, 64
-"""Tokens of the shorter run, and the most that the longer run generates in addition."""
+"""Length in tokens of the texts for encoding."""
+SHORT_RUN_TOKENS = 4
+"""New tokens of the short generation."""
+MAX_EXTRA_TOKENS = 64
+"""The maximum number of tokens that the long generation has in addition to the short one."""
 SEARCH_BEAMS = 4
 MAX_BATCH_SIZE = {"cpu": 256, "cuda": 1024}
-"""The largest batch size, by device."""
+"""The largest batch size, by device type."""
 TIME_FRACTIONS = {"limits": 0.15, "prefill": 0.25}
-"""Fractions of the time; the rest is for batches."""
-CASES_PER_BUDGET = 12
-"""Each length and each batch size gets at most the time divided by this number."""
+"""The fraction of the total time for each phase; the batch measurements get the remainder."""
+TIME_SLOTS = 12
+"""The time of a phase is divided into this number of slots: one for each prompt length or batch size."""
 
 ABOVE_LIMIT_NOTE = (
-    "above 100 %: a limit was measured too low or a time too short, as when other work disturbs the machine; "
-    "measure again, with more --seconds"
+    "above 100 %: a limit was measured too low or a time too short, probably because other programs were running; "
+    "measure again with more --seconds"
 )
 
 
 @dataclass(frozen=True)
 class BenchPoint:
-    """One measurement and its limit."""
+    """One measurement and the limit of its throughput."""
 
     kind: BenchKind
     batch: int
     beams: int
     length: int  # tokens of each prompt, source or text
-    seconds: float  # of one forward pass
-    tokens: int  # that a pass reads or generates
-    bytes: int  # that a pass must read
-    flops: int
-    limit: float  # tokens per second
-    bound: Bound  # what the limit comes from
+    seconds: float  # time of one forward pass
+    tokens: int  # tokens that one pass reads or generates
+    bytes: int  # bytes that one pass must read
+    flops: int  # FLOPs that one pass must compute
+    max_tokens_per_second: float  # the roofline limit
+    bound: Bound  # which of the machine's limits it follows from
 
     @property
     def tokens_per_second(self) -> float:
-        """Measured throughput."""
+        """The measured throughput."""
         return self.tokens / self.seconds
 
     @property
     def fraction_of_limit(self) -> float:
-        """The fraction of the limit that is reached."""
-        return self.tokens_per_second / self.limit
+        """The measured throughput as a fraction of the limit."""
+        return self.tokens_per_second / self.max_tokens_per_second
 
     @property
     def exceeds_limit(self) -> bool:
-        """Whether the throughput exceeds the limit, which hints at a disturbed measurement."""
+        """Whether the throughput exceeds the limit: this means that a measurement was disturbed."""
         return round(100 * self.fraction_of_limit) > 100
 
     @property
     def intensity(self) -> float:
-        """FLOPs per byte."""
+        """The arithmetic intensity, in FLOPs per byte."""
         return self.flops / self.bytes
 
     def to_dict(self) -> dict[str, Any]:
+        """The measurement for JSON."""
         return {
             **asdict(self),
             "tokens_per_second": self.tokens_per_second,
@@ -112,17 +115,19 @@ class BenchResult:
     points: list[BenchPoint] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def points_of(self, *kinds: BenchKind) -> list[BenchPoint]:
+    def points_of_kind(self, *kinds: BenchKind) -> list[BenchPoint]:
+        """The measurements of the given kinds."""
         return [point for point in self.points if point.kind in kinds]
 
     def to_dict(self) -> dict[str, Any]:
+        """All measurements for JSON."""
         values = asdict(self)
         values["limits"] = {**asdict(self.limits), "bandwidth": self.limits.bandwidth}
         values["points"] = [point.to_dict() for point in self.points]
         return values
 
 
-def measure(
+def run_bench(
     name: str,
     network: Network,
     parameters: int,
@@ -131,11 +136,11 @@ def measure(
     seconds: float = 20.0,
     report: BenchProgress | None = None,
 ) -> BenchResult:
-    """Measure a network in about `seconds`; a large one takes longer, because everything runs at least once."""
-    one = next(network.parameters())
-    device, dtype, weights = one.device, one.dtype, weight_bytes(network)
-    tell = report or (lambda what, done, total: None)
-    tell("limits of the machine", 0, 100)
+    """Measure a network in about `seconds`. A large network takes longer: everything runs at least once."""
+    parameter = next(network.parameters())
+    device, dtype, weights = parameter.device, parameter.dtype, weight_bytes(network)
+    report = report or (lambda what, done, total: None)
+    report("limits of the machine", 0, 100)
     limits = measure_limits(device, dtype, int8=int8, weight_bytes=weights, seconds=seconds * TIME_FRACTIONS["limits"])
     bench = BenchResult(
         model=name,
@@ -150,30 +155,30 @@ def measure(
         torch=torch.__version__,
         limits=limits,
     )
-    subject = BenchRun(without_eos(network), bench, tell)
-    subject.measure_prefill(seconds * TIME_FRACTIONS["prefill"])
+    bencher = Bencher(without_eos(network), bench, report)
+    bencher.measure_prefill(seconds * TIME_FRACTIONS["prefill"])
     left = seconds * (1 - sum(TIME_FRACTIONS.values()))
-    if not subject.generates:
-        subject.measure_batches("encode", left)
+    if not bencher.generates:
+        bencher.measure_batches("encode", left)
     elif isinstance(network, Seq2Seq):
-        subject.measure_batches("decode", left / 2)
-        subject.measure_batches("search", left / 2)
+        bencher.measure_batches("decode", left / 2)
+        bencher.measure_batches("search", left / 2)
     else:
-        subject.measure_batches("decode", left)
+        bencher.measure_batches("decode", left)
     if any(point.exceeds_limit for point in bench.points):
         bench.notes.append(ABOVE_LIMIT_NOTE)
     return bench
 
 
 def without_eos(network: Network) -> Network:
-    """The same network without end-of-sequence tokens, and with a start token, so that texts have a given length."""
-    twin = copy.copy(network)
+    """A copy of the network that always has a decoder start token, and no EOS token that could end a text early."""
+    endless = copy.copy(network)
     start = 0 if network.config.decoder_start_token_id is None else network.config.decoder_start_token_id
-    twin.config = replace(network.config, eos_token_ids=(), decoder_start_token_id=start)
-    return twin
+    endless.config = replace(network.config, eos_token_ids=(), decoder_start_token_id=start)
+    return endless
 
 
-class BenchRun:
+class Bencher:
     """Measures a network and fills a `BenchResult`."""
 
     def __init__(self, network: Network, bench: BenchResult, report: BenchProgress) -> None:
@@ -182,30 +187,33 @@ class BenchRun:
         self.source = network.config.encoder or network.config.stack
         self.max_source_length = self.source.max_positions if self.source.has_max_positions else PREFILL_LENGTHS[-1]
         target = network.config.stack
-        self.max_target_length = (
-            target.max_positions if target.has_max_positions else PREFILL_LENGTHS[-1]
-        )  # prompt and generated tokens
+        # Of a decoder, the prompt is part of the target.
+        self.max_target_length = target.max_positions if target.has_max_positions else PREFILL_LENGTHS[-1]
         self.generates = isinstance(network, Seq2Seq) or network.config.head.kind == "lm"
-        self.min_batch_seconds = 0.0  # the least time that the newest batch size takes
+        self.last_batch_seconds = (
+            0.0  # estimated time to measure the last batch size: the next one takes about twice it
+        )
 
-    # ── Reading ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Prefill ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def measure_prefill(self, seconds: float) -> None:
-        """Prefill of one text at a time, of growing length."""
-        most = self.max_source_length - (
-            self.generates and isinstance(self.network, Decoder)
-        )  # a decoder generates a token after it
-        lengths = [length for length in PREFILL_LENGTHS if length <= most] or [max(1, most)]
+        """Measure the prefill of one text at a time, for growing lengths."""
+        max_length = self.max_source_length
+        if self.generates and isinstance(self.network, Decoder):
+            max_length -= 1  # `generate` needs one free position for the new token
+        lengths = [length for length in PREFILL_LENGTHS if length <= max_length] or [max(1, max_length)]
         stop, last = time.perf_counter() + seconds, 0.0
         for number, length in enumerate(lengths):
-            if number and time.perf_counter() + 4 * 3 * last > stop:  # four times the length, one warm-up and two runs
-                self.bench.notes.append(f"prefill: {length:,} tokens and more were left out, because the time was over")
+            # This length is 4 times the last one, and `best_time` runs it at least 3 times.
+            if number and time.perf_counter() + 4 * 3 * last > stop:
+                self.bench.notes.append(f"prefill: {length:,} tokens and more were left out, because time ran out")
                 return
-            self.report(f"reading {length:,} tokens", int(100 * TIME_FRACTIONS["limits"]) + number, 100)
-            last = best_time(self._prefill_call(1, length), self.device, seconds / CASES_PER_BUDGET)
+            self.report(f"prefill of {length:,} tokens", int(100 * TIME_FRACTIONS["limits"]) + number, 100)
+            last = best_time(self._prefill_call(1, length), self.device, seconds / TIME_SLOTS)
             self._add("prefill", 1, 1, length, last, length, prefill_cost(self.network, 1, length, head=self.generates))
 
     def _prefill_call(self, batch_size: int, length: int) -> Callable[[], object]:
+        """A function that prefills random prompts."""
         network = self.network
         ids = random_prompts(batch_size, length, self.source.vocab_size)
         if self.generates:
@@ -217,24 +225,23 @@ class BenchRun:
     # ── Batches ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def measure_batches(self, kind: BenchKind, seconds: float) -> None:
-        """Batch sizes 1, 2, 4, … for as long as there is time and memory."""
+        """Measure batch sizes 1, 2, 4, … until time or memory runs out."""
         begin = time.perf_counter()
         sizes = list(doubling(MAX_BATCH_SIZE.get(self.device.type, MAX_BATCH_SIZE["cpu"])))
         for number, batch in enumerate(sizes):
             left = begin + seconds - time.perf_counter()
-            if number and 2 * self.min_batch_seconds > left:
-                self.bench.notes.append(f"{kind}: batches of {batch} and more were left out, because the time was over")
+            if number and 2 * self.last_batch_seconds > left:
+                self.bench.notes.append(f"{kind}: batches of {batch} and more were left out, because time ran out")
                 return
             if not self._fits_memory(batch, kind):
                 self.bench.notes.append(f"{kind}: a batch of {batch} does not fit into memory")
                 return
             self.report(f"{kind}, batch {batch}", min(99, int(100 - 100 * max(left, 0.0) / seconds)), 100)
-            share = seconds / CASES_PER_BUDGET
             try:
                 if kind == "encode":
-                    self._measure_encode(batch, share)
+                    self._measure_encode(batch, seconds / TIME_SLOTS)
                 else:
-                    self._measure_decode(batch, SEARCH_BEAMS if kind == "search" else 1, share)
+                    self._measure_decode(batch, SEARCH_BEAMS if kind == "search" else 1, seconds / TIME_SLOTS)
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
@@ -244,7 +251,7 @@ class BenchRun:
     def _measure_encode(self, batch: int, seconds: float) -> None:
         length = min(ENCODE_LENGTH, self.max_source_length)
         taken = best_time(self._prefill_call(batch, length), self.device, seconds)
-        self.min_batch_seconds = 3 * taken
+        self.last_batch_seconds = 3 * taken
         self._add(
             "encode", batch, 1, length, taken, batch * length, prefill_cost(self.network, batch, length, head=False)
         )
@@ -253,60 +260,56 @@ class BenchRun:
         beams = min(beams, self.network.config.stack.vocab_size)
         seq2seq = isinstance(self.network, Seq2Seq)
         prompt = min(DECODE_PROMPT_LENGTH, self.max_source_length if seq2seq else max(1, self.max_target_length // 4))
-        held = 1 if seq2seq else prompt  # cached tokens before the first generated one
-        few = min(SHORT_RUN_TOKENS, max(1, (self.max_target_length - held) // 2))
+        cached = 1 if seq2seq else prompt  # tokens in the decoder's cache before the first generated token
+        few = min(SHORT_RUN_TOKENS, max(1, (self.max_target_length - cached) // 2))
         ids = random_prompts(batch, prompt, self.source.vocab_size)
 
-        def writing(new: int) -> float:
-            options = GenerationOptions(max_tokens=new, beam=beams)
+        def time_generation(num_tokens: int) -> float:
+            options = GenerationOptions(max_tokens=num_tokens, beam=beams)
             return time_call(lambda: generate(self.network, ids, options), self.device)
 
-        writing(few)  # warms up
-        short = [writing(few)]
-        # The longer run fits into the time a few times, but its extra steps take at least as long as the shorter run,
-        # lest the difference be noise.
-        most = max(1, min(MAX_EXTRA_TOKENS, self.max_target_length - held - few))
-        more = min(most, max(SHORT_RUN_TOKENS, int(seconds / 4 / (short[0] / few))))
-        long = [writing(few + more), writing(few + more)]
-        while more < most and min(long) < 2 * min(short):
-            more = min(most, 2 * more)
-            short.append(writing(few))
-            long = [writing(few + more), writing(few + more)]
+        time_generation(few)  # warm-up
+        short = [time_generation(few)]
+        # The extra tokens should be few enough to repeat the long generation in the time, but they should take at least
+        # as long as the short generation: otherwise the difference is noise.
+        max_extra = max(1, min(MAX_EXTRA_TOKENS, self.max_target_length - cached - few))
+        extra = min(max_extra, max(SHORT_RUN_TOKENS, int(seconds / 4 / (short[0] / few))))
+        long = [time_generation(few + extra), time_generation(few + extra)]
+        while extra < max_extra and min(long) < 2 * min(short):
+            extra = min(max_extra, 2 * extra)
+            short.append(time_generation(few))
+            long = [time_generation(few + extra), time_generation(few + extra)]
         stop = time.perf_counter() + seconds
         while len(long) < 4 or time.perf_counter() < stop:
-            long.append(writing(few + more))
-            short.append(writing(few))
-        self.min_batch_seconds = 4 * min(short) + 4 * min(long)
-        step = (min(long) - min(short)) / more
-        if step <= 0:  # the difference is noise: use the longer run as an upper bound
-            step = min(long) / (few + more)
-        slots = held + few + more // 2
-        cost = step_cost(self.network, batch, slots, num_beams=beams, source_length=prompt if seq2seq else 0)
+            long.append(time_generation(few + extra))
+            short.append(time_generation(few))
+        self.last_batch_seconds = 4 * min(short) + 4 * min(long)
+        step = (min(long) - min(short)) / extra
+        if step <= 0:  # the difference is noise: the long generation gives an upper bound
+            step = min(long) / (few + extra)
+        context = cached + few + extra // 2  # the mean over the extra tokens
+        cost = step_cost(self.network, batch, context, num_beams=beams, source_length=prompt if seq2seq else 0)
         self._add("search" if beams > 1 else "decode", batch, beams, prompt, step, batch, cost)
 
     def _fits_memory(self, batch: int, kind: BenchKind) -> bool:
-        """Whether the cache of a batch fits into memory, with the same amount again for a step."""
+        """Whether a batch fits into free memory: its KV cache and logits, and the same amount as working memory."""
         free = free_memory(self.device)
         if free is None or not self.generates:
             return True
-        beams, source = (
-            (SEARCH_BEAMS if kind == "search" else 1),
-            (DECODE_PROMPT_LENGTH if isinstance(self.network, Seq2Seq) else 0),
-        )
-        slots = DECODE_PROMPT_LENGTH + SHORT_RUN_TOKENS + MAX_EXTRA_TOKENS
-        cache = (
-            step_cost(self.network, batch * beams, slots, source_length=source).bytes
-            - step_cost(self.network, 0, slots).bytes
-        )
-        logits = 4 * batch * beams * self.network.config.stack.vocab_size
+        sequences = batch * (SEARCH_BEAMS if kind == "search" else 1)
+        source = DECODE_PROMPT_LENGTH if isinstance(self.network, Seq2Seq) else 0
+        context = DECODE_PROMPT_LENGTH + SHORT_RUN_TOKENS + MAX_EXTRA_TOKENS
+        weights = step_cost(self.network, 0, context).bytes
+        cache = step_cost(self.network, sequences, context, source_length=source).bytes - weights
+        logits = 4 * sequences * self.network.config.stack.vocab_size
         return 2 * (cache + 2 * logits) < free
 
     def _add(
         self, kind: BenchKind, batch: int, beams: int, length: int, seconds: float, tokens: int, cost: Cost
     ) -> None:
-        least, bound = self.bench.limits.min_seconds(cost)
+        min_seconds, bound = self.bench.limits.min_seconds(cost)
         self.bench.points.append(
-            BenchPoint(kind, batch, beams, length, seconds, tokens, cost.bytes, cost.flops, tokens / least, bound)
+            BenchPoint(kind, batch, beams, length, seconds, tokens, cost.bytes, cost.flops, tokens / min_seconds, bound)
         )
 
 
@@ -317,7 +320,8 @@ def encode(network: Encoder | Decoder, ids: torch.Tensor) -> torch.Tensor:
 
 
 def doubling(max_size: int) -> Iterator[int]:
-    """
+    """The powers of two up to `max_size`.
+
     >>> list(doubling(8))
     [1, 2, 4, 8]
     """
@@ -328,14 +332,14 @@ def doubling(max_size: int) -> Iterator[int]:
 
 
 def random_prompts(batch_size: int, length: int, vocab_size: int) -> list[list[int]]:
-    """Random prompts, the same each time."""
+    """Random prompts; the same arguments give the same prompts."""
     generator = torch.Generator().manual_seed(length)
     ids: list[list[int]] = torch.randint(0, vocab_size, (batch_size, length), generator=generator).tolist()
     return ids
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether memory ran out: torch has an exception type for it on a GPU, and only a message on a CPU."""
+    """Whether memory ran out. On a GPU torch raises a special exception; on a CPU only the message tells."""
     return (
         isinstance(error, torch.OutOfMemoryError)
         or "allocate memory" in str(error)

@@ -1,10 +1,12 @@
 """The bytes that a forward pass must read and the FLOPs it must compute, counted from the network's modules.
 
-    bytes    every weight that the pass uses, once for any batch size; the cache, once for each sequence
-    FLOPs    2 for each weight of a matrix and token, 4·H·D for each key that a token attends to, as in `models.summary`
+    bytes    every weight that the pass uses is read once, whatever the batch size; the KV cache is read once for each
+             sequence
+    FLOPs    per token: 2 for each weight of a matrix, and 4·H·D for each key that the token attends to, as in
+             `models.summary`
 
-Embedding look-ups, norms and softmaxes are small and left out. So are the vectors between layers, which a kernel may
-keep in fast memory.
+Embedding look-ups, norms and softmaxes are small and are not counted. Nor are the activations between layers, which a
+kernel may keep in fast memory.
 
 H heads, D head dim
 """
@@ -36,11 +38,11 @@ class Cost:
 def step_cost(
     network: Network, batch_size: int, context_length: int, *, num_beams: int = 1, source_length: int = 0
 ) -> Cost:
-    """One step of decoding: a token for each of `beams` hypotheses of each row, seeing `slots` of its row's cache.
+    """The cost of one decoding step: one token for each of the `num_beams` beams of each sequence.
 
-    Hypotheses of a row see slots of their own besides those they share: `slots` counts what one of them sees, and the
-    cache that is read is reckoned as if all were shared, the least that it could be. `source` is the length of what an
-    encoder-decoder looks at.
+    Each token attends to `context_length` cached tokens and, in an encoder-decoder, to `source_length` source tokens.
+    The beams of a sequence share the cache of their prompt, and each has its own cache for its generated tokens. The
+    bytes are a lower bound: the cache of a sequence is counted once, as if its beams shared all of it.
     """
     assert not isinstance(network, Encoder)
     stack, config, queries = network.decoder, network.decoder.config, batch_size * num_beams
@@ -56,17 +58,18 @@ def step_cost(
         window = config.window_of(layer)
         seen = min(context_length, window + 1) if window else context_length
         if block.cross is not None:
-            total -= linear_cost(block.cross.kv, num_tokens=queries)  # it read the source, once, before
+            total -= linear_cost(block.cross.kv, num_tokens=queries)  # prefill has computed these keys and values
             seen += source_length
         total += attention_cost(stack, batch_size * seen, queries * seen)
     return total
 
 
 def prefill_cost(network: Network, batch_size: int, length: int, *, head: bool = True) -> Cost:
-    """Reading a prompt of so many tokens in each row, a source, or a text.
+    """The cost of prefill: one forward pass over `batch_size` prompts, sources or texts of `length` tokens.
 
-    A decoder's head, where it is asked, reads the last token of a row alone; an encoder's is never asked. An
-    encoder-decoder reads its sources, makes its decoder's keys and values of them, and takes the decoder's first step.
+    With `head`, the head of a decoder is counted for the last token of each sequence. The head of an encoder is never
+    counted. The prefill of an encoder-decoder is a pass of the encoder, the computation of the cross-attention keys and
+    values, and the first decoding step.
     """
     if isinstance(network, Encoder):
         return _encoder_cost(network.encoder, network.embedding.project, batch_size, length)
@@ -85,30 +88,35 @@ def prefill_cost(network: Network, batch_size: int, length: int, *, head: bool =
 
 
 def linear_cost(module: nn.Module, *, num_tokens: int) -> Cost:
-    """The cost of the linear maps of a module for a number of tokens."""
-    numbers = size = 0
+    """The cost of all weights of a module, applied to `num_tokens` tokens."""
+    matrix_weights = size = 0
     for part in module.modules():
         size += sum(t.numel() * t.element_size() for t in (*part.parameters(False), *part.buffers(False)))
         inputs, outputs = getattr(part, "in_features", 0), getattr(part, "out_features", 0)
-        numbers += inputs * outputs
-        if isinstance(part, Int8Linear):  # its weights are packed, out of sight; a scale, shift and sum for each output
-            size += inputs * outputs + 12 * outputs
-    return Cost(size, 2 * numbers * num_tokens)
+        matrix_weights += inputs * outputs
+        if isinstance(part, Int8Linear):
+            size += _packed_bytes(part)
+    return Cost(size, 2 * matrix_weights * num_tokens)
 
 
 def attention_cost(stack: Stack, num_keys: int, num_pairs: int) -> Cost:
-    """The cost of one layer's attention: keys (and values) read, and (query, key) pairs computed."""
+    """The cost of one layer's attention: `num_keys` keys and values are read, `num_pairs` query-key pairs computed."""
     config = stack.config
     size = next(stack.parameters()).element_size()
     return Cost(2 * config.kv_heads * config.head_dim * size * num_keys, 4 * config.heads * config.head_dim * num_pairs)
 
 
 def weight_bytes(network: Network) -> int:
-    """The memory of all weights of a network."""
+    """The bytes of all weights and buffers of a network; a shared tensor is counted once."""
     seen = {id(t): t for t in (*network.parameters(), *network.buffers())}
     packed = [module for module in network.modules() if isinstance(module, Int8Linear)]
     plain = sum(t.numel() * t.element_size() for t in seen.values())
-    return plain + sum(one.in_features * one.out_features + 12 * one.out_features for one in packed)
+    return plain + sum(map(_packed_bytes, packed))
+
+
+def _packed_bytes(linear: Int8Linear) -> int:
+    """The bytes of the packed weights, which are not a parameter, and of scale, bias and weight sum per output."""
+    return linear.in_features * linear.out_features + 12 * linear.out_features
 
 
 def _encoder_cost(stack: Stack, project: nn.Module | None, batch_size: int, length: int) -> Cost:
@@ -117,12 +125,12 @@ def _encoder_cost(stack: Stack, project: nn.Module | None, batch_size: int, leng
 
 
 def _stack_cost(stack: Stack, batch_size: int, length: int, *, causal: bool) -> Cost:
-    """All layers over whole texts. Attention reads what was just computed, so it counts as FLOPs only."""
+    """The cost of all layers for whole texts. Keys and values come from the same pass: attention reads no cache."""
     total = Cost(0, 0) if stack.norm is None else linear_cost(stack.norm, num_tokens=batch_size * length)
     for layer in range(stack.config.layers):
         total += linear_cost(_block(stack, layer), num_tokens=batch_size * length)
         pairs = num_attention_pairs(length, stack.config.window_of(layer), causal=causal)
-        total += Cost(0, attention_cost(stack, 0, batch_size * pairs).flops)
+        total += attention_cost(stack, 0, batch_size * pairs)
     return total
 
 
@@ -132,7 +140,7 @@ def num_attention_pairs(length: int, window: int, *, causal: bool) -> int:
     >>> num_attention_pairs(4, 0, causal=True), num_attention_pairs(4, 1, causal=True)
     (10, 7)
     """
-    reach = min(window or length, length - 1)  # how far back a token sees
+    reach = min(window or length, length - 1)  # the largest distance to a token that is attended to
     back = reach * (reach + 1) // 2 + (length - reach - 1) * reach
     return length + (back if causal else 2 * back)
 

@@ -1,10 +1,11 @@
 """Memory bandwidth and FLOP/s of a machine: the two limits of a roofline.
 
-    arithmetic    a product of large square matrices, in the dtype of the model
-    bandwidth     reading and copying memory that is larger than any cache, and memory of the size of the model's
-                  weights, which may be cached: the faster one counts
+    arithmetic    FLOP/s of a product of large square matrices, in the dtype of the model
+    bandwidth     bytes per second of reading or copying memory. It is measured twice: for a buffer that is larger than
+                  any cache, and for a buffer of the size of the model's weights, which may fit into a cache. The higher
+                  bandwidth is the limit.
 
-Both are the best that torch reaches here in several tries, not the figures of a data sheet.
+Both limits are the best of several measurements with torch on this machine, not the figures of a data sheet.
 """
 
 import time
@@ -20,73 +21,81 @@ from qkv.decode.cpu.int8 import Int8Linear
 from qkv.measure.cost import Cost
 
 UNCACHED_BYTES = {"cpu": 2**28, "cuda": 2**30}
-"""More bytes than the caches hold."""
+"""Buffer sizes in bytes that are larger than any cache, by device type."""
 MATRIX_SIZES = (256, 512, 1024, 2048, 4096, 8192)
-"""Sides of the square matrices, tried as long as there is time."""
+"""Sizes of the square matrices. They are measured in this order until the time runs out."""
 Bound = Literal["bandwidth", "arithmetic"]
 
 
 @dataclass(frozen=True)
 class MachineLimits:
-    """The limits of a machine."""
+    """The measured limits of a machine."""
 
-    flops: float  # a second
-    memory_bandwidth: float  # bytes per second
-    cached_bandwidth: float  # bytes per second, for memory of the size of the model's weights
+    flops_per_second: float
+    memory_bandwidth: float  # bytes per second, for a buffer that is larger than any cache
+    weights_bandwidth: float  # bytes per second, for a buffer of the size of the model's weights
 
     @property
     def bandwidth(self) -> float:
-        return max(self.memory_bandwidth, self.cached_bandwidth)
+        """The higher of the two bandwidths, in bytes per second."""
+        return max(self.memory_bandwidth, self.weights_bandwidth)
 
     @property
     def ridge_point(self) -> float:
-        """FLOPs per byte above which FLOP/s is the limit."""
-        return self.flops / self.bandwidth
+        """The arithmetic intensity (FLOPs per byte) above which arithmetic, not bandwidth, is the limit."""
+        return self.flops_per_second / self.bandwidth
 
     def min_seconds(self, cost: Cost) -> tuple[float, Bound]:
-        """The least time of a pass, and what limits it."""
-        reading, computing = cost.bytes / self.bandwidth, cost.flops / self.flops
+        """The shortest possible time of a pass in seconds, and the limit that determines it."""
+        reading, computing = cost.bytes / self.bandwidth, cost.flops / self.flops_per_second
         return (reading, "bandwidth") if reading >= computing else (computing, "arithmetic")
 
 
 def measure_limits(
     device: torch.device, dtype: torch.dtype, *, int8: bool, weight_bytes: int, seconds: float
 ) -> MachineLimits:
-    """Both limits, in about so many seconds. `weights` is how many bytes the model's weights take."""
+    """Measure both limits in about `seconds`. `weight_bytes` is the size of the model's weights."""
     large = UNCACHED_BYTES.get(device.type, UNCACHED_BYTES["cpu"])
     return MachineLimits(
-        flops=measure_flops(device, dtype, int8=int8, seconds=seconds / 2),
+        flops_per_second=measure_flops(device, dtype, int8=int8, seconds=seconds / 2),
         memory_bandwidth=measure_bandwidth(device, large, seconds / 4),
-        cached_bandwidth=measure_bandwidth(device, min(max(weight_bytes, 2**12), large), seconds / 4),
+        weights_bandwidth=measure_bandwidth(device, min(max(weight_bytes, 2**12), large), seconds / 4),
     )
 
 
 @torch.inference_mode()
 def measure_flops(device: torch.device, dtype: torch.dtype, *, int8: bool, seconds: float) -> float:
-    """FLOPs a second of the best product. In int8 on a CPU the product is of whole numbers; on a GPU it is not."""
+    """The highest FLOP/s over matrix products of several sizes.
+
+    With `int8` on a CPU, the int8 kernel is measured; on a GPU, the product in `dtype`.
+    """
     best, stop = 0.0, time.perf_counter() + seconds
-    for side in MATRIX_SIZES:
-        x = torch.randn(side, side, device=device).to(dtype)
-        product = Int8Linear(nn.Linear(side, side, bias=False)) if int8 and device.type == "cpu" else x.matmul
+    for size in MATRIX_SIZES:
+        x = torch.randn(size, size, device=device).to(dtype)
+        product = Int8Linear(nn.Linear(size, size, bias=False)) if int8 and device.type == "cpu" else x.matmul
         taken = best_time(partial(product, x), device, seconds / len(MATRIX_SIZES))
-        best = max(best, 2 * side**3 / taken)
-        if time.perf_counter() + 3 * 8 * taken > stop:  # the next one takes eight times as long, and is tried thrice
+        best = max(best, 2 * size**3 / taken)
+        # The next size takes 8 times as long, and `best_time` runs it at least 3 times.
+        if time.perf_counter() + 3 * 8 * taken > stop:
             break
     return best
 
 
 @torch.inference_mode()
 def measure_bandwidth(device: torch.device, num_bytes: int, seconds: float) -> float:
-    """Bytes a second of the best of reading memory, and of reading and writing it."""
+    """The bandwidth of a buffer in bytes per second: the higher of a read (sum) and a copy (read and write)."""
     memory = torch.ones(num_bytes // 4, device=device)
-    other = torch.empty_like(memory)
+    target = torch.empty_like(memory)
     reads = num_bytes / best_time(memory.sum, device, seconds / 2)
-    copies = 2 * num_bytes / best_time(lambda: other.copy_(memory), device, seconds / 2)
+    copies = 2 * num_bytes / best_time(lambda: target.copy_(memory), device, seconds / 2)
     return max(reads, copies)
 
 
 def best_time(work: Callable[[], object], device: torch.device, seconds: float) -> float:
-    """The best time of some work, in seconds, tried for so long, and twice at least after it has warmed up."""
+    """The shortest time of a call of `work`, in seconds.
+
+    After one warm-up call, `work` is called at least twice, and then until `seconds` have passed.
+    """
     work()
     stop, taken = time.perf_counter() + seconds, [time_call(work, device), time_call(work, device)]
     while time.perf_counter() < stop:
@@ -95,7 +104,7 @@ def best_time(work: Callable[[], object], device: torch.device, seconds: float) 
 
 
 def time_call(work: Callable[[], object], device: torch.device) -> float:
-    """How many seconds some work takes until the device has done it."""
+    """The time of one call of `work` in seconds, including its work on the device."""
     synchronise(device)
     start = time.perf_counter()
     work()
@@ -104,7 +113,7 @@ def time_call(work: Callable[[], object], device: torch.device) -> float:
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait until the device has done what it was given."""
+    """Wait until the device has finished all queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":

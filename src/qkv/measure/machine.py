@@ -1,4 +1,4 @@
-"""The machine: device and dtype by name, free memory, name."""
+"""The machine: choose a device and a dtype by name, check that a model fits into memory, and name the machine."""
 
 import platform
 from pathlib import Path
@@ -11,57 +11,66 @@ from qkv.models import Config
 from qkv.models.tables.summary import summarise_model
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
-"""What a model may compute in, and the bytes of a number."""
+"""The supported dtypes and their sizes in bytes."""
 
 
 def choose_device(name: str) -> torch.device:
-    """A device by its name; "auto" is the GPU where there is one."""
+    """The device of that name; "auto" is the GPU if there is one, else the CPU."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise UsageError(f"--device {name}: unknown; auto, cpu, cuda or mps, with a number as in cuda:1") from error
+        raise UsageError(
+            f"--device {name}: no such device; use auto, cpu, cuda, cuda:1 (the second GPU) or mps"
+        ) from error
     if device.type not in ("cpu", "cuda", "mps"):
-        raise UsageError(f"--device {name}: nothing runs there; auto, cpu, cuda or mps")
+        raise UsageError(f"--device {name}: qkv does not support this device; use auto, cpu, cuda or mps")
     if device.type == "cuda":
-        there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (device.index or 0) >= there:
-            told = "torch sees no GPU on this machine" if not there else f"torch sees {there} GPUs, from cuda:0 on"
-            raise UsageError(f"--device {name}: {told}; --device cpu runs anywhere")
+        num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= num_gpus:
+            valid = "cuda:0" if num_gpus == 1 else f"cuda:0 to cuda:{num_gpus - 1}"
+            gpus = (
+                f"torch sees {num_gpus} on this machine: {valid}" if num_gpus else "torch sees no GPU on this machine"
+            )
+            raise UsageError(f"--device {name}: no such GPU, {gpus}; use --device cpu, which works on any machine")
     if device.type == "mps" and not torch.backends.mps.is_available():
-        raise UsageError(f"--device {name}: torch sees no Apple GPU on this machine; --device cpu runs anywhere")
+        raise UsageError(
+            f"--device {name}: torch sees no Apple GPU on this machine; use --device cpu, which works on any machine"
+        )
     return device
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """A type by its name; "auto" is bfloat16 on a GPU and float32 elsewhere."""
+    """The dtype of that name; "auto" is bfloat16 on a CUDA GPU and float32 elsewhere."""
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     if name not in DTYPE_BYTES:
-        raise UsageError(f"--dtype {name}: {suggest_name(name, [*DTYPE_BYTES, 'auto'])}")
+        raise UsageError(f"--dtype {name}: not a supported dtype; {suggest_name(name, [*DTYPE_BYTES, 'auto'])}")
     if name == "bfloat16" and device.type == "cpu" and not supports_bfloat16():
         raise QkvError(
-            f"--dtype bfloat16 crashes on this CPU; set {ISA_VARIABLE}={WITHOUT_AMX} in the environment, or use float32"
+            f"--dtype bfloat16: torch crashes on this CPU; set {ISA_VARIABLE}={WITHOUT_AMX} in the environment, "
+            "or use --dtype float32"
         )
     dtype: torch.dtype = getattr(torch, name)
     return dtype
 
 
 def check_memory(name: str, config: Config, dtype: torch.dtype, device: torch.device, *, int8: bool) -> None:
-    """Refuse a model whose weights do not fit, before any of them is made."""
+    """Raise an error if the weights do not fit into free memory, before they are allocated."""
     size = summarise_model(config).total * dtype.itemsize
     wanted, free = (size + size // dtype.itemsize if int8 else size), free_memory(device)
     if free is not None and wanted > free:
         smaller = "" if dtype.itemsize == 2 else "--dtype bfloat16, or "
+        dtypes = f"{str(dtype).removeprefix('torch.')}{' and int8' if int8 else ''}"
         raise QkvError(
-            f"{name} takes {wanted / 1e9:,.1f} GB in {str(dtype).removeprefix('torch.')}{' and int8' if int8 else ''}, "
-            f"and {free / 1e9:,.1f} GB are free on {device}; try {smaller}a smaller model"
+            f"{name} needs {wanted / 1e9:,.1f} GB of memory in {dtypes}, but only {free / 1e9:,.1f} GB are free on "
+            f"{device}; try {smaller}a smaller model"
         )
 
 
 def free_memory(device: torch.device) -> int | None:
-    """How many bytes may still be taken; None where the machine does not tell."""
+    """The free memory of a device in bytes; None if it is unknown."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     if device.type != "cpu":
@@ -75,7 +84,7 @@ def free_memory(device: torch.device) -> int | None:
 
 
 def machine_name(device: torch.device) -> str:
-    """What the machine calls itself."""
+    """The name of the GPU or the CPU."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if device.type == "cpu":

@@ -47,9 +47,9 @@ def print_bench(found: BenchResult, console: Console) -> None:
         Text.assemble((escape_controls(found.model), "bold"), f"   {FAMILY_NAMES[found.family]}, {size}"),
     )
     console.print(Text(_machine(found)))
-    console.print(Text(f"limits: {format_count(found.limits.flops, 'FLOP/s')}, {_bandwidth(found)}"))
+    console.print(Text(f"limits: {format_count(found.limits.flops_per_second, 'FLOP/s')}, {_bandwidth(found)}"))
     console.print()
-    is_encoder = bool(found.points_of("encode"))
+    is_encoder = bool(found.points_of_kind("encode"))
     unit = "texts/s" if is_encoder else "tokens/s"
     table = plain_table("", "batch", "length", unit, "limit", "reached", "", "bound by")
     for column in table.columns:
@@ -67,7 +67,7 @@ def print_bench(found: BenchResult, console: Console) -> None:
             f"{point.batch:,}",
             f"{point.length:,}",
             format_rate(point.tokens_per_second / tokens),
-            format_rate(point.limit / tokens),
+            format_rate(point.max_tokens_per_second / tokens),
             Text(f"{100 * point.fraction_of_limit:.0f} %", "yellow" if point.exceeds_limit else ""),
             Bar(1.0, 0.0, min(point.fraction_of_limit, 1.0), width=16, color="cyan"),
             Text(point.bound, "dim"),
@@ -95,7 +95,7 @@ def _point_name(point: BenchPoint) -> str:
 
 def _bandwidth(found: BenchResult) -> str:
     """The memory bandwidth, and that of the weights if they fit into a cache."""
-    memory, cached = found.limits.memory_bandwidth, found.limits.cached_bandwidth
+    memory, cached = found.limits.memory_bandwidth, found.limits.weights_bandwidth
     in_cache = f" ({format_count(cached, 'B/s')} for weights in the cache)" if cached > 1.2 * memory else ""
     return f"{format_count(memory, 'B/s')} from memory{in_cache}"
 
@@ -145,17 +145,17 @@ def _roofline(found: BenchResult) -> list[str]:
     points = [(point.intensity, point.flops / point.seconds) for point in found.points]
     x = Scale(_log_range([x for x, _ in points] + [ridge / 8, 2 * ridge]), *LEFT_PANEL, log=True)
     lowest = min([y for _, y in points] + [x.low * limits.bandwidth])
-    axes = Axes(x, Scale([lowest / 1.5, 2 * limits.flops], BOTTOM, TOP, log=True))
+    axes = Axes(x, Scale([lowest / 1.5, 2 * limits.flops_per_second], BOTTOM, TOP, log=True))
     x_ticks, y_ticks = _few_ticks(axes.x), _few_ticks(axes.y)
     parts = axes.frame("FLOP/s", "FLOPs per byte read", format_tick, x_ticks, y_ticks)
     low = max(axes.x.low, axes.y.low / limits.bandwidth)
-    roof = [(low, low * limits.bandwidth), (ridge, limits.flops), (axes.x.high, limits.flops)]
+    roof = [(low, low * limits.bandwidth), (ridge, limits.flops_per_second), (axes.x.high, limits.flops_per_second)]
     parts.append(axes.line(roof, f"stroke='{FAINT}' {DASHED}"))
-    words = f"compute {format_count(limits.flops, 'FLOP/s')}"
-    parts.append(text(LEFT_PANEL[1] - 2, axes.y(limits.flops) - 8, words, 12, FAINT, "end"))
+    words = f"compute {format_count(limits.flops_per_second, 'FLOP/s')}"
+    parts.append(text(LEFT_PANEL[1] - 2, axes.y(limits.flops_per_second) - 8, words, 12, FAINT, "end"))
     # The label of the slope, rotated along it, halfway up.
     middle = math.sqrt(low * ridge)
-    run, rise = axes.x(ridge) - axes.x(low), axes.y(low * limits.bandwidth) - axes.y(limits.flops)
+    run, rise = axes.x(ridge) - axes.x(low), axes.y(low * limits.bandwidth) - axes.y(limits.flops_per_second)
     angle = -math.degrees(math.atan2(rise, run))
     words = f"memory {format_count(limits.bandwidth, 'B/s')}"
     at = f"{axes.x(middle):.1f} {axes.y(middle * limits.bandwidth):.1f}"
@@ -168,18 +168,24 @@ def _roofline(found: BenchResult) -> list[str]:
 
 def _throughput(found: BenchResult) -> list[str]:
     """Tokens per second by batch size."""
-    points = found.points_of("decode", "search", "encode")
+    points = found.points_of_kind("decode", "search", "encode")
     if not points:
         return []
     x = Scale([1, max(2, *(point.batch for point in points))], *RIGHT_PANEL, log=True)
     axes = Axes(
-        x, Scale(_log_range([v for p in points for v in (p.tokens_per_second, p.limit)]), BOTTOM, TOP, log=True)
+        x,
+        Scale(
+            _log_range([v for p in points for v in (p.tokens_per_second, p.max_tokens_per_second)]),
+            BOTTOM,
+            TOP,
+            log=True,
+        ),
     )
     batches = sorted({float(point.batch) for point in points})
     parts = axes.frame("tokens/s", "batch size", format_tick, batches, _few_ticks(axes.y))
     for kind in COLOUR_OF_KIND:
         of_kind = [point for point in points if point.kind == kind]
-        limits = [(float(point.batch), point.limit) for point in of_kind]
+        limits = [(float(point.batch), point.max_tokens_per_second) for point in of_kind]
         reached = [(float(point.batch), point.tokens_per_second) for point in of_kind]
         parts.append(axes.line(limits, f"stroke='{COLOUR_OF_KIND[kind]}' stroke-opacity='0.6' {DASHED}"))
         parts.append(axes.line(reached, f"stroke='{COLOUR_OF_KIND[kind]}' stroke-width='2.5'"))

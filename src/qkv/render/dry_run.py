@@ -28,7 +28,7 @@ def print_dry_run(description: Description, console: Console) -> None:
 
 
 def _model(description: Description, console: Console) -> None:
-    summary = description.account
+    summary = description.model_summary
     title = f"{FAMILY_NAMES[summary.family]}, {description.head} head"
     table = plain_table(title, "parameters", "fraction", "", header_style="bold")
     add_parameter_rows(table, summary)

@@ -18,7 +18,9 @@ def print_evaluation(model: str, found: Evaluation, console: Console) -> None:
     table = plain_table("", "")
     table.columns[1].justify = "right"
     for name, value in found.metrics.items():
-        table.add_row(name.replace("_", " "), format_metric(name, value), style="bold" if name == found.main else "")
+        table.add_row(
+            name.replace("_", " "), format_metric(name, value), style="bold" if name == found.main_metric else ""
+        )
     console.print(table)
     for note in found.notes:
         console.print(Text(escape_controls(note, keep="\n"), "yellow"))

@@ -45,7 +45,7 @@ class Description:
     family: str
     head: str
     labels: tuple[str, ...]
-    account: ModelSummary
+    model_summary: ModelSummary
     memory: MemoryEstimate
     vocab_size: int
     records: int
@@ -62,8 +62,8 @@ class Description:
 
     def to_dict(self) -> dict[str, Any]:
         """The description for `--json`."""
-        plain = {name: value for name, value in asdict(self).items() if name not in ("account", "memory")}
-        return {**plain, "account": self.account.to_dict(), "memory": self.memory.to_dict()}
+        plain = {name: value for name, value in asdict(self).items() if name not in ("model_summary", "memory")}
+        return {**plain, "model_summary": self.model_summary.to_dict(), "memory": self.memory.to_dict()}
 
 
 def describe(recipe: Recipe, progress: OnStage | None = None) -> Description:
@@ -76,7 +76,7 @@ def describe_prepared(prepared: PreparedRun) -> Description:
     """What training with prepared data and model would do."""
     recipe, stream, config = prepared.recipe, prepared.train_data, prepared.config
     batch = first_batch(stream)
-    units, sequences, tokens, positions = _measure_padding(stream)
+    units, sequences, tokens, positions = _count_units_and_tokens(stream)
     is_packed = stream.layout == "packed"
     steps = None
     if not recipe.data.mix:
@@ -91,7 +91,7 @@ def describe_prepared(prepared: PreparedRun) -> Description:
         family=config.family,
         head=config.head.kind,
         labels=config.head.labels,
-        account=summarise_model(config, max(stream.capacity)),
+        model_summary=summarise_model(config, max(stream.capacity)),
         memory=estimate_memory(recipe, config, stream.capacity, labelled_fraction),
         vocab_size=prepared.tokenizer.vocab_size,
         records=sum(tally.records for tally in tallies),
@@ -108,7 +108,7 @@ def describe_prepared(prepared: PreparedRun) -> Description:
     )
 
 
-def _measure_padding(stream: SequenceStream) -> tuple[int, int, int, int]:
+def _count_units_and_tokens(stream: SequenceStream) -> tuple[int, int, int, int]:
     """Over the first pools of the data: units of packing, their sequences, tokens, and positions with padding."""
     units = sequences = tokens = positions = 0
     for pool in range(MEASURED_POOLS):

@@ -32,7 +32,7 @@ class Starter:
     """A task that `qkv init` can write a recipe for."""
 
     description: str
-    kind: str  # of the objective
+    objective_kind: str
     example_file: str  # the name of the data if no file is given
     max_length: int  # tokens of a sequence
     pretrained: str = ""  # a checkpoint that is usually fine-tuned
@@ -160,7 +160,7 @@ def starter_recipe(task: str, files: Sequence[str] | Mapping[str, str] = (), run
         raise UsageError(f"unknown task {task!r}; {suggest_name(task, STARTERS)}")
     starter = STARTERS[task]
     if files:
-        summary = inspect_files(starter.kind, files)
+        summary = inspect_files(starter.objective_kind, files)
     else:
         summary = FileSummary({"train": starter.example_file}, EXAMPLE_BYTES)
     size = next(one for one in SIZES if summary.bytes <= one.max_bytes)
@@ -173,7 +173,7 @@ def starter_recipe(task: str, files: Sequence[str] | Mapping[str, str] = (), run
             ("#from", "models/mine", "or use the tokenizer of another model instead of training one"),
         ],
         "model": _model_lines(starter, size),
-        "objective": [("kind", starter.kind, "what the model learns"), *starter.objective_lines],
+        "objective": [("kind", starter.objective_kind, "what the model learns"), *starter.objective_lines],
         "train": [
             ("minutes", float(size.minutes), "training time (or steps = …, or epochs = …)"),
             ("batch_tokens", size.batch_tokens, "tokens per step; lower it if memory runs out"),
@@ -206,13 +206,13 @@ def _data_lines(starter: Starter, summary: "FileSummary", size: StarterSize) -> 
     if summary.columns:
         check = ": please check" if summary.columns_guessed else ""
         lines.append(("columns", summary.columns, f"field = column{check}"))
-    elif not summary.has_files:
-        spec = OBJECTIVES[starter.kind]
+    elif not summary.is_given:
+        spec = OBJECTIVES[starter.objective_kind]
         fields = {name: name for name in spec.required_fields}
         if len(fields) > 1 or not spec.reads_documents:
             lines.append(("#columns", fields, "field = column, if the file has other names"))
     length_comment = "tokens of a sequence"
-    if starter.kind == "seq2seq":
+    if starter.objective_kind == "seq2seq":
         length_comment = "tokens of a target sequence"
         length_comment += "" if starter.max_source_length else "; the source length follows in proportion"
     lines += [
@@ -243,7 +243,7 @@ def _model_lines(starter: Starter, size: StarterSize) -> list[RecipeLine]:
 
 def _tokenizer_line(starter: Starter, summary: "FileSummary", size: StarterSize) -> RecipeLine:
     """Subwords, or characters for few and short pairs, whose words are rarely seen twice."""
-    if starter.kind == "seq2seq" and size is SIZES[0] and summary.mean_chars <= SHORT_TEXT_CHARS:
+    if starter.objective_kind == "seq2seq" and size is SIZES[0] and summary.mean_chars <= SHORT_TEXT_CHARS:
         return "kind", "char", "characters, as these texts are few and short (longer: byte-bpe, unigram, wordpiece)"
     return "kind", "byte-bpe", "subwords of any text, without unknown tokens (others: unigram, wordpiece, char)"
 
@@ -259,7 +259,7 @@ class FileSummary:
     bytes: float
     columns: dict[str, str] | None = None
     columns_guessed: bool = False
-    has_files: bool = False
+    is_given: bool = False
     mean_chars: float = float("inf")  # of a text, over the first records
 
 
@@ -268,7 +268,7 @@ def inspect_files(kind: str, files: Sequence[str] | Mapping[str, str]) -> FileSu
     if isinstance(files, Mapping):
         return inspect_aligned_files(kind, files)
     if len(files) == 1 and files[0] in DATASETS:
-        return FileSummary({"train": files[0]}, EXAMPLE_BYTES, has_files=True)
+        return FileSummary({"train": files[0]}, EXAMPLE_BYTES, is_given=True)
     formats = {file: FORMAT_BY_EXTENSION.get(format_extension(Path(file))) for file in files if Path(file).is_file()}
     aligned = OBJECTIVES[kind].aligned_fields
     if aligned and len(files) == len(formats) == 2 and set(formats.values()) <= {None, "text"}:
@@ -283,7 +283,7 @@ def inspect_files(kind: str, files: Sequence[str] | Mapping[str, str]) -> FileSu
     data = DataFiles(paths)
     records = first_records(data)
     names = nested_names(records[0].fields)
-    found = FileSummary({"train": paths}, total_bytes(data), has_files=True)
+    found = FileSummary({"train": paths}, total_bytes(data), is_given=True)
     try:
         columns = match_columns(kind, names, data.describe_paths())
     except UsageError:
@@ -310,7 +310,7 @@ def inspect_aligned_files(kind: str, files: Mapping[str, str]) -> FileSummary:
         missing = [f"{name}=FILE" for name in OBJECTIVES[kind].required_fields if name not in files]
         raise UsageError(f"{kind} needs more fields than {', '.join(files)}: add {' '.join(missing)}") from None
     chars = mean_characters(first_records(data))
-    return FileSummary({"train": dict(files)}, total_bytes(data), has_files=True, mean_chars=chars)
+    return FileSummary({"train": dict(files)}, total_bytes(data), is_given=True, mean_chars=chars)
 
 
 def first_records(data: DataFiles) -> list[Record]:

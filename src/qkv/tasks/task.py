@@ -18,7 +18,7 @@ class Evaluation:
 
     metrics: dict[str, float]
     samples: list[Sample]
-    main: str  # the metric that decides which model is better
+    main_metric: str  # the metric that decides which model is better
     num_records: int = 0
     notes: tuple[str, ...] = ()  # what was left out, truncated or decided
 

@@ -1,7 +1,7 @@
 """Train a recipe: prepare its data and model, run the training loop, and leave the run's folder as a model folder.
 
     trained = train(open_recipe("dates", ["train.minutes=1"]))
-    trained.network, trained.tokenizer, trained.end.metrics
+    trained.network, trained.tokenizer, trained.run_end.metrics
 
 `open_recipe` also takes a run's folder, to resume the run.
 """
@@ -49,7 +49,7 @@ class TrainingResult:
     config: Config
     network: Network
     tokenizer: Tokenizer
-    end: RunEnd
+    run_end: RunEnd
     notes: list[str]
 
 

@@ -34,7 +34,7 @@ class MetricsAndSamples(Protocol):
         """Examples with their predictions."""
 
     @property
-    def main(self) -> str:
+    def main_metric(self) -> str:
         """The name of the main metric."""
 
 
@@ -100,7 +100,7 @@ class Evaluator:
                     with self.stepper.autocast():
                         evaluation = self.task_metrics(network)
                     metrics = {**evaluation.metrics, **metrics}  # the loss is that over all validation data
-                    samples, metric = evaluation.samples, metric or evaluation.main
+                    samples, metric = evaluation.samples, metric or evaluation.main_metric
         metrics, metric = broadcast_json(world, [metrics, metric])
         return metrics, metric if metric in metrics else "loss", samples
 

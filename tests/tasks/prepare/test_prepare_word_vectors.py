@@ -10,7 +10,7 @@ from prepare_samples import sample_files, sample_recipe
 from qkv.errors import UsageError
 from qkv.models import Network, Seq2Seq
 from qkv.tasks.prepare.prepare import PreparedRun, prepare
-from qkv.tasks.prepare.word_vectors import word_ids
+from qkv.tasks.prepare.word_vectors import whole_word_token_ids
 
 WIDTH = 32
 
@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def prepare_with_vectors(folder: Path, objective: str, **tokenizer: Any) -> tuple[PreparedRun, dict[str, int]]:
     """A recipe with vectors for every third word of its vocabulary, each filled with the word's id."""
-    words = word_ids(prepare(sample_recipe(folder, objective, tokenizer=tokenizer)).tokenizer)
+    words = whole_word_token_ids(prepare(sample_recipe(folder, objective, tokenizer=tokenizer)).tokenizer)
     chosen = {word: number for word, number in words.items() if number % 3 == 0 and word.strip() == word}
     path = folder / "glove.txt"
     lines = (" ".join([word, *[str(number)] * WIDTH]) + "\n" for word, number in chosen.items())
@@ -46,8 +46,8 @@ def test_words_of_the_file_start_from_its_vectors(folder: Path, objective: str, 
     assert chosen
     for word, number in chosen.items():
         assert torch.equal(found[number], torch.full((WIDTH,), float(number))), word
-    lower = {word for word in word_ids(prepared.tokenizer) if word.lower() in chosen}
-    for word, number in word_ids(prepared.tokenizer).items():
+    lower = {word for word in whole_word_token_ids(prepared.tokenizer) if word.lower() in chosen}
+    for word, number in whole_word_token_ids(prepared.tokenizer).items():
         assert word in chosen or word in lower or torch.equal(found[number], before[number]), word
     (note,) = (note for note in prepared.notes if "glove.txt" in note)
     assert "tokens start from its vectors" in note
@@ -59,12 +59,14 @@ def token_embedding(network: Network) -> torch.Tensor:
 
 def test_a_word_start_wins_over_the_same_letters_inside_a_word(folder: Path) -> None:
     tokenizer = prepare(sample_recipe(folder, "causal_lm", tokenizer={"kind": "byte-bpe", "vocab_size": 420})).tokenizer
-    words = word_ids(tokenizer)
+    words = whole_word_token_ids(tokenizer)
     both = [token for token in words if f"Ġ{token}" in tokenizer.backend.get_vocab()]
     assert both
     assert all(tokenizer.id_to_token(words[token]) == f"Ġ{token}" for token in both)
 
 
 def test_a_trained_model_takes_no_vectors(folder: Path) -> None:
-    with pytest.raises(UsageError, match=r"model.vectors initialises a new embedding, and model.from has a trained one"):
+    with pytest.raises(
+        UsageError, match=r"model.vectors initialises a new embedding, and model.from has a trained one"
+    ):
         prepare(sample_recipe(folder, "masked_lm", model={"vectors": "glove.txt", "from_": "bert"}))

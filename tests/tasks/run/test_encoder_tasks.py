@@ -62,7 +62,7 @@ def test_labels_are_judged() -> None:
     right = [{"text": text, "label": label} for text, label in zip(TEXTS, said, strict=True)]
     found = evaluate(*parts_of(made), records(right))
     assert found.metrics["accuracy"] == 1.0
-    assert found.main == "accuracy" == main_metric(made.config, records(right))
+    assert found.main_metric == "accuracy" == main_metric(made.config, records(right))
     assert [(sample.prediction, sample.expected) for sample in found.samples] == [(one, one) for one in said]
     wrong = [*right[1:], {"text": TEXTS[0], "label": "unheard of"}]
     found = evaluate(*parts_of(made), records(wrong))
@@ -88,7 +88,7 @@ def test_a_single_output_is_a_score() -> None:
     same = [{"text": text, "score": 10 * one.score + 3} for text, one in zip(TEXTS, said, strict=True)]
     found = evaluate(*parts_of(made), records(same))
     assert found.metrics == pytest.approx({"spearman": 1.0, "pearson": 1.0})
-    assert found.main == "spearman"
+    assert found.main_metric == "spearman"
     found = evaluate(*parts_of(made), records([*same, {"text": "a", "score": "much"}]))
     assert "1 records left out: made:5: the score 'much' is not a number" in found.notes
 
@@ -185,7 +185,7 @@ def test_tags_are_judged_by_whole_entities() -> None:
     same = [{"tokens": words, "tags": tags} for words, tags in zip(SENTENCES, said, strict=True)]
     found = evaluate(*parts_of(made), records(same))
     assert found.metrics["accuracy"] == 1.0
-    assert found.main == "f1"
+    assert found.main_metric == "f1"
     assert found.metrics["f1"] == 1.0
     uneven = [*same, {"tokens": ["a", "b"], "tags": ["O"]}]
     found = evaluate(*parts_of(made), records(uneven))
@@ -311,7 +311,7 @@ def test_without_scores_each_text_should_find_its_partner() -> None:
     same = records([{"first": text, "second": text} for text in TEXTS])
     found = evaluate(*parts_of(made), same)
     assert found.metrics == {"retrieval_accuracy": 1.0, "mean_reciprocal_rank": 1.0}
-    assert found.main == "retrieval_accuracy" == main_metric(made.config, same)
+    assert found.main_metric == "retrieval_accuracy" == main_metric(made.config, same)
     moved = [{"first": a, "second": b} for a, b in zip(TEXTS, [*TEXTS[1:], TEXTS[0]], strict=True)]
     found = evaluate(*parts_of(made), records(moved))
     assert found.metrics["retrieval_accuracy"] == 0.0
@@ -355,7 +355,7 @@ def test_hidden_words_are_judged_the_same_way_each_time() -> None:
     listed = records([{"text": text} for text in (*TEXTS, "the lazy dog " * 40)])
     first = evaluate(*parts_of(made), listed, batch_size=2)
     assert evaluate(*parts_of(made), listed, batch_size=7).metrics == pytest.approx(first.metrics)
-    assert first.main == "masked_accuracy"
+    assert first.main_metric == "masked_accuracy"
     assert 0 < first.metrics["loss"] < 50
     assert first.notes == ("1 texts were read in windows of 64 tokens",)
     assert len(first.samples) == 3

@@ -30,7 +30,7 @@ def test_logits_at_labels_are_those_of_all_positions(family: str, token_types: i
     blocks = (network.encoder if family == "encoder" else network.decoder).blocks
     blocks[-1].ffn.register_forward_hook(lambda _, __, out: seen.append(out.numel() // out.shape[-1]))
     with torch.no_grad():
-        ((logits, wanted),) = laid.label_logits([2, 0, 1])
+        ((logits, wanted),) = laid.labelled_logits([2, 0, 1])
         assert seen == [len(wanted)], "the last block works for these alone"
         begin = np.cumsum(lengths) - lengths
         rows = []

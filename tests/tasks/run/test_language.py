@@ -48,7 +48,7 @@ def test_the_loss_is_that_of_each_text_alone(framed: bool | None, window: int) -
     assert found.metrics["loss"] == pytest.approx(nats / count, rel=1e-5)
     assert found.metrics["perplexity"] == pytest.approx(math.exp(nats / count), rel=1e-4)
     assert found.metrics["bits_per_character"] == pytest.approx(nats / math.log(2) / characters, rel=1e-5)
-    assert found.main == "loss"
+    assert found.main_metric == "loss"
     split = sum(count > (window or 64) for _, count in alone)
     assert found.notes == (f"{split} texts were read in windows of {window or 64} tokens",)
 

@@ -44,10 +44,10 @@ def test_words_decide_whether_bleu_says_anything() -> None:
     long = records([{"source": "a", "target": "one two three four five"}, {"source": "b", "target": "one two three"}])
     found = evaluate(*parts_of(made), short)
     assert list(found.metrics) == ["exact_match"]
-    assert found.main == "exact_match" == main_metric(made.config, short)
+    assert found.main_metric == "exact_match" == main_metric(made.config, short)
     found = evaluate(*parts_of(made), long)
     assert {"exact_match", "bleu", "tokenised_bleu"} <= found.metrics.keys()
-    assert found.main == "bleu" == main_metric(made.config, long)
+    assert found.main_metric == "bleu" == main_metric(made.config, long)
 
 
 def test_metrics_can_be_asked_for_by_name() -> None:
@@ -55,7 +55,7 @@ def test_metrics_can_be_asked_for_by_name() -> None:
     pairs = records([{"source": "a", "target": "b"}])
     found = evaluate(*parts_of(made), pairs, metrics=["word_error_rate"])
     assert list(found.metrics) == ["word_error_rate", "exact_match"]
-    assert found.main == "word_error_rate"
+    assert found.main_metric == "word_error_rate"
     with pytest.raises(UsageError, match="did you mean 'bleu'"):
         evaluate(*parts_of(made), pairs, metrics=["blue"])
 

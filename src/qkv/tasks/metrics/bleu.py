@@ -23,7 +23,7 @@ from qkv.tasks.metrics.text import References
 
 MAX_NGRAM = 4
 
-ENTITIES = {"&quot;": '"', "&amp;": "&", "&lt;": "<", "&gt;": ">"}
+HTML_ENTITIES = {"&quot;": '"', "&amp;": "&", "&lt;": "<", "&gt;": ">"}
 # mteval-v13a: ASCII punctuation is a separate word; full stops, commas and hyphens depend on adjacent digits.
 TOKENIZATION_RULES = [
     (re.compile(r"([{-~\[-` -&(-+:-@/])"), r" \1 "),
@@ -40,7 +40,7 @@ def mteval_tokenize(text: str) -> list[str]:
     ['He', 'paid', '3.50', ',', "didn't", 'he', '?']
     """
     text = text.replace("<skipped>", "").replace("-\n", "").replace("\n", " ")
-    for entity, character in ENTITIES.items():
+    for entity, character in HTML_ENTITIES.items():
         text = text.replace(entity, character)
     text = f" {text} "
     for pattern, replacement in TOKENIZATION_RULES:

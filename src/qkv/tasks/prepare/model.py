@@ -83,7 +83,7 @@ def build_config(recipe: Recipe, requirements: ModelRequirements) -> Config:
         "architecture": base.architecture if base else "",
         **special_ids(requirements.tokenizer, family),
     }
-    return construct(Config, values, "model")
+    return construct_config(Config, values, "model")
 
 
 def _check_family(recipe: Recipe, family: str, model: str, hint: str = "") -> None:
@@ -144,7 +144,7 @@ def modern_stack(overrides: Mapping[str, Any], requirements: ModelRequirements) 
         "dropout": DEFAULT_DROPOUT,
         "init": "scaled",
     }
-    return construct(StackConfig, {**defaults, **_parse_rotary_scaling(overrides)}, "model")
+    return construct_config(StackConfig, {**defaults, **_parse_rotary_scaling(overrides)}, "model")
 
 
 def default_num_heads(width: int) -> int:
@@ -175,7 +175,7 @@ def override_stack(stack: StackConfig, overrides: Mapping[str, Any], where: str)
     if "layers" in overrides:
         sliding = tuple(layer for layer in stack.sliding_window_layers if layer < overrides["layers"])
         values["sliding_window_layers"] = sliding
-    return construct(StackConfig, {**values, **_parse_rotary_scaling(overrides)}, where)
+    return construct_config(StackConfig, {**values, **_parse_rotary_scaling(overrides)}, where)
 
 
 def _parse_rotary_scaling(overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,10 +183,10 @@ def _parse_rotary_scaling(overrides: Mapping[str, Any]) -> dict[str, Any]:
     scaling = overrides.get("rotary_scaling")
     if not isinstance(scaling, Mapping):
         return dict(overrides)
-    return {**overrides, "rotary_scaling": construct(RotaryScaling, scaling, "model.rotary_scaling")}
+    return {**overrides, "rotary_scaling": construct_config(RotaryScaling, scaling, "model.rotary_scaling")}
 
 
-def construct(config_class: type[T], values: Mapping[str, Any], where: str) -> T:
+def construct_config(config_class: type[T], values: Mapping[str, Any], where: str) -> T:
     """A config from values; impossible values are the user's error, with the section that has them."""
     try:
         return config_class(**values)
@@ -224,7 +224,7 @@ def build_head_config(
         values["outputs"] = 1 if requirements.is_regression else len(requirements.classes)
     if kind == "classify" and family == "decoder":
         values["pool"] = "last"  # under a causal mask, only the last token has seen the whole text
-    return construct(HeadConfig, {**values, **recipe.model.overrides.get("head", {})}, "model.head")
+    return construct_config(HeadConfig, {**values, **recipe.model.overrides.get("head", {})}, "model.head")
 
 
 # -------------------------------------------------------------------- checkpoints
@@ -261,7 +261,7 @@ def _checkpoint_config(recipe: Recipe, requirements: ModelRequirements) -> Confi
         head = build_head_config(recipe, requirements, stacks.get("decoder") or stacks["encoder"], found.family)
     elif "head" in section.overrides:
         values = {field.name: getattr(head, field.name) for field in fields(head)}
-        head = construct(HeadConfig, {**values, **section.overrides["head"]}, "model.head")
+        head = construct_config(HeadConfig, {**values, **section.overrides["head"]}, "model.head")
     ids = special_ids(requirements.tokenizer, found.family)
     missing = {name: value for name, value in ids.items() if getattr(found, name) in (None, ())}  # 0 is an id
     return replace(found, **stacks, head=head, **missing)

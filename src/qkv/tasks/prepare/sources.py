@@ -27,7 +27,7 @@ from qkv.progress import OnProgress
 from qkv.tasks.prepare.columns import check_columns, match_columns
 from qkv.train.recipe.schema import DataSection, Recipe
 
-SourceName = Literal["train", "valid", "test"]
+DataSplit = Literal["train", "valid", "test"]
 
 ENDLESS_EPOCH_EXAMPLES = 50_000  # examples in an epoch of an endless dataset, unless the recipe says otherwise
 ENDLESS_VALID_EXAMPLES = 2000  # examples in its validation and test splits
@@ -67,7 +67,7 @@ class FileSource:
     files: DataFiles
     fields: frozenset[str]
     split: ValidationSplit | None = None
-    side: SplitName = "train"
+    split_name: SplitName = "train"
 
     @property
     def description(self) -> str:
@@ -80,17 +80,17 @@ class FileSource:
             return self.files.records(problems, progress)
         # A split by tail reads the files twice, the first time to count characters.
         counted = iter([problems] if self.split.split_by == "content" else [Problems(max_invalid_fraction=1), problems])
-        return self.split.records(lambda: self.files.records(next(counted), progress), self.side)
+        return self.split.records(lambda: self.files.records(next(counted), progress), self.split_name)
 
     def identity(self, root: Path) -> str:
         """A hash of the files' contents and how they are read and split."""
-        rules = None if self.split is None else [self.split.to_dict(), self.side]
+        rules = None if self.split is None else [self.split.to_dict(), self.split_name]
         return digest([self.files.content_key(FileHashes(root / "contents.json").get), rules])
 
     def encoded(self, encode: Encode, root: Path, problems: Problems, progress: OnProgress | None) -> TokenCache:
         """The encoded records, built in several processes if necessary."""
         return token_cache(
-            self.files, encode, root, split=self.split, split_name=self.side, problems=problems, progress=progress
+            self.files, encode, root, split=self.split, split_name=self.split_name, problems=problems, progress=progress
         )
 
 
@@ -173,7 +173,7 @@ def open_sources(recipe: Recipe) -> DataSources:
             assert isinstance(source, FileSource)
             split = choose_split(recipe, source, notes)
             train[name] = replace(source, split=split)
-            valid.append(replace(source, split=split, side="validation"))
+            valid.append(replace(source, split=split, split_name="validation"))
     if data.valid:
         valid = [open_source(recipe, data, data.valid, "valid")]
     if data.test:
@@ -182,7 +182,7 @@ def open_sources(recipe: Recipe) -> DataSources:
     return DataSources(train, weights, tuple(valid), is_held_out, tuple(notes))
 
 
-def open_source(recipe: Recipe, data: DataSection, data_files: Any, split: SourceName) -> DataSource:
+def open_source(recipe: Recipe, data: DataSection, data_files: Any, split: DataSplit) -> DataSource:
     """The data that a recipe names: a split of a built-in dataset, or files."""
     kind = recipe.objective.kind
     if isinstance(data_files, str) and data_files in DATASETS:
@@ -197,7 +197,7 @@ def open_source(recipe: Recipe, data: DataSection, data_files: Any, split: Sourc
     return match_file_columns(kind, files)
 
 
-def open_builtin(kind: str, data: DataSection, name: str, split: SourceName) -> BuiltinSource:
+def open_builtin(kind: str, data: DataSection, name: str, split: DataSplit) -> BuiltinSource:
     """A split of a built-in dataset, as many examples as the recipe and the dataset allow."""
     dataset = load_dataset(name)
     columns = dict(data.columns) or match_columns(kind, dataset.fields, name)

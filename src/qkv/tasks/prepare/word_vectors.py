@@ -14,10 +14,12 @@ def load_word_vectors(section: ModelSection, config: Config, tokenizer: Tokenize
     if not section.vectors:
         return None
     stack = config.encoder or config.stack
-    return read_word_vectors(section.vectors, word_ids(tokenizer), stack.embedding_width or stack.width, lowercase=True)
+    return read_word_vectors(
+        section.vectors, whole_word_token_ids(tokenizer), stack.embedding_width or stack.width, lowercase=True
+    )
 
 
-def word_ids(tokenizer: Tokenizer) -> dict[str, int]:
+def whole_word_token_ids(tokenizer: Tokenizer) -> dict[str, int]:
     """The tokens that are whole words, without their marks. A token that is marked as the start of a word wins."""
     plain: dict[str, int] = {}
     marked: dict[str, int] = {}

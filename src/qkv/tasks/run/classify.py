@@ -125,7 +125,7 @@ def evaluate(
             notes.append(f"labels that the model does not have, counted as wrong: {format_names(unknown)}")
         scores = {name: getattr(metrics, name)(predictions, targets) for name in names}
     samples = [
-        Sample(" ‖ ".join(_parts(text)), prediction, target, model_input="\t".join(_parts(text)))
+        Sample(" ‖ ".join(_as_tuple(text)), prediction, target, model_input="\t".join(_as_tuple(text)))
         for text, prediction, target in list(zip(texts, predictions, targets, strict=True))[: options.max_samples]
     ]
     return Evaluation(scores, samples, names[0], len(records), tuple(notes))
@@ -158,7 +158,7 @@ def compute_logits(
     """The head's output for each text (N, V), laid out and truncated as in training; and lengths before that (N,)."""
     if not texts:
         return np.zeros((0, config.head.outputs), np.float32), np.zeros(0, np.int64)
-    objective = make_classification(tokenizer, config, [_parts(text) for text in texts])
+    objective = build_unlabelled_examples(tokenizer, config, [_as_tuple(text) for text in texts])
     examples = objective.build(np.arange(len(texts)), EpochRng(0))
     batched = ExampleBatches(network, examples, objective.pad_token_id)
     logits = np.zeros((len(texts), config.head.outputs), np.float32)
@@ -168,7 +168,7 @@ def compute_logits(
     return logits, objective.required_lengths(slice(None))[:, 0]
 
 
-def make_classification(tokenizer: Tokenizer, config: Config, texts: Sequence[tuple[str, ...]]) -> Classification:
+def build_unlabelled_examples(tokenizer: Tokenizer, config: Config, texts: Sequence[tuple[str, ...]]) -> Classification:
     """Texts and pairs as examples without a label, truncated to the model's positions."""
     sides = [tokenizer.encode_batch([text[0] for text in texts])]
     if any(len(text) > 1 for text in texts):
@@ -185,7 +185,7 @@ def check_text_lengths(texts: Sequence[TextOrPair], lengths: np.ndarray, max_len
     if not len(too_long):
         return
     first = int(too_long[0])
-    text = " ‖ ".join(_parts(texts[first]))
+    text = " ‖ ".join(_as_tuple(texts[first]))
     start = repr(text[:MAX_SHOWN_CHARS]) + ("…" if len(text) > MAX_SHOWN_CHARS else "")
     which = f"{len(too_long):,} of {len(texts):,} texts are" if len(texts) > 1 else "the text is"
     raise UsageError(
@@ -212,5 +212,5 @@ def format_names(names: Sequence[str], max_names: int = 8) -> str:
     return ", ".join(map(repr, names[:max_names])) + (", …" if len(names) > max_names else "")
 
 
-def _parts(text: TextOrPair) -> tuple[str, ...]:
+def _as_tuple(text: TextOrPair) -> tuple[str, ...]:
     return (text,) if isinstance(text, str) else text

@@ -15,7 +15,7 @@ from qkv.data.stream.random_bits import EpochRng
 from qkv.models import Config, Network
 from qkv.progress import OnProgress
 from qkv.tasks import metrics
-from qkv.tasks.run.classify import add_truncation_note, check_text_lengths, make_classification, select_scored
+from qkv.tasks.run.classify import add_truncation_note, build_unlabelled_examples, check_text_lengths, select_scored
 from qkv.tasks.run.example_batches import ExampleBatches, at_least_float32, batches, max_sequence_length
 from qkv.tasks.task import Evaluation, EvaluationOptions, UsableRecords, require_tokenizer, select_metrics
 from qkv.text import Tokenizer
@@ -126,7 +126,7 @@ def embed_texts(
     if not texts:
         return torch.zeros(0, config.stack.width), np.zeros(0, np.int64)
     if pooling is None:
-        objective = make_classification(tokenizer, config, [(text,) for text in texts])
+        objective = build_unlabelled_examples(tokenizer, config, [(text,) for text in texts])
         examples = objective.build(np.arange(len(texts)), EpochRng(0))
         lengths, pad_token_id = objective.required_lengths(slice(None))[:, 0], objective.pad_token_id
     else:

@@ -86,7 +86,7 @@ class ExampleBatches:
         x, layout = self.hidden(chosen)
         return at_least_float32(self.network.head(x, layout))
 
-    def label_logits(self, chosen: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
+    def labelled_logits(self, chosen: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
         """The logits (n, V) and labels (n,) of the labelled positions, at most `LOGITS_CHUNK` at a time."""
         assert self.labels is not None
         labels = self.pad(self.labels, chosen, IGNORE_INDEX).flatten()

@@ -63,7 +63,7 @@ def run(
     with eval_mode(network):
         for chosen in batches(lengths, batch_size, progress):
             predictions: list[tuple[list[float], list[int]]] = []  # probabilities and ids of all masks of the batch
-            for logits, _ in batched.label_logits(chosen):
+            for logits, _ in batched.labelled_logits(chosen):
                 top = logits.softmax(-1).topk(min(num_candidates, logits.shape[-1]))
                 predictions += zip(top.values.tolist(), top.indices.tolist(), strict=True)
             remaining = iter(predictions)
@@ -110,7 +110,7 @@ def evaluate(
     with eval_mode(network):
         for chosen in batches(examples.lengths, options.batch_size, options.progress):
             predictions: list[int] = []
-            for logits, labels in batched.label_logits(chosen):
+            for logits, labels in batched.labelled_logits(chosen):
                 best = logits.argmax(-1)
                 num_right += int((best == labels).sum())
                 num_masked += len(labels)

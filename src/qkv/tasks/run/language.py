@@ -124,7 +124,7 @@ def total_loss(
     total, count = 0.0, 0
     with eval_mode(network):
         for chosen in batches(examples.lengths, batch_size, progress):
-            for logits, labels in batched.label_logits(chosen):
+            for logits, labels in batched.labelled_logits(chosen):
                 total += float(F.cross_entropy(logits, labels, reduction="none").cpu().double().sum())
                 count += len(labels)
     return total, count

@@ -22,10 +22,11 @@ from qkv.text import Tokenizer
 from qkv.train.watch import Sample
 
 MIN_BLEU_WORDS = 3  # of a target, on average: n-grams of shorter ones say little
-EACH_METRICS = OBJECTIVES["seq2seq"].metrics["each"]  # one prediction and one target per record
-BEST_METRICS = OBJECTIVES["seq2seq"].metrics["best"]  # one prediction and all targets per source
+PER_RECORD_METRICS = OBJECTIVES["seq2seq"].metrics["each"]  # one prediction and one target per record
+BEST_REFERENCE_METRICS = OBJECTIVES["seq2seq"].metrics["best"]  # one prediction and all targets per source
 METRIC_FUNCTIONS: dict[str, Callable[[Sequence[str], References], float]] = {
-    name: getattr(metrics, "exact_match" if name == "exact_match_any" else name) for name in EACH_METRICS + BEST_METRICS
+    name: getattr(metrics, "exact_match" if name == "exact_match_any" else name)
+    for name in PER_RECORD_METRICS + BEST_REFERENCE_METRICS
 }
 
 
@@ -57,7 +58,7 @@ def run(
 def available_metrics(config: Config, records: Sequence[Record]) -> tuple[str, ...]:
     """The metrics, the main one first: BLEU if the targets are long enough, else exact match."""
     main = "bleu" if has_long_targets([record.fields["target"] for record in records]) else "exact_match"
-    return tuple(dict.fromkeys((main, *EACH_METRICS, *BEST_METRICS)))
+    return tuple(dict.fromkeys((main, *PER_RECORD_METRICS, *BEST_REFERENCE_METRICS)))
 
 
 def evaluate(
@@ -101,7 +102,7 @@ def evaluate(
     predictions = [by_source[record.fields["source"]] for record in records]
     each = predictions, [[target] for target in targets]
     best = list(by_source.values()), list(targets_by_source.values())
-    scores = {name: METRIC_FUNCTIONS[name](*(best if name in BEST_METRICS else each)) for name in names}
+    scores = {name: METRIC_FUNCTIONS[name](*(best if name in BEST_REFERENCE_METRICS else each)) for name in names}
     samples = [
         Sample(record.fields["source"], prediction, record.fields["target"])
         for record, prediction in zip(records[: options.max_samples], predictions, strict=False)
