@@ -8,7 +8,7 @@
     gpt2    124M, greedy, batch 1, 32 and 256            llama   1.1B, greedy, batch 1 and 32
     beam    encoder-decoder base, 128 sources, greedy and beam 4
     first   time to the first token of 1.1B after prompts of 2,048 and 8,192 tokens
-    drawn   one row, sampled, each token handed out
+    sampled one sequence, sampled; the host reads each token
     engine  GPT-2, 96 requests of unequal lengths that share 32 places
 
 "steps" is the rate of the steps alone; "call" is all of a `generate` call, the second one of its shape: reading the
@@ -195,11 +195,11 @@ def check(tiny: bool) -> list[Row]:
             for compiled in (False, True) if DEVICE == "cuda" and pays else (False,):
                 fast = generate(network, batch, GenerationOptions(max_tokens=40, compile=compiled))
                 greedy = [r.ids for r in fast] == [r.ids for r in plain]
-                drawn = GenerationOptions(
+                sampling = GenerationOptions(
                     max_tokens=40, temperature=1.0, top_p=0.98, suppress_tokens=(9,), seed=3, compile=compiled
                 )
-                wanted = generated_plainly(network, batch, drawn)
-                same_drawn = [r.ids for r in generate(network, batch, drawn)] == [r.ids for r in wanted]
+                wanted = generated_plainly(network, batch, sampling)
+                same_sampled = [r.ids for r in generate(network, batch, sampling)] == [r.ids for r in wanted]
                 with torch.inference_mode():
                     found = static_beam_search(
                         make_runner(network, batch, options),  # type: ignore[arg-type]
@@ -213,7 +213,7 @@ def check(tiny: bool) -> list[Row]:
                         "rows": len(batch),
                         "compiled": compiled,
                         "greedy same": greedy,
-                        "drawn same": same_drawn,
+                        "sampled same": same_sampled,
                         "beams same": same,
                     }
                 )
@@ -264,8 +264,8 @@ def first(tiny: bool) -> list[Row]:
     return rows
 
 
-def drawn(tiny: bool) -> list[Row]:
-    """One row, a token at a time drawn by the host and handed out: the whole call, beside the plain loop's."""
+def sampled(tiny: bool) -> list[Row]:
+    """Sample one sequence; the host reads each token. Measures the whole call and that of the reference loop."""
     rows = []
     for name, config in (("gpt2", gpt2_config(tiny)), ("llama-1.1b", llama_config(tiny))):
         network: Any = made(config)
@@ -324,7 +324,7 @@ SECTIONS: dict[str, Callable[[bool], list[Row]]] = {
     "llama": llama,
     "beam": beam,
     "first": first,
-    "drawn": drawn,
+    "sampled": sampled,
 }
 
 
