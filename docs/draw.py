@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from qkv.blocks import Mask, SequenceLayout, count_positions
+from qkv.blocks import Mask, SequenceLayout, positions_in_documents
 
 PICTURES = Path(__file__).parent / "pictures"
 FONT = "font-family='system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif'"
@@ -58,7 +58,7 @@ def panel(x: int, y: int, name: str, note: str, mask: Mask) -> list[str]:
 def layout(*documents: int) -> SequenceLayout:
     """The layout of one sequence with these document ids."""
     document_ids = torch.tensor([documents])
-    return SequenceLayout(document_ids, count_positions(document_ids))
+    return SequenceLayout(document_ids, positions_in_documents(document_ids))
 
 
 def draw_mask() -> str:

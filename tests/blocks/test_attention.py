@@ -13,12 +13,12 @@ from torch.nn import functional as F
 from torch.nn.attention import flex_attention
 
 from qkv.blocks.attention import CrossAttention, SelfAttention, eager, pattern, scores, weighted_values
-from qkv.blocks.cache import EncoderMemory, LayerSource
+from qkv.blocks.cache import EncoderMemory, LayerMemory
 from qkv.blocks.config import StackConfig
 from qkv.blocks.kernels.choose import KERNELS, choose_kernel, prepare_mask
 from qkv.blocks.kernels.prepared import KernelHints, PreparedMask
 from qkv.blocks.kernels.sdpa import sdpa
-from qkv.blocks.kernels.short import is_short
+from qkv.blocks.kernels.short import should_use_short_attention
 from qkv.blocks.kernels.varlen import varlen
 from qkv.blocks.mask import Mask, SequenceLayout, make_layout
 from qkv.blocks.position import Rotary
@@ -166,7 +166,7 @@ def test_cross_attention_takes_queries_here_and_keys_and_values_there(small: Con
     q = layer.q(x).view(2, 3, 4, 4).transpose(1, 2)
     q, k = F.layer_norm(q, (4,)), F.layer_norm(k, (4,))
     expected = layer.out(((q @ k.transpose(-1, -2) / 2).softmax(-1) @ v).transpose(1, 2).flatten(2))
-    found = layer(x, LayerSource(EncoderMemory(source, there), 0, prepare_mask(Mask(here, there), x)))
+    found = layer(x, LayerMemory(EncoderMemory(source, there), 0, prepare_mask(Mask(here, there), x)))
     assert torch.allclose(found, expected, atol=1e-12)
 
 
@@ -206,8 +206,8 @@ def test_sdpa_is_never_given_a_row_without_a_key() -> None:
         prepared = prepare_mask(
             over(4, BLIND, causal=True), torch.zeros(2, 4, 8, dtype=torch.float64), kernel="sdpa", bias=bias
         )
-        assert prepared.dense is not None
-        assert (prepared.dense > -math.inf).any(-1).all()
+        assert prepared.attn_mask is not None
+        assert (prepared.attn_mask > -math.inf).any(-1).all()
 
 
 def test_a_window_that_reaches_no_key_leaves_a_query_fully_masked() -> None:
@@ -252,7 +252,7 @@ def test_poison_in_a_padded_source_changes_no_output(small: Config, kernel: str)
     prepared = prepare_mask(Mask(make_layout(torch.zeros(2, 3)), there), x, kernel=kernel)  # type: ignore[arg-type]
     with torch.no_grad():
         clean, found = (
-            layer(x, LayerSource(EncoderMemory(vectors, there), 0, prepared)) for vectors in (source, poisoned)
+            layer(x, LayerMemory(EncoderMemory(vectors, there), 0, prepared)) for vectors in (source, poisoned)
         )
     assert clean.isfinite().all()
     assert torch.equal(found, clean)
@@ -454,9 +454,9 @@ def test_many_short_texts_are_the_reference_forwards_and_backwards(
     bias = torch.randn(1, 4, 9, 9, generator=draw, dtype=torch.float64, requires_grad=True) if biased else None
     mask, x = Mask(layout, layout, causal=causal), torch.zeros(16, 9, 32, dtype=torch.float64)
     prepared = prepare_mask(mask, x, kernel="sdpa", bias=bias)
-    assert is_short(q, k)
-    assert not is_short(q[:8], k[:8])  # few
-    assert not is_short(q.repeat(1, 1, 8, 1), k)  # long
+    assert should_use_short_attention(q, k)
+    assert not should_use_short_attention(q[:8], k[:8])  # few
+    assert not should_use_short_attention(q.repeat(1, 1, 8, 1), k)  # long
     outs = [sdpa(q, k, v, prepared, 0.3), eager(q, k, v, PreparedMask(mask, "eager", bias), 0.3)]
     wanted = tensors if bias is None else [*tensors, bias]
     found = [torch.autograd.grad(out.square().sum(), wanted, retain_graph=True) for out in outs]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from qkv.blocks import Stack
 from qkv.blocks.block import Block
-from qkv.blocks.cache import EncoderMemory, LayerSource
+from qkv.blocks.cache import EncoderMemory, LayerMemory
 from qkv.blocks.kernels.choose import prepare_mask
 from qkv.blocks.kernels.prepared import PreparedMask
 from qkv.blocks.mask import Mask, make_layout
@@ -65,7 +65,7 @@ def test_cross_attention_comes_between_with_a_norm_of_its_own(make_stack: Make, 
     assert b.cross_sub is not None
     vectors = torch.randn(2, 3, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     memory = EncoderMemory(vectors, make_layout(vectors))
-    source = LayerSource(memory, 0, prepare_mask(Mask(make_layout(x), memory.layout), x))
+    source = LayerMemory(memory, 0, prepare_mask(Mask(make_layout(x), memory.layout), x))
 
     def around(sub: torch.nn.Module, h: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
         if place == "post":

@@ -1,4 +1,4 @@
-"""Caches: slots, growth, positions, reordering, taking back, and what a full one says.
+"""Caches: slots, growth, positions, reordering and cropping.
 
 That cached decoding equals the full forward pass is held for whole networks in `tests/models/test_cached.py`.
 """
@@ -11,15 +11,12 @@ from torch import Tensor
 
 from qkv.blocks import CrossCache, SelfCache, SequenceLayout, Stack, make_layout
 from qkv.blocks.cache import EncoderMemory
-from qkv.blocks.kernels.static_cache import StaticCache
 
 LAYERS, ROWS, KV, WIDTH = 2, 3, 2, 4
-BOTH = pytest.mark.parametrize("static", [False, True], ids=["growing", "static"])
 
 
-def make(length: int = 8, static: bool = False, rows: int = ROWS) -> SelfCache:
-    cache_class = StaticCache if static else SelfCache
-    return cache_class(LAYERS, rows, KV, length, WIDTH, dtype=torch.float64)
+def make(length: int = 8, rows: int = ROWS) -> SelfCache:
+    return SelfCache(LAYERS, rows, KV, length, WIDTH, dtype=torch.float64)
 
 
 def tokens(count: int, seed: int = 0, rows: int = ROWS) -> Tensor:
@@ -29,7 +26,7 @@ def tokens(count: int, seed: int = 0, rows: int = ROWS) -> Tensor:
 def put(cache: SelfCache, keys: Tensor, segment: Tensor | None = None) -> SequenceLayout:
     """Write `keys` to every layer, their negatives as values, at the positions that the cache counts on to."""
     ids = torch.zeros(keys.shape[0], keys.shape[2], dtype=torch.long)
-    shown = cache.extend(make_layout(ids, segment, cache.next_positions(ids, segment)))
+    shown = cache.reserve(make_layout(ids, segment, cache.next_positions(ids, segment)))
     for layer in range(LAYERS):
         cache.write(layer, keys + layer, -keys - layer)
     return shown
@@ -39,9 +36,8 @@ def show(cache: SelfCache, layer: int, filled: int) -> tuple[Tensor, Tensor]:
     return cache.keys[layer][:, :, :filled], cache.values[layer][:, :, :filled]
 
 
-@BOTH
-def test_what_is_written_is_shown_in_order(static: bool) -> None:
-    cache, first, second = make(static=static), tokens(3), tokens(2, seed=1)
+def test_what_is_written_is_shown_in_order() -> None:
+    cache, first, second = make(), tokens(3), tokens(2, seed=1)
     put(cache, first)
     put(cache, second)
     for layer in range(LAYERS):
@@ -58,29 +54,6 @@ def test_a_growing_cache_shows_its_filled_slots_alone() -> None:
     assert layout.document_ids is None, "rows that are alike need no segments"
     shown, _ = cache.write(0, keys, keys)
     assert shown.shape == (ROWS, KV, 3, WIDTH)
-
-
-def test_a_static_cache_shows_all_slots_and_calls_the_empty_ones_padding() -> None:
-    cache, keys = make(static=True), tokens(3)
-    layout = put(cache, keys)
-    assert layout.document_ids is not None
-    assert layout.document_ids.tolist() == [[1, 1, 1, 0, 0, 0, 0, 0]] * ROWS
-    shown, _ = cache.write(0, keys, keys)
-    assert shown.shape == (ROWS, KV, 8, WIDTH)
-    assert int(cache.cursor) == 3
-
-
-def test_a_static_cache_keeps_its_addresses() -> None:
-    """What a CUDA graph needs: writing, reordering and cropping happen in layout."""
-    cache = make(static=True)
-    held = [*cache.keys, *cache.values, cache.document_ids, cache.positions, cache.cursor]
-    before = [t.data_ptr() for t in held]
-    put(cache, tokens(3))
-    cache.reorder(torch.tensor([2, 0, 0]))
-    cache.crop(1)
-    put(cache, tokens(2))
-    after = [*cache.keys, *cache.values, cache.document_ids, cache.positions, cache.cursor]
-    assert [t.data_ptr() for t in after] == before
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 64])
@@ -107,10 +80,9 @@ def test_growth_doubles_so_that_copies_stay_few() -> None:
 LEFT = torch.tensor([[0, 0, 1], [0, 1, 1], [1, 1, 1]])
 
 
-@BOTH
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_each_row_counts_on_from_its_last_token(static: bool, side: str) -> None:
-    cache = make(static=static)
+def test_each_row_counts_on_from_its_last_token(side: str) -> None:
+    cache = make()
     segment = LEFT if side == "left" else LEFT.flip(1)
     ids = torch.zeros(ROWS, 3, dtype=torch.long)
     first = cache.next_positions(ids, segment)
@@ -135,9 +107,8 @@ def test_rows_that_are_alike_share_one_row_of_positions() -> None:
 # ── Reordering and taking back ───────────────────────────────────────────────────────────────────────────────────
 
 
-@BOTH
-def test_reorder_moves_rows_with_their_places(static: bool) -> None:
-    cache, keys = make(static=static), tokens(3)
+def test_reorder_moves_rows_with_their_places() -> None:
+    cache, keys = make(), tokens(3)
     put(cache, keys, LEFT)
     cache.reorder(torch.tensor([2, 0, 0]))
     for layer in range(LAYERS):
@@ -147,10 +118,9 @@ def test_reorder_moves_rows_with_their_places(static: bool) -> None:
     assert cache.next_positions(torch.zeros(ROWS, 1).long(), None).tolist() == [[3], [1], [1]]
 
 
-@BOTH
-def test_slots_that_rows_have_in_common_stay_where_they_are(static: bool) -> None:
+def test_slots_that_rows_have_in_common_stay_where_they_are() -> None:
     """Only what came after `since` is moved; before it the rows are told to hold the same."""
-    cache, keys = make(static=static), tokens(5)
+    cache, keys = make(), tokens(5)
     put(cache, keys)
     cache.reorder(torch.tensor([2, 0, 0]), start=3)
     expected = torch.cat([keys[:, :, :3], keys[[2, 0, 0], :, 3:]], dim=2)
@@ -171,30 +141,19 @@ def test_a_growing_cache_may_be_given_other_numbers_of_rows(rows: list[int], sin
     assert torch.equal(cache.document_ids[:, :3], LEFT[rows])
 
 
-def test_a_static_cache_keeps_its_number_of_rows() -> None:
-    cache = make(static=True)
-    put(cache, tokens(3))
-    with pytest.raises(ValueError, match="cannot reorder to 1 sequences: a static cache keeps its batch size 3"):
-        cache.reorder(torch.tensor([0]))
-
-
-@BOTH
-def test_crop_takes_back_the_last_tokens(static: bool) -> None:
-    cache, keys = make(static=static), tokens(5)
+def test_crop_takes_back_the_last_tokens() -> None:
+    cache, keys = make(), tokens(5)
     put(cache, keys)
     cache.crop(2)
     again = tokens(2, seed=1)
     layout = put(cache, again)
     assert torch.equal(show(cache, 0, 4)[0], torch.cat([keys[:, :, :2], again], dim=2))
     assert layout.positions[0, :4].tolist() == [0, 1, 2, 3]
-    if layout.document_ids is not None:
-        assert layout.document_ids[0].tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
 
 
-@BOTH
 @pytest.mark.parametrize("filled", [-1, 9])
-def test_crop_beyond_what_there_is_is_refused(static: bool, filled: int) -> None:
-    cache = make(static=static)
+def test_crop_beyond_what_there_is_is_refused(filled: int) -> None:
+    cache = make()
     put(cache, tokens(5))
     with pytest.raises(ValueError, match=f"cannot crop to {filled} slots"):
         cache.crop(filled)
@@ -207,33 +166,10 @@ def test_crop_of_a_growing_cache_cannot_uncover_slots_that_were_never_written() 
         cache.crop(6)
 
 
-# ── A full static cache ──────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_static_cache_refuses_more_tokens_than_it_has_slots() -> None:
-    with pytest.raises(ValueError, match="9 tokens: the static cache of 8 slots is full"):
-        put(make(static=True), tokens(9))
-
-
-def test_a_full_static_cache_says_so_and_keeps_what_it_holds() -> None:
-    cache, keys = make(static=True), tokens(8)
-    put(cache, keys)
-    with pytest.raises(RuntimeError, match="the static cache of 8 slots is full"):
-        put(cache, tokens(1))
-    assert torch.equal(cache.keys[0], keys)
-    assert int(cache.cursor) == 8
-
-
 @pytest.mark.parametrize(("rows", "length"), [(0, 4), (4, 0)])
 def test_a_cache_needs_a_row_and_a_slot(rows: int, length: int) -> None:
     with pytest.raises(ValueError, match=f"batch_size = {rows} and capacity = {length}"):
         make(length, rows=rows)
-
-
-def test_bytes_are_those_of_all_keys_and_values() -> None:
-    assert make(8).num_bytes == LAYERS * 2 * ROWS * KV * 8 * WIDTH * 8
-    half = SelfCache(LAYERS, ROWS, KV, 8, WIDTH, dtype=torch.bfloat16)
-    assert half.num_bytes == make(8).num_bytes // 4
 
 
 def test_what_is_written_takes_the_type_of_the_cache() -> None:
@@ -259,7 +195,6 @@ def test_a_cross_cache_is_the_memory_projected_by_every_layer(make_stack: Callab
         assert all(torch.equal(a, b) for a, b in zip(fresh, kept, strict=True))
         assert all(t.isfinite().all() for t in kept)
     assert not torch.equal(cache.keys[0], cache.keys[1])
-    assert cache.num_bytes == 2 * 2 * 2 * 2 * 5 * 4 * 8
     assert isinstance(cache, CrossCache)
 
 
@@ -269,7 +204,7 @@ def test_a_cross_cache_of_some_sources_is_theirs_alone(make_stack: Callable[...,
     source = torch.randn(3, 4, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     segment = torch.tensor([[1, 1, 1, 0], [0, 1, 1, 1], [1, 1, 0, 0]]) if segmented else None
     rows = torch.tensor([2, 0])
-    some = stack.build_cross_cache(source, make_layout(source, segment)).select(rows)
+    some = stack.build_cross_cache(source, make_layout(source, segment)).select_sources(rows)
     alone = stack.build_cross_cache(source[rows], make_layout(source[rows], None if segment is None else segment[rows]))
     for a, b in zip((*some.keys, *some.values), (*alone.keys, *alone.values), strict=True):
         assert torch.allclose(a, b, atol=1e-14)

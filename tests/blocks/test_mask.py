@@ -19,7 +19,7 @@ from qkv.blocks.kernels.flex import make_block_mask
 from qkv.blocks.kernels.prepared import DocumentOffsets, KernelHints
 from qkv.blocks.kernels.sdpa import sdpa
 from qkv.blocks.kernels.varlen import make_offsets
-from qkv.blocks.mask import Mask, SequenceLayout, count_positions, make_layout
+from qkv.blocks.mask import Mask, SequenceLayout, make_layout, positions_in_documents
 
 EXAMPLES = settings(max_examples=60, deadline=None, derandomize=True)
 
@@ -84,7 +84,7 @@ def packed(draw: st.DrawFn) -> tuple[Mask, int]:
     query = lay(draw(st.integers(1, 7)))
     itself = draw(st.booleans())
     key = query if itself else lay(draw(st.integers(1, 7)))
-    layouts = [SequenceLayout(document_ids, count_positions(document_ids)) for document_ids in (query, key)]
+    layouts = [SequenceLayout(document_ids, positions_in_documents(document_ids)) for document_ids in (query, key)]
     return Mask(layouts[0], layouts[0] if itself else layouts[1]), rows
 
 
@@ -180,7 +180,7 @@ def test_offsets_of_rows_without_segments_are_the_rows() -> None:
 
 def test_offsets_agree_whether_the_number_of_texts_is_known_or_looked_up() -> None:
     segment = torch.tensor([[1, 1, 2, 0], [1, 0, 0, 0]])
-    layout = SequenceLayout(segment, count_positions(segment))
+    layout = SequenceLayout(segment, positions_in_documents(segment))
     known, unknown = (make_offsets(Mask(layout, layout), 2, hints, hints) for hints in (KernelHints(2), KernelHints()))
     assert torch.equal(known.query, unknown.query)
 
@@ -192,18 +192,18 @@ def test_offsets_agree_whether_the_number_of_texts_is_known_or_looked_up() -> No
 @EXAMPLES
 def test_shortcuts_are_true_when_they_are_taken(case: tuple[Mask, int]) -> None:
     mask, _ = case
-    if mask.is_full:
+    if mask.allows_all:
         assert mask.dense().all()
 
 
 def test_shortcuts_are_taken_for_plain_rows() -> None:
     layout = make_layout(torch.zeros(2, 5))
-    assert Mask(layout, layout).is_full
-    mask, x, hints = Mask(layout, layout, causal=True), torch.zeros(2, 5, 8), KernelHints(in_order=True)
+    assert Mask(layout, layout).allows_all
+    mask, x, hints = Mask(layout, layout, causal=True), torch.zeros(2, 5, 8), KernelHints(is_plain=True)
     assert torch.equal(mask.dense()[0, 0], torch.ones(5, 5).tril().bool())
-    assert prepare_mask(mask, x, query_hints=hints).dense is None
-    assert prepare_mask(mask._replace(window=2), x, query_hints=hints).dense is not None
-    assert prepare_mask(mask._replace(key=make_layout(x)), x, query_hints=hints).dense is not None
+    assert prepare_mask(mask, x, query_hints=hints).attn_mask is None
+    assert prepare_mask(mask._replace(window=2), x, query_hints=hints).attn_mask is not None
+    assert prepare_mask(mask._replace(key=make_layout(x)), x, query_hints=hints).attn_mask is not None
 
 
 def test_positions_of_the_callers_own_are_no_triangle() -> None:
@@ -234,14 +234,14 @@ def test_positions_of_the_callers_own_are_no_triangle() -> None:
     ids=["alone", "right", "left", "packed", "holes", "padding", "one", "empty"],
 )
 def test_positions_count_from_each_start(segment: list[int], position: list[int]) -> None:
-    found = count_positions(torch.tensor([segment], dtype=torch.long))
+    found = positions_in_documents(torch.tensor([segment], dtype=torch.long))
     assert found.tolist() == [position]
 
 
 @given(st.lists(st.lists(st.integers(0, 3), min_size=6, max_size=6), min_size=1, max_size=4))
 @EXAMPLES
 def test_positions_of_rows_do_not_depend_on_each_other(rows: list[list[int]]) -> None:
-    together = count_positions(torch.tensor(rows))
+    together = positions_in_documents(torch.tensor(rows))
     for row, positions in zip(rows, together, strict=True):
         expected = [0] * len(row)
         for i in range(1, len(row)):

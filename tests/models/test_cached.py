@@ -1,4 +1,4 @@
-"""Cached decoding equals the full forward pass: growing and static caches, any number of tokens at a time.
+"""Cached decoding equals the full forward pass: any number of tokens at a time.
 
 Trap 4: `is_causal` is aligned to the first token, and so wrong for queries that come after a cache.
 """
@@ -16,7 +16,6 @@ from qkv.errors import UsageError
 
 POSITIONS = ["sinusoidal", "sinusoidal_split", "learned", "rotary", "alibi", "t5", "none"]
 Make = Callable[..., Any]
-BOTH = pytest.mark.parametrize("static", [False, True], ids=["growing", "static"])
 
 
 @pytest.fixture(autouse=True)
@@ -37,53 +36,44 @@ def in_steps(network: Any, ids: Tensor, steps: list[int], cache: Any, *memory: A
     return torch.cat([call(part, *memory, cache=cache) for part in ids.split(steps, dim=1)], dim=1)
 
 
-@BOTH
 @pytest.mark.parametrize("steps", [[1] * 8, [3, 3, 2], [5, 1, 1, 1], [4, 3, 1], [8]], ids=str)
 @pytest.mark.parametrize("position", POSITIONS)
-def test_a_decoder_with_a_cache_is_the_full_forward(
-    network: Make, ids: Make, position: str, steps: list[int], static: bool
-) -> None:
+def test_a_decoder_with_a_cache_is_the_full_forward(network: Make, ids: Make, position: str, steps: list[int]) -> None:
     """Trap 4."""
     small, text = network("decoder", position=position), ids(3, 8)
-    cache = small.new_cache(3, 8, static=static)
+    cache = small.new_cache(3, 8)
     assert close(in_steps(small, text, steps, cache), small(text))
 
 
-@BOTH
 @pytest.mark.parametrize("kernel", ["eager", "flex"])
-def test_every_kernel_reads_a_cache(network: Make, ids: Make, kernel: str, static: bool) -> None:
+def test_every_kernel_reads_a_cache(network: Make, ids: Make, kernel: str) -> None:
     small, text = network("decoder", position="rotary", kv_heads=2, kernel=kernel), ids(2, 5)
-    cache = small.new_cache(2, 8, static=static)
+    cache = small.new_cache(2, 8)
     assert close(in_steps(small, text, [3, 1, 1], cache), small(text))
 
 
-@BOTH
-def test_a_wrongly_aligned_mask_would_be_noticed(
-    network: Make, ids: Make, monkeypatch: pytest.MonkeyPatch, static: bool
-) -> None:
+def test_a_wrongly_aligned_mask_would_be_noticed(network: Make, ids: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control: queries that count from 0, as a triangle by index does."""
     small, text = network("decoder", position="rotary"), ids(2, 8)
     full = small(text)
-    cache = small.new_cache(2, 8, static=static)
+    cache = small.new_cache(2, 8)
     rule = Mask.allows
     monkeypatch.setattr(Mask, "allows", lambda self, a, b, query, key: rule(self, a, b, query - query.amin(), key))
     assert not close(in_steps(small, text, [5, 3], cache), full)
 
 
-@BOTH
 @pytest.mark.parametrize("position", POSITIONS)
-def test_a_seq2seq_with_caches_is_the_full_forward(network: Make, ids: Make, position: str, static: bool) -> None:
+def test_a_seq2seq_with_caches_is_the_full_forward(network: Make, ids: Make, position: str) -> None:
     small, source, target = network("seq2seq", position=position), ids(2, 5, seed=1), ids(2, 6)
     segment = torch.tensor([[1, 1, 1, 1, 1], [0, 1, 1, 0, 0]])
     full = small(source, target, segment)
     memory = small.build_cross_cache(small.encode(source, segment))
-    assert close(in_steps(small, target, [2, 1, 3], small.new_cache(2, 6, static=static), memory), full)
+    assert close(in_steps(small, target, [2, 1, 3], small.new_cache(2, 6), memory), full)
 
 
-@BOTH
-def test_a_window_reaches_back_into_the_cache(network: Make, ids: Make, static: bool) -> None:
+def test_a_window_reaches_back_into_the_cache(network: Make, ids: Make) -> None:
     small, text = network("decoder", sliding_window=2, sliding_window_layers=(0,)), ids(2, 9)
-    assert close(in_steps(small, text, [4, 1, 3, 1], small.new_cache(2, 9, static=static)), small(text))
+    assert close(in_steps(small, text, [4, 1, 3, 1], small.new_cache(2, 9)), small(text))
 
 
 @pytest.mark.parametrize("length", [1, 3, 8])
@@ -100,18 +90,15 @@ PROMPTS = ([3, 1, 4, 1, 5], [9, 2], [6])
 NEXT = torch.tensor([[5, 3], [5, 8], [9, 7]])
 
 
-@BOTH
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("position", POSITIONS)
-def test_prompts_of_unequal_length_decode_in_one_batch_as_alone(
-    network: Make, position: str, side: str, static: bool
-) -> None:
+def test_prompts_of_unequal_length_decode_in_one_batch_as_alone(network: Make, position: str, side: str) -> None:
     small = network("decoder", position=position)
     batch, segment = torch.zeros(3, 5, dtype=torch.long), torch.zeros(3, 5, dtype=torch.long)
     for row, prompt in enumerate(PROMPTS):
         where = slice(5 - len(prompt), 5) if side == "left" else slice(0, len(prompt))
         batch[row, where], segment[row, where] = torch.tensor(prompt), 1
-    cache = small.new_cache(3, 8, static=static)
+    cache = small.new_cache(3, 8)
     first = small(batch, segment, cache=cache)
     then = in_steps(small, NEXT, [1, 1], cache)
     for row, prompt in enumerate(PROMPTS):
@@ -134,11 +121,10 @@ def test_the_fast_path_of_rows_that_are_alike_is_the_masked_path(network: Make, 
 # ── Beams, guesses ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@BOTH
 @pytest.mark.parametrize("position", POSITIONS)
-def test_rows_that_are_reordered_continue_what_they_were(network: Make, ids: Make, position: str, static: bool) -> None:
+def test_rows_that_are_reordered_continue_what_they_were(network: Make, ids: Make, position: str) -> None:
     small, text, rows = network("decoder", position=position), ids(3, 6), torch.tensor([2, 0, 2])
-    cache = small.new_cache(3, 6, static=static)
+    cache = small.new_cache(3, 6)
     small(text[:, :4], cache=cache)
     cache.reorder(rows)
     found = small(text[:, 4:], cache=cache)
@@ -146,10 +132,9 @@ def test_rows_that_are_reordered_continue_what_they_were(network: Make, ids: Mak
     assert not close(found, small(text)[:, 4:]), "the negative control: without the reordering it would be this"
 
 
-@BOTH
-def test_tokens_that_are_taken_back_leave_no_trace(network: Make, ids: Make, static: bool) -> None:
+def test_tokens_that_are_taken_back_leave_no_trace(network: Make, ids: Make) -> None:
     small, text = network("decoder", position="learned"), ids(2, 7)
-    cache = small.new_cache(2, 8, static=static)
+    cache = small.new_cache(2, 8)
     small(text[:, :3], cache=cache)
     small(ids(2, 4, seed=5), cache=cache)
     cache.crop(3)
@@ -166,23 +151,6 @@ def test_a_cache_counts_against_learned_positions(network: Make, ids: Make) -> N
     small(ids(1, 1), cache=cache)
     with pytest.raises(UsageError, match="7 tokens are more than the 6 positions"):
         small(ids(1, 1), cache=cache)
-
-
-def test_a_static_cache_may_not_be_longer_than_learned_positions(network: Make) -> None:
-    small = network("decoder", position="learned", max_positions=6)
-    with pytest.raises(UsageError, match="a static cache of 7 slots is longer than the 6 positions"):
-        small.new_cache(1, 7, static=True)
-    assert small.new_cache(1, 7).capacity == 7, "one that grows is checked as it is filled"
-
-
-def test_a_full_static_cache_says_so(network: Make, ids: Make) -> None:
-    small = network("decoder")
-    cache = small.new_cache(1, 4, static=True)
-    small(ids(1, 4), cache=cache)
-    with pytest.raises(RuntimeError, match="the static cache of 4 slots is full"):
-        small(ids(1, 1), cache=cache)
-    with pytest.raises(ValueError, match="5 tokens: the static cache of 4 slots is full"):
-        small(ids(1, 5), cache=cache)
 
 
 def test_a_cache_has_the_type_of_the_network(network: Make) -> None:

@@ -248,10 +248,10 @@ def test_a_site_that_does_not_exist_is_refused(name: str) -> None:
 
 def test_names_may_be_exact_or_patterns() -> None:
     tap = Tap(record=["decoder.0.cross_pattern", "encoder.*.z"], change={"*.1.resid_*": nudge})
-    assert tap.wants("decoder.0.cross_pattern")
-    assert not tap.wants("decoder.1.cross_pattern")
-    assert tap.wants("encoder.7.z")
-    assert tap.wants("encoder.1.resid_mid")
+    assert tap.matches("decoder.0.cross_pattern")
+    assert not tap.matches("decoder.1.cross_pattern")
+    assert tap.matches("encoder.7.z")
+    assert tap.matches("encoder.1.resid_mid")
     assert tap.changes("encoder.1.resid_mid")
     assert not tap.changes("encoder.7.z")
 

@@ -1,6 +1,6 @@
 """Decoding with a cache says what transformers says of the whole text at once.
 
-One token at a time and in chunks of three, in caches that grow and in static ones, with prompts of unequal length
+One token at a time and in chunks of three, with prompts of unequal length
 padded on either side, and with several targets (beams) for each source. In float64.
 """
 
@@ -19,30 +19,28 @@ def chunks(ids: Tensor, size: int) -> list[Tensor]:
     return list(ids.split(size, dim=1))
 
 
-@pytest.mark.parametrize("static", [False, True], ids=["growing", "static"])
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("case", DECODERS)
 @torch.no_grad()
-def test_a_decoder_in_chunks(case, size, static):
+def test_a_decoder_in_chunks(case, size):
     two = pair(case)
     network = two.ours().network
     text, truth = two.texts[0], two.truth[0]
-    # A growing cache starts too small on purpose, a static one is longer than the text.
-    cache = network.new_cache(2, 16 if static else 2, static=static)
+    # The cache starts too small on purpose, so that it must grow.
+    cache = network.new_cache(2, 2)
     said = [network(chunk, cache=cache) for chunk in chunks(text.ids.expand(2, -1), size)]
     assert apart(torch.cat(said, dim=1), truth.expand(2, -1, -1)) < FLOAT64
 
 
-@pytest.mark.parametrize("static", [False, True], ids=["growing", "static"])
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("case", SEQ2SEQ)
 @torch.no_grad()
-def test_an_encoder_and_decoder_in_chunks(case, size, static):
+def test_an_encoder_and_decoder_in_chunks(case, size):
     two = pair(case)
     network = two.ours().network
     text, truth = two.texts[1], two.truth[1]
     memory = network.build_cross_cache(network.encode(text.source[None]))
-    cache = network.new_cache(1, 16 if static else 2, static=static)
+    cache = network.new_cache(1, 2)
     said = [network.decode(chunk, memory, cache=cache) for chunk in chunks(text.ids[None], size)]
     assert apart(torch.cat(said, dim=1)[0], truth) < FLOAT64
 
@@ -59,30 +57,28 @@ def check_ragged(two: Pair, first: Tensor, mask: Tensor, rest: list[Tensor]) -> 
         assert apart(ours, truth) < FLOAT64
 
 
-@pytest.mark.parametrize("static", [False, True], ids=["growing", "static"])
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("case", cases(kinds=("lm",), families=("decoder",)))
 @torch.no_grad()
-def test_prompts_of_unequal_length(case, side, static):
+def test_prompts_of_unequal_length(case, side):
     two = pair(case)
     network = two.ours().network
     prompts, mask, new = ragged(two, side)
-    cache = network.new_cache(len(prompts), 16, static=static)
+    cache = network.new_cache(len(prompts), 16)
     first = network(prompts, mask, cache=cache)
     check_ragged(two, first, mask, [network(step, cache=cache) for step in chunks(new, 1)])
 
 
-@pytest.mark.parametrize("static", [False, True], ids=["growing", "static"])
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("case", cases(kinds=("lm",), families=("seq2seq",)))
 @torch.no_grad()
-def test_sources_and_targets_of_unequal_length(case, side, static):
+def test_sources_and_targets_of_unequal_length(case, side):
     two = pair(case)
     network = two.ours().network
     source, source_mask = padded([text.source for text in two.texts], two.pad, side)
     memory = network.build_cross_cache(network.encode(source, source_mask))
     prompts, mask, new = ragged(two, side)
-    cache = network.new_cache(len(prompts), 16, static=static)
+    cache = network.new_cache(len(prompts), 16)
     first = network.decode(prompts, memory, mask, cache=cache)
     check_ragged(two, first, mask, [network.decode(step, memory, cache=cache) for step in chunks(new, 1)])
 

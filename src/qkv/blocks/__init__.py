@@ -16,7 +16,7 @@ from qkv.blocks.embedding import Embedding
 from qkv.blocks.head import Head, HeadConfig, pool
 from qkv.blocks.init import initialise
 from qkv.blocks.kernels.prepared import KernelHints
-from qkv.blocks.mask import Mask, SequenceLayout, count_positions, make_layout
+from qkv.blocks.mask import Mask, SequenceLayout, make_layout, positions_in_documents
 from qkv.blocks.stack import Stack
 from qkv.blocks.tap import SITES, Tap
 
@@ -36,8 +36,8 @@ __all__ = [
     "Stack",
     "StackConfig",
     "Tap",
-    "count_positions",
     "initialise",
     "make_layout",
     "pool",
+    "positions_in_documents",
 ]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qkv.blocks.cache import LayerCache, LayerSource
+from qkv.blocks.cache import LayerCache, LayerMemory
 from qkv.blocks.config import StackConfig
 from qkv.blocks.kernels.choose import KERNELS
 from qkv.blocks.kernels.prepared import PreparedMask
@@ -75,7 +75,7 @@ class Attention(nn.Module):
             weights = tap(prefix + "pattern", pattern(tap(prefix + "scores", scores(q, k, mask, self.scale))))
             z = weighted_values(weights, v, q.dtype)
         else:
-            if tap and tap.wants(prefix + "scores") | tap.wants(prefix + "pattern"):
+            if tap and tap.matches(prefix + "scores") | tap.matches(prefix + "pattern"):
                 self._record_scores(q, k, mask, tap, prefix)
             run = eager if mask.kernel == "eager" else KERNELS[mask.kernel]
             z = run(q, k, v, mask, self.scale, self.dropout if self.training else 0.0)
@@ -94,7 +94,7 @@ class Attention(nn.Module):
             bias = None if mask.bias is None else mask.bias[:, chosen]
             mask = PreparedMask(mask.mask, mask.kernel, bias)
         recorded = tap(prefix + "scores", scores(q, k, mask, self.scale))
-        if tap.wants(prefix + "pattern"):
+        if tap.matches(prefix + "pattern"):
             tap(prefix + "pattern", pattern(recorded))
 
 
@@ -145,7 +145,7 @@ class CrossAttention(Attention):
         k, v = split_heads(k, self.kv_heads), split_heads(v, self.kv_heads)
         return k if self.k_norm is None else self.k_norm(k), v
 
-    def forward(self, x: Tensor, source: LayerSource, tap: LayerTap | None = None) -> Tensor:
+    def forward(self, x: Tensor, source: LayerMemory, tap: LayerTap | None = None) -> Tensor:
         """x (B, T, C) → (B, T, C). The batch may hold several beams for each source."""
         k, v = source.keys_values(self)
         q = split_heads(self.q(x), self.heads)

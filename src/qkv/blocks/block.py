@@ -17,7 +17,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from qkv.blocks.attention import CrossAttention, SelfAttention
-from qkv.blocks.cache import LayerCache, LayerSource
+from qkv.blocks.cache import LayerCache, LayerMemory
 from qkv.blocks.config import StackConfig
 from qkv.blocks.feedforward import FeedForward
 from qkv.blocks.kernels.prepared import PreparedMask
@@ -26,7 +26,7 @@ from qkv.blocks.position import Rotary
 from qkv.blocks.tap import LayerTap
 
 
-class Sublayer(nn.Module):
+class ResidualWrapper(nn.Module):
     """What surrounds each part of a block: norm before, after or on both sides, dropout, and the residual sum."""
 
     def __init__(self, config: StackConfig, *, skip_norm: bool = False) -> None:
@@ -44,14 +44,14 @@ class Sublayer(nn.Module):
         out: Tensor = self.dropout(h)
         return out
 
-    def add(self, x: Tensor, update: Tensor) -> Tensor:
+    def add_and_norm(self, x: Tensor, update: Tensor) -> Tensor:
         """The residual sum, normed if the norm comes after it."""
         x = x + update
         return self.norm(x).to(x.dtype) if self.norm_placement == "post" else x
 
     def forward(self, x: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
         """x (B, T, C) → (B, T, C)."""
-        return self.add(x, self.residual_update(x, part))
+        return self.add_and_norm(x, self.residual_update(x, part))
 
 
 class Block(nn.Module):
@@ -61,11 +61,11 @@ class Block(nn.Module):
         super().__init__()
         self.parallel = config.residual == "parallel"
         self.attention = SelfAttention(config)
-        self.attention_sub = Sublayer(config, skip_norm=skip_norm)
+        self.attention_sub = ResidualWrapper(config, skip_norm=skip_norm)
         self.cross = CrossAttention(config) if cross else None
-        self.cross_sub = Sublayer(config) if cross else None
+        self.cross_sub = ResidualWrapper(config) if cross else None
         self.ffn = FeedForward(config)
-        self.ffn_sub = Sublayer(config)
+        self.ffn_sub = ResidualWrapper(config)
 
     def forward(
         self,
@@ -73,7 +73,7 @@ class Block(nn.Module):
         mask: PreparedMask,
         rotary: Rotary | None = None,
         cache: LayerCache | None = None,
-        source: LayerSource | None = None,
+        source: LayerMemory | None = None,
         tap: LayerTap | None = None,
     ) -> Tensor:
         """x (B, T, C) → (B, T, C)."""
@@ -96,7 +96,7 @@ class Block(nn.Module):
         x = mask.select_residual(x)  # x itself, unless only some outputs of the last block are needed
         if self.parallel:
             return tapped("resid_post", x + update + self.ffn_sub.residual_update(x, feedforward))
-        x = tapped("resid_mid", self.attention_sub.add(x, update))
+        x = tapped("resid_mid", self.attention_sub.add_and_norm(x, update))
         if self.cross_sub is not None and source is not None:
             x = tapped("cross_mid", self.cross_sub(x, cross_attention))
         return tapped("resid_post", self.ffn_sub(x, feedforward))

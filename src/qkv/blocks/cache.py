@@ -1,11 +1,12 @@
-"""Key/value caches for decoding, owned by the caller: a stack's own keys and values, and those of the source.
+"""Key/value caches for decoding. The caller creates them and passes them to the network.
 
     cache = network.new_cache(batch_size=8, capacity=256)
-    network(ids, cache=cache)         # writes the keys and values of `ids`, attends to all written before
+    network(ids, cache=cache)         # stores the keys and values of `ids`; attention sees all tokens stored so far
 
-A self cache grows. A cross cache is filled once from the encoder's output and never copied per beam: the beams of one
-source are more queries against the same keys. Every slot keeps the document id and position of its token, so that the
-mask rule needs no special case for caching: an empty slot has document id 0.
+A self cache has the keys and values of self-attention and grows with each step. A cross cache has the keys and values
+of cross-attention and is filled once from the encoder's output. It is not copied per beam: the beams of a source are
+treated as extra queries on the same keys. Each slot also has the document id and the position of its token, so the
+mask needs no special case for caching: an empty slot has document id 0, like padding.
 
 B batch, T new tokens, L slots, S source tokens, KV key/value heads, D head dim, C model width
 """
@@ -22,13 +23,11 @@ from qkv.blocks.mask import SequenceLayout
 
 
 class SelfCache:
-    """The keys and values of the tokens so far, per layer. All sequences fill the same slots.
+    """The keys and values of the tokens so far, for each layer of a stack.
 
-    It shows attention the filled slots, and is enlarged when it is full. `kernels/static_cache.py` has one that keeps
-    its shape, for CUDA graphs and compiled steps.
+    All sequences have the same number of filled slots; a shorter sequence has padding in some of them. Attention sees
+    only the filled slots. A full cache is enlarged.
     """
-
-    is_static = False
 
     def __init__(
         self,
@@ -48,8 +47,8 @@ class SelfCache:
         self.values = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(layers)]
         self.document_ids = torch.zeros(batch_size, capacity, device=device, dtype=torch.long)
         self.positions = torch.zeros(batch_size, capacity, device=device, dtype=torch.long)
-        self.filled = 0  # slots in use
-        self.no_padding = True  # each sequence is known to be one document without padding
+        self.filled = 0  # the number of slots in use
+        self.no_padding = True  # True: each sequence is one document without padding
 
     @property
     def batch_size(self) -> int:
@@ -61,15 +60,10 @@ class SelfCache:
         """The number of slots, filled or not."""
         return self.document_ids.shape[1]
 
-    @property
-    def num_bytes(self) -> int:
-        """The memory of all keys and values."""
-        return _count_bytes(self.keys, self.values)
-
     def next_positions(self, ids: Tensor, document_ids: Tensor | None) -> Tensor | None:
-        """The positions of new tokens (B, T): each sequence continues after its last real token.
+        """Return the positions (B, T) of new tokens: each sequence continues after its last token that is not padding.
 
-        None if the cache is empty and there is no padding: the default positions of `make_layout` apply.
+        The result is None if the cache is empty and nothing is padded: `make_layout` then counts from 0.
         """
         if self.no_padding and document_ids is None:
             if self.filled == 0:
@@ -79,13 +73,15 @@ class SelfCache:
         lengths = torch.where(self.document_ids != 0, self.positions + 1, 0).amax(dim=1, keepdim=True)  # (B, 1)
         return (lengths + real.cumsum(dim=1) - 1).clamp(min=0)
 
-    def extend(self, layout: SequenceLayout) -> SequenceLayout:
-        """Reserve slots for new tokens; returns the layout of all keys that attention will be shown."""
+    def reserve(self, layout: SequenceLayout) -> SequenceLayout:
+        """Reserve slots for new tokens, and return the layout of all keys that attention sees."""
         new = layout.positions.shape[1]
         if self.filled + new > self.capacity:
             self._grow(max(2 * self.capacity, self.filled + new))
         self.filled += new
-        self._write_layout(layout)
+        document_ids = torch.ones_like(layout.positions) if layout.document_ids is None else layout.document_ids
+        self._write_slots(self.document_ids, 1, document_ids.expand(self.batch_size, -1))
+        self._write_slots(self.positions, 1, layout.positions.expand(self.batch_size, -1))
         self.no_padding = self.no_padding and layout.document_ids is None and len(layout.positions) == 1
         if self.no_padding and self.filled == new:
             return layout  # queries and keys are the same tokens
@@ -94,30 +90,26 @@ class SelfCache:
         return SequenceLayout(self.document_ids[:, : self.filled], self.positions[:, : self.filled])
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store a layer's new keys and values (B, KV, T, D) in the reserved slots; returns all of that layer's."""
-        all_keys, all_values = self.keys[layer], self.values[layer]
-        self._write_slots(all_keys, 2, keys)
-        self._write_slots(all_values, 2, values)
-        return all_keys.narrow(2, 0, self.filled), all_values.narrow(2, 0, self.filled)
-
-    def _write_layout(self, layout: SequenceLayout) -> None:
-        document_ids = torch.ones_like(layout.positions) if layout.document_ids is None else layout.document_ids
-        self._write_slots(self.document_ids, 1, document_ids.expand(self.batch_size, -1))
-        self._write_slots(self.positions, 1, layout.positions.expand(self.batch_size, -1))
+        """Store the new keys and values (B, KV, T, D) of a layer; return all of that layer, (B, KV, filled, D)."""
+        self._write_slots(self.keys[layer], 2, keys)
+        self._write_slots(self.values[layer], 2, values)
+        return self.keys[layer].narrow(2, 0, self.filled), self.values[layer].narrow(2, 0, self.filled)
 
     def _write_slots(self, tensor: Tensor, dim: int, new: Tensor) -> None:
-        count = new.shape[dim]
-        tensor.narrow(dim, self.filled - count, count).copy_(new)
+        """Copy `new` to the last reserved slots."""
+        num_new = new.shape[dim]
+        tensor.narrow(dim, self.filled - num_new, num_new).copy_(new)
 
     def reorder(self, rows: Tensor, start: int = 0) -> None:
-        """Sequence r continues what sequence `rows[r]` was: surviving beams replace the others.
+        """Make sequence r of the batch a copy of sequence `rows[r]`: in beam search, surviving beams replace others.
 
-        Slots before `start` must already hold the same in both, as the common prefix of beams does; they are not moved.
+        Slots before `start` are not copied. They must already be equal in sequences r and `rows[r]`, as they are in
+        the common prefix of beams.
         """
         if len(rows) != self.batch_size:
-            start = 0  # new sequences need their prefix too
+            start = 0  # the batch size changes, so every sequence is copied from its first slot on
 
-        def moved(tensor: Tensor, dim: int) -> Tensor:
+        def reordered(tensor: Tensor, dim: int) -> Tensor:
             part = tensor.narrow(dim, start, self.filled - start)
             chosen = part.index_select(0, rows)
             if len(rows) == len(tensor):
@@ -127,12 +119,12 @@ class SelfCache:
             resized.narrow(dim, 0, self.filled).copy_(chosen)
             return resized
 
-        self.keys = [moved(tensor, 2) for tensor in self.keys]
-        self.values = [moved(tensor, 2) for tensor in self.values]
-        self.document_ids, self.positions = moved(self.document_ids, 1), moved(self.positions, 1)
+        self.keys = [reordered(tensor, 2) for tensor in self.keys]
+        self.values = [reordered(tensor, 2) for tensor in self.values]
+        self.document_ids, self.positions = reordered(self.document_ids, 1), reordered(self.positions, 1)
 
     def crop(self, filled: int) -> None:
-        """Remove all slots from `filled` on, as when speculated tokens are rejected."""
+        """Keep the first `filled` slots and empty the others; speculative decoding removes rejected tokens this way."""
         if not 0 <= filled <= self.filled:
             raise ValueError(f"cannot crop to {filled} slots: it must lie in 0 … {self.filled}")
         self.filled = filled
@@ -146,14 +138,14 @@ class SelfCache:
 
 
 class KeyValueProjection(Protocol):
-    """What turns the encoder's output into keys and values: a block's cross-attention."""
+    """The part of cross-attention that projects the encoder's output to keys and values."""
 
     def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """(B, S, C) → (B, KV, S, D), twice."""
 
 
 class EncoderMemory:
-    """The encoder's output. Each layer projects it when it runs, as training needs."""
+    """The encoder's output, as training uses it: each layer projects it to keys and values in every forward pass."""
 
     def __init__(self, vectors: Tensor, layout: SequenceLayout, hints: KernelHints = NO_HINTS) -> None:
         self.vectors = layout.zero_padding(vectors)  # (B, S, C)
@@ -165,18 +157,17 @@ class EncoderMemory:
         return self.vectors.shape[0]
 
     def keys_values(self, layer: int, attention: KeyValueProjection) -> tuple[Tensor, Tensor]:
-        """The keys and values (B, KV, S, D) of one layer."""
+        """Return the keys and values (B, KV, S, D) of one layer."""
         return attention.keys_values(self.vectors)
 
 
 class CrossCache:
-    """The encoder's output as the keys and values of every layer, projected once, as decoding needs."""
+    """The keys and values of every layer, projected once from the encoder's output and used in all decoding steps."""
 
     hints = NO_HINTS
 
     def __init__(self, keys: list[Tensor], values: list[Tensor], layout: SequenceLayout) -> None:
-        self.keys = keys  # per layer (B, KV, S, D)
-        self.values = values
+        self.keys, self.values = keys, values  # one (B, KV, S, D) tensor per layer
         self.layout = layout
 
     @property
@@ -184,17 +175,12 @@ class CrossCache:
         """The number of sources."""
         return self.keys[0].shape[0]
 
-    @property
-    def num_bytes(self) -> int:
-        """The memory of all keys and values."""
-        return _count_bytes(self.keys, self.values)
-
     def keys_values(self, layer: int, attention: KeyValueProjection) -> tuple[Tensor, Tensor]:
-        """The keys and values (B, KV, S, D) of one layer."""
+        """Return the keys and values (B, KV, S, D) of one layer."""
         return self.keys[layer], self.values[layer]
 
-    def select(self, rows: Tensor) -> "CrossCache":
-        """These sources only."""
+    def select_sources(self, rows: Tensor) -> "CrossCache":
+        """Return a new cross cache with only these sources."""
         document_ids, positions = self.layout
         document_ids = None if document_ids is None else document_ids[rows]
         positions = positions if len(positions) == 1 else positions[rows]
@@ -204,28 +190,24 @@ class CrossCache:
 
 @dataclass
 class LayerCache:
-    """A self cache as one layer sees it."""
+    """A self cache and the number of the layer that uses it."""
 
     cache: SelfCache
     layer: int
 
     def write(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store new keys and values (B, KV, T, D); returns all of this layer's."""
+        """Store new keys and values (B, KV, T, D); return all keys and values of this layer, old and new."""
         return self.cache.write(self.layer, keys, values)
 
 
 @dataclass
-class LayerSource:
-    """The source as one layer sees it, and which of its tokens each query may attend to."""
+class LayerMemory:
+    """The source, the number of the layer that reads it, and the mask between target queries and source keys."""
 
     memory: EncoderMemory | CrossCache
     layer: int
     mask: PreparedMask
 
     def keys_values(self, attention: KeyValueProjection) -> tuple[Tensor, Tensor]:
-        """The source's keys and values (B, KV, S, D)."""
+        """Return the source's keys and values (B, KV, S, D) for this layer."""
         return self.memory.keys_values(self.layer, attention)
-
-
-def _count_bytes(*tensors: list[Tensor]) -> int:
-    return sum(t.numel() * t.element_size() for several in tensors for t in several)

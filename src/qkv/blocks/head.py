@@ -128,14 +128,14 @@ class Head(nn.Module):
 
     def project(self, x: Tensor) -> Tensor:
         """Hidden states (…, C) → outputs (…, V). A loss over some positions calls it with those only."""
-        x = self.features(x)
+        x = self.transform(x)
         if self.out is not None:
             x = self.out(x.to(self.out.weight.dtype))
         if self.config.normalize:  # not in float16, where the 1e-12 against a division by zero is zero itself
             x = F.normalize(x.to(torch.promote_types(x.dtype, torch.float32)), dim=-1)
         return x
 
-    def features(self, x: Tensor) -> Tensor:
+    def transform(self, x: Tensor) -> Tensor:
         """Hidden states (…, C) → what the output matrix is applied to."""
         if self.scale != 1.0:
             x = x * self.scale

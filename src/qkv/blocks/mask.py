@@ -44,10 +44,10 @@ class SequenceLayout(NamedTuple):
         return SequenceLayout(document_ids, positions)
 
 
-def count_positions(document_ids: Tensor) -> Tensor:
+def positions_in_documents(document_ids: Tensor) -> Tensor:
     """Positions from 0 inside each document, whether it is alone, padded on either side, or packed. Padding gets 0.
 
-    >>> count_positions(torch.tensor([[0, 1, 1, 1, 2, 2, 0, 0]]))
+    >>> positions_in_documents(torch.tensor([[0, 1, 1, 1, 2, 2, 0, 0]]))
     tensor([[0, 0, 1, 2, 0, 1, 0, 0]])
     """
     index = torch.arange(document_ids.shape[1], device=document_ids.device).expand_as(document_ids)  # (B, T)
@@ -66,7 +66,7 @@ def make_layout(ids: Tensor, document_ids: Tensor | None = None, positions: Tens
         if document_ids is None:
             positions = torch.arange(ids.shape[1], device=ids.device)[None]
         else:
-            positions = count_positions(document_ids)
+            positions = positions_in_documents(document_ids)
     return SequenceLayout(document_ids, positions)
 
 
@@ -79,7 +79,7 @@ class Mask(NamedTuple):
     window: int = 0
 
     @property
-    def is_full(self) -> bool:
+    def allows_all(self) -> bool:
         """Whether every query may attend to every key, known without reading a tensor."""
         return self.query.document_ids is None and self.key.document_ids is None and not self.causal and not self.window
 
@@ -94,7 +94,7 @@ class Mask(NamedTuple):
             allowed = allowed & ((query_positions - key_positions).abs() <= self.window)
         return allowed
 
-    def document_ids(self) -> tuple[Tensor, Tensor]:
+    def document_id_pair(self) -> tuple[Tensor, Tensor]:
         """The document ids of queries and keys, all 1 where a layout has none."""
         query, key = self.query, self.key
         return (
@@ -104,7 +104,7 @@ class Mask(NamedTuple):
 
     def dense(self) -> Tensor:
         """The reference: (B or 1, 1, T, S), True where the query may attend to the key."""
-        query_documents, key_documents = self.document_ids()
+        query_documents, key_documents = self.document_id_pair()
         return self.allows(
             query_documents[:, None, :, None],
             key_documents[:, None, None, :],

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from qkv.blocks.block import Block
-from qkv.blocks.cache import CrossCache, EncoderMemory, LayerCache, LayerSource, SelfCache
+from qkv.blocks.cache import CrossCache, EncoderMemory, LayerCache, LayerMemory, SelfCache
 from qkv.blocks.config import AttentionKernel, StackConfig
 from qkv.blocks.kernels.choose import prepare_mask
 from qkv.blocks.kernels.prepared import NO_HINTS, KernelHints, PreparedMask
-from qkv.blocks.kernels.selection import select_positions
+from qkv.blocks.kernels.selection import restrict_mask
 from qkv.blocks.mask import Mask, SequenceLayout
 from qkv.blocks.norm import make_norm
 from qkv.blocks.position import Rotary, ScoreBias
@@ -63,7 +63,7 @@ class Stack(nn.Module):
             raise ValueError("a stack with cross-attention computes all positions: leave out `selected`")
         if self.residual_dtype is not None and self.training:
             x = x.to(self.residual_dtype)
-        keys = layout if cache is None else cache.extend(layout)
+        keys = layout if cache is None else cache.reserve(layout)
         masks = self.prepare_masks(x, layout, keys, hints)
         rotaries = self.rotary_tables(x, layout)
         cross_mask = None if memory is None else self._prepare_cross_mask(x, layout, memory, hints)
@@ -73,12 +73,12 @@ class Stack(nn.Module):
             mask = masks[window]
             if selected is not None and layer == last:
                 chosen = selected if cache is None else selected.flatten()
-                mask = select_positions(mask, x, chosen, score_bias=self._score_bias, dropout=self._dropout)
+                mask = restrict_mask(mask, x, chosen, score_bias=self._score_bias, dropout=self._dropout)
             arguments = (
                 mask,
                 rotaries.get(window),
                 None if cache is None else LayerCache(cache, layer),
-                None if memory is None or cross_mask is None else LayerSource(memory, layer, cross_mask),
+                None if memory is None or cross_mask is None else LayerMemory(memory, layer, cross_mask),
                 None if tap is None else tap.at(f"{self.name}.{layer}"),
             )
             if self.gradient_checkpointing and self.training and torch.is_grad_enabled():

@@ -41,7 +41,7 @@ class Tap:
     `heads` limits the heads whose scores and patterns are recorded; the default is all of them.
 
     >>> tap = Tap(record=["decoder.*.pattern"])
-    >>> tap.wants("decoder.3.pattern"), tap.wants("decoder.3.z")
+    >>> tap.matches("decoder.3.pattern"), tap.matches("decoder.3.z")
     (True, False)
     """
 
@@ -69,7 +69,7 @@ class Tap:
             raise KeyError(f"nothing was recorded at {name!r}; recorded: {recorded}")
         return self.values[name]
 
-    def wants(self, name: str) -> bool:
+    def matches(self, name: str) -> bool:
         """Whether this site is recorded or changed."""
         return any(fnmatchcase(name, pattern) for pattern in (*self.record, *self.change))
 
@@ -98,9 +98,9 @@ class LayerTap:
         self.prefix = prefix
         self.heads = tap.heads
 
-    def wants(self, site: str) -> bool:
+    def matches(self, site: str) -> bool:
         """Whether this site is recorded or changed."""
-        return self.tap.wants(f"{self.prefix}.{site}")
+        return self.tap.matches(f"{self.prefix}.{site}")
 
     def changes(self, site: str) -> bool:
         """Whether this site is changed."""

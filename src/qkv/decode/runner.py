@@ -109,7 +109,7 @@ class ModelRunner:
         beams = 1 if self.cross_cache is None else len(self.tokens) // self.cross_cache.batch_size
         self.reorder(indices)
         if self.cross_cache is not None:
-            self.cross_cache = self.cross_cache.select(indices[::beams] // beams)
+            self.cross_cache = self.cross_cache.select_sources(indices[::beams] // beams)
 
     def _step_logits(self, ids: Tensor) -> Tensor:
         if self._cpu_step is not None:

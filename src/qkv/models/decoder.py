@@ -4,8 +4,6 @@ import torch
 from torch import Tensor, nn
 
 from qkv.blocks import Embedding, Head, KernelHints, SelfCache, SequenceLayout, Stack, Tap, make_layout
-from qkv.blocks.kernels.static_cache import StaticCache
-from qkv.errors import UsageError
 from qkv.models.config import Config
 from qkv.models.length import check_length
 
@@ -21,9 +19,9 @@ class Decoder(nn.Module):
         self.decoder = Stack(config.decoder, name="decoder", causal=True)
         self.head = Head(config.head, config.decoder, self.embedding.token)
 
-    def new_cache(self, batch_size: int, capacity: int, *, static: bool = False) -> SelfCache:
-        """An empty cache for `capacity` tokens per sequence. It grows when it is full, unless it is static."""
-        return new_cache(self.decoder, batch_size, capacity, static=static)
+    def new_cache(self, batch_size: int, capacity: int) -> SelfCache:
+        """Return an empty cache with room for `capacity` tokens per sequence. It grows when it is full."""
+        return new_cache(self.decoder, batch_size, capacity)
 
     def hidden(
         self,
@@ -42,7 +40,7 @@ class Decoder(nn.Module):
         if cache is not None and positions is None:
             positions = cache.next_positions(ids, document_ids)
         layout = make_layout(ids, document_ids, positions)
-        hints = KernelHints(max_documents, max_document_length, in_order=document_ids is None and positions is None)
+        hints = KernelHints(max_documents, max_document_length, is_plain=document_ids is None and positions is None)
         x = self.embedding(ids, layout.positions)
         return self.decoder(x, layout, cache, tap=tap, selected=selected, hints=hints), layout
 
@@ -62,15 +60,9 @@ class Decoder(nn.Module):
         return out
 
 
-def new_cache(stack: Stack, batch_size: int, capacity: int, *, static: bool) -> SelfCache:
-    """A self cache for a stack, on its device and in its dtype."""
-    config = stack.config
-    if static and config.has_max_positions and capacity > config.max_positions:
-        raise UsageError(
-            f"a static cache of {capacity} slots is longer than the {config.max_positions} positions of this model"
-        )
-    weight = next(stack.parameters())
+def new_cache(stack: Stack, batch_size: int, capacity: int) -> SelfCache:
+    """Return an empty self cache for a stack, on its device and in its dtype."""
+    config, weight = stack.config, next(stack.parameters())
     dtype = weight.dtype if weight.dtype.is_floating_point else torch.float32
     size = (config.layers, batch_size, config.kv_heads, capacity, config.head_dim)
-    cache_class = StaticCache if static else SelfCache
-    return cache_class(*size, device=weight.device, dtype=dtype)
+    return SelfCache(*size, device=weight.device, dtype=dtype)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from qkv.blocks import SelfCache, StackConfig, count_positions
+from qkv.blocks import SelfCache, StackConfig, positions_in_documents
 from qkv.errors import UsageError
 
 
@@ -27,7 +27,7 @@ def check_length(
     if document_ids is not None and cache is None:
         if torch.compiler.is_compiling():
             return
-        needed = int(count_positions(document_ids).max()) + 1
+        needed = int(positions_in_documents(document_ids).max()) + 1
     if needed > config.max_positions:
         raise UsageError(
             f"{needed} tokens are more than the {config.max_positions} positions that this model has; "

@@ -41,9 +41,9 @@ class Seq2Seq(nn.Module):
         self.decoder = Stack(config.decoder, name="decoder", causal=True, cross=True)
         self.head = Head(config.head, config.decoder, self.target_embedding.token)
 
-    def new_cache(self, batch_size: int, capacity: int, *, static: bool = False) -> SelfCache:
-        """An empty cache for `capacity` target tokens. Each beam of a source counts towards `batch_size`."""
-        return new_cache(self.decoder, batch_size, capacity, static=static)
+    def new_cache(self, batch_size: int, capacity: int) -> SelfCache:
+        """Return an empty cache for `capacity` target tokens. Each beam of a source counts towards `batch_size`."""
+        return new_cache(self.decoder, batch_size, capacity)
 
     def encode(
         self,
@@ -59,7 +59,7 @@ class Seq2Seq(nn.Module):
         """Run the encoder on the source (B, S)."""
         check_length(self.encoder.config, source, positions, document_ids=document_ids)
         layout = make_layout(source, document_ids, positions)
-        hints = KernelHints(max_documents, max_document_length, in_order=document_ids is None and positions is None)
+        hints = KernelHints(max_documents, max_document_length, is_plain=document_ids is None and positions is None)
         x = self.source_embedding(source, layout.positions, token_type_ids)
         return EncoderMemory(self.encoder(x, layout, tap=tap, hints=hints), layout, hints)
 
@@ -88,7 +88,7 @@ class Seq2Seq(nn.Module):
         if cache is not None and positions is None:
             positions = cache.next_positions(target, document_ids)
         layout = make_layout(target, document_ids, positions)
-        hints = KernelHints(max_documents, max_document_length, in_order=document_ids is None and positions is None)
+        hints = KernelHints(max_documents, max_document_length, is_plain=document_ids is None and positions is None)
         x = self.target_embedding(target, layout.positions)
         return self.decoder(x, layout, cache, memory, tap, hints=hints), layout
 

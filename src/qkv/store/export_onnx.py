@@ -161,7 +161,7 @@ class PastCache:
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
 
-    def extend(self, new: SequenceLayout) -> SequenceLayout:
+    def reserve(self, new: SequenceLayout) -> SequenceLayout:
         """The layout of past and new tokens."""
         return self.layout
 

@@ -119,7 +119,7 @@ def read_hf_weights(
         for name in row.theirs:
             found = _find_stored_name(architecture, name, stored)
             if found is None:
-                if name not in architecture.optional:
+                if name not in architecture.optional_tensors:
                     missing.append(name)
                 continue
             used.add(found)

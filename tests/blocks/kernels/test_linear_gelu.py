@@ -27,7 +27,7 @@ KINDS = {"gelu": "none", "gelu_tanh": "tanh"}
 
 
 def run(kind: str) -> Callable[[Tensor, Tensor], Tensor]:
-    return lambda x, bias: kernels.biased_gelu(x, bias, list(kernels.GELU_COEFFICIENTS[kind]))
+    return lambda x, bias: kernels.bias_gelu(x, bias, list(kernels.GELU_COEFFICIENTS[kind]))
 
 
 def bent(kind: str, z: Tensor) -> Tensor:
@@ -93,10 +93,10 @@ def test_the_operators_are_what_torch_expects(kind: torch.dtype) -> None:
     x = torch.randn(5, 24, device=DEVICE).to(kind).requires_grad_()
     bias = torch.randn(24, device=DEVICE, requires_grad=True)
     for one in (bias, bias.detach()):
-        library.opcheck(kernels.biased_gelu, (x, one, list(kernels.GELU_COEFFICIENTS["gelu"])))
+        library.opcheck(kernels.bias_gelu, (x, one, list(kernels.GELU_COEFFICIENTS["gelu"])))
     back = (x.detach(), x.detach(), bias.detach(), list(kernels.GELU_COEFFICIENTS["gelu"]))
-    library.opcheck(kernels.biased_gelu_backward, back)
-    to_x, to_bias = kernels.biased_gelu_backward(*back)
+    library.opcheck(kernels.bias_gelu_backward, back)
+    to_x, to_bias = kernels.bias_gelu_backward(*back)
     assert (to_x.dtype, to_bias.dtype) == (kind, torch.float32)
 
 

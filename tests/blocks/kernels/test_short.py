@@ -4,7 +4,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from qkv.blocks.kernels.short import MIN_VECTORISED_KEYS, ShortAttention, is_short, short_attention, softmax_in_place
+from qkv.blocks.kernels.short import (
+    MIN_VECTORISED_KEYS,
+    ShortAttention,
+    short_attention,
+    should_use_short_attention,
+    softmax_in_place,
+)
 
 
 def inputs(queries: int, keys: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
@@ -37,7 +43,7 @@ def hidden(kind: str, queries: int, keys: int) -> Tensor | None:
 )
 def test_answers_and_gradients_are_those_of_the_formula(queries: int, keys: int, kind: str) -> None:
     q, k, v = inputs(queries, keys)
-    assert is_short(q, k)
+    assert should_use_short_attention(q, k)
     added = hidden(kind, queries, keys)
     back = torch.randn_like(q)
     found, wanted = short_attention(q, k, v, added, 0.3), formula(q, k, v, added, 0.3)
@@ -52,15 +58,15 @@ def test_answers_and_gradients_are_those_of_the_formula(queries: int, keys: int,
 
 def test_others_are_left_to_torch() -> None:
     q, k, _ = inputs(5, 5, torch.float32)
-    assert is_short(q, k)
-    assert not is_short(q, k[:1]), "keys that all rows share"
-    assert not is_short(q, k[:, :2]), "heads that share keys"
-    assert not is_short(q, k[:, :, :0])
-    assert not is_short(q, k.double())
-    assert not is_short(q[:3], k[:3]), "few"
-    assert not is_short(*inputs(65, 65)[:2]), "long"
+    assert should_use_short_attention(q, k)
+    assert not should_use_short_attention(q, k[:1]), "keys that all rows share"
+    assert not should_use_short_attention(q, k[:, :2]), "heads that share keys"
+    assert not should_use_short_attention(q, k[:, :, :0])
+    assert not should_use_short_attention(q, k.double())
+    assert not should_use_short_attention(q[:3], k[:3]), "few"
+    assert not should_use_short_attention(*inputs(65, 65)[:2]), "long"
     with torch.autocast("cpu", torch.bfloat16):
-        assert not is_short(q, k)
+        assert not should_use_short_attention(q, k)
 
 
 def test_its_gradient_is_that_of_differences() -> None:

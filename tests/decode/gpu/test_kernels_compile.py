@@ -19,7 +19,7 @@ PROGRAM = """
 import sys, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from qkv.blocks.kernels import linear_gelu_triton as biased_gelu_kernels
+from qkv.blocks.kernels import linear_gelu_triton as bias_gelu_kernels
 from qkv.decode.gpu import fused_kernels as one_row_kernels
 from qkv.train.loss import fused_cross_entropy_triton as loss_kernels
 
@@ -53,7 +53,7 @@ CASES = [
     ("gelu_backward", 2, {"WIDTH": 1000, "ROWS": 32, "COLUMNS": 256} | GELU),
 ]
 for number, (name, warps, values) in enumerate(CASES):
-    (kernel,) = (getattr(m, name) for m in (one_row_kernels, loss_kernels, biased_gelu_kernels) if hasattr(m, name))
+    (kernel,) = (getattr(m, name) for m in (one_row_kernels, loss_kernels, bias_gelu_kernels) if hasattr(m, name))
     names = kernel.arg_names
     KINDS |= BENT if name.startswith("gelu") else {}
     values = {key: value for key, value in (COMMON | values).items() if key in names}

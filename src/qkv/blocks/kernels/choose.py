@@ -1,4 +1,4 @@
-"""Which attention kernel runs. All of them compute what `eager` in `blocks/attention.py` computes.
+"""Choose an attention kernel. Every kernel gives the same result as `eager` in `blocks/attention.py`.
 
 B batch, T queries, S keys, H heads, C model width
 """
@@ -11,21 +11,21 @@ from torch import Tensor
 from qkv.blocks.config import AttentionKernel
 from qkv.blocks.kernels.flex import flex, make_block_mask
 from qkv.blocks.kernels.prepared import NO_HINTS, KernelHints, PreparedMask
-from qkv.blocks.kernels.sdpa import prepare_dense, sdpa
+from qkv.blocks.kernels.sdpa import prepare_attn_mask, sdpa
 from qkv.blocks.kernels.varlen import make_offsets, varlen
 from qkv.blocks.mask import Mask
 
 MAX_DENSE_LENGTH = 512
-"""Up to this length, a dense mask over a packed sequence costs less than finding its documents."""
+"""Packed sequences of up to this many tokens use a dense mask: it costs less than finding the documents."""
 KERNELS: dict[str, Callable[..., Tensor]] = {"sdpa": sdpa, "flex": flex, "varlen": varlen}
 
 
 def choose_kernel(
     mask: Mask, x: Tensor, bias: Tensor | None, dropout: float, hints: KernelHints = NO_HINTS
 ) -> AttentionKernel:
-    """The fastest kernel for a mask: varlen for long packed sequences in half precision on a GPU, else SDPA.
+    """Return the fastest kernel for a mask: varlen for long packed sequences in half precision on a GPU, else SDPA.
 
-    `hints` are those of the queries.
+    `x` (B, T, C) is the input of the stack. `hints` describe the queries.
     """
     packed = mask.query.document_ids is not None and hints.max_documents > 0 and x.shape[1] > MAX_DENSE_LENGTH
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
@@ -45,17 +45,20 @@ def prepare_mask(
     query_hints: KernelHints = NO_HINTS,
     key_hints: KernelHints = NO_HINTS,
 ) -> PreparedMask:
-    """Convert a mask to what the kernel reads. `x` (B, T, C) gives batch size, dtype and device."""
+    """Convert a mask to the form that the kernel reads. `x` (B, T, C) gives the batch size, dtype and device.
+
+    If the requested kernel does not support dropout or the bias, the result is for SDPA instead.
+    """
     if kernel == "auto":
         kernel = choose_kernel(mask, x, bias, dropout, query_hints)
     if kernel in ("flex", "varlen") and (dropout or (kernel == "varlen" and bias is not None)):
-        kernel = "sdpa"  # neither kernel has dropout, and variable-length attention takes no bias
+        kernel = "sdpa"  # flex and varlen have no dropout, and varlen takes no bias
     prepared = PreparedMask(mask, kernel, bias)
-    plain_causal = mask.causal and not mask.window and mask.query is mask.key and query_hints.in_order
+    plain_causal = mask.causal and not mask.window and mask.query is mask.key and query_hints.is_plain
     if kernel == "flex":
         prepared.block_mask = make_block_mask(mask)
     elif kernel == "varlen":
         prepared.offsets = make_offsets(mask, x.shape[0], query_hints, key_hints)
-    elif kernel == "sdpa" and not (bias is None and (mask.is_full or plain_causal)):
-        prepare_dense(prepared, x)
+    elif kernel == "sdpa" and not (bias is None and (mask.allows_all or plain_causal)):
+        prepare_attn_mask(prepared, x)
     return prepared

@@ -1,4 +1,4 @@
-"""Attention by torch's FlexAttention, which skips the blocks of the score matrix that the mask leaves empty.
+"""Attention with torch's FlexAttention, which skips the blocks of the score matrix that are fully masked.
 
 B batch, T queries, S keys, H heads, D head dim
 """
@@ -16,15 +16,15 @@ from qkv.blocks.mask import Mask
 
 
 def make_block_mask(mask: Mask) -> BlockMask:
-    """Which blocks of the score matrix have a pair that the mask allows."""
-    query_documents, key_documents = mask.document_ids()
+    """Find the blocks of the score matrix in which the mask allows at least one pair of query and key."""
+    query_documents, key_documents = mask.document_id_pair()
     query_positions, key_positions = mask.query.positions, mask.key.positions
     batch = max(len(t) for t in (query_documents, key_documents, query_positions, key_positions))
     query_documents, query_positions = query_documents.expand(batch, -1), query_positions.expand(batch, -1)
     key_documents, key_positions = key_documents.expand(batch, -1), key_positions.expand(batch, -1)
 
     def allows(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        row = b if batch > 1 else 0  # one sequence stands for all
+        row = b if batch > 1 else 0  # with one layout for all sequences, read row 0
         return mask.allows(
             query_documents[row, q], key_documents[row, k], query_positions[row, q], key_positions[row, k]
         )
@@ -34,14 +34,14 @@ def make_block_mask(mask: Mask) -> BlockMask:
 
 
 def flex(q: Tensor, k: Tensor, v: Tensor, prepared: PreparedMask, scale: float, dropout: float = 0.0) -> Tensor:
-    """(B, H, T, D), (B, KV, S, D) twice → (B, H, T, D). There is no dropout: `choose` never picks it with one."""
+    """q (B, H, T, D), k and v (B, KV, S, D) → (B, H, T, D). `dropout` must be 0: else `prepare_mask` uses SDPA."""
     bias = prepared.bias
 
     def add_bias(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         assert bias is not None
         return score + bias[0 if len(bias) == 1 else b, h, i, j]
 
-    # flex_attention is only fused under torch.compile; inside a compiled model it already is.
+    # flex_attention is fused only if it is compiled; inside a compiled model, it already is.
     uncompiled = q.is_cuda and not torch.compiler.is_compiling()
     run: Callable[..., Any] = _compiled_flex() if uncompiled else flex_attention  # type: ignore[assignment]
     out: Tensor = run(

@@ -1,4 +1,4 @@
-"""Whether Triton can run, and on which device."""
+"""Check whether Triton can run, and select the GPU that it runs on."""
 
 import os
 import shutil
@@ -11,11 +11,11 @@ import torch
 
 @cache
 def has_triton() -> bool:
-    """Whether Triton kernels can run here: there is a GPU, and a C compiler for their launchers."""
+    """Whether Triton kernels can run here: they need a GPU, the triton package and a C compiler."""
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     return torch.cuda.is_available() and find_spec("triton") is not None and bool(compiler)
 
 
 def device_guard(device: torch.device) -> AbstractContextManager[object]:
-    """Make a GPU the current device, on which Triton kernels and streams run by default."""
+    """A context in which `device` is the current GPU, where Triton kernels and streams run by default."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

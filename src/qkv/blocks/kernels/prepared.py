@@ -1,6 +1,6 @@
-"""A mask in the form that an attention kernel reads, made once per forward pass and shared by all layers.
+"""A mask in the form that an attention kernel reads. The stack prepares it once per forward pass for all layers.
 
-B batch, T queries, S keys, H heads, D head dim, C model width, N selected positions or documents
+B batch, T queries, S keys, H heads, D head dim, C model width, Q selected in each sequence, N selected in the batch
 """
 
 from dataclasses import dataclass
@@ -14,73 +14,76 @@ from qkv.blocks.mask import Mask
 
 
 class KernelHints(NamedTuple):
-    """What the caller knows about a layout without reading its tensors. Hints affect speed, never results."""
+    """Facts about a layout that the caller knows without reading its tensors.
 
-    max_documents: int = 0  # upper bound on the documents in a sequence; 0: unknown
-    max_document_length: int = 0  # upper bound on the tokens in a document; 0: the length of the sequence
-    in_order: bool = False  # each sequence is one document without padding, at positions 0, 1, 2, …
+    Hints affect speed only, but they must be true: a wrong hint gives wrong results.
+    """
+
+    max_documents: int = 0  # no sequence has more documents; 0: unknown
+    max_document_length: int = 0  # no document has more tokens; 0: unknown
+    is_plain: bool = False  # True: each sequence is one document without padding, at positions 0, 1, 2, …
 
 
 NO_HINTS = KernelHints()
 
 
 class DocumentOffsets(NamedTuple):
-    """Documents end to end, for variable-length kernels: document n is the tokens offset[n] … offset[n + 1] − 1."""
+    """The boundaries of M concatenated documents: document m has the tokens offset[m] … offset[m + 1] − 1."""
 
-    query: Tensor  # (N + 1,) int32
-    key: Tensor  # (N + 1,) int32
+    query: Tensor  # (M + 1,) int32
+    key: Tensor  # (M + 1,) int32
     max_query_length: int
     max_key_length: int
 
 
 @dataclass
 class Selection:
-    """Which positions of the last block are computed; see `kernels/selection.py`."""
+    """The positions that the last block computes; see `kernels/selection.py`."""
 
-    indices: Tensor  # into the flattened sequences: (N,), or (B, Q) for the same number in each sequence
+    indices: Tensor  # flat indices b·T + t: (N,), or (B, Q) for the same number in each sequence
 
     @property
     def selects_queries(self) -> bool:
-        """Whether attention itself is restricted to these queries, rather than its output."""
+        """True: attention runs for the selected queries only. False: it runs for all, and its output is selected."""
         return self.indices.dim() == 2
 
-    def queries(self, q: Tensor) -> Tensor:
-        """(B, H, T, D) → (B, H, Q, D), or unchanged where attention computes all queries."""
+    def select_queries(self, q: Tensor) -> Tensor:
+        """q (B, H, T, D) → (B, H, Q, D), or q itself if attention runs for all queries."""
         if not self.selects_queries:
             return q
         column = (self.indices % q.shape[2])[:, None, :, None]
         return q.gather(2, column.expand(-1, q.shape[1], -1, q.shape[3]))
 
-    def attention_output(self, z: Tensor) -> Tensor:
-        """What attention computed, (B, T, C) or (B, Q, C) → (N, C)."""
-        return z.flatten(0, 1) if self.selects_queries else self.residual(z)
+    def select_output(self, z: Tensor) -> Tensor:
+        """The output of attention (B, T, C), or (B, Q, C) for selected queries → (N, C)."""
+        return z.flatten(0, 1) if self.selects_queries else self.select_residual(z)
 
-    def residual(self, x: Tensor) -> Tensor:
+    def select_residual(self, x: Tensor) -> Tensor:
         """The residual stream (B, T, C) → (N, C)."""
         return x.flatten(0, 1).index_select(0, self.indices.flatten())
 
 
 @dataclass
 class PreparedMask:
-    """One mask, and what the kernel that will run needs of it."""
+    """A mask, the kernel chosen for it, and the extra tensors which that kernel needs."""
 
     mask: Mask
     kernel: AttentionKernel
-    bias: Tensor | None = None  # (B, H, T, S) added to the scores: ALiBi, T5
-    dense: Tensor | None = None  # sdpa: bool, or float with the bias added; None: full or plainly causal
-    fully_masked: Tensor | None = None  # sdpa: (B, 1, T, 1) queries that may attend to no key
-    block_mask: BlockMask | None = None  # flex
-    offsets: DocumentOffsets | None = None  # varlen
-    selection: Selection | None = None  # last block only: the positions whose outputs are needed
+    bias: Tensor | None = None  # (B, H, T, S), added to the scores: ALiBi, T5
+    attn_mask: Tensor | None = None  # for sdpa: bool, or float with the bias added; None: all allowed, or only causal
+    fully_masked: Tensor | None = None  # for sdpa: (B, 1, T, 1), True for queries that may attend to no key
+    block_mask: BlockMask | None = None  # for flex
+    offsets: DocumentOffsets | None = None  # for varlen
+    selection: Selection | None = None  # for the last block: the positions whose outputs are needed
 
     def select_queries(self, q: Tensor) -> Tensor:
-        """The queries to compute, of q (B, H, T, D): all of them, unless there is a selection."""
-        return q if self.selection is None else self.selection.queries(q)
+        """Return the selected queries of q (B, H, T, D), or all of them if there is no selection."""
+        return q if self.selection is None else self.selection.select_queries(q)
 
     def select_output(self, z: Tensor) -> Tensor:
-        """Attention's output z (B, T, C), or (N, C) at the selected positions."""
-        return z if self.selection is None else self.selection.attention_output(z)
+        """Return attention's output z (B, T, C), or its part (N, C) at the selected positions."""
+        return z if self.selection is None else self.selection.select_output(z)
 
     def select_residual(self, x: Tensor) -> Tensor:
-        """The residual stream x (B, T, C), or (N, C) at the selected positions."""
-        return x if self.selection is None else self.selection.residual(x)
+        """Return the residual stream x (B, T, C), or its part (N, C) at the selected positions."""
+        return x if self.selection is None else self.selection.select_residual(x)

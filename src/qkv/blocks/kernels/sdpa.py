@@ -1,4 +1,4 @@
-"""Attention by torch's `scaled_dot_product_attention`, which picks a flash or memory-efficient kernel if it can.
+"""Attention with torch's `scaled_dot_product_attention`, which uses a flash or memory-efficient kernel if possible.
 
 B batch, T queries, S keys, H heads, D head dim
 """
@@ -8,12 +8,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.blocks.kernels.prepared import PreparedMask
-from qkv.blocks.kernels.short import is_short, short_attention
+from qkv.blocks.kernels.short import short_attention, should_use_short_attention
 
 
-def prepare_dense(prepared: PreparedMask, x: Tensor) -> None:
-    """Set `dense` and `fully_masked`. A query that may attend to nothing attends to everything, and `sdpa` discards
-    the result: a softmax over no keys would be NaN.
+def prepare_attn_mask(prepared: PreparedMask, x: Tensor) -> None:
+    """Set `attn_mask` and `fully_masked`.
+
+    A softmax over no keys would be NaN. So a query with no allowed key attends to all keys here, and `sdpa` sets its
+    output to 0.
     """
     mask, bias = prepared.mask, prepared.bias
     allowed = mask.dense()
@@ -21,15 +23,15 @@ def prepare_dense(prepared: PreparedMask, x: Tensor) -> None:
         prepared.fully_masked = ~allowed.any(dim=-1, keepdim=True)
         allowed = allowed | prepared.fully_masked
     if bias is None and x.device.type != "cpu":
-        prepared.dense = allowed
-    else:  # on a CPU an additive mask in any case, or torch would convert the bool mask in every layer
-        prepared.dense = torch.where(allowed, 0.0 if bias is None else bias, float("-inf")).to(x.dtype)
+        prepared.attn_mask = allowed
+    else:  # On a CPU the mask is always additive: torch would otherwise convert the bool mask in every layer.
+        prepared.attn_mask = torch.where(allowed, 0.0 if bias is None else bias, float("-inf")).to(x.dtype)
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, prepared: PreparedMask, scale: float, dropout: float = 0.0) -> Tensor:
-    """(B, H, T, D), (B, KV, S, D) twice → (B, H, T, D)."""
-    if not dropout and is_short(q, k):
-        additive_mask = prepared.dense
+    """q (B, H, T, D), k and v (B, KV, S, D) → (B, H, T, D)."""
+    if not dropout and should_use_short_attention(q, k):
+        additive_mask = prepared.attn_mask
         if additive_mask is None and prepared.mask.causal:
             shape = (q.shape[2], k.shape[2])
             additive_mask = torch.full(shape, float("-inf"), dtype=q.dtype, device=q.device).triu(1)
@@ -39,9 +41,9 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, prepared: PreparedMask, scale: float, 
             q,
             k,
             v,
-            attn_mask=prepared.dense,
+            attn_mask=prepared.attn_mask,
             dropout_p=dropout,
-            is_causal=prepared.dense is None and prepared.mask.causal,
+            is_causal=prepared.attn_mask is None and prepared.mask.causal,
             scale=scale,
             enable_gqa=q.shape[1] != k.shape[1],
         )

@@ -1,9 +1,9 @@
-"""Computing the last block only at the positions whose outputs are needed.
+"""Compute the last block only at the positions whose outputs are needed.
 
-A masked language model is trained on 15 % of its positions, a classifier reads one token, and a prompt is read for its
-last logits. All layers before the last need every position as keys; in the last block, everything after
-self-attention is done for the selected positions only. If each sequence has the same small number of them, (B, Q),
-self-attention too computes these queries only.
+A masked language model is trained on 15 % of its positions, a classifier reads one token, and generation needs only
+the last logits of a prompt. The layers before the last must compute every position, because all of them are keys of the
+next layer. In the last block, everything after self-attention runs for the selected positions only. If each sequence
+has the same small number of selected positions, (B, Q), self-attention also runs for these queries only.
 
 B batch, T positions, Q selected in each sequence, N selected in all, C model width
 """
@@ -19,16 +19,16 @@ from qkv.blocks.kernels.prepared import PreparedMask, Selection
 from qkv.blocks.mask import Mask, SequenceLayout
 
 MIN_QUERY_REDUCTION = 4
-"""Attention is restricted to the selected queries if they are at most 1/4 of the sequence: above that, preparing
-another mask costs more than it saves."""
+"""Attention runs for the selected queries only if they are at most 1/4 of the sequence. With more of them, the
+additional mask costs more than it saves."""
 
 
 def gather_positions(x: Tensor, indices: Tensor | None) -> Tensor:
-    """The vectors (N, C) of x (B, T, C) at indices (N,) or (B, Q) into the flattened sequences; None: x itself."""
+    """Return the vectors (N, C) of x (B, T, C) at flat indices b·T + t, (N,) or (B, Q). With None, return x itself."""
     return x if indices is None else x.flatten(0, 1).index_select(0, indices.flatten())
 
 
-def select_positions(
+def restrict_mask(
     prepared: PreparedMask,
     x: Tensor,
     selected: Tensor,
@@ -36,20 +36,19 @@ def select_positions(
     score_bias: Callable[[Tensor, SequenceLayout, SequenceLayout], Tensor | None],
     dropout: float,
 ) -> PreparedMask:
-    """The mask of the last block: `prepared`, for the `selected` positions only."""
+    """Return the mask of the last block: `prepared`, restricted to the `selected` flat indices, (N,) or (B, Q)."""
     mask, length = prepared.mask, x.shape[1]
     if selected.dim() == 1 or MIN_QUERY_REDUCTION * selected.shape[1] > length:
         return replace(prepared, selection=Selection(selected.flatten()))
     queries = _gather_layout(mask.query, selected % length)
     bias = score_bias(x, queries, mask.key)
-    kernel: AttentionKernel = (
-        "eager" if prepared.kernel == "eager" else "sdpa"
-    )  # the others need as many queries as keys
+    # flex and varlen expect the same number of queries and keys.
+    kernel: AttentionKernel = "eager" if prepared.kernel == "eager" else "sdpa"
     few = prepare_mask(Mask(queries, mask.key, mask.causal, mask.window), x, kernel=kernel, bias=bias, dropout=dropout)
     return replace(few, selection=Selection(selected))
 
 
 def _gather_layout(layout: SequenceLayout, indices: Tensor) -> SequenceLayout:
-    """The layout of the tokens at indices (B, Q) of each sequence."""
+    """Return the layout of the tokens at `indices` (B, Q), which count from the start of each sequence."""
     document_ids = None if layout.document_ids is None else layout.document_ids.gather(1, indices)
     return SequenceLayout(document_ids, layout.positions.expand(len(indices), -1).gather(1, indices))

@@ -1,7 +1,6 @@
-"""Attention for many short sequences on a CPU, by batched matrix products: torch's kernel takes half as long again.
+"""Attention for many short sequences on a CPU, with batched matrix products. Torch's kernel takes 1.5 times as long.
 
-It is one autograd function, so that queries, keys and values are copied to the same memory layout only once for the
-forward and the backward pass.
+A custom autograd function makes q, k and v contiguous once in the forward pass, and uses the copies again in backward.
 
 B batch, T queries, S keys, H heads, D head dim
 """
@@ -13,11 +12,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 MIN_VECTORISED_KEYS = 16
-"""With fewer keys than this, torch's softmax is not vectorised."""
+"""Torch's softmax is not vectorised with fewer keys than this."""
 
 
-def is_short(q: Tensor, k: Tensor) -> bool:
-    """Whether q (B, H, T, D) and k (B, H, S, D) are many short sequences on a CPU."""
+def should_use_short_attention(q: Tensor, k: Tensor) -> bool:
+    """Whether `short_attention` supports q (B, H, T, D) and k (B, H, S, D) and is faster than torch's kernel."""
     if q.device.type != "cpu" or torch.compiler.is_compiling():  # a compiler would specialise on this condition
         return False
     many = q.shape[0] * q.shape[1] >= 64 and max(q.shape[2], k.shape[2]) <= 64 and k.shape[2] > 0
@@ -26,7 +25,7 @@ def is_short(q: Tensor, k: Tensor) -> bool:
 
 
 def short_attention(q: Tensor, k: Tensor, v: Tensor, additive_mask: Tensor | None, scale: float) -> Tensor:
-    """softmax(QKᵀ·scale + additive_mask) V, with a mask (…, T, S) of 0 and −∞ plus any bias."""
+    """Return softmax(QKᵀ·scale + additive_mask) V. The mask (…, T, S) is 0 or −∞, plus a bias if there is one."""
     needs_autograd = torch._C._are_functorch_transforms_active() or (
         additive_mask is not None and additive_mask.requires_grad
     )
@@ -38,11 +37,11 @@ def short_attention(q: Tensor, k: Tensor, v: Tensor, additive_mask: Tensor | Non
 
 
 class ShortAttention(torch.autograd.Function):
-    """The same, saving tensors for backward in the memory layout that backward reads."""
+    """`short_attention` with a backward pass that reads the contiguous copies of the forward pass."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, additive_mask: Tensor | None, scale: float) -> Tensor:
-        """(B, H, T, D), (B, H, S, D) twice → (B, H, T, D)."""
+        """q (B, H, T, D), k and v (B, H, S, D) → (B, H, T, D)."""
         count, queries, head_dim = q.shape[0] * q.shape[1], q.shape[2], q.shape[3]
         scaled_q = torch.mul(q, scale, out=q.new_empty(q.shape)).view(count, queries, head_dim)  # scaled and contiguous
         keys, values = k.reshape(count, -1, head_dim), v.reshape(count, -1, head_dim)
@@ -57,7 +56,7 @@ class ShortAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
-        """The gradients of q, k and v."""
+        """Return the gradients of q, k and v."""
         scaled_q, keys, values, pattern = ctx.saved_tensors
         batch, heads, _, head_dim = grad_out.shape
         grad_out = grad_out.reshape(scaled_q.shape)
@@ -70,6 +69,6 @@ class ShortAttention(torch.autograd.Function):
 
 
 def softmax_in_place(scores: Tensor) -> Tensor:
-    """Softmax over the last axis, which must have a finite number everywhere."""
+    """Softmax over the last axis. Each row needs at least one finite score."""
     scores.sub_(scores.amax(dim=-1, keepdim=True)).exp_()
     return scores.div_(scores.sum(dim=-1, keepdim=True))

@@ -93,7 +93,7 @@ def _attention(attention: SelfAttention, window: int) -> SublayerFunction:
         if shape.rotaries:
             rotary = shape.rotaries[window]
             q, k = rotary.rotate(q), rotary.rotate(k)
-        mask = shape.masks[window].dense
+        mask = shape.masks[window].attn_mask
         answers = []
         for begin, end in shape.spans:
             queries, keys, values = (t[:, :, begin:end] for t in (q, k, v))  # (1, …, n, D)

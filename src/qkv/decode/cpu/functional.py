@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qkv.blocks.block import Sublayer
+from qkv.blocks.block import ResidualWrapper
 from qkv.blocks.feedforward import FeedForward
 from qkv.decode.cpu.int8 import Int8Linear
 from qkv.decode.cpu.packed_linear import make_packed_linear
@@ -26,7 +26,7 @@ ResidualFunction = Callable[[Tensor, Tensor, Any], Tensor]
 """The residual stream and vectors x, both (M, C) → the residual stream plus the sublayer's output for x."""
 
 
-def residual_sublayer(sub: Sublayer, sublayer: SublayerFunction, out: nn.Module) -> ResidualFunction:
+def residual_sublayer(sub: ResidualWrapper, sublayer: SublayerFunction, out: nn.Module) -> ResidualFunction:
     """A sublayer with its last linear map, its norms and the residual sum."""
     norm, add = make_norm(sub.norm), make_linear_add(out)
     if sub.norm_placement == "post":
@@ -37,7 +37,7 @@ def residual_sublayer(sub: Sublayer, sublayer: SublayerFunction, out: nn.Module)
     return lambda residual, x, context: norm_out(project(sublayer(norm(x), context))).add_(residual)
 
 
-def serial_block(parts: Sequence[tuple[Sublayer, ResidualFunction]]) -> SublayerFunction:
+def serial_block(parts: Sequence[tuple[ResidualWrapper, ResidualFunction]]) -> SublayerFunction:
     """One sublayer after another, each followed by its post-norm if it has one."""
     steps = [(add, make_norm(sub.norm) if sub.norm_placement == "post" else None) for sub, add in parts]
 

@@ -89,7 +89,7 @@ class CpuStep:
             )  # (N, T), or (1, T) if all rows are at the same position
         else:
             ids, place = ids.view(-1, self.beams.num_beams), self.beams.advance()
-        keys = cache.extend(place)
+        keys = cache.reserve(place)
         x = self.embedding.combine(ids, self._position_vectors(place.positions, cache))  # (N, T, C)
         masks = self._masks(x, place, keys)
         rotaries = self.stack.rotary_tables(x, place)
@@ -101,7 +101,7 @@ class CpuStep:
             x = self.norm(x)
         if self.out is None or self.head.out is None:
             return self.head.project(x)
-        return self.out(self.head.features(x).to(self.head.out.weight.dtype))
+        return self.out(self.head.transform(x).to(self.head.out.weight.dtype))
 
     def expand_beams(self, cache: SelfCache, num_beams: int) -> None:
         """From now on each row of the cache holds `num_beams` beams, which share what it holds now."""
@@ -135,7 +135,7 @@ class CpuStep:
             return {}
         masks: dict[int, Tensor | None] = {}
         for window, rendered in self.stack.prepare_masks(x, layout, keys).items():
-            mask = rendered.dense
+            mask = rendered.attn_mask
             if mask is not None and not mask.is_floating_point():
                 mask = torch.zeros_like(mask, dtype=x.dtype).masked_fill_(~mask, NEG_INF)
             masks[window] = mask if sight is None else sight if mask is None else mask + sight

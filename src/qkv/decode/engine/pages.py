@@ -182,7 +182,7 @@ class PagedCache:
         real = torch.ones_like(ids) if segment is None else (segment != 0).long()
         return (self.lengths[:, None] + real.cumsum(dim=1) - 1).clamp(min=0)
 
-    def extend(self, place: SequenceLayout) -> SequenceLayout:
+    def reserve(self, place: SequenceLayout) -> SequenceLayout:
         """Take slots for new tokens; returns the places of all keys that attention will be shown."""
         position = place.positions.expand(self.batch_size, -1)  # (R, T)
         size = self.page_pool.page_size

@@ -155,7 +155,7 @@ class InterleavedQkv:
         return [heads.transpose(0, 1).flatten(0, 2).contiguous()]
 
 
-TensorRef = Concatenated | Renamed | InterleavedQkv
+TensorRule = Concatenated | Renamed | InterleavedQkv
 
 
 @dataclass(frozen=True)
@@ -163,11 +163,11 @@ class Conditional:
     """One name or another, depending on the config."""
 
     test: Callable[[Config, StackConfig], bool]
-    yes: str | TensorRef
-    no: str | TensorRef
+    yes: str | TensorRule
+    no: str | TensorRule
 
 
-TensorNames = Mapping[str, str | TensorRef | Conditional]
+TensorNames = Mapping[str, str | TensorRule | Conditional]
 """Our module (`encoder.blocks.{i}.attention.out`) or parameter → theirs. A parameter's row wins over its module's."""
 
 
@@ -204,7 +204,7 @@ class Architecture:
     )  # their key → the values that qkv supports
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # their tensor → its other names
     ignored: tuple[str, ...] = ()  # patterns of their tensors that are not weights
-    optional: tuple[str, ...] = ()  # their tensors that may be missing, and are then zeros
+    optional_tensors: tuple[str, ...] = ()  # their tensors that may be missing, and are then zeros
 
 
 def find_head(architecture: Architecture, theirs: Json) -> HeadTable:
@@ -350,7 +350,7 @@ class ParameterMapping:
     """One of our parameters, and the tensors of theirs that it comes from."""
 
     name: str
-    ref: TensorRef
+    ref: TensorRule
     theirs: tuple[str, ...]  # without the class's prefix
     suffix: str
     stack: StackConfig

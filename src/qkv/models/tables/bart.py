@@ -20,7 +20,7 @@ from qkv.models.tables.common_rows import ACTIVATIONS_AND_ALIASES, BUFFERS, SPEC
 FINAL_BIAS = "final_logits_bias"
 
 
-def stack(side: str) -> FieldRows:
+def stack_rows(side: str) -> FieldRows:
     """The config rows of one side, "encoder" or "decoder"."""
     return {
         "vocab_size": ConfigKey("vocab_size", 50265),
@@ -42,7 +42,7 @@ def stack(side: str) -> FieldRows:
     }
 
 
-def _side(side: str, embedding: str) -> TensorNames:
+def _stack_tensor_names(side: str, embedding: str) -> TensorNames:
     layer = side + ".layers.{i}"
     return {
         f"{embedding}.position": f"{side}.embed_positions",
@@ -63,8 +63,8 @@ BODY: TensorNames = {
         lambda config, stack: config.share_embeddings, "shared", "encoder.embed_tokens"
     ),
     "target_embedding.token": "decoder.embed_tokens",
-    **_side("encoder", "source_embedding"),
-    **_side("decoder", "target_embedding"),
+    **_stack_tensor_names("encoder", "source_embedding"),
+    **_stack_tensor_names("decoder", "target_embedding"),
     "decoder.blocks.{i}.cross.q": f"{CROSS}.q_proj",
     "decoder.blocks.{i}.cross.kv": Concatenated(f"{CROSS}.k_proj", f"{CROSS}.v_proj"),
     "decoder.blocks.{i}.cross.out": f"{CROSS}.out_proj",
@@ -83,22 +83,24 @@ CLASSIFIER: TensorNames = {"head.dense": "classification_head.dense", "head.out"
 ALIASES = {"shared.weight": ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")}
 
 
-def _bart(name: str, title: str, rows: FieldRows) -> Architecture:
+def _bart(name: str, class_prefix: str, rows: FieldRows) -> Architecture:
     return Architecture(
         name=name,
         prefix="model.",
-        stacks={side: {**stack(side), **rows} for side in ("encoder", "decoder")},
+        stacks={side: {**stack_rows(side), **rows} for side in ("encoder", "decoder")},
         config={**SPECIAL_TOKENS_SEQ2SEQ, "share_embeddings": True},
         supported_values={"is_decoder": (False,)},
         body=BODY,
         aliases=ALIASES,
         ignored=BUFFERS,
-        optional=(FINAL_BIAS,),
+        optional_tensors=(FINAL_BIAS,),
         heads=(
-            HeadTable(f"{title}Model"),
-            HeadTable(f"{title}ForConditionalGeneration", LM, LM_NAMES, "vocab_size"),
-            HeadTable(f"{title}ForSequenceClassification", CLASSIFY, CLASSIFIER, "labels"),
-            HeadTable(f"{title}ForQuestionAnswering", {"kind": "span", "bias": True}, {"head.out": "qa_outputs"}, 2),
+            HeadTable(f"{class_prefix}Model"),
+            HeadTable(f"{class_prefix}ForConditionalGeneration", LM, LM_NAMES, "vocab_size"),
+            HeadTable(f"{class_prefix}ForSequenceClassification", CLASSIFY, CLASSIFIER, "labels"),
+            HeadTable(
+                f"{class_prefix}ForQuestionAnswering", {"kind": "span", "bias": True}, {"head.out": "qa_outputs"}, 2
+            ),
         ),
     )
 
@@ -111,9 +113,9 @@ MARIAN = Architecture(
     name="marian",
     prefix="model.",
     stacks={
-        "encoder": {**stack("encoder"), **MARIAN_STACK, "vocab_size": ConfigKey("vocab_size", 58101)},
+        "encoder": {**stack_rows("encoder"), **MARIAN_STACK, "vocab_size": ConfigKey("vocab_size", 58101)},
         "decoder": {
-            **stack("decoder"),
+            **stack_rows("decoder"),
             **MARIAN_STACK,
             "vocab_size": ComputedField(
                 lambda theirs: int(theirs.get("decoder_vocab_size") or theirs.get("vocab_size", 58101)),
@@ -126,6 +128,6 @@ MARIAN = Architecture(
     body=BODY,
     aliases=ALIASES,
     ignored=(*BUFFERS, "*embed_positions.weight"),
-    optional=(FINAL_BIAS,),
+    optional_tensors=(FINAL_BIAS,),
     heads=(HeadTable("MarianModel"), HeadTable("MarianMTModel", LM, LM_NAMES, "vocab_size")),
 )

@@ -214,7 +214,7 @@ def _write_numbered_labels(value: int, head: Any) -> Json:
     return {"id2label": {str(i): f"LABEL_{i}" for i in range(value)}}
 
 
-GROUP = "encoder.albert_layer_groups.{i}.albert_layers.0"
+ALBERT_LAYER = "encoder.albert_layer_groups.{i}.albert_layers.0"
 ALBERT_ACTIVATION = ConfigKey("hidden_act", "gelu_new", ACTIVATIONS_AND_ALIASES)
 ALBERT_MLM: FieldRows = {**MLM, "dense": ALBERT_ACTIVATION}
 ALBERT_DROPOUT = ConfigKey("classifier_dropout_prob", 0.1)
@@ -235,13 +235,13 @@ ALBERT = Architecture(
         **EMBEDDING,
         "embedding.project": "encoder.embedding_hidden_mapping_in",
         "encoder.blocks.{i}.attention.qkv": Concatenated(
-            *(f"{GROUP}.attention.{part}" for part in ("query", "key", "value"))
+            *(f"{ALBERT_LAYER}.attention.{part}" for part in ("query", "key", "value"))
         ),
-        "encoder.blocks.{i}.attention.out": f"{GROUP}.attention.dense",
-        "encoder.blocks.{i}.attention_sub.norm": f"{GROUP}.attention.LayerNorm",
-        "encoder.blocks.{i}.ffn.up": f"{GROUP}.ffn",
-        "encoder.blocks.{i}.ffn.down": f"{GROUP}.ffn_output",
-        "encoder.blocks.{i}.ffn_sub.norm": f"{GROUP}.full_layer_layer_norm",
+        "encoder.blocks.{i}.attention.out": f"{ALBERT_LAYER}.attention.dense",
+        "encoder.blocks.{i}.attention_sub.norm": f"{ALBERT_LAYER}.attention.LayerNorm",
+        "encoder.blocks.{i}.ffn.up": f"{ALBERT_LAYER}.ffn",
+        "encoder.blocks.{i}.ffn.down": f"{ALBERT_LAYER}.ffn_output",
+        "encoder.blocks.{i}.ffn_sub.norm": f"{ALBERT_LAYER}.full_layer_layer_norm",
     },
     aliases={"predictions.decoder.bias": ("predictions.bias",)},
     ignored=BUFFERS,

@@ -154,7 +154,7 @@ ROPE_PARTIAL: FieldRows = {**ROPE, "rotary_fraction": ComputedField(_read_rotary
 # ── Heads that look alike everywhere ─────────────────────────────────────────────────────────────────────────────
 
 
-def causal_heads(name: str, *, base: str, token: str, qa_prefix: str | None = None) -> tuple[HeadTable, ...]:
+def decoder_head_tables(name: str, *, base: str, token: str, qa_prefix: str | None = None) -> tuple[HeadTable, ...]:
     """The heads of a decoder-only architecture: language model, sequence and token classes, spans."""
     lm = {"kind": "lm", "tied": ConfigKey("tie_word_embeddings", False)}
     score: TensorNames = {"head.out": "score"}

@@ -1,7 +1,13 @@
 """GPT-NeoX and Pythia: attention and feed-forward in parallel, rotary positions on a quarter of each head."""
 
 from qkv.models.tables.architecture import Architecture, ComputedField, ConfigKey, InterleavedQkv
-from qkv.models.tables.common_rows import ACTIVATIONS_AND_ALIASES, BUFFERS, ROPE_PARTIAL, SPECIAL_TOKENS, causal_heads
+from qkv.models.tables.common_rows import (
+    ACTIVATIONS_AND_ALIASES,
+    BUFFERS,
+    ROPE_PARTIAL,
+    SPECIAL_TOKENS,
+    decoder_head_tables,
+)
 
 GPT_NEOX = Architecture(
     name="gpt_neox",
@@ -42,5 +48,5 @@ GPT_NEOX = Architecture(
     },
     aliases={"lm_head.weight": ("embed_out.weight",)},
     ignored=BUFFERS,
-    heads=causal_heads("GPTNeoX", base="GPTNeoXModel", token="classifier"),
+    heads=decoder_head_tables("GPTNeoX", base="GPTNeoXModel", token="classifier"),
 )

@@ -16,7 +16,7 @@ from qkv.models.tables.common_rows import (
     GATED_ACTIVATION_NAMES,
     ROPE,
     SPECIAL_TOKENS,
-    causal_heads,
+    decoder_head_tables,
     read_bias,
     write_bias,
 )
@@ -61,8 +61,8 @@ BODY: TensorNames = {
 }
 
 
-def decoder(
-    name: str, title: str, rows: FieldRows, *, names: TensorNames | None = None, qa_prefix: str | None = None
+def llama_architecture(
+    name: str, class_prefix: str, rows: FieldRows, *, names: TensorNames | None = None, qa_prefix: str | None = None
 ) -> Architecture:
     """An architecture of this family; `rows` has its differences."""
     return Architecture(
@@ -72,7 +72,7 @@ def decoder(
         config=SPECIAL_TOKENS,
         body={**BODY, **(names or {})},
         ignored=BUFFERS,
-        heads=causal_heads(title, base=f"{title}Model", token="score", qa_prefix=qa_prefix),
+        heads=decoder_head_tables(class_prefix, base=f"{class_prefix}Model", token="score", qa_prefix=qa_prefix),
     )
 
 
@@ -133,8 +133,8 @@ QWEN: FieldRows = {
     "max_positions": ConfigKey("max_position_embeddings", 32768),
 }
 
-LLAMA = decoder("llama", "Llama", {}, qa_prefix="transformer.")
-MISTRAL = decoder(
+LLAMA = llama_architecture("llama", "Llama", {}, qa_prefix="transformer.")
+MISTRAL = llama_architecture(
     "mistral",
     "Mistral",
     {
@@ -144,8 +144,8 @@ MISTRAL = decoder(
         "sliding_window": MISTRAL_WINDOW,
     },
 )
-QWEN2 = decoder("qwen2", "Qwen2", {**QWEN, "bias": "qkv"}, qa_prefix="transformer.")
-QWEN3 = decoder(
+QWEN2 = llama_architecture("qwen2", "Qwen2", {**QWEN, "bias": "qkv"}, qa_prefix="transformer.")
+QWEN3 = llama_architecture(
     "qwen3",
     "Qwen3",
     {**QWEN, "bias": ConfigKey("attention_bias", False, {True: "attention", False: "none"}), "qk_norm": "head"},

@@ -43,7 +43,7 @@ def _read_window(theirs: Json) -> int:
     return window // 2
 
 
-def _read_base(kind: str, old: str, default: float) -> Any:
+def _base_reader(kind: str, old: str, default: float) -> Any:
     return lambda theirs: float(rope_settings(theirs, kind).get("rope_theta") or theirs.get(old) or default)
 
 
@@ -81,9 +81,9 @@ MODERNBERT = Architecture(
             "ffn_width": ConfigKey("intermediate_size", 1152),
             "position": "rotary",
             "max_positions": ConfigKey("max_position_embeddings", 8192),
-            "rotary_base": ComputedField(_read_base(FULL, "global_rope_theta", 160_000.0), _write_base),
+            "rotary_base": ComputedField(_base_reader(FULL, "global_rope_theta", 160_000.0), _write_base),
             "rotary_base_sliding": ComputedField(
-                _read_base(LOCAL, "local_rope_theta", 10_000.0), lambda value, stack: {}
+                _base_reader(LOCAL, "local_rope_theta", 10_000.0), lambda value, stack: {}
             ),
             "sliding_window": ComputedField(
                 _read_window,

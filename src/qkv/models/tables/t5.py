@@ -23,7 +23,7 @@ UNGATED = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "silu": "sil
 GATED = {"gated-gelu": "geglu_tanh", "gated-silu": "swiglu", "gated-relu": "reglu"}  # T5's gated GELU is the tanh one
 
 
-def stack(layers: Any, ffn: str) -> FieldRows:
+def stack_rows(layers: Any, ffn: str) -> FieldRows:
     """The config rows of one stack; `ffn` is the default of `feed_forward_proj`."""
     return {
         "vocab_size": ConfigKey("vocab_size", 32128),
@@ -57,12 +57,12 @@ def _decoder_layers(theirs: Json) -> int:
 def stacks(ffn: str) -> dict[str, FieldRows]:
     """The config rows of both stacks."""
     return {
-        "encoder": stack(ConfigKey("num_layers", 6), ffn),
-        "decoder": stack(ComputedField(_decoder_layers, lambda value, stack: {"num_decoder_layers": value}), ffn),
+        "encoder": stack_rows(ConfigKey("num_layers", 6), ffn),
+        "decoder": stack_rows(ComputedField(_decoder_layers, lambda value, stack: {"num_decoder_layers": value}), ffn),
     }
 
 
-def _side(ours: str, theirs: str, ffn: int) -> TensorNames:
+def _stack_tensor_names(ours: str, theirs: str, ffn: int) -> TensorNames:
     """The names of one stack; `ffn` is the index of the feed-forward among the sublayers of a block."""
     block = theirs + ".block.{i}.layer"
     return {
@@ -85,8 +85,8 @@ CROSS = "decoder.block.{i}.layer.1"
 BODY: TensorNames = {
     "source_embedding.token": "shared",
     "embedding.token": "shared",  # an encoder alone
-    **_side("encoder", "encoder", 1),
-    **_side("decoder", "decoder", 2),
+    **_stack_tensor_names("encoder", "encoder", 1),
+    **_stack_tensor_names("decoder", "decoder", 2),
     "decoder.blocks.{i}.cross.q": f"{CROSS}.EncDecAttention.q",
     "decoder.blocks.{i}.cross.kv": Concatenated(f"{CROSS}.EncDecAttention.k", f"{CROSS}.EncDecAttention.v"),
     "decoder.blocks.{i}.cross.out": f"{CROSS}.EncDecAttention.o",
@@ -123,21 +123,28 @@ CLASSIFY: FieldRows = {
 }
 
 
-def _heads(title: str, lm: FieldRows) -> tuple[HeadTable, ...]:
+def _heads(class_prefix: str, lm: FieldRows) -> tuple[HeadTable, ...]:
     tag = {"kind": "tag", "bias": True, "dropout": ConfigKey("classifier_dropout", 0.0)}
     return (
-        HeadTable(f"{title}Model"),
-        HeadTable(f"{title}ForConditionalGeneration", {"kind": "lm", **lm}, {"head.out": "lm_head"}, "vocab_size"),
-        HeadTable(f"{title}ForSequenceClassification", CLASSIFY, CLASSIFIER, "labels", prefix="transformer."),
-        HeadTable(f"{title}ForQuestionAnswering", {"kind": "span", "bias": True}, {"head.out": "qa_outputs"}, 2),
-        HeadTable(f"{title}EncoderModel", stacks=("encoder",)),
+        HeadTable(f"{class_prefix}Model"),
         HeadTable(
-            f"{title}ForTokenClassification", tag, {"head.out": "classifier"}, "labels", "transformer.", ("encoder",)
+            f"{class_prefix}ForConditionalGeneration", {"kind": "lm", **lm}, {"head.out": "lm_head"}, "vocab_size"
+        ),
+        HeadTable(f"{class_prefix}ForSequenceClassification", CLASSIFY, CLASSIFIER, "labels", prefix="transformer."),
+        HeadTable(f"{class_prefix}ForQuestionAnswering", {"kind": "span", "bias": True}, {"head.out": "qa_outputs"}, 2),
+        HeadTable(f"{class_prefix}EncoderModel", stacks=("encoder",)),
+        HeadTable(
+            f"{class_prefix}ForTokenClassification",
+            tag,
+            {"head.out": "classifier"},
+            "labels",
+            "transformer.",
+            ("encoder",),
         ),
     )
 
 
-def _t5(name: str, title: str, ffn: str, lm: FieldRows) -> Architecture:
+def _t5(name: str, class_prefix: str, ffn: str, lm: FieldRows) -> Architecture:
     return Architecture(
         name=name,
         stacks=stacks(ffn),
@@ -149,7 +156,7 @@ def _t5(name: str, title: str, ffn: str, lm: FieldRows) -> Architecture:
         body=BODY,
         aliases={"shared.weight": ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")},
         ignored=(*BUFFERS, "*EncDecAttention.relative_attention_bias.weight"),
-        heads=_heads(title, lm),
+        heads=_heads(class_prefix, lm),
     )
 
 

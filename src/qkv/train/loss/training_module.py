@@ -191,7 +191,7 @@ class TrainingModule(nn.Module):
         has_kernel = fused.triton_kernels is not None and compute_dtype(x) != torch.float16
         pays = num_chunks > 1 or not x.is_cuda or has_kernel
         if type(out) is nn.Linear and type(out.weight) is nn.Parameter and pays:
-            x = head.features(x).to(out.weight.dtype)
+            x = head.transform(x).to(out.weight.dtype)
             return fused_cross_entropy(x, out.weight, out.bias, targets, self._smoothing, num_chunks)
         if num_chunks == 1:
             return self.token_cross_entropy(x, targets)
@@ -208,7 +208,7 @@ class TrainingModule(nn.Module):
         # A GPU multiplies matrices of even sizes faster, and the logits are the largest of all.
         weight = F.pad(head.out.weight, (0, 0, 0, padding))
         bias = None if head.out.bias is None else F.pad(head.out.bias, (0, padding))
-        logits = F.linear(head.features(x), weight, bias)[:, : head.config.outputs]
+        logits = F.linear(head.transform(x), weight, bias)[:, : head.config.outputs]
         return cross_entropy(logits, targets, self._smoothing)
 
     def document_loss(self, x: Tensor, layout: SequenceLayout, batch: Batch) -> Tensor:
