@@ -61,7 +61,7 @@ class _CallableModule(ModuleType):
         return import_module("qkv.api").train(*args, **named)
 
 
-import_module("qkv.train").__class__ = _CallableModule  # so `qkv.train` is the package and the function
+import_module("qkv.train").__class__ = _CallableModule  # `qkv.train` is both the package and the function
 
 
 def __getattr__(name: str) -> Any:

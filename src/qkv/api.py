@@ -1,4 +1,4 @@
-"""The public interface: `qkv.load`, `qkv.new` and `qkv.train` return a `Model`, a network with config and tokenizer."""
+"""The public interface: `qkv.load`, `qkv.new` and `qkv.train` return a `Model`."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -29,11 +29,11 @@ from qkv.train.watch import Watcher
 
 log = logging.getLogger("qkv")
 
-POOLS = ("first", "last", "mean")
+POOLINGS = ("first", "last", "mean")
 EXPORT_FORMATS = ("hf", "ctranslate2", "onnx")
 
 Ids = Tensor | Sequence[Sequence[int]]
-"""Token ids or other numbers of shape (B, T)."""
+"""Token ids or other whole numbers, as a tensor of shape (B, T) or as lists."""
 
 
 def load(
@@ -45,9 +45,9 @@ def load(
 ) -> "Model":
     """Load a model from a qkv folder, a Hugging Face folder, or a hub id.
 
-    The folder of an unfinished run gives its newest checkpoint; the folder of a checkpoint gives that checkpoint.
-    Weights keep their stored dtype unless `dtype` is given. `head` replaces the head by a newly initialised one. Notes
-    on tensors that were ignored or initialised are in `.notes`, and logged.
+    For the folder of an unfinished run, this loads its newest checkpoint. The folder of a checkpoint works, too.
+    Weights keep their stored dtype unless `dtype` is given. `head` replaces the model's head by a newly initialised
+    one. Notes on tensors that were ignored or newly initialised are logged, and are in `.notes`.
     """
     stored = run_models.load_model(name, device=_parse_device(device), dtype=_parse_dtype(dtype), head=head)
     for note in stored.notes:
@@ -77,10 +77,10 @@ def new(
 
 
 def train(recipe: str | Path, *, watcher: Watcher | None = None, **overrides: Any) -> "Model":
-    """Train a recipe: a recipe file, the name of a built-in recipe, or the folder of a run to resume.
+    """Train a model from a recipe file or a built-in recipe, or resume the run in a folder.
 
-    The run's folder keeps the model. `overrides` have the dotted names of recipe keys, as on the command line. The
-    methods of `watcher` are called during training.
+    The model is also saved in the folder of the run. `overrides` are named by recipe keys with dots, as on the command
+    line. The methods of `watcher` are called during training.
 
     >>> train("dates", **{"train.minutes": 5, "run": "runs/a"})     # doctest: +SKIP
     """
@@ -92,7 +92,7 @@ def train(recipe: str | Path, *, watcher: Watcher | None = None, **overrides: An
 
 
 def _format_override(name: str, value: Any) -> str:
-    """An override of a recipe key, as on the command line."""
+    """Write an override as on the command line: `key=value`."""
     try:
         return f"{name}={format_value(str(value) if isinstance(value, Path) else value)}"
     except UsageError as error:
@@ -100,7 +100,7 @@ def _format_override(name: str, value: Any) -> str:
 
 
 def _parse_device(device: torch.device | str) -> torch.device:
-    """The device of a name, checked to be available."""
+    """Return the device, or raise an error if this machine does not have it."""
     try:
         chosen = torch.device(device)
     except RuntimeError as error:
@@ -108,18 +108,18 @@ def _parse_device(device: torch.device | str) -> torch.device:
             f"device = {device!r}: unknown device; use cpu, cuda or mps, with a number if needed (cuda:1)"
         ) from error
     if chosen.type == "mps" and not torch.backends.mps.is_available():
-        raise UsageError(f"device = {str(device)!r}: torch finds no such device on this machine")
+        raise UsageError(f"device = {str(device)!r}: torch finds no such device on this machine; use cpu")
     if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"device = {str(device)!r}: torch finds no GPU on this machine")
+        raise UsageError(f"device = {str(device)!r}: torch finds no GPU on this machine; use cpu")
     return chosen
 
 
 def _parse_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """A floating-point dtype, given as such or by name."""
+    """Return the dtype, which may be given by its name."""
     known = ("float32", "bfloat16", "float16", "float64")
     if isinstance(dtype, str):
         if dtype not in known:
-            raise UsageError(f"dtype = {dtype!r}; {suggest_name(dtype, known)}")
+            raise UsageError(f"dtype = {dtype!r} is unknown; {suggest_name(dtype, known)}")
         return getattr(torch, dtype)  # type: ignore[no-any-return]
     return dtype
 
@@ -158,26 +158,30 @@ class Model:
     ) -> Tensor:
         """The output of the head: (B, T, V), or (B, classes) for a head that classifies whole sequences.
 
-        `mask` is 1 for tokens and 0 for padding, on any side: of `source` if there is one, else of `ids`.
-        `token_type_ids` are for an encoder with token types. A multiple-choice head takes ids (B, choices, T) and
-        returns (B, choices).
+        `mask` is 1 for tokens and 0 for padding, which may be on the left or right. For an encoder-decoder it is the
+        mask of `source`, else the mask of `ids`. `token_type_ids` are for an encoder with token types. `tap` records or
+        changes activations inside the network (see `qkv.Tap`). A multiple-choice head takes ids of shape (B, choices,
+        T) and returns (B, choices).
         """
         network, stack = self.network, self.config.stack
         if token_type_ids is not None and not (isinstance(network, Encoder) and stack.token_types):
-            raise UsageError("token_type_ids= is for an encoder with token types; this model has none")
+            raise UsageError("token_type_ids= is for an encoder with token types; this model has none, so leave it out")
         if isinstance(network, Seq2Seq):
             if source is None:
                 raise UsageError("this model is an encoder-decoder: give source= as well as the ids of the target")
             target_ids = self._check_ids(ids, "ids", stack.vocab_size)
-            source_ids = self._check_ids(source, "source", self._source_vocab)
+            source_ids = self._check_ids(source, "source", self._source_vocab_size)
             if len(source_ids) != len(target_ids):
                 raise UsageError(
-                    f"source has {len(source_ids)} sequences and ids has {len(target_ids)}; give equally many"
+                    f"source has {len(source_ids)} sequences and ids has {len(target_ids)}; give one "
+                    "source for each target"
                 )
             out: Tensor = network(source_ids, target_ids, self._check_mask(mask, source_ids), tap=tap)
             return out
         if source is not None:
-            raise UsageError(f"source= is for an encoder-decoder; this model is {self.config.family}-only")
+            raise UsageError(
+                f"source= is for an encoder-decoder; this model is {self.config.family}-only, so leave it out"
+            )
         has_choices = self.config.head.kind == "choice"
         checked = self._check_ids(ids, "ids", stack.vocab_size, choices=has_choices)
         document_ids = self._check_mask(mask, checked)
@@ -195,9 +199,9 @@ class Model:
 
     @torch.no_grad()
     def hidden(self, ids: Ids, mask: Ids | None = None) -> Tensor:
-        """The hidden states (B, T, C) that the head reads; for an encoder-decoder, the output of the encoder."""
+        """The input of the head, (B, T, C); for an encoder-decoder, the output of the encoder."""
         if isinstance(self.network, Seq2Seq):
-            checked = self._check_ids(ids, "ids", self._source_vocab)
+            checked = self._check_ids(ids, "ids", self._source_vocab_size)
             return self.network.encode(checked, self._check_mask(mask, checked)).vectors
         checked = self._check_ids(ids, "ids", self.config.stack.vocab_size)
         return self.network.hidden(checked, self._check_mask(mask, checked))[0]
@@ -212,13 +216,15 @@ class Model:
     ) -> Tensor:
         """A vector for each text, (N, C); for one text, (C,).
 
-        A model with an embedding head has its own pooling. For any other model, `pooling` says how its hidden states
-        become one vector.
+        A model with an embedding head has its own pooling, which `pooling` overrides. Any other model needs `pooling`:
+        the vector is the hidden state of the first or last token, or the mean of all.
         """
         if isinstance(self.network, Seq2Seq):
-            raise UsageError("embeddings are for encoder-only and decoder-only models")
-        if pooling is not None and pooling not in POOLS:
-            raise UsageError(f"pooling = {pooling!r} is unknown; choose from {', '.join(POOLS)}")
+            raise UsageError(
+                "embeddings are for encoder-only and decoder-only models; for the encoder's output use .hidden(ids)"
+            )
+        if pooling is not None and pooling not in POOLINGS:
+            raise UsageError(f"pooling = {pooling!r} is unknown; choose from {', '.join(POOLINGS)}")
         if self.config.head.kind != "embed" and pooling is None:
             raise UsageError(
                 f"this model has a {self.config.head.kind} head, not one for embeddings; "
@@ -234,10 +240,10 @@ class Model:
         return vectors[0] if isinstance(texts, str) else vectors
 
     def run(self, texts: Any, **options: Any) -> Any:
-        """Run the model's task: generate, classify, tag, answer, embed or fill, according to its head.
+        """Run the model on texts: generate, classify, tag, answer, embed or fill masks, depending on its head.
 
-        One text gives one result, a list gives a list. A pair of texts (a question and its context, two texts to
-        classify) is a tuple. Results and options are those of the task's `run` in `qkv.tasks.run`.
+        One text gives one result, and a list of texts gives a list. A pair of texts (a question and its context, or two
+        texts to classify) is a tuple. `qkv.tasks.run` documents the options and results of each task.
         """
         one = isinstance(texts, str | tuple)
         results = tasks.run(self.network, self.tokenizer, self.config, [texts] if one else texts, **options)
@@ -262,30 +268,30 @@ class Model:
         on_text: decode.OnText | None = None,
         **options: Any,
     ) -> GenerationResult | list[GenerationResult]:
-        """Generate text: continue prompts, or, for an encoder-decoder, produce targets for sources.
+        """Generate text. A decoder continues prompts; an encoder-decoder produces a target for each source.
 
-        `prompts` is a text, a list of token ids, or a list of either. One prompt gives one result, a list gives a list.
-        `options` are further fields of `qkv.decode.GenerationOptions`. `on_text(index, text)` is called with each new
-        chunk of text.
+        `prompts` is a text, a list of token ids, or a list of either. One prompt gives one result, and a list gives a
+        list. `options` are further fields of `qkv.decode.GenerationOptions`. `on_text(index, text)` is called with each
+        new chunk of text and the index of its prompt.
 
-        `draft` turns on speculative decoding: a smaller model of the same family and tokenizer (a `Model` or its
-        folder), or "lookup" for prompt look-up decoding. The text stays the same, and may be generated faster.
+        `draft` turns on speculative decoding. It is a smaller model with the same family and tokenizer (a `Model` or
+        its folder), or "lookup" for prompt look-up decoding. The generated text is the same as without a draft.
         """
         prompts = as_list(prompts)
         if not isinstance(prompts, Sequence):
-            raise UsageError(f"prompts: a text, token ids, or a list of either, not {type(prompts).__name__}")
+            raise UsageError(f"prompts must be a text, token ids, or a list of either, got a {type(prompts).__name__}")
         is_single = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], Integral))
         listed: Any = [prompts] if is_single else prompts
         named = {"max_tokens": max_tokens, "beam": beam, "temperature": temperature, "top_p": top_p, "seed": seed}
         generation = make_generation_options({**named, "stop": stop, **options})
         if on_text is not None and not callable(on_text):
-            raise UsageError(f"on_text = {on_text!r}: a function of the index of a prompt and its new text")
+            raise UsageError(f"on_text must be callable as on_text(index, text), got {on_text!r}")
         ids = [self._encode_prompt(prompt) for prompt in listed]
-        results = decode.generate(self.network, ids, generation, self.tokenizer, on_text, draft=self._draft(draft))
+        results = decode.generate(self.network, ids, generation, self.tokenizer, on_text, draft=self._load_draft(draft))
         return results[0] if is_single else results
 
-    def _draft(self, draft: Any) -> Any:
-        """The draft in the form that `qkv.decode.generate` takes."""
+    def _load_draft(self, draft: Any) -> Any:
+        """The draft as `qkv.decode.generate` takes it: a folder is loaded, and a `Model` becomes its network."""
         if isinstance(draft, str | Path) and draft != "lookup":
             draft = load(draft, device=self.device)
         return draft.network if isinstance(draft, Model) else draft
@@ -298,12 +304,14 @@ class Model:
         progress: OnProgress | None = None,
         **options: Any,
     ) -> list[GenerationResult]:
-        """A result for each line, in order, generated in batches of similar lengths; an empty one for an empty line."""
+        """Generate a result for each line, in batches of similar lengths. Empty lines have empty results."""
         if isinstance(lines, str) or not all(isinstance(line, str) for line in lines):
-            raise UsageError("lines: a list of texts")
+            raise UsageError(
+                f"lines must be a list of texts, got a {type(lines).__name__}; for a single text give [text]"
+            )
         if batch_size < 1:
             raise UsageError(f"batch_size must be >= 1, got {batch_size}")
-        options["draft"] = self._draft(options.get("draft"))
+        options["draft"] = self._load_draft(options.get("draft"))
         results = [GenerationResult("", [], 0.0, "end") for _ in lines]
         filled = [i for i, line in enumerate(lines) if line.strip()]
         for chosen in batches([len(lines[i]) for i in filled], batch_size, progress, longest_first=False):
@@ -317,46 +325,52 @@ class Model:
         prompts: str | Sequence[str] | Sequence[Sequence[int]],
         targets: str | Sequence[str] | Sequence[Sequence[int]],
     ) -> Any:
-        """The log-probability of each token of a target, given its prompt or source: a list, or a list of lists."""
+        """The log-probability of each token of a target, given its prompt or source.
+
+        For one prompt and one target this is a list; for two lists it is a list of lists.
+        """
         if isinstance(prompts, str) and isinstance(targets, str):
             return self.score([prompts], [targets])[0]
         if not all(isinstance(side, Sequence) and not isinstance(side, str) for side in (prompts, targets)):
-            raise UsageError("score takes a prompt and a target, or two lists of equal length")
+            raise UsageError(
+                "score takes one prompt and one target as texts, or two lists of equal length, "
+                f"got a {type(prompts).__name__} and a {type(targets).__name__}"
+            )
         if len(prompts) != len(targets):
             raise UsageError(f"{len(prompts)} prompts for {len(targets)} targets; give two lists of equal length")
         target_ids = [self._encode_target(target) if isinstance(target, str) else list(target) for target in targets]
         if not all(target_ids):
-            raise UsageError("a target is empty: there is nothing to score")
+            raise UsageError(f"targets[{target_ids.index([])}] is empty, so it has no token to score; remove it")
         ids = [self._encode_prompt(prompt) for prompt in prompts]
         scores: list[list[TokenLogprob]] = decode.score(self.network, ids, target_ids)
         return scores
 
     def _encode_prompt(self, prompt: str | Sequence[int]) -> list[int]:
-        """The ids of a prompt, checked."""
+        """Encode a prompt, and check that its ids are in the vocabulary."""
         prompt = as_list(prompt)
         if isinstance(prompt, str):
             ids = prompt_ids(self._require_tokenizer("give token ids"), self.config, prompt)
         elif isinstance(prompt, Sequence) and all(isinstance(i, Integral) for i in prompt):
             ids = [int(i) for i in prompt]
         else:
-            raise UsageError(f"{prompt!r}: a prompt is a text or a list of token ids, which are integers")
+            raise UsageError(f"a prompt must be a text or a list of token ids (integers), got {prompt!r}")
         if ids:
-            self._check_ids([ids], "prompt", self._source_vocab)
+            self._check_ids([ids], "prompt", self._source_vocab_size)
         return ids
 
     def _encode_target(self, text: str) -> list[int]:
-        """The ids of a target, with the end token."""
+        """Encode a target, and add the end token."""
         tokenizer = self._require_tokenizer("give token ids")
         return tokenizer.target.encode(text, add_special_tokens=False) + list(self.config.eos_token_ids[:1])
 
-    def _require_tokenizer(self, instead: str) -> Tokenizer:
+    def _require_tokenizer(self, alternative: str) -> Tokenizer:
         if self.tokenizer is None:
-            raise QkvError(f"this model has no tokenizer, so it cannot encode text; {instead}")
+            raise QkvError(f"this model has no tokenizer, so it cannot encode text; {alternative}")
         return self.tokenizer
 
     def quantize(self) -> "Model":
-        """A copy of the model for decoding, with linear layers in int8. This model stays as it is."""
-        network: Any = self.network  # the copy has the same class
+        """Return a copy of the model for decoding, with its linear layers in int8. This model is not changed."""
+        network: Any = self.network  # Any, because the type checker does not know that the copy has the same class
         return Model(self.config, decode.quantize(network), self.tokenizer, self.notes)
 
     def save(self, folder: str | Path) -> None:
@@ -364,21 +378,21 @@ class Model:
         store.write_model(folder, self.config, self.network, self.tokenizer)
 
     def export(self, folder: str | Path, format: str = "hf") -> str:
-        """Write a folder for another library. Returns the name of the class that loads it.
+        """Write a folder for another library, and return the name of the class that loads it, or of the ONNX files.
 
         "hf" is for transformers, vLLM and other readers of Hugging Face folders, "ctranslate2" for CTranslate2, and
-        "onnx" writes graphs for onnxruntime (the last two need an optional package of that name).
+        "onnx" for onnxruntime. The last two need the optional package of that name: `qkv[ctranslate2]`, `qkv[onnx]`.
         """
         if format not in EXPORT_FORMATS:
             raise UsageError(f"unknown export format {format!r}; {suggest_name(format, EXPORT_FORMATS)}")
         return store.write_model(folder, self.config, self.network, self.tokenizer, format)
 
     @property
-    def _source_vocab(self) -> int:
+    def _source_vocab_size(self) -> int:
         return (self.config.encoder or self.config.stack).vocab_size
 
     def _check_ids(self, ids: Ids, name: str, vocab_size: int, *, choices: bool = False) -> Tensor:
-        """Ids as a tensor on the model's device, checked, because an id out of range would crash a GPU."""
+        """Move ids to the model's device. They are checked first, because an id out of range would crash a GPU."""
         tensor = to_tensor(ids, name)
         if tensor.dim() not in ((2, 3) if choices else (2,)) or not is_integer(tensor):
             shape = "(batch, choices, length)" if choices else "(batch, length)"
@@ -387,39 +401,39 @@ class Model:
         if len(wrong):
             raise UsageError(
                 f"{name}: token id {int(wrong[0])} is outside this model's vocabulary of {vocab_size} "
-                f"(0 … {vocab_size - 1})"
+                f"(0 … {vocab_size - 1}); encode the text with the tokenizer of this model"
             )
         return tensor.to(self.device, torch.long)
 
     def _check_mask(self, mask: Ids | None, ids: Tensor) -> Tensor | None:
-        """A mask of ones and zeros as document ids."""
+        """Check a mask of ones and zeros, and convert it to document ids."""
         if mask is None:
             return None
         tensor = to_tensor(mask, "mask", ids.shape)
         wrong = tensor[(tensor != 0) & (tensor != 1)]
         if len(wrong):
-            raise UsageError(f"mask: {wrong[0].item()} is neither 1 (a token) nor 0 (padding)")
+            raise UsageError(f"mask: {wrong[0].item()} is neither 1 (a token) nor 0 (padding); give only these")
         return tensor.to(self.device, torch.long)
 
     def _check_token_types(self, token_type_ids: Ids, ids: Tensor) -> Tensor:
-        """Token type ids as a tensor, checked."""
+        """Check token type ids, and move them to the model's device."""
         tensor, num_types = to_tensor(token_type_ids, "token_type_ids", ids.shape), self.config.stack.token_types
-        bad = tensor[(tensor < 0) | (tensor >= num_types)]
-        if len(bad) or not is_integer(tensor):
-            wrong = bad[0].item() if len(bad) else tensor.dtype
+        wrong = tensor[(tensor < 0) | (tensor >= num_types)]
+        if len(wrong) or not is_integer(tensor):
+            value = wrong[0].item() if len(wrong) else tensor.dtype
             raise UsageError(
-                f"token_type_ids: {wrong} is not one of this model's {num_types} token types (0 … {num_types - 1})"
+                f"token_type_ids: {value} is not one of this model's {num_types} token types (0 … {num_types - 1})"
             )
         return tensor.to(self.device, torch.long)
 
 
 def as_list(values: Any) -> Any:
-    """A tensor or an array as lists; anything else unchanged."""
+    """Convert a tensor or an array to lists; return anything else unchanged."""
     return values.tolist() if hasattr(values, "tolist") else values
 
 
 def to_tensor(values: Ids, name: str, shape: torch.Size | None = None) -> Tensor:
-    """Lists of numbers as a tensor, checked to be rectangular and, if given, of this shape."""
+    """Convert lists of numbers to a tensor, and check that it has the shape, if one is given."""
     if isinstance(values, str):
         raise UsageError(f"{name}: expected token ids, got a text; encode it with the model's tokenizer")
     try:
@@ -427,10 +441,13 @@ def to_tensor(values: Ids, name: str, shape: torch.Size | None = None) -> Tensor
     except (ValueError, TypeError, RuntimeError) as error:
         raise UsageError(f"{name}: sequences of unequal length need padding and a mask ({error})") from error
     if shape is not None and tensor.shape != shape:
-        raise UsageError(f"{name}: shape {tuple(tensor.shape)} does not match the shape of the ids, {tuple(shape)}")
+        raise UsageError(
+            f"{name}: shape {tuple(tensor.shape)} does not match the shape of the ids, {tuple(shape)}; "
+            "give one value for each id"
+        )
     return tensor
 
 
 def is_integer(tensor: Tensor) -> bool:
-    """Whether the dtype of a tensor is an integer one."""
+    """Whether a tensor has an integer dtype."""
     return not (tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool)

@@ -1,7 +1,7 @@
-"""Errors, each with what is wrong, where, and what to do next.
+"""The exceptions of qkv. A message says what is wrong, where, and what to do next.
 
-Every error that a user can cause is a `QkvError`: the command line prints its message without a traceback. Any other
-exception is a bug in qkv.
+Every error that a user can cause is a `QkvError`, and the command line prints its message without a traceback. Any
+other exception is a bug in qkv.
 """
 
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ class UsageError(QkvError):
 
 
 def suggest_name(name: str, known: Iterable[str]) -> str:
-    """A hint for a misspelt name: the closest known name, or the list of all.
+    """A hint for a misspelt name: the most similar known name, or a list of all known names.
 
     >>> suggest_name("gtp2", ["gpt2", "bert-base"])
     "did you mean 'gpt2'?"
@@ -36,7 +36,9 @@ def suggest_name(name: str, known: Iterable[str]) -> str:
 
 
 def suggest_path(path: Path, pattern: str = "*", *, folders: bool = False) -> str:
-    """A hint for a missing path, `; did you mean runs/dates?`, if its folder has a similar name; else empty.
+    """A hint for a missing path, such as `; did you mean runs/dates?`; empty if its folder has no similar name.
+
+    With `folders`, only folders are suggested.
 
     >>> suggest_path(Path("no/such/thing"))
     ''

@@ -1,13 +1,15 @@
-"""Atomic writes, and small files read with clear errors.
+"""Write files atomically, and read small files with clear errors.
 
-A reader of an atomic write sees the old file or the new one, never half of either, even after a kill or a power cut.
+After an atomic write, even if it was interrupted by a kill or a power cut, a reader sees either the old file or the new
+one.
 
-    write_atomically(path, text)          a small file
-    publish_file(temporary, path)         a large file that was written beside its final path
-    replace_folder(temporary, folder)     a whole folder
-    read_text(path), read_json(path)      a small file, or a `QkvError` that says what is wrong with it
+    write_atomically(path, text)          write a small file
+    publish_file(temporary, path)         rename a finished file to its final path
+    replace_folder(temporary, folder)     rename a finished folder to its final path
+    read_text(path), read_json(path)      read a small file; if that fails, a `QkvError` says why
 
-Each write flushes to disk (`fsync`) before it renames: after a power cut a renamed file could otherwise be empty.
+Every write flushes the file to disk (`fsync`) before it renames it. Otherwise the renamed file could be empty after a
+power cut.
 """
 
 import json
@@ -23,7 +25,7 @@ PARTIAL = ".partial"
 
 
 def partial_path(path: Path) -> Path:
-    """The path beside `path` to which its new content is written first.
+    """The path beside `path` where its new content is written before the rename.
 
     >>> partial_path(Path("runs/a/env.json")).name
     'env.json.partial'
@@ -32,7 +34,7 @@ def partial_path(path: Path) -> Path:
 
 
 def hidden_sibling(folder: Path, suffix: str) -> Path:
-    """The hidden folder beside `folder` that holds it while it is written, replaced or deleted.
+    """The hidden path beside `folder` that it has while it is written, replaced or deleted.
 
     >>> hidden_sibling(Path("checkpoints/step-000000100"), "writing").name
     '.step-000000100.writing'
@@ -41,14 +43,14 @@ def hidden_sibling(folder: Path, suffix: str) -> Path:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a small file so that it has either its old content or all of `content`."""
+    """Write a small file atomically: after a crash it has either its old content or all of `content`."""
     temporary = partial_path(path)
     temporary.write_bytes(content.encode() if isinstance(content, str) else content)
     publish_file(temporary, path)
 
 
 def publish_file(temporary: Path, path: Path) -> None:
-    """Flush a finished file to disk, give it the usual permissions and rename it to `path`."""
+    """Flush a finished file to disk, give it the permissions of a new file, and rename it to `path`."""
     umask = os.umask(0)
     os.umask(umask)
     temporary.chmod(0o666 & ~umask)
@@ -60,8 +62,9 @@ def publish_file(temporary: Path, path: Path) -> None:
 def replace_folder(temporary: Path, folder: Path, on_phase: Callable[[str], None] = lambda phase: None) -> Path:
     """Rename `temporary`, whose files are flushed already, to `folder`.
 
-    A folder of that name is moved to its hidden sibling `.NAME.replaced` first, whose path is returned: the caller
-    deletes it. `on_phase` is called before each rename ("aside", "rename") and after the last ("renamed").
+    If `folder` exists, it is first renamed to its hidden sibling `.NAME.replaced`. The path of this sibling is
+    returned; the caller deletes it. `on_phase` is called with "aside" before this rename, with "rename" before the
+    rename to `folder`, and with "renamed" after it.
     """
     replaced = hidden_sibling(folder, "replaced")
     sync_folder(temporary)
@@ -81,7 +84,7 @@ def replace_folder(temporary: Path, folder: Path, on_phase: Callable[[str], None
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush the list of a folder's files to disk, which makes renames in it durable. Windows cannot do this."""
+    """Flush a folder's entries to disk, so that renames in it survive a power cut. On Windows this does nothing."""
     if os.name == "posix":
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -91,13 +94,13 @@ def sync_folder(folder: Path) -> None:
 
 
 def read_text(path: Path) -> str:
-    """The text of a UTF-8 file, without a byte order mark."""
+    """Read a UTF-8 file that must not be empty. A byte order mark is removed."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise QkvError(f"{path}: no such file") from None
+        raise QkvError(f"{path}: no such file; check the path") from None
     except OSError as error:
-        raise QkvError(f"{path}: cannot be read ({describe_os_error(error)})") from None
+        raise QkvError(f"{path}: cannot be read ({describe_os_error(error)}); check its permissions") from None
     except UnicodeDecodeError as error:
         raise QkvError(
             f"{path}: not UTF-8 text ({error.reason} at byte {error.start}); fetch or save it again"
@@ -108,7 +111,7 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """The value in a JSON file."""
+    """Read the value in a JSON file."""
     text = read_text(path)
     try:
         return json.loads(text)
@@ -116,12 +119,12 @@ def read_json(path: Path) -> Any:
         raise QkvError(
             f"{path}: line {error.lineno}, column {error.colno}: not JSON ({error.msg}); fetch or save it again"
         ) from None
-    except (ValueError, RecursionError) as error:  # a number, or a depth, beyond what Python reads
+    except (ValueError, RecursionError) as error:  # a number too long, or nesting too deep, for Python
         raise QkvError(f"{path}: not usable JSON ({error}); fetch or save it again") from None
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file."""
+    """Read the object in a JSON file."""
     value = read_json(path)
     if not isinstance(value, dict):
         raise QkvError(f"{path}: expected a JSON object {{…}}, found {type(value).__name__}; fetch or save it again")
@@ -129,5 +132,5 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def describe_os_error(error: BaseException) -> str:
-    """The system's words for what went wrong, such as "No space left on device", without numbers and paths."""
+    """The operating system's message, such as "No space left on device", without error number and path."""
     return getattr(error, "strerror", None) or str(error)

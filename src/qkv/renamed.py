@@ -1,6 +1,7 @@
-"""Names that were changed: keys and values of recipes, and fields of `config.json`. They serve error messages only.
+"""Tables of renamed recipe keys, recipe values and `config.json` fields, for error messages.
 
-Nothing is read under an old name. A recipe, run folder or model folder that has one is refused with the new name.
+Old names are not accepted: a recipe, run folder or model folder that has one is refused with an error that gives the
+new name.
 """
 
 from collections.abc import Mapping
@@ -68,7 +69,7 @@ RENAMED: dict[str, dict[str, str]] = {
     },
     "head": {"unit": "normalize"},
 }
-"""Old name → new name: keys of a recipe by section, then fields of a config and of its parts."""
+"""Old name → new name, for each section of a recipe, then for a config and its parts."""
 
 RENAMED_VALUES: dict[str, dict[str, str]] = {
     "data.too_long": {"cut": "truncate"},
@@ -85,7 +86,7 @@ RENAMED_VALUES: dict[str, dict[str, str]] = {
         "contrast": "contrastive",
     },
 }
-"""Old value → new value, by the recipe's key."""
+"""Recipe key → its renamed values, old → new."""
 
 _STACKS: dict[str, tuple[str, ...]] = {"encoder": ("stack",), "decoder": ("stack",), "head": ("head",)}
 _NESTED: dict[str, dict[str, tuple[str, ...]]] = {
@@ -94,11 +95,14 @@ _NESTED: dict[str, dict[str, tuple[str, ...]]] = {
     "config": _STACKS,
     "stack": {"rotary_scaling": ("rotary_scaling",)},
 }
-"""Table → the tables inside it, each with the parts of RENAMED that its names are in."""
+"""For each kind of table, the tables inside it, each with the parts of RENAMED that apply to its names."""
 
 
 def find_old_names(values: Mapping[str, Any], *parts: str, path: str = "") -> list[str]:
-    """All old names and values in a table and in those inside it. `parts`: "recipe" or "config".
+    """Find all old names and values in a table and in the tables inside it.
+
+    `parts` is "recipe" or "config" for the outermost table.
+
 
     >>> find_old_names({"train": {"clip": 1.0}, "model": {"encoder": {"window": 8}}}, "recipe")
     ['train.clip → max_grad_norm', 'model.encoder.window → sliding_window']
@@ -118,7 +122,7 @@ def find_old_names(values: Mapping[str, Any], *parts: str, path: str = "") -> li
 def describe_old_names(where: str, found: list[str]) -> str:
     """The error message for a file that has old names."""
     return (
-        f"{where}: written for an older qkv, which had other names for these:\n  "
+        f"{where}: written for an older qkv; these names have changed:\n  "
         + "\n  ".join(found)
-        + "\nWrite the new names in their place"
+        + "\nReplace them by the new names"
     )

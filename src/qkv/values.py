@@ -1,4 +1,4 @@
-"""Whether a value has the type that a dataclass field declares, and what that type is called in an error message.
+"""Check values against the types that dataclass fields declare, and name these types in error messages.
 
 Configs (`blocks/config.py`) and recipes (`train/recipe/`) are dataclasses whose values come from JSON, TOML or a
 command line. Their fields are numbers, text, named choices (`Literal`), lists (`tuple`) and tables (`dict`) of these.
@@ -12,7 +12,7 @@ TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", s
 
 
 def matches_type(value: Any, expected: Any) -> bool:
-    """Whether a value has the expected type. A whole number is a number; true and false are not numbers.
+    """Whether a value has the expected type. An int is accepted as a float; a bool is not accepted as a number.
 
     >>> matches_type(3, float), matches_type(True, int), matches_type("ddp", Literal["ddp", "fsdp"])
     (True, False, True)
@@ -38,7 +38,7 @@ def matches_type(value: Any, expected: Any) -> bool:
 
 
 def describe_type(expected: Any) -> str:
-    """What a type is called in an error message.
+    """The name of a type in error messages.
 
     >>> describe_type(int | Literal["auto"]), describe_type(tuple[str, ...])
     ("a whole number or 'auto'", 'a list, each text')
@@ -60,7 +60,7 @@ def describe_type(expected: Any) -> str:
 def check_field_types(config: Any, list_fields: tuple[str, ...] = ()) -> None:
     """Raise ValueError if a field of a dataclass has the wrong type or is not one of its named choices.
 
-    The fields of a frozen dataclass that `list_fields` names may be lists, which become tuples.
+    The fields in `list_fields` may be lists, which are converted to tuples, even in a frozen dataclass.
     """
     for name in list_fields:
         if isinstance(getattr(config, name), list):
@@ -72,6 +72,6 @@ def check_field_types(config: Any, list_fields: tuple[str, ...] = ()) -> None:
 
 
 def list_differences(a: Any, b: Any) -> list[str]:
-    """The fields in which two dataclasses of one class differ, as `name: this → that`."""
+    """List the fields that differ between two instances of a dataclass, each as `name: value in a → value in b`."""
     pairs = {field.name: (getattr(a, field.name), getattr(b, field.name)) for field in fields(a)}
-    return [f"{name}: {this!r} → {that!r}" for name, (this, that) in pairs.items() if this != that]
+    return [f"{name}: {in_a!r} → {in_b!r}" for name, (in_a, in_b) in pairs.items() if in_a != in_b]

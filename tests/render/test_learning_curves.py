@@ -259,14 +259,14 @@ def test_weights_that_were_kept_stand_beside_the_curve(tmp_path):
     assert places(curve)[-1][0] == rings(picture)[0][0]
     assert places(curve)[-1][1] != rings(picture)[0][1]
     assert "1.25" in " ".join(words(picture))
-    assert "ring: the weights that were kept" in words(picture)
-    assert "ring: the weights that were kept" not in words(plain)
+    assert "ring: the kept weights" in words(picture)
+    assert "ring: the kept weights" not in words(plain)
 
 
 def test_weights_of_an_earlier_step_stand_at_it(tmp_path):
     rows = [*ROWS, step(50, 0.5), evaluation(50, loss=2.0, exact=0.5), evaluation(50, loss=1.5 + 1e-7, exact=0.75)]
     folder = run(tmp_path, *rows)
-    assert read_curves("a", folder).final == {"loss": [(40, 1.5 + 1e-7)], "exact": [(40, 0.75)]}
+    assert read_curves("a", folder).kept == {"loss": [(40, 1.5 + 1e-7)], "exact": [(40, 0.75)]}
     picture = drawn({"a": folder}, tmp_path)
     _, held_out, exact = lines(picture)
     assert rings(picture) == [places(held_out)[1], places(exact)[1]]
@@ -277,11 +277,11 @@ def test_the_last_weights_have_no_ring(tmp_path):
     """Evaluated twice, with the same numbers: nothing else was kept."""
     picture = drawn({"a": run(tmp_path, *ROWS, evaluation(40, loss=1.5, exact=0.75))}, tmp_path)
     assert rings(picture) == []
-    assert "ring: the weights that were kept" not in words(picture)
+    assert "ring: the kept weights" not in words(picture)
 
 
 def test_a_step_before_the_last_may_be_evaluated_again(tmp_path):
     """As when a run goes on from a checkpoint before it."""
     rows = [evaluation(20, loss=3.0), evaluation(20, loss=2.5), evaluation(40, loss=1.0)]
     learnt = read_curves("a", run(tmp_path, *rows))
-    assert (learnt.validation, learnt.final) == ({"loss": [(20, 3.0), (40, 1.0)]}, {})
+    assert (learnt.validation, learnt.kept) == ({"loss": [(20, 3.0), (40, 1.0)]}, {})

@@ -11,7 +11,7 @@ import qkv
 from qkv.blocks import RotaryScaling
 from qkv.decode import GenerationOptions, generate, score
 from qkv.errors import QkvError
-from qkv.store.export_ctranslate2 import unsupported_choices, write_ctranslate2
+from qkv.store.export_ctranslate2 import unsupported_settings, write_ctranslate2
 from qkv.text import Tokenizer
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
@@ -238,8 +238,8 @@ def test_what_it_cannot_say_is_refused_by_name(field: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("field", ["position", "qk_norm"])
 def test_some_fit_a_decoder_alone(field: str) -> None:
     settings = {"position": {"position": "alibi"}, "qk_norm": {**MODERN, "qk_norm": "head"}}[field]
-    assert unsupported_choices(made(None, settings).config) == []
-    found = unsupported_choices(made(settings, settings).config)
+    assert unsupported_settings(made(None, settings).config) == []
+    found = unsupported_settings(made(settings, settings).config)
     assert [problem.split(" ")[0] for problem in found] == [f"encoder.{field}", f"decoder.{field}"]
 
 
@@ -248,7 +248,7 @@ def test_all_that_does_not_fit_is_named_at_once() -> None:
         vocab_size=9, width=8, layers=1, heads=2, ffn_width=8, norm_placement="sandwich", sliding_window=3
     )
     config = qkv.Config(decoder=stack, head=qkv.HeadConfig(kind="lm", outputs=9))
-    found = " ".join(unsupported_choices(config))
+    found = " ".join(unsupported_settings(config))
     assert all(name in found for name in ("eos_token_ids = ()", "decoder.norm_placement", "decoder.sliding_window"))
 
 

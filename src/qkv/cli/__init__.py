@@ -1,7 +1,7 @@
-"""The command line: thin verbs, one file for each group of them.
+"""The command line. Each file holds a group of commands, which call the library and print what it returns.
 
 Results go to stdout, progress and notes to stderr. Exit codes: 0 success, 1 the work failed, 2 the command was wrong,
-130 interrupted. Torch is imported inside the verbs that need it, so that `qkv --help` is fast.
+130 interrupted. Torch is imported inside the commands that need it, so that `qkv --help` is fast.
 """
 
 import os
@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from cyclopts import CycloptsError
 
-from qkv.cli import bench, data, evaluate, models, run, train  # importing a file registers its verbs
+from qkv.cli import bench, data, evaluate, models, run, train  # importing a file registers its commands
 from qkv.cli.openmp import BUSY_FRACTION, fraction_in_use, limit_spinning
 from qkv.cli.shared import app
 from qkv.errors import QkvError
@@ -32,10 +32,10 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("qkv: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of our output is gone, as with `| head`
+    except BrokenPipeError:  # the reader of our output has exited, as in `qkv … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except SystemExit as stop:  # --help and --version exit
+    except SystemExit as stop:  # raised by --help and --version
         if stop.code == 130:
             print("qkv: interrupted", file=sys.stderr)
         return stop.code if isinstance(stop.code, int) else 0
@@ -44,7 +44,7 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
 
 def main() -> None:
     """The `qkv` program."""
-    # Only `qkv train` measures the load; one of several processes would measure the others.
+    # Only a single `qkv train` measures the load: in a multi-process run the other ranks would count as load.
     trains = sys.argv[1:2] == ["train"] and "WORLD_SIZE" not in os.environ
     limit_spinning(os.environ, busy=trains and fraction_in_use() > BUSY_FRACTION)
     exit_process(run_command())
@@ -53,8 +53,8 @@ def main() -> None:
 def exit_process(code: int) -> NoReturn:
     """Exit the process.
 
-    One of several processes exits without the interpreter's shutdown: everything is saved, and a thread of torch that
-    outlives the interpreter would make a success look like a crash.
+    In a multi-process run, this skips the interpreter's shutdown, in which torch's threads can crash and turn a success
+    into an error code. Everything is saved by then.
     """
     if os.environ.get("WORLD_SIZE", "1") != "1":
         sys.stdout.flush()

@@ -23,9 +23,9 @@ def bench(
 ) -> None:
     """Measure the throughput of a model (prefill, decoding, beam search) against the hardware's limits.
 
-    The limits are measured, too: memory bandwidth and matrix-multiply FLOP/s, in this dtype. They give the minimum time
-    of a step, which must read all weights and the cache once; the table shows the fraction of the limit that each batch
-    size reaches. Batch sizes grow while there is time.
+    The limits are memory bandwidth and matrix-multiply FLOP/s; they are measured in the model's dtype. A step must read
+    all weights and the cache once, so the limits give a minimum time for it. The table shows the fraction of the limit
+    that is reached at each batch size. The batch size grows until the time is spent.
 
     Examples:
         qkv bench gpt2
@@ -35,16 +35,15 @@ def bench(
     Parameters
     ----------
     model
-        A model folder, hub id or unfinished run; or a preset (see qkv info presets), with random weights.
+        A model folder, a hub id, an unfinished run, or a preset with random weights (see qkv info presets).
     device
-        Device: cpu, cuda or mps; auto: a GPU if there is one.
+        Device: cpu, cuda, mps, or auto for a GPU if there is one.
     dtype
-        float32, bfloat16, float16 or float64; auto: that of the stored weights, and for a preset bfloat16 on a GPU and
-        float32 elsewhere.
+        float32, bfloat16, float16, float64, or auto: the dtype of the stored weights; for a preset bfloat16 on a GPU.
     int8
         Quantize the linear layers to int8.
     seconds
-        Approximate duration; a large model may need longer.
+        Approximate duration in seconds; a large model may need longer.
     picture
         Also draw the results into this SVG file.
     """
@@ -61,27 +60,27 @@ def bench(
 
     loaded = open_model(model, device, dtype, int8)
     print_notes(model, loaded.notes)
-    parameters = sum(one.numel() for one in loaded.network.parameters())
+    parameters = sum(p.numel() for p in loaded.network.parameters())
     if int8:
         loaded = loaded.quantize()
     with stages_bar() as report:
-        found = run_bench(model, loaded.network, parameters, int8=int8, seconds=seconds, report=report)
+        result = run_bench(model, loaded.network, parameters, int8=int8, seconds=seconds, report=report)
     if picture is not None:
-        draw_bench(found, picture)
+        draw_bench(result, picture)
     if json:
-        print_json({**found.to_dict(), "picture": None if picture is None else str(picture)})
+        print_json({**result.to_dict(), "picture": None if picture is None else str(picture)})
         return
-    print_bench(found, StdoutConsole())
+    print_bench(result, StdoutConsole())
     if picture is not None:
         print_notes("picture", [f"written to {picture}"])
 
 
 def open_model(name: str, device: str, dtype: str, int8: bool) -> Any:
-    """Load a folder, or make a preset with random weights. If they do not fit in memory, no weights are read."""
+    """Load a folder, or make a preset with random weights. Before that, check that the weights fit in memory."""
     from qkv import api
     from qkv.measure import check_memory, choose_device, choose_dtype
     from qkv.models.tables import presets
-    from qkv.train.run import load as midway
+    from qkv.train.run.load import load_model
 
     target = choose_device(device)
     if name in presets.PRESETS and not Path(name).is_dir():
@@ -91,7 +90,7 @@ def open_model(name: str, device: str, dtype: str, int8: bool) -> Any:
     if os.sep not in name and not Path(name).exists():
         raise UsageError(f"{name}: no such folder or preset; {suggest_name(name, presets.PRESETS)}")
     if Path(name).exists():
-        stored = midway.load_model(name, device="meta")
+        stored = load_model(name, device="meta")
         if dtype == "auto":
             dtype = str(next(stored.network.parameters()).dtype).removeprefix("torch.")
         check_memory(name, stored.config, choose_dtype(dtype, target), target, int8=int8)

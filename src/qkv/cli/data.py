@@ -18,7 +18,7 @@ def data(
     examples: int = 3,
     json: Json = False,
 ) -> None:
-    """Inspect your data files: fields, number of examples, lengths, padding, first examples, and every problem.
+    """Inspect your data files: fields, number of examples, lengths, padding, first examples, and problems.
 
     Examples:
         qkv data train.tsv
@@ -28,13 +28,13 @@ def data(
     Parameters
     ----------
     files
-        Files, globs or folders; or field=file for line-aligned files.
+        Files, globs or folders; or field=file for each of several line-aligned files.
     tokenizer
-        A model folder or tokenizer.json: lengths and first examples are shown in tokens, too.
+        A model folder or tokenizer.json; with it, lengths and first examples are also shown in tokens.
     format
-        The format of the files, if their extension does not tell.
+        The format of the files; by default it follows from their extension.
     columns
-        field=column for each column to read; all columns by default.
+        field=column for each column to read; by default all columns are read.
     max_length
         The sequence length for which padding is estimated.
     examples
@@ -42,8 +42,8 @@ def data(
     """
     from qkv.data.readers import DataFiles, ReadOptions
     from qkv.data.survey import survey_files
-    from qkv.render import survey as picture
     from qkv.render.progress import progress_bar
+    from qkv.render.survey import print_survey
     from qkv.text import Tokenizer
 
     if not files:
@@ -52,24 +52,29 @@ def data(
     check_minimum("examples", examples, 0)
     named = parse_fields(files, "line-aligned files")
     chosen = parse_fields(columns or [], "--columns", required=True)
-    if not named and len({str(Path(file).resolve()) for file in files}) < len(files):
-        raise UsageError("a file was given twice; give each file once")
-    source = DataFiles(named if named else list(files), format, ReadOptions(columns=chosen or None))
-    reader = Tokenizer.load(tokenizer) if tokenizer else None
+    paths = [str(Path(file).resolve()) for file in files]
+    if not named and (repeated := [file for file, path in zip(files, paths, strict=True) if paths.count(path) > 1]):
+        raise UsageError(f"{repeated[0]}: this file was given twice; give each file once")
+    source = DataFiles(named or list(files), format, ReadOptions(columns=chosen or None))
+    loaded_tokenizer = Tokenizer.load(tokenizer) if tokenizer else None
     with progress_bar("reading") as progress:
-        seen = survey_files(source, tokenizer=reader, max_length=max_length, num_previews=examples, progress=progress)
+        survey = survey_files(
+            source, tokenizer=loaded_tokenizer, max_length=max_length, num_previews=examples, progress=progress
+        )
     if json:
-        print_json(seen.to_dict())
+        print_json(survey.to_dict())
     else:
-        picture.print_survey(seen, StdoutConsole())
+        print_survey(survey, StdoutConsole())
 
 
-def parse_fields(words: Sequence[str], what: str, *, required: bool = False) -> dict[str, Any]:
-    """Arguments `field=value` as a mapping. If any argument has this form (or it is required), all must."""
-    pairs = [word.partition("=") for word in words if "=" in word and not Path(word).exists()]
-    if (pairs or required) and len(pairs) != len(words):
-        raise UsageError(f"{what}: give all of them as field=value{'' if required else ', or none'}")
+def parse_fields(arguments: Sequence[str], description: str, *, required: bool = False) -> dict[str, Any]:
+    """Parse arguments `field=value`. If one of them has this form, or it is `required`, all must have it."""
+    plain = [argument for argument in arguments if "=" not in argument or Path(argument).exists()]
+    if plain and (required or len(plain) < len(arguments)):
+        choice = "" if required else ", or none of them"
+        raise UsageError(f"{description}: {plain[0]!r} is not field=value; give all of them as field=value{choice}")
+    pairs = [argument.partition("=") for argument in arguments if not plain]
     names = [name for name, _, _ in pairs]
-    if len(set(names)) < len(names):
-        raise UsageError(f"{what}: a field was given twice; give each field once")
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise UsageError(f"{description}: the field {repeated[0]!r} was given twice; give each field once")
     return {name: value for name, _, value in pairs}

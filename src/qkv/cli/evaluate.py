@@ -9,17 +9,17 @@ from qkv.errors import UsageError
 from qkv.train.recipe.schema import DataSection
 
 
-def run_data_section(model: str) -> DataSection | None:
-    """The data section of the recipe, if the model is the folder of a run."""
-    from qkv.train.recipe.recipe_file import read
+def read_data_section(model: str) -> DataSection | None:
+    """Read the data section of a run's recipe; None if the model is not the folder of a run."""
+    from qkv.train.recipe.recipe_file import read as read_recipe
     from qkv.train.run.load import run_path
 
     path = run_path(Path(model)) / "recipe.toml"
-    return read(path).data if path.exists() else None
+    return read_recipe(path).data if path.exists() else None
 
 
 def evaluation_data(data: DataSection | None) -> Any:
-    """The evaluation data of a recipe: its test files, its validation files, or a built-in dataset."""
+    """The data to evaluate on: the recipe's test files, else its validation files, else its built-in dataset."""
     from qkv.data.builtin import DATASETS
 
     if data is None:
@@ -59,21 +59,21 @@ def evaluate(
     model
         A model folder or hub id, with a tokenizer.
     data
-        Files, globs or folders; field=file for line-aligned files; or a built-in dataset.
+        Files, globs or folders; field=file for each of several line-aligned files; or a built-in dataset.
     columns
-        field=column for each column to read, if their names do not tell.
+        field=column for each column to read; by default the columns are found by their names.
     format
-        The format of the files, if their extension does not tell.
+        The format of the files; by default it follows from their extension.
     split
         The split of a built-in dataset: train, valid or test (the default).
     metric
-        The name of a metric; may be given several times. By default those of the task.
+        The name of a metric; may be given several times. By default all metrics of the task are computed.
     limit
-        Maximum number of records; 0: all.
+        Maximum number of records; 0 for all.
     beam
         Number of beams, for models that generate text.
     batch_size
-        Number of records in a batch; 0: the default of the task.
+        Number of records in a batch; 0 for the default of the task.
     samples
         Number of examples to show.
     device
@@ -83,14 +83,14 @@ def evaluate(
     """
     from qkv.api import load
     from qkv.data import Problems
-    from qkv.render import evaluation as picture
+    from qkv.render.evaluation import print_evaluation
     from qkv.render.progress import progress_bar
     from qkv.tasks.evaluate import evaluate as evaluate_model
     from qkv.tasks.evaluate import find_task
     from qkv.tasks.evaluation_records import load_records
     from qkv.tasks.train import format_files
 
-    trained = run_data_section(model)
+    trained = read_data_section(model)
     check_minimum("limit", limit, 0)
     check_minimum("beam", beam, 1)
     check_minimum("batch-size", batch_size, 0)
@@ -108,28 +108,31 @@ def evaluate(
         loaded = loaded.quantize()
     task = find_task(loaded.config)
 
-    def read(columns: dict[str, str]) -> Any:
+    def read_records(columns: dict[str, str]) -> Any:
         problems = Problems(max_invalid_fraction=1)
         with progress_bar("reading") as progress:
-            choices = {
-                "format": format,
-                "split": split,
-                "max_records": limit,
-                "problems": problems,
-                "progress": progress,
-            }
-            return load_records(task, given, columns=columns, **choices), problems  # type: ignore[arg-type]
+            records = load_records(
+                task,
+                given,
+                format=format,
+                columns=columns,
+                split=split,
+                max_records=limit,
+                problems=problems,
+                progress=progress,
+            )
+            return records, problems
 
     try:
-        records, problems = read(chosen)
+        records, problems = read_records(chosen)
     except UsageError:
         if chosen or trained is None or not trained.columns:
             raise
-        records, problems = read(dict(trained.columns))
+        records, problems = read_records(dict(trained.columns))
         listed = ", ".join(f"{name} = {column}" for name, column in trained.columns.items())
         print_notes(model, [f"columns from the recipe of this run: {listed}"])
     with progress_bar("evaluating") as progress:
-        found = evaluate_model(
+        result = evaluate_model(
             loaded.network,
             loaded.tokenizer,
             loaded.config,
@@ -145,14 +148,14 @@ def evaluate(
             "model": model,
             "data": list(data) or [format_files(given)],
             "task": task.name,
-            "main": found.main_metric,
+            "main": result.main_metric,
         }
-        values |= {"metrics": found.metrics, "records": found.num_records, "beam": beam, "notes": list(found.notes)}
+        values |= {"metrics": result.metrics, "records": result.num_records, "beam": beam, "notes": list(result.notes)}
         values["problems"] = problems.summary().to_dict()
         shown = ("source", "prediction", "expected")
-        values["samples"] = [{name: getattr(sample, name) for name in shown} for sample in found.samples]
+        values["samples"] = [{name: getattr(sample, name) for name in shown} for sample in result.samples]
         print_json(values)
         return
     if problems.categories:
         print_notes(format_files(given), str(problems.summary()).splitlines())
-    picture.print_evaluation(model, found, StdoutConsole())
+    print_evaluation(model, result, StdoutConsole())

@@ -1,7 +1,7 @@
 """The input of `qkv run`: texts from the command line, or lines from stdin in chunks.
 
-A chunk is processed and its results are printed before the next one is read. So a file of any size needs little memory,
-an interrupted run has printed its results so far, and on a terminal each line is answered at once.
+The results of a chunk are printed before the next chunk is read. So a file of any size needs little memory, and an
+interrupted command has printed its results so far. On a terminal, a chunk is one line.
 """
 
 import sys
@@ -13,15 +13,15 @@ from qkv.progress import OnProgress
 from qkv.render.progress import progress_bar
 
 BATCHES_PER_CHUNK = 64
-"""Large enough that each line can be batched with others of similar length."""
+"""A chunk has many batches, so that a batch can be made of lines of similar length."""
 
 
 class InputLines:
-    """Chunks of lines. Texts from the command line are one chunk."""
+    """The input lines, in chunks. The texts of a command line are one chunk."""
 
     def __init__(self, texts: Sequence[str], batch_size: int) -> None:
         self.texts, self.batch_size = texts, batch_size
-        self.done, self.total = 0, len(texts)  # 0: unknown
+        self.done, self.total = 0, len(texts)  # in lines; a total of 0 is unknown
 
     def __iter__(self) -> Iterator[list[str]]:
         if self.texts:
@@ -50,12 +50,12 @@ class InputLines:
 
     @property
     def is_interactive(self) -> bool:
-        """Whether results are read one by one: for a single text, or for lines that are typed."""
+        """Whether a person waits for each result: the input is a single text, or lines that are typed."""
         return len(self.texts) == 1 or (not self.texts and sys.stdin is not None and sys.stdin.isatty())
 
     @contextmanager
     def show_progress(self) -> Iterator[OnProgress | None]:
-        """Show the progress over all chunks while one is processed."""
+        """Show the progress over all chunks while one of them is processed."""
         with progress_bar("running") as report:
             if report is None:
                 yield None
@@ -68,11 +68,13 @@ def _read_stdin() -> Iterator[str]:
         try:
             yield line.decode("utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
-            raise QkvError(f"stdin, line {number}: not UTF-8 ({error.reason} at byte {error.start})") from error
+            raise QkvError(
+                f"stdin, line {number}: not UTF-8 ({error.reason} at byte {error.start}); convert the input to UTF-8"
+            ) from error
 
 
 def _count_stdin_lines() -> int:
-    """The number of lines on stdin if it is a file; 0 if it is unknown or no progress is shown."""
+    """The number of lines on stdin if it is a file; 0 if that is unknown, or if no progress is shown."""
     if not (sys.stderr.isatty() and sys.stdin.buffer.seekable()):
         return 0
     start, count = sys.stdin.buffer.tell(), 0

@@ -12,7 +12,8 @@ from qkv.errors import UsageError, suggest_name
 def info(model: str, /, *, context: int | None = None, json: Json = False) -> None:
     """Show the parameters, FLOPs and memory of a model.
 
-    No weights are loaded or allocated, so this is fast for any size. A folder is checked against its config.
+    No weights are loaded or allocated, so this is fast for any size. The tensors of a folder are checked against its
+    config.
 
     Examples:
         qkv info gpt3-175b
@@ -24,12 +25,12 @@ def info(model: str, /, *, context: int | None = None, json: Json = False) -> No
     model
         A preset (qkv info presets lists them), a qkv or Hugging Face folder, or a hub id.
     context
-        The context length for FLOPs; by default the model's maximum, at most 2,048.
+        The context length at which FLOPs are counted; by default the model's maximum, but at most 2,048.
     """
     from qkv.models.tables import presets
     from qkv.models.tables.summary import summarise_model
     from qkv.render.info import print_info
-    from qkv.train.run import load as midway
+    from qkv.train.run.load import load_model
 
     if model == "presets" and not Path(model).exists():
         return _show_presets(json)
@@ -38,7 +39,7 @@ def info(model: str, /, *, context: int | None = None, json: Json = False) -> No
     if model in presets.PRESETS and not Path(model).is_dir():
         config, notes = presets.find_preset(model), []
     elif os.sep in model or Path(model).exists():
-        stored = midway.load_model(model, device="meta")
+        stored = load_model(model, device="meta")
         config, notes = stored.config, stored.notes
     else:
         raise UsageError(f"{model}: no such folder or preset; {suggest_name(model, presets.PRESETS)}")
@@ -57,12 +58,12 @@ def _show_presets(json: bool) -> None:
     from qkv.render.formatting import format_count
     from qkv.render.info import FAMILY_NAMES
 
-    summary = {name: summarise_model(make()) for name, make in presets.PRESETS.items()}
+    summaries = {name: summarise_model(make()) for name, make in presets.PRESETS.items()}
     if json:
-        print_json({name: {"family": b.family, "parameters": b.total} for name, b in summary.items()})
+        print_json({name: {"family": one.family, "parameters": one.total} for name, one in summaries.items()})
         return
-    for name, b in summary.items():
-        print(f"{name:<18} {FAMILY_NAMES[b.family]:<16} {format_count(b.total):>14}")
+    for name, one in summaries.items():
+        print(f"{name:<18} {FAMILY_NAMES[one.family]:<16} {format_count(one.total):>14}")
 
 
 @app.command(name="import")
@@ -106,14 +107,13 @@ def export(
     folder
         The folder to write.
     format
-        hf: for transformers, vLLM and other readers of Hugging Face folders; ctranslate2: for CTranslate2; onnx: graphs
-        for onnxruntime.
+        hf for transformers, vLLM and other readers of Hugging Face folders; ctranslate2; or onnx for onnxruntime.
     """
     from qkv import store
-    from qkv.train.run import load as midway
+    from qkv.train.run.load import load_model
 
     check_not_same_folder(model, folder)
-    stored = midway.load_model(model)
+    stored = load_model(model)
     print_notes(model, stored.notes)
     load_class = store.write_model(folder, stored.config, stored.network, stored.tokenizer, format)
     calls = {
@@ -121,10 +121,9 @@ def export(
         "ctranslate2": f"ctranslate2.{load_class}({str(folder)!r})",
         "onnx": f"onnxruntime.InferenceSession for each of {load_class}",
     }
-    call = calls[format]
     print_result(
         json,
-        f"wrote {folder}; load it with {call}",
+        f"wrote {folder}; load it with {calls[format]}",
         {"folder": str(folder), "class": load_class, "notes": stored.notes},
     )
 
@@ -132,4 +131,6 @@ def export(
 def check_not_same_folder(model: str, folder: Path) -> None:
     """Raise an error if a model would be written over the folder that it is read from."""
     if Path(model).is_dir() and folder.is_dir() and Path(model).samefile(folder):
-        raise UsageError(f"{folder}: this is the folder of the model itself; choose another")
+        raise UsageError(
+            f"{folder}: this is the folder of the model itself, which would be overwritten; choose another"
+        )

@@ -1,9 +1,9 @@
-"""How torch's CPU threads wait for work.
+"""Limit how long torch's CPU threads spin while they wait for work.
 
-On Linux they are libgomp's threads, which spin for milliseconds between two pieces of work before they sleep. That is
-fastest while the cores are free. If other programs use the cores, a spinning thread can occupy the core that the thread
-it waits for needs, and a step takes a hundred times as long. So threads spin only briefly, or not at all if the cores
-are already in use. Results do not depend on it.
+On Linux, torch uses libgomp's threads. Before an idle thread sleeps, it spins for milliseconds, which is fastest while
+the cores are free. If other programs use the cores, a spinning thread can keep a working thread from its core, and a
+training step takes a hundred times as long. So our threads spin only briefly, or not at all if the cores are already in
+use. Results do not depend on this.
 """
 
 import os
@@ -12,15 +12,15 @@ from collections.abc import Collection, MutableMapping
 from pathlib import Path
 
 SPIN_COUNT = 5_000
-"""Spins before a thread sleeps (libgomp's default is 300,000): long enough for the usual pause."""
+"""The number of spins before a thread sleeps; libgomp's default is 300,000. It covers the usual wait."""
 BUSY_FRACTION = 0.25
-"""Threads do not spin if other programs use more than this fraction of our cores: a step would take twice as long."""
+"""If other programs use more than this fraction of our cores, spinning doubles the time of a step; it is turned off."""
 
 
 def limit_spinning(environment: MutableMapping[str, str], busy: bool) -> None:
-    """Limit the spinning of threads, to zero if the cores are `busy`, unless the user has configured it.
+    """Set the environment variable that limits spinning, unless the user has set it. If `busy`, threads do not spin.
 
-    Libgomp reads this when it is loaded, so it must be set before torch is imported.
+    Libgomp reads the variable when it is loaded, so call this before torch is imported.
 
     >>> limit_spinning(environment := {}, busy=False)
     >>> environment
@@ -31,7 +31,7 @@ def limit_spinning(environment: MutableMapping[str, str], busy: bool) -> None:
 
 
 def fraction_in_use(seconds: float = 0.1) -> float:
-    """The fraction of our cores that other programs use, measured while we sleep; 0 if it is unknown."""
+    """Measure the fraction of our cores that other programs use, during a short sleep; 0 if it is unknown."""
     stat = Path("/proc/stat")
     if not stat.exists():
         return 0.0
@@ -42,7 +42,7 @@ def fraction_in_use(seconds: float = 0.1) -> float:
 
 
 def busy_seconds(stat: str, cores: Collection[int]) -> float:
-    """The busy seconds of some cores since boot: user, nice and system time in /proc/stat.
+    """The seconds since boot in which some cores were busy: user, nice and system time in /proc/stat.
 
     >>> ticks = os.sysconf("SC_CLK_TCK")
     >>> busy_seconds(f"cpu  9 9 9 9\\ncpu0 {ticks} 0 {2 * ticks} 900 0 0\\ncpu1 5 5 5 5\\nintr 5", {0})

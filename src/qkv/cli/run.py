@@ -44,10 +44,10 @@ def run(
 ) -> None:
     """Run a model on texts: generate text, classify, tag, answer, embed, or fill masks.
 
-    A decoder continues each text; an encoder-decoder produces a target for each source. Without texts, lines are read
-    from stdin, and one line is written for each, in order, several batches at a time (--batch-size 1: line by line). On
-    a terminal, a single text is streamed as it is generated. Pairs (a question and its context, two texts to classify)
-    are given as one line with a tab between the texts.
+    A decoder continues each text; an encoder-decoder produces a target for each source. If no texts are given, the
+    command reads lines from stdin and writes one line for each, in order. Output comes in chunks of several batches;
+    with --batch-size 1 it comes line by line. On a terminal, a single text is streamed while it is generated. A pair (a
+    question and its context, or two texts to classify) is one line with a tab between the two texts.
 
     Examples:
         qkv run models/mine "Once upon a time" --temperature 0.8 --seed 1
@@ -64,20 +64,20 @@ def run(
     max_tokens
         Maximum number of new tokens.
     beam
-        Number of beams; 1 is greedy decoding.
+        Number of beams; 1 for no beam search.
     temperature
-        Sampling temperature; 0 takes the most probable token (greedy).
+        Sampling temperature; 0 for greedy decoding.
     top_k
-        Sample from the k most probable tokens; 0: all.
+        Sample from the k most probable tokens; 0 for all.
     top_p
-        Sample from the most probable tokens whose probabilities add up to p (nucleus sampling).
+        Sample from the most probable tokens, whose probabilities add up to p (nucleus sampling).
     seed
-        Seed of sampling: the same seed gives the same text.
+        Seed for sampling; the same seed gives the same text.
     stop
-        Stop string, which ends the generated text; may be given several times.
+        A string at which generation stops; may be given several times.
     draft
-        Speculative decoding, for one text at a time: the folder of a smaller model with the same tokenizer, or
-        "lookup" to propose what followed the last tokens where they occurred before. The text stays the same.
+        Speculative decoding: the folder of a smaller model with the same tokenizer, or "lookup" for prompt look-up
+        decoding. The output stays the same.
     batch_size
         Number of texts in a batch.
     device
@@ -93,7 +93,7 @@ def run(
     check_minimum("batch-size", batch_size, 1)
     options: dict[str, Any] = {"max_tokens": max_tokens, "beam": beam, "temperature": temperature, "top_k": top_k}
     options |= {"top_p": top_p, "seed": seed, "stop": stop}
-    GenerationOptions(**{**options, "stop": tuple(stop or ())}).check_values()  # before a large model is loaded
+    GenerationOptions(**{**options, "stop": tuple(stop or ())}).check_values()  # an error before the model is loaded
     if draft is not None and beam > 1:
         raise UsageError(f"--draft with --beam {beam}: speculative decoding has no beam search; leave one of them out")
     loaded = load(model, device=device)
@@ -107,7 +107,9 @@ def run(
         return run_task(loaded, task.accepts_pairs, lines, json)
     unused = [f"--{name.replace('_', '-')}" for name in ("top_k", "top_p", "seed") if options[name] != DEFAULTS[name]]
     if unused and not temperature:
-        raise UsageError(f"{' and '.join(unused)}: only used for sampling; add --temperature 1")
+        raise UsageError(
+            f"{' and '.join(unused)}: only used for sampling, which is off at --temperature 0; add --temperature 1"
+        )
     notes = RunNotes(loaded, max_tokens)
     streams = beam == 1 and not json and sys.stdout.isatty() and lines.is_interactive
     try:
@@ -138,7 +140,7 @@ def print_line(line: str, values: dict[str, Any], text: str, json: bool) -> None
 
 
 class RunNotes:
-    """Notes on what the results do not show: outputs that were cut off, and texts with unknown tokens."""
+    """Counts outputs that were cut off and texts with unknown tokens, for notes after the results."""
 
     def __init__(self, model: "Model", max_tokens: int) -> None:
         self.model, self.max_tokens = model, max_tokens
@@ -148,7 +150,7 @@ class RunNotes:
     def add(self, lines: list[str], results: Sequence[Any]) -> None:
         """Count the lines of a chunk."""
         self.num_lines += len(lines)
-        if self.model.config.family == "seq2seq":  # a decoder usually ends only at max_tokens
+        if self.model.config.family == "seq2seq":  # a decoder-only model usually stops only at max_tokens
             self.num_truncated += sum(result.finish_reason == "length" for result in results)
         tokenizer = self.model.tokenizer
         if tokenizer is None or tokenizer.special_tokens.unk is None:
@@ -159,7 +161,7 @@ class RunNotes:
         self.num_with_unknown += len(with_unknown)
 
     def messages(self) -> list[str]:
-        """The notes."""
+        """The notes on all lines so far."""
         notes = []
         if self.num_truncated:
             notes.append(
@@ -175,15 +177,15 @@ class RunNotes:
 
 
 def check_no_generation_options(description: str, options: dict[str, Any]) -> None:
-    """Raise an error if an option for generation was given to a model that does not generate text."""
+    """Raise an error if a generation option was given for a model that does not generate text."""
     for name, value in options.items():
         if value != DEFAULTS[name]:
             option = name.replace("_", "-")
-            raise UsageError(f"--{option} is for models that generate text; this one {description}")
+            raise UsageError(f"--{option} is for models that generate text, but this one {description}; remove it")
 
 
 def run_task(model: "Model", accepts_pairs: bool, lines: "InputLines", json: bool) -> None:
-    """Run a model that does not generate text, and print the result for each line; an empty line has none."""
+    """Run a model that does not generate text, and print a result for each line; an empty one for an empty line."""
     from qkv.render.task_results import format_result, result_to_dict
 
     for chunk in lines:

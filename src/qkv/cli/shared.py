@@ -1,4 +1,4 @@
-"""Shared by all verbs: the app, the console, and how results, notes and JSON are printed."""
+"""Shared by all commands: the app, the console, and functions that print results, notes and JSON."""
 
 import json as json_format
 import math
@@ -27,22 +27,21 @@ app = App(
     version=__version__,
     help_format="plaintext",
 )
-Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON.")]
-
+Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print the result as JSON.")]
 Int8 = Annotated[bool, Parameter(name="--int8", negative=())]
 StringList = Annotated[list[str] | None, Parameter(negative=())]
 
 
 class StdoutConsole(Console):
-    """A console on stdout that raises BrokenPipeError when the reader is gone, as with `| head`."""
+    """A console on stdout that raises BrokenPipeError if the reader has exited, as in `qkv … | head`."""
 
     def on_broken_pipe(self) -> None:
-        """Raise, where rich would exit."""
+        """Raise an error instead of rich's exit."""
         raise BrokenPipeError
 
 
 def print_notes(subject: str, notes: Sequence[str]) -> None:
-    """Print notes to stderr."""
+    """Print notes on a subject, such as a model, to stderr."""
     for note in notes:
         print(f"{subject}: {note}", file=sys.stderr)
 
@@ -61,7 +60,7 @@ def print_json(values: Any) -> None:
 
 
 def replace_nonfinite(values: Any) -> Any:
-    """The values with None for NaN and infinities, which JSON does not have.
+    """Replace NaN and infinities, which JSON does not have, by None.
 
     >>> replace_nonfinite({"loss": float("nan"), "each": [1.5, float("inf")]})
     {'loss': None, 'each': [1.5, None]}

@@ -13,15 +13,15 @@ from qkv.errors import QkvError
 from qkv.train.watch import Sample
 
 NAMED_FIELD_SUFFIXES = {".jsonl", ".json", ".parquet"}
-"""Formats in which every record names its fields. For others, `qkv init` says how the first line is read."""
+"""Formats in which every record names its fields. For other formats, `qkv init` prints how it reads the first line."""
 
 
 @app.command
 def train(recipe: str, /, *overrides: str, dry_run: bool = False, processes: int = 1, json: Json = False) -> None:
     """Train a model from a recipe, or resume a run.
 
-    The result is the folder of the run, which is a model folder. To resume an interrupted run, repeat the command or
-    give the folder.
+    The trained model is in the folder of the run. To resume an interrupted run, repeat the command, or give the folder
+    of the run.
 
     Examples:
         qkv train dates
@@ -34,7 +34,7 @@ def train(recipe: str, /, *overrides: str, dry_run: bool = False, processes: int
     recipe
         A recipe file, the name of a built-in recipe, or the folder of a run.
     overrides
-        key=value, for example train.steps=200 or model.width=128.
+        Changes to the recipe as key=value, for example train.steps=200 or model.width=128.
     dry_run
         Show the full recipe, the model, its memory and the first examples, without training.
     processes
@@ -66,7 +66,7 @@ def train(recipe: str, /, *overrides: str, dry_run: bool = False, processes: int
     try:
         draw_curves({folder.name: folder}, folder / "curves.svg", title=folder.name)
         curves = f"Learning curves: {folder / 'curves.svg'}"
-    except QkvError as error:  # the run is complete without the picture
+    except QkvError as error:  # the run is complete even without the picture
         curves = f"The learning curves could not be drawn: {error}"
     summary = [f"{end.step:,} steps", *(f"{name} {value:.4g}" for name, value in end.metrics.items())]
     print_result(
@@ -79,7 +79,7 @@ def train(recipe: str, /, *overrides: str, dry_run: bool = False, processes: int
 
 
 def example_input(sample: Sample | None) -> str:
-    """A validation text to try the model on, quoted for a shell; "…" if there is no short one.
+    """A validation text to try the model on, quoted for a shell, or "…" if there is no short one.
 
     >>> example_input(Sample("3 mars 1998", "", "")), example_input(None)
     ("'3 mars 1998'", '…')
@@ -121,9 +121,9 @@ def init(task: str, /, *files: str, out: Path | None = None, json: Json = False)
     Parameters
     ----------
     task
-        translate, summarise, language, classify, tag, answer, embed, pretrain, spans or denoise.
+        One of translate, summarise, language, classify, tag, answer, embed, pretrain, spans and denoise.
     files
-        Your training files; field=file for line-aligned files; or a built-in dataset.
+        Your training files; field=file for each of several line-aligned files; or a built-in dataset.
     out
         The recipe file to write; by default TASK.toml.
     """
@@ -132,7 +132,7 @@ def init(task: str, /, *files: str, out: Path | None = None, json: Json = False)
     path = out or Path(f"{task}.toml")
     text = starter_recipe(task, parse_fields(files, "line-aligned files") or files, run=f"runs/{path.stem}")
     if path.exists():
-        raise QkvError(f"{path}: this file exists; choose another with --out")
+        raise QkvError(f"{path}: this file already exists and is not overwritten; choose another with --out")
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -154,7 +154,7 @@ def init(task: str, /, *files: str, out: Path | None = None, json: Json = False)
 
 @app.command(name="verify-resume")
 def verify_resume(recipe: str, /, *overrides: str, steps: int = 12, json: Json = False) -> None:
-    """Check that a killed run resumes bit for bit: train a few steps, kill the process, resume, and compare.
+    """Check that a killed run resumes bit for bit: train a few steps, kill the process, resume it, and compare.
 
     Example:
         qkv verify-resume my.toml
@@ -164,20 +164,22 @@ def verify_resume(recipe: str, /, *overrides: str, steps: int = 12, json: Json =
     recipe
         A recipe file, or the name of a built-in recipe.
     overrides
-        key=value, as for qkv train.
+        Changes to the recipe as key=value, as in qkv train.
     steps
         Number of steps to train.
     """
     from qkv.tasks.verify_resume import verify_resume as verify
 
     with tempfile.TemporaryDirectory(prefix="qkv-verify-") as folder:
-        found = verify(recipe, overrides, Path(folder), steps=steps, progress=lambda text: print(text, file=sys.stderr))
-    if json:
-        print_json(found.to_dict())
-    elif found.identical:
-        print(
-            f"identical: {found.num_tensors} tensors and {found.num_log_lines} log lines after {found.steps} steps, in "
-            f"an uninterrupted run and in one that was killed after step {found.killed_after} and resumed"
+        result = verify(
+            recipe, overrides, Path(folder), steps=steps, progress=lambda text: print(text, file=sys.stderr)
         )
-    if not found.identical:
-        raise QkvError(f"the resumed run differs: {found.difference}")
+    if json:
+        print_json(result.to_dict())
+    elif result.identical:
+        print(
+            f"identical: {result.num_tensors} tensors and {result.num_log_lines} log lines after {result.steps} steps, "
+            f"in an uninterrupted run and in one that was killed after step {result.killed_after} and resumed"
+        )
+    if not result.identical:
+        raise QkvError(f"the resumed run differs: {result.difference}; please report this with the recipe")

@@ -1,1 +1,1 @@
-"""The output of the command line: a module for each verb that prints tables or draws pictures."""
+"""The output of the command line: tables and pictures. Each command with such output has a module here."""

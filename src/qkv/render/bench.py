@@ -1,8 +1,8 @@
 """The output of `qkv bench`: measured throughput against the hardware's limits, as a table and as a picture.
 
-The picture has two panels. On the left is the roofline: the FLOP/s that a forward pass can reach at most, by its
-arithmetic intensity (FLOPs per byte read). The roof rises where memory bandwidth is the limit and is flat where compute
-is. On the right are tokens per second by batch size, with the limit as a dashed line.
+The picture has two panels. The left one is a roofline plot: the maximum FLOP/s of a forward pass over its arithmetic
+intensity (FLOPs per byte read). The roofline rises where memory bandwidth is the limit, and is flat where compute is
+the limit. The right panel shows tokens per second over the batch size, with the limit as a dashed line.
 """
 
 import math
@@ -40,27 +40,29 @@ COLOUR_OF_KIND: dict[BenchKind, str] = {
 }
 
 
-def print_bench(found: BenchResult, console: Console) -> None:
+def print_bench(result: BenchResult, console: Console) -> None:
     """Print the table of `qkv bench`."""
-    size = f"{format_count(found.parameters)} parameters, {format_count(found.weight_bytes, 'B')}"
+    size = f"{format_count(result.parameters)} parameters, {format_count(result.weight_bytes, 'B')}"
     console.print(
-        Text.assemble((escape_controls(found.model), "bold"), f"   {FAMILY_NAMES[found.family]}, {size}"),
+        Text.assemble((escape_controls(result.model), "bold"), f"   {FAMILY_NAMES[result.family]}, {size}"),
     )
-    console.print(Text(_machine(found)))
-    console.print(Text(f"limits: {format_count(found.limits.flops_per_second, 'FLOP/s')}, {_bandwidth(found)}"))
+    console.print(Text(_describe_machine(result)))
+    console.print(
+        Text(f"limits: {format_count(result.limits.flops_per_second, 'FLOP/s')}, {_describe_bandwidth(result)}")
+    )
     console.print()
-    is_encoder = bool(found.points_of_kind("encode"))
+    is_encoder = bool(result.points_of_kind("encode"))
     unit = "texts/s" if is_encoder else "tokens/s"
     table = plain_table("", "batch", "length", unit, "limit", "reached", "", "bound by")
     for column in table.columns:
         column.no_wrap = True
     table.columns[6].width = 16
     table.columns[7].justify = "left"
-    last = found.points[0].kind if found.points else None
-    for point in found.points:
-        if point.kind != last:
+    previous_kind = result.points[0].kind if result.points else None
+    for point in result.points:
+        if point.kind != previous_kind:
             table.add_row()
-            last = point.kind
+            previous_kind = point.kind
         tokens = point.length if is_encoder else 1
         table.add_row(
             _point_name(point),
@@ -73,7 +75,7 @@ def print_bench(found: BenchResult, console: Console) -> None:
             Text(point.bound, "dim"),
         )
     console.print(table)
-    for note in found.notes:
+    for note in result.notes:
         console.print(Text(escape_controls(note), "yellow"))
 
 
@@ -93,56 +95,56 @@ def _point_name(point: BenchPoint) -> str:
     return f"beam {point.beams}" if point.kind == "search" else point.kind
 
 
-def _bandwidth(found: BenchResult) -> str:
-    """The memory bandwidth, and that of the weights if they fit into a cache."""
-    memory, cached = found.limits.memory_bandwidth, found.limits.weights_bandwidth
+def _describe_bandwidth(result: BenchResult) -> str:
+    """The memory bandwidth and, if it is higher, the bandwidth at which weights are read from the CPU cache."""
+    memory, cached = result.limits.memory_bandwidth, result.limits.weights_bandwidth
     in_cache = f" ({format_count(cached, 'B/s')} for weights in the cache)" if cached > 1.2 * memory else ""
     return f"{format_count(memory, 'B/s')} from memory{in_cache}"
 
 
-def _dtype_name(found: BenchResult) -> str:
-    return f"int8 and {found.dtype}" if found.int8 else found.dtype
+def _dtype_name(result: BenchResult) -> str:
+    return f"int8 and {result.dtype}" if result.int8 else result.dtype
 
 
-def _machine(found: BenchResult) -> str:
-    threads = f", {found.threads} thread{'s' if found.threads > 1 else ''}" if found.device == "cpu" else ""
-    return f"{found.machine} ({found.device}{threads}), {_dtype_name(found)}, torch {found.torch}"
+def _describe_machine(result: BenchResult) -> str:
+    threads = f", {result.threads} thread{'s' if result.threads > 1 else ''}" if result.device == "cpu" else ""
+    return f"{result.machine} ({result.device}{threads}), {_dtype_name(result)}, torch {result.torch}"
 
 
 WIDTH, HEIGHT, TOP, BOTTOM = 920, 470, 122, 400
 LEFT_PANEL, RIGHT_PANEL = (74, 450), (548, 884)
 
 
-def draw_bench(found: BenchResult, out: Path) -> None:
-    """Draw the picture of `qkv bench`."""
-    save_svg(out, bench_svg(found))
+def draw_bench(result: BenchResult, out: Path) -> None:
+    """Draw the picture of `qkv bench` into a file."""
+    save_svg(out, bench_svg(result))
 
 
-def bench_svg(found: BenchResult) -> str:
+def bench_svg(result: BenchResult) -> str:
     """The picture of `qkv bench` as SVG."""
-    title = escape_controls(found.model)
+    title = escape_controls(result.model)
     left = LEFT_PANEL[0]
     parts = [
         text(left, 32, title, 17, anchor="start", weight=600),
-        text(left, 52, _machine(found), 12, FAINT, "start"),
-        *legend(_legend_entries(found), left, WIDTH, 78)[0],
-        *_roofline(found),
-        *_throughput(found),
+        text(left, 52, _describe_machine(result), 12, FAINT, "start"),
+        *legend(_legend_entries(result), left, WIDTH, 78)[0],
+        *_draw_roofline(result),
+        *_draw_throughput(result),
     ]
-    return document(WIDTH, HEIGHT, f"{title} on {found.machine}", parts)
+    return document(WIDTH, HEIGHT, f"{title} on {result.machine}", parts)
 
 
-def _legend_entries(found: BenchResult) -> list[LegendEntry]:
-    names = {point.kind: _point_name(point) for point in reversed(found.points)}
+def _legend_entries(result: BenchResult) -> list[LegendEntry]:
+    names = {point.kind: _point_name(point) for point in reversed(result.points)}
     kinds = sorted(names, key=list(COLOUR_OF_KIND).index)
     entries = [LegendEntry(names[kind], dot_mark(COLOUR_OF_KIND[kind]), 16) for kind in kinds]
     return [*entries, LegendEntry("limit", line_mark(f"stroke='{FAINT}' {DASHED}", 22), 29)]
 
 
-def _roofline(found: BenchResult) -> list[str]:
-    """FLOP/s by arithmetic intensity."""
-    limits, ridge = found.limits, found.limits.ridge_point
-    points = [(point.intensity, point.flops / point.seconds) for point in found.points]
+def _draw_roofline(result: BenchResult) -> list[str]:
+    """The left panel: FLOP/s over arithmetic intensity."""
+    limits, ridge = result.limits, result.limits.ridge_point
+    points = [(point.intensity, point.flops / point.seconds) for point in result.points]
     x = Scale(_log_range([x for x, _ in points] + [ridge / 8, 2 * ridge]), *LEFT_PANEL, log=True)
     lowest = min([y for _, y in points] + [x.low * limits.bandwidth])
     axes = Axes(x, Scale([lowest / 1.5, 2 * limits.flops_per_second], BOTTOM, TOP, log=True))
@@ -153,7 +155,7 @@ def _roofline(found: BenchResult) -> list[str]:
     parts.append(axes.line(roof, f"stroke='{FAINT}' {DASHED}"))
     words = f"compute {format_count(limits.flops_per_second, 'FLOP/s')}"
     parts.append(text(LEFT_PANEL[1] - 2, axes.y(limits.flops_per_second) - 8, words, 12, FAINT, "end"))
-    # The label of the slope, rotated along it, halfway up.
+    # The label "memory …" stands halfway up the slope and is rotated along it.
     middle = math.sqrt(low * ridge)
     run, rise = axes.x(ridge) - axes.x(low), axes.y(low * limits.bandwidth) - axes.y(limits.flops_per_second)
     angle = -math.degrees(math.atan2(rise, run))
@@ -161,14 +163,14 @@ def _roofline(found: BenchResult) -> list[str]:
     at = f"{axes.x(middle):.1f} {axes.y(middle * limits.bandwidth):.1f}"
     parts.append(f"<g transform='translate({at}) rotate({angle:.1f})'>{text(0, -8, words, 12, FAINT)}</g>")
     for kind in COLOUR_OF_KIND:
-        of_kind = [xy for xy, point in zip(points, found.points, strict=True) if point.kind == kind]
+        of_kind = [xy for xy, point in zip(points, result.points, strict=True) if point.kind == kind]
         parts += axes.dots(of_kind, _dot_style(kind))
     return parts
 
 
-def _throughput(found: BenchResult) -> list[str]:
-    """Tokens per second by batch size."""
-    points = found.points_of_kind("decode", "search", "encode")
+def _draw_throughput(result: BenchResult) -> list[str]:
+    """The right panel: tokens per second over the batch size."""
+    points = result.points_of_kind("decode", "search", "encode")
     if not points:
         return []
     x = Scale([1, max(2, *(point.batch for point in points))], *RIGHT_PANEL, log=True)
@@ -206,12 +208,12 @@ def format_tick(value: float) -> str:
 
 
 def _log_range(values: Sequence[float]) -> list[float]:
-    """The ends of a logarithmic scale for some values, with a margin."""
+    """The ends of a logarithmic scale that holds all values, with a margin."""
     return [min(values) / 1.8, max(values) * 1.8]
 
 
 def _few_ticks(scale: Scale) -> list[float]:
-    """The ticks of a logarithmic scale; only powers of ten if there would be too many."""
+    """The ticks of a logarithmic scale, or only the powers of ten if there are more than 8."""
     ticks = scale.ticks()
     powers = [tick for tick in ticks if abs(math.log10(tick) % 1.0) < 1e-9]
     return powers if len(ticks) > 8 and len(powers) >= 2 else ticks

@@ -11,23 +11,23 @@ from qkv.tasks.prepare.memory import MemoryEstimate
 
 
 def print_dry_run(description: Description, console: Console) -> None:
-    """Print the description of a recipe.
+    """Print the description of a recipe, which `describe` returns.
 
     >>> print_dry_run(describe(read("translate.toml")), Console())        # doctest: +SKIP
     """
     console.print(Text(escape_controls(description.recipe, keep="\n").rstrip()))
-    _model(description, console)
-    _memory(description.memory, console)
-    _data(description, console)
+    _print_model(description, console)
+    _print_memory(description.memory, console)
+    _print_data(description, console)
     for example in description.first_examples:
-        _example(example, console)
+        _print_example(example, console)
     if description.notes:
         console.print()
     for note in description.notes:
         console.print(Text(escape_controls(note, keep="\n")))
 
 
-def _model(description: Description, console: Console) -> None:
+def _print_model(description: Description, console: Console) -> None:
     summary = description.model_summary
     title = f"{FAMILY_NAMES[summary.family]}, {description.head} head"
     table = plain_table(title, "parameters", "fraction", "", header_style="bold")
@@ -41,7 +41,7 @@ def _model(description: Description, console: Console) -> None:
         console.print(Text.assemble((f"{len(description.labels)} classes: ", "bold"), escape_controls(names)))
 
 
-def _memory(memory: MemoryEstimate, console: Console) -> None:
+def _print_memory(memory: MemoryEstimate, console: Console) -> None:
     table = plain_table("memory (estimate)", "bytes", "", header_style="bold")
     sizes = {
         "weights": memory.weights,
@@ -58,7 +58,7 @@ def _memory(memory: MemoryEstimate, console: Console) -> None:
     console.print(table)
 
 
-def _data(description: Description, console: Console) -> None:
+def _print_data(description: Description, console: Console) -> None:
     table = plain_table("", "")
     table.columns[1].justify = "right"
     lengths = " + ".join(f"{size:,}" for size in reversed(description.sequence_lengths))
@@ -78,7 +78,7 @@ def _data(description: Description, console: Console) -> None:
     console.print(table)
 
 
-def _example(example: RecipeExample, console: Console) -> None:
+def _print_example(example: RecipeExample, console: Console) -> None:
     console.print()
     console.print(Text(escape_controls(example.origin), "dim"))
     for name, text in example.parts.items():

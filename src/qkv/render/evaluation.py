@@ -6,28 +6,32 @@ from rich.text import Text
 from qkv.render.formatting import escape_controls, plain_table, truncate
 from qkv.tasks.task import Evaluation
 
-SCORES_TO_100 = ("bleu", "bleu_lowercase", "tokenised_bleu", "sacrebleu", "chrf")  # from 0 to 100
-UNSCALED = ("loss", "perplexity", "bits_per_character", "bits_per_byte")  # any number
-CORRELATIONS = ("matthews", "pearson", "spearman", "mean_reciprocal_rank")  # from −1 to 1
+SCORES_TO_100 = ("bleu", "bleu_lowercase", "tokenised_bleu", "sacrebleu", "chrf")
+"""Metrics from 0 to 100, printed with two decimals."""
+PLAIN_METRICS = (
+    *("loss", "perplexity", "bits_per_character", "bits_per_byte"),
+    *("matthews", "pearson", "spearman", "mean_reciprocal_rank"),
+)
+"""Metrics that are printed with four decimals. All other metrics are fractions, printed as percentages."""
 MAX_TEXT_CHARS = 300
 
 
-def print_evaluation(model: str, found: Evaluation, console: Console) -> None:
+def print_evaluation(model: str, result: Evaluation, console: Console) -> None:
     """Print the metrics and the examples."""
-    console.print(Text.assemble((escape_controls(model), "bold"), f"   {found.num_records:,} records"))
+    console.print(Text.assemble((escape_controls(model), "bold"), f"   {result.num_records:,} records"))
     table = plain_table("", "")
     table.columns[1].justify = "right"
-    for name, value in found.metrics.items():
+    for name, value in result.metrics.items():
         table.add_row(
-            name.replace("_", " "), format_metric(name, value), style="bold" if name == found.main_metric else ""
+            name.replace("_", " "), format_metric(name, value), style="bold" if name == result.main_metric else ""
         )
     console.print(table)
-    for note in found.notes:
+    for note in result.notes:
         console.print(Text(escape_controls(note, keep="\n"), "yellow"))
-    for sample in found.samples:
+    for sample in result.samples:
         console.print()
         is_correct = sample.prediction.strip() == sample.expected.strip()
-        colour = ("green" if is_correct else "red") if sample.expected else ""  # a text may have no single answer
+        colour = ("green" if is_correct else "red") if sample.expected else ""  # some tasks expect no particular text
         for name, text, style in (
             ("source", sample.source, ""),
             ("predicted", sample.prediction, colour),
@@ -48,6 +52,6 @@ def format_metric(name: str, value: float) -> str:
     """
     if name in SCORES_TO_100:
         return f"{value:.2f}"
-    if name in UNSCALED or name in CORRELATIONS:
+    if name in PLAIN_METRICS:
         return f"{value:.4f}"
     return f"{100 * value:.1f} %"

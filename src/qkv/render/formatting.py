@@ -1,6 +1,6 @@
-"""Numbers, texts and tables for a terminal.
+"""Format numbers, texts and tables for a terminal.
 
-Users' texts go through `escape_controls`, so that control characters are shown and never reach the terminal.
+Users' texts go through `escape_controls`, so that their control characters are visible and have no effect.
 """
 
 import math
@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-# Control characters as their Unicode pictures; characters that change the direction of text as a replacement character.
+# Control characters are shown as Unicode control pictures. Characters that change the text direction become U+FFFD.
 CONTROL_PICTURES = {code: 0x2400 + code for code in range(32)} | {0x7F: 0x2421}
 CONTROL_PICTURES |= dict.fromkeys([*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)], 0xFFFD)
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def escape_controls(text: str, keep: str = "") -> str:
-    """A text with control characters, except those in `keep`, replaced by visible ones.
+    """Replace the control characters of a text, except those in `keep`, by visible ones.
 
     >>> escape_controls("a\\x1b[31m\\tb")
     'a␛[31m␉b'
@@ -24,7 +24,7 @@ def escape_controls(text: str, keep: str = "") -> str:
 
 
 def truncate(text: str, max_chars: int) -> str:
-    """A text of at most `max_chars` characters, with an ellipsis if it was longer.
+    """Shorten a text to `max_chars` characters, the last of which is an ellipsis.
 
     >>> truncate("a long text", 6)
     'a lon…'
@@ -33,7 +33,7 @@ def truncate(text: str, max_chars: int) -> str:
 
 
 def plain_table(*headings: str, header_style: str = "dim") -> Table:
-    """A table without lines. The first column and columns without a heading are left-aligned, numbers right-aligned."""
+    """A table without lines. Columns with a heading, except the first, are right-aligned."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style=header_style, show_header=any(headings))
     for number, heading in enumerate(headings):
         table.add_column(heading, justify="right" if number and heading else "left")
@@ -41,7 +41,7 @@ def plain_table(*headings: str, header_style: str = "dim") -> Table:
 
 
 def format_count(number: float, unit: str = "") -> str:
-    """A large number, rounded, with a word or the prefix of its unit.
+    """A large number, rounded, with a word (million) or, if it has a unit, a prefix (MB).
 
     >>> format_count(115_970_408_448), format_count(124_439_808), format_count(1_536, "B")
     ('116.0 billion', '124.4 million', '1,536 B')
@@ -86,7 +86,7 @@ def format_number(value: float) -> str:
 
 
 def format_percent(fraction: float) -> str:
-    """A fraction as a percentage from 0 to 100.
+    """A fraction as a percentage, limited to 0 … 100.
 
     >>> format_percent(0.678), format_percent(1.02)
     ('68 %', '100 %')
@@ -95,7 +95,7 @@ def format_percent(fraction: float) -> str:
 
 
 class DownsampledCurve:
-    """A growing curve in at most `max_points` points: when it is full, pairs of neighbours become their mean.
+    """A growing curve of fewer than `max_points` points. When it is full, each pair of neighbours is averaged.
 
     >>> curve = DownsampledCurve(max_points=4)
     >>> for value in range(8):
@@ -110,7 +110,7 @@ class DownsampledCurve:
         self._pending: list[float] = []
 
     def add(self, value: float) -> None:
-        """Add a value. Values that are not finite are left out."""
+        """Add a value. A value that is not finite is ignored."""
         if not math.isfinite(value):
             return
         self._pending.append(value)
@@ -129,7 +129,8 @@ def sparkline(values: Sequence[float], width: int, *, log: bool = False) -> str:
     >>> sparkline([5, 4, 3, 2, 1, 1, 1, 1], 8)
     '█▆▅▃▁▁▁▁'
 
-    `log` scales by the logarithm, as suits a loss, and leaves out values <= 0. Values that are not finite are left out.
+    With `log`, the scale is logarithmic, which suits a loss, and values <= 0 are left out. Values that are not finite
+    are left out.
     """
     kept = [value for value in values if math.isfinite(value) and (value > 0 or not log)]
     if len(kept) < 2:

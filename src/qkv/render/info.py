@@ -24,7 +24,7 @@ def print_info(name: str, config: Config, summary: ModelSummary, console: Consol
         f"vocabulary {stack.vocab_size:,}",
         highlight=False,
     )
-    console.print(_positions(config), highlight=False)
+    console.print(_describe_positions(config), highlight=False)
     table = plain_table("component", "parameters", "fraction", "", header_style="bold")
     table.columns[3].width = 30
     add_parameter_rows(table, summary)
@@ -33,15 +33,15 @@ def print_info(name: str, config: Config, summary: ModelSummary, console: Consol
     costs = plain_table("", "")
     forward, training = (format_count(flops, "FLOP") for flops in (summary.flops_forward, summary.flops_training))
     costs.add_row(f"compute per token, at {summary.context_length:,} tokens", f"{forward} forward, {training} training")
-    costs.add_row("memory of the weights", _sizes(summary.weight_bytes))
+    costs.add_row("memory of the weights", _format_sizes(summary.weight_bytes))
     if summary.cache_bytes_per_token["float32"]:
-        costs.add_row("cache per token", _sizes(summary.cache_bytes_per_token))
+        costs.add_row("cache per token", _format_sizes(summary.cache_bytes_per_token))
     if summary.cross_bytes_per_source_token["float32"]:
-        costs.add_row("cache per source token", _sizes(summary.cross_bytes_per_source_token))
+        costs.add_row("cache per source token", _format_sizes(summary.cross_bytes_per_source_token))
     console.print(costs, highlight=False)
 
 
-def _positions(config: Config) -> str:
+def _describe_positions(config: Config) -> str:
     stack = config.stack
     window = f", sliding window of {stack.sliding_window:,}" if stack.sliding_window else ""
     if stack.sliding_window and config.decoder is None:
@@ -53,7 +53,7 @@ def _positions(config: Config) -> str:
     )
 
 
-def _sizes(sizes: dict[str, int]) -> str:
+def _format_sizes(sizes: dict[str, int]) -> str:
     return ", ".join(f"{format_count(sizes[dtype], 'B')} {dtype}" for dtype in ("float32", "bfloat16"))
 
 

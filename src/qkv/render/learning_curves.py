@@ -1,9 +1,9 @@
-"""Learning curves: the metrics.jsonl of one or several runs as an SVG picture.
+"""Draw learning curves from the metrics.jsonl of one or several runs, as an SVG picture.
 
     draw_curves({"small": Path("runs/small"), "large": Path("runs/large")}, Path("curves.svg"))
 
-The upper panel shows the loss over the steps: thin lines for training, bold lines with points for validation. The
-lower panel shows the metric of the task, if there is one.
+The upper panel shows the loss over the steps, with thin lines for training and bold lines for validation. The lower
+panel shows a metric of the task, if there is one.
 """
 
 import json
@@ -32,9 +32,10 @@ from qkv.render.svg import (
 
 WIDTH, LEFT, RIGHT = 760, 64, 72  # width of the picture, and the margins beside the panels
 NOT_METRICS = ("kind", "step", "loss", "seconds", "tokens", "best")
+"""Entries in the log line of an evaluation that are no metrics of the task."""
 
 CurveTriple = tuple[Points, Points, Points]
-"""The training, validation and final points of one run."""
+"""The training points, the validation points and the point of the kept weights of one run."""
 
 
 @dataclass
@@ -44,9 +45,7 @@ class RunCurves:
     name: str
     training: Points = field(default_factory=list)
     validation: dict[str, Points] = field(default_factory=dict)  # "loss" and the metrics of the task
-    final: dict[str, Points] = field(
-        default_factory=dict
-    )  # of the weights that were kept, if not those of the last step
+    kept: dict[str, Points] = field(default_factory=dict)  # metrics of the kept weights, if not from the last step
 
 
 def draw_curves(runs: Mapping[str, Path], out: Path, *, metric: str = "", title: str = "") -> None:
@@ -59,12 +58,18 @@ def draw_curves(runs: Mapping[str, Path], out: Path, *, metric: str = "", title:
     if metric and metric not in known:
         raise UsageError(f"no evaluation of these runs has the metric {metric!r}; {suggest_name(metric, known)}")
     if not any(run.training or run.validation for run in curves):
-        raise QkvError(f"nothing to draw yet in {', '.join(str(path) for path in runs.values())}: no step was logged")
+        raise QkvError(
+            f"nothing to draw yet in {', '.join(str(path) for path in runs.values())}: no step was logged; train first"
+        )
     save_svg(out, _draw_svg(curves, metric or next(iter(known), ""), title))
 
 
 def read_curves(name: str, path: Path) -> RunCurves:
-    """Read the curves of one run. A second evaluation of the last step is that of the weights that were kept."""
+    """Read the curves of one run.
+
+    If the last step was evaluated twice, the second evaluation is of the weights that the run kept at its end: the best
+    checkpoint, or an average.
+    """
     path = path / "metrics.jsonl" if path.is_dir() else path
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -79,7 +84,9 @@ def read_curves(name: str, path: Path) -> RunCurves:
             kind, step = row.get("kind"), float(row["step"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             if number == 1 and len(lines) > 1:
-                raise QkvError(f"{path}, line {number}: not a line of a metrics.jsonl ({error})") from error
+                raise QkvError(
+                    f"{path}, line {number}: not a line of a metrics.jsonl ({error}); give a run folder"
+                ) from error
             continue  # an incomplete line of a run that is still writing or was killed
         if kind == "step" and row["loss"] is not None:  # skipped steps have no loss
             training[step] = float(row["loss"])
@@ -90,7 +97,7 @@ def read_curves(name: str, path: Path) -> RunCurves:
     for step, metrics in sorted(evaluated.items()):
         for key, value in metrics.items():
             validation.setdefault(key, []).append((step, value))
-    return RunCurves(name, sorted(training.items()), validation, _final_weights(evaluated, evaluated_again))
+    return RunCurves(name, sorted(training.items()), validation, _metrics_of_kept_weights(evaluated, evaluated_again))
 
 
 def _is_metric(key: str, value: object) -> bool:
@@ -99,12 +106,13 @@ def _is_metric(key: str, value: object) -> bool:
     return is_number and (key == "loss" or key not in NOT_METRICS)
 
 
-def _final_weights(
+def _metrics_of_kept_weights(
     evaluated: Mapping[float, dict[str, float]], evaluated_again: Mapping[float, dict[str, float]]
 ) -> dict[str, Points]:
-    """The metrics of the weights that were kept, if they are not those of the last step.
+    """The metrics of the weights that the run kept, or {} if it kept the weights of its last step.
 
-    They are logged at the last step. The step that they come from is the one with the same metrics.
+    The log has these metrics at the last step. If an earlier evaluation has equal metrics, the kept weights are from
+    its step, and the point is drawn there.
     """
     last = max(evaluated, default=0.0)
     metrics = evaluated_again.get(last, {})
@@ -115,7 +123,7 @@ def _final_weights(
 
 
 def _same_metrics(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
-    """Whether the metrics that two evaluations share are equal."""
+    """Whether the metrics that two evaluations have in common are equal."""
     shared = [(one[key], other[key]) for key in one if key in other]
     return bool(shared) and all(math.isclose(a, b, rel_tol=1e-6) or (a != a and b != b) for a, b in shared)
 
@@ -132,32 +140,34 @@ def _draw_svg(runs: Sequence[RunCurves], metric: str, title: str) -> str:
     all_points = [points for run in runs for points in (run.training, *run.validation.values())]
     steps = [0.0, *(step for points in all_points for step, _ in points)]
     x_scale = Scale(steps, LEFT, WIDTH - RIGHT, whole=True)
-    losses = [(run.training, run.validation.get("loss", []), run.final.get("loss", [])) for run in runs]
-    parts += _panel(y + 44, 250, "loss", losses, x_scale, caption="" if metric else "steps")
+    losses = [(run.training, run.validation.get("loss", []), run.kept.get("loss", [])) for run in runs]
+    parts += _draw_panel(y + 44, 250, "loss", losses, x_scale, caption="" if metric else "steps")
     y += 44 + 250
     if metric:
-        values: list[CurveTriple] = [([], run.validation.get(metric, []), run.final.get(metric, [])) for run in runs]
-        parts += _panel(y + 44, 170, metric, values, x_scale, caption="steps")
+        values: list[CurveTriple] = [([], run.validation.get(metric, []), run.kept.get(metric, [])) for run in runs]
+        parts += _draw_panel(y + 44, 170, metric, values, x_scale, caption="steps")
         y += 44 + 170
     label = title or "learning curves of " + ", ".join(run.name for run in runs)
     return document(WIDTH, y + 50, label, parts)
 
 
 def _legend_entries(runs: Sequence[RunCurves], title: str) -> list[LegendEntry]:
-    """The name of each run, unless it is the title, and the meaning of thin, bold and ring."""
+    """The legend: the runs (but not a single run that is the title), and what thin lines, bold lines and rings mean."""
     entries = []
     if [run.name for run in runs] != [title]:
         styles = [f"stroke='{colour}' stroke-width='3' stroke-linecap='round'" for colour in _colours(len(runs))]
         entries += [LegendEntry(run.name, line_mark(style), 25) for run, style in zip(runs, styles, strict=True)]
     if any(run.training for run in runs) and any(run.validation for run in runs):
         entries.append(LegendEntry("thin: training · bold: validation"))
-    if any(run.final for run in runs):
-        entries.append(LegendEntry("ring: the weights that were kept"))
+    if any(run.kept for run in runs):
+        entries.append(LegendEntry("ring: the kept weights"))
     return entries
 
 
-def _panel(top: int, height: int, name: str, curves: Sequence[CurveTriple], x_scale: Scale, caption: str) -> list[str]:
-    """One pair of axes with the curves of each run."""
+def _draw_panel(
+    top: int, height: int, name: str, curves: Sequence[CurveTriple], x_scale: Scale, caption: str
+) -> list[str]:
+    """Draw one pair of axes with the curves of each run."""
     values = [value for each in curves for points in each for _, value in points if math.isfinite(value)]
     right, bottom = WIDTH - RIGHT, top + height
     if not values:
@@ -167,14 +177,14 @@ def _panel(top: int, height: int, name: str, curves: Sequence[CurveTriple], x_sc
     axes = Axes(x_scale, Scale(values, bottom, top, log=is_log, max_ticks=5).rounded())
     parts = axes.frame(name, caption, _format_tick)
     labels: list[tuple[float, str, str]] = []
-    for (training, validation, final), colour in zip(curves, _colours(len(curves)), strict=True):
+    for (training, validation, kept), colour in zip(curves, _colours(len(curves)), strict=True):
         thin = "stroke-width='1' stroke-opacity='0.55'" if validation else "stroke-width='1.5'"
         parts.append(axes.line(downsample(training, right - LEFT), f"stroke='{colour}' {thin}"))
         parts.append(axes.line(validation, f"stroke='{colour}' stroke-width='2.5'"))
         if len(validation) <= 60:
             parts += axes.dots(validation, f"r='3' fill='{colour}'")
-        parts += axes.dots(final, f"r='4.5' fill='{PAPER}' stroke='{colour}' stroke-width='2'")
-        last = [value for _, value in final or validation or training if math.isfinite(value)][-1:]
+        parts += axes.dots(kept, f"r='4.5' fill='{PAPER}' stroke='{colour}' stroke-width='2'")
+        last = [value for _, value in kept or validation or training if math.isfinite(value)][-1:]
         labels += [(axes.y(value), format_number(value), colour) for value in last]
     for y, words, colour in _spread_labels(labels, top + 6, bottom):
         parts.append(text(right + 8, y + 4, words, 12, colour, "start", 600))
@@ -182,7 +192,7 @@ def _panel(top: int, height: int, name: str, curves: Sequence[CurveTriple], x_sc
 
 
 def downsample(points: Points, max_points: int) -> Points:
-    """At most `max_points` points: neighbours are replaced by their mean. A mean with a NaN is NaN, so gaps stay."""
+    """Average neighbours, so that at most `max_points` points are left. An average with a NaN is NaN, so gaps stay."""
     if len(points) <= max_points:
         return points
     out = []
@@ -193,7 +203,7 @@ def downsample(points: Points, max_points: int) -> Points:
 
 
 def _spread_labels(labels: list[tuple[float, str, str]], top: float, bottom: float) -> list[tuple[float, str, str]]:
-    """Labels at their heights, moved apart where they would overlap."""
+    """Move labels apart that would overlap. A label is its height, its text and its colour."""
     placed: list[tuple[float, str, str]] = []
     for y, words, colour in sorted(labels):
         lowest = placed[-1][0] + 15 if placed else top

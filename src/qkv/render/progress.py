@@ -12,7 +12,7 @@ from qkv.progress import OnProgress, OnStage
 
 @contextmanager
 def progress_bar(description: str) -> Iterator[OnProgress | None]:
-    """Show a bar while the work runs. Yields None when stderr is not a terminal."""
+    """Show a progress bar during the `with` block. Yields None if stderr is not a terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -24,7 +24,7 @@ def progress_bar(description: str) -> Iterator[OnProgress | None]:
 
 @contextmanager
 def stages_bar() -> Iterator[OnStage | None]:
-    """Show a bar for work with several named stages. The bar disappears when the last stage is complete."""
+    """Show a progress bar for work with several named stages, one stage at a time."""
     if not sys.stderr.isatty():
         yield None
         return

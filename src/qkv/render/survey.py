@@ -7,31 +7,31 @@ from rich.text import Text
 from qkv.data.survey import DataSurvey, ExamplePreview, FieldSurvey, LengthStats, PaddingEstimate
 from qkv.render.formatting import escape_controls, plain_table
 
-TOKEN_COLOURS = ("cyan", "yellow")  # alternating
+TOKEN_COLOURS = ("cyan", "yellow")  # used in turn, so that neighbouring tokens differ
 
 
 def print_survey(survey: DataSurvey, console: Console) -> None:
     """Print a survey.
 
-    >>> print_survey(survey(Files("train.tsv")), Console())        # doctest: +SKIP
+    >>> print_survey(survey_files(DataFiles("train.tsv")), Console())        # doctest: +SKIP
     """
-    _files(survey, console)
-    _fields(survey, console)
+    _print_files(survey, console)
+    _print_fields(survey, console)
     for field in survey.fields:
         lengths = field.tokens or field.characters
         if field.values:
-            _labels(field, console)
+            _print_labels(field, console)
         elif lengths and field.value_type in ("text", "texts", "list"):
-            _histogram(field.name, lengths, "tokens" if field.tokens else "characters", console)
+            _print_histogram(field.name, lengths, "tokens" if field.tokens else "characters", console)
     if survey.padding:
-        _padding(survey.padding, survey.unit, console)
-    for shown in survey.previews:
-        _example(shown, console)
+        _print_padding(survey.padding, survey.unit, console)
+    for preview in survey.previews:
+        _print_example(preview, console)
     console.print()
     console.print(Text(escape_controls(str(survey.problems), keep="\n"), "red" if survey.problems.num_invalid else ""))
 
 
-def _files(survey: DataSurvey, console: Console) -> None:
+def _print_files(survey: DataSurvey, console: Console) -> None:
     table = plain_table("file", "format", "size", "examples")
     for file in survey.files[:20]:
         name = Text(escape_controls(" + ".join(file.paths)))
@@ -43,7 +43,7 @@ def _files(survey: DataSurvey, console: Console) -> None:
     console.print(Text.assemble("\n", (f"{survey.examples:,} examples", "bold"), rest))
 
 
-def _fields(survey: DataSurvey, console: Console) -> None:
+def _print_fields(survey: DataSurvey, console: Console) -> None:
     table = plain_table("field", "type", "in", "min", "median", "mean", "95 %", "99 %", "max")
     for field in survey.fields:
         present = "all" if field.num_present == survey.examples else f"{field.num_present / survey.examples:.1%}"
@@ -51,19 +51,19 @@ def _fields(survey: DataSurvey, console: Console) -> None:
         if field.values:
             kind = f"{len(field.values)} {'labels' if kind == 'label' else kind}"
         elif field.characters is not None:
-            lengths = _numbers(field.characters, "characters")
+            lengths = _format_length_stats(field.characters, "characters")
         table.add_row(Text(escape_controls(field.name)), kind, present, *lengths)
         if field.tokens and not field.values:
-            table.add_row("", "", "", *_numbers(field.tokens, "tokens"))
+            table.add_row("", "", "", *_format_length_stats(field.tokens, "tokens"))
     console.print(table)
 
 
-def _numbers(lengths: LengthStats, unit: str) -> list[str]:
+def _format_length_stats(lengths: LengthStats, unit: str) -> list[str]:
     numbers = [lengths.min, lengths.median, round(lengths.mean, 1), lengths.p95, lengths.p99]
     return [f"{number:,}" for number in numbers] + [f"{lengths.max:,} {unit}"]
 
 
-def _histogram(name: str, lengths: LengthStats, unit: str, console: Console) -> None:
+def _print_histogram(name: str, lengths: LengthStats, unit: str, console: Console) -> None:
     table = plain_table(escape_controls(name), "examples", "")
     highest = max(count for _, _, count in lengths.bins)
     for begin, end, count in lengths.bins:
@@ -73,7 +73,7 @@ def _histogram(name: str, lengths: LengthStats, unit: str, console: Console) -> 
     console.print(table)
 
 
-def _labels(field: FieldSurvey, console: Console) -> None:
+def _print_labels(field: FieldSurvey, console: Console) -> None:
     table = plain_table(escape_controls(field.name), "count", "")
     highest = max(field.values.values())
     for value, count in list(field.values.items())[:10]:
@@ -84,7 +84,7 @@ def _labels(field: FieldSurvey, console: Console) -> None:
     console.print(table)
 
 
-def _padding(padding: PaddingEstimate, unit: str, console: Console) -> None:
+def _print_padding(padding: PaddingEstimate, unit: str, console: Console) -> None:
     lengths = " + ".join(f"{size:,}" for size in padding.sequence_lengths)
     table = plain_table(f"padding of {escape_controls(', '.join(padding.fields))}", "fraction", "")
     for name, fraction in (
@@ -99,12 +99,12 @@ def _padding(padding: PaddingEstimate, unit: str, console: Console) -> None:
         console.print(f"{padding.too_long:,} examples are longer than {lengths} {unit}", style="yellow")
 
 
-def _example(shown: ExamplePreview, console: Console) -> None:
+def _print_example(preview: ExamplePreview, console: Console) -> None:
     console.print()
-    console.print(Text(escape_controls(shown.location), "dim"))
-    for name, value in shown.fields.items():
+    console.print(Text(escape_controls(preview.location), "dim"))
+    for name, value in preview.fields.items():
         console.print(Text.assemble((f"{escape_controls(name)}: ", "bold"), escape_controls(value)))
-        tokens = shown.tokens.get(name)
+        tokens = preview.tokens.get(name)
         if tokens:
             parts = [((escape_controls(token) or "…") + "·", TOKEN_COLOURS[i % 2]) for i, token in enumerate(tokens)]
             console.print(Text.assemble(*parts, (f" {len(tokens)} tokens", "dim")))

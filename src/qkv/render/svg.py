@@ -1,6 +1,6 @@
-"""Small SVG charts, written as text: a document, scales with round ticks, axes, lines, dots and legends.
+"""Parts of small SVG charts, as strings: a document, scales with round ticks, axes, lines, dots and legends.
 
-Every picture has its own background, so it reads the same on light and dark pages.
+Every picture has a white background, so that it looks the same on light and dark pages.
 """
 
 import math
@@ -23,7 +23,7 @@ Points = list[tuple[float, float]]
 
 
 def document(width: int, height: int, label: str, parts: Iterable[str]) -> str:
-    """A picture of some parts. `label` is read aloud in place of the picture."""
+    """Join parts to a picture. Screen readers read `label`."""
     label = escape(label, quote=True)
     head = f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width} {height}' role='img' aria-label='{label}'>"
     background = f"<rect width='{width}' height='{height}' fill='{PAPER}'/>"
@@ -31,7 +31,7 @@ def document(width: int, height: int, label: str, parts: Iterable[str]) -> str:
 
 
 def save_svg(path: Path, svg: str) -> None:
-    """Write a picture, and the folder for it if needed."""
+    """Write a picture to a file. Missing folders are made."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(svg, encoding="utf-8")
@@ -52,8 +52,9 @@ def text(
 class Scale:
     """Maps numbers to pixels, linearly or logarithmically, with round numbers at its ticks.
 
-    A scale of a single number extends to 0, or is 0 to 1 if that contains the number. `whole` leaves out ticks between
-    whole numbers. `max_ticks` is the number of ticks to aim for.
+    The scale reaches from the smallest to the largest of `values`. If they are all equal, it is 0 … 1 for a value in
+    that range, else it reaches from 0 to twice the value. With `whole`, ticks are at whole numbers only. `max_ticks` is
+    the approximate number of ticks. `start` and `end` are in pixels.
     """
 
     def __init__(
@@ -79,19 +80,19 @@ class Scale:
         return self.start + fraction * (self.end - self.start)
 
     def rounded(self) -> "Scale":
-        """The same scale, extended to the ticks below and above its numbers."""
+        """The scale, extended at both ends to the next tick."""
         ticks = list(self._nearby_ticks())
         below, above = [t for t in ticks if t <= self.low], [t for t in ticks if t >= self.high]
         ends = [below[-1], above[0]]
         return Scale(ends, self.start, self.end, log=self.log, whole=self.whole, max_ticks=self.max_ticks)
 
     def ticks(self) -> list[float]:
-        """Round numbers inside the scale."""
+        """The round numbers inside the scale."""
         slack = (self.high - self.low) * 1e-9
         return [tick for tick in self._nearby_ticks() if self.low - slack <= tick <= self.high + slack]
 
     def _nearby_ticks(self) -> Iterator[float]:
-        """Round numbers from below the scale to above it."""
+        """The round numbers inside the scale, and at least one below and one above it."""
         if self.log:
             for power in range(math.floor(math.log10(self.low)) - 1, math.ceil(math.log10(self.high)) + 2):
                 yield from (digit * 10.0**power for digit in (1, 2, 5))
@@ -120,7 +121,7 @@ class Axes:
         x_ticks: Sequence[float] | None = None,
         y_ticks: Sequence[float] | None = None,
     ) -> list[str]:
-        """The title above, grid lines, ticks with labels, and a caption below; without a caption no labels below."""
+        """The title, grid lines and ticks with labels. The x axis has labels only if it has a caption."""
         left, right, bottom, top = self.x.start, self.x.end, self.y.start, self.y.end
         parts = [text(left, top - 12, title, 13, anchor="start", weight=600)]
         for tick in self.y.ticks() if y_ticks is None else y_ticks:
@@ -134,7 +135,7 @@ class Axes:
         return [*parts, text((left + right) / 2, bottom + 40, caption, 12, FAINT)] if caption else parts
 
     def line(self, points: Points, style: str) -> str:
-        """A line through the points, interrupted where a value is not finite."""
+        """A line through the points, with a gap at each value that is not finite."""
         command, path = "M", []
         for x, y in points:
             if not math.isfinite(y):
@@ -152,7 +153,7 @@ class Axes:
 
 @dataclass(frozen=True)
 class LegendEntry:
-    """A name in a legend. `mark` draws its symbol at (x, y), `width` pixels wide; a plain note has none."""
+    """A name in a legend. `mark(x, y)` draws its symbol, which is `width` pixels wide. A note has no symbol."""
 
     name: str
     mark: Callable[[float, float], str] | None = None
@@ -170,7 +171,7 @@ def dot_mark(colour: str) -> Callable[[float, float], str]:
 
 
 def legend(entries: Iterable[LegendEntry], left: float, right: float, y: int) -> tuple[list[str], int]:
-    """The entries from left to right, on further lines if needed; also the height of the last line."""
+    """The parts of a legend, wrapped between `left` and `right`, and the y coordinate of its last line."""
     parts, x = [], left
     for entry in entries:
         width = entry.width + len(entry.name) * LETTER_WIDTH

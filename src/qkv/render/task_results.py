@@ -1,4 +1,4 @@
-"""The results of a task (labels, scores, tags, answers, vectors, filled masks) as one line, or as values for JSON."""
+"""Format the result of a task (a label, score, answer, vector, tags or filled masks) as one line or for JSON."""
 
 from dataclasses import asdict, is_dataclass
 from typing import Any
@@ -9,7 +9,7 @@ from qkv.tasks.run.fill import FilledText
 
 
 def format_result(result: Any) -> str:
-    """A result as one line; empty if there is none.
+    """Format a result as one line, which is empty for None.
 
     >>> format_result(ClassPrediction("good", 0.9312, {"good": 0.9312, "bad": 0.0688}))
     'good\\t0.9312'
@@ -31,7 +31,7 @@ def format_result(result: Any) -> str:
 
 
 def result_to_dict(result: Any) -> dict[str, Any]:
-    """A result as a dictionary for JSON."""
+    """Convert a result to a dictionary for JSON."""
     if result is None:
         return {}
     if is_dataclass(result) and not isinstance(result, type):

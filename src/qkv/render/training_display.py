@@ -1,4 +1,4 @@
-"""Show a training run: a live display on a terminal, else a log with a line for each event.
+"""Show a training run: a live display if stderr is a terminal, else a log with a line for each event.
 
     with make_watcher() as watcher:
         fit(Job(…, watcher=watcher))
@@ -13,8 +13,8 @@
      source       3 mars 1998
      predicted ✓  1998-03-03
 
-Everything goes to stderr. The text of an example is always at the end of a line, so that right-to-left writing cannot
-reorder the rest of the line, and its control characters are escaped.
+All output goes to stderr. The text of an example is always at the end of a line, because right-to-left text could
+reorder what follows it. The control characters of a text are escaped.
 """
 
 import math
@@ -41,10 +41,10 @@ from qkv.render.formatting import (
 from qkv.train.watch import EvalReport, RunEnd, RunStart, Sample, StepReport, Watcher
 
 LABEL_WIDTH = 14
-DRAW_SECONDS = 0.2  # between two updates of the display
-SAMPLE_LINES = 2  # at most, of a long text
-MAX_TEXT_CHARS = 200  # of a text in the log
-REASONS = {
+DRAW_SECONDS = 0.2  # time between two updates of the display
+MAX_SAMPLE_LINES = 2  # lines of a text in the display
+MAX_TEXT_CHARS = 200  # length of a text in the log
+END_REASONS = {
     "steps": "all steps done",
     "minutes": "time budget spent",
     "epochs": "all epochs done",
@@ -54,7 +54,7 @@ REASONS = {
 
 
 class TerminalWatcher(Watcher):
-    """A watcher for use in a `with` statement, which restores the terminal however the run ends."""
+    """A watcher for use in a `with` statement, which restores the terminal even if the run fails."""
 
     def __init__(self) -> None:
         self.state = RunState()
@@ -98,12 +98,12 @@ class RunState:
         return (name, report.metrics[name]) if name else None
 
     def is_repeated(self, report: EvalReport) -> bool:
-        """Whether this repeats the last evaluation: the best weights are evaluated again at the end of a run."""
+        """Whether this evaluation repeats the last one, as when a run evaluates the kept weights at its end."""
         last = self.evaluated
         return last is not None and (last.step, last.metrics) == (report.step, report.metrics)
 
     def add_evaluation(self, report: EvalReport) -> None:
-        """Take in an evaluation."""
+        """Store an evaluation and its first sample."""
         self.evaluated = report
         if report.is_best:
             self.best = report
@@ -114,13 +114,13 @@ class RunState:
 
 
 class LiveDisplay(TerminalWatcher):
-    """The live display."""
+    """A display that is redrawn in place during training."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
         self.console = console
-        # Updated by the training thread when there is a report: a drawing thread would slow down the training.
-        # stdout is redirected only if it is the same terminal.
+        # Redrawn by the training thread on each report, because a separate thread would slow down training.
+        # stdout is redirected only if it is a terminal, too.
         self.live = Live(
             self, console=console, auto_refresh=False, redirect_stdout=sys.stdout.isatty(), vertical_overflow="crop"
         )
@@ -176,23 +176,23 @@ class LiveDisplay(TerminalWatcher):
 def display_lines(state: RunState, console: Console, width: int) -> Iterator[Text]:
     """The lines of the display."""
     yield Text()
-    yield _title(state.start)
-    yield _progress(state, width)
+    yield _title_line(state.start)
+    yield _progress_line(state, width)
     if state.report is None:
         yield Text("\n waiting for the first step", "dim")
         return
     yield Text()
     curve = sparkline(state.losses.points, max(8, min(32, width - 40)), log=True)
-    yield _row("training", f"loss {format_number(state.report.loss)}", curve)
+    yield _labelled_line("training", f"loss {format_number(state.report.loss)}", curve)
     if state.evaluated is not None:
-        yield _validation(state, state.evaluated)
-    yield _speed(state.report)
+        yield _validation_line(state, state.evaluated)
+    yield _speed_line(state.report)
     if state.sample is not None:
         yield Text()
-        yield from _sample(state.sample, console, width)
+        yield from _sample_lines(state.sample, console, width)
 
 
-def _title(start: RunStart | None) -> Text:
+def _title_line(start: RunStart | None) -> Text:
     if start is None:
         return Text(" a run", "bold")
     size = f"{format_count(start.parameters)} parameters"
@@ -201,7 +201,7 @@ def _title(start: RunStart | None) -> Text:
     return Text.assemble(" ", (escape_controls(start.run) or "a run", "bold"), f"   {size}   {start.device}")
 
 
-def _progress(state: RunState, width: int) -> Text:
+def _progress_line(state: RunState, width: int) -> Text:
     report, start = state.report, state.start
     done = 0.0 if report is None else min(max(report.fraction_done, 0.0), 1.0)
     step = report.step if report is not None else start.step if start is not None else 0
@@ -216,10 +216,10 @@ def _progress(state: RunState, width: int) -> Text:
     return Text.assemble(" ", ("━" * filled, "cyan"), ("─" * (length - filled), "dim"), f"  {label}")
 
 
-def _validation(state: RunState, report: EvalReport) -> Text:
+def _validation_line(state: RunState, report: EvalReport) -> Text:
     main = state.main_metric(report)
     if main is None:
-        return _row("validation", "nothing measured yet", "")
+        return _labelled_line("validation", "nothing measured yet", "")
     when = f"step {report.step:,}"
     if state.best is report:
         when += ", the best so far"
@@ -227,42 +227,42 @@ def _validation(state: RunState, report: EvalReport) -> Text:
         when += f", best {format_number(best[1])} at {state.best.step:,}"
     others = [f"{name} {format_number(value)}" for name, value in report.metrics.items() if name != main[0]]
     curve = sparkline(state.metrics.points, 12)
-    return _row("validation", f"{main[0]} {format_number(main[1])}", curve, when, *others)
+    return _labelled_line("validation", f"{main[0]} {format_number(main[1])}", curve, when, *others)
 
 
-def _speed(report: StepReport) -> Text:
+def _speed_line(report: StepReport) -> Text:
     values = (
         f"lr {report.lr:.2e}",
         f"grad norm {format_number(report.grad_norm)}",
         f"epoch {report.epoch + 1:,}",
     )
-    return _row("speed", f"{report.tokens_per_second:,.0f} tokens/s", "", *values)
+    return _labelled_line("speed", f"{report.tokens_per_second:,.0f} tokens/s", "", *values)
 
 
-def _row(label: str, value: str, spark: str, *others: str) -> Text:
+def _labelled_line(label: str, value: str, curve: str, *others: str) -> Text:
     line = Text.assemble((f" {label}".ljust(LABEL_WIDTH), "dim"), value)
-    if spark:
-        line.append("   ").append(spark, "cyan")
+    if curve:
+        line.append("   ").append(curve, "cyan")
     for other in others:
         line.append(f"   {other}")
     return line
 
 
-def _sample(sample: Sample, console: Console, width: int) -> Iterator[Text]:
+def _sample_lines(sample: Sample, console: Console, width: int) -> Iterator[Text]:
     mark = correctness_mark(sample)
     if sample.source:
-        yield from _text("source", "", sample.source, console, width)
-    yield from _text("predicted", mark, sample.prediction, console, width)
+        yield from _sample_text_lines("source", "", sample.source, console, width)
+    yield from _sample_text_lines("predicted", mark, sample.prediction, console, width)
     if mark == "✗":
-        yield from _text("expected", "", sample.expected, console, width)
+        yield from _sample_text_lines("expected", "", sample.expected, console, width)
 
 
-def _text(label: str, mark: str, text: str, console: Console, width: int) -> Iterator[Text]:
-    """A text of an example in at most `SAMPLE_LINES` lines."""
+def _sample_text_lines(label: str, mark: str, text: str, console: Console, width: int) -> Iterator[Text]:
+    """A text of a sample with its label, wrapped to at most `MAX_SAMPLE_LINES` lines."""
     room = max(width - LABEL_WIDTH, 8)
     lines = list(Text(escape_controls(text)).wrap(console, room)) or [Text()]
-    if len(lines) > SAMPLE_LINES:
-        lines = lines[:SAMPLE_LINES]
+    if len(lines) > MAX_SAMPLE_LINES:
+        lines = lines[:MAX_SAMPLE_LINES]
         lines[-1].truncate(room - 2)
         lines[-1].append(" …")
     for number, line in enumerate(lines):
@@ -274,9 +274,9 @@ def _text(label: str, mark: str, text: str, console: Console, width: int) -> Ite
 
 
 class LogDisplay(TerminalWatcher):
-    """A log: no colours, and a line for each event.
+    """A log without colours, with a line for each event.
 
-    A step is logged at most every `interval_seconds`; evaluations and notes always are.
+    Steps are logged at most once in `interval_seconds`; evaluations and notes are always logged.
     """
 
     def __init__(self, stream: TextIO, interval_seconds: float = 10.0) -> None:
@@ -291,7 +291,7 @@ class LogDisplay(TerminalWatcher):
             size += f", {start.trainable:,} trainable"
         budget = [f"{start.steps:,} steps"] if start.steps else []
         budget += [f"{start.minutes:g} minutes"] if start.minutes else []
-        self._line(", ".join([f"{start.run or 'a run'}: {size}", start.device, *budget]))
+        self._write_line(", ".join([f"{start.run or 'a run'}: {size}", start.device, *budget]))
         for note in start.notes:
             self.on_note(start.step, note)
 
@@ -308,7 +308,7 @@ class LogDisplay(TerminalWatcher):
             f"{report.tokens_per_second:,.0f} tokens/s",
             format_percent(report.fraction_done) + (f", {left} left" if left else ""),
         ]
-        self._line("  ".join(values))
+        self._write_line("  ".join(values))
 
     def on_evaluate(self, report: EvalReport) -> None:
         if self.state.is_repeated(report):
@@ -317,39 +317,39 @@ class LogDisplay(TerminalWatcher):
         main = self.state.main_metric(report)
         names = [main[0], *(name for name in report.metrics if name != main[0])] if main else []
         values = "  ".join(f"{name} {format_number(report.metrics[name])}" for name in names)
-        self._line(f"step {report.step:,}  validation: {values}" + ("  (best so far)" if report.is_best else ""))
+        self._write_line(f"step {report.step:,}  validation: {values}" + ("  (best so far)" if report.is_best else ""))
         for sample in report.samples[:1]:
-            self._show(sample)
+            self._write_sample(sample)
 
     def on_sample(self, step: int, sample: Sample) -> None:
         if self.last_sample_seconds == self.last_step_seconds:
             return  # one sample for each logged step
         self.last_sample_seconds = self.last_step_seconds
-        self._show(sample)
+        self._write_sample(sample)
 
-    def _show(self, sample: Sample) -> None:
+    def _write_sample(self, sample: Sample) -> None:
         mark = correctness_mark(sample)
         source, prediction, expected = (
             truncate(text, MAX_TEXT_CHARS) for text in (sample.source, sample.prediction, sample.expected)
         )
         parts = [f"{source} →", prediction, mark, f"expected {expected}" if mark == "✗" else ""]
-        self._line("  " + " ".join(part for part in parts if part))
+        self._write_line("  " + " ".join(part for part in parts if part))
 
     def on_note(self, step: int, text: str) -> None:
         for line in text.splitlines():
-            self._line(f"note: {line}")
+            self._write_line(f"note: {line}")
 
     def on_end(self, end: RunEnd) -> None:
-        self._line(f"done: {describe_end(end)}")
+        self._write_line(f"done: {describe_end(end)}")
 
-    def _line(self, text: str) -> None:
+    def _write_line(self, text: str) -> None:
         encoding = getattr(self.stream, "encoding", None) or "utf-8"
         self.stream.write(escape_controls(text).encode(encoding, "backslashreplace").decode(encoding) + "\n")
         self.stream.flush()
 
 
 def correctness_mark(sample: Sample) -> str:
-    """✓ or ✗; empty if there is no expected text."""
+    """✓ if the prediction is the expected text, ✗ if not; empty if there is no expected text."""
     if not sample.expected:
         return ""
     return "✓" if sample.prediction.strip() == sample.expected.strip() else "✗"
@@ -357,12 +357,12 @@ def correctness_mark(sample: Sample) -> str:
 
 def describe_end(end: RunEnd) -> str:
     """One line on how a run ended."""
-    parts = [f"{end.step:,} steps in {format_duration(end.seconds)} ({REASONS.get(end.reason, end.reason)})"]
+    parts = [f"{end.step:,} steps in {format_duration(end.seconds)} ({END_REASONS.get(end.reason, end.reason)})"]
     parts += [f"{name} {format_number(value)}" for name, value in end.metrics.items()]
     return "   ".join([*parts, escape_controls(end.folder)] if end.folder else parts)
 
 
 def time_left(report: StepReport) -> str:
-    """The estimated time left; empty if it is not known."""
+    """The estimated time that is left, as h:mm:ss; empty if it is not known."""
     is_known = 0.0 < report.fraction_done < 1.0 and math.isfinite(report.seconds_left) and report.seconds_left > 0
     return format_duration(report.seconds_left) if is_known else ""

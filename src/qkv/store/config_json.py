@@ -1,4 +1,4 @@
-"""The inverse of `Config.to_dict`: a config from the values in `config.json`, with errors that name the field."""
+"""Make a config from the values in `config.json`, the inverse of `Config.to_dict`. Errors name the field."""
 
 from dataclasses import MISSING, fields
 from typing import Any
@@ -11,9 +11,12 @@ from qkv.renamed import describe_old_names, find_old_names
 
 
 def parse_config(values: Any, where: str = "config.json") -> Config:
-    """A config from plain values. An error names `where` and the fields that are unknown, missing or wrong."""
+    """Make a config from plain values.
+
+    An error starts with `where`, the name of the file, and names the fields that are unknown, missing or wrong.
+    """
     if not isinstance(values, dict):
-        raise QkvError(f"{where}: expected a table of fields, found {type(values).__name__}")
+        raise QkvError(f"{where}: expected a table of fields, found {type(values).__name__}; restore the file")
     if old := find_old_names(values, "config"):
         raise QkvError(describe_old_names(where, old))
     version = values.get("version", CONFIG_VERSION)
@@ -28,7 +31,10 @@ def parse_config(values: Any, where: str = "config.json") -> Config:
         values["head"] = _construct(HeadConfig, values["head"], f"{where}: head")
     config: Config = _construct(Config, values, where)
     if family not in (None, config.family):
-        raise QkvError(f"{where}: family = {family!r}, but with its stacks it is {config.family!r}")
+        raise QkvError(
+            f"{where}: family = {family!r}, but a model with these stacks is of the family {config.family!r}; "
+            "correct the stacks or remove family"
+        )
     return config
 
 
@@ -42,7 +48,7 @@ def _parse_stack(values: Any, where: str) -> StackConfig:
 
 def _construct(config_class: type, values: Any, where: str) -> Any:
     if not isinstance(values, dict):
-        raise QkvError(f"{where}: expected a table of fields, found {type(values).__name__}")
+        raise QkvError(f"{where}: expected a table of fields, found {type(values).__name__}; restore the file")
     known = {field.name: field for field in fields(config_class)}
     for name in values:
         if name not in known:
@@ -50,7 +56,7 @@ def _construct(config_class: type, values: Any, where: str) -> Any:
     required = [n for n, f in known.items() if f.default is MISSING and f.default_factory is MISSING]
     missing = [name for name in required if name not in values]
     if missing:
-        raise QkvError(f"{where}: missing {', '.join(missing)}")
+        raise QkvError(f"{where}: missing {', '.join(missing)}; add what is missing, or restore the file")
     try:
         return config_class(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
     except (ValueError, TypeError) as error:

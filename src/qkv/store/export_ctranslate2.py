@@ -1,8 +1,8 @@
 """Export to CTranslate2, a C++ inference engine.
 
-CTranslate2 describes a model as a tree of layer specs with arrays in its leaves; this file fills that tree from our
-network. Config choices that CTranslate2 does not support are listed in one error before anything is written. Its
-position tables end at `max_positions`, even for a model whose positions have no limit.
+CTranslate2 describes a model as a tree of layer specs with arrays in its leaves. This file fills that tree with the
+weights of our network. If CTranslate2 does not support a config, one error lists all unsupported settings, and nothing
+is written. CTranslate2's position tables end at `max_positions`, even for a model whose positions have no limit.
 
 C model width
 """
@@ -27,14 +27,18 @@ ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": 
 
 
 def write_ctranslate2(folder: str | Path, config: Config, network: Network, tokenizer: Tokenizer | None) -> str:
-    """Write a folder that CTranslate2 loads. Returns the name of the class that loads it.
+    """Write a folder that CTranslate2 loads, and return the name of the class that loads it.
 
-    CTranslate2's config holds a single end token: the first of `eos_token_ids`. Pass the others as `end_token=`.
+    CTranslate2's config has room for one end token: it gets the first of `eos_token_ids`. If there are more, pass them
+    to CTranslate2 as `end_token=` when you generate.
     """
     check_not_quantized(network)
-    problems = unsupported_choices(config)
+    problems = unsupported_settings(config)
     if problems:
-        raise QkvError("CTranslate2 does not support this model: " + "; ".join(problems))
+        raise QkvError(
+            f"CTranslate2 does not support this model: {'; '.join(problems)}. Change these settings, or try another "
+            "format (hf, onnx)"
+        )
     try:
         from ctranslate2 import specs
     except ImportError as error:
@@ -72,58 +76,60 @@ def write_ctranslate2(folder: str | Path, config: Config, network: Network, toke
     return "Translator" if isinstance(network, Seq2Seq) else "Generator"
 
 
-def unsupported_choices(config: Config) -> list[str]:
-    """The choices of a config that CTranslate2 does not support, each as `field = value: what it supports`."""
+def unsupported_settings(config: Config) -> list[str]:
+    """List the settings of a config that CTranslate2 does not support, each as `field = value: supported values`."""
     if config.decoder is None or config.head.kind != "lm":
         return [f"a {config.head.kind} head on {config.family}-only: only decoders with an lm head can be exported"]
     found = []
     head = config.head
     if head.dense != "none":
-        found.append(f"head.dense = {head.dense!r}: no dense layer before the output projection")
+        found.append(f"head.dense = {head.dense!r}: there must be no dense layer before the output projection")
     if not config.eos_token_ids:
-        found.append("eos_token_ids = (): at least one end token")
+        found.append("eos_token_ids = (): at least one end token is needed")
     if config.encoder is not None:
         if config.decoder_start_token_id is None:
-            found.append("decoder_start_token_id = None: the token that every target starts with")
+            found.append("decoder_start_token_id = None: the token that every target starts with is needed")
         if config.encoder.norm_eps != config.decoder.norm_eps:
-            found.append("norm_eps: the same value for encoder and decoder")
+            found.append("norm_eps: encoder and decoder need the same value")
     for side, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
         if stack is not None:
             found += [
-                f"{side}.{problem}" for problem in _unsupported_stack_choices(stack, cross=config.encoder is not None)
+                f"{side}.{problem}" for problem in _unsupported_stack_settings(stack, cross=config.encoder is not None)
             ]
     return found
 
 
-def _unsupported_stack_choices(stack: StackConfig, *, cross: bool) -> list[str]:
+def _unsupported_stack_settings(stack: StackConfig, *, cross: bool) -> list[str]:
     found = []
     if GATED_ACTIVATIONS.get(stack.feedforward, stack.feedforward) not in ACTIVATIONS:
-        found.append(f"feedforward = {stack.feedforward!r}: {', '.join(ACTIVATIONS)} and their gated forms")
+        found.append(
+            f"feedforward = {stack.feedforward!r}: supported are {', '.join(ACTIVATIONS)} and their gated forms"
+        )
     if stack.norm_placement == "sandwich":
-        found.append('norm_placement = "sandwich": "pre" or "post"')
+        found.append('norm_placement = "sandwich": only "pre" and "post" are supported')
     if stack.embedding_norm == "first":
-        found.append('embedding_norm = "first": no norm between the embedding and block 0')
+        found.append('embedding_norm = "first": there must be no norm between the embedding and block 0')
     if stack.embedding_width:
-        found.append(f"embedding_width = {stack.embedding_width}: the same width as the model")
+        found.append(f"embedding_width = {stack.embedding_width}: the embedding must have the width of the model")
     if stack.token_types:
-        found.append(f"token_types = {stack.token_types}: no token types")
+        found.append(f"token_types = {stack.token_types}: token types are not supported")
     if stack.sliding_window:
-        found.append(f"sliding_window = {stack.sliding_window}: full attention only")
+        found.append(f"sliding_window = {stack.sliding_window}: only full attention is supported")
     if stack.residual == "parallel" and stack.norm == "rmsnorm":
-        found.append('residual = "parallel" with norm = "rmsnorm": LayerNorm only')
+        found.append('residual = "parallel" with norm = "rmsnorm": only LayerNorm is supported here')
     if stack.qk_norm == "head" and stack.norm != "rmsnorm":
-        found.append('qk_norm = "head" with norm = "layernorm": RMSNorm only')
+        found.append('qk_norm = "head" with norm = "layernorm": only RMSNorm is supported here')
     if cross and stack.position == "alibi":
-        found.append('position = "alibi" in an encoder-decoder: any other position encoding')
+        found.append('position = "alibi" in an encoder-decoder: choose another position encoding')
     if cross and stack.qk_norm == "head":
-        found.append('qk_norm = "head" in an encoder-decoder: "none"')
+        found.append('qk_norm = "head" in an encoder-decoder: only "none" is supported')
     if stack.rotary_scaling is not None and stack.rotary_scaling.kind != "linear":
-        found.append(f"rotary_scaling.kind = {stack.rotary_scaling.kind!r}: linear")
+        found.append(f"rotary_scaling.kind = {stack.rotary_scaling.kind!r}: only 'linear' is supported")
     return found
 
 
 def _spec_arguments(stack: StackConfig, specs: Any) -> dict[str, Any]:
-    """The arguments of CTranslate2's encoder or decoder spec for a stack."""
+    """The arguments with which CTranslate2 makes the encoder or decoder spec of a stack."""
     activation = GATED_ACTIVATIONS.get(stack.feedforward, stack.feedforward)
     shape: dict[str, Any] = {
         "num_layers": stack.layers,
@@ -219,7 +225,7 @@ def _fill_linear(spec: Any, linear: nn.Linear, rows: slice = slice(None)) -> Non
 
 
 def _fill_norm(spec: Any, norm: nn.Module, width: int) -> None:
-    """Copy a norm. Where ours has no gain or bias, CTranslate2's gets ones or zeros."""
+    """Copy a norm. If our norm has no gain, CTranslate2's gets ones; if ours has no bias, it gets zeros."""
     gain, bias = getattr(norm, "weight", None), getattr(norm, "bias", None)
     spec.gamma = _array(torch.ones(width) if gain is None else gain)
     if hasattr(spec, "beta"):
@@ -231,7 +237,7 @@ def _array(tensor: Tensor) -> Any:
 
 
 def _vocabulary(size: int, tokenizer: Tokenizer | None) -> list[str]:
-    """The token of each id. An id without a token in the tokenizer becomes `<id_N>`."""
+    """List the tokens in the order of their ids. An id that the tokenizer does not have becomes `<id_N>`."""
     tokens = {} if tokenizer is None else {i: token for token, i in tokenizer.backend.get_vocab().items()}
     return [tokens.get(i, f"<id_{i}>") for i in range(size)]
 

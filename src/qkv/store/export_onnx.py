@@ -5,9 +5,9 @@
     encoder-decoder    encoder.onnx    source, mask → memory
                        decoder.onnx    target, mask, memory, past → logits, present
 
-A mask is 1 for tokens and 0 for padding. `past` holds the cached keys and values of earlier tokens: empty (P = 0) in
-the first call, then the `present` of the call before, while `ids` or `target` holds only the new tokens. The mask of a
-decoder-only graph covers past and new tokens; decoder.onnx takes the mask of the source.
+A mask is 1 for tokens and 0 for padding. `past` holds the cached keys and values of earlier tokens. It is empty (P = 0)
+in the first call; every later call takes the `present` of the call before, and only the new tokens as `ids` or
+`target`. The mask of a decoder-only graph covers past and new tokens. decoder.onnx takes the mask of the source.
 
 B batch, T new tokens, P past tokens, S source tokens, L layers, KV key/value heads, D head dim
 ids, target (B, T)   mask (B, T), (B, P + T) or (B, S)   memory (L, 2, B, KV, S, D)   past (L, 2, B, KV, P, D)
@@ -36,7 +36,7 @@ ONNX_FILES = ("*.onnx", "*.onnx.data")
 
 
 def write_onnx(folder: str | Path, config: Config, network: Network, tokenizer: Tokenizer | None) -> str:
-    """Write a folder of ONNX graphs in float32. Returns the names of the graph files."""
+    """Write a folder of ONNX graphs in float32, and return the names of the graph files."""
     check_not_quantized(network)
     try:
         import onnxscript  # noqa: F401 - torch.onnx.export needs it
@@ -55,7 +55,7 @@ def write_onnx(folder: str | Path, config: Config, network: Network, tokenizer: 
 
 
 GraphInputs = dict[str, tuple[Tensor, Sequence[str]]]
-"""For each input an example tensor and the names of its axes. An axis named by a number has a fixed size."""
+"""For each input an example tensor and the names of its axes. An axis whose name is a number, as "2", is static."""
 
 
 class OnnxGraph:
@@ -73,14 +73,13 @@ class OnnxGraph:
         log = logging.getLogger("torch.onnx")
         level = log.level
         try:
-            log.setLevel(logging.ERROR)  # it warns about optional packages
+            log.setLevel(logging.ERROR)  # hides warnings about optional packages
             with warnings.catch_warnings(), torch.no_grad():
                 warnings.simplefilter("ignore")
                 program = torch.onnx.export(
                     self.module,
-                    tuple(
-                        tensor.clone() for tensor, _ in self.inputs.values()
-                    ),  # torch.export merges inputs that share a tensor
+                    # Clones, because torch.export merges inputs that share a tensor.
+                    tuple(tensor.clone() for tensor, _ in self.inputs.values()),
                     input_names=list(self.inputs),
                     output_names=list(self.outputs),
                     dynamic_shapes=dynamic,
@@ -92,7 +91,8 @@ class OnnxGraph:
         except Exception as error:  # the exporter has many exception types
             reason = str(error).strip().splitlines()
             raise QkvError(
-                f"{path.name}: torch.onnx could not export this graph ({reason[0] if reason else error})"
+                f"{path.name}: torch.onnx could not export this graph ({reason[0] if reason else error}); "
+                "try another format (hf, ctranslate2)"
             ) from error
         finally:
             log.setLevel(level)
@@ -107,7 +107,7 @@ class NetworkGraph(nn.Module):
 
 
 class SequenceGraph(NetworkGraph):
-    """ids, mask (, token_type_ids) → the head's output for whole sequences."""
+    """ids, mask (, token_type_ids) → the output of the head, without a cache."""
 
     def forward(self, ids: Tensor, mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
         """Run the network and its head."""
@@ -153,7 +153,7 @@ class CrossDecoderGraph(NetworkGraph):
 
 
 class PastCache:
-    """Stands in for `SelfCache` inside a graph: it takes past tensors and returns longer ones, and overwrites none."""
+    """Replaces `SelfCache` inside a graph, which may not overwrite tensors: it returns new, longer ones."""
 
     def __init__(self, past: Tensor, layout: SequenceLayout) -> None:
         self.past, self.layout = past, layout
@@ -162,7 +162,7 @@ class PastCache:
         self.values: list[Tensor] = []
 
     def reserve(self, new: SequenceLayout) -> SequenceLayout:
-        """The layout of past and new tokens."""
+        """Return the layout of past and new tokens, which is known from the start."""
         return self.layout
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -182,7 +182,10 @@ def positions_from_mask(mask: Tensor) -> Tensor:
 
 
 def _make_graphs(network: Network) -> dict[str, OnnxGraph]:
-    """The graphs of a network. Dynamic axes of the example inputs differ in size, or torch.export would merge them."""
+    """The graphs of a network, by file name.
+
+    The dynamic axes of the example inputs have different sizes, because torch.export merges axes of equal size.
+    """
     batch, length, num_past, source_length = 2, 3, 4, 5
     new = torch.ones(batch, length, dtype=torch.long)
     kind = network.config.head.kind

@@ -8,11 +8,14 @@ from qkv.models.tables.presets import PRESETS
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 DOWNLOAD_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "*.jinja"]
-"""The files that are downloaded: configs, tokenizers and safetensors; never pickles or code."""
+"""The files to download: configs, tokenizers and safetensors, but no pickles and no code."""
 
 
 def resolve_folder(name: str | Path) -> Path:
-    """The folder of a model. Only a name `owner/model` that is no local path is looked up on the hub (`qkv[hub]`)."""
+    """Find the folder of a model.
+
+    A name `owner/model` that does not exist locally is downloaded from the hub, which needs `qkv[hub]`.
+    """
     path = Path(name).expanduser()
     if not str(name):
         raise UsageError("the name of the model is empty; give a folder or a hub id")
@@ -21,9 +24,9 @@ def resolve_folder(name: str | Path) -> Path:
     if path.exists():
         raise QkvError(f"{path}: this is a file; give its folder")
     if str(name) in PRESETS:
-        raise QkvError(f"{name}: no such folder; {name} is a preset, which has no weights: give a folder or a hub id")
+        raise QkvError(f"{name}: no such folder; {name} is a preset, which has no weights; give a folder or a hub id")
     if not _HUB_ID.fullmatch(str(name)) or path.parent.is_dir():
-        run = Path("runs") / path  # a common omission
+        run = Path("runs") / path  # users often forget the prefix runs/
         hint = f"; did you mean {run}?" if run.is_dir() else suggest_path(path, folders=True)
         raise QkvError(f"{path}: no such folder{hint}")
     try:
@@ -34,4 +37,6 @@ def resolve_folder(name: str | Path) -> Path:
         return Path(snapshot_download(str(name), allow_patterns=DOWNLOAD_PATTERNS))
     except Exception as error:  # the library has many exception types
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise QkvError(f"{name}: no such folder, and it could not be downloaded from the hub ({reason})") from error
+        raise QkvError(
+            f"{name}: no such folder, and the download from the hub failed ({reason}); check the name and your network"
+        ) from error

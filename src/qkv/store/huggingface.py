@@ -29,12 +29,12 @@ from qkv.store.weights import MAX_LISTED, Weights, describe_mismatches
 
 
 def is_huggingface(folder: Path) -> bool:
-    """Whether this is a Hugging Face folder: its config has a model type, or it lists sentence-transformers modules."""
+    """Whether this is a Hugging Face folder: its config.json has a `model_type`, or it has a modules.json."""
     return (folder / "modules.json").exists() or "model_type" in read_json_object(folder / "config.json")
 
 
 def transformer_folder(folder: Path) -> Path:
-    """The folder of the Transformer itself: sentence-transformers may keep it in a sub-folder."""
+    """The folder of the Transformer itself, which sentence-transformers may keep in a sub-folder."""
     for module in _sentence_transformers_modules(folder):
         if str(module.get("type", "")).endswith(".Transformer"):
             return folder / Path(str(module.get("path", ""))).name
@@ -42,18 +42,18 @@ def transformer_folder(folder: Path) -> Path:
 
 
 def read_hf_config(folder: Path, hf_config: dict[str, Any], weights: Weights) -> tuple[Config, list[str]]:
-    """A Config from a Hugging Face config.json, and notes for the user."""
+    """Make a config from a Hugging Face config.json. Also returns notes for the user."""
     notes = []
     if "auto_map" in hf_config:
         notes.append(
             "config.json names custom code (auto_map); it was not run, because only known architectures are read"
         )
     if "model_type" not in hf_config:
-        raise QkvError(f"{folder / 'config.json'}: no 'model_type', so the architecture is unknown")
+        raise QkvError(f"{folder / 'config.json'}: no 'model_type', so the architecture is unknown; restore the file")
     try:
         architecture = find_architecture(str(hf_config["model_type"]))
-        table = find_head(architecture, hf_config)
-        names = frozenset(normalize_name(architecture, table, name) for name in weights.shapes)
+        head_table = find_head(architecture, hf_config)
+        names = frozenset(normalize_name(architecture, head_table, name) for name in weights.shapes)
         return read_config(architecture, {**hf_config, "_tensors": names}), notes
     except QkvError as error:
         raise QkvError(str(error).replace("config.json", str(folder / "config.json"), 1)) from error
@@ -72,7 +72,10 @@ def sentence_transformers_head(folder: Path) -> HeadConfig | None:
         elif kind == "Normalize":
             normalize = True
         elif kind != "Transformer":
-            raise QkvError(f"{folder / 'modules.json'}: a module of type {kind!r} is not supported")
+            raise QkvError(
+                f"{folder / 'modules.json'}: a module of type {kind!r} is not supported; "
+                "supported: Transformer, Pooling, Normalize"
+            )
     return HeadConfig(kind="embed", pool=pool, normalize=normalize)  # type: ignore[arg-type]
 
 
@@ -82,7 +85,7 @@ def _sentence_transformers_modules(folder: Path) -> list[dict[str, Any]]:
         return []
     modules = read_json(path)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
-        raise QkvError(f"{path}: expected a list of modules")
+        raise QkvError(f"{path}: expected a list of modules; fetch the file again")
     return modules
 
 
@@ -103,18 +106,18 @@ def _read_pooling(path: Path) -> str:
 def read_hf_weights(
     config: Config, hf_config: dict[str, Any], weights: Weights, shapes: Mapping[str, tuple[int, ...]], new_head: bool
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """The parameters of our network from the tensors of a Hugging Face folder, and notes for the user.
+    """Read the parameters of our network from a Hugging Face folder. Also returns notes for the user.
 
-    `shapes` are those of our network. With `new_head`, the head's parameters are left out. One error lists all tensors
-    that are missing, of the wrong shape or unknown.
+    `shapes` are the shapes of our parameters, by name. With `new_head`, the parameters of the head are not read. If any
+    tensors are missing, of the wrong shape or unknown, one error lists all of them.
     """
     architecture = find_architecture(str(hf_config["model_type"]))
-    table = find_head(architecture, hf_config)
-    stored = {normalize_name(architecture, table, name): name for name in weights.shapes}
+    head_table = find_head(architecture, hf_config)
+    stored = {normalize_name(architecture, head_table, name): name for name in weights.shapes}
     ours: dict[str, Tensor] = {}
     missing, misshapen, used = [], [], set()
     wanted = [name for name in shapes if not (new_head and name.startswith("head."))]
-    for row in map_parameters(architecture, table, config, wanted):
+    for row in map_parameters(architecture, head_table, config, wanted):
         parts = []
         for name in row.theirs:
             found = _find_stored_name(architecture, name, stored)
@@ -134,7 +137,7 @@ def read_hf_weights(
         if tuple(tensor.shape) != tuple(shapes[row.name]):
             misshapen.append(f"{row.theirs[0]} {tuple(tensor.shape)}, config.json needs {tuple(shapes[row.name])}")
         ours[row.name] = tensor
-    unknown, of_other_heads, copies = _unused_tensors(architecture, table, config, stored, used)
+    unknown, of_other_heads, copies = _unused_tensors(architecture, head_table, config, stored, used)
     embedding = next((ours[name] for name in TOKEN_EMBEDDINGS if name in ours), None)
     untied = [
         name for name in copies if embedding is not None and not _same_values(weights.get(stored[name]), embedding)
@@ -154,12 +157,12 @@ def read_hf_weights(
 
 
 def _find_stored_name(architecture: Architecture, name: str, stored: Mapping[str, str]) -> str | None:
-    """The name under which a tensor is stored, if it is: tied weights may be saved under any of their names."""
+    """The stored name of a tensor, or None if it is missing. Tied weights may be stored under any of their names."""
     return next((n for n in (name, *architecture.aliases.get(name, ())) if n in stored), None)
 
 
 TOKEN_EMBEDDINGS = ("target_embedding.token.weight", "source_embedding.token.weight", "embedding.token.weight")
-"""Our names for the embedding that an output matrix may be tied to, in the order in which they are tried."""
+"""Our names for the embedding to which an output matrix may be tied. The first that exists is used."""
 
 
 def _same_values(a: Tensor, b: Tensor) -> bool:
@@ -168,16 +171,16 @@ def _same_values(a: Tensor, b: Tensor) -> bool:
 
 
 def _unused_tensors(
-    architecture: Architecture, table: HeadTable, config: Config, stored: Mapping[str, str], used: set[str]
+    architecture: Architecture, head_table: HeadTable, config: Config, stored: Mapping[str, str], used: set[str]
 ) -> tuple[list[str], list[str], list[str]]:
-    """The tensors of a folder that were not read: unknown ones, those of other heads, and copies of the embedding.
+    """Sort the tensors that were not read into unknown ones, those of other heads, and copies of the embedding.
 
-    A tied matrix may be saved under each of its names; the copies should equal the embedding.
+    A folder may store a tied matrix once under each of its names. These copies should equal the embedding.
     """
     aliases = {alias for names in architecture.aliases.values() for alias in names}
     tied = set(architecture.aliases.get("shared.weight", ()))
     if config.head.tied:
-        tied.add(f"{table.names.get('head.out')}.weight")
+        tied.add(f"{head_table.names.get('head.out')}.weight")
     unknown, of_other_heads, copies = [], [], []
     for name in sorted(set(stored) - used):
         if name in tied:
@@ -191,25 +194,25 @@ def _unused_tensors(
     return unknown, of_other_heads, copies
 
 
-class HfLayout(NamedTuple):
-    """A Hugging Face architecture that can express a config, with the config.json for it."""
+class HfTarget(NamedTuple):
+    """What a model is exported to: a Hugging Face architecture, its table for the head, and the config.json."""
 
     architecture: Architecture
-    table: HeadTable
+    head_table: HeadTable
     hf_config: dict[str, Any]
 
 
-def find_layout(config: Config) -> HfLayout:
-    """The Hugging Face architecture for a config; the one that it was read from is tried first."""
+def find_hf_target(config: Config) -> HfTarget:
+    """Find a Hugging Face architecture for a config. The architecture that the config was read from is tried first."""
     order = sorted(ARCHITECTURES.values(), key=lambda architecture: architecture.name != config.architecture)
     errors = []
     for architecture in order:
         try:
-            hf_config, table = write_config(architecture, config)
+            hf_config, head_table = write_config(architecture, config)
         except UnsupportedConfigError as error:
             errors.append(error)
         else:
-            return HfLayout(architecture, table, hf_config)
+            return HfTarget(architecture, head_table, hf_config)
     if config.architecture in ARCHITECTURES:
         closest = errors[0]
     else:
@@ -220,16 +223,16 @@ def find_layout(config: Config) -> HfLayout:
     )
 
 
-def write_hf(folder: Path, layout: HfLayout, config: Config, parameters: Mapping[str, Tensor]) -> None:
+def write_hf(folder: Path, target: HfTarget, config: Config, parameters: Mapping[str, Tensor]) -> None:
     """Write config.json and the weights for transformers."""
-    tensors = write_weights(layout.architecture, layout.table, config, parameters)
+    tensors = write_weights(target.architecture, target.head_table, config, parameters)
     dtype = str(next(iter(parameters.values())).dtype).removeprefix("torch.")
     weight_files.write_weights(folder, tensors)
-    write_atomically(folder / "config.json", json.dumps({**layout.hf_config, "dtype": dtype}, indent=2) + "\n")
+    write_atomically(folder / "config.json", json.dumps({**target.hf_config, "dtype": dtype}, indent=2) + "\n")
 
 
 def replace_head(config: Config, head: HeadConfig) -> Config:
-    """The config with another head."""
+    """Return the config with another head."""
     try:
         return replace(config, head=head)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The model card, README.md of a model folder."""
+"""The model card, which is the README.md of a model folder."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ CARD_FACTS = ("data", "scores", "licence")
 
 
 def model_card(config: Config, parameters: int, load_class: str, facts: Mapping[str, str] | None = None) -> str:
-    """A card with the config and `facts`. Data, scores and licence are for the author to fill in."""
+    """The text of a card with the config and `facts`. Missing data, scores and licence are marked as not recorded."""
     facts = {**dict.fromkeys(CARD_FACTS, "not recorded"), **(facts or {})}
     stack = config.stack
     kinds = {"encoder": "encoder-only", "decoder": "decoder-only", "seq2seq": "encoder-decoder"}

@@ -17,7 +17,7 @@ from qkv.store.export_ctranslate2 import write_ctranslate2
 from qkv.store.export_onnx import write_onnx
 from qkv.store.hub import resolve_folder
 from qkv.store.huggingface import (
-    find_layout,
+    find_hf_target,
     is_huggingface,
     read_hf_config,
     read_hf_weights,
@@ -54,10 +54,10 @@ MODEL_FILES = (
     "chat_template.jinja",
     "modules.json",
 )
-"""Files of one model that would be read as part of another: they are deleted when another model is saved here."""
+"""Saving a model deletes these files of an older model in the same folder, because a reader would mix the two."""
 
 RECIPE_FILE = "recipe.toml"
-"""The file that identifies the folder of a training run, into which the run writes its model."""
+"""A folder with this file is the folder of a training run, into which the run writes its model."""
 
 
 @dataclass
@@ -67,7 +67,7 @@ class StoredModel:
     config: Config
     network: Network
     tokenizer: Tokenizer | None
-    notes: list[str]  # for the user: tensors that were ignored or newly initialised
+    notes: list[str]  # messages about tensors that were ignored or newly initialised
 
 
 def read_model(
@@ -87,8 +87,10 @@ def read_model(
     if not config_path.exists() and not (folder / "modules.json").exists():
         if (folder / RECIPE_FILE).exists():
             hint = ", or give one of its checkpoints: checkpoints/step-…" if (folder / "checkpoints").is_dir() else ""
-            raise QkvError(f"{folder}: this run is not finished, so it has no model yet; qkv train {folder}{hint}")
-        raise QkvError(f"{folder}: no config.json, so this is not a model folder")
+            raise QkvError(
+                f"{folder}: this run is not finished, so it has no model yet; finish it with qkv train {folder}{hint}"
+            )
+        raise QkvError(f"{folder}: no config.json, so this is not a model folder; give a qkv or Hugging Face folder")
     from_hf = is_huggingface(folder)
     body = transformer_folder(folder) if from_hf else folder
     values = read_json_object(body / "config.json")
@@ -117,19 +119,24 @@ def read_model(
 
 
 def _build_on_meta(config: Config, weights: Weights, config_path: Path) -> Network:
-    """The network of a config on the meta device. Impossible sizes are an error here, before memory is allocated."""
+    """Build the network on the meta device, so that impossible sizes are an error before memory is allocated."""
     layers = max(stack.num_layer_groups for stack in (config.encoder, config.decoder) if stack is not None)
     if layers > len(weights.shapes):
-        raise QkvError(f"{config_path}: {layers} layers, but the folder has only {len(weights.shapes)} tensors")
+        raise QkvError(
+            f"{config_path}: {layers} layers, but the folder has only {len(weights.shapes)} tensors; "
+            "use the config.json that belongs to these weights"
+        )
     try:
         return build(config, device="meta")
     except (RuntimeError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        raise QkvError(f"{config_path}: no network can be built from this config ({reason})") from error
+        raise QkvError(
+            f"{config_path}: no network can be built from this config ({reason}); correct or restore it"
+        ) from error
 
 
 def _read_own_weights(weights: Weights, shapes: Mapping[str, tuple[int, ...]], new_head: bool) -> dict[str, Tensor]:
-    """The tensors of a qkv folder, checked against the shapes of the network."""
+    """Read the tensors of a qkv folder and check them against the shapes of the network."""
     wanted = [name for name in shapes if not (new_head and name.startswith("head."))]
     mismatches = {
         "missing": [name for name in wanted if name not in weights],
@@ -150,7 +157,7 @@ def _read_own_weights(weights: Weights, shapes: Mapping[str, tuple[int, ...]], n
 def initialise_missing(
     config: Config, tensors: dict[str, Tensor], names: list[str], notes: list[str], device: torch.device
 ) -> None:
-    """Initialise the tensors that are not in the folder, as in a new network with seed 0."""
+    """Add the tensors that are not in the folder, with the values of a new network with seed 0, and a note on them."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         new = build(config, device="meta" if device.type == "meta" else "cpu")
@@ -178,7 +185,7 @@ def assign_parameters(
 
 
 def _load_tokenizer(folder: Path, config: Config) -> Tokenizer | None:
-    """The tokenizer of a folder, if it has one, checked against the vocabulary of the model."""
+    """Load the tokenizer of a folder, if it has one, and check that the model's vocabulary has all of its ids."""
     if not any((folder / name).exists() for name in TOKENIZER_FILES):
         return None
     tokenizer = Tokenizer.load(folder)
@@ -202,8 +209,9 @@ def write_model(
 ) -> str:
     """Write a model folder: a qkv folder, or one for transformers ("hf"), CTranslate2 or ONNX.
 
-    Returns the name of the class or files to load it with. `facts` are for a new model card: data, scores, licence and
-    more. All files are written before the first one moves into place, so a failure leaves an old model intact.
+    Returns the name of the class that loads the folder, or of the ONNX files. `facts` are lines of a new model card:
+    data, scores, licence and more. All files are complete before the first one replaces an old one, so that a failure
+    leaves an old model intact.
     """
     if format not in FORMATS:
         raise UsageError(f"unknown format {format!r}; {suggest_name(format, FORMATS)}")
@@ -213,14 +221,14 @@ def write_model(
         return write_onnx(folder, config, network, tokenizer)  # type: ignore[arg-type]
     folder = Path(folder).expanduser()
     check_not_quantized(network)
-    layout = find_layout(config) if format == "hf" else None  # raises before anything is written
-    load_class = config.family if layout is None else layout.table.class_name
+    hf_target = find_hf_target(config) if format == "hf" else None  # raises before anything is written
+    load_class = config.family if hf_target is None else hf_target.head_table.class_name
     parameters = {name: p.detach() for name, p in network.named_parameters()}
     with staged_folder(folder, "config.json", MODEL_FILES, also_accepted=[RECIPE_FILE]) as staging:
         if tokenizer is not None:
             tokenizer.save(staging)
-        if layout is not None:
-            write_hf(staging, layout, config, parameters)
+        if hf_target is not None:
+            write_hf(staging, hf_target, config, parameters)
         else:
             write_weights(staging, parameters)
             write_atomically(staging / "config.json", json.dumps(config.to_dict(), indent=2) + "\n")

@@ -1,6 +1,6 @@
-"""Write a folder in two steps: all files into a staging folder first, then into place.
+"""Write a folder in two steps: first write all files into a staging folder, then move them to the folder itself.
 
-If anything fails before the move, the folder keeps its old files.
+If anything fails before the files are moved, the folder keeps its old files.
 """
 
 import os
@@ -22,10 +22,11 @@ STAGING_FOLDER = ".staging"
 def staged_folder(
     folder: str | Path, marker: str, replaces: Sequence[str] = (), also_accepted: Sequence[str] = ()
 ) -> Iterator[Path]:
-    """A folder to write into. When the block ends without an error, its files move to `folder`, `marker` last.
+    """Yield a staging folder to write into. If the block ends without an error, its files are moved to `folder`.
 
-    `marker` is the file that identifies a folder of this kind. A folder with other files but neither the marker nor one
-    of `also_accepted` is refused. Old files that match `replaces` and were not written again are deleted.
+    `marker` is the file by which a folder of this kind is recognised; it is moved last. If `folder` has files, one of
+    them must be the marker or a name in `also_accepted`; any other folder is refused. Old files that match a pattern in
+    `replaces` are deleted.
     """
     folder = Path(folder).expanduser()
     if folder.exists() and not folder.is_dir():
@@ -46,11 +47,11 @@ def staged_folder(
             if is_new and not any(folder.iterdir()):
                 folder.rmdir()
     except (OSError, SafetensorError) as error:
-        raise QkvError(f"{folder}: could not be written ({describe_os_error(error)})") from error
+        raise QkvError(f"{folder}: could not be written ({describe_os_error(error)}); choose another folder") from error
 
 
 def _move_into_place(staging: Path, folder: Path, marker: str, replaces: Sequence[str]) -> None:
-    """Move finished files into place. The marker is last, after old files are deleted."""
+    """Move the finished files to the folder, and delete old files. The marker is moved last."""
     names = sorted((path.name for path in staging.iterdir()), key=lambda name: name == marker)
     old = {path for pattern in replaces for path in folder.glob(pattern)}
     for name in names[:-1]:

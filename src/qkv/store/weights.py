@@ -1,4 +1,4 @@
-"""Weights on disk: safetensors, one file or several shards with an index. Pickles are refused."""
+"""Weights on disk: one safetensors file, or several (shards) with an index. Pickles are refused."""
 
 import json
 import shlex
@@ -31,10 +31,10 @@ DTYPES = {
 
 
 class Weights:
-    """The tensors of a folder, by name, read one at a time.
+    """The tensors of a folder, by name. They are read one at a time.
 
-    Opening the folder checks that every file is complete. With `shapes_only`, tensors are on the meta device, which is
-    enough to check a folder of any size against its config.
+    Opening the folder checks that every file is complete. With `shapes_only`, no tensor is read, and `get` returns
+    tensors on the meta device; that is enough to check a folder against its config.
     """
 
     def __init__(self, folder: Path, *, shapes_only: bool = False) -> None:
@@ -58,7 +58,7 @@ class Weights:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of most of the numbers."""
+        """The dtype that most of the weights have."""
         sizes: dict[torch.dtype, int] = {}
         for name, dtype in self.dtypes.items():
             sizes[dtype] = sizes.get(dtype, 0) + torch.Size(self.shapes[name]).numel()
@@ -69,11 +69,11 @@ class Weights:
             with path.open("rb") as file:
                 start = file.read(9)
         except OSError as error:
-            raise QkvError(f"{path}: cannot be read ({error.strerror})") from error
-        # A safetensors file starts with the length of its header, which may look like a pickle, and then a brace.
+            raise QkvError(f"{path}: cannot be read ({error.strerror}); check the file and its permissions") from error
+        # A safetensors file is an 8-byte length followed by "{". The bytes of the length may look like a pickle header.
         if start.startswith(_PICKLE_HEADERS) and start[8:] != b"{":
             raise QkvError(
-                f"{path}: this file is a pickle, whatever its name, and a pickle can run code, so it was not "
+                f"{path}: this file is a pickle, despite its name. A pickle can run code, so it was not "
                 "opened; ask for safetensors, or convert it on a machine where you trust it"
             )
         try:
@@ -92,7 +92,7 @@ class Weights:
 
 
 def _find_files(folder: Path) -> list[Path]:
-    """The weight files of a folder, or an error that names what is there instead."""
+    """The weight files of a folder. If there are none, the error says what the folder has instead."""
     if (folder / WEIGHTS_FILE).exists():
         return [folder / WEIGHTS_FILE]
     if (folder / INDEX_FILE).exists():
@@ -108,28 +108,35 @@ def _find_files(folder: Path) -> list[Path]:
             f"{folder}: no weights ({WEIGHTS_FILE} or {INDEX_FILE}), only the checkpoints of a run; to finish the run "
             f"or write its weights again: qkv train {shlex.quote(str(folder))}"
         )
-    raise QkvError(f"{folder}: no weights ({WEIGHTS_FILE} or {INDEX_FILE})")
+    raise QkvError(
+        f"{folder}: no weights ({WEIGHTS_FILE} or {INDEX_FILE}); copy them into this folder, or give another folder"
+    )
 
 
 def _files_in_index(folder: Path) -> list[Path]:
     path = folder / INDEX_FILE
     shards = read_json_object(path).get("weight_map")
     if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
-        raise QkvError(f"{path}: no 'weight_map' from tensor names to files")
+        raise QkvError(f"{path}: no 'weight_map' from tensor names to files; fetch or copy the file again")
     outside = [name for name in shards.values() if name != Path(name).name or name in ("", "..")]
     if outside:
-        raise QkvError(f"{path}: {outside[0]!r} is not a file in this folder")
+        raise QkvError(
+            f"{path}: {outside[0]!r} is not a file in this folder, and others are not read; fetch the model again"
+        )
     paths = [folder / name for name in sorted(set(shards.values()))]
     missing = [shard.name for shard in paths if not shard.exists()]
     if missing:
-        raise QkvError(f"{folder}: {len(missing)} of {len(paths)} weight files are missing: {', '.join(missing)}")
+        raise QkvError(
+            f"{folder}: {len(missing)} of {len(paths)} weight files are missing: {', '.join(missing)}; "
+            "fetch or copy them again"
+        )
     return paths
 
 
 def write_weights(folder: Path, tensors: Mapping[str, Tensor], max_shard_bytes: int = MAX_SHARD_BYTES) -> list[str]:
-    """Write tensors as one file, or as shards with an index if they are large. Returns the names of the files.
+    """Write tensors as one file, or as shards with an index if they are large, and return the names of the files.
 
-    Each file is written atomically: a crash leaves the old file or the new one.
+    Each file is written atomically: after a crash it is either the old file or the new one.
     """
     shards: list[dict[str, Tensor]] = [{}]
     size = 0
@@ -168,13 +175,15 @@ def check_not_quantized(network: nn.Module) -> None:
 
 
 def describe_mismatches(folder: Path, mismatches: Mapping[str, Sequence[str]]) -> str:
-    """The error message for weights that do not match their config; empty if there is no mismatch.
+    """The error message for weights that do not match their config, or "" if there is no mismatch.
 
-    `mismatches`: what is wrong → the names of the tensors.
+    `mismatches` maps each problem, such as "missing", to the names of the tensors that have it.
     """
     problems = [
-        f"{len(names)} tensors {what}: {', '.join(names[:MAX_LISTED])}{' …' if len(names) > MAX_LISTED else ''}"
-        for what, names in mismatches.items()
+        f"{len(names)} tensors {problem}: {', '.join(names[:MAX_LISTED])}{' …' if len(names) > MAX_LISTED else ''}"
+        for problem, names in mismatches.items()
         if names
     ]
-    return f"{folder}: the weights do not match config.json; " + "; ".join(problems) if problems else ""
+    if not problems:
+        return ""
+    return f"{folder}: the weights do not match config.json; {'; '.join(problems)}; use files of one and the same model"

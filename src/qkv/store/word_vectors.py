@@ -1,6 +1,6 @@
-"""Word vectors in the text formats of GloVe and word2vec, to start an embedding from.
+"""Read word vectors in the text formats of GloVe and word2vec, to initialise an embedding.
 
-A line holds a word and its numbers, separated by spaces. word2vec's first line is `count width`; GloVe has none.
+A line holds a word and its numbers, separated by spaces. A word2vec file starts with a header line, `count width`.
 """
 
 from collections.abc import Mapping
@@ -15,20 +15,20 @@ from qkv.errors import QkvError
 
 @dataclass(frozen=True)
 class WordVectors:
-    """The vectors of those words of a vocabulary that a file has."""
+    """The vectors that a file has for the words of a vocabulary."""
 
     path: Path
     ids: Tensor  # (N,) token ids
     vectors: Tensor  # (N, C)
-    bad_lines: tuple[int, ...]  # line numbers without a vector of the right width
+    bad_lines: tuple[int, ...]  # the numbers of lines without a vector of the right width
 
     @torch.no_grad()
     def apply(self, embedding: nn.Embedding) -> None:
-        """Overwrite the rows of the embedding whose words the file has; the others keep their values."""
+        """Copy the vectors into the embedding. Tokens without a vector in the file keep their values."""
         embedding.weight[self.ids] = self.vectors.to(embedding.weight)
 
     def describe(self, vocab_size: int) -> str:
-        """A note on what was found."""
+        """A note for the user: how many tokens have a vector in the file."""
         note = (
             f"{self.path}: {len(self.ids):,} of {vocab_size:,} tokens start from its vectors, the other "
             f"{vocab_size - len(self.ids):,} from random ones"
@@ -43,7 +43,7 @@ def read_word_vectors(
 ) -> WordVectors:
     """Read the vectors of the words in `vocabulary` (word → id), line by line.
 
-    With `lowercase`, a word that the file does not have as it is spelt gets the vector of its lower-case spelling.
+    With `lowercase`, a word that is not in the file gets the vector of its lower-case spelling.
     """
     path = Path(path)
     lowered: dict[str, list[int]] = {}
@@ -72,10 +72,13 @@ def read_word_vectors(
                     as_spelt[vocabulary[word]] = vector
                 by_lowercase.update(dict.fromkeys(lowered.get(word, ()), vector))
     except OSError as error:
-        raise QkvError(f"{path}: cannot be read ({error.strerror})") from error
+        raise QkvError(f"{path}: cannot be read ({error.strerror}); check the path") from error
     found = by_lowercase | as_spelt
     if not found:
-        raise QkvError(f"{path}: none of its words is in the vocabulary of {len(vocabulary)}; is it the right file?")
+        raise QkvError(
+            f"{path}: none of its words is in the vocabulary of {len(vocabulary)}; "
+            "give a file in the language and spelling of the vocabulary"
+        )
     return WordVectors(path, torch.tensor(list(found)), torch.stack(list(found.values())), tuple(bad_lines))
 
 
