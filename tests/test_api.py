@@ -62,7 +62,7 @@ def test_a_seed_decides_every_weight() -> None:
     assert not any(torch.equal(a, b) for (name, a), (_, b) in pairs if a.dim() == 2)
 
 
-def test_a_fresh_model_leaves_the_global_random_numbers_alone() -> None:
+def test_a_new_model_does_not_change_the_global_random_state() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
@@ -70,7 +70,7 @@ def test_a_fresh_model_leaves_the_global_random_numbers_alone() -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_the_global_random_numbers_leave_a_fresh_model_alone() -> None:
+def test_the_global_random_state_does_not_change_a_new_model() -> None:
     torch.manual_seed(1)
     first = new(config("decoder"))
     torch.manual_seed(2)
@@ -89,7 +89,7 @@ def test_an_unknown_preset_is_refused_with_the_nearest() -> None:
         new("bert-tyni")
 
 
-def test_a_fresh_model_is_in_eval_mode_and_of_the_type_asked_for() -> None:
+def test_a_new_model_is_in_eval_mode_and_has_the_requested_dtype() -> None:
     small = new(config("decoder", dropout=0.5), dtype=torch.bfloat16)
     assert not small.network.training
     assert {p.dtype for p in small.network.parameters()} == {torch.bfloat16}
@@ -109,7 +109,7 @@ def test_logits_are_the_networks(family: str) -> None:
     assert not out.requires_grad
 
 
-def test_logits_of_an_encoder_and_decoder_need_a_source() -> None:
+def test_logits_of_an_encoder_decoder_need_a_source() -> None:
     small = model("seq2seq")
     assert torch.equal(small.logits(IDS, source=IDS[:, :3]), small.network(IDS[:, :3], IDS))
     with pytest.raises(UsageError, match="give source= as well as the ids of the target"):
@@ -132,20 +132,20 @@ def test_a_mask_hides_padding_on_any_side(family: str, mask: list[list[int]], ki
 
 
 @pytest.mark.parametrize("mask", [[[1, 1, 0, 0]], [[0, 0, 1, 1]]], ids=["right", "left"])
-def test_a_mask_is_the_sources_where_there_is_one(mask: list[list[int]]) -> None:
+def test_the_mask_of_an_encoder_decoder_is_the_mask_of_its_source(mask: list[list[int]]) -> None:
     small = model("seq2seq")
     source, target = IDS[:1], IDS[1:, :3]
     keep = torch.tensor(mask).bool()
     assert close(small.logits(target, source=source, mask=mask), small.logits(target, source=source[keep][None]))
 
 
-def test_logits_of_a_classifier_are_one_row_for_each_text() -> None:
+def test_logits_of_a_classifier_are_one_vector_for_each_sequence() -> None:
     small = model("encoder", qkv.HeadConfig(kind="classify", labels=("a", "b", "c")))
     assert small.logits(IDS).shape == (2, 3)
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_choices_are_read_one_by_one(masked: bool) -> None:
+def test_choices_are_computed_separately(masked: bool) -> None:
     small = model("encoder", qkv.HeadConfig(kind="choice", outputs=1), token_types=2)
     ids = torch.randint(0, VOCAB, (2, 3, 5), generator=torch.Generator().manual_seed(0))
     types = torch.randint(0, 2, (2, 3, 5), generator=torch.Generator().manual_seed(1))
@@ -158,14 +158,14 @@ def test_choices_are_read_one_by_one(masked: bool) -> None:
         assert close(out[:, choice], one[:, 0])
 
 
-def test_types_reach_the_network() -> None:
+def test_token_types_reach_the_network() -> None:
     small = model("encoder", token_types=2)
     types = torch.tensor([[0, 0, 1, 1]] * 2)
     assert torch.equal(small.logits(IDS, token_type_ids=types), small.network(IDS, token_type_ids=types))  # type: ignore[call-arg]
     assert not torch.equal(small.logits(IDS, token_type_ids=types.tolist()), small.logits(IDS))
 
 
-def test_a_tap_looks_inside() -> None:
+def test_a_tap_records_activations() -> None:
     tap = qkv.Tap(record=["decoder.0.pattern"])
     model("decoder").logits(IDS, tap=tap)
     assert tap["decoder.0.pattern"].shape == (2, 2, 4, 4)
@@ -188,7 +188,7 @@ def test_a_tap_looks_inside() -> None:
         (5, "ids: expected integers of shape (batch, length), got ()"),
     ],
 )
-def test_ids_that_make_no_sense_are_refused_with_their_value(ids: Any, match: str) -> None:
+def test_invalid_ids_are_refused_with_their_value(ids: Any, match: str) -> None:
     small = model("decoder")
     for call in (small.logits, small.hidden):
         with pytest.raises(UsageError) as error:
@@ -196,7 +196,7 @@ def test_ids_that_make_no_sense_are_refused_with_their_value(ids: Any, match: st
         assert match in str(error.value)
 
 
-def test_a_source_out_of_range_is_held_against_its_own_vocabulary() -> None:
+def test_source_ids_are_checked_against_the_source_vocabulary() -> None:
     stack = config("encoder").encoder
     assert stack is not None
     short = qkv.StackConfig(vocab_size=50, width=16, layers=1, heads=2, ffn_width=16)
@@ -208,13 +208,13 @@ def test_a_source_out_of_range_is_held_against_its_own_vocabulary() -> None:
         small.hidden([[50]])
 
 
-def test_sources_and_targets_come_in_pairs() -> None:
+def test_sources_and_targets_must_be_equally_many() -> None:
     with pytest.raises(UsageError, match="source has 1 sequences and ids has 2"):
         model("seq2seq").logits(IDS, source=IDS[:1])
 
 
 @pytest.mark.parametrize("family", ["encoder", "decoder"])
-def test_a_source_for_one_stack_alone_is_refused(family: str) -> None:
+def test_a_source_for_a_model_with_one_stack_is_refused(family: str) -> None:
     with pytest.raises(UsageError, match=f"source= is for an encoder-decoder; this model is {family}"):
         model(family).logits(IDS, source=IDS)
 
@@ -229,7 +229,7 @@ def test_a_source_for_one_stack_alone_is_refused(family: str) -> None:
         ([[0.0, 0.0, float("-inf"), 0.0]] * 2, "mask: -inf is neither"),
     ],
 )
-def test_a_mask_that_makes_no_sense_is_refused_with_its_value(mask: Any, match: str) -> None:
+def test_an_invalid_mask_is_refused_with_its_value(mask: Any, match: str) -> None:
     for call in (model("decoder").logits, model("decoder").hidden):
         with pytest.raises(UsageError) as error:
             call(IDS, mask=mask)
@@ -245,14 +245,14 @@ def test_a_mask_that_makes_no_sense_is_refused_with_its_value(mask: Any, match: 
         ([[0, 0]] * 2, "token_type_ids: shape (2, 2) does not match the shape of the ids, (2, 4)"),
     ],
 )
-def test_types_that_make_no_sense_are_refused_with_their_value(types: Any, match: str) -> None:
+def test_invalid_token_types_are_refused_with_their_value(types: Any, match: str) -> None:
     with pytest.raises(UsageError) as error:
         model("encoder", token_types=2).logits(IDS, token_type_ids=types)
     assert match in str(error.value)
 
 
 @pytest.mark.parametrize("family", ["encoder", "decoder", "seq2seq"])
-def test_types_for_a_model_without_them_are_refused(family: str) -> None:
+def test_token_types_for_a_model_without_them_are_refused(family: str) -> None:
     source = IDS if family == "seq2seq" else None
     with pytest.raises(UsageError, match="token_type_ids= is for an encoder with token types; this model has none"):
         model(family).logits(IDS, source=source, token_type_ids=torch.zeros_like(IDS))
@@ -274,7 +274,7 @@ def test_hidden_is_what_the_head_reads() -> None:
     assert torch.equal(out, small.network.hidden(IDS, torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]]))[0])  # type: ignore[call-arg]
 
 
-def test_hidden_of_an_encoder_and_decoder_is_the_encoders() -> None:
+def test_hidden_of_an_encoder_decoder_is_the_output_of_the_encoder() -> None:
     small = model("seq2seq")
     assert torch.equal(small.hidden(IDS), small.network.encode(IDS).vectors)  # type: ignore[union-attr]
 
@@ -288,7 +288,7 @@ def embedder(tokenizer: Tokenizer | None, head: qkv.HeadConfig | None = None, fa
 
 
 @pytest.mark.parametrize("batch", [1, 2, 32])
-def test_texts_are_embedded_in_their_order_as_each_alone(tokenizer: Tokenizer, batch: int) -> None:
+def test_texts_embedded_in_batches_equal_texts_embedded_alone(tokenizer: Tokenizer, batch: int) -> None:
     small = embedder(tokenizer)
     out = small.embed(TEXTS, batch_size=batch)
     assert out.shape == (4, 16)
@@ -302,13 +302,13 @@ def test_one_text_is_one_vector(tokenizer: Tokenizer) -> None:
     assert embedder(tokenizer).embed("a").shape == (16,)
 
 
-def test_no_texts_are_no_vectors(tokenizer: Tokenizer) -> None:
+def test_an_empty_list_of_texts_gives_no_vectors(tokenizer: Tokenizer) -> None:
     assert embedder(tokenizer).embed([]).shape == (0, 16)
 
 
 @pytest.mark.parametrize("how", ["first", "last", "mean"])
 @pytest.mark.parametrize("family", ["encoder", "decoder"])
-def test_any_model_embeds_when_told_how(tokenizer: Tokenizer, family: str, how: Any) -> None:
+def test_any_model_embeds_with_a_pooling(tokenizer: Tokenizer, family: str, how: Any) -> None:
     head = qkv.HeadConfig(kind="lm", outputs=VOCAB)
     small = embedder(tokenizer, head, family)
     for text, vector in zip(TEXTS, small.embed(TEXTS, pooling=how), strict=True):
@@ -316,7 +316,7 @@ def test_any_model_embeds_when_told_how(tokenizer: Tokenizer, family: str, how: 
         assert close(vector, pool(x, place, how)[0, 0])
 
 
-def test_how_overrides_a_models_own_way(tokenizer: Tokenizer) -> None:
+def test_pooling_overrides_the_pooling_of_the_head(tokenizer: Tokenizer) -> None:
     small = embedder(tokenizer)
     assert not close(small.embed("a text", pooling="first"), small.embed("a text"))
 
@@ -329,7 +329,7 @@ def test_a_text_without_tokens_is_a_vector_of_zeros(how: Any) -> None:
     assert small.embed("", pooling=how).tolist() == [0.0] * 16
 
 
-def test_a_model_that_was_not_made_for_it_asks_how(tokenizer: Tokenizer) -> None:
+def test_a_model_without_an_embedding_head_needs_a_pooling(tokenizer: Tokenizer) -> None:
     small = embedder(tokenizer, qkv.HeadConfig(kind="lm", outputs=VOCAB))
     with pytest.raises(UsageError, match=r'this model has a lm head.* pooling="mean"'):
         small.embed("a")
@@ -354,7 +354,7 @@ def test_an_unknown_export_format_is_refused(tmp_path: Any) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_the_package_says_what_it_has() -> None:
+def test_the_package_lists_its_public_names() -> None:
     for name in qkv.__all__:
         assert getattr(qkv, name) is not None
     assert set(dir(qkv)) == set(qkv.__all__)

@@ -65,7 +65,7 @@ def test_a_recipe_becomes_a_model_that_runs_and_loads_again(lines: Path, tmp_pat
     assert again.run("abc") == model.run("abc")
 
 
-def test_a_change_that_is_misspelt_is_refused(lines: Path) -> None:
+def test_a_misspelt_override_is_refused(lines: Path) -> None:
     with pytest.raises(UsageError, match="steps"):
         qkv.train(lines, **{"train.stepz": 4})
 
@@ -75,7 +75,7 @@ def test_a_value_that_no_recipe_can_hold_is_refused_with_its_key(lines: Path) ->
         qkv.train(lines, **{"train.steps": None})
 
 
-def test_the_package_and_the_verb_are_one_name() -> None:
+def test_qkv_train_is_a_package_and_a_function() -> None:
     import qkv.train.recipe.schema
 
     assert callable(qkv.train)

@@ -31,7 +31,7 @@ def test_every_old_value_is_refused_with_the_new_one(key: str) -> None:
         loads(f'[{section}]\n{name} = "{new}"\n')
 
 
-def test_a_recipe_of_old_names_is_told_all_new_ones() -> None:
+def test_the_error_for_a_recipe_lists_all_new_names() -> None:
     with pytest.raises(UsageError) as error:
         loads("[train]\nclip = 1.0\nlr = 1.0\n[model]\nwindow = 3\n[model.encoder]\ntypes = 2\n", "runs/a/recipe.toml")
     message = str(error.value)
@@ -41,12 +41,12 @@ def test_a_recipe_of_old_names_is_told_all_new_ones() -> None:
     assert "train.lr" not in message
 
 
-def test_a_command_line_with_an_old_key_is_told_the_new_one() -> None:
+def test_the_error_for_an_override_has_the_new_key() -> None:
     with pytest.raises(UsageError, match=r"the command line: (.|\n)*train\.beam → eval_beam"):
         read("dates", ["train.beam=4"])
 
 
-def test_an_old_config_is_told_the_new_fields() -> None:
+def test_the_error_for_a_config_lists_the_new_fields() -> None:
     values = {"version": 1, "pad": 0, "decoder": {"vocab": 9, "rotary_scaling": {"kind": "linear", "low": 1.0}}}
     with pytest.raises(QkvError) as error:
         parse_config(values, "models/a/config.json")

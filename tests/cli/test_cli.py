@@ -82,7 +82,7 @@ def test_a_broken_folder_is_one_clear_error(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_whole_folder_is_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_describes_an_intact_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run_command(["info", str(folder), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["total"] == sum(p.numel() for p in qkv.load(folder).network.parameters())
@@ -114,14 +114,14 @@ def test_a_model_is_not_written_over_itself(folder: Path, verb: str, capsys: pyt
     assert (folder / "config.json").read_bytes() == before
 
 
-def test_import_and_export_go_there_and_back(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_and_import_keep_the_model(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run_command(["export", str(folder), str(tmp_path / "hf"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["class"] == "GPT2LMHeadModel"
     assert cli.run_command(["import", str(tmp_path / "hf"), str(tmp_path / "again")]) == 0
     assert qkv.load(tmp_path / "again").config.decoder == qkv.load(folder).config.decoder
 
 
-def test_weights_are_as_readable_as_the_rest(folder: Path) -> None:
+def test_weights_have_the_permissions_of_other_files(folder: Path) -> None:
     modes = {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
     assert len(set(modes.values())) == 1, modes
 
@@ -143,7 +143,7 @@ def test_data_that_cannot_be_used_is_an_error(name: str, tmp_path: Path, capsys:
     assert name in caught.out + caught.err
 
 
-def test_data_shows_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_prints_fields_and_lengths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "t.tsv").write_text("source\ttarget\nhello\thallo\nbroken\nworld\twelt\n", encoding="utf-8")
     assert cli.run_command(["data", str(tmp_path / "t.tsv"), "--json"]) == 0
     seen = json.loads(capsys.readouterr().out)
@@ -162,14 +162,14 @@ def test_data_shows_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[
         (["--format", "tvs"], ["tsv"]),
     ],
 )
-def test_data_says_what_is_wrong(
+def test_data_reports_wrong_options(
     more: list[str], words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "t.tsv").write_text("source\ttarget\na\tb\n", encoding="utf-8")
     says(capsys, ["data", str(tmp_path / "t.tsv"), *more], 2, *words)
 
 
-def test_a_folder_of_ones_own_is_data_too(
+def test_data_accepts_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "t.tsv").write_text("source\ttarget\na\tb\n", encoding="utf-8")
@@ -184,7 +184,7 @@ def test_a_file_given_twice_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(("processes", "taken_apart"), [("1", True), ("2", False)])
-def test_one_of_several_processes_ends_at_once(processes: str, taken_apart: bool) -> None:
+def test_a_process_of_several_skips_the_shutdown_of_the_interpreter(processes: str, taken_apart: bool) -> None:
     """With its code and all that it printed; what would be done while Python goes is left undone."""
     program = "import atexit; from qkv import cli; atexit.register(print, 'apart'); print('said'); cli.exit_process(3)"
     environment = {**os.environ, "WORLD_SIZE": processes}

@@ -17,7 +17,7 @@ PROGRAM = "from qkv import cli; cli.run_command = lambda: __import__('torch').ge
 
 @pytest.mark.parametrize("busy", [False, True])
 @pytest.mark.parametrize("said", [{"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "active"}])
-def test_what_the_user_says_stands(said: dict[str, str], busy: bool) -> None:
+def test_settings_of_the_user_are_kept(said: dict[str, str], busy: bool) -> None:
     environment = dict(said)
     limit_spinning(environment, busy)
     assert environment == said
@@ -26,7 +26,7 @@ def test_what_the_user_says_stands(said: dict[str, str], busy: bool) -> None:
 @pytest.mark.parametrize(
     ("verb", "used", "spins"), [("train", 0.9, 0), ("train", 0.1, SPIN_COUNT), ("info", 0.9, SPIN_COUNT)]
 )
-def test_training_where_others_use_the_cores_does_not_spin(
+def test_training_on_busy_cores_does_not_spin(
     verb: str, used: float, spins: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in NAMES:
@@ -42,7 +42,7 @@ def test_training_where_others_use_the_cores_does_not_spin(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere torch comes with another OpenMP")
 @pytest.mark.parametrize(("said", "spins"), [({}, SPIN_COUNT), ({"GOMP_SPINCOUNT": "7"}, 7)])
-def test_the_library_that_torch_loads_has_heard_it(said: dict[str, str], spins: int) -> None:
+def test_libgomp_reads_the_setting(said: dict[str, str], spins: int) -> None:
     environment = {name: value for name, value in os.environ.items() if name not in NAMES}
     environment |= {"OMP_DISPLAY_ENV": "verbose", **said}
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True)
@@ -61,7 +61,7 @@ def test_idle_time_is_not_work_and_other_cores_are_not_ours() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
-def test_the_share_of_our_cores_that_others_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fraction_of_our_cores_that_other_programs_use(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two cores one works all the time; a third, which is not ours, too."""
     texts, clock = iter([stat(4.0, 2.0, 7.0), stat(4.5, 2.0, 7.5)]), iter([10.0, 10.5])
     monkeypatch.setattr(openmp.Path, "exists", lambda self: True)

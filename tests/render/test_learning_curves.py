@@ -68,7 +68,7 @@ def test_one_run_in_two_panels(tmp_path):
     assert {"1.500", "0.7500"} <= set(said)  # where the bold lines end
 
 
-def test_places_are_in_proportion(tmp_path):
+def test_coordinates_are_in_proportion(tmp_path):
     """The steps begin at 0 and are the same in both panels; a lower loss is a lower place."""
     training, held_out, exact = (places(line) for line in lines(drawn({"a": run(tmp_path, *ROWS)}, tmp_path)))
     (x1, y1), (x2, y2), (x3, y3), (x4, y4) = training
@@ -87,12 +87,12 @@ def test_several_runs_have_colours_and_names(tmp_path):
     assert picture.get("aria-label") == "Three <runs> & more"
 
 
-def test_names_are_text(tmp_path):
+def test_names_are_escaped(tmp_path):
     picture = drawn({"<b>'x'&": run(tmp_path, *ROWS)}, tmp_path)
     assert "<b>'x'&" in words(picture)
 
 
-def test_ends_that_meet_are_written_apart(tmp_path):
+def test_labels_that_would_overlap_are_moved_apart(tmp_path):
     runs = {str(n): run(tmp_path, *ROWS, name=str(n)) for n in range(6)}
     picture = drawn(runs, tmp_path)
     heights = sorted(float(t.get("y")) for t in picture.iter(f"{SVG}text") if t.text == "1.500")
@@ -100,7 +100,7 @@ def test_ends_that_meet_are_written_apart(tmp_path):
     assert all(b - a >= 14.9 for a, b in pairwise(heights))
 
 
-def test_training_alone_is_one_panel(tmp_path):
+def test_a_run_without_validation_has_one_panel(tmp_path):
     picture = drawn({"a": run(tmp_path, step(10, 2.0), step(20, 1.0))}, tmp_path)
     assert len(lines(picture)) == 1
     assert "thin: training · bold: validation" not in words(picture)
@@ -110,13 +110,13 @@ def test_one_point_is_enough(tmp_path):
     assert "2.000" in words(drawn({"a": run(tmp_path, step(10, 2.0))}, tmp_path))
 
 
-def test_a_line_is_broken_where_a_loss_is_not_a_number(tmp_path):
+def test_a_line_has_a_gap_where_a_loss_is_nan(tmp_path):
     rows = [step(10, 4.0), step(20, 3.0), step(30, math.nan), step(40, 2.0), step(50, math.inf), step(60, 1.0)]
     (line,) = lines(drawn({"a": run(tmp_path, *rows)}, tmp_path))
     assert re.sub(r"[^ML]", "", line.get("d")) == "MLMM"
 
 
-def test_a_loss_that_falls_far_is_drawn_by_its_logarithm(tmp_path):
+def test_a_loss_with_a_wide_range_has_a_logarithmic_scale(tmp_path):
     rows = [step(n * 10, 10.0 * 0.5**n) for n in range(10)]
     (line,) = lines(drawn({"a": run(tmp_path, *rows)}, tmp_path))
     heights = [y for _, y in places(line)]
@@ -150,11 +150,11 @@ def test_a_broken_line_is_named(tmp_path):
         read_curves("a", folder)
 
 
-def test_of_a_step_that_was_logged_twice_the_later_counts(tmp_path):
+def test_the_later_of_two_lines_for_a_step_counts(tmp_path):
     assert read_curves("a", run(tmp_path, step(10, 4.0), step(20, 9.0), step(20, 3.0))).training == [(10, 4), (20, 3)]
 
 
-def test_a_folder_that_is_no_run_is_refused(tmp_path):
+def test_a_folder_that_is_not_a_run_is_refused(tmp_path):
     with pytest.raises(QkvError, match=r"cannot be read .*; give a run folder"):
         drawn({"a": tmp_path / "nowhere"}, tmp_path)
 
@@ -187,20 +187,20 @@ def test_the_only_run_is_not_named_twice(tmp_path):
 @pytest.mark.parametrize(
     ("value", "ends"), [(1.0, (0, 1)), (0.0, (0, 1)), (0.8, (0, 1)), (0.01, (0, 1)), (3.0, (0, 6)), (-3.0, (-6, 0))]
 )
-def test_a_number_that_never_changes_has_a_scale(value, ends):
+def test_a_constant_value_has_a_scale(value, ends):
     scale = Scale([value, value], 100.0, 0.0, max_ticks=5).rounded()
     assert (scale.low, scale.high) == ends
 
 
 @settings(deadline=None, derandomize=True)
 @given(last=st.integers(0, 10**7))
-def test_marks_of_steps_are_whole(last):
+def test_ticks_of_steps_are_whole(last):
     marks = Scale([0.0, float(last)], 0.0, 100.0, whole=True).ticks()
     assert all(mark == int(mark) for mark in marks)
     assert (2 if last < 10**7 else 1) <= len(marks) <= 8
 
 
-def test_a_short_run_has_whole_steps(tmp_path):
+def test_a_short_run_has_ticks_at_whole_steps(tmp_path):
     picture = drawn({"a": run(tmp_path, step(1, 2.0), step(2, 1.0))}, tmp_path)
     below = next(float(t.get("y", "nan")) for t in picture.iter(f"{SVG}text") if t.text == "steps") - 20
     assert ticks(picture, below) == ["0", "1", "2"]
@@ -208,7 +208,7 @@ def test_a_short_run_has_whole_steps(tmp_path):
 
 @settings(deadline=None, derandomize=True)
 @given(values=st.lists(st.floats(-1e12, 1e12), min_size=1, max_size=5))
-def test_marks_are_few_and_inside_and_rounding_takes_everything_in(values):
+def test_ticks_are_few_and_inside_and_a_rounded_scale_holds_all_values(values):
     scale = Scale(values, 100.0, 0.0, max_ticks=5)
     wide = scale.rounded()
     assert wide.low <= min(values) <= max(values) <= wide.high
@@ -221,7 +221,7 @@ def test_marks_are_few_and_inside_and_rounding_takes_everything_in(values):
 
 @settings(deadline=None, derandomize=True)
 @given(low=st.floats(1e-9, 1.0), ratio=st.floats(30.0, 1e9))
-def test_marks_of_a_logarithmic_scale(low, ratio):
+def test_ticks_of_a_logarithmic_scale(low, ratio):
     scale = Scale([low, low * ratio], 100.0, 0.0, log=True).rounded()
     assert scale.low <= low
     assert scale.high >= low * ratio
@@ -232,7 +232,7 @@ def test_marks_of_a_logarithmic_scale(low, ratio):
 
 @settings(deadline=None, derandomize=True)
 @given(many=st.integers(0, 500), most=st.integers(1, 60))
-def test_many_points_become_few_and_keep_their_mean(many, most):
+def test_downsampling_keeps_the_mean(many, most):
     points = [(float(n), float(n)) for n in range(many)]
     few = downsample(points, most)
     assert len(few) == min(many, most)
@@ -240,7 +240,7 @@ def test_many_points_become_few_and_keep_their_mean(many, most):
         assert sum(value for _, value in few) / len(few) == pytest.approx((many - 1) / 2)
 
 
-def test_steps_that_were_left_out_have_no_loss_to_draw(tmp_path):
+def test_skipped_steps_have_no_loss_to_draw(tmp_path):
     rows = [step(10, 4.0), {**step(20, 0.0), "loss": None}, step(30, 2.0)]
     assert read_curves("a", run(tmp_path, *rows)).training == [(10, 4.0), (30, 2.0)]
 
@@ -250,7 +250,7 @@ def rings(picture: ElementTree.Element) -> list[tuple[float, float]]:
     return [(float(circle.get("cx", "nan")), float(circle.get("cy", "nan"))) for circle in circles]
 
 
-def test_weights_that_were_kept_stand_beside_the_curve(tmp_path):
+def test_kept_weights_are_drawn_beside_the_curve(tmp_path):
     """A run that ends with the mean of its weights does not seem to have got better at its last step."""
     picture = drawn({"a": run(tmp_path, *ROWS, evaluation(40, loss=1.25, exact=0.875))}, tmp_path)
     plain = drawn({"b": run(tmp_path, *ROWS, name="plain")}, tmp_path)
@@ -263,7 +263,7 @@ def test_weights_that_were_kept_stand_beside_the_curve(tmp_path):
     assert "ring: the kept weights" not in words(plain)
 
 
-def test_weights_of_an_earlier_step_stand_at_it(tmp_path):
+def test_kept_weights_of_an_earlier_step_are_drawn_at_that_step(tmp_path):
     rows = [*ROWS, step(50, 0.5), evaluation(50, loss=2.0, exact=0.5), evaluation(50, loss=1.5 + 1e-7, exact=0.75)]
     folder = run(tmp_path, *rows)
     assert read_curves("a", folder).kept == {"loss": [(40, 1.5 + 1e-7)], "exact": [(40, 0.75)]}
@@ -273,7 +273,7 @@ def test_weights_of_an_earlier_step_stand_at_it(tmp_path):
     assert "0.7500" in words(picture)  # what the run ended with
 
 
-def test_the_last_weights_have_no_ring(tmp_path):
+def test_kept_weights_of_the_last_step_have_no_ring(tmp_path):
     """Evaluated twice, with the same numbers: nothing else was kept."""
     picture = drawn({"a": run(tmp_path, *ROWS, evaluation(40, loss=1.5, exact=0.75))}, tmp_path)
     assert rings(picture) == []

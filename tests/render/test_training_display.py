@@ -59,7 +59,7 @@ def log(*calls) -> list[str]:
 # The display
 
 
-def test_all_of_it():
+def test_the_full_display():
     earlier = replace(STEP, step=530, loss=0.5)
     assert picture(display(steps=(earlier, STEP))) == [
         "",
@@ -75,14 +75,14 @@ def test_all_of_it():
     ]
 
 
-def test_nothing_known_yet():
+def test_the_display_before_the_first_report():
     assert picture(display(start=None, steps=(), evaluations=(), sample=None))[1] == " a run"
     shown = picture(display(steps=(), evaluations=(), sample=None))
     assert shown[2] == f" {'─' * 48}    0 %   step 0 of 1,000"
     assert shown[-1] == " waiting for the first step"
 
 
-def test_a_run_that_goes_on_begins_where_it_was():
+def test_a_resumed_run_starts_at_its_step():
     shown = picture(display(start=replace(START, step=300), steps=(), evaluations=(), sample=None))
     assert shown[2].endswith("step 300 of 1,000")
 
@@ -92,18 +92,18 @@ def test_a_budget_in_minutes_has_no_number_of_steps():
     assert shown[2].endswith("54 %   0:52 left   step 540")
 
 
-def test_a_part_that_is_trained_is_told():
+def test_the_number_of_trainable_parameters_is_shown():
     assert "1.1 million parameters, 4,096 trainable" in picture(display(start=replace(START, trainable=4096)))[1]
 
 
-def test_the_best_evaluation_is_remembered():
+def test_the_best_evaluation_is_shown():
     worse = replace(EVAL, step=540, metrics={"exact": 0.5}, is_best=False)
     assert picture(display(evaluations=(EVAL, worse)))[5] == (
         " validation   exact 0.5000   █▁   step 540, best 0.9530 at 500"
     )
 
 
-def test_what_is_wrong_is_shown_beside_what_was_expected():
+def test_a_wrong_prediction_is_shown_with_the_expected_text():
     assert picture(display(sample=WRONG))[-3:] == [
         " source       3 mars 1998",
         " predicted ✗  1998-03-30",
@@ -111,7 +111,7 @@ def test_what_is_wrong_is_shown_beside_what_was_expected():
     ]
 
 
-def test_without_one_right_answer_nothing_is_judged():
+def test_a_sample_without_an_expected_text_has_no_mark():
     assert picture(display(sample=Sample("", "Once upon a time", "")))[-1] == " predicted    Once upon a time"
 
 
@@ -120,7 +120,7 @@ def test_a_sample_of_the_evaluation_is_shown():
 
 
 @pytest.mark.parametrize("text", ["٣ مارس ١٩٩٨ م", "ג׳ במרץ 1998"])
-def test_writing_from_right_to_left_stands_at_the_end_of_its_line(text):
+def test_right_to_left_text_is_at_the_end_of_its_line(text):
     lines = [line for line in picture(display(sample=Sample(text, text, "else"))) if text in line]
     assert [line.strip().split()[0] for line in lines] == ["source", "predicted"]
     assert all(line.endswith(text) for line in lines)
@@ -132,7 +132,7 @@ def test_long_texts_take_two_lines():
     assert [line.endswith(" …") for line in shown] == [False, True, False, True]
 
 
-def test_control_characters_are_drawn_not_obeyed():
+def test_control_characters_are_escaped():
     shown = "\n".join(picture(display(sample=Sample("a\x1b[31mb\rc\nd", "\u202eevil", "x"))))
     assert "\x1b" not in shown
     assert "\u202e" not in shown
@@ -166,14 +166,14 @@ def test_no_line_is_wider_than_the_terminal(
     assert 9 <= len(shown) <= 15
 
 
-def test_evaluations_without_numbers():
+def test_an_evaluation_without_metrics():
     assert picture(display(evaluations=(replace(EVAL, metrics={}),)))[5] == " validation   nothing measured yet"
 
 
 # The terminal
 
 
-def test_whatever_happens_the_cursor_comes_back():
+def test_an_error_restores_the_cursor():
     stream = io.StringIO()
 
     def run():
@@ -187,7 +187,7 @@ def test_whatever_happens_the_cursor_comes_back():
     assert stream.getvalue().count("\x1b[?25l") == stream.getvalue().count("\x1b[?25h") == 1
 
 
-def test_notes_and_the_end_stay_above_and_below():
+def test_notes_are_above_the_display_and_the_end_is_below():
     stream = io.StringIO()
     with LiveDisplay(Console(file=stream, force_terminal=True, color_system=None, width=80)) as watch:
         watch.on_start(replace(START, notes=("going on from step 300",)))
@@ -199,7 +199,7 @@ def test_notes_and_the_end_stay_above_and_below():
     assert seen.rstrip().endswith(" done  1,000 steps in 1:45 (all steps done)   exact 0.9640   runs/dates")
 
 
-def test_where_there_is_no_terminal_there_are_lines(capsys, monkeypatch):
+def test_without_a_terminal_there_is_a_log(capsys, monkeypatch):
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
         monkeypatch.delenv(name, raising=False)
     with make_watcher() as watch:
@@ -232,31 +232,31 @@ def test_a_log():
     ]
 
 
-def test_a_log_does_not_say_the_same_twice():
+def test_a_log_leaves_out_a_repeated_evaluation():
     last = replace(EVAL, is_best=False)
     worse = replace(last, metrics={**EVAL.metrics, "loss": 9.0})
     assert len(log(("on_evaluate", EVAL), ("on_evaluate", last), ("on_evaluate", worse))) == 2
 
 
-def test_a_log_speaks_of_steps_every_few_seconds_and_of_the_last():
+def test_a_log_has_a_step_every_few_seconds_and_the_last_step():
     steps = [replace(STEP, step=n, seconds=n / 10, fraction_done=n / 1000) for n in range(10, 1001, 10)]
     said = log(*(("on_step", step) for step in steps))
     assert [line.split("  ")[0] for line in said] == [f"step {n:,}" for n in (*range(10, 911, 100), 1000)]
 
 
-def test_a_log_shows_a_sample_for_a_step_it_speaks_of():
+def test_a_log_shows_one_sample_for_each_logged_step():
     calls = [("on_step", STEP), ("on_sample", 540, RIGHT), ("on_sample", 541, RIGHT), ("on_sample", 542, RIGHT)]
     assert log(*calls)[1:] == ["  3 mars 1998 → 1998-03-03 ✓"]
 
 
-def test_a_log_has_no_codes_and_a_line_for_each_thing():
+def test_a_log_has_no_escape_codes_and_a_line_for_each_event():
     nasty = Sample("a\x1b[31m\nb", "\x07", "c")
     said = log(("on_evaluate", replace(EVAL, samples=[nasty])), ("on_note", 1, "\x1b[2J"))
     assert len(said) == 3
     assert not any(character < " " for line in said for character in line)
 
 
-def test_a_log_in_an_encoding_without_the_letters():
+def test_a_log_escapes_characters_that_its_encoding_lacks():
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")
     LogDisplay(stream).on_evaluate(replace(EVAL, samples=[Sample("東京", "x", "x")]))
@@ -277,14 +277,14 @@ def test_a_sparkline_spans_its_numbers(values, width):
         assert line[values.index(max(values))] == "█"
 
 
-def test_a_sparkline_of_a_loss_is_drawn_by_its_logarithm():
+def test_a_sparkline_of_a_loss_has_a_logarithmic_scale():
     assert sparkline([math.exp(-n) for n in range(8)], 8, log=True) == "█▇▆▅▄▃▂▁"
     assert sparkline([math.nan, 0.0, 2.0, 1.0, math.inf], 8, log=True) == "█▁"
 
 
 @settings(deadline=None, derandomize=True)
 @given(values=st.lists(st.floats(-1e6, 1e6), max_size=300))
-def test_a_long_curve_is_kept_in_few_points(values):
+def test_a_long_curve_is_downsampled(values):
     curve = DownsampledCurve(max_points=8)
     for value in values:
         curve.add(value)
@@ -298,13 +298,13 @@ def test_a_long_curve_is_kept_in_few_points(values):
 
 @settings(deadline=None, derandomize=True)
 @given(value=st.floats(-1e9, 1e9))
-def test_four_digits(value):
+def test_a_formatted_number_has_four_digits(value):
     assert float(format_number(value)) == pytest.approx(value, rel=6e-3, abs=1e-300)
 
 
 @settings(deadline=None, derandomize=True)
 @given(seconds=st.integers(0, 10**7))
-def test_a_clock_can_be_read_back(seconds):
+def test_a_formatted_duration_can_be_parsed(seconds):
     days, _, rest = format_duration(seconds).rpartition(" ")
     parts = [int(part) for part in rest.split(":")]
     total = sum(part * 60**power for power, part in enumerate(reversed(parts)))

@@ -130,20 +130,20 @@ def check_alike(model: qkv.Model, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", SEQ2SEQ)
-def test_an_encoder_and_decoder_translates_alike(name: str, tmp_path: Path) -> None:
+def test_an_encoder_decoder_gives_the_same_scores_and_tokens(name: str, tmp_path: Path) -> None:
     stack, more = SEQ2SEQ[name]
     model = made(stack, stack, **more)
     assert write_ctranslate2(tmp_path / "out", model.config, model.network, None) == "Translator"
     check_alike(model, tmp_path / "out")
 
 
-def test_encoder_and_decoder_may_differ(tmp_path: Path) -> None:
+def test_encoder_and_decoder_may_have_different_configs(tmp_path: Path) -> None:
     model = made({"layers": 3, "heads": 2, "position": "learned"}, {"norm_placement": "post", "feedforward": "relu"})
     model.export(tmp_path / "out", format="ctranslate2")
     check_alike(model, tmp_path / "out")
 
 
-def test_a_search_finds_the_same(tmp_path: Path) -> None:
+def test_beam_search_gives_the_same_tokens(tmp_path: Path) -> None:
     """Beams of equal length, for the two stop by different rules."""
     stack, _ = SEQ2SEQ["2017"]
     model = made(stack, stack, bias=True)
@@ -156,13 +156,13 @@ def test_a_search_finds_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_a_decoder_goes_on_alike(name: str, tmp_path: Path) -> None:
+def test_a_decoder_gives_the_same_scores_and_tokens(name: str, tmp_path: Path) -> None:
     model = made(None, DECODERS[name])
     assert write_ctranslate2(tmp_path / "out", model.config, model.network, None) == "Generator"
     check_alike(model, tmp_path / "out")
 
 
-def test_other_weights_write_something_else(tmp_path: Path) -> None:
+def test_other_weights_generate_other_tokens(tmp_path: Path) -> None:
     """Negative control: one row of one matrix tells."""
     model = made(None, DECODERS["llama"])
     write_ctranslate2(tmp_path / "out", model.config, model.network, None)
@@ -172,7 +172,7 @@ def test_other_weights_write_something_else(tmp_path: Path) -> None:
         check_alike(model, tmp_path / "out")
 
 
-def test_its_tokens_are_those_of_the_tokenizer(tmp_path: Path) -> None:
+def test_the_vocabulary_is_that_of_the_tokenizer(tmp_path: Path) -> None:
     tokenizer = Tokenizer.train("byte", iter([]), vocab_size=260, special_tokens=["pad", "eos", "bos"], template="eos")
     stack = qkv.StackConfig(
         vocab_size=264, width=16, layers=1, heads=2, ffn_width=16, position="learned", max_positions=32
@@ -228,7 +228,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("field", REFUSED)
-def test_what_it_cannot_say_is_refused_by_name(field: str, tmp_path: Path) -> None:
+def test_an_unsupported_setting_is_refused_by_name(field: str, tmp_path: Path) -> None:
     model = made(None, REFUSED[field])
     with pytest.raises(QkvError, match=rf"CTranslate2 does not support this model: decoder\.{field}"):
         write_ctranslate2(tmp_path / "out", model.config, model.network, None)
@@ -236,14 +236,14 @@ def test_what_it_cannot_say_is_refused_by_name(field: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("field", ["position", "qk_norm"])
-def test_some_fit_a_decoder_alone(field: str) -> None:
+def test_some_settings_are_supported_only_in_a_decoder(field: str) -> None:
     settings = {"position": {"position": "alibi"}, "qk_norm": {**MODERN, "qk_norm": "head"}}[field]
     assert unsupported_settings(made(None, settings).config) == []
     found = unsupported_settings(made(settings, settings).config)
     assert [problem.split(" ")[0] for problem in found] == [f"encoder.{field}", f"decoder.{field}"]
 
 
-def test_all_that_does_not_fit_is_named_at_once() -> None:
+def test_one_error_names_all_unsupported_settings() -> None:
     stack = qkv.StackConfig(
         vocab_size=9, width=8, layers=1, heads=2, ffn_width=8, norm_placement="sandwich", sliding_window=3
     )
@@ -253,7 +253,7 @@ def test_all_that_does_not_fit_is_named_at_once() -> None:
 
 
 @pytest.mark.parametrize("family", ["encoder", "decoder"])
-def test_models_that_do_not_write_are_refused(family: str, tmp_path: Path) -> None:
+def test_models_that_do_not_generate_are_refused(family: str, tmp_path: Path) -> None:
     stack = qkv.StackConfig(vocab_size=9, width=8, layers=1, heads=2, ffn_width=8)
     model = qkv.new(qkv.Config(**{family: stack}, head=qkv.HeadConfig(kind="classify", outputs=2)))
     with pytest.raises(QkvError, match="classify head"):

@@ -71,7 +71,9 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Encoder, Session,
 
 @pytest.mark.parametrize("lengths", [(5,), (3, 7, 1), (4, 4)])
 @pytest.mark.parametrize("left", [False, True])
-def test_an_encoder_says_the_same(encoder: tuple[Encoder, Session, Path], lengths: tuple[int, ...], left: bool) -> None:
+def test_an_encoder_gives_the_same_output(
+    encoder: tuple[Encoder, Session, Path], lengths: tuple[int, ...], left: bool
+) -> None:
     network, session, _ = encoder
     mask = mask_of(*lengths, left=left)
     ids = ids_of(*mask.shape)
@@ -80,7 +82,7 @@ def test_an_encoder_says_the_same(encoder: tuple[Encoder, Session, Path], length
     check_near(theirs, network(ids, mask, token_type_ids=types))
 
 
-def test_a_mask_is_heard(encoder: tuple[Encoder, Session, Path]) -> None:
+def test_the_mask_has_an_effect(encoder: tuple[Encoder, Session, Path]) -> None:
     """Negative control: without it the answer is another."""
     _, session, _ = encoder
     ids = ids_of(1, 6)
@@ -92,7 +94,7 @@ def test_a_mask_is_heard(encoder: tuple[Encoder, Session, Path]) -> None:
     assert np.abs(whole - part).max() > 1e-3
 
 
-def test_the_folder_tells_how_to_use_it(encoder: tuple[Encoder, Session, Path]) -> None:
+def test_the_readme_describes_inputs_and_outputs(encoder: tuple[Encoder, Session, Path]) -> None:
     _, session, folder = encoder
     text = (folder / "README.md").read_text(encoding="utf-8")
     for one in (*session.get_inputs(), *session.get_outputs()):
@@ -120,7 +122,9 @@ def nothing_yet(network: Decoder | Seq2Seq, rows: int) -> Any:
 
 
 @pytest.mark.parametrize("lengths", [(5,), (3, 7, 1)])
-def test_a_decoder_says_the_same_of_whole_texts(decoder: tuple[Decoder, Session], lengths: tuple[int, ...]) -> None:
+def test_a_decoder_gives_the_same_logits_for_whole_texts(
+    decoder: tuple[Decoder, Session], lengths: tuple[int, ...]
+) -> None:
     network, session = decoder
     mask = mask_of(*lengths, left=True)
     ids = ids_of(*mask.shape)
@@ -131,7 +135,7 @@ def test_a_decoder_says_the_same_of_whole_texts(decoder: tuple[Decoder, Session]
 
 
 @pytest.mark.parametrize("cuts", [(0, 4, 5, 6, 9), (0, 1, 2, 9), (0, 9)])
-def test_a_decoder_says_the_same_step_by_step(decoder: tuple[Decoder, Session], cuts: tuple[int, ...]) -> None:
+def test_a_decoder_gives_the_same_logits_step_by_step(decoder: tuple[Decoder, Session], cuts: tuple[int, ...]) -> None:
     network, session = decoder
     mask = mask_of(9, 8, left=True)  # padding only in the first piece
     ids = ids_of(*mask.shape)
@@ -161,7 +165,7 @@ def seq2seq(tmp_path_factory: pytest.TempPathFactory) -> tuple[Seq2Seq, Session,
 
 @pytest.mark.parametrize("lengths", [(5,), (3, 7, 1)])
 @pytest.mark.parametrize("cuts", [(0, 6), (0, 1, 2, 6)])
-def test_an_encoder_and_decoder_say_the_same(
+def test_an_encoder_decoder_gives_the_same_logits(
     seq2seq: tuple[Seq2Seq, Session, Session], lengths: tuple[int, ...], cuts: tuple[int, ...]
 ) -> None:
     network, reads, writes = seq2seq
@@ -187,7 +191,7 @@ def test_without_the_package_the_extra_is_named(tmp_path: Path, monkeypatch: pyt
     assert not (tmp_path / "out").exists()
 
 
-def test_other_peoples_files_are_left_alone(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     network = qkv.new("bert-tiny").network
     with pytest.raises(QkvError, match="other files"):

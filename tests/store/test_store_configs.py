@@ -9,12 +9,12 @@ import qkv
 from qkv.models.tables import ARCHITECTURES
 
 
-def test_a_folder_that_is_whole_loads(either, model, same):
+def test_an_intact_folder_loads(either, model, same):
     """The control of everything below."""
     assert same(either, model)
 
 
-def test_no_folder(tmp_path, refused):
+def test_a_missing_folder_is_refused(tmp_path, refused):
     refused(tmp_path / "nowhere", "nowhere", "no such folder")
 
 
@@ -39,7 +39,7 @@ def test_a_config_that_cannot_be_read(either, refused):
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 0.99])
-def test_a_config_cut_short(either, share, refused):
+def test_a_truncated_config_is_refused(either, share, refused):
     text = (either / "config.json").read_bytes().rstrip()
     (either / "config.json").write_bytes(text[: int(share * len(text))])
     refused(either, "config.json", *(["the file is empty"] if share == 0 else ["line", "not JSON"]))
@@ -60,22 +60,22 @@ def test_a_config_cut_short(either, share, refused):
     ],
     ids=["binary", "zeros", "list", "string", "null", "number", "endless number", "endless depth", "yaml"],
 )
-def test_a_config_that_is_no_json_object(either, content, word, refused):
+def test_a_config_that_is_not_a_json_object_is_refused(either, content, word, refused):
     (either / "config.json").write_bytes(content)
     refused(either, str(either / "config.json"), word)
 
 
-def test_an_unknown_architecture_and_the_nearest_known_one(foreign, edit, refused):
+def test_an_unknown_architecture_is_refused_with_the_nearest_known_one(foreign, edit, refused):
     edit(foreign, model_type="berts")
     refused(foreign, "config.json", "'berts'", "did you mean 'bert'?")
 
 
-def test_an_architecture_like_no_other_and_all_that_are_known(foreign, edit, refused):
+def test_an_unknown_architecture_without_a_similar_name_is_refused_with_all_known_ones(foreign, edit, refused):
     edit(foreign, model_type="xyzzy")
     refused(foreign, "'xyzzy'", *ARCHITECTURES)
 
 
-def test_an_unknown_class_and_the_nearest_known_one(foreign, edit, refused):
+def test_an_unknown_class_is_refused_with_the_nearest_known_one(foreign, edit, refused):
     edit(foreign, architectures=["BertForMaskedLMs"])
     refused(foreign, "'BertForMaskedLMs'", "did you mean 'BertForMaskedLM'?")
 
@@ -131,12 +131,12 @@ def test_a_size_that_does_not_divide(foreign, edit, refused):
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
 )
-def test_our_own_config_with_a_wrong_field(own, edit, keys, words, refused):
+def test_a_qkv_config_with_a_wrong_field_is_refused(own, edit, keys, words, refused):
     edit(own, **keys)
     refused(own, "config.json", *words)
 
 
-def test_a_misspelt_field_of_our_own_and_the_nearest_known_one(own, edit, refused):
+def test_a_misspelt_field_of_a_qkv_config_is_refused_with_the_nearest_known_one(own, edit, refused):
     stack = json.loads((own / "config.json").read_text())["encoder"]
     edit(own, encoder={**stack, "widht": 8})
     refused(own, "encoder", "'widht'", "did you mean 'width'?")

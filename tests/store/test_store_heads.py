@@ -13,7 +13,7 @@ def body(model: qkv.Model) -> dict[str, torch.Tensor]:
     return {name: p for name, p in model.network.named_parameters() if not name.startswith("head.")}
 
 
-def test_the_body_is_the_folders_and_the_head_is_new(either, model):
+def test_the_body_is_read_and_the_head_is_new(either, model):
     loaded = qkv.load(either, head=CLASSIFY)
     assert loaded.config.head == CLASSIFY
     first, second = body(model), body(loaded)
@@ -22,48 +22,48 @@ def test_the_body_is_the_folders_and_the_head_is_new(either, model):
     assert loaded.logits([[5, 6, 7]]).shape == (1, 2)
 
 
-def test_what_starts_afresh_is_said(either):
+def test_a_note_lists_newly_initialised_tensors(either):
     notes = " ".join(qkv.load(either, head=CLASSIFY).notes)
     assert "4 tensors are not in the folder and were newly initialised" in notes
     assert "head.out.weight" in notes
 
 
-def test_the_old_head_of_a_foreign_folder_is_said_to_be_left(foreign):
+def test_a_note_lists_the_unread_head_of_a_hugging_face_folder(foreign):
     notes = " ".join(qkv.load(foreign, head=CLASSIFY).notes)
     assert "cls.predictions.transform.dense.weight" in notes
 
 
-def test_no_head_needs_nothing_new(either, model):
+def test_a_model_without_a_head_has_no_new_tensors(either, model):
     loaded = qkv.load(either, head=HeadConfig())
     assert not [note for note in loaded.notes if "afresh" in note]
     assert torch.equal(loaded.logits([[5, 6, 7]]), model.hidden([[5, 6, 7]]))
 
 
-def test_the_head_that_is_there_is_read(either, model, same):
+def test_an_equal_head_is_read_from_the_folder(either, model, same):
     loaded = qkv.load(either, head=model.config.head)
     assert loaded.notes == []
     assert torch.equal(loaded.network.head.dense.weight, model.network.head.dense.weight)
 
 
-def test_a_new_head_takes_the_folders_type(either, tmp_path):
+def test_a_new_head_has_the_dtype_of_the_folder(either, tmp_path):
     qkv.load(either, dtype=torch.bfloat16).save(tmp_path / "half")
     loaded = qkv.load(tmp_path / "half", head=CLASSIFY)
     assert {p.dtype for p in loaded.network.parameters()} == {torch.bfloat16}
 
 
-def test_a_head_that_cannot_be(either):
+def test_an_impossible_head_is_refused(either):
     with pytest.raises(qkv.UsageError, match=r"head.*299.*300"):
         qkv.load(either, head=HeadConfig(kind="mlm", outputs=299))
 
 
-def test_a_fresh_head_is_saved_with_the_body(either, tmp_path, same):
+def test_a_new_head_is_saved_with_the_body(either, tmp_path, same):
     loaded = qkv.load(either, head=CLASSIFY)
     loaded.save(tmp_path / "next")
     assert same(tmp_path / "next", loaded)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_numbers_are_saved_in_the_type_that_they_have(either, dtype, tmp_path):
+def test_weights_are_saved_in_their_dtype(either, dtype, tmp_path):
     loaded = qkv.load(either, dtype=dtype)
     loaded.save(tmp_path / "next")
     again = qkv.load(tmp_path / "next")

@@ -34,32 +34,32 @@ def hub(monkeypatch, tmp_path) -> Hub:
     return stand_in
 
 
-def test_a_hub_id_is_fetched_and_read(hub, own, model, same):
+def test_a_hub_id_is_downloaded_and_read(hub, own, model, same):
     hub.answer = own
     assert same("someone/some-model", model)
     assert [name for name, _ in hub.asked] == ["someone/some-model"]
 
 
-def test_neither_pickles_nor_code_are_fetched(hub, own):
+def test_neither_pickles_nor_code_are_downloaded(hub, own):
     hub.answer = own
     qkv.load("someone/some-model")
     assert hub.asked == [("someone/some-model", DOWNLOAD_PATTERNS)]
     assert not [p for p in DOWNLOAD_PATTERNS if p in ("*", "*.*") or p.endswith((".bin", ".py", ".pt", ".pkl"))]
 
 
-def test_a_folder_here_comes_before_the_hub(hub, model, tmp_path, same):
+def test_a_local_folder_has_precedence_over_the_hub(hub, model, tmp_path, same):
     model.save(tmp_path / "someone" / "some-model")
     assert same("someone/some-model", model)
     assert hub.asked == []
 
 
-def test_a_misspelt_path_beside_folders_never_asks_the_hub(hub, tmp_path, refused):
+def test_a_misspelt_path_beside_folders_is_not_looked_up_on_the_hub(hub, tmp_path, refused):
     (tmp_path / "runs").mkdir()
     refused("runs/dats", "runs/dats", "no such folder")
     assert hub.asked == []
 
 
-def test_a_name_that_is_nearly_a_folders(tmp_path, monkeypatch, refused):
+def test_a_similar_folder_is_suggested(tmp_path, monkeypatch, refused):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "dates").mkdir(parents=True)
     (tmp_path / "dates.toml").touch()
@@ -82,17 +82,17 @@ def test_a_name_that_is_nearly_a_folders(tmp_path, monkeypatch, refused):
         "owner\\model",
     ],
 )
-def test_what_is_no_hub_id_never_asks_the_hub(hub, name, refused):
+def test_a_name_that_is_no_hub_id_is_not_looked_up_on_the_hub(hub, name, refused):
     refused(name, "no such folder")
     assert hub.asked == []
 
 
-def test_what_the_hub_says_is_passed_on_in_one_line(hub, refused):
+def test_an_error_of_the_hub_becomes_one_line(hub, refused):
     text = refused("someone/some-model", "someone/some-model", "no such repository")
     assert "second line" not in text
 
 
-def test_a_broken_folder_from_the_hub_is_refused_as_any_other(hub, tmp_path, refused):
+def test_a_broken_folder_from_the_hub_is_refused(hub, tmp_path, refused):
     (tmp_path / "fetched").mkdir()
     hub.answer = tmp_path / "fetched"
     refused("someone/some-model", "no config.json")

@@ -48,7 +48,7 @@ def test_normalising_is_read(make):
     assert qkv.load(make(MEAN, "Normalize")).config.head.normalize is True
 
 
-def test_a_transformer_in_a_folder_of_its_own(make, model, tokenizer):
+def test_the_transformer_may_be_in_a_sub_folder(make, model, tokenizer):
     folder = make(MEAN, "Normalize", inner="0_Transformer")
     tokenizer.save(folder / "0_Transformer")
     loaded = qkv.load(folder)
@@ -103,7 +103,7 @@ def test_a_missing_transformer_is_named(make, refused):
     refused(folder, "0_Transformer")
 
 
-def test_modules_never_reach_out_of_their_folder(make, model, tmp_path, refused):
+def test_paths_of_modules_stay_inside_the_folder(make, model, tmp_path, refused):
     folder = make(MEAN, inner="0_Transformer")
     model.export(tmp_path / "elsewhere")
     modules = json.loads((folder / "modules.json").read_text())
@@ -112,6 +112,6 @@ def test_modules_never_reach_out_of_their_folder(make, model, tmp_path, refused)
     refused(folder, str(folder / "elsewhere"))
 
 
-def test_a_head_that_is_asked_for_comes_before_the_modules(make):
+def test_the_head_parameter_has_precedence_over_the_modules(make):
     head = qkv.HeadConfig(kind="tag", outputs=3, bias=True)
     assert qkv.load(make(MEAN), head=head).config.head == head

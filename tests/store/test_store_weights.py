@@ -39,7 +39,7 @@ MISSING, MISSHAPEN = (
 
 
 @pytest.mark.parametrize("kind", MISSING)
-def test_everything_that_does_not_fit_is_in_one_error(kind, request, refused):
+def test_one_error_lists_all_mismatches(kind, request, refused):
     folder = request.getfixturevalue(kind)
     missing, misshapen = MISSING[kind]
 
@@ -64,27 +64,27 @@ def test_a_long_list_is_counted_and_shortened(kind, request, refused):
     assert text.count(".weight") + text.count(".bias") == MAX_LISTED
 
 
-def test_a_part_of_a_fused_matrix_with_another_shape(foreign, refused):
+def test_a_part_of_a_fused_matrix_with_a_wrong_shape_is_refused(foreign, refused):
     """Query, key and value are three of theirs and one of ours: each is checked."""
     name = "bert.encoder.layer.0.attention.self.key.weight"
     rewrite(foreign, lambda tensors: tensors.update({name: torch.zeros(8, 5)}))
     refused(foreign, MISSHAPEN)
 
 
-def test_a_config_of_another_size(either, edit, refused):
+def test_a_config_of_another_size_is_refused(either, edit, refused):
     path = either / "config.json"
     path.write_text(path.read_text().replace("300", "301"))
     refused(either, MISSHAPEN, "(300, 8)", "(301, 8)")
 
 
-def test_other_heads_are_dropped_and_said(foreign, model):
+def test_other_heads_are_not_read_and_noted(foreign, model):
     rewrite(foreign, lambda tensors: tensors.update({"classifier.weight": torch.zeros(2, 8)}))
     loaded = qkv.load(foreign)
     assert loaded.config == model.config
     assert [note for note in loaded.notes if "other heads" in note and "classifier.weight" in note] == loaded.notes
 
 
-def test_buffers_of_old_releases_are_not_in_the_way(foreign):
+def test_buffers_of_old_releases_are_ignored(foreign):
     rewrite(foreign, lambda tensors: tensors.update({"bert.embeddings.position_ids": torch.arange(16)[None]}))
     assert qkv.load(foreign).notes == []
 
@@ -101,7 +101,7 @@ def test_old_names_of_norms_are_read(foreign, model, same):
     assert same(foreign, model)
 
 
-def test_remote_code_is_not_run_and_said(foreign, edit, tmp_path):
+def test_remote_code_is_not_run_and_noted(foreign, edit, tmp_path):
     ran = tmp_path / "ran"
     (foreign / "evil.py").write_text(f"open({str(ran)!r}, 'w')")
     edit(foreign, auto_map={"AutoModel": "evil.Model", "AutoConfig": "evil.Config"})
@@ -111,7 +111,7 @@ def test_remote_code_is_not_run_and_said(foreign, edit, tmp_path):
     assert not ran.exists()
 
 
-def test_half_precision_stays_what_it_is(foreign):
+def test_half_precision_is_kept_on_load(foreign):
     rewrite(foreign, lambda tensors: tensors.update({name: t.bfloat16() for name, t in tensors.items()}))
     assert {p.dtype for p in qkv.load(foreign).network.parameters()} == {torch.bfloat16}
     assert {p.dtype for p in qkv.load(foreign, dtype=torch.float32).network.parameters()} == {torch.float32}
@@ -146,13 +146,13 @@ def test_a_loaded_model_does_not_change_with_its_file(either):
     ],
     ids=["empty", "1 byte", "7 bytes", "length only", "in header", "no data", "1 byte of data", "half", "last byte"],
 )
-def test_a_file_cut_short(either, cut, refused):
+def test_a_truncated_file_is_refused(either, cut, refused):
     data = (either / WEIGHTS_FILE).read_bytes()
     (either / WEIGHTS_FILE).write_bytes(data[: cut(data)])
     refused(either, WEIGHTS_FILE, "not a complete safetensors file")
 
 
-def test_a_file_with_something_behind_it(either, refused):
+def test_a_file_with_trailing_bytes_is_refused(either, refused):
     with (either / WEIGHTS_FILE).open("ab") as file:
         file.write(b"tail")
     refused(either, WEIGHTS_FILE, "not a complete safetensors file")
@@ -198,19 +198,19 @@ def test_a_flipped_bit_of_a_header_is_refused(either):
 @pytest.mark.parametrize(
     "content", [b"not a model\n" * 9, b"\xff" * 64, b"\x00" * 64, b"<html><body>404</body></html>"]
 )
-def test_something_else_under_the_name(either, content, refused):
+def test_other_content_under_the_name_is_refused(either, content, refused):
     (either / WEIGHTS_FILE).write_bytes(content)
     refused(either, WEIGHTS_FILE, "not a complete safetensors file")
 
 
-def test_a_folder_in_the_place_of_the_file(either, refused):
+def test_a_folder_instead_of_the_file_is_refused(either, refused):
     (either / WEIGHTS_FILE).unlink()
     (either / WEIGHTS_FILE).mkdir()
     refused(either, WEIGHTS_FILE)
 
 
 @pytest.mark.parametrize("length", [0x0280, 0x0380, 0x0480, 0x0580])
-def test_a_header_whose_length_looks_like_a_pickle(length, tmp_path):
+def test_a_safetensors_file_that_looks_like_a_pickle_is_read(length, tmp_path):
     """A file starts with its header's length: 640 is spelt like the start of a pickle, and is none."""
     weights = {"a": torch.arange(3.0)}
     save_file(weights, tmp_path / WEIGHTS_FILE)
@@ -286,7 +286,7 @@ def test_a_pickle_among_the_shards_is_not_opened(either, tmp_path, refused):
     assert not (tmp_path / "harm").exists()
 
 
-def test_no_weights_at_all(either, refused):
+def test_a_folder_without_weights_is_refused(either, refused):
     (either / WEIGHTS_FILE).unlink()
     refused(either, str(either), "no weights", WEIGHTS_FILE)
 
@@ -309,7 +309,7 @@ def point(folder: Path, name: str) -> None:
     (folder / INDEX_FILE).write_text(json.dumps(index))
 
 
-def test_shards_that_are_whole_load(either, model, same):
+def test_intact_shards_load(either, model, same):
     """The control of what follows."""
     assert len(shard(either)) > 2
     assert same(either, model)
@@ -321,7 +321,7 @@ def test_a_missing_shard_is_named(either, refused):
     refused(either, names[1], f"1 of {len(names)} weight files are missing")
 
 
-def test_a_shard_cut_short_is_named(either, refused):
+def test_a_truncated_shard_is_named(either, refused):
     names = shard(either)
     data = (either / names[2]).read_bytes()
     (either / names[2]).write_bytes(data[:-1])
@@ -329,7 +329,7 @@ def test_a_shard_cut_short_is_named(either, refused):
 
 
 @pytest.mark.parametrize("how", ["../{}", "/{}", "sub/../../{}", "..", ".", "", "sub/{}"])
-def test_an_index_never_reaches_out_of_its_folder(either, how, tmp_path, refused):
+def test_paths_of_an_index_stay_inside_the_folder(either, how, tmp_path, refused):
     names = shard(either)
     outside = tmp_path / names[0]
     shutil.move(either / names[0], outside)
@@ -339,7 +339,7 @@ def test_an_index_never_reaches_out_of_its_folder(either, how, tmp_path, refused
 
 
 @pytest.mark.parametrize("content", ["{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}', "[]", "{", ""])
-def test_an_index_that_says_nothing(either, content, refused):
+def test_an_invalid_index_is_refused(either, content, refused):
     shard(either)
     (either / INDEX_FILE).write_text(content)
     refused(either, INDEX_FILE)

@@ -46,12 +46,12 @@ def test_what_a_folder_holds(model, tokenizer, tmp_path):
     assert set(contents(tmp_path / "out")) == names
 
 
-def test_an_empty_folder_is_taken(model, write, tmp_path, same):
+def test_an_empty_folder_is_accepted(model, write, tmp_path, same):
     write(model, tmp_path)
     assert same(tmp_path, model)
 
 
-def test_a_home_folder_is_understood(model, tmp_path, monkeypatch, same):
+def test_a_tilde_is_expanded(model, tmp_path, monkeypatch, same):
     monkeypatch.setenv("HOME", str(tmp_path))
     model.save("~/saved")
     assert same(tmp_path / "saved", model)
@@ -64,7 +64,7 @@ def test_a_file_is_not_overwritten(model, write, tmp_path):
     assert contents(tmp_path) == {"file": b"precious"}
 
 
-def test_a_folder_of_other_things_is_not_touched(model, write, tmp_path):
+def test_a_folder_with_other_files_is_not_changed(model, write, tmp_path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").write_text("cat")
     (tmp_path / "tokenizer.json").write_text("mine")
@@ -84,12 +84,12 @@ def test_a_folder_below_a_file_cannot_be_made(model, write, tmp_path):
 # ── Over a model that is there ───────────────────────────────────────────────────────────────────────────────────
 
 
-def test_another_model_takes_the_place_of_one(either, other, write, same):
+def test_another_model_replaces_the_first(either, other, write, same):
     write(other, either)
     assert same(either, other)
 
 
-def test_a_readme_that_someone_wrote_stays(either, other):
+def test_an_existing_readme_is_kept(either, other):
     (either / "README.md").write_text("my words")
     other.save(either)
     assert (either / "README.md").read_text() == "my words"
@@ -103,14 +103,14 @@ def shard_all(monkeypatch) -> None:
     monkeypatch.setattr(folders, "write_weights", small)
 
 
-def test_several_files_take_the_place_of_one(either, other, write, monkeypatch, same):
+def test_shards_replace_a_single_file(either, other, write, monkeypatch, same):
     shard_all(monkeypatch)
     write(other, either)
     assert not (either / WEIGHTS_FILE).exists()
     assert same(either, other)
 
 
-def test_one_file_takes_the_place_of_several(model, other, write, tmp_path, monkeypatch, same):
+def test_a_single_file_replaces_shards(model, other, write, tmp_path, monkeypatch, same):
     with monkeypatch.context() as patched:
         shard_all(patched)
         write(model, tmp_path / "out")
@@ -120,7 +120,7 @@ def test_one_file_takes_the_place_of_several(model, other, write, tmp_path, monk
     assert [path.name for path in (tmp_path / "out").glob("*.safetensors*")] == [WEIGHTS_FILE]
 
 
-def test_a_tokenizer_that_was_there_does_not_become_the_next_models(model, tokenizer, write, tmp_path):
+def test_the_old_tokenizer_is_deleted(model, tokenizer, write, tmp_path):
     write(qkv.Model(model.config, model.network, tokenizer), tmp_path / "out")
     write(model, tmp_path / "out")
     assert qkv.load(tmp_path / "out").tokenizer is None
@@ -135,7 +135,7 @@ def test_a_model_loaded_from_a_folder_is_saved_back_into_it(either, same):
     assert same(either, model)
 
 
-def test_a_sentence_transformers_folder_becomes_what_is_saved_there(foreign, model, same):
+def test_a_model_replaces_a_sentence_transformers_folder(foreign, model, same):
     (foreign / "modules.json").write_text(
         json.dumps([{"path": "", "type": "sentence_transformers.models.Transformer"}])
     )
@@ -215,7 +215,7 @@ def test_an_interrupt_leaves_the_old_model(either, other, write, monkeypatch):
     assert contents(either) == before
 
 
-def test_a_failure_in_a_new_folder_leaves_none_and_can_be_tried_again(model, write, tmp_path, monkeypatch, same):
+def test_a_failed_save_to_a_new_folder_leaves_no_folder_and_can_be_repeated(model, write, tmp_path, monkeypatch, same):
     def fail(*args, **more):
         raise FULL
 
@@ -228,7 +228,7 @@ def test_a_failure_in_a_new_folder_leaves_none_and_can_be_tried_again(model, wri
     assert same(tmp_path / "out", model)
 
 
-def test_what_a_killed_save_left_behind_is_cleared_away(either, other, write, same):
+def test_files_of_a_killed_save_are_deleted(either, other, write, same):
     (either / STAGING_FOLDER).mkdir()
     (either / STAGING_FOLDER / WEIGHTS_FILE).write_bytes(b"half of it")
     (either / STAGING_FOLDER / "config.json").write_bytes(b"{")
@@ -237,14 +237,14 @@ def test_what_a_killed_save_left_behind_is_cleared_away(either, other, write, sa
     assert not (either / STAGING_FOLDER).exists()
 
 
-def test_a_save_killed_in_a_new_folder_can_be_tried_again(model, write, tmp_path, same):
+def test_a_killed_save_to_a_new_folder_can_be_repeated(model, write, tmp_path, same):
     (tmp_path / "out" / STAGING_FOLDER).mkdir(parents=True)
     (tmp_path / "out" / STAGING_FOLDER / WEIGHTS_FILE).write_bytes(b"half of it")
     write(model, tmp_path / "out")
     assert same(tmp_path / "out", model)
 
 
-def test_a_disk_that_is_really_too_small(model, write, tmp_path):
+def test_a_real_file_size_limit_is_reported(model, write, tmp_path):
     """No stand-in: the system itself refuses to let a file grow beyond two kilobytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2048, hard))
@@ -256,7 +256,7 @@ def test_a_disk_that_is_really_too_small(model, write, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_without_permission(model, write, tmp_path, monkeypatch):
+def test_a_folder_without_permission_is_reported(model, write, tmp_path, monkeypatch):
     """Root may write anywhere, so the refusal of the system is played."""
 
     def refuse(path, *args, **more):

@@ -31,7 +31,7 @@ def write(folder: Path, text: str) -> Path:
 
 
 @pytest.mark.parametrize("header", ["", "4 3\n"], ids=["glove", "word2vec"])
-def test_words_of_the_file_start_with_their_vectors_and_others_as_they_were(tmp_path: Path, header: str) -> None:
+def test_words_in_the_file_get_their_vectors_and_others_keep_their_values(tmp_path: Path, header: str) -> None:
     layer = embedding()
     before = layer.weight.detach().clone()
     path = write(tmp_path, header + "the 1 2 3\ncat 4 5 6\nunknown 7 8 9\nNew York -1 0.5 1e-3\n")
@@ -41,14 +41,14 @@ def test_words_of_the_file_start_with_their_vectors_and_others_as_they_were(tmp_
     assert started.describe(5) == f"{path}: 3 of 5 tokens start from its vectors, the other 2 from random ones"
 
 
-def test_lines_that_hold_no_vector_are_counted_by_number(tmp_path: Path) -> None:
+def test_lines_without_a_vector_are_listed_by_number(tmp_path: Path) -> None:
     path = write(tmp_path, "the 1 2 3\ncat 4 5\ndog x y z\n\nParis 1 1 1\n")
     started = read(embedding(), path, VOCABULARY)
     assert started.bad_lines == (2, 3, 4)
     assert started.describe(5).endswith("the other 3 from random ones; 3 lines have no vector, the first is line 2")
 
 
-def test_lower_case_is_looked_up_where_the_word_itself_is_not_there(tmp_path: Path) -> None:
+def test_lower_case_is_looked_up_for_a_missing_word(tmp_path: Path) -> None:
     vocabulary = {"the": 0, "The": 1, "Cat": 2, "Paris": 3}
     layer = embedding()
     path = write(tmp_path, "the 1 1 1\ncat 2 2 2\nParis 3 3 3\nparis 4 4 4\n")
@@ -58,13 +58,13 @@ def test_lower_case_is_looked_up_where_the_word_itself_is_not_there(tmp_path: Pa
 
 
 @pytest.mark.parametrize("lines", ["paris 4 4 4\nParis 3 3 3\n", "Paris 3 3 3\nparis 4 4 4\n"], ids=["after", "before"])
-def test_a_word_as_it_stands_wins_wherever_it_comes(tmp_path: Path, lines: str) -> None:
+def test_the_exact_spelling_has_precedence(tmp_path: Path, lines: str) -> None:
     layer = embedding()
     read(layer, write(tmp_path, lines), VOCABULARY, lowercase=True)
     assert layer.weight[3].tolist() == [3, 3, 3]
 
 
-def test_lower_case_is_not_looked_up_unasked(tmp_path: Path) -> None:
+def test_lower_case_is_not_looked_up_by_default(tmp_path: Path) -> None:
     with pytest.raises(QkvError, match="none of its words is in the vocabulary of 5"):
         read(embedding(), write(tmp_path, "paris 1 2 3\n"), VOCABULARY)
 
@@ -75,6 +75,6 @@ def test_vectors_of_another_width_are_refused_with_both(tmp_path: Path, text: st
         read(embedding(), write(tmp_path, text), VOCABULARY)
 
 
-def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(QkvError, match=r"none.txt: cannot be read \(No such file or directory\)"):
         read(embedding(), tmp_path / "none.txt", VOCABULARY)
