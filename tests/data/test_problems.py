@@ -65,5 +65,5 @@ def test_a_broken_file_is_refused_again_by_a_stricter_run():
 
 
 def test_a_share_is_between_none_and_all():
-    with pytest.raises(QkvError, match="between 0 and 1, not 5"):
+    with pytest.raises(QkvError, match="max_invalid_fraction = 5 is not a fraction"):
         Problems(max_invalid_fraction=5)

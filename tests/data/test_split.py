@@ -71,7 +71,9 @@ def test_records_that_agree_in_a_field_stay_together():
     assert not {r.fields["source"] for r in train} & {r.fields["source"] for r in validation}
     mixed = sides(ValidationSplit(0.3), pairs)
     assert {r.fields["source"] for r in mixed[0]} & {r.fields["source"] for r in mixed[1]}, "without `by` they mix"
-    with pytest.raises(UsageError, match="no field 'scource' to group the split by; the record has: source, target"):
+    with pytest.raises(
+        UsageError, match="no field 'scource', which group_by names; set group_by to one of its fields: source, target"
+    ):
         list(ValidationSplit(0.3, group_by=("scource",)).records(lambda: pairs, "train"))
 
 
@@ -104,11 +106,11 @@ def test_the_tail_never_cuts_a_pair():
 
 def test_wrong_shares_and_empty_sides_are_errors():
     for fraction in (0, 1, 1.5):
-        with pytest.raises(UsageError, match="between 0 and 1"):
+        with pytest.raises(UsageError, match="must be above 0 and below 1"):
             ValidationSplit(fraction)
     with pytest.raises(QkvError, match="leaves no records for validation"):
         list(ValidationSplit(1e-9).records(lambda: records(["a", "b"]), "validation"))
     with pytest.raises(UsageError, match="'content' or 'tail'"):
         ValidationSplit(0.1, split_by="random")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="group_by needs"):
+    with pytest.raises(UsageError, match="group_by = .* does not work with split_by"):
         ValidationSplit(0.1, split_by="tail", group_by=("text",))

@@ -256,7 +256,7 @@ def test_other_data_is_refused(tmp_path: Path) -> None:
     run = crash(recipe, 7)
     file = tmp_path / "pairs.tsv"
     file.write_text(file.read_text().replace("cat", "cot"))
-    with pytest.raises(QkvError, match="cannot restore the position in the data"):
+    with pytest.raises(QkvError, match="cannot resume at the checkpoint's position in the data"):
         go_on(run)
 
 

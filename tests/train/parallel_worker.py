@@ -89,7 +89,7 @@ def batch_of(config: Config, step: int) -> Batch:
         epoch=0,
         tokens_per_sequence=(segment != 0).sum(1).numpy(),
         labels_per_sequence=(labels != IGNORE_INDEX).sum(1).numpy(),
-        answers_per_sequence=np.zeros(ROWS, dtype=np.int64),
+        example_labels_per_sequence=np.zeros(ROWS, dtype=np.int64),
         example_ids=nothing,
         example_sequences=nothing,
         example_epochs=nothing,

@@ -2,16 +2,19 @@
 
     files → records → (encode) → token cache → (objective) → examples → (pack) → sequences → batches
 
-    readers/       files of any format as records
-    problems, split, survey, ragged    invalid data is counted and named; a validation split; what `qkv data` shows
+    readers/       reads files of any format as records
+    problems.py    counts invalid data and reports its file and line
+    split.py       splits off validation records
+    survey.py      computes what `qkv data` shows
+    ragged.py      indexes many short sequences in one flat array
     builtin/       the datasets that come with qkv
-    encode/        records → integers
-    cache/         tokenized once, then read from memory-mapped files (or kept in memory)
-    objectives/    integers → training examples, one file for each objective
-    stream/        the order of the examples, packing, and the arrays of a batch
+    encode/        turns records into integers
+    cache/         stores encoded records in memory-mapped files, or in memory
+    objectives/    turns encoded records into training examples, one file for each objective
+    stream/        orders and packs the examples, and builds the arrays of a batch
     load/          the iterator that training uses, and its worker processes
 
-Only `load` imports torch, and it is imported when `Batch` or `Loader` is first used.
+Only `load` imports torch. It is imported when `Batch` or `Loader` is first used.
 """
 
 from importlib import import_module

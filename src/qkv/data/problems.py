@@ -1,15 +1,16 @@
-"""Invalid data: counted, named with file and line, and limited.
+"""Invalid data is counted and reported with its file and line. Too much of it is an error.
 
-Real files hold broken lines. Stopping at the first one wastes a night; dropping them silently loses data without
-anybody knowing. So every reader and encoder reports to a `Problems`, in one of three ways:
+Real files contain broken lines. Stopping at the first one would waste a night, and dropping them silently would lose
+data unnoticed. So every reader and encoder reports to a `Problems`, in one of three ways:
 
-- `skip`: one record cannot be used and is left out;
-- `note`: something unusual was handled and nothing is lost (a byte-order mark, Windows line ends, blank lines);
-- `broken_file`: the rest of a file is lost, with an unknown number of records (a gzip file that ends early).
+- `skip`: one record cannot be used and is left out.
+- `note`: something unusual was handled and nothing is lost (a byte-order mark, Windows line ends, blank lines).
+- `broken_file`: the rest of a file cannot be read, so an unknown number of records is lost (a truncated gzip file).
 
-Reading stops with an error when more than `max_invalid_fraction` of the records were skipped (1 % by default): at the
-end, when the fraction is exact, or earlier once `MIN_RECORDS_TO_JUDGE` records have been read. A broken file stops it
-immediately. `max_invalid_fraction=1` accepts everything and only counts, which is how `qkv data` lists all problems.
+If more than `max_invalid_fraction` of the records are skipped (1 % by default), reading stops with an error. The
+fraction is checked at the end of the data, and for every skipped record after the first `MIN_RECORDS_TO_JUDGE` records.
+A broken file stops reading immediately. `qkv data` uses `max_invalid_fraction=1`, which accepts everything, so it can
+list all problems.
 """
 
 from collections.abc import Iterator
@@ -20,13 +21,13 @@ from qkv.data.records import FileLocation
 from qkv.errors import QkvError
 
 Severity = Literal["broken", "invalid", "note"]
-SEVERITIES: tuple[Severity, ...] = ("broken", "invalid", "note")  # the worst first
+SEVERITIES: tuple[Severity, ...] = ("broken", "invalid", "note")  # from worst to mildest
 
-MIN_RECORDS_TO_JUDGE = 10_000  # with fewer records read so far, the fraction says little
+MIN_RECORDS_TO_JUDGE = 10_000  # the fraction over fewer records is too noisy to stop at
 
 
 class InvalidRecord(Exception):
-    """A record that cannot be encoded. An `Encode` returns it in the list of its results.
+    """The reason why a record cannot be used. An encoder returns it in place of the encoded record.
 
     >>> InvalidRecord("the label 'maybe' is not one of: no, yes").reason
     "the label 'maybe' is not one of: no, yes"
@@ -39,12 +40,12 @@ class InvalidRecord(Exception):
 
 
 class TooManyProblems(QkvError):
-    """More of the data is unusable than the caller accepts."""
+    """The fraction of invalid records is above the limit, or a file is broken."""
 
 
 @dataclass
 class ProblemCategory:
-    """All problems of one category: how many, in which files, and the first few in full."""
+    """The problems of one category: their number, their number in each file, and the first few with their reasons."""
 
     name: str
     severity: Severity
@@ -53,7 +54,7 @@ class ProblemCategory:
     samples: list[tuple[FileLocation, str]] = field(default_factory=list)  # (location, reason)
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as JSON values."""
+        """The category as JSON values."""
         samples = [{"file": place.file, "line": place.line, "reason": reason} for place, reason in self.samples]
         counts = {"category": self.name, "severity": self.severity, "count": self.count}
         return {**counts, "files": self.files, "samples": samples}
@@ -61,7 +62,7 @@ class ProblemCategory:
 
 @dataclass(frozen=True)
 class ProblemSummary:
-    """What went wrong, for a person (`str`) and for a program (`to_dict`)."""
+    """All problems found, as text (`str`) or as JSON values (`to_dict`)."""
 
     num_seen: int
     num_invalid: int
@@ -74,7 +75,7 @@ class ProblemSummary:
         return self.num_invalid / self.num_seen if self.num_seen else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as JSON values."""
+        """The summary as JSON values."""
         return {
             "num_seen": self.num_seen,
             "num_invalid": self.num_invalid,
@@ -102,7 +103,7 @@ class ProblemSummary:
 
 
 class Problems:
-    """Counts and names invalid data; raises `TooManyProblems` when there is more than the limit.
+    """Collects problems, and raises `TooManyProblems` when the fraction of invalid records exceeds the limit.
 
     Readers add 1 to `num_seen` for each record, before they know whether it is valid.
 
@@ -118,43 +119,43 @@ class Problems:
 
     def __init__(self, max_invalid_fraction: float = 0.01, max_samples: int = 5):
         if not 0 <= max_invalid_fraction <= 1:
-            raise QkvError(f"max_invalid_fraction must be between 0 and 1, not {max_invalid_fraction}")
+            raise QkvError(f"max_invalid_fraction = {max_invalid_fraction} is not a fraction; set a number from 0 to 1")
         self.max_invalid_fraction = max_invalid_fraction
-        self.max_samples = max_samples  # problems of each category that are kept in full
+        self.max_samples = max_samples  # the number of problems of each category whose reason is kept
         self.num_seen = 0
         self.num_invalid = 0
         self.categories: dict[str, ProblemCategory] = {}
 
     def skip(self, category: str, location: FileLocation, reason: str) -> None:
-        """Count a record that is left out."""
+        """Report a record that is left out."""
         self.num_invalid += 1
         self._add(category, "invalid", location, reason)
         if self.num_seen >= MIN_RECORDS_TO_JUDGE or self.max_invalid_fraction == 0:
             self._check_fraction()
 
     def note(self, category: str, location: FileLocation, reason: str, count: int = 1) -> None:
-        """Count something unusual that was handled without loss."""
+        """Report something unusual that was handled without loss."""
         self._add(category, "note", location, reason, count)
 
     def broken_file(self, category: str, location: FileLocation, reason: str) -> None:
-        """Count a file whose rest is lost, with an unknown number of records."""
+        """Report a file whose rest cannot be read, so that an unknown number of records is lost."""
         self._add(category, "broken", location, reason)
         self._check_broken()
 
     def finish(self) -> None:
         """Check the limit at the end of the data, when the fraction is exact."""
-        self._check_broken()  # a cache that was built with max_invalid_fraction = 1 may be reused by a stricter run
+        self._check_broken()  # a reused cache may have been built with max_invalid_fraction = 1
         self._check_fraction()
 
     def summary(self) -> ProblemSummary:
-        """What was found so far, the worst first."""
+        """The problems found so far, the most severe first."""
         worst_first = sorted(
             self.categories.values(), key=lambda one: (SEVERITIES.index(one.severity), -one.count, one.name)
         )
         return ProblemSummary(self.num_seen, self.num_invalid, self.max_invalid_fraction, tuple(worst_first))
 
     def merge(self, summary: dict[str, Any]) -> None:
-        """Add an earlier `ProblemSummary.to_dict()`: a reused cache reports again what was found when it was built."""
+        """Add the problems of a `ProblemSummary.to_dict()`, which a token cache stores when it is built."""
         self.num_seen += summary["num_seen"]
         self.num_invalid += summary["num_invalid"]
         for found in summary["categories"]:
@@ -197,7 +198,7 @@ class Problems:
 
 
 def _format_percent(fraction: float) -> str:
-    """A fraction as a percentage; a small one is not rounded to 0.
+    """Format a fraction as a percentage. Small fractions keep two significant digits, so they are not shown as 0.
 
     >>> _format_percent(0.01), _format_percent(0.000012), _format_percent(1.0)
     ('1 %', '0.0012 %', '100 %')

@@ -1,17 +1,17 @@
 """Ragged arrays: many short sequences in one flat array, indexed without Python loops.
 
-A ragged array is a flat array that holds n sequences end to end, and the length of each.
+A ragged array is a pair: a flat array with n sequences one after the other, and the length of each sequence.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 
-Ints = np.ndarray  # integers, one-dimensional unless a comment gives a shape
-Ragged = tuple[np.ndarray, Ints]  # the flat array, the length of each sequence
+IntArray = np.ndarray  # an array of integers; it has one dimension unless a comment gives a shape
+Ragged = tuple[np.ndarray, IntArray]  # (flat array, length of each sequence)
 
 
-def ragged_starts(lengths: Ints) -> Ints:
+def ragged_starts(lengths: IntArray) -> IntArray:
     """The index in the flat array at which each sequence begins.
 
     >>> ragged_starts(np.array([2, 0, 3])).tolist()
@@ -22,7 +22,7 @@ def ragged_starts(lengths: Ints) -> Ints:
     return starts
 
 
-def ragged_index(starts: Ints, lengths: Ints) -> Ints:
+def ragged_index(starts: IntArray, lengths: IntArray) -> IntArray:
     """The indices starts[i] … starts[i] + lengths[i] − 1 for each i, concatenated.
 
     >>> ragged_index(np.array([5, 0]), np.array([2, 3])).tolist()
@@ -33,7 +33,7 @@ def ragged_index(starts: Ints, lengths: Ints) -> Ints:
 
 
 def ragged_join(parts: Sequence[Ragged]) -> Ragged:
-    """Concatenate ragged arrays sequence by sequence: sequence i of the result is sequence i of all parts, in order.
+    """Concatenate ragged arrays sequence by sequence: sequence i of the result joins sequence i of every part.
 
     >>> flat, lengths = ragged_join([(np.array([1, 2, 3]), np.array([2, 1])), (np.array([8, 9]), np.array([1, 1]))])
     >>> flat.tolist(), lengths.tolist()

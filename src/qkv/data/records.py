@@ -1,4 +1,4 @@
-"""One example as a file gives it, and its location.
+"""A record: one example as it was read from a file, and its location in that file.
 
 Every reader turns its format into `Record`s, so nothing after the readers depends on a file's format.
 """
@@ -26,8 +26,8 @@ class FileLocation:
 class Record:
     """One example: its fields by name, and the location it was read from.
 
-    Values have the types of the format: `str` for text, `list[str]` for words or tags, numbers, and lists or
-    dictionaries of these from JSON (the turns of a chat).
+    The type of a value depends on the file's format: `str` for text, `list[str]` for words or tags, numbers, and nested
+    lists and dictionaries from JSON (the turns of a chat).
 
     >>> Record({"text": "hello"}, FileLocation("train.txt", 1)).fields["text"]
     'hello'

@@ -1,12 +1,12 @@
-"""A validation split for users without a validation file: a fraction of the records, the same on every machine.
+"""A validation split for data without a validation file: a fraction of the records, the same on every machine.
 
-By `content` (the default) a keyed hash of the record decides its side. So the split does not depend on the order,
-the line numbers or the number of records; it stays the same when lines are appended, moved or removed; and two copies
-of one example are never on both sides. The fraction is met on average, not exactly. `group_by` hashes only some
-fields: records that agree in them stay together (all translations of a sentence, all questions about a context).
+`split_by="content"` (the default) assigns each record to a side by a keyed hash of the record. So a record stays on its
+side when other lines are appended, moved or removed, and identical records are always on the same side. The fraction
+is met on average, not exactly. With `group_by` only the named fields are hashed, so records with equal values in these
+fields stay together (all translations of a sentence, all questions about a context).
 
-By `tail` the last fraction of the text is the validation part, as is usual for a language model on one long text:
-lines taken out here and there would leave gaps in the training text. The border moves when text is appended.
+`split_by="tail"` takes the last fraction of the text for validation, as is usual for a language model of one long text.
+A split by content would leave gaps in the training text. The border moves when text is appended.
 """
 
 import json
@@ -18,7 +18,7 @@ from typing import Any, Literal
 from qkv.data.records import Record
 from qkv.errors import QkvError, UsageError
 
-SplitName = Literal["train", "validation"]
+SplitName = Literal["train", "validation"]  # the two sides of a `ValidationSplit`
 
 
 @dataclass(frozen=True)
@@ -36,18 +36,23 @@ class ValidationSplit:
 
     def __post_init__(self) -> None:
         if not 0 < self.fraction < 1:
-            raise UsageError(f"the validation fraction must be between 0 and 1, not {self.fraction}")
+            raise UsageError(
+                f"the validation fraction is {self.fraction}; it must be above 0 and below 1, for example 0.05"
+            )
         if self.split_by not in ("content", "tail"):
-            raise UsageError(f"split_by must be 'content' or 'tail', not {self.split_by!r}")
+            raise UsageError(f"unknown split_by = {self.split_by!r}; choose 'content' or 'tail'")
         if self.group_by and self.split_by == "tail":
-            raise UsageError("group_by needs split_by = 'content': a split by tail cuts at a position in the text")
+            raise UsageError(
+                f"group_by = {list(self.group_by)} does not work with split_by = 'tail', which cuts at a position in "
+                "the text; set split_by = 'content', or leave out group_by"
+            )
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything the split depends on, for a cache's key."""
+        """All settings of the split, for the key of a cache."""
         return asdict(self)
 
     def records(self, read_records: Callable[[], Iterable[Record]], split_name: SplitName) -> Iterator[Record]:
-        """The records of one side. `read_records` reads all of them; a split by tail calls it twice."""
+        """Yield the records of one side. `read_records` reads all records; a split by tail calls it twice."""
         by_content = self.split_by == "content"
         split = self._by_content(read_records(), split_name) if by_content else self._by_tail(read_records, split_name)
         record = None
@@ -55,12 +60,12 @@ class ValidationSplit:
             yield record
         if record is None:
             raise QkvError(
-                f"a validation fraction of {self.fraction} leaves no records for {split_name}; change the fraction, "
-                "add data, or split one long text by tail"
+                f"a validation fraction of {self.fraction} leaves no records for {split_name}: there are too few "
+                "records. Change the fraction, add data, or split one long text with split_by = 'tail'"
             )
 
     def assign(self, record: Record) -> SplitName:
-        """The side of a record, by its content only.
+        """Return the side of a record. It depends only on the content of the record.
 
         >>> from qkv.data.records import FileLocation
         >>> same = [Record({"text": "twice"}, FileLocation("a.txt", line)) for line in (1, 9)]
@@ -72,8 +77,8 @@ class ValidationSplit:
             missing = [name for name in self.group_by if name not in fields]
             if missing:
                 raise UsageError(
-                    f"{record.location}: no field {missing[0]!r} to group the split by; the record has: "
-                    + ", ".join(fields)
+                    f"{record.location}: the record has no field {missing[0]!r}, which group_by names; set group_by "
+                    f"to one of its fields: {', '.join(fields)}"
                 )
             fields = {name: fields[name] for name in self.group_by}
         digest = blake2b(digest_size=8, key=self.seed.to_bytes(16, "little", signed=True), person=b"qkv split")
@@ -89,7 +94,7 @@ class ValidationSplit:
         return (record for record in records if self.assign(record) == split_name)
 
     def _by_tail(self, read_records: Callable[[], Iterable[Record]], split_name: SplitName) -> Iterator[Record]:
-        """The first ⌊characters · (1 − fraction)⌋ are for training; a plain text across the border is cut there."""
+        """Split after ⌊number of characters · (1 − fraction)⌋ characters. A plain text that spans the border is cut."""
         total = sum(_num_characters(record) for record in read_records())
         border = int(total * (1 - self.fraction))
         start = 0
@@ -106,5 +111,5 @@ class ValidationSplit:
 
 
 def _num_characters(record: Record) -> int:
-    """The characters of a record's texts; a record without text counts as one."""
+    """The number of characters in the texts of a record; 1 for a record without text."""
     return sum(len(value) for value in record.fields.values() if isinstance(value, str)) or 1

@@ -1,8 +1,8 @@
-"""What qkv finds in a file before anything is trained on it: what `qkv data FILE…` shows.
+"""A survey of data files before training, which `qkv data FILE…` shows.
 
-Formats and fields, the number of examples and their lengths, how much of a batch would be padding, the first examples
-as text and as tokens, and every problem in the data. The files are read once; lengths are counted, not stored, so
-files may have any size.
+It lists the formats and fields, the number of examples and their lengths, the fraction of padding in a batch, the first
+examples as text and as tokens, and every problem in the data. The files are read once. Only counts of lengths are kept
+in memory, so files may have any size.
 """
 
 from collections import Counter
@@ -19,11 +19,11 @@ from qkv.data.records import Record
 from qkv.data.stream.pack import group_by_length, pack
 from qkv.progress import OnProgress
 
-MAX_PADDING_SAMPLE = 50_000  # examples that padding is estimated on
-RECORDS_PER_BATCH = 1024  # tokenized at a time
-MAX_LABEL_VALUES = 100  # a field with at most this many distinct short texts is a label
-MAX_LABEL_CHARACTERS = 60
-PAIR_FIELDS = {"source", "target"}  # packed as pairs; so are the fields of aligned files
+MAX_PADDING_SAMPLE = 50_000  # padding is estimated from this number of examples
+RECORDS_PER_BATCH = 1024  # the number of records that are tokenized at a time
+MAX_LABEL_VALUES = 100  # a field with more distinct texts is not a label
+MAX_LABEL_CHARACTERS = 60  # a field with a longer text is not a label
+PAIR_FIELDS = {"source", "target"}  # packed as pairs, like the two fields of aligned files
 PREVIEW_CHARACTERS = 400
 
 
@@ -35,7 +35,7 @@ class SurveyTokenizer(Protocol):
         ...
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """The ids of a text, and the (first, last + 1) characters of each token."""
+        """The ids of a text, and the (start, end) characters of each token."""
         ...
 
 
@@ -59,10 +59,10 @@ class FieldSurvey:
 
     name: str
     value_type: str  # text, label, texts (a list of text), tags (a list of labels), number, list or other
-    num_present: int  # examples that have it
+    num_present: int  # the number of examples that have this field
     characters: LengthStats | None = None
     tokens: LengthStats | None = None
-    values: dict[str, int] = field(default_factory=dict)  # of labels and tags: how often each occurs
+    values: dict[str, int] = field(default_factory=dict)  # label or tag → how often it occurs
 
 
 @dataclass(frozen=True)
@@ -77,21 +77,21 @@ class FileSurvey:
 
 @dataclass(frozen=True)
 class PaddingEstimate:
-    """The fraction of padding: in batches in file order, in batches of similar lengths, and packed."""
+    """The fraction of padding: of unsorted batches, of batches of similar lengths, and of packed sequences."""
 
     fields: tuple[str, ...]
-    sequence_lengths: tuple[int, ...]  # for pairs those of both sides, in proportion to their texts
+    sequence_lengths: tuple[int, ...]  # (length,); for pairs one length for each field, in proportion to its texts
     batch_size: int
     unsorted: float
     by_length: float
     packed: float
-    too_long: int  # examples longer than a sequence: pairs are left out here, others are split
-    examples: int  # that this was computed on
+    too_long: int  # the number of examples longer than a sequence: the estimate drops pairs and splits other texts
+    examples: int  # the number of examples in the estimate
 
 
 @dataclass(frozen=True)
 class ExamplePreview:
-    """One of the first examples: its location, its fields as text, and the text of each token."""
+    """One of the first examples: its location, its fields as text, and its tokens as text."""
 
     location: str
     fields: dict[str, str]
@@ -116,7 +116,7 @@ class DataSurvey:
         return "tokens" if any(one.tokens for one in self.fields) else "characters"
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as JSON values, for `--json`."""
+        """The survey as JSON values, for `--json`."""
         return {**asdict(self), "unit": self.unit, "problems": self.problems.to_dict()}
 
 
@@ -131,14 +131,14 @@ def survey_files(
     problems: Problems | None = None,
     progress: OnProgress | None = None,
 ) -> DataSurvey:
-    """Survey all examples, or the first `max_examples`; with a tokenizer, lengths are in tokens too.
+    """Survey all examples, or the first `max_examples`. A tokenizer adds the lengths in tokens.
 
     >>> print(survey_files(DataFiles("train.tsv")).examples)          # doctest: +SKIP
     """
     problems = problems or Problems(max_invalid_fraction=1)
     counters: dict[str, _FieldCounter] = {}
     examples_by_file: Counter[str] = Counter()
-    lengths: list[dict[str, int]] = []  # of the first MAX_PADDING_SAMPLE examples
+    lengths: list[dict[str, int]] = []  # field → length, for the first MAX_PADDING_SAMPLE examples
     previews: list[ExamplePreview] = []
     records = files.records(problems, progress)
     surveyed = islice(records, max_examples)
@@ -165,19 +165,19 @@ def survey_files(
 
 
 def _text_fields(fields: Sequence[FieldSurvey]) -> tuple[str, ...]:
-    """The fields that a model would read: texts other than ids; without any, lists of words."""
+    """The fields that a model would read: texts (except `id`), or lists of words if there are no texts."""
     texts = [one.name for one in fields if one.value_type == "text" and one.name.lower() != "id"]
     return tuple(texts or [one.name for one in fields if one.value_type == "texts"])
 
 
 class _FieldCounter:
-    """Counts for one field while the records are read."""
+    """Collects the statistics of one field while the records are read."""
 
     def __init__(self) -> None:
         self.value_types: Counter[str] = Counter()
         self.characters: Counter[int] = Counter()
         self.tokens: Counter[int] = Counter()
-        self.values: Counter[str] | None = Counter()  # None once there are too many values, or too long ones
+        self.values: Counter[str] | None = Counter()  # None after too many or too long values were found
 
     def add(self, value: Any, text: str | None) -> None:
         value_type = _value_type(value)
@@ -205,7 +205,7 @@ class _FieldCounter:
 def _count_batch(
     records: list[Record], counters: dict[str, _FieldCounter], tokenizer: SurveyTokenizer | None
 ) -> list[dict[str, int]]:
-    """Add the records to `counters`; returns the length of each text field of each record."""
+    """Add the records to `counters`, and return the length of each text field of each record."""
     lengths: list[dict[str, int]] = [{} for _ in records]
     texts: list[tuple[int, str, str]] = []  # (record, field, text)
     for index, record in enumerate(records):
@@ -224,7 +224,7 @@ def _count_batch(
 
 
 def text_content(value: Any) -> str | None:
-    """The text of a field: a text itself, words joined by spaces, the contents of chat turns; None without text.
+    """The text of a field: a text, words joined by spaces, or the turns of a chat; None if the value has no text.
 
     >>> text_content(["a", "b"]), text_content([{"role": "user", "content": "hi"}]), text_content(3)
     ('a b', 'user\\nhi', None)
@@ -294,7 +294,7 @@ def _bins(lengths: np.ndarray, counts: np.ndarray, p99: int, max_bins: int) -> t
 def _estimate_padding(
     example_lengths: list[dict[str, int]], texts: tuple[str, ...], is_pair: bool, max_length: int, batch_size: int
 ) -> PaddingEstimate:
-    """Pairs are packed with both sides together; the texts of any other example are concatenated."""
+    """Estimate the padding. Both texts of a pair are packed together; the texts of other examples are concatenated."""
     lengths = np.array([[one.get(name, 0) for name in texts] for one in example_lengths], np.int64)
     lengths = lengths.reshape(-1, len(texts))
     capacity: tuple[int, ...] = (max_length,)
@@ -303,7 +303,7 @@ def _estimate_padding(
         capacity = tuple(min(max_length, -(-max_length * total // max(totals) // 8) * 8) for total in totals)
         too_long = (lengths > np.asarray(capacity)).any(axis=1)
         lengths = lengths[~too_long]
-    else:  # as for a language model: full sequences, and the rest of each document
+    else:  # as for a language model: full sequences, then the remainder of each document
         lengths = lengths.sum(axis=1, keepdims=True)
         too_long = (lengths > max_length).any(axis=1)
         full = np.full((int((lengths // max_length).sum()), 1), max_length, np.int64)
@@ -341,7 +341,7 @@ def _preview(record: Record, tokenizer: SurveyTokenizer | None) -> ExamplePrevie
         shown[name] = (str(value) if text is None else text)[:PREVIEW_CHARACTERS]
         if text is not None and tokenizer is not None:
             spans = tokenizer.encode_with_offsets(shown[name])[1]
-            before = [(-1, -1), *spans]  # further tokens of the same character are shown as ""
+            before = [(-1, -1), *spans]  # if several tokens share a character, only the first shows it
             tokens[name] = [
                 "" if span == last else shown[name][slice(*span)] for span, last in zip(spans, before, strict=False)
             ]

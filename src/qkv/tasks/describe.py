@@ -113,11 +113,11 @@ def _count_units_and_tokens(stream: SequenceStream) -> tuple[int, int, int, int]
     units = sequences = tokens = positions = 0
     for pool in range(MEASURED_POOLS):
         plan = stream.plan_pool(pool)
-        counts = np.diff(plan.first_sequence)
+        counts = np.diff(plan.unit_starts)
         units += len(counts)
         sequences += int(counts.sum())
         tokens += int(plan.lengths.sum())
-        positions += int((counts * plan.widths.sum(axis=1)).sum())
+        positions += int((counts * plan.sequence_lengths.sum(axis=1)).sum())
     return units, sequences, tokens, max(positions, 1)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 
 # The id between Unicode noncharacters, which are not allowed in text interchange.
-HIDDEN_TOKEN = "\U0010ffff\U0010fffe{}\U0010ffff\U0010fffe"
+RENAMED_TOKEN_FORMAT = "\U0010ffff\U0010fffe{}\U0010ffff\U0010fffe"
 
 
 def make_literal_backend(backend: Backend) -> Backend:
@@ -20,19 +20,19 @@ def make_literal_backend(backend: Backend) -> Backend:
     parts = json.loads(backend.to_str())
     special = {token["content"]: token["id"] for token in parts["added_tokens"] if token["special"]}
     if special:
-        hide_special_tokens(parts, special)
+        rename_special_tokens(parts, special)
     literal = Backend.from_str(json.dumps(parts))
     literal.encode_special_tokens = True
     return literal
 
 
-def hide_special_tokens(parts: dict[str, Any], special: dict[str, int]) -> None:
+def rename_special_tokens(parts: dict[str, Any], special: dict[str, int]) -> None:
     """Rename the special tokens that the model's vocabulary contains, in a parsed tokenizer.json."""
     model = parts["model"]
     vocabulary = model["vocab"]
     is_unigram = model["type"] == "Unigram"
     tokens = {token for token, _ in vocabulary} if is_unigram else vocabulary.keys()
-    names = {token: HIDDEN_TOKEN.format(special[token]) for token in tokens & special.keys()}
+    names = {token: RENAMED_TOKEN_FORMAT.format(special[token]) for token in tokens & special.keys()}
     if is_unigram:
         model["vocab"] = [[names.get(token, token), score] for token, score in vocabulary]
     else:

@@ -38,23 +38,23 @@ class SpecialTokens:
 
 
 @dataclass(frozen=True)
-class TokenSpelling:
+class RoleSpelling:
     """How a role is written: its key in Hugging Face's files, and its known spellings. New tokenizers use the first."""
 
     config_key: str
     spellings: tuple[str, ...]
 
 
-SPELLINGS: dict[str, TokenSpelling] = {
-    "pad": TokenSpelling("pad_token", ("<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>")),
-    "bos": TokenSpelling(
+SPELLINGS: dict[str, RoleSpelling] = {
+    "pad": RoleSpelling("pad_token", ("<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>")),
+    "bos": RoleSpelling(
         "bos_token", ("<s>", "[BOS]", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "<|endoftext|>")
     ),
-    "eos": TokenSpelling("eos_token", ("</s>", "[EOS]", "<eos>", "<|end_of_text|>", "<|endoftext|>")),
-    "unk": TokenSpelling("unk_token", ("<unk>", "[UNK]")),
-    "mask": TokenSpelling("mask_token", ("<mask>", "[MASK]")),
-    "sep": TokenSpelling("sep_token", ("<sep>", "[SEP]")),
-    "cls": TokenSpelling("cls_token", ("<cls>", "[CLS]")),
+    "eos": RoleSpelling("eos_token", ("</s>", "[EOS]", "<eos>", "<|end_of_text|>", "<|endoftext|>")),
+    "unk": RoleSpelling("unk_token", ("<unk>", "[UNK]")),
+    "mask": RoleSpelling("mask_token", ("<mask>", "[MASK]")),
+    "sep": RoleSpelling("sep_token", ("<sep>", "[SEP]")),
+    "cls": RoleSpelling("cls_token", ("<cls>", "[CLS]")),
 }
 ROLE_NAMES = tuple(SPELLINGS)
 SENTINEL_PATTERN = re.compile(r"<extra_id_(\d+)>")

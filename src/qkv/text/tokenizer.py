@@ -66,7 +66,9 @@ class Tokenizer:
         self.target = target if target is not None else self
         self._parser = backend if side is None else side.subword_backend
         self._literal = make_literal_backend(self._parser)
-        self._vocab_ids = None if side is None else side.vocab_ids  # id of the parser → id of the vocabulary
+        self._piece_to_vocab_id = (
+            None if side is None else side.piece_to_vocab_id
+        )  # id of the parser → id of the vocabulary
         self._files = dict(files or {})
 
     def __getstate__(self) -> dict[str, Any]:
@@ -107,7 +109,7 @@ class Tokenizer:
         except (TypeError, ValueError):
             self._check_batch(texts)
             raise
-        if self._vocab_ids is None:
+        if self._piece_to_vocab_id is None:
             return [encoding.ids for encoding in encodings]
         return [self._to_vocab_ids(encoding.ids) for encoding in encodings]
 
@@ -128,7 +130,7 @@ class Tokenizer:
             check_text(text, f"text {number} of the batch")
 
     def _to_vocab_ids(self, ids: list[int]) -> list[int]:
-        return ids if self._vocab_ids is None else [self._vocab_ids[i] for i in ids]
+        return ids if self._piece_to_vocab_id is None else [self._piece_to_vocab_id[i] for i in ids]
 
     def _encode(self, text: str, pair: str | None, add_special_tokens: bool, parse_special_tokens: bool) -> Any:
         if not isinstance(text, str):  # the backend would take a list for a pair
@@ -185,7 +187,7 @@ class Tokenizer:
     @cached_property
     def fingerprint(self) -> str:
         """A hash of everything that affects the ids. It is the same on every machine."""
-        parts = {"encoding": ENCODING_VERSION, "roles": asdict(self.special_tokens), "ids": self._vocab_ids}
+        parts = {"encoding": ENCODING_VERSION, "roles": asdict(self.special_tokens), "ids": self._piece_to_vocab_id}
         parts["file"] = json.loads(self.backend.to_str())
         if self._parser is not self.backend:
             parts["reading"] = json.loads(self._parser.to_str())

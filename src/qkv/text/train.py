@@ -37,7 +37,7 @@ TextSource = str | os.PathLike[str] | Iterable[str] | Iterable[os.PathLike[str]]
 
 TOKENIZER_KINDS = ("byte-bpe", "bpe", "wordpiece", "unigram", "char", "byte", "word")
 BYTE_LEVEL_KINDS = ("byte-bpe", "byte")  # these can encode any text, so they need no unk token
-CONTINUATION = "##"
+CONTINUATION_PREFIX = "##"
 
 
 def train_backend(
@@ -172,16 +172,16 @@ def train_wordpiece(texts: Iterator[str], options: TrainerOptions) -> Backend:
     # Punctuation and Chinese characters are words by themselves and never continue one.
     inner = [c for c in characters if len(words.pre_tokenize_str(normalizer.normalize_str("a" + c))) == 1]
     merged = [
-        token.removeprefix(SPACE) if token.startswith(SPACE) else CONTINUATION + token
+        token.removeprefix(SPACE) if token.startswith(SPACE) else CONTINUATION_PREFIX + token
         for token in learned
         if len(token) > 1
     ]
-    tokens = list(dict.fromkeys([*options.special, *characters, *(CONTINUATION + c for c in inner), *merged]))
+    tokens = list(dict.fromkeys([*options.special, *characters, *(CONTINUATION_PREFIX + c for c in inner), *merged]))
     vocabulary = {token: token_id for token_id, token in enumerate(tokens[: options.vocab_size])}
     backend = Backend(models.WordPiece(vocabulary, unk_token=options.unk))
     backend.normalizer = normalizer
     backend.pre_tokenizer = words
-    backend.decoder = decoders.WordPiece(prefix=CONTINUATION)
+    backend.decoder = decoders.WordPiece(prefix=CONTINUATION_PREFIX)
     return backend
 
 

@@ -110,7 +110,9 @@ class Evaluator:
         device = world.device
         one, zero = torch.ones((), device=device), torch.zeros((), device=device)
         sums = torch.zeros(4, dtype=torch.float64, device=device)  # token losses, document losses, then their counts
-        has_answers = not data.outputs <= {"labels", "token_type_ids", "source"} or "labels" not in data.outputs
+        has_answers = (
+            not data.optional_fields <= {"labels", "token_type_ids", "source"} or "labels" not in data.optional_fields
+        )
         for batch in Loader(data, rank=world.data_rank, world_size=world.data_size, epochs=1):
             for micro_batch in batch.split(self.stepper.num_micro_batches):
                 labelled = to_device(micro_batch, device, self.stepper.label_multiple)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from typing import Any
 
-from qkv.data.stream.sequences import STREAM_START, SequenceStream, StreamCursor
+from qkv.data.stream.sequences import FIRST_CURSOR, SequenceStream, StreamCursor
 from qkv.errors import QkvError
 from qkv.train.recipe.schema import TrainSection
 
@@ -62,10 +62,10 @@ class Budget:
     def from_section(cls, section: TrainSection, data: SequenceStream) -> "Budget":
         """The budget of a recipe."""
         num_pools = data.order.num_pools(section.epochs) if section.epochs else 0
-        units_in_pool = lru_cache(1)(lambda pool: len(data.plan_pool(pool).units))
+        units_in_pool = lru_cache(1)(lambda pool: len(data.plan_pool(pool).unit_order))
         return cls(section.steps, section.minutes * 60, num_pools, units_in_pool)
 
-    def fraction_done(self, step: int, seconds: float, cursor: StreamCursor = STREAM_START) -> float:
+    def fraction_done(self, step: int, seconds: float, cursor: StreamCursor = FIRST_CURSOR) -> float:
         """The fraction that is spent, 0 … 1: the largest of the three."""
         read: float = cursor.pool
         if self.num_pools and cursor.unit:  # a small corpus is a single pool, so the fraction within it counts

@@ -39,7 +39,7 @@ def test_a_wrong_field_names_the_nearest():
 
 
 def test_beyond_the_end():
-    with pytest.raises(IndexError, match="example 1 of 1"):
+    with pytest.raises(IndexError, match="there is no example 1: the numbers are 0 to 0"):
         InMemoryExamples([{"ids": [1]}])[1]
 
 

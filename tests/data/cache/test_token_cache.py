@@ -136,7 +136,7 @@ def test_what_does_not_fit_is_refused(tmp_path, value):
 
 def test_whole_numbers_and_fractions_do_not_mix(tmp_path, monkeypatch):
     monkeypatch.setattr(cache_writer, "BATCH_RECORDS", 1)
-    with pytest.raises(QkvError, match="integers and fractions"):
+    with pytest.raises(QkvError, match="integers in some records and fractions in others"):
         build(tmp_path, [{"ids": np.array([1])}, {"ids": np.array([0.5])}])
 
 
@@ -149,7 +149,7 @@ def test_indices_out_of_range(tmp_path):
     for wrong in ([0, 2], [-1]):
         with pytest.raises(IndexError):
             cache.gather("ids", np.array(wrong))
-    with pytest.raises(IndexError, match="extends beyond its example"):
+    with pytest.raises(IndexError, match="ends after the end of its example"):
         cache.gather("ids", np.array([0]), np.array([0]), np.array([2]))
     with pytest.raises(UsageError, match="no field 'idz'; did you mean 'ids'"):
         cache.lengths("idz")
@@ -162,7 +162,7 @@ def test_every_example_knows_its_file_and_line(tmp_path):
 
 
 def test_field_names_become_file_names_and_must_be_plain(tmp_path):
-    with pytest.raises(UsageError, match="cannot name an encoded field"):
+    with pytest.raises(UsageError, match="cannot be the name of an encoded field"):
         build(tmp_path, [{"../ids": [1]}])
 
 
@@ -205,7 +205,7 @@ def test_a_reused_cache_reports_its_problems_again_and_checks_the_limit(tmp_path
 
 
 def test_nothing_to_cache_is_an_error(tmp_path):
-    with pytest.raises(QkvError, match="no usable examples"):
+    with pytest.raises(QkvError, match="no record can be used for training"):
         TokenCache.build([], ByteEncode(), tmp_path / "cache")
 
 
@@ -363,7 +363,7 @@ def test_a_changed_or_foreign_meta_file_is_refused(tmp_path):
     meta = cache.folder / "meta.json"
     whole = meta.read_text()
     for text, match in [
-        (whole.replace('"examples": 1', '"examples": 2'), "its own checksum"),
+        (whole.replace('"examples": 1', '"examples": 2'), "the checksum that it contains"),
         (whole[:50], "cannot be read"),
         ("[]", "cannot be read"),
     ]:

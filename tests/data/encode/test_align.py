@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_data import quick
 
-from qkv.data.encode.align import char_span_to_tokens, sentence_starts, tokens_to_char_span, word_ids
+from qkv.data.encode.align import char_span_to_tokens, sentence_starts, tokens_to_char_span, word_indices
 from qkv.text import Tokenizer
 
 SAMPLE = ["the cat sat on the mat", "a cat, a hat and a bat", "naïve café! ¿qué?", "東京 は 大きい 。"]
@@ -58,7 +58,7 @@ def test_every_token_knows_its_word(kind):
     made = Tokenizer.train(kind, iter(SAMPLE * 20), vocab_size=320, min_frequency=1)
     text = "the cat, a hat"
     ids, offsets = made.encode_with_offsets(text)
-    words = word_ids(text, offsets)
+    words = word_indices(text, offsets)
     assert len(words) == len(ids)
     spans: dict[int, list[int]] = {}
     for word, offset in zip(words, offsets, strict=True):
@@ -68,7 +68,7 @@ def test_every_token_knows_its_word(kind):
 
 def test_ideographs_are_words_by_themselves():
     text = "東京is大"
-    assert word_ids(text, [(i, i + 1) for i in range(5)]) == [0, 1, 2, 2, 3]
+    assert word_indices(text, [(i, i + 1) for i in range(5)]) == [0, 1, 2, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -93,5 +93,5 @@ def test_sentences(text, expected):
 def test_a_megabyte_of_one_character_is_no_trap(character):
     text = character * 10**6  # a search that is not linear would not end
     edges = [(0, 1), (999_999, 1_000_000)]
-    assert word_ids(text, edges)[0] == 0
+    assert word_indices(text, edges)[0] == 0
     assert sentence_starts(text, edges)[0] == 0

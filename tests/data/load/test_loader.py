@@ -103,7 +103,9 @@ def test_what_was_prefetched_is_not_in_the_state():
 @pytest.mark.parametrize("changed", [{"seed": 1}, {"max_documents": 3}, {"weights": {"a": 1, "b": 5}}])
 def test_a_state_of_another_stream_is_refused_with_the_difference(changed):
     state = Loader(make_stream()).state_dict()
-    with pytest.raises(QkvError, match=r"cannot restore the position in the data: \w+ was \d+ and is \d+"):
+    with pytest.raises(
+        QkvError, match=r"cannot resume at the checkpoint's position in the data: \w+ was \d+ and is \d+"
+    ):
         Loader(make_stream(**changed)).load_state_dict(state)
 
 
@@ -111,11 +113,11 @@ def test_a_state_of_other_data_is_refused():
     def make(count):
         return make_loader(documents([9] * count))
 
-    with pytest.raises(QkvError, match="the data is not what it was when the run began") as error:
+    with pytest.raises(QkvError, match="the training data has changed since the run began") as error:
         make(31).load_state_dict(make(30).state_dict())
-    assert "30 examples then, 31 now" in str(error.value)
+    assert "it had 30 examples and has 31" in str(error.value)
     assert " was 30" not in str(error.value), "its consequences are not listed too"
-    with pytest.raises(QkvError, match=r"the data is not what it was .*, seed was 5 and is 0\. "):
+    with pytest.raises(QkvError, match=r"the training data has changed .*, seed was 5 and is 0\. "):
         make(31).load_state_dict({**make(30).state_dict(), "seed": 5})
 
 
@@ -125,12 +127,12 @@ def test_another_length_is_not_reported_as_other_data():
 
     with pytest.raises(QkvError, match=r"examples was \d+ and is \d+, max_length was 32 and is 16") as error:
         make(16).load_state_dict(make(32).state_dict())
-    assert "the data is not" not in str(error.value)
+    assert "data has changed" not in str(error.value)
 
 
 def test_other_data_of_the_same_size_is_refused():
     state = make_loader(documents([9] * 30, seed=0)).state_dict()
-    with pytest.raises(QkvError, match="the data is not what it was when the run began"):
+    with pytest.raises(QkvError, match="the training data has changed since the run began"):
         make_loader(documents([9] * 30, seed=1)).load_state_dict(state)
 
 
@@ -214,7 +216,7 @@ def test_a_loader_can_be_sent_to_a_spawned_worker(name):
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
-        ({"rank": 2, "world_size": 2}, "rank = 2 is not below world_size = 2"),
+        ({"rank": 2, "world_size": 2}, "rank = 2 does not exist: with world_size = 2 it must be 0 to 1"),
         ({"num_workers": -1}, "num_workers = -1"),
         ({"prefetch": 0}, "prefetch = 0"),
     ],
@@ -242,7 +244,7 @@ def test_a_batch_counts_what_it_holds(name):
     assert batch.padding_fraction == pytest.approx(1 - tokens / positions)
     assert batch.num_labels == (0 if batch.labels is None else int((batch.labels != IGNORE_INDEX).sum()))
     per_example = batch.class_labels if batch.class_labels is not None else batch.span_starts
-    assert batch.num_answers == (0 if per_example is None else int((per_example != IGNORE_INDEX).sum()))
+    assert batch.num_example_labels == (0 if per_example is None else int((per_example != IGNORE_INDEX).sum()))
     assert sum(map(len, batch.examples)) == len(batch.example_ids)
     assert batch.ids.dtype == batch.document_ids.dtype == torch.int64
     assert int(batch.document_ids.max()) <= batch.max_documents
@@ -291,7 +293,7 @@ def test_scores_are_fractions_and_nan_where_there_are_none():
     for scores, examples in zip(batch.scores, batch.examples, strict=True):
         assert scores[: len(examples)].tolist() == [example / 4 for example in examples]
         assert scores[len(examples) :].isnan().all()
-    assert batch.num_answers == 9
+    assert batch.num_example_labels == 9
 
 
 def test_an_example_of_a_batch_can_be_named():

@@ -60,7 +60,7 @@ def test_outputs_are_what_is_built(name):
         for field in ("labels", "token_type_ids", "class_ids", "scores", "answer_spans")
         if getattr(pieces, field) is not None
     }
-    assert made | ({"source"} if pieces.source_ids is not None else set()) == objective.outputs
+    assert made | ({"source"} if pieces.source_ids is not None else set()) == objective.optional_fields
 
 
 @pytest.mark.parametrize("name", RANDOM)

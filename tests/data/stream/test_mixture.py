@@ -45,7 +45,7 @@ def test_every_source_runs_through_its_own_epochs():
 
 
 def test_an_empty_dataset_is_named():
-    with pytest.raises(QkvError, match="nothing to train on in 'none'"):
+    with pytest.raises(QkvError, match="no training examples are left in 'none'"):
         SequenceStream(
             {"some": dataset(3), "none": CausalLM(documents([0, 0]), tokenizer(), max_length=16)}, batch_tokens=64
         )
@@ -106,5 +106,5 @@ def test_no_datasets_are_refused():
 
 
 def test_datasets_of_different_lengths_cannot_be_mixed():
-    with pytest.raises(UsageError, match=r"same capacity: 'a' has \(16,\) and 'b' has \(32,\)"):
+    with pytest.raises(UsageError, match=r"same sequence lengths: 'a' has \(16,\) and 'b' has \(32,\)"):
         SequenceStream({"a": dataset(3), "b": dataset(3, length=32)}, batch_tokens=64)

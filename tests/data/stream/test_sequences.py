@@ -12,7 +12,7 @@ from qkv.data.load.loader import Loader
 from qkv.data.objectives import IGNORE_INDEX, CausalLM, Seq2SeqLM
 from qkv.data.stream.collate import collate
 from qkv.data.stream.random_bits import EpochRng
-from qkv.data.stream.sequences import STREAM_START, SequenceStream, StreamCursor
+from qkv.data.stream.sequences import FIRST_CURSOR, SequenceStream, StreamCursor
 from qkv.errors import QkvError, UsageError
 
 LAYOUTS = ("packed", "padded")
@@ -28,7 +28,7 @@ def refs_of(plan) -> list[tuple[int, int]]:
     return list(zip(plan.refs.epoch.tolist(), plan.refs.example.tolist(), strict=True))
 
 
-def read_refs(stream: SequenceStream, cursor=STREAM_START, epochs=None, steps=None) -> list[tuple[int, int]]:
+def read_refs(stream: SequenceStream, cursor=FIRST_CURSOR, epochs=None, steps=None) -> list[tuple[int, int]]:
     """(epoch, example) as one process sees them, in order."""
     plans = islice(stream.batch_plans(cursor, epochs=epochs), steps)
     return [ref for plan, _ in plans for ref in refs_of(plan)]
@@ -88,7 +88,7 @@ def test_ranks_have_the_shards_of_one_process(world_size, batch_size, layout, st
     stream = make_stream(layout, batch_size=batch_size)
     alone = [plan for plan, _ in islice(stream.batch_plans(), steps)]
     shards = [
-        [plan for plan, _ in islice(stream.batch_plans(STREAM_START, rank, world_size), steps)]
+        [plan for plan, _ in islice(stream.batch_plans(FIRST_CURSOR, rank, world_size), steps)]
         for rank in range(world_size)
     ]
     for step, plan in enumerate(alone):
@@ -141,7 +141,7 @@ def test_there_are_no_more_micro_batches_than_necessary():
 def test_resuming_with_another_world_size_changes_nothing(legs, layout, seed):
     """`legs` are (world size, steps): stop after each, and resume with the next (2 → 1 → 2)."""
     seen: list[tuple[int, int]] = []
-    cursor = STREAM_START
+    cursor = FIRST_CURSOR
     for world_size, steps in legs:
         stream = make_stream(layout, seed, random_offset=True)  # a new process knows only the cursor
         ranks = [list(islice(stream.batch_plans(cursor, rank, world_size), steps)) for rank in range(world_size)]
@@ -280,7 +280,7 @@ def test_a_batch_smaller_than_a_sequence_is_refused():
 
 
 def test_data_without_examples_is_an_error():
-    with pytest.raises(QkvError, match=r"nothing to train on: 2 records give 0 examples.*2 skipped"):
+    with pytest.raises(QkvError, match=r"no training examples are left: 2 records give 0 examples.*2 skipped"):
         SequenceStream(
             Seq2SeqLM(paired([(9, 9)] * 2), tokenizer(), max_length=4, max_source_length=4, too_long="skip"),
             batch_tokens=64,

@@ -95,7 +95,7 @@ def test_validation_data_makes_early_stopping_possible() -> None:
 
 @pytest.mark.parametrize("kind", OBJECTIVES)
 def test_every_objective_has_its_families_and_its_way_with_long_records(kind: Any) -> None:
-    policy = OBJECTIVES[kind].too_long[0]
+    policy = OBJECTIVES[kind].too_long_policies[0]
     check_recipe(replace(SOUND, objective=ObjectiveSection(kind=kind), data=replace(SOUND.data, too_long=policy)))
 
 

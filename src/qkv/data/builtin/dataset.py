@@ -12,7 +12,7 @@ from qkv.errors import UsageError, suggest_name
 
 SPLITS = ("train", "valid", "test")
 UINT64_MAX = (1 << 64) - 1
-HELD_OUT_ONE_IN = 20  # one key in this many is for valid, and one for test
+SPLIT_BUCKETS = 20  # one key in this many is for valid, and one for test
 
 
 class BuiltinDataset(ABC):
@@ -66,7 +66,7 @@ def splitmix64(value: int) -> int:
 
 
 @lru_cache(maxsize=256)
-def stream_start(seed: int, split: str) -> int:
+def random_stream_start(seed: int, split: str) -> int:
     """Where the random numbers of a seed and split begin: far from those of any other."""
     return splitmix64(splitmix64(seed) ^ SPLITS.index(split) + 1)
 
@@ -77,5 +77,5 @@ def assign_split(key: int) -> str:
     >>> sorted({assign_split(key) for key in range(100)})
     ['test', 'train', 'valid']
     """
-    bucket = splitmix64(key ^ 0x68656C64) % HELD_OUT_ONE_IN
+    bucket = splitmix64(key ^ 0x68656C64) % SPLIT_BUCKETS
     return "valid" if bucket == 0 else "test" if bucket == 1 else "train"

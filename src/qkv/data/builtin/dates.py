@@ -13,7 +13,7 @@ from dataclasses import astuple
 from datetime import date, timedelta
 from functools import cached_property
 
-from qkv.data.builtin.dataset import SPLITS, BuiltinDataset, assign_split, splitmix64, stream_start
+from qkv.data.builtin.dataset import SPLITS, BuiltinDataset, assign_split, random_stream_start, splitmix64
 from qkv.data.builtin.date_formats import LOCALES, YEARS, DateFormat, date_formats, unambiguous_days
 from qkv.errors import UsageError, suggest_name
 
@@ -79,7 +79,7 @@ class Dates(BuiltinDataset):
         if i < 0 or split not in self.splits:
             self.check_index(split, i)
         days = self.days[split]
-        number, place = divmod(splitmix64(stream_start(seed, split) + i), len(self.languages))
+        number, place = divmod(splitmix64(random_stream_start(seed, split) + i), len(self.languages))
         formats = self.formats[place]
         while True:
             rest, chosen = divmod(number, len(formats))

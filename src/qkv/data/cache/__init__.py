@@ -1,1 +1,1 @@
-"""Encoded examples: the token cache on disk, and the same in memory."""
+"""Encoded examples, stored on disk (the token cache) or in memory."""

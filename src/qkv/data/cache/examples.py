@@ -1,4 +1,4 @@
-"""Encoded examples: what the objectives read, on disk (`TokenCache`) or in memory (`InMemoryExamples`)."""
+"""Encoded examples, which the objectives read: on disk (`TokenCache`) or in memory (`InMemoryExamples`)."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,16 +9,17 @@ from typing import Any
 import numpy as np
 
 from qkv.data.problems import InvalidRecord, Problems
-from qkv.data.ragged import Ints, ragged_index
+from qkv.data.ragged import IntArray, ragged_index
 from qkv.errors import QkvError, UsageError, suggest_name
 
-MIN_TOKENS_TO_COPY = 64  # for longer examples, copying slices is faster than fancy indexing (measured)
+MIN_TOKENS_TO_COPY = 64  # above this mean length, copying slices was measured to be faster than fancy indexing
 
 
 class EncodedExamples(ABC):
-    """Random access to encoded examples: each has a few named arrays of int32 (float32 for fractions).
+    """Random access to encoded examples. Each example has one array for each field: int32, or float32 for scores.
 
-    A subclass sets for each field `_tokens` (all examples, concatenated), `_offsets` (N + 1,) and `_lengths` (N,).
+    For each field, a subclass sets `_tokens` (the tokens of all N examples, concatenated), `_offsets` (N + 1,) and
+    `_lengths` (N,).
     """
 
     def __init__(self, count: int, fields: Sequence[str]):
@@ -37,14 +38,14 @@ class EncodedExamples(ABC):
         return self._count
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        """One example: a new array for each field.
+        """Return one example: field → array (a copy).
 
         >>> examples[0]["ids"]                                     # doctest: +SKIP
         """
         if index < 0:
             index += self._count
         if not 0 <= index < self._count:
-            raise IndexError(f"example {index} of {self._count}")
+            raise IndexError(f"there is no example {index}: the numbers are 0 to {self._count - 1}")
         example = {}
         for field in self.fields:
             offsets, tokens = self._offsets[field], self._tokens[field]
@@ -52,16 +53,16 @@ class EncodedExamples(ABC):
         return example
 
     def lengths(self, field: str) -> np.ndarray:
-        """(N,) integers: the length of every example in one field."""
+        """(N,) integers: the length of one field in every example."""
         check_field(self.fields, field)
         return self._lengths[field]
 
     def gather(
-        self, field: str, indices: Ints, starts: Ints | None = None, counts: Ints | None = None
-    ) -> tuple[np.ndarray, Ints]:
-        """One field of many examples, or a slice of each: (flat tokens, n + 1 offsets into them).
+        self, field: str, indices: IntArray, starts: IntArray | None = None, counts: IntArray | None = None
+    ) -> tuple[np.ndarray, IntArray]:
+        """Return one field of n examples, or a slice of each: (concatenated tokens, n + 1 offsets into them).
 
-        Example indices[i] gives its tokens starts[i] … starts[i] + counts[i] − 1; by default all of them.
+        The slice of example indices[i] has the tokens starts[i] … starts[i] + counts[i] − 1; the default is all tokens.
 
         >>> flat, offsets = examples.gather("ids", np.array([3, 1]))      # doctest: +SKIP
         >>> flat[offsets[1] : offsets[2]]                                 # example 1     # doctest: +SKIP
@@ -69,14 +70,16 @@ class EncodedExamples(ABC):
         check_field(self.fields, field)
         indices = np.asarray(indices, np.int64)
         if indices.size and not (indices.min() >= 0 and indices.max() < self._count):
-            raise IndexError(f"examples {indices.min()} … {indices.max()} of {self._count}")
+            raise IndexError(
+                f"examples {indices.min()} to {indices.max()} were requested; the numbers are 0 to {self._count - 1}"
+            )
         length = self._lengths[field][indices]
         begin = self._offsets[field][indices]
         if starts is not None or counts is not None:
             starts = np.zeros(len(indices), np.int64) if starts is None else np.asarray(starts, np.int64)
             counts = length - starts if counts is None else np.asarray(counts, np.int64)
             if not ((starts >= 0) & (counts >= 0) & (starts + counts <= length)).all():
-                raise IndexError(f"a slice of {field!r} extends beyond its example")
+                raise IndexError(f"a slice of the field {field!r} ends after the end of its example")
             begin, length = begin + starts, counts
         offsets = np.zeros(len(indices) + 1, np.int64)
         np.cumsum(length, out=offsets[1:])
@@ -106,7 +109,7 @@ class InMemoryExamples(EncodedExamples):
 
     @classmethod
     def from_records(cls, records: Iterable[Any], encode: Any, problems: Problems | None = None) -> "InMemoryExamples":
-        """Encode records in memory, as `TokenCache.build` does on disk; invalid ones are reported to `problems`."""
+        """Encode records and keep them in memory. Invalid records are reported to `problems`."""
         listed = list(records)
         problems = problems or Problems()
         problems.num_seen += len(listed)
@@ -139,19 +142,23 @@ def require_fields(examples: EncodedExamples, *fields: str) -> None:
     for field in fields:
         check_field(examples.fields, field)
     if len(examples) == 0:
-        raise QkvError("there are no examples to train on: the data is empty, or all of it was left out")
+        raise QkvError(
+            "there are no examples to train on: the data is empty, or every record is invalid; `qkv data FILE` lists "
+            "the problems of a file"
+        )
 
 
 def _output_dtype(tokens: np.ndarray) -> type[np.float32] | type[np.int32]:
     return np.float32 if tokens.dtype.kind == "f" else np.int32
 
 
-def _gather_slices(tokens: np.ndarray, begin: Ints, length: Ints, offsets: Ints) -> np.ndarray:
-    """The slices of `tokens` that start at each of `begin`, concatenated."""
+def _gather_slices(tokens: np.ndarray, begin: IntArray, length: IntArray, offsets: IntArray) -> np.ndarray:
+    """The slices tokens[begin[i] : begin[i] + length[i]], concatenated. `offsets` are their starts in the result."""
     if offsets[-1] < MIN_TOKENS_TO_COPY * len(begin):
         gathered: np.ndarray = tokens[ragged_index(begin, length)]
         return gathered.astype(_output_dtype(tokens), copy=False)
-    flat = np.empty(offsets[-1], _output_dtype(tokens))  # indices would need four times the memory of the tokens
+    # Copy slice by slice: an array of indices would need four times the memory of the tokens.
+    flat = np.empty(offsets[-1], _output_dtype(tokens))
     for offset, start, count in zip(offsets.tolist(), begin.tolist(), length.tolist(), strict=False):
         flat[offset : offset + count] = tokens[start : start + count]
     return flat

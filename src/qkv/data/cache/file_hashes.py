@@ -1,9 +1,8 @@
-"""Hashes of the user's files: the same bytes give the same hash, on any machine.
+"""Hashes of the user's files. The same bytes give the same hash on every machine.
 
 Hashing a terabyte takes half an hour, so a file's hash is stored with its path, size and modification time, and
-reused while these do not change, as `make` and `rsync` do. The hash of a file that changed less than two seconds ago
-is not stored, because a second change within the clock's resolution would go unnoticed. `trust_mtime=False` hashes
-every file again.
+reused until one of these changes, as `make` and `rsync` do. The hash of a file that changed less than two seconds ago
+is not stored: the clock of the file system might not show a second change. `trust_mtime=False` hashes every file again.
 """
 
 import hashlib
@@ -19,7 +18,7 @@ from qkv.data.readers.decompress import open_file
 from qkv.errors import QkvError
 from qkv.files import write_atomically
 
-CLOCK_RESOLUTION_NS = 2_000_000_000  # of the coarsest common file system
+CLOCK_RESOLUTION_NS = 2_000_000_000  # the coarsest resolution of modification times in common file systems
 
 
 class FileHashes:
@@ -32,7 +31,9 @@ class FileHashes:
         self.index_path = index_path
         self.trust_mtime = trust_mtime
         self._known: dict[str, Any] = _load_index(index_path)
-        self._stamps: dict[Path, tuple[int, int]] = {}  # of every file hashed here, for `check_unchanged`
+        self._stamps: dict[
+            Path, tuple[int, int]
+        ] = {}  # (size, mtime) of every file hashed so far, for `check_unchanged`
 
     def get(self, path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
         """The hash of the file's bytes."""
@@ -51,7 +52,7 @@ class FileHashes:
         return digest
 
     def check_unchanged(self) -> None:
-        """Raise if a file changed since it was hashed: what was read meanwhile may be a mixture."""
+        """Raise if a file changed after it was hashed: the records may mix its old and its new content."""
         for path, stamp in self._stamps.items():
             with open_file(path) as raw:
                 _check_stamp(path, raw, stamp)
@@ -60,8 +61,8 @@ class FileHashes:
         self._known[name] = entry
         if self.index_path is None:
             return
-        # The index only saves time: entries that another process writes meanwhile may be lost, and a full or
-        # read-only disk is reported when the cache is written.
+        # The index only saves time. So it does not matter if two processes overwrite each other's entries, and a full
+        # or read-only disk is not an error here; it is reported when the cache is written.
         with suppress(OSError):
             self.index_path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(self.index_path, json.dumps({**_load_index(self.index_path), name: entry}, indent=0))
@@ -82,7 +83,10 @@ def _size_and_mtime(raw: BinaryIO) -> tuple[int, int]:
 
 def _check_stamp(path: Path, raw: BinaryIO, stamp: tuple[int, int]) -> None:
     if _size_and_mtime(raw) != stamp:
-        raise QkvError(f"{path} changed while it was read; wait until it is complete and start again")
+        raise QkvError(
+            f"{path} changed while it was read, so the records may be incomplete; wait until no program writes to it, "
+            "and start again"
+        )
 
 
 def _hash_bytes(raw: BinaryIO, on_bytes: Callable[[int], None] | None) -> str:

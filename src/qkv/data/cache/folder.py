@@ -1,15 +1,15 @@
-"""A token cache's folder: its files, and how it is created completely or not at all.
+"""The folder of a token cache: its files, and how it is written atomically.
 
     meta.json               counts, types, checksums, the problems found while building, and a checksum of itself
     <field>.tokens.bin      the tokens of all examples, concatenated: uint16 if they fit, else int32 (or float32)
-    <field>.offsets.bin     int64, one more than there are examples: where each example begins
-    <field>.lengths.bin     int32, one for each example
-    location.files.bin      int32: the file that each example came from, as an index into meta.json's list
+    <field>.offsets.bin     int64, N + 1 numbers for N examples: where each example begins, and the total
+    <field>.lengths.bin     int32, N numbers: the length of each example
+    location.files.bin      int32: the file that each example came from, as an index into the list in meta.json
     location.lines.bin      int64: the line in that file
 
-All numbers are little-endian. A cache is written to `.<name>.building` and renamed when it is complete and on disk.
-The process that builds holds the lock `.<name>.lock`, which the system frees when the process dies. So a `.building`
-folder whose lock is free is left over from a killed build, and may be deleted.
+All numbers are little-endian. A cache is written to `.<name>.building`, which is renamed when all files are complete
+and on disk. The process that builds a cache holds the lock `.<name>.lock`. The operating system releases the lock when
+the process ends. So if the lock of a `.building` folder is free, its process was killed, and the folder can be deleted.
 """
 
 import json
@@ -28,42 +28,47 @@ from qkv.files import describe_os_error, hidden_sibling, replace_folder, write_a
 
 CACHE_VERSION = 2
 META_FILE = "meta.json"
-DISK_DTYPES = {"uint16": "<u2", "int32": "<i4", "int64": "<i8", "float32": "<f4"}  # name in meta.json → numpy's
+DISK_DTYPES = {"uint16": "<u2", "int32": "<i4", "int64": "<i8", "float32": "<f4"}  # name in meta.json → dtype for numpy
 
 
 class DamagedCache(QkvError):
-    """A token cache whose files are not what was written. Building it again is always safe."""
+    """The files of a token cache are damaged or incomplete. The cache can be deleted and built again."""
 
 
 def field_file(folder: Path, field: str, part: str) -> Path:
-    """The path of one of a field's files. The field's name is part of it, so it may not contain special characters."""
+    """The path of one of a field's files: `part` is tokens, offsets or lengths."""
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", field) or field == "location":
-        raise UsageError(f"{field!r} cannot name an encoded field; use letters, digits and underscores")
+        raise UsageError(
+            f"{field!r} cannot be the name of an encoded field, because it is part of a file name; use letters, digits "
+            "and underscores, and not the reserved name 'location'"
+        )
     return folder / f"{field}.{part}.bin"
 
 
 def location_file(folder: Path, part: str) -> Path:
-    """The path of the examples' `files` or `lines`."""
+    """The path of one of the location files: `part` is files or lines."""
     return folder / f"location.{part}.bin"
 
 
 def write_meta(folder: Path, meta: dict[str, Any]) -> None:
-    """Write `meta.json`; it is on disk when this returns."""
+    """Write `meta.json` and flush it to disk."""
     text = json.dumps({"version": CACHE_VERSION, **meta}, sort_keys=True)
     content = json.dumps({"checksum": _checksum(text), "meta": json.loads(text)}, sort_keys=True, indent=1)
     write_atomically(folder / META_FILE, content)
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """What `write_meta` wrote; raises `DamagedCache`."""
+    """Read `meta.json`; raises `DamagedCache`."""
     path = folder / META_FILE
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         meta: dict[str, Any] = content["meta"]
         if content["checksum"] != _checksum(json.dumps(meta, sort_keys=True)):
-            raise DamagedCache(f"{path} does not match its own checksum")
+            raise DamagedCache(f"{path} does not match the checksum that it contains")
         if meta["version"] != CACHE_VERSION:
-            raise DamagedCache(f"{folder} has version {meta['version']} of the format; this is {CACHE_VERSION}")
+            raise DamagedCache(
+                f"{folder} has version {meta['version']} of the cache format; this qkv reads {CACHE_VERSION}"
+            )
     except FileNotFoundError:
         raise DamagedCache(f"{folder} is not a token cache: it has no {META_FILE}") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -79,7 +84,10 @@ def build_lock(folder: Path) -> Iterator[None]:
         lock = FileLock(hidden_sibling(folder, "lock"))
         lock.acquire()
     except (OSError, NotImplementedError) as error:
-        raise QkvError(f"no token cache can be built in {folder.parent}: {describe_os_error(error)}") from error
+        raise QkvError(
+            f"no token cache can be built in {folder.parent}: {describe_os_error(error)}; choose a folder on a local, "
+            "writable disk"
+        ) from error
     try:
         yield
     finally:
@@ -88,12 +96,14 @@ def build_lock(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def building_folder(folder: Path) -> Iterator[Path]:
-    """A temporary folder that replaces `folder` if the block succeeds, and is deleted if it fails.
+    """Yield a temporary folder. It replaces `folder` if the block succeeds, and is deleted if the block fails.
 
-    The caller holds the lock, and has flushed every file to disk (fsync) when the block ends.
+    The caller must hold the lock, and must have flushed every file to disk (fsync) at the end of the block.
     """
     if folder.exists() and not _is_token_cache(folder):
-        raise UsageError(f"{folder} exists and is not a token cache; choose another folder")
+        raise UsageError(
+            f"{folder} exists and contains other files than a token cache, which would be lost; choose another folder"
+        )
     building, replaced = hidden_sibling(folder, "building"), hidden_sibling(folder, "replaced")
     try:
         shutil.rmtree(building, ignore_errors=True)
@@ -101,16 +111,18 @@ def building_folder(folder: Path) -> Iterator[Path]:
         building.mkdir()
         try:
             yield building
-            replace_folder(building, folder)  # a process that has the old one open keeps its pages
+            replace_folder(building, folder)  # a process that has mapped the old files can still read them
         finally:
             shutil.rmtree(building, ignore_errors=True)
             shutil.rmtree(replaced, ignore_errors=True)
     except OSError as error:
-        raise QkvError(f"the token cache {folder} could not be written: {describe_os_error(error)}") from error
+        raise QkvError(
+            f"the token cache {folder} could not be written: {describe_os_error(error)}; free or choose another disk"
+        ) from error
 
 
 def remove_stale_builds(root: Path) -> None:
-    """Delete what killed builds left in `root`; caches that are being built now are locked, and stay."""
+    """Delete the unfinished folders of killed builds in `root`. Folders of running builds are locked, and stay."""
     for left_over in [*root.glob(".*.building"), *root.glob(".*.replaced")]:
         folder = root / left_over.stem.removeprefix(".")
         try:

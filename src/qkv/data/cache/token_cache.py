@@ -1,12 +1,12 @@
-"""The token cache: every file is tokenized once, then read from memory-mapped arrays.
+"""The token cache: files are tokenized once, and then read from memory-mapped arrays.
 
     cache = token_cache(DataFiles("train.jsonl"), encode, "cache")   # built the first time, found the next
     cache[7]["ids"]                                                  # int32, copied from the mapped file
     flat, offsets = cache.gather("ids", indices)                     # many examples
 
-A cache's name is a hash of the files' content, of how they are read and split, and of the encoder's fingerprint. A
-change of any of them gives another cache, so no cache is ever out of date. `folder` describes the files, `writer`
-builds them.
+The name of a cache is a hash of the content of the files, the reading options, the validation split and the encoder's
+fingerprint. If one of these changes, another cache is used, so a cache is never out of date. The module `folder`
+describes the files of a cache, and `writer` writes them.
 """
 
 import json
@@ -31,7 +31,7 @@ from qkv.data.cache.folder import (
     remove_stale_builds,
     write_meta,
 )
-from qkv.data.cache.writer import Encode, write_token_cache
+from qkv.data.cache.writer import RecordEncoder, write_token_cache
 from qkv.data.problems import Problems
 from qkv.data.readers import DataFiles
 from qkv.data.records import FileLocation, Record
@@ -40,13 +40,13 @@ from qkv.errors import QkvError
 from qkv.files import describe_os_error
 from qkv.progress import OnProgress
 
-__all__ = ["DamagedCache", "Encode", "TokenCache", "find_or_build", "token_cache"]
+__all__ = ["DamagedCache", "RecordEncoder", "TokenCache", "find_or_build", "token_cache"]
 
 
 class TokenCache(EncodedExamples):
     """Random access to encoded examples on disk.
 
-    Pickling it is cheap: only the folder's name is sent, and the other process maps the files itself.
+    Pickling a cache is cheap: only the path of the folder is stored, and the files are mapped again when it is loaded.
     """
 
     def __init__(self, folder: Path, meta: dict[str, Any]):
@@ -61,20 +61,20 @@ class TokenCache(EncodedExamples):
             self._offsets[name] = _map_file(offsets, "int64", self._count + 1)
             self._lengths[name] = _map_file(field_file(folder, name, "lengths"), "int32", self._count)
             if self._offsets[name][0] != 0 or self._offsets[name][-1] != field["tokens"]:
-                raise DamagedCache(f"{offsets} does not match the number of tokens")
+                raise DamagedCache(f"{offsets} does not match the number of tokens in meta.json")
         self._files = _map_file(location_file(folder, "files"), "int32", self._count)
         self._lines = _map_file(location_file(folder, "lines"), "int64", self._count)
 
     @classmethod
     def open(cls, folder: str | Path) -> "TokenCache":
-        """Open a cache; raises `DamagedCache` if a file does not have the size that was written."""
+        """Open a cache; raises `DamagedCache` if a file is missing or has the wrong size."""
         return cls(Path(folder), read_meta(Path(folder)))
 
     @classmethod
     def build(
         cls,
         records: Iterable[Record],
-        encode: Encode,
+        encode: RecordEncoder,
         folder: str | Path,
         *,
         content: str = "",
@@ -82,11 +82,11 @@ class TokenCache(EncodedExamples):
         workers: int = 2,
         progress: OnProgress | None = None,
     ) -> "TokenCache":
-        """Encode records into `folder`, replacing a cache there; the folder is complete or does not appear.
+        """Encode records into a new cache in `folder`, which replaces an older cache atomically.
 
-        `content` is stored as the hash of what the records were made from. Up to `workers` batches are encoded at a
-        time; `progress` is called with the number of examples so far. Invalid records are reported to `problems` and
-        stored, so that the cache can report them again when it is reused.
+        `content` is a hash that identifies the records; it is stored. Up to `workers` batches are encoded at a time.
+        `progress` is called with the number of examples so far. Invalid records are reported to `problems`, and the
+        reports are stored with the cache, so that they are repeated when the cache is reused.
         """
         with build_lock(Path(folder)):
             return _build(Path(folder), records, encode, content, problems or Problems(), workers, progress)
@@ -101,11 +101,11 @@ class TokenCache(EncodedExamples):
 
     @property
     def fingerprint(self) -> str:
-        """The same for the same examples: a hash of what they were made from and how they were encoded."""
+        """A hash of the records and of the encoder. Equal examples have equal fingerprints."""
         return cache_name(self.meta["content"], self.meta["encode"])
 
     def verify(self) -> None:
-        """Read every byte and compare it with the checksums; `DamagedCache` names the file that does not match."""
+        """Compare all files with their checksums; raises `DamagedCache` with the name of a file that does not match."""
         for name in self.fields:
             for part, expected in self.meta["fields"][name]["files"].items():
                 _verify_checksum(field_file(self.folder, name, part), expected["checksum"])
@@ -122,7 +122,7 @@ class TokenCache(EncodedExamples):
 
 def token_cache(
     files: DataFiles,
-    encode: Encode,
+    encode: RecordEncoder,
     root: str | Path,
     *,
     split: ValidationSplit | None = None,
@@ -132,11 +132,11 @@ def token_cache(
     trust_mtime: bool = True,
     progress: OnProgress | None = None,
 ) -> TokenCache:
-    """The cache of these files with this encoder: found in `root`, or built there.
+    """Open the cache of these files and this encoder in `root`, or build it there.
 
-    Problems in the files are reported to `problems` either way. If two processes need the same cache, the second
-    waits for the first. `progress` is called with the bytes read and the total. With `trust_mtime`, a file with the
-    same path, size and modification time as before counts as unchanged without being read (see `file_hashes`).
+    Problems in the files are reported to `problems` in both cases. If two processes need the same cache, the second
+    waits for the first. `progress` is called with the number of bytes read and the total. With `trust_mtime`, a file
+    whose path, size and modification time are the same as before is not hashed again (see `file_hashes`).
     """
     root = Path(root)
     problems = problems if problems is not None else Problems()
@@ -149,7 +149,7 @@ def token_cache(
     def records(found: Problems) -> Iterator[Record]:
         if split is None:
             yield from files.records(found, progress)
-        else:  # a split by tail reads the files twice, and its problems count once
+        else:  # split_by="tail" reads the files twice; only the second pass reports problems
             each_pass = iter([found] if split.split_by == "content" else [Problems(max_invalid_fraction=1), found])
             yield from split.records(lambda: files.records(next(each_pass), progress), split_name)
         hashes.check_unchanged()
@@ -160,7 +160,7 @@ def token_cache(
 def find_or_build(
     root: Path,
     content: str,
-    encode: Encode,
+    encode: RecordEncoder,
     records: Callable[[Problems], Iterable[Record]],
     *,
     problems: Problems,
@@ -169,10 +169,10 @@ def find_or_build(
 ) -> TokenCache:
     """The cache of `content` with this encoder in `root`; if it is missing or damaged, build it from `records`.
 
-    For records that do not come from files: `content` must change whenever they do.
+    `content` identifies the records: it must change whenever the records change.
     """
     folder = root / cache_name(content, encode.fingerprint)
-    cache = _open_existing(folder, problems)  # without the lock: the disk may be read-only
+    cache = _open_existing(folder, problems)  # not under the lock, because the disk may be read-only
     if cache is not None:
         return cache
     remove_stale_builds(root)
@@ -180,7 +180,9 @@ def find_or_build(
         cache = _open_existing(folder, problems)  # another process may have built it while this one waited
         if cache is not None:
             return cache
-        found = Problems(problems.max_invalid_fraction, problems.max_samples)  # of this cache only: stored in it
+        found = Problems(
+            problems.max_invalid_fraction, problems.max_samples
+        )  # the problems of this cache, which are stored in it
         try:
             return _build(folder, records(found), encode, content, found, workers, progress)
         finally:
@@ -190,31 +192,31 @@ def find_or_build(
 def _build(
     folder: Path,
     records: Iterable[Record],
-    encode: Encode,
+    encode: RecordEncoder,
     content: str,
     problems: Problems,
     workers: int,
     progress: OnProgress | None,
 ) -> TokenCache:
-    """Build a cache; the caller holds the lock."""
+    """Build a cache. The caller must hold the lock."""
     with building_folder(folder) as building:
         meta = write_token_cache(building, records, encode, problems, workers, progress)
         problems.finish()
         if not meta["examples"]:
-            raise QkvError(f"no usable examples: {problems.summary()}")
+            raise QkvError(f"no record can be used for training: {problems.summary()}")
         key = {"content": content, "encode": encode.fingerprint, "order": list(encode.fields)}
         write_meta(building, {**meta, **key, "problems": problems.summary().to_dict()})
     return TokenCache.open(folder)
 
 
 def _open_existing(folder: Path, problems: Problems) -> TokenCache | None:
-    """The existing cache, with the problems found when it was built; None if it is missing or damaged."""
+    """Open a cache and report the problems stored in it; None if the cache is missing or damaged."""
     if not folder.exists():
         return None
     try:
         cache = TokenCache.open(folder)
     except DamagedCache as damage:
-        problems.note("damaged token cache", FileLocation(str(folder)), f"{damage}; it is built again")
+        problems.note("damaged token cache", FileLocation(str(folder)), f"{damage}; the cache is built again")
         return None
     problems.merge(cache.meta["problems"])
     problems.finish()
@@ -222,7 +224,7 @@ def _open_existing(folder: Path, problems: Problems) -> TokenCache | None:
 
 
 def cache_name(content: str, fingerprint: str) -> str:
-    """The name of a cache's folder: a hash of the content, the encoder's fingerprint and the format's version."""
+    """The name of the folder of a cache: a hash of `content`, the encoder's fingerprint and the format's version."""
     return blake2b(json.dumps([CACHE_VERSION, content, fingerprint]).encode(), digest_size=12).hexdigest()
 
 
@@ -232,7 +234,7 @@ def _map_file(path: Path, dtype: str, count: int) -> np.ndarray:
     try:
         size = path.stat().st_size
         if size != count * disk_dtype.itemsize:
-            raise DamagedCache(f"{path} has {size:,} bytes; {count * disk_dtype.itemsize:,} were written")
+            raise DamagedCache(f"{path} has {size:,} bytes, but should have {count * disk_dtype.itemsize:,}")
         if count == 0:
             return np.zeros(0, disk_dtype)
         return np.memmap(path, disk_dtype, "r", shape=(count,)).view(np.ndarray)
@@ -249,4 +251,4 @@ def _verify_checksum(path: Path, checksum: str) -> None:
     except OSError as error:
         raise DamagedCache(f"{path} cannot be read: {describe_os_error(error)}") from None
     if digest.hexdigest() != checksum:
-        raise DamagedCache(f"{path} does not match its checksum: a byte has changed since it was written")
+        raise DamagedCache(f"{path} does not match its checksum: its content has changed since it was written")

@@ -1,8 +1,8 @@
-"""Writes a token cache: records are encoded in batches and appended to flat files.
+"""Write a token cache: records are encoded in batches and appended to flat files.
 
-Memory stays bounded for data of any size: only a few batches are in memory. Encoding runs in threads, because the
-`tokenizers` library releases Python's global lock and has its own threads; meanwhile this thread reads the next batch
-and writes the last one.
+Only a few batches are in memory, so data of any size needs little memory. Batches are encoded in threads, because the
+`tokenizers` library releases Python's global lock; meanwhile the calling thread reads the next batch and writes the
+previous one.
 """
 
 import os
@@ -25,15 +25,15 @@ from qkv.progress import OnProgress
 FieldValues = Sequence[int] | np.ndarray | int | float
 EncodedRecord = Mapping[str, FieldValues] | InvalidRecord
 
-BATCH_RECORDS = 4096
-BATCH_CHARACTERS = 2**20
+BATCH_RECORDS = 4096  # the maximum number of records in a batch
+BATCH_CHARACTERS = 2**20  # a batch ends once it has this number of characters
 
 
-class Encode(Protocol):
-    """Turns a batch of records into integers: exactly one result for each record, in order.
+class RecordEncoder(Protocol):
+    """A callable that turns a batch of records into integers. It returns one result for each record, in order.
 
-    A result maps each of `fields` to a list of int (the cheapest), an array, or one number; or it is an
-    `InvalidRecord`. Several threads call it concurrently.
+    A result maps each of `fields` to a list of integers (the fastest), an array or one number. For a record that cannot
+    be encoded, the result is an `InvalidRecord`. Several threads call the encoder concurrently.
     """
 
     @property
@@ -43,7 +43,7 @@ class Encode(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """A hash that changes whenever the result for the same record would."""
+        """A hash of everything that the results depend on, except the records."""
         ...
 
     def __call__(self, records: list[Record]) -> Sequence[EncodedRecord]: ...
@@ -52,14 +52,14 @@ class Encode(Protocol):
 def write_token_cache(
     folder: Path,
     records: Iterable[Record],
-    encode: Encode,
+    encode: RecordEncoder,
     problems: Problems,
     workers: int = 2,
     progress: OnProgress | None = None,
 ) -> dict[str, Any]:
-    """Encode all records into `folder`; returns what `meta.json` needs to read them back.
+    """Encode all records into `folder`, and return the entries of `meta.json` that describe the files.
 
-    Readers count their records in `problems`; records from elsewhere are counted here.
+    Readers of files count the records in `problems.num_seen`. Records from other sources are counted here.
     """
     writers = {name: _FieldWriter(folder, name) for name in encode.fields}
     locations = _LocationWriter(folder)
@@ -85,9 +85,11 @@ def write_token_cache(
 def _drop_invalid(
     batch: list[Record], results: Sequence[EncodedRecord], problems: Problems
 ) -> tuple[list[Mapping[str, FieldValues]], list[Record]]:
-    """The examples and their records, without the invalid ones, which are reported."""
+    """Report invalid records, and return the other results with their records."""
     if len(results) != len(batch):
-        raise RuntimeError(f"the encoder returned {len(results)} results for {len(batch)} records")
+        raise RuntimeError(
+            f"the encoder returned {len(results)} results for {len(batch)} records; it must return one each"
+        )
     kept = [result for result in results if not isinstance(result, InvalidRecord)]
     if len(kept) == len(batch):
         return kept, batch
@@ -101,9 +103,9 @@ def _drop_invalid(
 
 
 def encode_in_threads(
-    records: Iterable[Record], encode: Encode, workers: int
+    records: Iterable[Record], encode: RecordEncoder, workers: int
 ) -> Iterator[tuple[list[Record], Sequence[EncodedRecord]]]:
-    """(batch, its results) in order; up to `workers` batches are encoded while the next is read."""
+    """Yield (batch, results) in order. Up to `workers` batches are encoded while the next one is read."""
     in_flight: deque[tuple[list[Record], Future[Sequence[EncodedRecord]]]] = deque()
     pool = ThreadPoolExecutor(max(1, workers), thread_name_prefix="encode")
     try:
@@ -119,13 +121,15 @@ def encode_in_threads(
 
 
 def batch_records(records: Iterable[Record]) -> Iterator[list[Record]]:
-    """Records in lists of up to `BATCH_RECORDS`, or fewer if they are long."""
+    """Yield lists of at most `BATCH_RECORDS` records; lists of long records are shorter."""
     batch: list[Record] = []
     size = 0
     for record in records:
         batch.append(record)
         for value in record.fields.values():
-            size += len(value) if value.__class__ is str else 16  # `isinstance` would take half the time of this loop
+            size += (
+                len(value) if value.__class__ is str else 16
+            )  # faster than `isinstance`, which would take half the time of this loop
         if size >= BATCH_CHARACTERS or len(batch) == BATCH_RECORDS:
             yield batch
             batch, size = [], 0
@@ -134,7 +138,7 @@ def batch_records(records: Iterable[Record]) -> Iterator[list[Record]]:
 
 
 class _ChecksummedFile:
-    """A file that is being written, with a running checksum."""
+    """A file being written, whose checksum is computed along the way."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -149,7 +153,7 @@ class _ChecksummedFile:
         self.bytes += len(data)
 
     def finish(self) -> dict[str, Any]:
-        """Flush it to disk; its size and checksum."""
+        """Flush the file to disk, and return its size and checksum."""
         self._out.flush()
         os.fsync(self._out.fileno())
         self._out.close()
@@ -160,13 +164,13 @@ class _ChecksummedFile:
 
 
 class _ArrayWriter:
-    """Several files that are written together."""
+    """Base of the writers below, each of which writes several files."""
 
     def __init__(self, paths: dict[str, Path]):
         self.files = {part: _ChecksummedFile(path) for part, path in paths.items()}
 
     def finish(self) -> dict[str, Any]:
-        """Flush all files to disk; what `meta.json` needs."""
+        """Flush all files to disk, and return their entry in `meta.json`."""
         return {"files": {part: file.finish() for part, file in self.files.items()}}
 
     def close(self) -> None:
@@ -175,7 +179,7 @@ class _ArrayWriter:
 
 
 class _FieldWriter(_ArrayWriter):
-    """The tokens, offsets and lengths of one field. Tokens are uint16, and are converted when one does not fit."""
+    """Writes the tokens, offsets and lengths of one field. Tokens are uint16 until one does not fit, then int32."""
 
     def __init__(self, folder: Path, name: str):
         super().__init__({part: field_file(folder, name, part) for part in ("tokens", "offsets", "lengths")})
@@ -185,7 +189,7 @@ class _FieldWriter(_ArrayWriter):
         self.files["offsets"].add(np.zeros(1, DISK_DTYPES["int64"]))
 
     def add(self, values: list[FieldValues]) -> None:
-        """Append one value for each example of a batch."""
+        """Append the values of one batch: one value for each example."""
         if not values:
             return
         flat, lengths = flatten(values, self.name)
@@ -195,7 +199,8 @@ class _FieldWriter(_ArrayWriter):
                 self.dtype = dtype
             elif dtype != self.dtype and "float32" in (dtype, self.dtype):
                 raise QkvError(
-                    f"the encoded field {self.name!r} has integers and fractions; the encoder must return one of them"
+                    f"the encoded field {self.name!r} has integers in some records and fractions in others; the "
+                    "encoder must return the same type for all records"
                 )
             elif self.dtype == "uint16" and dtype == "int32":
                 self._widen()
@@ -206,7 +211,7 @@ class _FieldWriter(_ArrayWriter):
         self.num_tokens = int(ends[-1])
 
     def _widen(self) -> None:
-        """Convert the tokens so far from uint16 to int32."""
+        """Convert the tokens written so far from uint16 to int32."""
         self.dtype = "int32"
         self.files["tokens"].finish()
         path = self.files["tokens"].path
@@ -222,12 +227,12 @@ class _FieldWriter(_ArrayWriter):
 
 
 class _LocationWriter(_ArrayWriter):
-    """The file and line of each example, so that an invalid one can be named in a message."""
+    """Writes the file and line of each example, for messages."""
 
     def __init__(self, folder: Path):
         super().__init__({part: location_file(folder, part) for part in ("files", "lines")})
         self.count = 0
-        self.file_numbers: dict[str, int] = {}  # in order of appearance
+        self.file_numbers: dict[str, int] = {}  # file → its number, in order of appearance
 
     def add(self, records: list[Record]) -> None:
         self.count += len(records)
@@ -242,7 +247,7 @@ class _LocationWriter(_ArrayWriter):
 
 
 def flatten(values: list[FieldValues], name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Many short sequences as one flat array, and their lengths (int64).
+    """Concatenate the values of many examples: (flat array, lengths as int64).
 
     >>> flat, lengths = flatten([[1, 2], [], [3]], "ids")
     >>> flat.tolist(), lengths.tolist()
@@ -250,19 +255,22 @@ def flatten(values: list[FieldValues], name: str) -> tuple[np.ndarray, np.ndarra
     """
     types = set(map(type, values))
     if types == {list}:
-        joined = array("i")  # raises for what is not an integer, or too large for int32
+        joined = array("i")  # raises for values that are not integers, or do not fit in int32
         try:
             for value in values:
                 joined.fromlist(value)  # type: ignore[arg-type]
         except (TypeError, OverflowError) as error:
-            raise QkvError(f"the encoded field {name!r} must be lists of 32-bit integers: {error}") from None
+            raise QkvError(
+                f"the encoded field {name!r} must be a list of 32-bit integers; the encoder returned another value: "
+                f"{error}"
+            ) from None
         lengths = np.fromiter(map(len, values), np.int64, len(values))  # type: ignore[arg-type]
         return np.frombuffer(joined, np.int32) if joined else np.zeros(0, np.int32), lengths
     if types <= {int, float}:
         return np.array(values), np.ones(len(values), np.int64)
     arrays = [np.asarray(value).reshape(-1) for value in values]
     lengths = np.fromiter((one.size for one in arrays), np.int64, len(arrays))
-    nonempty = [one for one in arrays if one.size]  # to numpy an empty list is float64, and would convert all of them
+    nonempty = [one for one in arrays if one.size]  # numpy makes empty lists float64, which would convert all integers
     return np.concatenate(nonempty) if nonempty else np.zeros(0, np.int32), lengths
 
 
@@ -271,12 +279,15 @@ def _smallest_dtype(flat: np.ndarray, name: str) -> str:
     if flat.dtype.kind == "f":
         return "float32"
     if flat.dtype.kind not in "iub":
-        raise QkvError(f"the encoded field {name!r} has dtype {flat.dtype}, not numbers")
+        raise QkvError(
+            f"the encoded field {name!r} has dtype {flat.dtype}; the encoder must return integers or fractions"
+        )
     low, high = int(flat.min()), int(flat.max())
     if low >= 0 and high < 2**16:
         return "uint16"
     if low >= -(2**31) and high < 2**31:
         return "int32"
     raise QkvError(
-        f"the encoded field {name!r} has the value {high if high >= 2**31 else low}, which needs more than 32 bits"
+        f"the encoded field {name!r} has the value {high if high >= 2**31 else low}, which does not fit in 32 bits; "
+        "the encoder must return smaller numbers"
     )

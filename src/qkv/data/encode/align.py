@@ -43,10 +43,10 @@ def span_indices(starts: Sequence[int], text: str, offsets: CharOffsets) -> list
     return [bisect_right(starts, first_nonspace_character(text, offset)) - 1 for offset in offsets]
 
 
-def word_ids(text: str, offsets: CharOffsets) -> list[int]:
+def word_indices(text: str, offsets: CharOffsets) -> list[int]:
     """For each token the index of its word in the text.
 
-    >>> word_ids("re-do it", [(0, 2), (2, 3), (3, 4), (4, 5), (5, 8)])
+    >>> word_indices("re-do it", [(0, 2), (2, 3), (3, 4), (4, 5), (5, 8)])
     [0, 1, 2, 2, 3]
     """
     starts = [word.start() for word in WORD_PATTERN.finditer(text)]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import isfinite
 from typing import Any, TypeVar
 
-from qkv.data.encode.align import char_span_to_tokens, first_nonspace_character, sentence_starts, word_ids
+from qkv.data.encode.align import char_span_to_tokens, first_nonspace_character, sentence_starts, word_indices
 from qkv.data.objectives.base import IGNORE_INDEX, check_choice
 from qkv.data.problems import InvalidRecord
 from qkv.data.records import Record
@@ -239,7 +239,7 @@ class EncodeText(EncodeTexts):
         ids, offsets = self.tokenizer.encode_with_offsets(text)
         example: EncodedFields = {"ids": ids}
         if self.words:
-            example["words"] = word_ids(text, offsets)
+            example["words"] = word_indices(text, offsets)
         if self.sentences:
             example["sentences"] = sentence_starts(text, offsets)
         return example

@@ -1,6 +1,6 @@
 """A batch: sequences as torch tensors, ready for a model.
 
-B is the batch size, T and S the target and source length, E the most examples in a sequence.
+B is the batch size, T and S the target and source length, E the maximum number of examples in a sequence.
 """
 
 from collections.abc import Callable
@@ -16,16 +16,17 @@ from qkv.data.objectives import IGNORE_INDEX
 from qkv.data.stream.collate import BatchArrays
 
 KERNEL_BLOCK_TOKENS = 128
-"""The block size of attention kernels: a smaller bound on the length would not make them faster."""
+"""Maximum document lengths are rounded up to at least this, the block size of attention kernels."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
     """B sequences with up to E = `max_documents` examples in each. Integers are int64.
 
-    Tensors that an objective does not have are None. `document_ids` number the examples of a sequence from 1, 0 is
-    padding; `positions` count within each example. `labels`, and the (B, E) labels of examples, are `IGNORE_INDEX`
-    (scores: NaN) where there is nothing to learn.
+    Tensors that the objective does not use are None. `document_ids` number the examples of a sequence from 1; 0 is
+    padding. `positions` start at 0 in each example. `labels` are labels of tokens. Labels of examples have the shape
+    (B, E): `class_labels`, `scores`, or `span_starts` and `span_ends`. Where there is nothing to learn, a label is
+    `IGNORE_INDEX` and a score is NaN.
     """
 
     ids: Tensor  # (B, T)
@@ -43,17 +44,17 @@ class Batch:
 
     max_documents: int
     epoch: int
-    max_document_length: int = 0  # an upper bound, rounded up so that it seldom changes
+    max_document_length: int = 0  # an upper bound in tokens, rounded up so that it seldom changes
     source_max_document_length: int = 0
     one_document_each: bool = False  # whether each sequence has exactly one document
-    unpadded: bool = False  # whether, in addition, there is no padding
-    source_unpadded: bool = False  # the same for the source
+    unpadded: bool = False  # whether one_document_each holds and there is no padding
+    source_unpadded: bool = False  # the same as `unpadded`, for the source
     # Counts stay on the CPU, so that reading them never waits for a device.
     tokens_per_sequence: np.ndarray  # (B,) source and target together
-    labels_per_sequence: np.ndarray  # (B,) token labels that are learnt
-    answers_per_sequence: np.ndarray  # (B,) classes, scores or spans that are learnt
+    labels_per_sequence: np.ndarray  # (B,) the number of token labels other than IGNORE_INDEX
+    example_labels_per_sequence: np.ndarray  # (B,) the number of classes, scores or spans to learn
     example_ids: np.ndarray  # (n,)
-    example_sequences: np.ndarray  # (n,) the sequence of each example
+    example_sequences: np.ndarray  # (n,) the index of each example's sequence
     example_epochs: np.ndarray  # (n,) the epoch of each example's dataset
 
     @classmethod
@@ -67,7 +68,9 @@ class Batch:
 
         converted: dict[str, Any] = {}
         for name, values in arrays.items():
-            copy = values.astype(np.float32 if values.dtype.kind == "f" else np.int64)  # workers reuse their memory
+            copy = values.astype(
+                np.float32 if values.dtype.kind == "f" else np.int64
+            )  # a copy, because workers reuse their memory
             converted[name] = torch.from_numpy(copy) if copy.ndim == 2 else copy
         tokens = np.count_nonzero(arrays["document_ids"], axis=1)
         if "source_document_ids" in arrays:
@@ -85,7 +88,9 @@ class Batch:
             source_unpadded=one_each and _has_no_padding(arrays, "source_document_ids"),
             tokens_per_sequence=tokens,
             labels_per_sequence=count_labels("labels"),
-            answers_per_sequence=count_labels("class_labels") + count_labels("scores") + count_labels("span_starts"),
+            example_labels_per_sequence=count_labels("class_labels")
+            + count_labels("scores")
+            + count_labels("span_starts"),
         )
 
     @property
@@ -108,13 +113,13 @@ class Batch:
 
     @property
     def num_labels(self) -> int:
-        """The number of token labels that are learnt; the loss is divided by it."""
+        """The number of token labels other than `IGNORE_INDEX`. The loss is divided by it."""
         return int(self.labels_per_sequence.sum())
 
     @property
-    def num_answers(self) -> int:
-        """The number of classes, scores or spans that are learnt."""
-        return int(self.answers_per_sequence.sum())
+    def num_example_labels(self) -> int:
+        """The number of examples with a class, a score or a span to learn."""
+        return int(self.example_labels_per_sequence.sum())
 
     @property
     def padding_fraction(self) -> float:
@@ -131,7 +136,7 @@ class Batch:
         return self._map_tensors(lambda tensor: tensor.pin_memory())
 
     def split(self, num_parts: int) -> list["Batch"]:
-        """The sequences in `num_parts` micro-batches, as even as possible; fewer if there are fewer sequences."""
+        """Split the sequences evenly into `num_parts` micro-batches, or fewer if there are fewer sequences."""
         edges = np.linspace(0, self.batch_size, min(num_parts, self.batch_size) + 1).round().astype(int).tolist()
         return [self._slice(first, last) for first, last in pairwise(edges)]
 
@@ -141,7 +146,7 @@ class Batch:
             self._map_tensors(lambda tensor: tensor[first:last]),
             tokens_per_sequence=self.tokens_per_sequence[first:last],
             labels_per_sequence=self.labels_per_sequence[first:last],
-            answers_per_sequence=self.answers_per_sequence[first:last],
+            example_labels_per_sequence=self.example_labels_per_sequence[first:last],
             example_ids=self.example_ids[mine],
             example_sequences=self.example_sequences[mine] - first,
             example_epochs=self.example_epochs[mine],
@@ -158,7 +163,10 @@ def _has_no_padding(arrays: BatchArrays, name: str) -> bool:
 
 
 def rounded_max_length(arrays: BatchArrays, name: str) -> int:
-    """The longest document, rounded up to a power of two (at most the sequence length); 0 without such an array."""
+    """The maximum document length, rounded up to a power of two and limited to the sequence length.
+
+    `name` is the array of positions. Returns 0 if the batch has no such array.
+    """
     if name not in arrays:
         return 0
     positions = arrays[name]

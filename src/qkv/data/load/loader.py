@@ -1,12 +1,12 @@
-"""The loader: batches for training, prefetched, and resumable at any example.
+"""The loader: an iterator over training batches that prefetches them and can resume after any batch.
 
     loader = Loader(SequenceStream(objective, batch_tokens=32768), num_workers=2)
     for batch in loader:
         …
         state = loader.state_dict()
 
-The state is a few integers. After `load_state_dict` a loader continues with the examples that would have followed,
-whatever its number of workers and processes.
+The state is a few integers. After `load_state_dict`, the loader continues with the batch that would have come next.
+The number of workers and of processes may differ.
 """
 
 from collections.abc import Iterator
@@ -15,17 +15,18 @@ from itertools import islice
 from qkv.data.load.batch import Batch
 from qkv.data.load.workers import WorkerPool, WorkerResult
 from qkv.data.stream.collate import collate
-from qkv.data.stream.sequences import STREAM_START, SequenceStream, StreamCursor
+from qkv.data.stream.sequences import FIRST_CURSOR, SequenceStream, StreamCursor
 from qkv.errors import QkvError, UsageError
 
-DATA_INVARIANTS = ("data", "examples", "pool_size", "mixture")  # the invariants that other data changes
+DATA_DEPENDENT_INVARIANTS = ("data", "examples", "pool_size", "mixture")
+"""The invariants that change when the training data changes. They are reported as one change."""
 
 
 class Loader:
-    """Batches of one process (`rank` of `world_size`), built by worker processes, or on demand with `num_workers=0`.
+    """The batches of one process (`rank` of `world_size`). Worker processes build them, unless `num_workers=0`.
 
-    The state is that after the last batch that was yielded, whatever has been prefetched beyond it. With `epochs` the
-    loader ends after that number of epochs; without, it never ends.
+    `state_dict` is the position after the last batch that was yielded; prefetched batches do not count. `epochs` is the
+    number of epochs after which the loader ends; None means that it never ends.
     """
 
     def __init__(
@@ -40,7 +41,9 @@ class Loader:
         timeout: float = 120.0,
     ):
         if not 0 <= rank < world_size:
-            raise UsageError(f"rank = {rank} is not below world_size = {world_size}")
+            raise UsageError(
+                f"rank = {rank} does not exist: with world_size = {world_size} it must be 0 to {world_size - 1}"
+            )
         if num_workers < 0 or prefetch < 1:
             raise UsageError(f"num_workers = {num_workers} must be >= 0, and prefetch = {prefetch} must be >= 1")
         if epochs is not None and epochs < 0:
@@ -49,7 +52,7 @@ class Loader:
         self.rank, self.world_size = rank, world_size
         self.num_workers, self.prefetch, self.timeout = num_workers, prefetch, timeout
         self.epochs = epochs
-        self.cursor = STREAM_START
+        self.cursor = FIRST_CURSOR
         self.workers: WorkerPool | None = None
 
     def __iter__(self) -> Iterator[Batch]:
@@ -65,13 +68,13 @@ class Loader:
             self.close()
 
     def _worker_batches(self, worker: int, num_workers: int) -> Iterator[WorkerResult]:
-        """Every `num_workers`-th batch. Each worker plans all batches, which is cheap, and builds its own."""
+        """Yield every `num_workers`-th batch. Each worker plans all batches, and builds only its own."""
         plans = self.stream.batch_plans(self.cursor, self.rank, self.world_size, self.epochs)
         for plan, cursor in islice(plans, worker, None, num_workers):
             yield {"cursor": cursor, "epoch": plan.epoch}, collate(self.stream, plan)
 
     def state_dict(self) -> dict[str, int]:
-        """The loader's position, a few integers, to be saved with a checkpoint.
+        """The position of the loader in the data: a few integers to save with a checkpoint.
 
         >>> loader.state_dict()                                                             # doctest: +SKIP
         {'pool': 3, 'unit': 17, 'step': 40, 'epoch': 1, 'seed': 0, 'pool_size': 4096, …}
@@ -80,31 +83,39 @@ class Loader:
         return {**self.cursor._asdict(), "epoch": epoch, **self.stream.invariants()}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue from a state. Raises if it belongs to other data, another seed or other sequences."""
+        """Continue from a state. Raises if the data, the seed or the sequence lengths have changed."""
         invariants = self.stream.invariants()
         wrong = [name for name, value in invariants.items() if state.get(name) != value]
         if wrong:
             changes = []
             if "data" in wrong:
-                counts = f"{state.get('examples', 'unknown')} examples then, {invariants['examples']} now"
-                changes.append(f"the data is not what it was when the run began; did a file change? ({counts})")
-                wrong = [name for name in wrong if name not in DATA_INVARIANTS]
+                counts = (
+                    f"it had {state.get('examples', 'an unknown number of')} examples and has {invariants['examples']}"
+                )
+                changes.append(f"the training data has changed since the run began ({counts})")
+                wrong = [name for name in wrong if name not in DATA_DEPENDENT_INVARIANTS]
             changes += [f"{name} was {state.get(name, 'missing')} and is {invariants[name]}" for name in wrong]
             raise QkvError(
-                f"cannot restore the position in the data: {', '.join(changes)}. Undo the change, or start a new run"
+                f"cannot resume at the checkpoint's position in the data: {', '.join(changes)}. Undo the change, or "
+                "start a new run"
             )
-        if any(int(state[name]) < 0 for name in StreamCursor._fields):
-            raise QkvError("cannot restore the position in the data: its numbers are damaged")
+        cursor = StreamCursor(*(int(state[name]) for name in StreamCursor._fields))
+        if min(cursor) < 0:
+            numbers = ", ".join(f"{name} = {value}" for name, value in cursor._asdict().items())
+            raise QkvError(
+                f"the checkpoint is damaged: its position in the data ({numbers}) has a negative number. Resume from "
+                "an older checkpoint"
+            )
         self.close()
-        self.cursor = StreamCursor(*(int(state[name]) for name in StreamCursor._fields))
+        self.cursor = cursor
 
     def rewind(self) -> None:
         """Go back to the first batch."""
         self.close()
-        self.cursor = STREAM_START
+        self.cursor = FIRST_CURSOR
 
     def origins(self, batch: Batch) -> list[str]:
-        """Where the examples of a batch come from, for messages."""
+        """Describe the file and line, or record, of each example of a batch, for messages."""
         examples = zip(batch.example_ids.tolist(), batch.example_epochs.tolist(), strict=True)
         return [self.stream.origin(example, epoch) for example, epoch in examples]
 
@@ -116,7 +127,10 @@ class Loader:
 
 
 def max_batch_bytes(stream: SequenceStream, world_size: int) -> int:
-    """An upper bound on the bytes of a batch: five int32 arrays over all positions, seven over all examples."""
+    """An upper bound on the bytes of a batch.
+
+    A batch has at most five int32 arrays over all positions and seven int64 arrays over all examples.
+    """
     sequence = sum(stream.capacity)
     positions = max(stream.batch_tokens, sequence) // world_size + sequence
     if stream.layout == "packed":

@@ -1,8 +1,8 @@
-"""Worker processes that build batches ahead of time, and never fail silently.
+"""Worker processes that build batches in advance. A failure of a worker is always reported.
 
-Worker k of n builds every n-th result; the parent takes them in turn, so their order is that of a single process. The
-arrays are in shared memory, with `prefetch` slots for each worker; a small JSON message says where. If a worker is
-killed, fails or hangs, the parent raises an error that names it.
+Worker k of n builds the results k, k + n, k + 2n, …. The parent takes one result from each worker in turn, so the order
+is the same as with a single process. Arrays are passed in shared memory, which has `prefetch` slots for each worker. A
+small JSON message gives their offsets. If a worker is killed, fails or hangs, the parent raises an error with its name.
 """
 
 import json
@@ -30,27 +30,27 @@ ALIGNMENT_BYTES = 64  # arrays in shared memory begin at multiples of this
 
 
 class WorkerError(QkvError):
-    """A data worker ended unexpectedly, or hangs."""
+    """A data worker ended unexpectedly, failed or hangs."""
 
 
 class WorkerPool:
-    """Processes that run `task`, each up to `prefetch` results ahead; iterate over it for the results in order.
+    """Processes that run `task`, each up to `prefetch` results in advance. Iterate over the pool for the results.
 
-    Arrays are valid until the next result is requested. Arrays that do not fit in `slot_bytes` are sent through a
-    pipe, and so are all arrays on systems without fork.
+    The arrays of a result are valid until the next result is requested. Arrays that do not fit in a slot of
+    `slot_bytes` are sent through a pipe, like all arrays on systems without fork.
     """
 
     def __init__(
         self, task: WorkerTask, num_workers: int, prefetch: int = 4, timeout: float = 120.0, slot_bytes: int = 2**20
     ):
         self.timeout = timeout
-        # A fork shares the data without copying it; the child uses neither torch nor a device.
+        # A forked child shares the data without a copy. Forking is safe, because the child does not use torch or a GPU.
         fork = sys.platform == "linux"
         context: Any = multiprocessing.get_context("fork" if fork else "spawn")
         slot_bytes = -(-slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         self.processes: list[Any] = []
         self.pipes: list[Connection] = []
-        self.free_slots: list[Any] = []  # a semaphore for each worker
+        self.free_slots: list[Any] = []  # one semaphore for each worker
         self.shared_memories: list[mmap.mmap | None] = []
         for worker in range(num_workers):
             reader, writer = context.Pipe(duplex=False)
@@ -63,10 +63,10 @@ class WorkerPool:
                 daemon=True,
             )
             with warnings.catch_warnings():
-                # Python 3.12 warns that threads may hold locks during a fork: the child needs none of them.
+                # Python 3.12 warns that other threads may hold locks during a fork. The child uses none of these locks.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 process.start()
-            writer.close()  # the child has the only copy left: when it dies, reading ends
+            writer.close()  # only the child has it open now, so reading ends when the child dies
             self.processes.append(process)
             self.pipes.append(reader)
             self.free_slots.append(free)
@@ -88,7 +88,7 @@ class WorkerPool:
             if not wait([pipe, process.sentinel], self.timeout):
                 raise WorkerError(
                     f"{name} has not responded for {self.timeout:g} s (batch {number} since the start): the worker or "
-                    "the disk hangs. Resume from the last checkpoint, with num_workers = 0 to run without workers"
+                    "the disk hangs. Resume from the last checkpoint; num_workers = 0 builds batches without workers"
                 )
             header = json.loads(pipe.recv_bytes())
             arrays = {}
@@ -118,9 +118,9 @@ class WorkerPool:
 
 
 def describe_exit(code: int | None) -> str:
-    """An exit code in words."""
+    """Describe an exit code in words."""
     if code is None:
-        return "its connection, but is still running"
+        return "its connection but is still running"
     if code < 0:
         name = signal.Signals(-code).name
         return f"by signal {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
@@ -137,7 +137,7 @@ def worker_main(
     slot_bytes: int,
 ) -> None:
     """Run a worker process. An error is sent to the parent instead of a result."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent handles Ctrl-C, and ends this process
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=exit_with_parent, daemon=True).start()
     slots = len(memory) // slot_bytes if memory else 1
@@ -161,7 +161,7 @@ def send_arrays(
     slot: int,
     slot_bytes: int,
 ) -> None:
-    """Copy arrays into a slot of shared memory and send their offsets; those that do not fit follow in the pipe."""
+    """Copy arrays into a slot of shared memory and send their offsets. Arrays that do not fit are sent in the pipe."""
     sent, through_pipe = [], []
     offset, end = slot, slot + slot_bytes
     for name, values in arrays.items():
@@ -178,7 +178,7 @@ def send_arrays(
 
 
 def exit_with_parent() -> None:
-    """End this process when its parent ends, for whatever reason."""
+    """Wait until the parent process ends for any reason, then end this process."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from qkv.data.cache.examples import EncodedExamples
-from qkv.data.ragged import Ints
+from qkv.data.ragged import IntArray
 from qkv.data.stream.random_bits import EpochRng
 from qkv.errors import QkvError, UsageError, suggest_name
 
@@ -28,15 +28,15 @@ class FlatExamples:
     score, or the first and last position of an answer, counted from the start of the example.
     """
 
-    lengths: Ints  # (n,)
-    ids: Ints  # (sum of lengths,)
-    labels: Ints | None = None  # (sum of lengths,)
-    token_type_ids: Ints | None = None  # (sum of lengths,) 0 for the first text, 1 for BERT's second
-    source_lengths: Ints | None = None  # (n,)
-    source_ids: Ints | None = None  # (sum of source_lengths,)
-    class_ids: Ints | None = None  # (n,)
+    lengths: IntArray  # (n,)
+    ids: IntArray  # (sum of lengths,)
+    labels: IntArray | None = None  # (sum of lengths,)
+    token_type_ids: IntArray | None = None  # (sum of lengths,) 0 for the first text, 1 for BERT's second
+    source_lengths: IntArray | None = None  # (n,)
+    source_ids: IntArray | None = None  # (sum of source_lengths,)
+    class_ids: IntArray | None = None  # (n,)
     scores: np.ndarray | None = None  # (n,) float32
-    answer_spans: Ints | None = None  # (n, 2)
+    answer_spans: IntArray | None = None  # (n, 2)
 
 
 @dataclass
@@ -86,7 +86,7 @@ class Objective(Protocol):
         ...
 
     @property
-    def outputs(self) -> frozenset[str]:
+    def optional_fields(self) -> frozenset[str]:
         """The optional fields of `FlatExamples` that are set; "source" stands for both source fields."""
         ...
 
@@ -104,11 +104,11 @@ class Objective(Protocol):
         """The number of training examples in an epoch; with a random offset of windows it varies a little."""
         ...
 
-    def lengths(self, examples: Ints, rng: EpochRng) -> Ints:
+    def lengths(self, examples: IntArray, rng: EpochRng) -> IntArray:
         """(n,) examples → (n, sides): the lengths of target and source (if any); 0 for one that is left out."""
         ...
 
-    def build(self, examples: Ints, rng: EpochRng) -> FlatExamples:
+    def build(self, examples: IntArray, rng: EpochRng) -> FlatExamples:
         """The examples themselves; never called with one whose lengths are 0."""
         ...
 

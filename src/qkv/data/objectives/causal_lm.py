@@ -9,7 +9,7 @@ import numpy as np
 from qkv.data.cache.examples import EncodedExamples, require_fields
 from qkv.data.objectives.base import IGNORE_INDEX, FlatExamples, TooLongPolicy, check_length
 from qkv.data.objectives.windows import WindowedDocuments, Windows
-from qkv.data.ragged import Ints, ragged_index, ragged_starts
+from qkv.data.ragged import IntArray, ragged_index, ragged_starts
 from qkv.data.stream.random_bits import EpochRng
 from qkv.text import Tokenizer
 
@@ -42,18 +42,18 @@ class CausalLM(WindowedDocuments):
         self.loss_mask_field = loss_mask_field
         self.pad_token_id = special.pad or 0
         self.capacity = (max_length,)
-        self.outputs = frozenset({"labels"})
+        self.optional_fields = frozenset({"labels"})
         # n tokens give n − 1 predictions: nothing follows the last one.
         extra = len(self.bos) + len(self.eos) - 1
         self.windows = Windows(
             examples.lengths("ids"), max_length, extra_units=extra, too_long=too_long, random_offset=random_offset
         )
 
-    def lengths(self, examples: Ints, rng: EpochRng) -> Ints:
+    def lengths(self, examples: IntArray, rng: EpochRng) -> IntArray:
         """The number of predictions in each window: (n, 1)."""
         return self.windows.locate(examples, rng)[2][:, None]
 
-    def build(self, examples: Ints, rng: EpochRng) -> FlatExamples:
+    def build(self, examples: IntArray, rng: EpochRng) -> FlatExamples:
         """Windows of documents, with the next token as the label."""
         record, first, count = self.windows.locate(examples, rng)
         tokens = slice_with_bos_eos(self.examples, "ids", record, first, count + 1, self.bos, self.eos)
@@ -69,12 +69,12 @@ class CausalLM(WindowedDocuments):
 def slice_with_bos_eos(
     examples: EncodedExamples,
     field: str,
-    record: Ints,
-    start: Ints,
-    count: Ints,
+    record: IntArray,
+    start: IntArray,
+    count: IntArray,
     bos: tuple[int, ...],
     eos: tuple[int, ...],
-) -> Ints:
+) -> IntArray:
     """Slices of records as if each record had `bos` (no id or one) before its tokens and `eos` (no id or one) after.
 
     Slice i has `count[i]` tokens from `start[i]` on, all inside the record. The slices are concatenated.

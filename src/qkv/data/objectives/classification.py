@@ -6,7 +6,7 @@ from qkv.data.cache.examples import EncodedExamples, require_fields
 from qkv.data.objectives.base import FlatExamples, TooLongPolicy, check_length
 from qkv.data.objectives.template import SpecialTokenTemplate
 from qkv.data.objectives.whole_records import WholeRecords
-from qkv.data.ragged import Ints
+from qkv.data.ragged import IntArray
 from qkv.data.stream.random_bits import EpochRng
 from qkv.text import Tokenizer
 
@@ -37,16 +37,16 @@ class Classification(WholeRecords):
         self.pad_token_id = tokenizer.special_tokens.pad or 0
         self.capacity = (max_length,)
         target = "scores" if self.target_field == "score" else "class_ids"
-        self.outputs = frozenset({target, "token_type_ids"} if self.is_pair else {target})
+        self.optional_fields = frozenset({target, "token_type_ids"} if self.is_pair else {target})
         self.count_records()
 
-    def required_lengths(self, examples: Ints | slice) -> Ints:
+    def required_lengths(self, examples: IntArray | slice) -> IntArray:
         """The length of both texts with special tokens: (n, 1)."""
         one, two = self._text_lengths(examples)
-        lengths: Ints = one + two + self.num_special_tokens
+        lengths: IntArray = one + two + self.num_special_tokens
         return lengths[:, None]
 
-    def build(self, examples: Ints, rng: EpochRng) -> FlatExamples:
+    def build(self, examples: IntArray, rng: EpochRng) -> FlatExamples:
         """Texts, or pairs with token types, and their classes or scores."""
         one, two = truncate_pair(*self._text_lengths(examples), self.capacity[0] - self.num_special_tokens)
         first = self.gather_first("first", examples, one)
@@ -61,13 +61,13 @@ class Classification(WholeRecords):
             scores=target if self.target_field == "score" else None,
         )
 
-    def _text_lengths(self, examples: Ints | slice) -> tuple[Ints, Ints]:
+    def _text_lengths(self, examples: IntArray | slice) -> tuple[IntArray, IntArray]:
         """The lengths of both texts, 0 for a second text that is not there."""
         one = self.field_lengths("first", examples)
         return one, self.field_lengths("second", examples) if self.is_pair else np.zeros_like(one)
 
 
-def truncate_pair(one: Ints, two: Ints, max_total: int) -> tuple[Ints, Ints]:
+def truncate_pair(one: IntArray, two: IntArray, max_total: int) -> tuple[IntArray, IntArray]:
     """The lengths of two texts truncated to fit together, the longer one first.
 
     >>> [part.tolist() for part in truncate_pair(np.array([9, 2, 4]), np.array([2, 9, 4]), 6)]

@@ -11,12 +11,12 @@ from qkv.data.objectives.base import FlatExamples, TooLongPolicy, check_length
 from qkv.data.objectives.seq2seq import proportional_source_length
 from qkv.data.objectives.template import SpecialTokenTemplate
 from qkv.data.objectives.whole_records import WholeRecords
-from qkv.data.ragged import Ints
+from qkv.data.ragged import IntArray
 from qkv.data.stream.random_bits import EpochRng
 from qkv.errors import UsageError
 from qkv.text import Tokenizer
 
-TARGET_AND_SOURCE = ("second", "first")  # the field of each side
+SIDE_FIELDS = ("second", "first")  # the field of each side
 
 
 class Contrastive(WholeRecords):
@@ -32,7 +32,7 @@ class Contrastive(WholeRecords):
         too_long: TooLongPolicy = "error",
         template: SpecialTokenTemplate | None = None,
     ):
-        require_fields(examples, *TARGET_AND_SOURCE)
+        require_fields(examples, *SIDE_FIELDS)
         self.examples = examples
         self.too_long = too_long
         self.template = template or SpecialTokenTemplate.from_tokenizer(tokenizer)
@@ -45,7 +45,7 @@ class Contrastive(WholeRecords):
         check_length("max_source_length", max_source_length, minimum)
         self.capacity = (max_length, max_source_length)
         self.num_special_tokens = 2 * self.template.num_special_tokens()
-        self.outputs = frozenset({"source", "scores"} if self.has_scores else {"source"})
+        self.optional_fields = frozenset({"source", "scores"} if self.has_scores else {"source"})
         self.count_records()
         self._check_scores()
 
@@ -61,17 +61,17 @@ class Contrastive(WholeRecords):
                 f"with goes from -1 to 1: rescale them, for example by dividing by {max(-lowest, highest):g}"
             )
 
-    def required_lengths(self, examples: Ints | slice) -> Ints:
+    def required_lengths(self, examples: IntArray | slice) -> IntArray:
         """The lengths of both texts with special tokens: (n, 2)."""
-        lengths = [self.field_lengths(field, examples) for field in TARGET_AND_SOURCE]
+        lengths = [self.field_lengths(field, examples) for field in SIDE_FIELDS]
         return np.stack(lengths, axis=1) + self.template.num_special_tokens()
 
-    def build(self, examples: Ints, rng: EpochRng) -> FlatExamples:
+    def build(self, examples: IntArray, rng: EpochRng) -> FlatExamples:
         """The second text as the target and the first as the source, each with special tokens; and the scores."""
         kept = np.minimum(self.required_lengths(examples), self.capacity) - self.template.num_special_tokens()  # (n, 2)
         (ids, lengths), (source_ids, source_lengths) = (
             self.template.add_special_tokens(self.gather_first(field, examples, count))
-            for field, count in zip(TARGET_AND_SOURCE, kept.T, strict=True)
+            for field, count in zip(SIDE_FIELDS, kept.T, strict=True)
         )
         scores = self.examples.gather("score", examples)[0] if self.has_scores else None
         return FlatExamples(lengths, ids, source_lengths=source_lengths, source_ids=source_ids, scores=scores)

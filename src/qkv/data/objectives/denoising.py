@@ -12,7 +12,7 @@ from qkv.data.objectives.base import FlatExamples, TooLongPolicy, check_length, 
 from qkv.data.objectives.seq2seq import find_decoder_start, shift_right
 from qkv.data.objectives.template import SpecialTokenTemplate
 from qkv.data.objectives.windows import WindowedDocuments, Windows
-from qkv.data.ragged import Ints, ragged_index, ragged_join, ragged_starts
+from qkv.data.ragged import IntArray, ragged_index, ragged_join, ragged_starts
 from qkv.data.stream.random_bits import Bits, EpochRng, choose_in_groups, random_bits, shuffle_groups, to_uniform
 from qkv.errors import UsageError
 from qkv.text import Tokenizer
@@ -64,7 +64,7 @@ class Denoising(WindowedDocuments):
             max_source_length = -(-usual_length // 8) * 8
         check_length("max_source_length", max_source_length, self.num_special_tokens + 2)
         self.capacity = (max_length, max_source_length)
-        self.outputs = frozenset({"labels", "source"})
+        self.optional_fields = frozenset({"labels", "source"})
         window_length = self._max_document_length()
         self.windows = Windows(examples.lengths("ids"), window_length, too_long=too_long, random_offset=random_offset)
 
@@ -74,11 +74,11 @@ class Denoising(WindowedDocuments):
         fits = counts - self._num_removed(counts) + 1 + self.num_special_tokens <= self.capacity[1]
         return int(counts[fits].max())
 
-    def _num_removed(self, count: Ints) -> Ints:
+    def _num_removed(self, count: IntArray) -> IntArray:
         """How many of `count` tokens are removed."""
         return np.clip(np.floor(count * self.mask_prob + 0.5).astype(np.int64), 1, count)
 
-    def _sample_spans(self, count: Ints, keys: Bits) -> tuple[Ints, Ints]:
+    def _sample_spans(self, count: IntArray, keys: Bits) -> tuple[IntArray, IntArray]:
         """The number of spans of each text, and their lengths, concatenated."""
         removed = self._num_removed(count)
         kept = count - removed
@@ -96,13 +96,13 @@ class Denoising(WindowedDocuments):
         lengths = np.diff(total, axis=1, prepend=0)
         return spans, lengths[np.arange(lengths.shape[1]) < spans[:, None]]
 
-    def lengths(self, examples: Ints, rng: EpochRng) -> Ints:
+    def lengths(self, examples: IntArray, rng: EpochRng) -> IntArray:
         """The lengths of target and source: (n, 2)."""
         count = self.windows.locate(examples, rng)[2]
         spans, _ = self._sample_spans(count, rng.keys("span lengths", examples))
         return np.stack([count + 1, count - self._num_removed(count) + spans + self.num_special_tokens], axis=1)
 
-    def build(self, examples: Ints, rng: EpochRng) -> FlatExamples:
+    def build(self, examples: IntArray, rng: EpochRng) -> FlatExamples:
         """Corrupted windows as sources, and the original windows as targets."""
         record, first, count = self.windows.locate(examples, rng)
         tokens, _ = self.examples.gather("ids", record, first, count)
@@ -113,7 +113,7 @@ class Denoising(WindowedDocuments):
         source, source_lengths = self.source_template.add_special_tokens(corrupted)
         return FlatExamples(lengths, ids, labels, source_lengths=source_lengths, source_ids=source)
 
-    def _permute(self, tokens: Ints, record: Ints, first: Ints, count: Ints, keys: Bits) -> Ints:
+    def _permute(self, tokens: IntArray, record: IntArray, first: IntArray, count: IntArray, keys: Bits) -> IntArray:
         """The tokens with the sentences of each window in a random order."""
         starts, offsets = self.examples.gather("sentences", record)
         window = np.repeat(np.arange(len(record)), np.diff(offsets))
@@ -126,10 +126,12 @@ class Denoising(WindowedDocuments):
         length = np.diff(start, append=len(tokens))
         owner = np.repeat(np.arange(len(count)), count)[start]
         order = shuffle_groups(keys, np.bincount(owner, minlength=len(count)))
-        permuted: Ints = tokens[ragged_index(start[order], length[order])]
+        permuted: IntArray = tokens[ragged_index(start[order], length[order])]
         return permuted
 
-    def _mask_spans(self, tokens: Ints, count: Ints, examples: Ints, rng: EpochRng) -> tuple[Ints, Ints]:
+    def _mask_spans(
+        self, tokens: IntArray, count: IntArray, examples: IntArray, rng: EpochRng
+    ) -> tuple[IntArray, IntArray]:
         """Texts with each removed span replaced by a mask token: (concatenated ids, lengths)."""
         spans, span_lengths = self._sample_spans(count, rng.keys("span lengths", examples))
         kept = count - self._num_removed(count)

@@ -8,7 +8,7 @@ from qkv.data.cache.examples import EncodedExamples, require_fields
 from qkv.data.objectives.base import IGNORE_INDEX, FlatExamples, TooLongPolicy, check_length, require_token
 from qkv.data.objectives.template import SpecialTokenTemplate
 from qkv.data.objectives.windows import WindowsWithTemplate
-from qkv.data.ragged import Ints, ragged_starts
+from qkv.data.ragged import IntArray, ragged_starts
 from qkv.data.stream.random_bits import (
     Bits,
     EpochRng,
@@ -52,7 +52,9 @@ class TokenMasking:
         special_ids = tuple(sorted(number for number in tokenizer.special_ids if number < tokenizer.vocab_size))
         return cls(mask_token_id, tokenizer.vocab_size, special_ids, mask_prob)
 
-    def __call__(self, tokens: Ints, lengths: Ints, random_keys: Bits, words: Ints | None = None) -> tuple[Ints, Ints]:
+    def __call__(
+        self, tokens: IntArray, lengths: IntArray, random_keys: Bits, words: IntArray | None = None
+    ) -> tuple[IntArray, IntArray]:
         """Concatenated documents → (masked tokens, labels). At least one token of each document is selected.
 
         `words` has the number of each token's word: whole words are then selected.
@@ -74,13 +76,13 @@ class TokenMasking:
         masked[selected] = np.where(action < self.replace_prob, self.mask_token_id, kept_or_random)
         return masked, np.where(is_selected, tokens, IGNORE_INDEX)
 
-    def _non_special_id(self, rank: Ints) -> Ints:
+    def _non_special_id(self, rank: IntArray) -> IntArray:
         """The rank-th id that is not special."""
         special = np.asarray(self.special_ids, np.int64)
         return rank + np.searchsorted(special - np.arange(len(special)), rank, "right")
 
 
-def choose_whole_words(keys: Bits, lengths: Ints, budget: Ints, words: Ints) -> np.ndarray:
+def choose_whole_words(keys: Bits, lengths: IntArray, budget: IntArray, words: IntArray) -> np.ndarray:
     """Choose whole words at random until each document's budget of tokens is spent: a flat bool for each token.
 
     A word is within the budget if at least half of it is, which gives the right fraction on average.
@@ -128,10 +130,10 @@ class MaskedLM(WindowsWithTemplate):
         self.whole_word_masking = whole_word_masking
         self.pad_token_id = tokenizer.special_tokens.pad or 0
         self.capacity = (max_length,)
-        self.outputs = frozenset({"labels"})
+        self.optional_fields = frozenset({"labels"})
         self.windows = self.cut_windows(max_length, too_long, random_offset)
 
-    def build(self, examples: Ints, rng: EpochRng) -> FlatExamples:
+    def build(self, examples: IntArray, rng: EpochRng) -> FlatExamples:
         """Windows with masked tokens, whose original ids are the labels."""
         record, first, count = self.windows.locate(examples, rng)
         tokens, _ = self.examples.gather("ids", record, first, count)

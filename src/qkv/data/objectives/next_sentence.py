@@ -14,7 +14,7 @@ from qkv.data.cache.examples import EncodedExamples, require_fields
 from qkv.data.objectives.base import IGNORE_INDEX, FlatExamples, Tally, check_length, describe_record
 from qkv.data.objectives.masked_lm import TokenMasking
 from qkv.data.objectives.template import SpecialTokenTemplate
-from qkv.data.ragged import Ints, ragged_join
+from qkv.data.ragged import IntArray, ragged_join
 from qkv.data.stream.random_bits import EpochRng, to_uniform
 from qkv.errors import UsageError
 from qkv.text import Tokenizer
@@ -51,7 +51,7 @@ class NextSentence:
         self.whole_word_masking = whole_word_masking
         self.pad_token_id = tokenizer.special_tokens.pad or 0
         self.capacity = (max_length,)
-        self.outputs = frozenset({"labels", "token_type_ids", "class_ids"})
+        self.optional_fields = frozenset({"labels", "token_type_ids", "class_ids"})
         # (N, 4): record, start of the first segment, its length, length of the second segment (0: none)
         self.segment_pairs = cut_into_pairs(examples, (max_length - num_special_tokens) // 2)
         tokens = np.asarray(examples.lengths("ids"), np.int64)
@@ -72,7 +72,7 @@ class NextSentence:
         record, start, one, two = (int(value) for value in self.segment_pairs[example])
         return describe_record(self.examples, record, start, one + two)
 
-    def second_segment_owner(self, examples: Ints, rng: EpochRng) -> Ints:
+    def swap_partner(self, examples: IntArray, rng: EpochRng) -> IntArray:
         """The example whose second segment each example shows: itself, or the one that it swaps with."""
         n = len(self.segment_pairs)
         # i ↔ c − i (mod n) pairs every example with another one, and is its own inverse.
@@ -82,23 +82,23 @@ class NextSentence:
         can_swap = (mine[:, 3] > 0) & (theirs[:, 3] > 0) & (mine[:, 0] != theirs[:, 0])
         return np.where(wants_swap & can_swap, other, examples)
 
-    def lengths(self, examples: Ints, rng: EpochRng) -> Ints:
+    def lengths(self, examples: IntArray, rng: EpochRng) -> IntArray:
         """The length of both segments with special tokens: (n, 1)."""
         first = self.segment_pairs[examples, 2]
-        second = self.segment_pairs[self.second_segment_owner(examples, rng), 3]
+        second = self.segment_pairs[self.swap_partner(examples, rng), 3]
         separator = np.where(second > 0, len(self.template.separator), 0)
-        lengths: Ints = first + second + self.template.num_special_tokens() + separator
+        lengths: IntArray = first + second + self.template.num_special_tokens() + separator
         return lengths[:, None]
 
-    def build(self, examples: Ints, rng: EpochRng) -> FlatExamples:
+    def build(self, examples: IntArray, rng: EpochRng) -> FlatExamples:
         """Pairs of segments with masked tokens, token types, and whether the second segment follows the first."""
-        owner = self.second_segment_owner(examples, rng)
+        owner = self.swap_partner(examples, rng)
         record, start, one, _ = self.segment_pairs[examples].T
         other_record, other_start, other_one, two = self.segment_pairs[owner].T
         lengths_in_turn = np.stack([one, two], axis=1).reshape(-1)
         is_second = np.repeat(np.tile([False, True], len(one)), lengths_in_turn)  # (tokens,)
 
-        def gather_pairs(field: str) -> Ints:
+        def gather_pairs(field: str) -> IntArray:
             """Both segments of each example, concatenated."""
             first_segment, _ = self.examples.gather(field, record, start, one)
             second_segment, _ = self.examples.gather(field, other_record, other_start + other_one, two)
@@ -117,7 +117,7 @@ class NextSentence:
         )
 
 
-def cut_into_pairs(examples: EncodedExamples, max_tokens: int) -> Ints:
+def cut_into_pairs(examples: EncodedExamples, max_tokens: int) -> IntArray:
     """Documents as pairs of segments of at most `max_tokens`, cut at sentence ends if possible: (N, 4) int64."""
     pairs: list[tuple[int, int, int, int]] = []
     lengths = np.asarray(examples.lengths("ids"))

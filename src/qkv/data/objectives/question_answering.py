@@ -20,7 +20,7 @@ from qkv.data.objectives.base import (
 )
 from qkv.data.objectives.template import SpecialTokenTemplate
 from qkv.data.objectives.window_index import WindowIndex
-from qkv.data.ragged import Ints
+from qkv.data.ragged import IntArray
 from qkv.data.stream.random_bits import EpochRng
 from qkv.errors import UsageError
 from qkv.text import Tokenizer
@@ -62,7 +62,7 @@ class QuestionAnswering:
                 f"question of {max_question_length}: lower overlap, or raise max_length"
             )
         self.capacity = (max_length,)
-        self.outputs = frozenset({"token_type_ids", "answer_spans"})
+        self.optional_fields = frozenset({"token_type_ids", "answer_spans"})
         self.index = WindowIndex(len(examples), self._num_windows)
         self.tally = self._make_tally()
 
@@ -75,20 +75,20 @@ class QuestionAnswering:
         record, _, first, length = (int(part[0]) for part in self.locate(np.array([example])))
         return describe_record(self.examples, record, first, length)
 
-    def locate(self, examples: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    def locate(self, examples: IntArray) -> tuple[IntArray, IntArray, IntArray, IntArray]:
         """Windows by number → (record, length of its question, first token of the window in the context, length)."""
         record, number = self.index.locate(examples)
         question, room, context = self._lengths_of(record)
         first = number * (room - self.overlap)
         return record, question, first, np.minimum(context - first, room)
 
-    def lengths(self, examples: Ints, rng: EpochRng) -> Ints:
+    def lengths(self, examples: IntArray, rng: EpochRng) -> IntArray:
         """The length of question and window with special tokens: (n, 1)."""
         _, question, _, window = self.locate(examples)
-        lengths: Ints = question + window + self.num_special_tokens
+        lengths: IntArray = question + window + self.num_special_tokens
         return lengths[:, None]
 
-    def build(self, examples: Ints, rng: EpochRng) -> FlatExamples:
+    def build(self, examples: IntArray, rng: EpochRng) -> FlatExamples:
         """Questions with a window of their passage, and the position of the answer in it."""
         record, question, first, window = self.locate(examples)
         question_ids, _ = self.examples.gather("question", record, np.zeros_like(question), question)
@@ -104,7 +104,7 @@ class QuestionAnswering:
             answer_spans=np.where(is_inside[:, None], answer + offset[:, None], 0),
         )
 
-    def character_spans(self, examples: Ints, spans: Ints) -> tuple[Ints, Ints]:
+    def character_spans(self, examples: IntArray, spans: IntArray) -> tuple[IntArray, IntArray]:
         """Spans of positions in examples (n, 2) → (record, start and end characters in its context (n, 2)).
 
         −1, −1 for a span that is not inside the passage, such as the one that means "no answer". Needs the fields
@@ -120,18 +120,18 @@ class QuestionAnswering:
         end, _ = self.examples.gather("ends", record, in_context[:, 1], ones)
         return record, np.where(is_valid[:, None], np.stack([start, end], axis=1), -1)
 
-    def passage_start(self, question: Ints) -> Ints:
+    def passage_start(self, question: IntArray) -> IntArray:
         """The position in an example where its window of the passage begins."""
         return len(self.template.prefix) + question + len(self.template.separator)
 
-    def _lengths_of(self, records: Ints) -> tuple[Ints, Ints, Ints]:
+    def _lengths_of(self, records: IntArray) -> tuple[IntArray, IntArray, IntArray]:
         """(length of the question after truncation, room for the passage, length of the passage)."""
         whole = np.asarray(self.examples.lengths("question")[records], np.int64)
         question = np.minimum(whole, self.max_question_length)
         context = np.asarray(self.examples.lengths("context")[records], np.int64)
         return question, self.capacity[0] - self.num_special_tokens - question, context
 
-    def _num_windows(self, records: Ints) -> Ints:
+    def _num_windows(self, records: IntArray) -> IntArray:
         _, room, context = self._lengths_of(records)
         counts = 1 + -(-np.maximum(context - room, 0) // (room - self.overlap))
         is_left_out = context == 0

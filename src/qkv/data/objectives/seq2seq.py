@@ -9,7 +9,7 @@ from qkv.data.cache.examples import EncodedExamples, require_fields
 from qkv.data.objectives.base import FlatExamples, TooLongPolicy, check_length, require_token
 from qkv.data.objectives.template import SpecialTokenTemplate
 from qkv.data.objectives.whole_records import WholeRecords
-from qkv.data.ragged import Ints, ragged_index, ragged_join, ragged_starts
+from qkv.data.ragged import IntArray, ragged_index, ragged_join, ragged_starts
 from qkv.data.stream.random_bits import EpochRng
 from qkv.text import Tokenizer
 
@@ -45,16 +45,16 @@ class Seq2SeqLM(WholeRecords):
         check_length("max_source_length", max_source_length, self.source_template.num_special_tokens() + 1)
         self.capacity = (max_length, max_source_length)
         self.num_special_tokens = 1 + self.source_template.num_special_tokens()
-        self.outputs = frozenset({"labels", "source"})
+        self.optional_fields = frozenset({"labels", "source"})
         self.count_records()
 
-    def required_lengths(self, examples: Ints | slice) -> Ints:
+    def required_lengths(self, examples: IntArray | slice) -> IntArray:
         """The lengths of target and source with special tokens: (n, 2)."""
         target = self.field_lengths("target", examples) + 1
         source = self.field_lengths("source", examples) + self.source_template.num_special_tokens()
         return np.stack([target, source], axis=1)
 
-    def build(self, examples: Ints, rng: EpochRng) -> FlatExamples:
+    def build(self, examples: IntArray, rng: EpochRng) -> FlatExamples:
         """Sources, and targets for teacher forcing."""
         max_length, max_source_length = self.capacity
         target = np.minimum(self.field_lengths("target", examples), max_length)
@@ -70,8 +70,8 @@ class Seq2SeqLM(WholeRecords):
 
 
 def shift_right(
-    target: Ints, lengths: Ints, decoder_start_token_id: int, eos_token_id: int, max_length: int | None = None
-) -> tuple[Ints, Ints, Ints]:
+    target: IntArray, lengths: IntArray, decoder_start_token_id: int, eos_token_id: int, max_length: int | None = None
+) -> tuple[IntArray, IntArray, IntArray]:
     """Concatenated targets → (decoder inputs, labels, lengths), each target at most `max_length` tokens long.
 
     >>> targets, lengths = np.array([7, 8, 9]), np.array([2, 1])
@@ -94,7 +94,7 @@ def find_decoder_start(tokenizer: Tokenizer, given: int | None = None) -> int:
     return require_token("bos", next((one for one in candidates if one is not None), None), "an encoder-decoder")
 
 
-def proportional_source_length(max_length: int, lengths: Ints, multiple: int = 8) -> int:
+def proportional_source_length(max_length: int, lengths: IntArray, multiple: int = 8) -> int:
     """The source length at which source and target sequences fill up together; lengths: (n, 2) target, source."""
     target, source = (float(total) for total in lengths.sum(axis=0))
     return max(multiple, int(np.ceil(max_length * source / max(target, 1.0) / multiple)) * multiple)

@@ -14,7 +14,7 @@ from qkv.data.cache.examples import EncodedExamples, require_fields
 from qkv.data.objectives.base import FlatExamples, TooLongPolicy, check_length, require_token
 from qkv.data.objectives.seq2seq import find_decoder_start, shift_right
 from qkv.data.objectives.windows import WindowedDocuments, Windows
-from qkv.data.ragged import Ints, ragged_index, ragged_join
+from qkv.data.ragged import IntArray, ragged_index, ragged_join
 from qkv.data.stream.random_bits import EpochRng, random_compositions
 from qkv.errors import UsageError
 from qkv.text import Tokenizer
@@ -59,9 +59,9 @@ class SpanCorruption(WindowedDocuments):
             max_length = int(self._corrupted_lengths(np.array([window_length]))[0].max())
         check_length("max_length", max_length, 3)
         self.capacity = (max_length, max_source_length)
-        self.outputs = frozenset({"labels", "source"})
+        self.optional_fields = frozenset({"labels", "source"})
         window_length = self._max_document_length(max_length, max_source_length)
-        num_spans = int(self._num_noise(np.array([window_length]))[1].max())
+        num_spans = int(self._num_removed_and_spans(np.array([window_length]))[1].max())
         if num_spans > len(self.sentinels):
             raise UsageError(
                 f"texts of {window_length} tokens need {num_spans} sentinels and the tokenizer has "
@@ -69,16 +69,16 @@ class SpanCorruption(WindowedDocuments):
             )
         self.windows = Windows(examples.lengths("ids"), window_length, too_long=too_long, random_offset=random_offset)
 
-    def _num_noise(self, count: Ints) -> tuple[Ints, Ints]:
+    def _num_removed_and_spans(self, count: IntArray) -> tuple[IntArray, IntArray]:
         """How many of `count` tokens are removed, and in how many spans."""
         noise = np.floor(count * self.mask_prob + 0.5).astype(np.int64)
         noise = np.clip(noise, 1, np.maximum(count - 1, 1))
         spans = np.floor(noise / self.mean_span_length + 0.5).astype(np.int64)
         return noise, np.clip(spans, 1, np.minimum(noise, np.maximum(count - noise, 1)))
 
-    def _corrupted_lengths(self, count: Ints) -> tuple[Ints, Ints]:
+    def _corrupted_lengths(self, count: IntArray) -> tuple[IntArray, IntArray]:
         """The lengths of target and source of texts of `count` tokens."""
-        noise, spans = self._num_noise(count)
+        noise, spans = self._num_removed_and_spans(count)
         return noise + spans + 1, count - noise + spans + 1
 
     def _max_document_length(self, max_length: int, max_source_length: int) -> int:
@@ -87,15 +87,15 @@ class SpanCorruption(WindowedDocuments):
         target, source = self._corrupted_lengths(counts)
         return int(counts[(target <= max_length) & (source <= max_source_length)].max())
 
-    def lengths(self, examples: Ints, rng: EpochRng) -> Ints:
+    def lengths(self, examples: IntArray, rng: EpochRng) -> IntArray:
         """The lengths of target and source: (n, 2)."""
         return np.stack(self._corrupted_lengths(self.windows.locate(examples, rng)[2]), axis=1)
 
-    def build(self, examples: Ints, rng: EpochRng) -> FlatExamples:
+    def build(self, examples: IntArray, rng: EpochRng) -> FlatExamples:
         """Corrupted windows as sources, and the removed spans as targets."""
         record, first, count = self.windows.locate(examples, rng)
         tokens, _ = self.examples.gather("ids", record, first, count)
-        noise, spans = self._num_noise(count)
+        noise, spans = self._num_removed_and_spans(count)
         removed = random_compositions(rng.keys("cut spans", examples), noise, spans)  # (all spans,) lengths
         kept = np.zeros_like(removed)
         has_kept = count > noise  # only a text of a single token keeps nothing
@@ -115,7 +115,7 @@ class SpanCorruption(WindowedDocuments):
         return FlatExamples(lengths, ids, labels, source_lengths=source_lengths, source_ids=source)
 
 
-def restore_document(source: Ints, target: Ints, sentinels: tuple[int, ...]) -> list[int]:
+def restore_document(source: IntArray, target: IntArray, sentinels: tuple[int, ...]) -> list[int]:
     """The text that a corrupted source and its target (both without EOS) came from.
 
     >>> restore_document([1, 90, 4], [90, 2, 3], (90, 91))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qkv.data.cache.examples import EncodedExamples
-from qkv.data.cache.writer import Encode
+from qkv.data.cache.writer import RecordEncoder
 from qkv.data.encode.chat import EncodeChat
 from qkv.data.encode.encoders import EncodeAnswer, EncodeClass, EncodePair, EncodeTags, EncodeText
 from qkv.data.objectives.base import Objective, TooLongPolicy
@@ -60,14 +60,14 @@ class ObjectiveSetup:
     decoder_start_token_id: int | None = None  # the model's; None: the tokenizer decides
 
     @property
-    def lengths(self) -> dict[str, Any]:
+    def sequence_kwargs(self) -> dict[str, Any]:
         """The arguments of objectives with one sequence per example."""
         return {"max_length": self.max_length, "too_long": self.too_long}
 
     @property
-    def windows(self) -> dict[str, Any]:
+    def window_kwargs(self) -> dict[str, Any]:
         """The arguments of objectives that cut documents into windows."""
-        return {**self.lengths, "random_offset": self.options.random_offset}
+        return {**self.sequence_kwargs, "random_offset": self.options.random_offset}
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,12 @@ class ObjectiveSpec:
     families: tuple[str, ...]  # of the models that can learn it; the first is the default
     head: str  # kind of the model's head
     fields: tuple[RecordField, ...]
-    tokens: Callable[[Any], RequiredTokens]  # of a new tokenizer, from the recipe's [objective] section
-    too_long: tuple[TooLongPolicy, ...]  # what can be done with records that are too long; the first is the default
+    required_tokens: Callable[[Any], RequiredTokens]  # of a new tokenizer, from the recipe's [objective] section
+    too_long_policies: tuple[
+        TooLongPolicy, ...
+    ]  # what can be done with records that are too long; the first is the default
     options: tuple[str, ...]  # the keys of [objective] that it reads
-    make_encoder: Callable[[ObjectiveSetup], Encode]  # records → token ids
+    make_encoder: Callable[[ObjectiveSetup], RecordEncoder]  # records → token ids
     make_examples: Callable[[ObjectiveSetup, EncodedExamples], Objective]  # token ids → training examples
     task: str  # what a trained model does: a key of `qkv.tasks.evaluate.TASKS`
     metrics: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by case, the main one first; none: the loss
@@ -90,7 +92,7 @@ class ObjectiveSpec:
     group_by: str = ""  # records with the same value of this field stay on one side of a validation split
     class_field: str = ""  # the field whose values are the classes of the head
     pair_field: str = ""  # the field whose presence means that two texts share a sequence, so token types are needed
-    sentence_outputs: int = 0  # outputs of the head's second, per-sequence classifier
+    next_sentence_classes: int = 0  # outputs of the head's second, per-sequence classifier
 
     @property
     def required_fields(self) -> list[str]:
@@ -108,18 +110,18 @@ def causal_lm_tokens(options: Any) -> RequiredTokens:
     return RequiredTokens(("pad", "bos", "eos"), "bos") if options.add_bos_eos else RequiredTokens(("pad",))
 
 
-def encode_text(setup: ObjectiveSetup) -> Encode:
+def encode_text(setup: ObjectiveSetup) -> RecordEncoder:
     """Documents, with word ids for whole-word masking and sentence starts for sentence permutation."""
     options = setup.options
     return EncodeText(setup.tokenizer, words=options.whole_word_masking, sentences=options.permute_sentences)
 
 
-def encode_causal_lm(setup: ObjectiveSetup) -> Encode:
+def encode_causal_lm(setup: ObjectiveSetup) -> RecordEncoder:
     """Documents, or chats where the records have messages."""
     return EncodeChat(setup.tokenizer) if "messages" in setup.fields else encode_text(setup)
 
 
-def encode_classification(setup: ObjectiveSetup) -> Encode:
+def encode_classification(setup: ObjectiveSetup) -> RecordEncoder:
     """One or two texts with a class, or with a score."""
     second = "second" if "second" in setup.fields else None
     if "score" in setup.fields:
@@ -130,8 +132,8 @@ def encode_classification(setup: ObjectiveSetup) -> Encode:
 def causal_lm_examples(setup: ObjectiveSetup, encoded: EncodedExamples) -> Objective:
     """Documents; of chats only the answers are learnt, and the chat template has its own special tokens."""
     if "messages" in setup.fields:
-        return CausalLM(encoded, setup.tokenizer, **setup.windows, loss_mask_field="answer", add_bos_eos=False)
-    return CausalLM(encoded, setup.tokenizer, **setup.windows, add_bos_eos=setup.options.add_bos_eos)
+        return CausalLM(encoded, setup.tokenizer, **setup.window_kwargs, loss_mask_field="answer", add_bos_eos=False)
+    return CausalLM(encoded, setup.tokenizer, **setup.window_kwargs, add_bos_eos=setup.options.add_bos_eos)
 
 
 def masking_options(setup: ObjectiveSetup) -> dict[str, Any]:
@@ -147,7 +149,7 @@ def span_corruption_examples(setup: ObjectiveSetup, encoded: EncodedExamples) ->
     return SpanCorruption(
         encoded,
         setup.tokenizer,
-        **{**setup.windows, **lengths},
+        **{**setup.window_kwargs, **lengths},
         mask_prob=setup.options.mask_prob or 0.15,
         mean_span_length=setup.options.mean_span_length,
         decoder_start_token_id=setup.decoder_start_token_id,
@@ -160,7 +162,7 @@ def denoising_examples(setup: ObjectiveSetup, encoded: EncodedExamples) -> Objec
     return Denoising(
         encoded,
         setup.tokenizer,
-        **setup.windows,
+        **setup.window_kwargs,
         max_source_length=setup.max_source_length,
         mask_prob=options.mask_prob or 0.3,
         mean_span_length=options.mean_span_length,
@@ -175,14 +177,14 @@ def seq2seq_examples(setup: ObjectiveSetup, encoded: EncodedExamples) -> Objecti
     return Seq2SeqLM(
         encoded,
         setup.tokenizer.target,
-        **setup.lengths,
+        **setup.sequence_kwargs,
         max_source_length=setup.max_source_length,
         source_template=SpecialTokenTemplate.for_source(setup.tokenizer),
         decoder_start_token_id=setup.decoder_start_token_id,
     )
 
 
-TEXT = RecordField("text", ("content", "document", "body", "article", "story"))
+TEXT_FIELD = RecordField("text", ("content", "document", "body", "article", "story"))
 ANY_LENGTH: tuple[TooLongPolicy, ...] = ("split", "skip", "truncate", "error")
 WHOLE: tuple[TooLongPolicy, ...] = ("truncate", "skip", "error")
 MASKED_LM_METRICS = {"": ("masked_accuracy", "loss", "perplexity")}
@@ -204,8 +206,8 @@ OBJECTIVES: dict[str, ObjectiveSpec] = {
         ),
         aligned_fields=("source", "target"),
         group_by="source",
-        tokens=lambda options: RequiredTokens(("pad", "bos", "eos"), "eos"),
-        too_long=("skip", "truncate", "error"),
+        required_tokens=lambda options: RequiredTokens(("pad", "bos", "eos"), "eos"),
+        too_long_policies=("skip", "truncate", "error"),
         options=("label_smoothing",),
         make_encoder=lambda setup: EncodePair(setup.tokenizer.target, source_tokenizer=setup.tokenizer),
         make_examples=seq2seq_examples,
@@ -220,13 +222,13 @@ OBJECTIVES: dict[str, ObjectiveSpec] = {
         families=("decoder",),
         head="lm",
         fields=(
-            RecordField("text", TEXT.column_names, optional=True),
+            RecordField("text", TEXT_FIELD.column_names, optional=True),
             RecordField("messages", ("conversation", "conversations", "turns", "chat"), optional=True),
         ),
         alternatives=("text", "messages"),
         reads_documents=True,
-        tokens=causal_lm_tokens,
-        too_long=ANY_LENGTH,
+        required_tokens=causal_lm_tokens,
+        too_long_policies=ANY_LENGTH,
         options=("random_offset", "add_bos_eos", "label_smoothing"),
         make_encoder=encode_causal_lm,
         make_examples=causal_lm_examples,
@@ -237,14 +239,14 @@ OBJECTIVES: dict[str, ObjectiveSpec] = {
     "masked_lm": ObjectiveSpec(
         families=("encoder",),
         head="mlm",
-        fields=(TEXT,),
+        fields=(TEXT_FIELD,),
         reads_documents=True,
-        tokens=bert_tokens,
-        too_long=ANY_LENGTH,
+        required_tokens=bert_tokens,
+        too_long_policies=ANY_LENGTH,
         options=("mask_prob", "whole_word_masking", "random_offset", "label_smoothing"),
         make_encoder=encode_text,
         make_examples=lambda setup, encoded: MaskedLM(
-            encoded, setup.tokenizer, **setup.windows, **masking_options(setup)
+            encoded, setup.tokenizer, **setup.window_kwargs, **masking_options(setup)
         ),
         task="fill",
         metrics=MASKED_LM_METRICS,
@@ -253,12 +255,12 @@ OBJECTIVES: dict[str, ObjectiveSpec] = {
     "next_sentence": ObjectiveSpec(
         families=("encoder",),
         head="mlm",
-        sentence_outputs=2,
-        fields=(TEXT,),
+        next_sentence_classes=2,
+        fields=(TEXT_FIELD,),
         pair_field="text",
         reads_documents=True,
-        tokens=bert_tokens,
-        too_long=("split",),
+        required_tokens=bert_tokens,
+        too_long_policies=("split",),
         options=("mask_prob", "whole_word_masking", "label_smoothing"),
         make_encoder=lambda setup: EncodeText(setup.tokenizer, words=setup.options.whole_word_masking, sentences=True),
         make_examples=lambda setup, encoded: NextSentence(
@@ -271,10 +273,10 @@ OBJECTIVES: dict[str, ObjectiveSpec] = {
     "span_corruption": ObjectiveSpec(
         families=("seq2seq",),
         head="lm",
-        fields=(TEXT,),
+        fields=(TEXT_FIELD,),
         reads_documents=True,
-        tokens=lambda options: RequiredTokens(("pad", "eos"), "eos", num_sentinels=100),
-        too_long=ANY_LENGTH,
+        required_tokens=lambda options: RequiredTokens(("pad", "eos"), "eos", num_sentinels=100),
+        too_long_policies=ANY_LENGTH,
         options=("mask_prob", "mean_span_length", "random_offset", "label_smoothing"),
         make_encoder=encode_text,
         make_examples=span_corruption_examples,
@@ -284,10 +286,10 @@ OBJECTIVES: dict[str, ObjectiveSpec] = {
     "denoising": ObjectiveSpec(
         families=("seq2seq",),
         head="lm",
-        fields=(TEXT,),
+        fields=(TEXT_FIELD,),
         reads_documents=True,
-        tokens=lambda options: RequiredTokens(("pad", "bos", "eos", "mask"), "eos"),
-        too_long=ANY_LENGTH,
+        required_tokens=lambda options: RequiredTokens(("pad", "bos", "eos", "mask"), "eos"),
+        too_long_policies=ANY_LENGTH,
         options=("mask_prob", "mean_span_length", "permute_sentences", "random_offset", "label_smoothing"),
         make_encoder=encode_text,
         make_examples=denoising_examples,
@@ -309,11 +311,11 @@ OBJECTIVES: dict[str, ObjectiveSpec] = {
         class_field="label",
         pair_field="second",
         group_by="text",
-        tokens=bert_tokens,
-        too_long=WHOLE,
+        required_tokens=bert_tokens,
+        too_long_policies=WHOLE,
         options=("label_smoothing",),
         make_encoder=encode_classification,
-        make_examples=lambda setup, encoded: Classification(encoded, setup.tokenizer, **setup.lengths),
+        make_examples=lambda setup, encoded: Classification(encoded, setup.tokenizer, **setup.sequence_kwargs),
         task="classify",
         metrics={"label": ("accuracy", "macro_f1", "matthews"), "score": ("spearman", "pearson")},
     ),
@@ -326,13 +328,13 @@ OBJECTIVES: dict[str, ObjectiveSpec] = {
             RecordField("tags", ("ner_tags", "pos_tags", "labels", "upos", "ner", "pos")),
         ),
         class_field="tags",
-        tokens=bert_tokens,
-        too_long=ANY_LENGTH,
+        required_tokens=bert_tokens,
+        too_long_policies=ANY_LENGTH,
         options=("label_subwords", "label_smoothing"),
         make_encoder=lambda setup: EncodeTags(
             setup.tokenizer, classes=setup.classes, label_subwords=setup.options.label_subwords
         ),
-        make_examples=lambda setup, encoded: Tagging(encoded, setup.tokenizer, **setup.lengths),
+        make_examples=lambda setup, encoded: Tagging(encoded, setup.tokenizer, **setup.sequence_kwargs),
         task="tag",
         metrics={"entities": ("f1", "precision", "recall", "accuracy"), "words": ("accuracy", "macro_f1")},
     ),
@@ -348,12 +350,12 @@ OBJECTIVES: dict[str, ObjectiveSpec] = {
         ),
         pair_field="context",
         group_by="context",
-        tokens=bert_tokens,
-        too_long=WHOLE,
+        required_tokens=bert_tokens,
+        too_long_policies=WHOLE,
         options=("overlap",),
         make_encoder=lambda setup: EncodeAnswer(setup.tokenizer),
         make_examples=lambda setup, encoded: QuestionAnswering(
-            encoded, setup.tokenizer, **setup.lengths, overlap=setup.options.overlap
+            encoded, setup.tokenizer, **setup.sequence_kwargs, overlap=setup.options.overlap
         ),
         task="answer",
         metrics={"": ("f1", "exact_match")},
@@ -369,14 +371,14 @@ OBJECTIVES: dict[str, ObjectiveSpec] = {
         ),
         aligned_fields=("first", "second"),
         group_by="first",
-        tokens=bert_tokens,
-        too_long=WHOLE,
+        required_tokens=bert_tokens,
+        too_long_policies=WHOLE,
         options=("temperature",),
         make_encoder=lambda setup: EncodeClass(
             setup.tokenizer, "first", "second", score="score" if "score" in setup.fields else None
         ),
         make_examples=lambda setup, encoded: Contrastive(
-            encoded, setup.tokenizer, **setup.lengths, max_source_length=setup.max_source_length
+            encoded, setup.tokenizer, **setup.sequence_kwargs, max_source_length=setup.max_source_length
         ),
         task="embed",
         metrics={"pair": ("retrieval_accuracy", "mean_reciprocal_rank"), "score": ("spearman", "pearson")},

@@ -7,7 +7,7 @@ from qkv.data.cache.examples import EncodedExamples, require_fields
 from qkv.data.objectives.base import IGNORE_INDEX, FlatExamples, TooLongPolicy, check_length
 from qkv.data.objectives.template import SpecialTokenTemplate
 from qkv.data.objectives.windows import WindowsWithTemplate
-from qkv.data.ragged import Ints
+from qkv.data.ragged import IntArray
 from qkv.data.stream.random_bits import EpochRng
 from qkv.text import Tokenizer
 
@@ -30,10 +30,10 @@ class Tagging(WindowsWithTemplate):
         check_length("max_length", max_length, self.template.num_special_tokens() + 1)
         self.pad_token_id = tokenizer.special_tokens.pad or 0
         self.capacity = (max_length,)
-        self.outputs = frozenset({"labels"})
+        self.optional_fields = frozenset({"labels"})
         self.windows = self.cut_windows(max_length, too_long)
 
-    def build(self, examples: Ints, rng: EpochRng) -> FlatExamples:
+    def build(self, examples: IntArray, rng: EpochRng) -> FlatExamples:
         """Windows of tokens with special tokens, and the tag of each token as its label."""
         record, first, count = self.windows.locate(examples, rng)
         tokens, _ = self.examples.gather("ids", record, first, count)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from qkv.data.ragged import Ints, Ragged, ragged_join
+from qkv.data.ragged import IntArray, Ragged, ragged_join
 from qkv.text import Tokenizer
 
 PROBE_TEXTS = ("a", "b")  # encoding these with special tokens shows where a tokenizer's template puts them
@@ -72,7 +72,7 @@ class SpecialTokenTemplate:
         filled = [(np.full(int(counts.sum()), fill_value), counts) for counts in self._special_counts(one, two)]
         return self._join(one, two, filled)[0]
 
-    def token_type_ids(self, one: Ints, two: Ints) -> np.ndarray:
+    def token_type_ids(self, one: IntArray, two: IntArray) -> np.ndarray:
         """The token types of pairs with special tokens, from the lengths of both texts."""
         prefix, separator, suffix = self._special_counts((one, one), (two, two))
         second = np.full(int(two.sum()), self.second_token_type)
@@ -80,7 +80,7 @@ class SpecialTokenTemplate:
         special = [(np.zeros(int(counts.sum()), np.int64), counts) for counts in (prefix, separator)]
         return self._join((np.zeros(int(one.sum()), np.int64), one), (second, two), [*special, (end, suffix)])[0]
 
-    def _special_counts(self, one: Ragged, two: Ragged | None) -> list[Ints]:
+    def _special_counts(self, one: Ragged, two: Ragged | None) -> list[IntArray]:
         """How many tokens of the prefix, separator and suffix each example has: (n,) each."""
         n = len(one[1])
         has_second = np.zeros(n, bool) if two is None else two[1] > 0
@@ -92,7 +92,7 @@ class SpecialTokenTemplate:
         return ragged_join([prefix, one, *([separator, two] if two is not None else []), suffix])
 
 
-def repeat_ids(ids: tuple[int, ...], lengths: Ints) -> Ragged:
+def repeat_ids(ids: tuple[int, ...], lengths: IntArray) -> Ragged:
     """The same ids for each example whose length is not 0."""
     return np.tile(np.asarray(ids, np.int32), int((lengths > 0).sum())), lengths
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from qkv.data.cache.examples import EncodedExamples
 from qkv.data.objectives.base import Tally, TooLongPolicy, check_choice, describe_record, too_long_error
-from qkv.data.ragged import Ints
+from qkv.data.ragged import IntArray
 from qkv.data.stream.random_bits import EpochRng
 
 
@@ -26,7 +26,7 @@ class WholeRecords(ABC):
     tally: Tally
 
     @abstractmethod
-    def required_lengths(self, examples: Ints | slice) -> Ints:
+    def required_lengths(self, examples: IntArray | slice) -> IntArray:
         """The lengths of records before truncation: (n, sides)."""
 
     def num_examples(self, rng: EpochRng) -> int:
@@ -37,12 +37,12 @@ class WholeRecords(ABC):
         """The record, for messages."""
         return describe_record(self.examples, example)
 
-    def lengths(self, examples: Ints, rng: EpochRng) -> Ints:
+    def lengths(self, examples: IntArray, rng: EpochRng) -> IntArray:
         """The lengths of records after truncation, 0 for those that are skipped: (n, sides)."""
         lengths = self.required_lengths(examples)
         if self.too_long == "skip":
             lengths[(lengths > self.capacity).any(axis=1)] = 0
-        kept: Ints = np.minimum(lengths, self.capacity)
+        kept: IntArray = np.minimum(lengths, self.capacity)
         return kept
 
     def count_records(self) -> None:
@@ -67,10 +67,10 @@ class WholeRecords(ABC):
             lost_tokens=lost_tokens,
         )
 
-    def field_lengths(self, field: str, examples: Ints | slice) -> Ints:
+    def field_lengths(self, field: str, examples: IntArray | slice) -> IntArray:
         """The stored lengths of a field, as int64."""
         return np.asarray(self.examples.lengths(field)[examples], np.int64)
 
-    def gather_first(self, field: str, examples: Ints, lengths: Ints) -> tuple[Ints, Ints]:
+    def gather_first(self, field: str, examples: IntArray, lengths: IntArray) -> tuple[IntArray, IntArray]:
         """The first tokens of a field, `lengths` of them per record, concatenated; and these lengths."""
         return self.examples.gather(field, examples, np.zeros_like(lengths), lengths)[0], lengths

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from qkv.data.ragged import Ints
+from qkv.data.ragged import IntArray
 
 BLOCK_RECORDS = 64
 CHUNK_RECORDS = 2**20  # records counted at a time; a multiple of BLOCK_RECORDS
@@ -22,7 +22,7 @@ class WindowIndex:
     (3, [[0, 0, 2], [0, 1, 0]])
     """
 
-    def __init__(self, num_records: int, windows_per_record: Callable[[Ints], Ints]):
+    def __init__(self, num_records: int, windows_per_record: Callable[[IntArray], IntArray]):
         self.num_records = num_records
         self.windows_per_record = windows_per_record
         sums = [np.zeros(1, np.int64)]
@@ -32,7 +32,7 @@ class WindowIndex:
         self.starts = np.cumsum(np.concatenate(sums))  # (blocks + 1,) windows before each block, and in total
         self.total = int(self.starts[-1])
 
-    def locate(self, windows: Ints) -> tuple[Ints, Ints]:
+    def locate(self, windows: IntArray) -> tuple[IntArray, IntArray]:
         """(n,) windows → (record, number of the window within its record)."""
         block = np.searchsorted(self.starts, windows, "right") - 1  # (n,)
         record = block[:, None] * BLOCK_RECORDS + np.arange(BLOCK_RECORDS)  # (n, BLOCK_RECORDS)

@@ -8,7 +8,7 @@ from qkv.data.cache.examples import EncodedExamples
 from qkv.data.objectives.base import Tally, TooLongPolicy, check_choice, describe_record, too_long_error
 from qkv.data.objectives.template import SpecialTokenTemplate
 from qkv.data.objectives.window_index import CHUNK_RECORDS, WindowIndex
-from qkv.data.ragged import Ints
+from qkv.data.ragged import IntArray
 from qkv.data.stream.random_bits import EpochRng
 
 TOO_LONG_CHOICES = ("error", "skip", "truncate", "split")
@@ -50,28 +50,28 @@ class Windows:
         """The number of windows in an epoch."""
         return self._index(self._offset(rng)).total
 
-    def locate(self, windows: Ints, rng: EpochRng) -> tuple[Ints, Ints, Ints]:
+    def locate(self, windows: IntArray, rng: EpochRng) -> tuple[IntArray, IntArray, IntArray]:
         """Windows by number → (record, first unit in the record, length)."""
         offset = self._offset(rng)
         record, number = self._index(offset).locate(windows)
-        units = self._kept(self._units(record))
+        units = self._units_kept(self._num_units(record))
         shift = np.where(units > self.window_length, offset, 0)
         first = np.maximum(number * self.window_length - shift, 0)
         return record, first, np.minimum((number + 1) * self.window_length - shift, units) - first
 
-    def _units(self, records: Ints) -> Ints:
+    def _num_units(self, records: IntArray) -> IntArray:
         """The units of records before the policy for long ones is applied."""
         lengths = np.asarray(self.lengths[records], np.int64)
         return np.where(lengths > 0, np.maximum(lengths + self.extra_units, 0), 0)
 
-    def _kept(self, units: Ints) -> Ints:
+    def _units_kept(self, units: IntArray) -> IntArray:
         """The units that the policy for long records keeps."""
         if self.too_long == "skip":
             return np.where(units > self.window_length, 0, units)
         return np.minimum(units, self.window_length) if self.too_long == "truncate" else units
 
-    def _windows_per_record(self, offset: int, records: Ints) -> Ints:
-        units = self._kept(self._units(records))
+    def _windows_per_record(self, offset: int, records: IntArray) -> IntArray:
+        units = self._units_kept(self._num_units(records))
         return -(-(units + np.where(units > self.window_length, offset, 0)) // self.window_length)
 
     def _offset(self, rng: EpochRng) -> int:
@@ -89,13 +89,13 @@ class Windows:
         num_long = 0
         for first in range(0, len(self.lengths), CHUNK_RECORDS):
             records = np.arange(first, min(first + CHUNK_RECORDS, len(self.lengths)))
-            units = self._units(records)
+            units = self._num_units(records)
             num_long += int((units > self.window_length).sum())
             tally.tokens += int(np.sum(self.lengths[records], dtype=np.int64))
             tally.empty += int((units == 0).sum())
-            tally.lost_tokens += int((units - self._kept(units)).sum())
+            tally.lost_tokens += int((units - self._units_kept(units)).sum())
         if num_long and self.too_long == "error":
-            units = self._units(np.arange(len(self.lengths)))
+            units = self._num_units(np.arange(len(self.lengths)))
             special = self.num_special_tokens
             sides = [("max_length", units + special, self.window_length + special)]
             raise too_long_error(units > self.window_length, sides, TOO_LONG_CHOICES)
@@ -144,6 +144,6 @@ class WindowsWithTemplate(WindowedDocuments):
             num_special_tokens=special,
         )
 
-    def lengths(self, examples: Ints, rng: EpochRng) -> Ints:
+    def lengths(self, examples: IntArray, rng: EpochRng) -> IntArray:
         """The length of each window with its special tokens: (n, 1)."""
         return self.windows.locate(examples, rng)[2][:, None] + self.template.num_special_tokens()

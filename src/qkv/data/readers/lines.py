@@ -37,7 +37,7 @@ def read_lines(path: Path, context: ReadContext, report_crlf: bool = True) -> It
     max_bytes = context.options.limits.max_line_bytes
     number = 0
     num_crlf = 0
-    for run in _line_runs(utf8_blocks(path, context), max_bytes):
+    for run in _blocks_of_lines(utf8_blocks(path, context), max_bytes):
         if isinstance(run, int):
             number += 1
             reason = f"the line is {run:,} bytes long; the limit is {max_bytes:,}"
@@ -125,7 +125,7 @@ def _detect_utf16(start: bytes) -> str | None:
     return None
 
 
-def _line_runs(blocks: Iterator[bytes], max_bytes: int) -> Iterator[bytes | int]:
+def _blocks_of_lines(blocks: Iterator[bytes], max_bytes: int) -> Iterator[bytes | int]:
     """Runs of complete lines without the last LF; an int is the length of a single line that is too long.
 
     No block is longer than the limit, so only a line that spans blocks can be; its bytes are dropped as soon as it is.

@@ -6,7 +6,7 @@ B is the batch size, T and S the target and source length, E the most examples i
 import numpy as np
 
 from qkv.data.objectives import IGNORE_INDEX, FlatExamples
-from qkv.data.ragged import Ints, ragged_index
+from qkv.data.ragged import IntArray, ragged_index
 from qkv.data.stream.sequences import BatchPlan, SequenceStream
 
 BatchArrays = dict[str, np.ndarray]
@@ -31,29 +31,31 @@ def collate(stream: SequenceStream, plan: BatchPlan) -> BatchArrays:
 def empty_arrays(stream: SequenceStream, plan: BatchPlan) -> BatchArrays:
     """A batch of padding only."""
     arrays = {}
-    sides = ("", "source_") if "source" in stream.outputs else ("",)
+    sides = ("", "source_") if "source" in stream.optional_fields else ("",)
     for prefix, length in zip(sides, plan.sequence_lengths, strict=True):
         shape = (plan.num_sequences, length)
         arrays[f"{prefix}ids"] = np.full(shape, stream.pad_token_id, np.int32)
         arrays[f"{prefix}document_ids"] = np.zeros(shape, np.int32)
         arrays[f"{prefix}positions"] = np.zeros(shape, np.int32)
     shape = (plan.num_sequences, plan.sequence_lengths[0])
-    if "labels" in stream.outputs:
+    if "labels" in stream.optional_fields:
         arrays["labels"] = np.full(shape, IGNORE_INDEX, np.int32)
-    if "token_type_ids" in stream.outputs:
+    if "token_type_ids" in stream.optional_fields:
         arrays["token_type_ids"] = np.zeros(shape, np.int32)
     shape = (plan.num_sequences, stream.max_documents)
-    if "class_ids" in stream.outputs:
+    if "class_ids" in stream.optional_fields:
         arrays["class_labels"] = np.full(shape, IGNORE_INDEX, np.int32)
-    if "scores" in stream.outputs:
+    if "scores" in stream.optional_fields:
         arrays["scores"] = np.full(shape, np.nan, np.float32)
-    if "answer_spans" in stream.outputs:
+    if "answer_spans" in stream.optional_fields:
         arrays["span_starts"] = np.full(shape, IGNORE_INDEX, np.int32)
         arrays["span_ends"] = np.full(shape, IGNORE_INDEX, np.int32)
     return arrays
 
 
-def write_examples(arrays: BatchArrays, examples: FlatExamples, sequence: Ints, document: Ints, offset: Ints) -> None:
+def write_examples(
+    arrays: BatchArrays, examples: FlatExamples, sequence: IntArray, document: IntArray, offset: IntArray
+) -> None:
     """Write n examples into the batch: sequence (n,), document (n,), offset (n, 1 or 2)."""
     written = write_tokens(arrays, "", examples.ids, examples.lengths, sequence, document, offset[:, 0])
     for name, values in (("labels", examples.labels), ("token_type_ids", examples.token_type_ids)):
@@ -72,8 +74,14 @@ def write_examples(arrays: BatchArrays, examples: FlatExamples, sequence: Ints, 
 
 
 def write_tokens(
-    arrays: BatchArrays, prefix: str, ids: Ints, lengths: Ints, sequence: Ints, document: Ints, offset: Ints
-) -> Ints:
+    arrays: BatchArrays,
+    prefix: str,
+    ids: IntArray,
+    lengths: IntArray,
+    sequence: IntArray,
+    document: IntArray,
+    offset: IntArray,
+) -> IntArray:
     """Write the ids, document ids and positions of one side; returns the flat indices that were written."""
     width = arrays[f"{prefix}ids"].shape[1]
     written = ragged_index(sequence * width + offset, lengths)
@@ -83,7 +91,7 @@ def write_tokens(
     return written
 
 
-def check_planned_lengths(examples: FlatExamples, planned: Ints, objective: object) -> None:
+def check_planned_lengths(examples: FlatExamples, planned: IntArray, objective: object) -> None:
     """Raise if an objective built other lengths than it had reported: the examples would overwrite each other."""
     sides = [examples.lengths, *([] if examples.source_lengths is None else [examples.source_lengths])]
     if not np.array_equal(np.stack(sides, axis=1), planned):

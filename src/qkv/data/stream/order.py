@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from qkv.data.objectives import Objective
-from qkv.data.ragged import Ints
+from qkv.data.ragged import IntArray
 from qkv.data.stream.random_bits import (
     GOLDEN_GAMMA,
     UINT64_MAX,
@@ -43,7 +43,7 @@ class Permutation:
         self.right = max(1, -(-size // self.left))
         self.keys = [np.uint64((key + number * GOLDEN_GAMMA) & UINT64_MAX) for number in range(FEISTEL_ROUNDS)]
 
-    def __call__(self, positions: Ints) -> Ints:
+    def __call__(self, positions: IntArray) -> IntArray:
         """The examples at these positions: (n,) → (n,) int64."""
         examples = np.array(positions, np.int64)
         outside = np.ones(len(examples), bool)
@@ -52,7 +52,7 @@ class Permutation:
             outside = examples >= self.size
         return examples
 
-    def _permute_once(self, values: Ints) -> Ints:
+    def _permute_once(self, values: IntArray) -> IntArray:
         one, other = np.divmod(values, self.right)
         limit, other_limit = self.left, self.right
         for key in self.keys:
@@ -60,7 +60,7 @@ class Permutation:
             one -= (one >= limit) * limit
             one, other, limit, other_limit = other, one, other_limit, limit
         # After an even number of rounds the coordinates are back in their order.
-        permuted: Ints = one * self.right + other
+        permuted: IntArray = one * self.right + other
         return permuted
 
 
@@ -68,14 +68,14 @@ class Permutation:
 class ExampleRefs:
     """References to examples: the dataset, the epoch of that dataset, and the example in it. Each is (n,)."""
 
-    dataset: Ints
-    epoch: Ints
-    example: Ints
+    dataset: IntArray
+    epoch: IntArray
+    example: IntArray
 
     def __len__(self) -> int:
         return len(self.example)
 
-    def take(self, entries: Ints) -> "ExampleRefs":
+    def take(self, entries: IntArray) -> "ExampleRefs":
         """Some of the references."""
         return ExampleRefs(self.dataset[entries], self.epoch[entries], self.example[entries])
 

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from qkv.data.ragged import Ints, ragged_starts
+from qkv.data.ragged import IntArray, ragged_starts
 from qkv.errors import UsageError
 
 
@@ -26,18 +26,18 @@ class PackingLayout:
     Entries are sorted by sequence and document. Examples of length 0, which are left out, have no entry.
     """
 
-    example: Ints  # (n,) indices into the lengths that were given
-    sequence: Ints  # (n,)
-    document: Ints  # (n,) counted from 1 in each sequence
-    offset: Ints  # (n, S)
+    example: IntArray  # (n,) indices into the lengths that were given
+    sequence: IntArray  # (n,)
+    document: IntArray  # (n,) counted from 1 in each sequence
+    offset: IntArray  # (n, S)
     num_sequences: int
 
-    def padding_fraction(self, lengths: Ints, capacity: tuple[int, ...]) -> float:
+    def padding_fraction(self, lengths: IntArray, capacity: tuple[int, ...]) -> float:
         """The fraction of positions that are padding."""
         return 1 - float(lengths[self.example].sum()) / max(self.num_sequences * sum(capacity), 1)
 
 
-def pack(lengths: Ints, capacity: tuple[int, ...], max_documents: int) -> PackingLayout:
+def pack(lengths: IntArray, capacity: tuple[int, ...], max_documents: int) -> PackingLayout:
     """Pack examples of `lengths` (n, S) into sequences of length `capacity`, at most `max_documents` in each.
 
     >>> layout = pack(np.array([[6], [3], [4], [5]]), (10,), max_documents=8)
@@ -57,7 +57,7 @@ def pack(lengths: Ints, capacity: tuple[int, ...], max_documents: int) -> Packin
     return assign_offsets(present[order], sequence[order], sizes[order], num_sequences)
 
 
-def assign_offsets(example: Ints, sequence: Ints, sizes: Ints, num_sequences: int) -> PackingLayout:
+def assign_offsets(example: IntArray, sequence: IntArray, sizes: IntArray, num_sequences: int) -> PackingLayout:
     """Number the examples of each sequence and place them end to end; the entries are sorted by sequence."""
     starts = ragged_starts(np.bincount(sequence, minlength=num_sequences))
     first = starts[sequence]  # the first entry of each entry's sequence
@@ -71,7 +71,7 @@ def assign_offsets(example: Ints, sequence: Ints, sizes: Ints, num_sequences: in
     )
 
 
-def best_fit_decreasing(sizes: Ints, capacity: int, max_documents: int) -> tuple[Ints, int]:
+def best_fit_decreasing(sizes: IntArray, capacity: int, max_documents: int) -> tuple[IntArray, int]:
     """Each example into the fullest sequence that has room for it: (sequence of each, number of sequences).
 
     Sequences are listed by their free space, and one big integer has a bit for each free space that some sequence has:
@@ -106,7 +106,7 @@ def best_fit_decreasing(sizes: Ints, capacity: int, max_documents: int) -> tuple
     return sequence, num_sequences
 
 
-def dot_product_fit(sizes: Ints, capacity: tuple[int, ...], max_documents: int) -> tuple[Ints, int]:
+def dot_product_fit(sizes: IntArray, capacity: tuple[int, ...], max_documents: int) -> tuple[IntArray, int]:
     """Each pair into the sequences whose free space matches it best: (sequence of each, number of sequences).
 
     It starts with the minimum number of sequences that the fuller side needs, and opens more only when nothing fits.
@@ -147,7 +147,7 @@ def dot_product_fit(sizes: Ints, capacity: tuple[int, ...], max_documents: int) 
     return sequence, len(used)
 
 
-def group_by_length(lengths: Ints, max_tokens: int) -> tuple[PackingLayout, Ints, Ints]:
+def group_by_length(lengths: IntArray, max_tokens: int) -> tuple[PackingLayout, IntArray, IntArray]:
     """One example a sequence, sorted by length, in groups of at most `max_tokens` positions, padding included.
 
     Returns the layout, the first sequence of each group (groups + 1,), and the sequence length of each group

@@ -10,7 +10,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from qkv.data.ragged import Ints, ragged_starts
+from qkv.data.ragged import IntArray, ragged_starts
 
 Bits = np.ndarray  # uint64, any shape
 
@@ -52,7 +52,7 @@ class EpochRng:
         """One 64-bit number for the epoch."""
         return hash64(self.seed, self.epoch, purpose)
 
-    def keys(self, purpose: str, examples: Ints) -> Bits:
+    def keys(self, purpose: str, examples: IntArray) -> Bits:
         """A separate stream for each example: (n,) example ids → (n,) keys for `random_bits`."""
         ids = np.asarray(examples).astype(np.uint64)
         return splitmix64_finalizer(ids * np.uint64(GOLDEN_GAMMA) + np.uint64(self.hash64(purpose)))
@@ -75,7 +75,7 @@ def to_integers(bits: Bits, limit: int | np.ndarray) -> np.ndarray:
     return ((bits >> np.uint64(32)) * np.asarray(limit).astype(np.uint64) >> np.uint64(32)).astype(np.int64)
 
 
-def shuffle_groups(keys: Bits, sizes: Ints) -> Ints:
+def shuffle_groups(keys: Bits, sizes: IntArray) -> IntArray:
     """A random order within each of n concatenated groups: flat indices (sum of sizes,).
 
     >>> order = shuffle_groups(EpochRng(0).keys("demo", np.arange(2)), np.array([3, 2])).tolist()
@@ -90,7 +90,7 @@ def shuffle_groups(keys: Bits, sizes: Ints) -> Ints:
     return np.argsort(group.astype(np.uint64) << np.uint64(64 - width) | noise, kind="stable")
 
 
-def choose_in_groups(keys: Bits, sizes: Ints, counts: Ints) -> np.ndarray:
+def choose_in_groups(keys: Bits, sizes: IntArray, counts: IntArray) -> np.ndarray:
     """Choose `counts[i]` of the `sizes[i]` members of each group at random: flat (sum of sizes,) bool."""
     order = shuffle_groups(keys, sizes)
     group = np.repeat(np.arange(len(sizes)), sizes)
@@ -100,7 +100,7 @@ def choose_in_groups(keys: Bits, sizes: Ints, counts: Ints) -> np.ndarray:
     return chosen
 
 
-def random_compositions(keys: Bits, totals: Ints, num_parts: Ints) -> Ints:
+def random_compositions(keys: Bits, totals: IntArray, num_parts: IntArray) -> IntArray:
     """Split each total into `num_parts` positive parts, every split equally likely: flat (sum of num_parts,).
 
     >>> parts = random_compositions(EpochRng(0).keys("demo", np.arange(2)), np.array([10, 4]), np.array([3, 4]))

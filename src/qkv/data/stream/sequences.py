@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from qkv.data.objectives import Objective
-from qkv.data.ragged import Ints, ragged_index
+from qkv.data.ragged import IntArray, ragged_index
 from qkv.data.stream.mixture import MixtureOrder, MixtureWeights, mixture_fractions
 from qkv.data.stream.order import ExampleRefs, PoolOrder, SingleDatasetOrder
 from qkv.data.stream.pack import PackingLayout, group_by_length, pack
@@ -35,26 +35,26 @@ class StreamCursor(NamedTuple):
     step: int = 0
 
 
-STREAM_START = StreamCursor()
+FIRST_CURSOR = StreamCursor()
 
 
 @dataclass(frozen=True)
 class PoolPlan:
-    """The layout of one pool. Its units come in the order of `units`."""
+    """The layout of one pool. A unit is one packed sequence, or one padded batch of several sequences."""
 
     refs: ExampleRefs
-    lengths: Ints  # (n, S) of the examples
+    lengths: IntArray  # (n, S) the lengths of the examples
     layout: PackingLayout
-    first_sequence: Ints  # (units + 1,)
-    widths: Ints  # (units, S) sequence lengths
-    units: Ints  # (units,) in random order
+    unit_starts: IntArray  # (units + 1,) the first sequence of each unit, then the number of sequences
+    sequence_lengths: IntArray  # (units, S) the length of the sequences in each unit
+    unit_order: IntArray  # (units,) the random order in which the units are used
 
-    def sequences_of(self, units: Ints) -> Ints:
+    def sequences_of(self, units: IntArray) -> IntArray:
         """The sequences of some units."""
-        first = self.first_sequence[units]
-        return ragged_index(first, self.first_sequence[units + 1] - first)
+        first = self.unit_starts[units]
+        return ragged_index(first, self.unit_starts[units + 1] - first)
 
-    def entries(self, sequences: Ints) -> tuple[Ints, Ints]:
+    def entries(self, sequences: IntArray) -> tuple[IntArray, IntArray]:
         """The entries of the layout in some sequences, and for each the index of its sequence among these."""
         first = np.searchsorted(self.layout.sequence, sequences)
         counts = np.searchsorted(self.layout.sequence, sequences, "right") - first
@@ -66,10 +66,10 @@ class BatchPlan:
     """The batch of one process for one step: n examples, and where they go."""
 
     refs: ExampleRefs
-    sequence: Ints  # (n,) index in the batch
-    document: Ints  # (n,) counted from 1 in each sequence
-    offset: Ints  # (n, S)
-    lengths: Ints  # (n, S)
+    sequence: IntArray  # (n,) index in the batch
+    document: IntArray  # (n,) counted from 1 in each sequence
+    offset: IntArray  # (n, S)
+    lengths: IntArray  # (n, S)
     num_sequences: int
     sequence_lengths: tuple[int, ...]
     epoch: int
@@ -105,7 +105,7 @@ class SequenceStream:
         self.dataset_names = tuple(datasets)
         self.objectives = tuple(datasets.values())
         self.capacity = self.objectives[0].capacity
-        self.outputs = self.objectives[0].outputs
+        self.optional_fields = self.objectives[0].optional_fields
         self.pad_token_id = self.objectives[0].pad_token_id
         self.layout = layout
         self.seed = seed
@@ -135,14 +135,14 @@ class SequenceStream:
         fullest = int(layout.document.max(initial=1))
         return min(-(-(fullest * 5 // 4 + 1) // 8) * 8, min(self.capacity))
 
-    def _example_lengths(self, refs: ExampleRefs) -> Ints:
+    def _example_lengths(self, refs: ExampleRefs) -> IntArray:
         """The lengths of examples: (n, S)."""
         lengths = np.zeros((len(refs), len(self.capacity)), np.int64)
         for entries, objective, rng in self.group_by_epoch(refs):
             lengths[entries] = objective.lengths(refs.example[entries], rng)
         return lengths
 
-    def group_by_epoch(self, refs: ExampleRefs) -> Iterator[tuple[Ints, Objective, EpochRng]]:
+    def group_by_epoch(self, refs: ExampleRefs) -> Iterator[tuple[IntArray, Objective, EpochRng]]:
         """The references by dataset and epoch: (indices of the references, the objective, its random numbers)."""
         key = refs.dataset * (int(refs.epoch.max(initial=0)) + 1) + refs.epoch
         for value in np.unique(key):
@@ -156,16 +156,16 @@ class SequenceStream:
         lengths = self._example_lengths(refs)
         if self.layout == "packed":
             layout = pack(lengths, self.capacity, self.max_documents)
-            first_sequence = np.arange(layout.num_sequences + 1)
-            widths = np.tile(np.asarray(self.capacity), (layout.num_sequences, 1))
+            unit_starts = np.arange(layout.num_sequences + 1)
+            sequence_lengths = np.tile(np.asarray(self.capacity), (layout.num_sequences, 1))
         else:
-            layout, first_sequence, widths = group_by_length(lengths, self.batch_tokens)
+            layout, unit_starts, sequence_lengths = group_by_length(lengths, self.batch_tokens)
         keys = EpochRng(self.seed, pool).keys("units", np.zeros(1, np.int64))
-        units = shuffle_groups(keys, np.array([len(widths)]))
-        return PoolPlan(refs, lengths, layout, first_sequence, widths, units)
+        unit_order = shuffle_groups(keys, np.array([len(sequence_lengths)]))
+        return PoolPlan(refs, lengths, layout, unit_starts, sequence_lengths, unit_order)
 
     def batch_plans(
-        self, cursor: StreamCursor = STREAM_START, rank: int = 0, world_size: int = 1, epochs: int | None = None
+        self, cursor: StreamCursor = FIRST_CURSOR, rank: int = 0, world_size: int = 1, epochs: int | None = None
     ) -> Iterator[tuple[BatchPlan, StreamCursor]]:
         """The batches of one process from a cursor on, each with the cursor after it.
 
@@ -174,13 +174,13 @@ class SequenceStream:
         end = None if epochs is None else self.order.num_pools(epochs)
         pool, unit, step = cursor
         units_per_batch = self.sequences_per_batch if self.layout == "packed" else 1
-        parts: list[tuple[PoolPlan, Ints]] = []  # the units of the batch so far
+        parts: list[tuple[PoolPlan, IntArray]] = []  # the units of the batch so far
         num_units = epoch = 0
         while end is None or pool < end:
             epoch = self.order.epoch_of(pool)
             plan = self.plan_pool(pool)
-            while unit < len(plan.units):
-                taken = plan.units[unit : unit + units_per_batch - num_units]
+            while unit < len(plan.unit_order):
+                taken = plan.unit_order[unit : unit + units_per_batch - num_units]
                 parts.append((plan, taken))
                 unit, num_units = unit + len(taken), num_units + len(taken)
                 if num_units == units_per_batch:
@@ -191,13 +191,13 @@ class SequenceStream:
         if parts:
             yield self._plan_shard(parts, rank, world_size, epoch), StreamCursor(pool, 0, step + 1)
 
-    def _plan_shard(self, parts: list[tuple[PoolPlan, Ints]], rank: int, world_size: int, epoch: int) -> BatchPlan:
+    def _plan_shard(self, parts: list[tuple[PoolPlan, IntArray]], rank: int, world_size: int, epoch: int) -> BatchPlan:
         """This rank's shard of the sequences of a batch."""
         sequences = [plan.sequences_of(units) for plan, units in parts]
         total = sum(map(len, sequences)) if self.layout == "padded" else self.sequences_per_batch
         first, last = rank * total // world_size, (rank + 1) * total // world_size
         refs: list[ExampleRefs] = []
-        columns: list[list[Ints]] = [[], [], [], []]  # sequence, document, offset, lengths
+        columns: list[list[IntArray]] = [[], [], [], []]  # sequence, document, offset, lengths
         placed = before = 0
         for (plan, _), part in zip(parts, sequences, strict=True):
             mine = part[max(first - before, 0) : max(last - before, 0)]
@@ -210,7 +210,7 @@ class SequenceStream:
             columns[2].append(plan.layout.offset[entries])
             columns[3].append(plan.lengths[examples])
             placed += len(mine)
-        width = np.max([plan.widths[units].max(axis=0) for plan, units in parts], axis=0)
+        sequence_lengths = np.max([plan.sequence_lengths[units].max(axis=0) for plan, units in parts], axis=0)
         # Every rank has the same number of sequences, some empty if necessary, and so the same number of
         # micro-batches: with sharded parameters, each of them is a collective operation.
         num_sequences = -(-total // world_size)
@@ -222,7 +222,7 @@ class SequenceStream:
             offset=offset,
             lengths=lengths,
             num_sequences=num_sequences,
-            sequence_lengths=tuple(width.tolist()),
+            sequence_lengths=tuple(sequence_lengths.tolist()),
             epoch=epoch,
         )
 
@@ -231,10 +231,10 @@ class SequenceStream:
 
         A sequence is never split. The length of padded sequences varies: this is the number for the worst length.
         """
-        widest = sum(self.capacity)
-        widths = np.array([widest]) if self.layout == "packed" else np.arange(1, widest + 1)
-        sequences = -(-(self.batch_tokens // widths) // world_size)
-        return int((-(-sequences // np.maximum(max_tokens // widths, 1))).max())
+        longest = sum(self.capacity)
+        lengths = np.array([longest]) if self.layout == "packed" else np.arange(1, longest + 1)
+        sequences = -(-(self.batch_tokens // lengths) // world_size)
+        return int((-(-sequences // np.maximum(max_tokens // lengths, 1))).max())
 
     def padding_fraction(self, num_pools: int = 4) -> float:
         """The fraction of padding in the first pools."""
@@ -242,7 +242,7 @@ class SequenceStream:
         for pool in range(num_pools):
             plan = self.plan_pool(pool)
             num_tokens += int(plan.lengths.sum())
-            num_positions += int((np.diff(plan.first_sequence) * plan.widths.sum(axis=1)).sum())
+            num_positions += int((np.diff(plan.unit_starts) * plan.sequence_lengths.sum(axis=1)).sum())
         return 1 - num_tokens / max(num_positions, 1)
 
     def origin(self, example: int, epoch: int) -> str:
@@ -272,12 +272,21 @@ def check_datasets(datasets: Mapping[str, Objective]) -> None:
     for name, objective in datasets.items():
         if objective.tally.examples == 0:
             where = f" in {name!r}" if name else ""
-            raise QkvError(f"there is nothing to train on{where}: {objective.tally}")
-        for attribute in ("capacity", "outputs"):
-            one, other = getattr(first, attribute), getattr(objective, attribute)
-            if one != other:
-                shown = [sorted(value) if isinstance(value, frozenset) else value for value in (one, other)]
-                raise UsageError(
-                    f"the datasets of a mixture must have the same {attribute}: {first_name!r} has {shown[0]} "
-                    f"and {name!r} has {shown[1]}"
-                )
+            next_step = (
+                'The skipped records are too long: raise max_length, or set too_long = "truncate"'
+                if objective.tally.skipped
+                else "Every record is empty: check that the right file and column are read"
+            )
+            raise QkvError(f"no training examples are left{where}: {objective.tally}. {next_step}")
+        if objective.capacity != first.capacity:
+            raise UsageError(
+                f"the datasets of a mixture share batches, so they need the same sequence lengths: {first_name!r} has "
+                f"{first.capacity} and {name!r} has {objective.capacity}. Give all of them the same max_length and "
+                "max_source_length"
+            )
+        if objective.optional_fields != first.optional_fields:
+            raise UsageError(
+                f"the datasets of a mixture share batches, so they need the same fields: {first_name!r} has "
+                f"{sorted(first.optional_fields)} and {name!r} has {sorted(objective.optional_fields)}. Use the same "
+                "objective for all of them"
+            )

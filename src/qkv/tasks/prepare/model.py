@@ -211,7 +211,7 @@ def build_head_config(
         "span": {"outputs": 2, "bias": True},
         "embed": {"pool": "mean", "normalize": True},
     }
-    values = {"kind": kind, "sentence_outputs": spec.sentence_outputs, **defaults[kind]}
+    values = {"kind": kind, "sentence_outputs": spec.next_sentence_classes, **defaults[kind]}
     if base is not None and base.kind == kind:
         kept = ("pool", "dense", "dense_bias", "dense_norm", "bias", "scale", "normalize", "dropout")
         values |= {name: getattr(base, name) for name in kept}
@@ -269,9 +269,9 @@ def _checkpoint_config(recipe: Recipe, requirements: ModelRequirements) -> Confi
 
 def _has_required_outputs(head: HeadConfig, requirements: ModelRequirements, recipe: Recipe) -> bool:
     """Whether a checkpoint's head predicts what the objective needs."""
-    sentence_outputs = OBJECTIVES[recipe.objective.kind].sentence_outputs
-    if sentence_outputs:
-        return head.sentence_outputs == sentence_outputs
+    classes = OBJECTIVES[recipe.objective.kind].next_sentence_classes
+    if classes:
+        return head.sentence_outputs == classes
     if head.kind not in ("classify", "tag"):
         return True
     return head.outputs == 1 if requirements.is_regression else head.labels == requirements.classes

@@ -120,7 +120,7 @@ def _prepare(
         classes,
         max_length=data.max_length,
         max_source_length=data.max_source_length or None,
-        too_long=data.too_long or spec.too_long[0],
+        too_long=data.too_long or spec.too_long_policies[0],
         decoder_start_token_id=config.decoder_start_token_id,
     )
     encode = spec.make_encoder(setup)
@@ -281,7 +281,7 @@ def uses_in_batch_negatives(recipe: Recipe, fields: frozenset[str]) -> bool:
 def check_token_types(config: Config, tokenizer: Tokenizer, stream: SequenceStream) -> None:
     """Raise an error if the second of two texts would have a token type that the model does not have."""
     second, known = SpecialTokenTemplate.from_tokenizer(tokenizer).second_token_type, config.stack.token_types
-    if "token_type_ids" in stream.outputs and 0 < known <= second:
+    if "token_type_ids" in stream.optional_fields and 0 < known <= second:
         raise UsageError(
             f"the tokenizer gives the second of two texts the token type {second}, and this model has only {known} "
             "token type: use the tokenizer that belongs to the model"

@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 from qkv.data import DataFiles, FileLocation, Problems, Record, TokenCache, ValidationSplit, token_cache
 from qkv.data.builtin import DATASETS, BuiltinDataset, find_dataset
 from qkv.data.cache.file_hashes import FileHashes
-from qkv.data.cache.token_cache import Encode, find_or_build
+from qkv.data.cache.token_cache import RecordEncoder, find_or_build
 from qkv.data.objectives.table import OBJECTIVES
 from qkv.data.readers.columns import nested_names
 from qkv.data.split import SplitName
@@ -55,7 +55,7 @@ class DataSource(Protocol):
         """A hash of everything that the records depend on."""
         ...
 
-    def encoded(self, encode: Encode, root: Path, problems: Problems, progress: OnProgress | None) -> TokenCache:
+    def encoded(self, encode: RecordEncoder, root: Path, problems: Problems, progress: OnProgress | None) -> TokenCache:
         """The encoded records from the token cache under `root`, built if necessary."""
         ...
 
@@ -87,7 +87,7 @@ class FileSource:
         rules = None if self.split is None else [self.split.to_dict(), self.split_name]
         return digest([self.files.content_key(FileHashes(root / "contents.json").get), rules])
 
-    def encoded(self, encode: Encode, root: Path, problems: Problems, progress: OnProgress | None) -> TokenCache:
+    def encoded(self, encode: RecordEncoder, root: Path, problems: Problems, progress: OnProgress | None) -> TokenCache:
         """The encoded records, built in several processes if necessary."""
         return token_cache(
             self.files, encode, root, split=self.split, split_name=self.split_name, problems=problems, progress=progress
@@ -131,7 +131,7 @@ class BuiltinSource:
         """The content hash; nothing on disk is read."""
         return self.content_hash
 
-    def encoded(self, encode: Encode, root: Path, problems: Problems, progress: OnProgress | None) -> TokenCache:
+    def encoded(self, encode: RecordEncoder, root: Path, problems: Problems, progress: OnProgress | None) -> TokenCache:
         """The encoded examples."""
         return find_or_build(
             root, self.content_hash, encode, lambda counted: self.records(counted, progress), problems=problems

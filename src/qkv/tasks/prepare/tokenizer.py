@@ -45,7 +45,7 @@ def load_or_train_tokenizer(
             raise QkvError(
                 f"{error}\nmodel.from has no tokenizer: set tokenizer.from to a folder that has one"
             ) from None
-    required = OBJECTIVES[recipe.objective.kind].tokens(recipe.objective)
+    required = OBJECTIVES[recipe.objective.kind].required_tokens(recipe.objective)
     options = [section.kind, section.vocab_size, section.lowercase, section.min_frequency]
     identities = [source.identity(root) for source in sources]
     made_from = [CACHE_VERSION, identities, options, required.special_tokens, required.template]

@@ -32,7 +32,7 @@ MBART50_LANGUAGES = (
 class TokenizerFamily:
     """A family of tokenizers. `settings` are the defaults for keys of tokenizer_config.json."""
 
-    spellings: Mapping[str, str]  # role -> special token
+    special_tokens: Mapping[str, str]  # role → spelling
     template: str = "none"
     # "as-is": a piece's id is its index in the SentencePiece file. "fairseq": <s> <pad> </s> <unk>, then the pieces of
     # the file from the fourth on, then the languages, then <mask>.

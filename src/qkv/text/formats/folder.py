@@ -67,33 +67,33 @@ def load_legacy(folder: Path, config: dict[str, Any], model_config: dict[str, An
     """Read the tokenizer of a folder without a tokenizer.json."""
     names = {file.name for file in folder.iterdir()}
 
-    def complete(
+    def find_family_and_config(
         default_family: str, model: SentencePieceModel | None = None
     ) -> tuple[TokenizerFamily, dict[str, Any]]:
         family = find_family(config, model_config, default_family)
         full_config = legacy.complete_config(config, family, model)
-        full_config.pop("tokenizer_class", None)  # saved as tokenizer.json, it no longer needs the class
+        full_config.pop("tokenizer_class", None)  # a tokenizer saved as tokenizer.json does not need this key
         return family, full_config
 
     if {"source.spm", "target.spm", "vocab.json"} <= names:
-        _, full_config = complete("marian")
+        _, full_config = find_family_and_config("marian")
         both = marian.load_marian(folder, full_config)
         full_config["tokenizer_class"] = "MarianTokenizer"
         return TokenizerFiles(both.source.vocab_backend, full_config, model_config, marian_tokenizers=both)
     if name := next((name for name in SENTENCEPIECE_FILES if name in names), None):
         file = folder / name
         model = sentencepiece.read_model(file)
-        family, full_config = complete(SENTENCEPIECE_FILES[name], model)
+        family, full_config = find_family_and_config(SENTENCEPIECE_FILES[name], model)
         backend = legacy.from_sentencepiece(model, file, family, full_config)
         target_backend = legacy.make_target_backend(backend, family, full_config, file)
         return TokenizerFiles(backend, full_config, model_config, target_backend)
     if {"vocab.json", "merges.txt"} <= names:
         vocabulary = legacy.read_vocabulary(folder / "vocab.json")
-        family, full_config = complete("roberta" if "<mask>" in vocabulary else "gpt2")
+        family, full_config = find_family_and_config("roberta" if "<mask>" in vocabulary else "gpt2")
         backend = legacy.from_vocab_merges(folder / "vocab.json", folder / "merges.txt", family, full_config)
         return TokenizerFiles(backend, full_config, model_config)
     if "vocab.txt" in names:
-        family, full_config = complete("bert")
+        family, full_config = find_family_and_config("bert")
         backend = legacy.from_vocab_txt(folder / "vocab.txt", family, full_config)
         return TokenizerFiles(backend, full_config, model_config)
     if incomplete := names & {"vocab.json", "merges.txt", "source.spm", "target.spm"}:

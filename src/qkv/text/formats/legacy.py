@@ -90,7 +90,7 @@ def from_sentencepiece(
 def fairseq_pieces(model: SentencePieceModel, family: TokenizerFamily) -> list[Piece]:
     """The pieces in fairseq's order: four special tokens, the file's pieces from the fourth on, languages, mask."""
     first = [Piece("<s>", 0.0, CONTROL), Piece("<pad>", 0.0, CONTROL), Piece("</s>", 0.0, CONTROL)]
-    last = [*family.languages, family.spellings["mask"]]
+    last = [*family.languages, family.special_tokens["mask"]]
     return [
         *first,
         Piece("<unk>", 0.0, UNKNOWN),
@@ -106,7 +106,7 @@ def finish_backend(backend: Backend, family: TokenizerFamily, config: TokenizerC
         text = special_token_text(config, role)
         if text is not None and backend.token_to_id(text) is not None:
             # The mask of RoBERTa and mBART includes the space before it.
-            lstrip = role == "mask" and family.spellings.get("cls") == "<s>"
+            lstrip = role == "mask" and family.special_tokens.get("cls") == "<s>"
             entry = config.get(spelling.config_key)
             if isinstance(entry, Mapping):
                 lstrip = entry.get("lstrip", lstrip)
@@ -191,7 +191,7 @@ def complete_config(
     config: TokenizerConfig, family: TokenizerFamily, model: SentencePieceModel | None = None
 ) -> TokenizerConfig:
     """The folder's tokenizer config, completed from the SentencePiece file and then from the family."""
-    spellings = dict(family.spellings)
+    spellings = dict(family.special_tokens)
     if model is not None and family.layout == "as-is":
         spellings |= {role: model.pieces[i].text for role, i in model.role_ids().items()}
     return {**family.settings, **{SPELLINGS[role].config_key: text for role, text in spellings.items()}, **config}

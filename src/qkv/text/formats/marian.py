@@ -26,7 +26,7 @@ class MarianSide:
     """The tokenizer of one language."""
 
     subword_backend: Backend  # encodes, into the ids of the SentencePiece model
-    vocab_ids: list[int]  # id of the SentencePiece model → id of the vocabulary
+    piece_to_vocab_id: list[int]  # id of the SentencePiece model → id of the vocabulary
     vocab_backend: Backend  # decodes
 
 
@@ -74,7 +74,7 @@ def load_side(model_file: Path, vocab_file: Path, config: dict[str, Any]) -> Mar
     subword_backend.add_tokens([AddedToken(text, lstrip=True, rstrip=True, normalized=False) for text in codes])
     piece_ids = subword_backend.get_vocab(with_added_tokens=True)
     subword_backend.post_processor = templates.make_post_processor("eos", {"eos": (eos, piece_ids[eos])})
-    vocab_ids = [ids[unk]] * (max(piece_ids.values()) + 1)
+    piece_to_vocab_id = [ids[unk]] * (max(piece_ids.values()) + 1)
     for piece, piece_id in piece_ids.items():
-        vocab_ids[piece_id] = ids.get(piece, ids[unk])
-    return MarianSide(subword_backend, vocab_ids, vocab_backend)
+        piece_to_vocab_id[piece_id] = ids.get(piece, ids[unk])
+    return MarianSide(subword_backend, piece_to_vocab_id, vocab_backend)

@@ -19,7 +19,7 @@ from qkv.text.formats.sentencepiece import (
     Piece,
     SentencePieceModel,
 )
-from qkv.text.literal import HIDDEN_TOKEN
+from qkv.text.literal import RENAMED_TOKEN_FORMAT
 
 
 def build_backend(
@@ -67,7 +67,10 @@ def unigram_model(pieces: list[Piece], byte_fallback: bool) -> models.Unigram:
     scores = {piece.text: len(piece.text) * best - 0.1 for piece in pieces if piece.piece_type == USER_DEFINED}
     unk_id = next(i for i, piece in enumerate(pieces) if piece.piece_type == UNKNOWN)
     entries = [
-        (HIDDEN_TOKEN.format(i) if piece.piece_type == UNUSED else piece.text, scores.get(piece.text, piece.score))
+        (
+            RENAMED_TOKEN_FORMAT.format(i) if piece.piece_type == UNUSED else piece.text,
+            scores.get(piece.text, piece.score),
+        )
         for i, piece in enumerate(pieces)
     ]
     return models.Unigram(entries, unk_id, byte_fallback)

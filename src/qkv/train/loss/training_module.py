@@ -288,4 +288,4 @@ def count_labels(batch: Batch) -> tuple[int, int]:
     """The numbers of token labels and of document labels (or pairs) in a batch."""
     if batch.labels is None and batch.source_ids is not None and batch.scores is None:
         return 0, len(batch.example_ids)
-    return batch.num_labels, batch.num_answers
+    return batch.num_labels, batch.num_example_labels

@@ -104,7 +104,7 @@ def _data_problem(recipe: Recipe) -> str:
         weight = source.get("weight", 1.0)
         if not (isfinite(weight) and weight > 0):
             return f"data.mix.{name}.weight = {weight} must be above 0"
-    policies = OBJECTIVES[kind].too_long
+    policies = OBJECTIVES[kind].too_long_policies
     if data.too_long and data.too_long not in policies:
         return f'data.too_long = "{data.too_long}" does not work with {kind}; choose {_choices(policies)}'
     sequence = data.max_length + data.max_source_length
