@@ -112,5 +112,5 @@ def test_wrong_shares_and_empty_sides_are_errors():
         list(ValidationSplit(1e-9).records(lambda: records(["a", "b"]), "validation"))
     with pytest.raises(UsageError, match="'content' or 'tail'"):
         ValidationSplit(0.1, split_by="random")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="group_by = .* does not work with split_by"):
+    with pytest.raises(UsageError, match=r"group_by = .* does not work with split_by"):
         ValidationSplit(0.1, split_by="tail", group_by=("text",))
