@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 @dataclass
 class Judged:
     metrics: dict[str, float]
-    main: str
+    main_metric: str
     samples: list[Any] = field(default_factory=list)
 
 
