@@ -87,7 +87,7 @@ def test_records_of_another_task_have_no_metric() -> None:
     "head", [qkv.HeadConfig(), qkv.HeadConfig(kind="choice", outputs=1)], ids=lambda head: head.kind
 )
 def test_a_model_for_no_task_says_so(head: qkv.HeadConfig) -> None:
-    with pytest.raises(UsageError, match=f"{head.kind} head on its encoder"):
+    with pytest.raises(UsageError, match=f"{head.kind} head on the family encoder"):
         find_task(encoder(head).config)
 
 
@@ -96,7 +96,7 @@ def test_an_encoder_and_decoder_that_classifies_says_so() -> None:
     changed = qkv.Config(
         encoder=config.encoder, decoder=config.decoder, head=qkv.HeadConfig(kind="classify", outputs=2)
     )
-    with pytest.raises(UsageError, match="classify head on its seq2seq"):
+    with pytest.raises(UsageError, match="classify head on the family seq2seq"):
         find_task(changed)
 
 

@@ -112,7 +112,9 @@ def test_a_run_whose_first_weights_have_gone_says_what_to_do(folder: Path, base:
     recipe = three(folder, "seq2seq", "orphan", model={"from_": str(gone), "overrides": {}})
     train(recipe)
     moved = gone.rename(tmp_path / "elsewhere")
-    with pytest.raises(QkvError, match=r"model\.from: .*gone: no such folder.*checkpoints hold.*put it back to resume"):
+    with pytest.raises(
+        QkvError, match=r"model\.from: .*gone: no such folder.*checkpoints have.*put the model back to resume"
+    ):
         go_on(recipe.run, "train.steps=4")
     moved.rename(gone)
     assert go_on(recipe.run, "train.steps=4").run_end.step == 4

@@ -1,7 +1,7 @@
-"""What a recipe would do, without training: what `qkv train RECIPE --dry-run` shows.
+"""Describe what training a recipe would do, for `qkv train RECIPE --dry-run`.
 
-The data is read and tokenised as in training, and cached for it, so the facts about the data are measured. Memory is
-an estimate.
+The data is read, tokenised and cached as in training, so all facts about the data are exact or measured. Memory is an
+estimate.
 """
 
 from collections import Counter
@@ -26,12 +26,12 @@ from qkv.train.recipe.schema import Recipe
 
 MEASURED_POOLS = 4  # pools of examples on which packing is measured
 SHOWN_EXAMPLES = 3
-MAX_SHOWN_CHARS = 400  # of an example
+MAX_SHOWN_CHARS = 400  # characters that are shown of each part of an example
 
 
 @dataclass(frozen=True)
 class RecipeExample:
-    """A training example as the model reads it: its sequences as text, with special tokens."""
+    """A training example as the model reads it: each sequence as text, with special tokens."""
 
     origin: str
     parts: dict[str, str]  # source, input, target (what is predicted), class, score, answer
@@ -49,14 +49,14 @@ class Description:
     memory: MemoryEstimate
     vocab_size: int
     records: int
-    examples: int  # in an epoch
-    tokens: int  # in an epoch, without special tokens
+    examples: int  # number in an epoch
+    tokens: int  # number in an epoch, without special tokens
     sequence_lengths: tuple[int, ...]  # target, source
     sequences_per_step: float
-    steps_per_epoch: int | None  # about; None for a mixture, whose sources have their own epochs
-    padding_fraction: float  # of all positions
+    steps_per_epoch: int | None  # approximate; None for a mixture, because each source has its own epochs
+    padding_fraction: float  # fraction of all positions that are padding
     validation_examples: int
-    budget: dict[str, float]
+    budget: dict[str, float]  # steps, minutes and epochs after which training stops
     first_examples: tuple[RecipeExample, ...]
     notes: tuple[str, ...]
 
@@ -67,13 +67,13 @@ class Description:
 
 
 def describe(recipe: Recipe, progress: OnStage | None = None) -> Description:
-    """What training a recipe would do."""
-    select_device(recipe.train.device, local_rank=0, world_size=1)  # an error now, as it would be in training
+    """Describe what training a recipe would do."""
+    select_device(recipe.train.device, local_rank=0, world_size=1)  # raises the same error as training
     return describe_prepared(prepare(recipe, progress))
 
 
 def describe_prepared(prepared: PreparedRun) -> Description:
-    """What training with prepared data and model would do."""
+    """Describe what training with prepared data and model would do."""
     recipe, stream, config = prepared.recipe, prepared.train_data, prepared.config
     batch = first_batch(stream)
     units, sequences, tokens, positions = _count_units_and_tokens(stream)
@@ -109,7 +109,10 @@ def describe_prepared(prepared: PreparedRun) -> Description:
 
 
 def _count_units_and_tokens(stream: SequenceStream) -> tuple[int, int, int, int]:
-    """Over the first pools of the data: units of packing, their sequences, tokens, and positions with padding."""
+    """Count (units, sequences, tokens, positions with padding) in the first pools of examples.
+
+    A unit is one packed sequence or, without packing, one batch.
+    """
     units = sequences = tokens = positions = 0
     for pool in range(MEASURED_POOLS):
         plan = stream.plan_pool(pool)
@@ -130,7 +133,7 @@ def first_batch(stream: SequenceStream) -> Batch:
 def preview_examples(prepared: PreparedRun, batch: Batch, count: int = SHOWN_EXAMPLES) -> list[RecipeExample]:
     """The first examples of a batch, as the model reads them."""
     previews = []
-    seen: Counter[int] = Counter()  # examples of each sequence so far
+    seen: Counter[int] = Counter()  # number of examples of each sequence so far
     examples = zip(batch.example_sequences, batch.example_ids, batch.example_epochs, strict=True)
     for sequence, number, epoch in islice(examples, count):
         seen[int(sequence)] += 1
@@ -144,7 +147,7 @@ def preview_examples(prepared: PreparedRun, batch: Batch, count: int = SHOWN_EXA
 def example_parts(
     batch: Batch, tokenizer: Tokenizer, sequence: int, document: int, labels: tuple[str, ...]
 ) -> dict[str, str]:
-    """The parts of one example, document number `document` (from 1) of a sequence, as text."""
+    """The parts of one example as text: document number `document` (from 1) of a sequence."""
 
     def decode(ids: Any, side: Tokenizer) -> str:
         text = side.decode(ids, skip_special_tokens=False)

@@ -1,4 +1,4 @@
-"""The tasks, which of them a model is made for, and how a model is run and evaluated."""
+"""All tasks; find the task of a model, run the model, and evaluate it."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -13,7 +13,7 @@ from qkv.tasks.run import answer, classify, embed, fill, language, tag, text_to_
 from qkv.tasks.task import Evaluation, EvaluationOptions, Task
 from qkv.text import Tokenizer
 
-# name: its file, what a model does, the fields that an evaluation needs
+# task name → (module, what a model of this task does, the fields that an evaluation needs)
 TASK_FILES: dict[str, tuple[Any, str, tuple[str, ...]]] = {
     "text_to_text": (text_to_text, "generates a text for a text", ("source", "target")),
     "language": (language, "continues a text", ()),
@@ -38,31 +38,33 @@ TASKS: dict[str, Task] = {
 
 
 def find_task(config: Config) -> Task:
-    """The task that a model is made for, by its head and family.
+    """The task of a model, which its head and family determine.
 
     >>> from qkv.models.tables.presets import find_preset
     >>> find_task(find_preset("gpt2")).name, find_task(find_preset("bert-base")).name
     ('language', 'fill')
     """
     for spec in OBJECTIVES.values():
-        # A decoder can be run on an encoder's tasks, even where it cannot be trained for them.
+        # A decoder can run the tasks of an encoder, even those that it cannot be trained for.
         families = {*spec.families, *(["decoder"] if spec.families == ("encoder",) else [])}
         if spec.head == config.head.kind and config.family in families:
             return TASKS[spec.task]
     raise UsageError(
-        f"a model with a {config.head.kind} head on its {config.family} is made for no task that can be run on texts"
+        f"this model cannot be run on texts: there is no task for a {config.head.kind} head on the family "
+        f"{config.family}; call its network with token ids instead"
     )
 
 
 def run(
     network: Network, tokenizer: Tokenizer | None, config: Config, texts: Sequence[Any], **options: Any
 ) -> Sequence[Any]:
-    """What the model makes of each text, in order; results and options are those of its task's `run`."""
+    """Run a model on each text, in order; results and options are those of its task's `run`."""
     task = find_task(config)
     for number, text in enumerate(texts):
         if not isinstance(text, str | list | tuple) or (isinstance(text, tuple) and not task.accepts_pairs):
             raise UsageError(
-                f"text {number + 1} is {type(text).__name__}: a model that {task.description} reads one text at a time"
+                f"text {number + 1} is {type(text).__name__}, but a model that {task.description} reads one text at "
+                "a time; give a list of strings"
             )
     known = [one.name for one in signature(task.run).parameters.values() if one.kind is one.KEYWORD_ONLY]
     for name in () if task.generates else options:
@@ -75,29 +77,29 @@ def run(
 def evaluate(
     network: Network, tokenizer: Tokenizer | None, config: Config, records: Sequence[Record], **options: Any
 ) -> Evaluation:
-    """The metrics of a model on records, whose fields are those of its task's objective.
+    """Evaluate a model on records, which have the fields of its task's objective.
 
-    The options are the fields of `EvaluationOptions`. The same records give the same numbers, and the network is left
-    in the mode (training or evaluation) in which it was.
+    The options are the fields of `EvaluationOptions`. The same records always give the same numbers. The network keeps
+    its mode (training or evaluation).
     """
     known = [field.name for field in fields(EvaluationOptions)]
     for name in options:
         if name not in known:
-            raise UsageError(f"unknown option {name!r}; {suggest_name(name, known)}")
+            raise UsageError(f"evaluate has no option {name!r}; {suggest_name(name, known)}")
     return find_task(config).evaluate(network, tokenizer, config, records, EvaluationOptions(**options))
 
 
 def main_metric(config: Config, records: Sequence[Record]) -> str:
-    """The metric that decides which model is better on such records; "" if they are not its task's.
+    """The metric that decides which model is better; "" if the records lack the fields of the model's task.
 
-    For example, an encoder-decoder that learns to denoise texts has no source and target to be evaluated on: only its
-    loss can be compared.
+    For example, the records of a denoising encoder-decoder have no source and no target, so only its loss can be
+    compared.
     """
     return next(iter(available_metrics(config, records)), "")
 
 
 def available_metrics(config: Config, records: Sequence[Record]) -> Sequence[str]:
-    """The metrics of a model on such records, the main one first; none if they are another task's."""
+    """The metrics of a model, the main one first; empty if the records lack the fields of the model's task."""
     task = find_task(config)
     usable = [record for record in records if all(name in record.fields for name in task.fields)]
     return task.available_metrics(config, usable) if usable else ()

@@ -1,6 +1,6 @@
-"""Records to evaluate a model on: the user's files or a built-in dataset, under the names of the task's fields.
+"""Load the records of an evaluation from the user's files or a built-in dataset, with the task's field names.
 
-Columns are recognised as in training, so that the files of a recipe can be given to `qkv eval` as they are.
+Columns are recognised as in training, so `qkv eval` reads the same files as a recipe.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,18 +30,20 @@ def load_records(
     problems: Problems | None = None,
     progress: OnProgress | None = None,
 ) -> list[Record]:
-    """Records of files (one, several, or field → file for line-aligned files), or of a split of a built-in dataset.
+    """Load records from a file, several files, line-aligned files (field → file), or a split of a built-in dataset.
 
-    `columns` maps fields to columns. `max_records` takes the first N. Invalid records are counted in `problems`.
+    `columns` maps fields to columns. At most `max_records` are loaded (0: all). `problems` counts invalid records.
     """
     files: Any = dict(data) if isinstance(data, Mapping) else data if isinstance(data, str) else tuple(data)
     if isinstance(files, tuple) and len(files) == 1:
         files = files[0]
     is_builtin = isinstance(files, str) and files in DATASETS
     if split and not is_builtin:
-        raise UsageError(f"split = {split!r} is for built-in datasets ({', '.join(DATASETS)}), not for files")
+        raise UsageError(
+            f"split = {split!r} is for built-in datasets ({', '.join(DATASETS)}), not for files; leave it out"
+        )
     if split and split not in SPLITS:
-        raise UsageError(f"split = {split!r}; {suggest_name(split, SPLITS)}")
+        raise UsageError(f"split = {split!r} is not a split; {suggest_name(split, SPLITS)}")
     known = field_names(task.objective)
     for name in columns or {}:
         if name not in known:

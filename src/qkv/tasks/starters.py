@@ -1,6 +1,6 @@
-"""The recipe that `qkv init TASK FILE…` writes for a user's own files: short, with a comment on every key.
+"""Write a recipe for the user's own files, for `qkv init TASK FILE…`: short, with a comment on every key.
 
-Sizes depend on the amount of data. Columns are filled in if the files have other names for them than the objective.
+Sizes depend on the amount of data. The recipe maps columns to fields if their names differ.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -21,7 +21,7 @@ from qkv.tasks.prepare.columns import field_names, match_columns
 from qkv.train.recipe.values import format_key, format_value
 
 RecipeLine = tuple[str, Any, str]
-"""A key, its value and a comment; a key that starts with # is written as a comment."""
+"""A key, its value and a comment. A key that starts with # is commented out."""
 
 BERT_CHECKPOINT = "google-bert/bert-base-uncased"
 SMOOTHING: RecipeLine = ("label_smoothing", 0.1, "probability spread over all other tokens")
@@ -33,11 +33,11 @@ class Starter:
 
     description: str
     objective_kind: str
-    example_file: str  # the name of the data if no file is given
+    example_file: str  # the file name in the recipe if the user gives no file
     max_length: int  # tokens of a sequence
-    pretrained: str = ""  # a checkpoint that is usually fine-tuned
+    pretrained: str = ""  # a checkpoint that is usually fine-tuned for the task
     preset: str = ""  # a published architecture that is usually trained from scratch
-    max_source_length: int = 0  # 0: in proportion to the data
+    max_source_length: int = 0  # tokens of a source sequence; 0: derived from the data
     too_long: str = ""
     objective_lines: tuple[RecipeLine, ...] = ()  # keys of [objective]
 
@@ -144,14 +144,14 @@ SIZES = (
     StarterSize(2e8, 8000, 256, 4, 0.1, 16384, 60, 1e-3, 0.05),
     StarterSize(float("inf"), 32_000, 512, 6, 0.1, 65536, 24 * 60, 6e-4, 0.01),
 )
-EXAMPLE_BYTES = 2e7  # the assumed size of data that is not there yet
+EXAMPLE_BYTES = 2e7  # the assumed size of the data if the user gives no file
 
-INSPECTED_RECORDS = 100  # that show how long the texts are
-SHORT_TEXT_CHARS = 32  # up to this length on average, a small model learns best from characters
+INSPECTED_RECORDS = 100  # records from which the mean length of a text is computed
+SHORT_TEXT_CHARS = 32  # if texts have at most this mean length, a small model learns best from characters
 
 
 def starter_recipe(task: str, files: Sequence[str] | Mapping[str, str] = (), run: str = "") -> str:
-    """A commented recipe for a task, fitted to the files (field → file for line-aligned files) if they are given.
+    """A commented recipe for a task, adapted to the files if there are any (field → file for line-aligned files).
 
     >>> print(starter_recipe("translate").splitlines()[0])
     # From one text to another: translation, spelling, anything with a source and a target.
@@ -242,7 +242,7 @@ def _model_lines(starter: Starter, size: StarterSize) -> list[RecipeLine]:
 
 
 def _tokenizer_line(starter: Starter, summary: "FileSummary", size: StarterSize) -> RecipeLine:
-    """Subwords, or characters for few and short pairs, whose words are rarely seen twice."""
+    """The kind of tokenizer: subwords, or characters if there are only few, short pairs of texts."""
     if starter.objective_kind == "seq2seq" and size is SIZES[0] and summary.mean_chars <= SHORT_TEXT_CHARS:
         return "kind", "char", "characters, as these texts are few and short (longer: byte-bpe, unigram, wordpiece)"
     return "kind", "byte-bpe", "subwords of any text, without unknown tokens (others: unigram, wordpiece, char)"
@@ -253,18 +253,18 @@ def _tokenizer_line(starter: Starter, summary: "FileSummary", size: StarterSize)
 
 @dataclass(frozen=True)
 class FileSummary:
-    """What can be read off the user's files."""
+    """Facts about the user's data that determine the recipe."""
 
     files: dict[str, Any]
     bytes: float
     columns: dict[str, str] | None = None
     columns_guessed: bool = False
-    is_given: bool = False
-    mean_chars: float = float("inf")  # of a text, over the first records
+    is_given: bool = False  # whether the user gave files or a built-in dataset
+    mean_chars: float = float("inf")  # mean characters of a text, over the first records
 
 
 def inspect_files(kind: str, files: Sequence[str] | Mapping[str, str]) -> FileSummary:
-    """The size of the files, and which of their columns are the objective's fields."""
+    """Inspect files: their size, and the columns that match the objective's fields."""
     if isinstance(files, Mapping):
         return inspect_aligned_files(kind, files)
     if len(files) == 1 and files[0] in DATASETS:
@@ -276,8 +276,8 @@ def inspect_files(kind: str, files: Sequence[str] | Mapping[str, str]) -> FileSu
     if None in formats.values():
         unknown = next(file for file, format in formats.items() if format is None)
         raise UsageError(
-            f"{unknown} has no extension that tells its format: give it one (such as .txt, .tsv or .jsonl), or write a "
-            "recipe without files and add data.train and data.format to it"
+            f"{unknown} has no extension that tells its format; rename it (to .txt, .tsv or .jsonl, for example), or "
+            "write a recipe without files and add data.train and data.format to it"
         )
     paths: Any = files[0] if len(files) == 1 else list(files)
     data = DataFiles(paths)
@@ -298,7 +298,7 @@ def inspect_files(kind: str, files: Sequence[str] | Mapping[str, str]) -> FileSu
 
 
 def inspect_aligned_files(kind: str, files: Mapping[str, str]) -> FileSummary:
-    """The same for line-aligned files, each under the field that it has."""
+    """Inspect line-aligned files, given as field → file."""
     known = field_names(kind)
     for name in files:
         if name not in known:
@@ -308,19 +308,21 @@ def inspect_aligned_files(kind: str, files: Mapping[str, str]) -> FileSummary:
         match_columns(kind, files, data.describe_paths())
     except UsageError:
         missing = [f"{name}=FILE" for name in OBJECTIVES[kind].required_fields if name not in files]
-        raise UsageError(f"{kind} needs more fields than {', '.join(files)}: add {' '.join(missing)}") from None
+        raise UsageError(
+            f"{kind} needs more fields than {', '.join(files)}; add {' '.join(missing)} to the command"
+        ) from None
     chars = mean_characters(first_records(data))
     return FileSummary({"train": dict(files)}, total_bytes(data), is_given=True, mean_chars=chars)
 
 
 def first_records(data: DataFiles) -> list[Record]:
-    """The first records of the data; an error if there is none."""
+    """The first records of the data; no record is an error."""
     records = data.records(Problems(max_invalid_fraction=1))
     return [next(records), *islice(records, INSPECTED_RECORDS - 1)]
 
 
 def total_bytes(data: DataFiles) -> int:
-    """The size of all files."""
+    """The size of all files, in bytes."""
     groups = data.find_groups(Problems(max_invalid_fraction=1))
     return sum(path.stat().st_size for group in groups for path in group.paths if path.is_file())
 
@@ -332,7 +334,7 @@ def mean_characters(records: Sequence[Record], columns: Collection[str] = ()) ->
 
 
 def guess_columns(kind: str, names: Sequence[str]) -> dict[str, str]:
-    """The columns in their order as the required fields, for the user to correct.
+    """Assign the columns, in their order, to the required fields; the user can correct the guess.
 
     >>> guess_columns("seq2seq", ["en", "de"])
     {'source': 'en', 'target': 'de'}
@@ -340,6 +342,8 @@ def guess_columns(kind: str, names: Sequence[str]) -> dict[str, str]:
     required = OBJECTIVES[kind].required_fields
     columns = [name for name in names if name.lower() != "id"]
     if len(columns) < len(required):
-        listed = ", ".join(names)
-        raise UsageError(f"the data has the columns {listed}; {kind} needs {len(required)}: {', '.join(required)}")
+        raise UsageError(
+            f"the data has the columns {', '.join(names)}, but {kind} needs {len(required)} ({', '.join(required)}); "
+            "add the missing columns"
+        )
     return dict(zip(required, columns, strict=False))

@@ -1,4 +1,4 @@
-"""What a task is: the fields of its records, how a model is run on texts, and how it is evaluated."""
+"""The definition of a task, and what all tasks share: options, results, and checks of records."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,33 +14,33 @@ from qkv.train.watch import Sample
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How well a model does on records: its metrics, the main one of them, and some predictions."""
+    """The result of an evaluation: metrics, and some predictions."""
 
     metrics: dict[str, float]
     samples: list[Sample]
     main_metric: str  # the metric that decides which model is better
     num_records: int = 0
-    notes: tuple[str, ...] = ()  # what was left out, truncated or decided
+    notes: tuple[str, ...] = ()  # what the user should know: records left out, texts truncated
 
 
 @dataclass(frozen=True)
 class EvaluationOptions:
-    """How a model is evaluated; defaults leave the choice to the task. Some options are for one task only."""
+    """Options of an evaluation. Some apply to one task only, which their comment names."""
 
     batch_size: int = 0  # 0: the task's default
-    metrics: Sequence[str] = ()  # by name; none: the usual ones
-    max_samples: int | None = None  # predictions to show; None: the task's default
+    metrics: Sequence[str] = ()  # names of metrics; empty: the task's default
+    max_samples: int | None = None  # number of predictions to show; None: the task's default
     progress: OnProgress | None = None
-    beam: int = 1  # text_to_text
-    max_tokens: int = 0  # text_to_text: new tokens; 0: by the longest target
-    generation: Mapping[str, Any] = field(default_factory=dict)  # text_to_text: more fields of `GenerationOptions`
-    max_length: int = 0  # language, fill: tokens of a window; 0: the model's positions
-    add_bos_eos: bool | None = None  # language: around each text; None: if the model has an EOS token
-    mask_prob: float = 0.15  # fill
-    no_answer: bool | None = None  # answer: whether "no answer" is allowed; None: if a record has none
+    beam: int = 1  # text_to_text: number of beams
+    max_tokens: int = 0  # text_to_text: maximum of new tokens; 0: derived from the longest target
+    generation: Mapping[str, Any] = field(default_factory=dict)  # text_to_text: other fields of `GenerationOptions`
+    max_length: int = 0  # language, fill: tokens of a window; 0: the model's number of positions
+    add_bos_eos: bool | None = None  # language: add BOS and EOS to each text; None: yes if the model has an EOS token
+    mask_prob: float = 0.15  # fill: probability of masking a token
+    no_answer: bool | None = None  # answer: allow "no answer"; None: yes if some record has no answer
 
     def with_defaults(self, *, batch_size: int, max_samples: int) -> "EvaluationOptions":
-        """The options with a task's defaults where there is no choice."""
+        """The options, with a task's defaults for those that are not set."""
         samples = max_samples if self.max_samples is None else self.max_samples
         return replace(self, batch_size=self.batch_size or batch_size, max_samples=samples)
 
@@ -56,18 +56,18 @@ class EvaluateFunction(Protocol):
         records: Sequence[Record],
         options: EvaluationOptions,
     ) -> Evaluation:
-        """The metrics of a model on records."""
+        """Evaluate a model on records."""
         ...
 
 
 @dataclass(frozen=True)
 class Task:
-    """A task. Its functions are in a file of `qkv.tasks.run`, and are called through `qkv.tasks.evaluate`."""
+    """A task. Its functions are in a file of `qkv.tasks.run`; `qkv.tasks.evaluate` calls them."""
 
     name: str
-    description: str  # what a model does, for messages: "a model that …"
+    description: str  # completes "a model that …" in messages
     objective: str  # the key of `OBJECTIVES` whose records have the task's fields
-    fields: tuple[str, ...]  # that every record needs for an evaluation
+    fields: tuple[str, ...]  # the fields that every record needs for an evaluation
     run: Callable[..., Any]
     evaluate: EvaluateFunction
     available_metrics: Callable[[Config, Sequence[Record]], Sequence[str]]  # the main one first
@@ -85,14 +85,14 @@ class Task:
 
 @dataclass
 class UsableRecords:
-    """Records that have what a task needs, and a note about the others."""
+    """The records that have the fields a task needs, and a note about the others."""
 
     records: list[Record]
     notes: list[str] = field(default_factory=list)
 
     @classmethod
     def select(cls, records: Sequence[Record], **needed: type | tuple[type, ...]) -> "UsableRecords":
-        """The records that have all fields with the right types; the others are counted and the first one is named."""
+        """Select the records that have all fields with the right types; a note counts the others."""
         usable: list[Record] = []
         first_problem = ""
         for record in records:
@@ -102,7 +102,9 @@ class UsableRecords:
             elif not first_problem:
                 first_problem = _describe_problem(record, wrong, needed[wrong])
         if not usable:
-            raise UsageError(first_problem or "there are no records to evaluate on")
+            raise UsageError(
+                first_problem or "there are no records to evaluate the model on; give a file that has some"
+            )
         left_out = len(records) - len(usable)
         note = f"{left_out:,} of {len(records):,} records left out: {first_problem}"
         return cls(usable, [note] if left_out else [])
@@ -119,13 +121,15 @@ def _describe_problem(record: Record, name: str, kind: type | tuple[type, ...]) 
         hint = suggest_name(name, record.fields) if record.fields else ""
         close = f" ({hint})" if hint.startswith("did you mean") else ""
         return f"{record.location}: no field {name!r}{close}; its fields are: {', '.join(record.fields) or 'none'}"
-    return f"{record.location}: field {name!r} is {type(record.fields[name]).__name__}, not {wanted}"
+    return f"{record.location}: field {name!r} is {type(record.fields[name]).__name__}, but must be {wanted}"
 
 
 def require_tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:
     """The tokenizer, or an error if the model has none."""
     if tokenizer is None:
-        raise UsageError("this model has no tokenizer, so it cannot read text; use one that has, or give token ids")
+        raise UsageError(
+            "this model has no tokenizer, so it cannot read text; use a model with a tokenizer, or pass token ids"
+        )
     return tokenizer
 
 

@@ -1,9 +1,9 @@
-"""Train a recipe: prepare its data and model, run the training loop, and leave the run's folder as a model folder.
+"""Train a recipe: prepare its data and model, run the training loop, and make the run's folder a model folder.
 
     trained = train(open_recipe("dates", ["train.minutes=1"]))
     trained.network, trained.tokenizer, trained.run_end.metrics
 
-`open_recipe` also takes a run's folder, to resume the run.
+To resume a run, pass its folder to `open_recipe`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,7 +38,7 @@ from qkv.train.step import resolve_precision
 from qkv.train.watch import EvalReport, RunEnd, RunStart, Sample, StepReport, Watcher
 
 COLLECTIVE_BACKENDS = ("gloo", "NCCL")
-"""Names in the errors of collective operations, which mean that another rank has failed."""
+"""Names that occur in the errors of collective operations. Such an error means that another rank has failed."""
 
 
 @dataclass
@@ -54,9 +54,9 @@ class TrainingResult:
 
 
 def open_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe of a file, a built-in name or a run's folder, with overrides; its `run` is always set.
+    """Read the recipe of a file, a built-in name or a run's folder, apply overrides, and set `run` if it is empty.
 
-    A run that has checkpoints can only be resumed with its own recipe, except for the keys that may change.
+    A run that has checkpoints must be resumed with its own recipe; only some keys may change.
     """
     recipe = recipe_file.read(name, overrides)
     path = Path(name).expanduser()
@@ -96,7 +96,10 @@ def train(
 def train_on_rank(world: World, recipe: Recipe, watch: Watcher | None, progress: OnStage | None) -> TrainingResult:
     """Train a recipe as one rank of a world."""
     if recipe.model.lora_rank and world.is_sharded:
-        raise UsageError('model.lora_rank needs train.parallel = "ddp" and train.tensor_parallel = 1')
+        raise UsageError(
+            f"model.lora_rank = {recipe.model.lora_rank}: LoRA does not support sharded weights; set "
+            'train.parallel = "ddp" and train.tensor_parallel = 1, or leave it out'
+        )
     is_first = world.rank == 0
     keep = max(recipe.train.keep_checkpoints, recipe.train.average_checkpoints)
     folder = RunFolder(recipe.run, max_to_keep=keep, rank=world.rank, world_size=world.size)
@@ -115,7 +118,7 @@ def train_on_rank(world: World, recipe: Recipe, watch: Watcher | None, progress:
         ]
         if is_first:
             notes += folder.write_env(str(world.device), torch.get_num_threads())
-        # No rank of a sharded run holds the whole network: it is made on the meta device, sharded, and then loaded.
+        # In a sharded run no rank holds the whole network: it is built on the meta device, sharded, and then loaded.
         network = build(prepared.config, device="meta") if world.is_sharded else prepared.build_network()
         network = apply_adapters(network, recipe, prepared.config)
         watchers: list[Watcher] = []
@@ -156,8 +159,8 @@ def in_batch_negative_notes(prepared: PreparedRun, data_parallel_size: int) -> l
     if data_parallel_size < 2 or not uses_in_batch_negatives(prepared.recipe, prepared.fields):
         return []
     return [
-        f"contrastive: each of {data_parallel_size} ranks compares the pairs of its own part of a step, so the loss "
-        "differs from that of one process with the same train.batch_tokens"
+        f"contrastive: each of {data_parallel_size} ranks compares only the pairs of its own shard of a batch, so the "
+        "loss differs from the loss of a single process with the same train.batch_tokens"
     ]
 
 
@@ -172,7 +175,7 @@ def residual_dtype_notes(train: TrainSection, device: torch.device) -> list[str]
 
 
 def prepare_rank_zero_first(recipe: Recipe, folder: RunFolder, world: World, progress: OnStage | None) -> PreparedRun:
-    """Prepare the data, on rank 0 before the other ranks, which then find it in the cache."""
+    """Prepare the data first on rank 0 and then on the other ranks, which find it in the cache."""
     prepared = None
     if world.rank == 0:
         if recipe.model.from_ and folder.has_progress:
@@ -186,18 +189,21 @@ def prepare_rank_zero_first(recipe: Recipe, folder: RunFolder, world: World, pro
 
 
 def check_base_model(model: str) -> None:
-    """Raise an error if the base model of a resumed run is not there any more."""
+    """Raise an error if the base model of a resumed run no longer exists."""
     try:
         resolve_folder(model)
     except QkvError as error:
         raise QkvError(
-            f"model.from: {error}. The run's checkpoints hold all weights, but the model's config is read from there: "
-            "put it back to resume"
+            f"model.from: {error}. The run's checkpoints have all weights, but the model's config is read from "
+            "model.from; put the model back to resume"
         ) from error
 
 
 def resume_fingerprint(prepared: PreparedRun) -> dict[str, Any]:
-    """What must be the same when a run is resumed: the model and the tokenizer (the data checks itself)."""
+    """The config and the tokenizer's fingerprint, which must not change when a run is resumed.
+
+    The data loader checks its own state.
+    """
     return {"tokenizer": prepared.tokenizer.fingerprint, **dict(_flatten("model", prepared.config.to_dict()))}
 
 
@@ -210,12 +216,12 @@ def _flatten(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 class ValidationMetrics:
-    """The task's metrics on the validation records."""
+    """Computes the task's metrics and predictions on the validation records."""
 
     def __init__(self, prepared: PreparedRun) -> None:
         self.prepared = prepared
         self.beam = prepared.recipe.train.eval_beam
-        self.turn = 0
+        self.next_record = 0
 
     def __call__(self, network: Network) -> Evaluation:
         metric = self.prepared.recipe.train.metric
@@ -227,10 +233,10 @@ class ValidationMetrics:
         )
 
     def sample(self, network: Network) -> Sample | None:
-        """A prediction for one validation record, another one each time."""
+        """A prediction for one validation record; each call uses the next record."""
         records = self.prepared.valid_records
-        record = records[self.turn % len(records)]
-        self.turn += 1
+        record = records[self.next_record % len(records)]
+        self.next_record += 1
         samples = self._evaluate(network, [record]).samples
         return samples[0] if samples else None
 
@@ -239,7 +245,7 @@ class ValidationMetrics:
 
 
 class WatcherGroup(Watcher):
-    """Passes every event on to several watchers."""
+    """A watcher that passes every event to several watchers."""
 
     def __init__(self, watchers: Iterable[Watcher]) -> None:
         self.watchers = list(watchers)
@@ -249,32 +255,32 @@ class WatcherGroup(Watcher):
             getattr(watcher, event)(*arguments)
 
     def on_start(self, start: RunStart) -> None:
-        """The run starts."""
+        """Pass on that the run starts."""
         self._pass_on("on_start", start)
 
     def on_step(self, report: StepReport) -> None:
-        """A step was taken."""
+        """Pass on the report of a step."""
         self._pass_on("on_step", report)
 
     def on_evaluate(self, report: EvalReport) -> None:
-        """The model was evaluated."""
+        """Pass on the report of an evaluation."""
         self._pass_on("on_evaluate", report)
 
     def on_sample(self, step: int, sample: Sample) -> None:
-        """The model made a prediction to look at."""
+        """Pass on a sample prediction."""
         self._pass_on("on_sample", step, sample)
 
     def on_note(self, step: int, text: str) -> None:
-        """Something that the user should know."""
+        """Pass on a note for the user."""
         self._pass_on("on_note", step, text)
 
     def on_end(self, end: RunEnd) -> None:
-        """The run has ended."""
+        """Pass on that the run has ended."""
         self._pass_on("on_end", end)
 
 
 class MetricsLog(Watcher):
-    """Writes metrics.jsonl, and the recipe once the run has started with it."""
+    """Writes metrics.jsonl, and the recipe when the run starts."""
 
     def __init__(self, folder: RunFolder, recipe: str) -> None:
         self.folder = folder
@@ -301,7 +307,7 @@ class MetricsLog(Watcher):
         self.folder.append_log({"kind": "note", "step": step, "text": text})
 
     def on_end(self, end: RunEnd) -> None:
-        """Log the end of a run that was stopped; any other ends only when its model is written (`log_end`)."""
+        """Log the end of a run that a signal stopped; a finished run is logged after its model is written."""
         if end.reason == "signal":
             self.log_end(end)
 

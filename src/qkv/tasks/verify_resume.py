@@ -1,4 +1,4 @@
-"""A check that a run survives being killed, with the user's own recipe on their machine.
+"""Check on the user's machine, with the user's recipe, that a run can be killed and resumed without any difference.
 
 The recipe is trained for a few steps twice, in separate processes: once without interruption, and once killed with
 SIGKILL between two checkpoints and resumed. Weights, optimizer state and log must be bit-for-bit identical.
@@ -25,8 +25,8 @@ from qkv.train.recipe.schema import Recipe
 from qkv.train.run.folder import RunFolder
 from qkv.train.watch import StepReport, Watcher
 
-TIMEOUT_SECONDS = 1800.0  # of a run of a few steps
-MIN_STEPS = 4  # to save a checkpoint, continue, be killed, and resume
+TIMEOUT_SECONDS = 1800.0  # maximum time of one run
+MIN_STEPS = 4  # enough to save a checkpoint, continue, be killed, and resume
 IGNORED_LOG_KEYS = ("seconds", "kind", "tokens_per_second")
 
 
@@ -36,10 +36,10 @@ class ResumeReport:
 
     identical: bool
     steps: int
-    killed_after: int  # the last step of the second run before it was killed; its newest checkpoint was older
+    killed_after: int  # the last step of the second run before it was killed, which is after its newest checkpoint
     num_tensors: int
     num_log_lines: int
-    difference: str  # the first one, in words; empty if there is none
+    difference: str  # a description of the first difference; empty if there is none
 
     def to_dict(self) -> dict[str, Any]:
         """The report for JSON."""
@@ -54,9 +54,9 @@ def verify_resume(
     steps: int = 12,
     progress: Callable[[str], None] | None = None,
 ) -> ResumeReport:
-    """Train, kill, resume, compare. The two runs stay in `folder` as `whole` and `killed`."""
+    """Train, kill, resume, and compare. The two runs stay in `folder`, as `whole` and `killed`."""
     if steps < MIN_STEPS:
-        raise UsageError(f"steps = {steps}: at least {MIN_STEPS} are needed to save, be killed and resume")
+        raise UsageError(f"steps = {steps} is too few: save, kill and resume need at least {MIN_STEPS}; raise it")
     report_stage = progress or (lambda text: None)
     save = max(1, steps // 3)
     file, whole, killed = folder / "recipe.toml", folder / "whole", folder / "killed"
@@ -71,12 +71,12 @@ def verify_resume(
     report_stage("comparing")
     tensors, difference = compare_checkpoints(newest_checkpoint(whole), newest_checkpoint(killed))
     lines, log_difference = compare_logs(whole, killed)
-    difference = log_difference or difference  # the log shows the step at which it began
+    difference = log_difference or difference  # the log names the first step that differs, so it is preferred
     return ResumeReport(not difference, steps, step, tensors, lines, difference)
 
 
 def shorten_recipe(name: str, overrides: Sequence[str], steps: int, save_every: int) -> Recipe:
-    """The recipe with a budget of a few steps; model, data and precision stay the same."""
+    """The recipe with a limit of a few steps; model, data and precision stay the same."""
     few = [f"train.steps={steps}", "train.minutes=0", "train.epochs=0", "train.patience=0", "train.trackers=[]"]
     often = [
         f"train.save_every={save_every}",
@@ -108,27 +108,36 @@ def start_process(module: str, *arguments: object) -> subprocess.Popen[str]:
 
 
 def wait_for_process(process: subprocess.Popen[str], *, expect_kill: bool = False) -> None:
-    """Wait for a run; an error shows its output if it did not end as expected."""
+    """Wait until a run ends; if it does not end as expected, raise an error with its last output."""
     try:
         _, output = process.communicate(timeout=TIMEOUT_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.communicate()
-        raise QkvError(f"a run of a few steps did not end within {TIMEOUT_SECONDS:.0f} seconds") from None
+        _, output = process.communicate()
+        raise QkvError(
+            f"a run took longer than {TIMEOUT_SECONDS:.0f} seconds and was stopped; try fewer --steps, or a smaller "
+            f"model. Its last output:\n{output.strip()[-2000:]}"
+        ) from None
     if process.returncode != (-signal.SIGKILL if expect_kill else 0):
-        raise QkvError(f"a run ended with exit code {process.returncode}:\n{output.strip()[-2000:]}")
+        raise QkvError(
+            f"a run failed with exit code {process.returncode}; correct what its last output says, and try again:\n"
+            f"{output.strip()[-2000:]}"
+        )
 
 
 def newest_checkpoint(run: Path) -> Checkpoint:
     """The last checkpoint of a run."""
     found = RunFolder(run).checkpoints.newest()
     if found is None:
-        raise QkvError(f"{run}: no checkpoint was written")
+        raise QkvError(
+            f"{run}: the run ended without a checkpoint, which should not happen; please report this with "
+            f"{RunFolder(run).path / 'metrics.jsonl'}"
+        )
     return found
 
 
 def compare_checkpoints(one: Checkpoint, other: Checkpoint) -> tuple[int, str]:
-    """The number of tensors of two checkpoints, and the first difference between them in words."""
+    """The number of tensors in two checkpoints, and a description of the first difference between them."""
     if one.step != other.step:
         return 0, f"one run ended at step {one.step}, the other at {other.step}"
     names = sorted({*one.tensor_names(), *other.tensor_names()})
@@ -144,7 +153,7 @@ def compare_checkpoints(one: Checkpoint, other: Checkpoint) -> tuple[int, str]:
 
 
 def compare_logs(one: Path, other: Path) -> tuple[int, str]:
-    """The number of steps in two logs, and the first difference between them in words."""
+    """The number of steps in two logs, and a description of the first difference between them."""
     logs = [[line for line in RunFolder(run).log_records() if line.get("kind") == "step"] for run in (one, other)]
     for a, b in zip(*logs, strict=False):
         for name in a:

@@ -83,7 +83,7 @@ def test_what_no_stack_can_be_names_the_section() -> None:
 
 def test_a_vocabulary_below_the_tokenizers_is_refused_and_one_above_is_kept() -> None:
     assert config_of("causal_lm", overrides={"vocab_size": 320}).head.outputs == 320
-    with pytest.raises(UsageError, match=r"262 ids, and \[model\] has a vocab_size of only 100"):
+    with pytest.raises(UsageError, match=r"\[model\] vocab_size = 100 is too small: the tokenizer has 262 ids"):
         config_of("causal_lm", overrides={"vocab_size": 100})
 
 
@@ -145,8 +145,13 @@ def test_a_decoder_classifies_by_its_last_token() -> None:
     ("kind", "preset"), [("causal_lm", "bert-tiny"), ("seq2seq", "gpt2"), ("masked_lm", "t5-small")]
 )
 def test_a_preset_of_another_family_is_refused(kind: str, preset: str) -> None:
-    with pytest.raises(UsageError, match=f"model.preset = '{preset}' is a model with"):
+    with pytest.raises(UsageError, match=f"model.preset = '{preset}' has an? .* but objective.kind = '{kind}' needs"):
         config_of(kind, preset=preset)
+
+
+def test_a_preset_that_contradicts_the_family_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"'bert-base' has an encoder, but model.family = 'decoder'; leave one"):
+        config_of("classification", preset="bert-base", family="decoder")
 
 
 def test_a_preset_that_is_none() -> None:
@@ -202,7 +207,7 @@ def test_sizes_of_a_checkpoint_do_not_change(folder: Path) -> None:
 
 
 def test_a_checkpoint_of_another_family_is_refused(folder: Path) -> None:
-    with pytest.raises(UsageError, match="is a model with an encoder, and causal_lm needs a decoder"):
+    with pytest.raises(UsageError, match=r"has an encoder, but objective.kind = 'causal_lm' needs a decoder"):
         prepare(sample_recipe(folder, "causal_lm", model={"from_": str(folder / "bert"), "overrides": {}}))
 
 
@@ -241,7 +246,7 @@ def test_the_networks_weights_do_not_depend_on_who_drew_before(folder: Path) -> 
 
 def test_rows_longer_than_the_positions_of_a_model(folder: Path) -> None:
     model = {"preset": "gpt2", "overrides": {"width": 32, "layers": 1, "heads": 2, "max_positions": 64}}
-    with pytest.raises(UsageError, match=r"an example has 256 tokens, and this model has 64 positions"):
+    with pytest.raises(UsageError, match=r"an example has 256 tokens, but this model has only 64 positions"):
         prepare(sample_recipe(folder, "causal_lm", model=model))
     prepare(sample_recipe(folder, "causal_lm", model=model, data={"max_length": 64}))
 

@@ -75,7 +75,7 @@ def test_a_name_of_the_objective_goes_before_one_that_is_only_known() -> None:
 
 
 def test_no_column_is_taken_twice() -> None:
-    with pytest.raises(UsageError, match="which of them is the target"):
+    with pytest.raises(UsageError, match="no column is recognised as the target"):
         match_columns("seq2seq", ["text", "id"], "x")
 
 

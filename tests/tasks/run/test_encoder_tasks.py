@@ -68,7 +68,7 @@ def test_labels_are_judged() -> None:
     found = evaluate(*parts_of(made), records(wrong))
     assert found.metrics["accuracy"] == pytest.approx(3 / 4)
     assert found.notes == ("labels that the model does not have, counted as wrong: 'unheard of'",)
-    with pytest.raises(UsageError, match="they are 'x', and the model has 'bad', 'good'"):
+    with pytest.raises(UsageError, match="the labels are 'x', but the classes are 'bad', 'good'"):
         evaluate(*parts_of(made), records([{"text": "fox", "label": "x"}]))
 
 
@@ -111,8 +111,8 @@ def test_a_text_that_is_too_long_is_named(task: Any) -> None:
     many = len(framed(made, ids(made, long)))
     begins = repr(long[:40]) + "…"
     assert str(caught.value) == (
-        f"2 of 4 texts are longer than the 8 tokens that fit: text 2, which begins with {begins}, has {many:,} with "
-        "special tokens; shorten them"
+        f"2 of 4 texts are longer than the 8 tokens that this model can read: text 2, which begins "
+        f"with {begins}, has {many:,} with special tokens; shorten them"
     )
     assert len(task.run(*parts_of(made), ["fox", "dog"])) == 2
     assert len(task.run(*parts_of(made), [])) == 0
@@ -346,7 +346,7 @@ def test_gaps_are_filled_with_the_likeliest_words() -> None:
             assert list(gap.values()) == pytest.approx(shares[place].topk(3).values.tolist(), abs=1e-5)
             row[place] = int(shares[place].argmax())
         assert found.text == tokenizer.decode(row)
-    with pytest.raises(UsageError, match=r"text 2 has nothing to fill in: write .*mask"):
+    with pytest.raises(UsageError, match=r"text 2 has nothing to fill in; write .*mask"):
         fill.run(*parts_of(made), [texts[0], "no gap"])
 
 

@@ -1,10 +1,10 @@
-"""Metrics: how well predicted texts, labels, spans or scores agree with the expected ones, as one number.
+"""Metrics: numbers that compare predicted texts, labels, spans or scores with the expected ones.
 
     text      exact match, word error rate          bleu      BLEU-4 with three tokenizations; chrF and sacreBLEU's own
     labels    accuracy, macro F1, Matthews          entities  F1 of whole entities in BIO tags
     answers   SQuAD's exact match and F1            numbers   correlations, perplexity, bits
 
-Plain functions on lists, without torch. Fractions lie between 0 and 1, BLEU and chrF between 0 and 100, as usual.
+All metrics are plain functions on lists, without torch. Fractions lie between 0 and 1, BLEU and chrF between 0 and 100.
 """
 
 from qkv.tasks.metrics.answers import answer_exact_match, answer_f1

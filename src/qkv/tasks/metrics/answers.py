@@ -1,7 +1,7 @@
 """SQuAD's two metrics for answers (Rajpurkar et al. 2016): exact match, and the F1 of their words.
 
 Case, punctuation, articles (a, an, the) and extra spaces are ignored. A question without an answer has no references,
-and an empty text is its right answer.
+and the right prediction for it is an empty text.
 """
 
 import re
@@ -31,32 +31,35 @@ def answer_exact_match(predictions: Sequence[str], references: References) -> fl
     1.0
     """
     right = [
-        _best_reference_score(text, several, lambda a, b: float(a == b))
-        for text, several in zip(predictions, references, strict=True)
+        _best_reference_score(text, expected, lambda a, b: float(a == b))
+        for text, expected in zip(predictions, references, strict=True)
     ]
     return sum(right) / len(right) if right else 0.0
 
 
 def answer_f1(predictions: Sequence[str], references: References) -> float:
-    """The mean over answers of the F1 of their words, against the best of each answer's references.
+    """The mean F1 of the words of an answer, each compared with the best of its references.
 
     >>> answer_f1(["in Paris"], [["Paris, France", "Paris"]])
     0.6666666666666666
     """
     scores = [
-        _best_reference_score(text, several, _word_f1) for text, several in zip(predictions, references, strict=True)
+        _best_reference_score(text, expected, _word_f1) for text, expected in zip(predictions, references, strict=True)
     ]
     return sum(scores) / len(scores) if scores else 0.0
 
 
-def _best_reference_score(text: str, several: Sequence[str], compare: Callable[[list[str], list[str]], float]) -> float:
+def _best_reference_score(
+    text: str, references: Sequence[str], compare: Callable[[list[str], list[str]], float]
+) -> float:
     words = normalized_words(text)
-    usable = [found for found in map(normalized_words, several) if found] or [[]]  # some have no words left
+    # A reference without words after normalization does not count, unless all references are like that.
+    usable = [reference for reference in map(normalized_words, references) if reference] or [[]]
     return max(compare(words, reference) for reference in usable)
 
 
-def _word_f1(said: list[str], expected: list[str]) -> float:
-    if not said or not expected:
-        return float(said == expected)
-    shared = (Counter(said) & Counter(expected)).total()
-    return 2 * shared / (len(said) + len(expected))
+def _word_f1(predicted: list[str], expected: list[str]) -> float:
+    if not predicted or not expected:
+        return float(predicted == expected)
+    shared = (Counter(predicted) & Counter(expected)).total()
+    return 2 * shared / (len(predicted) + len(expected))

@@ -8,8 +8,8 @@ Published scores differ in their tokenization, so each tokenization has a name:
 | `bleu_lowercase` | the same in lower case                     | sacreBLEU with `-lc`                        |
 | `tokenised_bleu` | split at spaces                            | multi-bleu.perl; sacreBLEU with `-tok none` |
 
-There is no smoothing: without a matching 4-gram the score is 0 (sacreBLEU smooths such tiny corpora). `sacrebleu` and
-`chrf` are computed by the sacrebleu library (the extra `translate`).
+There is no smoothing: if no 4-gram matches, the score is 0 (sacreBLEU smooths the scores of tiny corpora). The metrics
+`sacrebleu` and `chrf` are computed by the sacrebleu library, which the extra `translate` installs.
 """
 
 import math
@@ -70,31 +70,32 @@ def tokenised_bleu(predictions: Sequence[str], references: References) -> float:
 def corpus_bleu(predictions: Sequence[str], references: References, tokenize: Callable[[str], list[str]]) -> float:
     """100 · brevity penalty · the geometric mean of the clipped precisions of 1- to 4-grams, over all texts together.
 
-    Of several references, the one closest in length (the shorter one of a tie) decides the brevity penalty.
+    The brevity penalty uses the reference whose length is closest to the prediction's (the shorter one, if two are
+    equally close).
     """
     matched, total = [0] * MAX_NGRAM, [0] * MAX_NGRAM
-    written_length = reference_length = 0
+    predicted_length = reference_length = 0
     for text, several in zip(predictions, references, strict=True):
         words = tokenize(text)
         expected = [tokenize(one) for one in several]
-        written_length += len(words)
+        predicted_length += len(words)
         reference_length += min((len(one) for one in expected), key=lambda size: (abs(size - len(words)), size))
         for n in range(1, MAX_NGRAM + 1):
-            said = ngrams(words, n)
+            predicted = ngrams(words, n)
             allowed: Counter[tuple[str, ...]] = Counter()
             for one in expected:
-                allowed |= ngrams(one, n)  # the largest count in any reference
-            matched[n - 1] += (said & allowed).total()
-            total[n - 1] += said.total()
+                allowed |= ngrams(one, n)  # the maximum count over the references
+            matched[n - 1] += (predicted & allowed).total()
+            total[n - 1] += predicted.total()
     if min(matched) == 0:
         return 0.0
     precision = sum(math.log(right / all_) for right, all_ in zip(matched, total, strict=True)) / MAX_NGRAM
-    brevity = min(0.0, 1 - reference_length / written_length)
+    brevity = min(0.0, 1 - reference_length / predicted_length)
     return 100 * math.exp(precision + brevity)
 
 
 def ngrams(words: Sequence[str], n: int) -> Counter[tuple[str, ...]]:
-    """How often each n-gram occurs."""
+    """The number of occurrences of each n-gram."""
     return Counter(tuple(words[i : i + n]) for i in range(len(words) - n + 1))
 
 
@@ -111,13 +112,15 @@ def chrf(predictions: Sequence[str], references: References) -> float:
 
 
 def transpose_references(references: References) -> list[list[str | None]]:
-    """References by text → by number, as sacrebleu expects them: None for a text that has fewer.
+    """Transpose references from one list per text to one list per reference number, as sacrebleu expects them.
+
+    A text with fewer references than others has None in the remaining lists.
 
     >>> transpose_references([["a", "b"], ["c"]])
     [['a', 'c'], ['b', None]]
     """
-    most = max((len(several) for several in references), default=0)
-    return [[several[place] if place < len(several) else None for several in references] for place in range(most)]
+    most = max(map(len, references), default=0)
+    return [[several[number] if number < len(several) else None for several in references] for number in range(most)]
 
 
 def import_sacrebleu() -> Any:
@@ -126,7 +129,7 @@ def import_sacrebleu() -> Any:
         import sacrebleu as found
     except ImportError as error:
         raise QkvError(
-            "this metric is computed by sacrebleu, which is not installed: run pip install 'qkv[translate]', or use "
-            "bleu, bleu_lowercase or tokenised_bleu, which do not need it"
+            "the library sacrebleu, which computes this metric, is not installed; run pip install 'qkv[translate]', or "
+            "use bleu, bleu_lowercase or tokenised_bleu, which do not need it"
         ) from error
     return found

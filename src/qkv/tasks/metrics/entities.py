@@ -1,21 +1,21 @@
-"""Entities in tagged words: whole spans with their type, counted strictly, as CoNLL's conlleval does.
+"""Entities in tagged words: an entity counts only if its whole span and its type are right, as in CoNLL's conlleval.
 
 Tags are `O`, or a prefix and a type: `B-PER` begins an entity and `I-PER` continues it. Some data sets also have `E-`
-(or `L-`) for the last word of an entity and `S-` (or `U-`) for an entity of one word. An `I-` without an entity of its
-type before it begins an entity, as if it were `B-`: so does conlleval, and it makes a few points of difference for
-models that are not well trained.
+(or `L-`) for the last word of an entity and `S-` (or `U-`) for an entity of one word. An `I-` that does
+not follow an entity of its type begins an entity, as if it were `B-`. conlleval does the same; for a weak model this
+rule changes F1 by a few points.
 """
 
 from collections.abc import Iterable, Sequence
 
-Entity = tuple[int, int, str]  # first word, one past the last, kind
+Entity = tuple[int, int, str]  # index of the first word, index one past the last word, type
 
 PREFIXES = "BIESLU"
 BEGIN_PREFIXES, END_PREFIXES = "BSU", "ESLU"
 
 
 def is_entity_tagging(tags: Iterable[str]) -> bool:
-    """Whether these are BIO tags, not plain classes such as parts of speech.
+    """Whether the tags are BIO tags, and not plain classes such as parts of speech.
 
     >>> is_entity_tagging(["O", "B-PER", "I-PER"]), is_entity_tagging(["NOUN", "VERB"]), is_entity_tagging(["O"])
     (True, False, False)
@@ -32,37 +32,40 @@ def extract_entities(tags: Sequence[str]) -> list[Entity]:
     """
     found: list[Entity] = []
     begin, before, kind_before = 0, "O", ""
-    for place, tag in enumerate([*tags, "O"]):
+    for position, tag in enumerate([*tags, "O"]):
         mark, _, kind = tag.partition("-")
-        going_on = (
+        continues = (
             before != "O"
             and before not in END_PREFIXES
             and mark not in BEGIN_PREFIXES
             and mark != "O"
             and kind == kind_before
         )
-        if before != "O" and not going_on:
-            found.append((begin, place, kind_before))
-        if mark != "O" and not going_on:
-            begin = place
+        if before != "O" and not continues:
+            found.append((begin, position, kind_before))
+        if mark != "O" and not continues:
+            begin = position
         before, kind_before = mark, kind
     return found
 
 
 def entity_scores(predictions: Sequence[Sequence[str]], expected: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Precision, recall and F1 of entities over all sentences: an entity is right if its span and its type are.
+    """Precision, recall and F1 of the entities of all sentences. An entity is right if its span and its type are right.
 
     >>> entity_scores([["B-PER", "O", "B-LOC"]], [["B-PER", "I-PER", "O"]])["f1"]
     0.0
     """
-    right = found = there = 0
-    for tags, wanted in zip(predictions, expected, strict=True):
+    right = num_predicted = num_expected = 0
+    for number, (tags, wanted) in enumerate(zip(predictions, expected, strict=True), 1):
         if len(tags) != len(wanted):
-            raise ValueError(f"{len(tags)} tags for {len(wanted)} words")
+            raise ValueError(f"sentence {number}: {len(tags)} predicted tags, but {len(wanted)} expected tags")
         ours, theirs = set(extract_entities(tags)), set(extract_entities(wanted))
-        right, found, there = right + len(ours & theirs), found + len(ours), there + len(theirs)
+        right += len(ours & theirs)
+        num_predicted += len(ours)
+        num_expected += len(theirs)
+    total = num_predicted + num_expected
     return {
-        "f1": 2 * right / (found + there) if found + there else 0.0,
-        "precision": right / found if found else 0.0,
-        "recall": right / there if there else 0.0,
+        "f1": 2 * right / total if total else 0.0,
+        "precision": right / num_predicted if num_predicted else 0.0,
+        "recall": right / num_expected if num_expected else 0.0,
     }

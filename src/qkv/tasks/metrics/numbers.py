@@ -14,7 +14,7 @@ def pearson(one: Sequence[float], two: Sequence[float]) -> float:
     """
     a, b = (np.asarray(values, np.float64) for values in (one, two))
     if len(a) != len(b):
-        raise ValueError(f"{len(a)} numbers for {len(b)}")
+        raise ValueError(f"a correlation needs lists of the same length, but they have {len(a)} and {len(b)} numbers")
     if len(a) == 0 or np.ptp(a) == 0 or np.ptp(b) == 0:
         return 0.0
     a, b = a - a.mean(), b - b.mean()
@@ -54,7 +54,7 @@ def perplexity(loss: float) -> float:
 
 
 def bits_per_unit(nats: float, units: int) -> float:
-    """A summed loss in nats as bits per unit (a character, a byte), which is comparable between tokenizers.
+    """Convert a summed loss in nats to bits per unit (character or byte), which is comparable between tokenizers.
 
     >>> bits_per_unit(8 * math.log(2), 4)
     2.0

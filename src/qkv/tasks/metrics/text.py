@@ -1,12 +1,12 @@
 """Metrics of generated texts: exact match and word error rate.
 
-Each text may have several references; the best one counts.
+A text may have several references; it is compared with the best one.
 """
 
 from collections.abc import Hashable, Sequence
 
 References = Sequence[Sequence[str]]
-"""For each text the references that it is compared with, at least one."""
+"""The references of each text."""
 
 
 def exact_match(predictions: Sequence[str], references: References) -> float:
@@ -22,17 +22,17 @@ def exact_match(predictions: Sequence[str], references: References) -> float:
 
 
 def word_error_rate(predictions: Sequence[str], references: References) -> float:
-    """Words inserted, deleted or replaced, as a fraction of the references' words; the nearest reference counts.
+    """The number of inserted, deleted or replaced words, divided by the number of words of the references.
 
-    It may exceed 1 if texts are much too long.
+    Each text is compared with its nearest reference. The rate exceeds 1 if texts are much too long.
 
     >>> word_error_rate(["EY T R", "B IY"], [["EY T R AH", "AE T R AH"], ["B IY"]])
     0.16666666666666666
     """
     errors = total = 0
     for text, several in zip(predictions, references, strict=True):
-        said = text.split()
-        counted = [(edit_distance(said, words), len(words)) for words in (one.split() for one in several)]
+        predicted = text.split()
+        counted = [(edit_distance(predicted, words), len(words)) for words in (one.split() for one in several)]
         wrong, length = min(counted, key=lambda pair: (pair[0] / max(pair[1], 1), -pair[1]))
         errors, total = errors + wrong, total + length
     return errors / max(total, 1)

@@ -1,8 +1,8 @@
 """From a recipe to everything that training needs.
 
-prepare            the whole, step by step
+prepare            runs all steps of the preparation
 sources, columns   files and built-in datasets as records with the objective's fields
-tokenizer, model   loaded, or made for the data
-evaluation_check   whether the recipe's metric can be computed
-memory             an estimate of the memory that training takes
+tokenizer, model   load a tokenizer and a model, or make them for the data
+evaluation_check   checks that the recipe's metric can be computed
+memory             estimates the memory that training takes
 """

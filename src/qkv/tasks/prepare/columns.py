@@ -1,8 +1,8 @@
-"""Which columns of the user's data are the fields that an objective reads.
+"""Match the columns of the user's data to the fields that an objective reads.
 
-Every objective has its own field names (`source` and `target`, `text` and `label`, …), and records reach the encoder
-under these. A recipe can assign columns in `data.columns`; otherwise columns are recognised by common names. If a
-column is not recognised, an error asks for it.
+Every objective has its own field names (`source` and `target`, `text` and `label`, …), and the records that are encoded
+have these names. A recipe can assign columns in `data.columns`; otherwise columns are recognised by common names. If no
+column is recognised for a field, an error asks for it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,7 +29,7 @@ def check_columns(kind: str, columns: Mapping[str, str]) -> None:
 
 
 def match_columns(kind: str, names: Iterable[str], data_name: str) -> dict[str, str]:
-    """Field → column by the names of the columns; an error says what to write if a field is not recognised.
+    """Map each field to a column by the columns' names; if there is no column for a field, an error says what to do.
 
     >>> match_columns("seq2seq", ["written", "iso", "language"], "dates")
     {'source': 'written', 'target': 'iso'}
@@ -51,7 +51,8 @@ def match_columns(kind: str, names: Iterable[str], data_name: str) -> dict[str, 
     if missing:
         example = ", ".join(f'{name} = "…"' for name in missing)
         raise UsageError(
-            f"{data_name}: the columns are {', '.join(names)}; which of them is the {' and the '.join(missing)}? "
-            f"Write data.columns = {{{example}}} (for a table without a header line: column numbers from 0)"
+            f"{data_name}: no column is recognised as the {' or the '.join(missing)} that {kind} needs; the columns "
+            f"are {', '.join(names)}. Write data.columns = {{{example}}} (numbers from 0, if a table has no "
+            "header line)"
         )
     return found

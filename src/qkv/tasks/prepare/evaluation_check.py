@@ -1,4 +1,4 @@
-"""Whether a run can be evaluated as its recipe asks: an impossible metric or beam is refused before the first step."""
+"""Check before the first step that a run can be evaluated with the metric and the beam of its recipe."""
 
 from collections.abc import Sequence
 
@@ -18,21 +18,24 @@ def check_evaluation(recipe: Recipe, config: Config, records: Sequence[Record]) 
         known = available_metrics(config, records)
         if not recipe.train.eval_examples:
             raise UsageError(
-                f"train.metric = {metric!r} is computed on validation records, and train.eval_examples = 0 takes none: "
-                'raise it, or write train.metric = "loss"'
+                f"train.metric = {metric!r} is computed on validation records, but train.eval_examples = 0; raise "
+                'train.eval_examples, or set train.metric = "loss"'
             )
         if not known:
-            raise UsageError(f"train.metric = {metric!r} does not apply: {kind} has only its loss; leave it out")
+            raise UsageError(
+                f"train.metric = {metric!r} does not apply: a {kind} run can only be evaluated by its loss; remove "
+                'train.metric, or set it to "loss"'
+            )
         if metric not in known:
             raise UsageError(
                 f"train.metric = {metric!r} is not a metric of {kind}; {suggest_name(metric, {*known, 'loss'})}"
             )
         if metric in METRIC_FUNCTIONS:
-            METRIC_FUNCTIONS[metric](["a"], [["a"]])  # raises an error here if the metric's library is not installed
+            METRIC_FUNCTIONS[metric](["a"], [["a"]])  # raises an error now if the metric's library is not installed
     beam, spec = recipe.train.eval_beam, OBJECTIVES[kind]
     if beam > 1 and not (spec.task == "text_to_text" and spec.metrics):
-        raise UsageError(f"train.eval_beam = {beam} has no effect: evaluating {kind} generates no text; leave it out")
+        raise UsageError(f"train.eval_beam = {beam} has no effect: evaluating {kind} generates no text; remove it")
     if beam > config.stack.vocab_size:
         raise UsageError(
-            f"train.eval_beam = {beam} is larger than the vocabulary of {config.stack.vocab_size:,} tokens: lower it"
+            f"train.eval_beam = {beam} is larger than the vocabulary of {config.stack.vocab_size:,} tokens; lower it"
         )

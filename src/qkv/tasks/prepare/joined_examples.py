@@ -1,4 +1,4 @@
-"""Several sets of encoded examples as one: what a mixture is validated on."""
+"""Several sets of encoded examples as one: the validation data of a mixture."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from qkv.errors import QkvError
 
 
 class JoinedExamples(EncodedExamples):
-    """Sets of encoded examples, one after the other."""
+    """A concatenation of several sets of encoded examples."""
 
     def __init__(self, parts: Sequence[EncodedExamples]):
         self.parts = tuple(parts)
@@ -23,7 +23,7 @@ class JoinedExamples(EncodedExamples):
         return "+".join(part.fingerprint for part in self.parts)
 
     def _locate(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(n,) examples → (set, index in it)."""
+        """For each example of (n,) indices, the number of its set and its index in that set."""
         part = np.searchsorted(self.ends, indices, "right")
         return part, indices - (self.ends - [len(one) for one in self.parts])[part]
 
@@ -38,7 +38,7 @@ class JoinedExamples(EncodedExamples):
     def gather(
         self, field: str, indices: np.ndarray, starts: np.ndarray | None = None, counts: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Slices of a field, concatenated, and their offsets; one example at a time, as validation data is small."""
+        """Slices of a field, concatenated, and their offsets; examples are read one by one (there are few)."""
         if not len(indices):
             return self.parts[0].gather(field, np.zeros(0, np.int64))
         part, inside = self._locate(np.asarray(indices))
@@ -54,5 +54,5 @@ class JoinedExamples(EncodedExamples):
         part, inside = self._locate(np.array([index]))
         location = getattr(self.parts[int(part[0])], "location", None)
         if location is None:
-            raise QkvError("these examples do not know the file that they come from")
+            raise QkvError(f"example {index} is not from a file, so it has no file and line")
         return location(int(inside[0]))

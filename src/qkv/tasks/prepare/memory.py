@@ -1,9 +1,10 @@
 """An estimate of the memory that training takes, from shapes alone, before anything runs.
 
-Weights, gradients and the optimizer's state are counted exactly, on a network without data (the meta device).
-Activations are what the backward pass reads of the forward pass; they depend on kernels and compilers:
+Weights, gradients and the optimizer's state are counted exactly, on a network without memory (the meta device).
+Activations are the tensors that the forward pass keeps for the backward pass. They depend on kernels and compilers, so
+they are estimated:
 
-    per token and layer   (7 or 9) C + 4 H·D + (2 or 4) F numbers, with attention kernels that keep no scores
+    per token and layer   (7 or 9) C + 4 H·D + (2 or 4) F numbers; attention kernels keep no scores
     logits                at labelled positions, once in the compute dtype and once in float32
 
 C model width, H·D width of all heads, F width of the feed-forward
@@ -36,7 +37,7 @@ class MemoryEstimate:
     optimizer: int
     ema: int  # the moving average of the weights, if the recipe has one
     activations: int
-    tokens: int  # of one micro-batch on one rank, for which activations are estimated
+    tokens: int  # tokens of one micro-batch on one rank, for which activations are estimated
     precision: str
 
     @property
@@ -52,10 +53,10 @@ class MemoryEstimate:
 def estimate_memory(
     recipe: Recipe, config: Config, sequence_lengths: tuple[int, ...], labelled_fraction: float = 1.0
 ) -> MemoryEstimate:
-    """An estimate for one process without others.
+    """Estimate the memory of a single-process run.
 
-    `sequence_lengths` are those of target and source, `labelled_fraction` is the fraction of target positions with a
-    label.
+    `sequence_lengths` are the lengths of target and source. `labelled_fraction` is the fraction of target positions
+    that have a label.
     """
     section = recipe.train
     network = build(config, device="meta")
@@ -83,7 +84,7 @@ def estimate_memory(
 
 
 def resolve_precision(recipe: Recipe) -> str:
-    """The compute dtype. A GPU that the recipe asks for and this machine lacks is assumed to support bfloat16."""
+    """The compute dtype. A GPU that is requested but not in this machine is assumed to support bfloat16."""
     section, has_gpu = recipe.train, torch.cuda.is_available()
     wants_gpu = section.device.startswith("cuda")
     if section.precision == "auto" and wants_gpu and not has_gpu:
@@ -100,7 +101,7 @@ def activation_bytes(
     precision: str,
     gradient_checkpointing: bool,
 ) -> int:
-    """The bytes of one micro-batch that the backward pass reads."""
+    """The bytes of the activations of one micro-batch."""
     size = DTYPE_BYTES[precision]
     target, source = sequence_lengths[0], sequence_lengths[-1]
     total = 0
@@ -109,8 +110,8 @@ def activation_bytes(
             config.decoder, batch_size * target, config.encoder is not None, size, gradient_checkpointing
         )
         if config.encoder is not None:
-            read = 2 * config.decoder.layers * config.decoder.kv_heads * config.decoder.head_dim
-            total += read * batch_size * source * size
+            cross_kv = 2 * config.decoder.layers * config.decoder.kv_heads * config.decoder.head_dim
+            total += cross_kv * batch_size * source * size
     if config.encoder is not None:
         both = len(sequence_lengths) > 1 and config.decoder is None  # one encoder reads both texts of a pair
         total += stack_bytes(
@@ -127,7 +128,7 @@ def activation_bytes(
 
 
 def stack_bytes(stack: StackConfig, tokens: int, cross: bool, dtype_bytes: int, gradient_checkpointing: bool) -> int:
-    """The bytes that one stack's forward pass keeps."""
+    """The bytes of the activations of one stack."""
     inner = stack.heads * stack.head_dim
     gates = 4 if "glu" in stack.feedforward else 2
     streams = 9 if stack.dropout else 7

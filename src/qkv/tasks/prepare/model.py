@@ -30,7 +30,7 @@ OVERRIDABLE_FIELDS = {
     "rotary_base",
     "rotary_scaling",
 }
-"""The fields of a trained model that may be changed: none that decides the shape of its weights."""
+"""The fields that may be overridden on a trained model, because they do not change the shapes of its weights."""
 FAMILY_NAMES = {"encoder": "an encoder", "decoder": "a decoder", "seq2seq": "an encoder and a decoder"}
 
 
@@ -40,23 +40,23 @@ class ModelRequirements:
 
     tokenizer: Tokenizer
     classes: tuple[str, ...] = ()
-    is_regression: bool = False  # classify: a number instead of a class
-    has_text_pairs: bool = False  # two texts in a sequence, which token types distinguish
-    max_length: int = 512  # of a sequence; a new stack has as many positions
+    is_regression: bool = False  # classification: the model predicts a number instead of a class
+    has_text_pairs: bool = False  # an example has two texts, which token types distinguish
+    max_length: int = 512  # tokens of the longest sequence, and the number of positions of a new stack
 
     def tokenizer_for(self, side: str, family: str) -> Tokenizer:
-        """The tokenizer of a stack: in an encoder-decoder, the decoder has the target's."""
+        """The tokenizer of a stack: the decoder of an encoder-decoder uses the target tokenizer."""
         return self.tokenizer.target if side == "decoder" and family == "seq2seq" else self.tokenizer
 
 
 def build_config(recipe: Recipe, requirements: ModelRequirements) -> Config:
-    """The config that a recipe describes."""
+    """The config of the model that a recipe describes."""
     section = recipe.model
     if section.from_:
         return _checkpoint_config(recipe, requirements)
     base = find_preset(section.preset) if section.preset else None
     family = (base.family if base else "") or section.family or OBJECTIVES[recipe.objective.kind].families[0]
-    _check_family(recipe, family, f"model.preset = {section.preset!r}", "; choose another preset, or leave it out")
+    _check_family(recipe, family)
     stacks = {}
     for side in ("encoder", "decoder"):
         if family not in (side, "seq2seq"):
@@ -70,8 +70,8 @@ def build_config(recipe: Recipe, requirements: ModelRequirements) -> Config:
         stacks[side] = override_stack(stack, {"vocab_size": tokenizer.vocab_size, **overrides}, where)
         if tokenizer.vocab_size > stacks[side].vocab_size:
             raise UsageError(
-                f"the tokenizer has {tokenizer.vocab_size:,} ids, and [{where}] has a vocab_size of only "
-                f"{stacks[side].vocab_size:,}: leave vocab_size out, raise it, or lower tokenizer.vocab_size"
+                f"[{where}] vocab_size = {stacks[side].vocab_size:,} is too small: the tokenizer has "
+                f"{tokenizer.vocab_size:,} ids; leave vocab_size out, raise it, or lower tokenizer.vocab_size"
             )
     stack = stacks.get("decoder") or stacks["encoder"]
     shares = section.share_embeddings and (base is None or base.share_embeddings)
@@ -86,28 +86,36 @@ def build_config(recipe: Recipe, requirements: ModelRequirements) -> Config:
     return construct_config(Config, values, "model")
 
 
-def _check_family(recipe: Recipe, family: str, model: str, hint: str = "") -> None:
-    """Raise an error if a model's family cannot learn the objective, or is not the one that the recipe asks for."""
-    kind, asked = recipe.objective.kind, recipe.model.family
+def _check_family(recipe: Recipe, family: str) -> None:
+    """Raise an error if a model's family differs from `model.family`, or cannot learn the objective."""
+    section, kind = recipe.model, recipe.objective.kind
+    model = f"model.from = {section.from_!r}" if section.from_ else f"model.preset = {section.preset!r}"
+    if section.family not in ("", family):
+        raise UsageError(
+            f"{model} has {FAMILY_NAMES[family]}, but model.family = {section.family!r}; leave one of the two out"
+        )
     families = OBJECTIVES[kind].families
-    if family not in families or asked not in ("", family):
+    if family not in families:
         needed = " or ".join(FAMILY_NAMES[one] for one in families)
-        raise UsageError(f"{model} is a model with {FAMILY_NAMES[family]}, and {asked or kind} needs {needed}{hint}")
+        raise UsageError(
+            f"{model} has {FAMILY_NAMES[family]}, but objective.kind = {kind!r} needs {needed}; choose another model "
+            "or another objective"
+        )
 
 
 def _check_no_overrides(overrides: Mapping[str, Any], side: str, model: str, family: str) -> None:
     if side in overrides:
-        raise UsageError(f"[model.{side}] is given, but {model} has only {FAMILY_NAMES[family]}; leave it out")
+        raise UsageError(f"[model.{side}] is given, but {model} has only {FAMILY_NAMES[family]}; remove this section")
 
 
 def _side_overrides(overrides: Mapping[str, Any], side: str) -> dict[str, Any]:
-    """The overrides of one stack: those of every stack, and its own."""
+    """The overrides of one stack: the overrides for all stacks, and those of this side, which take precedence."""
     shared = {name: value for name, value in overrides.items() if name not in ("encoder", "decoder", "head")}
     return {**shared, **overrides.get(side, {})}
 
 
 def special_ids(tokenizer: Tokenizer, family: str) -> dict[str, Any]:
-    """The special token ids in a config."""
+    """The special token ids of a config, by field."""
     special = tokenizer.target.special_tokens
     start = special.bos if special.bos is not None else special.pad if family == "seq2seq" else None
     eos = () if special.eos is None else (special.eos,)
@@ -118,7 +126,7 @@ def special_ids(tokenizer: Tokenizer, family: str) -> dict[str, Any]:
 
 
 def modern_stack(overrides: Mapping[str, Any], requirements: ModelRequirements) -> StackConfig:
-    """A current architecture at the sizes given: pre-norm, RMSNorm, rotary positions, SwiGLU.
+    """A stack of a current architecture, with overrides: pre-norm, RMSNorm, rotary positions, SwiGLU.
 
     >>> from types import SimpleNamespace
     >>> stack = modern_stack({"width": 128}, ModelRequirements(SimpleNamespace(vocab_size=100)))
@@ -148,13 +156,13 @@ def modern_stack(overrides: Mapping[str, Any], requirements: ModelRequirements) 
 
 
 def default_num_heads(width: int) -> int:
-    """The number of heads whose dimension is 32 (64 in a wide model), or the next larger even one that divides."""
+    """The number of heads of dimension 32 (64 in a wide model), or of the next larger even divisor of the width."""
     head_dim = 64 if width >= 512 else 32
     return next((n for n in range(max(1, width // head_dim), 0, -1) if width % n == 0 and width // n % 2 == 0), 1)
 
 
 def override_stack(stack: StackConfig, overrides: Mapping[str, Any], where: str) -> StackConfig:
-    """A stack with some fields replaced; fields that were derived from these are derived again."""
+    """A stack with some fields replaced; fields that are derived from them are computed again."""
     known = [field.name for field in fields(StackConfig)]
     for name in overrides:
         if name not in known:
@@ -179,7 +187,7 @@ def override_stack(stack: StackConfig, overrides: Mapping[str, Any], where: str)
 
 
 def _parse_rotary_scaling(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The overrides with a table of rotary scaling as a `RotaryScaling`."""
+    """The overrides, with `rotary_scaling` as a `RotaryScaling` if it is a table."""
     scaling = overrides.get("rotary_scaling")
     if not isinstance(scaling, Mapping):
         return dict(overrides)
@@ -187,7 +195,7 @@ def _parse_rotary_scaling(overrides: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def construct_config(config_class: type[T], values: Mapping[str, Any], where: str) -> T:
-    """A config from values; impossible values are the user's error, with the section that has them."""
+    """Build a config from values; an invalid value is a usage error that names its section of the recipe."""
     try:
         return config_class(**values)
     except (TypeError, ValueError) as error:
@@ -200,7 +208,7 @@ def construct_config(config_class: type[T], values: Mapping[str, Any], where: st
 def build_head_config(
     recipe: Recipe, requirements: ModelRequirements, stack: StackConfig, family: str, base: HeadConfig | None = None
 ) -> HeadConfig:
-    """The head that an objective needs, with the choices of `base` if that is of the same kind."""
+    """The head that an objective needs; if `base` is of the same kind, its layers are kept."""
     spec = OBJECTIVES[recipe.objective.kind]
     kind, dropout = spec.head, DEFAULT_DROPOUT
     defaults: dict[str, dict[str, Any]] = {
@@ -223,7 +231,7 @@ def build_head_config(
         values["labels"] = requirements.classes
         values["outputs"] = 1 if requirements.is_regression else len(requirements.classes)
     if kind == "classify" and family == "decoder":
-        values["pool"] = "last"  # under a causal mask, only the last token has seen the whole text
+        values["pool"] = "last"  # under a causal mask, only the last token attends to the whole text
     return construct_config(HeadConfig, {**values, **recipe.model.overrides.get("head", {})}, "model.head")
 
 
@@ -234,7 +242,7 @@ def _checkpoint_config(recipe: Recipe, requirements: ModelRequirements) -> Confi
     """The config of the checkpoint that training starts from, with the head that the objective needs."""
     section, spec = recipe.model, OBJECTIVES[recipe.objective.kind]
     found = load_saved_model(section.from_, device="meta").config
-    _check_family(recipe, found.family, f"model.from = {section.from_!r}")
+    _check_family(recipe, found.family)
     stacks: dict[str, Any] = {}
     for side in ("encoder", "decoder"):
         stack: StackConfig | None = getattr(found, side)
@@ -247,14 +255,16 @@ def _checkpoint_config(recipe: Recipe, requirements: ModelRequirements) -> Confi
             if name not in allowed and value != getattr(stack, name):
                 raise UsageError(
                     f"model.{name} = {value!r} differs from {section.from_}, which was trained with "
-                    f"{getattr(stack, name)!r}; of a checkpoint you may change {', '.join(sorted(allowed))}"
+                    f"{getattr(stack, name)!r}; leave it out (of a checkpoint you may change only "
+                    f"{', '.join(sorted(allowed))})"
                 )
         stacks[side] = override_stack(stack, overrides, f"model.{side}")
         tokenizer = requirements.tokenizer_for(side, found.family)
         if tokenizer.vocab_size > stack.vocab_size:
             raise QkvError(
-                f"the tokenizer has {tokenizer.vocab_size:,} ids, and {section.from_} has a vocabulary of "
-                f"{stack.vocab_size:,}: they do not belong together; leave tokenizer.from out to use the checkpoint's"
+                f"the tokenizer has {tokenizer.vocab_size:,} ids, but {section.from_} has a vocabulary of only "
+                f"{stack.vocab_size:,}: they do not belong together; leave tokenizer.from out to use the checkpoint's "
+                "tokenizer"
             )
     head = found.head
     if head.kind != spec.head or not _has_required_outputs(head, requirements, recipe):
@@ -263,12 +273,13 @@ def _checkpoint_config(recipe: Recipe, requirements: ModelRequirements) -> Confi
         values = {field.name: getattr(head, field.name) for field in fields(head)}
         head = construct_config(HeadConfig, {**values, **section.overrides["head"]}, "model.head")
     ids = special_ids(requirements.tokenizer, found.family)
-    missing = {name: value for name, value in ids.items() if getattr(found, name) in (None, ())}  # 0 is an id
+    # An id may be 0, so the test is for None.
+    missing = {name: value for name, value in ids.items() if getattr(found, name) in (None, ())}
     return replace(found, **stacks, head=head, **missing)
 
 
 def _has_required_outputs(head: HeadConfig, requirements: ModelRequirements, recipe: Recipe) -> bool:
-    """Whether a checkpoint's head predicts what the objective needs."""
+    """Whether a checkpoint's head has the outputs that the objective needs."""
     classes = OBJECTIVES[recipe.objective.kind].next_sentence_classes
     if classes:
         return head.sentence_outputs == classes
@@ -278,31 +289,31 @@ def _has_required_outputs(head: HeadConfig, requirements: ModelRequirements, rec
 
 
 def needs_new_head(recipe: Recipe, config: Config) -> bool:
-    """Whether the config's head is not the checkpoint's; a head that differs only in its dropout is."""
+    """Whether the head must be initialised, because it differs from the checkpoint's head in more than dropout."""
     found = load_saved_model(recipe.model.from_, device="meta").config
     return replace(found.head, dropout=config.head.dropout) != config.head
 
 
 def load_base_model(recipe: Recipe, config: Config, device: str) -> StoredModel:
-    """The checkpoint with the config's head."""
+    """Load the checkpoint, with a new head if it needs one."""
     head = config.head if needs_new_head(recipe, config) else None
     return load_saved_model(recipe.model.from_, device=device, head=head, dtype=torch.float32)
 
 
 def checkpoint_notes(recipe: Recipe, config: Config, tokenizer: Tokenizer) -> list[str]:
-    """What the user should know about the checkpoint: which weights are ignored and which are new."""
+    """Notes for the user about the checkpoint: ignored weights, new weights, a different tokenizer."""
     if not recipe.model.from_:
         return []
     found = load_base_model(recipe, config, "meta")
     if found.tokenizer is None or found.tokenizer.fingerprint == tokenizer.fingerprint:
         return found.notes
-    return [*found.notes, "model.from was trained with another tokenizer: its embeddings do not fit these tokens"]
+    return [*found.notes, "model.from was trained with another tokenizer: its embeddings do not belong to these tokens"]
 
 
 def apply_adapters(network: Network, recipe: Recipe, config: Config) -> Network:
-    """The network with frozen parameters and LoRA adapters as in the recipe.
+    """Freeze parameters and add LoRA adapters as in the recipe.
 
-    A head that the checkpoint does not have is trained in full beside the adapters.
+    A new head, which the checkpoint does not have, is trained in full besides the adapters.
     """
     model = recipe.model
     if model.freeze:
@@ -316,7 +327,7 @@ def apply_adapters(network: Network, recipe: Recipe, config: Config) -> Network:
 
 
 def build_network(recipe: Recipe, config: Config, device: torch.device | str = "cpu") -> Network:
-    """The network to train, in float32: weights initialised from the recipe's seed, or the checkpoint's."""
+    """The network to train, in float32, with the checkpoint's weights, or new weights that depend on the seed only."""
     device = torch.device(device)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.train.seed)

@@ -1,10 +1,10 @@
-"""From a recipe to everything that training needs: the data as packed sequences, a tokenizer, a config, and notes.
+"""Prepare everything that training needs: the data as packed sequences, a tokenizer, a config, and notes.
 
     prepared = prepare(read_recipe("translate.toml"))
     prepared.build_network()                     the network to train
     Loader(prepared.train_data)                  the batches
 
-Whatever does not fit together is an error here, before the first step.
+Contradictions between recipe, data and model are errors here, before the first step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ from qkv.train.recipe.check import check_recipe
 from qkv.train.recipe.schema import Recipe
 
 MAX_CLASSES = 10_000  # a column with more distinct values is not a label
-CHUNK_EXAMPLES = 2**18  # examples whose lengths are looked at in one go
+CHUNK_EXAMPLES = 2**18  # examples whose lengths are read at a time
 
 
 @dataclass
@@ -53,15 +53,15 @@ class PreparedRun:
     config: Config
     train_data: SequenceStream
     valid_data: SequenceStream | None
-    valid_records: list[Record]  # for the task's metrics, under the names of the objective's fields
+    valid_records: list[Record]  # for the task's metrics, with the objective's field names
     labels: tuple[str, ...]
     notes: list[str]  # for the user: what was skipped, truncated, held out and decided
-    problems: Problems  # of the training files
-    fields: frozenset[str] = field(default_factory=frozenset)  # that the records have
-    word_vectors: WordVectors | None = None  # the initial embeddings, with `model.vectors`
+    problems: Problems  # problems in the training files
+    fields: frozenset[str] = field(default_factory=frozenset)  # the objective's fields that the records have
+    word_vectors: WordVectors | None = None  # the initial embeddings, if the recipe has `model.vectors`
 
     def build_network(self, device: torch.device | str = "cpu") -> Network:
-        """The network to train, with new weights (a function of the seed) or a checkpoint's."""
+        """The network to train, with the checkpoint's weights, or new weights that depend on the seed only."""
         network = build_network(self.recipe, self.config, device)
         if self.word_vectors is not None:
             apply_word_vectors(network, self.word_vectors)
@@ -71,7 +71,7 @@ class PreparedRun:
 def prepare(recipe: Recipe, progress: OnStage | None = None, *, tokenizer: Tokenizer | None = None) -> PreparedRun:
     """Read, tokenise and pack a recipe's data, and choose the config of a model for it.
 
-    `tokenizer` is the one that a resumed run already has.
+    A resumed run passes the `tokenizer` that it already has.
 
     >>> prepare(recipe).train_data.batch_size                                  # doctest: +SKIP
     """
@@ -149,7 +149,10 @@ def _prepare(
         parts = [encode_source(source, valid_problems) for source in sources.valid]
         objective = spec.make_examples(setup, parts[0] if len(parts) == 1 else JoinedExamples(parts))
         if objective.tally.examples == 0:
-            raise QkvError(f"there are no examples to validate on: {objective.tally}")
+            raise QkvError(
+                f"no validation examples are left ({objective.tally}); raise data.valid_fraction or data.max_length, "
+                "or set data.valid to other files"
+            )
         check_positions(config, {"validation": objective})
         notes.append(f"validation: {objective.tally}")
         if not sources.valid_is_held_out:
@@ -200,11 +203,15 @@ def _find_classes(recipe: Recipe, sources: Sequence[DataSource], fields: frozens
     found = {one for source in sources for one in find_classes(source.records(problems), spec.class_field)}
     name = sources[0].description
     if len(found) > MAX_CLASSES:
-        raise UsageError(f"{name}: {len(found):,} different values in {spec.class_field}: is this the right column?")
+        raise UsageError(
+            f"{name}: {len(found):,} different values in {spec.class_field}, but at most "
+            f"{MAX_CLASSES:,} classes are supported; is this the right column? Set data.columns to choose another"
+        )
     if len(found) < 2 and spec.head == "classify":
         invalid = f"\n{problems.summary()}" if problems.num_invalid else ""
         raise UsageError(
-            f"{name}: all labels are {', '.join(found) or 'missing'}; a classifier needs at least two classes{invalid}"
+            f"{name}: all labels are {', '.join(found) or 'missing'}, but a classifier needs at least two classes; set "
+            f"data.columns if label is another column{invalid}"
         )
     return tuple(sorted(found))
 
@@ -212,7 +219,7 @@ def _find_classes(recipe: Recipe, sources: Sequence[DataSource], fields: frozens
 def _make_objectives(
     recipe: Recipe, setup: ObjectiveSetup, encoded: Mapping[str, EncodedExamples]
 ) -> tuple[dict[str, Objective], ObjectiveSetup]:
-    """The training examples of every source with the same sequence lengths, and the setup with these lengths."""
+    """The training examples of all sources with common sequence lengths, and the setup with these lengths."""
     spec, batch_tokens = OBJECTIVES[recipe.objective.kind], recipe.train.batch_tokens
     objectives = {name: spec.make_examples(setup, examples) for name, examples in encoded.items()}
     capacities = [objective.capacity for objective in objectives.values()]
@@ -231,7 +238,7 @@ def _make_objectives(
 
 
 def _sample_validation(sources: Sequence[DataSource], count: int) -> list[Record]:
-    """Validation records, the same number of each source."""
+    """`count` validation records, the same number from each source."""
     each = -(-count // len(sources))
     readers = [source.records(Problems(max_invalid_fraction=1)) for source in sources]
     return [record for records in readers for record in sample_records(records, each)][:count]
@@ -242,7 +249,8 @@ def check_fields(fields: frozenset[str], sources: Sequence[DataSource]) -> None:
     for source in sources[1:]:
         if missing := sorted(fields - source.fields):
             raise UsageError(
-                f"{source.description} has no {missing[0]}, which {sources[0].description} has; see data.columns"
+                f"{source.description} has no field {missing[0]!r}, but {sources[0].description} has it; "
+                "all files must have the same fields: add the column, or set data.columns"
             )
 
 
@@ -257,8 +265,8 @@ def check_positions(config: Config, objectives: Mapping[str, Objective]) -> None
             longest = max_example_length(objective, side)
             if longest > stack.max_positions:
                 raise UsageError(
-                    f"an example has {longest:,} tokens, and this model has {stack.max_positions:,} positions: lower "
-                    f"data.{name} to {stack.max_positions:,}, or raise model.max_positions"
+                    f"an example has {longest:,} tokens, but this model has only {stack.max_positions:,} positions; "
+                    f"lower data.{name} to {stack.max_positions:,}, or raise model.max_positions"
                 )
 
 
@@ -268,7 +276,7 @@ def check_micro_batch(recipe: Recipe, fields: frozenset[str]) -> None:
     if uses_in_batch_negatives(recipe, fields) and micro not in (0, whole):
         raise UsageError(
             f"train.micro_batch_tokens = {micro!r}: the contrastive loss compares each pair with all others of a step, "
-            "and a micro-batch has fewer of them. Leave it out and lower train.batch_tokens, or save memory with "
+            "but a micro-batch has fewer pairs. Leave it out and lower train.batch_tokens, or save memory with "
             "train.gradient_checkpointing = true"
         )
 
@@ -279,17 +287,17 @@ def uses_in_batch_negatives(recipe: Recipe, fields: frozenset[str]) -> bool:
 
 
 def check_token_types(config: Config, tokenizer: Tokenizer, stream: SequenceStream) -> None:
-    """Raise an error if the second of two texts would have a token type that the model does not have."""
+    """Raise an error if the tokenizer gives the second of two texts a token type that the model does not have."""
     second, known = SpecialTokenTemplate.from_tokenizer(tokenizer).second_token_type, config.stack.token_types
     if "token_type_ids" in stream.optional_fields and 0 < known <= second:
         raise UsageError(
-            f"the tokenizer gives the second of two texts the token type {second}, and this model has only {known} "
-            "token type: use the tokenizer that belongs to the model"
+            f"the tokenizer gives the second of two texts the token type {second}, but this model has only {known} "
+            "token type; use the tokenizer that belongs to the model"
         )
 
 
 def max_example_length(objective: Objective, side: int) -> int:
-    """The length of the longest example on the target (0) or source (1) side."""
+    """The tokens of the longest example, on the target side (`side` = 0) or the source side (1)."""
     rng, longest = EpochRng(0), 0
     count = objective.num_examples(rng)
     for start in range(0, count, CHUNK_EXAMPLES):

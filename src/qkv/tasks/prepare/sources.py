@@ -1,7 +1,7 @@
 """The data of a recipe: files or built-in datasets as sources whose records can be read again.
 
-A source gives its records under the names of the objective's fields, has an identity for what is cached of it, and
-encodes itself into the token cache.
+A source yields records with the objective's field names, has an identity (a hash) for caches, and encodes its records
+into the token cache.
 """
 
 import os
@@ -28,14 +28,17 @@ from qkv.tasks.prepare.columns import check_columns, match_columns
 from qkv.train.recipe.schema import DataSection, Recipe
 
 DataSplit = Literal["train", "valid", "test"]
+"""The name of a split, as in the recipe's keys and the built-in datasets."""
 
-ENDLESS_EPOCH_EXAMPLES = 50_000  # examples in an epoch of an endless dataset, unless the recipe says otherwise
-ENDLESS_VALID_EXAMPLES = 2000  # examples in its validation and test splits
+ENDLESS_EPOCH_EXAMPLES = (
+    50_000  # examples in an epoch of an endless dataset, unless the recipe sets data.epoch_examples
+)
+ENDLESS_VALID_EXAMPLES = 2000  # examples in the validation and test splits of an endless dataset
 MIN_FILES_TO_SPLIT = 20  # with fewer text files, the end of the text is held out instead of whole documents
 
 
 class DataSource(Protocol):
-    """A part of the data, by its records."""
+    """A part of the data that yields records."""
 
     @property
     def description(self) -> str:
@@ -62,7 +65,7 @@ class DataSource(Protocol):
 
 @dataclass(frozen=True)
 class FileSource:
-    """Files, or one side of a validation split of them."""
+    """Files, or the training or validation part of files that are split."""
 
     files: DataFiles
     fields: frozenset[str]
@@ -75,7 +78,7 @@ class FileSource:
         return self.files.describe_paths()
 
     def records(self, problems: Problems, progress: OnProgress | None = None) -> Iterator[Record]:
-        """The records of the files, or of one side of the split."""
+        """The records of the files, or of one part of the split."""
         if self.split is None:
             return self.files.records(problems, progress)
         # A split by tail reads the files twice, the first time to count characters.
@@ -83,12 +86,12 @@ class FileSource:
         return self.split.records(lambda: self.files.records(next(counted), progress), self.split_name)
 
     def identity(self, root: Path) -> str:
-        """A hash of the files' contents and how they are read and split."""
+        """A hash of the files' contents and of the options for reading and splitting them."""
         rules = None if self.split is None else [self.split.to_dict(), self.split_name]
         return digest([self.files.content_key(FileHashes(root / "contents.json").get), rules])
 
     def encoded(self, encode: RecordEncoder, root: Path, problems: Problems, progress: OnProgress | None) -> TokenCache:
-        """The encoded records, built in several processes if necessary."""
+        """The encoded records from the token cache, which several processes build if necessary."""
         return token_cache(
             self.files, encode, root, split=self.split, split_name=self.split_name, problems=problems, progress=progress
         )
@@ -132,7 +135,7 @@ class BuiltinSource:
         return self.content_hash
 
     def encoded(self, encode: RecordEncoder, root: Path, problems: Problems, progress: OnProgress | None) -> TokenCache:
-        """The encoded examples."""
+        """The encoded examples from the token cache, built if necessary."""
         return find_or_build(
             root, self.content_hash, encode, lambda counted: self.records(counted, progress), problems=problems
         )
@@ -140,17 +143,17 @@ class BuiltinSource:
 
 @dataclass(frozen=True)
 class DataSources:
-    """The sources of a recipe: training data by name (one, unless it is a mixture), and validation data."""
+    """The sources of a recipe: training data by name (only a mixture has several), and validation data."""
 
     train: dict[str, DataSource]
     weights: dict[str, float]
     valid: tuple[DataSource, ...]
-    valid_is_held_out: bool  # of the training files, whose problems are then counted already
+    valid_is_held_out: bool  # validation data is part of the training files, so its problems are already counted
     notes: tuple[str, ...]
 
 
 def open_sources(recipe: Recipe) -> DataSources:
-    """The training and validation data of a recipe with its columns matched; files are opened, not read through."""
+    """Open the training and validation data of a recipe and match the columns; only the start of the files is read."""
     data = recipe.data
     check_columns(recipe.objective.kind, data.columns)
     notes: list[str] = []
@@ -177,7 +180,9 @@ def open_sources(recipe: Recipe) -> DataSources:
     if data.valid:
         valid = [open_source(recipe, data, data.valid, "valid")]
     if data.test:
-        open_source(recipe, data, data.test, "test")  # training does not read it, but a wrong path is an error now
+        open_source(
+            recipe, data, data.test, "test"
+        )  # training does not read it, but a wrong path should be an error now
     weights = {name: float(one.get("weight", 1.0)) for name, one in data.mix.items()}
     return DataSources(train, weights, tuple(valid), is_held_out, tuple(notes))
 
@@ -190,7 +195,7 @@ def open_source(recipe: Recipe, data: DataSection, data_files: Any, split: DataS
     paths = list(data_files) if isinstance(data_files, tuple) else data_files
     if not data.format and isinstance(paths, str) and not Path(paths).exists() and paths.isidentifier():
         hint = suggest_name(paths, DATASETS)
-        raise UsageError(f"{paths}: no such file, and no built-in dataset has this name; {hint}")
+        raise UsageError(f"{paths}: there is no file and no built-in dataset of this name; {hint}")
     files = DataFiles.from_options(paths, data.format or None, columns=dict(data.columns) or None)
     if OBJECTIVES[kind].reads_documents:
         files = replace(files, options=replace(files.options, unit="document"))
@@ -198,12 +203,12 @@ def open_source(recipe: Recipe, data: DataSection, data_files: Any, split: DataS
 
 
 def open_builtin(kind: str, data: DataSection, name: str, split: DataSplit) -> BuiltinSource:
-    """A split of a built-in dataset, as many examples as the recipe and the dataset allow."""
+    """A split of a built-in dataset; `data.epoch_examples` limits the training split."""
     dataset = load_dataset(name)
     columns = dict(data.columns) or match_columns(kind, dataset.fields, name)
     for column in columns.values():
         if column not in dataset.fields:
-            raise UsageError(f"{name} has no field {column!r}; {suggest_name(column, dataset.fields)}")
+            raise UsageError(f"data.columns: {name} has no column {column!r}; {suggest_name(column, dataset.fields)}")
     length = dataset.length(split)
     if split != "train":
         num_examples = ENDLESS_VALID_EXAMPLES if length is None else length
@@ -216,12 +221,12 @@ def open_builtin(kind: str, data: DataSection, name: str, split: DataSplit) -> B
 
 @lru_cache
 def load_dataset(name: str) -> BuiltinDataset:
-    """A built-in dataset, made once so that its splits share its tables."""
+    """A built-in dataset; it is built only once, so that its splits share its tables."""
     return find_dataset(name)
 
 
 def match_file_columns(kind: str, files: DataFiles) -> FileSource:
-    """Files with their columns matched to fields: by the user's choice, or by the names in the first record."""
+    """A source with columns matched to fields, by the user's choice or by the names in the first record."""
     name = files.describe_paths()
     if files.options.columns is not None:
         return FileSource(files, frozenset(match_columns(kind, files.options.columns, name)))
@@ -229,16 +234,16 @@ def match_file_columns(kind: str, files: DataFiles) -> FileSource:
     first = next(files.records(Problems(max_invalid_fraction=1)))
     aligned = OBJECTIVES[kind].aligned_fields
     if formats == {"aligned"} and aligned and not isinstance(files.paths, Mapping) and len(first.fields) == 2:
-        columns = dict(zip(aligned, first.fields, strict=True))  # in the order in which the user names the files
+        columns = dict(zip(aligned, first.fields, strict=True))  # in the order in which the user gives the files
     else:
         columns = match_columns(kind, nested_names(first.fields), name)
-    if not formats & {"conll", "conllu"}:  # explicit columns, so that a record that lacks one is counted as invalid
+    if not formats & {"conll", "conllu"}:  # with explicit columns, a record without one of them is counted as invalid
         files = replace(files, options=replace(files.options, columns=dict(columns)))
     return FileSource(files, frozenset(columns))
 
 
 def choose_split(recipe: Recipe, source: FileSource, notes: list[str]) -> ValidationSplit:
-    """How validation data is held out of files; a note tells the user."""
+    """Choose how validation data is held out of files, and add a note about it."""
     data, spec = recipe.data, OBJECTIVES[recipe.objective.kind]
     if data.valid_split_by == "tail":
         return ValidationSplit(data.valid_fraction, split_by="tail")
@@ -267,13 +272,13 @@ def cache_root(data: DataSection) -> Path:
 
 
 def sample_records(records: Iterable[Record], count: int, max_read: int = 100_000) -> list[Record]:
-    """`count` records sampled from the first `max_read`: the same ones each time, in their original order."""
+    """`count` records sampled from the first `max_read`; always the same ones, in their original order."""
     if not count:
         return []
     kept: list[tuple[bytes, int, Record]] = []
     for number, record in enumerate(islice(records, max_read)):
         kept.append((blake2b(number.to_bytes(8, "big"), digest_size=8).digest(), number, record))
-        if len(kept) >= 4 * count:  # pruned now and then, so that few records are in memory
+        if len(kept) >= 4 * count:  # prune, so that few records are in memory
             kept = sorted(kept, key=lambda one: one[:2])[:count]
     chosen = sorted(kept, key=lambda one: one[:2])[:count]
     return [record for _, _, record in sorted(chosen, key=lambda one: one[1])]

@@ -1,7 +1,7 @@
-"""The tokenizer of a run: a checkpoint's, a file's, or one trained on the data with the special tokens it needs.
+"""The tokenizer of a run: loaded from a folder or a checkpoint, or trained on the data.
 
-A trained tokenizer is cached under a hash of the data and options that it was made from, so that the next run with the
-same data and options uses the same one without training it again.
+A trained tokenizer is cached under a hash of its data and options, so that the next run with the same data and options
+loads it instead of training it again.
 """
 
 import shutil
@@ -22,16 +22,16 @@ from qkv.text.train import BYTE_LEVEL_KINDS
 from qkv.train.recipe.schema import Recipe, TokenizerSection
 from qkv.train.run.load import run_path
 
-CACHE_VERSION = 1  # raise it if the same texts and options give another tokenizer
-MAX_TRAINING_CHARS = 200_000_000  # more text changes a tokenizer little and takes long
-ENDLESS_TRAINING_EXAMPLES = 20_000  # of an endless dataset, enough to contain all that its rules can generate
+CACHE_VERSION = 1  # increase it if the same texts and options give another tokenizer
+MAX_TRAINING_CHARS = 200_000_000  # more text takes long and hardly changes a tokenizer
+ENDLESS_TRAINING_EXAMPLES = 20_000  # examples of an endless dataset: enough to contain its whole vocabulary
 NOT_TEXT = ("label", "tags", "score", "starts")  # fields that a tokenizer does not learn from
 
 
 def load_or_train_tokenizer(
     recipe: Recipe, sources: Sequence[DataSource], root: Path, progress: OnStage | None = None
 ) -> tuple[Tokenizer, str]:
-    """The run's tokenizer, and a sentence on where it came from."""
+    """The run's tokenizer, and a phrase that describes its origin."""
     section = recipe.tokenizer
     given = section.from_ or recipe.model.from_
     if given:
@@ -43,7 +43,7 @@ def load_or_train_tokenizer(
             if section.from_:
                 raise
             raise QkvError(
-                f"{error}\nmodel.from has no tokenizer: set tokenizer.from to a folder that has one"
+                f"{error}\nmodel.from = {given!r} has no tokenizer; set tokenizer.from to a folder that has one"
             ) from None
     required = OBJECTIVES[recipe.objective.kind].required_tokens(recipe.objective)
     options = [section.kind, section.vocab_size, section.lowercase, section.min_frequency]
@@ -94,7 +94,7 @@ def train_tokenizer(
 
 
 def training_texts(sources: Sequence[DataSource]) -> Iterator[str]:
-    """The texts of the records, the same number of characters of each source and `MAX_TRAINING_CHARS` in total."""
+    """The texts of the records: at most `MAX_TRAINING_CHARS` characters, divided equally between the sources."""
     for source in sources:
         chars_left = MAX_TRAINING_CHARS // len(sources)
         is_endless = isinstance(source, BuiltinSource) and source.dataset.length(source.split) is None

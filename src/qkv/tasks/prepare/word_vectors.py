@@ -10,7 +10,7 @@ WORD_START_MARKS = ("Ġ", "▁")
 
 
 def load_word_vectors(section: ModelSection, config: Config, tokenizer: Tokenizer) -> WordVectors | None:
-    """The vectors for the embedding that reads the input (the source, in a seq2seq); None without `model.vectors`."""
+    """The vectors for the input embedding (of the source, in an encoder-decoder); None without `model.vectors`."""
     if not section.vectors:
         return None
     stack = config.encoder or config.stack
@@ -20,7 +20,10 @@ def load_word_vectors(section: ModelSection, config: Config, tokenizer: Tokenize
 
 
 def whole_word_token_ids(tokenizer: Tokenizer) -> dict[str, int]:
-    """The tokens that are whole words, without their marks. A token that is marked as the start of a word wins."""
+    """Map each word that is a single token to its token id.
+
+    The word has no word-start mark. If a word exists with and without the mark, the marked token is used.
+    """
     plain: dict[str, int] = {}
     marked: dict[str, int] = {}
     for token_id in range(tokenizer.vocab_size):
@@ -35,6 +38,6 @@ def whole_word_token_ids(tokenizer: Tokenizer) -> dict[str, int]:
 
 
 def apply_word_vectors(network: Network, vectors: WordVectors) -> None:
-    """Overwrite the embedding of the tokens that the file has."""
+    """Overwrite the embeddings of the tokens that have a vector in the file."""
     embedding = network.source_embedding if isinstance(network, Seq2Seq) else network.embedding
     vectors.apply(embedding.token)

@@ -1,6 +1,7 @@
 """The tasks, one file each: how a model is run on texts (`run`) and how it is evaluated on records (`evaluate`).
 
-text_to_text, language            models that generate; `generate` has what they share with `Model`
-fill, classify, tag, answer, embed
-example_batches                   an objective's examples as padded batches
+text_to_text, language               tasks of models that generate text
+fill, classify, tag, answer, embed   tasks of models with other heads
+generate                             generation in batches, which `Model` also uses
+example_batches                      an objective's examples as padded batches
 """

@@ -1,7 +1,7 @@
-"""Answer: the part of a passage that answers a question, or that there is none (SQuAD).
+"""Answer: find the part of a passage that answers a question, or decide that the passage has no answer (SQuAD).
 
-A passage that does not fit is read in overlapping windows, and the best span of all windows is the answer. As in
-training, a window without the answer points at its first position: a span must have a higher sum of logits than that.
+A passage that is too long for the model is read in overlapping windows, and the best span of all windows is the answer.
+As in training, the logits of a window's first position stand for "no answer": a span must have a higher sum of logits.
 """
 
 from collections.abc import Sequence
@@ -29,17 +29,20 @@ from qkv.train.watch import Sample
 
 METRICS = OBJECTIVES["question_answering"].metrics[""]
 MAX_ANSWER_TOKENS = 30
-MAX_QUESTION_TOKENS = 64  # at most a quarter of the model's positions
-WINDOW_OVERLAP_TOKENS = 128  # at most a quarter of the model's positions
+MAX_QUESTION_TOKENS = 64  # or a quarter of the model's positions, if that is less
+WINDOW_OVERLAP_TOKENS = 128  # or a quarter of the model's positions, if that is less
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The text of an answer, its characters in the passage, and by how much its logits exceed those of no answer."""
+    """An answer: its text, its character span in the passage, and its score.
 
-    text: str  # empty if there is none
-    start: int  # −1 if there is none
-    end: int
+    The score is the sum of the span's logits minus that of "no answer".
+    """
+
+    text: str  # empty if there is no answer
+    start: int  # −1 if there is no answer
+    end: int  # one past the last character
     score: float
 
 
@@ -53,12 +56,12 @@ def run(
     batch_size: int = 32,
     progress: OnProgress | None = None,
 ) -> list[Answer]:
-    """The answer to each (question, passage). Without `no_answer`, the best span is returned, however unlikely."""
+    """The answer to each (question, passage). If `no_answer` is false, the best span is returned, however unlikely."""
     for number, pair in enumerate(texts):
         if isinstance(pair, str) or len(pair) != 2:
             raise UsageError(
-                f"text {number + 1} is not a question with its passage: give both as (question, passage), "
-                "or in one line with a tab between them"
+                f"text {number + 1} is not a question with its passage; give both as (question, passage), or in one "
+                "line with a tab between them"
             )
     no_labels: dict[str, Any] = {"answers": [], "starts": []}
     records = [
@@ -128,7 +131,10 @@ def find_answers(
 ) -> list[Answer]:
     """An answer for each record, in order; an empty one for a passage without tokens."""
     if config.head.outputs != 2:
-        raise QkvError(f"this model's head has {config.head.outputs} outputs; a span needs 2, its start and its end")
+        raise QkvError(
+            f"this model's head has {config.head.outputs} outputs, but a span needs 2, for its start and its end; use "
+            "a model that was trained for question answering"
+        )
     answers = [Answer("", -1, -1, 0.0) for _ in records]
     encoded: dict[int, Any] = {}
     for number, example in enumerate(EncodeAnswer(tokenizer)(list(records))):
@@ -186,7 +192,7 @@ def best_span(
     ((0, 0), 5.0)
     """
     best, span = -np.inf, (0, 0)
-    for extra in range(min(max_tokens, len(starts))):  # all spans of 1 + extra tokens at once
+    for extra in range(min(max_tokens, len(starts))):  # all spans of 1 + extra tokens
         sums = starts[: len(starts) - extra] + ends[extra:]
         first = int(sums.argmax())
         if sums[first] > best:

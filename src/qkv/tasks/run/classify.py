@@ -1,4 +1,4 @@
-"""Classify: the class of a text or of two (a topic, yes or no), or a score if the head has a single output."""
+"""Classify: predict the class of a text or of a pair of texts, or a score if the head has a single output."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,15 +23,15 @@ from qkv.train.evaluation import eval_mode
 from qkv.train.watch import Sample
 
 TextOrPair = str | tuple[str, str]
-"""A text, or two that are read together."""
+"""A text, or two texts that are read together."""
 
 METRICS = OBJECTIVES["classification"].metrics
-MAX_SHOWN_CHARS = 40  # of a text in an error message
+MAX_SHOWN_CHARS = 40  # characters of a text that an error message shows
 
 
 @dataclass(frozen=True)
 class ClassPrediction:
-    """The most likely class, and the probability of each."""
+    """The most likely class with its probability, and the probabilities of all classes."""
 
     label: str
     probability: float
@@ -40,7 +40,7 @@ class ClassPrediction:
 
 @dataclass(frozen=True)
 class ScorePrediction:
-    """A number, from a head with a single output."""
+    """A number, predicted by a head with a single output."""
 
     score: float
 
@@ -64,7 +64,7 @@ def run(
 
 
 def make_prediction(names: Sequence[str], logits: np.ndarray) -> ClassPrediction:
-    """Logits as a prediction with its probabilities."""
+    """Convert the logits of one text to a prediction."""
     probabilities = np.exp(logits.astype(np.float64) - logits.max())
     probabilities = probabilities / probabilities.sum()
     best = int(logits.argmax())
@@ -89,7 +89,7 @@ def evaluate(
     records: Sequence[Record],
     options: EvaluationOptions,
 ) -> Evaluation:
-    """How many labels are right or, with a single output, how well scores agree.
+    """Compare predicted labels with expected labels or, if the head has a single output, scores with scores.
 
     Texts that are too long are truncated as in training, and counted in the notes. A label that the model does not have
     counts as wrong.
@@ -118,8 +118,8 @@ def evaluate(
         unknown = sorted(set(targets) - set(classes))
         if len(unknown) == len(set(targets)):
             raise UsageError(
-                f"none of the labels is one of this model's: they are {format_names(unknown)}, and the model has "
-                f"{format_names(classes)}; is this the right column?"
+                f"none of the labels is a class of this model: the labels are {format_names(unknown)}, but the classes "
+                f"are {format_names(classes)}; is this the right column? Choose another with --columns label=COLUMN"
             )
         if unknown:
             notes.append(f"labels that the model does not have, counted as wrong: {format_names(unknown)}")
@@ -155,7 +155,10 @@ def compute_logits(
     batch_size: int,
     progress: OnProgress | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The head's output for each text (N, V), laid out and truncated as in training; and lengths before that (N,)."""
+    """The logits of each text (N, V), and the texts' lengths in tokens before truncation (N,).
+
+    Texts are laid out and truncated as in training.
+    """
     if not texts:
         return np.zeros((0, config.head.outputs), np.float32), np.zeros(0, np.int64)
     objective = build_unlabelled_examples(tokenizer, config, [_as_tuple(text) for text in texts])
@@ -169,7 +172,7 @@ def compute_logits(
 
 
 def build_unlabelled_examples(tokenizer: Tokenizer, config: Config, texts: Sequence[tuple[str, ...]]) -> Classification:
-    """Texts and pairs as examples without a label, truncated to the model's positions."""
+    """Texts and pairs as unlabelled examples, truncated to the model's positions."""
     sides = [tokenizer.encode_batch([text[0] for text in texts])]
     if any(len(text) > 1 for text in texts):
         sides.append(tokenizer.encode_batch([text[1] if len(text) > 1 else "" for text in texts]))
@@ -180,7 +183,7 @@ def build_unlabelled_examples(tokenizer: Tokenizer, config: Config, texts: Seque
 
 
 def check_text_lengths(texts: Sequence[TextOrPair], lengths: np.ndarray, max_length: int) -> None:
-    """Raise an error that names the first text with more tokens than fit."""
+    """Raise an error if a text has more than `max_length` tokens; it names the first of them."""
     too_long = (lengths > max_length).nonzero()[0]
     if not len(too_long):
         return
@@ -189,8 +192,8 @@ def check_text_lengths(texts: Sequence[TextOrPair], lengths: np.ndarray, max_len
     start = repr(text[:MAX_SHOWN_CHARS]) + ("…" if len(text) > MAX_SHOWN_CHARS else "")
     which = f"{len(too_long):,} of {len(texts):,} texts are" if len(texts) > 1 else "the text is"
     raise UsageError(
-        f"{which} longer than the {max_length:,} tokens that fit: text {first + 1:,}, which begins with {start}, has "
-        f"{lengths[first]:,} with special tokens; shorten {'them' if len(too_long) > 1 else 'it'}"
+        f"{which} longer than the {max_length:,} tokens that this model can read: text {first + 1:,}, which begins "
+        f"with {start}, has {lengths[first]:,} with special tokens; shorten {'them' if len(too_long) > 1 else 'it'}"
     )
 
 
@@ -208,9 +211,10 @@ def record_text(record: Record) -> TextOrPair:
 
 
 def format_names(names: Sequence[str], max_names: int = 8) -> str:
-    """Some names for a message."""
+    """The first `max_names` names, for a message."""
     return ", ".join(map(repr, names[:max_names])) + (", …" if len(names) > max_names else "")
 
 
 def _as_tuple(text: TextOrPair) -> tuple[str, ...]:
+    """A text as a tuple of one, or a pair."""
     return (text,) if isinstance(text, str) else text

@@ -1,4 +1,4 @@
-"""Embed: a vector for each text, close to those of texts with the same meaning."""
+"""Embed: compute a vector for each text; texts with similar meanings have similar vectors."""
 
 from collections.abc import Sequence
 
@@ -23,7 +23,7 @@ from qkv.train.evaluation import eval_mode
 from qkv.train.watch import Sample
 
 METRICS = OBJECTIVES["contrastive"].metrics
-SIMILARITY_BATCH = 1024  # texts whose similarities to all others are in memory at a time
+SIMILARITY_BATCH = 1024  # queries whose similarities to all candidates are in memory at a time
 
 
 def run(
@@ -53,10 +53,11 @@ def evaluate(
     records: Sequence[Record],
     options: EvaluationOptions,
 ) -> Evaluation:
-    """Whether vectors are close where texts belong together.
+    """Evaluate whether the texts of a pair have similar vectors.
 
-    If records have a score, the correlation of the cosine of their vectors with it. Otherwise how often the nearest of
-    all second texts is the one that belongs to a first text.
+    If the records have scores, the metrics correlate the cosine of the two vectors with the score. Otherwise, each
+    first text is a query, all second texts are candidates, and the metrics measure the rank of the query's own second
+    text.
     """
     tokenizer, options = require_tokenizer(tokenizer), options.with_defaults(batch_size=32, max_samples=5)
     usable = UsableRecords.select(records, first=str, second=str)
@@ -97,7 +98,10 @@ def evaluate(
 
 
 def rank_partners(queries: Tensor, candidates: Tensor, partner: Tensor) -> tuple[Tensor, Tensor]:
-    """The rank (from 1) of each query's partner among all candidates, ties in its favour; and the nearest candidate."""
+    """The rank (from 1) of each query's partner among all candidates, and the index of the nearest candidate.
+
+    Ties count in favour of the partner.
+    """
     ranks, nearest = [], []
     for start in range(0, len(queries), SIMILARITY_BATCH):
         similarity = queries[start : start + SIMILARITY_BATCH] @ candidates.T
@@ -120,8 +124,9 @@ def embed_texts(
 ) -> tuple[Tensor, np.ndarray]:
     """The vector of each text (N, C) on the network's device, and the texts' lengths with special tokens (N,).
 
-    A model with an embedding head reads texts laid out and truncated as in training. With `pooling` ("first", "last" or
-    "mean"), the hidden states of any model are pooled, and texts are encoded as the tokenizer does.
+    Without `pooling`, the model must have an embedding head, and texts are laid out and truncated as in training. With
+    `pooling` ("first", "last" or "mean"), the hidden states of any model are pooled, and the tokenizer alone adds
+    special tokens.
     """
     if not texts:
         return torch.zeros(0, config.stack.width), np.zeros(0, np.int64)

@@ -1,6 +1,6 @@
-"""Training examples as a network reads them: batches of similar lengths, padded, with their token types.
+"""Examples of an objective as padded batches of similar lengths, with their token types.
 
-An objective lays out the examples, so that a model is evaluated on texts laid out exactly as in training.
+The objective lays out the examples, so that the texts of an evaluation are laid out exactly as in training.
 
 B batch, T sequence length, C model width, V outputs
 """
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from qkv.blocks import SequenceLayout
+from qkv.blocks.padding import pad_sequences
 from qkv.data.objectives import IGNORE_INDEX, FlatExamples
 from qkv.errors import UsageError
 from qkv.models import Config, Encoder, Network, Seq2Seq
@@ -27,15 +28,15 @@ def batches(
     *,
     longest_first: bool = True,
 ) -> Iterator[list[int]]:
-    """The indices of all sequences in batches of similar lengths.
+    """Yield the indices of all sequences in batches of similar lengths.
 
-    With the longest first, a batch that does not fit into memory fails at the start.
+    By default the longest sequences come first, so that a batch that does not fit into memory fails at the start.
 
     >>> list(batches([3, 9, 1], 2))
     [[1, 0], [2]]
     """
     if batch_size < 1:
-        raise UsageError(f"batch_size = {batch_size} must be at least 1")
+        raise UsageError(f"batch_size = {batch_size}: a batch needs at least 1 sequence; raise it")
     sign = -1 if longest_first else 1
     order = sorted(range(len(lengths)), key=lambda i: sign * int(lengths[i]))
     for start in range(0, len(order), batch_size):
@@ -45,11 +46,14 @@ def batches(
 
 
 class ExampleBatches:
-    """Examples for a network, batch by batch. Call its methods inside `eval_mode(network)`."""
+    """Runs a network on examples, batch by batch. Call its methods inside `eval_mode(network)`."""
 
     def __init__(self, network: Network, examples: FlatExamples, pad_token_id: int) -> None:
         if isinstance(network, Seq2Seq):
-            raise UsageError("this task is for encoder-only and decoder-only models; this model has both stacks")
+            raise UsageError(
+                "this model is an encoder-decoder, but the task needs an encoder-only or decoder-only model; use "
+                "another model"
+            )
         self.network = network
         self.lengths = examples.lengths
         self.pad_token_id = pad_token_id
@@ -64,14 +68,11 @@ class ExampleBatches:
         return np.split(flat, np.cumsum(self.lengths)[:-1])
 
     def pad(self, values: Sequence[np.ndarray], chosen: Sequence[int], fill_value: int) -> Tensor:
-        """The values of the chosen examples as (B, T), right-padded."""
-        out = np.full((len(chosen), max(1, int(self.lengths[chosen].max()))), fill_value, np.int64)
-        for row, i in enumerate(chosen):
-            out[row, : len(values[i])] = values[i]
-        return torch.from_numpy(out).to(self.device)
+        """The values of the chosen examples as (B, T), right-padded, on the network's device."""
+        return pad_sequences([values[i] for i in chosen], fill_value).to(self.device)
 
     def hidden(self, chosen: Sequence[int], selected: Tensor | None = None) -> tuple[Tensor, SequenceLayout]:
-        """The hidden states of the chosen examples, (B, T, C) or of `selected` positions (N, C), and the layout."""
+        """The hidden states (B, T, C) of the chosen examples, or (N, C) of `selected` positions, and the layout."""
         ids = self.pad(self.ids, chosen, self.pad_token_id)
         lengths = torch.from_numpy(self.lengths[chosen].astype(np.int64)).to(self.device)
         document_ids = (torch.arange(ids.shape[1], device=self.device) < lengths[:, None]).long()
@@ -97,11 +98,11 @@ class ExampleBatches:
 
 
 def at_least_float32(values: Tensor) -> Tensor:
-    """The values in float32, or in float64 if that is what they are."""
+    """The values in float32, or in float64 if they are in float64."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def max_sequence_length(config: Config, limit: int = 0) -> int:
-    """The longest sequence that a model is given: its number of positions, or `limit` if that is lower."""
+    """The maximum sequence length: the model's number of positions, or `limit` if it is lower and not 0."""
     positions = config.stack.max_positions
     return min(positions, limit) if limit else positions

@@ -1,4 +1,4 @@
-"""Fill in masked words ("Paris is the [MASK] of France.")."""
+"""Fill: predict masked words ("Paris is the [MASK] of France.")."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from qkv.train.evaluation import eval_mode
 from qkv.train.watch import Sample
 
 METRICS = OBJECTIVES["masked_lm"].metrics[""]
-MASKING_RNG = EpochRng(0)  # an evaluation masks the same words each time
+MASKING_RNG = EpochRng(0)  # every evaluation masks the same words
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def run(
     for number, sequence in enumerate(ids):
         if mask not in sequence:
             raise UsageError(
-                f"text {number + 1} has nothing to fill in: write {tokenizer.id_to_token(mask)} for the missing word"
+                f"text {number + 1} has nothing to fill in; write {tokenizer.id_to_token(mask)} for the missing word"
             )
     lengths = np.array([len(sequence) for sequence in ids], np.int64)
     flat = np.concatenate([*ids, []]).astype(np.int64)
@@ -90,7 +90,7 @@ def evaluate(
     records: Sequence[Record],
     options: EvaluationOptions,
 ) -> Evaluation:
-    """Mask tokens as in training, the same ones each time, and compare the predictions with them."""
+    """Mask tokens as in training, always the same ones, and compare the predictions with the original tokens."""
     tokenizer, options = require_tokenizer(tokenizer), options.with_defaults(batch_size=32, max_samples=3)
     usable = UsableRecords.select(records, text=str)
     names = select_metrics(options.metrics, METRICS, METRICS)
@@ -101,7 +101,8 @@ def evaluate(
     objective = MaskedLM(encoded, tokenizer, max_length=max_length, mask_prob=options.mask_prob)
     num_windows = objective.num_examples(MASKING_RNG)
     if num_windows == 0:
-        raise QkvError(f"none of the {len(records):,} records has text that this model can read")
+        reason = problems.summary() if problems.num_invalid else "the texts are empty"
+        raise QkvError(f"none of the {len(records):,} records has a token to mask: {reason}; give other texts")
     examples = objective.build(np.arange(num_windows), MASKING_RNG)
     batched = ExampleBatches(network, examples, objective.pad_token_id)
     num_right = num_masked = 0

@@ -1,4 +1,4 @@
-"""Generation for tasks and for `Model`: texts as prompts, options, and batches of similar lengths."""
+"""Generation for tasks and for `Model`: encode prompts, check options, and generate in batches of similar lengths."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ log = logging.getLogger("qkv")
 
 
 def prompt_ids(tokenizer: Tokenizer, config: Config, text: str) -> list[int]:
-    """A text as the model reads it. A decoder continues it, so an EOS that the tokenizer adds is removed."""
+    """The ids of a prompt. A decoder continues the prompt, so an EOS that the tokenizer adds is removed."""
     ids = tokenizer.encode(text)
     if config.encoder is None:
         while len(ids) > 1 and ids[-1] in config.eos_token_ids:
@@ -26,7 +26,10 @@ def prompt_ids(tokenizer: Tokenizer, config: Config, text: str) -> list[int]:
 
 
 def make_generation_options(options: Mapping[str, Any], also_known: Sequence[str] = ()) -> GenerationOptions:
-    """Options by name as `GenerationOptions`: lists become tuples, and one stop string or logits processor a tuple."""
+    """Build `GenerationOptions` from options by name.
+
+    A list becomes a tuple, and so does a single stop string or logits processor.
+    """
     known = [option.name for option in fields(GenerationOptions)]
     for name in options:
         if name not in known:
@@ -51,10 +54,10 @@ def generate_batched(
     batch_size: int,
     progress: OnProgress | None = None,
 ) -> list[GenerationResult]:
-    """A result for each prompt, in order, generated in batches of similar lengths.
+    """Generate a result for each prompt, in order, in batches of similar lengths.
 
-    An empty prompt gives an empty result. So does one for which the model's logits are not finite, with a warning: the
-    evaluation of a diverging run should report it, not end it.
+    An empty prompt gives an empty result. A prompt whose logits are not finite also gives an empty result, with a
+    warning, so that evaluating a diverged model does not abort training.
     """
     results = [GenerationResult("", [], 0.0, "end") for _ in prompts]
     filled = [i for i, prompt in enumerate(prompts) if prompt]
@@ -68,7 +71,7 @@ def generate_batched(
             if len(chosen) == 1:
                 num_failed += 1
                 return
-            for i in chosen:  # one by one, to find those that fail
+            for i in chosen:  # one by one, to find the prompts that fail
                 generate_some([i])
             return
         for i, result in zip(chosen, found, strict=True):
@@ -83,6 +86,6 @@ def generate_batched(
 
 
 def limit_new_tokens(config: Config, max_tokens: int, prompt_tokens: int = 1) -> int:
-    """`max_tokens`, or fewer if the decoder has not enough positions after the prompt."""
+    """`max_tokens`, or fewer if the decoder does not have that many positions after the prompt."""
     stack = config.stack
     return max(1, min(max_tokens, stack.max_positions - prompt_tokens)) if stack.has_max_positions else max_tokens

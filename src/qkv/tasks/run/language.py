@@ -1,8 +1,8 @@
-"""Language modelling: how likely a text is to a model, and how the model continues it.
+"""Language modelling: compute the loss of texts, and continue texts.
 
-A text is laid out as in training (`CausalLM`): BOS, its tokens, EOS. Windows are consecutive, so that every token is
-predicted exactly once; the first tokens of a window have no context from the window before. Of a chat (a record with
-`messages` instead of `text`), only the answers are evaluated.
+A text is laid out as in training (`CausalLM`): BOS, its tokens, EOS. A long text is split into consecutive windows, so
+that every token is predicted exactly once; the first tokens of a window do not see the window before. In a chat (a
+record with `messages` instead of `text`), only the answers of the assistant are evaluated.
 """
 
 from collections.abc import Sequence
@@ -33,14 +33,14 @@ from qkv.train.evaluation import eval_mode
 from qkv.train.watch import Sample
 
 METRICS = OBJECTIVES["causal_lm"].metrics[""]
-MAX_WINDOW_TOKENS = 2048  # for models that could read more
-SAMPLE_TOKENS = 32  # of a sample's prompt, and of its continuation
+MAX_WINDOW_TOKENS = 2048  # limits the windows of models with more positions
+SAMPLE_TOKENS = 32  # maximum tokens of a sample's prompt, and of its continuation
 
 
 def run(
     network: Network, tokenizer: Tokenizer | None, config: Config, texts: Sequence[str], **options: Any
 ) -> list[GenerationResult]:
-    """How the model continues each text; options as in `text_to_text.run`."""
+    """Continue each text; the options are those of `text_to_text.run`."""
     return text_to_text.run(network, tokenizer, config, texts, **options)
 
 
@@ -76,7 +76,9 @@ def evaluate(
     )
     num_windows = objective.num_examples(EpochRng(0))
     if num_windows == 0:
-        raise QkvError("the texts are too short: no token has another one before it; give longer texts")
+        raise QkvError(
+            "the texts are too short: a token is predicted from the one before it; give texts of 2 tokens or more"
+        )
     windows = objective.build(np.arange(num_windows), EpochRng(0))
     nats, num_tokens = total_loss(network, windows, objective.pad_token_id, options.batch_size, options.progress)
     text = "".join(map(evaluated_text, records))
@@ -105,12 +107,13 @@ def encode_records(
             usable.append(record)
             examples.append(example)
     if not usable:
-        raise QkvError(f"none of the {len(records):,} records has text that this model can read")
+        reason = problems.summary() if problems.num_invalid else "the texts are empty"
+        raise QkvError(f"none of the {len(records):,} records can be evaluated: {reason}; give other texts")
     return usable, InMemoryExamples(examples, encode.fields)
 
 
 def evaluated_text(record: Record) -> str:
-    """The text whose tokens are evaluated: all of it, or the answers of a chat."""
+    """The text whose tokens are evaluated: the whole text, or the answers of a chat."""
     if "text" in record.fields:
         return str(record.fields["text"])
     return "".join(turn["content"] for turn in record.fields["messages"] if turn["role"] == ChatTemplate.assistant_role)
@@ -133,7 +136,7 @@ def total_loss(
 def sample_continuations(
     network: Network, tokenizer: Tokenizer, config: Config, records: Sequence[Record]
 ) -> list[Sample]:
-    """The beginning of some texts (or a chat up to its last answer), and how the model continues them."""
+    """Samples of continuations: the model continues the beginning of each text, or a chat before its last answer."""
     stack = config.stack
     max_tokens = min(SAMPLE_TOKENS, stack.max_positions // 2 - 1) if stack.has_max_positions else SAMPLE_TOKENS
     if max_tokens < 1:
@@ -145,7 +148,7 @@ def sample_continuations(
 
 
 def make_prompt(tokenizer: Tokenizer, config: Config, record: Record, max_tokens: int) -> tuple[list[int], str]:
-    """A prompt as ids and as text: the beginning of a text, or a chat up to its last answer."""
+    """The ids and the text of a prompt: the beginning of a text, or a chat before its last answer."""
     if "text" in record.fields:
         ids = tokenizer.encode(record.fields["text"][: 20 * SAMPLE_TOKENS], add_special_tokens=False)[: 2 * max_tokens]
         text = tokenizer.decode(ids[: (len(ids) + 1) // 2])

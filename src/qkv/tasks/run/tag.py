@@ -1,4 +1,4 @@
-"""Tag: a class for each word of a text (names of people and places, parts of speech)."""
+"""Tag: predict a class for each word of a text (names of people and places, parts of speech)."""
 
 import re
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from qkv.train.evaluation import eval_mode
 from qkv.train.watch import Sample
 
 METRICS = OBJECTIVES["tagging"].metrics
-# Words of running text: letters and digits with punctuation inside a word; any other sign is a word of its own.
+# A word consists of letters and digits, with punctuation inside it; any other sign is a separate word.
 WORD_PATTERN = re.compile(r"\w+(?:[-'’.]\w+)*|[^\w\s]")
 
 
@@ -46,7 +46,7 @@ def run(
     batch_size: int = 32,
     progress: OnProgress | None = None,
 ) -> list[list[TaggedWord]]:
-    """The words of each text with their tags. A text is split into words and punctuation; a list of words is kept."""
+    """The words of each text with their tags. A string is split into words; a list of words is used as it is."""
     sentences = [WORD_PATTERN.findall(text) if isinstance(text, str) else list(text) for text in texts]
     predictions = predict_tags(network, require_tokenizer(tokenizer), config, sentences, batch_size, progress)
     return [
@@ -56,7 +56,7 @@ def run(
 
 
 def available_metrics(config: Config, records: Sequence[Record]) -> tuple[str, ...]:
-    """The metrics, the main one first: those of entities if the tags are BIO tags, and those of words."""
+    """The metrics, the main one first: entity metrics if the tags are BIO tags, then word metrics."""
     if metrics.is_entity_tagging(class_names(config)):
         return (*METRICS["entities"], *METRICS["words"])
     return METRICS["words"]
@@ -69,14 +69,16 @@ def evaluate(
     records: Sequence[Record],
     options: EvaluationOptions,
 ) -> Evaluation:
-    """For BIO tags (B-PER, I-PER, O) how many whole entities are right; for plain classes how many words."""
+    """Compare whole entities if the tags are BIO tags (B-PER, I-PER, O), or single words if they are plain classes."""
     tokenizer, options = require_tokenizer(tokenizer), options.with_defaults(batch_size=32, max_samples=5)
     usable = UsableRecords.select(records, tokens=list, tags=list)
     notes = usable.notes
     aligned = [one for one in usable.records if len(one.fields["tokens"]) == len(one.fields["tags"]) > 0]
     problem = "the numbers of words and tags differ or are 0"
     if not aligned:
-        raise UsageError(f"{records[0].location}: {problem}, and so it is in every record")
+        raise UsageError(
+            f"{usable.records[0].location}: {problem}, as in all other records; each record needs one tag per word"
+        )
     if len(aligned) < len(usable.records):
         notes.append(f"{len(usable.records) - len(aligned):,} records left out: {problem}")
     sentences = [[str(word) for word in record.fields["tokens"]] for record in aligned]
@@ -113,7 +115,7 @@ def predict_tags(
 ) -> list[list[tuple[str, float]]]:
     """The tag of each word and its probability, predicted at the word's first token.
 
-    Long sentences are read in windows, as in training. A word without tokens is tagged O, or with the first class.
+    Long sentences are read in windows, as in training. A word without tokens gets the tag O, or else the first class.
     """
     classes = class_names(config)
     default = "O" if "O" in classes else classes[0]
@@ -122,7 +124,7 @@ def predict_tags(
     filled = [i for i, example in enumerate(marked) if example["ids"]]
     if not filled:
         return predictions
-    # The "tags" of these examples are word numbers: the objective carries them to the positions of the tokens.
+    # These examples have word numbers instead of tags, so that `Tagging` aligns the word numbers with token positions.
     encoded = InMemoryExamples([marked[i] for i in filled], ("ids", "tags"))
     objective = Tagging(encoded, tokenizer, max_length=max_sequence_length(config), too_long="split")
     windows = np.arange(objective.num_examples(EpochRng(0)))
@@ -144,15 +146,15 @@ def predict_tags(
 
 
 def mark_first_tokens(tokenizer: Tokenizer, words: Sequence[str]) -> dict[str, list[int]]:
-    """The ids of words joined by spaces and, for the first token of each word, the word's number.
+    """Encode words joined by spaces: the ids, and as "tags" the word's number at the first token of each word.
 
-    In training the same token carries a word's tag (`EncodeTags`).
+    The other tokens have `IGNORE_INDEX`. In training, the first token has the word's tag (`EncodeTags`).
     """
     text = " ".join(words)
     try:
         ids, offsets = tokenizer.encode_with_offsets(text)
     except QkvError as error:
-        raise QkvError(f"the words {text[:60]!r} cannot be encoded: {error}") from error
+        raise QkvError(f"the tokenizer cannot encode the words {text[:60]!r}: {error}") from error
     owner = [number for number, word in enumerate(words) for _ in range(len(word) + 1)]  # and the space after it
     numbers, last_word = [], -1
     for offset in offsets:

@@ -1,7 +1,7 @@
-"""Text to text: generate a target for a source (translation, summaries, spelling, dates).
+"""Text to text: generate a target text for a source text (translation, summaries, spelling, dates).
 
-Each source is decoded once, even if several records share it. The prediction is compared with the record's target. If
-a source has several targets, `exact_match_any` and `word_error_rate` use the best one.
+A target is generated once for each source, even if several records have the same source. The prediction is compared
+with the record's target; `exact_match_any` and `word_error_rate` compare it with the best of all targets of the source.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,9 +21,9 @@ from qkv.tasks.task import Evaluation, EvaluationOptions, UsableRecords, require
 from qkv.text import Tokenizer
 from qkv.train.watch import Sample
 
-MIN_BLEU_WORDS = 3  # of a target, on average: n-grams of shorter ones say little
-PER_RECORD_METRICS = OBJECTIVES["seq2seq"].metrics["each"]  # one prediction and one target per record
-BEST_REFERENCE_METRICS = OBJECTIVES["seq2seq"].metrics["best"]  # one prediction and all targets per source
+MIN_BLEU_WORDS = 3  # mean words of a target above which BLEU is useful: shorter texts have few n-grams
+PER_RECORD_METRICS = OBJECTIVES["seq2seq"].metrics["each"]  # compare each record with its own target
+BEST_REFERENCE_METRICS = OBJECTIVES["seq2seq"].metrics["best"]  # compare each source with its best target
 METRIC_FUNCTIONS: dict[str, Callable[[Sequence[str], References], float]] = {
     name: getattr(metrics, "exact_match" if name == "exact_match_any" else name)
     for name in PER_RECORD_METRICS + BEST_REFERENCE_METRICS
@@ -40,10 +40,10 @@ def run(
     progress: OnProgress | None = None,
     **options: Any,
 ) -> list[GenerationResult]:
-    """What the model generates for each text, in order; `options` are the fields of `qkv.decode.GenerationOptions`.
+    """Generate a result for each text, in order; `options` are the fields of `qkv.decode.GenerationOptions`.
 
     An empty text gives an empty result. A text longer than the model can read is an error. By default at most 64
-    tokens are generated, or fewer if the model has not enough positions.
+    tokens are generated, or fewer if the model does not have that many positions.
     """
     tokenizer = require_tokenizer(tokenizer)
     chosen = make_generation_options(options, also_known=("batch_size", "progress"))
@@ -68,11 +68,11 @@ def evaluate(
     records: Sequence[Record],
     options: EvaluationOptions,
 ) -> Evaluation:
-    """Decode every source and compare with its target.
+    """Generate a target for each source, and compare it with the expected target.
 
-    Without `metrics`: exact match always; BLEU if targets have more than three words on average (and sacreBLEU and
-    chrF if that library is installed); `exact_match_any` if a source has several targets. BLEU is then the main metric.
-    Without `max_tokens`, predictions may be half as long again as the longest target, and eight tokens more.
+    By default the metrics are exact match; `exact_match_any` if a source has several targets; and BLEU if targets have
+    more than three words on average (with sacreBLEU and chrF if the sacrebleu library is installed). BLEU, if computed,
+    is the main metric. The default of `max_tokens` is 1.5 times the tokens of the longest target, plus 8.
     """
     tokenizer, options = require_tokenizer(tokenizer), options.with_defaults(batch_size=64, max_samples=8)
     usable = UsableRecords.select(records, source=str, target=str)
