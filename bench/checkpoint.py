@@ -84,7 +84,7 @@ def main() -> None:
         for _ in range(5):
             step(number := number + 1)
         keeper.save(Progress(step=number))  # the first makes room for the copies
-        checkpoints.finish()
+        checkpoints.wait_for_save()
         quiet, saved, held = [], [], []
         for _ in range(asked.saves):
             quiet += [step(number := number + 1) for _ in range(asked.every)]
@@ -92,7 +92,7 @@ def main() -> None:
             keeper.save(Progress(step=number))
             held.append(time.perf_counter() - start)
             saved += [step(number := number + 1) for _ in range(asked.every)]
-            checkpoints.finish()
+            checkpoints.wait_for_save()
         size = sum(file.stat().st_size for file in checkpoints.newest().folder.rglob("*") if file.is_file())
     found = {
         "device": torch.cuda.get_device_name() if GPU else f"CPU, {torch.get_num_threads()} threads",

@@ -335,7 +335,9 @@ def train(out: Recording, label: str, keys: Keys) -> qkv.Model | None:
 def batches(label: str, keys: Keys, rank: int, world: int, workers: int = 0) -> list[str]:
     """The arrays of the first batches, which are of two epochs."""
     epochs = None if "data.mix" in keys else 2
-    loader = Loader(prepared_data(label, keys).train_data, rank=rank, world_size=world, num_workers=workers, epochs=epochs)
+    loader = Loader(
+        prepared_data(label, keys).train_data, rank=rank, world_size=world, num_workers=workers, epochs=epochs
+    )
     found = []
     for batch in islice(loader, 20):
         values = [getattr(batch, one.name) for one in fields(batch)]
@@ -572,8 +574,8 @@ def steps(
     losses = []
     for number, batch in enumerate(islice(Loader(rows), 30)):
         stepper(batch, number, 1e-3)
-        losses.append(stepper.take_loss())
-    assert stepper.take_bad_steps() is None
+        losses.append(stepper.pop_loss())
+    assert stepper.pop_bad_steps() is None
     return losses, weights_of(network)
 
 

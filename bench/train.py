@@ -27,8 +27,8 @@ from torch.nn import functional as F
 from qkv.data import CausalLM, InMemoryExamples, Loader, MaskedLM, Seq2SeqLM, SequenceStream
 from qkv.data.load.batch import Batch
 from qkv.models import Config, build
-from qkv.models.tables.summary import summarise_model
 from qkv.models.tables import presets
+from qkv.models.tables.summary import summarise_model
 from qkv.text import Tokenizer
 from qkv.train.loss.training_module import TrainingModule
 from qkv.train.optim.optimizers import make_optimizer
@@ -117,8 +117,8 @@ class Ours:
 
     def check(self) -> None:
         """No step went wrong."""
-        loss = self.stepper.take_loss()
-        assert self.stepper.take_bad_steps() is None, "a step went wrong"
+        loss = self.stepper.pop_loss()
+        assert self.stepper.pop_bad_steps() is None, "a step went wrong"
         assert np.isfinite(loss)
 
 

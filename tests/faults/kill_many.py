@@ -79,7 +79,7 @@ def save_until_killed(folder: Path, rank: int, ranks: int, on_phase: Callable[[s
             checkpoints.save(
                 step, pieces_of(tensors_of(step, version), rank, ranks), {"version": version}, best=step % 3 == 0
             )
-            checkpoints.finish()
+            checkpoints.wait_for_save()
             os.write(say, step.to_bytes(4, "little"))
         step += 1
 

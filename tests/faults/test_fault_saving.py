@@ -76,10 +76,10 @@ def test_a_disk_that_is_full_at_any_phase_leaves_the_older_whole_and_nothing_els
     checkpoints = CheckpointFolder(tmp_path, max_to_keep=1, on_phase=full)
     checkpoints.save(step, held(2.0), {})
     if phase == "aside" and step != 10:
-        checkpoints.finish()  # nothing to put aside
+        checkpoints.wait_for_save()  # nothing to put aside
         return
     with pytest.raises(QkvError) as told:
-        checkpoints.finish()
+        checkpoints.wait_for_save()
     assert f"{tmp_path}: the checkpoint of step {step} could not be written (No space left on device)" in str(
         told.value
     )
@@ -155,7 +155,7 @@ def test_a_small_disk_that_fills_up_is_told_with_what_is_free(small_disk):
         checkpoints.save(step, held(float(step), 100_000), {}, wait=True)
     checkpoints.save(3, held(3.0, 100_000), {})
     with pytest.raises(QkvError, match=r"No space left on device\). It needs 400.0 kB and 2\d\d\.\d kB are free"):
-        checkpoints.finish()
+        checkpoints.wait_for_save()
     assert checkpoints.steps() == [1, 2]
     assert sorted(path.name for path in small_disk.iterdir()) == ["step-000000001", "step-000000002"]
     found = checkpoints.newest()

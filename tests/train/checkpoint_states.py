@@ -37,7 +37,7 @@ def saved(folder: Path, *steps: int, keep: int = 9) -> CheckpointFolder:
     checkpoints = CheckpointFolder(folder, max_to_keep=keep)
     for step in steps:
         checkpoints.save(step, whole(state_of(step)), {"step": step})
-    checkpoints.finish()
+    checkpoints.wait_for_save()
     return checkpoints
 
 

@@ -130,7 +130,7 @@ class Run:
         mine = batch._slice(world.data_rank * share, (world.data_rank + 1) * share)
         per_label = torch.tensor(1 / world.sum_scalar(mine.num_labels), dtype=self.named[0][1].dtype)
         for part, rows in enumerate(mine.split(micro_batches)):
-            with world.no_sync(self.module, last=part == micro_batches - 1):
+            with world.gradient_sync(self.module, last=part == micro_batches - 1):
                 self.module(to_device(rows, world.device), per_label, per_label).backward()
         norm = world.clip_gradients([p for _, p in self.named], self.section.max_grad_norm)
         self.optimizer.step()

@@ -47,7 +47,7 @@ def test_micro_batches_give_the_step_of_the_whole_batch(name: str, parts: int) -
         many(batch, step, 0.1)
     for key, value in weights(whole).items():
         torch.testing.assert_close(value, weights(split)[key], rtol=1e-5, atol=1e-7)  # weights of labels are float32
-    assert one.take_loss() == pytest.approx(many.take_loss(), rel=1e-5)
+    assert one.pop_loss() == pytest.approx(many.pop_loss(), rel=1e-5)
     assert float(one.grad_norm) == pytest.approx(float(many.grad_norm), rel=1e-5)
 
 
@@ -55,11 +55,11 @@ def test_the_loss_is_summed_over_steps_and_taken_once() -> None:
     _, stepper = stepper_of()
     batch = a_batch("pairs")
     stepper(batch, 0, 1e-9)
-    first = stepper.take_loss()
+    first = stepper.pop_loss()
     for step in (1, 2):
         stepper(batch, step, 1e-9)
-    assert stepper.take_loss() == pytest.approx(2 * first, rel=1e-4)
-    assert stepper.take_loss() == 0.0
+    assert stepper.pop_loss() == pytest.approx(2 * first, rel=1e-4)
+    assert stepper.pop_loss() == 0.0
 
 
 def test_gradients_are_clipped_to_a_norm_and_the_norm_before_is_told() -> None:
@@ -138,24 +138,24 @@ def test_after_a_bad_step_nothing_changes_until_somebody_asks() -> None:
     net, stepper = stepper_of(on_nonfinite="stop")
     spoil(stepper, 2)
     assert run(stepper, net, a_batch("pairs"), 5) == [True, True, False, False, False]
-    assert stepper.take_bad_steps() == (2, 3)
-    assert stepper.take_bad_steps() is None
-    assert math.isfinite(stepper.take_loss())
+    assert stepper.pop_bad_steps() == (2, 3)
+    assert stepper.pop_bad_steps() is None
+    assert math.isfinite(stepper.pop_loss())
 
 
 def test_a_bad_step_is_left_out_alone_where_that_is_asked_for() -> None:
     net, stepper = stepper_of(on_nonfinite="skip")
     spoil(stepper, 2)
     assert run(stepper, net, a_batch("pairs"), 5) == [True, True, False, True, True]
-    assert stepper.take_bad_steps() == (2, 1)
+    assert stepper.pop_bad_steps() == (2, 1)
 
 
 def test_several_bad_steps_between_two_looks_are_counted() -> None:
     net, stepper = stepper_of(on_nonfinite="skip")
     spoil(stepper, 1, 3)
     assert run(stepper, net, a_batch("pairs"), 5) == [True, False, True, False, True]
-    assert stepper.take_bad_steps() == (1, 2)
-    assert stepper.take_bad_steps() is None
+    assert stepper.pop_bad_steps() == (1, 2)
+    assert stepper.pop_bad_steps() is None
 
 
 def half(**keys: Any) -> tuple[Network, Stepper]:
@@ -169,7 +169,7 @@ def test_with_a_scaler_the_step_after_a_bad_loss_is_taken() -> None:
     net, stepper = half(on_nonfinite="skip")
     spoil(stepper, 1)
     assert run(stepper, net, a_batch("pairs"), 3) == [True, False, True]
-    assert stepper.take_bad_steps() == (1, 1)
+    assert stepper.pop_bad_steps() == (1, 1)
 
 
 def test_a_gradient_that_no_scale_makes_finite_is_told() -> None:
@@ -177,14 +177,14 @@ def test_a_gradient_that_no_scale_makes_finite_is_told() -> None:
     net, stepper = half(on_nonfinite="stop")
     next(net.parameters()).register_hook(lambda gradient: gradient * math.nan)
     assert run(stepper, net, a_batch("pairs"), 6) == [False] * 6
-    assert stepper.take_bad_steps() == (3, 3)  # 8, 4 and 2 were the scaler's own business
+    assert stepper.pop_bad_steps() == (3, 3)  # 8, 4 and 2 were the scaler's own business
 
 
 def test_one_bad_part_spoils_its_step() -> None:
     net, stepper = stepper_of(parts=2, on_nonfinite="skip")
     spoil(stepper, 3)  # the second part of the second step
     assert run(stepper, net, a_batch("pairs", 4000), 3) == [True, False, True]
-    assert stepper.take_bad_steps() == (1, 1)
+    assert stepper.pop_bad_steps() == (1, 1)
 
 
 def test_more_parts_after_a_step_that_did_not_fit_begin_without_its_gradient() -> None:
@@ -202,7 +202,7 @@ def test_what_a_run_computes_in() -> None:
     _, stepper = stepper_of(exact=False, precision="bfloat16")
     stepper(a_batch("pairs"), 0, 0.1)
     assert next(stepper.module.parameters()).dtype == torch.float32
-    assert math.isfinite(stepper.take_loss())
+    assert math.isfinite(stepper.pop_loss())
 
 
 def test_the_message_for_a_step_that_does_not_fit_names_what_to_lower() -> None:

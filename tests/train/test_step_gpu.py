@@ -33,8 +33,8 @@ def weights_after(name: str, **keys: Any) -> tuple[dict[str, torch.Tensor], floa
     batches = iter(Loader(SequenceStream(objective, batch_tokens=max(1200, sum(objective.capacity)), seed=1)))
     for step in range(STEPS):
         stepper(next(batches), step, 1e-2)
-    assert stepper.take_bad_steps() is None
-    return {key: p.detach().cpu() for key, p in net.named_parameters()}, stepper.take_loss(), len(stepper.graphs)
+    assert stepper.pop_bad_steps() is None
+    return {key: p.detach().cpu() for key, p in net.named_parameters()}, stepper.pop_loss(), len(stepper.graphs)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd"])

@@ -109,7 +109,7 @@ def train_on_rank(world: World, recipe: Recipe, watch: Watcher | None, progress:
         if recipe.train.num_threads:
             torch.set_num_threads(recipe.train.num_threads)
         if is_first:
-            folder.begin_run(recipe_file.to_toml(recipe))
+            folder.write_initial_recipe(recipe_file.to_toml(recipe))
         prepared = prepare_rank_zero_first(recipe, folder, world, progress)
         notes = [*prepared.notes, *folder.notes]
         notes += [

@@ -5,7 +5,7 @@
     merge_lora(network)                         a plain network again, with the adapters added to its matrices
 
 LoRA (Hu et al. 2021):  y = Wx + b + (α/r) · B(Ax), where only A (r × in) and B (out × r) are trained. B starts at 0,
-so training starts exactly at the given network.
+so the adapters do not change the outputs before the first step.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,10 +19,9 @@ from qkv.errors import UsageError, suggest_name
 
 
 def freeze(network: nn.Module, patterns: Sequence[str]) -> list[str]:
-    """Freeze the parameters whose names match a pattern; returns the names of all frozen ones.
+    """Freeze the parameters whose names match a pattern. Return the names of all frozen parameters.
 
-    A pattern that matches no parameter is an error. A matrix with two names, such as a tied embedding, is frozen by
-    either of them.
+    A pattern that matches no parameter is an error. A tied embedding has two names; a match of one of them freezes it.
     """
     names = [name for name, _ in network.named_parameters(remove_duplicate=False)]
     for pattern in patterns:
@@ -35,12 +34,12 @@ def freeze(network: nn.Module, patterns: Sequence[str]) -> list[str]:
 
 
 def matches_any(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a name matches one of the patterns."""
+    """Return whether a name matches one of the patterns."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 class LoraLinear(nn.Module):
-    """A linear layer with a LoRA adapter. `weight` is the sum of both."""
+    """A linear layer with a LoRA adapter. `weight` is the merged weight of layer and adapter."""
 
     def __init__(self, base: nn.Linear, rank: int, alpha: float) -> None:
         super().__init__()
@@ -51,13 +50,13 @@ class LoraLinear(nn.Module):
         nn.init.kaiming_uniform_(self.lora_a, a=5**0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Wx + b + (α/r)·B(Ax)."""
+        """Return Wx + b + (α/r)·B(Ax)."""
         out: Tensor = self.base(x)
         return out + F.linear(F.linear(x, self.lora_a), self.lora_b) * self.scale
 
     @property
     def weight(self) -> Tensor:
-        """W + (α/r)·BA, summed in float64 (if the device has it) and rounded once."""
+        """W + (α/r)·BA, computed in float64 (float32 on MPS) and then rounded to the dtype of W."""
         base = self.base.weight
         sum_dtype = torch.float32 if base.device.type == "mps" else torch.float64
         return (base.to(sum_dtype) + self.lora_b.to(sum_dtype) @ self.lora_a.to(sum_dtype) * self.scale).to(base.dtype)
@@ -81,14 +80,14 @@ class LoraLinear(nn.Module):
 def add_lora(
     network: nn.Module, rank: int, alpha: float, targets: Sequence[str], also_train: Sequence[str] = ()
 ) -> list[str]:
-    """Add LoRA adapters to the linear layers whose names match `targets`, and freeze all else; returns their names.
+    """Add LoRA adapters to the linear layers whose names match `targets`. Return the names of these layers.
 
-    `also_train` matches parameters that are trained besides, such as a new head: "head.*". Frozen layers get no
-    adapter. Neither does a matrix that is tied to an embedding, because the adapter could not be merged into one of
-    the two uses only.
+    All other parameters are frozen, except those that match `also_train`, such as a new head: "head.*". Layers that
+    were frozen before get no adapter. A layer that is tied to an embedding gets none either, because merging the
+    adapter would change the embedding, too.
     """
     if rank < 1:
-        raise UsageError(f"model.lora_rank = {rank} must be at least 1")
+        raise UsageError(f"model.lora_rank = {rank} must be at least 1; leave it out to train without LoRA")
     linears = {name: module for name, module in network.named_modules() if isinstance(module, nn.Linear)}
     tables = {id(module.weight) for module in network.modules() if isinstance(module, nn.Embedding)}
     chosen = {
@@ -112,7 +111,7 @@ def add_lora(
 
 
 def merge_lora(network: nn.Module) -> None:
-    """Add every adapter to its matrix and remove it: a plain network with the same outputs."""
+    """Add each adapter to the weight of its layer, and remove the adapter. The outputs stay the same."""
     for name, module in list(network.named_modules()):
         if isinstance(module, LoraLinear):
             with torch.no_grad():
@@ -121,19 +120,19 @@ def merge_lora(network: nn.Module) -> None:
 
 
 def replace_module(network: nn.Module, name: str, module: nn.Module) -> None:
-    """Replace the submodule of this name."""
+    """Replace the submodule `name` by `module`."""
     parent, _, last = name.rpartition(".")
     setattr(network.get_submodule(parent), last, module)
 
 
 def _name_hint(pattern: str, names: Sequence[str]) -> str:
-    """A hint with the nearest name, or the nearest pattern for everything below a module."""
+    """Return a hint: the most similar name or `module.*` pattern, or a few names."""
     below = {name.rsplit(".", depth)[0] + ".*" for name in names for depth in range(1, name.count(".") + 1)}
     hint = suggest_name(pattern, [*names, *below])
     return hint if hint.startswith("did you mean") else "names look like " + ", ".join(names[:3])
 
 
 def _suffix_hint(names: Iterable[str]) -> str:
-    """A hint with the last parts of names, which patterns are mostly about."""
+    """Return a hint that lists the endings of the names as patterns, such as `*.attention.qkv`."""
     kinds = sorted({"*." + ".".join(name.split(".")[-2:]) for name in names})
     return "there are " + ", ".join(kinds) if kinds else "all layers are frozen"

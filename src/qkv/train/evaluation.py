@@ -23,7 +23,7 @@ from qkv.train.watch import EvalReport, Sample
 
 
 class MetricsAndSamples(Protocol):
-    """What a task returns for a network: its metrics, the name of the main one, and some predictions to look at."""
+    """The evaluation of a network by a task: metrics, the name of the main metric, and some predictions to look at."""
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -39,13 +39,14 @@ class MetricsAndSamples(Protocol):
 
 
 TaskMetrics = Callable[[Network], MetricsAndSamples]
+"""A function that evaluates a network on a task."""
 
 
 class Evaluator:
-    """Computes the loss on the validation data and, if there are any, the task's metrics.
+    """Computes the loss on the validation data, and the task's metrics if `task_metrics` is given.
 
-    `metric` decides which weights are best; "": the task's main metric. Rank 0 computes the metrics and broadcasts
-    them, so that all ranks take the same decisions.
+    `metric` is the name of the metric that selects the best weights; "" is the task's main metric. Rank 0 computes the
+    metrics and broadcasts them, so that all ranks make the same decisions.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Evaluator:
         self.valid_data, self.task_metrics, self.metric = valid_data, task_metrics, metric
 
     def __call__(self, progress: Progress, ema: Ema | None = None) -> EvalReport:
-        """Evaluate, with the averaged weights if there is an EMA, and record in `progress` whether this is the best."""
+        """Evaluate the network, with the averages of `ema` if given. Record in `progress` if it is the best."""
         try:
             metrics, metric, samples = self._evaluate(ema)
         except Exception as error:
@@ -70,23 +71,19 @@ class Evaluator:
             raise out_of_memory_error(
                 self.stepper.section, error, "an evaluation", single_process=self.stepper.world.size == 1
             ) from error
-        if metric != progress.metric:  # the metric was changed: the best value by the new one is unknown
+        if metric != progress.metric:  # the user changed the metric, so the best value so far is unknown
             progress.metric, progress.best_value, progress.best_loss = metric, None, None
         value, loss = metrics.get(metric), metrics.get("loss")
         best = value is not None and is_better(metric, value, progress.best_value, loss, progress.best_loss)
         if best:
-            progress.best_value, progress.best_loss, progress.best_step, progress.evals_since_best = (
-                value,
-                loss,
-                progress.step,
-                0,
-            )
+            progress.best_value, progress.best_loss = value, loss
+            progress.best_step, progress.evals_since_best = progress.step, 0
         else:
             progress.evals_since_best += 1
         return EvalReport(progress.step, progress.seconds, metrics, best, samples)
 
     def _evaluate(self, ema: Ema | None) -> tuple[dict[str, float], str, Sequence[Sample]]:
-        """The metrics, the name of the one that decides, and some predictions."""
+        """Return the metrics, the name of the metric that selects the best weights, and some predictions."""
         world = self.stepper.world
         metrics: dict[str, float] = {}
         samples: Sequence[Sample] = ()
@@ -99,17 +96,18 @@ class Evaluator:
                 if network is not None:
                     with self.stepper.autocast():
                         evaluation = self.task_metrics(network)
-                    metrics = {**evaluation.metrics, **metrics}  # the loss is that over all validation data
+                    # Keep our loss, which is over all validation data; that of the task is over some examples.
+                    metrics = {**evaluation.metrics, **metrics}
                     samples, metric = evaluation.samples, metric or evaluation.main_metric
         metrics, metric = broadcast_json(world, [metrics, metric])
         return metrics, metric if metric in metrics else "loss", samples
 
     def mean_loss(self, data: SequenceStream) -> float:
-        """The mean loss over an epoch of the data: per token label, plus per label of a whole document."""
+        """Return the mean loss over all token labels of the data, plus the mean loss over all document labels."""
         world = self.stepper.world
         device = world.device
         one, zero = torch.ones((), device=device), torch.zeros((), device=device)
-        sums = torch.zeros(4, dtype=torch.float64, device=device)  # token losses, document losses, then their counts
+        sums = torch.zeros(4, dtype=torch.float64, device=device)  # loss of tokens, of documents; labels of both
         has_answers = (
             not data.optional_fields <= {"labels", "token_type_ids", "source"} or "labels" not in data.optional_fields
         )
@@ -126,7 +124,7 @@ class Evaluator:
 
 
 def broadcast_json(world: World, value: Any) -> Any:
-    """The value (plain JSON) that rank 0 has, on all ranks."""
+    """Send a JSON value from rank 0 to all ranks. Return it on all of them."""
     if world.mesh is None:
         return value
     text = json.dumps(value).encode()
@@ -141,7 +139,7 @@ def broadcast_json(world: World, value: Any) -> Any:
 
 @contextmanager
 def eval_mode(network: nn.Module) -> Iterator[None]:
-    """The network in evaluation mode (no dropout), without gradients; every module is restored to its mode."""
+    """Inside, the network is in evaluation mode and computes no gradients. Afterwards each module has its old mode."""
     training = [module for module in network.modules() if module.training]
     network.eval()
     try:

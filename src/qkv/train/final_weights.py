@@ -1,4 +1,4 @@
-"""The weights that a run ends with: the last, the best, an exponential moving average, or checkpoint averaging."""
+"""The weights that a run ends with: last, best, exponential moving average, or average of several checkpoints."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ def load_final_weights(
     progress: Progress,
     world: World,
 ) -> list[str]:
-    """Load the weights that the recipe asks for into the network; returns notes on which they are."""
+    """Load the final weights into the network, as the recipe selects them. Return notes that describe the selection."""
     source: Checkpoint | CheckpointAverage
     best, notes = None, []
     if section.final == "best":
@@ -43,13 +43,13 @@ def load_final_weights(
     else:
         return notes
     for name, parameter in network.named_parameters():
-        has_average = ema is not None and parameter.requires_grad  # evaluation used the average, too
+        has_average = ema is not None and parameter.requires_grad  # the metric was computed with the EMA, so load that
         load_slices(parameter, source, (EMA_PREFIX if has_average else WEIGHTS_PREFIX) + name, world)
     return [*notes, f"the final weights are {description}"]
 
 
 def readable_checkpoints(checkpoints: CheckpointFolder, steps: Sequence[int]) -> tuple[list[Checkpoint], list[str]]:
-    """The undamaged checkpoints of these steps, and a note for each damaged one."""
+    """Return the undamaged checkpoints of these steps, and a note about each damaged one."""
     readable: list[Checkpoint] = []
     damaged: list[str] = []
     for step in steps:

@@ -3,8 +3,8 @@
     for batch in loader:
         step; log; evaluate; save; stop on a signal or when the budget is spent
 
-A checkpoint holds the weights, the optimizer's state, the position in the data and a few numbers. Everything else is a
-function of the recipe: a run that is killed and resumed ends with the same weights, bit for bit.
+A checkpoint holds the weights, the optimizer's state, the position in the data and a few numbers. Everything else
+follows from the recipe. So a run that is killed and resumed ends with the same weights, bit for bit.
 """
 
 import logging
@@ -26,7 +26,7 @@ from qkv.train.progress import Progress, is_due
 from qkv.train.recipe.schema import TrainSection
 from qkv.train.run.folder import resume_command
 from qkv.train.run.signals import StopSignals
-from qkv.train.setup import Job, TrainingRun, describe_start, start_run
+from qkv.train.setup import Job, TrainingRun, describe_start, prepare_run
 from qkv.train.speed import SpeedMeter
 from qkv.train.step import Stepper
 from qkv.train.watch import RunEnd
@@ -34,13 +34,13 @@ from qkv.train.watch import RunEnd
 log = logging.getLogger("qkv")
 
 MAX_EXAMPLES_SHOWN = 8
-"""How many examples of a bad batch an error message lists."""
+"""The maximum number of examples of a bad batch that an error message lists."""
 MAX_SECONDS_BETWEEN_SAVES = 600.0
-"""A checkpoint is written at least this often, however rarely the recipe evaluates and saves."""
+"""A checkpoint is saved after this time, even if `train.save_every` and `train.eval_every` ask for fewer."""
 
 
 class StoppedBySignal(QkvError):
-    """A signal stopped the run, after a checkpoint. The exit code is 128 + the signal's number, as in shells."""
+    """A signal stopped the run, and a checkpoint was saved. The exit code is 128 + signal number, as in shells."""
 
     def __init__(self, signal: int, step: int, command: str) -> None:
         super().__init__(f"stopped at step {step:,} with a checkpoint; resume with: {command}")
@@ -48,19 +48,21 @@ class StoppedBySignal(QkvError):
 
 
 def fit(job: Job) -> RunEnd:
-    """Train until the budget is spent, and leave the network with the weights that the recipe asks for."""
+    """Train until the budget is spent. Afterwards the network has the final weights, as `train.final` selects them."""
     section, world, watcher, checkpoints = job.recipe.train, job.world, job.watcher, job.folder.checkpoints
-    run = start_run(job)
+    run = prepare_run(job)
     progress, stepper = run.progress, run.stepper
     watcher.on_start(describe_start(job, run))
 
     start_time, saved_seconds = time.monotonic() - progress.seconds, progress.seconds
-    done = run.fraction_done()
-    speed = SpeedMeter(progress, done, world)
-    recent: deque[tuple[int, Batch]] = deque(maxlen=section.log_every + 1)  # to name the examples of a bad step
+    fraction_done = run.fraction_done()
+    speed = SpeedMeter(progress, fraction_done, world)
+    recent: deque[tuple[int, Batch]] = deque(
+        maxlen=section.log_every + 1
+    )  # so that an error can list the examples of a bad step
     with StopSignals(multi_process=world.size > 1) as signals, close_on_exit(run.loader, checkpoints):
-        evaluate_if_pending(job, run, done, signals)
-        reason = run.end_reason(section, done)
+        evaluate_if_pending(job, run, fraction_done, signals)
+        reason = run.end_reason(section, fraction_done)
         batches = iter(run.loader)
         while not reason:
             batch = next(batches, None)
@@ -68,7 +70,7 @@ def fit(job: Job) -> RunEnd:
                 reason = "epochs"
                 break
             recent.append((progress.step, batch))
-            lr = lr_at(section, progress.step, done)
+            lr = lr_at(section, progress.step, fraction_done)
             stop, seconds = signals.requested is not None, time.monotonic() - start_time
             take_step(stepper, batch, progress.step, lr, stop, seconds)
             progress.step += 1
@@ -81,24 +83,24 @@ def fit(job: Job) -> RunEnd:
                 stop, progress.seconds = stepper.synced_stop_and_seconds()
             else:
                 stop, progress.seconds = signals.requested is not None, time.monotonic() - start_time
-            done_before, done = done, run.fraction_done()
-            due = find_due(section, progress, done_before, done)
-            due.save |= stop or (done < 1 and progress.seconds - saved_seconds >= MAX_SECONDS_BETWEEN_SAVES)
+            fraction_before, fraction_done = fraction_done, run.fraction_done()
+            due = find_due(section, progress, fraction_before, fraction_done)
+            due.save |= stop or (fraction_done < 1 and progress.seconds - saved_seconds >= MAX_SECONDS_BETWEEN_SAVES)
             if due.log or due.evaluate or due.save or world.device.type == "cpu":
                 check_finite(job, run, recent)
-                progress.loss += stepper.take_loss()
-                if world.size > 1:  # the synced time is that of the step's start
+                progress.loss += stepper.pop_loss()
+                if world.size > 1:  # the synced time was measured before the step
                     progress.seconds = world.mean(time.monotonic() - start_time)
             if due.log:
-                watcher.on_step(speed.report(progress, lr, float(stepper.grad_norm), done, batch.epoch))
+                watcher.on_step(speed.report(progress, lr, float(stepper.grad_norm), fraction_done, batch.epoch))
             show_sample(job, run, speed)
             if due.evaluate and not stop:
                 with signals.no_deadline(), speed.exclude_time():
                     watcher.on_evaluate(report := run.evaluator(progress, run.ema))
                 due.save |= report.is_best
                 due.keep |= report.is_best
-            # An evaluation that a signal prevented, or that the run's end replaced, is made up for on resume.
-            progress.pending_eval = due.evaluate if stop else done >= 1 and due.cadence
+            # A signal, or the end of the run, can come before a scheduled evaluation. It is then done on resume.
+            progress.pending_eval = due.evaluate if stop else fraction_done >= 1 and due.scheduled_eval
             if stop:
                 signals.acknowledge()
             if due.save:
@@ -107,19 +109,19 @@ def fit(job: Job) -> RunEnd:
                     speed.count_tokens(progress)
                     run.manager.save(progress, temporary=not due.keep)
             if stop:
-                checkpoints.finish()
+                checkpoints.wait_for_save()
                 watcher.on_end(RunEnd(progress.step, progress.seconds, "signal", {}, job.recipe.run))
                 command = resume_command(job.recipe.run, world.size)
                 raise StoppedBySignal(signals.requested or 15, progress.step, command)
-            reason = run.end_reason(section, done)
+            reason = run.end_reason(section, fraction_done)
 
-        signals.acknowledge()  # the run is over: a signal does not stop the last save and evaluation
+        signals.acknowledge()  # from here on, a signal does not stop the last save and evaluation
         run.loader.close()
         check_finite(job, run, recent)
-        if checkpoints.newest_step() != progress.step:
+        if checkpoints.last_step != progress.step:
             speed.count_tokens(progress)
             run.manager.save(progress)
-        checkpoints.finish()
+        checkpoints.wait_for_save()
         return finish_run(job, run, reason)
 
 
@@ -138,33 +140,43 @@ def finish_run(job: Job, run: TrainingRun, reason: str) -> RunEnd:
 
 @dataclass
 class Due:
-    """What is to be done after a step."""
+    """The actions that are due after a step."""
 
     log: bool
     evaluate: bool
     save: bool
-    keep: bool  # the checkpoint counts among those that are kept; others are replaced by the next one
-    cadence: bool  # an evaluation is due by `train.eval_every`
+    keep: bool  # save a regular checkpoint (see `train.keep_checkpoints`), not one that the next save replaces
+    scheduled_eval: bool  # `train.eval_every` asks for an evaluation at this step
 
 
-def find_due(section: TrainSection, progress: Progress, done_before: float, done: float) -> Due:
-    """What is due after a step that brought the fraction of the budget from `done_before` to `done`."""
-    cadence = is_due(section.eval_every, progress.step, done_before, done)
-    save = is_due(section.save_every or section.eval_every, progress.step, done_before, done)
-    # The last step is evaluated with the final weights, after the loop; here only if it may be the best one.
-    evaluate = cadence if done < 1 else section.final == "best"
-    return Due(progress.step % section.log_every == 0 or done >= 1, evaluate, save, keep=save, cadence=cadence)
+def find_due(section: TrainSection, progress: Progress, fraction_before: float, fraction_done: float) -> Due:
+    """Decide what to do after a step.
+
+    The step raised the spent fraction of the budget from `fraction_before` to `fraction_done`.
+    """
+    scheduled_eval = is_due(section.eval_every, progress.step, fraction_before, fraction_done)
+    save = is_due(section.save_every or section.eval_every, progress.step, fraction_before, fraction_done)
+    # `finish_run` evaluates the final weights. With `final = "best"` the last step is also a candidate for the best
+    # one, so it must be evaluated before.
+    evaluate = scheduled_eval if fraction_done < 1 else section.final == "best"
+    return Due(
+        progress.step % section.log_every == 0 or fraction_done >= 1,
+        evaluate,
+        save,
+        keep=save,
+        scheduled_eval=scheduled_eval,
+    )
 
 
-def evaluate_if_pending(job: Job, run: TrainingRun, done: float, signals: StopSignals) -> None:
-    """Make up for an evaluation of the restored step.
+def evaluate_if_pending(job: Job, run: TrainingRun, fraction_done: float, signals: StopSignals) -> None:
+    """Evaluate the restored step, if this was due but not done before the checkpoint was saved.
 
-    With `final = "best"` the last step must be evaluated before the best one is chosen; a run that ended under another
-    setting has not done so yet.
+    It is also due if a finished run is resumed with `final` changed to "best": the best step can only be chosen after
+    the last step was evaluated.
     """
     progress, final = run.progress, job.recipe.train.final
-    unknown_best = run.is_resumed and done >= 1 and final == "best" and progress.best_step != progress.step
-    if unknown_best or (progress.pending_eval and done < 1):
+    unknown_best = run.is_resumed and fraction_done >= 1 and final == "best" and progress.best_step != progress.step
+    if unknown_best or (progress.pending_eval and fraction_done < 1):
         with signals.no_deadline():
             job.watcher.on_evaluate(report := run.evaluator(progress, run.ema))
         if report.is_best:
@@ -173,7 +185,7 @@ def evaluate_if_pending(job: Job, run: TrainingRun, done: float, signals: StopSi
 
 
 def show_sample(job: Job, run: TrainingRun, speed: SpeedMeter) -> None:
-    """Show watchers a prediction, now and then."""
+    """Send a prediction to the watcher, every few seconds."""
     if job.make_sample is None or not speed.is_sample_due(run.progress.seconds):
         return
     with speed.exclude_time(), eval_mode(run.network), run.stepper.autocast():
@@ -184,19 +196,19 @@ def show_sample(job: Job, run: TrainingRun, speed: SpeedMeter) -> None:
 
 @contextmanager
 def close_on_exit(loader: Loader, checkpoints: CheckpointFolder) -> Iterator[None]:
-    """However a run ends, complete the checkpoint that is being written and end the loader's worker processes."""
+    """At the end of a run, also after an error: wait for the save in progress, and stop the loader's workers."""
     try:
         yield
     except BaseException:
-        with suppress(QkvError):  # the first error is the one to report
-            checkpoints.finish()
+        with suppress(QkvError):  # report the first error, not this one
+            checkpoints.wait_for_save()
         raise
     finally:
         loader.close()
 
 
 def take_step(stepper: Stepper, batch: Batch, step: int, lr: float, stop: bool, seconds: float) -> None:
-    """Take one step. If memory runs out and `train.micro_batch_tokens` is "auto", retry in smaller micro-batches."""
+    """Take one step. If memory runs out and `train.micro_batch_tokens` is "auto", retry with smaller micro-batches."""
     while True:
         try:
             return stepper(batch, step, lr, stop, seconds)
@@ -216,8 +228,8 @@ def take_step(stepper: Stepper, batch: Batch, step: int, lr: float, stop: bool, 
 
 
 def check_finite(job: Job, run: TrainingRun, recent: Sequence[tuple[int, Batch]]) -> None:
-    """Report a step whose loss or gradient was not finite: an error, or with `on_nonfinite = "skip"` a note."""
-    bad = run.stepper.take_bad_steps()
+    """Report a step whose loss or gradient was not finite: raise an error, or with `on_nonfinite = "skip"` a note."""
+    bad = run.stepper.pop_bad_steps()
     if bad is None:
         return
     step, count = bad
@@ -233,6 +245,6 @@ def check_finite(job: Job, run: TrainingRun, recent: Sequence[tuple[int, Batch]]
             "lower train.lr"
         )
     run.progress.skipped_steps += count
-    run.progress.loss_steps -= count  # skipped steps have no loss to average
+    run.progress.loss_steps -= count  # the mean loss leaves skipped steps out
     more = f", as were {count - 1} steps after it" if count > 1 else ""
     job.watcher.on_note(run.progress.step, f"{problem}; skipped{more}. Its examples: {examples}")

@@ -1,4 +1,4 @@
-"""Running out of memory: recognising the error on any device, and what to change in the recipe."""
+"""Out-of-memory errors: recognise them on any device, and suggest changes to the recipe."""
 
 import torch
 
@@ -6,11 +6,11 @@ from qkv.errors import QkvError
 from qkv.train.recipe.schema import TrainSection
 
 CPU_MESSAGES = ("can't allocate memory", "cannot allocate memory", "not enough memory")
-"""What torch and operating systems write; on a CPU there is no exception type for it."""
+"""Parts of error messages. There is no exception type for running out of CPU memory."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that a device's memory ran out.
+    """Return whether an error means that the memory of a device ran out.
 
     >>> is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"))
     True
@@ -25,7 +25,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def out_of_memory_error(
     section: TrainSection, error: BaseException, what: str = "a step", *, single_process: bool = True
 ) -> QkvError:
-    """The error message for a step (or an evaluation) that does not fit into memory."""
+    """Make the error for a step (or an evaluation) that does not fit into memory."""
     auto = '; "auto" finds a size that fits' if single_process else ""
     return QkvError(
         f"{what} does not fit into the memory of the device ({str(error).splitlines()[0]}). Lower "

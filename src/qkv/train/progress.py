@@ -1,6 +1,6 @@
-"""How far a run has come: its progress, its budget, and when the next evaluation is due.
+"""The progress and the budget of a run, and the decision whether an evaluation is due.
 
-The progress is a few numbers that each checkpoint has as JSON.
+Each checkpoint stores the progress as JSON.
 """
 
 from collections.abc import Callable
@@ -13,75 +13,78 @@ from qkv.errors import QkvError
 from qkv.train.recipe.schema import TrainSection
 
 DEFAULT_EVALUATIONS = 10
-"""With `train.eval_every = 0`, a run is evaluated this many times in its budget."""
+"""The number of evaluations in a run with `train.eval_every = 0`."""
 
 
 @dataclass
 class Progress:
-    """What a run has done so far."""
+    """The progress of a run."""
 
     step: int = 0
-    tokens: int = 0  # of all ranks, without padding
+    tokens: int = 0  # tokens of all ranks, without padding
     seconds: float = 0.0
-    loss: float = 0.0  # summed over the steps since the last report
+    loss: float = 0.0  # the sum of the losses since the last report
     loss_steps: int = 0  # the number of steps in that sum
     skipped_steps: int = 0  # steps skipped because the loss or gradient was not finite
     pending_eval: bool = False  # an evaluation was due at this step, but a signal or the run's end came first
-    metric: str = ""  # the metric that decides which step is best
+    metric: str = ""  # the metric that selects the best step
     best_value: float | None = None
-    best_loss: float | None = None  # decides if the metric is equal
+    best_loss: float | None = None  # the loss of the best step, to break ties of the metric
     best_step: int = 0
-    evals_since_best: int = 0  # evaluations since the best one
+    evals_since_best: int = 0  # the number of evaluations since the best step
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return the progress as JSON values."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Progress":
-        """The reverse of `to_dict`."""
+        """Make a `Progress` from the result of `to_dict`."""
         known = {field.name for field in fields(cls)}
         if set(values) != known:
             raise QkvError(
-                f"the checkpoint's progress has other fields than in this version of qkv: {sorted(values)}; "
-                "use the qkv that wrote it"
+                f"the checkpoint was written by another version of qkv: its progress has the fields {sorted(values)}, "
+                f"but this version expects {sorted(known)}; resume the run with the version that started it"
             )
         return cls(**values)
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How long a run may take: steps, minutes or epochs, whichever is spent first."""
+    """The limits of a run. The run ends when it reaches the first of them."""
 
     steps: int
     seconds: float
-    num_pools: int  # shuffling pools of the data in `train.epochs`; 0: no limit in epochs
-    units_in_pool: Callable[[int], int]  # the number of units in a pool
+    num_pools: int  # the limit in epochs, as a number of shuffle pools of the data; 0 is no limit
+    units_in_pool: Callable[[int], int]  # returns the number of units in a pool: sequences, or groups of them
 
     @classmethod
     def from_section(cls, section: TrainSection, data: SequenceStream) -> "Budget":
-        """The budget of a recipe."""
+        """Make the budget of a recipe."""
         num_pools = data.order.num_pools(section.epochs) if section.epochs else 0
         units_in_pool = lru_cache(1)(lambda pool: len(data.plan_pool(pool).unit_order))
         return cls(section.steps, section.minutes * 60, num_pools, units_in_pool)
 
     def fraction_done(self, step: int, seconds: float, cursor: StreamCursor = FIRST_CURSOR) -> float:
-        """The fraction that is spent, 0 … 1: the largest of the three."""
+        """Return the spent fraction of the limit that is closest, 0 … 1."""
         read: float = cursor.pool
-        if self.num_pools and cursor.unit:  # a small corpus is a single pool, so the fraction within it counts
+        if self.num_pools and cursor.unit:  # a small corpus is a single pool, so count the read part of the pool
             read += cursor.unit / self.units_in_pool(cursor.pool)
         pairs = ((step, self.steps), (seconds, self.seconds), (read, self.num_pools))
         return min(max((spent / limit for spent, limit in pairs if limit), default=0.0), 1.0)
 
     def reason(self, step: int, seconds: float) -> str:
-        """Which part of the budget is spent."""
+        """Return the limit that was reached: "steps", "minutes" or "epochs"."""
         if self.steps and step >= self.steps:
             return "steps"
         return "minutes" if self.seconds and seconds >= self.seconds else "epochs"
 
 
 def is_due(every: int, step: int, before: float, after: float) -> bool:
-    """Whether what is done every `every` steps, or with 0 at each tenth of the budget, is due after a step."""
+    """Return whether an action is due after a step: every `every` steps or, with 0, at each tenth of the budget.
+
+    `before` and `after` are the spent fractions of the budget before and after the step.
+    """
     if every:
         return step % every == 0
     return int(after * DEFAULT_EVALUATIONS + 1e-9) > int(before * DEFAULT_EVALUATIONS + 1e-9)
@@ -90,7 +93,7 @@ def is_due(every: int, step: int, before: float, after: float) -> bool:
 def is_better(
     metric: str, value: float, best: float | None, loss: float | None = None, best_loss: float | None = None
 ) -> bool:
-    """Whether a value beats the best so far: losses and errors should be low, other metrics high. The loss breaks ties.
+    """Return whether a value of a metric is better than the best so far. If they are equal, the loss decides.
 
     >>> is_better("exact_match", 0.0, 0.0, loss=4.5, best_loss=5.5), is_better("exact_match", 0.5, 0.5)
     (True, False)
@@ -103,7 +106,7 @@ def is_better(
 
 
 def lower_is_better(metric: str) -> bool:
-    """Whether lower values of a metric are better.
+    """Return whether lower values of a metric are better.
 
     >>> lower_is_better("loss"), lower_is_better("word_error"), lower_is_better("exact")
     (True, True, False)

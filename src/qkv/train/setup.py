@@ -1,6 +1,6 @@
-"""What happens before the first step: the network is compiled and distributed, and a checkpoint is restored.
+"""Preparations before the first step: compile and distribute the network, restore a checkpoint.
 
-`start_run(job)` returns a `TrainingRun`, the objects that the loop works with.
+`prepare_run(job)` returns a `TrainingRun` with all objects that the loop needs.
 """
 
 import warnings
@@ -12,7 +12,7 @@ import torch
 
 from qkv.data.load.loader import Loader
 from qkv.data.stream.sequences import SequenceStream
-from qkv.errors import QkvError, UsageError
+from qkv.errors import QkvError
 from qkv.models import Network
 from qkv.train.checkpoint.manager import CheckpointManager
 from qkv.train.checkpoint.reader import Checkpoint
@@ -37,23 +37,23 @@ class Job:
     """Everything that `fit` needs to train a recipe."""
 
     recipe: Recipe
-    network: Network  # on the meta device if parameters are sharded: no rank ever holds all of them
+    network: Network  # if parameters are sharded, it is on the meta device, so that no rank ever holds all of them
     train_data: SequenceStream
     valid_data: SequenceStream | None
     folder: RunFolder
     world: World
     watcher: Watcher = field(default_factory=Watcher)
     task_metrics: TaskMetrics | None = None
-    metric: str = ""  # the metric by which weights are best; "": the task's main metric
-    make_sample: Callable[[Network], Sample | None] | None = None  # predicts one example, for a display
-    invariants: Mapping[str, Any] = field(default_factory=dict)  # what must be the same when the run is resumed
+    metric: str = ""  # the metric that selects the best weights; "" is the task's main metric
+    make_sample: Callable[[Network], Sample | None] | None = None  # predicts one example, to be displayed
+    invariants: Mapping[str, Any] = field(default_factory=dict)  # values that must not change between start and resume
     notes: Sequence[str] = ()
-    initial_network: Callable[[], Network] | None = None  # makes the weights that a network on meta starts with
+    initial_network: Callable[[], Network] | None = None  # makes the initial weights for a network on the meta device
 
 
 @dataclass
 class TrainingRun:
-    """The objects that the loop works with, restored from a checkpoint if there is one."""
+    """All objects that the loop needs. If the run has a checkpoint, they are restored from it."""
 
     network: Network
     stepper: Stepper
@@ -67,28 +67,26 @@ class TrainingRun:
     is_resumed: bool
 
     def fraction_done(self) -> float:
-        """The fraction of the budget that is spent, 0 … 1."""
+        """Return the fraction of the budget that is spent, 0 … 1."""
         return self.budget.fraction_done(self.progress.step, self.progress.seconds, self.loader.cursor)
 
     def end_reason(self, section: TrainSection, fraction_done: float) -> str:
-        """Why the run ends here ("steps", "minutes", "epochs", "patience"), or "" if it does not."""
+        """Return why the run ends now: "steps", "minutes", "epochs" or "patience"; "" if it continues."""
         if fraction_done >= 1:
             return self.budget.reason(self.progress.step, self.progress.seconds)
         return "patience" if section.patience and self.progress.evals_since_best >= section.patience else ""
 
 
-def start_run(job: Job) -> TrainingRun:
-    """Make everything that the loop needs, and restore the newest checkpoint."""
+def prepare_run(job: Job) -> TrainingRun:
+    """Make all objects that the loop needs, and restore the newest checkpoint if there is one."""
     section, world = job.recipe.train, job.world
     checkpoint = find_checkpoint(job)
     network = job.network if job.initial_network else job.network.to(world.device)
     training_module = prepare_module(TrainingModule(network, job.recipe.objective), section, world)
     module = parallelize(training_module, world, section)
-    if job.initial_network and checkpoint is None:  # a checkpoint has all weights
+    if job.initial_network and checkpoint is None:  # otherwise the checkpoint has the weights
         scatter_weights(network, job.initial_network() if world.rank == 0 else None, world)
     trained = [(name, parameter) for name, parameter in network.named_parameters() if parameter.requires_grad]
-    if not trained:
-        raise UsageError("model.freeze matches every parameter, so there is nothing to train; freeze fewer of them")
     fused = section.optimizer in FUSED_OPTIMIZERS and not world.is_sharded
     optimizer = make_optimizer(trained, section, fused=fused, capturable=fused and world.device.type == "cuda")
     ema = Ema(trained, section.ema_decay) if section.ema_decay else None
@@ -122,12 +120,12 @@ def start_run(job: Job) -> TrainingRun:
     elif any(record.get("kind") == "step" for record in job.folder.log_records()):
         run.notes.append("this run was started before and has no checkpoint: it starts again at step 0")
     if world.rank == 0:
-        job.folder.truncate_after(progress.step)
+        job.folder.truncate_log(progress.step)
     return run
 
 
 def find_checkpoint(job: Job) -> Checkpoint | None:
-    """The newest readable checkpoint, None for a new run; refuses to overwrite a run whose checkpoints are lost."""
+    """Return the newest readable checkpoint, or None for a new run. Raise if a run has lost its checkpoints."""
     checkpoints = job.folder.checkpoints
     found = checkpoints.newest()
     if found is None and checkpoints.skipped:
@@ -146,14 +144,14 @@ def find_checkpoint(job: Job) -> Checkpoint | None:
 
 
 def prepare_module(module: TrainingModule, section: TrainSection, world: World) -> TrainingModule:
-    """Put a module into training mode and set what the recipe says: dtypes, gradient checkpointing, compilation."""
+    """Put a module into training mode, and set up dtypes, gradient checkpointing and compilation as the recipe says."""
     module.train()
     on_gpu = world.device.type == "cuda"
     precision = resolve_precision(section, world.device)
     bfloat16_residual = precision == "bfloat16" and (
         section.residual_dtype == "bfloat16" or (section.residual_dtype == "auto" and on_gpu)
     )
-    if bfloat16_residual:  # norm weights stay in float32, about which torch warns in eager mode
+    if bfloat16_residual:  # in eager mode torch warns that the norms' weights are float32
         warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
     for name in ("encoder", "decoder"):
         stack = getattr(module.network, name, None)
@@ -168,23 +166,27 @@ def prepare_module(module: TrainingModule, section: TrainSection, world: World) 
 
 
 def num_micro_batches(section: TrainSection, data: SequenceStream, world: World) -> int:
-    """The number of micro-batches into which each rank splits its part of a batch."""
+    """Return the number of micro-batches into which each rank splits its part of a batch."""
     if isinstance(section.micro_batch_tokens, str) or section.micro_batch_tokens == 0:
         return 1
     return data.num_micro_batches(section.micro_batch_tokens, world.data_size)
 
 
 def resume_message(run: str, resumed: TrainingRun, section: TrainSection) -> str:
-    """A note on where a run resumes or, if it has ended, which key must be raised to continue it."""
+    """Return a note: the step that a run resumes from or, if the run has ended, the key to raise to continue it."""
     reason = resumed.end_reason(section, resumed.fraction_done())
     if not reason:
         return f"resuming from step {resumed.progress.step:,}"
-    why = "the metric did not improve any more" if reason == "patience" else "the budget of this run is spent"
+    why = (
+        "the run ended because the metric no longer improved"
+        if reason == "patience"
+        else "the budget of this run is spent"
+    )
     return f"{why}; to continue, raise train.{reason}: {resume_command(run)} train.{reason}=…"
 
 
 def describe_start(job: Job, run: TrainingRun) -> RunStart:
-    """What watchers are told before the first step."""
+    """Return the report that watchers get before the first step."""
     section, parameters = job.recipe.train, list(job.network.parameters())
     return RunStart(
         run=job.recipe.run,

@@ -1,4 +1,4 @@
-"""How fast a run is, and how long it still takes."""
+"""Measure the speed of a run, and estimate the time left."""
 
 import math
 import time
@@ -10,26 +10,26 @@ from qkv.train.progress import Progress
 from qkv.train.watch import StepReport
 
 SECONDS_BETWEEN_SAMPLES = 4.0
-"""How often a run that is displayed shows a prediction."""
+"""Seconds between two predictions on a display."""
 
 
 class SpeedMeter:
-    """Counts tokens and seconds between two reports, and estimates the time left from the whole of this process."""
+    """Counts tokens and seconds between two reports. Estimates the time left from the speed of this process."""
 
     def __init__(self, progress: Progress, fraction_done: float, world: World) -> None:
         self.world = world
-        self.tokens = 0  # of this rank, not yet added to those of the others
+        self.tokens = 0  # tokens of this rank that `count_tokens` has not yet added to `progress`
         self.reported_seconds, self.reported_tokens = progress.seconds, progress.tokens
         self.start_seconds, self.start_fraction = progress.seconds, fraction_done
         self.sampled_seconds = progress.seconds
 
     def count_tokens(self, progress: Progress) -> None:
-        """Add the tokens of all ranks to `progress`."""
+        """Add the new tokens of all ranks to `progress`."""
         progress.tokens += int(self.world.sum_scalar(self.tokens))
         self.tokens = 0
 
     def report(self, progress: Progress, lr: float, grad_norm: float, fraction_done: float, epoch: int) -> StepReport:
-        """What happened since the last report; the sums in `progress` start again at 0."""
+        """Report on the steps since the last report. Set the sums in `progress` back to 0."""
         self.count_tokens(progress)
         seconds = progress.seconds
         rate = (fraction_done - self.start_fraction) / max(seconds - self.start_seconds, 1e-9)
@@ -51,13 +51,13 @@ class SpeedMeter:
 
     @contextmanager
     def exclude_time(self) -> Iterator[None]:
-        """The time spent inside does not count as training, so it does not lower tokens per second."""
+        """Leave the time spent inside out of the tokens per second."""
         start = time.monotonic()
         yield
         self.reported_seconds += time.monotonic() - start
 
     def is_sample_due(self, seconds: float) -> bool:
-        """Whether it is time to show a prediction again; if so, the wait starts anew."""
+        """Return whether it is time to show a prediction. If so, restart the timer."""
         if seconds - self.sampled_seconds < SECONDS_BETWEEN_SAMPLES:
             return False
         self.sampled_seconds = seconds

@@ -1,14 +1,14 @@
 """One training step: forward and backward for each micro-batch, gradient clipping, the optimizer's update.
 
 The random numbers of a step (dropout) depend on the seed, the step, the micro-batch and the rank, and on nothing that
-happened before. So no generator state has to be saved.
+happened before. So checkpoints need no state of random generators.
 
-A loss or gradient that is not finite never reaches the weights. On a CPU this is known at once. On a GPU, waiting for
-the answer would take longer than the step, so the device itself decides: it skips the update and, with
-`on_nonfinite = "stop"`, all updates after it, until the host asks with `take_bad_steps`.
+If the loss or the gradient is not finite, the weights are not updated. On a GPU, the host would have to wait for the
+result, so a fused optimizer skips the update on the GPU itself. With `on_nonfinite = "stop"` it also skips all later
+updates. The host reads the result every few steps, with `pop_bad_steps`.
 
-On one GPU a whole step can be one CUDA graph: packed batches have the same shape each time, and one call then launches
-all of the step's many small kernels.
+On one GPU a whole step can be one CUDA graph, because packed batches have the same shape in each step. One call then
+launches all kernels of the step.
 """
 
 from contextlib import nullcontext
@@ -26,23 +26,23 @@ from qkv.train.parallel.world import World
 from qkv.train.recipe.schema import TrainSection
 
 MAX_GRAPHS = 8
-"""The number of batch shapes that get a CUDA graph. Steps of further shapes run without one."""
+"""At most this many batch shapes get a CUDA graph. Steps with other shapes run without one."""
 WARMUP_PASSES = 3
-"""Forward and backward passes before a capture, in which libraries allocate their workspaces."""
+"""Forward and backward passes before a graph is captured. In these, libraries allocate their workspaces."""
 LABEL_MULTIPLE = 256
-"""On a GPU, the number of labelled positions is rounded up to a multiple of this, so that shapes rarely change."""
+"""On a GPU the number of labelled positions is padded to a multiple of this, so that few different shapes occur."""
 AUTOCAST_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def resolve_precision(section: TrainSection, device: torch.device) -> str:
-    """The dtype that a run computes in: with `precision = "auto"` bfloat16 on a GPU that has it, else float32."""
+    """Return the dtype of a run's computations. "auto" selects bfloat16 on a GPU that supports it, else float32."""
     if section.precision != "auto":
         return section.precision
     return "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
 
 
 class Stepper:
-    """Takes training steps with a module (wrapped for several ranks or not) and an optimizer."""
+    """Takes training steps. `module` is the training module, possibly wrapped by DDP or FSDP."""
 
     def __init__(
         self,
@@ -61,21 +61,25 @@ class Stepper:
         self.scaler = torch.amp.GradScaler(self.device.type) if self.precision == "float16" else None
         # Torch's fused optimizers skip an update on the device if the tensor `found_inf` is 1.
         self.updates_on_device = self.device.type == "cuda" and all(g.get("fused") for g in optimizer.param_groups)
-        self.loss = torch.zeros((), dtype=torch.float64, device=self.device)  # summed over steps since `take_loss`
+        self.loss = torch.zeros(
+            (), dtype=torch.float64, device=self.device
+        )  # the sum over the steps since the last `pop_loss`
         self.grad_norm = torch.zeros((), device=self.device)
-        self.skip_update = torch.zeros((), device=self.device)  # 1: this step's update is skipped
+        self.skip_update = torch.zeros((), device=self.device)  # 1 if this step's update is skipped, else 0
         self.first_bad_step = torch.full((), -1, dtype=torch.long, device=self.device)
         self.step_number = torch.zeros((), dtype=torch.long, device=self.device)
-        self.num_bad_steps = torch.zeros((), device=self.device)  # since `take_bad_steps`
-        self.synced = torch.zeros(4, dtype=torch.float64, device=self.device)  # labels, answers, stop, seconds: sums
+        self.num_bad_steps = torch.zeros((), device=self.device)  # since the last `pop_bad_steps`
+        self.synced = torch.zeros(
+            4, dtype=torch.float64, device=self.device
+        )  # sums over ranks of: token labels, document labels, stop, seconds
         self.graphs: dict[tuple[Any, ...], tuple[LabelledBatch, Tensor, torch.cuda.CUDAGraph]] = {}
         self.label_multiple = LABEL_MULTIPLE if self.device.type == "cuda" else 1
 
     def __call__(self, batch: Batch, step: int, lr: float, stop: bool = False, seconds: float = 0.0) -> None:
         """Take step `step` (from 0) with learning rate `lr`.
 
-        The loss is divided by the number of labels of all ranks. The all-reduce that counts them also carries whether
-        this rank wants to `stop` and its time in `seconds`; `synced_stop_and_seconds` returns the result.
+        The loss is divided by the number of labels of all ranks, which takes an all-reduce. The same all-reduce also
+        sums `stop` (1 if this rank wants to stop) and `seconds` (its run time); see `synced_stop_and_seconds`.
         """
         synced = torch.tensor([*count_labels(batch), float(stop), seconds], dtype=torch.float64)
         if self.world.size > 1:
@@ -92,7 +96,7 @@ class Stepper:
         for index, micro_batch in enumerate(micro_batches):
             seed_step(self.section.seed, step, index, self.world.data_rank)
             labelled = to_device(micro_batch, self.device, self.label_multiple)
-            with self.world.no_sync(self.module, last=index == len(micro_batches) - 1), self.autocast():
+            with self.world.gradient_sync(self.module, last=index == len(micro_batches) - 1), self.autocast():
                 loss = self.module(labelled, loss_weights[0], loss_weights[1])
             (loss if self.scaler is None else self.scaler.scale(loss)).backward()
             total += loss.detach()
@@ -100,18 +104,18 @@ class Stepper:
         self.optimizer.zero_grad(set_to_none=True)
 
     def copy_to_device(self, values: Tensor) -> Tensor:
-        """Copy a small CPU tensor to the device without waiting for the copy."""
+        """Copy a small CPU tensor to the device; the host does not wait for the copy."""
         if self.device.type != "cuda" or values.is_cuda:
             return values.to(self.device)
         return values.pin_memory().to(self.device, non_blocking=True)
 
     def synced_stop_and_seconds(self) -> tuple[bool, float]:
-        """Whether any rank wanted to stop at the last step, and the mean of their times: the same on every rank."""
+        """Return whether any rank wanted to stop in the last step, and the mean of all ranks' seconds."""
         _, _, stop, seconds = self.synced.tolist()
         return stop > 0, seconds / self.world.size
 
     def autocast(self) -> Any:
-        """The context in which the network runs: autocast to the run's dtype."""
+        """Return the context in which the network runs: autocast to the run's dtype."""
         if self.precision == "float32":
             return nullcontext()
         return torch.autocast(self.device.type, AUTOCAST_DTYPES[self.precision])
@@ -124,7 +128,9 @@ class Stepper:
         self.grad_norm.copy_(grad_norm)
         loss = self.world.sum_tensor(loss)
         finite = torch.isfinite(loss)
-        if self.scaler is None or self.scaler.get_scale() <= 1.0:  # above 1, the scaler itself handles an overflow
+        if (
+            self.scaler is None or self.scaler.get_scale() <= 1.0
+        ):  # with a scale above 1, the scaler handles an overflow itself
             finite = finite & torch.isfinite(grad_norm)
         sticky = self.skip_update if self.section.on_nonfinite == "stop" else torch.zeros_like(self.skip_update)
         self.skip_update.copy_(torch.maximum(sticky, (~finite).float()))
@@ -144,8 +150,11 @@ class Stepper:
         if self.scaler is not None:
             self.scaler.update()
 
-    def take_bad_steps(self) -> tuple[int, int] | None:
-        """The first skipped step since the last call and the number of them, or None. Waits for a GPU."""
+    def pop_bad_steps(self) -> tuple[int, int] | None:
+        """Return the first skipped step since the last call, and the number of skipped steps; None if there is none.
+
+        The host waits for the GPU.
+        """
         step, count = int(self.first_bad_step), int(self.num_bad_steps)
         if step < 0:
             return None
@@ -153,8 +162,8 @@ class Stepper:
         self.num_bad_steps.zero_()
         return step, count
 
-    def take_loss(self) -> float:
-        """The sum of the steps' losses since the last call. Waits for a GPU."""
+    def pop_loss(self) -> float:
+        """Return the sum of the losses of all steps since the last call. The host waits for the GPU."""
         total = float(self.loss)
         self.loss.zero_()
         return total
@@ -179,9 +188,9 @@ class Stepper:
         )
 
     def _replay_graph(self, batch: Batch, step: int, loss_weights: Tensor) -> bool:
-        """Take a step by replaying the graph of its shape, which is captured first if needed.
+        """Take a step by replaying the CUDA graph for the batch's shape. Capture the graph first if it does not exist.
 
-        Returns False, and does nothing, if there are MAX_GRAPHS graphs of other shapes already.
+        Return False, and do nothing, if MAX_GRAPHS graphs for other shapes exist already.
         """
         labelled = to_device(batch, self.device, self.label_multiple)
         key = (
@@ -208,9 +217,9 @@ class Stepper:
     def _capture_graph(
         self, labelled: LabelledBatch, loss_weights: Tensor
     ) -> tuple[LabelledBatch, Tensor, torch.cuda.CUDAGraph]:
-        """Capture a step; returns the tensors that the graph reads, and the graph. Weights and state do not change."""
+        """Capture a step. Return the tensors that the graph reads, and the graph. Weights do not change."""
         graph_batch, graph_weights = clone_batch(labelled), loss_weights.clone()
-        # The optimizer's state must exist before the capture: the graph would allocate it again at every replay.
+        # Create the optimizer's state before the capture. Otherwise the graph would create it again at every replay.
         optimizer_tensors(self.optimizer, [(str(number), p) for number, p in enumerate(self.parameters)])
 
         def backward() -> Tensor:
@@ -242,19 +251,19 @@ def seed_step(seed: int, step: int, micro_batch: int, rank: int) -> None:
     step_seed = hash64(seed, step, micro_batch, rank) % 2**63
     if torch.cuda.is_initialized() or torch.backends.mps.is_available():
         torch.manual_seed(step_seed)
-    else:  # torch.manual_seed would record the call stack for devices that are not used, in half a millisecond
+    else:  # torch.manual_seed takes half a millisecond more: it records the call stack for CUDA, which is not used here
         torch.default_generator.manual_seed(step_seed)
 
 
 def tensors_in(labelled: LabelledBatch) -> list[Tensor]:
-    """All tensors of a batch, in a fixed order."""
+    """Return all tensors of a batch, in a fixed order."""
     batch = labelled.batch
     values = [getattr(batch, field.name) for field in fields(batch)] + [labelled.positions, labelled.targets]
     return [value for value in values if isinstance(value, Tensor)]
 
 
 def clone_batch(labelled: LabelledBatch) -> LabelledBatch:
-    """A copy of a batch, with tensors of its own."""
+    """Return a copy of a batch, with copies of all tensors."""
     batch = labelled.batch
     values: dict[str, Any] = {field.name: getattr(batch, field.name) for field in fields(batch)}
     clones = {name: value.clone() for name, value in values.items() if isinstance(value, Tensor)}

@@ -1,4 +1,4 @@
-"""What a run reports to its watchers: a display, a log file, a tracker."""
+"""The reports of a run, and `Watcher`, which receives them: a display, a log file, a tracker."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,27 +11,27 @@ class RunStart:
     run: str
     parameters: int
     trainable: int  # the number of parameters that are trained
-    step: int  # 0, or the step that it resumes from
-    steps: int  # the budget; 0: none in steps
-    minutes: float  # the budget; 0: none in minutes
+    step: int  # the step that the run resumes from; 0 for a new run
+    steps: int  # the budget in steps; 0 if there is no such limit
+    minutes: float  # the budget in minutes; 0 if there is no such limit
     device: str
-    metric: str  # the metric that decides which weights are best
+    metric: str  # the metric that selects the best weights
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """One step, or the mean of those since the last report."""
+    """A report on training. The mean loss and the speed are over the steps since the last report."""
 
     step: int
-    loss: float  # nats per label
+    loss: float  # in nats per label
     lr: float
     grad_norm: float
-    tokens: int  # since the run started, without padding
+    tokens: int  # tokens since the run started, without padding
     tokens_per_second: float
-    seconds: float  # since the run started
-    fraction_done: float  # of the budget, 0 … 1
-    seconds_left: float  # an estimate
+    seconds: float  # training time since the run started
+    fraction_done: float  # the spent fraction of the budget, 0 … 1
+    seconds_left: float  # the estimated time left
     epoch: int
 
 
@@ -42,7 +42,7 @@ class Sample:
     source: str
     prediction: str
     expected: str
-    model_input: str | None = None  # the text to run the model on, if it is not the source as shown
+    model_input: str | None = None  # the text that the model reads, if `source` is formatted for display
 
 
 @dataclass(frozen=True)
@@ -68,22 +68,22 @@ class RunEnd:
 
 
 class Watcher:
-    """Receives a run's reports. Subclasses override what they need; none of the methods can change the run."""
+    """Receives a run's reports. Subclasses override the methods that they need. A watcher cannot change the run."""
 
     def on_start(self, start: RunStart) -> None:
-        """Before the first step."""
+        """Called before the first step."""
 
     def on_step(self, report: StepReport) -> None:
-        """Every `train.log_every` steps."""
+        """Called every `train.log_every` steps."""
 
     def on_evaluate(self, report: EvalReport) -> None:
-        """After each evaluation."""
+        """Called after each evaluation."""
 
     def on_sample(self, step: int, sample: Sample) -> None:
-        """Every few seconds, if the run is displayed."""
+        """Called every few seconds, if the run is displayed."""
 
     def on_note(self, step: int, text: str) -> None:
-        """When there is something that the user should know."""
+        """Called with a message for the user."""
 
     def on_end(self, end: RunEnd) -> None:
-        """After the last evaluation, or when a signal stopped the run."""
+        """Called after the last evaluation, or when a signal stopped the run."""

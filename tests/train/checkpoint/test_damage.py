@@ -28,7 +28,7 @@ def checkpoints(tmp_path) -> CheckpointFolder:
     together[0].save(NEW, tensors, {"step": NEW})
     together[1].save(NEW, {"weight": [TensorSlice(weight[4:], (4, 0), (6, 5))]}, {})
     for each in together:
-        each.finish()
+        each.wait_for_save()
     return CheckpointFolder(tmp_path, max_to_keep=9)
 
 
@@ -128,7 +128,7 @@ def test_a_shard_of_another_step_is_detected(checkpoints):
     ours, theirs = (tmp / name for tmp in (checkpoints.open_step(OLD).folder, checkpoints.open_step(30).folder))
     assert ours.stat().st_size == theirs.stat().st_size
     shutil.copy(theirs, ours)
-    with pytest.raises(DamagedCheckpoint, match="damaged in"):
+    with pytest.raises(DamagedCheckpoint, match="does not match its checksum"):
         checkpoints.open_step(OLD).verify()
 
 
@@ -145,7 +145,7 @@ def test_what_is_passed_over_is_told_with_the_place_and_the_reason(checkpoints):
     flip(shard, shard.stat().st_size - 1, 0)
     found = checkpoints.newest()
     assert holds(found, OLD)
-    assert found.skipped == checkpoints.skipped == [f"{shard}: damaged in half"]
+    assert found.skipped == checkpoints.skipped == [f"{shard}: damaged: half does not match its checksum"]
 
 
 def test_when_none_is_sound_that_is_told_too(checkpoints):
@@ -159,9 +159,9 @@ def test_reading_a_damaged_tensor_raises_and_reading_its_neighbours_does_not(che
     checkpoint = checkpoints.open_step(NEW)
     shard = checkpoint.folder / "shard-00001-of-00002.safetensors"  # the last two rows of "weight"
     flip(shard, shard.stat().st_size - 1, 7)
-    with pytest.raises(DamagedCheckpoint, match="damaged in weight"):
+    with pytest.raises(DamagedCheckpoint, match="weight does not match its checksum"):
         checkpoint.read_tensor("weight")
-    with pytest.raises(DamagedCheckpoint, match="damaged in weight"):
+    with pytest.raises(DamagedCheckpoint, match="weight does not match its checksum"):
         checkpoint.read_slice("weight", (4, 0), (1, 1))
     assert torch.equal(checkpoint.read_slice("weight", (0, 0), (4, 5)), state_of(NEW)["weight"][:4])
     assert torch.equal(checkpoint.read_tensor("moment"), state_of(NEW)["moment"])
@@ -171,7 +171,7 @@ def test_a_file_that_is_cut_between_opening_and_reading_is_detected(checkpoints)
     checkpoint = checkpoints.open_step(NEW)
     shard = checkpoint.folder / "shard-00001-of-00002.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1])
-    with pytest.raises(DamagedCheckpoint, match="damaged in weight"):
+    with pytest.raises(DamagedCheckpoint, match="weight does not match its checksum"):
         checkpoint.read_tensor("weight")
 
 

@@ -115,7 +115,7 @@ def test_what_changes_after_save_is_not_in_it(tmp_path):
     state["step"] = 7
     assert checkpoints.steps() == [], "save returned before anything was complete"
     go_on.set()
-    checkpoints.finish()
+    checkpoints.wait_for_save()
     assert holds(checkpoints.newest(), 1)
 
 
@@ -136,7 +136,7 @@ def test_the_memory_of_a_snapshot_serves_again_where_shapes_change(tmp_path):
     shapes = [(2, 3), (2, 3), (3, 2), (6,)]
     for step, shape in enumerate(shapes):
         checkpoints.save(step, whole({"a": torch.full(shape, float(step))}), {})
-    checkpoints.finish()
+    checkpoints.wait_for_save()
     for step, shape in enumerate(shapes):
         assert same_bits(checkpoints.open_step(step).read_tensor("a"), torch.full(shape, float(step)))
 
@@ -148,8 +148,8 @@ def test_an_error_of_the_writer_is_raised_once_at_the_next_call(tmp_path):
     checkpoints = CheckpointFolder(tmp_path, max_to_keep=1, on_phase=fail)
     checkpoints.save(1, {}, {})
     with pytest.raises(RuntimeError, match="a bug"):
-        checkpoints.finish()
-    checkpoints.finish()
+        checkpoints.wait_for_save()
+    checkpoints.wait_for_save()
 
 
 def test_every_phase_is_passed_in_order(tmp_path):
@@ -177,7 +177,7 @@ def test_older_ones_go_only_when_the_new_one_is_complete(tmp_path):
     assert reached.wait(30)
     assert holds(checkpoints.newest(), 10)
     go_on.set()
-    checkpoints.finish()
+    checkpoints.wait_for_save()
     assert checkpoints.steps() == [20]
 
 
@@ -201,7 +201,7 @@ def test_a_checkpoint_that_is_still_being_written_can_be_marked_best(tmp_path):
     checkpoints.mark_best(10)
     assert checkpoints.best() is None, "not before it is complete"
     go_on.set()
-    checkpoints.finish()
+    checkpoints.wait_for_save()
     assert holds(checkpoints.best(), 10)
 
 
@@ -242,14 +242,14 @@ def test_a_damaged_one_does_not_take_a_sound_ones_place(tmp_path):
 def test_the_step_saved_last_is_known_before_it_is_complete(tmp_path):
     _, go_on, on_phase = held_at("begin")
     checkpoints = CheckpointFolder(tmp_path, max_to_keep=1, on_phase=on_phase)
-    assert checkpoints.newest_step() is None
+    assert checkpoints.last_step is None
     checkpoints.save(10, {}, {})
-    assert checkpoints.newest_step() == 10
+    assert checkpoints.last_step == 10
     go_on.set()
-    checkpoints.finish()
+    checkpoints.wait_for_save()
     again = CheckpointFolder(tmp_path, max_to_keep=1)
     again.newest()
-    assert again.newest_step() == 10
+    assert again.last_step == 10
 
 
 # ---------------------------------------------------------------- mistakes

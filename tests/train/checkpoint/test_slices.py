@@ -28,9 +28,9 @@ def save_together(folder, step, parts, state, **options) -> list[CheckpointFolde
     return together
 
 
-def finish(together: list[CheckpointFolder]) -> None:
+def wait_for_all(together: list[CheckpointFolder]) -> None:
     for checkpoints in together:
-        checkpoints.finish()
+        checkpoints.wait_for_save()
 
 
 def cut(tensor: torch.Tensor, dimension: int, places: list[int]) -> list[TensorSlice]:
@@ -63,7 +63,7 @@ def cut_tensors(draw):
 def test_pieces_of_any_cut_load_whole_and_as_any_other_box(case):
     tensor, pieces, (begin, size) = case
     with tempfile.TemporaryDirectory() as folder:
-        finish(save_together(folder, 1, [{"a": [piece]} for piece in pieces], {}))
+        wait_for_all(save_together(folder, 1, [{"a": [piece]} for piece in pieces], {}))
         checkpoint = CheckpointFolder(folder, max_to_keep=1).newest()
         assert checkpoint is not None
         assert same_bits(checkpoint.read_tensor("a"), tensor)
@@ -75,14 +75,14 @@ def test_a_grid_of_pieces_loads_whole(tmp_path):
     """Cut along both dimensions, as by sharding and tensor parallelism together; two pieces in each process."""
     tensor = torch.randn(6, 8)
     boxes = [TensorSlice(tensor[i : i + 3, j : j + 2], (i, j), (6, 8)) for i in (0, 3) for j in (0, 2, 4, 6)]
-    finish(save_together(tmp_path, 1, [{"a": boxes[2 * rank : 2 * rank + 2]} for rank in range(4)], {}))
+    wait_for_all(save_together(tmp_path, 1, [{"a": boxes[2 * rank : 2 * rank + 2]} for rank in range(4)], {}))
     assert same_bits(CheckpointFolder(tmp_path, max_to_keep=1).open_step(1).read_tensor("a"), tensor)
 
 
 def test_a_tensor_that_only_one_process_holds_is_written_by_it(tmp_path):
     tensors = state_of(1)
     parts = [dict.fromkeys(tensors, ()), whole(tensors), {}]
-    finish(save_together(tmp_path, 1, parts, {"step": 1}))
+    wait_for_all(save_together(tmp_path, 1, parts, {"step": 1}))
     assert holds(CheckpointFolder(tmp_path, max_to_keep=1).newest(), 1)
     assert names_in(tmp_path / "step-000000001") == [
         "manifest.json",
@@ -96,7 +96,7 @@ def test_a_process_without_rows_of_a_tensor_does_no_harm(tmp_path):
     """One row, three processes: two of them hold an empty piece."""
     row = torch.randn(1, 4)
     parts = [{"a": [piece]} for piece in cut(row, 0, [1, 1])]
-    finish(save_together(tmp_path, 1, parts, {}))
+    wait_for_all(save_together(tmp_path, 1, parts, {}))
     assert same_bits(CheckpointFolder(tmp_path, max_to_keep=1).open_step(1).read_tensor("a"), row)
 
 
@@ -110,7 +110,7 @@ def test_it_exists_only_when_all_parts_are_there(tmp_path):
     assert first._writer.is_alive(), "the first process waits for the second"
     assert first.steps() == []
     second.save(1, {"a": [pieces[1]]}, {}, wait=True)
-    first.finish()
+    first.wait_for_save()
     assert first.steps() == [1]
 
 
@@ -123,7 +123,7 @@ def test_a_process_that_runs_ahead_to_the_same_step_does_not_lose_the_others(tmp
     for version in range(4):
         first.save(1, {"a": [pieces[0]]}, {"version": version})  # comes back when the last version is complete
         second.save(1, {"a": [pieces[1]]}, {})
-    finish([first, second])
+    wait_for_all([first, second])
     assert first.open_step(1).state == {"version": 3}
 
 
@@ -137,7 +137,7 @@ def test_a_part_whose_file_is_not_whole_is_never_made_a_checkpoint_of(tmp_path):
     first.save(1, {}, {})
     second.save(1, {}, {})
     with pytest.raises(QkvError, match="not what rank 1 wrote; is another job using this folder"):
-        first.finish()
+        first.wait_for_save()
     assert first.steps() == []
 
 
@@ -145,7 +145,7 @@ def test_a_part_that_does_not_come_is_told(tmp_path):
     first = CheckpointFolder(tmp_path, max_to_keep=1, rank=0, world_size=2, timeout_seconds=0.05)
     first.save(1, {}, {})
     with pytest.raises(QkvError, match="the shard of rank 1 did not arrive within 0 s; all ranks must see the same"):
-        first.finish()
+        first.wait_for_save()
     assert names_in(tmp_path) == []
 
 
@@ -158,10 +158,10 @@ def test_a_process_that_fails_tells_the_first_which_gives_up_and_cleans_up(tmp_p
     second = CheckpointFolder(tmp_path, max_to_keep=1, rank=1, world_size=2, on_phase=full)
     first.save(1, {}, {})
     second.save(1, {}, {})
-    with pytest.raises(QkvError, match=r"rank 1 could not write its shard.*No space left"):
-        first.finish()
+    with pytest.raises(QkvError, match=r"rank 1 could not write its part.*No space left"):
+        first.wait_for_save()
     with pytest.raises(QkvError, match=r"could not be written \(No space left on device"):
-        second.finish()
+        second.wait_for_save()
     assert names_in(tmp_path) == []
 
 
@@ -175,9 +175,9 @@ def test_when_the_first_gives_up_the_others_hear_of_it(tmp_path):
     first.save(1, {}, {})
     second.save(1, {}, {})
     with pytest.raises(QkvError, match="No space left"):
-        first.finish()
-    with pytest.raises(QkvError, match="rank 0 could not complete it"):
-        second.finish()
+        first.wait_for_save()
+    with pytest.raises(QkvError, match="rank 0 could not complete this checkpoint"):
+        second.wait_for_save()
 
 
 @pytest.mark.parametrize(
@@ -194,9 +194,9 @@ def test_pieces_that_are_not_a_whole_tensor_are_never_written_as_one(tmp_path, p
     given_ = [{"a": [TensorSlice(values[o : o + n], (o,), (4,)) for (o,), (n,) in boxes]} for boxes in parts]
     first, second = save_together(tmp_path, 1, given_, {}, timeout_seconds=5)
     with pytest.raises(ValueError, match=f"a: {problem}"):
-        first.finish()
-    with pytest.raises(QkvError, match="could not complete it"):
-        second.finish()
+        first.wait_for_save()
+    with pytest.raises(QkvError, match="could not complete this checkpoint"):
+        second.wait_for_save()
     assert first.steps() == []
 
 

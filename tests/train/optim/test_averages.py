@@ -159,5 +159,5 @@ def test_checkpoints_of_different_shapes_are_refused():
 
 
 def test_no_checkpoints_are_refused():
-    with pytest.raises(QkvError, match="no checkpoint to average"):
+    with pytest.raises(QkvError, match="no readable checkpoint to average"):
         CheckpointAverage([])

@@ -260,5 +260,5 @@ def test_a_row_order_gives_each_share_its_part_of_everything(
         assert mine.tolist() == torch.cat([part.chunk(shares)[share] for part in rows.split(parts)]).tolist()
     first = data.draw(st.integers(0, len(rows)))
     last = data.draw(st.integers(first, len(rows)))
-    back = [old + i for new, old, count in order.old_runs(first, last) for i in range(count)]
+    back = [old + i for new, old, count in order.old_ranges(first, last) for i in range(count)]
     assert back == index[first:last].tolist()

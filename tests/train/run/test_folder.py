@@ -134,7 +134,7 @@ def test_a_run_is_under_way_once_it_has_something_to_show(tmp_path):
     }
     for name, show in shows.items():
         with RunFolder(tmp_path / name).lock() as folder:
-            folder.begin_run("")
+            folder.write_initial_recipe("")
             folder.write_env("cpu", 1)
             folder.append_log({"kind": "note", "step": 0, "text": "what was prepared"})
             assert folder.is_run
@@ -145,22 +145,22 @@ def test_a_run_is_under_way_once_it_has_something_to_show(tmp_path):
 
 def test_beginning_again_clears_what_a_failed_attempt_left(tmp_path):
     with RunFolder(tmp_path).lock() as folder:
-        folder.begin_run("wrong")
+        folder.write_initial_recipe("wrong")
         folder.append_log({"kind": "note", "step": 0, "text": "what was prepared"})
         (tmp_path / "tokenizer.json").write_text("{}")
     with RunFolder(tmp_path).lock() as folder:
-        folder.begin_run("right")
+        folder.write_initial_recipe("right")
         assert (folder.read_recipe(), folder.log_records()) == ("right", [])
         assert not (tmp_path / "tokenizer.json").exists()
 
 
 def test_beginning_again_leaves_a_run_that_is_under_way_alone(tmp_path):
     with RunFolder(tmp_path).lock() as folder:
-        folder.begin_run("first")
+        folder.write_initial_recipe("first")
         folder.append_log(step(1))
         (tmp_path / "tokenizer.json").write_text("{}")
     with RunFolder(tmp_path).lock() as folder:
-        folder.begin_run("second")
+        folder.write_initial_recipe("second")
         assert (folder.read_recipe(), folder.log_records()) == ("first", [step(1)])
         assert (tmp_path / "tokenizer.json").exists()
 
@@ -234,7 +234,7 @@ def test_later_steps_are_forgotten_and_the_log_goes_on(folder):
     for number in (1, 2, 3, 4):
         folder.append_log(step(number))
         folder.append_log({"kind": "note", "step": number, "text": "größer\u2028"})
-    folder.truncate_after(2)
+    folder.truncate_log(2)
     folder.append_log(step(3, again=True))
     assert [(r["kind"], r["step"]) for r in folder.log_records()] == [
         ("step", 1),
@@ -249,12 +249,12 @@ def test_later_steps_are_forgotten_and_the_log_goes_on(folder):
 def test_a_log_without_later_steps_is_not_touched(folder):
     folder.append_log(step(1))
     before = (folder.path / "metrics.jsonl").stat().st_ino
-    folder.truncate_after(1)
+    folder.truncate_log(1)
     assert (folder.path / "metrics.jsonl").stat().st_ino == before
 
 
 def test_truncating_before_anything_was_logged_is_no_error(folder):
-    folder.truncate_after(0)
+    folder.truncate_log(0)
     assert folder.log_records() == []
 
 

@@ -1,4 +1,4 @@
-"""The files of a checkpoint: their names, and JSON files that contain their own checksum.
+"""The files of a checkpoint: their names, and JSON files that start with a checksum of themselves.
 
     checkpoints/
       best.json                                 the step with the best metric
@@ -9,9 +9,9 @@
       .step-000000150.writing/                  not complete yet
       .step-000000090.leaving/                  being deleted
 
-Checksums are SHA-256: with the instructions of today's processors it runs at 1.4 GB/s on one core, twice as fast as
-BLAKE2b, and without holding Python's lock. A checksum of 32 bits would be faster, but would miss one damaged file in
-four thousand million.
+Checksums are SHA-256. With CPU instructions for it, SHA-256 processes 1.4 GB/s on one core, twice as fast as BLAKE2b,
+and it releases Python's global lock. A checksum of 32 bits would be faster, but would miss one damaged file in four
+billion.
 """
 
 import json
@@ -27,9 +27,9 @@ from qkv.errors import QkvError
 from qkv.files import describe_os_error, hidden_sibling, write_atomically
 
 VERSION = 2
-"""The version of the format. Version 1 had other names for the state and the config."""
-MANIFEST = "manifest.json"
-BEST = "best.json"
+"""The version of the format. In version 1, keys of the state and of the config had other names."""
+MANIFEST_FILE = "manifest.json"
+BEST_FILE = "best.json"
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -44,49 +44,49 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""The names that safetensors has for dtypes."""
+"""The dtypes by their names in safetensors files."""
 
-_SEAL = b'{"sha256": "'
-_DIGITS = 64
+_CHECKSUM_PREFIX = b'{"sha256": "'
+_CHECKSUM_DIGITS = 64
 
 
 class DamagedCheckpoint(QkvError):
-    """A checkpoint that is incomplete, or not what was written."""
+    """A checkpoint is incomplete, or its bytes have changed since it was written."""
 
 
 def step_folder_name(step: int) -> str:
-    """The name of a checkpoint's folder."""
+    """Return the name of a checkpoint's folder."""
     return f"step-{step:09d}"
 
 
 def parse_step(name: str) -> int | None:
-    """The step of a checkpoint's folder, by its name; None if the name is not one."""
+    """Return the step in the name of a checkpoint's folder; None if this is not such a name."""
     found = re.fullmatch(r"step-(\d{9,})", name)
     return int(found[1]) if found else None
 
 
 def shard_name(rank: int, world_size: int) -> str:
-    """The name of the file that a rank writes."""
+    """Return the name of the file that a rank writes."""
     return f"shard-{rank:05d}-of-{world_size:05d}.safetensors"
 
 
-def write_sealed(path: Path, content: dict[str, Any]) -> None:
-    """Write a JSON object that starts with the checksum of everything after it, and flush it to disk."""
+def write_checksummed(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON object that starts with the checksum of the bytes after it, and flush the file to disk."""
     body = f'", "content": {json.dumps(content)}}}\n'
-    write_atomically(path, _SEAL.decode() + sha256(body.encode()).hexdigest() + body)
+    write_atomically(path, _CHECKSUM_PREFIX.decode() + sha256(body.encode()).hexdigest() + body)
 
 
-def read_sealed(path: Path) -> dict[str, Any]:
-    """Read what `write_sealed` wrote. Bytes are compared, not parsed values, so that no changed bit goes unnoticed."""
+def read_checksummed(path: Path) -> dict[str, Any]:
+    """Read a file of `write_checksummed`. Raise `DamagedCheckpoint` if any byte of it has changed."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        raise DamagedCheckpoint(f"{path.parent}: no {path.name}, so it was never completed") from None
+        raise DamagedCheckpoint(f"{path.parent}: there is no {path.name}, so this checkpoint is incomplete") from None
     except OSError as error:
         raise DamagedCheckpoint(f"{path}: cannot be read ({describe_os_error(error)})") from error
-    body = data[len(_SEAL) + _DIGITS :]
-    if data != _SEAL + sha256(body).hexdigest().encode() + body:
-        raise DamagedCheckpoint(f"{path}: damaged, it does not match its own checksum")
+    body = data[len(_CHECKSUM_PREFIX) + _CHECKSUM_DIGITS :]
+    if data != _CHECKSUM_PREFIX + sha256(body).hexdigest().encode() + body:
+        raise DamagedCheckpoint(f"{path}: damaged: its content does not match its checksum")
     try:
         content: dict[str, Any] = json.loads(data)["content"]
         version = content["version"]
@@ -98,12 +98,12 @@ def read_sealed(path: Path) -> dict[str, Any]:
             "config; this qkv reads version 2). Train again, or use the qkv that wrote it"
         )
     if version != VERSION:
-        raise DamagedCheckpoint(f"{path}: version {version} of the format; this qkv reads version {VERSION}: update it")
+        raise DamagedCheckpoint(f"{path}: written by a newer qkv (version {version} of the format); update qkv")
     return content
 
 
 def remove_folder(folder: Path) -> None:
-    """Delete a checkpoint. It is renamed first, so that a kill never leaves half of it under its own name."""
+    """Delete a checkpoint. Rename it first, so that a kill never leaves an incomplete folder of the same name."""
     leaving = hidden_sibling(folder.with_name(folder.stem.removeprefix(".")), "leaving")
     shutil.rmtree(leaving, ignore_errors=True)
     try:

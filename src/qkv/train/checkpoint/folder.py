@@ -1,8 +1,8 @@
 """The checkpoints of a run: saved in the background, atomically, and verified before they are used.
 
-A save copies the tensors (`Snapshot`) and returns to training; a thread does the rest. Every rank writes its slices
-into a hidden folder. Rank 0 waits until all shards are there, writes the manifest and renames the folder: from that
-moment on the checkpoint exists. Only then are older ones deleted.
+`save` copies the tensors (`Snapshot`) and returns. A thread then writes the files. Every rank writes its slices into a
+hidden folder. Rank 0 waits until all shards are there, writes the manifest and renames the folder. The renamed folder
+is a complete checkpoint. Only then are older checkpoints deleted.
 """
 
 import json
@@ -16,32 +16,36 @@ from qkv.errors import QkvError, UsageError
 from qkv.files import describe_os_error, hidden_sibling, partial_path, replace_folder, sync_folder
 from qkv.train.checkpoint.coordination import ShardCoordinator, ShardInfo
 from qkv.train.checkpoint.files import (
-    BEST,
-    MANIFEST,
+    BEST_FILE,
+    MANIFEST_FILE,
     VERSION,
     DamagedCheckpoint,
     parse_step,
-    read_sealed,
+    read_checksummed,
     remove_folder,
     step_folder_name,
-    write_sealed,
+    write_checksummed,
 )
 from qkv.train.checkpoint.reader import Checkpoint
 from qkv.train.checkpoint.slices import TensorSlice
 from qkv.train.checkpoint.writer import Snapshot, write_shard
 
 SAVE_PHASES = ("begin", "half", "shard", "part", "manifest", "aside", "rename", "renamed", "best", "leaving", "done")
-"""What `on_phase` is called with, in order, before each phase. "aside" happens if the step has a checkpoint already."""
+"""The phases of a save, in order. `on_phase` is called before each; tests use it to kill a run at each point.
+
+"part": write the part file. "aside": move away an old checkpoint of the same step, if there is one. "leaving": delete
+older checkpoints.
+"""
 
 
 class CheckpointFolder:
     """The checkpoints of one run: the newest `max_to_keep` and the best one.
 
-    `world_size` ranks save together, each its own slices. Rank 0 must have called `recover()` before any rank saves.
+    `world_size` ranks save together; each saves its own slices. Rank 0 must call `recover()` before any rank saves.
 
     >>> checkpoints = CheckpointFolder("runs/a/checkpoints", max_to_keep=3)
     >>> checkpoints.save(100, {"weight": [TensorSlice.whole(weight)]}, {"epoch": 1})
-    >>> checkpoints.finish()
+    >>> checkpoints.wait_for_save()
     >>> checkpoints.newest().read_tensor("weight")
     """
 
@@ -60,20 +64,20 @@ class CheckpointFolder:
         self.folder = Path(folder)
         self.max_to_keep = max_to_keep
         self.rank, self.world_size = rank, world_size
-        self.timeout_seconds = timeout_seconds  # how long a rank waits for the others
-        self.skipped: list[str] = []  # the checkpoints that the last `newest()` could not use, and why
+        self.timeout_seconds = timeout_seconds  # the longest time that a rank waits for the others
+        self.skipped: list[str] = []  # messages: why the last `newest()` skipped a checkpoint
         self._phase = on_phase or (lambda name: None)
         self._snapshot = Snapshot()
         self._writer: threading.Thread | None = None
         self._error: BaseException | None = None
-        self._lock = threading.Lock()  # guards the next two
+        self._lock = threading.Lock()  # guards `_writing` and `_is_best`
         self._writing: int | None = None  # the step that is being written
-        self._is_best = False  # whether it is the best
+        self._is_best = False  # whether the step that is being written is the best
         self._damaged: set[int] = set()
         self._recovered = False
-        self._last_step: int | None = None
+        self.last_step: int | None = None  # of the last `save()` (perhaps still in progress) or `newest()`
         self.temporary_step: int | None = None  # the step of the newest temporary checkpoint
-        self._old_temporary_step: int | None = None  # the one before, which is deleted next
+        self._old_temporary_step: int | None = None  # the temporary checkpoint before that; the next save deletes it
 
     # ------------------------------------------------------------------ saving
 
@@ -87,31 +91,31 @@ class CheckpointFolder:
         best: bool = False,
         temporary: bool = False,
     ) -> None:
-        """Save `tensors` and `state` (plain JSON; that of rank 0 is saved) as the checkpoint of `step`.
+        """Save `tensors`, and the `state` of rank 0 (JSON values), as the checkpoint of `step`.
 
-        Returns as soon as everything is copied, unless `wait`. An error in writing is raised by the next `save` or
-        `finish`. An existing checkpoint of this step is replaced. Those of later steps, which the run is about to
-        train again, are deleted once this one is complete.
+        Return as soon as everything is copied, unless `wait` is set. If writing fails, the next `save` or
+        `wait_for_save` raises the error. An existing checkpoint of this step is replaced. Checkpoints of later steps
+        are deleted once this one is complete, because the run trains these steps again.
 
-        A `temporary` checkpoint, such as that of a run that a signal stops, does not count towards `max_to_keep` and
-        is deleted after the next save.
+        A `temporary` checkpoint does not count towards `max_to_keep`, and the next save deletes it. For example, the
+        checkpoint of a run that was stopped by a signal is temporary.
         """
-        self.finish()
+        self.wait_for_save()
         if self.rank == 0 and not self._recovered:
             self.recover(keep_step=step if self.world_size > 1 else None)
-        text = json.dumps(state)  # now, because the caller changes it afterwards
+        text = json.dumps(state)  # convert it now, because the caller may change it afterwards
         self._snapshot.take(tensors)
-        self._last_step = step
+        self.last_step = step
         with self._lock:
             self._writing, self._is_best = step, best
             self._old_temporary_step, self.temporary_step = self.temporary_step, step if temporary else None
         self._writer = threading.Thread(target=self._run, args=(step, text), name=f"checkpoint {step}", daemon=True)
         self._writer.start()
         if wait:
-            self.finish()
+            self.wait_for_save()
 
-    def finish(self) -> None:
-        """Wait for a save in progress, and raise its error if it failed."""
+    def wait_for_save(self) -> None:
+        """Wait for the save in progress, if any. Raise its error if it failed."""
         if self._writer is not None:
             self._writer.join()
             self._writer = None
@@ -120,7 +124,7 @@ class CheckpointFolder:
             raise error
 
     def mark_best(self, step: int) -> None:
-        """Keep the checkpoint of `step` until another one is better. If it is being written, mark it when complete."""
+        """Mark the checkpoint of `step` as the best, so that it is kept. A save in progress marks it at its end."""
         if self.rank != 0:
             return
         with self._lock:
@@ -132,10 +136,10 @@ class CheckpointFolder:
                 raise ValueError(f"there is no checkpoint of step {step} to mark as the best")
 
     def recover(self, keep_step: int | None = None) -> None:
-        """Delete what a killed run left behind, and complete a replacement that was interrupted.
+        """Clean up after a killed run: delete incomplete checkpoints, and undo or complete an interrupted replacement.
 
-        Only the job that holds the run's lock may call this, before it reads or saves: a checkpoint that another job
-        is writing looks like one that was left behind.
+        Call this before reading or saving. The job must hold the run's lock, because a checkpoint that another job is
+        writing looks like an incomplete one.
         """
         self._recovered = True
         if self.rank != 0 or not self.folder.is_dir():
@@ -150,26 +154,24 @@ class CheckpointFolder:
             for left in self.folder.glob(f".step-*.{suffix}"):
                 if keep_step is None or left != hidden_sibling(self.folder / step_folder_name(keep_step), "writing"):
                     shutil.rmtree(left, ignore_errors=True)
-        partial_path(self.folder / BEST).unlink(missing_ok=True)
+        partial_path(self.folder / BEST_FILE).unlink(missing_ok=True)
 
     # ------------------------------------------------------------------ reading
 
     def steps(self) -> list[int]:
-        """The steps of all complete checkpoints, damaged or not."""
-        return [step for step in self._folder_steps() if (self.folder / step_folder_name(step) / MANIFEST).exists()]
-
-    def newest_step(self) -> int | None:
-        """The step that was saved last, complete or not, or that `newest()` found: the same on every rank."""
-        return self._last_step
+        """Return the steps of all complete checkpoints. They are not verified."""
+        return [
+            step for step in self._folder_steps() if (self.folder / step_folder_name(step) / MANIFEST_FILE).exists()
+        ]
 
     def open_step(self, step: int) -> Checkpoint:
-        """The checkpoint of a step. Each tensor is checked when it is read; `verify()` checks all of them."""
+        """Open the checkpoint of a step. Each tensor is verified when it is read; `verify()` verifies all of them."""
         return Checkpoint(self.folder / step_folder_name(step))
 
     def newest(self) -> Checkpoint | None:
-        """The newest checkpoint that is complete and undamaged; None if there is none.
+        """Return the newest checkpoint that is complete and undamaged; None if there is none.
 
-        `skipped`, of the checkpoint and of this folder, lists the newer ones that were not used, and why.
+        The attribute `skipped` (of this folder, and of the checkpoint) explains why newer checkpoints were not used.
         """
         self.skipped = []
         for step in reversed(self._folder_steps()):
@@ -181,12 +183,12 @@ class CheckpointFolder:
                 self._damaged.add(step)
                 continue
             checkpoint.skipped = list(self.skipped)
-            self._last_step = step
+            self.last_step = step
             return checkpoint
         return None
 
     def best(self) -> Checkpoint | None:
-        """The checkpoint that was marked as the best, verified; None if none was."""
+        """Return the verified checkpoint that was marked as the best; None if none was marked."""
         step = self._best_step()
         if step is None:
             return None
@@ -200,11 +202,11 @@ class CheckpointFolder:
         return sorted(step for path in self.folder.iterdir() if (step := parse_step(path.name)) is not None)
 
     def _best_step(self) -> int | None:
-        path = self.folder / BEST
-        return read_sealed(path)["step"] if path.exists() else None
+        path = self.folder / BEST_FILE
+        return read_checksummed(path)["step"] if path.exists() else None
 
     def _write_best(self, step: int) -> None:
-        write_sealed(self.folder / BEST, {"version": VERSION, "step": step})
+        write_checksummed(self.folder / BEST_FILE, {"version": VERSION, "step": step})
         sync_folder(self.folder)
 
     # ------------------------------------------------------------------ in the writing thread
@@ -250,10 +252,10 @@ class CheckpointFolder:
             "state": json.loads(state),
             "shards": collected,
         }
-        write_sealed(shards.folder / MANIFEST, manifest)
-        shards.remove_notes()
+        write_checksummed(shards.folder / MANIFEST_FILE, manifest)
+        shards.remove_part_files()
         replaced = replace_folder(shards.folder, destination, self._phase)
-        sync_folder(self.folder.parent)  # the first checkpoint makes the folder
+        sync_folder(self.folder.parent)  # the first save creates self.folder
         self._damaged.discard(step)
         self._phase("best")
         with self._lock:
@@ -266,9 +268,10 @@ class CheckpointFolder:
         self._phase("done")
 
     def prune(self, newest: int, *, include_invalid: bool = False) -> None:
-        """Delete old checkpoints. Those that stay: `newest`, the last `max_to_keep` that are not temporary, the best.
+        """Delete old checkpoints. Keep `newest`, the best, and the last `max_to_keep` that are not temporary.
 
-        With `include_invalid`, damaged ones and those of later steps are deleted, too: there is a new one now.
+        With `include_invalid`, also delete damaged checkpoints and checkpoints of later steps. This is safe only after
+        a save.
         """
         if self.rank != 0:
             return
@@ -277,16 +280,16 @@ class CheckpointFolder:
             try:
                 best = self._best_step()
             except DamagedCheckpoint:
-                return  # the best one is unknown until a better one is found
+                return  # best.json is damaged: delete nothing, since any checkpoint may be the best
             if include_invalid and best is not None and best > newest:
-                (self.folder / BEST).unlink()
+                (self.folder / BEST_FILE).unlink()
             counted = [step for step in valid if step not in (self._old_temporary_step, self.temporary_step)]
             stay = {newest, *counted[-self.max_to_keep :], best if best in valid else newest}
             for step in set(self._folder_steps() if include_invalid else valid) - stay:
                 remove_folder(self.folder / step_folder_name(step))
 
     def _disk_error(self, step: int, error: OSError) -> QkvError:
-        """The error message for a full or failing disk."""
+        """Make the error for a full or failing disk."""
         try:
             free = f"{_format_bytes(shutil.disk_usage(self.folder).free)} are free"
         except OSError:

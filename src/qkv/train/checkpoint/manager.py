@@ -1,4 +1,4 @@
-"""What a checkpoint of a run contains (weights, optimizer state, averages, data position), and how it is restored."""
+"""Save and restore the state of a run: weights, optimizer state, averages, position in the data."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +21,7 @@ WEIGHTS_PREFIX, OPTIMIZER_PREFIX, EMA_PREFIX = "model.", "optimizer.", "average.
 
 
 class CheckpointManager:
-    """Saves the state of a run and restores it. `invariants` must be the same when the run is resumed."""
+    """Collects the state of a run for a checkpoint, and restores it. The `invariants` of a run must never change."""
 
     def __init__(
         self,
@@ -36,10 +36,10 @@ class CheckpointManager:
         self.checkpoints, self.network, self.stepper = checkpoints, network, stepper
         self.ema, self.loader, self.invariants = ema, loader, dict(invariants)
         self.validation_identity = {} if valid_data is None else valid_data.invariants()
-        self.notes: list[str] = []  # harmless changes that `restore` found
+        self.notes: list[str] = []  # notes on harmless changes that `restore` found
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor of the run's state; restoring copies into them."""
+        """Return every tensor of the run's state. `restore` copies into these tensors."""
         named = list(self.network.named_parameters())
         trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
         tensors = {WEIGHTS_PREFIX + name: parameter.detach() for name, parameter in named}
@@ -51,7 +51,7 @@ class CheckpointManager:
         return tensors
 
     def save(self, progress: Progress, *, temporary: bool = False) -> None:
-        """Save a checkpoint in the background, and mark it if it is the best so far."""
+        """Save a checkpoint in the background. Mark it as the best if it is the best so far."""
         scaler = self.stepper.scaler
         state = {
             "progress": progress.to_dict(),
@@ -67,7 +67,7 @@ class CheckpointManager:
         self.checkpoints.save(progress.step, slices, state, best=best, temporary=temporary)
 
     def restore(self, checkpoint: Checkpoint) -> Progress:
-        """Restore the run's state; refuses a checkpoint of another model, tokenizer or data."""
+        """Restore the run's state. Raise if the checkpoint is of another model, tokenizer or data."""
         saved = checkpoint.state["invariants"]
         changed = [
             f"{name}: was {saved.get(name)!r}, is {self.invariants.get(name)!r}"

@@ -12,15 +12,22 @@ from torch import Tensor
 
 from qkv.errors import QkvError, suggest_name
 from qkv.files import describe_os_error
-from qkv.train.checkpoint.files import DTYPES, MANIFEST, DamagedCheckpoint, parse_step, read_sealed, shard_name
+from qkv.train.checkpoint.files import (
+    DTYPES,
+    MANIFEST_FILE,
+    DamagedCheckpoint,
+    parse_step,
+    read_checksummed,
+    shard_name,
+)
 from qkv.train.checkpoint.slices import SliceBounds, index_within, intersection, is_inside, tiling_problem
 
-_BLOCK_BYTES = 2**22  # bytes that are read at a time to be checked
+_BLOCK_BYTES = 2**22  # the block size for checksums
 
 
 @dataclass(frozen=True)
 class _StoredSlice:
-    """Where one slice of a tensor is stored."""
+    """The location of one slice of a tensor."""
 
     file: str
     start: int
@@ -31,7 +38,7 @@ class _StoredSlice:
 
 @dataclass
 class _StoredTensor:
-    """A tensor, and where its slices are stored."""
+    """A tensor, and the locations of its slices."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -39,7 +46,7 @@ class _StoredTensor:
 
 
 class Checkpoint:
-    """One checkpoint. Opening it checks the manifest, and that all files exist with their full length.
+    """One checkpoint. The constructor verifies the manifest, and checks that all files exist with the right length.
 
     >>> checkpoint = CheckpointFolder("runs/a/checkpoints", max_to_keep=3).newest()
     >>> checkpoint.state["epoch"], checkpoint.read_tensor("decoder.embedding.weight")
@@ -47,18 +54,22 @@ class Checkpoint:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.skipped: list[str] = []  # newer checkpoints that could not be used, and why
-        manifest = read_sealed(folder / MANIFEST)
+        self.skipped: list[str] = []  # messages: why newer checkpoints could not be used
+        manifest = read_checksummed(folder / MANIFEST_FILE)
         self.step: int = manifest["step"]
         if self.step != parse_step(folder.name):
-            raise DamagedCheckpoint(f"{folder}: contains step {self.step}, so the folder was renamed or mixed up")
+            raise DamagedCheckpoint(
+                f"{folder}: contains step {self.step}, so the folder was renamed; give it its old name"
+            )
         self.state: dict[str, Any] = manifest["state"]
         self.world_size: int = manifest["world_size"]  # the number of ranks that wrote it
         self._files: dict[str, dict[str, Any]] = {}
         self._tensors: dict[str, _StoredTensor] = {}
         for rank, shard in enumerate(manifest["shards"]):
             if shard["file"] != shard_name(rank, self.world_size):
-                raise DamagedCheckpoint(f"{folder}: {shard['file']!r} is not the name of a shard")
+                raise DamagedCheckpoint(
+                    f"{folder}: the manifest lists {shard['file']!r}, which is not the name of a shard"
+                )
             self._files[shard["file"]] = shard
             for entry in shard["slices"]:
                 self._add(shard["file"], entry)
@@ -70,24 +81,24 @@ class Checkpoint:
                 raise DamagedCheckpoint(f"{folder}: {name}: {problem}")
 
     def tensor_names(self) -> list[str]:
-        """The names of all tensors, sorted."""
+        """Return the names of all tensors, sorted."""
         return sorted(self._tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a whole tensor."""
+        """Return the shape of a whole tensor."""
         return self._tensor(name).shape
 
     def dtype(self, name: str) -> torch.dtype:
-        """The dtype of a tensor."""
+        """Return the dtype of a tensor."""
         return self._tensor(name).dtype
 
     def read_tensor(self, name: str) -> Tensor:
-        """A whole tensor, assembled from the slices in which it was written."""
+        """Read a whole tensor. It is assembled from its slices."""
         shape = self.shape(name)
         return self.read_slice(name, (0,) * len(shape), shape)
 
     def read_slice(self, name: str, offset: Sequence[int], shape: Sequence[int]) -> Tensor:
-        """The slice of `shape` at `offset` of a tensor. Each stored slice that it overlaps is read and checked."""
+        """Read the slice of `shape` at `offset` of a tensor. Each stored slice that overlaps with it is verified."""
         tensor = self._tensor(name)
         wanted = tuple(offset), tuple(shape)
         if not is_inside(wanted, tensor.shape):
@@ -102,9 +113,9 @@ class Checkpoint:
         return result
 
     def verify(self) -> None:
-        """Check every byte of every file, or raise `DamagedCheckpoint`."""
+        """Verify every byte of every file. Raise `DamagedCheckpoint` if one is wrong."""
         for name, file in self._files.items():
-            ranges = [(0, file["header"]["bytes"], file["header"]["checksum"], "its header")]
+            ranges = [(0, file["header"]["bytes"], file["header"]["checksum"], "the header")]
             ranges += [(one["start"], one["bytes"], one["checksum"], one["name"]) for one in file["slices"]]
             path = self.folder / name
             self._check_length(path, file["bytes"])
@@ -113,7 +124,7 @@ class Checkpoint:
                 with path.open("rb") as source:
                     for start, size, checksum, what in ranges:
                         if start != position or _checksum(source, size) != checksum:
-                            raise DamagedCheckpoint(f"{path}: damaged in {what}")
+                            raise DamagedCheckpoint(f"{path}: damaged: {what} does not match its checksum")
                         position += size
             except OSError as error:
                 raise DamagedCheckpoint(f"{path}: cannot be read ({describe_os_error(error)})") from error
@@ -138,7 +149,7 @@ class Checkpoint:
             raise QkvError(f"{self.folder}: no tensor {name!r}; {hint}") from None
 
     def _read(self, name: str, stored: _StoredSlice, dtype: torch.dtype) -> Tensor:
-        """Read the values of a stored slice; the bytes that are checked are those that are returned."""
+        """Read the values of a stored slice, and verify them in memory. The file is read only once."""
         data = torch.empty(stored.bytes, dtype=torch.uint8)
         view = data.numpy().data
         path = self.folder / stored.file
@@ -149,22 +160,22 @@ class Checkpoint:
         except OSError as error:
             raise DamagedCheckpoint(f"{path}: cannot be read ({describe_os_error(error)})") from error
         if got != stored.bytes or sha256(view).hexdigest() != stored.checksum:
-            raise DamagedCheckpoint(f"{path}: damaged in {name}")
+            raise DamagedCheckpoint(f"{path}: damaged: {name} does not match its checksum")
         return data.view(dtype).reshape(stored.bounds[1])
 
     def _check_length(self, path: Path, expected: int) -> None:
         try:
             length = path.stat().st_size
         except FileNotFoundError:
-            raise DamagedCheckpoint(f"{path}: missing") from None
+            raise DamagedCheckpoint(f"{path}: this file is missing") from None
         except OSError as error:
             raise DamagedCheckpoint(f"{path}: cannot be read ({describe_os_error(error)})") from error
         if length != expected:
-            raise DamagedCheckpoint(f"{path}: {length:,} bytes instead of {expected:,}")
+            raise DamagedCheckpoint(f"{path}: damaged: the file has {length:,} bytes instead of {expected:,}")
 
 
 def _checksum(source: Any, size: int) -> str:
-    """The checksum of the next `size` bytes, or of fewer if the file ends before."""
+    """Return the checksum of the next `size` bytes, or of fewer bytes if the file ends before."""
     digest = sha256()
     while size > 0 and (block := source.read(min(size, _BLOCK_BYTES))):
         digest.update(block)

@@ -1,7 +1,7 @@
-"""Slices of tensors: several ranks can save one tensor together, and any number of ranks can read it back.
+"""Slices of tensors. With them, several ranks save one tensor together, and any number of ranks can read it.
 
-The bounds of a slice are (offset, size): where it starts in each dimension, and how far it extends. An ordinary tensor
-is one slice at offset 0. A parameter that is sharded over four ranks is four slices, one on each.
+The bounds of a slice are (offset, size): its start and its length in each dimension. An ordinary tensor is one slice at
+offset 0. A parameter that is sharded over four ranks is saved as four slices.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,12 +31,12 @@ class TensorSlice:
 
     @classmethod
     def whole(cls, tensor: Tensor) -> "TensorSlice":
-        """The slice that is all of a tensor."""
+        """Make a slice that is a whole tensor."""
         return cls(tensor, (0,) * tensor.ndim, tuple(tensor.shape))
 
     @property
     def bounds(self) -> SliceBounds:
-        """Offset and size."""
+        """The offset and the size."""
         return self.offset, tuple(self.values.shape)
 
 
@@ -44,14 +44,14 @@ class TensorReader(Protocol):
     """Reads tensors, or slices of them, by name: a checkpoint, or the average of several."""
 
     def read_tensor(self, name: str) -> Tensor:
-        """The whole tensor."""
+        """Read a whole tensor."""
 
     def read_slice(self, name: str, offset: Sequence[int], shape: Sequence[int]) -> Tensor:
-        """The slice of `shape` at `offset`."""
+        """Read the slice of `shape` at `offset`."""
 
 
 def is_inside(bounds: SliceBounds, shape: Sequence[int]) -> bool:
-    """Whether a slice lies inside a tensor of this shape."""
+    """Return whether a slice lies inside a tensor of this shape."""
     offset, size = bounds
     if not len(offset) == len(size) == len(shape):
         return False
@@ -59,7 +59,7 @@ def is_inside(bounds: SliceBounds, shape: Sequence[int]) -> bool:
 
 
 def intersection(a: SliceBounds, b: SliceBounds) -> SliceBounds | None:
-    """The bounds of what two slices have in common, or None if that is empty.
+    """Return the bounds of the intersection of two slices, or None if it is empty.
 
     >>> intersection(((0, 0), (4, 2)), ((3, 1), (5, 5)))
     ((3, 1), (1, 1))
@@ -71,13 +71,13 @@ def intersection(a: SliceBounds, b: SliceBounds) -> SliceBounds | None:
 
 
 def index_within(bounds: SliceBounds, origin: Sequence[int]) -> tuple[slice, ...]:
-    """The index of a slice in a tensor that itself starts at `origin`."""
+    """Return the index of a slice, relative to a tensor that starts at `origin`."""
     return tuple(slice(o - base, o - base + n) for o, n, base in zip(*bounds, origin, strict=True))
 
 
 def tiling_problem(shape: Sequence[int], bounds: Iterable[SliceBounds]) -> str:
-    """Why slices do not cover a tensor of `shape` exactly once; "" if they do."""
-    bounds = [one for one in bounds if prod(one[1])]  # a rank that holds nothing of a tensor has an empty slice
+    """Check that slices cover a tensor of `shape` exactly once. Return the problem, or "" if there is none."""
+    bounds = [one for one in bounds if prod(one[1])]  # a rank without a part of the tensor has an empty slice
     outside = [one for one in bounds if not is_inside(one, shape)]
     if outside:
         return f"the slice of {outside[0][1]} at {outside[0][0]} is not inside {tuple(shape)}"
@@ -88,9 +88,13 @@ def tiling_problem(shape: Sequence[int], bounds: Iterable[SliceBounds]) -> str:
 
 
 def _any_overlap(bounds: list[SliceBounds]) -> bool:
-    """Sweep along the dimension with the most cuts, and compare a slice only with those that are still open there."""
+    """Return whether any two slices overlap.
+
+    This sweeps along the dimension with the most different offsets. There, a slice is compared only with the slices
+    that start before it and have not ended yet.
+    """
     if len(bounds) < 2 or not bounds[0][0]:
-        return len(bounds) > 1  # a scalar can be in one slice only
+        return len(bounds) > 1  # any two slices of a scalar overlap
     axis = max(range(len(bounds[0][0])), key=lambda d: len({offset[d] for offset, _ in bounds}))
     open_: list[SliceBounds] = []
     for one in sorted(bounds, key=lambda bound: bound[0][axis]):

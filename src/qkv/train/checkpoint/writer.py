@@ -1,7 +1,7 @@
 """Writing a checkpoint: a snapshot in CPU memory, then one file for each rank.
 
-Training waits for the snapshot only. Its memory is reused from one save to the next: the pages are mapped already, and
-a GPU can copy into pinned memory while the next step is being prepared.
+Training waits only for the snapshot. Each save reuses the memory of the last snapshot, because allocation takes time.
+The memory is pinned, so that copies from a GPU run in the background.
 """
 
 import json
@@ -21,12 +21,12 @@ from qkv.train.checkpoint.slices import TensorSlice
 PhaseCallback = Callable[[str], None]
 
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-_BLOCK_BYTES = 2**23  # bytes that are hashed and written while they are in the processor's cache
+_BLOCK_BYTES = 2**23  # a block stays in the CPU's cache while it is hashed and written
 
 
 @dataclass(frozen=True)
 class SnapshotSlice:
-    """A slice in a snapshot: `values` is our copy, on the CPU and contiguous."""
+    """A slice in a snapshot. `values` is a contiguous copy on the CPU."""
 
     name: str
     values: Tensor
@@ -35,14 +35,14 @@ class SnapshotSlice:
 
     @property
     def key(self) -> str:
-        """Its name in the file: `weight`, or `weight[0:4,8:16]` for a part of the tensor."""
+        """The name of the slice in the file: `weight`, or `weight[0:4,8:16]` for a part of a tensor."""
         if tuple(self.values.shape) == self.shape:
             return self.name
         return f"{self.name}[{','.join(f'{o}:{o + n}' for o, n in zip(self.offset, self.values.shape, strict=True))}]"
 
     @property
     def num_bytes(self) -> int:
-        """The size of the values."""
+        """The size of the values in bytes."""
         return self.values.numel() * self.values.element_size()
 
 
@@ -51,16 +51,16 @@ class Snapshot:
 
     def __init__(self) -> None:
         self.slices: list[SnapshotSlice] = []
-        self._memory: dict[str, Tensor] = {}  # by key, to be reused
+        self._memory: dict[str, Tensor] = {}  # the copies by key, to be reused
         self._events: list[torch.cuda.Event] = []
 
     @property
     def num_bytes(self) -> int:
-        """The size of all slices."""
+        """The size of all slices in bytes."""
         return sum(one.num_bytes for one in self.slices)
 
     def take(self, tensors: Mapping[str, Sequence[TensorSlice]]) -> None:
-        """Copy all slices. Copies from a GPU are queued like kernels, so later updates come after them."""
+        """Copy all slices. Copies from a GPU are only queued: later updates of the weights run after them."""
         before, self._memory, self.slices = self._memory, {}, []
         streams = set()
         for name, slices in tensors.items():
@@ -69,10 +69,10 @@ class Snapshot:
                 if values.dtype not in _DTYPE_NAMES:
                     raise TypeError(f"{name}: {values.dtype} cannot be saved in a checkpoint")
                 if not values.numel() and 0 not in one.shape:
-                    continue  # this rank holds nothing of the tensor
+                    continue  # this rank has no part of the tensor
                 copied = SnapshotSlice(name, _memory_for(values, one, name, before), one.offset, one.shape)
                 if copied.key in self._memory:
-                    raise ValueError(f"{copied.key}: given twice")
+                    raise ValueError(f"{copied.key}: this slice was given twice")
                 self._memory[copied.key] = copied.values
                 copied.values.copy_(values, non_blocking=values.is_cuda)
                 if values.is_cuda:
@@ -80,7 +80,7 @@ class Snapshot:
                 self.slices.append(copied)
         self.slices.sort(
             key=lambda copied: -copied.values.element_size()
-        )  # so that every tensor in the file is aligned
+        )  # largest elements first, so that every tensor in the file is aligned
         self._events = [stream.record_event() for stream in streams]
 
     def wait(self) -> None:
@@ -90,23 +90,23 @@ class Snapshot:
 
 
 def _memory_for(values: Tensor, original: TensorSlice, name: str, before: Mapping[str, Tensor]) -> Tensor:
-    """Memory of the last snapshot if it has the right size, else new memory."""
+    """Return memory for a copy: that of the last snapshot if it has the right size, else new memory."""
     old = before.get(SnapshotSlice(name, values, original.offset, original.shape).key)
     if old is not None and old.dtype == values.dtype and old.shape == values.shape:
         return old
     try:
         return torch.empty(values.shape, dtype=values.dtype, pin_memory=values.is_cuda)
-    except RuntimeError:  # no more memory can be pinned; copies into other memory are slower
+    except RuntimeError:  # no more memory can be pinned; use ordinary memory, which is slower
         return torch.empty(values.shape, dtype=values.dtype)
 
 
 def write_shard(
     folder: Path, rank: int, world_size: int, slices: Sequence[SnapshotSlice], phase: PhaseCallback
 ) -> dict[str, Any]:
-    """Write one rank's slices as safetensors and flush them to disk; returns what the manifest says of them.
+    """Write one rank's slices as a safetensors file and flush it to disk. Return its description for the manifest.
 
-    This does not use the safetensors library, so that each block can be hashed on its way and a full disk raises its
-    own `OSError`.
+    The safetensors library is not used, so that each block can be hashed while it is written, and so that a full disk
+    raises an `OSError`.
     """
     head = _header(slices)
     half = sum(one.num_bytes for one in slices) / 2
@@ -139,7 +139,7 @@ def write_shard(
 
 
 def _header(slices: Sequence[SnapshotSlice]) -> bytes:
-    """The header of a safetensors file: its length, then JSON, padded with spaces to a multiple of 8 bytes."""
+    """Make the header of a safetensors file: its length, then JSON, padded with spaces to a multiple of 8 bytes."""
     entries, position = {}, 0
     for one in slices:
         dtype, span = _DTYPE_NAMES[one.values.dtype], [position, position + one.num_bytes]
@@ -164,7 +164,7 @@ def _describe(one: SnapshotSlice, position: int, checksum: str) -> dict[str, Any
 
 
 def _blocks(values: Tensor) -> Iterator[memoryview]:
-    """The bytes of a tensor, in blocks."""
+    """Yield the bytes of a tensor, in blocks."""
     if values.numel():
         data = values.reshape(-1).view(torch.uint8).numpy().data
         for start in range(0, len(data), _BLOCK_BYTES):

@@ -1,6 +1,7 @@
 """Averages of weights: an exponential moving average (EMA) during a run, and checkpoint averaging at its end.
 
-Both average out the noise of single steps, and often give a better model than the last step, at the price of memory.
+Both reduce the noise of single steps, and often give a better model than the last step. An EMA takes as much memory
+as the weights.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +17,7 @@ from qkv.train.checkpoint.slices import TensorReader
 class Ema:
     """An exponential moving average: average ← decay · average + (1 − decay) · weights, after each step.
 
-    At update n the decay is at most (1 + n)/(10 + n), so that the random initial weights are soon forgotten.
+    At update n the decay is at most (1 + n)/(10 + n), so that the initial weights soon have little influence.
 
         ema = Ema(network.named_parameters(), 0.999)
         ema.update()                 # after each step
@@ -43,7 +44,7 @@ class Ema:
             average.lerp_(self._weights[name].detach().to(average.dtype), weight)
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """The tensors to save, and to load into: the averages by name, and "updates", the number of updates."""
+        """Return the tensors that a checkpoint saves and restores: the averages, and "updates", their number."""
         return {**self._averages, "updates": self.num_updates}
 
     @torch.no_grad()
@@ -55,7 +56,7 @@ class Ema:
     @contextmanager
     @torch.no_grad()
     def use_averages(self) -> Iterator[None]:
-        """Inside, the network has the averages; afterwards it has its own weights again, bit for bit."""
+        """Inside, the network has the averages. Afterwards it has exactly its own weights again."""
         own = {name: p.detach().clone() for name, p in self._weights.items()}
         try:
             self.copy_to_network()
@@ -66,23 +67,23 @@ class Ema:
 
 
 class CheckpointAverage:
-    """Several checkpoints, read as one: each value is the mean of theirs, summed in float64.
+    """The average of several checkpoints, with the methods of a checkpoint. Values are summed in float64.
 
-    Like a checkpoint it is read one tensor (or this rank's slice of it) at a time, so it needs little memory. Tensors
-    that are not floating-point, such as counters, are those of the last checkpoint.
+    Tensors (or this rank's slices of them) are read one at a time, so it needs little memory. Tensors that are not
+    floating-point, such as counters, are not averaged: the last checkpoint's values are used.
     """
 
     def __init__(self, readers: Sequence[TensorReader]) -> None:
         if not readers:
-            raise QkvError("there is no checkpoint to average: raise train.keep_checkpoints")
+            raise QkvError("there is no readable checkpoint to average: set train.average_checkpoints = 0")
         self.readers = list(readers)
 
     def read_tensor(self, name: str) -> Tensor:
-        """The mean of a whole tensor."""
+        """Return the mean of a whole tensor."""
         return self._mean(name, [reader.read_tensor(name) for reader in self.readers])
 
     def read_slice(self, name: str, offset: Sequence[int], shape: Sequence[int]) -> Tensor:
-        """The mean of a slice of a tensor."""
+        """Return the mean of a slice of a tensor."""
         return self._mean(name, [reader.read_slice(name, offset, shape) for reader in self.readers])
 
     def _mean(self, name: str, tensors: list[Tensor]) -> Tensor:
@@ -93,7 +94,8 @@ class CheckpointAverage:
         for tensor in tensors:
             if tensor.shape != last.shape:
                 raise QkvError(
-                    f"{name} has the shape {list(tensor.shape)} in one checkpoint and {list(last.shape)} in another"
+                    f"{name} has the shape {list(tensor.shape)} in one checkpoint and {list(last.shape)} in another, "
+                    "so they cannot be averaged; set train.average_checkpoints = 0"
                 )
             total += tensor
         return (total / len(tensors)).to(last.dtype)

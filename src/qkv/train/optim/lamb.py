@@ -1,10 +1,10 @@
-"""LAMB (You et al. 2019): Adam with the update of each matrix scaled to the norm of the matrix.
+"""LAMB (You et al. 2019): Adam, but the update of each matrix is scaled to the norm of the matrix.
 
     m ← β₁m + (1−β₁)g      v ← β₂v + (1−β₂)g²      r = m̂/(√v̂ + ε) + λx      x ← x − η · ‖x‖/‖r‖ · r
 
 m̂ and v̂ are bias-corrected, as in Adam. The trust ratio ‖x‖/‖r‖ applies to matrices and embedding tables; it keeps
-training stable with batches of tens of thousands of examples. Norms and biases take Adam's step, as in the authors'
-code: a bias starts at 0, and a step in proportion to its norm would leave it there.
+training stable with batches of tens of thousands of examples. Norms and biases get Adam's update, as in the authors'
+code. A bias starts at 0, and an update in proportion to its norm would leave it at 0.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,13 +16,13 @@ from torch.optim import Optimizer
 
 
 def run_closure(closure: Callable[[], float] | None) -> float | None:
-    """Call the closure of `Optimizer.step`, which computes the gradients again, if there is one."""
+    """Call the closure of `Optimizer.step`, if one is given. It computes the loss and the gradients."""
     with torch.enable_grad():
         return None if closure is None else closure()
 
 
 class Lamb(Optimizer):
-    """All of its state is in tensors, so that a CUDA graph can capture a step; `lr` may be a tensor, too."""
+    """The LAMB optimizer. All state is in tensors (`lr` may be one, too), so that a CUDA graph can capture a step."""
 
     def __init__(
         self,
@@ -60,13 +60,13 @@ class Lamb(Optimizer):
 
 
 def trust_ratio(x: Tensor, r: Tensor) -> Tensor:
-    """‖x‖/‖r‖, or 1 if either is 0."""
+    """Return ‖x‖/‖r‖, or 1 if either norm is 0."""
     x_norm, r_norm = torch.linalg.vector_norm(x), torch.linalg.vector_norm(r)
     return torch.where((x_norm > 0) & (r_norm > 0), x_norm / r_norm, torch.ones_like(x_norm))
 
 
 def initial_state(x: Tensor) -> dict[str, Tensor]:
-    """The state of a parameter before its first step, for LAMB and for Adam."""
+    """Return the state of a parameter before its first step, for LAMB and for Adam."""
     return {
         "step": torch.zeros((), dtype=torch.promote_types(x.dtype, torch.float32), device=x.device),
         "exp_avg": torch.zeros_like(x, memory_format=torch.preserve_format),

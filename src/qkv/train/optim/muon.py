@@ -1,7 +1,7 @@
 """Muon for the matrices of the blocks and AdamW for the rest, as one optimizer.
 
-Muon (Jordan 2024) orthogonalizes the momentum of a matrix, so that every direction is learnt at the same speed. Its
-update is scaled to the size of AdamW's (torch's "match_rms_adamw", Liu et al. 2025), so that one `lr` serves both.
+Muon (Jordan 2024) orthogonalizes the momentum of a matrix, so that the weights change equally fast in all directions.
+Its update is scaled to the size of AdamW's (torch's "match_rms_adamw", Liu et al. 2025), so that both use one `lr`.
 """
 
 import math
@@ -19,7 +19,7 @@ NEWTON_SCHULZ_COEFFICIENTS, NEWTON_SCHULZ_STEPS = (3.4445, -4.7750, 2.0315), 5
 
 
 class CombinedOptimizer(Optimizer):
-    """Several optimizers that step as one. It shares their parameter groups and their state."""
+    """Several optimizers in one. It shares parameter groups and state with them."""
 
     def __init__(self, parts: Sequence[Optimizer]) -> None:
         super().__init__([group for part in parts for group in part.param_groups], {})
@@ -39,7 +39,7 @@ class CombinedOptimizer(Optimizer):
 class Muon(torch.optim.Muon):
     """torch's Muon, with a step that a CUDA graph can capture (torch's own reads the value of the learning rate).
 
-    On a CPU it computes in float32: bfloat16 is slower there, and crashes on machines that report it wrongly.
+    On a CPU it computes in float32. There, bfloat16 is slower, and crashes on CPUs that wrongly report support for it.
     """
 
     def __init__(self, params: Iterable[Any], lr: float | Tensor, weight_decay: float, momentum: float = 0.95) -> None:
@@ -73,7 +73,7 @@ class Muon(torch.optim.Muon):
 
 
 def orthogonalize(matrix: Tensor, eps: float, compute_dtype: torch.dtype = torch.float32) -> Tensor:
-    """Approximately UVᵀ for a matrix USVᵀ, by Newton–Schulz iterations in `compute_dtype`."""
+    """Return approximately UVᵀ for a matrix USVᵀ, by Newton–Schulz iterations in `compute_dtype`."""
     a, b, c = NEWTON_SCHULZ_COEFFICIENTS
     x = matrix.to(compute_dtype)
     is_tall = matrix.shape[0] > matrix.shape[1]

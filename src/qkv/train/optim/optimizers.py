@@ -1,12 +1,12 @@
-"""Optimizers: which parameters get weight decay, which update rule, and the state that a checkpoint must have.
+"""Make the optimizer of a recipe, set its learning rate, and list its state for checkpoints.
 
     optimizer = make_optimizer(network.named_parameters(), section)
     set_lr(optimizer, 3e-4)
     optimizer.step()
-    optimizer_tensors(optimizer, network.named_parameters())      its state, by name
+    optimizer_tensors(optimizer, network.named_parameters())      its state, as tensors by name
 
-SGD, Adam and AdamW are torch's; LAMB is in `lamb.py`, Muon in `muon.py`. Loading a checkpoint copies into the state
-tensors: nothing is pickled, and a captured CUDA graph still refers to the same memory.
+SGD, Adam and AdamW are torch's; LAMB is in `lamb.py`, Muon in `muon.py`. A checkpoint is restored by copying into the
+state tensors, so that nothing is pickled and a captured CUDA graph still refers to the same memory.
 """
 
 from collections.abc import Iterable
@@ -28,11 +28,11 @@ EMBEDDING_SUFFIXES = (
     "embedding.types.weight",
     "bias.table.weight",
 )
-"""How the names of embedding tables end, whose rows are looked up and not multiplied."""
+"""The endings of the names of embedding tables."""
 
 
 def parameter_kind(name: str, parameter: Tensor) -> Literal["matrix", "table", "vector"]:
-    """What a parameter is: a matrix, a table of embeddings, or a norm's gain or a bias.
+    """Return the kind of a parameter: a matrix, an embedding table, or a vector (a norm's gain or a bias).
 
     >>> parameter_kind("decoder.blocks.0.attention.qkv.weight", torch.empty(6, 2))
     'matrix'
@@ -45,9 +45,9 @@ def parameter_kind(name: str, parameter: Tensor) -> Literal["matrix", "table", "
 def make_optimizer(
     named: NamedParameters, section: TrainSection, *, fused: bool = False, capturable: bool = False
 ) -> Optimizer:
-    """The optimizer of a recipe, for those of the parameters that require a gradient.
+    """Make the optimizer of a recipe, for the parameters that require a gradient.
 
-    `fused` uses torch's fused kernel for a whole step if it has one. `capturable` keeps all state in tensors, the
+    `fused` uses torch's fused kernel for the update, if there is one. `capturable` keeps all state in tensors, the
     learning rate included, so that a CUDA graph can capture the step.
     """
     named = [(name, p) for name, p in named if p.requires_grad]
@@ -62,7 +62,7 @@ def make_optimizer(
         return Lamb(_parameter_groups(named, section), **adam)
     if section.optimizer == "sgd":
         return SGD(_parameter_groups(named, section), lr=lr, momentum=section.momentum, fused=fused or None)
-    # torch accepts `capturable` only on devices with graphs; on a CPU a tensor as learning rate is enough.
+    # torch refuses `capturable` on a CPU. There, a learning rate in a tensor is enough.
     adam |= {"fused": fused or None, "capturable": capturable and device.type != "cpu"}
     if section.optimizer == "adam":
         return Adam(_parameter_groups(named, section), **adam)
@@ -80,7 +80,7 @@ def make_optimizer(
 
 
 def _parameter_groups(named: list[tuple[str, nn.Parameter]], section: TrainSection) -> list[dict[str, Any]]:
-    """Parameter groups with and without weight decay. DTensors get their own: torch cannot step a mixture."""
+    """Make groups with and without weight decay. DTensors get separate groups: torch cannot mix them."""
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for name, parameter in named:
         decays = section.decay_parameters == "all" or parameter_kind(name, parameter) == "matrix"
@@ -99,9 +99,9 @@ def set_lr(optimizer: Optimizer, lr: float) -> None:
 
 
 def optimizer_tensors(optimizer: Optimizer, named: NamedParameters) -> dict[str, Tensor]:
-    """The optimizer's state, as "exp_avg.NAME" → tensor. Before the first step, the state is made.
+    """Return the optimizer's state, as "exp_avg.NAME" → tensor. Create the state if no step was taken yet.
 
-    To load a checkpoint, copy its values into these tensors.
+    To restore a checkpoint, copy its values into these tensors.
     """
     groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     tensors = {}
@@ -117,11 +117,11 @@ def optimizer_tensors(optimizer: Optimizer, named: NamedParameters) -> dict[str,
 
 
 def _initial_state(optimizer: Optimizer, group: dict[str, Any], parameter: Tensor) -> dict[str, Tensor]:
-    """The state that the optimizer itself would make in its first step."""
+    """Return the state that the optimizer itself would create in its first step."""
     if isinstance(optimizer, Lamb):
         return initial_state(parameter)
     if "betas" not in group:  # SGD, Muon
         return {"momentum_buffer": torch.zeros_like(parameter)} if group["momentum"] else {}
-    # The step count is on the CPU if Python reads it.
+    # As in torch: the step count is on the CPU unless the update runs in one kernel or in a CUDA graph.
     device = parameter.device if group["fused"] or group["capturable"] else "cpu"
     return initial_state(parameter) | {"step": torch.zeros((), dtype=torch.float32, device=device)}

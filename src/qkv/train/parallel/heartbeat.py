@@ -1,12 +1,12 @@
-"""A heartbeat in every rank: if one dies or freezes, the others exit, too, and say which one it was.
+"""A heartbeat in every rank. If a rank dies or freezes, the others report which rank it was, and exit.
 
-A collective waits for all ranks, so one frozen rank would block all others until the time limit of half an hour. A
-thread in each rank therefore writes a beat into the rendezvous store and reads its neighbour's. A rank whose neighbour
-is silent for too long writes down which rank was lost; all others read that with their next beat, and exit. So a
-thousand ranks make a thousand small requests every two seconds, not a million.
+A collective waits for all ranks, so one frozen rank would block all others until the timeout of half an hour. A thread
+in each rank therefore writes a beat into the rendezvous store, and reads the beat of its neighbour, the next rank. If
+the neighbour is silent for too long, the rank writes this into the store. All other ranks read it with their next beat,
+and exit. Each rank watches only one other, so the number of requests grows with the number of ranks, not its square.
 
-The main thread may be stuck in a collective, so a rank exits by `os._exit`. Nothing is saved at that moment: the run
-resumes from its newest checkpoint.
+The main thread may be stuck in a collective, so a rank exits with `os._exit`, and saves nothing. The run can be resumed
+from its newest checkpoint.
 """
 
 import logging
@@ -25,12 +25,12 @@ BEAT_SECONDS = 2.0
 SILENCE_SECONDS = 20.0
 """Seconds without a beat after which a rank counts as lost."""
 GRACE_SECONDS = 4.0
-"""Seconds that a rank has, after another was lost, to report an error of its own."""
+"""Seconds between the loss of a rank and the exit of the others, in which they can report their own errors."""
 LOST_KEY, LEFT_VALUE = "qkv/lost", "left"
 
 
 class Heartbeat:
-    """Sends beats for this rank and watches the next one."""
+    """Sends beats for this rank, and watches the next rank."""
 
     def __init__(
         self,
@@ -50,21 +50,21 @@ class Heartbeat:
 
     @classmethod
     def from_environment(cls, rank: int, size: int) -> "Heartbeat":
-        """A heartbeat with its own connection to the store of torchrun's environment."""
+        """Make a heartbeat with its own connection to the rendezvous store, at MASTER_ADDR and MASTER_PORT."""
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         make: Any = getattr(dist, "TCPStore")  # noqa: B009 - some builds of torch lack it
         store = make(host, port, is_master=False, timeout=timedelta(seconds=SILENCE_SECONDS), wait_for_workers=False)
         return cls(store, rank, size)
 
     def start(self) -> None:
-        """Start. The caller must wait for all ranks after this, so that no rank is watched before it has started."""
+        """Start the heartbeat. Then wait for all ranks, so that no rank is watched before it has started."""
         self.store.set(self._key(self.rank), "0")
         if self.rank == 0:
             self.store.set(LOST_KEY, "")
         self._thread.start()
 
     def stop(self, *, failed: bool = False) -> None:
-        """Stop; with `failed`, tell the other ranks that this one has an error."""
+        """Stop the heartbeat. With `failed`, write into the store that this rank failed, so that the others exit."""
         if self._stopped.is_set():
             return
         self._stopped.set()
@@ -85,7 +85,9 @@ class Heartbeat:
             now = time.monotonic()
             if os.getppid() != self.parent:
                 self._exit("its parent process is gone")
-            if now - last_turn > self.limit / 2:  # this process was suspended, so it knows nothing about the others
+            if (
+                now - last_turn > self.limit / 2
+            ):  # this process was suspended, so its last beats from others are too old
                 last_answer = last_change = now
             last_turn = now
             beats += 1

@@ -1,10 +1,10 @@
-"""Start several processes on one machine: `qkv train --processes N …` does, as torchrun would.
+"""Start several processes on one machine, as torchrun does, for `qkv train --processes N …`.
 
     exit_code = launch(4, ["train", "recipe.toml"])        # python -m qkv train recipe.toml, four times
 
-The processes find each other by the environment variables that torchrun sets. Rank 0 has the terminal; the output of
-the others goes to stderr, each line with its rank before it. Signals are forwarded, and the launcher then waits: a run
-that is asked to stop still saves. If one process fails, the others are terminated, and killed soon after.
+The processes find each other by the environment variables that torchrun sets. Rank 0 uses the terminal. The output of
+the other ranks goes to stderr, with the rank before each line. The launcher forwards signals and then waits, so that
+the run can save a checkpoint. If one process fails, the launcher terminates the others, and kills them soon after.
 """
 
 import logging
@@ -25,17 +25,17 @@ log = logging.getLogger("qkv")
 FAILURE_GRACE_SECONDS = 9.0
 """Seconds between SIGTERM and SIGKILL for the remaining processes after one has failed."""
 STOP_GRACE_SECONDS = 120.0
-"""The same if the user asked to stop, since there is a checkpoint to write."""
+"""The same time after a signal from the user. It is longer, because the processes save a checkpoint."""
 POLL_SECONDS = 0.05
 
 
 def launch(processes: int, arguments: Sequence[str], *, command: Sequence[str] | None = None) -> int:
-    """Run `command` (by default qkv) with these arguments in N processes; the exit code of the first that failed."""
+    """Run `command` (by default qkv) with these arguments in N processes. Return the exit code of the first failure."""
     if processes < 1:
         raise UsageError(f"--processes {processes} must be at least 1")
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # imports torch, which `qkv --help` must not
 
-    # The rendezvous store is in the launcher: whichever rank dies, the others can still read it.
+    # The rendezvous store is in the launcher, so that the ranks can still read it after any of them has died.
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     line = [*(command or (sys.executable, "-m", "qkv")), *arguments]
     group = LocalProcesses(processes, line, store.port)
@@ -69,7 +69,7 @@ class LocalProcesses:
                 stdin=None if first else subprocess.DEVNULL,
                 stdout=None if first else subprocess.PIPE,
                 stderr=None if first else subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C reaches only the launcher, which forwards it once
+                start_new_session=True,  # so that Ctrl-C reaches only the launcher, which forwards it once
             )
             self.running[rank] = process
             if process.stdout is not None:
@@ -80,7 +80,7 @@ class LocalProcesses:
     def _environment(self, rank: int) -> dict[str, str]:
         threads = max(1, (os.cpu_count() or 1) // self.size)
         return {
-            "OMP_NUM_THREADS": str(threads),  # unless the user has set it
+            "OMP_NUM_THREADS": str(threads),  # os.environ overrides it
             **os.environ,
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
@@ -88,7 +88,7 @@ class LocalProcesses:
             "LOCAL_WORLD_SIZE": str(self.size),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(self.port),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is in the launcher: rank 0 must not open one
+            "TORCHELASTIC_USE_AGENT_STORE": "True",  # rank 0 must use the launcher's store, and not open one
         }
 
     def forward_signal(self, number: int, frame: FrameType | None = None) -> None:
@@ -98,7 +98,7 @@ class LocalProcesses:
             process.send_signal(number)
 
     def wait(self) -> int:
-        """Wait for all processes; returns the exit code. Heartbeats end the others if one freezes."""
+        """Wait for all processes. Return the exit code. (If one freezes, the heartbeats of the others end them.)"""
         code, until = 0, float("inf")
         while self.running:
             for rank, process in list(self.running.items()):
@@ -135,7 +135,7 @@ def _describe_exit(ended: int) -> str:
 
 
 def _relay(rank: int, lines: IO[bytes]) -> None:
-    """Copy the output of a rank to stderr, with its number before each line."""
+    """Copy the output of a rank to stderr, with the rank before each line."""
     for line in lines:
         sys.stderr.write(f"[{rank}] {line.decode('utf-8', errors='replace').rstrip()}\n")
         sys.stderr.flush()

@@ -1,9 +1,9 @@
-"""Wrapping a training module for several processes: data parallel (DDP), fully sharded (FSDP2), tensor parallel.
+"""Distribute a training module over several processes: data parallel (DDP), fully sharded (FSDP2), tensor parallel.
 
     world = init_world(section)                 from torchrun's environment; without it, a world of one process
     module = parallelize(module, world, section)
 
-`shards.py` has the reverse: it saves, loads and gathers the tensors that are spread over ranks.
+`shards.py` saves, loads and gathers the distributed tensors.
 """
 
 import torch
@@ -18,11 +18,11 @@ from qkv.train.recipe.schema import TrainSection
 
 
 def parallelize(module: nn.Module, world: World, section: TrainSection) -> nn.Module:
-    """Distribute a training module over the ranks; returns the module to call in its place.
+    """Distribute a training module over the ranks. Return the module to call instead.
 
-    `module.network` stays the network, with parameters that are whole (DDP) or sharded. All ranks start with the
-    weights of rank 0. A module on the meta device takes no memory before it is sharded; its shards are then NaN until
-    `load_slices` or `scatter_weights` fills them.
+    The parameters of `module.network` are whole with DDP, otherwise sharded. All ranks start with the weights of rank
+    0. A module on the meta device takes no memory before it is sharded. Its shards are NaN until `load_slices` or
+    `scatter_weights` fills them.
     """
     if world.mesh is None:
         return module
@@ -30,7 +30,7 @@ def parallelize(module: nn.Module, world: World, section: TrainSection) -> nn.Mo
     is_meta = any(parameter.is_meta for parameter in module.parameters())
     if not world.is_sharded:
         if is_meta:
-            raise QkvError('a network on the meta device needs train.parallel = "fsdp"')
+            raise QkvError('the network is on the meta device, which DDP cannot use; set train.parallel = "fsdp"')
         return _wrap_ddp(module.to(world.device), world)
     if section.precision == "float16":
         raise UsageError(
@@ -41,7 +41,7 @@ def parallelize(module: nn.Module, world: World, section: TrainSection) -> nn.Mo
         module.to(world.device)
         for tensor in module.parameters():
             dist.broadcast(tensor.data, src=0)
-    # Importing torch's DTensor takes a second, which runs of one process do not pay.
+    # Import this only here: it imports torch's DTensor, which takes a second.
     from qkv.train.parallel.tensor_parallel import split_network, sum_qk_norm_gradients
 
     if world.tensor_size > 1:
@@ -56,10 +56,10 @@ def parallelize(module: nn.Module, world: World, section: TrainSection) -> nn.Mo
 
 
 def _wrap_ddp(module: nn.Module, world: World) -> nn.Module:
-    """DDP with summed gradients. (By default it averages them, whatever the number of labels on each rank.)"""
+    """Wrap a module in DDP that sums gradients. By default DDP averages them over ranks."""
     assert world.mesh is not None
     group = world.mesh.get_group(DATA_AXIS)
-    # The head of next-sentence prediction gets a gradient from some objectives only.
+    # Not every objective uses the next-sentence head, so its parameters may have no gradient.
     may_skip = any(".sentence." in name for name, p in module.named_parameters() if p.requires_grad)
     wrapped = DistributedDataParallel(
         module,
@@ -78,7 +78,7 @@ def _sum_gradients(group, bucket):  # type: ignore[no-untyped-def]  # torch insp
 
 
 def _apply_fsdp(module: nn.Module, world: World, section: TrainSection) -> None:
-    """FSDP2: each block gathers its parameters when it runs; parameters outside of blocks belong to the module."""
+    """Apply FSDP2 to each block, and to the module for the other parameters. Each gathers parameters when it runs."""
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
     assert world.mesh is not None
@@ -87,8 +87,8 @@ def _apply_fsdp(module: nn.Module, world: World, section: TrainSection) -> None:
         # Weights are sent in bfloat16, gradients are summed in float32; autocast decides the dtype of activations.
         policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for part in [m for m in module.modules() if isinstance(m, Block)] + [module]:
-        # Reshard after each forward pass, the root module included. Otherwise its gathered parameters would remain
-        # after an evaluation, and would be outdated when an average or a checkpoint changes the shards.
+        # Reshard after each forward pass, also for the root module. By default the root keeps its gathered parameters
+        # after an evaluation. They would be outdated when EMA or a checkpoint changes the shards.
         sharded = fully_shard(part, mesh=world.mesh[DATA_AXIS], mp_policy=policy, reshard_after_forward=True)
         assert isinstance(sharded, FSDPModule)
         sharded.set_gradient_divide_factor(1.0)  # sums, not means
@@ -96,7 +96,7 @@ def _apply_fsdp(module: nn.Module, world: World, section: TrainSection) -> None:
 
 
 def materialize(network: nn.Module, device: torch.device) -> None:
-    """Replace parameters on the meta device by ones full of NaN on `device`; tied parameters stay tied."""
+    """Replace parameters on the meta device by NaN parameters on `device`. Tied parameters stay tied."""
     made: dict[int, nn.Parameter] = {}
     for module in network.modules():
         for name, old in list(module.named_parameters(recurse=False)):

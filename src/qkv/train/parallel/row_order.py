@@ -1,4 +1,4 @@
-"""The order of rows in a matrix that tensor parallelism reordered; checkpoints have the original order."""
+"""The order of rows in a matrix that tensor parallelism has reordered. Checkpoints have the original order."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,17 +9,17 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class RowOrder:
-    """Where the rows of a reordered matrix were before: runs of (first old row, rows), in the new order.
+    """The old rows of a reordered matrix, as ranges (first old row, number of rows) in the new order.
 
-    >>> RowOrder.interleave([4, 2, 2], num_shards=2).runs
+    >>> RowOrder.interleave([4, 2, 2], num_shards=2).ranges
     ((0, 2), (4, 1), (6, 1), (2, 2), (5, 1), (7, 1))
     """
 
-    runs: tuple[tuple[int, int], ...]
+    ranges: tuple[tuple[int, int], ...]
 
     @classmethod
     def interleave(cls, matrix_rows: Sequence[int], num_shards: int) -> "RowOrder":
-        """The order for a fusion of several matrices: first shard 0 of each matrix, then shard 1 of each, and so on."""
+        """Return the order for a fused matrix, such as qkv: shard 0 of each part, then shard 1 of each, and so on."""
         starts = [sum(matrix_rows[:i]) for i in range(len(matrix_rows))]
         return cls(
             tuple(
@@ -30,17 +30,17 @@ class RowOrder:
         )
 
     def old_rows(self) -> Tensor:
-        """The old row of each new row."""
-        return torch.cat([torch.arange(first, first + rows) for first, rows in self.runs])
+        """Return the old row of each new row."""
+        return torch.cat([torch.arange(first, first + rows) for first, rows in self.ranges])
 
-    def old_runs(self, first: int, last: int) -> list[tuple[int, int, int]]:
-        """The new rows first … last − 1 as runs of old rows: (new row, old row, rows).
+    def old_ranges(self, first: int, last: int) -> list[tuple[int, int, int]]:
+        """Return the ranges of new rows first … last − 1, as (first new row, first old row, number of rows).
 
-        >>> RowOrder.interleave([4, 2, 2], num_shards=2).old_runs(1, 4)
+        >>> RowOrder.interleave([4, 2, 2], num_shards=2).old_ranges(1, 4)
         [(1, 1, 1), (2, 4, 1), (3, 6, 1)]
         """
         found, new = [], 0
-        for old, rows in self.runs:
+        for old, rows in self.ranges:
             begin, end = max(first, new), min(last, new + rows)
             if begin < end:
                 found.append((begin, old + begin - new, end - begin))

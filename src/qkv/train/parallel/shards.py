@@ -1,12 +1,11 @@
-"""Tensors that are spread over ranks: saved as slices, loaded from slices, scattered from rank 0, gathered.
+"""Save, load, scatter and gather tensors that are distributed over ranks.
 
-    local_slices(name, tensor, world)              what this rank writes of a tensor into a checkpoint
+    local_slices(name, tensor, world)              the slices that this rank saves in a checkpoint
     load_slices(tensor, checkpoint, name, world)   the reverse, for any number of ranks
-    scatter_weights(network, whole, world)         the weights of rank 0 to all ranks
+    scatter_weights(network, whole, world)         send the weights of rank 0 to all ranks
     gather_network(network, world)                 the reverse
 
-A checkpoint has whole tensors and slices of them, and does not depend on the number of ranks: a run may be resumed
-with more, fewer or one.
+A checkpoint stores slices with their position in the whole tensor, so a run can be resumed with any number of ranks.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def local_slices(name: str, tensor: Tensor, world: World) -> list[TensorSlice]:
-    """The slices of a tensor that this rank writes; none if another rank writes the same."""
+    """Return the slices of a tensor that this rank saves; none if another rank saves the same."""
     shape = tuple(tensor.shape)
     if not is_dtensor(tensor):
         return [TensorSlice.whole(tensor.detach())] if world.rank == 0 else []
@@ -36,12 +35,12 @@ def local_slices(name: str, tensor: Tensor, world: World) -> list[TensorSlice]:
     if (not along_data and world.data_rank) or (not along_tensor and world.tensor_rank):
         return []
     local = local_tensor(tensor.detach())
-    runs = _local_runs(name, tensor, world)
-    return [TensorSlice(local.narrow(0, start, rows), offset, shape) for start, rows, offset in runs]
+    ranges = _local_ranges(name, tensor, world)
+    return [TensorSlice(local.narrow(0, start, rows), offset, shape) for start, rows, offset in ranges]
 
 
 def load_slices(tensor: Tensor, source: TensorReader | Mapping[str, Tensor], name: str, world: World) -> None:
-    """Copy the values of `name` into this rank's part of a tensor."""
+    """Copy the tensor `name` of `source` into `tensor`, or this rank's part of it if `tensor` is sharded."""
     with torch.no_grad():
         if not is_dtensor(tensor):
             whole = source[name] if isinstance(source, Mapping) else source.read_tensor(name)
@@ -49,7 +48,7 @@ def load_slices(tensor: Tensor, source: TensorReader | Mapping[str, Tensor], nam
             tensor.copy_(whole)
             return
         local = local_tensor(tensor.detach())
-        for start, rows, offset in _local_runs(name, tensor, world):
+        for start, rows, offset in _local_ranges(name, tensor, world):
             target = local.narrow(0, start, rows)
             size = tuple(target.shape)
             if isinstance(source, Mapping):
@@ -62,33 +61,34 @@ def load_slices(tensor: Tensor, source: TensorReader | Mapping[str, Tensor], nam
 def _check_shape(name: str, tensor: Tensor, found: Tensor) -> None:
     if tensor.shape != found.shape:
         raise QkvError(
-            f"{name}: the shape is {list(found.shape)} in the checkpoint and {list(tensor.shape)} in the run"
+            f"{name}: the shape is {list(found.shape)} in the checkpoint and {list(tensor.shape)} in the run, so the "
+            "checkpoint is of another model; undo changes of [model], or start a new run with run=…"
         )
 
 
-def _local_runs(name: str, tensor: "DTensor", world: World) -> list[tuple[int, int, tuple[int, ...]]]:
-    """This rank's rows of a tensor, as runs of (first local row, rows, offset in the whole tensor as saved)."""
+def _local_ranges(name: str, tensor: "DTensor", world: World) -> list[tuple[int, int, tuple[int, ...]]]:
+    """Return this rank's rows of a tensor, as ranges (first local row, number of rows, offset in the saved tensor)."""
     first, size = _local_extent(tensor)
     if 0 in size:
         return []
     order = _row_order(name, world)
     if order is None:
         return [(0, size[0], tuple(first))]
-    runs = order.old_runs(first[0], first[0] + size[0])
-    return [(new - first[0], rows, (old, *first[1:])) for new, old, rows in runs]
+    ranges = order.old_ranges(first[0], first[0] + size[0])
+    return [(new - first[0], rows, (old, *first[1:])) for new, old, rows in ranges]
 
 
 def _local_extent(tensor: "DTensor") -> tuple[list[int], list[int]]:
-    """The offset and size of this rank's part in the whole tensor.
+    """Return the offset and the size of this rank's part in the whole tensor.
 
-    Tensors are cut over the `tensor` axis first, in even parts, and then over `data`: ⌈n/k⌉ rows each while there are
-    any left.
+    A tensor is split evenly over the `tensor` axis, and each part is then split over `data`. There, k ranks get ⌈n/k⌉
+    of n rows each; the last ranks may get fewer or none.
     """
     first, size = [0] * tensor.ndim, list(tensor.shape)
     mesh = tensor.device_mesh
     coordinate = mesh.get_coordinate()
     assert coordinate is not None
-    for axis in reversed(range(mesh.ndim)):  # the tensor axis is the mesh's last
+    for axis in reversed(range(mesh.ndim)):  # the last axis of the mesh is `tensor`
         dim = getattr(tensor.placements[axis], "dim", None)
         if dim is not None:
             step = -(-size[dim] // mesh.size(axis))
@@ -100,7 +100,7 @@ def _local_extent(tensor: "DTensor") -> tuple[list[int], list[int]]:
 
 
 def _row_order(name: str, world: World) -> RowOrder | None:
-    """The row order of a parameter, or of a tensor that belongs to it, such as optimizer.exp_avg.NAME."""
+    """Return the row order of a parameter or of its state, such as optimizer.exp_avg.NAME; None if not reordered."""
     while name:
         if name in world.row_orders:
             return world.row_orders[name]
@@ -109,9 +109,9 @@ def _row_order(name: str, world: World) -> RowOrder | None:
 
 
 def scatter_weights(network: nn.Module, whole: nn.Module | None, world: World) -> None:
-    """Fill a distributed network with the weights of `whole`, which only rank 0 needs to have (on its CPU, say).
+    """Fill a distributed network with the weights of `whole`. Only rank 0 needs `whole`, for example on its CPU.
 
-    So a sharded run starts with the same weights as a run of one process. One tensor at a time is sent.
+    So a sharded run starts with the same weights as a run of one process. Tensors are sent one at a time.
     """
     weights = dict(whole.named_parameters()) if whole is not None else {}
     for name, parameter in network.named_parameters():
@@ -124,9 +124,9 @@ def scatter_weights(network: nn.Module, whole: nn.Module | None, world: World) -
 
 
 def gather_tensors(named: Iterable[tuple[str, Tensor]], world: World) -> Iterator[tuple[str, Tensor]]:
-    """Whole tensors from sharded ones, one at a time, on every rank. All ranks must ask for the same names in order.
+    """Yield whole tensors, one at a time, on every rank. All ranks must give the same names in the same order.
 
-    Each rank writes its slices into zeros, and the sum over ranks is the tensor.
+    Each rank writes its slices into a tensor of zeros. The sum of these over ranks is the whole tensor.
     """
     for name, tensor in named:
         if not is_dtensor(tensor):
@@ -140,9 +140,9 @@ def gather_tensors(named: Iterable[tuple[str, Tensor]], world: World) -> Iterato
 
 
 def gather_network(network: Network, world: World, device: torch.device | None = None) -> Network | None:
-    """The whole network on rank 0; None on the other ranks.
+    """Return the whole network on rank 0, and None on the other ranks.
 
-    It is gathered on `device` (by default the world's): a CPU has memory for what a GPU may not be able to hold.
+    The network is gathered on `device`, by default this rank's device. Use the CPU if it does not fit on one GPU.
     """
     if not world.is_sharded:
         return network if world.rank == 0 else None

@@ -1,16 +1,16 @@
-"""Tensor parallelism: the matrices of every block are split over a few ranks, which work on each token together.
+"""Tensor parallelism: the matrices of every block are split over a few ranks, which process the same tokens together.
 
     attention   qkv, q, kv by heads: each rank has its own heads     out    by the columns that those heads feed
     ffn         up by hidden units (gate and value alike)            down   by the columns that those units feed
 
 Each block needs two all-reduces in the forward pass, after `out` and after `down` (a third with cross-attention), and
-the same number in the backward pass. Embeddings, norms and the head are replicated. The splitting is torch's
-(`parallelize_module`). Ours is the order of rows: a fused matrix has all queries, then all keys, then all values, and
-is reordered so that a rank's part is one run of rows:
+the same number in the backward pass. Embeddings, norms and the head are replicated. torch's
+`parallelize_module` splits the matrices. It gives each rank a range of consecutive rows. But a fused matrix has all
+queries, then all keys, then all values, so its rows are reordered before:
 
     q0 q1 q2 q3  k0 k1 k2 k3  v0 v1 v2 v3    →    q0 q1 k0 k1 v0 v1 | q2 q3 k2 k3 v2 v3
 
-A `RowOrder` records where rows came from, so that checkpoints have the original order.
+A `RowOrder` records the old rows, so that checkpoints have the original order.
 """
 
 from typing import Any
@@ -34,7 +34,7 @@ from qkv.train.parallel.row_order import RowOrder
 
 
 def check_divisible(network: nn.Module, tensor_size: int) -> None:
-    """Refuse a network whose heads or hidden units do not divide evenly, or whose matrices are not `nn.Linear`."""
+    """Raise if the heads or hidden units do not divide evenly, or if a matrix is not a plain `nn.Linear`."""
     for stack in (module for module in network.modules() if isinstance(module, Stack)):
         for name in ("heads", "kv_heads", "ffn_width"):
             if (value := getattr(stack.config, name)) % tensor_size:
@@ -54,9 +54,9 @@ def check_divisible(network: nn.Module, tensor_size: int) -> None:
 
 
 def split_network(network: nn.Module, mesh: DeviceMesh) -> dict[str, RowOrder]:
-    """Split every block over the ranks of a one-dimensional mesh; returns the new row orders of parameters.
+    """Split every block over the ranks of a one-dimensional mesh. Return the row orders of the reordered parameters.
 
-    All ranks must have the same weights, or none (on the meta device).
+    All ranks must have the same weights, unless the network is on the meta device.
     """
     check_divisible(network, mesh.size())
     orders: dict[str, RowOrder] = {}
@@ -65,10 +65,10 @@ def split_network(network: nn.Module, mesh: DeviceMesh) -> dict[str, RowOrder]:
             for inner, order in _split_block(module, mesh).items():
                 orders[f"{name}.{inner}"] = order
         elif isinstance(module, Stack) and module.bias is not None:
-            if module.bias.table is not None:  # T5: a column for each head
+            if module.bias.table is not None:  # T5: the table has a column for each head
                 _parallelize(module.bias, mesh, {"table": ColwiseParallel()})
             else:
-                _keep_local_heads(module.bias, mesh)
+                _slice_alibi_heads(module.bias, mesh)
     return orders
 
 
@@ -90,25 +90,26 @@ def _split_block(block: Block, mesh: DeviceMesh) -> dict[str, RowOrder]:
     _parallelize(block, mesh, plan)
     for attention in (block.attention, block.cross):
         if attention is not None:
-            _use_local_heads(attention, mesh)
+            _set_local_head_counts(attention, mesh)
     return orders
 
 
-def _use_local_heads(attention: Attention, mesh: DeviceMesh) -> None:
-    """Set the numbers of heads to those of this rank."""
+def _set_local_head_counts(attention: Attention, mesh: DeviceMesh) -> None:
+    """Set the numbers of heads of an attention module to the numbers on this rank."""
     attention.heads //= mesh.size()
     attention.kv_heads //= mesh.size()
     if isinstance(attention, SelfAttention):
         attention.split_sizes = [rows // mesh.size() for rows in attention.split_sizes]
-    # These norms are replicated, but see only this rank's heads (dimension 1): see `sum_qk_norm_gradients`.
+    # These norms are replicated, but process only this rank's heads (dimension 1). See `sum_qk_norm_gradients`.
     norms = [name for name in ("q_norm", "k_norm") if getattr(attention, name) is not None]
     _parallelize(attention, mesh, {name: SequenceParallel(sequence_dim=1, use_local_output=True) for name in norms})
 
 
 def sum_qk_norm_gradients(network: nn.Module) -> None:
-    """Sum the gradients of query and key norms over ranks: all heads share one gain, and each rank has some heads.
+    """Add hooks that sum the gradients of the query and key norms over ranks.
 
-    FSDP does this by itself; without it, these hooks do. Call it once the parameters are final.
+    All heads share one gain, but each rank has only some heads. FSDP sums these gradients itself, so this is for runs
+    without FSDP. Call it after all wrappers and `materialize`, which replace parameters.
     """
 
     def all_reduce(gradient: Tensor) -> Tensor:
@@ -122,8 +123,8 @@ def sum_qk_norm_gradients(network: nn.Module) -> None:
                     parameter.register_hook(all_reduce)
 
 
-def _keep_local_heads(bias: nn.Module, mesh: DeviceMesh) -> None:
-    """ALiBi has no weights: every rank computes the bias of all heads and keeps that of its own."""
+def _slice_alibi_heads(bias: nn.Module, mesh: DeviceMesh) -> None:
+    """Add a hook for ALiBi, which has no weights: each rank computes the bias of all heads, and keeps its own heads."""
 
     def keep(module: nn.Module, arguments: Any, out: Tensor) -> Tensor:
         return out.chunk(mesh.size(), dim=1)[mesh.get_local_rank()]
@@ -132,7 +133,7 @@ def _keep_local_heads(bias: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def _parallelize(module: nn.Module, mesh: DeviceMesh, plan: dict[str, ParallelStyle]) -> None:
-    """torch's `parallelize_module`, which loses `requires_grad`. Nothing is sent: all ranks have the same weights."""
+    """Call torch's `parallelize_module`, and restore `requires_grad`, which it loses. Ranks exchange no weights."""
     frozen = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
     if plan:
         parallelize_module(module, mesh, plan, src_data_rank=None)

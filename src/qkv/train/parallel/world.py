@@ -2,8 +2,8 @@
 
 Ranks form a mesh, data × tensor. Ranks along `data` get different sequences, and their gradients are summed: sums,
 not means, because the loss is divided by the number of labels of all ranks before the backward pass. Ranks along
-`tensor` get the same sequences and hold a part of each matrix. Their numbers are consecutive, so that they are in one
-machine.
+`tensor` get the same sequences and hold a part of each matrix. Ranks along `tensor` have consecutive numbers, so that
+they are on one machine.
 """
 
 import os
@@ -25,17 +25,17 @@ from qkv.train.parallel.heartbeat import Heartbeat
 from qkv.train.parallel.row_order import RowOrder
 from qkv.train.recipe.schema import TrainSection
 
-if TYPE_CHECKING:  # importing it takes a second, which runs of one process do not pay
+if TYPE_CHECKING:  # importing it takes a second, so only sharded runs do
     from torch.distributed.tensor import DTensor
 
 DATA_AXIS, TENSOR_AXIS = "data", "tensor"
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
-"""How long a collective may take. A lost process is noticed much sooner, by its heartbeat."""
+"""The timeout of collectives. The heartbeat detects a lost process much sooner."""
 
 
 @dataclass
 class World:
-    """This rank and the others. `init_world` makes it; `World()` is one process without others."""
+    """This rank and its place among all ranks. `init_world` makes it; `World()` is a single process."""
 
     rank: int = 0
     size: int = 1
@@ -43,9 +43,9 @@ class World:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     tensor_size: int = 1
     parallel: Literal["ddp", "fsdp"] = "ddp"
-    mesh: DeviceMesh | None = None  # data × tensor; None: one process
+    mesh: DeviceMesh | None = None  # the axes are data × tensor; None for a single process
     heartbeat: Heartbeat | None = None
-    row_orders: dict[str, RowOrder] = field(default_factory=dict)  # parameters whose rows were reordered
+    row_orders: dict[str, RowOrder] = field(default_factory=dict)  # by name, for parameters whose rows were reordered
 
     @property
     def data_size(self) -> int:
@@ -54,12 +54,12 @@ class World:
 
     @property
     def data_rank(self) -> int:
-        """Which part of a batch this rank gets."""
+        """The index of this rank's part of a batch."""
         return self.rank // self.tensor_size
 
     @property
     def tensor_rank(self) -> int:
-        """Which part of each matrix this rank holds."""
+        """The index of this rank's part of each matrix."""
         return self.rank % self.tensor_size
 
     @property
@@ -68,9 +68,9 @@ class World:
         return self.tensor_size > 1 or (self.parallel == "fsdp" and self.size > 1)
 
     def sum_tensor(self, value: Tensor, *, all_ranks: bool = False) -> Tensor:
-        """All-reduce: the sum over the data axis or, with `all_ranks`, over all ranks.
+        """Return the sum over the data axis or, with `all_ranks`, over all ranks (all-reduce).
 
-        Tensor-parallel ranks have the same sequences, which must be counted once, but not the same clock.
+        Tensor-parallel ranks have the same sequences, so sums over sequences use the data axis, to count them once.
         """
         if self.mesh is None or (self.data_size == 1 and not all_ranks):
             return value
@@ -79,22 +79,22 @@ class World:
         return value
 
     def sum_scalar(self, value: float) -> float:
-        """The sum of a number over the data axis."""
+        """Return the sum of a number over the data axis."""
         return float(self.sum_tensor(torch.tensor(value, dtype=torch.float64)))
 
     def mean(self, value: float) -> float:
-        """The mean of a number over all ranks."""
+        """Return the mean of a number over all ranks."""
         return float(self.sum_tensor(torch.tensor(value, dtype=torch.float64), all_ranks=True)) / self.size
 
     def barrier(self) -> None:
-        """Wait until all ranks are here."""
+        """Wait until all ranks have called this."""
         if self.mesh is not None:
             dist.barrier()
 
-    def no_sync(self, module: nn.Module, *, last: bool) -> AbstractContextManager[None]:
-        """The context of a micro-batch: with DDP, gradients are all-reduced after the last micro-batch only.
+    def gradient_sync(self, module: nn.Module, *, last: bool) -> AbstractContextManager[None]:
+        """Return the context of a micro-batch. With DDP, gradients are all-reduced only after the `last` micro-batch.
 
-        Sharded parameters reduce their gradients after each micro-batch: accumulating whole gradients would take the
+        Gradients of sharded parameters are reduced after each micro-batch. Accumulating whole gradients would take the
         memory that sharding saves.
         """
         if isinstance(module, DistributedDataParallel) and not last:
@@ -102,16 +102,18 @@ class World:
         return nullcontext()
 
     def clip_gradients(self, parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
-        """Scale gradients down to `max_norm` over all parameters, sharded or not; returns the norm before.
+        """Clip the norm of all gradients to `max_norm`. Return the norm before clipping.
 
-        With `max_norm` = 0 nothing is scaled. The host does not wait for the device.
+        Parameters may be sharded or not. With `max_norm` = 0 nothing is clipped. The host does not wait for the device.
         """
         found: dict[tuple[bool, bool], list[Tensor]] = {}
         for parameter in parameters:
             if parameter.grad is not None:
                 found.setdefault(sharded_axes(parameter.grad), []).append(local_tensor(parameter.grad))
         dtype = torch.float64 if any(g.dtype == torch.float64 for gs in found.values() for g in gs) else torch.float32
-        squares = torch.zeros(2, 2, dtype=dtype, device=self.device)  # [sharded along data, along tensor]
+        squares = torch.zeros(
+            2, 2, dtype=dtype, device=self.device
+        )  # indices: is it sharded along data (0, 1), along tensor (0, 1)
         for (data, tensor), gradients in found.items():
             squares[int(data), int(tensor)] = get_total_norm(gradients).to(dtype) ** 2
         if self.mesh is not None and self.is_sharded:
@@ -126,7 +128,7 @@ class World:
         return norm
 
     def leave(self, *, failed: bool = False) -> None:
-        """Leave the process group. With `failed`, the other ranks are notified and not waited for."""
+        """Leave the process group. With `failed`, notify the other ranks and do not wait for them."""
         if self.mesh is None:
             return
         if not failed:
@@ -139,17 +141,17 @@ class World:
 
 
 def is_dtensor(tensor: Tensor) -> "TypeGuard[DTensor]":
-    """Whether a tensor is a DTensor, of which this rank may hold only a part."""
+    """Return whether a tensor is a DTensor: this rank may hold only a part of it."""
     return hasattr(tensor, "placements")
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
-    """The part of a tensor that this rank holds, sharing its memory."""
+    """Return the part of a tensor that this rank holds, in the same memory."""
     return tensor.to_local() if is_dtensor(tensor) else tensor
 
 
 def sharded_axes(tensor: Tensor) -> tuple[bool, bool]:
-    """Whether a tensor is sharded along `data`, and along `tensor`."""
+    """Return whether a tensor is sharded along `data`, and whether along `tensor`."""
     if not is_dtensor(tensor):
         return False, False
     assert not any(placement.is_partial() for placement in tensor.placements), "a partial sum that was never reduced"
@@ -159,12 +161,12 @@ def sharded_axes(tensor: Tensor) -> tuple[bool, bool]:
 
 
 def init_world(section: TrainSection) -> World:
-    """Join the process group that the environment of torchrun (or `launch.py`) describes; without one, be alone."""
+    """Join the process group that torchrun (or `launch.py`) set up. Without one, return a single process."""
     rank, size, local_rank = (int(os.environ.get(n, d)) for n, d in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0)))
     device = select_device(section.device, local_rank, size)
     on_gpu = device.type == "cuda"
     if on_gpu and device.index is not None:
-        torch.cuda.set_device(device)  # the default for kernels and streams
+        torch.cuda.set_device(device)  # the default device of kernels and streams
     if size == 1:
         if section.tensor_parallel > 1:
             raise UsageError(
@@ -196,7 +198,7 @@ DEVICE_CHOICES = "auto, cpu, cuda or mps, with a number as in cuda:1"
 
 
 def select_device(name: str, local_rank: int, world_size: int) -> torch.device:
-    """The device of this rank: with several ranks on GPUs, the GPU of its local rank."""
+    """Return the device of this rank. With several ranks on GPUs, each uses the GPU of its local rank."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -204,7 +206,7 @@ def select_device(name: str, local_rank: int, world_size: int) -> torch.device:
     except RuntimeError as error:
         raise UsageError(f"train.device = {name!r} is not a device; choose {DEVICE_CHOICES}") from error
     if device.type not in ("cpu", "cuda", "mps"):
-        raise UsageError(f"train.device = {name!r} cannot train; choose {DEVICE_CHOICES}")
+        raise UsageError(f"train.device = {name!r} is not supported for training; choose {DEVICE_CHOICES}")
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise UsageError(f"train.device = {name!r}: torch finds no such device on this machine; choose another")
     if device.type != "cuda":

@@ -1,4 +1,4 @@
-"""Checks of a whole recipe: ranges of numbers, and combinations of keys that cannot be trained."""
+"""Check a whole recipe: ranges of numbers, and combinations of keys that exclude each other."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -56,7 +56,7 @@ POSITIVE = ("model.lora_alpha", "objective.temperature", "train.lr", "train.eps"
 
 
 def check_recipe(recipe: Recipe, where: str = "") -> None:
-    """Raise `UsageError` if a recipe cannot be trained, with the keys and what to write instead."""
+    """Raise `UsageError` if a recipe cannot be trained. The message names the keys, and says what to write instead."""
     problem = (
         _range_problem(recipe)
         or _data_problem(recipe)
@@ -103,7 +103,7 @@ def _data_problem(recipe: Recipe) -> str:
             return f"data.mix.{name} has no files: write {name} = {{train = …, weight = 1.0}}"
         weight = source.get("weight", 1.0)
         if not (isfinite(weight) and weight > 0):
-            return f"data.mix.{name}.weight = {weight} must be above 0"
+            return f"data.mix.{name}.weight = {weight} must be above 0, and finite"
     policies = OBJECTIVES[kind].too_long_policies
     if data.too_long and data.too_long not in policies:
         return f'data.too_long = "{data.too_long}" does not work with {kind}; choose {_choices(policies)}'
@@ -150,7 +150,7 @@ def _objective_problem(recipe: Recipe) -> str:
     for name in (option.name for option in fields(objective) if option.name != "kind"):
         kinds = applicable_objectives(name)
         if getattr(objective, name) != getattr(default, name) and objective.kind not in kinds:
-            return f"objective.{name} has no effect for {objective.kind}: it belongs to {', '.join(kinds)}"
+            return f"objective.{name} has no effect for {objective.kind}, only for {', '.join(kinds)}: leave it out"
     return ""
 
 

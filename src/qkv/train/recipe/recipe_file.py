@@ -1,10 +1,10 @@
-"""Recipe files (TOML): read with overrides from a command line, written, compared with another.
+"""Recipe files (TOML): read them with overrides from a command line, write them, compare two recipes.
 
     recipe = read("translate.toml", ["train.lr=3e-4", "model.encoder.layers=3"])
     write(recipe, "runs/a/recipe.toml")
 
-Unknown keys, wrong types and impossible combinations are refused here, before anything starts: the error names the
-file, the line and the key, and what was expected. Relative paths are resolved against the working directory.
+Unknown keys, wrong types and impossible combinations are errors, before anything starts. The error names the file, the
+line, the key and the expected value. Relative paths are resolved against the working directory.
 """
 
 import os
@@ -39,25 +39,18 @@ CHANGEABLE_ON_RESUME = frozenset(
         f"train.{name}"
         for name in (
             *("steps", "minutes", "epochs", "patience", "final", "average_checkpoints"),
-            *(
-                "micro_batch_tokens",
-                "gradient_checkpointing",
-                "device",
-                "num_threads",
-                "num_workers",
-                "parallel",
-                "tensor_parallel",
-            ),
+            *("micro_batch_tokens", "gradient_checkpointing", "device", "num_threads", "num_workers"),
+            *("parallel", "tensor_parallel"),
             *("log_every", "eval_every", "eval_examples", "metric", "eval_beam", "trackers"),
             *("save_every", "keep_checkpoints", "on_nonfinite"),
         )
     }
 )
-"""The keys that may be overridden when a run is resumed: budget, hardware, logging, checkpoints; not what is learnt."""
+"""The keys that may change when a run is resumed: those for budget, hardware, logging and checkpoints."""
 
 
 def read(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Read a recipe from a file, a run folder or a built-in name, apply `key=value` overrides, and check it.
+    """Read a recipe (a file, a run folder or a built-in name), apply `key=value` overrides, and check it.
 
     >>> read("mine.toml", ["train.minutes=5", "data.train=x.tsv"]).train.minutes      # doctest: +SKIP
     5.0
@@ -71,7 +64,7 @@ def read(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def loads(text: str, where: str = "the recipe") -> Recipe:
-    """Parse a recipe from TOML; it is not yet checked for impossible combinations."""
+    """Parse a recipe from TOML. This does not check for impossible combinations of keys."""
     try:
         return recipe_from_table(tomllib.loads(text), RecipeText(where, text))
     except tomllib.TOMLDecodeError as error:
@@ -81,7 +74,7 @@ def loads(text: str, where: str = "the recipe") -> Recipe:
 
 
 def builtin_recipes() -> list[str]:
-    """The names of the built-in recipes."""
+    """Return the names of the built-in recipes."""
     folder = resources.files("qkv").joinpath("recipes")
     if not folder.is_dir():
         return []
@@ -89,7 +82,7 @@ def builtin_recipes() -> list[str]:
 
 
 def find_recipe(name: str | Path) -> tuple[str, str]:
-    """The text of a recipe and its origin, for a file, a run folder or the name of a built-in recipe."""
+    """Return the text and the origin of a recipe. `name` is a file, a run folder or a built-in recipe."""
     path = Path(name).expanduser()
     if path.is_dir() and (path / "recipe.toml").is_file():
         path = path / "recipe.toml"
@@ -105,10 +98,10 @@ def find_recipe(name: str | Path) -> tuple[str, str]:
         file = resources.files("qkv").joinpath("recipes", f"{name}.toml")
         return file.read_text(encoding="utf-8"), f"the built-in recipe {name}"
     if path.is_dir():
-        raise UsageError(f"{path}: this folder has no recipe.toml, so it is not a run folder")
+        raise UsageError(f"{path}: this folder has no recipe.toml, so it is not a run folder; give a recipe file")
     here = suggest_path(path, "*.toml" if len(path.parts) == 1 else "*").removeprefix("; ")
     hint = suggest_name(str(name), known)
-    if not hint.startswith("did you mean") or (here and path.suffix):  # a name with an extension is a file
+    if not hint.startswith("did you mean") or (here and path.suffix):  # a name with an extension means a file
         hint = here or f"built-in recipes: {', '.join(known)}"
     raise UsageError(f"{name}: no such recipe file; {hint}")
 
@@ -117,7 +110,7 @@ def find_recipe(name: str | Path) -> tuple[str, str]:
 
 
 def to_toml(recipe: Recipe) -> str:
-    """The recipe as TOML with every field; `loads` returns the same recipe."""
+    """Return the recipe as TOML, with every field. `loads` is the inverse."""
     lines = [f"run = {format_value(recipe.run)}"]
     for section, values in to_table(recipe).items():
         if section != "run":
@@ -126,7 +119,7 @@ def to_toml(recipe: Recipe) -> str:
 
 
 def _lines(values: Table, path: str) -> Iterator[str]:
-    """The lines of a table; stacks, the head and the sources of a mixture become tables below it."""
+    """Yield the TOML lines of a table. Stacks, the head and the sources of a mixture become tables of their own."""
     tables: Table = {}
     for name, value in values.items():
         if path == "data" and name == "mix":
@@ -152,7 +145,7 @@ def write(recipe: Recipe, path: str | os.PathLike[str]) -> None:
 
 
 def differences(old: Recipe, new: Recipe) -> list[str]:
-    """The differences between two recipes, as `train.lr: 0.001 → 0.01`."""
+    """Return the differences between two recipes, such as `train.lr: 0.001 → 0.01`."""
     one, other = dict(_flatten(to_table(old))), dict(_flatten(to_table(new)))
     return [
         f"{key}: {one.get(key, 'not set')} → {other.get(key, 'not set')}"
@@ -162,7 +155,7 @@ def differences(old: Recipe, new: Recipe) -> list[str]:
 
 
 def check_resumable(old: Recipe, new: Recipe) -> None:
-    """Raise if a run cannot be resumed with a changed recipe: only the keys in CHANGEABLE_ON_RESUME may differ."""
+    """Raise if a run cannot be resumed with a changed recipe. Only keys in CHANGEABLE_ON_RESUME may differ."""
     changed = [line for line in differences(old, new) if not _is_changeable(line.split(":")[0])]
     if changed:
         raise QkvError(
@@ -173,11 +166,11 @@ def check_resumable(old: Recipe, new: Recipe) -> None:
 
 
 def _is_changeable(key: str) -> bool:
-    return key in CHANGEABLE_ON_RESUME or key.startswith("data.test.")  # which may be a table of files
+    return key in CHANGEABLE_ON_RESUME or key.startswith("data.test.")  # data.test may be a table of files
 
 
 def _flatten(table: Table, path: str = "") -> Iterator[tuple[str, str]]:
-    """Every value as TOML, by its dotted key."""
+    """Yield every dotted key with its value as TOML."""
     for name, value in table.items():
         key = f"{path}.{name}" if path else name
         if isinstance(value, dict) and value:

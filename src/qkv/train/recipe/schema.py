@@ -1,14 +1,15 @@
-"""A recipe: everything that a training run depends on, in five sections of keys.
+"""The keys of a recipe. A recipe has five sections and determines a training run.
 
     run = "runs/translator"
 
     [data]        which files, how they are read, how long sequences are
     [tokenizer]   one to train, or an existing one
     [model]       a preset or a trained model, and changes to its config
-    [objective]   what is learnt
+    [objective]   the training objective
     [train]       budget, optimizer, hardware, evaluation, checkpoints
 
-`recipe_file.py` reads and writes it as TOML. Adding a field is a decision: `tests/test_frozen.py` holds the list.
+`recipe_file.py` reads and writes recipes as TOML. `tests/test_frozen.py` has a list of all keys, so that none is added
+or removed by accident.
 """
 
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from qkv.data.objectives.table import OBJECTIVES
 
 Files = str | tuple[str, ...] | dict[str, str]
-"""The name of a built-in dataset; a file, glob or folder, or several; or field → file for line-aligned files."""
+"""A built-in dataset by name; a file, glob or folder; a list of these; or for line-aligned files, field → file."""
 
 if TYPE_CHECKING:
     ObjectiveKind = str
@@ -27,28 +28,32 @@ else:
 
 @dataclass(frozen=True, kw_only=True)
 class DataSection:
-    """Where the examples come from, and how they become sequences."""
+    """The source of the examples, and how they become sequences."""
 
     train: Files = ""
     valid: Files = ""
     test: Files = ""
-    valid_fraction: float = 0.05  # of `train`, for validation if `valid` is not set
-    valid_split_by: Literal["content", "tail"] = "content"  # by a hash of each record, or the end of the text
-    format: str = ""  # if the file's extension does not say it
-    columns: dict[str, str] = field(default_factory=dict)  # field = column
+    valid_fraction: float = 0.05  # if `valid` is not set, this fraction of `train` is the validation data
+    valid_split_by: Literal["content", "tail"] = (
+        "content"  # select records by a hash of each, or take the end of the text
+    )
+    format: str = ""  # the file format; "" detects it from the extension
+    columns: dict[str, str] = field(default_factory=dict)  # which column has which field: field = column
     mix: dict[str, dict[str, Any]] = field(default_factory=dict)  # name = {train = files, weight = number}
-    epoch_examples: int = 0  # examples in an epoch of an endless built-in dataset
-    max_length: int = 512  # sequence length in tokens
-    max_source_length: int = 0  # of source sequences; 0: in proportion to the data
-    too_long: Literal["error", "skip", "truncate", "split", ""] = ""  # longer records; "": the objective's default
+    epoch_examples: int = 0  # the number of examples in an epoch, for an endless built-in dataset
+    max_length: int = 512  # the maximum sequence length in tokens
+    max_source_length: int = 0  # the same for source sequences; 0 derives it from the lengths in the data
+    too_long: Literal["error", "skip", "truncate", "split", ""] = (
+        ""  # what to do with longer records; "" is the objective's default
+    )
     layout: Literal["packed", "padded"] = "packed"
-    max_invalid_fraction: float = 0.01  # of records; with more invalid ones, the run is refused
-    cache: str = ""  # folder for tokenised data; "": in the user's cache
+    max_invalid_fraction: float = 0.01  # a larger fraction of invalid records is an error
+    cache: str = ""  # the folder for tokenised data; "" is the user's cache folder
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerSection:
-    """The tokenizer: trained on the data, or (`from`) that of another model or file."""
+    """The tokenizer. It is trained on the data, or loaded from another model or file (`from`)."""
 
     from_: str = ""
     kind: Literal["byte-bpe", "bpe", "wordpiece", "unigram", "char", "byte", "word"] = "byte-bpe"
@@ -59,54 +64,56 @@ class TokenizerSection:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSection:
-    """The model: a `preset`, a trained model (`from`), or neither: a current architecture of the given sizes.
+    """The model: a `preset`, or a trained model (`from`). With neither, it has a modern architecture.
 
-    `overrides` has fields of stacks and head that differ: plain ones for every stack (`width`), or under `encoder`,
-    `decoder` or `head`. In a recipe file they are keys of `[model]` itself.
+    `overrides` changes fields of the model's config. A field such as `width` applies to every stack; fields under
+    `encoder`, `decoder` or `head` apply to that part. In a recipe file the overrides are keys of `[model]` itself.
     """
 
     preset: str = ""
     from_: str = ""
-    family: Literal["encoder", "decoder", "seq2seq", ""] = ""  # "": what the objective needs
+    family: Literal["encoder", "decoder", "seq2seq", ""] = ""  # "" selects the family that the objective needs
     overrides: dict[str, Any] = field(default_factory=dict)
-    vectors: str = ""  # a file of word vectors (GloVe, word2vec) to initialise the embedding with
-    share_embeddings: bool = True  # seq2seq with one tokenizer: one embedding for source and target
-    tie_embeddings: bool = True  # lm, mlm: the output matrix is the embedding matrix
+    vectors: str = ""  # a file of word vectors (GloVe, word2vec) that initialise the embedding
+    share_embeddings: bool = True  # seq2seq: one embedding for source and target
+    tie_embeddings: bool = True  # causal_lm, masked_lm: the output matrix is the embedding matrix
     freeze: tuple[str, ...] = ()  # patterns of parameters that are not trained, such as "encoder.*"
-    lora_rank: int = 0  # above 0: train LoRA adapters of this rank instead of the matrices
+    lora_rank: int = 0  # if above 0, train LoRA adapters of this rank and freeze the matrices
     lora_alpha: float = 16.0
     lora_targets: tuple[str, ...] = ("*.attention.*", "*.cross.*")  # patterns of the modules that get adapters
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveSection:
-    """What is learnt from the data."""
+    """The training objective."""
 
     kind: ObjectiveKind = "seq2seq"
     label_smoothing: float = 0.0
-    mask_prob: float = 0.0  # masked_lm, next_sentence, span_corruption, denoising; 0: the paper's
-    mean_span_length: float = 3.0  # span_corruption, denoising: in tokens
+    mask_prob: float = 0.0  # masked_lm, next_sentence, span_corruption, denoising; 0 is the objective's default
+    mean_span_length: float = 3.0  # span_corruption, denoising; in tokens
     whole_word_masking: bool = False  # masked_lm, next_sentence
     permute_sentences: bool = False  # denoising
-    random_offset: bool = False  # windows over long documents start at a random offset in each epoch
-    add_bos_eos: bool = True  # causal_lm: begin and end tokens around each document
+    random_offset: bool = False  # in each epoch, split long documents at another random offset
+    add_bos_eos: bool = True  # causal_lm: add BOS and EOS tokens around each document
     label_subwords: Literal["first", "all"] = "first"  # tagging: which tokens of a word get its tag
-    overlap: int = 128  # question_answering: tokens that two windows of a passage have in common
+    overlap: int = 128  # question_answering: tokens that two windows of a passage share
     temperature: float = 0.05  # contrastive
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSection:
-    """How it is learnt: budget, optimizer, hardware, evaluation, checkpoints."""
+    """The training: budget, optimizer, hardware, evaluation, checkpoints."""
 
-    # Budget: the run ends at whichever limit is reached first; 0 is no limit
+    # Budget: the run ends at the first limit that it reaches; 0 is no limit
     steps: int = 0
     minutes: float = 0.0
     epochs: int = 0
 
     # Batch
-    batch_tokens: int = 16384  # tokens per optimizer step over all ranks, padding included
-    micro_batch_tokens: int | Literal["auto"] = 0  # tokens per forward pass and rank; 0: all; "auto": what fits
+    batch_tokens: int = 16384  # tokens in each optimizer step, of all ranks, with padding
+    micro_batch_tokens: int | Literal["auto"] = (
+        0  # tokens in each forward pass of a rank; 0: no split; "auto": the most that fits
+    )
 
     # Optimizer
     optimizer: Literal["adamw", "adam", "sgd", "lamb", "muon"] = "adamw"
@@ -116,53 +123,55 @@ class TrainSection:
     momentum: float = 0.9  # sgd
     weight_decay: float = 0.01
     decay_parameters: Literal["matrices", "all"] = (
-        "matrices"  # what gets weight decay: matrices (not embeddings), or everything
+        "matrices"  # the parameters with weight decay; "matrices" excludes embeddings
     )
-    max_grad_norm: float = 1.0  # gradient clipping; 0: off
+    max_grad_norm: float = 1.0  # gradient clipping; 0 disables it
 
     # Learning rate schedule
     schedule: Literal["cosine", "linear", "constant", "inverse_sqrt", "wsd"] = "cosine"
-    warmup: float = 0.05  # in steps; below 1, a fraction of the budget
-    decay_fraction: float = 0.2  # wsd: the last part of the budget, in which the rate falls
-    final_lr: float = 0.0  # the final rate, as a fraction of lr
+    warmup: float = 0.05  # in steps or, if below 1, as a fraction of the budget
+    decay_fraction: float = 0.2  # wsd: the last fraction of the budget, in which the learning rate falls
+    final_lr: float = 0.0  # the learning rate at the end, as a fraction of lr
 
     # Numerics
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     residual_dtype: Literal["auto", "float32", "bfloat16"] = (
-        "auto"  # of the residual stream under bfloat16; auto: bfloat16 on a GPU
+        "auto"  # the residual stream's dtype if precision is bfloat16; "auto" is bfloat16 on a GPU
     )
     compile: Literal["auto", "yes", "no"] = "auto"
-    gradient_checkpointing: bool = False  # recompute activations: less memory, a third more compute
+    gradient_checkpointing: bool = False  # recompute activations: less memory, but a third more computation
     seed: int = 0
     device: str = "auto"
-    num_threads: int = 0  # on a CPU; 0: torch's default
+    num_threads: int = 0  # CPU threads; 0 is torch's default
 
     # Parallelism
     num_workers: int = 0  # processes that prepare batches
-    parallel: Literal["ddp", "fsdp"] = "ddp"  # with several processes: data parallel, or fully sharded
-    tensor_parallel: int = 1  # ranks that each matrix is split over
+    parallel: Literal["ddp", "fsdp"] = "ddp"  # with several processes: data parallel or fully sharded
+    tensor_parallel: int = 1  # the number of ranks over which each matrix is split
 
     # Logging and evaluation
     log_every: int = 10
-    eval_every: int = 0  # in steps; 0: ten times in the budget
-    eval_examples: int = 500  # for the task's metrics; the loss is over all validation data
-    metric: str = ""  # decides which weights are best; "": the task's main metric
-    eval_beam: int = 1  # the number of beams in evaluation
-    patience: int = 0  # evaluations without improvement before the run ends; 0: never
-    trackers: tuple[str, ...] = ()  # tensorboard, wandb, trackio
+    eval_every: int = 0  # in steps; 0 evaluates ten times in the run
+    eval_examples: int = 500  # the number of examples for the task's metrics; the loss uses all validation data
+    metric: str = ""  # the metric that selects the best weights; "" is the task's main metric
+    eval_beam: int = 1  # the beam size in evaluations
+    patience: int = 0  # the run ends after this number of evaluations without improvement; 0 disables it
+    trackers: tuple[str, ...] = ()  # any of tensorboard, wandb, trackio
 
     # Checkpoints and final weights
-    save_every: int = 0  # in steps; 0: with each evaluation
-    keep_checkpoints: int = 3  # the newest N; the best one is kept, too
-    ema_decay: float = 0.0  # of an exponential moving average of the weights, such as 0.999; 0: off
-    average_checkpoints: int = 0  # the final weights are the average of the last N checkpoints
+    save_every: int = 0  # in steps; 0 saves with each evaluation
+    keep_checkpoints: int = 3  # the number of newest checkpoints to keep; the best one is kept, too
+    ema_decay: float = (
+        0.0  # the decay of an exponential moving average (EMA) of the weights, such as 0.999; 0 disables it
+    )
+    average_checkpoints: int = 0  # average the last N checkpoints at the end; 0 disables it
     final: Literal["last", "best"] = "last"
-    on_nonfinite: Literal["stop", "skip"] = "stop"  # if a loss or gradient is not finite
+    on_nonfinite: Literal["stop", "skip"] = "stop"  # what to do if a loss or gradient is not finite
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A whole recipe. `run` is the folder of the run."""
+    """A whole recipe. `run` is the run folder."""
 
     run: str = ""
     data: DataSection = field(default_factory=DataSection)

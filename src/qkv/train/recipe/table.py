@@ -1,7 +1,7 @@
-"""A recipe as a table of plain values, as TOML has it: read into a `Recipe`, made from one, changed key by key.
+"""Recipes as nested tables of plain values, as in TOML: convert to and from `Recipe`, apply overrides.
 
-Unknown keys and values of the wrong type are errors that name the file, the line and the key, and what was expected.
-The fields of a stack are keys of `[model]`, those of one stack or of the head are in `[model.encoder]`,
+Unknown keys and values of the wrong type are errors. The message names the file, the line, the key and the expected
+value. Fields for all stacks are keys of `[model]`. Fields for one stack or for the head are keys of `[model.encoder]`,
 `[model.decoder]` and `[model.head]`.
 """
 
@@ -28,20 +28,20 @@ SECTIONS = {
 STACKS = ("encoder", "decoder")
 STACK_TYPES = get_type_hints(StackConfig)
 DERIVED_HEAD_FIELDS = {"kind", "outputs", "labels", "tied", "sentence_outputs"}
-"""Fields of a head that the data and [model] decide."""
+"""Fields of a head that follow from the data and from [model], so that a recipe cannot set them."""
 HEAD_TYPES = {name: kind for name, kind in get_type_hints(HeadConfig).items() if name not in DERIVED_HEAD_FIELDS}
 MODEL_TABLES = {**dict.fromkeys(STACKS, STACK_TYPES), "head": HEAD_TYPES}
 MIX_TYPES = {"train": DataSection.__annotations__["train"], "weight": float, "format": str, "columns": dict[str, str]}
 
 
 class RecipeText:
-    """The text that a table was read from, to say in error messages where a key is."""
+    """The text of a recipe file, to find the line of a key for error messages."""
 
     def __init__(self, where: str, text: str):
         self.where, self.lines = where, text.splitlines()
 
     def locate(self, *path: str) -> str:
-        """`file:line: ` of a key, or `file: ` if a simple search does not find its line."""
+        """Return `file:line: ` of a key, or `file: ` if a simple search does not find the line."""
         if not self.where:
             return ""
         *tables, key = path
@@ -58,7 +58,7 @@ class RecipeText:
 
 
 def recipe_from_table(table: Table, source: RecipeText) -> Recipe:
-    """The recipe that a table from TOML describes; unknown keys and wrong types are errors."""
+    """Make a recipe from a table. Unknown keys and wrong types are errors."""
     if old := find_old_names(table, "recipe"):
         raise UsageError(describe_old_names(source.where or "the command line", old))
     sections: Table = {}
@@ -77,13 +77,13 @@ def recipe_from_table(table: Table, source: RecipeText) -> Recipe:
 
 
 def _key_types(section: str) -> dict[str, Any]:
-    """The keys of a section as a recipe writes them, with the types of their values."""
+    """Return the keys of a section as they are in a recipe file, with the types of their values."""
     hints = get_type_hints(SECTIONS[section])
     return {name.rstrip("_"): hint for name, hint in hints.items() if name != "overrides"}
 
 
 def _hint(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
-    """The section that a key belongs in, or the nearest known name."""
+    """Return a hint for an unknown key: the section that it belongs in, or the most similar known name."""
     homes = [section for section in SECTIONS if name in _key_types(section)]
     return f"it belongs in [{homes[0]}]" if homes else suggest_name(name, known)
 
@@ -95,7 +95,7 @@ def _read_section(section: str, table: Table, source: RecipeText) -> Any:
 
 
 def _read_model(table: Table, source: RecipeText) -> ModelSection:
-    """[model]: its own keys, fields of every stack, and tables for one stack or the head."""
+    """Read [model]: its own keys, fields for all stacks, and tables for one stack or the head."""
     own, overrides = _key_types("model"), set(STACK_TYPES) | set(MODEL_TABLES)
     values = _read_table(table, {**STACK_TYPES, **dict.fromkeys(MODEL_TABLES), **own}, source, ("model",), _hint)
     section: ModelSection = _read_section("model", {k: v for k, v in table.items() if k in own}, source)
@@ -109,7 +109,7 @@ def _read_table(
     path: tuple[str, ...],
     hint: Callable[[str, Mapping[str, Any]], str] = suggest_name,
 ) -> Table:
-    """The values of a table, whose keys must be among the `known` ones and whose values must have their types."""
+    """Return the values of a table, converted to the types in `known`. Raise for other keys and for wrong types."""
     key = ".".join(path)
     if not isinstance(table, dict):
         raise UsageError(f"{source.locate(*path)}{key} must be a table of {', '.join(known)}: write [{key}]")
@@ -126,14 +126,14 @@ def _read_table(
         elif here == ("data", "mix") and isinstance(value, dict):
             values[name] = {one: _read_table(entry, MIX_TYPES, source, (*here, one)) for one, entry in value.items()}
         else:
-            if name == "columns" and isinstance(value, dict):  # by number, in a table without a header
+            if name == "columns" and isinstance(value, dict):  # without a header, columns have numbers
                 value = {field: str(column) if type(column) is int else column for field, column in value.items()}
             values[name] = _check_value(value, known[name], source, *here)
     return values
 
 
 def _check_value(value: Any, expected: Any, source: RecipeText, *path: str) -> Any:
-    """The value in the form of its field, or an error that says what was expected."""
+    """Return the value, converted to the type of its field. Raise an error if it has another type."""
     found = coerce(value, expected)
     if matches_type(found, expected):
         return found
@@ -168,7 +168,7 @@ def apply_overrides(table: Table, overrides: Sequence[str]) -> Table:
 
 
 def _merge(old: Any, new: Any, path: Sequence[str]) -> Any:
-    """The new value; but a table for a section, a stack or the head changes only the keys that it has."""
+    """Return the new value. A new table for a section, a stack or the head is merged into the old table."""
     is_section = len(path) == 1 and path[0] in SECTIONS
     is_model_table = len(path) == 2 and path[0] == "model" and path[1] in MODEL_TABLES
     if not ((is_section or is_model_table) and isinstance(old, dict) and isinstance(new, dict)):
@@ -177,7 +177,7 @@ def _merge(old: Any, new: Any, path: Sequence[str]) -> Any:
 
 
 def _type_of_key(path: Sequence[str]) -> Any:
-    """The type of a dotted key's value; `Any` for an unknown key, which is refused later."""
+    """Return the type of a dotted key's value. It is `Any` for an unknown key, which is an error later."""
     match path:
         case ["run"]:
             return str
@@ -198,7 +198,7 @@ def _type_of_key(path: Sequence[str]) -> Any:
 
 
 def to_table(recipe: Recipe) -> Table:
-    """The recipe as plain nested values: every field, in the order of the sections."""
+    """Return the recipe as a table of all fields, in the order of the sections."""
     table: Table = {"run": recipe.run}
     for section in SECTIONS:
         values = asdict(getattr(recipe, section))

@@ -1,4 +1,4 @@
-"""Single values of a recipe: from TOML or a command line to the form of a field, and back to TOML."""
+"""Convert single values of a recipe: from TOML or a command line to the type of a field, and back to TOML."""
 
 import json
 import re
@@ -13,23 +13,23 @@ BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def coerce(value: Any, expected: Any) -> Any:
-    """A value from TOML in the form of its field: lists become tuples, whole numbers become floats if needed."""
+    """Convert a value from TOML to the type of its field: lists to tuples, and integers to floats if needed."""
     if isinstance(value, list):
-        inner = next((get_args(one)[0] for one in _options(expected) if get_origin(one) is tuple), Any)
+        inner = next((get_args(one)[0] for one in _union_members(expected) if get_origin(one) is tuple), Any)
         return tuple(coerce(one, inner) for one in value)
     if isinstance(value, dict):
-        inner = next((get_args(one)[1] for one in _options(expected) if get_origin(one) is dict), Any)
+        inner = next((get_args(one)[1] for one in _union_members(expected) if get_origin(one) is dict), Any)
         return {name: coerce(one, inner) for name, one in value.items()}
     whole = isinstance(value, int) and not isinstance(value, bool)
     return float(value) if whole and expected is float else value
 
 
-def _options(expected: Any) -> tuple[Any, ...]:
+def _union_members(expected: Any) -> tuple[Any, ...]:
     return get_args(expected) if get_origin(expected) in (Union, UnionType) else (expected,)
 
 
 def parse_value(text: str, expected: Any) -> Any:
-    """A value from a command line: parsed as TOML, or taken as text if the field is text.
+    """Parse a value from a command line as TOML. For a text field, quotes are optional.
 
     >>> parse_value("1e-3", float), parse_value("runs/a", str), parse_value('["a", "b"]', tuple[str, ...])
     (0.001, 'runs/a', ('a', 'b'))
@@ -43,7 +43,7 @@ def parse_value(text: str, expected: Any) -> Any:
 
 
 def format_value(value: Any) -> str:
-    """A value as TOML on one line.
+    """Return a value as TOML on one line.
 
     >>> format_value((0.9, 0.98)), format_value({"source": "en"}), format_value(True)
     ('[0.9, 0.98]', '{source = "en"}', 'true')
@@ -65,5 +65,5 @@ def format_value(value: Any) -> str:
 
 
 def format_key(name: str) -> str:
-    """A key as TOML: quoted only if it must be."""
+    """Return a key as TOML, with quotes only if they are needed."""
     return name if BARE_KEY.fullmatch(name) else format_value(name)

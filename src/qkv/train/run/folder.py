@@ -1,13 +1,13 @@
-"""A run folder: everything about a run, and in the end its model.
+"""A run folder: the files of a run and, when it has finished, its model.
 
     recipe.toml       the recipe, with every key
     env.json          versions, device, threads
-    metrics.jsonl     the log: one line for each report
+    metrics.jsonl     the log, one JSON object per line
     checkpoints/
-    .lock             held while a job trains here; .lock.json says which job was the last
+    .lock             locked while a job trains here; .lock.json describes the last job
     config.json, …    the model, once the run has finished
 
-So the folder of a finished run is a model folder, too.
+So the folder of a finished run is also a model folder.
 """
 
 import json
@@ -36,12 +36,12 @@ METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
 LOCK = ".lock"
 LOCK_HOLDER = ".lock.json"
-MODEL = "config.json"
+MODEL_CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
 
 
 class RunFolder:
-    """A run folder. A writer must hold its `lock()`; readers need not.
+    """A run folder. Hold its `lock()` to write into it; reading needs no lock.
 
     >>> with RunFolder("runs/a").lock() as folder:
     ...     folder.write_recipe(text)
@@ -53,25 +53,25 @@ class RunFolder:
         self.checkpoints = CheckpointFolder(
             self.path / CHECKPOINTS, max_to_keep=max_to_keep, rank=rank, world_size=world_size
         )
-        self.notes: list[str] = []  # what was repaired
+        self.notes: list[str] = []  # messages about repaired files
         self._metrics: BinaryIO | None = None
 
     @property
     def is_run(self) -> bool:
-        """Whether this is the folder of a run. A recipe alone does not make it one: the user may have put it there."""
+        """Whether this is the folder of a run. A recipe alone is not enough, since a user may have put it there."""
         traces = (LOCK_HOLDER, ENV, METRICS, CHECKPOINTS)
         return (self.path / RECIPE).is_file() and any((self.path / name).exists() for name in traces)
 
     @property
     def has_model(self) -> bool:
         """Whether the run has finished at least once."""
-        return (self.path / MODEL).exists()
+        return (self.path / MODEL_CONFIG).exists()
 
     @property
     def has_progress(self) -> bool:
         """Whether the run has a checkpoint, a model, or a step in its log.
 
-        Until then its recipe may be changed: a run that failed before the first step can be repaired in its folder.
+        A run without progress, such as one that failed before the first step, may be started again with another recipe.
         """
         if not self.is_run:
             return False
@@ -81,7 +81,7 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator["RunFolder"]:
-        """Create the folder if needed and lock it. An error names the job that holds the lock, if there is one."""
+        """Create the folder if needed, and lock it. If another job holds the lock, raise an error that names it."""
         self._check_is_run_or_empty()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -93,7 +93,9 @@ class RunFolder:
                 "another folder with run=…"
             ) from None
         except (OSError, NotImplementedError) as error:
-            raise QkvError(f"{self.path}: cannot be used as a run folder ({describe_os_error(error)})") from error
+            raise QkvError(
+                f"{self.path}: cannot be used as a run folder ({describe_os_error(error)}); choose another with run=…"
+            ) from error
         try:
             started = time.strftime("%Y-%m-%d %H:%M:%S %z")
             holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": started}
@@ -108,7 +110,7 @@ class RunFolder:
     # ------------------------------------------------------------------ recipe and environment
 
     def read_recipe(self) -> str:
-        """The text of the run's recipe."""
+        """Return the text of the run's recipe."""
         try:
             return (self.path / RECIPE).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -118,8 +120,8 @@ class RunFolder:
         """Write the run's recipe."""
         self._write(RECIPE, text)
 
-    def begin_run(self, recipe: str) -> None:
-        """Write the recipe of a run without progress, and delete what an earlier attempt with another recipe left."""
+    def write_initial_recipe(self, recipe: str) -> None:
+        """If the run has no progress, write its recipe, and delete the files of an earlier attempt."""
         if self.has_progress:
             return
         try:
@@ -130,7 +132,7 @@ class RunFolder:
         self.write_recipe(recipe)
 
     def write_env(self, device: str, num_threads: int) -> list[str]:
-        """Write env.json; returns what has changed since the last time, as "torch: 2.11.0 → 2.13.0"."""
+        """Write env.json. Return the changes since the last time, such as "torch: 2.11.0 → 2.13.0"."""
         env = environment(device, num_threads)
         try:
             before = json.loads((self.path / ENV).read_text(encoding="utf-8"))
@@ -144,9 +146,9 @@ class RunFolder:
     # ------------------------------------------------------------------ metrics
 
     def append_log(self, record: dict[str, Any]) -> None:
-        """Append a line to metrics.jsonl. When this returns, readers see it, and a kill does not lose it.
+        """Append a line to metrics.jsonl. When this returns, the line is visible to readers, and survives a kill.
 
-        Numbers are written exactly; those that JSON does not have (NaN, infinities) become null.
+        Numbers are written exactly. NaN and infinities become null, because JSON does not have them.
         """
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
         line = json.dumps(finite, ensure_ascii=False, allow_nan=False) + "\n"
@@ -167,18 +169,18 @@ class RunFolder:
                 raise QkvError(f"{self.path / METRICS}: cannot be written ({describe_os_error(error)})") from error
 
     def _close(self) -> None:
-        """Close the log. Errors in writing were raised when the lines were appended."""
+        """Close the log, and ignore errors: `append_log` has already raised them."""
         if self._metrics is not None:
             with suppress(OSError):
                 self._metrics.close()
             self._metrics = None
 
     def log_records(self) -> list[dict[str, Any]]:
-        """All records of the log."""
+        """Return all records of the log."""
         return [record for _, record in self._log_lines()]
 
-    def truncate_after(self, step: int) -> None:
-        """Delete the records of later steps, which are about to be trained again."""
+    def truncate_log(self, step: int) -> None:
+        """Delete the records of steps after `step`, because the run trains these steps again."""
         lines = self._log_lines()
         kept = [line for line, record in lines if record.get("step", 0) <= step]
         if len(kept) == len(lines):
@@ -187,19 +189,19 @@ class RunFolder:
         self._write(METRICS, b"".join(kept).decode())
 
     def _log_lines(self) -> list[tuple[bytes, dict[str, Any]]]:
-        """The lines of the log with their records; unreadable lines are left out."""
+        """Return the lines of the log with their records, without unreadable lines."""
         path = self.path / METRICS
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         return [(line, record) for line in lines if (record := _parse_record(line)) is not None]
 
     def _repair_log(self) -> None:
-        """Remove what a kill or a power cut left at the end of the log: half a line, or zeros."""
+        """Remove an incomplete end of the log (half a line, or zero bytes) after a kill or a power cut."""
         path = self.path / METRICS
         if not path.exists():
             return
         data = path.read_bytes()
         lines = data.split(b"\n")
-        torn = len(lines.pop())  # what follows the last newline
+        torn = len(lines.pop())  # the text after the last newline
         while lines and _parse_record(lines[-1] + b"\n") is None:
             torn += len(lines.pop()) + 1
         if torn:
@@ -210,7 +212,7 @@ class RunFolder:
     # ------------------------------------------------------------------ the folder itself
 
     def _check_is_run_or_empty(self) -> None:
-        """Refuse a folder with other files in it: training never mixes its files with others."""
+        """Raise if the folder has files that are not of a run, so that training never mixes its files with others."""
         if self.path.exists() and not self.path.is_dir():
             raise QkvError(f"{self.path}: this is a file; choose a folder with run=…")
         if not self.path.is_dir() or self.is_run:
@@ -241,12 +243,12 @@ class RunFolder:
 
 
 def resume_command(run: str | Path, processes: int = 1) -> str:
-    """The command that resumes a run, with the same number of processes."""
+    """Return the command that resumes a run with this number of processes."""
     return f"qkv train {shlex.quote(str(run))}" + (f" --processes {processes}" if processes > 1 else "")
 
 
 def environment(device: str, num_threads: int) -> dict[str, Any]:
-    """What results may depend on besides the recipe; nothing that identifies a person or a place."""
+    """Return what results may depend on besides the recipe. It does not identify a person or a place."""
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,

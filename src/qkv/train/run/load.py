@@ -1,8 +1,8 @@
-"""Models from the checkpoints of a run, so that an unfinished run or an earlier step can be used.
+"""Load models from the checkpoints of a run: from an unfinished run, or from an earlier step.
 
 load_model("runs/a")                                an unfinished run: its newest checkpoint
 load_model("runs/a/checkpoints/step-000000400")     this checkpoint
-load_model("models/b")                              anything else, as `store.read` loads it
+load_model("models/b")                              anything else that `store.read_model` can load
 """
 
 import time
@@ -22,14 +22,14 @@ from qkv.store.huggingface import replace_head
 from qkv.store.model_folder import assign_parameters, initialise_missing
 from qkv.text import Tokenizer
 from qkv.train.adapt import LoraLinear, merge_lora, replace_module
-from qkv.train.checkpoint.files import MANIFEST, DamagedCheckpoint, parse_step, step_folder_name
+from qkv.train.checkpoint.files import MANIFEST_FILE, DamagedCheckpoint, parse_step, step_folder_name
 from qkv.train.checkpoint.manager import EMA_PREFIX, WEIGHTS_PREFIX
 from qkv.train.checkpoint.reader import Checkpoint
 from qkv.train.recipe import recipe_file
-from qkv.train.run.folder import MODEL, RunFolder, resume_command
+from qkv.train.run.folder import MODEL_CONFIG, RunFolder, resume_command
 
 MAX_ATTEMPTS = 500
-"""How often to look for a checkpoint, while a running job deletes them, before giving up."""
+"""The number of attempts to read a checkpoint of a running job, which may delete it at the same time."""
 
 
 def load_model(
@@ -39,40 +39,46 @@ def load_model(
     dtype: torch.dtype | None = None,
     head: HeadConfig | None = None,
 ) -> StoredModel:
-    """Load a model from a model folder, an unfinished run, a checkpoint, or whatever `store.read` can load."""
+    """Load a model from an unfinished run, a checkpoint, or anything that `store.read_model` can load."""
     path = Path(name).expanduser()
     run = RunFolder(path)
-    if run.is_run and not (path / MODEL).exists() and run.checkpoints.steps():
+    if run.is_run and not (path / MODEL_CONFIG).exists() and run.checkpoints.steps():
         if head is not None:
-            raise QkvError(f"{name}: this run has not finished; to put a new head on it, name one of its checkpoints")
+            raise QkvError(
+                f"{name}: this run has not finished; to put a new head on it, give one of its checkpoints "
+                f"({run.checkpoints.folder}/step-…)"
+            )
         return load_newest(run, device, dtype)
-    stored = load_saved_model(name, device=device, dtype=dtype, head=head)
+    stored = load_model_or_checkpoint(name, device=device, dtype=dtype, head=head)
     stored.notes += newer_weights_notes(run)
     return stored
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether a path is the folder of a checkpoint."""
-    return parse_step(path.resolve().name) is not None and (path / MANIFEST).is_file()
+    """Return whether a path is the folder of a checkpoint."""
+    return parse_step(path.resolve().name) is not None and (path / MANIFEST_FILE).is_file()
 
 
 def run_path(path: Path) -> Path:
-    """The run folder of a checkpoint; other paths are returned as they are."""
+    """Return the run folder of a checkpoint. Other paths are returned unchanged."""
     return path.resolve().parent.parent if is_checkpoint(path) else path
 
 
-def load_saved_model(
+def load_model_or_checkpoint(
     name: str | Path,
     *,
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     head: HeadConfig | None = None,
 ) -> StoredModel:
-    """Like `load_model`, but without unfinished runs, whose newest checkpoint changes: for `model.from`."""
+    """Load a model, but not from an unfinished run: for `model.from`, which must always mean the same weights."""
     path = Path(name).expanduser()
     if not is_checkpoint(path):
         return store.read_model(name, device=device, dtype=dtype, head=head)
-    return load_checkpoint(Checkpoint(path.resolve()), run_path(path), device, dtype, head)
+    try:
+        return load_checkpoint(Checkpoint(path.resolve()), run_path(path), device, dtype, head)
+    except DamagedCheckpoint as error:
+        raise DamagedCheckpoint(f"{error}. Use another checkpoint of this run, or restore it from a backup") from error
 
 
 def load_newest(run: RunFolder, device: torch.device | str, dtype: torch.dtype | None) -> StoredModel:
@@ -84,7 +90,7 @@ def load_newest(run: RunFolder, device: torch.device | str, dtype: torch.dtype |
         if not steps:
             if damaged:
                 break
-            time.sleep(0.01)  # the next one is about to be complete
+            time.sleep(0.01)  # the job is about to complete the next one
             continue
         folder = run.checkpoints.folder / step_folder_name(steps[-1])
         try:
@@ -98,11 +104,12 @@ def load_newest(run: RunFolder, device: torch.device | str, dtype: torch.dtype |
         stored.notes = [*skipped, f"{unfinished}; {stored.notes[0]}"]
         return stored
     why = skipped or ["the run deletes them before they are read; try again when it saves less often, or is finished"]
-    raise QkvError(f"{run.path}: no checkpoint of this run can be read:\n  " + "\n  ".join(why))
+    hint = "\nRestore one from a backup, or train again" if skipped else ""
+    raise QkvError(f"{run.path}: no checkpoint of this run can be read:\n  " + "\n  ".join(why) + hint)
 
 
 def newer_weights_notes(run: RunFolder) -> list[str]:
-    """A note if a finished run was continued, so that its model is older than its newest checkpoint."""
+    """Return a note if a finished run was continued, so that its newest checkpoint is newer than its model."""
     steps = run.checkpoints.steps() if run.is_run else []
     if not steps:
         return []
@@ -124,12 +131,12 @@ def load_checkpoint(
     dtype: torch.dtype | None,
     head: HeadConfig | None = None,
 ) -> StoredModel:
-    """Load the model of a checkpoint. Every tensor is checked when it is read; the optimizer's state is not read."""
+    """Load the model of a checkpoint. Every tensor of the model is verified; the optimizer's state is not read."""
     tokenizer = Tokenizer.load(run)
     if tokenizer.fingerprint != found.state["invariants"].get("tokenizer"):
         raise QkvError(
-            f"{found.folder}: the tokenizer in {run} does not belong to this checkpoint; move the checkpoint back to "
-            "the run that it came from"
+            f"{found.folder}: this checkpoint was trained with another tokenizer than the one in {run}; restore the "
+            "run's tokenizer.json or, if the checkpoint is of another run, move it back there"
         )
     config = read_config(found)
     new_head = head is not None and head != config.head
@@ -162,7 +169,7 @@ def load_checkpoint(
 
 
 def read_config(checkpoint: Checkpoint) -> Config:
-    """The config of a checkpoint's model, which is among the invariants of its run."""
+    """Return the config of a checkpoint's model. The checkpoint stores it among the invariants of its run."""
     values: dict[str, Any] = {}
     for name, value in checkpoint.state["invariants"].items():
         *way, last = name.split(".")
@@ -171,11 +178,11 @@ def read_config(checkpoint: Checkpoint) -> Config:
             for step in way[1:]:
                 inner = inner.setdefault(step, {})
             inner[last] = value
-    return parse_config(values, str(checkpoint.folder / MANIFEST))
+    return parse_config(values, str(checkpoint.folder / MANIFEST_FILE))
 
 
 def _add_lora(network: torch.nn.Module, name: str, checkpoint: Checkpoint, alpha: float) -> None:
-    """Give a linear layer the LoRA adapter that it has in the checkpoint."""
+    """Add an empty LoRA adapter to a linear layer, with the rank that it has in the checkpoint."""
     linear = network.get_submodule(name)
     assert isinstance(linear, torch.nn.Linear)
     replace_module(network, name, LoraLinear(linear, checkpoint.shape(f"{WEIGHTS_PREFIX}{name}.lora_a")[0], alpha))

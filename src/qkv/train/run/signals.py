@@ -1,8 +1,8 @@
-"""Stop signals: SIGINT (Ctrl-C) and SIGTERM stop a run after the current step, with a last checkpoint.
+"""Stop signals: SIGINT (Ctrl-C) and SIGTERM stop a run after the current step, and it saves a last checkpoint.
 
-Python runs signal handlers between two of its own instructions, so a process that is stuck inside a collective would
-never run one. The signal's number is therefore also sent through a socket (`signal.set_wakeup_fd`, to which the
-low-level handler writes) to a thread that counts the requests and the seconds.
+Python runs signal handlers only between two Python instructions, so they never run while the main thread is stuck in a
+collective. Therefore the low-level handler also writes the signal's number to a socket (`signal.set_wakeup_fd`). A
+thread reads it, and exits the process after a second signal or when the deadline has passed.
 """
 
 import os
@@ -10,16 +10,17 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SAME_REQUEST_SECONDS = 1.0
-"""Signals this close together are one request: Ctrl-C reaches every process, and then torchrun sends it again."""
+"""Signals within this time count as one request. Ctrl-C reaches every process, and then torchrun sends it again."""
 DEADLINE_SECONDS = 8.0
+"""The minimum time between a stop signal and the exit of a process that is stuck."""
 MAX_DEADLINE_SECONDS = 25.0
-"""Below the 30 s that torchrun waits between SIGTERM and SIGKILL."""
+"""The maximum of that time. It is below the 30 s that torchrun waits between SIGTERM and SIGKILL."""
 
 _active: "StopSignals | None" = None
 
@@ -27,11 +28,13 @@ _active: "StopSignals | None" = None
 class StopSignals:
     """Catches stop signals inside a `with` block. `requested` is the first signal that arrived.
 
-    A second request exits the process immediately, with code 128 + the signal's number. With `multi_process`, so does
-    a first one if the loop has not read `requested` for `DEADLINE_SECONDS` (or twice the longest time between two
-    reads so far, up to `MAX_DEADLINE_SECONDS`): it is then waiting for a rank that is gone. `no_deadline()` suspends
-    this for work that takes long, and after `acknowledge()` there is no deadline any more. `on_exit` is called before
-    such an exit.
+    The loop reads `requested` in each step, and stops. A second request exits the process immediately, with code 128 +
+    the signal's number.
+
+    With `multi_process` there is also a deadline: if the loop does not read `requested` for too long after a request,
+    the process exits, because the loop must be waiting for a rank that is gone. The limit is twice the longest time
+    between two reads so far, but at least `DEADLINE_SECONDS` and at most `MAX_DEADLINE_SECONDS`. `no_deadline()`
+    suspends the deadline during long work, and `acknowledge()` ends it.
 
     >>> with StopSignals(multi_process=world.size > 1) as signals:
     ...     while not signals.requested:
@@ -40,11 +43,10 @@ class StopSignals:
     ...     save()
     """
 
-    def __init__(self, multi_process: bool = False, on_exit: Callable[[], None] | None = None) -> None:
+    def __init__(self, multi_process: bool = False) -> None:
         self.multi_process = multi_process
         self._requested: int | None = None
         self._last_check, self._longest_gap = time.monotonic(), 0.0
-        self._on_exit = on_exit
         self._acknowledged = self._has_no_deadline = False
         self._old_handlers: dict[int, object] = {}
 
@@ -60,27 +62,22 @@ class StopSignals:
             self._longest_gap = max(self._longest_gap, now - self._last_check)
         self._last_check = now
 
-    @property
-    def exit_code(self) -> int:
-        """The exit code of the process: 130 after SIGINT, 143 after SIGTERM, 0 without a signal."""
-        return 128 + self._requested if self._requested else 0
-
     def acknowledge(self) -> None:
-        """The caller is stopping: from here on there is no deadline."""
+        """Call this when the loop is stopping. It ends the deadline."""
         self._acknowledged = True
 
     @contextmanager
     def no_deadline(self) -> Iterator[None]:
         """Suspend the deadline for work that takes longer than a step, such as an evaluation.
 
-        A lost process is then noticed by its heartbeat.
+        During this time, only the heartbeat detects a lost process.
         """
         self._check_in()
         self._has_no_deadline = True
         try:
             yield
         finally:
-            self._last_check = time.monotonic()  # the time spent here is not that of a step
+            self._last_check = time.monotonic()  # the time spent here does not count as a step
             self._has_no_deadline = False
 
     def __enter__(self) -> "StopSignals":
@@ -124,34 +121,27 @@ class StopSignals:
                 data = self._receiver.recv(64)
             except TimeoutError:
                 if not self._acknowledged and time.monotonic() >= self._deadline(first):
-                    self._exit(self._requested or signal.SIGTERM)
+                    os._exit(128 + (self._requested or signal.SIGTERM))
                 continue
             if not data:  # the other end is closed
                 return
             for number in data:
                 if number not in self._old_handlers:
-                    continue  # a signal that another handler catches
+                    continue  # another handler is responsible for this signal
                 now = time.monotonic()
                 if first and now - first > SAME_REQUEST_SECONDS:
-                    self._exit(number)
+                    os._exit(128 + number)
                 first = first or now
                 self._requested = self._requested or number
 
     def _deadline(self, first: float) -> float:
-        """The time at which a loop that has not checked in since then counts as stuck."""
+        """Return the time at which the loop counts as stuck, unless it reads `requested` before."""
         checked = time.monotonic() if self._has_no_deadline else self._last_check
         return max(first, checked) + min(max(DEADLINE_SECONDS, 2 * self._longest_gap), MAX_DEADLINE_SECONDS)
 
-    def _exit(self, number: int) -> None:
-        try:
-            if self._on_exit is not None:
-                self._on_exit()
-        finally:
-            os._exit(128 + number)
 
-
-# A forked process inherits its parent's socket and handlers. A signal to it must not look like a request to the parent,
-# not even in its first instant. So signals are blocked until the child has dropped both.
+# A forked process inherits the socket and the handlers of its parent, so a signal to the child would look like a
+# request to the parent. Therefore signals are blocked during a fork, until the child has dropped both.
 
 
 def _before_fork() -> None:

@@ -1,9 +1,9 @@
-"""Experiment trackers: TensorBoard, Weights & Biases and trackio. Each is an optional dependency of its name.
+"""Experiment trackers: TensorBoard, Weights & Biases and trackio. To install one: `pip install "qkv[tensorboard]"`.
 
     watchers = make_trackers(["tensorboard"], folder, recipe)
 
-A tracker is a watcher. If it cannot start, that is an error. If it fails later (the network is down, say), that is
-logged once and the tracker is not used any more: training continues.
+A tracker is a watcher. If it cannot start, the run fails. If it fails later (for example, because the network is down),
+training continues without it, after a warning in the log.
 """
 
 import logging
@@ -19,11 +19,11 @@ from qkv.train.watch import EvalReport, RunEnd, RunStart, Sample, StepReport, Wa
 log = logging.getLogger("qkv")
 
 PROJECT_NAME = "qkv"
-"""The project of a run, in trackers that have projects."""
+"""The name of the project, in trackers that have projects."""
 
 
 def make_trackers(names: Iterable[str], folder: Path, recipe: Mapping[str, Any]) -> list[Watcher]:
-    """The trackers of these names, for the run in `folder`; they record `recipe` as the run's config."""
+    """Make the trackers with these names, for the run in `folder`. They record `recipe` as the run's config."""
     made: list[Watcher] = []
     for name in names:
         if name not in TRACKERS:
@@ -33,7 +33,7 @@ def make_trackers(names: Iterable[str], folder: Path, recipe: Mapping[str, Any])
 
 
 class Tracker(Watcher):
-    """The base of all trackers: the names of numbers, and that a failing tracker does not stop a run."""
+    """The base class of trackers. It names the logged numbers, and catches errors so that they do not stop a run."""
 
     name = ""
     package = ""
@@ -106,7 +106,7 @@ class TensorBoard(Tracker):
     name, package = "tensorboard", "torch.utils.tensorboard"
 
     def open_run(self, start: RunStart) -> None:
-        # Entries after the step that a run resumes from are dropped.
+        # A resumed run drops the entries after its checkpoint.
         purge = start.step + 1 if start.step else None
         self.writer = self.module.SummaryWriter(str(self.folder / "tensorboard"), purge_step=purge, flush_secs=10)
 
@@ -115,7 +115,7 @@ class TensorBoard(Tracker):
             self.writer.add_scalar(name, value, step)
 
     def log_text(self, step: int, what: str, text: str) -> None:
-        self.writer.add_text(what, text.replace("\n", "\n\n"), step)  # shown as Markdown
+        self.writer.add_text(what, text.replace("\n", "\n\n"), step)  # TensorBoard shows it as Markdown
 
     def on_evaluate(self, report: EvalReport) -> None:
         super().on_evaluate(report)
@@ -126,7 +126,7 @@ class TensorBoard(Tracker):
 
 
 class WeightsAndBiases(Tracker):
-    """A run at wandb.ai, or wherever the package is configured to send it. A resumed run stays one run."""
+    """A run at wandb.ai, or at the server in wandb's settings. A resumed run continues the same wandb run."""
 
     name, package = "wandb", "wandb"
 
