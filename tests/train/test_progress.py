@@ -33,7 +33,7 @@ def test_progress_goes_through_json_and_back() -> None:
 
 
 def test_progress_of_another_version_is_not_guessed_at() -> None:
-    with pytest.raises(QkvError, match="other fields"):
+    with pytest.raises(QkvError, match="another version of qkv"):
         Progress.from_dict({"step": 3})
 
 

@@ -46,7 +46,7 @@ def test_a_sound_recipe_passes() -> None:
         ({"model__lora_rank": 4}, "adapts a trained model"),
         ({"model__lora_rank": 4, "model__from_": "x", "model__lora_targets": ()}, "no matrix to adapt"),
         ({"model__overrides": {"encoder": {"layers": 1}}, "objective__kind": "causal_lm"}, "causal_lm has no encoder"),
-        ({"objective__whole_word_masking": True}, "belongs to masked"),
+        ({"objective__whole_word_masking": True}, "only for masked_lm"),
         ({"objective__label_smoothing": 1.0}, "objective.label_smoothing = 1.0"),
         ({"objective__kind": "contrastive", "objective__label_smoothing": 0.1}, "has no effect for contrastive"),
         ({"objective__kind": "span_corruption", "objective__mean_span_length": 0.5}, "at least 1"),
