@@ -57,9 +57,7 @@ def fit(job: Job) -> RunEnd:
     start_time, saved_seconds = time.monotonic() - progress.seconds, progress.seconds
     fraction_done = run.fraction_done()
     speed = SpeedMeter(progress, fraction_done, world)
-    recent: deque[tuple[int, Batch]] = deque(
-        maxlen=section.log_every + 1
-    )  # so that an error can list the examples of a bad step
+    recent: deque[tuple[int, Batch]] = deque(maxlen=section.log_every + 1)  # an error lists the bad step's examples
     with StopSignals(multi_process=world.size > 1) as signals, close_on_exit(run.loader, checkpoints):
         evaluate_if_pending(job, run, fraction_done, signals)
         reason = run.end_reason(section, fraction_done)

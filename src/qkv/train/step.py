@@ -61,17 +61,14 @@ class Stepper:
         self.scaler = torch.amp.GradScaler(self.device.type) if self.precision == "float16" else None
         # Torch's fused optimizers skip an update on the device if the tensor `found_inf` is 1.
         self.updates_on_device = self.device.type == "cuda" and all(g.get("fused") for g in optimizer.param_groups)
-        self.loss = torch.zeros(
-            (), dtype=torch.float64, device=self.device
-        )  # the sum over the steps since the last `pop_loss`
+        self.loss = torch.zeros((), dtype=torch.float64, device=self.device)  # the sum since the last `pop_loss`
         self.grad_norm = torch.zeros((), device=self.device)
         self.skip_update = torch.zeros((), device=self.device)  # 1 if this step's update is skipped, else 0
         self.first_bad_step = torch.full((), -1, dtype=torch.long, device=self.device)
         self.step_number = torch.zeros((), dtype=torch.long, device=self.device)
         self.num_bad_steps = torch.zeros((), device=self.device)  # since the last `pop_bad_steps`
-        self.synced = torch.zeros(
-            4, dtype=torch.float64, device=self.device
-        )  # sums over ranks of: token labels, document labels, stop, seconds
+        # Sums over ranks of: token labels, document labels, stop, seconds
+        self.synced = torch.zeros(4, dtype=torch.float64, device=self.device)
         self.graphs: dict[tuple[Any, ...], tuple[LabelledBatch, Tensor, torch.cuda.CUDAGraph]] = {}
         self.label_multiple = LABEL_MULTIPLE if self.device.type == "cuda" else 1
 

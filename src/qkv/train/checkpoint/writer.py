@@ -78,9 +78,8 @@ class Snapshot:
                 if values.is_cuda:
                     streams.add(torch.cuda.current_stream(values.device))
                 self.slices.append(copied)
-        self.slices.sort(
-            key=lambda copied: -copied.values.element_size()
-        )  # largest elements first, so that every tensor in the file is aligned
+        # Large elements come first, so that every tensor in the file is aligned.
+        self.slices.sort(key=lambda copied: -copied.values.element_size())
         self._events = [stream.record_event() for stream in streams]
 
     def wait(self) -> None:

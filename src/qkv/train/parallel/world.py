@@ -111,9 +111,7 @@ class World:
             if parameter.grad is not None:
                 found.setdefault(sharded_axes(parameter.grad), []).append(local_tensor(parameter.grad))
         dtype = torch.float64 if any(g.dtype == torch.float64 for gs in found.values() for g in gs) else torch.float32
-        squares = torch.zeros(
-            2, 2, dtype=dtype, device=self.device
-        )  # indices: is it sharded along data (0, 1), along tensor (0, 1)
+        squares = torch.zeros(2, 2, dtype=dtype, device=self.device)  # [is sharded along data, along tensor]
         for (data, tensor), gradients in found.items():
             squares[int(data), int(tensor)] = get_total_norm(gradients).to(dtype) ** 2
         if self.mesh is not None and self.is_sharded:
