@@ -1,4 +1,4 @@
-"""What a person holds: `new`, `logits`, `hidden`, `embed`; and that a wrong call is an error that says what was wrong.
+"""The public interface: `new`, `logits`, `hidden`, `embed`, and the errors of wrong calls.
 
 Loading, saving and exporting have their own tests under `store/` and `parity/`.
 """
@@ -52,7 +52,7 @@ def close(a: Tensor, b: Tensor) -> bool:
     return torch.allclose(a, b, atol=1e-11)
 
 
-# ── Fresh models ─────────────────────────────────────────────────────────────────────────────────────────────────
+# ── New models ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_seed_decides_every_weight() -> None:
@@ -171,7 +171,7 @@ def test_a_tap_records_activations() -> None:
     assert tap["decoder.0.pattern"].shape == (2, 2, 4, 4)
 
 
-# ── Calls that are wrong ─────────────────────────────────────────────────────────────────────────────────────────
+# ── Wrong calls ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_token_types_for_a_model_without_them_are_refused(family: str) -> None:
 
 
 def test_a_text_beyond_learned_positions_is_refused_not_cut() -> None:
-    """Trap 26, as far as this part goes."""
+    """Trap 26, for `logits`."""
     with pytest.raises(UsageError, match="65 tokens are more than the 64 positions"):
         model("decoder", position="learned").logits(torch.zeros(1, 65, dtype=torch.long))
 
@@ -306,14 +306,14 @@ def test_an_empty_list_of_texts_gives_no_vectors(tokenizer: Tokenizer) -> None:
     assert embedder(tokenizer).embed([]).shape == (0, 16)
 
 
-@pytest.mark.parametrize("how", ["first", "last", "mean"])
+@pytest.mark.parametrize("pooling", ["first", "last", "mean"])
 @pytest.mark.parametrize("family", ["encoder", "decoder"])
-def test_any_model_embeds_with_a_pooling(tokenizer: Tokenizer, family: str, how: Any) -> None:
+def test_any_model_embeds_with_a_pooling(tokenizer: Tokenizer, family: str, pooling: Any) -> None:
     head = qkv.HeadConfig(kind="lm", outputs=VOCAB)
     small = embedder(tokenizer, head, family)
-    for text, vector in zip(TEXTS, small.embed(TEXTS, pooling=how), strict=True):
-        x, place = small.network.hidden(torch.tensor([tokenizer.encode(text)]))  # type: ignore[call-arg]
-        assert close(vector, pool(x, place, how)[0, 0])
+    for text, vector in zip(TEXTS, small.embed(TEXTS, pooling=pooling), strict=True):
+        x, layout = small.network.hidden(torch.tensor([tokenizer.encode(text)]))  # type: ignore[call-arg]
+        assert close(vector, pool(x, layout, pooling)[0, 0])
 
 
 def test_pooling_overrides_the_pooling_of_the_head(tokenizer: Tokenizer) -> None:
@@ -321,12 +321,12 @@ def test_pooling_overrides_the_pooling_of_the_head(tokenizer: Tokenizer) -> None
     assert not close(small.embed("a text", pooling="first"), small.embed("a text"))
 
 
-@pytest.mark.parametrize("how", ["first", "last", "mean"])
-def test_a_text_without_tokens_is_a_vector_of_zeros(how: Any) -> None:
+@pytest.mark.parametrize("pooling", ["first", "last", "mean"])
+def test_a_text_without_tokens_is_a_vector_of_zeros(pooling: Any) -> None:
     bare = Tokenizer.train("byte", iter([]), vocab_size=VOCAB, special_tokens=["pad"])
     small = embedder(bare)
-    assert small.embed(["", "a"], pooling=how)[0].tolist() == [0.0] * 16
-    assert small.embed("", pooling=how).tolist() == [0.0] * 16
+    assert small.embed(["", "a"], pooling=pooling)[0].tolist() == [0.0] * 16
+    assert small.embed("", pooling=pooling).tolist() == [0.0] * 16
 
 
 def test_a_model_without_an_embedding_head_needs_a_pooling(tokenizer: Tokenizer) -> None:

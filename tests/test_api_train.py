@@ -1,4 +1,4 @@
-"""`qkv.train`: a recipe in, the same object that `qkv.load` gives out."""
+"""`qkv.train` trains a recipe and returns the same kind of object as `qkv.load`."""
 
 import sys
 from pathlib import Path

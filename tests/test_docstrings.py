@@ -35,7 +35,7 @@ def is_documented(owner: ast.ClassDef, method: str, classes: dict[str, ast.Class
 
 
 def is_exempt(node: Function | ast.ClassDef) -> bool:
-    """Overloads and setters are documented once, by the function itself."""
+    """Whether this is an overload or a setter, which is documented by the function itself."""
     names = [ast.unparse(decorator) for decorator in node.decorator_list]
     return any(name == "overload" or name.endswith(".setter") for name in names)
 

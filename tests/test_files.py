@@ -1,4 +1,4 @@
-"""Atomic writes: the old file or the new one, whatever happens in between."""
+"""Atomic writes: after any failure, the file is either the old one or the new one."""
 
 import os
 import stat

@@ -1,4 +1,4 @@
-"""A new config field or command-line option is a decision, not a habit: it must be made here too."""
+"""The config fields, recipe keys and command-line options are listed here, so that a new one needs a change here."""
 
 from dataclasses import fields
 

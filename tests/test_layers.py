@@ -1,4 +1,4 @@
-"""Rules that every source file keeps: where imports may point, who may print, and that nothing unpickles."""
+"""Rules for every source file: what it may import, whether it may print, and that it does not unpickle."""
 
 import ast
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parent.parent / "src"
 ROOT = SOURCE / "qkv"
 
-# What each layer may import of ours, besides itself and EVERYONE. Packages may be planned and not there yet.
+# The packages of qkv that each package may import, besides itself and EVERYONE. Some packages do not exist yet.
 EVERYONE = {"errors", "files", "progress", "renamed", "values"}
 MAY_IMPORT: dict[str, set[str]] = {
     "text": set(),
@@ -43,7 +43,7 @@ MODULES = {module_of(path) for path in TREES}
 
 
 def imported_modules(tree: ast.AST) -> set[str]:
-    """The modules of qkv that a source imports, anywhere in it, under any spelling; lazy imports included."""
+    """The modules of qkv that a file imports, at its top or inside functions."""
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -74,7 +74,7 @@ def test_imports_point_from_the_upper_layers_to_the_lower_ones() -> None:
 
 
 def test_there_are_no_import_cycles() -> None:
-    """No cycle, lazy imports included. A package's __init__ that re-exports its own modules counts as their reader."""
+    """Imports inside functions count, too."""
     imports = {module_of(path): imported_modules(tree) - {module_of(path)} for path, tree in TREES.items()}
     done: set[str] = set()
 
@@ -141,7 +141,7 @@ def test_nothing_unpickles_or_runs_code_when_it_loads() -> None:
 
 
 def _is_safe_numpy(call: ast.Call) -> bool:
-    """Without pickles, numpy.load reads plain arrays."""
+    """Whether this is numpy.load with allow_pickle=False, which reads plain arrays only."""
     return ast.unparse(call.func).endswith("p.load") and any(
         k.arg == "allow_pickle" and ast.unparse(k.value) == "False" for k in call.keywords
     )

@@ -1,4 +1,4 @@
-"""Old names: each is gone, each new one exists, and a recipe or config that has an old one is told the new one."""
+"""Old names are gone, new names exist, and the error for a recipe or config with an old name gives the new one."""
 
 from dataclasses import fields
 

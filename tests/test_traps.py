@@ -1,6 +1,6 @@
-"""An index: the traps that other implementations fell into, and the tests that prove that this one did not.
+"""An index of known traps, which other implementations fell into, and the tests that prove that this one did not.
 
-The numbers are those of the project's list of traps. A test that is renamed or removed must be replaced here.
+The numbers are those of the project's list of traps. If a test is renamed or removed, this index must change, too.
 """
 
 import ast
@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent
 
 TRAPS: dict[int, tuple[str, ...]] = {
-    # A query that may see nothing gives NaN, depending on the kernel
+    # A fully masked query gives NaN, depending on the kernel
     1: (
         "blocks/test_attention.py::test_a_fully_masked_query_gets_zeros",
         "blocks/test_attention.py::test_a_fully_masked_query_has_finite_gradients",
@@ -33,12 +33,12 @@ TRAPS: dict[int, tuple[str, ...]] = {
         "models/test_cached.py::test_a_decoder_with_a_cache_is_the_full_forward",
         "models/test_cached.py::test_a_wrongly_aligned_mask_would_be_noticed",
     ),
-    # Asking for attention switched kernels and dropped the causal mask
+    # Returning attention weights switched kernels and dropped the causal mask
     5: (
         "models/test_tap.py::test_looking_leaves_outputs_bit_for_bit_the_same",
         "models/test_tap.py::test_patterns_are_those_that_mixed_the_values",
     ),
-    # SDPA drops out whenever it is given a dropout, eval or not
+    # SDPA applies dropout whenever dropout_p > 0, in eval mode, too
     6: (
         "models/test_modes.py::test_evaluation_is_the_same_twice_whatever_the_dropout",
         "models/test_modes.py::test_without_dropout_training_is_evaluation",
@@ -120,7 +120,7 @@ TRAPS: dict[int, tuple[str, ...]] = {
         "train/loss/test_training_module.py::test_averages_of_averages_would_be_found",
         "train/test_step.py::test_micro_batches_give_the_step_of_the_whole_batch",
     ),
-    # Resume loses random numbers, the sampler, patience, the place inside an epoch
+    # Resuming loses the random state, the sampler, patience, or the position inside an epoch
     20: (
         "faults/test_fault_resume.py::test_ten_steps_are_five_a_crash_and_five",
         "faults/test_fault_resume.py::test_other_dropout_would_be_noticed",
@@ -192,7 +192,7 @@ TRAPS: dict[int, tuple[str, ...]] = {
 
 @cache
 def defined_in(path: Path) -> frozenset[str]:
-    """The tests that a file defines, read from its source: nothing is run."""
+    """The names of the tests in a file, read from its source without running it."""
     if not path.exists():
         return frozenset()
     body = ast.parse(path.read_text(encoding="utf-8")).body

@@ -1,4 +1,4 @@
-"""The command line: exit codes, one clear line for each mistake, and never a traceback."""
+"""The command line: exit codes, and one line without a traceback for each error."""
 
 import gzip
 import json
@@ -32,11 +32,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def wide_screen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Long paths stay in one line."""
+    """Wide output, so that long paths are not wrapped."""
     monkeypatch.setenv("COLUMNS", "400")
 
 
-def says(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, *words: str) -> None:
+def check_error(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, *words: str) -> None:
     assert cli.run_command(arguments) == code
     caught = capsys.readouterr()
     assert "Traceback" not in caught.err
@@ -78,7 +78,7 @@ def test_a_broken_folder_is_one_clear_error(
         (broken / path.name).write_bytes(path.read_bytes())
     BREAKS[how](broken)
     arguments = [verb, str(broken)] + ([str(tmp_path / "out")] if verb == "export" else [])
-    says(capsys, arguments, 1, str(broken))
+    check_error(capsys, arguments, 1, str(broken))
     assert not (tmp_path / "out").exists()
 
 
@@ -104,13 +104,13 @@ def test_info_describes_an_intact_folder(folder: Path, capsys: pytest.CaptureFix
 def test_a_wrong_call_says_what_to_do(
     arguments: list[str], code: int, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    says(capsys, arguments, code, *words)
+    check_error(capsys, arguments, code, *words)
 
 
 @pytest.mark.parametrize("verb", ["import", "export"])
 def test_a_model_is_not_written_over_itself(folder: Path, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     before = (folder / "config.json").read_bytes()
-    says(capsys, [verb, str(folder), str(folder)], 2, "folder of the model itself")
+    check_error(capsys, [verb, str(folder), str(folder)], 2, "folder of the model itself")
     assert (folder / "config.json").read_bytes() == before
 
 
@@ -166,7 +166,7 @@ def test_data_reports_wrong_options(
     more: list[str], words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "t.tsv").write_text("source\ttarget\na\tb\n", encoding="utf-8")
-    says(capsys, ["data", str(tmp_path / "t.tsv"), *more], 2, *words)
+    check_error(capsys, ["data", str(tmp_path / "t.tsv"), *more], 2, *words)
 
 
 def test_data_accepts_a_folder(
@@ -180,14 +180,16 @@ def test_data_accepts_a_folder(
 
 def test_a_file_given_twice_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "t.tsv").write_text("source\ttarget\na\tb\n", encoding="utf-8")
-    says(capsys, ["data", str(tmp_path / "t.tsv"), str(tmp_path / "t.tsv")], 2, "twice")
+    check_error(capsys, ["data", str(tmp_path / "t.tsv"), str(tmp_path / "t.tsv")], 2, "twice")
 
 
-@pytest.mark.parametrize(("processes", "taken_apart"), [("1", True), ("2", False)])
-def test_a_process_of_several_skips_the_shutdown_of_the_interpreter(processes: str, taken_apart: bool) -> None:
-    """With its code and all that it printed; what would be done while Python goes is left undone."""
-    program = "import atexit; from qkv import cli; atexit.register(print, 'apart'); print('said'); cli.exit_process(3)"
+@pytest.mark.parametrize(("processes", "shuts_down"), [("1", True), ("2", False)])
+def test_a_process_of_several_skips_the_shutdown_of_the_interpreter(processes: str, shuts_down: bool) -> None:
+    """The exit code and the output are kept, but functions registered with atexit are not called."""
+    program = (
+        "import atexit; from qkv import cli; atexit.register(print, 'apart'); print('output'); cli.exit_process(3)"
+    )
     environment = {**os.environ, "WORLD_SIZE": processes}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 3
-    assert done.stdout.split() == (["said", "apart"] if taken_apart else ["said"])
+    assert done.stdout.split() == (["output", "apart"] if shuts_down else ["output"])

@@ -1,4 +1,4 @@
-"""The command line tells torch's threads how to wait: early enough, and only where the user has not."""
+"""The command line limits the spinning of torch's threads before torch is loaded, unless the user has set it."""
 
 import os
 import subprocess
@@ -12,15 +12,15 @@ from qkv.cli.openmp import SPIN_COUNT, busy_seconds, fraction_in_use, limit_spin
 
 NAMES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 PROGRAM = "from qkv import cli; cli.run_command = lambda: __import__('torch').get_num_threads() * 0; cli.main()"
-"""The command line with a verb that loads torch and does nothing else."""
+"""The command line with a command that only loads torch."""
 
 
 @pytest.mark.parametrize("busy", [False, True])
-@pytest.mark.parametrize("said", [{"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "active"}])
-def test_settings_of_the_user_are_kept(said: dict[str, str], busy: bool) -> None:
-    environment = dict(said)
+@pytest.mark.parametrize("user_settings", [{"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "active"}])
+def test_settings_of_the_user_are_kept(user_settings: dict[str, str], busy: bool) -> None:
+    environment = dict(user_settings)
     limit_spinning(environment, busy)
-    assert environment == said
+    assert environment == user_settings
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_training_on_busy_cores_does_not_spin(
     verb: str, used: float, spins: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in NAMES:
-        monkeypatch.setenv(name, "")  # so that it is put back afterwards
+        monkeypatch.setenv(name, "")  # so that pytest restores it afterwards
         monkeypatch.delenv(name)
     monkeypatch.setattr(sys, "argv", ["qkv", verb])
     monkeypatch.setattr(cli, "fraction_in_use", lambda: used)
@@ -41,18 +41,18 @@ def test_training_on_busy_cores_does_not_spin(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere torch comes with another OpenMP")
-@pytest.mark.parametrize(("said", "spins"), [({}, SPIN_COUNT), ({"GOMP_SPINCOUNT": "7"}, 7)])
-def test_libgomp_reads_the_setting(said: dict[str, str], spins: int) -> None:
+@pytest.mark.parametrize(("user_settings", "spins"), [({}, SPIN_COUNT), ({"GOMP_SPINCOUNT": "7"}, 7)])
+def test_libgomp_reads_the_setting(user_settings: dict[str, str], spins: int) -> None:
     environment = {name: value for name, value in os.environ.items() if name not in NAMES}
-    environment |= {"OMP_DISPLAY_ENV": "verbose", **said}
+    environment |= {"OMP_DISPLAY_ENV": "verbose", **user_settings}
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True)
     assert f"GOMP_SPINCOUNT = '{spins}'" in done.stderr
 
 
-def stat(*worked: float) -> str:
-    """What the system says of cores that have worked for so many seconds, a third of them each way, and idled."""
+def stat(*busy: float) -> str:
+    """The content of /proc/stat for cores that were busy for these numbers of seconds."""
     ticks = os.sysconf("SC_CLK_TCK")
-    lines = [f"cpu{n} {int(3 * w * ticks) // 3} 0 0 {900 * ticks} 9 0" for n, w in enumerate(worked)]
+    lines = [f"cpu{n} {int(w * ticks)} 0 0 {900 * ticks} 9 0" for n, w in enumerate(busy)]
     return "\n".join(["cpu  7 7 7 7", *lines, "intr 12 0 5"])
 
 
@@ -60,9 +60,9 @@ def test_idle_time_is_not_work_and_other_cores_are_not_ours() -> None:
     assert busy_seconds(stat(4.0, 2.0, 50.0), {0, 1}) == 6.0
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc/stat")
 def test_the_fraction_of_our_cores_that_other_programs_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two cores one works all the time; a third, which is not ours, too."""
+    """One of our two cores is busy all the time; a third core, which is also busy, is not ours."""
     texts, clock = iter([stat(4.0, 2.0, 7.0), stat(4.5, 2.0, 7.5)]), iter([10.0, 10.5])
     monkeypatch.setattr(openmp.Path, "exists", lambda self: True)
     monkeypatch.setattr(openmp.Path, "read_text", lambda self: next(texts))

@@ -274,7 +274,10 @@ def test_what_is_no_text_no_list_and_no_function_is_refused(model: qkv.Model) ->
 
 def test_drawing_needs_a_temperature(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run_command(["run", str(folder), "a", "--top-p", "0.5", "--seed", "1"]) == 2
-    assert "--top-p and --seed: only used for sampling; add --temperature 1" in capsys.readouterr().err
+    assert (
+        "--top-p and --seed: only used for sampling, which is off at --temperature 0; add --temperature 1"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_template_that_adds_the_unknown_token_makes_no_text_unknown() -> None:

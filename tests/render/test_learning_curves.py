@@ -1,4 +1,4 @@
-"""Learning curves: what is in the log is in the picture, and nothing else; the picture is sound XML."""
+"""Learning curves: the picture is valid XML and shows exactly what is in the log."""
 
 import json
 import math
@@ -47,7 +47,7 @@ def lines(picture: ElementTree.Element) -> list[ElementTree.Element]:
     return [path for path in picture.iter(f"{SVG}path") if path.get("fill") == "none"]
 
 
-def places(line: ElementTree.Element) -> list[tuple[float, float]]:
+def coordinates(line: ElementTree.Element) -> list[tuple[float, float]]:
     return [(float(x), float(y)) for x, y in re.findall(r"[ML]([\d.-]+) ([\d.-]+)", line.get("d", ""))]
 
 
@@ -59,23 +59,23 @@ ROWS = [
 
 def test_one_run_in_two_panels(tmp_path):
     picture = drawn({"dates": run(tmp_path, *ROWS)}, tmp_path)
-    training, held_out, exact = lines(picture)
-    assert [len(places(line)) for line in (training, held_out, exact)] == [4, 2, 2]
-    assert float(training.get("stroke-width")) < float(held_out.get("stroke-width"))
+    training, validation, exact = lines(picture)
+    assert [len(coordinates(line)) for line in (training, validation, exact)] == [4, 2, 2]
+    assert float(training.get("stroke-width")) < float(validation.get("stroke-width"))
     assert len(list(picture.iter(f"{SVG}circle"))) == 4
-    said = words(picture)
-    assert {"dates", "loss", "exact", "steps", "thin: training · bold: validation"} <= set(said)
-    assert {"1.500", "0.7500"} <= set(said)  # where the bold lines end
+    labels = words(picture)
+    assert {"dates", "loss", "exact", "steps", "thin: training · bold: validation"} <= set(labels)
+    assert {"1.500", "0.7500"} <= set(labels)  # the labels at the ends of the bold lines
 
 
 def test_coordinates_are_in_proportion(tmp_path):
-    """The steps begin at 0 and are the same in both panels; a lower loss is a lower place."""
-    training, held_out, exact = (places(line) for line in lines(drawn({"a": run(tmp_path, *ROWS)}, tmp_path)))
+    """The x axis starts at 0 and is the same in both panels; a lower loss is drawn lower."""
+    training, validation, exact = (coordinates(line) for line in lines(drawn({"a": run(tmp_path, *ROWS)}, tmp_path)))
     (x1, y1), (x2, y2), (x3, y3), (x4, y4) = training
     assert x2 - x1 == pytest.approx(x3 - x2, abs=0.11) == pytest.approx(x4 - x3, abs=0.11)
     assert y2 - y1 == pytest.approx(y3 - y2, abs=0.11) == pytest.approx(y4 - y3, abs=0.11)
     assert y1 < y2
-    assert [x for x, _ in held_out] == [x for x, _ in exact] == [x2, x4]
+    assert [x for x, _ in validation] == [x for x, _ in exact] == [x2, x4]
     assert exact[0][1] > exact[1][1]
 
 
@@ -119,7 +119,7 @@ def test_a_line_has_a_gap_where_a_loss_is_nan(tmp_path):
 def test_a_loss_with_a_wide_range_has_a_logarithmic_scale(tmp_path):
     rows = [step(n * 10, 10.0 * 0.5**n) for n in range(10)]
     (line,) = lines(drawn({"a": run(tmp_path, *rows)}, tmp_path))
-    heights = [y for _, y in places(line)]
+    heights = [y for _, y in coordinates(line)]
     falls = [b - a for a, b in pairwise(heights)]
     assert max(falls) - min(falls) < 0.25
 
@@ -165,15 +165,15 @@ def test_a_run_without_a_step_is_refused(tmp_path):
 
 
 def ticks(picture: ElementTree.Element, row: float) -> list[str]:
-    """The numbers at the marks that stand at one height: of the steps."""
+    """The labels of the ticks at one height, which are those of the steps."""
     return [t.text or "" for t in picture.iter(f"{SVG}text") if float(t.get("y", "nan")) == row]
 
 
 def test_the_only_run_is_not_named_twice(tmp_path):
     folder = run(tmp_path, *ROWS)
-    said = words(drawn({"dates": folder}, tmp_path, title="dates"))
-    assert said.count("dates") == 1
-    assert "thin: training · bold: validation" in said
+    labels = words(drawn({"dates": folder}, tmp_path, title="dates"))
+    assert labels.count("dates") == 1
+    assert "thin: training · bold: validation" in labels
     assert "dates" in words(drawn({"dates": folder}, tmp_path, title="another title"))
     two = words(drawn({"dates": folder, "b": folder}, tmp_path, title="dates"))
     assert two.count("dates") == 2
@@ -251,13 +251,13 @@ def rings(picture: ElementTree.Element) -> list[tuple[float, float]]:
 
 
 def test_kept_weights_are_drawn_beside_the_curve(tmp_path):
-    """A run that ends with the mean of its weights does not seem to have got better at its last step."""
+    """If a run keeps averaged weights, their metrics are a ring and not part of the curve."""
     picture = drawn({"a": run(tmp_path, *ROWS, evaluation(40, loss=1.25, exact=0.875))}, tmp_path)
     plain = drawn({"b": run(tmp_path, *ROWS, name="plain")}, tmp_path)
-    assert [len(rings(svg)) for svg in (picture, plain)] == [2, 0]  # in each panel one
+    assert [len(rings(svg)) for svg in (picture, plain)] == [2, 0]  # one in each panel
     curve = max(lines(picture), key=lambda line: float(line.get("stroke-width", "0")))
-    assert places(curve)[-1][0] == rings(picture)[0][0]
-    assert places(curve)[-1][1] != rings(picture)[0][1]
+    assert coordinates(curve)[-1][0] == rings(picture)[0][0]
+    assert coordinates(curve)[-1][1] != rings(picture)[0][1]
     assert "1.25" in " ".join(words(picture))
     assert "ring: the kept weights" in words(picture)
     assert "ring: the kept weights" not in words(plain)
@@ -268,20 +268,20 @@ def test_kept_weights_of_an_earlier_step_are_drawn_at_that_step(tmp_path):
     folder = run(tmp_path, *rows)
     assert read_curves("a", folder).kept == {"loss": [(40, 1.5 + 1e-7)], "exact": [(40, 0.75)]}
     picture = drawn({"a": folder}, tmp_path)
-    _, held_out, exact = lines(picture)
-    assert rings(picture) == [places(held_out)[1], places(exact)[1]]
-    assert "0.7500" in words(picture)  # what the run ended with
+    _, validation, exact = lines(picture)
+    assert rings(picture) == [coordinates(validation)[1], coordinates(exact)[1]]
+    assert "0.7500" in words(picture)  # the metric of the kept weights
 
 
 def test_kept_weights_of_the_last_step_have_no_ring(tmp_path):
-    """Evaluated twice, with the same numbers: nothing else was kept."""
+    """Both evaluations of the last step have the same metrics, so the run kept its last weights."""
     picture = drawn({"a": run(tmp_path, *ROWS, evaluation(40, loss=1.5, exact=0.75))}, tmp_path)
     assert rings(picture) == []
     assert "ring: the kept weights" not in words(picture)
 
 
 def test_a_step_before_the_last_may_be_evaluated_again(tmp_path):
-    """As when a run goes on from a checkpoint before it."""
+    """This happens when a run is resumed from an earlier checkpoint."""
     rows = [evaluation(20, loss=3.0), evaluation(20, loss=2.5), evaluation(40, loss=1.0)]
-    learnt = read_curves("a", run(tmp_path, *rows))
-    assert (learnt.validation, learnt.kept) == ({"loss": [(20, 3.0), (40, 1.0)]}, {})
+    curves = read_curves("a", run(tmp_path, *rows))
+    assert (curves.validation, curves.kept) == ({"loss": [(20, 3.0), (40, 1.0)]}, {})

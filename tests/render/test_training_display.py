@@ -1,4 +1,4 @@
-"""The display of a run: right at every width and for every script, with nothing known yet, and plain in a log."""
+"""The display of a run on terminals of any width, with any script, before the first report, and as a log."""
 
 import io
 import math
@@ -29,7 +29,7 @@ END = RunEnd(step=1000, seconds=105.2, reason="steps", metrics={"exact": 0.964},
 
 
 def picture(display: LiveDisplay, width: int = 80) -> list[str]:
-    """What the display shows now."""
+    """The text that the display shows."""
     console = Console(file=io.StringIO(), width=width, record=True, color_system=None)
     console.print(display)
     return console.export_text().rstrip("\n").split("\n")
@@ -240,8 +240,8 @@ def test_a_log_leaves_out_a_repeated_evaluation():
 
 def test_a_log_has_a_step_every_few_seconds_and_the_last_step():
     steps = [replace(STEP, step=n, seconds=n / 10, fraction_done=n / 1000) for n in range(10, 1001, 10)]
-    said = log(*(("on_step", step) for step in steps))
-    assert [line.split("  ")[0] for line in said] == [f"step {n:,}" for n in (*range(10, 911, 100), 1000)]
+    lines = log(*(("on_step", step) for step in steps))
+    assert [line.split("  ")[0] for line in lines] == [f"step {n:,}" for n in (*range(10, 911, 100), 1000)]
 
 
 def test_a_log_shows_one_sample_for_each_logged_step():
@@ -251,9 +251,9 @@ def test_a_log_shows_one_sample_for_each_logged_step():
 
 def test_a_log_has_no_escape_codes_and_a_line_for_each_event():
     nasty = Sample("a\x1b[31m\nb", "\x07", "c")
-    said = log(("on_evaluate", replace(EVAL, samples=[nasty])), ("on_note", 1, "\x1b[2J"))
-    assert len(said) == 3
-    assert not any(character < " " for line in said for character in line)
+    lines = log(("on_evaluate", replace(EVAL, samples=[nasty])), ("on_note", 1, "\x1b[2J"))
+    assert len(lines) == 3
+    assert not any(character < " " for line in lines for character in line)
 
 
 def test_a_log_escapes_characters_that_its_encoding_lacks():

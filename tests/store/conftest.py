@@ -1,4 +1,4 @@
-"""Small model folders to break: one of our own, and one laid out as transformers has it."""
+"""Fixtures: a small model as a qkv folder and as a Hugging Face folder, and checks of error messages."""
 
 import json
 from pathlib import Path
@@ -39,20 +39,20 @@ def model() -> qkv.Model:
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
-    """One token for each byte, and a few special ones: fewer than the model's vocabulary."""
+    """A byte tokenizer with a few special tokens; it has fewer tokens than the model's vocabulary."""
     return Tokenizer.train("byte", iter([]), vocab_size=260, special_tokens=["pad", "eos"], template="eos")
 
 
 @pytest.fixture
 def own(model, tmp_path) -> Path:
-    """A folder in our own format."""
+    """The model as a qkv folder."""
     model.save(tmp_path / "own")
     return tmp_path / "own"
 
 
 @pytest.fixture
 def foreign(model, tmp_path) -> Path:
-    """The same model as transformers would have it."""
+    """The model as a Hugging Face folder."""
     model.export(tmp_path / "foreign")
     return tmp_path / "foreign"
 
@@ -64,7 +64,7 @@ def either(request) -> Path:
 
 @pytest.fixture
 def refused():
-    """A folder is refused with one error of one line, in which all the words are found."""
+    """Check that a folder is refused with an error of one line that contains all `words`."""
 
     def check(folder: Path | str, *words: str) -> str:
         with pytest.raises(qkv.QkvError) as caught:
@@ -79,7 +79,7 @@ def refused():
 
 @pytest.fixture
 def edit():
-    """Change some keys of a folder's config.json; None takes a key away."""
+    """Change some keys of a folder's config.json; None removes a key."""
 
     def change(folder: Path, **keys: object) -> None:
         path = folder / "config.json"
@@ -96,7 +96,7 @@ def edit():
 
 @pytest.fixture
 def same():
-    """Whether a folder holds a model with the same config and numbers."""
+    """Whether a folder holds a model with the same config and weights."""
 
     def compare(folder: Path, model: qkv.Model) -> bool:
         again = qkv.load(folder)

@@ -1,4 +1,4 @@
-"""A CTranslate2 folder writes what qkv writes, token for token; what it cannot express is refused by name."""
+"""An exported CTranslate2 folder generates the same tokens as qkv; unsupported settings are refused by name."""
 
 import json
 from pathlib import Path
@@ -60,10 +60,10 @@ DECODERS: dict[str, dict[str, Any]] = {
 }
 
 
-def made(
+def make_model(
     encoder: dict[str, Any] | None, decoder: dict[str, Any], *, share_embeddings: bool = False, **head: Any
 ) -> qkv.Model:
-    """A random model far from its start, so that every weight tells."""
+    """A model with large random weights, so that every weight changes the output."""
     size = {"vocab_size": VOCAB, "width": 16, "layers": 2, "heads": 4, "ffn_width": 24, "max_positions": 32}
     sides = {"decoder": qkv.StackConfig(**{**size, **decoder})}
     if encoder is not None:
@@ -82,94 +82,98 @@ def made(
     return model
 
 
-def written_there(folder: Path, prompts: list[list[int]], *, seq2seq: bool, beam: int = 1) -> list[list[int]]:
-    """What CTranslate2 makes of a folder, as ids."""
+def generate_with_ctranslate2(
+    folder: Path, prompts: list[list[int]], *, seq2seq: bool, beam: int = 1
+) -> list[list[int]]:
+    """The ids that CTranslate2 generates with an exported folder."""
     name = next(name for name in ("shared_vocabulary.json", "vocabulary.json") if (folder / name).exists())
     names = json.loads((folder / name).read_text(encoding="utf-8"))
-    rows = [[names[i] for i in prompt] for prompt in prompts]
+    sequences = [[names[i] for i in prompt] for prompt in prompts]
     if seq2seq:
         translator = ctranslate2.Translator(str(folder), device="cpu", compute_type="float32", intra_threads=1)
-        results = translator.translate_batch(rows, beam_size=beam, min_decoding_length=0, max_decoding_length=NEW)
+        results = translator.translate_batch(sequences, beam_size=beam, min_decoding_length=0, max_decoding_length=NEW)
         return [[names.index(token) for token in result.hypotheses[0]] for result in results]
     generator = ctranslate2.Generator(str(folder), device="cpu", compute_type="float32", intra_threads=1)
     results = generator.generate_batch(
-        rows, beam_size=beam, min_length=0, max_length=NEW, include_prompt_in_result=False
+        sequences, beam_size=beam, min_length=0, max_length=NEW, include_prompt_in_result=False
     )
     return [list(result.sequences_ids[0]) for result in results]
 
 
-def written_here(model: qkv.Model, **options: Any) -> list[list[int]]:
+def generate_with_qkv(model: qkv.Model, **options: Any) -> list[list[int]]:
     return [result.ids for result in generate(model.network, PROMPTS, GenerationOptions(max_tokens=NEW, **options))]
 
 
-def scored_there(folder: Path, *, seq2seq: bool) -> list[list[float]]:
-    """The log-probabilities of each prompt's tokens: as a target of itself, or one after the other."""
+def score_with_ctranslate2(folder: Path, *, seq2seq: bool) -> list[list[float]]:
+    """CTranslate2's log-probabilities of the tokens of each prompt, which is also the source of an encoder-decoder."""
     name = next(name for name in ("shared_vocabulary.json", "vocabulary.json") if (folder / name).exists())
     names = json.loads((folder / name).read_text(encoding="utf-8"))
-    rows = [[names[i] for i in prompt] for prompt in PROMPTS]
+    sequences = [[names[i] for i in prompt] for prompt in PROMPTS]
     if seq2seq:
         engine = ctranslate2.Translator(str(folder), device="cpu", compute_type="float32", intra_threads=1)
-        return [result.log_probs[:-1] for result in engine.score_batch(rows, rows)]  # the last is the end's
+        return [result.log_probs[:-1] for result in engine.score_batch(sequences, sequences)]  # without the end token
     engine = ctranslate2.Generator(str(folder), device="cpu", compute_type="float32", intra_threads=1)
-    return [result.log_probs for result in engine.score_batch(rows)]
+    return [result.log_probs for result in engine.score_batch(sequences)]
 
 
-def scored_here(model: qkv.Model) -> list[list[float]]:
+def score_with_qkv(model: qkv.Model) -> list[list[float]]:
     if model.config.family == "seq2seq":
-        rows = score(model.network, PROMPTS, PROMPTS)
+        sequences = score(model.network, PROMPTS, PROMPTS)
     else:
-        rows = score(model.network, [prompt[:1] for prompt in PROMPTS], [prompt[1:] for prompt in PROMPTS])
-    return [[token.logprob for token in row] for row in rows]
+        sequences = score(model.network, [prompt[:1] for prompt in PROMPTS], [prompt[1:] for prompt in PROMPTS])
+    return [[token.logprob for token in sequence] for sequence in sequences]
 
 
-def check_alike(model: qkv.Model, folder: Path) -> None:
+def check_equal_output(model: qkv.Model, folder: Path) -> None:
     seq2seq = model.config.family == "seq2seq"
-    assert written_there(folder, PROMPTS, seq2seq=seq2seq) == written_here(model)
-    for ours, theirs in zip(scored_here(model), scored_there(folder, seq2seq=seq2seq), strict=True):
+    assert generate_with_ctranslate2(folder, PROMPTS, seq2seq=seq2seq) == generate_with_qkv(model)
+    for ours, theirs in zip(score_with_qkv(model), score_with_ctranslate2(folder, seq2seq=seq2seq), strict=True):
         assert ours == pytest.approx(theirs, abs=1e-4)
 
 
 @pytest.mark.parametrize("name", SEQ2SEQ)
 def test_an_encoder_decoder_gives_the_same_scores_and_tokens(name: str, tmp_path: Path) -> None:
     stack, more = SEQ2SEQ[name]
-    model = made(stack, stack, **more)
+    model = make_model(stack, stack, **more)
     assert write_ctranslate2(tmp_path / "out", model.config, model.network, None) == "Translator"
-    check_alike(model, tmp_path / "out")
+    check_equal_output(model, tmp_path / "out")
 
 
 def test_encoder_and_decoder_may_have_different_configs(tmp_path: Path) -> None:
-    model = made({"layers": 3, "heads": 2, "position": "learned"}, {"norm_placement": "post", "feedforward": "relu"})
+    model = make_model(
+        {"layers": 3, "heads": 2, "position": "learned"}, {"norm_placement": "post", "feedforward": "relu"}
+    )
     model.export(tmp_path / "out", format="ctranslate2")
-    check_alike(model, tmp_path / "out")
+    check_equal_output(model, tmp_path / "out")
 
 
 def test_beam_search_gives_the_same_tokens(tmp_path: Path) -> None:
-    """Beams of equal length, for the two stop by different rules."""
+    """All beams have the same length, because qkv and CTranslate2 stop by different rules."""
     stack, _ = SEQ2SEQ["2017"]
-    model = made(stack, stack, bias=True)
+    model = make_model(stack, stack, bias=True)
     with torch.no_grad():
         model.network.head.out.bias[END] = -1e4
     write_ctranslate2(tmp_path / "out", model.config, model.network, None)
-    ours = written_here(model, beam=4)
-    assert ours != written_here(model)
-    assert written_there(tmp_path / "out", PROMPTS, seq2seq=True, beam=4) == ours
+    ours = generate_with_qkv(model, beam=4)
+    assert ours != generate_with_qkv(model)
+    assert generate_with_ctranslate2(tmp_path / "out", PROMPTS, seq2seq=True, beam=4) == ours
 
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_decoder_gives_the_same_scores_and_tokens(name: str, tmp_path: Path) -> None:
-    model = made(None, DECODERS[name])
+    model = make_model(None, DECODERS[name])
     assert write_ctranslate2(tmp_path / "out", model.config, model.network, None) == "Generator"
-    check_alike(model, tmp_path / "out")
+    check_equal_output(model, tmp_path / "out")
 
 
 def test_other_weights_generate_other_tokens(tmp_path: Path) -> None:
-    """Negative control: one row of one matrix tells."""
-    model = made(None, DECODERS["llama"])
+    """Negative control: a change to one row of one matrix is detected."""
+    model = make_model(None, DECODERS["llama"])
     write_ctranslate2(tmp_path / "out", model.config, model.network, None)
     with torch.no_grad():
         model.network.decoder.blocks[0].attention.qkv.weight[0] += 1.0
     with pytest.raises(AssertionError):
-        check_alike(model, tmp_path / "out")
+        check_equal_output(model, tmp_path / "out")
 
 
 def test_the_vocabulary_is_that_of_the_tokenizer(tmp_path: Path) -> None:
@@ -197,15 +201,15 @@ def test_the_vocabulary_is_that_of_the_tokenizer(tmp_path: Path) -> None:
 
 def test_a_second_export_replaces_the_first(tmp_path: Path) -> None:
     stack, more = SEQ2SEQ["2017"]
-    first, second = made(stack, stack, **more), made(None, DECODERS["gpt2"])
+    first, second = make_model(stack, stack, **more), make_model(None, DECODERS["gpt2"])
     first.export(tmp_path, format="ctranslate2")
     second.export(tmp_path, format="ctranslate2")
     assert not (tmp_path / "shared_vocabulary.json").exists()
-    assert written_there(tmp_path, PROMPTS, seq2seq=False) == written_here(second)
+    assert generate_with_ctranslate2(tmp_path, PROMPTS, seq2seq=False) == generate_with_qkv(second)
 
 
 def test_half_precision_is_kept(tmp_path: Path) -> None:
-    model = made(None, DECODERS["gpt2"])
+    model = make_model(None, DECODERS["gpt2"])
     model.export(tmp_path / "full", format="ctranslate2")
     model.network.bfloat16()
     model.export(tmp_path / "half", format="ctranslate2")
@@ -213,7 +217,7 @@ def test_half_precision_is_kept(tmp_path: Path) -> None:
     assert half < 0.7 * full
 
 
-# ── What it cannot say ───────────────────────────────────────────────────────────────────────────────────────────
+# ── Unsupported settings ────────────────────────────────────────────────────────────────────────────────────────────
 
 REFUSED: dict[str, dict[str, Any]] = {
     "norm_placement": {"norm_placement": "sandwich"},
@@ -229,7 +233,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("field", REFUSED)
 def test_an_unsupported_setting_is_refused_by_name(field: str, tmp_path: Path) -> None:
-    model = made(None, REFUSED[field])
+    model = make_model(None, REFUSED[field])
     with pytest.raises(QkvError, match=rf"CTranslate2 does not support this model: decoder\.{field}"):
         write_ctranslate2(tmp_path / "out", model.config, model.network, None)
     assert not (tmp_path / "out").exists()
@@ -238,8 +242,8 @@ def test_an_unsupported_setting_is_refused_by_name(field: str, tmp_path: Path) -
 @pytest.mark.parametrize("field", ["position", "qk_norm"])
 def test_some_settings_are_supported_only_in_a_decoder(field: str) -> None:
     settings = {"position": {"position": "alibi"}, "qk_norm": {**MODERN, "qk_norm": "head"}}[field]
-    assert unsupported_settings(made(None, settings).config) == []
-    found = unsupported_settings(made(settings, settings).config)
+    assert unsupported_settings(make_model(None, settings).config) == []
+    found = unsupported_settings(make_model(settings, settings).config)
     assert [problem.split(" ")[0] for problem in found] == [f"encoder.{field}", f"decoder.{field}"]
 
 
@@ -265,4 +269,4 @@ def test_without_the_package_the_extra_is_named(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     with pytest.raises(QkvError, match=r"qkv\[ctranslate2\]"):
-        made(None, DECODERS["gpt2"]).export(tmp_path / "out", format="ctranslate2")
+        make_model(None, DECODERS["gpt2"]).export(tmp_path / "out", format="ctranslate2")

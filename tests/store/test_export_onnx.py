@@ -1,4 +1,4 @@
-"""ONNX graphs say what qkv says, for any batch and length, whole texts or step by step."""
+"""ONNX graphs compute the same output as qkv for any batch size and length, with and without a cache."""
 
 import sys
 from itertools import pairwise
@@ -29,8 +29,8 @@ def opened(path: Path) -> Session:
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-def ids_of(rows: int, length: int, seed: int = 0) -> torch.Tensor:
-    return torch.randint(3, VOCAB, (rows, length), generator=torch.Generator().manual_seed(seed))
+def ids_of(batch_size: int, length: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(3, VOCAB, (batch_size, length), generator=torch.Generator().manual_seed(seed))
 
 
 def mask_of(*lengths: int, left: bool = False) -> torch.Tensor:
@@ -83,7 +83,7 @@ def test_an_encoder_gives_the_same_output(
 
 
 def test_the_mask_has_an_effect(encoder: tuple[Encoder, Session, Path]) -> None:
-    """Negative control: without it the answer is another."""
+    """Negative control: another mask gives another output."""
     _, session, _ = encoder
     ids = ids_of(1, 6)
     zero = np.zeros_like(ids.numpy())
@@ -116,9 +116,9 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Decoder, Session]
     return network, opened(folder / "model.onnx")
 
 
-def nothing_yet(network: Decoder | Seq2Seq, rows: int) -> Any:
+def nothing_yet(network: Decoder | Seq2Seq, batch_size: int) -> Any:
     stack = network.decoder.config
-    return np.zeros((stack.layers, 2, rows, stack.kv_heads, 0, stack.head_dim), np.float32)
+    return np.zeros((stack.layers, 2, batch_size, stack.kv_heads, 0, stack.head_dim), np.float32)
 
 
 @pytest.mark.parametrize("lengths", [(5,), (3, 7, 1)])
@@ -137,14 +137,14 @@ def test_a_decoder_gives_the_same_logits_for_whole_texts(
 @pytest.mark.parametrize("cuts", [(0, 4, 5, 6, 9), (0, 1, 2, 9), (0, 9)])
 def test_a_decoder_gives_the_same_logits_step_by_step(decoder: tuple[Decoder, Session], cuts: tuple[int, ...]) -> None:
     network, session = decoder
-    mask = mask_of(9, 8, left=True)  # padding only in the first piece
+    mask = mask_of(9, 8, left=True)  # padding only in the first chunk
     ids = ids_of(*mask.shape)
-    past, pieces = nothing_yet(network, 2), []
+    past, chunks = nothing_yet(network, 2), []
     for start, end in pairwise(cuts):
         feed = {"ids": ids[:, start:end].numpy(), "mask": mask[:, :end].numpy(), "past": past}
         logits, past = session.run(None, feed)
-        pieces.append(logits)
-    check_near(np.concatenate(pieces, 1), network(ids, mask), mask.bool())
+        chunks.append(logits)
+    check_near(np.concatenate(chunks, 1), network(ids, mask), mask.bool())
 
 
 # ── Encoder and decoder ──────────────────────────────────────────────────────────────────────────────────────────
@@ -172,12 +172,12 @@ def test_an_encoder_decoder_gives_the_same_logits(
     mask = mask_of(*lengths)
     source, target = ids_of(*mask.shape), ids_of(len(mask), 6, seed=1)
     (memory,) = reads.run(["memory"], {"source": source.numpy(), "mask": mask.numpy()})
-    past, pieces = nothing_yet(network, len(mask)), []
+    past, chunks = nothing_yet(network, len(mask)), []
     for start, end in pairwise(cuts):
         feed = {"target": target[:, start:end].numpy(), "mask": mask.numpy(), "memory": memory, "past": past}
         logits, past = writes.run(None, feed)
-        pieces.append(logits)
-    check_near(np.concatenate(pieces, 1), network(source, target, mask))
+        chunks.append(logits)
+    check_near(np.concatenate(chunks, 1), network(source, target, mask))
 
 
 # ── Refusals ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -10,7 +10,7 @@ from qkv.models.tables import ARCHITECTURES
 
 
 def test_an_intact_folder_loads(either, model, same):
-    """The control of everything below."""
+    """Control for all tests below."""
     assert same(either, model)
 
 
@@ -32,17 +32,17 @@ def test_an_empty_folder(tmp_path, refused):
 
 
 def test_a_config_that_cannot_be_read(either, refused):
-    """A folder in its place stands for a file without permission, which root would read all the same."""
+    """A folder named config.json replaces a file without permission, because root may read any file."""
     (either / "config.json").unlink()
     (either / "config.json").mkdir()
     refused(either, "config.json", "cannot be read")
 
 
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 0.99])
-def test_a_truncated_config_is_refused(either, share, refused):
+@pytest.mark.parametrize("fraction", [0.0, 0.1, 0.5, 0.9, 0.99])
+def test_a_truncated_config_is_refused(either, fraction, refused):
     text = (either / "config.json").read_bytes().rstrip()
-    (either / "config.json").write_bytes(text[: int(share * len(text))])
-    refused(either, "config.json", *(["the file is empty"] if share == 0 else ["line", "not JSON"]))
+    (either / "config.json").write_bytes(text[: int(fraction * len(text))])
+    refused(either, "config.json", *(["the file is empty"] if fraction == 0 else ["line", "not JSON"]))
 
 
 @pytest.mark.parametrize(
@@ -159,17 +159,17 @@ WRONG: list[Any] = [None, "x", -1, 0, 1.5, [], {}, True, 10**30, [None]]
 
 @pytest.mark.parametrize("kind", ["own", "foreign"])
 def test_any_wrong_value_loads_or_is_refused(kind, request):
-    """Whatever a key is set to, no other error than ours comes out."""
+    """Each wrong value of each key either loads or raises a QkvError, and no other error."""
     folder = request.getfixturevalue(kind)
     whole = json.loads((folder / "config.json").read_text())
-    places = [(key,) for key in whole]
-    places += [(part, key) for part in ("encoder", "head") if kind == "own" for key in whole[part]]
+    paths = [(key,) for key in whole]
+    paths += [(part, key) for part in ("encoder", "head") if kind == "own" for key in whole[part]]
     counts = {"loaded": 0, "refused": 0}
-    for place in places:
+    for path in paths:
         for value in WRONG:
             changed = json.loads(json.dumps(whole))
-            holder = changed if len(place) == 1 else changed[place[0]]
-            holder[place[-1]] = value
+            holder = changed if len(path) == 1 else changed[path[0]]
+            holder[path[-1]] = value
             (folder / "config.json").write_text(json.dumps(changed))
             try:
                 qkv.load(folder, device="meta")

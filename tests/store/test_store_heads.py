@@ -1,4 +1,4 @@
-"""A fresh head on a folder's body: the body is read, the old head is left, and what starts afresh is said."""
+"""Loading a folder with a new head: the body is read, the old head is not, and notes list the new tensors."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def test_a_note_lists_the_unread_head_of_a_hugging_face_folder(foreign):
 
 def test_a_model_without_a_head_has_no_new_tensors(either, model):
     loaded = qkv.load(either, head=HeadConfig())
-    assert not [note for note in loaded.notes if "afresh" in note]
+    assert not [note for note in loaded.notes if "newly initialised" in note]
     assert torch.equal(loaded.logits([[5, 6, 7]]), model.hidden([[5, 6, 7]]))
 
 

@@ -1,4 +1,4 @@
-"""A hub id goes to the hub, a path never does. Nothing here opens a connection: the library is played by a stand-in."""
+"""A hub id is downloaded, a path is not. A fake huggingface_hub stands in, so no test needs a network."""
 
 import builtins
 import sys
@@ -11,7 +11,7 @@ from qkv.store.hub import DOWNLOAD_PATTERNS
 
 
 class Hub:
-    """A stand-in for huggingface_hub that remembers what it was asked for."""
+    """A fake huggingface_hub that records the arguments of its calls."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, list[str]]] = []

@@ -1,4 +1,4 @@
-"""A sentence-transformers folder: its modules say which vectors stand for a text; what we cannot do is refused."""
+"""Reading sentence-transformers folders: pooling and normalisation are read, unsupported modules are refused."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ MEAN = {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False, "word
 
 @pytest.fixture
 def make(model, tmp_path):
-    """A folder with those modules, its Transformer in a folder of its own or beside them."""
+    """Make a folder with these modules. The Transformer is in a sub-folder or in the folder itself."""
 
     def folder(pooling: dict, *more: str, inner: str = "") -> Path:
         out = tmp_path / "sentences"

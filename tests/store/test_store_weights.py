@@ -1,4 +1,4 @@
-"""Weights that are missing, misshapen, cut off, damaged, or no safetensors at all are refused with one clear error."""
+"""Weights that are missing, of the wrong shape, truncated, damaged or not safetensors are refused with one error."""
 
 import io
 import json
@@ -17,7 +17,7 @@ from qkv.store.weights import INDEX_FILE, WEIGHTS_FILE, Weights, write_weights
 
 
 def rewrite(folder: Path, change) -> None:
-    """Write a folder's tensors again, changed."""
+    """Rewrite a folder's tensors with changes."""
     tensors = load_file(folder / WEIGHTS_FILE)
     change(tensors)
     save_file(tensors, folder / WEIGHTS_FILE)
@@ -65,7 +65,7 @@ def test_a_long_list_is_counted_and_shortened(kind, request, refused):
 
 
 def test_a_part_of_a_fused_matrix_with_a_wrong_shape_is_refused(foreign, refused):
-    """Query, key and value are three of theirs and one of ours: each is checked."""
+    """Query, key and value are three tensors in the folder and one in our network; each of the three is checked."""
     name = "bert.encoder.layer.0.attention.self.key.weight"
     rewrite(foreign, lambda tensors: tensors.update({name: torch.zeros(8, 5)}))
     refused(foreign, MISSHAPEN)
@@ -118,7 +118,7 @@ def test_half_precision_is_kept_on_load(foreign):
 
 
 def test_a_loaded_model_does_not_change_with_its_file(either):
-    """A copy over the file in place (`cp new/model.safetensors old/`) must not reach into a running program."""
+    """Overwriting the file in place (`cp new/model.safetensors old/`) must not change a loaded model."""
     loaded = qkv.load(either)
     before = {name: p.clone() for name, p in loaded.network.named_parameters()}
     data = (either / WEIGHTS_FILE).read_bytes()
@@ -159,7 +159,7 @@ def test_a_file_with_trailing_bytes_is_refused(either, refused):
 
 
 def test_no_flipped_bit_of_a_header_changes_a_tensor(tmp_path):
-    """Every bit of a small header: it is refused, or what it says has changed in plain sight, or nothing has."""
+    """Flip each bit of a small header: the file is refused, or names and shapes differ, or nothing has changed."""
     save_file({"a": torch.arange(3.0), "b": torch.ones(2, 2, dtype=torch.float64)}, tmp_path / WEIGHTS_FILE)
     tensors = {name: tensor.clone() for name, tensor in load_file(tmp_path / WEIGHTS_FILE).items()}
     whole, data = Weights(tmp_path), (tmp_path / WEIGHTS_FILE).read_bytes()
@@ -182,14 +182,14 @@ def test_no_flipped_bit_of_a_header_changes_a_tensor(tmp_path):
 
 
 def test_a_flipped_bit_of_a_header_is_refused(either):
-    """One bit of every thirteenth byte, but for the text of the metadata and the blanks at the end."""
+    """Flip one bit of every thirteenth byte, except in the text of the metadata and in the spaces at the end."""
     data = (either / WEIGHTS_FILE).read_bytes()
     start = data.index(b'"__metadata__"')
     free = range(start, data.index(b"}", start) + 1)
     end = 8 + len(data[8 : 8 + header_length(data)].rstrip())
-    for place in [place for place in range(0, end, 13) if place not in free]:
+    for index in [index for index in range(0, end, 13) if index not in free]:
         broken = bytearray(data)
-        broken[place] ^= 1 << (place % 7)
+        broken[index] ^= 1 << (index % 7)
         (either / WEIGHTS_FILE).write_bytes(broken)
         with pytest.raises(qkv.QkvError):
             qkv.load(either, device="meta")
@@ -211,7 +211,7 @@ def test_a_folder_instead_of_the_file_is_refused(either, refused):
 
 @pytest.mark.parametrize("length", [0x0280, 0x0380, 0x0480, 0x0580])
 def test_a_safetensors_file_that_looks_like_a_pickle_is_read(length, tmp_path):
-    """A file starts with its header's length: 640 is spelt like the start of a pickle, and is none."""
+    """A file starts with the length of its header. The bytes of 640, for example, look like the start of a pickle."""
     weights = {"a": torch.arange(3.0)}
     save_file(weights, tmp_path / WEIGHTS_FILE)
     data = (tmp_path / WEIGHTS_FILE).read_bytes()
@@ -225,7 +225,7 @@ def test_a_safetensors_file_that_looks_like_a_pickle_is_read(length, tmp_path):
 
 
 class Evil:
-    """Unpickling it makes a file."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -247,7 +247,7 @@ PICKLES = ["torch", *(str(p) for p in range(pickle.HIGHEST_PROTOCOL + 1))]
 
 @pytest.mark.parametrize("how", PICKLES)
 def test_the_pickle_would_do_harm(how, tmp_path):
-    """The control: opened as what it is, it makes its file."""
+    """Control: unpickled, it creates the file."""
     data = evil(tmp_path / "harm", how)
     if how == "torch":
         torch.load(io.BytesIO(data), weights_only=False)
@@ -261,7 +261,7 @@ def test_a_pickle_under_the_name_of_safetensors_is_not_opened(either, how, tmp_p
     (either / WEIGHTS_FILE).write_bytes(evil(tmp_path / "harm", how))
     text = refused(either, WEIGHTS_FILE)
     assert not (tmp_path / "harm").exists()
-    if how not in "01":  # the oldest protocols are text, and are refused as no safetensors
+    if how not in "01":  # the oldest protocols are text and are refused because they are not safetensors
         assert "pickle" in text
 
 
@@ -295,14 +295,14 @@ def test_a_folder_without_weights_is_refused(either, refused):
 
 
 def shard(folder: Path) -> list[str]:
-    """Write a folder's weights again, in several files."""
+    """Rewrite a folder's weights as several files."""
     tensors = load_file(folder / WEIGHTS_FILE)
     (folder / WEIGHTS_FILE).unlink()
     return write_weights(folder, tensors, max_shard_bytes=3_000)[:-1]
 
 
 def point(folder: Path, name: str) -> None:
-    """Let the index say that one tensor lies in another file."""
+    """Change the file of one tensor in the index."""
     index = json.loads((folder / INDEX_FILE).read_text())
     first = next(iter(index["weight_map"]))
     index["weight_map"][first] = name
@@ -310,7 +310,7 @@ def point(folder: Path, name: str) -> None:
 
 
 def test_intact_shards_load(either, model, same):
-    """The control of what follows."""
+    """Control for the tests below."""
     assert len(shard(either)) > 2
     assert same(either, model)
 
@@ -357,7 +357,7 @@ def test_a_tokenizer_larger_than_the_vocabulary_is_refused_with_both_sizes(eithe
 
 @pytest.mark.parametrize(("source", "target"), [(300, 250), (250, 300)])
 def test_a_tokenizer_must_fit_both_sides_of_a_pair(source, target, tokenizer, tmp_path, refused):
-    """One tokenizer for two vocabularies: the smaller one decides."""
+    """A tokenizer for both sides must fit into the smaller vocabulary."""
     sides = [qkv.StackConfig(vocab_size=vocab, width=8, layers=1, heads=2, ffn_width=12) for vocab in (source, target)]
     model = qkv.new(qkv.Config(encoder=sides[0], decoder=sides[1]))
     model.save(tmp_path / "pair")

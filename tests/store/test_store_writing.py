@@ -1,4 +1,4 @@
-"""Saving is all or nothing: refused without touching anything, or failed with the model that was there still whole."""
+"""Saving is all or nothing: if it is refused or fails, an old model in the folder stays intact."""
 
 import errno
 import json
@@ -19,19 +19,19 @@ from qkv.store.weights import INDEX_FILE, WEIGHTS_FILE
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder, hidden ones too."""
+    """Every file below a folder, including hidden ones."""
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 @pytest.fixture(params=["save", "export"])
 def write(request):
-    """Both ways to write a folder."""
+    """The two functions that write a folder."""
     return lambda model, folder: getattr(model, request.param)(folder)
 
 
 @pytest.fixture
 def other(model) -> qkv.Model:
-    """Another model: other numbers, another depth."""
+    """Another model, with other weights and another depth."""
     return qkv.new(replace(model.config, encoder=replace(model.config.encoder, layers=3, num_layer_groups=3)), seed=2)
 
 
@@ -81,7 +81,7 @@ def test_a_folder_below_a_file_cannot_be_made(model, write, tmp_path):
         write(model, tmp_path / "file" / "out")
 
 
-# ── Over a model that is there ───────────────────────────────────────────────────────────────────────────────────
+# ── Replacing a model ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_another_model_replaces_the_first(either, other, write, same):
@@ -96,7 +96,7 @@ def test_an_existing_readme_is_kept(either, other):
 
 
 def shard_all(monkeypatch) -> None:
-    """From here on, weights are written in several files."""
+    """Make the rest of the test write weights as several files."""
     real = weights.write_weights
     small = lambda folder, tensors: real(folder, tensors, max_shard_bytes=3_000)  # noqa: E731
     monkeypatch.setattr(weights, "write_weights", small)
@@ -144,7 +144,7 @@ def test_a_model_replaces_a_sentence_transformers_folder(foreign, model, same):
     assert same(foreign, model)
 
 
-# ── Failures on the way ──────────────────────────────────────────────────────────────────────────────────────────
+# ── Failures while saving ───────────────────────────────────────────────────────────────────────────────────────────
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -169,7 +169,7 @@ def test_a_failure_while_weights_are_written_leaves_the_old_model(either, other,
 
 
 def test_a_failure_at_a_later_shard_leaves_the_old_model(either, model, other, write, monkeypatch, same):
-    """The first new files are written already: none of them may have taken its place."""
+    """When the error occurs, some new files are complete, but none of them may have replaced an old one."""
     shard_all(monkeypatch)
     write(model, either)
     before, real, calls = contents(either), weights.save_file, []
@@ -245,7 +245,7 @@ def test_a_killed_save_to_a_new_folder_can_be_repeated(model, write, tmp_path, s
 
 
 def test_a_real_file_size_limit_is_reported(model, write, tmp_path):
-    """No stand-in: the system itself refuses to let a file grow beyond two kilobytes."""
+    """The operating system itself limits files to two kilobytes here; nothing is mocked."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2048, hard))
     try:
@@ -257,7 +257,7 @@ def test_a_real_file_size_limit_is_reported(model, write, tmp_path):
 
 
 def test_a_folder_without_permission_is_reported(model, write, tmp_path, monkeypatch):
-    """Root may write anywhere, so the refusal of the system is played."""
+    """The error is mocked, because root may write anywhere."""
 
     def refuse(path, *args, **more):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))

@@ -1,4 +1,4 @@
-"""Embeddings that start from GloVe's and word2vec's text files."""
+"""Initialise embeddings from the text files of GloVe and word2vec."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def embedding(rows: int = 5, width: int = 3) -> nn.Embedding:
 
 
 def read(layer: nn.Embedding, path: Path, vocabulary: dict[str, int], *, lowercase: bool = False) -> WordVectors:
-    """Read a file and start an embedding from it."""
+    """Read a file and initialise an embedding from it."""
     vectors = read_word_vectors(path, vocabulary, layer.embedding_dim, lowercase=lowercase)
     vectors.apply(layer)
     return vectors

@@ -76,8 +76,7 @@ def run(
     stop
         A string at which generation stops; may be given several times.
     draft
-        Speculative decoding: the folder of a smaller model with the same tokenizer, or "lookup" for prompt look-up
-        decoding. The output stays the same.
+        Speculative decoding, one text at a time: the folder of a smaller model with the same tokenizer, or "lookup".
     batch_size
         Number of texts in a batch.
     device
