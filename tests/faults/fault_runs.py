@@ -1,4 +1,4 @@
-"""Tiny runs to be disturbed, and how to tell whether they came out the same."""
+"""Tiny runs for the fault tests, and comparisons of their results."""
 
 import json
 from dataclasses import replace
@@ -62,7 +62,7 @@ def written(recipe: Recipe) -> Path:
 
 
 class Crash(Exception):
-    """What nobody catches."""
+    """An error that nothing catches."""
 
 
 class CrashAfter(Watcher):
@@ -105,7 +105,7 @@ def difference(one: Checkpoint, other: Checkpoint) -> str:
 
 
 def log_of(run: str | Path, *kinds: str) -> list[dict[str, Any]]:
-    """What a run's log says, but for the time."""
+    """Return the records of a run's log, without times."""
     return [
         {name: value for name, value in line.items() if name != "seconds"}
         for line in RunFolder(run).log_records()

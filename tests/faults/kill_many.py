@@ -1,4 +1,4 @@
-"""Kills a run again and again while it saves, and looks each time at what it left.
+"""Kill a run many times while it saves, and check its folder each time.
 
     python tests/faults/kill_many.py 200          kill 200 times, print a table
 
@@ -142,7 +142,7 @@ def kill_once(folder: Path, where: str, ranks: int, complete: int, draw: random.
 
 
 def kill_many(kills: int, seed: int = 0) -> list[Outcome]:
-    """Kill a run so many times: at each phase in turn, and every other time at any moment."""
+    """Kill a run `kills` times: at each phase in turn, and every other time at a random moment."""
     draw = random.Random(seed)
     outcomes, complete = [], 0
     with tempfile.TemporaryDirectory() as folder:

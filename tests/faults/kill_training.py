@@ -1,4 +1,4 @@
-"""Kills real training again and again, at any moment, and looks at what comes of it in the end.
+"""Kill training runs many times at random moments, and compare the results with an undisturbed run.
 
     python tests/faults/kill_training.py 200          kill 200 times, print a table
 

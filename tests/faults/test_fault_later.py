@@ -1,4 +1,4 @@
-"""A run that is over, or lies there half done, and is come back to: nothing is lost, and nothing is made up."""
+"""Resuming a finished or an unfinished run later: nothing is lost."""
 
 import errno
 import shutil

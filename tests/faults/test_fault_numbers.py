@@ -1,4 +1,4 @@
-"""Numbers that are none, and memory that is too small: what they do to a run, and what they must not."""
+"""Runs with NaN or infinite losses and gradients, and runs with too little memory."""
 
 import math
 from pathlib import Path

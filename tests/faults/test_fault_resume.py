@@ -1,4 +1,4 @@
-"""A run that goes on is the run that never stopped; and it goes on only where it would be the same one."""
+"""A resumed run equals a run that never stopped. A run that would differ cannot be resumed."""
 
 import json
 import os

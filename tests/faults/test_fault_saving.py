@@ -1,4 +1,4 @@
-"""Saving under fire: killed at every phase and at any moment, on a disk that is full. Real processes, real signals."""
+"""Saving in a process that is killed at every phase and at random moments, and on a full disk."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""Being asked to stop, in processes of their own: once, twice, and while stuck where no handler runs."""
+"""Stop signals, in separate processes: one signal, two signals, and while the main thread is stuck."""
 
 import os
 import signal
@@ -52,7 +52,7 @@ def ended(process: subprocess.Popen) -> tuple[int, str]:
 
 
 def insist(process: subprocess.Popen, number: int) -> None:
-    """Ask again until it ends: on a busy machine, two signals may be heard as one."""
+    """Send the signal again until the process ends: on a busy machine, two signals may count as one."""
     end = time.monotonic() + 20
     while process.poll() is None and time.monotonic() < end:
         process.send_signal(number)

@@ -1,4 +1,4 @@
-"""Training under fire: killed at any moment, asked to stop, on a disk that is full, and by a process that dies."""
+"""Training that is killed at random moments, stopped by signals, on a full disk, or that loses a process."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Processes that build batches: one is killed, one hangs. The run ends with a clear error and goes on exactly."""
+"""A loader worker is killed or hangs. The run ends with a clear error, and resuming it is exact."""
 
 import multiprocessing
 import os

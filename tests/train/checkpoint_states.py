@@ -1,4 +1,4 @@
-"""States to keep in checkpoints: tensors of every kind, and a way to compare them bit by bit."""
+"""Tensors of many dtypes and shapes to save in checkpoints, and a comparison bit by bit."""
 
 from pathlib import Path
 

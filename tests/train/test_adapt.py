@@ -1,4 +1,4 @@
-"""Training a part: what is frozen stays, LoRA starts where the network was, and merging keeps every answer."""
+"""Training a part: frozen weights do not change, LoRA starts at the given network, merging keeps all outputs."""
 
 import pytest
 import torch

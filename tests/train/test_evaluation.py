@@ -1,4 +1,4 @@
-"""Evaluation during a run: the loss over all held-out rows, a judge's metrics, and which weights were the best."""
+"""Evaluation during a run: the loss over all validation data, the task's metrics, and the best weights."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -85,7 +85,7 @@ def test_averaged_weights_are_judged_where_there_are_some_and_the_own_come_back(
 
 
 def judged_by(values: list[dict[str, float]], metric: str = "", main: str = "exact") -> tuple[list[bool], Progress]:
-    """Which of several evaluations were the best so far, and what is kept of them."""
+    """Return which of several evaluations were the best so far, and the progress after them."""
     net, learner, stepper, _ = parts("pairs")
     turn = iter(values)
     evaluate = Evaluator(learner, net, stepper, None, lambda seen: Judged(dict(next(turn)), main), metric)
@@ -104,7 +104,7 @@ def test_the_judges_main_metric_says_what_is_best() -> None:
 
 
 def test_where_the_metric_is_the_same_the_loss_decides() -> None:
-    """A translator writes nothing right for a while, and learns all the same."""
+    """A translator may have no exact match for many steps, although its loss falls."""
     bests, progress = judged_by([{"exact": 0.0, "loss": loss} for loss in (5.0, 4.0, 4.5, 3.0)])
     assert bests == [True, True, False, True]
     assert (progress.best_step, progress.evals_since_best) == (4, 0)

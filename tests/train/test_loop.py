@@ -1,4 +1,4 @@
-"""The loop: when it ends, what it evaluates and keeps, and which weights it ends with."""
+"""The training loop: its end, its evaluations and checkpoints, and the final weights."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -47,7 +47,7 @@ def kept(recipe: Recipe, step: int, prefix: str = "model.") -> dict[str, Tensor]
 
 
 def assert_weights(trained: TrainingResult, wanted: dict[str, Tensor]) -> None:
-    """The run's network and the folder that it left have these weights."""
+    """Check that the network and the run folder have these weights."""
     for network in (trained.network, load(trained.recipe.run).network):
         held = dict(network.named_parameters())
         assert held.keys() == wanted.keys()
@@ -57,7 +57,7 @@ def assert_weights(trained: TrainingResult, wanted: dict[str, Tensor]) -> None:
 
 @pytest.fixture
 def losses(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Lets evaluations find these losses, one for each step; beyond them, what the last one was."""
+    """Make evaluations return these losses, one for each; after the last, repeat it."""
 
     def script(*values: float) -> None:
         def loss(self: Evaluator, rows: Any) -> float:
@@ -196,7 +196,7 @@ def test_a_best_checkpoint_that_is_damaged_costs_the_best_weights_only(
 
 
 def test_evaluation_takes_the_parts_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a whole batch does not fit for training it must not be asked for between the steps."""
+    """If training splits a batch into micro-batches to fit into memory, so must an evaluation."""
     seen: dict[bool, list[int]] = {True: [], False: []}
     forward = TrainingModule.forward
 
@@ -210,7 +210,7 @@ def test_evaluation_takes_the_parts_of_a_step(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_best_of_averaged_weights_are_averages(tmp_path: Path, losses: Callable[..., None]) -> None:
-    """What was found to be the best were the averages of that step, not its own weights."""
+    """The evaluation used the averages, so the best weights are the averages of that step."""
     losses(3.0, 1.0, 2.0)
     recipe = quick(tmp_path, steps=4, final="best", ema_decay=0.9)
     trained = train(recipe)
@@ -269,7 +269,7 @@ def test_without_validation_a_run_still_ends_well(tmp_path: Path) -> None:
 
 
 def test_watching_changes_nothing(tmp_path: Path) -> None:
-    """How often a run is logged, evaluated and saved does not reach its weights."""
+    """Logging, evaluating and saving do not change the weights."""
     often, seldom = quick(tmp_path, "often", steps=6), quick(tmp_path, "seldom", steps=6, log_every=5, eval_every=50)
     train(often)
     train(seldom)
@@ -299,7 +299,7 @@ def test_a_stream_in_bfloat16_is_what_blocks_read(tmp_path: Path, monkeypatch: p
 
 
 def test_the_pace_is_that_of_training_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens a second are over the time between reports, less that of evaluations."""
+    """Tokens per second leave out the time of evaluations."""
     clock = iter([100.0, 107.0])
     monkeypatch.setattr(speed, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     progress = Progress()

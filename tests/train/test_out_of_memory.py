@@ -1,4 +1,4 @@
-"""Running out of memory is told from other errors, on a CPU too, where torch has no type of error for it."""
+"""Out-of-memory errors are recognised, also on a CPU, where torch has no exception type for them."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""How far a run has come: its budget in steps, minutes or epochs, and when something is due."""
+"""The progress of a run, its budget in steps, minutes or epochs, and when an evaluation is due."""
 
 import pytest
 from hypothesis import given
@@ -51,7 +51,7 @@ def test_the_budget_that_is_spent_first_counts() -> None:
 def test_the_share_of_epochs_grows_with_every_step_and_ends_with_the_last(
     layout: str, window: int | None, epochs: int
 ) -> None:
-    """However few windows the data has: the learning rate follows this share."""
+    """The fraction grows within an epoch, also for little data, because the learning rate follows it."""
     rows = rows_of(layout, window)
     budget = Budget.from_section(TrainSection(epochs=epochs), rows)
     loader = Loader(rows, epochs=epochs)

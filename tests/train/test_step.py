@@ -1,4 +1,4 @@
-"""A step: micro-batches that add up, random numbers that depend on nothing before, and steps that are left out."""
+"""A training step: sums over micro-batches, reproducible random numbers, and skipped steps."""
 
 import copy
 import math
@@ -109,11 +109,11 @@ def test_a_step_with_dropout_is_the_same_again_and_another_step_is_not() -> None
     assert not torch.equal(after(3, 1), after(4, 1))
 
 
-# ----------------------------------------------------------------------------------------- steps that are left out
+# ----------------------------------------------------------------------------------------- skipped steps
 
 
 def spoil(stepper: Stepper, *calls: int) -> None:
-    """Let the loss of these calls (from 0) be NaN."""
+    """Make the loss NaN in these calls (from 0)."""
     forward, turn = stepper.module.forward, iter(range(10**6))
 
     def spoiled(lesson: LabelledBatch, *given: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ def spoil(stepper: Stepper, *calls: int) -> None:
 
 
 def run(stepper: Stepper, net: Network, batch: Batch, steps: int) -> list[bool]:
-    """Whether each step changed the weights."""
+    """Return, for each step, whether it changed the weights."""
     moved = []
     for step in range(steps):
         before = weights(net)
@@ -134,7 +134,7 @@ def run(stepper: Stepper, net: Network, batch: Batch, steps: int) -> list[bool]:
 
 
 def test_after_a_bad_step_nothing_changes_until_somebody_asks() -> None:
-    """On a GPU the host asks seldom: until then the weights must stay those before the bad step."""
+    """On a GPU the host checks only now and then. Until then, the weights must not change after the bad step."""
     net, stepper = stepper_of(on_nonfinite="stop")
     spoil(stepper, 2)
     assert run(stepper, net, a_batch("pairs"), 5) == [True, True, False, False, False]
@@ -173,11 +173,11 @@ def test_with_a_scaler_the_step_after_a_bad_loss_is_taken() -> None:
 
 
 def test_a_gradient_that_no_scale_makes_finite_is_told() -> None:
-    """The scaler halves its scale and tries again; at 1 there is nothing left to scale down."""
+    """After an overflow the scaler halves its scale. At a scale of 1, the step is bad."""
     net, stepper = half(on_nonfinite="stop")
     next(net.parameters()).register_hook(lambda gradient: gradient * math.nan)
     assert run(stepper, net, a_batch("pairs"), 6) == [False] * 6
-    assert stepper.pop_bad_steps() == (3, 3)  # 8, 4 and 2 were the scaler's own business
+    assert stepper.pop_bad_steps() == (3, 3)  # the scaler handled the overflows at scales 8, 4 and 2
 
 
 def test_one_bad_part_spoils_its_step() -> None:

@@ -1,4 +1,4 @@
-"""Averages: the moving one is its sum written out, the network gets its own weights back, the mean is a mean."""
+"""Averages: EMA equals its formula, the network gets its own weights back, checkpoint averaging is a mean."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Optimizers: each equals torch's own class, or its formula written out; going on from a copy is exact."""
+"""Optimizers: each equals torch's class or its formula; resuming from a copy of the state is exact."""
 
 import math
 from itertools import product

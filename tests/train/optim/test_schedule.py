@@ -1,4 +1,4 @@
-"""Schedules: continuous, never negative, from almost nothing to the peak to the final rate, whatever the budget is."""
+"""Schedules: continuous, never negative, from almost 0 to the peak and to the final rate, for every kind of budget."""
 
 import math
 from itertools import pairwise

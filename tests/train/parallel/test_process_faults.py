@@ -1,4 +1,4 @@
-"""A process that dies, freezes or fails takes the others with it, soon, and they say which one it was."""
+"""If a process dies, freezes or fails, the others soon exit and report which process it was."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Values that are fine by themselves and impossible together, or out of all range, are refused with what to write."""
+"""Values out of range and impossible combinations are errors that say what to write instead."""
 
 from dataclasses import fields, replace
 from typing import Any
@@ -14,7 +14,7 @@ SOUND = Recipe(data=DataSection(train="a.tsv"), train=TrainSection(steps=10))
 
 
 def changed(**keys: Any) -> Recipe:
-    """A sound recipe with `section__key` changed."""
+    """Return a valid recipe with `section__key` changed."""
     recipe = SOUND
     for key, value in keys.items():
         section, name = key.split("__")

@@ -1,4 +1,4 @@
-"""A recipe as a file: read exactly, with changes, refused where it is wrong; written whole; compared with another."""
+"""Recipe files: reading, overrides, errors, writing, and comparing two recipes."""
 
 import re
 from dataclasses import fields, replace

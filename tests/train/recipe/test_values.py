@@ -1,4 +1,4 @@
-"""Single values: what fits a kind, how it is told, how it is typed on a command line, how TOML has it."""
+"""Single values: types, error messages, values from a command line, values in TOML."""
 
 import math
 import tomllib
