@@ -11,6 +11,7 @@ from torch import Tensor
 
 from qkv.blocks import CrossCache, SelfCache, SequenceLayout, Stack, make_layout
 from qkv.blocks.cache import EncoderMemory
+from qkv.decode.cache_edits import crop_cache, reorder_cache, select_sources
 
 LAYERS, ROWS, KV, WIDTH = 2, 3, 2, 4
 
@@ -110,7 +111,7 @@ def test_rows_that_are_alike_share_one_row_of_positions() -> None:
 def test_reorder_moves_rows_with_their_places() -> None:
     cache, keys = make(), tokens(3)
     put(cache, keys, LEFT)
-    cache.reorder(torch.tensor([2, 0, 0]))
+    reorder_cache(cache, torch.tensor([2, 0, 0]))
     for layer in range(LAYERS):
         assert torch.equal(show(cache, layer, 3)[0], keys[[2, 0, 0]] + layer)
         assert torch.equal(show(cache, layer, 3)[1], -keys[[2, 0, 0]] - layer)
@@ -122,7 +123,7 @@ def test_slots_that_rows_have_in_common_stay_where_they_are() -> None:
     """Only what came after `since` is moved; before it the rows are told to hold the same."""
     cache, keys = make(), tokens(5)
     put(cache, keys)
-    cache.reorder(torch.tensor([2, 0, 0]), start=3)
+    reorder_cache(cache, torch.tensor([2, 0, 0]), start=3)
     expected = torch.cat([keys[:, :, :3], keys[[2, 0, 0], :, 3:]], dim=2)
     for layer in range(LAYERS):
         assert torch.equal(show(cache, layer, 5)[0], expected + layer)
@@ -135,7 +136,7 @@ def test_a_growing_cache_may_be_given_other_numbers_of_rows(rows: list[int], sin
     """One prompt becomes several beams, or texts that are finished leave; new rows get their beginning too."""
     cache, keys = make(), tokens(3)
     put(cache, keys, LEFT)
-    cache.reorder(torch.tensor(rows), start=since)
+    reorder_cache(cache, torch.tensor(rows), start=since)
     assert cache.batch_size == len(rows)
     assert torch.equal(show(cache, 0, 3)[0], keys[rows])
     assert torch.equal(cache.document_ids[:, :3], LEFT[rows])
@@ -144,7 +145,7 @@ def test_a_growing_cache_may_be_given_other_numbers_of_rows(rows: list[int], sin
 def test_crop_takes_back_the_last_tokens() -> None:
     cache, keys = make(), tokens(5)
     put(cache, keys)
-    cache.crop(2)
+    crop_cache(cache, 2)
     again = tokens(2, seed=1)
     layout = put(cache, again)
     assert torch.equal(show(cache, 0, 4)[0], torch.cat([keys[:, :, :2], again], dim=2))
@@ -156,14 +157,14 @@ def test_crop_beyond_what_there_is_is_refused(filled: int) -> None:
     cache = make()
     put(cache, tokens(5))
     with pytest.raises(ValueError, match=f"cannot crop to {filled} slots"):
-        cache.crop(filled)
+        crop_cache(cache, filled)
 
 
 def test_crop_of_a_growing_cache_cannot_uncover_slots_that_were_never_written() -> None:
     cache = make()
     put(cache, tokens(5))
     with pytest.raises(ValueError, match=r"cannot crop to 6 slots: it must lie in 0 … 5"):
-        cache.crop(6)
+        crop_cache(cache, 6)
 
 
 @pytest.mark.parametrize(("rows", "length"), [(0, 4), (4, 0)])
@@ -190,8 +191,8 @@ def test_a_cross_cache_is_the_memory_projected_by_every_layer(make_stack: Callab
     assert (memory.batch_size, cache.batch_size) == (2, 2)
     assert len(cache.keys) == len(cache.values) == 2
     for layer, block in enumerate(stack.blocks):
-        fresh = memory.keys_values(layer, block.cross)
-        kept = cache.keys_values(layer, block.cross)
+        fresh = memory.keys_values(layer, block.cross.keys_values)
+        kept = cache.keys_values(layer, block.cross.keys_values)
         assert all(torch.equal(a, b) for a, b in zip(fresh, kept, strict=True))
         assert all(t.isfinite().all() for t in kept)
     assert not torch.equal(cache.keys[0], cache.keys[1])
@@ -204,7 +205,7 @@ def test_a_cross_cache_of_some_sources_is_theirs_alone(make_stack: Callable[...,
     source = torch.randn(3, 4, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     segment = torch.tensor([[1, 1, 1, 0], [0, 1, 1, 1], [1, 1, 0, 0]]) if segmented else None
     rows = torch.tensor([2, 0])
-    some = stack.build_cross_cache(source, make_layout(source, segment)).select_sources(rows)
+    some = select_sources(stack.build_cross_cache(source, make_layout(source, segment)), rows)
     alone = stack.build_cross_cache(source[rows], make_layout(source[rows], None if segment is None else segment[rows]))
     for a, b in zip((*some.keys, *some.values), (*alone.keys, *alone.values), strict=True):
         assert torch.allclose(a, b, atol=1e-14)

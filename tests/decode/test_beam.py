@@ -8,6 +8,7 @@ from qkv.blocks import SelfCache
 from qkv.decode import GenerationOptions, generate, score
 from qkv.decode.backend import CPU, REFERENCE
 from qkv.decode.beam import beam_search
+from qkv.decode.cache_edits import reorder_cache
 from qkv.decode.cpu.beam_slots import BeamSlots
 from qkv.decode.loop import GenerationCall, search_results
 from qkv.decode.options import length_divisor
@@ -111,15 +112,14 @@ def test_the_reorder_of_the_cache_matters(network: Network, fast: bool, monkeypa
     options = GenerationOptions(max_tokens=8, beam=4, num_return_sequences=4)
     backend = CPU if fast else REFERENCE
     right = run_backend(backend, network, [[3, 4, 5]], options)[0]
-    whole = SelfCache.reorder
 
-    def first_only(self: SelfCache, rows: torch.Tensor, since: int = 0) -> None:
-        if len(rows) != self.batch_size:  # the prompt's row becoming several
-            whole(self, rows)
+    def first_only(cache: SelfCache, rows: torch.Tensor, start: int = 0) -> None:
+        if len(rows) != cache.batch_size:  # the prompt's row becoming several
+            reorder_cache(cache, rows)
 
     if fast:
         monkeypatch.setattr(BeamSlots, "reorder", lambda self, rows: None)
     else:
-        monkeypatch.setattr(SelfCache, "reorder", first_only)
+        monkeypatch.setattr("qkv.decode.runner.reorder_cache", first_only)
     wrong = run_backend(backend, network, [[3, 4, 5]], options)[0]
     assert [r.score for r in (right, *right.alternatives)] != [r.score for r in (wrong, *wrong.alternatives)]

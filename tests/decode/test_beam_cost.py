@@ -10,6 +10,7 @@ from qkv.blocks import SelfCache
 from qkv.decode import GenerationOptions, generate
 from qkv.decode.backend import REFERENCE
 from qkv.decode.beam import best_continuations
+from qkv.decode.cache_edits import reorder_cache
 from qkv.decode.result import GenerationResult
 from qkv.decode.runner import ModelRunner
 from qkv.decode.sampling import argmax, logsumexp
@@ -26,7 +27,7 @@ def test_slots_before_since_stay_and_the_rest_moves() -> None:
     cache = SelfCache(1, 3, 1, 8, 2, dtype=torch.float64)
     cache.keys[0].copy_(torch.arange(3.0)[:, None, None, None].expand(3, 1, 8, 2))
     cache.filled = 5
-    cache.reorder(torch.tensor([2, 0, 0]), start=3)
+    reorder_cache(cache, torch.tensor([2, 0, 0]), start=3)
     assert cache.keys[0][:, 0, :, 0].tolist() == [
         [0, 0, 0, 2, 2, 0, 0, 0],
         [1, 1, 1, 0, 0, 1, 1, 1],
@@ -39,16 +40,15 @@ def test_moving_only_what_differs_is_enough(network: Network, beam: int, monkeyp
     """Where the cache is moved at all: `Forks` moves a mask in its place."""
     options = GenerationOptions(max_tokens=12, beam=beam, num_return_sequences=beam)
     moved: list[int] = []
-    some = SelfCache.reorder
 
-    def watch(self: SelfCache, rows: torch.Tensor, since: int = 0) -> None:
-        moved.append(since)
-        some(self, rows, since)
+    def watch(cache: SelfCache, rows: torch.Tensor, start: int = 0) -> None:
+        moved.append(start)
+        reorder_cache(cache, rows, start)
 
-    monkeypatch.setattr(SelfCache, "reorder", watch)
+    monkeypatch.setattr("qkv.decode.runner.reorder_cache", watch)
     ours = run_backend(REFERENCE, network, SOURCES, options)
     assert max(moved) > 1, "something stayed"
-    monkeypatch.setattr(SelfCache, "reorder", lambda self, rows, since=0: some(self, rows))
+    monkeypatch.setattr("qkv.decode.runner.reorder_cache", lambda cache, rows, start=0: reorder_cache(cache, rows))
     assert told(ours) == told(run_backend(REFERENCE, network, SOURCES, options))
 
 

@@ -1,13 +1,12 @@
 """The parts of a Transformer. Read them in this order:
 
-config        every choice there is
-embedding     ids → vectors                       position     how the order of tokens enters
-mask          which tokens attend to which        attention    softmax(QKᵀ/√D) V
-feedforward   the MLP of a block                  norm         LayerNorm, RMSNorm
-block         attention and MLP, residual sums    stack        blocks in sequence
-head          hidden states → outputs             cache        keys and values kept while decoding
-tap           recording and changing activations  init         initial weights
-kernels/      what makes all this fast; skip it on a first reading
+config        the fields that describe a stack    embedding    ids → vectors
+position      position encodings                  mask         which tokens attend to which
+attention     softmax(QKᵀ/√D) V                   feedforward  the MLP of a block
+norm          LayerNorm, RMSNorm                  block        attention and MLP, residual sums
+stack         blocks in sequence                  head         hidden states → outputs
+cache         keys and values kept in decoding    tap          recording and changing activations
+init          initial weights                     kernels/     fast kernels; skip them on a first reading
 """
 
 from qkv.blocks.cache import CrossCache, EncoderMemory, SelfCache

@@ -1,9 +1,9 @@
-"""Attention: each token compares its query with the keys of others, and takes a weighted sum of their values.
+"""Attention: each token compares its query with all keys, and takes a weighted sum of the values.
 
     Attention(Q, K, V) = softmax(QKᵀ/√D + bias + mask) V          the weights of each query sum to 1
 
-`eager` is that line, written out. Which kernel runs instead is decided once per forward pass, when the stack prepares
-its masks; all of them compute the same (`blocks/kernels`).
+`eager` computes this formula step by step. The faster kernels in `blocks/kernels` give the same result. The stack picks
+a kernel when it prepares its masks, once per forward pass.
 
 B batch, T queries, S keys, H query heads, KV key/value heads, D head dim, C model width
 """
@@ -22,7 +22,7 @@ from qkv.blocks.tap import LayerTap
 
 
 def scores(q: Tensor, k: Tensor, mask: PreparedMask, scale: float) -> Tensor:
-    """QKᵀ/√D + bias, −∞ where the key is masked; (B, H, T, S), in float32 or better."""
+    """Return QKᵀ · scale + bias, with −∞ where the key is masked: (B, H, T, S), in float32 or float64."""
     dtype = torch.promote_types(q.dtype, torch.float32)
     k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     out = q.to(dtype) @ k.to(dtype).transpose(-2, -1) * scale
@@ -32,29 +32,29 @@ def scores(q: Tensor, k: Tensor, mask: PreparedMask, scale: float) -> Tensor:
 
 
 def pattern(scores: Tensor) -> Tensor:
-    """Softmax over the keys; all zeros for a query that may attend to no key."""
+    """Softmax over the keys. A query that may attend to no key gets zeros."""
     fully_masked = (scores == float("-inf")).all(dim=-1, keepdim=True)
     return scores.masked_fill(fully_masked, 0.0).softmax(dim=-1).masked_fill(fully_masked, 0.0)
 
 
 def weighted_values(pattern: Tensor, v: Tensor, dtype: torch.dtype) -> Tensor:
-    """The weighted sum of values, (B, H, T, D)."""
+    """Return the weighted sum of values, (B, H, T, D)."""
     v = v.repeat_interleave(pattern.shape[1] // v.shape[1], dim=1)
     return (pattern @ v.to(pattern.dtype)).to(dtype)
 
 
 def eager(q: Tensor, k: Tensor, v: Tensor, mask: PreparedMask, scale: float, dropout: float = 0.0) -> Tensor:
-    """The reference: one line per step, nothing fused, memory quadratic in length."""
+    """The reference implementation. It fuses nothing, and its memory is quadratic in the sequence length."""
     return weighted_values(F.dropout(pattern(scores(q, k, mask, scale)), dropout), v, q.dtype)
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
-    """(B, T, H·D) → (B, H, T, D): the heads become a batch axis."""
+    """(B, T, H·D) → (B, H, T, D). Heads are then independent, like the sequences of a batch."""
     return x.view(*x.shape[:2], num_heads, x.shape[-1] // num_heads).transpose(1, 2)
 
 
 class Attention(nn.Module):
-    """What self- and cross-attention share: attention per head, then the output projection."""
+    """The common part of self- and cross-attention: attention in each head, then the output projection."""
 
     def __init__(self, config: StackConfig) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Attention(nn.Module):
         return out
 
     def _record_scores(self, q: Tensor, k: Tensor, mask: PreparedMask, tap: LayerTap, prefix: str) -> None:
-        """Recompute scores and pattern for the heads that the tap records; the kernel's own result is not touched."""
+        """Compute scores and pattern for the heads that the tap records. The kernel's output is not affected."""
         if tap.heads is not None:
             if not all(0 <= head < self.heads for head in tap.heads):
                 raise ValueError(f"heads = {tap.heads}: this stack has heads 0 … {self.heads - 1}")
@@ -99,7 +99,7 @@ class Attention(nn.Module):
 
 
 class SelfAttention(Attention):
-    """Queries, keys and values from the same tokens, by one fused projection."""
+    """Queries, keys and values come from the same tokens. One fused matrix projects all three."""
 
     def __init__(self, config: StackConfig) -> None:
         super().__init__(config)
@@ -114,8 +114,8 @@ class SelfAttention(Attention):
         cache: LayerCache | None = None,
         tap: LayerTap | None = None,
     ) -> Tensor:
-        """x (B, T, C) → (B, T, C). New keys and values are appended to the cache, if there is one."""
-        if mask.kernel != "varlen":  # which never attends across documents, so not to padding either
+        """x (B, T, C) → (B, T, C). If there is a cache, the new keys and values are written to it."""
+        if mask.kernel != "varlen":  # varlen never reads padding, because it treats padding as separate documents
             x = (mask.mask.key if cache is None else mask.mask.query).zero_padding(x)
         q, k, v = self.qkv(x).split(self.split_sizes, dim=-1)
         q, k, v = split_heads(q, self.heads), split_heads(k, self.kv_heads), split_heads(v, self.kv_heads)
@@ -131,7 +131,7 @@ class SelfAttention(Attention):
 
 
 class CrossAttention(Attention):
-    """Queries from the decoder, keys and values from the encoder's output."""
+    """Queries come from the decoder; keys and values come from the encoder's output."""
 
     def __init__(self, config: StackConfig) -> None:
         super().__init__(config)
@@ -146,8 +146,8 @@ class CrossAttention(Attention):
         return k if self.k_norm is None else self.k_norm(k), v
 
     def forward(self, x: Tensor, source: LayerMemory, tap: LayerTap | None = None) -> Tensor:
-        """x (B, T, C) → (B, T, C). The batch may hold several beams for each source."""
-        k, v = source.keys_values(self)
+        """x (B, T, C) → (B, T, C). The batch may contain several beams for each source."""
+        k, v = source.keys_values(self.keys_values)
         q = split_heads(self.q(x), self.heads)
         if self.q_norm is not None:
             q = self.q_norm(q)
@@ -156,7 +156,7 @@ class CrossAttention(Attention):
         num_beams = q.shape[0] // k.shape[0]
         if num_beams == 1:
             return self.attend(q, k, v, source.mask, tap, "cross_")
-        # The beams of one source are more queries against the same keys: (B·n, H, T, D) → (B, H, n·T, D), and back.
+        # The n beams of a source become extra queries on the same keys: (B·n, H, T, D) → (B, H, n·T, D).
         q = q.view(-1, num_beams, *q.shape[1:]).transpose(1, 2).flatten(2, 3)
         out = self.attend(q, k, v, source.mask, tap, "cross_")  # (B, n·T, C)
         return out.view(x.shape)

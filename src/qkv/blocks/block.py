@@ -1,4 +1,4 @@
-"""The block: self-attention, optional cross-attention, feed-forward. Each adds its output to the residual stream.
+"""The block: self-attention, optional cross-attention, feed-forward. Each part adds its output to the residual stream.
 
            pre-norm                     post-norm (2017, BERT)            sandwich
 
@@ -8,8 +8,8 @@
            + ────────────┘              norm                             norm          │
            │                            │                                + ────────────┘
 
-The same for cross-attention, where there is one, and for the feed-forward. With `parallel` (GPT-NeoX), attention and
-feed-forward read the same x, and both outputs are added to it. Causality is a mask, not a class.
+Cross-attention and the feed-forward follow in the same form. With `parallel` (GPT-NeoX), attention and feed-forward
+read the same x, and both outputs are added to x. Causality depends on the mask, so there is one class of block.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from qkv.blocks.tap import LayerTap
 
 
 class ResidualWrapper(nn.Module):
-    """What surrounds each part of a block: norm before, after or on both sides, dropout, and the residual sum."""
+    """The norms, the dropout and the residual sum around one part of a block (attention or feed-forward)."""
 
     def __init__(self, config: StackConfig, *, skip_norm: bool = False) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class ResidualWrapper(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def residual_update(self, x: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
-        """What the part adds to the residual stream."""
+        """Return what the part adds to the residual stream."""
         h = part(x if self.norm_placement == "post" else self.norm(x))
         if self.norm_out is not None:
             h = self.norm_out(h)
@@ -45,7 +45,7 @@ class ResidualWrapper(nn.Module):
         return out
 
     def add_and_norm(self, x: Tensor, update: Tensor) -> Tensor:
-        """The residual sum, normed if the norm comes after it."""
+        """Return the residual sum x + update. With post-norm, the sum is normed."""
         x = x + update
         return self.norm(x).to(x.dtype) if self.norm_placement == "post" else x
 
@@ -93,7 +93,7 @@ class Block(nn.Module):
 
         x = tapped("resid_pre", x)
         update = self.attention_sub.residual_update(x, attention)
-        x = mask.select_residual(x)  # x itself, unless only some outputs of the last block are needed
+        x = mask.select_residual(x)  # this changes x only in the last block, if only some outputs are needed
         if self.parallel:
             return tapped("resid_post", x + update + self.ffn_sub.residual_update(x, feedforward))
         x = tapped("resid_mid", self.attention_sub.add_and_norm(x, update))

@@ -11,8 +11,8 @@ mask needs no special case for caching: an empty slot has document id 0, like pa
 B batch, T new tokens, L slots, S source tokens, KV key/value heads, D head dim, C model width
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from torch.nn.functional import pad
 
 from qkv.blocks.kernels.prepared import NO_HINTS, KernelHints, PreparedMask
 from qkv.blocks.mask import SequenceLayout
+
+Projection = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Projects the encoder's output (B, S, C) to keys and values (B, KV, S, D): `CrossAttention.keys_values`."""
 
 
 class SelfCache:
@@ -100,48 +103,11 @@ class SelfCache:
         num_new = new.shape[dim]
         tensor.narrow(dim, self.filled - num_new, num_new).copy_(new)
 
-    def reorder(self, rows: Tensor, start: int = 0) -> None:
-        """Make sequence r of the batch a copy of sequence `rows[r]`: in beam search, surviving beams replace others.
-
-        Slots before `start` are not copied. They must already be equal in sequences r and `rows[r]`, as they are in
-        the common prefix of beams.
-        """
-        if len(rows) != self.batch_size:
-            start = 0  # the batch size changes, so every sequence is copied from its first slot on
-
-        def reordered(tensor: Tensor, dim: int) -> Tensor:
-            part = tensor.narrow(dim, start, self.filled - start)
-            chosen = part.index_select(0, rows)
-            if len(rows) == len(tensor):
-                part.copy_(chosen)
-                return tensor
-            resized = tensor.new_zeros(len(rows), *tensor.shape[1:])
-            resized.narrow(dim, 0, self.filled).copy_(chosen)
-            return resized
-
-        self.keys = [reordered(tensor, 2) for tensor in self.keys]
-        self.values = [reordered(tensor, 2) for tensor in self.values]
-        self.document_ids, self.positions = reordered(self.document_ids, 1), reordered(self.positions, 1)
-
-    def crop(self, filled: int) -> None:
-        """Keep the first `filled` slots and empty the others; speculative decoding removes rejected tokens this way."""
-        if not 0 <= filled <= self.filled:
-            raise ValueError(f"cannot crop to {filled} slots: it must lie in 0 … {self.filled}")
-        self.filled = filled
-        self.document_ids[:, filled:] = 0
-
     def _grow(self, capacity: int) -> None:
         more = capacity - self.capacity
         self.keys = [pad(tensor, (0, 0, 0, more)) for tensor in self.keys]
         self.values = [pad(tensor, (0, 0, 0, more)) for tensor in self.values]
         self.document_ids, self.positions = pad(self.document_ids, (0, more)), pad(self.positions, (0, more))
-
-
-class KeyValueProjection(Protocol):
-    """The part of cross-attention that projects the encoder's output to keys and values."""
-
-    def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, S, C) → (B, KV, S, D), twice."""
 
 
 class EncoderMemory:
@@ -156,9 +122,9 @@ class EncoderMemory:
         """The number of sources."""
         return self.vectors.shape[0]
 
-    def keys_values(self, layer: int, attention: KeyValueProjection) -> tuple[Tensor, Tensor]:
+    def keys_values(self, layer: int, project: Projection) -> tuple[Tensor, Tensor]:
         """Return the keys and values (B, KV, S, D) of one layer."""
-        return attention.keys_values(self.vectors)
+        return project(self.vectors)
 
 
 class CrossCache:
@@ -175,17 +141,9 @@ class CrossCache:
         """The number of sources."""
         return self.keys[0].shape[0]
 
-    def keys_values(self, layer: int, attention: KeyValueProjection) -> tuple[Tensor, Tensor]:
+    def keys_values(self, layer: int, project: Projection) -> tuple[Tensor, Tensor]:
         """Return the keys and values (B, KV, S, D) of one layer."""
         return self.keys[layer], self.values[layer]
-
-    def select_sources(self, rows: Tensor) -> "CrossCache":
-        """Return a new cross cache with only these sources."""
-        document_ids, positions = self.layout
-        document_ids = None if document_ids is None else document_ids[rows]
-        positions = positions if len(positions) == 1 else positions[rows]
-        keys, values = ([t.index_select(0, rows) for t in tensors] for tensors in (self.keys, self.values))
-        return CrossCache(keys, values, SequenceLayout(document_ids, positions))
 
 
 @dataclass
@@ -208,6 +166,6 @@ class LayerMemory:
     layer: int
     mask: PreparedMask
 
-    def keys_values(self, attention: KeyValueProjection) -> tuple[Tensor, Tensor]:
+    def keys_values(self, project: Projection) -> tuple[Tensor, Tensor]:
         """Return the source's keys and values (B, KV, S, D) for this layer."""
-        return self.memory.keys_values(self.layer, attention)
+        return self.memory.keys_values(self.layer, project)

@@ -1,7 +1,7 @@
-"""What a stack of blocks is made of: one flat list of named choices.
+"""The config of a stack of blocks: one flat list of named choices.
 
-This is where a researcher changes a part. Nothing in `blocks/` depends on the name of a model. Adding a field is a
-decision: `tests/test_frozen.py` holds the list.
+To try another kind of part, add a choice here. Nothing in `blocks/` depends on the name of a model. New fields need
+agreement: `tests/test_frozen.py` fails until its list of fields is changed too.
 """
 
 from dataclasses import dataclass
@@ -13,15 +13,16 @@ PositionKind = Literal["sinusoidal", "sinusoidal_split", "learned", "rotary", "a
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 FeedForwardKind = Literal["relu", "gelu", "gelu_tanh", "silu", "reglu", "geglu", "geglu_tanh", "swiglu"]
 AttentionKernel = Literal["auto", "eager", "sdpa", "flex", "varlen"]
-"""Which implementation of attention runs. It is not part of a config, because all compute the same."""
+"""The implementation of attention. It is not part of a config, because every kernel gives the same result."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RotaryScaling:
-    """How rotary frequencies are lowered, to use a model on longer texts than it was trained on.
+    """How rotary frequencies are lowered, so that a model can read longer texts than it was trained on.
 
-    `linear` divides every frequency by `factor`. `llama3` divides only the low ones, keeps the high ones and
-    interpolates in between; its limits are numbers of full turns within `original_max_positions`.
+    `linear` divides every frequency by `factor`. `llama3` counts the full rotations of a frequency over
+    `original_max_positions` tokens. With fewer than `low_freq_factor` rotations, the frequency is divided; with more
+    than `high_freq_factor`, it is kept; in between, it is interpolated.
     """
 
     kind: Literal["linear", "llama3"]
@@ -54,42 +55,45 @@ class StackConfig:
     layers: int
     heads: int
     ffn_width: int
-    kv_heads: int = 0  # grouped key/value heads; 0: as many as query heads
+    kv_heads: int = 0  # the number of key/value heads (grouped-query attention); 0: the same as `heads`
     head_dim: int = 0  # 0: width / heads
-    embedding_width: int = 0  # a narrower embedding with a projection to `width` (ALBERT, ELECTRA); 0: none
-    num_layer_groups: int = 0  # the number of different blocks, which layers share (ALBERT: 1); 0: one per layer
+    embedding_width: int = 0  # a narrower embedding with a projection to `width` (ALBERT, ELECTRA); 0: `width`
+    num_layer_groups: int = 0  # number of distinct blocks; consecutive layers share one (ALBERT: 1); 0: one per layer
 
     # Positions
     position: PositionKind = "sinusoidal"
     max_positions: int = 512
     position_offset: int = 0  # learned: position p reads row p + offset of the table (BART 2, RoBERTa pad + 1)
     rotary_base: float = 10_000.0
-    rotary_base_sliding: float = 0.0  # the base in layers with a sliding window (ModernBERT); 0: the same
+    rotary_base_sliding: float = 0.0  # the base in layers with a sliding window (ModernBERT); 0: `rotary_base`
     rotary_fraction: float = 1.0  # the fraction of each head that is rotated (GPT-NeoX 0.25)
     rotary_scaling: RotaryScaling | None = None
-    relative_buckets: int = 32  # t5
-    relative_max_distance: int = 128  # t5
+    relative_buckets: int = 32  # t5: the number of buckets of distances
+    relative_max_distance: int = 128  # t5: larger distances share the last bucket
 
-    # The mask, beyond padding and causality
-    sliding_window: int = 0  # the largest distance |i − j| between a query and a key; 0: no limit
-    sliding_window_layers: tuple[int, ...] = ()  # the layers that have the window; (): all
+    # Sliding window. Query i attends to key j only if |i − j| ≤ sliding_window. With a causal mask these are
+    # sliding_window + 1 keys, one more than Hugging Face's `sliding_window` counts.
+    sliding_window: int = 0  # 0: no limit
+    sliding_window_layers: tuple[int, ...] = ()  # the layers that have the window; (): all layers
 
     # Parts
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     norm_placement: Literal["pre", "post", "sandwich"] = "pre"
     norm_affine: Literal["gain_bias", "gain", "none"] = "gain_bias"
     norm_eps: float = 1e-5
-    embedding_norm: Literal["none", "added", "first"] = "none"  # "first": it replaces the first norm of block 0
+    embedding_norm: Literal["none", "added", "first"] = "none"
+    # "added": a norm after the embedding. "first": the same, and block 0 then has no norm before attention.
     qk_norm: Literal["none", "head"] = "none"  # normalise each head's query and key (Qwen3)
     feedforward: FeedForwardKind = "gelu"
-    bias: Literal["all", "attention", "qkv", "none"] = "all"  # which linear maps of a block have one
-    residual: Literal["serial", "parallel"] = "serial"  # parallel: attention and feed-forward read the same input
+    bias: Literal["all", "attention", "qkv", "none"] = "all"
+    # Linear maps with a bias: all; q, k, v and the output of attention ("attention"); q, k and v ("qkv"); none.
+    residual: Literal["serial", "parallel"] = "serial"  # "parallel": attention and feed-forward read the same input
     score_scale: Literal["sqrt", "none"] = "sqrt"  # softmax(QKᵀ/√D) or, in T5, softmax(QKᵀ)
     embedding_scale: Literal["none", "sqrt"] = "none"  # multiply token embeddings by √width
-    token_types: int = 0  # the number of token types (BERT: 2); 0: no such embedding
+    token_types: int = 0  # the number of token types (BERT: 2); 0: there is no token type embedding
 
     # Training
-    dropout: float = 0.0  # after the embedding and after each sublayer
+    dropout: float = 0.0  # after the embedding, and after each attention and feed-forward
     attention_dropout: float = 0.0  # on the attention weights
     ffn_dropout: float = 0.0  # inside the feed-forward
     init: Literal["normal", "scaled", "xavier", "t5"] = "normal"
@@ -159,14 +163,14 @@ class StackConfig:
 
     @property
     def rotary_dim(self) -> int:
-        """The number of coordinates of a head that are rotated."""
+        """The number of dimensions of a head that are rotated."""
         return int(self.head_dim * self.rotary_fraction)
 
     @property
     def has_max_positions(self) -> bool:
-        """Whether there are no positions from `max_positions` on, because a learned table ends."""
+        """Whether `max_positions` is a hard limit, because positions are a learned table."""
         return self.position == "learned"
 
     def window_of(self, layer: int) -> int:
-        """The sliding window of a layer; 0: it has none."""
+        """Return the sliding window of a layer, or 0 if the layer has none."""
         return self.sliding_window if not self.sliding_window_layers or layer in self.sliding_window_layers else 0

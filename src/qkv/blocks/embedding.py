@@ -1,6 +1,6 @@
-"""The front end for text: token ids become vectors of width C.
+"""The embedding: token ids become vectors of width C.
 
-A stack takes vectors with a layout. Anything that makes those (image patches, say) can replace this module.
+A stack reads vectors with a layout. Another module that produces them (from image patches, say) can replace this one.
 """
 
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from qkv.blocks.position import sinusoids
 
 
 class Embedding(nn.Module):
-    """token (· √C) + position + token type → norm → dropout → projection, as far as the config has them."""
+    """token (· √C) + position + token type → norm → dropout → projection. Each step runs only if the config has it."""
 
     def __init__(self, config: StackConfig) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Embedding(nn.Module):
         return self.combine(ids, self.position_vectors(positions), token_type_ids)
 
     def position_vectors(self, positions: Tensor) -> Tensor | None:
-        """What is added to the tokens at these positions, (B, T) → (B, T, C); None if nothing is."""
+        """Return the vectors to add at these positions, (B, T) → (B, T, C), or None if positions enter elsewhere."""
         if self.position is not None:
             vectors: Tensor = self.position(positions + self.position_offset)
             return vectors
@@ -42,7 +42,7 @@ class Embedding(nn.Module):
         return None
 
     def combine(self, ids: Tensor, position_vectors: Tensor | None, token_type_ids: Tensor | None = None) -> Tensor:
-        """The sum of the embeddings of tokens, positions and token types; then norm, dropout and projection."""
+        """Add the embeddings of tokens, positions and token types; then apply norm, dropout and projection."""
         x: Tensor = self.token(ids)
         if self.scale != 1.0:
             x = x * self.scale

@@ -1,9 +1,9 @@
-"""The position-wise feed-forward network (MLP), where most of a model's parameters are.
+"""The position-wise feed-forward network (MLP), which has most of a model's parameters.
 
     plain:  down(f(up(x)))                         (2017: f = ReLU, 4 × wider)
     gated:  down(f(gate(x)) · value(x))            (2020: SwiGLU and its relatives)
 
-A gated network holds gate and value in one matrix, gate first, so that both are one matrix product.
+In a gated network, `up` contains the matrices of gate and value, in this order: one matrix product computes both.
 """
 
 from collections.abc import Callable
@@ -27,11 +27,11 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": F.tanh,
 }
 GATED_ACTIVATIONS = {"reglu": "relu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "swiglu": "silu"}
-"""Gated kinds, and the activation of their gate."""
+"""The gated kinds of feed-forward, and the activation of the gate."""
 
 
 class FeedForward(nn.Module):
-    """Two linear maps with an activation between them, applied to each token by itself."""
+    """Two linear maps with an activation between them, applied to each token separately."""
 
     def __init__(self, config: StackConfig) -> None:
         super().__init__()
@@ -39,7 +39,8 @@ class FeedForward(nn.Module):
         self.gated = config.feedforward in GATED_ACTIVATIONS
         self.kind = config.feedforward
         self.activation = ACTIVATIONS[GATED_ACTIVATIONS.get(config.feedforward, config.feedforward)]
-        # Training may install a fused `up` and activation (kernels/linear_gelu.py); None where it does not apply.
+        # Training may install a fused function for `up` and the activation (kernels/linear_gelu.py). The function
+        # returns None for an input that it does not support.
         self.fused: Callable[[str, nn.Module, Tensor], Tensor | None] | None = None
         self.up = nn.Linear(config.width, config.ffn_width * (2 if self.gated else 1), bias=bias)
         self.down = nn.Linear(config.ffn_width, config.width, bias=bias)
@@ -54,7 +55,7 @@ class FeedForward(nn.Module):
         return out
 
     def _activated(self, x: Tensor, tap: LayerTap | None) -> Tensor:
-        h: Tensor = self.up(x)  # (B, T, F), gated (B, T, 2F)
+        h: Tensor = self.up(x)  # (B, T, F), or (B, T, 2F) if gated
         if tap:
             h = tap("mlp_pre", h)
         if self.gated:

@@ -1,8 +1,8 @@
-"""Heads: what reads the hidden states of a stack.
+"""The head: it computes the model's outputs from the hidden states of a stack.
 
-All have the same shape: select hidden states (of every token, or one per document), optionally apply a dense layer,
-then project to the vocabulary (lm, mlm), to classes (classify, choice, tag), to a start and an end (span), or not at
-all (embed).
+All heads have the same structure. They take the hidden state of every token, or one vector per document, and apply an
+optional dense layer. Then they project to the vocabulary (lm, mlm), to classes (classify, choice, tag) or to start and
+end logits (span); an embed head does not project.
 
 B batch, T tokens, E documents in a sequence, C model width, V outputs
 """
@@ -22,29 +22,29 @@ from qkv.values import check_field_types
 
 HeadKind = Literal["none", "lm", "mlm", "classify", "choice", "tag", "span", "embed"]
 POOLED_KINDS = ("classify", "choice", "embed")
-"""Kinds that read one vector per document; the others read every token."""
+"""Heads that read one vector per document. All other heads read every token."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadConfig:
-    """What a head consists of.
+    """The config of a head.
 
     >>> HeadConfig(kind="classify", labels=("bad", "good")).outputs
     2
     """
 
     kind: HeadKind = "none"
-    outputs: int = 0  # lm and mlm: the vocabulary size; 0: the number of labels
+    outputs: int = 0  # V; for lm and mlm the vocabulary size; 0: the number of labels
     labels: tuple[str, ...] = ()  # the names of the classes or tags
-    pool: Literal["first", "last", "mean"] = "first"  # how a document becomes one vector, in the pooled kinds
-    dense: Activation | Literal["none"] = "none"  # a dense layer with this activation before the output
+    pool: Literal["first", "last", "mean"] = "first"  # POOLED_KINDS: how the tokens of a document become one vector
+    dense: Activation | Literal["none"] = "none"  # the activation of a dense layer before the output; "none": no layer
     dense_bias: bool = True
     dense_norm: bool = False
-    tied: bool = False  # lm, mlm: the output matrix is the token embedding
+    tied: bool = False  # lm, mlm: the output matrix is the token embedding matrix
     bias: bool = False
-    scale: Literal["none", "rsqrt"] = "none"  # rsqrt: multiply by 1/√C first, as T5 does with a tied embedding
-    normalize: bool = False  # embed: vectors of length 1
-    sentence_outputs: int = 0  # mlm: a second head on the pooled first token (next-sentence prediction: 2)
+    scale: Literal["none", "rsqrt"] = "none"  # "rsqrt": multiply hidden states by 1/√C, as T5 does if tied
+    normalize: bool = False  # embed: scale each vector to length 1
+    sentence_outputs: int = 0  # mlm: outputs of a second head on the first token (next-sentence prediction: 2)
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
@@ -66,9 +66,9 @@ class HeadConfig:
 
 
 def pool(x: Tensor, layout: SequenceLayout, method: str, max_documents: int = 1) -> Tensor:
-    """One vector per document: x (B, T, C) → (B, E, C), zeros for documents that a sequence does not have.
+    """Return one vector per document, x (B, T, C) → (B, E, C): its first or last token, or the mean of its tokens.
 
-    The first or last token of each document, or the mean over its tokens. Document e has document id e + 1.
+    Document e has document id e + 1. If a sequence does not have a document, the vector is zero.
     """
     document_ids = layout.document_ids
     if document_ids is None:
@@ -85,12 +85,12 @@ def pool(x: Tensor, layout: SequenceLayout, method: str, max_documents: int = 1)
 
 
 def document_membership(document_ids: Tensor, max_documents: int) -> Tensor:
-    """Which tokens belong to which document: (B, T) → (B, E, T) bool."""
+    """Document ids (B, T) → (B, E, T), True where token t belongs to document e."""
     return document_ids[:, None, :] == torch.arange(1, max_documents + 1, device=document_ids.device)[None, :, None]
 
 
 def pooled_index(membership: Tensor, method: str) -> Tensor:
-    """The index (B, E) of the first or last token of each document; arbitrary for a document that does not exist."""
+    """Return the index (B, E) of the first or last token of each document. It is arbitrary for a missing document."""
     if method == "first":
         return membership.int().argmax(-1)
     return membership.shape[-1] - 1 - membership.int().flip(-1).argmax(-1)
@@ -121,22 +121,22 @@ class Head(nn.Module):
                 if inner != stack.width and self.dense is None:
                     raise ValueError(f"a tied head on vectors of {stack.width} needs a dense layer to reach {inner}")
                 self.out.weight = token.weight
-        self.sentence = None
+        self.sentence = None  # the training loss calls this head directly; `forward` does not use it
         if config.sentence_outputs:
             sentence = HeadConfig(kind="classify", outputs=config.sentence_outputs, dense="tanh", bias=True)
             self.sentence = Head(sentence, stack)
 
     def project(self, x: Tensor) -> Tensor:
-        """Hidden states (…, C) → outputs (…, V). A loss over some positions calls it with those only."""
+        """Hidden states (…, C) → outputs (…, V). For a loss at some positions only, pass just those hidden states."""
         x = self.transform(x)
         if self.out is not None:
             x = self.out(x.to(self.out.weight.dtype))
-        if self.config.normalize:  # not in float16, where the 1e-12 against a division by zero is zero itself
+        if self.config.normalize:  # in float32: F.normalize's eps of 1e-12 would underflow to 0 in float16
             x = F.normalize(x.to(torch.promote_types(x.dtype, torch.float32)), dim=-1)
         return x
 
     def transform(self, x: Tensor) -> Tensor:
-        """Hidden states (…, C) → what the output matrix is applied to."""
+        """Hidden states (…, C) → the input of the output matrix: scale, dense layer, norm and dropout."""
         if self.scale != 1.0:
             x = x * self.scale
         if self.dense is not None:
@@ -147,7 +147,7 @@ class Head(nn.Module):
         return out
 
     def forward(self, x: Tensor, layout: SequenceLayout, max_documents: int = 0) -> Tensor:
-        """x (B, T, C) → (B, T, V); pooled kinds (B, V), or (B, E, V) for sequences of E = `max_documents`."""
+        """x (B, T, C) → (B, T, V). Pooled kinds return (B, V) if max_documents is 0, else (B, max_documents, V)."""
         if self.config.kind not in POOLED_KINDS:
             return self.project(x)
         out = self.project(pool(x, layout, self.config.pool, max_documents or 1))

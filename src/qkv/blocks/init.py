@@ -1,9 +1,10 @@
 """Initialisation of weights, as in each family's paper or reference implementation.
 
-normal   N(0, σ): BERT, BART, Llama, GPT-NeoX
-scaled   the same, but projections into the residual stream divided by √(their number): GPT-2, ModernBERT
-xavier   the 2017 Transformer: Glorot-uniform matrices, embeddings N(0, 1/√C)
-t5       by fan-in; the queries include the 1/√D that T5's scores lack
+normal   N(0, σ) with σ = init_std: BERT, BART, Llama, GPT-NeoX
+scaled   as normal, but σ of the projections into the residual stream is divided by √(number of these projections in
+         the stack): GPT-2, ModernBERT
+xavier   Glorot-uniform matrices, embeddings with σ = 1/√C: the 2017 Transformer
+t5       σ = 1/√fan-in; query weights are smaller by 1/√D, because T5 does not scale its scores
 """
 
 import math
@@ -19,7 +20,7 @@ from qkv.blocks.stack import Stack
 
 @torch.no_grad()
 def initialise(network: nn.Module, config: StackConfig) -> None:
-    """Sample every weight of `network`; norms start at 1 and 0, biases at 0.
+    """Sample every weight of `network`. Norm gains become 1; all biases become 0.
 
     A tied head shares its matrix with the embedding: initialise the head first, then the embedding.
     """
@@ -54,14 +55,14 @@ def initialise(network: nn.Module, config: StackConfig) -> None:
 
 
 def _init_scaled(block: Block, config: StackConfig) -> None:
-    """Smaller projections into the residual stream, of which a layer has 2 (3 with cross-attention)."""
+    """Sample the projections into the residual stream: 2 per layer, or 3 with cross-attention."""
     projections = [block.attention.out, block.ffn.down, *([] if block.cross is None else [block.cross.out])]
     for linear in projections:
         nn.init.normal_(linear.weight, std=config.init_std / math.sqrt(len(projections) * config.layers))
 
 
 def _init_xavier(block: Block) -> None:
-    """Glorot's bound for each matrix inside a fused projection, rather than for the fused one."""
+    """Sample each part of a fused matrix with its own Glorot bound, not with the bound of the whole matrix."""
     parts = list(block.attention.qkv.weight.split(block.attention.split_sizes))
     if block.cross is not None:
         parts += block.cross.kv.weight.chunk(2)
@@ -72,7 +73,7 @@ def _init_xavier(block: Block) -> None:
 
 
 def _init_t5(block: Block, config: StackConfig) -> None:
-    """By fan-in, so that activations keep their variance."""
+    """Sample with σ = 1/√fan-in, so that activations keep their variance."""
     width, inner = config.width, config.heads * config.head_dim
     q, k, v = block.attention.qkv.weight.split(block.attention.split_sizes)
     attentions = [(q, (k, v), block.attention.out)]

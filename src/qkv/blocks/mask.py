@@ -1,14 +1,14 @@
-"""Which tokens attend to which: the one rule, and its dense reference.
+"""The mask: one rule decides which tokens attend to which.
 
-Every token has a document id (0 is padding) and a position. Query i may attend to key j iff
+Every token has a document id (0 is padding) and a position. Query i may attend to key j if and only if
 
     their document ids are equal and not 0,
-    and, if causal, j's position is not after i's,
-    and, if there is a window, their positions are at most that far apart.
+    and, with a causal mask, the position of j is at most the position of i,
+    and, with a sliding window w, their positions are at most w apart.
 
-That covers padding, the causal mask, packed documents, cross-attention (a source and its target share a document id),
-cached decoding (empty slots have document id 0) and the sliding window. A masked score is −∞ before the softmax; a
-query that may attend to no key gets zeros. The kernels in `blocks/kernels` have their own forms of the same rule.
+This covers padding, the causal mask, packed documents, cross-attention (a source and its target have the same document
+id), cached decoding (empty slots have document id 0) and the sliding window. A masked score is −∞ before the softmax. A
+query that may attend to no key gets zeros. Each kernel in `blocks/kernels` has its own form of this rule.
 
 B batch, T queries, S keys, C model width
 """
@@ -20,23 +20,23 @@ from torch import Tensor
 
 
 class SequenceLayout(NamedTuple):
-    """The document and the position of each token: all that attention knows about a token besides its vector."""
+    """The document id and the position of each token."""
 
-    document_ids: Tensor | None  # (B, T) int, 0 is padding; None: each sequence is one document, without padding
+    document_ids: Tensor | None  # (B, T) int, 0 is padding; None: each sequence is one document without padding
     positions: Tensor  # (B, T) int, or (1, T) if they are the same in all sequences
 
     @property
     def padding(self) -> Tensor | None:
-        """(B, T) True at padding; None if there is none."""
+        """(B, T), True at padding; None if there is no padding."""
         return None if self.document_ids is None else self.document_ids == 0
 
     def zero_padding(self, x: Tensor) -> Tensor:
-        """x (B, T, C) with zeros at padding: padding is masked, but a weight of zero times a NaN is still NaN."""
+        """Set x (B, T, C) to zero at padding. Padding is masked, but a NaN there times a weight of 0 would be NaN."""
         padding = self.padding
         return x if padding is None else x.masked_fill(padding[:, :, None], 0.0)
 
     def fold_beams(self, num_beams: int) -> "SequenceLayout":
-        """The beams of one source, consecutive in the batch, as one sequence of queries `num_beams` times as long."""
+        """Join the beams of each source, which are consecutive in the batch, to one long sequence of queries."""
         length = num_beams * self.positions.shape[1]
         document_ids = None if self.document_ids is None else self.document_ids.reshape(-1, length)
         same = len(self.positions) == 1
@@ -45,7 +45,7 @@ class SequenceLayout(NamedTuple):
 
 
 def positions_in_documents(document_ids: Tensor) -> Tensor:
-    """Positions from 0 inside each document, whether it is alone, padded on either side, or packed. Padding gets 0.
+    """Count positions from 0 inside each document. Documents may be packed and padded on either side; padding gets 0.
 
     >>> positions_in_documents(torch.tensor([[0, 1, 1, 1, 2, 2, 0, 0]]))
     tensor([[0, 0, 1, 2, 0, 1, 0, 0]])
@@ -57,7 +57,7 @@ def positions_in_documents(document_ids: Tensor) -> Tensor:
 
 
 def make_layout(ids: Tensor, document_ids: Tensor | None = None, positions: Tensor | None = None) -> SequenceLayout:
-    """The layout of `ids` (B, T). By default each sequence is one document; positions count inside each document."""
+    """Return the layout of `ids` (B, T). By default, each sequence is one document; positions count from 0."""
     if document_ids is not None and document_ids.shape != ids.shape[:2]:
         raise ValueError(
             f"document_ids has shape {tuple(document_ids.shape)} but ids has {tuple(ids.shape[:2])}: give one per token"
@@ -71,22 +71,22 @@ def make_layout(ids: Tensor, document_ids: Tensor | None = None, positions: Tens
 
 
 class Mask(NamedTuple):
-    """The rule between one set of queries and one set of keys."""
+    """The rule of this module for one set of queries and one set of keys."""
 
     query: SequenceLayout
     key: SequenceLayout
     causal: bool = False
-    window: int = 0
+    window: int = 0  # the maximum distance between positions; 0: no limit
 
     @property
     def allows_all(self) -> bool:
-        """Whether every query may attend to every key, known without reading a tensor."""
+        """Whether every query may attend to every key. No tensor is read: False can also mean unknown."""
         return self.query.document_ids is None and self.key.document_ids is None and not self.causal and not self.window
 
     def allows(
         self, query_documents: Tensor, key_documents: Tensor, query_positions: Tensor, key_positions: Tensor
     ) -> Tensor:
-        """The rule itself, on tensors that broadcast."""
+        """Apply the rule to tensors whose shapes broadcast."""
         allowed = (query_documents == key_documents) & (key_documents != 0)
         if self.causal:
             allowed = allowed & (key_positions <= query_positions)
@@ -95,7 +95,7 @@ class Mask(NamedTuple):
         return allowed
 
     def document_id_pair(self) -> tuple[Tensor, Tensor]:
-        """The document ids of queries and keys, all 1 where a layout has none."""
+        """Return the document ids of queries and keys; they are all 1 if a layout has none."""
         query, key = self.query, self.key
         return (
             torch.ones_like(query.positions) if query.document_ids is None else query.document_ids,
@@ -103,7 +103,7 @@ class Mask(NamedTuple):
         )
 
     def dense(self) -> Tensor:
-        """The reference: (B or 1, 1, T, S), True where the query may attend to the key."""
+        """Return the whole mask, (B or 1, 1, T, S): True where the query may attend to the key."""
         query_documents, key_documents = self.document_id_pair()
         return self.allows(
             query_documents[:, None, :, None],

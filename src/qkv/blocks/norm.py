@@ -1,7 +1,7 @@
-"""Normalisation: subtract the mean, divide by √(variance + ε), then an optional learned gain and bias.
+"""Normalisation, with an optional learned gain g and bias b.
 
 LayerNorm (2016):  y = (x − μ) / √(σ² + ε) · g + b.      RMSNorm (2019):  y = x / √(mean(x²) + ε) · g.
-Torch computes the statistics in float32 whatever the dtype of the input.
+Torch computes the statistics in at least float32, also for half-precision inputs.
 """
 
 from torch import nn
@@ -10,7 +10,7 @@ from qkv.blocks.config import StackConfig
 
 
 def make_norm(config: StackConfig, width: int) -> nn.Module:
-    """The norm of a config, over vectors of `width`."""
+    """Return a new norm of the kind in the config, for vectors of `width`."""
     gain = config.norm_affine != "none"
     if config.norm == "rmsnorm":
         return nn.RMSNorm(width, eps=config.norm_eps, elementwise_affine=gain)

@@ -1,11 +1,11 @@
-"""Positions: attention by itself ignores the order of tokens; these add it.
+"""Position encodings. Without them, attention ignores the order of tokens.
 
     added to the embedding      sinusoidal (the 2017 formula), learned (a table, which has a maximum length)
     rotating queries and keys   rotary: the angle between a query and a key depends only on their distance
     added to the scores         ALiBi (a slope per head), T5 (a learned number per bucket of distances)
 
-Rotary and sinusoidal tables are computed when they are needed, in float64, and then rounded. So there is no buffer
-that `.bfloat16()` could ruin: at position 16,000, bfloat16 angles would be off by whole turns.
+Rotary and sinusoidal tables are computed in float64 in each forward pass, and then rounded. They are not buffers, which
+`.bfloat16()` would convert: at position 16,000, bfloat16 angles would be wrong by whole rotations.
 
 B batch, T queries, S keys, H heads, D head dim, C model width
 """
@@ -23,18 +23,18 @@ def _max_precision(device: torch.device) -> torch.dtype:
 
 
 def _angles(positions: Tensor, frequencies: Tensor) -> Tensor:
-    """position × frequency, (…, T, F)."""
+    """Return position × frequency, (…, T, number of frequencies)."""
     dtype = _max_precision(positions.device)
     return positions.to(dtype)[..., None] * frequencies.to(positions.device, dtype)
 
 
 def _frequencies(width: int, base: float, device: torch.device) -> Tensor:
-    """base^(−2i/width), i = 0 … width/2 − 1."""
+    """Return base^(−2i/width) for i = 0 … width/2 − 1."""
     return base ** -(torch.arange(0, width, 2, dtype=_max_precision(device), device=device) / width)
 
 
 def sinusoids(positions: Tensor, width: int, split: bool = False) -> Tensor:
-    """The 2017 encoding: PE(p, 2i) = sin(p / 10000^(2i/C)), PE(p, 2i+1) = cos(p / 10000^(2i/C)); (B, T, C).
+    """Return PE(p, 2i) = sin(p / 10000^(2i/C)) and PE(p, 2i+1) = cos(p / 10000^(2i/C)), (B, T, C), as in 2017.
 
     With `split`, all sines come before all cosines, as in Marian.
     """
@@ -59,7 +59,7 @@ class Rotary:
         self.cos, self.sin = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)  # (B, 1, T, D)
 
     def rotate(self, x: Tensor) -> Tensor:
-        """Rotate the pairs (x_i, x_{i+half}) of each head of x (B, H, T, D); the rest of the head stays as it is."""
+        """Rotate the pairs (x_i, x_{i + rotary_dim/2}) in each head of x (B, H, T, D). Other dimensions stay."""
         width = self.cos.shape[-1]
         if width < x.shape[-1]:
             return torch.cat([self.rotate(x[..., :width]), x[..., width:]], dim=-1)
@@ -68,27 +68,32 @@ class Rotary:
 
 
 def scale_frequencies(frequencies: Tensor, scaling: RotaryScaling) -> Tensor:
-    """Lower the frequencies, so that positions beyond the trained length get angles like trained ones."""
+    """Lower the frequencies, so that positions beyond the training length get angles as in training."""
     if scaling.kind == "linear":
         return frequencies / scaling.factor
-    turns = scaling.original_max_positions * frequencies / (2 * math.pi)  # full turns within the trained length
+    rotations = scaling.original_max_positions * frequencies / (2 * math.pi)  # full rotations over the training length
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    keep = ((turns - low) / (high - low)).clamp(0.0, 1.0)  # 0: divide the frequency by the factor, 1: keep it
+    keep = ((rotations - low) / (high - low)).clamp(0.0, 1.0)  # 0: divide the frequency by the factor, 1: keep it
     return frequencies * (keep + (1.0 - keep) / scaling.factor)
 
 
 def alibi_slopes(heads: int, device: torch.device) -> Tensor:
-    """2^(−8/H), 2^(−16/H), …; if H is not a power of two, every second slope of the next power is added."""
+    """Return the slope of each head: 2^(−8/H), 2^(−16/H), … if H is a power of two.
+
+    Otherwise, the first slopes are those of the power of two below H, and the others are every second slope of the
+    next power of two.
+    """
     power = 2 ** math.floor(math.log2(heads))
-    # Made on the device: a CUDA graph cannot contain a copy from the host.
+    # The tensor is created on the device, because a CUDA graph cannot contain a copy from the host.
     number = torch.arange(1, heads + 1, dtype=_max_precision(device), device=device)
     return torch.exp2(-torch.where(number <= power, 8 * number, 8 * (number - power) - 4) / power)
 
 
 def t5_bucket(distance: Tensor, num_buckets: int, max_distance: int, causal: bool) -> Tensor:
-    """The bucket of each distance (key − query). Small distances have one each, large ones share logarithmic buckets.
+    """Return the bucket of each distance (key − query). Each small distance has its own bucket.
 
-    Each direction gets half of the buckets; under a causal mask the past gets all of them.
+    Large distances share buckets of logarithmic size. Each direction has half of the buckets; under a causal mask, all
+    buckets are for the past.
     """
     bucket = torch.zeros_like(distance)
     if causal:
@@ -98,14 +103,14 @@ def t5_bucket(distance: Tensor, num_buckets: int, max_distance: int, causal: boo
         bucket = bucket + (distance > 0) * num_buckets
         distance = distance.abs()
     max_exact = num_buckets // 2
-    # In float32 and in this order, as in T5: at the edge of a bucket the rounding decides.
+    # The dtype and the order of operations are those of T5: rounding decides at the edge of a bucket.
     fraction = torch.log(distance.clamp(min=1).float() / max_exact) / math.log(max_distance / max_exact)
     large = max_exact + (fraction * (num_buckets - max_exact)).long()
     return bucket + torch.where(distance < max_exact, distance, large.clamp(max=num_buckets - 1))
 
 
 class ScoreBias(nn.Module):
-    """What ALiBi or T5 add to the scores. All layers of a stack share T5's table."""
+    """The bias that ALiBi or T5 adds to the scores. All layers of a stack share T5's table."""
 
     def __init__(self, config: StackConfig, causal: bool) -> None:
         super().__init__()
@@ -114,7 +119,10 @@ class ScoreBias(nn.Module):
         self.table = nn.Embedding(config.relative_buckets, config.heads) if config.position == "t5" else None
 
     def forward(self, query_positions: Tensor, key_positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Positions of queries (B, T) and keys (B, S) → (B, H, T, S), in float32, or float64 for that `dtype`."""
+        """Positions of queries (B, T) and keys (B, S) → bias (B, H, T, S).
+
+        ALiBi returns `dtype`, but at least float32. T5 returns the dtype of its table.
+        """
         distance = key_positions[:, None, :] - query_positions[:, :, None]  # (B, T, S)
         if self.table is None:
             slopes = alibi_slopes(self.heads, key_positions.device).to(torch.promote_types(dtype, torch.float32))

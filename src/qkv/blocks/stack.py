@@ -1,7 +1,7 @@
-"""The stack: the same block again and again, and a final norm unless the blocks end with one.
+"""The stack: a sequence of blocks of the same form, and a final norm if the blocks are not post-norm.
 
-What all layers share is made here, once per forward pass: the prepared masks, the rotary tables, and the bias that
-positions add to the scores.
+The stack computes what all layers share once per forward pass: the prepared masks, the rotary tables, and the bias
+that ALiBi or T5 positions add to the scores.
 """
 
 import torch
@@ -17,28 +17,30 @@ from qkv.blocks.kernels.selection import restrict_mask
 from qkv.blocks.mask import Mask, SequenceLayout
 from qkv.blocks.norm import make_norm
 from qkv.blocks.position import Rotary, ScoreBias
-from qkv.blocks.tap import Tap
+from qkv.blocks.tap import LayerTap, Tap
 
 
 class Stack(nn.Module):
-    """Vectors with a layout in, vectors out. `name` is what the tap calls it."""
+    """A stack of blocks on vectors with a layout. The sites of a tap start with `name`."""
 
     def __init__(self, config: StackConfig, *, name: str, causal: bool, cross: bool = False) -> None:
         super().__init__()
         self.config, self.name, self.causal = config, name, causal
         self.kernel: AttentionKernel = "auto"
         self.gradient_checkpointing = False  # recompute each block in the backward pass, to save memory
-        self.residual_dtype: torch.dtype | None = None  # of the residual stream in training; None: as it comes
+        # The dtype of the residual stream in training. `prepare_module` sets it to bfloat16 to save memory and
+        # bandwidth; None: the dtype of the embedding.
+        self.residual_dtype: torch.dtype | None = None
         first = config.embedding_norm == "first"
         self.blocks = nn.ModuleList(
             Block(config, cross=cross, skip_norm=first and i == 0) for i in range(config.num_layer_groups)
         )
         self.bias = ScoreBias(config, causal) if config.position in ("alibi", "t5") else None
-        # A post-norm block ends with a norm; after any other the residual stream has grown and is normed once more.
+        # A post-norm block ends with a norm. After other blocks, the residual stream is not normed yet.
         self.norm = make_norm(config, config.width) if config.norm_placement != "post" else None
 
     def block_of(self, layer: int) -> nn.Module:
-        """The block that a layer runs: its own, or one that it shares with its neighbours."""
+        """Return the block that a layer runs. If there are fewer blocks than layers, neighbours share one."""
         return self.blocks[layer * len(self.blocks) // self.config.layers]
 
     def forward(
@@ -54,8 +56,8 @@ class Stack(nn.Module):
     ) -> Tensor:
         """x (B, T, C) → (B, T, C).
 
-        `selected` are indices (N,) or (B, Q) into the flattened sequences: the last block then computes only these
-        positions, and the result is (N, C). `hints` help to choose a kernel.
+        `selected` are flat indices b·T + t, (N,) or (B, Q). With them, the last block computes only these positions,
+        and the result is (N, C). `hints` help to choose a kernel.
         """
         if cache is not None and cache.batch_size != x.shape[0]:
             raise ValueError(f"the cache has batch size {cache.batch_size}, the input {x.shape[0]}: make another cache")
@@ -72,6 +74,7 @@ class Stack(nn.Module):
             block, window = self.block_of(layer), self.config.window_of(layer)
             mask = masks[window]
             if selected is not None and layer == last:
+                # With a cache, attention reads the layout of all queries, so only its output is selected: flat indices.
                 chosen = selected if cache is None else selected.flatten()
                 mask = restrict_mask(mask, x, chosen, score_bias=self._score_bias, dropout=self._dropout)
             arguments = (
@@ -79,7 +82,7 @@ class Stack(nn.Module):
                 rotaries.get(window),
                 None if cache is None else LayerCache(cache, layer),
                 None if memory is None or cross_mask is None else LayerMemory(memory, layer, cross_mask),
-                None if tap is None else tap.at(f"{self.name}.{layer}"),
+                None if tap is None else LayerTap(tap, f"{self.name}.{layer}"),
             )
             if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
                 x = checkpoint(block, x, *arguments, use_reentrant=False)
@@ -90,44 +93,29 @@ class Stack(nn.Module):
         return tap(f"{self.name}.final", x) if tap else x
 
     def build_cross_cache(self, vectors: Tensor, layout: SequenceLayout) -> CrossCache:
-        """The keys and values of the encoder's output (B, S, C) for every layer, projected once and contiguous."""
+        """Project the encoder's output (B, S, C) to contiguous keys and values for every layer."""
         memory = EncoderMemory(vectors, layout)
-        pairs = [memory.keys_values(i, self.block_of(i).cross) for i in range(self.config.layers)]  # type: ignore[arg-type]
+        pairs = [memory.keys_values(i, self.block_of(i).cross.keys_values) for i in range(self.config.layers)]  # type: ignore[union-attr, arg-type]
         return CrossCache([k.contiguous() for k, _ in pairs], [v.contiguous() for _, v in pairs], layout)
 
     def prepare_masks(
         self, x: Tensor, queries: SequenceLayout, keys: SequenceLayout, hints: KernelHints = NO_HINTS
     ) -> dict[int, PreparedMask]:
-        """The self-attention mask for each window size in the stack."""
-        bias = self._score_bias(x, queries, keys)
-        return {
-            window: prepare_mask(
-                Mask(queries, keys, self.causal, window),
-                x,
-                kernel=self.kernel,
-                bias=bias,
-                dropout=self._dropout,
-                query_hints=hints,
-                key_hints=hints if keys is queries else NO_HINTS,
-            )
-            for window in self._windows()
-        }
+        """Return the self-attention mask for each window size in the stack."""
+        bias, key_hints = self._score_bias(x, queries, keys), hints if keys is queries else NO_HINTS
+        masks = {window: Mask(queries, keys, self.causal, window) for window in self._windows()}
+        return {window: self._prepare_mask(mask, x, hints, key_hints, bias) for window, mask in masks.items()}
 
     def rotary_tables(self, x: Tensor, layout: SequenceLayout) -> dict[int, Rotary]:
-        """How queries and keys are rotated, for each window size in the stack; empty without rotary positions."""
+        """Return the rotary table for each window size in the stack. The dict is empty without rotary positions."""
         config = self.config
         if config.position != "rotary":
             return {}
-        return {
-            window: Rotary(
-                layout.positions,
-                config.rotary_dim,
-                config.rotary_base_sliding if window else config.rotary_base,
-                config.rotary_scaling,
-                x.dtype,
-            )
-            for window in self._windows()
-        }
+        tables = {}
+        for window in self._windows():
+            base = config.rotary_base_sliding if window else config.rotary_base
+            tables[window] = Rotary(layout.positions, config.rotary_dim, base, config.rotary_scaling, x.dtype)
+        return tables
 
     def _prepare_cross_mask(
         self, x: Tensor, layout: SequenceLayout, memory: EncoderMemory | CrossCache, hints: KernelHints
@@ -136,13 +124,19 @@ class Stack(nn.Module):
         if num_beams > 1:
             layout, x = layout.fold_beams(num_beams), x.reshape(memory.batch_size, -1, x.shape[-1])
             hints = KernelHints(max_documents=hints.max_documents)
+        return self._prepare_mask(Mask(layout, memory.layout), x, hints, memory.hints)
+
+    def _prepare_mask(
+        self, mask: Mask, x: Tensor, query_hints: KernelHints, key_hints: KernelHints, bias: Tensor | None = None
+    ) -> PreparedMask:
         return prepare_mask(
-            Mask(layout, memory.layout),
+            mask,
             x,
             kernel=self.kernel,
+            bias=bias,
             dropout=self._dropout,
-            query_hints=hints,
-            key_hints=memory.hints,
+            query_hints=query_hints,
+            key_hints=key_hints,
         )
 
     def _score_bias(self, x: Tensor, queries: SequenceLayout, keys: SequenceLayout) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""The tap: record or change activations inside a model, without hooks, globals or slower kernels.
+"""The tap records or changes activations inside a model, without hooks or globals. Recording keeps the fused kernels.
 
 A site has a name such as `"decoder.3.cross_pattern"`: the stack, the layer, the activation. In the order in which a
 block computes them:
@@ -13,13 +13,12 @@ block computes them:
     final                                      `"decoder.final"`: after the last norm, what the head reads
 
 Shapes: residual stream (B, T, C); q and z (B, H, T, D); k and v (B, KV, S, D); scores and pattern (B, H, T, S).
+If only some positions are `selected` in a forward pass, the residual and MLP sites after the attention of the last
+block have shape (N, …). With n beams per source, `cross_scores`, `cross_pattern` and `cross_z` have the queries of all
+beams of a source on one axis: (B, H, n·T, …).
 
-`scores` and `pattern` do not exist inside a fused kernel. To record them, they are recomputed from q, k and the mask
-for the layers and heads in question, and the fused kernel still computes the output. Changing one of them replaces the
-fused kernel by the eager reference in that layer.
-
-With n beams per source, `cross_scores`, `cross_pattern` and `cross_z` have the beams of a source side by side as
-queries: (B, H, n·T, …).
+A fused kernel does not give access to `scores` and `pattern`. To record them, the tap computes them from q, k and the
+mask, and the fused kernel still computes the output. Changing one of them makes that layer use the eager reference.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -36,9 +35,9 @@ Change = Callable[[Tensor], Tensor]
 
 
 class Tap:
-    """Records the sites that match `record`, and passes the sites in `change` through a function.
+    """Records the sites that match `record`, and applies the functions in `change` to the sites that match their names.
 
-    `heads` limits the heads whose scores and patterns are recorded; the default is all of them.
+    `heads` limits the heads whose scores and patterns are recorded (default: all). A change applies to all heads.
 
     >>> tap = Tap(record=["decoder.*.pattern"])
     >>> tap.matches("decoder.3.pattern"), tap.matches("decoder.3.z")
@@ -85,18 +84,12 @@ class Tap:
             self.values[name] = value
         return value
 
-    def at(self, prefix: str) -> "LayerTap":
-        """The tap as one layer sees it: `tap.at("decoder.3")("z", z)`."""
-        return LayerTap(self, prefix)
-
 
 class LayerTap:
-    """A tap with the name of a layer filled in, passed to that layer."""
+    """A tap for one layer, which adds the prefix to each site: `LayerTap(tap, "decoder.3")("z", z)`."""
 
     def __init__(self, tap: Tap, prefix: str) -> None:
-        self.tap = tap
-        self.prefix = prefix
-        self.heads = tap.heads
+        self.tap, self.prefix, self.heads = tap, prefix, tap.heads
 
     def matches(self, site: str) -> bool:
         """Whether this site is recorded or changed."""

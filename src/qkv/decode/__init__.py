@@ -5,7 +5,7 @@ sampling    chooses tokens: argmax or sampling   beam        ranks sequences: be
 loop        the loop over the four roles         selection   filter and choose, between two steps of the model
 options     the options of a call                result      what a call returns
 backend     chooses what runs a call             support     the config choices that a fast path implements
-generate    `generate` and `score`
+generate    `generate` and `score`               cache_edits reorder and crop caches between steps
 
 cpu/           a faster step, packed and int8 weights       gpu/           steps as CUDA graphs, fused kernels
 engine/        continuous batching over paged caches        speculative/   drafts and their verification

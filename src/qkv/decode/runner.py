@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from qkv.blocks import CrossCache, SelfCache
-from qkv.blocks.padding import pad_sequences
+from qkv.decode.cache_edits import reorder_cache, select_sources
 from qkv.decode.cpu import encoder as cpu_encoder
 from qkv.decode.cpu.step import CpuStep
 from qkv.decode.options import GenerationOptions
@@ -90,7 +90,7 @@ class ModelRunner:
         if self._cpu_step is not None and num_beams > 1:
             self._cpu_step.expand_beams(self.cache, num_beams)
         else:
-            self.cache.reorder(rows)
+            reorder_cache(self.cache, rows)
         self.tokens = self.tokens[rows]
 
     def reorder(self, parents: Tensor, shared_prefix: int = 0) -> None:
@@ -101,7 +101,7 @@ class ModelRunner:
         if self._cpu_step is not None:
             self._cpu_step.reorder(self.cache, parents)
         else:
-            self.cache.reorder(parents, shared_prefix)
+            reorder_cache(self.cache, parents, shared_prefix)
         self.tokens = self.tokens[parents]
 
     def keep(self, indices: Tensor) -> None:
@@ -109,7 +109,7 @@ class ModelRunner:
         beams = 1 if self.cross_cache is None else len(self.tokens) // self.cross_cache.batch_size
         self.reorder(indices)
         if self.cross_cache is not None:
-            self.cross_cache = self.cross_cache.select_sources(indices[::beams] // beams)
+            self.cross_cache = select_sources(self.cross_cache, indices[::beams] // beams)
 
     def _step_logits(self, ids: Tensor) -> Tensor:
         if self._cpu_step is not None:
@@ -181,7 +181,8 @@ def promote_to_float32(logits: Tensor) -> Tensor:
 
 def left_pad(sequences: Sequence[Sequence[int]], device: torch.device) -> Tensor:
     """Token sequences as one tensor (R, T), left-padded with −1."""
-    return pad_sequences(sequences, -1, side="left").to(device)
+    length = max([1, *map(len, sequences)])  # a batch of empty sequences still has one position
+    return torch.tensor([[-1] * (length - len(s)) + list(s) for s in sequences], dtype=torch.long, device=device)
 
 
 def _model_inputs(tokens: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -1,8 +1,8 @@
-"""The three families of models, their configs, and the tables to and from public checkpoints.
+"""The three families of models, their configs, and the tables that convert public checkpoints.
 
 config    an encoder, a decoder or both, and a head          build      config → network
-encoder   decoder   seq2seq                                  length     rejects texts longer than the position table
-tables/   published models: presets, names of weights, and what a model costs
+encoder   decoder   seq2seq                                  length     checks the length of an input
+tables/   published models: presets, config keys and tensor names; parameter and FLOP counts
 """
 
 from qkv.models.build import Network, build

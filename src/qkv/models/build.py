@@ -1,4 +1,4 @@
-"""From a config to a network."""
+"""Build a network from a config."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ FAMILIES: dict[str, Callable[[Config], Network]] = {"encoder": Encoder, "decoder
 
 
 def build(config: Config, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Network:
-    """A network with new random weights; on `device="meta"` it has shapes only and takes no memory."""
+    """Return a network with new random weights. On `device="meta"` it has only shapes and uses no memory."""
     with torch.device(device):
         network = FAMILIES[config.family](config).to(dtype)
     if torch.device(device).type != "meta":
@@ -24,7 +24,7 @@ def build(config: Config, *, device: torch.device | str = "cpu", dtype: torch.dt
 
 
 def _initialise(network: Network) -> None:
-    """Sample all weights: the head first, because a tied head shares its matrix with the embedding."""
+    """Sample all weights. The head is first, because the embedding then overwrites a matrix that is tied to it."""
     stack = network.encoder if isinstance(network, Encoder) else network.decoder
     embedding = network.target_embedding if isinstance(network, Seq2Seq) else network.embedding
     for part in (network.head, embedding, stack):

@@ -29,10 +29,10 @@ class Config:
     decoder: StackConfig | None = None
     head: HeadConfig = field(default_factory=HeadConfig)
     share_embeddings: bool = False  # seq2seq: source and target share one token embedding
-    pad_token_id: int | None = None  # None: the model has no such token
+    pad_token_id: int | None = None  # None: the model has no padding token
     decoder_start_token_id: int | None = None  # the first token of a target
     eos_token_ids: tuple[int, ...] = ()  # the tokens that end a generated text
-    architecture: str = ""  # the architecture that it was imported from, the first choice for export
+    architecture: str = ""  # the public architecture of an imported model; export tries it first
 
     def __post_init__(self) -> None:
         check_field_types(self, list_fields=("eos_token_ids",))
@@ -54,18 +54,18 @@ class Config:
 
     @property
     def family(self) -> Family:
-        """Encoder-only, decoder-only, or seq2seq."""
+        """The family of the model: encoder-only, decoder-only, or seq2seq."""
         if self.decoder is None:
             return "encoder"
         return "decoder" if self.encoder is None else "seq2seq"
 
     @property
     def stack(self) -> StackConfig:
-        """The stack that the head reads: the decoder if there is one."""
+        """The config of the stack under the head: the decoder if there is one, else the encoder."""
         stack = self.decoder or self.encoder
         assert stack is not None
         return stack
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, as in `config.json`; `store/config_json.py` has the inverse."""
+        """Return the content of `config.json`. `store/config_json.py` has the inverse."""
         return {"format": "qkv", "version": CONFIG_VERSION, "family": self.family, **asdict(self)}

@@ -1,4 +1,4 @@
-"""Decoder-only (GPT): every token attends to those before it. Trained to predict the next token."""
+"""Decoder-only (GPT): every token attends to itself and to the tokens before it. Trained to predict the next token."""
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,7 @@ class Decoder(nn.Module):
         tap: Tap | None = None,
         selected: Tensor | None = None,
     ) -> tuple[Tensor, SequenceLayout]:
-        """The hidden states (B, T, C) that the head reads, and their layout; `selected` is as in `Encoder.hidden`."""
+        """Return the hidden states (B, T, C) for the head, and their layout; parameters as in `Encoder.hidden`."""
         check_length(self.decoder.config, ids, positions, cache, document_ids)
         if cache is not None and positions is None:
             positions = cache.next_positions(ids, document_ids)
@@ -54,7 +54,7 @@ class Decoder(nn.Module):
         cache: SelfCache | None = None,
         tap: Tap | None = None,
     ) -> Tensor:
-        """The head's output: (B, T, V), or (B, V) for heads that pool a document."""
+        """Return the head's output: (B, T, V), or (B, V) for heads that pool a document."""
         x, layout = self.hidden(ids, document_ids, positions, max_documents=max_documents, cache=cache, tap=tap)
         out: Tensor = self.head(x, layout, max_documents)
         return out

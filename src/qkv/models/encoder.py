@@ -1,4 +1,4 @@
-"""Encoder-only (BERT): every token attends to every other. Pre-trained by predicting masked tokens."""
+"""Encoder-only (BERT): every token attends to all tokens. Pre-trained by predicting masked tokens."""
 
 from torch import Tensor, nn
 
@@ -10,9 +10,9 @@ from qkv.models.length import check_length
 class Encoder(nn.Module):
     """ids → embedding → stack → head.
 
-    `document_ids` (B, T) numbers the documents of each sequence from 1, and 0 is padding on either side; None means
-    one document per sequence and no padding. `max_documents` is an upper bound on the documents packed in a sequence:
-    heads that pool a document then return (B, max_documents, V).
+    `document_ids` (B, T) are 1, 2, … for the documents of a sequence, and 0 for padding, which may be left or right.
+    None means one document per sequence and no padding. If `max_documents` > 0, no sequence may have more documents,
+    and heads that pool return one vector per document, (B, max_documents, V); otherwise (B, V).
     """
 
     def __init__(self, config: Config) -> None:
@@ -35,10 +35,11 @@ class Encoder(nn.Module):
         tap: Tap | None = None,
         selected: Tensor | None = None,
     ) -> tuple[Tensor, SequenceLayout]:
-        """The hidden states (B, T, C) that the head reads, and their layout.
+        """Return the hidden states (B, T, C) that the head reads, and their layout.
 
-        `selected`, (N,) or (B, Q), are indices into the flattened sequences: only these are computed in the last block,
-        and the result is (N, C). `max_document_length` is an upper bound that speeds up packed sequences.
+        `selected` are flat indices b·T + t, (N,) or (B, Q). With them, the last block computes only these positions,
+        and the result is (N, C). No document may be longer than `max_document_length` (0: unknown); it makes packed
+        sequences faster.
         """
         check_length(self.encoder.config, ids, positions, document_ids=document_ids)
         layout = make_layout(ids, document_ids, positions)
@@ -56,7 +57,7 @@ class Encoder(nn.Module):
         max_documents: int = 0,
         tap: Tap | None = None,
     ) -> Tensor:
-        """The head's output: (B, T, V), or (B, V) for heads that pool a document."""
+        """Return the head's output: (B, T, V), or (B, V) for heads that pool a document."""
         x, layout = self.hidden(ids, document_ids, positions, token_type_ids, max_documents=max_documents, tap=tap)
         out: Tensor = self.head(x, layout, max_documents)
         return out

@@ -1,4 +1,4 @@
-"""A table of learned positions ends somewhere: longer inputs are an error, never truncated silently."""
+"""Check inputs against a table of learned positions. A longer input is an error; it is never truncated silently."""
 
 import torch
 from torch import Tensor
@@ -16,8 +16,9 @@ def check_length(
 ) -> None:
     """Raise if `ids` (B, T) need positions that the model does not have.
 
-    Positions from the caller are not checked. A sequence may be longer than the table if it packs several documents or
-    is padded: only then are its document ids read (but not while a model is being compiled).
+    Positions from the caller are not checked. A sequence that is longer than the table may consist of several shorter
+    documents or have padding. So in this case the longest document decides, except under torch.compile, which cannot
+    read tensors and skips the check.
     """
     if positions is not None or not config.has_max_positions:
         return

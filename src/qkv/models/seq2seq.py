@@ -5,18 +5,8 @@ The encoder runs once; the decoder attends to its output through cross-attention
 
 from torch import Tensor, nn
 
-from qkv.blocks import (
-    CrossCache,
-    Embedding,
-    EncoderMemory,
-    Head,
-    KernelHints,
-    SelfCache,
-    SequenceLayout,
-    Stack,
-    Tap,
-    make_layout,
-)
+from qkv.blocks import CrossCache, Embedding, EncoderMemory, Head, KernelHints, SelfCache, Stack, Tap
+from qkv.blocks.mask import SequenceLayout, make_layout
 from qkv.models.config import Config
 from qkv.models.decoder import new_cache
 from qkv.models.length import check_length
@@ -25,7 +15,7 @@ from qkv.models.length import check_length
 class Seq2Seq(nn.Module):
     """source → encoder → memory; target and memory → decoder → head.
 
-    Documents of the source and the target with the same document id belong together.
+    A target document attends to the source document that has the same document id.
     """
 
     def __init__(self, config: Config) -> None:
@@ -56,7 +46,7 @@ class Seq2Seq(nn.Module):
         max_document_length: int = 0,
         tap: Tap | None = None,
     ) -> EncoderMemory:
-        """Run the encoder on the source (B, S)."""
+        """Run the encoder on the source (B, S); parameters as in `Encoder`."""
         check_length(self.encoder.config, source, positions, document_ids=document_ids)
         layout = make_layout(source, document_ids, positions)
         hints = KernelHints(max_documents, max_document_length, is_plain=document_ids is None and positions is None)
@@ -64,7 +54,7 @@ class Seq2Seq(nn.Module):
         return EncoderMemory(self.encoder(x, layout, tap=tap, hints=hints), layout, hints)
 
     def build_cross_cache(self, memory: EncoderMemory) -> CrossCache:
-        """The memory as the keys and values of every decoder layer, projected once for all decoding steps."""
+        """Project the encoder's output to the keys and values of every decoder layer, once for all decoding steps."""
         return self.decoder.build_cross_cache(memory.vectors, memory.layout)
 
     def hidden(
@@ -79,7 +69,7 @@ class Seq2Seq(nn.Module):
         cache: SelfCache | None = None,
         tap: Tap | None = None,
     ) -> tuple[Tensor, SequenceLayout]:
-        """The decoder's hidden states (B, T, C), and their layout."""
+        """Return the decoder's hidden states (B, T, C), and their layout."""
         if target.shape[0] % memory.batch_size:
             raise ValueError(
                 f"a batch of {target.shape[0]} targets for {memory.batch_size} sources: it must be a multiple of them"
@@ -103,7 +93,7 @@ class Seq2Seq(nn.Module):
         cache: SelfCache | None = None,
         tap: Tap | None = None,
     ) -> Tensor:
-        """The head's output for target tokens (B, T), with a cache for new ones only, given an encoded source."""
+        """Return the head's output for `target` (B, T). With a cache, pass only the tokens that are new."""
         x, layout = self.hidden(
             target, memory, document_ids, positions, max_documents=max_documents, cache=cache, tap=tap
         )
@@ -122,6 +112,6 @@ class Seq2Seq(nn.Module):
         max_documents: int = 0,
         tap: Tap | None = None,
     ) -> Tensor:
-        """Teacher forcing: the head's output (B, T, V) at all target positions."""
+        """Return the head's output (B, T, V) at all target positions (teacher forcing)."""
         memory = self.encode(source, source_document_ids, source_positions, max_documents=max_documents, tap=tap)
         return self.decode(target, memory, target_document_ids, target_positions, max_documents=max_documents, tap=tap)

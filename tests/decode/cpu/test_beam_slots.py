@@ -47,10 +47,11 @@ def test_a_search_finds_the_same(
 
 
 def test_a_search_moves_no_keys_until_a_source_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: SelfCache, rows: torch.Tensor, since: int = 0) -> None:
+    def refuse(cache: SelfCache, rows: torch.Tensor, since: int = 0) -> None:
         raise AssertionError("the cache was moved")
 
-    monkeypatch.setattr(SelfCache, "reorder", refuse)
+    monkeypatch.setattr(forks_module, "reorder_cache", refuse)
+    monkeypatch.setattr(fast_cpu, "reorder_cache", refuse)
     assert found("seq2seq", "pre-norm", [[5, 6, 7]], GenerationOptions(max_tokens=6, beam=BEAMS))
 
 

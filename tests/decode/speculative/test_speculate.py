@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from qkv.blocks import HeadConfig, SelfCache, StackConfig
+from qkv.blocks import HeadConfig, StackConfig
 from qkv.decode import DraftModel, GenerationOptions, PromptLookup, SpeculativeResult, generate, score
+from qkv.decode.cache_edits import crop_cache
 from qkv.decode.filters import make_filters
 from qkv.decode.speculative.draft import Draft
 from qkv.decode.speculative.speculate import accept_or_resample, acceptance_probabilities, residual_distribution
@@ -146,8 +147,9 @@ def test_a_draft_with_fewer_positions_stops_guessing_where_they_end() -> None:
 def test_refused_tokens_that_are_not_taken_back_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
     options = GenerationOptions(max_tokens=12, suppress_tokens=(2,), no_repeat_ngram_size=2)
     assert same("decoder", PROMPT, options, DraftModel(near("decoder")), 4).acceptance_rate < 1
-    crop = SelfCache.crop
-    monkeypatch.setattr(SelfCache, "crop", lambda self, filled: crop(self, min(filled + 1, self.filled)))
+    too_few = lambda cache, filled: crop_cache(cache, min(filled + 1, cache.filled))  # noqa: E731
+    monkeypatch.setattr("qkv.decode.speculative.speculate.crop_cache", too_few)
+    monkeypatch.setattr("qkv.decode.speculative.draft.crop_cache", too_few)
     with pytest.raises((AssertionError, RuntimeError)):
         same("decoder", PROMPT, options, DraftModel(near("decoder")), 4)
 

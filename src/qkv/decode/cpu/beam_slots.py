@@ -2,7 +2,7 @@
 
 At each step every beam of a row takes a slot. A mask says which slots each beam attends to. When the search replaces
 beams, only the mask is copied, never a key or a value. Slots that no beam attends to any more are removed every few
-steps, so that a row stores the common part of its beams once, and little more. `SelfCache.reorder`, which copies
+steps, so that a row stores the common part of its beams once, and little more. `reorder_cache`, which copies
 everything every time, is the reference.
 
 N rows of the cache, T beams in each, S slots, KV key/value heads, D head dim
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from qkv.blocks import SelfCache, SequenceLayout
+from qkv.decode.cache_edits import crop_cache, reorder_cache
 
 NEG_INF = float("-inf")
 COMPACT_EVERY_STEPS = 8
@@ -48,7 +49,7 @@ class BeamSlots:
         parents = rows.view(-1, self.num_beams)  # (N, T)
         staying = parents[:, 0] // self.num_beams
         if len(staying) < self.cache.batch_size:
-            self.cache.reorder(staying)
+            reorder_cache(self.cache, staying)
             self.mask = self.mask[staying]
             self.next_positions = self.next_positions if len(self.next_positions) == 1 else self.next_positions[staying]
         parent = (parents % self.num_beams)[:, :, None]
@@ -71,6 +72,6 @@ class BeamSlots:
             tensor[:, :, :most] = kept.view(rows, heads, most, width)
         for tensor in (cache.document_ids, cache.positions):
             tensor[:, :most] = tensor.gather(1, slots)
-        cache.crop(most)
+        crop_cache(cache, most)
         self.next_positions = self.next_positions.expand(rows, 1)  # a slot may hold another position in each row
         self.mask = self.mask.gather(2, slots[:, None].expand(-1, self.num_beams, -1))

@@ -22,6 +22,7 @@ from qkv.blocks import CrossCache, SelfCache, SequenceLayout, make_layout
 from qkv.blocks.attention import Attention, CrossAttention, SelfAttention
 from qkv.blocks.block import Block
 from qkv.blocks.position import Rotary
+from qkv.decode.cache_edits import reorder_cache
 from qkv.decode.cpu.beam_slots import NEG_INF, BeamSlots
 from qkv.decode.cpu.functional import (
     SublayerFunction,
@@ -111,7 +112,7 @@ class CpuStep:
     def reorder(self, cache: SelfCache, parents: Tensor) -> None:
         """Sequence r continues sequence `parents[r]`; with beams, a beam of the same row."""
         if self.beams is None:
-            cache.reorder(parents)
+            reorder_cache(cache, parents)
         else:
             self.beams.reorder(parents)
 

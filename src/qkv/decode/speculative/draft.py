@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from qkv.blocks import CrossCache
+from qkv.decode.cache_edits import crop_cache
 from qkv.decode.options import LogitsProcessor, is_integer
 from qkv.decode.runner import promote_to_float32
 from qkv.decode.sampling import argmax, sample
@@ -180,7 +181,7 @@ class DraftModelProposer:
         pairs = zip(self._cached_tokens, text, strict=False)
         cached = next((i for i, (a, b) in enumerate(pairs) if a != b), len(self._cached_tokens))
         cached = min(cached, len(text) - 1)
-        self.cache.crop(cached)
+        crop_cache(self.cache, cached)
         new = torch.tensor([text[cached:]], device=self.device)
         self._cached_tokens = list(text)
         if isinstance(self.network, Seq2Seq):

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from qkv.decode.cache_edits import crop_cache
 from qkv.decode.filters import make_filters
 from qkv.decode.loop import GenerationCall
 from qkv.decode.result import GenerationResult
@@ -90,7 +91,7 @@ def _generate_one(call: GenerationCall, index: int, cpu: bool) -> SpeculativeRes
                 return result
             if token != proposed:
                 break
-        runner.cache.crop(len(tokens) - 1)
+        crop_cache(runner.cache, len(tokens) - 1)
 
 
 def accept_or_resample(

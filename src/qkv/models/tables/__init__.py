@@ -1,8 +1,10 @@
-"""Published models as data: an architecture is a table, used for both import and export.
+"""Published models as data. The table of an architecture is used for both import and export.
 
-table      the machinery: rows for config keys, names for tensors, both ways
-shared     rows that several architectures have in common
-bert       distilbert   modernbert   gpt2   gpt_neox   llama   t5   bart
+architecture   the classes of tables, and the functions that convert configs and weights with them
+common_rows    rows that several architectures share
+presets        the configs of published models
+summary        the parameters, FLOPs and memory of a model
+bert  distilbert  modernbert  gpt2  gpt_neox  llama  t5  bart      one table for each architecture
 """
 
 from qkv.errors import QkvError, suggest_name
@@ -49,7 +51,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 
 def find_architecture(name: str) -> Architecture:
-    """The table of a `model_type`."""
+    """Return the table of a `model_type`."""
     if name not in ARCHITECTURES:
         raise QkvError(f"config.json: unknown architecture {name!r}; {suggest_name(name, ARCHITECTURES)}")
     return ARCHITECTURES[name]

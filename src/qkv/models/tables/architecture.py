@@ -4,7 +4,8 @@ An `Architecture` is data: rows for config fields, a row for the name of each mo
 exporting use the same rows. To check that an architecture can express a config, we export the config and import it
 again: the error lists the fields that did not survive.
 
-In this file, "ours" is qkv's name or value and "theirs" is that of the public checkpoint.
+In this file, "ours" means qkv, and "theirs" means the public checkpoint. `read` converts their value to ours, and
+`write` converts our value to theirs.
 """
 
 import re
@@ -59,14 +60,14 @@ class ConfigKey:
 
 @dataclass(frozen=True)
 class ComputedField:
-    """Our field is computed from several of their keys, and they from it."""
+    """Our field is computed from several of their keys, and their keys are computed from our field."""
 
     read: Callable[[Json], Any]
-    write: Callable[[Any, Any], Json]  # (our value, the config that has it) → their keys
+    write: Callable[[Any, Any], Json]  # (our value, the config that contains it) → their keys
 
 
 FieldRows = Mapping[str, Any]
-"""Our field → a ConfigKey, a ComputedField, or a constant that is the same in all models of the architecture."""
+"""Our field → a ConfigKey, a ComputedField, or a constant if all models of the architecture have the same value."""
 
 
 def read_fields(rows: FieldRows, theirs: Json) -> Json:
@@ -109,7 +110,10 @@ class Concatenated:
 
 @dataclass(frozen=True)
 class Renamed:
-    """Our module is one of theirs. `transposed`: they store (in, out) matrices; `is_row_vector`: a vector as (1, n)."""
+    """Our module is one of theirs.
+
+    They store matrices as (in, out) if `transposed`, and a vector as (1, n) if `is_row_vector`.
+    """
 
     module: str
     transposed: bool = False
@@ -135,7 +139,7 @@ class Renamed:
 
 @dataclass(frozen=True)
 class InterleavedQkv:
-    """Their fused projection has query, key and value of head 0, then of head 1, …; ours has all queries first."""
+    """Their fused matrix has query, key and value of head 0, then of head 1, …; ours has all queries first."""
 
     module: str
 
@@ -160,7 +164,7 @@ TensorRule = Concatenated | Renamed | InterleavedQkv
 
 @dataclass(frozen=True)
 class Conditional:
-    """One name or another, depending on the config."""
+    """The name `yes` if `test` is true for the config, else the name `no`."""
 
     test: Callable[[Config, StackConfig], bool]
     yes: str | TensorRule
@@ -178,15 +182,15 @@ TensorNames = Mapping[str, str | TensorRule | Conditional]
 class HeadTable:
     """One of their model classes, and its head.
 
-    In `names`, a name that starts with `{prefix}` is inside the body, like BERT's pooler.
+    In `names`, `{prefix}` marks a tensor that they store under the body's prefix, such as BERT's pooler.
     """
 
     class_name: str
     fields: FieldRows = field(default_factory=dict)
     names: TensorNames = field(default_factory=dict)
-    outputs: str | int = 0  # "vocab", "labels", or a number
-    prefix: str | None = None  # before the names of the body, if it differs from the architecture's
-    stacks: tuple[str, ...] = ()  # the stacks that this class has, if not all
+    outputs: str | int = 0  # the number of outputs: "vocab_size", "labels", or a number
+    prefix: str | None = None  # the prefix of the body's tensors; None: the prefix of the architecture
+    stacks: tuple[str, ...] = ()  # the stacks of this class; (): all stacks of the architecture
 
 
 @dataclass(frozen=True)
@@ -196,19 +200,20 @@ class Architecture:
     name: str  # their `model_type`
     stacks: Mapping[str, FieldRows]
     body: TensorNames
-    heads: tuple[HeadTable, ...]  # the first is the default, for folders that name none
-    prefix: str = ""
+    heads: tuple[HeadTable, ...]  # the first is used if config.json has no `architectures`
+    prefix: str = ""  # the prefix of the body's tensors in classes with a head
     config: FieldRows = field(default_factory=dict)  # rows for fields of Config itself
-    supported_values: Mapping[str, tuple[Any, ...]] = field(
+    # Their key → the values that qkv supports
+    supported_values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    aliases: Mapping[str, tuple[str, ...]] = field(
         default_factory=dict
-    )  # their key → the values that qkv supports
-    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # their tensor → its other names
-    ignored: tuple[str, ...] = ()  # patterns of their tensors that are not weights
-    optional_tensors: tuple[str, ...] = ()  # their tensors that may be missing, and are then zeros
+    )  # their tensor → other names of the same tensor
+    ignored: tuple[str, ...] = ()  # glob patterns of checkpoint tensors to skip (buffers, leftovers)
+    optional_tensors: tuple[str, ...] = ()  # their tensors that may be missing; zeros replace them
 
 
 def find_head(architecture: Architecture, theirs: Json) -> HeadTable:
-    """The head of the model class that a config names."""
+    """Return the head of the model class in their config."""
     named = theirs.get("architectures") or [architecture.heads[0].class_name]
     if not isinstance(named, list):
         raise QkvError(f"config.json: architectures = {named!r} must be a list of class names")
@@ -220,7 +225,7 @@ def find_head(architecture: Architecture, theirs: Json) -> HeadTable:
 
 
 def read_config(architecture: Architecture, theirs: Json) -> Config:
-    """Their config.json as a Config."""
+    """Convert their config.json to a Config."""
     for name, allowed in architecture.supported_values.items():
         if name in theirs and theirs[name] not in allowed:
             choices = " or ".join(repr(value) for value in allowed)
@@ -258,9 +263,10 @@ class UnsupportedConfigError(QkvError):
 
 
 def write_config(architecture: Architecture, config: Config) -> tuple[Json, HeadTable]:
-    """A Config as their config.json, and the model class; UnsupportedConfigError names the fields that do not fit.
+    """Convert a Config to their config.json, and return it with the table of the model class.
 
-    Fields that only training uses (dropout, initialisation) may be lost, but a class that keeps them is preferred.
+    An UnsupportedConfigError lists the fields that the architecture cannot express. Fields that only training uses
+    (dropout, initialisation) may be lost, but a class that keeps them is preferred.
     """
     found: tuple[Json, HeadTable] | None = None
     closest: list[str] | None = None
@@ -315,7 +321,7 @@ def _read_head(table: HeadTable, theirs: Json, vocab: int) -> HeadConfig:
 
 
 def _inference_config(config: Config) -> Config:
-    """A config without the fields that only training uses."""
+    """Return the config with default values in the fields that only training uses."""
 
     def bare(stack: StackConfig | None) -> StackConfig | None:
         if stack is None:
@@ -331,7 +337,7 @@ def _inference_config(config: Config) -> Config:
 
 
 def _config_differences(a: Config, b: Config) -> list[str]:
-    """The fields in which two configs differ, nested ones by their full name."""
+    """List the fields in which two configs differ, with the full names of nested fields."""
     out = []
     for f in fields(Config):
         x, y = getattr(a, f.name), getattr(b, f.name)
@@ -347,14 +353,14 @@ def _config_differences(a: Config, b: Config) -> list[str]:
 
 @dataclass(frozen=True)
 class ParameterMapping:
-    """One of our parameters, and the tensors of theirs that it comes from."""
+    """One of our parameters, and their tensors that it is made from."""
 
     name: str
     ref: TensorRule
     theirs: tuple[str, ...]  # without the class's prefix
     suffix: str
     stack: StackConfig
-    in_body: bool  # whether the prefix of the class comes before their names
+    in_body: bool  # True: their names start with the prefix of the class
 
 
 def map_parameters(
@@ -386,7 +392,7 @@ def map_parameters(
 def write_weights(
     architecture: Architecture, table: HeadTable, config: Config, ours: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Our parameters under their names, as their class saves them."""
+    """Convert our parameters to their tensors, with the names that their class saves."""
     out: dict[str, Tensor] = {}
     prefix = _prefix(architecture, table)
     for row in map_parameters(architecture, table, config, ours):
@@ -400,14 +406,14 @@ def _strip_placeholder(name: str) -> str:
 
 
 def _prefix(architecture: Architecture, table: HeadTable) -> str:
-    """What comes before the names of the body. The base class, which has no head, has no prefix."""
+    """Return the prefix of the body's tensors. heads[0], their base class, uses no prefix."""
     if table.prefix is not None:
         return table.prefix
     return architecture.prefix if table is not architecture.heads[0] else ""
 
 
 def normalize_name(architecture: Architecture, table: HeadTable, name: str) -> str:
-    """One of their names without its prefix, and with old spellings of norms (gamma, beta) replaced."""
+    """Remove the prefix from one of their names, and replace the old names of norm weights (gamma, beta)."""
     for prefix in (table.prefix, architecture.prefix):
         if prefix and name.startswith(prefix):
             name = name[len(prefix) :]
@@ -416,7 +422,7 @@ def normalize_name(architecture: Architecture, table: HeadTable, name: str) -> s
 
 
 def is_ignored(architecture: Architecture, name: str) -> bool:
-    """Whether one of their tensors is not a weight: a buffer, or left over from an old release."""
+    """Whether one of their tensors is skipped: a buffer, or a leftover of an old release."""
     return any(fnmatchcase(name, pattern) for pattern in architecture.ignored)
 
 

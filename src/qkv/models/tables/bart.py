@@ -21,7 +21,7 @@ FINAL_BIAS = "final_logits_bias"
 
 
 def stack_rows(side: str) -> FieldRows:
-    """The config rows of one side, "encoder" or "decoder"."""
+    """The config rows of one stack; `side` is "encoder" or "decoder"."""
     return {
         "vocab_size": ConfigKey("vocab_size", 50265),
         "width": ConfigKey("d_model", 1024),

@@ -51,7 +51,7 @@ def _as_tuple(value: Any) -> tuple[int, ...]:
 
 
 def head_dropout(name: str, fallback: str) -> ComputedField:
-    """The dropout of a classifier, which defaults to that of the body."""
+    """The dropout of a classifier. If their key `name` is missing, the key `fallback` of the body applies."""
 
     def read(theirs: Json) -> float:
         value = theirs.get(name)
@@ -70,7 +70,7 @@ GATED_ACTIVATION_NAMES = {
 
 
 def read_bias(theirs: Json) -> str:
-    """Which linear maps have a bias, from two flags."""
+    """Return our `bias`, given their two flags."""
     attention, mlp = bool(theirs.get("attention_bias")), bool(theirs.get("mlp_bias"))
     if mlp and not attention:
         raise ValueError("mlp_bias without attention_bias is not supported")
@@ -78,7 +78,7 @@ def read_bias(theirs: Json) -> str:
 
 
 def write_bias(value: str, stack: Any) -> Json:
-    """The two flags again."""
+    """The inverse: return the two flags, given our `bias`."""
     return {"attention_bias": value in ("all", "attention"), "mlp_bias": value == "all"}
 
 
@@ -86,7 +86,7 @@ def write_bias(value: str, stack: Any) -> Json:
 
 
 def rope_settings(theirs: Json, layer_type: str = "") -> Json:
-    """Their rotary settings, from `rope_parameters` or the older separate keys."""
+    """Return their rotary settings, from `rope_parameters` or the older key `rope_scaling`."""
     rope = theirs.get("rope_parameters") or {}
     if layer_type in rope:
         rope = rope[layer_type]
@@ -146,16 +146,16 @@ def _write_rope(value: Any, stack: Any) -> Json:
 ROPE: FieldRows = {
     "position": "rotary",
     "rotary_base": ComputedField(_read_base, _write_rope),
-    "rotary_scaling": ComputedField(_read_scaling, lambda value, stack: {}),  # written with the base
+    "rotary_scaling": ComputedField(_read_scaling, lambda value, stack: {}),  # _write_rope already writes it
 }
 ROPE_PARTIAL: FieldRows = {**ROPE, "rotary_fraction": ComputedField(_read_rotary_fraction, lambda value, stack: {})}
 
 
-# ── Heads that look alike everywhere ─────────────────────────────────────────────────────────────────────────────
+# ── Heads of decoders ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def decoder_head_tables(name: str, *, base: str, token: str, qa_prefix: str | None = None) -> tuple[HeadTable, ...]:
-    """The heads of a decoder-only architecture: language model, sequence and token classes, spans."""
+    """The heads of a decoder: language model, sequence classification, token classification, question answering."""
     lm = {"kind": "lm", "tied": ConfigKey("tie_word_embeddings", False)}
     score: TensorNames = {"head.out": "score"}
     return (

@@ -64,7 +64,7 @@ BODY: TensorNames = {
 def llama_architecture(
     name: str, class_prefix: str, rows: FieldRows, *, names: TensorNames | None = None, qa_prefix: str | None = None
 ) -> Architecture:
-    """An architecture of this family; `rows` has its differences."""
+    """Return an architecture of this family. `rows` and `names` override the rows and names of Llama."""
     return Architecture(
         name=name,
         prefix="model.",
@@ -77,7 +77,7 @@ def llama_architecture(
 
 
 def _max_distance(window: int) -> int:
-    """Their window includes the token itself; ours is the largest distance, where 0 means no limit."""
+    """Convert their window, which counts the token itself, to our maximum distance, where 0 means no limit."""
     if window < 2:
         raise ValueError(f"sliding_window = {window} is not supported: it must be at least 2")
     return int(window) - 1

@@ -36,7 +36,7 @@ def _write_sliding_layers(value: tuple[int, ...], stack: Any) -> Json:
 
 
 def _read_window(theirs: Json) -> int:
-    """Their window counts both sides together; ours is the largest distance, where 0 means no limit."""
+    """Convert their window, which counts both sides, to our maximum distance, where 0 means no limit."""
     window = int(theirs.get("local_attention", 128))
     if window < 2:
         raise ValueError(f"local_attention = {window} is not supported: it must be at least 2")

@@ -60,7 +60,7 @@ def bert(*, vocab_size: int = 30_522, width: int = 768, layers: int = 12, heads:
 
 
 def roberta_base() -> Config:
-    """RoBERTa base (2019): BERT's shape, positions from row 2 on, one sentence type, no next-sentence head."""
+    """RoBERTa base (2019): BERT's shape, positions from row 2 on, one token type, no next-sentence head."""
     stack = StackConfig(
         vocab_size=50_265,
         width=768,
@@ -82,7 +82,7 @@ def roberta_base() -> Config:
 
 
 def distilbert() -> Config:
-    """DistilBERT (2019): half of BERT base's layers, no sentence types."""
+    """DistilBERT (2019): half of BERT base's layers, no token types."""
     stack = StackConfig(
         vocab_size=30_522,
         width=768,
@@ -160,12 +160,12 @@ def gpt2(
 
 
 def gpt3_175b() -> Config:
-    """GPT-3 (2020), for accounting: 96 layers of 96 heads, dense attention in every layer."""
+    """GPT-3 (2020), to compute its cost: 96 layers of 96 heads, dense attention. Its weights are not public."""
     return gpt2(width=12_288, layers=96, heads=96, positions=2048, dropout=0.0)
 
 
 def t5(*, width: int = 512, layers: int = 6, heads: int = 8, ffn_width: int = 2048, gated: bool = False) -> Config:
-    """T5 (2019); `gated` is v1.1: a gated feed-forward and an output matrix of its own."""
+    """T5 (2019); `gated` means v1.1: a gated feed-forward and a separate output matrix."""
     stack = StackConfig(
         vocab_size=32_128,
         width=width,
@@ -229,7 +229,7 @@ def bart_base() -> Config:
 
 
 def marian() -> Config:
-    """Marian, as the OPUS-MT translators have it: the 2017 base shape with SiLU."""
+    """Marian, as in the OPUS-MT translation models: the 2017 base model with SiLU."""
     stack = StackConfig(
         vocab_size=58_101,
         width=512,
@@ -268,7 +268,7 @@ def llama(
     rotary_scaling: RotaryScaling | None = None,
     bos_eos_ids: tuple[int, int] = (1, 2),
 ) -> Config:
-    """Llama (2023–24): RMSNorm, rotary, SwiGLU, grouped key/value heads. As it stands: the 1.1B of TinyLlama."""
+    """Llama (2023–24): RMSNorm, rotary, SwiGLU, grouped key/value heads. The defaults are TinyLlama 1.1B."""
     stack = StackConfig(
         vocab_size=vocab_size,
         width=width,
@@ -301,7 +301,7 @@ LLAMA3_SCALING = RotaryScaling(
 
 
 def mistral_7b() -> Config:
-    """Mistral 7B v0.1 (2023): each token sees itself and the 4,095 before it."""
+    """Mistral 7B v0.1 (2023): each token attends to itself and the 4,095 tokens before it."""
     stack = StackConfig(
         vocab_size=32_000,
         width=4096,
@@ -339,7 +339,7 @@ def qwen(
     max_positions: int = 32_768,
     vocab_size: int = 151_936,
 ) -> Config:
-    """Qwen2 (2024) has biases on queries, keys and values; Qwen3 (2025) a norm on each query and key instead."""
+    """Qwen2 (2024) has biases on queries, keys and values. Qwen3 (2025) has a norm on each query and key instead."""
     stack = StackConfig(
         vocab_size=vocab_size,
         width=width,
@@ -359,7 +359,7 @@ def qwen(
         bias="none" if version == 3 else "qkv",
     )
     head = HeadConfig(kind="lm", outputs=vocab_size, tied=tied)
-    end = 151_645 if version == 3 else 151_643  # Qwen3's sizes are those of the chat models, which end a turn
+    end = 151_645 if version == 3 else 151_643  # the Qwen3 presets are chat models: <|im_end|>
     return Config(
         decoder=stack, head=head, decoder_start_token_id=151_643, eos_token_ids=(end,), architecture=f"qwen{version}"
     )

@@ -1,8 +1,8 @@
-"""Where a model's parameters, FLOPs and memory go, computed from shapes: no weight is allocated.
+"""The parameters, FLOPs and memory of a model, computed from shapes: no weight is allocated.
 
-A multiply-add counts as two FLOPs. The forward pass costs, per token, 2 for every weight of a matrix and 4·H·D for
-every key (scores and weighted values). Training costs three times that, because backward costs twice the forward pass.
-Embedding look-ups are free; a tied output matrix is not.
+A multiply-add counts as two FLOPs. FLOPs of the forward pass, per token: 2 per matrix weight, and 4·H·D per attended
+key (scores and weighted values). The backward pass costs twice as much, so training costs three times the forward pass.
+Embedding look-ups count as 0 FLOPs; a tied output matrix counts like any matrix.
 """
 
 from dataclasses import asdict, dataclass
@@ -27,17 +27,17 @@ class ModelSummary:
     width: int
     vocab_size: int
     context_length: int  # the length for which FLOPs are computed
-    parameters: dict[str, int]  # per component; shared ones count once
+    parameters: dict[str, int]  # per component; shared parameters count once
     total: int
     tied: bool  # whether the output matrix is the embedding
     flops_forward: int  # per token
-    flops_training: int
+    flops_training: int  # per token, forward and backward
     weight_bytes: dict[str, int]  # per dtype
-    cache_bytes_per_token: dict[str, int]  # per dtype: the decoder's own keys and values
-    cross_bytes_per_source_token: dict[str, int]
+    cache_bytes_per_token: dict[str, int]  # per dtype: the keys and values of self-attention
+    cross_bytes_per_source_token: dict[str, int]  # per dtype: the keys and values of cross-attention
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values, for JSON."""
         return asdict(self)
 
 
@@ -75,7 +75,7 @@ def summarise_model(config: Config, context_length: int | None = None) -> ModelS
 
 
 def component_of(name: str) -> str:
-    """The component that a parameter belongs to."""
+    """Return the component that a parameter belongs to."""
     if name.startswith("head."):
         return "head"
     if "norm" in name:
@@ -86,7 +86,7 @@ def component_of(name: str) -> str:
 
 
 def _stack_flops(stack: StackConfig, context_length: int, *, causal: bool, cross: bool) -> int:
-    """Per token, forward: matrices and attention of every layer (shared weights count in each layer)."""
+    """Return the forward FLOPs per token of all layers. Shared weights count in each layer that uses them."""
     inner, kv = stack.heads * stack.head_dim, stack.kv_heads * stack.head_dim
     attention = stack.width * (2 * inner + 2 * kv)
     matrices = 3 if stack.feedforward in GATED_ACTIVATIONS else 2

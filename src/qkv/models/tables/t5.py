@@ -23,8 +23,8 @@ UNGATED = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "silu": "sil
 GATED = {"gated-gelu": "geglu_tanh", "gated-silu": "swiglu", "gated-relu": "reglu"}  # T5's gated GELU is the tanh one
 
 
-def stack_rows(layers: Any, ffn: str) -> FieldRows:
-    """The config rows of one stack; `ffn` is the default of `feed_forward_proj`."""
+def stack_rows(layers: Any, default_ffn: str) -> FieldRows:
+    """The config rows of one stack; `default_ffn` is the default of `feed_forward_proj`."""
     return {
         "vocab_size": ConfigKey("vocab_size", 32128),
         "width": ConfigKey("d_model", 512),
@@ -40,7 +40,7 @@ def stack_rows(layers: Any, ffn: str) -> FieldRows:
         "norm_placement": "pre",
         "norm_affine": "gain",
         "norm_eps": ConfigKey("layer_norm_epsilon", 1e-6),
-        "feedforward": ConfigKey("feed_forward_proj", ffn, {**UNGATED, **GATED}),
+        "feedforward": ConfigKey("feed_forward_proj", default_ffn, {**UNGATED, **GATED}),
         "bias": "none",
         "score_scale": "none",
         "dropout": ConfigKey("dropout_rate", 0.1),
@@ -54,16 +54,18 @@ def _decoder_layers(theirs: Json) -> int:
     return int(theirs.get("num_decoder_layers") or theirs.get("num_layers", 6))
 
 
-def stacks(ffn: str) -> dict[str, FieldRows]:
+def stacks(default_ffn: str) -> dict[str, FieldRows]:
     """The config rows of both stacks."""
     return {
-        "encoder": stack_rows(ConfigKey("num_layers", 6), ffn),
-        "decoder": stack_rows(ComputedField(_decoder_layers, lambda value, stack: {"num_decoder_layers": value}), ffn),
+        "encoder": stack_rows(ConfigKey("num_layers", 6), default_ffn),
+        "decoder": stack_rows(
+            ComputedField(_decoder_layers, lambda value, stack: {"num_decoder_layers": value}), default_ffn
+        ),
     }
 
 
-def _stack_tensor_names(ours: str, theirs: str, ffn: int) -> TensorNames:
-    """The names of one stack; `ffn` is the index of the feed-forward among the sublayers of a block."""
+def _stack_tensor_names(ours: str, theirs: str, ffn_index: int) -> TensorNames:
+    """The names of one stack; `ffn_index` is the index of the feed-forward among the sublayers of a block."""
     block = theirs + ".block.{i}.layer"
     return {
         f"{ours}.blocks.{{i}}.attention.qkv": Concatenated(*(f"{block}.0.SelfAttention.{part}" for part in "qkv")),
@@ -71,11 +73,11 @@ def _stack_tensor_names(ours: str, theirs: str, ffn: int) -> TensorNames:
         f"{ours}.blocks.{{i}}.attention_sub.norm": f"{block}.0.layer_norm",
         f"{ours}.blocks.{{i}}.ffn.up": Conditional(
             lambda config, stack: stack.feedforward in GATED.values(),
-            Concatenated(f"{block}.{ffn}.DenseReluDense.wi_0", f"{block}.{ffn}.DenseReluDense.wi_1"),
-            f"{block}.{ffn}.DenseReluDense.wi",
+            Concatenated(f"{block}.{ffn_index}.DenseReluDense.wi_0", f"{block}.{ffn_index}.DenseReluDense.wi_1"),
+            f"{block}.{ffn_index}.DenseReluDense.wi",
         ),
-        f"{ours}.blocks.{{i}}.ffn.down": f"{block}.{ffn}.DenseReluDense.wo",
-        f"{ours}.blocks.{{i}}.ffn_sub.norm": f"{block}.{ffn}.layer_norm",
+        f"{ours}.blocks.{{i}}.ffn.down": f"{block}.{ffn_index}.DenseReluDense.wo",
+        f"{ours}.blocks.{{i}}.ffn_sub.norm": f"{block}.{ffn_index}.layer_norm",
         f"{ours}.bias.table": f"{theirs}.block.0.layer.0.SelfAttention.relative_attention_bias",
         f"{ours}.norm": f"{theirs}.final_layer_norm",
     }
@@ -84,7 +86,7 @@ def _stack_tensor_names(ours: str, theirs: str, ffn: int) -> TensorNames:
 CROSS = "decoder.block.{i}.layer.1"
 BODY: TensorNames = {
     "source_embedding.token": "shared",
-    "embedding.token": "shared",  # an encoder alone
+    "embedding.token": "shared",  # for the encoder-only classes
     **_stack_tensor_names("encoder", "encoder", 1),
     **_stack_tensor_names("decoder", "decoder", 2),
     "decoder.blocks.{i}.cross.q": f"{CROSS}.EncDecAttention.q",
@@ -95,13 +97,13 @@ BODY: TensorNames = {
 
 
 def _read_tied(theirs: Json) -> bool:
-    """Tied, unless the config says otherwise and the folder has an output matrix."""
+    """Tied, unless the config says otherwise and the checkpoint contains lm_head.weight."""
     untied = theirs.get("tie_word_embeddings") is False or theirs.get("scale_decoder_outputs") is False
     return not (untied and "lm_head.weight" in theirs.get("_tensors", ("lm_head.weight",)))
 
 
 def _read_tied_mt5(theirs: Json) -> bool:
-    """Decided by the tensors of the folder, as transformers always writes `tie_word_embeddings: true`."""
+    """Tied if the checkpoint has no lm_head.weight: transformers always writes `tie_word_embeddings: true`."""
     if "_tensors" in theirs:
         return "lm_head.weight" not in theirs["_tensors"]
     return bool(theirs.get("tie_word_embeddings", True))
@@ -144,10 +146,10 @@ def _heads(class_prefix: str, lm: FieldRows) -> tuple[HeadTable, ...]:
     )
 
 
-def _t5(name: str, class_prefix: str, ffn: str, lm: FieldRows) -> Architecture:
+def _t5(name: str, class_prefix: str, default_ffn: str, lm: FieldRows) -> Architecture:
     return Architecture(
         name=name,
-        stacks=stacks(ffn),
+        stacks=stacks(default_ffn),
         config={
             **SPECIAL_TOKENS_SEQ2SEQ,
             "decoder_start_token_id": ConfigKey("decoder_start_token_id", 0),
