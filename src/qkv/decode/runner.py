@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from qkv.blocks import CrossCache, SelfCache
+from qkv.blocks.padding import pad_sequences
 from qkv.decode.cache_edits import reorder_cache, select_sources
 from qkv.decode.cpu import encoder as cpu_encoder
 from qkv.decode.cpu.step import CpuStep
@@ -181,8 +182,7 @@ def promote_to_float32(logits: Tensor) -> Tensor:
 
 def left_pad(sequences: Sequence[Sequence[int]], device: torch.device) -> Tensor:
     """Token sequences as one tensor (R, T), left-padded with −1."""
-    length = max([1, *map(len, sequences)])  # a batch of empty sequences still has one position
-    return torch.tensor([[-1] * (length - len(s)) + list(s) for s in sequences], dtype=torch.long, device=device)
+    return pad_sequences(sequences, -1, side="left").to(device)
 
 
 def _model_inputs(tokens: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -56,6 +56,7 @@ def is_supported(kind: str, up: nn.Module, x: Tensor) -> bool:
 
 @triton.jit
 def sigmoid_of_polynomial(z, P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, P3: tl.constexpr):
+    """Return σ(p(z))."""
     q = tl.minimum(z * z, MAX_SQUARE)
     return 1.0 / (1.0 + tl.exp(-z * (P0 + q * (P1 + q * (P2 + q * P3)))))
 
@@ -66,6 +67,7 @@ def gelu_forward(
     WIDTH: tl.constexpr, P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, P3: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLLED: tl.constexpr,
 ):  # fmt: skip
+    """Compute z · σ(p(z)) for a block of rows and columns."""
     block = (tl.program_id(0) // tl.cdiv(WIDTH, COLUMNS)).to(tl.int64)
     column = tl.program_id(0) % tl.cdiv(WIDTH, COLUMNS) * COLUMNS + tl.arange(0, COLUMNS)
     bias = tl.load(bias_ptr + column, mask=column < WIDTH, other=0.0).to(tl.float32)
@@ -84,6 +86,7 @@ def gelu_backward(
     WIDTH: tl.constexpr, P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, P3: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLLED: tl.constexpr,
 ):  # fmt: skip
+    """Compute the gradient of x, and the bias gradient summed over the rows of the block."""
     block = (tl.program_id(0) // tl.cdiv(WIDTH, COLUMNS)).to(tl.int64)
     column = tl.program_id(0) % tl.cdiv(WIDTH, COLUMNS) * COLUMNS + tl.arange(0, COLUMNS)
     bias = tl.load(bias_ptr + column, mask=column < WIDTH, other=0.0).to(tl.float32)
