@@ -137,7 +137,7 @@ def test_a_recipe_written_for_ones_own_file_trains(here: Path, capsys: pytest.Ca
     values = json.loads(said(capsys, ["eval", run, "pairs.tsv", "--limit", "3", "--json"])[0])
     assert values["records"] == 3
     _, err = said(capsys, ["init", "translate"], code=1)
-    assert "this file exists" in err
+    assert "this file already exists" in err
 
 
 def test_the_example_of_inits_own_help(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,7 +182,7 @@ def test_a_table_without_a_header_line_stays_one(
     assert "3 records" in said(capsys, ["eval", place, "bare.tsv", "--limit", "3"])[0], "columns as in its run"
     shutil.rmtree(here / "runs/numbers/checkpoints")
     _, err = said(capsys, ["run", "runs/numbers", "wun"], code=1)
-    assert "this run is not finished, so it has no model yet; qkv train" in err
+    assert "this run is not finished, so it has no model yet; finish it with qkv train" in err
 
 
 def test_a_run_is_scored_on_what_its_recipe_holds_out(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
