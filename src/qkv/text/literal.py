@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-# The id between Unicode noncharacters, which are not allowed in text interchange.
+# The new name of a token: its id between Unicode noncharacters, which do not occur in texts.
 RENAMED_TOKEN_FORMAT = "\U0010ffff\U0010fffe{}\U0010ffff\U0010fffe"
 
 
@@ -38,7 +38,7 @@ def rename_special_tokens(parts: dict[str, Any], special: dict[str, int]) -> Non
     else:
         model["vocab"] = {names.get(token, token): token_id for token, token_id in vocabulary.items()}
         model["unk_token"] = names.get(model.get("unk_token"), model.get("unk_token"))
-    if "merges" in model:  # without those that make or use a special token
+    if "merges" in model:  # drop merges that produce or contain a special token
         model["merges"] = [pair for pair in model["merges"] if not names.keys() & {pair[0], pair[1], pair[0] + pair[1]}]
     for token in parts["added_tokens"]:
         token["content"] = names.get(token["content"], token["content"])

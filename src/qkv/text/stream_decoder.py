@@ -4,7 +4,7 @@ The concatenated output equals `decode` of all the ids, and every id takes const
 the text around it depends on the tokenizer's decoder (`StreamPlan.mode`):
 
 - "byte" (byte-level): a token is a run of bytes; a character is returned with its last byte.
-- "token" (most others): the text of a token depends only on whether it is the first. Later tokens are decoded behind a
+- "token" (most others): the text of a token depends only on whether it is the first. Later tokens are decoded after a
   known token, the anchor, whose text is then removed. Byte-fallback tokens are held until another token follows.
 - "whole" (any other decoder): later tokens may change earlier text, so all text is held until the end.
 """
@@ -50,7 +50,7 @@ class StreamDecoder:
         self._mode, self._anchor, self._anchor_text = plan.mode, [plan.anchor], plan.anchor_text
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._held: list[int] = []
-        self._has_output = False  # until there is any text, the held ids are the first ones
+        self._has_output = False  # whether any text has been returned
 
     def push(self, token_id: int) -> str:
         """Take the next id and return the text that is now final: often that of this token, sometimes none."""
@@ -76,7 +76,7 @@ class StreamDecoder:
         text = self._backend.decode(anchor + self._held, skip_special_tokens=self._skip)
         if self._has_output:
             text = text[len(self._anchor_text) :]
-        if text or self._has_output:  # before the first text, empty tokens may still affect the next one
+        if text or self._has_output:  # before the first text, ids without text may affect the next token
             self._held, self._has_output = [], True
         return text
 
@@ -111,7 +111,7 @@ def stream_mode(backend: Backend) -> str:
         return "byte"
     fused = types.index("Fuse") if "Fuse" in types else len(types)
     is_tokenwise = TOKENWISE_DECODERS.issuperset(types[:fused])
-    # After Fuse there is one string; stripping its front is complete as soon as there is any text.
+    # After Fuse there is one string. A Strip that only strips the start affects only the first text.
     after = steps[fused + 1 :]
     strips_front_only = not after or (len(after) == 1 and after[0]["type"] == "Strip" and after[0]["stop"] == 0)
     return "token" if is_tokenwise and strips_front_only else "whole"

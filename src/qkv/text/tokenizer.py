@@ -68,11 +68,11 @@ class Tokenizer:
         self._literal = make_literal_backend(self._parser)
         self._piece_to_vocab_id = (
             None if side is None else side.piece_to_vocab_id
-        )  # id of the parser → id of the vocabulary
+        )  # Marian: id in the SentencePiece model → id in the vocabulary
         self._files = dict(files or {})
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickling for worker processes leaves out the literal backend, which would lose `encode_special_tokens`."""
+        """Leave out the literal backend, because pickling would lose its flag `encode_special_tokens`."""
         return {name: value for name, value in self.__dict__.items() if name not in ("_literal", "_stream_plan")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -58,7 +58,7 @@ def train_backend(
     `special_tokens`: the roles to create tokens for, in the order of their ids from 0; a mapping also gives their
         spellings. Default: pad, bos, eos, and unk for the kinds that cannot encode every text.
     `template`: the special tokens that encoding adds, by name (`qkv.text.templates.TEMPLATES`).
-    `min_frequency`: tokens seen less often are not learned. Single characters are, while there is room.
+    `min_frequency`: rarer tokens are not learned, except single characters, which are kept while `vocab_size` allows.
     `progress(done, total)`: bytes of files, or number of strings; the total is 0 if it is not known.
     """
     if kind not in TOKENIZER_KINDS:

@@ -80,7 +80,7 @@ class TrainingTexts:
 
 
 def split_long_words(text: str) -> Iterator[str]:
-    """Split a text where it has a run of at least `MAX_WORD_CHARS` characters without, or only of, white space.
+    """Split runs of at least `MAX_WORD_CHARS` characters that contain no white space, or only white space.
 
     The trainers of `tokenizers` take time quadratic in the length of a word, so a megabyte without a space would take
     hours. Such a run is no real word, and is split into slices. Any other text is yielded unchanged.
@@ -107,7 +107,7 @@ def split_long_words(text: str) -> Iterator[str]:
 
 
 def list_files(source: Any) -> list[Path] | None:
-    """The files of a source, or None if it is an iterable of strings. A list or a tuple is always one of files."""
+    """The files of a source, or None if it is an iterable of strings. A list or a tuple always has paths."""
     if isinstance(source, str | os.PathLike):
         source = [source]
     if not isinstance(source, list | tuple):

@@ -54,8 +54,8 @@ def test_pairs_each_with_its_tokenizer():
     [
         ({"source": "a"}, "no field 'target'; known: source"),
         ({"source": "a", "targt": "b"}, "no field 'target'; did you mean 'targt'?"),
-        ({"source": 3, "target": "b"}, "field 'source' is int, not str"),
-        ({"source": "", "target": "b"}, "field 'source' has no tokens"),
+        ({"source": 3, "target": "b"}, "the field 'source' must be str, not int"),
+        ({"source": "", "target": "b"}, "the field 'source' has no tokens"),
         ({"source": "a", "target": "\ud800"}, "lone surrogate"),
     ],
 )
@@ -86,7 +86,11 @@ def test_classes_and_scores():
         (EncodeClass(MADE, label="kind", classes=("no", "yes")), {"text": "x", "kind": " "}, "the kind is empty"),
         (EncodeClass(MADE, score="how"), {"text": "x", "how": "much"}, "the how 'much' is not a number"),
         (EncodeClass(MADE, score="how"), {"text": "x", "how": float("inf")}, "not a number"),
-        (EncodeTags(MADE, classes=("O",)), {"tokens": ["a", "b"], "tags": ["O"]}, "2 tokens but 1 tags"),
+        (
+            EncodeTags(MADE, classes=("O",)),
+            {"tokens": ["a", "b"], "tags": ["O"]},
+            "the field 'tokens' has 2 entries, but 'tags' has 1",
+        ),
         (EncodeTags(MADE, classes=("O",)), {"tokens": ["a"], "tags": ["B-PER"]}, "the tag 'B-PER' is not one of"),
         (EncodeTags(MADE, classes=("O",)), {"tokens": ["\ud800"], "tags": ["O"]}, "lone surrogate"),
         (
@@ -97,10 +101,10 @@ def test_classes_and_scores():
         (
             EncodeAnswer(MADE),
             {"question": "q", "context": "abc", "answers": ["c"], "starts": ["2"]},
-            "the answer 'c' at '2' is not a text and a number",
+            "the first answer must be a text and its start an integer, not 'c' and '2'",
         ),
-        (EncodeChat(MADE), {"messages": [{"role": "user", "content": "hi"}]}, "no turn of 'assistant'"),
-        (EncodeChat(MADE), {"messages": [{"from": "user", "value": "hi"}]}, "turn 0 of 'messages' is not"),
+        (EncodeChat(MADE), {"messages": [{"role": "user", "content": "hi"}]}, "no turn with the role 'assistant'"),
+        (EncodeChat(MADE), {"messages": [{"from": "user", "value": "hi"}]}, "turn 0 of 'messages' must be an object"),
     ],
 )
 def test_what_cannot_be_encoded_says_why(encode, fields, reason):

@@ -99,7 +99,7 @@ def test_a_missing_role_is_named():
 
 def test_too_few_sentinels_are_counted():
     few = Tokenizer.train("byte", iter([]), vocab_size=280, special_tokens=["pad", "eos"], num_sentinels=5)
-    with pytest.raises(UsageError, match=r"need \d+ sentinels and the tokenizer has 5"):
+    with pytest.raises(UsageError, match=r"need \d+ sentinel tokens, but the tokenizer has 5"):
         SpanCorruption(documents([3]), few, max_source_length=512)
 
 
@@ -124,7 +124,7 @@ def test_impossible_choices_are_refused(make, message):
 
 
 def test_a_row_too_short_for_anything_is_refused():
-    with pytest.raises(UsageError, match="length = 2 is too short"):
+    with pytest.raises(UsageError, match="length = 2 is too small"):
         MaskedLM(documents([3]), tokenizer(), max_length=2)
 
 

@@ -195,7 +195,7 @@ def test_a_span_outside_the_passage_is_no_answer(span):
 
 
 def test_an_overlap_that_leaves_nothing_is_refused():
-    with pytest.raises(UsageError, match="overlap = 27 leaves no room"):
+    with pytest.raises(UsageError, match="overlap = 27 is not possible"):
         answers(overlap=27)
 
 

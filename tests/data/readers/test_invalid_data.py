@@ -58,7 +58,7 @@ def test_no_usable_rows_is_an_error_whatever_is_accepted(tmp_path, name, data):
 def test_a_folder_where_a_file_is_needed(tmp_path):
     with pytest.raises(QkvError, match="is a folder"):
         fields_of({"source": tmp_path, "target": tmp_path})
-    with pytest.raises(QkvError, match="holds no files"):
+    with pytest.raises(QkvError, match="contains no files"):
         fields_of(tmp_path)
 
 

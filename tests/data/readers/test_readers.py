@@ -268,7 +268,7 @@ def test_a_json_file_is_a_list_of_objects_or_of_lists(tmp_path):
 
 def test_a_json_file_that_is_no_list_says_where_lists_are(tmp_path):
     path = write(tmp_path, "a.json", json.dumps({"train": [], "test": [], "name": "x"}))
-    with pytest.raises(UsageError, match="lists are at: train, test"):
+    with pytest.raises(UsageError, match="one of the lists that it contains: train, test"):
         fields_of(path)
     with pytest.raises(UsageError, match="no list at key 'trian'"):
         fields_of(path, key="trian")
@@ -306,7 +306,7 @@ def test_squad_answers_must_stand_where_they_say(tmp_path):
 
 
 def test_a_file_called_squad_must_be_squad(tmp_path):
-    with pytest.raises(QkvError, match="is not SQuAD"):
+    with pytest.raises(QkvError, match="is not in SQuAD's format"):
         fields_of(write(tmp_path, "a.json", "[]"), format="squad")
 
 

@@ -15,7 +15,7 @@ DATASETS: dict[str, type[BuiltinDataset]] = {dataset.name: dataset for dataset i
 
 
 def find_dataset(name: str) -> BuiltinDataset:
-    """The dataset with this name; its tables are made when its first example is read.
+    """Return the dataset with this name. Its tables are made when its first example is read.
 
     >>> find_dataset("date")
     Traceback (most recent call last):

@@ -1,6 +1,6 @@
-"""What every built-in dataset is: examples by number, each a pure function of (seed, split, number).
+"""Base class of built-in datasets: each example is a pure function of (seed, split, number).
 
-So the order of the data, resuming and sharding across processes need no state: the position in the data is an integer.
+So the position in the data is a single integer, and resuming or sharding across processes needs no other state.
 """
 
 from abc import ABC, abstractmethod
@@ -12,7 +12,7 @@ from qkv.errors import UsageError, suggest_name
 
 SPLITS = ("train", "valid", "test")
 UINT64_MAX = (1 << 64) - 1
-SPLIT_BUCKETS = 20  # one key in this many is for valid, and one for test
+SPLIT_BUCKETS = 20  # keys are hashed into this number of buckets: one is valid, one is test, the others are train
 
 
 class BuiltinDataset(ABC):
@@ -21,24 +21,24 @@ class BuiltinDataset(ABC):
     name: str
     description: str
     licence: str
-    fields: tuple[str, ...]  # of every example; source and target come first for a text-to-text task
+    fields: tuple[str, ...]  # the fields of every example; for a text-to-text task, source and target come first
     splits: tuple[str, ...] = SPLITS
 
     @abstractmethod
     def example(self, split: str, i: int, seed: int = 0) -> dict[str, str]:
-        """Example `i` of a split: the same for the same (split, i, seed), on any machine."""
+        """Return example `i` of a split. It depends only on the arguments, on every machine."""
 
     @abstractmethod
     def length(self, split: str) -> int | None:
-        """The number of examples of a split; None if it is endless."""
+        """The number of examples of a split; None if the split is endless."""
 
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """A hash of what the examples are made from: it changes when they do."""
+        """A hash that changes when the examples change."""
 
     def examples(self, split: str, seed: int = 0, start: int = 0, stop: int | None = None) -> Iterator[dict[str, str]]:
-        """The examples from `start` to `stop`, or to the end of the split, if it has one."""
+        """Yield the examples start … stop − 1. Without `stop`, yield all examples from `start` on."""
         end = self.length(split) if stop is None else stop
         for i in count(start) if end is None else range(start, end):
             yield self.example(split, i, seed)
@@ -67,12 +67,12 @@ def splitmix64(value: int) -> int:
 
 @lru_cache(maxsize=256)
 def random_stream_start(seed: int, split: str) -> int:
-    """Where the random numbers of a seed and split begin: far from those of any other."""
+    """The first number of the random stream of a seed and a split."""
     return splitmix64(splitmix64(seed) ^ SPLITS.index(split) + 1)
 
 
 def assign_split(key: int) -> str:
-    """The split of a key (a date, a file's hash). It does not depend on the seed, so no key is in two splits.
+    """The split of a key (a date, the hash of a path). It does not depend on the seed, so no key is in two splits.
 
     >>> sorted({assign_split(key) for key in range(100)})
     ['test', 'train', 'valid']

@@ -1,8 +1,8 @@
-"""The ways to write a date, as tables: the formats and names of months and days of each language, from CLDR (Babel).
+"""Formats of dates in many languages, with the names of months and days, from CLDR (Babel).
 
-A `DateFormat` is one way, with its names and digits filled in, so that writing a date takes four look-ups. The dates
-that a format may write are computed once, from a reverse index over all formats: a text that any format would read as
-another date is left out (03/04/2021 is in March in the United States and in April in France).
+A `DateFormat` has tables with the text of each year, month, day and weekday, so writing a date takes four look-ups.
+A format does not write a date whose text another format would read as a different date (03/04/2021 is in March in the
+United States and in April in France). The dates that each format may write are computed once.
 """
 
 import re
@@ -14,12 +14,17 @@ from typing import Any
 from qkv.errors import QkvError
 
 YEARS = range(1950, 2051)
-MAX_CHARACTERS = 48  # formats that need more are left out
-# Language → the CLDR locales whose formats it has.
+MAX_CHARACTERS = 48  # formats with longer dates are left out
+# `LOCALES`: language → the CLDR locales whose formats are used.
 LANGUAGES = "ar bn cs da de el en es fa fi fr he hi hu id it ja ko nl pl pt ro ru sv th tr uk vi zh"
 MORE_LOCALES = {"en": ["en_GB"], "zh": ["zh_Hant"]}
 LOCALES = {language: [language, *MORE_LOCALES.get(language, [])] for language in LANGUAGES.split()}
-ZERO_DIGITS = {"arab": "٠", "arabext": "۰", "beng": "০", "deva": "०"}  # the other nine follow in Unicode
+ZERO_DIGITS = {
+    "arab": "٠",
+    "arabext": "۰",
+    "beng": "০",
+    "deva": "०",
+}  # the digit 0 of each numbering system; 1 to 9 are the next code points
 PATTERN_FIELD = re.compile(r"'([^']*)'|(y+|M+|L+|d+|E+|c+|G+)|([A-Za-z])|([^A-Za-z']+)")
 INVISIBLE = dict.fromkeys(map(ord, "\u200e\u200f\u061c"))  # direction marks, which nobody types
 SPACES = {ord("\u00a0"): " ", ord("\u202f"): " ", ord("\u2009"): " "}
@@ -27,17 +32,17 @@ SPACES = {ord("\u00a0"): " ", ord("\u202f"): " ", ord("\u2009"): " "}
 
 @dataclass(frozen=True)
 class DateFormat:
-    """One way to write a date. The tables hold the texts of months 1–12, days 1–31 and weekdays 0–6 (Monday first)."""
+    """A format of dates. Tables give the text of months 1–12, days 1–31 and weekdays 0–6 (Monday is 0)."""
 
     language: str
     template: str  # for str.format: {0} year, {1} month, {2} day, {3} weekday
-    years: tuple[str, ...]  # of `YEARS`
+    years: tuple[str, ...]  # the text of each year of `YEARS`
     months: tuple[str, ...]
     days: tuple[str, ...]
     weekdays: tuple[str, ...]
 
     def write(self, year: int, month: int, day: int, weekday: int) -> str:
-        """The date in this format."""
+        """Write a date in this format."""
         texts = self.years[year - YEARS.start], self.months[month], self.days[day], self.weekdays[weekday]
         return self.template.format(*texts)
 
@@ -57,7 +62,7 @@ def date_formats(languages: Iterable[str]) -> list[DateFormat]:
 
 
 def locale_patterns(code: str) -> Iterator[tuple[str, Any]]:
-    """A locale's patterns for a complete date, and the same with longer or shorter names."""
+    """Yield the patterns of a locale for a complete date, also with longer and shorter names of months and days."""
     try:
         from babel import Locale
     except ImportError:
@@ -77,7 +82,7 @@ def locale_patterns(code: str) -> Iterator[tuple[str, Any]]:
 
 
 def formats_from_pattern(language: str, pattern: str, locale: Any) -> Iterator[DateFormat]:
-    """A CLDR pattern as formats, in Latin digits and in the locale's own; none if it is not a complete date."""
+    """Convert a CLDR pattern to formats with Latin and local digits. An incomplete date gives none."""
     zero = ZERO_DIGITS.get(locale.default_numbering_system, "0")
     for first in dict.fromkeys(["0", zero]):
         digits = str.maketrans("0123456789", "".join(chr(ord(first) + n) for n in range(10)))
@@ -103,7 +108,7 @@ def formats_from_pattern(language: str, pattern: str, locale: Any) -> Iterator[D
 
 
 def field_texts(field: str, locale: Any) -> tuple[str, tuple[str, ...]]:
-    """The name of a pattern's field, and its texts; none for a year of two digits."""
+    """The name of a field of a pattern, and its texts: ("month", ("", "Jan", …)). A two-digit year has no texts."""
     width = {3: "abbreviated", 4: "wide"}.get(len(field), "abbreviated" if field[0] in "EcG" else "")
     match field[0]:
         case "y":
@@ -131,13 +136,13 @@ def normalize_spaces(form: DateFormat) -> DateFormat:
 
 # -------------------------------------------------------------------- as people write
 
-UPPER = {"tr": str.maketrans("iı", "İI")}  # a language whose capitals are not Unicode's default
+UPPER = {"tr": str.maketrans("iı", "İI")}  # Turkish has its own rules for i and ı
 LOWER = {"tr": str.maketrans("Iİ", "ıi")}
 NO_UPPER = {"el"}  # Greek capitals drop their accents; `str.upper` keeps them
 
 
 def case_variants(form: DateFormat) -> Iterator[DateFormat]:
-    """The format itself, with a capital first letter, in lower case and in upper case."""
+    """Yield the format unchanged, with a capital first letter, in lower case and in upper case."""
 
     def upper(text: str) -> str:
         return text.translate(UPPER.get(form.language, {})).upper()
@@ -153,7 +158,7 @@ def case_variants(form: DateFormat) -> Iterator[DateFormat]:
 
 
 def map_words(form: DateFormat, function: Callable[[str], str]) -> DateFormat:
-    """The format with a function applied to all its words."""
+    """Apply a function to all words of a format."""
     return replace(
         form,
         template=function(form.template),  # {0} to {3} have no case
@@ -163,7 +168,7 @@ def map_words(form: DateFormat, function: Callable[[str], str]) -> DateFormat:
 
 
 def map_first_word(form: DateFormat, function: Callable[[str], str]) -> DateFormat:
-    """The format with a function applied to the word that it begins with."""
+    """Apply a function to the first word of a format."""
     if form.template.startswith("{1}"):
         return replace(form, months=tuple(map(function, form.months)))
     if form.template.startswith("{3}"):
@@ -179,18 +184,18 @@ def max_characters(form: DateFormat) -> int:
 
 # -------------------------------------------------------------------- which dates a format may write
 
-LEAP_YEAR = 2024  # has every day of a year; one year is enough, because all formats write the year in full
-ANY_WEEKDAY = "\ue000"  # replaces the weekday's name, so that it never distinguishes two dates
+LEAP_YEAR = 2024  # one year with all 366 days is enough, because all formats write the year in full
+ANY_WEEKDAY = "\ue000"  # replaces weekday names, which must not distinguish two dates
 IGNORED_PUNCTUATION = str.maketrans(".,،", "   ")
 
 
 def unambiguous_days(formats: list[DateFormat]) -> list[frozenset[tuple[int, int]]]:
-    """For each format, the (month, day) pairs whose text no format of the list reads as another date."""
+    """For each format, the (month, day) pairs whose text no other format would read as a different date."""
     year = [date(LEAP_YEAR, 1, 1) + timedelta(days=n) for n in range(366)]
     normalized = [replace(map_words(form, str.casefold), language="", weekdays=(ANY_WEEKDAY,) * 7) for form in formats]
     readings: dict[str, set[tuple[int, int]]] = {}
     listed: dict[DateFormat, list[tuple[str, tuple[int, int]]]] = {}
-    for form in dict.fromkeys(normalized):  # formats that differ in case or weekdays only are read alike
+    for form in dict.fromkeys(normalized):  # formats that differ only in case or weekdays have the same readings
         texts = [form.write(day.year, day.month, day.day, 0) for day in year]
         listed[form] = [(reading_key(text), (day.month, day.day)) for text, day in zip(texts, year, strict=True)]
         for key, month_day in listed[form]:
@@ -200,6 +205,6 @@ def unambiguous_days(formats: list[DateFormat]) -> list[frozenset[tuple[int, int
 
 
 def reading_key(text: str) -> str:
-    """A text without what a quick reader ignores: case, dots, commas, leading zeros and the script of the digits."""
+    """A text without the differences that readers ignore: case, dots, commas, leading zeros, the script of digits."""
     words = text.casefold().translate(IGNORED_PUNCTUATION)
     return " ".join(re.sub(r"\d+", lambda digits: str(int(digits[0])), words).split())

@@ -1,4 +1,4 @@
-"""`dates`: written dates in many languages and formats → the same dates in ISO 8601. Endless, seeded, unambiguous.
+"""`dates`: written dates in many languages and formats → the same dates in ISO 8601. An endless, seeded dataset.
 
 | written                        | iso        | language |
 |--------------------------------|------------|----------|
@@ -17,15 +17,15 @@ from qkv.data.builtin.dataset import SPLITS, BuiltinDataset, assign_split, rando
 from qkv.data.builtin.date_formats import LOCALES, YEARS, DateFormat, date_formats, unambiguous_days
 from qkv.errors import UsageError, suggest_name
 
-DateRow = tuple[str, int, int, int, int]  # ISO, then year, month, day and weekday
+DateRow = tuple[str, int, int, int, int]  # (ISO date, year, month, day, weekday)
 
 
 class Dates(BuiltinDataset):
     """Dates from 1950 to 2050 as people write them, to be converted to ISO 8601.
 
-    The dates of valid and test are in no other split, whatever the seed. Every language is equally likely, and so is
-    every format of a language. A text that another language or format of the dataset would read as another date does
-    not occur. The tables are made from Babel's CLDR data on first use (about a second).
+    A date belongs to one split only, for every seed. All languages are equally likely, and so are all formats of a
+    language. No text is ambiguous: another language or format never reads it as a different date. The tables are made
+    from Babel's CLDR data on first use, which takes about a second.
 
     >>> dates = Dates(languages=["en"])
     >>> dates.example("train", 7) == dates.example("train", 7)
@@ -40,17 +40,19 @@ class Dates(BuiltinDataset):
     def __init__(self, languages: Sequence[str] | None = None) -> None:
         self.languages = tuple(LOCALES if languages is None else languages)
         if not self.languages:
-            raise UsageError("dates needs at least one language; name one, or leave out `languages` for all")
+            raise UsageError(
+                "`languages` is empty, but dates needs at least one; name one, or leave out `languages` for all"
+            )
         for language in self.languages:
             if language not in LOCALES:
                 raise UsageError(f"dates has no language {language!r}; {suggest_name(language, LOCALES)}")
 
     def length(self, split: str) -> None:
-        """None: every split is endless."""
+        """Return None, because every split is endless."""
 
     @cached_property
     def formats(self) -> list[list[tuple[DateFormat, frozenset[tuple[int, int]]]]]:
-        """The formats of each language, each with the (month, day) pairs that it may write."""
+        """For each language, its formats with the (month, day) pairs that they may write."""
         formats = date_formats(self.languages)
         allowed = unambiguous_days(formats)
         return [

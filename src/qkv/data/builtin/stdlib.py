@@ -1,4 +1,4 @@
-"""`stdlib`: the sources of Python's own standard library, as a corpus for language models that is always present."""
+"""`stdlib`: the sources of Python's standard library, a corpus for language models that needs no download."""
 
 import hashlib
 import sysconfig
@@ -10,14 +10,14 @@ from qkv.errors import QkvError
 
 # Not part of the library: installed packages, compiled files, and tests, which many installations lack.
 EXCLUDED_FOLDERS = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
-EXCLUDED_PREFIX = "_sysconfigdata"  # describes one machine
+EXCLUDED_PREFIX = "_sysconfigdata"  # the content of these files differs between machines
 
 
 class Stdlib(BuiltinDataset):
-    """Each source file of the standard library is a document, in the order of their paths.
+    """The source files of the standard library. Each file is a document; files are sorted by path.
 
-    The hash of its path decides a file's split, so adding or removing other files does not change it. Files that are
-    not UTF-8 are left out and listed in `skipped`; empty ones are left out. The seed has no effect.
+    The split of a file depends only on the hash of its path, so it does not change when other files are added. Files
+    that are not UTF-8 are left out and listed in `skipped`. Empty files are left out. The seed has no effect.
 
     >>> library = Stdlib()
     >>> "def " in "".join(example["text"] for example in library.examples("valid"))
@@ -49,7 +49,8 @@ class Stdlib(BuiltinDataset):
                     found[assign_split(path_key(path.as_posix()))].append(path.as_posix())
         if not any(found.values()):
             raise QkvError(
-                f"{self.folder} has no Python sources: this Python is installed without its library's source files"
+                f"{self.folder} has no Python sources: this Python is installed without the sources of its "
+                "standard library; use another Python, or another dataset"
             )
         self.skipped.sort()
         return {split: sorted(paths) for split, paths in found.items()}
@@ -75,5 +76,5 @@ class Stdlib(BuiltinDataset):
 
 
 def path_key(path: str) -> int:
-    """A hash of a path, the same on any machine."""
+    """A hash of a path, which is the same on every machine."""
     return int.from_bytes(hashlib.sha256(path.encode()).digest()[:8], "big")

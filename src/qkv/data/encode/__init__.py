@@ -1,1 +1,1 @@
-"""Records to integers: an encoder for each kind of record, chats, and the alignment of tokens with characters."""
+"""Encoders turn records into integers: one for each type of record. `align.py` aligns tokens with characters."""

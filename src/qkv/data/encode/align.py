@@ -1,7 +1,7 @@
-"""Characters ⇄ tokens: words, sentences and answers in a text, found by the character offsets of its tokens.
+"""Align characters with tokens: find the words, sentences and answers of a text by the offsets of its tokens.
 
-Offsets are (first character, one past the last) of each token, as `Tokenizer.encode_with_offsets` returns them.
-Nothing here depends on how a tokenizer spells its tokens.
+The offsets of a token are (first character, last character + 1), as `Tokenizer.encode_with_offsets` returns them. The
+spelling of tokens in the vocabulary is not used.
 """
 
 import re
@@ -13,15 +13,15 @@ CharOffsets = Sequence[tuple[int, int]]
 # A word is a run of letters and digits, a single punctuation mark, or a single ideograph.
 IDEOGRAPH = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 WORD_PATTERN = re.compile(f"[{IDEOGRAPH}]|[^\\W{IDEOGRAPH}]+|[^\\w\\s]")
-# A sentence may begin after spaces, and begins after an ideographic full stop. Neither alternative can fail after its
-# first character, so the search is linear even in a megabyte of one character.
+# A sentence may begin after white space, and always begins after an ideographic full stop. The first character decides
+# whether an alternative matches, so there is no backtracking, and the search takes linear time in any text.
 SENTENCE_GAP = re.compile(r"\s+|[。！？]+[」』）]*\s*")
 SENTENCE_ENDINGS = (".", "!", "?", "…")
 CLOSING_MARKS = "\"'”’»)]"
 
 
 def first_nonspace_character(text: str, offset: tuple[int, int]) -> int:
-    """The first character of a token that is not a space; for a token of spaces, its last character."""
+    """The index of the first character of a token that is not white space; if all are, of its last character."""
     start, end = offset
     while start < end - 1 and text[start].isspace():
         start += 1
@@ -29,7 +29,7 @@ def first_nonspace_character(text: str, offset: tuple[int, int]) -> int:
 
 
 def sentence_breaks(text: str) -> list[int]:
-    """The characters at which sentences begin: after an end mark, closing marks and a space, or on a new line."""
+    """The indices at which sentences begin: after an end mark, closing marks and white space, or on a new line."""
     breaks = []
     for gap in SENTENCE_GAP.finditer(text):
         before = text[max(0, gap.start() - 4) : gap.start()].rstrip(CLOSING_MARKS)
@@ -39,12 +39,12 @@ def sentence_breaks(text: str) -> list[int]:
 
 
 def span_indices(starts: Sequence[int], text: str, offsets: CharOffsets) -> list[int]:
-    """For each token the index of the span that contains its first character; −1 before the first of `starts`."""
+    """For each token, the index of the last of `starts` at or before its first character; −1 if there is none."""
     return [bisect_right(starts, first_nonspace_character(text, offset)) - 1 for offset in offsets]
 
 
 def word_indices(text: str, offsets: CharOffsets) -> list[int]:
-    """For each token the index of its word in the text.
+    """For each token, the index of its word in the text.
 
     >>> word_indices("re-do it", [(0, 2), (2, 3), (3, 4), (4, 5), (5, 8)])
     [0, 1, 2, 2, 3]
@@ -54,7 +54,7 @@ def word_indices(text: str, offsets: CharOffsets) -> list[int]:
 
 
 def sentence_starts(text: str, offsets: CharOffsets) -> list[int]:
-    """The tokens that begin a sentence, the first token included.
+    """The indices of the tokens that begin a sentence, including the first token.
 
     >>> sentence_starts("It is. Is it?", [(0, 2), (2, 5), (5, 6), (6, 9), (9, 13)])
     [0, 3]
@@ -64,7 +64,7 @@ def sentence_starts(text: str, offsets: CharOffsets) -> list[int]:
 
 
 def char_span_to_tokens(offsets: CharOffsets, start: int, end: int) -> tuple[int, int] | None:
-    """The first and the last token that overlap the characters start … end − 1; None if none does.
+    """The first and last token that overlap the characters start … end − 1; None if no token does.
 
     >>> char_span_to_tokens([(0, 3), (3, 7), (7, 9)], 4, 8)
     (1, 2)
@@ -75,7 +75,7 @@ def char_span_to_tokens(offsets: CharOffsets, start: int, end: int) -> tuple[int
 
 
 def tokens_to_char_span(text: str, offsets: CharOffsets, first: int, last: int) -> tuple[int, int]:
-    """The characters of the tokens first … last as (start, end), without the spaces around them.
+    """The (start, end) characters of the tokens first … last, without white space at both ends.
 
     >>> tokens_to_char_span("in Paris now", [(0, 2), (2, 8), (8, 12)], 1, 1)
     (3, 8)

@@ -1,13 +1,12 @@
-"""Chats: the turns of a conversation as one text, with the loss on the assistant's answers only.
+"""Chats: the turns of a conversation as one text. Only the answers of the assistant are predicted.
 
-In the default template a turn is a line with the role, the content, and a blank line. An answer ends with the EOS
-token instead, which teaches the model to stop:
+In the default template, a turn is a line with the role, the content, and a blank line. An answer ends with the EOS
+token instead of the blank line, so the model learns to stop:
 
     system:⏎You are helpful.⏎⏎user:⏎Hello!⏎⏎assistant:⏎Hi, how can I help?</s>user:⏎…
 
-The loss covers an answer's own tokens and its EOS token. Prefix, content and suffix are encoded separately, so their
-tokens do not depend on their neighbours: a prompt at inference has exactly the tokens of training. Special tokens in
-the content of a turn are encoded as plain text.
+The loss covers the tokens of an answer and its EOS token. Prefix, content and suffix are encoded separately, so a
+prompt has exactly the same tokens at inference as in training. Special tokens in the content are encoded as plain text.
 """
 
 from collections.abc import Sequence
@@ -23,14 +22,14 @@ from qkv.text import Tokenizer
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """The text before and after each turn, and the role whose turns are learnt."""
+    """The text before and after each turn, and the role whose turns the model learns."""
 
     turn_prefix: str = "{role}:\n"
     turn_suffix: str = "\n\n"
     assistant_role: str = "assistant"
 
     def encode(self, tokenizer: Tokenizer, turns: Sequence[tuple[str, str]]) -> tuple[list[int], list[int]]:
-        """(role, content) turns → (ids, loss mask with 1 for each token that is learnt)."""
+        """Encode (role, content) turns as (ids, loss mask), where the mask is 1 for tokens of an answer."""
         bos, eos = tokenizer.special_tokens.bos, require_token("eos", tokenizer.special_tokens.eos, "a chat")
         texts = []
         for role, content in turns:
@@ -53,7 +52,7 @@ class ChatTemplate:
 
 
 class EncodeChat(EncodeOneByOne):
-    """Chats for `CausalLM(loss_mask_field="answer", add_bos_eos=False)`: `ids`, and `answer`, the loss mask.
+    """Encodes chats as `ids` and `answer` (the loss mask) for `CausalLM(loss_mask_field="answer", add_bos_eos=False)`.
 
     The field `turns` of a record is a list of {"role": …, "content": …}.
     """
@@ -67,14 +66,18 @@ class EncodeChat(EncodeOneByOne):
         self.fingerprint = encode_fingerprint("chat", tokenizer, turns, asdict(self.template))
 
     def encode_one(self, record: Record) -> EncodedFields:
-        """One chat's `ids` and `answer`."""
+        """Encode one chat."""
         turns = [self._check_turn(turn, number) for number, turn in enumerate(get_field(record, self.turns, list))]
         if all(role != self.template.assistant_role for role, _ in turns):
-            raise InvalidRecord(f"no turn of {self.template.assistant_role!r} to learn from", "no answer")
+            raise InvalidRecord(
+                f"the chat has no turn with the role {self.template.assistant_role!r} to learn from", "no answer"
+            )
         ids, loss_mask = self.template.encode(self.tokenizer, turns)
         return {"ids": ids, "answer": loss_mask}
 
     def _check_turn(self, turn: Any, number: int) -> tuple[str, str]:
         if not isinstance(turn, dict) or not all(isinstance(turn.get(key), str) for key in ("role", "content")):
-            raise InvalidRecord(f"turn {number} of {self.turns!r} is not {{'role': …, 'content': …}}", "wrong type")
+            raise InvalidRecord(
+                f"turn {number} of {self.turns!r} must be an object with the texts 'role' and 'content'", "wrong type"
+            )
         return turn["role"], turn["content"]

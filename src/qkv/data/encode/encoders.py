@@ -1,7 +1,7 @@
-"""Records to integers: one class for each kind of record, called with a batch of records.
+"""Encoders turn batches of records into integers. There is one class for each type of record.
 
-Only the tokens of the texts are stored. Objectives add special tokens (BOS, EOS, separators) and masks later, so one
-cache serves all objectives that read the same fields.
+Only the tokens of the texts are encoded. Objectives add special tokens and masks later, so one cache serves all
+objectives that read the same fields.
 """
 
 import hashlib
@@ -18,25 +18,25 @@ from qkv.data.records import Record
 from qkv.errors import QkvError, UsageError, suggest_name
 from qkv.text import Tokenizer
 
-VERSION = 1  # increase it when the integers of the same record change
+VERSION = 1  # part of every fingerprint; increase it when an encoder gives other integers for the same record
 EncodedFields = dict[str, Any]
 Encoded = TypeVar("Encoded")
 
 
 def encode_fingerprint(name: str, tokenizer: Tokenizer, *choices: Any) -> str:
-    """A hash of everything that the integers of a record depend on."""
+    """A hash of everything that the encoded integers depend on, except the record."""
     settings = json.dumps([VERSION, name, tokenizer.fingerprint, *choices], sort_keys=True)
     return hashlib.sha256(settings.encode()).hexdigest()[:32]
 
 
 def get_field(record: Record, name: str, types: type | tuple[type, ...] = str) -> Any:
-    """A field of a record; raises `InvalidRecord` if it is missing or has another type."""
+    """Return a field of a record; raises `InvalidRecord` if the field is missing or has another type."""
     if name not in record.fields:
         raise InvalidRecord(f"no field {name!r}; {suggest_name(name, record.fields)}", "missing field")
     value = record.fields[name]
     if not isinstance(value, types) or isinstance(value, bool):
         expected = " or ".join(one.__name__ for one in (types if isinstance(types, tuple) else (types,)))
-        raise InvalidRecord(f"field {name!r} is {type(value).__name__}, not {expected}", "wrong type")
+        raise InvalidRecord(f"the field {name!r} must be {expected}, not {type(value).__name__}", "wrong type")
     return value
 
 
@@ -49,7 +49,7 @@ def tokenize_batch(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]
 
 
 def encode_or_error(encode: Callable[[Any], Encoded], value: Any) -> Encoded | InvalidRecord:
-    """`encode(value)`, or the `InvalidRecord` that says why that is impossible."""
+    """Return `encode(value)`, or an `InvalidRecord` if encoding fails."""
     try:
         return encode(value)
     except InvalidRecord as invalid:
@@ -61,8 +61,8 @@ def encode_or_error(encode: Callable[[Any], Encoded], value: Any) -> Encoded | I
 class EncodeTexts:
     """Base of the encoders that tokenize the texts of many records together.
 
-    `text_fields` maps the encoded fields to those of the record. A text without tokens is invalid unless
-    `allow_empty`.
+    `text_fields` maps each encoded field to a field of the record. A text without tokens is invalid unless
+    `allow_empty` is set.
     """
 
     name = "texts"
@@ -79,7 +79,7 @@ class EncodeTexts:
         return self.tokenizer
 
     def other_fields(self, record: Record) -> EncodedFields:
-        """The encoded fields that are not tokens; may raise `InvalidRecord`."""
+        """Encode the fields that are not texts; may raise `InvalidRecord`."""
         return {}
 
     def __call__(self, records: list[Record]) -> list[EncodedFields | InvalidRecord]:
@@ -102,14 +102,14 @@ class EncodeTexts:
                 if isinstance(ids, InvalidRecord):
                     results[index] = ids
                 elif not ids and not self.allow_empty:
-                    results[index] = InvalidRecord(f"field {self.text_fields[field]!r} has no tokens", "empty text")
+                    results[index] = InvalidRecord(f"the field {self.text_fields[field]!r} has no tokens", "empty text")
                 else:
                     example[field] = ids
         return results
 
 
 class EncodePair(EncodeTexts):
-    """Source and target texts: `source`, `target`."""
+    """Encodes pairs of texts as `source` and `target`."""
 
     name = "pair"
 
@@ -126,12 +126,12 @@ class EncodePair(EncodeTexts):
         self.fingerprint = encode_fingerprint(self.name, tokenizer, source, target, self.source_tokenizer.fingerprint)
 
     def tokenizer_for(self, field: str) -> Tokenizer:
-        """The source's tokenizer for `source`, else the target's."""
+        """The tokenizer of the source for `source`, else that of the target."""
         return self.source_tokenizer if field == "source" else self.tokenizer
 
 
 class EncodeClass(EncodeTexts):
-    """One or two texts and their class: `first` (`second`), and `label`, `score` or neither (contrastive pairs).
+    """Encodes one or two texts as `first` (and `second`), with `label`, `score` or neither (contrastive pairs).
 
     `classes` are the names of the labels, in the order of their ids; `find_classes` finds them in the data.
     """
@@ -150,7 +150,7 @@ class EncodeClass(EncodeTexts):
     ):
         super().__init__(tokenizer, {"first": first, **({"second": second} if second else {})})
         if label and score:
-            raise UsageError("give a label or a score, not both")
+            raise UsageError(f"label = {label!r} and score = {score!r} exclude each other; set one of them")
         if label and not classes:
             raise UsageError(f"the classes of {label!r} are missing; find_classes(records, {label!r}) finds them")
         self.label, self.score = label, score
@@ -173,7 +173,7 @@ class EncodeClass(EncodeTexts):
 
 
 def parse_number(record: Record, name: str) -> float:
-    """A field that is a number, or a text with one."""
+    """Read a field that is a number, or a text that contains a number."""
     value = get_field(record, name, (int, float, str))
     try:
         number = float(value)
@@ -185,7 +185,7 @@ def parse_number(record: Record, name: str) -> float:
 
 
 def find_classes(records: Iterable[Record], name: str) -> tuple[str, ...]:
-    """All classes in a field (of single labels, or of lists of tags), sorted. Empty labels are ignored.
+    """All distinct labels or tags in a field, sorted. Empty labels are ignored.
 
     >>> from qkv.data.records import FileLocation
     >>> find_classes([Record({"label": name}, FileLocation("x")) for name in ("no", "yes", "no")], "label")
@@ -209,16 +209,17 @@ class EncodeOneByOne(ABC):
 
     @abstractmethod
     def encode_one(self, record: Record) -> EncodedFields:
-        """The encoded fields of a record; may raise `InvalidRecord`."""
+        """Encode a record; may raise `InvalidRecord`."""
 
     def __call__(self, records: list[Record]) -> list[EncodedFields | InvalidRecord]:
         return [encode_or_error(self.encode_one, record) for record in records]
 
 
 class EncodeText(EncodeTexts):
-    """Documents: `ids`, and optionally `words` (each token's word index) and `sentences` (their first tokens).
+    """Encodes documents as `ids`, and optionally `words` (the word index of each token) and `sentences`.
 
-    An empty document is valid: it gives no training example, and the objective counts it.
+    `sentences` are the indices of the tokens that begin a sentence. An empty document is valid: it gives no training
+    example, and the objective counts it.
     """
 
     name = "text"
@@ -246,10 +247,10 @@ class EncodeText(EncodeTexts):
 
 
 class EncodeTags(EncodeOneByOne):
-    """Words with tags: `ids`, and `tags` with the tag of each token.
+    """Encodes words with tags as `ids`, and `tags` with the class of each token. Words are joined by spaces.
 
-    A word's first token has its tag (`label_subwords="first"`), and the others are ignored; or all its tokens do
-    (`"all"`): after a `B-` they get `I-`, if there is such a class. Words are joined by spaces, as in running text.
+    `label_subwords="first"` puts the tag of a word on its first token; the loss ignores its other tokens. With `"all"`,
+    every token gets the tag of its word. If the tag is `B-X`, the later tokens get `I-X`, if that class exists.
     """
 
     def __init__(
@@ -266,7 +267,7 @@ class EncodeTags(EncodeOneByOne):
         self.words, self.tags, self.label_subwords = words, tags, label_subwords
         self.classes = tuple(classes)
         self.class_ids = {name: class_id for class_id, name in enumerate(self.classes)}
-        self.continuation_tags = [  # for each class, the tag of a word's further tokens
+        self.continuation_tags = [  # class id → class id for the later tokens of a word
             self.class_ids.get("I-" + name[2:], class_id) if name.startswith("B-") else class_id
             for name, class_id in self.class_ids.items()
         ]
@@ -274,17 +275,19 @@ class EncodeTags(EncodeOneByOne):
         self.fingerprint = encode_fingerprint("tags", tokenizer, words, tags, self.classes, label_subwords)
 
     def encode_one(self, record: Record) -> EncodedFields:
-        """One sentence's `ids` and `tags`."""
+        """Encode one sentence."""
         words, tags = get_field(record, self.words, list), get_field(record, self.tags, list)
         if len(words) != len(tags):
-            raise InvalidRecord(f"{len(words)} {self.words} but {len(tags)} {self.tags}", "uneven lists")
+            raise InvalidRecord(
+                f"the field {self.words!r} has {len(words)} entries, but {self.tags!r} has {len(tags)}", "uneven lists"
+            )
         unknown = [tag for tag in tags if str(tag) not in self.class_ids]
         if unknown:
             hint = suggest_name(str(unknown[0]), self.classes[:50])
             raise InvalidRecord(f"the tag {unknown[0]!r} is not one of the classes; {hint}", "unknown class")
         text = " ".join(map(str, words))
         ids, offsets = self.tokenizer.encode_with_offsets(text)
-        word_at = [index for index, word in enumerate(words) for _ in range(len(str(word)) + 1)]  # with the space after
+        word_at = [index for index, word in enumerate(words) for _ in range(len(str(word)) + 1)]  # + 1 for the space
         labels, previous_word = [], -1
         for offset in offsets:
             character = first_nonspace_character(text, offset)
@@ -300,10 +303,10 @@ class EncodeTags(EncodeOneByOne):
 
 
 class EncodeAnswer(EncodeOneByOne):
-    """Questions about a context, as in SQuAD.
+    """Encodes questions about a context, as in SQuAD.
 
-    Gives `question`, `context`, the characters of the context's tokens (`begins`, `ends`), and `answer`: the first and
-    last token of the first answer, or −1, −1 without one.
+    The fields are `question` and `context` (token ids), `begins` and `ends` (the characters of each context token),
+    and `answer` (the first and last token of the first answer, or −1, −1 if there is none).
     """
 
     def __init__(
@@ -320,17 +323,20 @@ class EncodeAnswer(EncodeOneByOne):
         self.fingerprint = encode_fingerprint("answer", tokenizer, *self.record_fields)
 
     def encode_one(self, record: Record) -> EncodedFields:
-        """One question's arrays."""
+        """Encode one question."""
         types = (str, str, list, list)
         question, context, answers, starts = map(get_field, [record] * 4, self.record_fields, types)
         ids, offsets = self.tokenizer.encode_with_offsets(context)
         span: tuple[int, int] | None = (-1, -1)
         if answers:
             if len(starts) != len(answers):
-                raise InvalidRecord(f"{len(answers)} answers but {len(starts)} starts", "uneven lists")
+                raise InvalidRecord(f"there are {len(answers)} answers, but {len(starts)} starts", "uneven lists")
             text, start = answers[0], starts[0]
             if not isinstance(text, str) or type(start) is not int:
-                raise InvalidRecord(f"the answer {text!r} at {start!r} is not a text and a number", "wrong type")
+                raise InvalidRecord(
+                    f"the first answer must be a text and its start an integer, not {text!r} and {start!r}",
+                    "wrong type",
+                )
             span = char_span_to_tokens(offsets, start, start + len(text))
             if span is None:
                 raise InvalidRecord(f"no token of the context overlaps the answer {text!r}", "misplaced answer")

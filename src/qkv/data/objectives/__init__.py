@@ -1,8 +1,8 @@
-"""Objectives: what a model learns from encoded examples, one file each; `table.py` has a row for each of them.
+"""Objectives turn encoded records into training examples. Each has its own file, and a row in `table.py`.
 
 | class | the model learns to predict | fields |
 |---|---|---|
-| `CausalLM` | the next token of documents; of chats, only the answers | `ids` (`answer`) |
+| `CausalLM` | the next token of a document, or of the answers in a chat | `ids` (`answer`) |
 | `MaskedLM` | masked tokens | `ids` (`words`) |
 | `NextSentence` | masked tokens, and whether two segments follow each other | `ids`, `sentences` (`words`) |
 | `SpanCorruption` | the spans removed from a text | `ids` |
@@ -11,7 +11,7 @@
 | `Classification` | the class of one or two texts, or a score | `first` (`second`), `label` or `score` |
 | `Tagging` | the tag of each word | `ids`, `tags` |
 | `QuestionAnswering` | the start and end of an answer in a passage | `question`, `context`, `answer` |
-| `Contrastive` | embeddings: those of matching texts are close | `first`, `second` (`score`) |
+| `Contrastive` | which texts match: their embeddings should be close | `first`, `second` (`score`) |
 
 Fields in parentheses are optional.
 """

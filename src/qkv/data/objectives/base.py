@@ -1,7 +1,7 @@
-"""What every objective provides: encoded records seen as training examples whose lengths are known in advance.
+"""The protocol of objectives: an objective turns encoded records into training examples.
 
-Packing needs only `lengths`; tokens are read when a batch is built. Both are pure functions of the examples' numbers
-and of an `EpochRng` (seed and epoch), for many examples at once.
+Packing needs only the lengths of the examples. Their tokens are read when a batch is built. Both methods, `lengths` and
+`build`, are pure functions of the numbers of the examples and of an `EpochRng` (seed and epoch).
 """
 
 from collections.abc import Sequence
@@ -22,16 +22,16 @@ TooLongPolicy = Literal["error", "skip", "truncate", "split"]
 
 @dataclass
 class FlatExamples:
-    """n training examples, each field concatenated over them. `source_…` is what an encoder reads for a decoder.
+    """n training examples. Each field is concatenated over the examples. `source_…` is the input of an encoder.
 
-    `labels[i]` is the token id to predict at position i, or `IGNORE_INDEX`. Each example may also have a class, a
-    score, or the first and last position of an answer, counted from the start of the example.
+    `labels[i]` is the token id to predict at `ids[i]`, or `IGNORE_INDEX`. An example may also have a class, a score, or
+    the span of an answer: its first and last position, counted from the start of the example.
     """
 
     lengths: IntArray  # (n,)
     ids: IntArray  # (sum of lengths,)
     labels: IntArray | None = None  # (sum of lengths,)
-    token_type_ids: IntArray | None = None  # (sum of lengths,) 0 for the first text, 1 for BERT's second
+    token_type_ids: IntArray | None = None  # (sum of lengths,) 0 for the first text, 1 for the second in BERT
     source_lengths: IntArray | None = None  # (n,)
     source_ids: IntArray | None = None  # (sum of source_lengths,)
     class_ids: IntArray | None = None  # (n,)
@@ -41,20 +41,20 @@ class FlatExamples:
 
 @dataclass
 class Tally:
-    """What became of the records: everything that is left out or truncated is counted here.
+    """Counts of records, examples and tokens, including everything that was left out or truncated.
 
     >>> print(Tally(records=10, examples=12, tokens=5000, split=2))
     10 records give 12 examples of 5,000 tokens an epoch; 2 split
     """
 
     records: int = 0
-    examples: int = 0  # training examples in an epoch
-    tokens: int = 0  # their tokens without special tokens, source and target together
-    split: int = 0  # records that give several examples
-    empty: int = 0  # records without anything to learn from
-    skipped: int = 0  # records left out because they are too long
-    truncated: int = 0  # records shortened because they are too long
-    lost_tokens: int = 0  # tokens of skipped and truncated records that are not trained on
+    examples: int = 0  # the number of training examples in an epoch
+    tokens: int = 0  # tokens of the examples without special tokens, source and target together
+    split: int = 0  # the number of records that give several examples
+    empty: int = 0  # the number of records with nothing to learn from
+    skipped: int = 0  # the number of records left out because they are too long
+    truncated: int = 0  # the number of records shortened because they are too long
+    lost_tokens: int = 0  # tokens of skipped and truncated records that are not used
 
     def to_dict(self) -> dict[str, int]:
         """The counts by name, for JSON."""
@@ -73,7 +73,7 @@ class Tally:
 
 
 class Objective(Protocol):
-    """Encoded records seen as training examples."""
+    """Turns encoded records into training examples."""
 
     @property
     def examples(self) -> EncodedExamples:
@@ -82,66 +82,71 @@ class Objective(Protocol):
 
     @property
     def capacity(self) -> tuple[int, ...]:
-        """The longest sequence: (max_length,), or (max_length, max_source_length) where there is a source."""
+        """The maximum sequence length: (max_length,), or (max_length, max_source_length) if examples have a source."""
         ...
 
     @property
     def optional_fields(self) -> frozenset[str]:
-        """The optional fields of `FlatExamples` that are set; "source" stands for both source fields."""
+        """The optional fields of `FlatExamples` that `build` sets; "source" stands for both source fields."""
         ...
 
     @property
     def tally(self) -> Tally:
-        """What became of the records."""
+        """Counts of records, examples and tokens."""
         ...
 
     @property
     def pad_token_id(self) -> int:
-        """The id that fills up sequences."""
+        """The id of padding tokens."""
         ...
 
     def num_examples(self, rng: EpochRng) -> int:
-        """The number of training examples in an epoch; with a random offset of windows it varies a little."""
+        """The number of training examples in an epoch. It may vary if windows have a random offset."""
         ...
 
     def lengths(self, examples: IntArray, rng: EpochRng) -> IntArray:
-        """(n,) examples → (n, sides): the lengths of target and source (if any); 0 for one that is left out."""
+        """(n,) examples → (n, sides): the lengths of target and source (if any), 0 for examples that are left out."""
         ...
 
     def build(self, examples: IntArray, rng: EpochRng) -> FlatExamples:
-        """The examples themselves; never called with one whose lengths are 0."""
+        """Build the examples. It is never called with an example that is left out."""
         ...
 
     def origin(self, example: int, rng: EpochRng) -> str:
-        """Where an example comes from, for messages: "record 12, tokens 1024–2047"."""
+        """Describe the record of an example, for messages: "record 12, tokens 1024–2047"."""
         ...
 
 
 def check_choice(key: str, value: str, allowed: Sequence[str]) -> None:
     """Raise an error if a named choice is not one of the allowed values."""
     if value not in allowed:
-        raise UsageError(f"{key} = {value!r} is not possible here; {suggest_name(value, allowed)}")
+        raise UsageError(f"{key} = {value!r} is not a valid choice; {suggest_name(value, allowed)}")
 
 
 def check_length(key: str, value: int, minimum: int) -> None:
     """Raise an error if a sequence length is too short for the smallest possible example."""
     if value < minimum:
-        raise UsageError(f"{key} = {value} is too short: this objective needs at least {minimum} tokens in a sequence")
+        raise UsageError(
+            f"{key} = {value} is too small: a sequence of this objective needs at least {minimum} tokens; raise {key}"
+        )
 
 
 def require_token(role: str, token_id: int | None, objective: str) -> int:
-    """The id of a special token that an objective cannot work without."""
+    """Return the id of a special token, or raise if the tokenizer has no such token."""
     if token_id is None:
-        raise UsageError(f"{objective} needs a tokenizer with a {role!r} token; train or load one that has it")
+        raise UsageError(
+            f"{objective} needs a {role!r} token, which this tokenizer lacks; train or load a tokenizer that has one"
+        )
     return token_id
 
 
 def too_long_error(
     is_too_long: np.ndarray, lengths: Sequence[tuple[str, np.ndarray, int]], allowed: Sequence[str]
 ) -> QkvError:
-    """The error for records that do not fit: how many, the longest of them, and what to change.
+    """The error for records that are too long. It has their number, the longest of them, and what to change.
 
-    `lengths` holds, for each side of the sequences, the name of its limit, every record's length, and the limit.
+    `lengths` has one entry for the target and, if there is one, the source: (name of the limit, length of each record,
+    limit).
     """
     name, needed, limit = max(lengths, key=lambda side: float(side[1].max() / side[2]))
     longest = int(needed.argmax())
@@ -153,7 +158,7 @@ def too_long_error(
 
 
 def describe_record(examples: EncodedExamples, record: int, start: int | None = None, length: int = 0) -> str:
-    """A record, or a range of its tokens, in words; with its file and line where these are known."""
+    """Describe a record, or a range of its tokens, with its file and line if they are known."""
     location = getattr(examples, "location", None)
     name = f"record {record}" if location is None else f"record {record} ({location(record)})"
     return name if start is None else f"{name}, tokens {start}–{start + length - 1}"

@@ -1,7 +1,7 @@
 """Causal language modelling (GPT): at every position of a document, predict the next token.
 
-A document is laid out as BOS, its tokens, EOS. Its windows are consecutive, so that every token is predicted exactly
-once an epoch. Chats are learnt the same way, with a loss mask that selects the answers.
+A document is a sequence of BOS, its tokens and EOS. A long document is cut into consecutive windows, so every token is
+predicted exactly once in an epoch. Chats are trained in the same way, with a loss mask that selects the answers.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ from qkv.text import Tokenizer
 class CausalLM(WindowedDocuments):
     """Next-token prediction over documents (`ids`).
 
-    `loss_mask_field` names a field with a 0 or 1 for each token: only tokens marked 1 are learnt (a chat's answers).
+    `loss_mask_field` names a field with a 0 or 1 for each token. Only tokens with a 1 are predicted (chat answers).
     `add_bos_eos` puts the BOS token (EOS if there is none) before each document and EOS after it.
     """
 
@@ -43,7 +43,7 @@ class CausalLM(WindowedDocuments):
         self.pad_token_id = special.pad or 0
         self.capacity = (max_length,)
         self.optional_fields = frozenset({"labels"})
-        # n tokens give n − 1 predictions: nothing follows the last one.
+        # n tokens give n − 1 predictions, because no token follows the last one.
         extra = len(self.bos) + len(self.eos) - 1
         self.windows = Windows(
             examples.lengths("ids"), max_length, extra_units=extra, too_long=too_long, random_offset=random_offset
@@ -75,9 +75,9 @@ def slice_with_bos_eos(
     bos: tuple[int, ...],
     eos: tuple[int, ...],
 ) -> IntArray:
-    """Slices of records as if each record had `bos` (no id or one) before its tokens and `eos` (no id or one) after.
+    """Slices of records that are extended by `bos` at the start and by `eos` at the end, each empty or one id.
 
-    Slice i has `count[i]` tokens from `start[i]` on, all inside the record. The slices are concatenated.
+    Slice i has the tokens start[i] … start[i] + count[i] − 1 of the extended record. The slices are concatenated.
     """
     length = np.asarray(examples.lengths(field)[record], np.int64)
     begin = np.clip(start - len(bos), 0, length)

@@ -12,9 +12,9 @@ from qkv.text import Tokenizer
 
 
 class Classification(WholeRecords):
-    """Examples with `first`, optionally `second`, and `label` (or `score`, a number).
+    """Records with the fields `first`, optionally `second`, and `label` or `score` (a number).
 
-    If two texts do not fit together, the longer one is truncated first.
+    If two texts together are too long, the longer one is truncated first.
     """
 
     def __init__(
@@ -62,13 +62,13 @@ class Classification(WholeRecords):
         )
 
     def _text_lengths(self, examples: IntArray | slice) -> tuple[IntArray, IntArray]:
-        """The lengths of both texts, 0 for a second text that is not there."""
+        """The lengths of both texts; the second length is 0 if there is only one text."""
         one = self.field_lengths("first", examples)
         return one, self.field_lengths("second", examples) if self.is_pair else np.zeros_like(one)
 
 
 def truncate_pair(one: IntArray, two: IntArray, max_total: int) -> tuple[IntArray, IntArray]:
-    """The lengths of two texts truncated to fit together, the longer one first.
+    """The lengths of two texts after truncation to `max_total` tokens. The longer text is truncated first.
 
     >>> [part.tolist() for part in truncate_pair(np.array([9, 2, 4]), np.array([2, 9, 4]), 6)]
     [[4, 2, 3], [2, 4, 3]]

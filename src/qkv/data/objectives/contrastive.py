@@ -1,7 +1,8 @@
-"""Contrastive pairs for embeddings: two texts that belong together, among others that do not.
+"""Contrastive learning of embeddings from pairs of texts that belong together.
 
-The first text of each pair lies in the source sequence and the second in the target sequence, under the same document
-id. The same encoder reads both; the two vectors of a pair should be close to each other and far from other pairs'.
+The first text of a pair is stored as the source and the second as the target, with the same document id, so that pairs
+are packed like those of sequence-to-sequence models. One encoder reads both texts. The model learns to make the two
+vectors of a pair similar, and the vectors of different pairs dissimilar.
 """
 
 import numpy as np
@@ -16,11 +17,11 @@ from qkv.data.stream.random_bits import EpochRng
 from qkv.errors import UsageError
 from qkv.text import Tokenizer
 
-SIDE_FIELDS = ("second", "first")  # the field of each side
+SIDE_FIELDS = ("second", "first")  # the fields of the target and of the source
 
 
 class Contrastive(WholeRecords):
-    """Examples with `first` and `second`, and optionally `score`: the wanted cosine of their vectors."""
+    """Records with `first` and `second`, and optionally `score`: the desired cosine similarity of the two vectors."""
 
     def __init__(
         self,
@@ -50,15 +51,15 @@ class Contrastive(WholeRecords):
         self._check_scores()
 
     def _check_scores(self) -> None:
-        """Scores are compared with cosines, so they must lie between −1 and 1."""
+        """Raise if a score is outside −1 to 1, the range of the cosine similarity."""
         if not self.has_scores or not len(self.examples):
             return
         scores = self.examples.gather("score", np.arange(len(self.examples)))[0]
         lowest, highest = float(np.nanmin(scores)), float(np.nanmax(scores))
         if lowest < -1 or highest > 1:
             raise UsageError(
-                f"the scores of these pairs go from {lowest:g} to {highest:g}, and the cosine that they are compared "
-                f"with goes from -1 to 1: rescale them, for example by dividing by {max(-lowest, highest):g}"
+                f"the scores range from {lowest:g} to {highest:g}, but they are compared with cosine similarities, "
+                f"which range from -1 to 1: rescale the scores, for example divide them by {max(-lowest, highest):g}"
             )
 
     def required_lengths(self, examples: IntArray | slice) -> IntArray:

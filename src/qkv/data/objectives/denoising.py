@@ -1,8 +1,8 @@
-"""Denoising (BART): corrupt a text, and generate the original.
+"""Denoising (BART): the model reads a corrupted text and generates the original.
 
-Sentences are put in a random order, and spans of tokens are each replaced by a single mask token, until 30 % of the
-tokens are removed. Span lengths are sampled from a Poisson distribution of mean 3. A span of length 0 inserts a mask
-where nothing is missing, so the model must also learn how many tokens are missing.
+Optionally, the sentences are put in a random order. Spans of tokens are removed until 30 % of the tokens are gone, and
+each span is replaced by a single mask token. Span lengths are sampled from a Poisson distribution with mean 3. A span
+of length 0 only inserts a mask, so the model must also learn how many tokens are missing.
 """
 
 import numpy as np
@@ -19,9 +19,9 @@ from qkv.text import Tokenizer
 
 
 class Denoising(WindowedDocuments):
-    """Documents (`ids`) in windows; `permute_sentences` needs the field `sentences` (`EncodeText(sentences=True)`).
+    """Windows of documents (`ids`). `permute_sentences` needs the field `sentences` (`EncodeText(sentences=True)`).
 
-    Without `max_source_length`, it is what corrupted windows usually need.
+    The default of `max_source_length` is enough for most corrupted windows.
     """
 
     def __init__(
@@ -42,8 +42,8 @@ class Denoising(WindowedDocuments):
         require_fields(examples, "ids", *(["sentences"] if permute_sentences else []))
         if not 0 < mask_prob < 1 or mean_span_length <= 0:
             raise UsageError(
-                f"mask_prob = {mask_prob} must lie between 0 and 1, and mean_span_length = {mean_span_length} be "
-                "above 0"
+                f"mask_prob = {mask_prob} must be above 0 and below 1, and mean_span_length = {mean_span_length} must "
+                "be above 0"
             )
         special = tokenizer.special_tokens
         self.examples = examples
@@ -69,21 +69,21 @@ class Denoising(WindowedDocuments):
         self.windows = Windows(examples.lengths("ids"), window_length, too_long=too_long, random_offset=random_offset)
 
     def _max_document_length(self) -> int:
-        """The longest text that fits as a target, and as a source with at least one span masked."""
+        """The maximum length of a text that fits as a target, and as a source with one masked span."""
         counts = np.arange(1, self.capacity[0])
         fits = counts - self._num_removed(counts) + 1 + self.num_special_tokens <= self.capacity[1]
         return int(counts[fits].max())
 
     def _num_removed(self, count: IntArray) -> IntArray:
-        """How many of `count` tokens are removed."""
+        """The number of tokens to remove from texts of `count` tokens."""
         return np.clip(np.floor(count * self.mask_prob + 0.5).astype(np.int64), 1, count)
 
     def _sample_spans(self, count: IntArray, keys: Bits) -> tuple[IntArray, IntArray]:
         """The number of spans of each text, and their lengths, concatenated."""
         removed = self._num_removed(count)
         kept = count - removed
-        # There are at most as many spans as removed tokens, as gaps between kept tokens, and as the source has room
-        # for. Beyond six standard deviations, further samples are never needed. The last span takes what is left.
+        # The number of spans is limited by the removed tokens, the gaps between kept tokens and the room in the source.
+        # Sampling six standard deviations more lengths than expected always suffices. The last span gets the rest.
         room = self.capacity[1] - self.num_special_tokens - kept
         expected = removed / self.mean_span_length
         enough_samples = (expected + 6 * np.sqrt(expected) + 8).astype(np.int64)
@@ -119,7 +119,7 @@ class Denoising(WindowedDocuments):
         window = np.repeat(np.arange(len(record)), np.diff(offsets))
         in_window = starts - first[window]
         is_inside = (in_window > 0) & (in_window < count[window])
-        starts_sentence = np.zeros(len(tokens) + 1, bool)  # a window starts one, too
+        starts_sentence = np.zeros(len(tokens) + 1, bool)  # the start of a window also starts a sentence
         starts_sentence[ragged_starts(count)[window[is_inside]] + in_window[is_inside]] = True
         starts_sentence[ragged_starts(count)] = True
         start = np.flatnonzero(starts_sentence[:-1])
@@ -132,17 +132,17 @@ class Denoising(WindowedDocuments):
     def _mask_spans(
         self, tokens: IntArray, count: IntArray, examples: IntArray, rng: EpochRng
     ) -> tuple[IntArray, IntArray]:
-        """Texts with each removed span replaced by a mask token: (concatenated ids, lengths)."""
+        """Replace each removed span by a mask token: (concatenated ids, lengths)."""
         spans, span_lengths = self._sample_spans(count, rng.keys("span lengths", examples))
         kept = count - self._num_removed(count)
-        # A mask may stand before each kept token and at the end: kept + 1 gaps, some with one mask each.
+        # A text has a gap before each kept token and one at its end. Each chosen gap gets one mask.
         gaps = kept + 1
         has_mask = choose_in_groups(rng.keys("span places", examples), gaps, spans)  # (all gaps,)
         removed = np.zeros(len(has_mask), np.int64)
         removed[has_mask] = span_lengths
         has_token = np.ones(len(has_mask), bool)
         has_token[np.cumsum(gaps) - 1] = False  # no token follows the last gap of a text
-        # The token after a gap comes after all kept tokens before the gap and all removed ones up to it.
+        # The index of the token after a gap: kept tokens before the gap + tokens removed up to and including the gap.
         index = np.cumsum(has_token) - has_token + np.cumsum(removed)
         masks = np.full(int(has_mask.sum()), self.mask_token_id, np.int32), has_mask.astype(np.int64)
         source, _ = ragged_join([masks, (tokens[index[has_token]], has_token.astype(np.int64))])
@@ -150,7 +150,7 @@ class Denoising(WindowedDocuments):
 
 
 def poisson_cdf_table(mean: float) -> np.ndarray:
-    """The cumulative Poisson probabilities: `searchsorted(table, uniform, "right")` is a Poisson sample.
+    """The cumulative Poisson distribution: `searchsorted(table, uniform, "right")` gives a Poisson sample.
 
     >>> [round(p, 3) for p in poisson_cdf_table(3.0)[:3].tolist()]
     [0.05, 0.199, 0.423]

@@ -1,4 +1,4 @@
-"""Masked language modelling (BERT): mask some tokens and predict them from both sides."""
+"""Masked language modelling (BERT): some tokens are masked, and the model predicts them from the tokens around them."""
 
 from dataclasses import dataclass
 
@@ -24,15 +24,15 @@ from qkv.text import Tokenizer
 
 @dataclass(frozen=True)
 class TokenMasking:
-    """Which tokens are predicted and what the model sees instead of them.
+    """Selects the tokens to predict, and replaces them in the input.
 
-    A fraction `mask_prob` of the tokens is selected. Of these, `replace_prob` become the mask token, `random_prob` a
-    random token, and the others stay as they are.
+    A fraction `mask_prob` of the tokens is selected. Of the selected tokens, a fraction `replace_prob` becomes the mask
+    token, a fraction `random_prob` becomes a random token, and the rest stays unchanged.
     """
 
     mask_token_id: int
     vocab_size: int
-    special_ids: tuple[int, ...] = ()  # never sampled as a random token
+    special_ids: tuple[int, ...] = ()  # ids that are never used as a random token
     mask_prob: float = 0.15
     replace_prob: float = 0.8
     random_prob: float = 0.1
@@ -41,8 +41,8 @@ class TokenMasking:
         replace, random = self.replace_prob, self.random_prob
         if not (0 < self.mask_prob < 1 and replace >= 0 and random >= 0 and replace + random <= 1):
             raise UsageError(
-                f"mask_prob = {self.mask_prob} must lie between 0 and 1, and replace_prob = {replace} and "
-                f"random_prob = {random} must not add up to more than 1"
+                f"mask_prob = {self.mask_prob} must be above 0 and below 1; replace_prob = {replace} and random_prob = "
+                f"{random} must be at least 0, with a sum of at most 1"
             )
 
     @classmethod
@@ -57,7 +57,7 @@ class TokenMasking:
     ) -> tuple[IntArray, IntArray]:
         """Concatenated documents → (masked tokens, labels). At least one token of each document is selected.
 
-        `words` has the number of each token's word: whole words are then selected.
+        If `words`, the index of each token's word, is given, whole words are selected.
         """
         budget = np.clip(np.floor(self.mask_prob * lengths + 0.5).astype(np.int64), np.minimum(lengths, 1), lengths)
         if words is None:
@@ -67,7 +67,7 @@ class TokenMasking:
         selected = np.flatnonzero(is_selected)
         document = np.repeat(np.arange(len(lengths)), lengths)[selected]
         counter = 2 * (selected - ragged_starts(lengths)[document])
-        keys = ~random_keys[document]  # inverted: independent of the bits that made the selection
+        keys = ~random_keys[document]  # a second random stream, independent of the one that made the selection
         action = to_uniform(random_bits(keys, counter))
         ordinary = self.vocab_size - len(self.special_ids)
         random_ids = self._non_special_id(to_integers(random_bits(keys, counter + 1), ordinary))
@@ -77,15 +77,15 @@ class TokenMasking:
         return masked, np.where(is_selected, tokens, IGNORE_INDEX)
 
     def _non_special_id(self, rank: IntArray) -> IntArray:
-        """The rank-th id that is not special."""
+        """Return the rank-th of the ids that are not special tokens."""
         special = np.asarray(self.special_ids, np.int64)
         return rank + np.searchsorted(special - np.arange(len(special)), rank, "right")
 
 
 def choose_whole_words(keys: Bits, lengths: IntArray, budget: IntArray, words: IntArray) -> np.ndarray:
-    """Choose whole words at random until each document's budget of tokens is spent: a flat bool for each token.
+    """Choose whole words at random until the token budget of each document is spent: one bool for each token.
 
-    A word is within the budget if at least half of it is, which gives the right fraction on average.
+    A word is chosen if at least half of its tokens fit in the remaining budget, so the budget is met on average.
     """
     document = np.repeat(np.arange(len(lengths)), lengths)  # (tokens,)
     starts_word = np.ones(len(words), bool)

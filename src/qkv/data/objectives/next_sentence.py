@@ -1,9 +1,9 @@
 """Masked language modelling with next-sentence prediction (BERT's original pre-training).
 
-A document is cut, at sentence ends if possible, into segments of at most half a sequence; two consecutive segments are
-an example. In half of the examples the second segment is swapped with that of another document, and the model predicts
-whether the second segment follows the first (0) or not (1). Because segments are swapped, not sampled, every token is
-seen exactly once an epoch.
+A document is cut into segments of at most half a sequence, at sentence ends if possible. Two consecutive segments are
+one example. In half of the examples, the second segment is swapped with the second segment of an example from another
+document. The model predicts whether the second segment follows the first (0) or not (1). Segments are swapped and not
+sampled, so every token is used exactly once in an epoch.
 """
 
 from bisect import bisect_right
@@ -19,7 +19,7 @@ from qkv.data.stream.random_bits import EpochRng, to_uniform
 from qkv.errors import UsageError
 from qkv.text import Tokenizer
 
-RECORDS_PER_READ = 4096  # records cut at a time
+RECORDS_PER_READ = 4096  # the number of records that are read and cut at a time
 
 
 class NextSentence:
@@ -43,7 +43,8 @@ class NextSentence:
         self.template = template or SpecialTokenTemplate.from_tokenizer(tokenizer)
         if not self.template.separator:
             raise UsageError(
-                "next-sentence prediction needs a tokenizer that puts a separator or EOS token between two texts"
+                "next-sentence prediction needs a separator between two texts, and this tokenizer has no sep or eos "
+                "token; train or load a tokenizer that has one"
             )
         num_special_tokens = self.template.num_special_tokens(pair=True)
         check_length("max_length", max_length, num_special_tokens + 2)
@@ -52,7 +53,7 @@ class NextSentence:
         self.pad_token_id = tokenizer.special_tokens.pad or 0
         self.capacity = (max_length,)
         self.optional_fields = frozenset({"labels", "token_type_ids", "class_ids"})
-        # (N, 4): record, start of the first segment, its length, length of the second segment (0: none)
+        # (N, 4): record, start of the first segment, its length, length of the second segment or 0
         self.segment_pairs = cut_into_pairs(examples, (max_length - num_special_tokens) // 2)
         tokens = np.asarray(examples.lengths("ids"), np.int64)
         self.tally = Tally(
@@ -73,9 +74,9 @@ class NextSentence:
         return describe_record(self.examples, record, start, one + two)
 
     def swap_partner(self, examples: IntArray, rng: EpochRng) -> IntArray:
-        """The example whose second segment each example shows: itself, or the one that it swaps with."""
+        """For each example, the example that its second segment comes from: itself, or the one that it swaps with."""
         n = len(self.segment_pairs)
-        # i ↔ c − i (mod n) pairs every example with another one, and is its own inverse.
+        # The partner of example i is (c − i) mod n for a random c. The partner of the partner is i again.
         other = (rng.hash64("partner") % n - np.asarray(examples)) % n
         wants_swap = to_uniform(rng.keys("exchange", np.minimum(examples, other))) < 0.5
         mine, theirs = self.segment_pairs[examples], self.segment_pairs[other]
@@ -104,7 +105,7 @@ class NextSentence:
             second_segment, _ = self.examples.gather(field, other_record, other_start + other_one, two)
             return ragged_join([(first_segment, one), (second_segment, two)])[0]
 
-        # Words of the two segments stay distinct, although their numbers may be equal.
+        # Make the word indices of the two segments distinct.
         words = 2 * gather_pairs("words") + is_second if self.whole_word_masking else None
         masked, labels = self.masking(gather_pairs("ids"), one + two, rng.keys("mask", examples), words)
         ids, lengths = self.template.add_special_tokens((masked[~is_second], one), (masked[is_second], two))
@@ -118,7 +119,7 @@ class NextSentence:
 
 
 def cut_into_pairs(examples: EncodedExamples, max_tokens: int) -> IntArray:
-    """Documents as pairs of segments of at most `max_tokens`, cut at sentence ends if possible: (N, 4) int64."""
+    """Cut all documents into pairs of segments of at most `max_tokens` tokens: (N, 4) int64, see `segment_pairs`."""
     pairs: list[tuple[int, int, int, int]] = []
     lengths = np.asarray(examples.lengths("ids"))
     for first in range(0, len(lengths), RECORDS_PER_READ):
@@ -131,7 +132,7 @@ def cut_into_pairs(examples: EncodedExamples, max_tokens: int) -> IntArray:
 
 
 def cut_document(record: int, length: int, sentences: list[int], max_tokens: int) -> list[tuple[int, int, int, int]]:
-    """The segment pairs of one document whose sentences start at the given tokens.
+    """Cut one document into segment pairs. `sentences` are the tokens at which sentences start.
 
     >>> cut_document(0, 11, [0, 3, 5, 9], 5)
     [(0, 0, 5, 4), (0, 9, 2, 0)]

@@ -1,9 +1,9 @@
-"""Extractive question answering (SQuAD): read a question and a passage, and predict the answer's first and last token.
+"""Extractive question answering (SQuAD): predict the first and last token of the answer to a question in a passage.
 
     [CLS] question [SEP] window of the passage [SEP]
 
-A passage that does not fit is read in overlapping windows, so that an answer cut by one window is complete in another.
-In a window without the complete answer both labels are position 0, as in BERT.
+A long passage is cut into overlapping windows, so that an answer that is cut by one window is complete in another. In a
+window without the complete answer, both labels are position 0, as in BERT.
 """
 
 import numpy as np
@@ -29,10 +29,10 @@ TOO_LONG_CHOICES = ("error", "skip", "truncate")
 
 
 class QuestionAnswering:
-    """Examples with `question`, `context` and `answer` (first and last token of the context, or −1, −1 for none).
+    """Records with `question`, `context` and `answer` (its first and last token in the context; −1, −1 if none).
 
-    Consecutive windows share `overlap` tokens. `too_long` applies to questions of more than `max_question_length`
-    tokens: passages are never too long.
+    Consecutive windows share `overlap` tokens. `too_long` is the policy for questions with more than
+    `max_question_length` tokens; passages may have any length.
     """
 
     def __init__(
@@ -56,10 +56,12 @@ class QuestionAnswering:
         self.too_long = too_long
         self.pad_token_id = tokenizer.special_tokens.pad or 0
         check_length("max_length", max_length, self.num_special_tokens + max_question_length + 1)
-        if not 0 <= overlap < max_length - self.num_special_tokens - max_question_length:
+        room = max_length - self.num_special_tokens - max_question_length
+        if not 0 <= overlap < room:
             raise UsageError(
-                f"overlap = {overlap} leaves no room for the passage in a sequence of {max_length} tokens with a "
-                f"question of {max_question_length}: lower overlap, or raise max_length"
+                f"overlap = {overlap} is not possible: beside a question of {max_question_length} tokens, a sequence "
+                f"of {max_length} tokens has room for {room} tokens of the passage, and overlap must be smaller. Lower "
+                "overlap, or raise max_length"
             )
         self.capacity = (max_length,)
         self.optional_fields = frozenset({"token_type_ids", "answer_spans"})
@@ -76,7 +78,7 @@ class QuestionAnswering:
         return describe_record(self.examples, record, first, length)
 
     def locate(self, examples: IntArray) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-        """Windows by number → (record, length of its question, first token of the window in the context, length)."""
+        """(n,) window numbers → (record, question length, first token of the window in the context, window length)."""
         record, number = self.index.locate(examples)
         question, room, context = self._lengths_of(record)
         first = number * (room - self.overlap)
@@ -105,10 +107,10 @@ class QuestionAnswering:
         )
 
     def character_spans(self, examples: IntArray, spans: IntArray) -> tuple[IntArray, IntArray]:
-        """Spans of positions in examples (n, 2) → (record, start and end characters in its context (n, 2)).
+        """Convert spans (n, 2) of positions in examples to (record, start and end characters in its context (n, 2)).
 
-        −1, −1 for a span that is not inside the passage, such as the one that means "no answer". Needs the fields
-        `begins` and `ends`, which `EncodeAnswer` makes.
+        A span outside the passage, such as the "no answer" position 0, gives −1, −1. The fields `begins` and `ends` of
+        `EncodeAnswer` are needed.
         """
         require_fields(self.examples, "begins", "ends")
         record, question, first, window = self.locate(examples)
@@ -125,7 +127,7 @@ class QuestionAnswering:
         return len(self.template.prefix) + question + len(self.template.separator)
 
     def _lengths_of(self, records: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-        """(length of the question after truncation, room for the passage, length of the passage)."""
+        """(question length after truncation, room for the passage in a sequence, passage length)."""
         whole = np.asarray(self.examples.lengths("question")[records], np.int64)
         question = np.minimum(whole, self.max_question_length)
         context = np.asarray(self.examples.lengths("context")[records], np.int64)

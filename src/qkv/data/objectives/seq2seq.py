@@ -1,4 +1,4 @@
-"""Sequence to sequence: read a source and generate its target; and what all encoder-decoder objectives share.
+"""Sequence to sequence: the model reads a source and generates its target. Other objectives use the functions here.
 
 Teacher forcing: the decoder reads the decoder start token and the target, and predicts the target and EOS.
 """
@@ -15,10 +15,12 @@ from qkv.text import Tokenizer
 
 
 class Seq2SeqLM(WholeRecords):
-    """Examples with `source` and `target`. Without `max_source_length`, it is chosen in proportion to the data.
+    """Records with `source` and `target`.
 
-    A truncated target has no EOS, so the model does not learn to stop there. `tokenizer` is the target's; if the source
-    has its own, pass `source_template=SpecialTokenTemplate.eos_only(source_tokenizer)`.
+    The default of `max_source_length` is chosen so that source and target sequences fill up at the same rate.
+
+    A truncated target has no EOS, so the model does not learn to stop there. `tokenizer` is for the target.
+    If the source has another one, pass `source_template=SpecialTokenTemplate.eos_only(source_tokenizer)`.
     """
 
     def __init__(
@@ -88,13 +90,16 @@ def shift_right(
 
 
 def find_decoder_start(tokenizer: Tokenizer, given: int | None = None) -> int:
-    """The first token that a decoder reads: the given one, BOS, or padding if there is no BOS (as in T5 and Marian)."""
+    """The first token that a decoder reads: `given`, else BOS, else padding (as in T5 and Marian)."""
     special = tokenizer.special_tokens
     candidates = (given, special.bos, special.pad)
     return require_token("bos", next((one for one in candidates if one is not None), None), "an encoder-decoder")
 
 
 def proportional_source_length(max_length: int, lengths: IntArray, multiple: int = 8) -> int:
-    """The source length at which source and target sequences fill up together; lengths: (n, 2) target, source."""
+    """The source length at which source and target sequences fill up at the same rate.
+
+    `lengths` (n, 2) are the lengths of target and source; the result is rounded up to a `multiple`.
+    """
     target, source = (float(total) for total in lengths.sum(axis=0))
     return max(multiple, int(np.ceil(max_length * source / max(target, 1.0) / multiple)) * multiple)

@@ -1,11 +1,11 @@
-"""Span corruption (T5): replace spans of a text by sentinel tokens, and generate the sentinels with the removed spans.
+"""Span corruption (T5): spans of a text are replaced by sentinel tokens, and the model generates the removed spans.
 
     text     Thank you for inviting me to your party last week .
     source   Thank you <0> me to your party <1> week . </s>
     target   <0> for inviting <1> last </s>
 
-15 % of the tokens are removed, in spans of 3 on average. A text begins with a kept span and ends with a removed one, as
-in T5's code. The lengths of source and target depend only on the length of the text.
+15 % of the tokens are removed, in spans of 3 tokens on average. A text begins with a kept span and ends with a removed
+span, as in T5's code. The lengths of source and target depend only on the length of the text.
 """
 
 import numpy as np
@@ -23,7 +23,7 @@ from qkv.text import Tokenizer
 class SpanCorruption(WindowedDocuments):
     """Documents (`ids`) in the longest windows that fit after corruption.
 
-    Without `max_length`, targets are as long as the window of a full source needs.
+    The default of `max_length` is the target length of a window whose source is full.
     """
 
     def __init__(
@@ -43,8 +43,8 @@ class SpanCorruption(WindowedDocuments):
         check_length("max_source_length", max_source_length, 3)
         if not 0 < mask_prob < 1 or mean_span_length < 1:
             raise UsageError(
-                f"mask_prob = {mask_prob} must lie between 0 and 1, and mean_span_length = {mean_span_length} be at "
-                "least 1"
+                f"mask_prob = {mask_prob} must be above 0 and below 1, and mean_span_length = {mean_span_length} must "
+                "be at least 1"
             )
         special = tokenizer.special_tokens
         self.examples = examples
@@ -64,25 +64,25 @@ class SpanCorruption(WindowedDocuments):
         num_spans = int(self._num_removed_and_spans(np.array([window_length]))[1].max())
         if num_spans > len(self.sentinels):
             raise UsageError(
-                f"texts of {window_length} tokens need {num_spans} sentinels and the tokenizer has "
-                f"{len(self.sentinels)}: train or load one with more, or lower max_source_length"
+                f"windows of {window_length} tokens need {num_spans} sentinel tokens, but the tokenizer has "
+                f"{len(self.sentinels)}: train or load a tokenizer with more, or lower max_source_length"
             )
         self.windows = Windows(examples.lengths("ids"), window_length, too_long=too_long, random_offset=random_offset)
 
     def _num_removed_and_spans(self, count: IntArray) -> tuple[IntArray, IntArray]:
-        """How many of `count` tokens are removed, and in how many spans."""
+        """The number of tokens to remove from texts of `count` tokens, and the number of spans."""
         noise = np.floor(count * self.mask_prob + 0.5).astype(np.int64)
         noise = np.clip(noise, 1, np.maximum(count - 1, 1))
         spans = np.floor(noise / self.mean_span_length + 0.5).astype(np.int64)
         return noise, np.clip(spans, 1, np.minimum(noise, np.maximum(count - noise, 1)))
 
     def _corrupted_lengths(self, count: IntArray) -> tuple[IntArray, IntArray]:
-        """The lengths of target and source of texts of `count` tokens."""
+        """The lengths of target and source for texts of `count` tokens."""
         noise, spans = self._num_removed_and_spans(count)
         return noise + spans + 1, count - noise + spans + 1
 
     def _max_document_length(self, max_length: int, max_source_length: int) -> int:
-        """The longest text whose target and source fit."""
+        """The maximum length of a text whose target and source fit."""
         counts = np.arange(1, 2 * (max_length + max_source_length))
         target, source = self._corrupted_lengths(counts)
         return int(counts[(target <= max_length) & (source <= max_source_length)].max())
@@ -116,7 +116,7 @@ class SpanCorruption(WindowedDocuments):
 
 
 def restore_document(source: IntArray, target: IntArray, sentinels: tuple[int, ...]) -> list[int]:
-    """The text that a corrupted source and its target (both without EOS) came from.
+    """Restore the original text from a corrupted source and its target, both without EOS.
 
     >>> restore_document([1, 90, 4], [90, 2, 3], (90, 91))
     [1, 2, 3, 4]

@@ -1,8 +1,7 @@
-"""The table of objectives: one row holds everything that the toolkit knows about an objective.
+"""The table of objectives. Each row describes one objective to the rest of the toolkit.
 
-Recipes are checked against the table, columns are recognised by it, and data, tokenizer, model and evaluation are
-prepared from it. To add an objective, write its class in a file of this folder and add a row here; CONTRIBUTING.md
-shows how.
+The table is used to check recipes, to recognise columns, and to prepare the data, tokenizer, model and evaluation. To
+add an objective, write its class in a file of this folder and add a row here; CONTRIBUTING.md shows how.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,7 +29,7 @@ from qkv.text import Tokenizer
 
 @dataclass(frozen=True)
 class RecordField:
-    """A field of an objective's records, and other column names under which files have it."""
+    """A field that an objective reads, and other column names that are recognised as this field."""
 
     name: str
     column_names: tuple[str, ...] = ()
@@ -39,7 +38,7 @@ class RecordField:
 
 @dataclass(frozen=True)
 class RequiredTokens:
-    """The special tokens of a tokenizer trained for an objective, and the template that it puts around a text."""
+    """The special tokens of a tokenizer that is trained for an objective, and its template."""
 
     special_tokens: tuple[str, ...]
     template: str = "none"
@@ -48,25 +47,25 @@ class RequiredTokens:
 
 @dataclass(frozen=True)
 class ObjectiveSetup:
-    """What an objective's encoder and examples are made from: the recipe's choices, the tokenizer and the data."""
+    """The settings from which the encoder and the examples of an objective are made."""
 
     options: Any  # the recipe's [objective] section
     tokenizer: Tokenizer
-    fields: frozenset[str]  # that the records have
+    fields: frozenset[str]  # the fields of the records
     classes: tuple[str, ...] = ()
-    max_length: int = 512  # tokens of a sequence; with an encoder and a decoder, of the target
-    max_source_length: int | None = None  # None: the objective chooses it
+    max_length: int = 512  # tokens of a sequence; for encoder-decoder models, of the target
+    max_source_length: int | None = None  # None: the objective chooses a length
     too_long: TooLongPolicy = "error"
-    decoder_start_token_id: int | None = None  # the model's; None: the tokenizer decides
+    decoder_start_token_id: int | None = None  # None: chosen by the tokenizer
 
     @property
     def sequence_kwargs(self) -> dict[str, Any]:
-        """The arguments of objectives with one sequence per example."""
+        """Keyword arguments for objectives with one sequence per example."""
         return {"max_length": self.max_length, "too_long": self.too_long}
 
     @property
     def window_kwargs(self) -> dict[str, Any]:
-        """The arguments of objectives that cut documents into windows."""
+        """Keyword arguments for objectives that cut documents into windows."""
         return {**self.sequence_kwargs, "random_offset": self.options.random_offset}
 
 
@@ -74,55 +73,56 @@ class ObjectiveSetup:
 class ObjectiveSpec:
     """A row of the table."""
 
-    families: tuple[str, ...]  # of the models that can learn it; the first is the default
-    head: str  # kind of the model's head
+    families: tuple[str, ...]  # the model families that support the objective; the first is the default
+    head: str  # the kind of the model's head
     fields: tuple[RecordField, ...]
-    required_tokens: Callable[[Any], RequiredTokens]  # of a new tokenizer, from the recipe's [objective] section
+    required_tokens: Callable[[Any], RequiredTokens]  # [objective] section → special tokens of a new tokenizer
     too_long_policies: tuple[
         TooLongPolicy, ...
-    ]  # what can be done with records that are too long; the first is the default
-    options: tuple[str, ...]  # the keys of [objective] that it reads
+    ]  # the values of data.too_long that are allowed; the first is the default
+    options: tuple[str, ...]  # the keys of [objective] that apply to this objective
     make_encoder: Callable[[ObjectiveSetup], RecordEncoder]  # records → token ids
     make_examples: Callable[[ObjectiveSetup, EncodedExamples], Objective]  # token ids → training examples
     task: str  # what a trained model does: a key of `qkv.tasks.evaluate.TASKS`
-    metrics: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by case, the main one first; none: the loss
+    # Case of the task ("label", "score", …) → names of the metrics, the main one first. If empty, only the loss.
+    metrics: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     alternatives: tuple[str, ...] = ()  # fields of which a record needs exactly one; the first is preferred
-    reads_documents: bool = False  # a text file is one document, not one record per line
+    reads_documents: bool = False  # whether a text file is read as one document; otherwise each line is a record
     aligned_fields: tuple[str, ...] = ()  # the fields of two line-aligned files, in the order of the files
-    group_by: str = ""  # records with the same value of this field stay on one side of a validation split
+    group_by: str = ""  # records with equal values of this field stay on the same side of a validation split
     class_field: str = ""  # the field whose values are the classes of the head
-    pair_field: str = ""  # the field whose presence means that two texts share a sequence, so token types are needed
-    next_sentence_classes: int = 0  # outputs of the head's second, per-sequence classifier
+    pair_field: str = ""  # if records have this field, a sequence holds two texts and needs token types
+    next_sentence_classes: int = 0  # number of classes of the extra next-sentence classifier (BERT)
 
     @property
     def required_fields(self) -> list[str]:
-        """The fields that every record needs, with the preferred one of the alternatives."""
+        """The fields that every record needs, including the preferred alternative."""
         return [*(one.name for one in self.fields if not one.optional), *self.alternatives[:1]]
 
 
 def bert_tokens(options: Any) -> RequiredTokens:
-    """`[CLS]`, `[SEP]` and `[MASK]` in BERT's template."""
+    """The special tokens and the template of BERT."""
     return RequiredTokens(("pad", "cls", "sep", "mask"), "bert")
 
 
 def causal_lm_tokens(options: Any) -> RequiredTokens:
-    """BOS and EOS, unless documents are trained on without them: a model would never learn to generate these."""
+    """BOS and EOS. With `add_bos_eos = false` neither, because the model would never learn to generate them."""
     return RequiredTokens(("pad", "bos", "eos"), "bos") if options.add_bos_eos else RequiredTokens(("pad",))
 
 
 def encode_text(setup: ObjectiveSetup) -> RecordEncoder:
-    """Documents, with word ids for whole-word masking and sentence starts for sentence permutation."""
+    """The encoder of documents, with word indices for whole-word masking and sentence starts for permutation."""
     options = setup.options
     return EncodeText(setup.tokenizer, words=options.whole_word_masking, sentences=options.permute_sentences)
 
 
 def encode_causal_lm(setup: ObjectiveSetup) -> RecordEncoder:
-    """Documents, or chats where the records have messages."""
+    """The encoder of chats if the records have messages, else of documents."""
     return EncodeChat(setup.tokenizer) if "messages" in setup.fields else encode_text(setup)
 
 
 def encode_classification(setup: ObjectiveSetup) -> RecordEncoder:
-    """One or two texts with a class, or with a score."""
+    """The encoder of one or two texts with a class or a score."""
     second = "second" if "second" in setup.fields else None
     if "score" in setup.fields:
         return EncodeClass(setup.tokenizer, "text", second, score="score")
@@ -130,20 +130,23 @@ def encode_classification(setup: ObjectiveSetup) -> RecordEncoder:
 
 
 def causal_lm_examples(setup: ObjectiveSetup, encoded: EncodedExamples) -> Objective:
-    """Documents; of chats only the answers are learnt, and the chat template has its own special tokens."""
+    """Documents or chats. In a chat only the answers are predicted, and the template already adds special tokens."""
     if "messages" in setup.fields:
         return CausalLM(encoded, setup.tokenizer, **setup.window_kwargs, loss_mask_field="answer", add_bos_eos=False)
     return CausalLM(encoded, setup.tokenizer, **setup.window_kwargs, add_bos_eos=setup.options.add_bos_eos)
 
 
 def masking_options(setup: ObjectiveSetup) -> dict[str, Any]:
-    """BERT's 15 % of the tokens, unless the recipe says otherwise."""
+    """Keyword arguments for masking. The default `mask_prob` is BERT's 15 %."""
     options = setup.options
     return {"mask_prob": options.mask_prob or 0.15, "whole_word_masking": options.whole_word_masking}
 
 
 def span_corruption_examples(setup: ObjectiveSetup, encoded: EncodedExamples) -> Objective:
-    """Without a source length, `max_length` is that of the source, and targets are as long as it needs (T5)."""
+    """Windows for span corruption.
+
+    Without `max_source_length`, `max_length` is used as the source length, and the target length follows from it (T5).
+    """
     source = setup.max_source_length
     lengths = {"max_length": setup.max_length if source else None, "max_source_length": source or setup.max_length}
     return SpanCorruption(
@@ -157,7 +160,7 @@ def span_corruption_examples(setup: ObjectiveSetup, encoded: EncodedExamples) ->
 
 
 def denoising_examples(setup: ObjectiveSetup, encoded: EncodedExamples) -> Objective:
-    """BART's 30 % of the tokens, unless the recipe says otherwise."""
+    """Windows for denoising. The default `mask_prob` is BART's 30 %."""
     options = setup.options
     return Denoising(
         encoded,
@@ -173,7 +176,7 @@ def denoising_examples(setup: ObjectiveSetup, encoded: EncodedExamples) -> Objec
 
 
 def seq2seq_examples(setup: ObjectiveSetup, encoded: EncodedExamples) -> Objective:
-    """Pairs; the source is laid out as the tokenizer lays it out when the model is run."""
+    """Pairs of source and target. Sources get the special tokens that the tokenizer adds at inference."""
     return Seq2SeqLM(
         encoded,
         setup.tokenizer.target,

@@ -1,6 +1,6 @@
 """Tagging of words (named entities, parts of speech): predict the tag of each word.
 
-A word may have several tokens; `EncodeTags` puts its tag on the first of them, or on all.
+A word may have several tokens. `EncodeTags` puts the tag on the first token of the word, or on all its tokens.
 """
 
 from qkv.data.cache.examples import EncodedExamples, require_fields
@@ -13,7 +13,7 @@ from qkv.text import Tokenizer
 
 
 class Tagging(WindowsWithTemplate):
-    """Examples with `ids` and a value of `tags` for each token: a class or `IGNORE_INDEX`."""
+    """Records with `ids` and `tags`: one class, or `IGNORE_INDEX`, for each token."""
 
     def __init__(
         self,

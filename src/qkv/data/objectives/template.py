@@ -7,7 +7,7 @@ import numpy as np
 from qkv.data.ragged import IntArray, Ragged, ragged_join
 from qkv.text import Tokenizer
 
-PROBE_TEXTS = ("a", "b")  # encoding these with special tokens shows where a tokenizer's template puts them
+PROBE_TEXTS = ("a", "b")  # encoded to find out where a tokenizer adds special tokens
 
 
 @dataclass(frozen=True)
@@ -25,14 +25,14 @@ class SpecialTokenTemplate:
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Tokenizer) -> "SpecialTokenTemplate":
-        """The tokenizer's own template; if it adds nothing, one made from its special tokens."""
+        """The template of the tokenizer. If it adds nothing, one made from cls or bos, and sep or eos."""
         one, two = (tokenizer.encode(text, add_special_tokens=False) for text in PROBE_TEXTS)
         single = tokenizer.encode(PROBE_TEXTS[0])
         if one and two and len(single) > len(one):
             pair, token_types = tokenizer.encode_with_token_types(*PROBE_TEXTS)
             start = find_sublist(single, one)
             middle = start + len(one)
-            second = len(pair) - (len(single) - middle) - len(two)  # a pair ends as a single text does
+            second = len(pair) - (len(single) - middle) - len(two)  # a pair has the same suffix as a single text
             separator = tuple(pair[middle:second])
             return cls(tuple(single[:start]), separator, tuple(single[middle:]), token_types[second])
         special = tokenizer.special_tokens
@@ -42,30 +42,30 @@ class SpecialTokenTemplate:
 
     @classmethod
     def eos_only(cls, tokenizer: Tokenizer) -> "SpecialTokenTemplate":
-        """Nothing before a text and the EOS token after it."""
+        """A template that only adds EOS after each text."""
         eos = tokenizer.special_tokens.eos
         return cls() if eos is None else cls((), (eos,), (eos,))
 
     @classmethod
     def for_source(cls, tokenizer: Tokenizer) -> "SpecialTokenTemplate":
-        """Exactly what the tokenizer adds to a source when the model is run, which may be nothing."""
+        """The special tokens that the tokenizer adds to a source at inference; there may be none."""
         adds = len(tokenizer.encode("a")) > len(tokenizer.encode("a", add_special_tokens=False))
         return cls.from_tokenizer(tokenizer) if adds else cls()
 
     def num_special_tokens(self, pair: bool = False) -> int:
-        """How many special tokens the template adds to a text, or to a pair."""
+        """The number of special tokens that the template adds to a text, or to a pair."""
         return len(self.prefix) + len(self.suffix) + (len(self.separator) if pair else 0)
 
     def add_special_tokens(self, one: Ragged, two: Ragged | None = None) -> Ragged:
-        """Concatenated texts, or pairs of texts → the same with special tokens.
+        """Add special tokens to concatenated texts, or to pairs of texts.
 
-        A pair whose second text is empty is laid out as a single text.
+        A pair whose second text is empty gets the special tokens of a single text.
         """
         parts = zip((self.prefix, self.separator, self.suffix), self._special_counts(one, two), strict=True)
         return self._join(one, two, [repeat_ids(ids, counts) for ids, counts in parts])
 
     def align_labels(self, fill_value: int, one: Ragged, two: Ragged | None = None) -> np.ndarray:
-        """Per-token values of the texts (labels), aligned with the tokens after special tokens are added.
+        """Align values of tokens (labels) with the output of `add_special_tokens`.
 
         Special tokens get `fill_value`.
         """
@@ -81,7 +81,7 @@ class SpecialTokenTemplate:
         return self._join((np.zeros(int(one.sum()), np.int64), one), (second, two), [*special, (end, suffix)])[0]
 
     def _special_counts(self, one: Ragged, two: Ragged | None) -> list[IntArray]:
-        """How many tokens of the prefix, separator and suffix each example has: (n,) each."""
+        """The number of tokens of the prefix, separator and suffix in each example: (n,) each."""
         n = len(one[1])
         has_second = np.zeros(n, bool) if two is None else two[1] > 0
         separator = np.where(has_second, len(self.separator), 0)
@@ -93,10 +93,10 @@ class SpecialTokenTemplate:
 
 
 def repeat_ids(ids: tuple[int, ...], lengths: IntArray) -> Ragged:
-    """The same ids for each example whose length is not 0."""
+    """`ids` once for each example whose length is not 0, concatenated; and the lengths."""
     return np.tile(np.asarray(ids, np.int32), int((lengths > 0).sum())), lengths
 
 
 def find_sublist(ids: list[int], part: list[int]) -> int:
-    """The index of `part` in `ids`; 0 if it is not there."""
+    """The index of the list `part` in `ids`; 0 if `ids` does not contain it."""
     return next((i for i in range(len(ids)) if ids[i : i + len(part)] == part), 0)

@@ -1,4 +1,4 @@
-"""Objectives whose examples are whole records; one that is too long is an error, skipped or truncated."""
+"""Base of objectives whose examples are whole records. Records that are too long are an error, skipped or truncated."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar
@@ -12,9 +12,9 @@ from qkv.data.stream.random_bits import EpochRng
 
 
 class WholeRecords(ABC):
-    """What these objectives share.
+    """The common part of these objectives.
 
-    Each sets the attributes, implements `required_lengths`, and calls `count_records` at the end of its constructor.
+    A subclass sets the attributes, implements `required_lengths`, and calls `count_records` last.
     """
 
     TOO_LONG_CHOICES: ClassVar = ("error", "skip", "truncate")
@@ -22,7 +22,7 @@ class WholeRecords(ABC):
     examples: EncodedExamples
     capacity: tuple[int, ...]
     too_long: TooLongPolicy
-    num_special_tokens: int  # of a record, on both sides together
+    num_special_tokens: int  # special tokens of a record, source and target together
     tally: Tally
 
     @abstractmethod
@@ -38,7 +38,7 @@ class WholeRecords(ABC):
         return describe_record(self.examples, example)
 
     def lengths(self, examples: IntArray, rng: EpochRng) -> IntArray:
-        """The lengths of records after truncation, 0 for those that are skipped: (n, sides)."""
+        """The lengths of records after truncation: (n, sides). Skipped records have length 0."""
         lengths = self.required_lengths(examples)
         if self.too_long == "skip":
             lengths[(lengths > self.capacity).any(axis=1)] = 0
@@ -46,10 +46,12 @@ class WholeRecords(ABC):
         return kept
 
     def count_records(self) -> None:
-        """Read the lengths of all records once, and set `tally`."""
+        """Read the lengths of all records, and set `tally`."""
         check_choice("too_long", self.too_long, self.TOO_LONG_CHOICES)
         lengths = self.required_lengths(slice(None))
-        excess = np.maximum(lengths - np.asarray(self.capacity), 0).sum(axis=1)  # (N,) tokens too many
+        excess = np.maximum(lengths - np.asarray(self.capacity), 0).sum(
+            axis=1
+        )  # (N,) by how many tokens each record is too long
         is_long = excess > 0
         if self.too_long == "error" and is_long.any():
             names = ("max_length", "max_source_length")[: len(self.capacity)]
@@ -72,5 +74,5 @@ class WholeRecords(ABC):
         return np.asarray(self.examples.lengths(field)[examples], np.int64)
 
     def gather_first(self, field: str, examples: IntArray, lengths: IntArray) -> tuple[IntArray, IntArray]:
-        """The first tokens of a field, `lengths` of them per record, concatenated; and these lengths."""
+        """The first `lengths[i]` tokens of a field of each record, concatenated; and `lengths`."""
         return self.examples.gather(field, examples, np.zeros_like(lengths), lengths)[0], lengths

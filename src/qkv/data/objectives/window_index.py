@@ -1,7 +1,7 @@
-"""Which record, and which of its windows, is number i, without storing anything per record.
+"""Find the record of window number i without storing a number for each record.
 
-A running count is kept for every `BLOCK_RECORDS` records and the rest is computed on demand: a billion records take
-125 MB.
+The number of windows before each block of `BLOCK_RECORDS` records is stored, and the rest is computed on demand. A
+billion records need 125 MB.
 """
 
 from collections.abc import Callable
@@ -11,11 +11,11 @@ import numpy as np
 from qkv.data.ragged import IntArray
 
 BLOCK_RECORDS = 64
-CHUNK_RECORDS = 2**20  # records counted at a time; a multiple of BLOCK_RECORDS
+CHUNK_RECORDS = 2**20  # number of records counted at a time; a multiple of BLOCK_RECORDS
 
 
 class WindowIndex:
-    """Windows numbered through all records; `windows_per_record` counts those of some records.
+    """Numbers the windows of all records. `windows_per_record(records)` returns the number of windows of each record.
 
     >>> index = WindowIndex(3, lambda records: np.array([2, 0, 1])[records])
     >>> index.total, [part.tolist() for part in index.locate(np.arange(3))]
@@ -29,11 +29,13 @@ class WindowIndex:
         for first in range(0, num_records, CHUNK_RECORDS):
             counts = windows_per_record(np.arange(first, min(first + CHUNK_RECORDS, num_records)))
             sums.append(np.add.reduceat(counts, np.arange(0, len(counts), BLOCK_RECORDS)))
-        self.starts = np.cumsum(np.concatenate(sums))  # (blocks + 1,) windows before each block, and in total
+        self.starts = np.cumsum(
+            np.concatenate(sums)
+        )  # (blocks + 1,) number of windows before each block, then the total
         self.total = int(self.starts[-1])
 
     def locate(self, windows: IntArray) -> tuple[IntArray, IntArray]:
-        """(n,) windows → (record, number of the window within its record)."""
+        """(n,) window numbers → (record, index of the window in its record)."""
         block = np.searchsorted(self.starts, windows, "right") - 1  # (n,)
         record = block[:, None] * BLOCK_RECORDS + np.arange(BLOCK_RECORDS)  # (n, BLOCK_RECORDS)
         exists = record < self.num_records

@@ -1,4 +1,4 @@
-"""Long records cut into consecutive windows: which part of which record is training example number i."""
+"""Long records cut into consecutive windows, each of which is a training example."""
 
 from functools import partial
 
@@ -15,11 +15,11 @@ TOO_LONG_CHOICES = ("error", "skip", "truncate", "split")
 
 
 class Windows:
-    """Records cut into windows of at most `window_length` units; every unit is in exactly one window.
+    """Cuts records into windows of at most `window_length` units. Every unit is in exactly one window.
 
-    A record of n tokens has n + `extra_units` units (a causal LM predicts one token less, or more with BOS and EOS),
-    and none if it is empty. With `random_offset`, records longer than a window are cut at other positions each epoch,
-    so that the model does not always see the same cuts; the number of windows then varies a little between epochs.
+    A unit is a token or a prediction. A record of n > 0 tokens has n + `extra_units` units: a causal LM makes n − 1
+    predictions, or n + 1 with BOS and EOS. An empty record has no units. With `random_offset`, records longer than a
+    window are cut at different positions in each epoch; the number of windows then varies a little between epochs.
 
     >>> windows = Windows(np.array([5, 0, 2]), window_length=3)
     >>> windows.num_windows(EpochRng(0)), [part.tolist() for part in windows.locate(np.arange(3), EpochRng(0))]
@@ -42,7 +42,7 @@ class Windows:
         self.extra_units = extra_units
         self.too_long = too_long
         self.random_offset = random_offset and too_long == "split"
-        self.num_special_tokens = num_special_tokens  # of each window, besides its units; for messages
+        self.num_special_tokens = num_special_tokens  # special tokens in each window, only for error messages
         self._indexes: dict[int, WindowIndex] = {}
         self.tally = self._make_tally()
 
@@ -51,7 +51,7 @@ class Windows:
         return self._index(self._offset(rng)).total
 
     def locate(self, windows: IntArray, rng: EpochRng) -> tuple[IntArray, IntArray, IntArray]:
-        """Windows by number → (record, first unit in the record, length)."""
+        """(n,) window numbers → (record, first unit of the window in the record, length)."""
         offset = self._offset(rng)
         record, number = self._index(offset).locate(windows)
         units = self._units_kept(self._num_units(record))
@@ -60,12 +60,12 @@ class Windows:
         return record, first, np.minimum((number + 1) * self.window_length - shift, units) - first
 
     def _num_units(self, records: IntArray) -> IntArray:
-        """The units of records before the policy for long ones is applied."""
+        """The number of units of records, before the policy for long records is applied."""
         lengths = np.asarray(self.lengths[records], np.int64)
         return np.where(lengths > 0, np.maximum(lengths + self.extra_units, 0), 0)
 
     def _units_kept(self, units: IntArray) -> IntArray:
-        """The units that the policy for long records keeps."""
+        """The number of units that remain after the policy for long records is applied."""
         if self.too_long == "skip":
             return np.where(units > self.window_length, 0, units)
         return np.minimum(units, self.window_length) if self.too_long == "truncate" else units
@@ -79,7 +79,7 @@ class Windows:
 
     def _index(self, offset: int) -> WindowIndex:
         if offset not in self._indexes:
-            if len(self._indexes) > 1:  # at most two epochs are in use at a time
+            if len(self._indexes) > 1:  # two indexes are enough, because at most two epochs are in use at a time
                 self._indexes.clear()
             self._indexes[offset] = WindowIndex(len(self.lengths), partial(self._windows_per_record, offset))
         return self._indexes[offset]
@@ -108,14 +108,14 @@ class Windows:
 
 
 class WindowedDocuments:
-    """What all objectives over windows share; each sets `examples` and `windows`."""
+    """The common part of objectives over windows. A subclass sets `examples` and `windows`."""
 
     examples: EncodedExamples
     windows: Windows
 
     @property
     def tally(self) -> Tally:
-        """What became of the records."""
+        """Counts of records, examples and tokens."""
         return self.windows.tally
 
     def num_examples(self, rng: EpochRng) -> int:
@@ -129,7 +129,7 @@ class WindowedDocuments:
 
 
 class WindowsWithTemplate(WindowedDocuments):
-    """Windows of which each gets special tokens around it."""
+    """The common part of objectives that add special tokens to each window."""
 
     template: SpecialTokenTemplate
 

@@ -1,4 +1,4 @@
-"""Which columns of a file become which fields of a record.
+"""Select the columns of a file that become the fields of a record.
 
 A choice maps a record's field to a column of the file, by name or number: `{"source": "en", "target": "de"}`. A list
 keeps the names. Without a choice every column becomes a field. For a name that does not exist, the error lists the
@@ -15,7 +15,7 @@ from qkv.errors import UsageError, suggest_name
 
 ColumnChoice = Mapping[str, str | int] | Sequence[str | int] | str | None
 
-MAX_RECORDS_SEARCHED = 100  # of a JSON Lines file or the like: a chosen name must occur in one of the first records
+MAX_RECORDS_SEARCHED = 100  # a chosen field must occur in one of the first records of a JSON file
 
 
 def normalize_columns(columns: ColumnChoice) -> dict[str, str | int] | None:
@@ -82,10 +82,10 @@ def unknown_column_error(column: str | int, names: Iterable[str], file: str) -> 
 
 
 class FieldSelector:
-    """Takes the chosen fields from JSON objects and the like, where each may have other keys.
+    """Selects the chosen fields of JSON objects, whose keys may differ from object to object.
 
-    `translation.en` selects inside nested objects. An object that lacks a field is an invalid record; a field that
-    none of the first `MAX_RECORDS_SEARCHED` objects has is misspelt, and an error.
+    `translation.en` selects inside nested objects. An object that lacks a field is an invalid record. If none
+    of the first `MAX_RECORDS_SEARCHED` objects has a field, its name is reported as misspelt.
     """
 
     def __init__(self, columns: dict[str, str | int] | None, file: str):

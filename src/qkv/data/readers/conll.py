@@ -49,7 +49,7 @@ def read_conll(group: FileGroup, context: ReadContext) -> Iterator[Record]:
                 yield from finish_sentence()
                 continue
             if is_conllu and not cells[0].isdecimal() and len(cells) == width:
-                continue  # 3-4 is a contraction above its words, 5.1 an empty node: neither is a token
+                continue  # "3-4" is a multiword token and "5.1" an empty node; skip both
             if not columns:
                 width = width or len(cells)
                 names = CONLLU_COLUMNS if is_conllu else [str(index) for index in range(width)]

@@ -96,7 +96,7 @@ def _detect_delimiter(path: Path, line: str) -> str:
     [',', ';', '|', ',']
     """
     if FORMAT_BY_EXTENSION.get(format_extension(path)) == "tsv" and "\t" in line:
-        return "\t"  # a TSV that is read as CSV for its quotes
+        return "\t"  # a TSV file that is read as CSV because it has quotes
     most_frequent = max(DELIMITER_NAMES, key=line.count)
     return most_frequent if most_frequent in line and "," not in line else ","
 

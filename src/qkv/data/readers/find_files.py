@@ -59,7 +59,7 @@ def find_file_groups(paths: PathsArgument, format: str | None, problems: Problem
         return _make_aligned_groups(paths)
     listed = list_paths(paths)
     if not listed:
-        raise UsageError("no files were given")
+        raise UsageError("the list of data files is empty; give at least one file, folder or glob")
     if format == "aligned" or (format is None and _look_aligned(listed)):
         if len(listed) < 2:
             raise UsageError(
@@ -90,7 +90,7 @@ def list_paths(paths: PathsArgument) -> list[PathArgument]:
 
 
 def format_extension(path: Path) -> str:
-    """The extension that gives the format, without that of a compression.
+    """The extension that decides the format, in lower case. A compression extension such as `.gz` is ignored.
 
     >>> format_extension(Path("train.JSONL.gz")), format_extension(Path("README"))
     ('.jsonl', '')
@@ -118,13 +118,13 @@ def _expand_path(path: PathArgument) -> tuple[list[Path], bool]:
     if given.is_dir():
         files = sorted(file for file in given.rglob("*") if file.is_file())
         if not files:
-            raise QkvError(f"the folder {path} holds no files")
+            raise QkvError(f"the folder {path} contains no files; give a folder with data files")
         return files, False
     if has_magic(str(path)) and not given.exists():
         files = sorted(Path(match) for match in glob(str(path), recursive=True))
         files = [file for file in files if file.is_file()]
         if not files:
-            raise QkvError(f"no file matches {path}")
+            raise QkvError(f"no file matches {path}; check the pattern and the working directory")
         return files, False
     open_file(given).close()  # fail now, with the reason, and not after an hour of reading other files
     return [given], True

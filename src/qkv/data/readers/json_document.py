@@ -61,7 +61,7 @@ def _parse_document(group: FileGroup, context: ReadContext) -> Any:
 def _find_rows(document: Any, format: str, key: str | None, file: str) -> Iterable[Any]:
     if format == "squad" or (key is None and is_squad(document)):
         if not is_squad(document):
-            raise QkvError(f"{file} is not SQuAD: a list `data` of articles with `paragraphs` is missing")
+            raise QkvError(f"{file} is not in SQuAD's format: a list `data` of articles with `paragraphs` is missing")
         return squad_rows(document)
     if key is not None:
         inner = get_nested(document, key) if isinstance(document, dict) else None
@@ -69,7 +69,7 @@ def _find_rows(document: Any, format: str, key: str | None, file: str) -> Iterab
             raise UsageError(f"{file} has no list at key {key!r}; {_list_keys_hint(document)}")
         return inner
     if not isinstance(document, list):
-        raise UsageError(f"{file} is not a list of rows; set `key` to where the list is; {_list_keys_hint(document)}")
+        raise UsageError(f"{file} is not a list of rows; {_list_keys_hint(document)}")
     return document
 
 
@@ -83,4 +83,6 @@ def _as_object(row: Any) -> dict[str, Any] | InvalidRecord:
 
 def _list_keys_hint(document: Any) -> str:
     keys = [key for key, value in document.items() if isinstance(value, list)] if isinstance(document, dict) else []
-    return "lists are at: " + ", ".join(keys) if keys else "it has no lists"
+    if not keys:
+        return "it contains no list; a JSON file must be a list of objects, or an object that contains one"
+    return f"set `key` to one of the lists that it contains: {', '.join(keys)}"

@@ -37,20 +37,20 @@ def read_lines(path: Path, context: ReadContext, report_crlf: bool = True) -> It
     max_bytes = context.options.limits.max_line_bytes
     number = 0
     num_crlf = 0
-    for run in _blocks_of_lines(utf8_blocks(path, context), max_bytes):
-        if isinstance(run, int):
+    for block in _blocks_of_lines(utf8_blocks(path, context), max_bytes):
+        if isinstance(block, int):
             number += 1
-            reason = f"the line is {run:,} bytes long; the limit is {max_bytes:,}"
+            reason = f"the line is {block:,} bytes long; the limit is {max_bytes:,}"
             problems.skip("line too long", FileLocation(name, number), reason)
             yield number, None
             continue
         try:
-            text = run.decode()
+            text = block.decode()
         except UnicodeDecodeError:
             text = None
         if text is not None and "\r" in text:
-            at_ends = text.count("\r\n") + text.endswith("\r")  # a run lacks its last LF
-            if at_ends == text.count("\r"):  # otherwise some are inside lines: check every line
+            at_ends = text.count("\r\n") + text.endswith("\r")  # the block ends without its last LF
+            if at_ends == text.count("\r"):  # otherwise a CR is inside a line, and every line is checked below
                 num_crlf += at_ends
                 text = text.replace("\r\n", "\n").removesuffix("\r")
         if text is not None and "\r" not in text and "\0" not in text:
@@ -58,7 +58,7 @@ def read_lines(path: Path, context: ReadContext, report_crlf: bool = True) -> It
                 number += 1
                 yield number, line
             continue
-        for raw in run.split(b"\n"):
+        for raw in block.split(b"\n"):
             number += 1
             if raw.endswith(b"\r"):
                 raw = raw[:-1]
@@ -97,7 +97,7 @@ def utf8_blocks(path: Path, context: ReadContext) -> Iterator[bytes]:
 
 
 def _transcode(blocks: Iterator[bytes], encoding: str, max_line_bytes: int) -> Iterator[bytes]:
-    """To UTF-8. Undecodable bytes become a lone surrogate, whose UTF-8 form the check of the line then rejects."""
+    """Convert blocks to UTF-8. Undecodable bytes become a lone surrogate, which the UTF-8 check rejects later."""
     size = min(max_line_bytes, BLOCK_BYTES)
     decoder = codecs.getincrementaldecoder(encoding)("qkv_mark")
     for block in chain(blocks, [b""]):
@@ -114,7 +114,7 @@ codecs.register_error("qkv_mark", _replace_undecodable)
 
 
 def _detect_utf16(start: bytes) -> str | None:
-    """In mostly Latin text, UTF-16 without a mark has a zero in every second byte."""
+    """Detect UTF-16 without a byte-order mark: in mostly Latin text, every second byte is zero."""
     start = start[: len(start) & ~1][:4096]
     even, odd = start[::2].count(0), start[1::2].count(0)
     half = len(start) // 2
@@ -126,12 +126,13 @@ def _detect_utf16(start: bytes) -> str | None:
 
 
 def _blocks_of_lines(blocks: Iterator[bytes], max_bytes: int) -> Iterator[bytes | int]:
-    """Runs of complete lines without the last LF; an int is the length of a single line that is too long.
+    """Yield blocks of complete lines without the last LF, or the length (int) of a line that is too long.
 
-    No block is longer than the limit, so only a line that spans blocks can be; its bytes are dropped as soon as it is.
+    An input block is never longer than the limit, so only a line that spans several blocks can be too long. The bytes
+    of such a line are dropped when it exceeds the limit.
     """
     held: list[bytes] = []
-    length = 0  # of the line whose end has not been read yet, held or dropped
+    length = 0  # bytes of the unfinished line, whether kept or dropped
     for block in blocks:
         end = block.rfind(b"\n")
         if end < 0:

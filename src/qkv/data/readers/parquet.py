@@ -63,7 +63,7 @@ def _struct_fields(arrow_type: Any) -> dict[str, Any] | None:
 def _row_dicts(batch: Any) -> Iterator[dict[str, Any] | InvalidRecord]:
     try:
         yield from batch.to_pylist()
-    except UnicodeDecodeError:  # the writer did not check its text: find the rows
+    except UnicodeDecodeError:  # a text is not valid UTF-8: convert row by row to find it
         for index in range(batch.num_rows):
             try:
                 yield batch.slice(index, 1).to_pylist()[0]

@@ -1,1 +1,1 @@
-"""The endless stream of packed sequences: random numbers, the order of examples, packing, and arrays of a batch."""
+"""The endless stream of sequences: random numbers, the order of examples, packing, and the arrays of a batch."""

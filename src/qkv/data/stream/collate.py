@@ -1,6 +1,6 @@
-"""A planned batch as arrays: the examples are built, and each is written where the plan puts it.
+"""Build the arrays of a planned batch: each example is built and written at its planned position.
 
-B is the batch size, T and S the target and source length, E the most examples in a sequence.
+B is the batch size, T and S the target and source length, E the maximum number of examples in a sequence.
 """
 
 import numpy as np
@@ -13,9 +13,9 @@ BatchArrays = dict[str, np.ndarray]
 
 
 def collate(stream: SequenceStream, plan: BatchPlan) -> BatchArrays:
-    """All arrays of a batch, int32 (scores float32): (B, T) or (B, S) for tokens, (B, E) for labels of examples.
+    """Build all arrays of a batch, int32 (scores float32): (B, T) or (B, S) for tokens, (B, E) for labels of examples.
 
-    `example_ids`, `example_sequences` and `example_epochs` (n,) say which examples the batch has, and where.
+    `example_ids`, `example_sequences` and `example_epochs` (n,) list the examples of the batch.
     """
     arrays = empty_arrays(stream, plan)
     for entries, objective, rng in stream.group_by_epoch(plan.refs):
@@ -92,7 +92,7 @@ def write_tokens(
 
 
 def check_planned_lengths(examples: FlatExamples, planned: IntArray, objective: object) -> None:
-    """Raise if an objective built other lengths than it had reported: the examples would overwrite each other."""
+    """Raise if the built examples do not have their planned lengths, because they would overwrite each other."""
     sides = [examples.lengths, *([] if examples.source_lengths is None else [examples.source_lengths])]
     if not np.array_equal(np.stack(sides, axis=1), planned):
-        raise AssertionError(f"{type(objective).__name__} built examples of other lengths than it had reported")
+        raise AssertionError(f"{type(objective).__name__} built examples of other lengths than `lengths` returned")

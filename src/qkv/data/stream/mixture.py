@@ -1,7 +1,7 @@
 """Several datasets mixed by weight, each with its own epochs.
 
-The position of a dataset at pool p is ⌊p · its examples per pool⌋: a formula instead of a counter, so any pool can be
-computed directly, and the cursor is as small as for one dataset.
+A pool is a group of examples that are packed together (see `order`). The pools before pool p have ⌊p · rate⌋ examples
+of a dataset, where `rate` is its number of examples per pool. So any pool can be computed directly, without counters.
 """
 
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ from qkv.data.stream.random_bits import hash64
 from qkv.errors import UsageError, suggest_name
 
 MixtureWeights = Mapping[str, float] | str
-FRACTION_SCALE = 2**32  # rates are integers, in 1 / FRACTION_SCALE examples a pool, so that no rounding accumulates
+FRACTION_SCALE = 2**32  # rates are fixed-point integers with this scale, so that rounding errors do not accumulate
 
 
 class MixtureOrder:
-    """Pools of about `pool_size` examples with a fixed fraction of each dataset; a function of (seed, pool) only."""
+    """Pools of about `pool_size` examples with a fixed fraction of each dataset."""
 
     def __init__(self, objectives: Mapping[str, Objective], weights: Mapping[str, float], seed: int, pool_size: int):
         self.names = tuple(objectives)
@@ -33,7 +33,7 @@ class MixtureOrder:
         )
 
     def positions_at(self, pool: int) -> tuple[int, ...]:
-        """The position of each dataset at the start of a pool."""
+        """The number of examples of each dataset in all pools before `pool`."""
         return tuple(pool * rate // FRACTION_SCALE for rate in self.scaled_rates)
 
     def pool(self, index: int) -> ExampleRefs:
@@ -47,17 +47,18 @@ class MixtureOrder:
         return {name: order.epoch_at(position) for name, order, position in positions}
 
     def epoch_of(self, pool: int) -> int:
-        """The epoch of the dataset that has completed the fewest."""
+        """The lowest epoch of all datasets at the start of a pool."""
         return min(self.epochs_at(pool).values())
 
     def num_pools(self, epochs: int) -> int:
-        """An error: the datasets of a mixture have no common epochs."""
+        """Raise an error, because the datasets of a mixture have no common epochs."""
         raise UsageError(
-            "the datasets of a mixture have different epochs; limit it by steps, or read the datasets one by one"
+            "a mixture cannot be limited by epochs, because its datasets have different epochs; limit it by steps, or "
+            "read the datasets one by one"
         )
 
     def invariants(self) -> dict[str, int]:
-        """What must not change for a pool's index to mean the same examples."""
+        """Values that a checkpoint stores. Resuming is an error if one of them has changed."""
         examples = sum(order.num_examples(0) for order in self.epoch_orders)
         mixture = hash64(*self.names, *self.scaled_rates) % 2**53  # exact in JSON
         settings = {"seed": self.seed, "pool_size": self.pool_size, "examples": examples, "mixture": mixture}
@@ -67,7 +68,7 @@ class MixtureOrder:
 def mixture_fractions(
     objectives: Mapping[str, Objective], weights: MixtureWeights, temperature: float = 1.0
 ) -> dict[str, float]:
-    """The fraction of examples from each dataset; they sum to 1.
+    """The fraction of examples from each dataset. The fractions sum to 1.
 
     `weights` is "proportional" (to the number of examples), "equal", or a number for each name. A `temperature` above
     1 upweights small datasets: proportional weights are raised to the power 1 / temperature.
@@ -79,16 +80,18 @@ def mixture_fractions(
                 f"weights = {weights!r}: give a number for each dataset, or {suggest_name(weights, known)}"
             )
         if not (isfinite(temperature) and temperature > 0):
-            raise UsageError(f"temperature = {temperature} must be above 0")
+            raise UsageError(
+                f"temperature = {temperature} must be a number above 0; 1 keeps the proportions of the datasets"
+            )
         size = {name: float(objective.tally.examples) for name, objective in objectives.items()}
         raw = {name: 1.0 if weights == "equal" else value ** (1 / temperature) for name, value in size.items()}
     else:
         for name in weights:
             if name not in objectives:
-                raise UsageError(f"weights has {name!r}, which is not a dataset; {suggest_name(name, objectives)}")
+                raise UsageError(f"weights names {name!r}, which is not a dataset; {suggest_name(name, objectives)}")
         missing = [name for name in objectives if name not in weights]
         if missing:
-            raise UsageError(f"weights are missing for: {', '.join(missing)}")
+            raise UsageError(f"weights lacks the datasets {', '.join(missing)}; give a number above 0 for each")
         wrong = [name for name, value in weights.items() if not (isfinite(value) and value > 0)]
         if wrong:
             raise UsageError(f"weights must be above 0; that of {wrong[0]!r} is {weights[wrong[0]]}")

@@ -1,8 +1,8 @@
-"""The order of the examples: a new seeded permutation for each epoch, which needs no memory for a corpus of any size.
+"""The order of the examples: a new seeded permutation for each epoch, computed without storing it.
 
-`Permutation` is a small cipher on 0 … n − 1: position in, example out. `EpochOrder` is the endless order of one
-dataset over its epochs. `SingleDatasetOrder` cuts it into pools. A pool holds the examples that are packed together;
-it never crosses the end of an epoch, so an epoch is a whole number of pools and has every example exactly once.
+`Permutation` is a small cipher on 0 … n − 1 that maps positions to examples. `EpochOrder` is the endless order of one
+dataset over its epochs. `SingleDatasetOrder` cuts this order into pools. A pool is a group of examples that are packed
+together. A pool never spans two epochs, so an epoch is a whole number of pools and has every example exactly once.
 """
 
 from bisect import bisect_right
@@ -59,14 +59,14 @@ class Permutation:
             one = one + to_integers(splitmix64_finalizer(other.astype(np.uint64) + key), limit)
             one -= (one >= limit) * limit
             one, other, limit, other_limit = other, one, other_limit, limit
-        # After an even number of rounds the coordinates are back in their order.
+        # The number of rounds is even, so `one` and `other` are the left and right coordinates again.
         permuted: IntArray = one * self.right + other
         return permuted
 
 
 @dataclass(frozen=True)
 class ExampleRefs:
-    """References to examples: the dataset, the epoch of that dataset, and the example in it. Each is (n,)."""
+    """References to n examples: the dataset, its epoch, and the number of the example in the epoch. Each is (n,)."""
 
     dataset: IntArray
     epoch: IntArray
@@ -88,10 +88,10 @@ class ExampleRefs:
 
 
 class EpochOrder:
-    """The endless order of one dataset: position p is an example of some epoch.
+    """The endless order of one dataset over all epochs.
 
-    Epochs may differ by a few examples where the windows of long documents have a random offset, so the starts of the
-    epochs are computed as far as they are needed.
+    The number of examples may vary between epochs, because the windows of long documents may have a random offset. So
+    the start of an epoch is computed when it is needed.
     """
 
     def __init__(self, objective: Objective, seed: int, dataset: int = 0):
@@ -134,7 +134,7 @@ class EpochOrder:
 
 
 class PoolOrder(Protocol):
-    """An endless sequence of pools of examples; each can be computed without those before it."""
+    """An endless sequence of pools of examples. Each pool can be computed directly."""
 
     @property
     def epoch_orders(self) -> tuple[EpochOrder, ...]:
@@ -154,7 +154,7 @@ class PoolOrder(Protocol):
         ...
 
     def invariants(self) -> dict[str, int]:
-        """What must not change for a pool's index to mean the same examples."""
+        """Values that a checkpoint stores. Resuming is an error if one of them has changed."""
         ...
 
 
@@ -165,7 +165,7 @@ class SingleDatasetOrder:
         self.epoch_order = EpochOrder(objective, seed)
         self.epoch_orders = (self.epoch_order,)
         self.pool_size = pool_size
-        self._first_pools = [0]  # of each epoch, as far as they were needed
+        self._first_pools = [0]  # the first pool of each epoch, computed on demand
 
     def epoch_of(self, pool: int) -> int:
         """The epoch of a pool."""
@@ -187,12 +187,12 @@ class SingleDatasetOrder:
         return self.epoch_order.refs(first, min(first + self.pool_size, self.epoch_order.epoch_start(epoch + 1)))
 
     def invariants(self) -> dict[str, int]:
-        """What must not change for a pool's index to mean the same examples."""
+        """Values that a checkpoint stores. Resuming is an error if one of them has changed."""
         examples = self.epoch_order.num_examples(0)
         settings = {"seed": self.epoch_order.seed, "pool_size": self.pool_size, "examples": examples}
         return {**settings, "data": data_fingerprint(self.epoch_orders)}
 
 
 def data_fingerprint(epoch_orders: tuple[EpochOrder, ...]) -> int:
-    """A number that changes with the examples' content, small enough to be exact in JSON."""
+    """A number that changes when the content of the examples changes, below 2⁵³ so that it is exact in JSON."""
     return hash64(*(order.objective.examples.fingerprint for order in epoch_orders)) % 2**53

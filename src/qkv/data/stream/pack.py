@@ -1,4 +1,4 @@
-"""Packing: examples of many lengths into sequences of one length, with as little padding as possible.
+"""Pack examples of different lengths into sequences of one length, with little padding.
 
 Only the lengths are needed, so packing is planned before any token is read. Both algorithms place the longest examples
 first. With one sequence length, each example goes where it fits most tightly (best-fit decreasing). For pairs, whose
@@ -46,7 +46,10 @@ def pack(lengths: IntArray, capacity: tuple[int, ...], max_documents: int) -> Pa
     """
     if (lengths > np.asarray(capacity)).any():
         longest = tuple(lengths.max(axis=0).tolist())
-        raise UsageError(f"an example of {longest} tokens does not fit a sequence of {capacity}")
+        raise UsageError(
+            f"an example of {longest} tokens does not fit in a sequence of {capacity} tokens; raise max_length, or "
+            "leave out or truncate long examples"
+        )
     present = np.flatnonzero(lengths.any(axis=1))
     sizes = lengths[present]
     if len(capacity) == 1:
@@ -74,8 +77,8 @@ def assign_offsets(example: IntArray, sequence: IntArray, sizes: IntArray, num_s
 def best_fit_decreasing(sizes: IntArray, capacity: int, max_documents: int) -> tuple[IntArray, int]:
     """Each example into the fullest sequence that has room for it: (sequence of each, number of sequences).
 
-    Sequences are listed by their free space, and one big integer has a bit for each free space that some sequence has:
-    the tightest fit is its lowest bit at or above the length. This takes about a microsecond an example.
+    Sequences are grouped by their free space. A Python integer is the bit set of all free spaces that occur, so the
+    tightest fit is the lowest set bit at or above the length. This takes about a microsecond for each example.
     """
     sequence = np.empty(len(sizes), np.int64)
     is_full = sizes == capacity
@@ -110,10 +113,9 @@ def dot_product_fit(sizes: IntArray, capacity: tuple[int, ...], max_documents: i
     """Each pair into the sequences whose free space matches it best: (sequence of each, number of sequences).
 
     It starts with the minimum number of sequences that the fuller side needs, and opens more only when nothing fits.
-    Pairs of the same two lengths are placed together, one in each of the best sequences: once a sequence has taken a
-    pair, it is no longer the best.
+    Pairs with the same two lengths are placed in one step, one pair in each sequence, the best sequences first.
     """
-    fractions = sizes / np.asarray(capacity)  # (n, 2) of a sequence
+    fractions = sizes / np.asarray(capacity)  # (n, 2) lengths as fractions of the capacity
     num_sequences = max(int(np.ceil(fractions.sum(axis=0).max(initial=0) - 1e-9)), -(-len(sizes) // max_documents))
     # The free space of all sequences that may be opened.
     target_space, source_space = (np.full(num_sequences + len(sizes), float(length)) for length in capacity)

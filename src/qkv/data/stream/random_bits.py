@@ -1,4 +1,4 @@
-"""Counter-based random numbers: each is a hash of (seed, epoch, purpose, example, counter).
+"""Counter-based random numbers: each number is a hash of (seed, epoch, purpose, example, counter).
 
 No generator state has to be saved. So a run that is resumed, or has another number of workers or processes, masks the
 same words and shuffles in the same order. The hash is SplitMix64 (Steele, Lea and Flood 2014): number k of a stream is
@@ -59,7 +59,7 @@ class EpochRng:
 
 
 def random_bits(keys: Bits, counters: np.ndarray) -> Bits:
-    """Number `counters` of the streams `keys` (shapes broadcast)."""
+    """Random 64-bit numbers: element `counters` of the random streams `keys` (shapes broadcast)."""
     return splitmix64_finalizer(
         keys + (np.asarray(counters).astype(np.uint64) + np.uint64(1)) * np.uint64(GOLDEN_GAMMA)
     )
@@ -94,7 +94,9 @@ def choose_in_groups(keys: Bits, sizes: IntArray, counts: IntArray) -> np.ndarra
     """Choose `counts[i]` of the `sizes[i]` members of each group at random: flat (sum of sizes,) bool."""
     order = shuffle_groups(keys, sizes)
     group = np.repeat(np.arange(len(sizes)), sizes)
-    rank = np.arange(len(group)) - ragged_starts(sizes)[group]  # the order keeps groups together
+    rank = (
+        np.arange(len(group)) - ragged_starts(sizes)[group]
+    )  # the position within the group; `order` keeps groups contiguous
     chosen = np.zeros(len(group), bool)
     chosen[order[rank < np.asarray(counts)[group]]] = True
     return chosen
@@ -109,7 +111,7 @@ def random_compositions(keys: Bits, totals: IntArray, num_parts: IntArray) -> In
     """
     totals, num_parts = np.asarray(totals), np.asarray(num_parts)
     is_start = np.zeros(int(totals.sum()), bool)  # True where a part begins
-    starts = ragged_starts(totals)[totals > 0]  # a part always begins with its total
+    starts = ragged_starts(totals)[totals > 0]  # the first element of each total begins a part
     is_inner = np.ones(len(is_start), bool)
     is_inner[starts] = False
     is_start[starts] = True

@@ -1,8 +1,8 @@
 """The endless stream of sequences: a pure function of the data, the seed and the layout.
 
-Each pool of the order is packed separately, and its sequences are shuffled: that is the stream. A batch takes the next
-sequences of it, and each data-parallel rank takes its shard of the batch. Nothing depends on the number of processes
-or workers, so a cursor means the same position in the stream to any number of them.
+Each pool of examples is packed separately, and its sequences are shuffled. A batch takes the next sequences of the
+stream, and each data-parallel rank takes its shard of the batch. The stream does not depend on the number of processes
+or workers, so a cursor is valid for any number of them.
 
 S is the number of sides: 1, or 2 for pairs (target, source).
 """
@@ -22,13 +22,16 @@ from qkv.data.stream.random_bits import EpochRng, shuffle_groups
 from qkv.errors import QkvError, UsageError, suggest_name
 
 LAYOUTS = ("packed", "padded")
-PROBE_EXAMPLES = 4096  # read to choose the size of a pool
-SEQUENCES_PER_POOL = 256  # so that the last sequence of a pool, half empty on average, wastes 0.2 %
+PROBE_EXAMPLES = 4096  # the number of examples from which the size of a pool is chosen
+SEQUENCES_PER_POOL = 256  # the last sequence of a pool is half empty on average, which wastes 0.2 %
 MAX_POOL_EXAMPLES = 32768
 
 
 class StreamCursor(NamedTuple):
-    """A position in the stream: the next unit (a packed sequence; a padded batch) of a pool, and the steps so far."""
+    """A position in the stream: the pool, the next unit in it, and the number of steps so far.
+
+    A unit is one packed sequence, or one padded batch.
+    """
 
     pool: int = 0
     unit: int = 0
@@ -55,7 +58,7 @@ class PoolPlan:
         return ragged_index(first, self.unit_starts[units + 1] - first)
 
     def entries(self, sequences: IntArray) -> tuple[IntArray, IntArray]:
-        """The entries of the layout in some sequences, and for each the index of its sequence among these."""
+        """The layout entries of the given sequences, and for each entry the index of its sequence in `sequences`."""
         first = np.searchsorted(self.layout.sequence, sequences)
         counts = np.searchsorted(self.layout.sequence, sequences, "right") - first
         return ragged_index(first, counts), np.repeat(np.arange(len(sequences)), counts)
@@ -100,7 +103,7 @@ class SequenceStream:
             raise UsageError(f"unknown layout {layout!r}; {suggest_name(layout, LAYOUTS)}")
         datasets = dict(objectives) if isinstance(objectives, Mapping) else {"": objectives}
         if not datasets:
-            raise UsageError("a mixture needs at least one dataset")
+            raise UsageError("the mixture is empty; give at least one dataset")
         check_datasets(datasets)
         self.dataset_names = tuple(datasets)
         self.objectives = tuple(datasets.values())
@@ -111,8 +114,11 @@ class SequenceStream:
         self.seed = seed
         self.batch_tokens = batch_tokens
         if batch_tokens < sum(self.capacity):
-            raise UsageError(f"batch_tokens = {batch_tokens} is less than one sequence of {sum(self.capacity)} tokens")
-        self.sequences_per_batch = batch_tokens // sum(self.capacity)  # with layout = "packed"
+            raise UsageError(
+                f"batch_tokens = {batch_tokens} is less than one sequence of {sum(self.capacity)} tokens; raise it, or "
+                "lower max_length"
+            )
+        self.sequences_per_batch = batch_tokens // sum(self.capacity)  # only used if layout = "packed"
         self.weights = mixture_fractions(datasets, weights, temperature)
         self.order = self._make_order(datasets, pool_size or self._choose_pool_size(datasets))
         self.max_documents = 1 if layout == "padded" else max_documents or self._choose_max_documents()
@@ -130,7 +136,7 @@ class SequenceStream:
         return int(np.clip(SEQUENCES_PER_POOL * per_sequence, PROBE_EXAMPLES, MAX_POOL_EXAMPLES))
 
     def _choose_max_documents(self) -> int:
-        """A quarter more than the fullest sequence of the first pool has without a limit."""
+        """At least 1.25 times the maximum number of examples in a sequence of the first pool, a multiple of 8."""
         layout = pack(self._example_lengths(self.order.pool(0)), self.capacity, min(self.capacity))
         fullest = int(layout.document.max(initial=1))
         return min(-(-(fullest * 5 // 4 + 1) // 8) * 8, min(self.capacity))
@@ -246,14 +252,14 @@ class SequenceStream:
         return 1 - num_tokens / max(num_positions, 1)
 
     def origin(self, example: int, epoch: int) -> str:
-        """Where an example of a batch comes from, for a message."""
+        """Describe the record of an example of a batch, for messages."""
         number, dataset = divmod(example, len(self.dataset_names))
         origin = self.objectives[dataset].origin(number, self.order.epoch_orders[dataset].rng(epoch))
         name = self.dataset_names[dataset]
         return f"{name}: {origin}" if name else origin
 
     def invariants(self) -> dict[str, int]:
-        """What must not change for a cursor to mean the same position."""
+        """Values that a checkpoint stores. Resuming is an error if one of them has changed."""
         invariants = {
             **self.order.invariants(),
             "max_length": self.capacity[0],

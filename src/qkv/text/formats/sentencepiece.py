@@ -69,6 +69,7 @@ def read_model(file: Path) -> SentencePieceModel:
         ) from None
 
 
+# Field number → attribute of `SentencePieceModel`, for the trainer's and the normalizer's message.
 TRAINER_FIELDS = {
     3: "model_type",
     24: "treat_whitespace_as_suffix",
@@ -84,7 +85,6 @@ NORMALIZER_FIELDS = {
     4: "remove_extra_whitespaces",
     5: "escape_whitespaces",
 }
-"""Field number → attribute of `SentencePieceModel`."""
 
 
 def parse_model(data: bytes) -> SentencePieceModel:
