@@ -1,11 +1,14 @@
-"""Text generation: one loop with four roles, and faster backends that give the same results.
+"""Text generation: one decoding loop, and faster backends that give the same results.
 
-runner      runs the model: prefill, step        filters     change the logits: what may come next
-sampling    chooses tokens: argmax or sampling   beam        ranks sequences: beam search
-loop        the loop over the four roles         selection   filter and choose, between two steps of the model
-options     the options of a call                result      what a call returns
-backend     chooses what runs a call             support     the config choices that a fast path implements
-generate    `generate` and `score`               cache_edits reorder and crop caches between steps
+The loop has four roles: run the model, filter the logits, choose tokens, rank sequences.
+
+runner      runs the model: prefill and steps        filters     change the logits of the next token
+sampling    chooses tokens: argmax or sampling       beam        ranks sequences: beam search
+loop        combines the four roles                  selection   filters the logits and chooses tokens in one call
+options     the options of a call                    result      the return values of a call
+backend     chooses the code that runs a call        support     the config choices that a fast path implements
+generate    `generate` and `score`                   sequence    the tokens and the text of one sequence
+cache_edits reorder and crop caches between steps
 
 cpu/           a faster step, packed and int8 weights       gpu/           steps as CUDA graphs, fused kernels
 engine/        continuous batching over paged caches        speculative/   drafts and their verification

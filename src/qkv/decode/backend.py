@@ -1,15 +1,16 @@
-"""Which code runs a call of `generate`: one function chooses a backend, and each backend declares what it supports.
+"""Backends: the ways to run a `generate` call. `choose_backend` chooses one, and each declares what it supports.
 
-    speculative    a draft proposes tokens, the model verifies them      wherever there is a draft
-    fused_greedy   greedy, one sequence, in a few Triton kernels         GPU, plain pre-norm decoders
-    fused          the same, with sampling, filters and streaming
-    gpu_greedy     greedy, captured steps without the host               GPU
-    gpu_beam       beam search, captured steps without the host          GPU
-    gpu            captured steps, the host sees every token             GPU
-    cpu            the loops of the reference with a faster step         CPU
-    reference      the network's own modules in `loop.py` and `beam.py`  anywhere
+    speculative    a draft proposes tokens, the model verifies them         any device, if a draft is given
+    fused_greedy   greedy decoding of one sequence in Triton kernels        GPU, plain pre-norm decoders
+    fused          the same kernels, with sampling, filters, streaming      GPU, plain pre-norm decoders
+    gpu_greedy     greedy decoding in CUDA graphs, one copy at the end      GPU
+    gpu_beam       beam search in CUDA graphs, one copy at the end          GPU
+    gpu            CUDA graphs, and a copy of the tokens after each step    GPU
+    cpu            `loop.py` and `beam.py` with a faster step               CPU
+    reference      `loop.py` and `beam.py` with the network's modules       any device
 
-The first backend in this order that supports the call runs it. The reference supports every call.
+The copies are from the GPU to the CPU. The first backend in this order that supports the call runs it. The reference
+supports every call.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,9 +24,9 @@ from qkv.decode.gpu import static_runner
 from qkv.decode.gpu.beam import static_beam_search
 from qkv.decode.gpu.graph_runner import GraphRunner
 from qkv.decode.gpu.greedy import decode_greedy
-from qkv.decode.loop import GenerationCall, decode_loop, generate_with_modules, search_results, truncate_at_stop
+from qkv.decode.loop import GenerationCall, decode_loop, generate_with_runner, result_until_stop, search_results
 from qkv.decode.options import GenerationOptions
-from qkv.decode.result import GenerationResult, TokenLogprob
+from qkv.decode.result import FinishReason, GenerationResult, TokenLogprob
 from qkv.decode.selection import NonFiniteLogits
 from qkv.decode.speculative.draft import Draft
 from qkv.decode.speculative.speculate import SpeculativeResult, generate_speculatively
@@ -39,21 +40,22 @@ class Backend:
     name: str
     generate: Callable[[GenerationCall], Sequence[GenerationResult]]
     options: frozenset[str]
-    """Options that may be in effect (`GenerationOptions.in_effect`)."""
+    """The options that the backend supports. A call may have no others in effect (`GenerationOptions.in_effect`)."""
     device: str | None = None
-    """The type of device that it runs on; None: any."""
+    """The device type that the backend runs on. None means any."""
     supports_network: Callable[[Decoder | Seq2Seq], bool] = lambda network: True
-    """Whether it implements this network's config, in its present state."""
+    """Returns whether the backend implements a network's config and its present state, such as its kernel."""
     streams: bool = True
-    """Whether text can be emitted while it is generated."""
+    """Whether the backend can emit text before a sequence ends."""
     max_batch_size: int | None = None
+    """The largest number of prompts in a call. None means any number."""
     requires_beam: bool = False
-    """Whether it does beam search only."""
+    """Whether the backend runs only beam search."""
 
     def supports(
         self, network: Decoder | Seq2Seq, options: GenerationOptions, *, batch_size: int, streams: bool
     ) -> bool:
-        """Whether this backend can run a call."""
+        """Return whether this backend can run a call."""
         return (
             self.device in (None, next(network.parameters()).device.type)
             and (self.max_batch_size is None or batch_size <= self.max_batch_size)
@@ -65,29 +67,30 @@ class Backend:
 
 
 def generate_greedy(call: GenerationCall, *, fused: bool) -> list[GenerationResult]:
-    """Greedy decoding on a GPU; the host reads the tokens when all of them are there."""
+    """Decode greedily on a GPU. The tokens are copied to the CPU once, after the last step."""
     runner, call = call.start()
     options, eos_token_ids = call.options, call.eos_token_ids
     fused_step = _fused_step().FusedGreedyStep if fused else None
-    written = decode_greedy(runner, eos_token_ids, options.max_tokens, compiled=options.compile, fused_step=fused_step)
-    if bool(written.logprobs.isnan().any()):
+    greedy = decode_greedy(runner, eos_token_ids, options.max_tokens, compiled=options.compile, fused_step=fused_step)
+    if bool(greedy.logprobs.isnan().any()):
         raise NonFiniteLogits()
     results = []
-    for row, (tokens, logprobs) in enumerate(zip(written.written.tolist(), written.logprobs.tolist(), strict=True)):
+    for row, (tokens, logprobs) in enumerate(zip(greedy.written.tolist(), greedy.logprobs.tolist(), strict=True)):
         num_tokens = tokens.index(-1) if -1 in tokens else len(tokens)
-        taken = [TokenLogprob(*pair) for pair in zip(tokens[:num_tokens], logprobs, strict=False)]
-        if options.stop:  # a stop string may end the text earlier
-            results.append(truncate_at_stop(call, row, taken))
+        token_logprobs = [TokenLogprob(*pair) for pair in zip(tokens[:num_tokens], logprobs, strict=False)]
+        if options.stop:  # A stop string may end the text before the last token.
+            results.append(result_until_stop(call, row, token_logprobs))
             continue
         ended = tokens[num_tokens - 1] in eos_token_ids
         ids = tokens[: num_tokens - ended]
+        finish_reason: FinishReason = "end" if ended else "length"
         score = sum(logprobs[:num_tokens])
-        results.append(GenerationResult(call.decode_text(ids), ids, score, "end" if ended else "length", taken))
+        results.append(GenerationResult(call.decode_text(ids), ids, score, finish_reason, token_logprobs))
     return results
 
 
 def generate_with_graphs(call: GenerationCall, *, fused: bool) -> list[GenerationResult]:
-    """Greedy decoding or sampling on a GPU; the host reads every token."""
+    """Decode greedily or by sampling on a GPU. The tokens are copied to the CPU after every step."""
     runner, call = call.start()
     fused_decoder = _fused_step().FusedDecoder if fused else None
     options = call.options
@@ -96,13 +99,13 @@ def generate_with_graphs(call: GenerationCall, *, fused: bool) -> list[Generatio
 
 
 def generate_beams(call: GenerationCall) -> list[GenerationResult]:
-    """Beam search on a GPU; the host reads the hypotheses when all of them are there."""
+    """Run beam search on a GPU. The hypotheses are copied to the CPU once, after the last step."""
     runner, call = call.start()
     return search_results(call, static_beam_search(runner, call.options, call.eos_token_ids))
 
 
 def generate_with_draft(call: GenerationCall) -> list[SpeculativeResult]:
-    """Speculative decoding."""
+    """Run speculative decoding."""
     return generate_speculatively(call, cpu=cpu_step.is_supported(call.network))
 
 
@@ -111,7 +114,7 @@ def _supports_fused(network: Decoder | Seq2Seq) -> bool:
 
 
 def _fused_step() -> Any:
-    """The module, imported when it is needed: it imports Triton, which is not installed everywhere."""
+    """Import the module `fused_step` on first use, because it needs Triton, which may not be installed."""
     from qkv.decode.gpu import fused_step
 
     return fused_step
@@ -137,12 +140,12 @@ GPU_GREEDY = Backend(
 )
 GPU_BEAM = Backend("gpu_beam", generate_beams, BEAM_OPTIONS, "cuda", static_runner.is_supported, requires_beam=True)
 GPU = Backend("gpu", partial(generate_with_graphs, fused=False), LOOP_OPTIONS, "cuda", static_runner.is_supported)
-CPU = Backend("cpu", partial(generate_with_modules, cpu=True), EVERY_OPTION, "cpu", cpu_step.is_supported)
-REFERENCE = Backend("reference", generate_with_modules, EVERY_OPTION)
+CPU = Backend("cpu", partial(generate_with_runner, cpu=True), EVERY_OPTION, "cpu", cpu_step.is_supported)
+REFERENCE = Backend("reference", generate_with_runner, EVERY_OPTION)
 
 BACKENDS = (FUSED_GREEDY, FUSED, GPU_GREEDY, GPU_BEAM, GPU, CPU, REFERENCE)
 ENGINE_BACKENDS = (GPU, CPU, REFERENCE)
-"""Those whose steps the engine can run."""
+"""The backends that `Engine` chooses from."""
 
 
 def choose_backend(
@@ -154,7 +157,7 @@ def choose_backend(
     draft: Draft | None = None,
     backends: Sequence[Backend] = BACKENDS,
 ) -> Backend:
-    """The backend that runs a call: `speculative` where there is a draft, else the first that supports the call."""
+    """Return `SPECULATIVE` if there is a draft, else the first of `backends` that supports the call."""
     if draft is not None:
         return SPECULATIVE
-    return next(one for one in backends if one.supports(network, options, batch_size=batch_size, streams=streams))
+    return next(b for b in backends if b.supports(network, options, batch_size=batch_size, streams=streams))

@@ -1,11 +1,12 @@
-"""Beam search: keep the best B continuations at each step. Ranking sequences is the last of decoding's four roles.
+"""Beam search: keep the best B continuations at each step.
 
-A hypothesis of n tokens (the end-of-sequence token counts) is ranked by its log-probability divided by n^α, or by
-GNMT's divisor. The search of a prompt stops when no running hypothesis can still beat the finished ones.
-Log-probabilities only decrease, so the best that a running hypothesis can reach is its present score divided by the
-most favourable divisor: that of the maximum length for α > 0, and that of the next length for α ≤ 0.
+A hypothesis of n tokens, with the end-of-sequence token, is ranked by its log-probability divided by n^α, or by GNMT's
+divisor ((5 + n) / 6)^α. The search of a prompt stops when no running hypothesis can beat the finished ones. The
+log-probability of a running hypothesis can only decrease, and it is negative. So its final rank is at most its present
+log-probability divided by the largest divisor it can get: the divisor of the maximum length if α > 0, or of the next
+length if α ≤ 0.
 
-N prompts, B beams, V vocabulary
+N prompts, B beams, V vocabulary, K candidates
 """
 
 from dataclasses import dataclass, field
@@ -22,20 +23,20 @@ from qkv.decode.sampling import fast_topk
 
 
 class BeamCandidate(NamedTuple):
-    """A continuation of one of a prompt's hypotheses by one token, and its total log-probability."""
+    """A running hypothesis plus one token."""
 
-    score: float
+    score: float  # the log-probability of all tokens
     beam: int
     token: int
 
 
 @dataclass
 class Hypothesis:
-    """A finished sequence: its new tokens, its length-normalised score, and whether it has an end-of-sequence token."""
+    """A finished sequence."""
 
-    ids: list[int]
-    normalized_score: float
-    ended: bool
+    ids: list[int]  # new tokens only
+    normalized_score: float  # the log-probability divided by the length divisor
+    ended: bool  # whether the last token is an end-of-sequence token
 
 
 @dataclass
@@ -48,7 +49,7 @@ class BeamState:
     done: bool = False
 
     def add_finished(self, hypothesis: Hypothesis, max_kept: int) -> None:
-        """Keep the best `max_kept` finished hypotheses; of equal ones, the first."""
+        """Add a finished hypothesis, and keep the best `max_kept`. Of equal ones, the earlier one is better."""
         self.finished.append(hypothesis)
         self.finished.sort(key=lambda h: -h.normalized_score)
         del self.finished[max_kept:]
@@ -56,7 +57,7 @@ class BeamState:
     def advance(
         self, candidates: list[BeamCandidate], options: GenerationOptions, length: int, eos_token_ids: tuple[int, ...]
     ) -> list[BeamCandidate]:
-        """Sort the candidates of one step, best first, into finished and running ones; returns B that run on.
+        """Finish, keep or drop the candidates of one step, given best first. Returns the B new running candidates.
 
         If there are fewer than B, the rest are placeholders with a score of −∞.
         """
@@ -66,7 +67,7 @@ class BeamState:
         for rank, candidate in enumerate(candidates):
             ended = candidate.token in eos_token_ids
             if ended or is_last:
-                # A finished candidate counts only if it is among the best B, like any other.
+                # A candidate that ends is dropped if B others are better.
                 if rank < options.beam:
                     ids = [*self.running[candidate.beam], candidate.token]
                     normalized_score = candidate.score / length_divisor(options, length)
@@ -86,24 +87,24 @@ class BeamState:
 
 
 def beam_search(runner: ModelRunner, options: GenerationOptions, eos_token_ids: tuple[int, ...]) -> list[BeamState]:
-    """Search the continuations of every prompt of a new runner, with `options.beam` beams each."""
+    """Run beam search for every prompt of a new runner, with `options.beam` beams per prompt."""
     num_prompts, prompt_length = runner.tokens.shape
     beams = options.beam
     filters = make_filters(options, eos_token_ids, prompt_length)
     states = [BeamState([[] for _ in range(beams)]) for _ in range(num_prompts)]
-    active = states  # the searches that still run, in the order of the runner's sequences
+    active = states  # the searches that are not done, in the order of the runner's sequences
 
     logits = runner.prefill()  # (N, V)
     device = logits.device
     runner.expand_beams(beams)
     logits = logits.repeat_interleave(beams, dim=0)
-    # All beams of a prompt are equal at first: only one of them may count.
+    # All beams of a prompt are equal at first. Only the first may continue, or every candidate would occur B times.
     scores = torch.tensor([0.0, *[NEG_INF] * (beams - 1)], dtype=torch.float64, device=device).repeat(num_prompts)
 
     for length in range(1, options.max_tokens + 1):
         for apply in filters:
             logits = apply(logits, runner.tokens)
-        # Up to `len(eos_token_ids)` continuations of each beam end: this many candidates leave B that do not.
+        # At most `len(eos_token_ids)` candidates of each beam end, so at least B of these candidates do not end.
         num_candidates = beams * (1 + max(1, len(eos_token_ids)))
         found = best_continuations(logits, scores, beams, num_candidates)
         running = [
@@ -114,7 +115,7 @@ def beam_search(runner: ModelRunner, options: GenerationOptions, eos_token_ids: 
         if not remaining or length == options.max_tokens:
             break
         chosen = [(n, candidate) for n in remaining for candidate in running[n]]
-        old = [ids for state in active for ids in state.running]  # the new tokens of each of the runner's sequences
+        old = [ids for state in active for ids in state.running]  # the generated tokens of each sequence of the runner
         parents = [n * beams + candidate.beam for n, candidate in chosen]
         indices = torch.tensor(parents, device=device)
         if len(remaining) < len(active):
@@ -135,12 +136,12 @@ def beam_search(runner: ModelRunner, options: GenerationOptions, eos_token_ids: 
 def best_continuations(
     logits: Tensor, scores: Tensor, num_beams: int, num_candidates: int
 ) -> list[list[BeamCandidate]]:
-    """The best candidates of each prompt, best first; logits (N·B, V), scores so far (N·B,)."""
-    # (N·B, K): the best candidates of a prompt are among the best of its beams.
+    """Return the best candidates of each prompt, best first. `logits` are (N·B, V), the `scores` so far (N·B,)."""
+    # The K best candidates of a prompt are among the K best of each of its beams, (N·B, K).
     best, token = fast_topk(logits, min(num_candidates, logits.shape[-1]))
-    # log Σ eˣ = max x − log softmax(x) at the maximum, as in `sampling.logsumexp`.
-    total = best[:, 0].double() - logits.softmax(-1).gather(1, token[:, :1])[:, 0].double().log()
-    best = torch.where(best == NEG_INF, best.double(), best.double() + (scores - total)[:, None])
+    # log Σ eˣ = max x − log max softmax(x), as in `sampling.logsumexp`.
+    normalizer = best[:, 0].double() - logits.softmax(-1).gather(1, token[:, :1])[:, 0].double().log()
+    best = torch.where(best == NEG_INF, best.double(), best.double() + (scores - normalizer)[:, None])
     best, token = best.view(len(best) // num_beams, -1), token.view(len(best) // num_beams, -1)  # (N, B·K)
     per_beam = best.shape[1] // num_beams
     best, index = best.topk(min(num_candidates, best.shape[1]))
@@ -152,7 +153,7 @@ def best_continuations(
 
 
 def _is_done(state: BeamState, options: GenerationOptions, length: int, best_running_score: float) -> bool:
-    """Whether no running hypothesis can still beat the worst finished one."""
+    """Return whether there are B finished hypotheses, and no running one can beat the worst of them."""
     if len(state.finished) < options.beam:
         return False
     best_length = options.max_tokens if options.length_penalty > 0 else length + 1
@@ -160,5 +161,5 @@ def _is_done(state: BeamState, options: GenerationOptions, length: int, best_run
 
 
 def _common_prefix_length(a: list[int], b: list[int]) -> int:
-    """How many tokens two sequences of equal length share at the start; the cache is the same there."""
+    """Return how many leading tokens two sequences of equal length share. Their caches are equal there."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), len(a))

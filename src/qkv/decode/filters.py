@@ -1,7 +1,7 @@
-"""Filter the logits: functions that change which tokens may come next. The second of decoding's four roles.
+"""Filters: functions that change the logits of the next token.
 
-A filter takes logits (R, V) and the tokens so far (R, T), left-padded with −1, and returns logits (R, V), with −∞ for
-tokens that are forbidden. A logits processor of your own is any function of this signature.
+A filter takes logits (R, V) and the tokens so far (R, T), left-padded with −1. It returns logits (R, V), in which
+forbidden tokens have −∞. Any function with this signature can be one of the `logits_processors` of a call.
 """
 
 import math
@@ -15,11 +15,11 @@ NEG_INF = float("-inf")
 
 
 def repetition_penalty(penalty: float) -> LogitsProcessor:
-    """Make tokens that have occurred less likely: divide positive logits by the penalty, multiply negative ones."""
+    """Lower the logits of tokens that have occurred: divide positive ones by the penalty, multiply negative ones."""
 
     def apply(logits: Tensor, tokens: Tensor) -> Tensor:
         rows, vocab = logits.shape
-        index = torch.where(tokens >= 0, tokens, vocab)  # padding is counted in an extra column
+        index = torch.where(tokens >= 0, tokens, vocab)  # padding marks an extra column, which is dropped
         seen = torch.zeros(rows, vocab + 1, dtype=torch.bool, device=logits.device).scatter(1, index, True)[:, :vocab]
         return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
@@ -27,7 +27,7 @@ def repetition_penalty(penalty: float) -> LogitsProcessor:
 
 
 def no_repeat_ngram(n: int) -> LogitsProcessor:
-    """Forbid tokens that would repeat an n-gram."""
+    """Forbid tokens that would complete an n-gram that has occurred."""
 
     def apply(logits: Tensor, tokens: Tensor) -> Tensor:
         length = tokens.shape[1]
@@ -45,29 +45,29 @@ def no_repeat_ngram(n: int) -> LogitsProcessor:
 
 
 def suppress(tokens: tuple[int, ...]) -> LogitsProcessor:
-    """Forbid some tokens."""
-    held: dict[torch.device, Tensor] = {}  # copied to a device once, not at every step
+    """Forbid these tokens."""
+    ids_on: dict[torch.device, Tensor] = {}  # a copy on each device, so that a step copies nothing
 
     def apply(logits: Tensor, _: Tensor) -> Tensor:
-        if logits.device not in held:
-            held[logits.device] = torch.tensor(tokens, device=logits.device)
-        return logits.index_fill(1, held[logits.device], NEG_INF)
+        if logits.device not in ids_on:
+            ids_on[logits.device] = torch.tensor(tokens, device=logits.device)
+        return logits.index_fill(1, ids_on[logits.device], NEG_INF)
 
     return apply
 
 
 def suppress_eos_before(length: int, eos_token_ids: tuple[int, ...]) -> LogitsProcessor:
-    """Forbid the end-of-sequence tokens while there are fewer than `length` tokens."""
-    ban_end = suppress(eos_token_ids)
+    """Forbid the end-of-sequence tokens in sequences of fewer than `length` tokens, prompt included."""
+    suppress_eos = suppress(eos_token_ids)
 
     def apply(logits: Tensor, tokens: Tensor) -> Tensor:
-        return ban_end(logits, tokens) if tokens.shape[1] < length else logits
+        return suppress_eos(logits, tokens) if tokens.shape[1] < length else logits
 
     return apply
 
 
 def temperature(value: float) -> LogitsProcessor:
-    """Divide the logits: above 1 the distribution becomes flatter, below 1 sharper."""
+    """Divide the logits by the temperature. Above 1 the distribution becomes flatter, below 1 sharper."""
     return lambda logits, _: logits / value
 
 
@@ -86,17 +86,15 @@ def top_p(p: float) -> LogitsProcessor:
 
     def apply(logits: Tensor, _: Tensor) -> Tensor:
         ordered, index = logits.sort(descending=True)
-        before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(
-            -1
-        )  # the probability of all tokens that are more probable
-        drop = before >= p
+        probs = ordered.softmax(-1)
+        drop = probs.cumsum(-1) - probs >= p  # the more probable tokens have a total probability of at least p
         return logits.masked_fill(drop.scatter(1, index, drop), NEG_INF)
 
     return apply
 
 
 def min_p(p: float) -> LogitsProcessor:
-    """Keep tokens with at least p times the largest probability."""
+    """Keep the tokens that have at least p times the largest probability."""
 
     def apply(logits: Tensor, _: Tensor) -> Tensor:
         logprobs = logits.log_softmax(-1)
@@ -108,7 +106,7 @@ def min_p(p: float) -> LogitsProcessor:
 def make_filters(
     options: GenerationOptions, eos_token_ids: tuple[int, ...], prompt_length: int
 ) -> list[LogitsProcessor]:
-    """The filters of a call, in the order in which they apply."""
+    """Return the filters of a call, in the order in which they run."""
     filters: list[LogitsProcessor] = []
     if options.repetition_penalty != 1.0:
         filters.append(repetition_penalty(options.repetition_penalty))
@@ -132,7 +130,7 @@ def make_filters(
 
 
 def are_stateless(options: GenerationOptions) -> bool:
-    """Whether the filters of a call depend on the logits only, so that every step runs the same work."""
+    """Return whether the filters of a call depend only on the logits, not on the tokens so far."""
     needs_tokens = (
         options.repetition_penalty != 1.0
         or options.no_repeat_ngram_size

@@ -1,4 +1,4 @@
-"""Generate text, and score given texts: what the rest of the project calls."""
+"""`generate` generates text, and `score` scores given texts. The rest of the project calls these two functions."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -29,15 +29,18 @@ def generate(
     *,
     draft: Draft | Network | Literal["lookup"] | None = None,
 ) -> list[GenerationResult]:
-    """A result for each prompt (for an encoder-decoder: each source), in order.
+    """Return one result per prompt, in order. For an encoder-decoder, `prompts` are the sources.
 
-    `draft` turns on speculative decoding: a smaller network of the same family and vocabulary, "lookup" for prompt
-    look-up decoding, or a `DraftModel` or `PromptLookup` with settings of your own.
+    `draft` turns on speculative decoding. It is a smaller network of the same family and vocabulary, "lookup" for
+    prompt look-up decoding, or a `DraftModel` or `PromptLookup` with your own settings.
     """
     options.check(network.config)
     assert isinstance(network, Decoder | Seq2Seq)
     if options.stop and tokenizer is None:
-        raise QkvError("stop strings need a tokenizer, and this model has none")
+        raise QkvError(
+            f"stop = {options.stop!r}: stop strings need a tokenizer, and this model has none; "
+            "pass a tokenizer or leave out stop"
+        )
     if not prompts:
         return []
     call = GenerationCall(network, prompts, options, tokenizer, on_text, make_draft(draft))
@@ -47,7 +50,7 @@ def generate(
 
 
 def make_draft(draft: Draft | Network | str | None) -> Draft | None:
-    """A draft from what `generate` takes: a network or "lookup"."""
+    """Convert the `draft` argument of `generate` to a `Draft`."""
     if isinstance(draft, Encoder | Decoder | Seq2Seq):
         return DraftModel(draft)
     if draft == "lookup":
@@ -61,7 +64,7 @@ def make_draft(draft: Draft | Network | str | None) -> Draft | None:
 def score(
     network: Network, prompts: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
 ) -> list[list[TokenLogprob]]:
-    """The log-probability of each token of each target, given its prompt (or source), in one forward pass."""
+    """Return the log-probability of every token of each target, given its prompt or source. Runs one forward pass."""
     GenerationOptions(max_tokens=1).check(network.config)
     assert isinstance(network, Decoder | Seq2Seq)
     device = next(network.parameters()).device

@@ -1,7 +1,8 @@
 """The decoding loop: run the model, filter the logits, choose tokens, until every sequence has ended.
 
-It serves decoder-only and encoder-decoder models alike. A decoder continues its prompt; an encoder-decoder encodes a
-source, and its decoder continues the start token. The loop and `beam.py` are the reference for every other backend.
+The loop serves decoder-only and encoder-decoder models. A decoder-only model continues its prompt. An encoder-decoder
+encodes a source, and its decoder continues the start token. This loop and `beam.py` are the reference: every faster
+backend must give the same results.
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ from qkv.text import Tokenizer
 
 @dataclass(frozen=True)
 class GenerationCall:
-    """What `generate` was called with, checked."""
+    """The checked arguments of one `generate` call."""
 
     network: Decoder | Seq2Seq
     prompts: Sequence[Sequence[int]]
@@ -42,22 +43,22 @@ class GenerationCall:
     def start(
         self, prompts: Sequence[Sequence[int]] | None = None, *, cpu: bool = False
     ) -> tuple[ModelRunner, "GenerationCall"]:
-        """A runner for the prompts (all, unless given), and the call with its constraint bound to them."""
+        """Return a runner for `prompts` (default: all), and this call with its constraint bound to that batch."""
         runner = make_runner(self.network, self.prompts if prompts is None else prompts, self.options, cpu=cpu)
         options = self.options.bind_constraint(self.tokenizer, self.eos_token_ids, runner.tokens.shape[1])
         return runner, replace(self, options=options)
 
     def new_sequence(self, index: int) -> GeneratedSequence:
-        """An empty result for prompt `index`."""
+        """Return an empty sequence for prompt `index`."""
         return GeneratedSequence(index, stream_decoder=self.tokenizer.target.stream() if self.tokenizer else None)
 
     def decode_text(self, ids: list[int]) -> str:
-        """The text of token ids; empty without a tokenizer."""
+        """Decode token ids to text. The text is empty if there is no tokenizer."""
         return self.tokenizer.target.decode(ids) if self.tokenizer is not None else ""
 
 
-def generate_with_modules(call: GenerationCall, *, cpu: bool = False) -> list[GenerationResult]:
-    """Greedy decoding, sampling or beam search with the network's modules, or with the CPU step."""
+def generate_with_runner(call: GenerationCall, *, cpu: bool = False) -> list[GenerationResult]:
+    """Decode greedily, by sampling or by beam search. With `cpu`, steps run in `CpuStep`, else in the network."""
     runner, call = call.start(cpu=cpu)
     if call.options.beam > 1:
         return search_results(call, beam_search(runner, call.options, call.eos_token_ids))
@@ -65,7 +66,7 @@ def generate_with_modules(call: GenerationCall, *, cpu: bool = False) -> list[Ge
 
 
 def decode_loop(runner: TokenRunner, call: GenerationCall) -> list[GenerationResult]:
-    """Greedy decoding or sampling: one continuation for each prompt."""
+    """Decode greedily or by sampling, and return one result per prompt."""
     options, eos_token_ids = call.options, call.eos_token_ids
     batch_size, prompt_length = runner.tokens.shape
     filters = make_filters(options, eos_token_ids, prompt_length)
@@ -100,17 +101,17 @@ def decode_loop(runner: TokenRunner, call: GenerationCall) -> list[GenerationRes
     return [results[i] for i in range(batch_size)]
 
 
-def truncate_at_stop(call: GenerationCall, index: int, logprobs: Sequence[TokenLogprob]) -> GenerationResult:
-    """The result of tokens that were generated without looking for stop strings."""
+def result_until_stop(call: GenerationCall, index: int, logprobs: Sequence[TokenLogprob]) -> GenerationResult:
+    """Return the result of tokens from a backend that ignores stop strings: the text ends at the first stop string."""
     sequence = call.new_sequence(index)
-    reasons = (sequence.append(one.id, one, call.options, call.eos_token_ids) for one in logprobs)
+    reasons = (sequence.append(logprob.id, logprob, call.options, call.eos_token_ids) for logprob in logprobs)
     finish_reason = next(reason for reason in reasons if reason is not None)
     sequence.emit_text(call.options, None, is_last=True)
     return sequence.to_result(finish_reason)
 
 
 def search_results(call: GenerationCall, states: Sequence[BeamState]) -> list[GenerationResult]:
-    """The results of a beam search, each with its alternatives. Their text is emitted once, when the search is done."""
+    """Return the results of a beam search, each with its alternatives, and emit each text as one chunk."""
     options = call.options
     results = []
     for state in states:
@@ -118,7 +119,10 @@ def search_results(call: GenerationCall, states: Sequence[BeamState]) -> list[Ge
             has_nan_weights = any(bool(weight.isnan().any()) for weight in call.network.parameters())
             if has_nan_weights or not make_filters(options, call.eos_token_ids, 0):
                 raise NonFiniteLogits()
-            raise QkvError("beam search found nothing: every continuation was forbidden; relax the filters")
+            raise QkvError(
+                "beam search found no sequence, because the filters or the constraint forbid every continuation; "
+                "relax suppress_tokens, no_repeat_ngram_size, logits_processors or constraint"
+            )
         ranked = [_hypothesis_result(call, hypothesis) for hypothesis in state.finished[: options.num_return_sequences]]
         results.append(replace(ranked[0], alternatives=ranked[1:], search_steps=state.search_steps))
     if call.on_text is not None:
@@ -132,6 +136,6 @@ def _hypothesis_result(call: GenerationCall, hypothesis: Hypothesis) -> Generati
     ids = hypothesis.ids[:-1] if hypothesis.ended else hypothesis.ids
     text = call.decode_text(ids)
     if any(stop in text for stop in call.options.stop):
-        truncated = truncate_at_stop(call, 0, [TokenLogprob(token, 0.0) for token in ids])
+        truncated = result_until_stop(call, 0, [TokenLogprob(token, 0.0) for token in ids])
         text, ids, finish_reason = truncated.text, truncated.ids, "stop"
     return GenerationResult(text, ids, hypothesis.normalized_score, finish_reason)

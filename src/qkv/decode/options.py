@@ -12,35 +12,35 @@ from qkv.models import Config
 from qkv.text import Tokenizer
 
 MAX_FLOAT = 1e300
-"""Larger numbers count as infinite."""
+"""Numbers of this size or larger count as infinite."""
 
 LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
-"""logits (R, V) and the tokens so far (R, T), left-padded with −1 → logits (R, V)."""
+"""A function of the logits (R, V) and the tokens so far (R, T), left-padded with −1. It returns logits (R, V)."""
 
 SAMPLING_OPTIONS = frozenset({"top_k", "top_p", "min_p", "seed"})
-"""Without effect at temperature 0."""
+"""These options have no effect at temperature 0."""
 SEARCH_OPTIONS = frozenset({"length_penalty", "length_penalty_kind", "num_return_sequences", "return_search_steps"})
-"""Without effect unless `beam` is above 1."""
+"""These options have an effect only if `beam` is above 1."""
 
 
 class Constraint(Protocol):
-    """What every generated text must match. `qkv.decode.regex`, `json_schema` and `grammar` make constraints."""
+    """A pattern that every generated text must match. `qkv.decode.regex`, `json_schema` and `grammar` make one."""
 
     def make_processor(
         self, tokenizer: Tokenizer | None, eos_token_ids: tuple[int, ...], prompt_length: int
     ) -> LogitsProcessor:
-        """The logits processor of one batch, whose generated tokens start at column `prompt_length`."""
+        """Return the logits processor for one batch, whose generated tokens start at column `prompt_length`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationOptions:
-    """Options of one `generate` call.
+    """The options of one `generate` call.
 
-    Temperature 0 is greedy decoding; above 0, tokens are sampled. `beam` above 1 is beam search.
+    Temperature 0 means greedy decoding. Above 0, tokens are sampled. `beam` above 1 means beam search.
     """
 
-    max_tokens: int = 64  # new tokens
-    min_tokens: int = 0  # suppress the end-of-sequence token for the first N new tokens
+    max_tokens: int = 64  # the largest number of new tokens
+    min_tokens: int = 0  # the end-of-sequence token is forbidden until this number of new tokens
     # sampling
     temperature: float = 0.0
     top_k: int = 0  # sample from the k most probable tokens; 0: from all
@@ -51,21 +51,21 @@ class GenerationOptions:
     repetition_penalty: float = 1.0
     no_repeat_ngram_size: int = 0  # no n-gram of this size occurs twice; 0: no limit
     suppress_tokens: tuple[int, ...] = ()
-    logits_processors: tuple[LogitsProcessor, ...] = ()  # run after the options above and before those of sampling
+    logits_processors: tuple[LogitsProcessor, ...] = ()  # run after the three options above, before sampling's
     constraint: Constraint | None = None  # made by `qkv.decode.regex`, `json_schema` or `grammar`
-    prefix: tuple[int, ...] = ()  # the text continues these tokens; they are not part of the result
+    prefix: tuple[int, ...] = ()  # tokens after the prompt that the new text continues; not part of the result
     stop: tuple[str, ...] = ()  # strings that end the text; they are not part of the result
     # beam search
     beam: int = 1
     length_penalty: float = 1.0  # α: hypotheses of n tokens are ranked by log-probability / divisor(n)
     length_penalty_kind: Literal["power", "gnmt"] = "power"  # divisor n^α, or ((5 + n) / 6)^α
     num_return_sequences: int = 1
-    return_search_steps: bool = False  # keep every step of the search in the result
-    compile: bool = False  # on a GPU: faster steps, after a wait for the compiler
+    return_search_steps: bool = False  # store every step of the search in the result
+    compile: bool = False  # compile the steps on a GPU: slower to start, then faster
     logprobs: int = 0  # how many alternative tokens to report at each step
 
     def check(self, config: Config) -> None:
-        """Raise an error for values that this model, or any model, does not support."""
+        """Raise an error if this model does not support a value, or no model does."""
         vocab_size = config.stack.vocab_size
         if config.decoder is None or config.head.kind != "lm":
             raise UsageError(
@@ -75,13 +75,20 @@ class GenerationOptions:
         self.check_values()
         for name in ("beam", "logprobs"):
             if getattr(self, name) > vocab_size:
-                raise UsageError(f"{name} = {getattr(self, name)} is larger than the vocabulary of {vocab_size} tokens")
-        for token in (*self.suppress_tokens, *self.prefix):
-            if not 0 <= token < vocab_size:
-                raise UsageError(f"token id {token} is outside this model's vocabulary of {vocab_size}")
+                raise UsageError(
+                    f"{name} = {getattr(self, name)} is larger than this model's vocabulary; "
+                    f"it must be at most {vocab_size}"
+                )
+        for name in ("suppress_tokens", "prefix"):
+            for token in getattr(self, name):
+                if not 0 <= token < vocab_size:
+                    raise UsageError(
+                        f"{name}: token id {token} is outside this model's vocabulary of {vocab_size}; "
+                        f"use ids from 0 to {vocab_size - 1}"
+                    )
 
     def check_values(self) -> None:
-        """Raise an error for values that no model supports."""
+        """Raise an error if a value is invalid for every model."""
         for name, low in (
             ("max_tokens", 1),
             ("min_tokens", 0),
@@ -118,12 +125,21 @@ class GenerationOptions:
             raise UsageError(f"length_penalty_kind = {self.length_penalty_kind!r} is unknown; {hint}")
         for name, limit in (("min_tokens", "max_tokens"), ("num_return_sequences", "beam")):
             if getattr(self, name) > getattr(self, limit):
-                raise UsageError(f"{name} = {getattr(self, name)} is larger than {limit} = {getattr(self, limit)}")
+                raise UsageError(
+                    f"{name} = {getattr(self, name)} is larger than {limit} = {getattr(self, limit)}; "
+                    f"lower {name} or raise {limit}"
+                )
         if self.beam > 1 and self.temperature > 0:
-            raise UsageError("beam search does not sample: set beam = 1 to sample, or temperature = 0 to search")
+            raise UsageError(
+                f"beam = {self.beam} and temperature = {self.temperature}: beam search does not sample; "
+                "set beam = 1 to sample, or temperature = 0 to search"
+            )
 
     def in_effect(self, eos_token_ids: tuple[int, ...]) -> frozenset[str]:
-        """The names of the options that change what a call does: set, and not made idle by others."""
+        """Return the names of the options that change the result.
+
+        Options at their default do not, nor do options that another option turns off, such as `top_k` at temperature 0.
+        """
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         defaults = {field.name: field.default for field in fields(self)}
         names = {name for name, value in values.items() if value != defaults[name] and not _is_empty(value)}
@@ -135,7 +151,7 @@ class GenerationOptions:
     def bind_constraint(
         self, tokenizer: Tokenizer | None, eos_token_ids: tuple[int, ...], prompt_length: int
     ) -> "GenerationOptions":
-        """The same options for one batch, with the constraint as the last of the logits processors."""
+        """Return these options for one batch, with the constraint turned into the last logits processor."""
         if self.constraint is None:
             return self
         processor = self.constraint.make_processor(tokenizer, eos_token_ids, prompt_length)
@@ -152,18 +168,18 @@ def _require(condition: bool, name: str, value: object, expected: str) -> None:
 
 
 def is_integer(value: object) -> bool:
-    """Whether a value is an integer. Booleans are not."""
+    """Return whether a value is an integer. Booleans do not count as integers."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def is_finite_number(value: Any) -> bool:
-    """Whether a value is a finite number. Booleans are not."""
+    """Return whether a value is a finite number. Booleans do not count as numbers."""
     is_real = isinstance(value, Real) and not isinstance(value, bool)
     return is_real and bool(-MAX_FLOAT < value < MAX_FLOAT)
 
 
 def length_divisor(options: GenerationOptions, length: int) -> float:
-    """What the log-probability of a hypothesis of `length` tokens is divided by."""
+    """Return the divisor of the log-probability of a hypothesis with `length` tokens."""
     if options.length_penalty_kind == "gnmt":
         return float(((5.0 + length) / 6.0) ** options.length_penalty)
     return float(length**options.length_penalty)

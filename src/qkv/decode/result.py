@@ -1,4 +1,4 @@
-"""What `generate` returns."""
+"""The results that `generate` returns."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -8,7 +8,7 @@ FinishReason = Literal["end", "length", "stop"]
 
 @dataclass
 class TokenLogprob:
-    """A generated token, its log-probability, and those of the most probable tokens at this step, by id."""
+    """A generated token and its log-probability. `alternatives` has the most probable tokens of the step, by id."""
 
     id: int
     logprob: float
@@ -19,11 +19,11 @@ class TokenLogprob:
 class SearchCandidate:
     """A continuation that beam search considered."""
 
-    beam: int  # the hypothesis that it continues
+    beam: int  # the number of the beam that it continues
     token: int
-    score: float  # log-probability of all its tokens
+    score: float  # the log-probability of all its tokens
     kept: bool  # whether the search kept it
-    ended: bool  # whether it ends with this token
+    ended: bool  # whether the token is an end-of-sequence token
 
 
 @dataclass
@@ -39,12 +39,10 @@ class GenerationResult:
 
     text: str  # empty for a model without a tokenizer
     ids: list[int]  # new tokens only, without the end-of-sequence token
-    score: (
-        float  # log-probability of all new tokens, the end-of-sequence token included; beam search: length-normalised
-    )
+    # The log-probability of all new tokens, with the end-of-sequence token. Beam search divides it by a length divisor.
+    score: float
     finish_reason: FinishReason  # why generation stopped
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    alternatives: list["GenerationResult"] = field(
-        default_factory=list
-    )  # the other hypotheses of a beam search, best first
-    search_steps: list[SearchStep] = field(default_factory=list)  # of a beam search, if return_search_steps was set
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # one per new token; empty for beam search
+    # Beam search only: the other hypotheses, best first; and the steps of the search if return_search_steps is set.
+    alternatives: list["GenerationResult"] = field(default_factory=list)
+    search_steps: list[SearchStep] = field(default_factory=list)

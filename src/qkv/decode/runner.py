@@ -1,8 +1,8 @@
-"""Run the model: prefill, then one step after another. The first of decoding's four roles.
+"""Run the model: prefill, then one step after another.
 
 A runner holds one batch of sequences that are being generated. Prompts of unequal length are left-padded, so that the
-newest token of every sequence is in the same column; the mask hides the padding. Logits are computed for the newest
-position only.
+newest tokens of all sequences are in the same column. The mask hides the padding. Logits are computed only for the
+newest position.
 
 R sequences, T tokens, V vocabulary
 """
@@ -24,36 +24,36 @@ from qkv.errors import QkvError, UsageError
 from qkv.models import Decoder, Seq2Seq
 
 MAX_PREALLOCATED_TOKENS = 4096
-"""New tokens that the cache has room for from the start. It grows if there are more."""
+"""The cache starts with room for at most this number of new tokens, and grows when there are more."""
 
 
 class TokenRunner(Protocol):
-    """What the decoding loop calls. `ModelRunner` implements it, and `GraphRunner` with captured steps."""
+    """The methods that the decoding loop calls. `ModelRunner` and `GraphRunner` implement them."""
 
     @property
     def tokens(self) -> Tensor:
-        """Prompts and generated tokens (R, T), left-padded with −1."""
+        """The prompts and the generated tokens (R, T), left-padded with −1."""
 
     def prefill(self) -> Tensor:
-        """Read the prompts; returns the logits (R, V) of the next token."""
+        """Read the prompts and return the logits (R, V) of the next tokens."""
 
     def step(self, token_ids: Tensor) -> Tensor:
-        """Append a token (R,) to each sequence; returns the logits (R, V) of the next one."""
+        """Append one token to each sequence, `token_ids` (R,), and return the logits (R, V) of the next tokens."""
 
     def select(self, selector: TokenSelector, logits: Tensor, uniforms: Tensor | None) -> Tensor:
-        """Choose the next tokens; `uniforms` (R,) are the random numbers of sampling."""
+        """Choose the next tokens and return the selector's output. Sampling needs `uniforms`, random numbers (R,)."""
 
     def keep(self, indices: Tensor) -> None:
-        """Continue with these sequences only."""
+        """Keep only the sequences at these indices."""
 
 
 class ModelRunner:
-    """Runs a network on one batch. `tokens` (R, T) holds prompts and generated tokens, left-padded with −1."""
+    """Runs a network on one batch. `tokens` (R, T) are the prompts and the generated tokens, left-padded with −1."""
 
     def __init__(
         self, network: Decoder | Seq2Seq, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, cpu: bool = False
     ) -> None:
-        """With `cpu`, steps run in `cpu.step` and sources in `cpu.encoder`; otherwise in the network's modules."""
+        """With `cpu`, `cpu.step` runs the steps and `cpu.encoder` the sources, instead of the network's modules."""
         self.network = network
         self.tokens = left_pad(prompts, next(network.parameters()).device)
         num_slots = self.tokens.shape[1] + min(max_new_tokens, MAX_PREALLOCATED_TOKENS)
@@ -62,7 +62,7 @@ class ModelRunner:
         self._cpu_step = CpuStep(network) if cpu else None
 
     def encode_sources(self, sources: Sequence[Sequence[int]]) -> None:
-        """Run the encoder of an encoder-decoder, once, before anything is generated."""
+        """Run the encoder of an encoder-decoder. Call it once, before `prefill`."""
         assert isinstance(self.network, Seq2Seq)
         if self._cpu_step is not None and cpu_encoder.is_supported(self.network):
             self.cross_cache = cpu_encoder.encode_sources(self.network, sources)
@@ -71,22 +71,22 @@ class ModelRunner:
             self.cross_cache = self.network.build_cross_cache(self.network.encode(ids, document_ids))
 
     def prefill(self) -> Tensor:
-        """Read the prompts; returns the logits (R, V) of the next token."""
+        """Read the prompts and return the logits (R, V) of the next tokens."""
         if self.tokens.shape[1] == 1:
             return self._step_logits(self.tokens[:, 0])
         return self._forward(*_model_inputs(self.tokens))
 
     def step(self, token_ids: Tensor) -> Tensor:
-        """Append a token (R,) to each sequence; returns the logits (R, V) of the next one."""
+        """Append one token to each sequence, `token_ids` (R,), and return the logits (R, V) of the next tokens."""
         self.tokens = torch.cat([self.tokens, token_ids[:, None]], dim=1)
         return self._step_logits(token_ids)
 
     def select(self, selector: TokenSelector, logits: Tensor, uniforms: Tensor | None) -> Tensor:
-        """Choose the next tokens; `uniforms` (R,) are the random numbers of sampling."""
+        """Choose the next tokens and return the selector's output. Sampling needs `uniforms`, random numbers (R,)."""
         return selector(logits, self.tokens, None if uniforms is None else uniforms.to(logits.device))
 
     def expand_beams(self, num_beams: int) -> None:
-        """Repeat each sequence `num_beams` times, side by side, after the prompts were read."""
+        """Repeat each sequence `num_beams` times. Call it after `prefill`. Copies of a sequence are adjacent."""
         rows = torch.arange(len(self.tokens), device=self.tokens.device).repeat_interleave(num_beams)
         if self._cpu_step is not None and num_beams > 1:
             self._cpu_step.expand_beams(self.cache, num_beams)
@@ -95,9 +95,9 @@ class ModelRunner:
         self.tokens = self.tokens[rows]
 
     def reorder(self, parents: Tensor, shared_prefix: int = 0) -> None:
-        """Sequence r continues sequence `parents[r]`, which must be a beam of the same prompt.
+        """Replace each sequence r by a copy of sequence `parents[r]`, which must be a beam of the same prompt.
 
-        The first `shared_prefix` tokens are known to be equal in both.
+        The caller guarantees that the first `shared_prefix` tokens of both are equal; they are not copied.
         """
         if self._cpu_step is not None:
             self._cpu_step.reorder(self.cache, parents)
@@ -106,7 +106,7 @@ class ModelRunner:
         self.tokens = self.tokens[parents]
 
     def keep(self, indices: Tensor) -> None:
-        """Continue with these sequences only. `indices` must contain all beams of each prompt that is kept."""
+        """Keep only the sequences at these indices, which must include all beams of each kept prompt."""
         beams = 1 if self.cross_cache is None else len(self.tokens) // self.cross_cache.batch_size
         self.reorder(indices)
         if self.cross_cache is not None:
@@ -125,7 +125,7 @@ class ModelRunner:
 def make_runner(
     network: Decoder | Seq2Seq, prompts: Sequence[Sequence[int]], options: GenerationOptions, *, cpu: bool = False
 ) -> ModelRunner:
-    """A runner that is ready to prefill. Raises an error that names the limit if a prompt is too long."""
+    """Return a runner that is ready to prefill. Raises an error if a prompt or source is empty or too long."""
     targets, sources = decoder_inputs(network, prompts, options)
     runner = ModelRunner(network, targets, max_new_tokens=options.max_tokens, cpu=cpu)
     if sources is not None:
@@ -136,7 +136,7 @@ def make_runner(
 def decoder_inputs(
     network: Decoder | Seq2Seq, prompts: Sequence[Sequence[int]], options: GenerationOptions
 ) -> tuple[list[list[int]], Sequence[Sequence[int]] | None]:
-    """The tokens that the decoder starts from, and the sources of an encoder-decoder; checks their lengths."""
+    """Return the tokens that the decoder starts from, and the sources of an encoder-decoder. Checks their lengths."""
     if isinstance(network, Seq2Seq):
         targets, sources = [[start_token(network), *options.prefix]] * len(prompts), prompts
     else:
@@ -146,10 +146,13 @@ def decoder_inputs(
 
 
 def start_token(network: Seq2Seq) -> int:
-    """The token that the decoder of an encoder-decoder starts from."""
+    """Return the token that the decoder of an encoder-decoder starts from."""
     token = network.config.decoder_start_token_id
     if token is None:
-        raise QkvError("this model's config has no decoder_start_token_id, so its decoder has nothing to start from")
+        raise QkvError(
+            "this model's config has no decoder_start_token_id, so its decoder has no first token; "
+            "set decoder_start_token_id in the model's config"
+        )
     return token
 
 
@@ -162,7 +165,7 @@ def next_logits(
     cache: SelfCache,
     cross_cache: CrossCache | None,
 ) -> Tensor:
-    """The logits (R, V) of the token after ids (R, T). The output layer runs on the last position only."""
+    """Return the logits (R, V) of the tokens after ids (R, T). The output layer runs only on the last position."""
     rows, length = ids.shape
     if isinstance(network, Seq2Seq):
         assert cross_cache is not None
@@ -176,17 +179,17 @@ def next_logits(
 
 
 def promote_to_float32(logits: Tensor) -> Tensor:
-    """The same values in float32, or in float64 if they are."""
+    """Convert logits to float32. float64 logits stay float64."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def left_pad(sequences: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """Token sequences as one tensor (R, T), left-padded with −1."""
+    """Return token sequences as one tensor (R, T), left-padded with −1."""
     return pad_sequences(sequences, -1, side="left").to(device)
 
 
 def _model_inputs(tokens: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Left-padded tokens as ids and document ids (R, T); no document ids where there is no padding."""
+    """Convert left-padded tokens (R, T) to ids and document ids. The document ids are None if there is no padding."""
     is_token = tokens >= 0
     return tokens.clamp(min=0), None if bool(is_token.all()) else is_token.long()
 
@@ -197,20 +200,20 @@ def check_max_length(
     sources: Sequence[Sequence[int]] | None,
     max_new_tokens: int,
 ) -> None:
-    """Raise an error if a prompt or source is empty, or longer than the model's positions reach."""
+    """Raise an error if a prompt or source is empty, or longer than the model's number of positions."""
     config = network.config
     assert config.decoder is not None
-    for what, stack, sequences, more in (
+    for name, stack, sequences, new_tokens in (
         ("source", config.encoder, sources, 0),
         ("prompt", config.decoder, prompts, max_new_tokens),
     ):
-        for number, sequence in enumerate((stack and sequences) or ()):
+        for index, sequence in enumerate((stack and sequences) or ()):
             assert stack is not None
             if not sequence:
-                raise UsageError(f"{what} {number} is empty: give it at least one token")
-            if stack.has_max_positions and len(sequence) + more > stack.max_positions:
-                wanted = f"{len(sequence)} tokens" + (f" and up to {more} new ones" if more else "")
+                raise UsageError(f"{name} {index} is empty: give it at least one token")
+            if stack.has_max_positions and len(sequence) + new_tokens > stack.max_positions:
+                wanted = f"{len(sequence)} tokens" + (f" and up to {new_tokens} new ones" if new_tokens else "")
                 raise UsageError(
-                    f"{what} {number} has {wanted}, but this model has {stack.max_positions} positions; "
-                    f"shorten it{' or lower max_tokens' if more else ''}"
+                    f"{name} {index} has {wanted}, but this model has {stack.max_positions} positions; "
+                    f"shorten it{' or lower max_tokens' if new_tokens else ''}"
                 )

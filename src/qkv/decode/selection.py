@@ -1,7 +1,7 @@
-"""Between two forward passes: filter the logits, choose tokens, and collect their log-probabilities.
+"""The work between two forward passes: filter the logits, choose tokens, and collect their log-probabilities.
 
-All of it runs on the device, with one device-to-host copy for each step: a few numbers for each sequence. If the
-filters depend on the logits only, every step does the same work, and a CUDA graph captures it (`gpu/graph_runner.py`).
+All of it runs on the device. Each step copies a few numbers per sequence to the CPU, in one copy. If the filters depend
+only on the logits, the selection of tokens can be captured as a CUDA graph (`gpu/graph_runner.py`).
 
 R sequences, V vocabulary, A alternatives
 """
@@ -21,14 +21,17 @@ from qkv.errors import QkvError
 
 @dataclass(frozen=True)
 class TokenSelector:
-    """Chooses the next tokens: the filters to apply, and how many alternatives to report."""
+    """Filters the logits, chooses the next tokens, and reports `num_logprobs` alternatives for each."""
 
     filters: Sequence[LogitsProcessor] = ()
     num_logprobs: int = 0
-    is_stateless: bool = False  # whether the filters depend on the logits only
+    is_stateless: bool = False  # whether the filters depend only on the logits
 
     def __call__(self, logits: Tensor, tokens: Tensor, uniforms: Tensor | None) -> Tensor:
-        """Logits (R, V), tokens so far (R, T) and, to sample, random numbers (R,) → what `unpack_step_output` reads."""
+        """Choose tokens from the logits (R, V), given the tokens so far (R, T). Returns `pack_step_output`'s tensor.
+
+        With `uniforms`, random numbers (R,), the tokens are sampled. Without them they are the argmax.
+        """
         raw = logits
         for apply in self.filters:
             logits = apply(logits, tokens)
@@ -37,21 +40,24 @@ class TokenSelector:
 
 
 def pack_step_output(raw: Tensor, filtered: Tensor, chosen: Tensor, num_logprobs: int) -> Tensor:
-    """(R, 3 + 2A) in float64: tokens, their log-probabilities before and their logits after the filters; then the most
-    probable tokens and their log-probabilities."""
-    at = chosen[:, None]
-    total = logsumexp(raw)[:, None]
-    own = raw.gather(1, at).double()
-    left = own if filtered is raw else filtered.gather(1, at).double()
-    columns = [at.double(), own - total, left]
+    """Return one float64 tensor (R, 3 + 2A), which is copied to the CPU at once. `unpack_step_output` reads it.
+
+    The columns: the chosen token, its log-probability before the filters, its logit after the filters, the A most
+    probable tokens before the filters, and their log-probabilities.
+    """
+    token = chosen[:, None]
+    normalizer = logsumexp(raw)[:, None]
+    raw_logit = raw.gather(1, token).double()
+    filtered_logit = raw_logit if filtered is raw else filtered.gather(1, token).double()
+    columns = [token.double(), raw_logit - normalizer, filtered_logit]
     if num_logprobs:
         best, ids = raw.topk(num_logprobs)
-        columns += [ids.double(), best.double() - total]
+        columns += [ids.double(), best.double() - normalizer]
     return torch.cat(columns, dim=1)
 
 
 def unpack_step_output(step_output: Tensor) -> Iterator[tuple[TokenLogprob, QkvError | None]]:
-    """The token chosen in each row, and an error if no token could be chosen."""
+    """Yield the chosen token of each sequence, and an error if no token could be chosen."""
     for token, logprob, filtered_logit, *more in step_output.tolist():
         half = len(more) // 2
         alternatives = dict(zip(map(int, more[:half]), more[half:], strict=True)) if more else {}
@@ -60,7 +66,7 @@ def unpack_step_output(step_output: Tensor) -> Iterator[tuple[TokenLogprob, QkvE
 
 
 class NonFiniteLogits(QkvError):
-    """A model's logits are NaN."""
+    """The model's logits are NaN."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -70,10 +76,13 @@ class NonFiniteLogits(QkvError):
 
 
 def no_token_allowed() -> QkvError:
-    """The error of a step that may choose no token."""
-    return QkvError("every token is forbidden at this step; relax the filters or the constraint")
+    """Return the error for a step at which every token is forbidden."""
+    return QkvError(
+        "every token is forbidden at this step, because the filters or the constraint exclude all of them; "
+        "relax suppress_tokens, no_repeat_ngram_size, logits_processors or constraint"
+    )
 
 
 def token_logprobs(logits: Tensor, chosen: Tensor, num_logprobs: int) -> list[TokenLogprob]:
-    """The model's log-probabilities of chosen tokens (R,), before any filter; logits (R, V)."""
+    """Return the log-probabilities of the chosen tokens (R,) under the unfiltered logits (R, V)."""
     return [logprob for logprob, _ in unpack_step_output(pack_step_output(logits, logits, chosen, num_logprobs))]

@@ -1,4 +1,4 @@
-"""One sequence while it is generated: its tokens, its text, how much of it was emitted, and why it stops."""
+"""A sequence that is being generated: its tokens, its text, the part of the text already emitted, and stop strings."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,20 +13,20 @@ OnText = Callable[[int, str], None]
 
 @dataclass
 class GeneratedSequence:
-    """One sequence while it is generated."""
+    """A sequence that is being generated."""
 
     index: int
     ids: list[int] = field(default_factory=list)
     score: float = 0.0
     logprobs: list[TokenLogprob] = field(default_factory=list)
     text: str = ""
-    num_emitted_chars: int = 0  # how much of the text was emitted
+    num_emitted_chars: int = 0
     stream_decoder: StreamDecoder | None = None
 
     def append(
         self, token: int, logprob: TokenLogprob, options: GenerationOptions, eos_token_ids: tuple[int, ...]
     ) -> FinishReason | None:
-        """Append a token; returns the reason to stop, if there is one."""
+        """Append a token. Return the reason to stop, or None if generation continues."""
         self.score += logprob.logprob
         self.logprobs.append(logprob)
         if token in eos_token_ids:
@@ -39,7 +39,7 @@ class GeneratedSequence:
         return "length" if len(self.logprobs) == options.max_tokens else None
 
     def truncate_at_stop(self, stops: tuple[str, ...]) -> bool:
-        """Truncate the text at the first stop string in it, which may span tokens; returns whether there is one."""
+        """Truncate the text at the first stop string and return whether there is one. It may span several tokens."""
         found = [start for start in (self.text.find(stop) for stop in stops) if start >= 0]
         if found:
             self.text = self.text[: min(found)]
@@ -47,21 +47,21 @@ class GeneratedSequence:
         return bool(found)
 
     def emit_text(self, options: GenerationOptions, on_text: OnText | None, is_last: bool) -> None:
-        """Emit the text that can no longer be the start of a stop string."""
+        """Emit the new text, except an ending that may be the start of a stop string."""
         if is_last and self.stream_decoder is not None:
             self.text += self.stream_decoder.finish()
             self.stream_decoder = None
-        hold = 0 if is_last else max((stop_prefix_length(self.text, stop) for stop in options.stop), default=0)
-        until = len(self.text) - hold
-        if on_text is not None and until > self.num_emitted_chars:
-            on_text(self.index, self.text[self.num_emitted_chars : until])
-            self.num_emitted_chars = until
+        withheld = 0 if is_last else max((stop_prefix_length(self.text, stop) for stop in options.stop), default=0)
+        end = len(self.text) - withheld
+        if on_text is not None and end > self.num_emitted_chars:
+            on_text(self.index, self.text[self.num_emitted_chars : end])
+            self.num_emitted_chars = end
 
     def to_result(self, finish_reason: FinishReason) -> GenerationResult:
-        """The finished sequence."""
+        """Return the result of the finished sequence."""
         return GenerationResult(self.text, self.ids, self.score, finish_reason, self.logprobs)
 
 
 def stop_prefix_length(text: str, stop: str) -> int:
-    """How many characters at the end of the text are the start of a stop string."""
+    """Return the length of the longest ending of the text that is the start of a stop string."""
     return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)

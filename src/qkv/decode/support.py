@@ -1,9 +1,9 @@
-"""What a fast path declares: which values of the config's named choices it implements.
+"""Fast paths declare here which values of the config's `Literal` fields they implement.
 
-A fast path computes what `Stack` computes with other code. A choice that it does not know would be ignored silently, so
-every fast path lists the values it implements, and `supports` refuses everything else: a new value, and a new `Literal`
-field of `StackConfig` as well. The call then runs on the reference. `tests/decode/test_backend.py` decodes with every
-value that is declared here and compares the result with the reference.
+A fast path is other code that computes the same results as `Stack`. It would silently ignore a config value that it
+does not implement. So every fast path lists the values that it implements, and `supports` returns False for all others,
+including a new `Literal` field of `StackConfig`. The call then runs on the reference. `tests/decode/test_backend.py`
+decodes with every value that is declared here and compares the result with the reference.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ Choices = Mapping[str, frozenset[str]]
 """For each `Literal` field of `StackConfig`, the values that a fast path implements."""
 
 UNUSED_FIELDS = frozenset({"init"})
-"""Choices that no forward pass depends on."""
+"""The `Literal` fields that do not affect a forward pass."""
 
 EVERY_CHOICE: Choices = {
     "position": frozenset({"sinusoidal", "sinusoidal_split", "learned", "rotary", "alibi", "t5", "none"}),
@@ -31,16 +31,16 @@ EVERY_CHOICE: Choices = {
     "score_scale": frozenset({"sqrt", "none"}),
     "embedding_scale": frozenset({"none", "sqrt"}),
 }
-"""What the CPU step and the captured GPU steps implement. Extend it only together with them."""
+"""The values that the CPU step and the GPU steps implement. Extend this table only together with them."""
 
 
 @cache
 def literal_fields() -> dict[str, tuple[str, ...]]:
-    """The `Literal` fields of `StackConfig` that a forward pass depends on, with their values."""
+    """Return the `Literal` fields of `StackConfig` that affect a forward pass, with their values."""
     hints = get_type_hints(StackConfig).items()
     return {name: get_args(hint) for name, hint in hints if get_origin(hint) is Literal and name not in UNUSED_FIELDS}
 
 
 def supports(choices: Choices, config: StackConfig) -> bool:
-    """Whether a fast path that implements `choices` can run a stack of this config."""
+    """Return whether a fast path that implements `choices` can run a stack with this config."""
     return all(getattr(config, name) in choices.get(name, ()) for name in literal_fields())

@@ -22,7 +22,7 @@ EVERY = [("decoder", name) for name in DECODERS] + [("seq2seq", name) for name i
 
 def tidy_always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forks_module, "COMPACT_EVERY_STEPS", 1)
-    monkeypatch.setattr(forks_module, "MAX_LIVE_FRACTION", 1.0)
+    monkeypatch.setattr(forks_module, "MAX_USED_FRACTION", 1.0)
 
 
 def found(

@@ -2,12 +2,12 @@ r"""Constrained decoding: the text matches a regular expression, a JSON schema o
 
     m.generate("…", constraint=qkv.decode.regex(r"\d{4}-\d\d-\d\d"))
 
-The library llguidance matches the constraint byte by byte and computes which tokens may come next; all others get −∞.
-The end-of-sequence token is allowed only where the text is complete, and forced where nothing can follow. A text that
-`max_tokens` truncates is the start of one that matches, and its `finish_reason` is "length".
+The library llguidance matches the constraint byte by byte and computes which tokens may come next. All other tokens get
+a logit of −∞. The end-of-sequence token is allowed only if the text is complete, and forced if nothing can follow. If
+`max_tokens` truncates a text, it is the start of a text that matches, and its `finish_reason` is "length".
 
-The state of a sequence depends on its tokens only, and is cached by them. So sequences that end, beams that are
-replaced and rejected draft tokens need no bookkeeping.
+The matcher's state depends only on the generated tokens, and is cached under them. So nothing has to be updated when a
+sequence ends, a beam is replaced or a draft token is rejected.
 
 R sequences, V vocabulary
 """
@@ -26,13 +26,13 @@ from qkv.errors import QkvError, UsageError
 from qkv.text import Tokenizer
 
 MIN_CACHED_STATES = 256
-"""Beyond this number (or four per sequence), states are dropped, and recomputed from their tokens if needed."""
+"""If more states are cached (and more than four per sequence), the oldest are dropped, and recomputed when needed."""
 
 
 def regex(pattern: str) -> "GrammarConstraint":
-    """The whole text matches this regular expression.
+    """Constrain the whole text to match this regular expression.
 
-    The syntax is Rust's: no look-around, no back-references; `\\d` is a digit of any script, `[0-9]` an ASCII one.
+    The syntax is Rust's, without look-around and back-references. `\\d` is a digit of any script, `[0-9]` an ASCII one.
 
     >>> regex("(yes|no)")
     GrammarConstraint('the regular expression (yes|no)')
@@ -43,16 +43,18 @@ def regex(pattern: str) -> "GrammarConstraint":
 
 
 def json_schema(schema: str | dict[str, Any] | bool, *, max_whitespace: int = 32) -> "GrammarConstraint":
-    """The whole text is JSON that is valid under this schema; `{}` allows any JSON.
+    """Constrain the whole text to be JSON that is valid under this schema. `{}` allows any JSON.
 
-    At most `max_whitespace` spaces and line breaks may stand between its parts, because some models would otherwise
-    generate nothing else.
+    At most `max_whitespace` spaces and line breaks may separate two parts, because some models would otherwise generate
+    whitespace without end.
     """
     try:
         schema = json.loads(schema) if isinstance(schema, str) else schema
         text = json.dumps(schema)
     except (ValueError, TypeError) as error:
-        raise UsageError(f"a JSON schema must itself be JSON: {error}") from error
+        raise UsageError(
+            f"the JSON schema is not JSON itself: {error}; pass a dictionary, or a string that json.loads can read"
+        ) from error
     between = (
         {"whitespace_pattern": rf"[ \n\r\t]{{1,{max_whitespace}}}"}
         if max_whitespace > 0
@@ -64,7 +66,7 @@ def json_schema(schema: str | dict[str, Any] | bool, *, max_whitespace: int = 32
 
 
 def grammar(lark_grammar: str) -> "GrammarConstraint":
-    """The whole text can be derived from `start` of this grammar, in llguidance's variant of Lark's notation."""
+    """Constrain the whole text to the rule `start` of this grammar, in llguidance's variant of Lark's syntax."""
     return GrammarConstraint("the grammar", _import_llguidance().LLMatcher.grammar_from_lark(lark_grammar))
 
 
@@ -79,13 +81,13 @@ def _import_llguidance() -> Any:
 
 
 class GrammarConstraint:
-    """A constraint for any tokenizer: what `GenerationOptions.constraint` takes."""
+    """A constraint for `GenerationOptions.constraint`. It works with any tokenizer."""
 
     def __init__(self, name: str, grammar: str) -> None:
         self.name, self.grammar = name, grammar
-        wrong = _import_llguidance().LLMatcher.validate_grammar(grammar)
-        if wrong:
-            raise UsageError(f"{name} is not a valid constraint: {_first_part(wrong)}")
+        message = _import_llguidance().LLMatcher.validate_grammar(grammar)
+        if message:
+            raise UsageError(f"{name} is not a valid constraint: {_first_part(message)}")
 
     def __repr__(self) -> str:
         return f"GrammarConstraint({self.name!r})"
@@ -93,116 +95,118 @@ class GrammarConstraint:
     def make_processor(
         self, tokenizer: Tokenizer | None, eos_token_ids: tuple[int, ...], prompt_length: int
     ) -> "ConstraintProcessor":
-        """The logits processor of one batch, whose generated tokens start at column `prompt_length`."""
+        """Return the logits processor for one batch, whose generated tokens start at column `prompt_length`."""
         if tokenizer is None:
-            raise QkvError("a constraint needs a tokenizer, and this model has none")
+            raise QkvError(
+                f"constraint = {self!r}: a constraint needs a tokenizer, and this model has none; "
+                "pass a tokenizer or leave out constraint"
+            )
         if not eos_token_ids:
             raise UsageError(
-                "a constraint needs an end-of-sequence token, and this model's config has no eos_token_ids"
+                f"constraint = {self!r}: a constraint needs an end-of-sequence token, and this model's config has no "
+                "eos_token_ids; set eos_token_ids in the model's config"
             )
         return ConstraintProcessor(self, tokenizer.target, eos_token_ids, prompt_length)
 
 
 class ConstraintProcessor:
-    """A logits processor that allows only the tokens with which a text can still match its constraint."""
+    """A logits processor that allows only tokens after which the text can still match the constraint."""
 
     def __init__(
         self, constraint: GrammarConstraint, tokenizer: Tokenizer, eos_token_ids: tuple[int, ...], prompt_length: int
     ) -> None:
-        self.constraint, self.tokenizer, self.eos_token_ids, self.prompt_length = (
-            constraint,
-            tokenizer,
-            eos_token_ids,
-            prompt_length,
-        )
-        self._vocabulary: ConstraintVocabulary | None = (
-            None  # made from the first logits, which have the size of the vocabulary
-        )
-        self._states: OrderedDict[tuple[int, ...], Any] = (
-            OrderedDict()
-        )  # generated tokens → matcher; None: they do not match
+        self.constraint, self.tokenizer = constraint, tokenizer
+        self.eos_token_ids, self.prompt_length = eos_token_ids, prompt_length
+        self._vocabulary: ConstraintVocabulary | None = None  # made at the first call, from the size of the logits
+        # From generated tokens to the matcher after them, or to None if they do not match.
+        self._states: OrderedDict[tuple[int, ...], Any] = OrderedDict()
 
     def __call__(self, logits: Tensor, tokens: Tensor) -> Tensor:
         if self._vocabulary is None:
             self._vocabulary = self._start_matchers(
                 constraint_vocabulary(self.tokenizer, logits.shape[1], self.eos_token_ids)
             )
-        answers = [tuple(row) for row in tokens[:, self.prompt_length :].tolist()]
-        allowed = torch.from_numpy(np.stack([self._allowed(answer, self._vocabulary) for answer in answers]))  # (R, V)
-        while len(self._states) > max(MIN_CACHED_STATES, 4 * len(answers)):
+        generated = [tuple(ids) for ids in tokens[:, self.prompt_length :].tolist()]
+        allowed = torch.from_numpy(
+            np.stack([self._allowed_tokens(ids, self._vocabulary) for ids in generated])
+        )  # (R, V)
+        while len(self._states) > max(MIN_CACHED_STATES, 4 * len(generated)):
             self._states.popitem(last=False)
         return logits.masked_fill(~allowed.to(logits.device), float("-inf"))
 
     def _start_matchers(self, vocabulary: "ConstraintVocabulary") -> "ConstraintVocabulary":
-        """Make both matchers of an empty text; raise an error if no token can be the first."""
+        """Make the matchers for the first token and for later tokens. Raises an error if no token can be the first."""
         matcher = _import_llguidance().LLMatcher
         self._first_matcher = matcher(vocabulary.first, self.constraint.grammar, log_level=0)
         self._later_matcher = matcher(vocabulary.later, self.constraint.grammar, log_level=0)
-        if not self._allowed((), vocabulary).any():
-            why = _first_part(self._first_matcher.get_error()) or "no token can be the first"
-            raise QkvError(f"no text of this tokenizer's tokens can match {self.constraint.name}: {why}")
+        if not self._allowed_tokens((), vocabulary).any():
+            reason = _first_part(self._first_matcher.get_error()) or "no token can be the first"
+            raise QkvError(
+                f"no text of this tokenizer's tokens can match {self.constraint.name}: {reason}; "
+                "change the constraint, or use a tokenizer that has its characters"
+            )
         return vocabulary
 
-    def _allowed(
-        self, answer: tuple[int, ...], vocabulary: "ConstraintVocabulary"
+    def _allowed_tokens(
+        self, generated: tuple[int, ...], vocabulary: "ConstraintVocabulary"
     ) -> "np.ndarray[Any, np.dtype[np.bool_]]":
-        """Which tokens may follow, (V,); none at a dead end."""
-        state = self._state(answer, vocabulary) if answer else self._first_matcher
+        """Return a mask (V,) of the tokens that may follow. It is all False if none may."""
+        state = self._state(generated, vocabulary) if generated else self._first_matcher
         if state is None:
-            # Only placeholders, such as beams without a hypothesis, violate their constraint: allow them everything.
+            # Only placeholders violate the constraint, such as beams with a score of −∞. They cannot win: allow all.
             return np.ones(vocabulary.size, dtype=np.bool_)
         bits = np.frombuffer(state.compute_bitmask(), dtype=np.uint8)
         if state.is_error():
             return np.zeros(vocabulary.size, dtype=np.bool_)
         return np.unpackbits(bits, count=vocabulary.size, bitorder="little").astype(np.bool_)
 
-    def _state(self, answer: tuple[int, ...], vocabulary: "ConstraintVocabulary") -> Any:
-        """The matcher after these tokens, continued from their longest cached prefix: usually all tokens but one."""
-        known = len(answer)
-        while known and answer[:known] not in self._states:
-            known -= 1
-        state = self._states[answer[:known]] if known else self._later_matcher
-        if known < len(answer) and state is not None:
+    def _state(self, generated: tuple[int, ...], vocabulary: "ConstraintVocabulary") -> Any:
+        """Return the matcher after these tokens. It continues from the longest cached prefix, usually all but one."""
+        num_cached = len(generated)
+        while num_cached and generated[:num_cached] not in self._states:
+            num_cached -= 1
+        state = self._states[generated[:num_cached]] if num_cached else self._later_matcher
+        if num_cached < len(generated) and state is not None:
             state = state.deep_copy()
-            for place in range(known, len(answer)):
-                if not state.consume_tokens(vocabulary.matcher_ids(answer[place], at_start=place == 0)):
+            for index in range(num_cached, len(generated)):
+                if not state.consume_tokens(vocabulary.matcher_ids(generated[index], at_start=index == 0)):
                     state = None
                     break
-        self._states[answer] = state
-        self._states.move_to_end(answer)
+        self._states[generated] = state
+        self._states.move_to_end(generated)
         return state
 
 
 class ConstraintVocabulary:
-    """A model's vocabulary as llguidance needs it.
+    """A model's vocabulary in the form that llguidance needs.
 
-    It has one extra token for each byte, beyond the model's vocabulary. With these the matcher can read the first token
-    of a text, whose bytes may differ from those of the same token later on.
+    It adds 256 tokens after the model's own, one for each byte. A token may have other bytes at the start of a text
+    than later in the text. So the matcher reads the first token of a text as bytes.
     """
 
-    def __init__(self, tokenizer: Tokenizer, vocab: int, eos_token_ids: tuple[int, ...]) -> None:
-        self.size, self.eos_token_ids = vocab, eos_token_ids
-        self.token_bytes = TokenBytes(tokenizer, vocab)
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+        self.size, self.eos_token_ids = vocab_size, eos_token_ids
+        self.token_bytes = TokenBytes(tokenizer, vocab_size)
         self.later = self._make_matcher_tokenizer(self.token_bytes.later_bytes, at_start=False)
         self.first = (
             self.later
-            if self.token_bytes.is_uniform
+            if self.token_bytes.is_same_at_start
             else self._make_matcher_tokenizer(self.token_bytes.first_bytes, at_start=True)
         )
 
     def matcher_ids(self, token: int, *, at_start: bool) -> list[int]:
-        """A token as ids for the matcher: itself, or the bytes of a first token."""
-        if not at_start or self.token_bytes.is_uniform:
+        """Return the ids that the matcher reads for a token: the token itself, or its bytes at the start of a text."""
+        if not at_start or self.token_bytes.is_same_at_start:
             return [token]
         return [self.size + byte for byte in self.token_bytes.first_bytes[token]]
 
     def _make_matcher_tokenizer(self, token_bytes: list[bytes], *, at_start: bool) -> Any:
-        wordless = {number for number, text in enumerate(token_bytes) if not text or number in self.eos_token_ids}
-        words = [b"<%d>" % number if number in wordless else text for number, text in enumerate(token_bytes)]
-        words += [bytes([byte]) for byte in range(256)]
-        told = TokenizerAdapter(self.token_bytes, words, sorted(wordless), self.eos_token_ids[0], at_start)
+        special = {token for token, text in enumerate(token_bytes) if not text or token in self.eos_token_ids}
+        tokens = [b"<%d>" % token if token in special else text for token, text in enumerate(token_bytes)]
+        tokens += [bytes([byte]) for byte in range(256)]
+        adapter = TokenizerAdapter(self.token_bytes, tokens, sorted(special), self.eos_token_ids[0], at_start)
         library = _import_llguidance()
-        return library.LLTokenizer(library.TokenizerWrapper(told), eos_token=list(self.eos_token_ids))
+        return library.LLTokenizer(library.TokenizerWrapper(adapter), eos_token=list(self.eos_token_ids))
 
 
 class TokenizerAdapter:
@@ -217,7 +221,7 @@ class TokenizerAdapter:
         self._token_bytes, self._at_start = token_bytes, at_start
 
     def __call__(self, data: bytes) -> list[int]:
-        """The tokens of text that the constraint leaves no choice about."""
+        """Tokenize text that the constraint forces."""
         return self._token_bytes.tokenize(data, at_start=self._at_start)
 
 
@@ -229,13 +233,13 @@ _vocabularies: WeakKeyDictionary[Tokenizer, dict[tuple[int, tuple[int, ...]], Co
 def constraint_vocabulary(
     tokenizer: Tokenizer, vocab_size: int, eos_token_ids: tuple[int, ...]
 ) -> ConstraintVocabulary:
-    """Made once for each tokenizer, because a large vocabulary takes a second."""
-    known = _vocabularies.setdefault(tokenizer, {})
-    if (vocab_size, eos_token_ids) not in known:
-        known[vocab_size, eos_token_ids] = ConstraintVocabulary(tokenizer, vocab_size, eos_token_ids)
-    return known[vocab_size, eos_token_ids]
+    """Return the cached vocabulary of a tokenizer. Making one takes about a second if it is large."""
+    cached = _vocabularies.setdefault(tokenizer, {})
+    if (vocab_size, eos_token_ids) not in cached:
+        cached[vocab_size, eos_token_ids] = ConstraintVocabulary(tokenizer, vocab_size, eos_token_ids)
+    return cached[vocab_size, eos_token_ids]
 
 
 def _first_part(message: str) -> str:
-    """The library's error message without the dump of its state that may follow."""
+    """Return llguidance's error message without the dump of its state that may follow."""
     return message.split("<state>")[0].strip()

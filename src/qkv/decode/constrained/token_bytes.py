@@ -1,6 +1,7 @@
-"""The bytes that each token stands for: at the beginning of a text, and after other tokens.
+"""The bytes of each token, at the start of a text and after other tokens.
 
-For most tokenizers both are the same. Tokenizers that mark the beginning of words drop the space before the first word.
+Most tokenizers give a token the same bytes in both cases. A tokenizer that marks the beginning of words, such as
+SentencePiece, drops the space before the first word.
 """
 
 from collections.abc import Sequence
@@ -13,13 +14,14 @@ REPLACEMENT_CHARACTER = "\ufffd"
 
 
 class TokenBytes:
-    """The bytes of every token of a tokenizer; empty for special tokens and for ids without a token."""
+    """The bytes of every token of a tokenizer. They are empty for special tokens and for ids without a token."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         backend, plan = tokenizer.backend, StreamPlan.for_backend(tokenizer.backend)
         if plan.mode == "whole":
             raise UsageError(
-                "this tokenizer's decoder changes earlier text when tokens are added, so constraints do not support it"
+                "constraints do not support this tokenizer, because its decoder changes earlier text when tokens are "
+                "added; leave out constraint, or use a byte-level or SentencePiece tokenizer"
             )
         self.tokenizer = tokenizer
         self.later_bytes = [b""] * vocab_size
@@ -37,21 +39,21 @@ class TokenBytes:
             ):
                 texts = backend.decode_batch([[*lead, number] for number in plain])
                 for (number, token), text in zip(plain.items(), texts, strict=True):
-                    # A byte that is not a character by itself: the decoder joins it with its neighbours.
-                    half = text[skip:] == REPLACEMENT_CHARACTER and BYTE_TOKEN.fullmatch(token)
-                    out[number] = bytes([int(token[3:5], 16)]) if half else text[skip:].encode()
+                    # A byte token that is only a part of a UTF-8 character cannot be decoded alone.
+                    is_part = text[skip:] == REPLACEMENT_CHARACTER and BYTE_TOKEN.fullmatch(token)
+                    out[number] = bytes([int(token[3:5], 16)]) if is_part else text[skip:].encode()
         self._max_bytes = max(map(len, self.later_bytes), default=1)
         self._by_bytes, self._by_first_bytes = ids_by_bytes(self.later_bytes), ids_by_bytes(self.first_bytes)
 
     @property
-    def is_uniform(self) -> bool:
-        """Whether tokens have the same bytes at the beginning and later."""
+    def is_same_at_start(self) -> bool:
+        """Whether every token has the same bytes at the start of a text as later."""
         return self.first_bytes is self.later_bytes
 
     def tokenize(self, data: bytes, *, at_start: bool) -> list[int]:
-        """Tokens that give these bytes: as the tokenizer encodes them if it can, else greedily, the longest first.
+        """Return tokens whose bytes are `data`: the tokenizer's own encoding if it is exact, else the longest matches.
 
-        A byte that no token gives becomes `len(self.later_bytes)` plus its value, an id outside the vocabulary.
+        A byte that no token starts with becomes the id `len(self.later_bytes)` plus its value, outside the vocabulary.
         """
         try:
             ids = self.tokenizer.encode(data.decode(), add_special_tokens=False)
@@ -70,13 +72,13 @@ class TokenBytes:
         return out
 
     def to_bytes(self, ids: Sequence[int], *, at_start: bool) -> bytes:
-        """The bytes of a sequence of tokens."""
-        spelt = [self.later_bytes[number] if number < len(self.later_bytes) else b"" for number in ids]
+        """Return the bytes of a sequence of tokens."""
+        parts = [self.later_bytes[token] if token < len(self.later_bytes) else b"" for token in ids]
         if at_start and ids and ids[0] < len(self.first_bytes):
-            spelt[0] = self.first_bytes[ids[0]]
-        return b"".join(spelt)
+            parts[0] = self.first_bytes[ids[0]]
+        return b"".join(parts)
 
 
 def ids_by_bytes(token_bytes: Sequence[bytes]) -> dict[bytes, int]:
-    """Tokens by their bytes; the first one if several have the same bytes."""
+    """Return a table from bytes to the token that has them. Of several, it is the one with the smallest id."""
     return {text: number for number, text in reversed(list(enumerate(token_bytes))) if text}

@@ -1,9 +1,9 @@
-"""Beams side by side in one row of a growing cache, as `gpu/static_runner.py` has them in a static one.
+"""Store all beams of a prompt in one row of a growing cache. `gpu/static_runner.py` does the same in a static cache.
 
-At each step every beam of a row takes a slot. A mask says which slots each beam attends to. When the search replaces
-beams, only the mask is copied, never a key or a value. Slots that no beam attends to any more are removed every few
-steps, so that a row stores the common part of its beams once, and little more. `reorder_cache`, which copies
-everything every time, is the reference.
+At each step every beam of a row writes one slot. A mask says which slots each beam attends to. When the search replaces
+beams, only the mask is copied, and no keys or values are. Every few steps, slots that no beam attends to are removed.
+So a row stores the common prefix of its beams only once. The reference is `reorder_cache`, which copies the keys
+and values of every beam at every step.
 
 N rows of the cache, T beams in each, S slots, KV key/value heads, D head dim
 """
@@ -16,13 +16,13 @@ from qkv.decode.cache_edits import crop_cache, reorder_cache
 
 NEG_INF = float("-inf")
 COMPACT_EVERY_STEPS = 8
-"""Unused slots are removed once in this number of steps,"""
-MAX_LIVE_FRACTION = 0.75
-"""if at most this fraction of the slots is still used."""
+"""Unused slots may be removed once in this number of steps."""
+MAX_USED_FRACTION = 0.75
+"""Unused slots are removed only if at most this fraction of the slots is still used."""
 
 
 class BeamSlots:
-    """From now on each row of a cache holds `num_beams` beams, which share what it holds now."""
+    """Lets each row of a cache hold `num_beams` beams. The beams share the slots that the row has at the start."""
 
     def __init__(self, cache: SelfCache, num_beams: int, dtype: torch.dtype) -> None:
         position = cache.next_positions(cache.document_ids[:, :1], None)
@@ -32,21 +32,23 @@ class BeamSlots:
         self.mask = torch.zeros(cache.batch_size, num_beams, cache.filled, dtype=dtype)  # (N, T, S) 0 or −∞
         self.mask.masked_fill_(cache.document_ids[:, None, : cache.filled] == 0, NEG_INF)
         self.steps = 0
-        self.self_mask = torch.full((num_beams, num_beams), NEG_INF, dtype=dtype).fill_diagonal_(
-            0.0
-        )  # (T, T) for the slots of one step
+        # The mask of one step's new slots: each beam attends only to its own, (T, T).
+        self.self_mask = torch.full((num_beams, num_beams), NEG_INF, dtype=dtype).fill_diagonal_(0.0)
 
     def advance(self) -> SequenceLayout:
-        """Add the slots of one step; returns the layout of the newest tokens, (N or 1, T)."""
+        """Add the slots of one step. Returns the layout of the newest tokens, (N or 1, T)."""
         self.mask = torch.cat([self.mask, self.self_mask.expand(self.cache.batch_size, -1, -1)], dim=2)
-        place = SequenceLayout(None, self.next_positions.expand(-1, self.num_beams))
+        layout = SequenceLayout(None, self.next_positions.expand(-1, self.num_beams))
         self.next_positions = self.next_positions + 1
         self.steps += 1
-        return place
+        return layout
 
-    def reorder(self, rows: Tensor) -> None:
-        """Beam r of N · T continues beam `rows[r]` of the same row; whole rows may leave."""
-        parents = rows.view(-1, self.num_beams)  # (N, T)
+    def reorder(self, parents: Tensor) -> None:
+        """Replace each beam i by beam `parents[i]`, which must be in the same row. `parents` may leave out whole rows.
+
+        Beams are numbered over all rows, 0 to N·T − 1.
+        """
+        parents = parents.view(-1, self.num_beams)  # (N, T)
         staying = parents[:, 0] // self.num_beams
         if len(staying) < self.cache.batch_size:
             reorder_cache(self.cache, staying)
@@ -58,20 +60,20 @@ class BeamSlots:
             self._compact()
 
     def _compact(self) -> None:
-        """Keep only the slots that a beam still attends to; rows with fewer of them are padded with unused slots."""
-        cache, seen = self.cache, (self.mask == 0).any(dim=1)  # (N, S)
-        most = int(seen.sum(dim=1).max())
-        if most > MAX_LIVE_FRACTION * cache.filled:
+        """Keep only the slots that a beam attends to. All rows keep the same number, so some keep unused slots."""
+        cache, is_used = self.cache, (self.mask == 0).any(dim=1)  # (N, S)
+        num_kept = int(is_used.sum(dim=1).max())
+        if num_kept > MAX_USED_FRACTION * cache.filled:
             return
-        slots = seen.long().argsort(dim=1, descending=True, stable=True)[:, :most]  # (N, most), the used slots in order
+        slots = is_used.long().argsort(dim=1, descending=True, stable=True)[:, :num_kept]  # in order, (N, num_kept)
         rows, heads, length, width = cache.keys[0].shape
-        first = length * torch.arange(rows * heads).view(rows, heads, 1)  # slots of a row and head are contiguous
-        index = (first + slots[:, None]).flatten()  # (N · KV · most)
+        first = length * torch.arange(rows * heads).view(rows, heads, 1)  # the slots of a row and head are contiguous
+        index = (first + slots[:, None]).flatten()  # (N · KV · num_kept)
         for tensor in (*cache.keys, *cache.values):
             kept = tensor.reshape(-1, width).index_select(0, index)
-            tensor[:, :, :most] = kept.view(rows, heads, most, width)
+            tensor[:, :, :num_kept] = kept.view(rows, heads, num_kept, width)
         for tensor in (cache.document_ids, cache.positions):
-            tensor[:, :most] = tensor.gather(1, slots)
-        crop_cache(cache, most)
-        self.next_positions = self.next_positions.expand(rows, 1)  # a slot may hold another position in each row
+            tensor[:, :num_kept] = tensor.gather(1, slots)
+        crop_cache(cache, num_kept)
+        self.next_positions = self.next_positions.expand(rows, 1)  # a slot's position now differs between rows
         self.mask = self.mask.gather(2, slots[:, None].expand(-1, self.num_beams, -1))

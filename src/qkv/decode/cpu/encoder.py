@@ -1,10 +1,11 @@
-"""Encoding sources on a CPU without padding.
+"""Encode sources on a CPU without padding.
 
-A padded batch of unequal sources may be a third padding, which a CPU computes in full. Here the tokens of all sources
-are concatenated; attention runs for one source at a time and needs no mask. `Seq2Seq.encode` and `build_cross_cache`
-are the reference.
+A third of a padded batch may be padding, and a CPU would compute all of it. Here the tokens of all sources are
+concatenated. Attention runs for one source at a time and needs no padding mask. `Seq2Seq.encode` and
+`build_cross_cache` are the reference.
 
-R sources, S the longest, M tokens of all of them, n of one, H heads, KV key/value heads, D head dim, C width
+R sources, S tokens of the longest source, M tokens of all sources, n tokens of one source, H heads, KV key/value heads,
+D head dim, C width
 """
 
 from collections.abc import Sequence
@@ -34,83 +35,84 @@ from qkv.models import Seq2Seq
 
 
 class PackedSources(NamedTuple):
-    """Where each source is among all tokens, and the masks and rotary tables of attention."""
+    """The span of each source among all tokens, and the masks and rotary tables of attention."""
 
-    spans: list[tuple[int, int]]  # of each source: the first token and the one after the last
-    masks: dict[int, PreparedMask]  # by window, for the longest source; shorter ones use a corner of it
-    rotaries: dict[int, Rotary]  # by window, for all tokens
+    spans: list[tuple[int, int]]  # the first token of each source, and the token after its last
+    masks: dict[int, PreparedMask]  # by window size, for S tokens; shorter sources use the top left part
+    rotaries: dict[int, Rotary]  # by window size, for all M tokens
 
 
 def is_supported(network: Seq2Seq) -> bool:
-    """Whether this module implements the network's encoder, with this attention kernel."""
+    """Return whether this module implements the network's encoder and its attention kernel."""
     return network.encoder.kernel in ("auto", "sdpa") and supports(EVERY_CHOICE, network.encoder.config)
 
 
 def encode_sources(network: Seq2Seq, sources: Sequence[Sequence[int]]) -> CrossCache:
-    """The keys and values of these sources for every decoder layer."""
+    """Encode sources, and return the keys and values of every decoder layer for them."""
     stack, lengths = network.encoder, [len(source) for source in sources]
-    every = torch.arange(max(lengths))[None]  # (1, S)
+    max_length = max(lengths)
+    source_positions = torch.arange(max_length)[None]  # (1, S)
     ids = torch.tensor([token for source in sources for token in source])
-    position = torch.cat([every[0, :length] for length in lengths])  # (M,)
-    where = network.source_embedding.position_vectors(every)
-    x = network.source_embedding.combine(ids, None if where is None else where[0, position])  # (M, C)
-    longest = SequenceLayout(None, every)
-    shape = PackedSources(
+    positions = torch.cat([source_positions[0, :length] for length in lengths])  # (M,)
+    vectors = network.source_embedding.position_vectors(source_positions)
+    x = network.source_embedding.combine(ids, None if vectors is None else vectors[0, positions])  # (M, C)
+    layout = SequenceLayout(None, source_positions)
+    packed = PackedSources(
         list(pairwise(accumulate(lengths, initial=0))),
-        stack.prepare_masks(x.new_empty(1, max(lengths), 0), longest, longest),
-        stack.rotary_tables(x, SequenceLayout(None, position[None])),
+        stack.prepare_masks(x.new_empty(1, max_length, 0), layout, layout),
+        stack.rotary_tables(x, SequenceLayout(None, positions[None])),
     )
     for layer in range(stack.config.layers):
-        x = _block(stack.block_of(layer), stack.config.window_of(layer))(x, shape)  # type: ignore[arg-type]
+        x = _make_block(stack.block_of(layer), stack.config.window_of(layer))(x, packed)  # type: ignore[arg-type]
     if stack.norm is not None:
         x = stack.norm(x)
     blocks = [network.decoder.block_of(layer) for layer in range(network.decoder.config.layers)]
-    pairs = [_keys_values(block.cross, x, shape.spans, max(lengths)) for block in blocks]  # type: ignore[arg-type]
-    segment = None
-    if min(lengths) < max(lengths):
-        segment = (every < torch.tensor(lengths)[:, None]).long()  # (R, S)
-    return CrossCache([k for k, _ in pairs], [v for _, v in pairs], SequenceLayout(segment, every))
+    pairs = [_keys_values(block.cross, x, packed.spans, max_length) for block in blocks]  # type: ignore[arg-type]
+    document_ids = None
+    if min(lengths) < max_length:
+        document_ids = (source_positions < torch.tensor(lengths)[:, None]).long()  # (R, S)
+    return CrossCache([k for k, _ in pairs], [v for _, v in pairs], SequenceLayout(document_ids, source_positions))
 
 
-def _block(block: Block, window: int) -> SublayerFunction:
-    attend = residual_sublayer(block.attention_sub, _attention(block.attention, window), block.attention.out)
-    think = residual_sublayer(block.ffn_sub, make_feedforward(block.ffn), block.ffn.down)
+def _make_block(block: Block, window: int) -> SublayerFunction:
+    attention = residual_sublayer(block.attention_sub, _make_attention(block.attention, window), block.attention.out)
+    feedforward = residual_sublayer(block.ffn_sub, make_feedforward(block.ffn), block.ffn.down)
     if block.parallel:
-        return parallel_block(attend, think)
-    return serial_block([(block.attention_sub, attend), (block.ffn_sub, think)])
+        return parallel_block(attention, feedforward)
+    return serial_block([(block.attention_sub, attention), (block.ffn_sub, feedforward)])
 
 
-def _attention(attention: SelfAttention, window: int) -> SublayerFunction:
+def _make_attention(attention: SelfAttention, window: int) -> SublayerFunction:
     qkv, width = make_linear(attention.qkv), attention.head_dim
     split = (attention.heads, attention.kv_heads, attention.kv_heads)
     scale, grouped = attention.scale, attention.heads != attention.kv_heads
 
-    def part(x: Tensor, shape: PackedSources) -> Tensor:
-        every = qkv(x).view(1, x.shape[0], -1, width).transpose(1, 2)  # (1, H + 2KV, M, D)
-        q, k, v = torch.split_with_sizes(every, split, 1)
+    def attend(x: Tensor, packed: PackedSources) -> Tensor:
+        heads = qkv(x).view(1, x.shape[0], -1, width).transpose(1, 2)  # (1, H + 2KV, M, D)
+        q, k, v = torch.split_with_sizes(heads, split, 1)
         if attention.q_norm is not None and attention.k_norm is not None:
             q, k = attention.q_norm(q), attention.k_norm(k)
-        if shape.rotaries:
-            rotary = shape.rotaries[window]
+        if packed.rotaries:
+            rotary = packed.rotaries[window]
             q, k = rotary.rotate(q), rotary.rotate(k)
-        mask = shape.masks[window].attn_mask
-        answers = []
-        for begin, end in shape.spans:
+        mask = packed.masks[window].attn_mask
+        outputs = []
+        for begin, end in packed.spans:
             queries, keys, values = (t[:, :, begin:end] for t in (q, k, v))  # (1, …, n, D)
-            seen = None if mask is None else mask[..., : end - begin, : end - begin]
-            z = F.scaled_dot_product_attention(queries, keys, values, seen, scale=scale, enable_gqa=grouped)
-            answers.append(z.transpose(1, 2).flatten(2)[0])  # (n, H · D)
-        return torch.cat(answers) if len(answers) > 1 else answers[0]
+            source_mask = None if mask is None else mask[..., : end - begin, : end - begin]
+            z = F.scaled_dot_product_attention(queries, keys, values, source_mask, scale=scale, enable_gqa=grouped)
+            outputs.append(z.transpose(1, 2).flatten(2)[0])  # (n, H · D)
+        return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
 
-    return part
+    return attend
 
 
 def _keys_values(
-    cross: CrossAttention, x: Tensor, spans: Sequence[tuple[int, int]], longest: int
+    cross: CrossAttention, x: Tensor, spans: Sequence[tuple[int, int]], max_length: int
 ) -> tuple[Tensor, Tensor]:
-    """One layer's keys and values (R, KV, S, D), zeros at padding."""
+    """Return one layer's keys and values, (R, KV, S, D) each, with zeros at padding."""
     both = make_linear(cross.kv)(x).view(-1, 2, cross.kv_heads, cross.head_dim)  # (M, 2, KV, D)
-    out = x.new_zeros(2, len(spans), cross.kv_heads, longest, cross.head_dim)
+    out = x.new_zeros(2, len(spans), cross.kv_heads, max_length, cross.head_dim)
     for row, (begin, end) in enumerate(spans):
         out[:, row, :, : end - begin] = both[begin:end].permute(1, 2, 0, 3)
     k, v = out

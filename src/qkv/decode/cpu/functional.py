@@ -1,8 +1,8 @@
-"""A block as plain functions, without its modules.
+"""Make plain functions from the modules of a block.
 
-On a CPU the matrix products of a step are small, and modules, masks and taps take longer than the products. The
-functions that replace them are made here from a block, once per call: the same operators on the same numbers in the
-same order. `Block` is the reference, and the place to read what a block computes.
+On a CPU the matrix products of a step are small, and the overhead of modules, masks and taps takes longer than the
+products. The functions here are made from a block once per call. They run the same operators on the same numbers in the
+same order. `Block` is the reference. Read it first to see what a block computes.
 
 M tokens, C width
 """
@@ -21,13 +21,13 @@ from qkv.decode.cpu.packed_linear import make_packed_linear
 
 VectorFunction = Callable[[Tensor], Tensor]
 SublayerFunction = Callable[[Tensor, Any], Tensor]
-"""A sublayer without its last linear map: vectors (M, C) and the context of the step → the input of that map."""
+"""A function of vectors (M, C) and a context. It computes a sublayer up to the input of its last linear map."""
 ResidualFunction = Callable[[Tensor, Tensor, Any], Tensor]
-"""The residual stream and vectors x, both (M, C) → the residual stream plus the sublayer's output for x."""
+"""A function of the residual stream (M, C), vectors x (M, C) and the context. It returns residual + sublayer(x)."""
 
 
 def residual_sublayer(sub: ResidualWrapper, sublayer: SublayerFunction, out: nn.Module) -> ResidualFunction:
-    """A sublayer with its last linear map, its norms and the residual sum."""
+    """Return a function that adds a sublayer with its last linear map `out` and its norms to the residual stream."""
     norm, add = make_norm(sub.norm), make_linear_add(out)
     if sub.norm_placement == "post":
         return lambda residual, x, context: add(residual, sublayer(x, context))
@@ -38,7 +38,7 @@ def residual_sublayer(sub: ResidualWrapper, sublayer: SublayerFunction, out: nn.
 
 
 def serial_block(parts: Sequence[tuple[ResidualWrapper, ResidualFunction]]) -> SublayerFunction:
-    """One sublayer after another, each followed by its post-norm if it has one."""
+    """Return a function that runs the sublayers one after another, each with its post-norm if it has one."""
     steps = [(add, make_norm(sub.norm) if sub.norm_placement == "post" else None) for sub, add in parts]
 
     def block(x: Tensor, context: Any) -> Tensor:
@@ -52,32 +52,32 @@ def serial_block(parts: Sequence[tuple[ResidualWrapper, ResidualFunction]]) -> S
 
 
 def parallel_block(attend: ResidualFunction, feedforward: ResidualFunction) -> SublayerFunction:
-    """Attention and feed-forward read the same x."""
+    """Return a function in which attention and feed-forward read the same x."""
     return lambda x, context: feedforward(attend(x, x, context), x, context)
 
 
 def make_feedforward(ffn: FeedForward) -> SublayerFunction:
-    """A feed-forward without its last linear map."""
-    up, bend = make_linear(ffn.up), torch.relu_ if ffn.activation is F.relu else ffn.activation
+    """Return the feed-forward without its last linear map as a function."""
+    up, activation = make_linear(ffn.up), torch.relu_ if ffn.activation is F.relu else ffn.activation
     if not ffn.gated:
-        return lambda x, context: bend(up(x))
+        return lambda x, context: activation(up(x))
 
-    def part(x: Tensor, context: Any) -> Tensor:
+    def gated_feedforward(x: Tensor, context: Any) -> Tensor:
         gate, value = up(x).chunk(2, dim=-1)
-        return bend(gate) * value
+        return activation(gate) * value
 
-    return part
+    return gated_feedforward
 
 
 def make_linear(linear: nn.Module) -> VectorFunction:
-    """A linear map of x (M, I) as a function."""
+    """Return a linear map as a function of x (M, I)."""
     if type(linear) is nn.Linear:
         return make_packed_linear(linear)
     return linear.forward if type(linear) is Int8Linear else linear
 
 
 def make_linear_add(linear: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
-    """The residual stream and vectors → residual + linear(vectors)."""
+    """Return a function of `residual` and x that computes residual + linear(x)."""
     if type(linear) is Int8Linear:
         return linear.add_to
     project = make_linear(linear)
@@ -85,7 +85,7 @@ def make_linear_add(linear: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def make_norm(norm: nn.Module) -> VectorFunction:
-    """A norm as a function."""
+    """Return a norm as a function."""
     if type(norm) is nn.LayerNorm:
         shape, weight, bias, eps = list(norm.normalized_shape), norm.weight, norm.bias, norm.eps
         return lambda x: torch.layer_norm(x, shape, weight, bias, eps, False)

@@ -1,14 +1,14 @@
 """One decoding step on a CPU, with little Python between the kernels.
 
-In a step of one token per sequence the matrix products are so small that the modules around them take longer. Here a
-decoder is flattened once per call into plain functions, and a step only calls them. They are the operators of `Stack`,
-on the same numbers in the same order, and `Stack` is the reference. Masks, biases and rotary tables are computed by the
-stack, and only where there are any.
+In a step of one token per sequence, the matrix products are so small that the overhead of modules takes longer. Here a
+decoder is turned into plain functions once per call, and a step only calls these functions. They run the operators of
+`Stack`, which is the reference, on the same numbers in the same order. The stack computes masks, biases and rotary
+tables, if it has any.
 
-The beams of one prompt write into one row of the cache, side by side (`beam_slots.py`).
+All beams of a prompt are stored in one row of the cache (`beam_slots.py`).
 
-N rows of the cache, T beams in each, R = N · T, S slots or source tokens, H heads, KV key/value heads, D head dim,
-C width
+N rows of the cache, T beams in each, R = N · T sequences, S slots or source tokens, H heads, KV key/value heads,
+D head dim, C width
 """
 
 from collections.abc import Callable
@@ -37,22 +37,24 @@ from qkv.decode.support import EVERY_CHOICE, supports
 from qkv.models import Decoder, Seq2Seq
 
 MIN_BATCHED_QUERIES = 8
-"""From this number of queries on, attention runs as batched matrix products."""
+"""With this number of queries or more, attention runs as batched matrix products."""
 
 
 class StepContext(NamedTuple):
-    """What all layers of one step share."""
+    """The values that all layers of one step share."""
 
     cache_rows: int  # N
     cache: SelfCache
     cross_cache: CrossCache | None
-    masks: dict[int, Tensor | None]  # by window, (N or 1, 1 or H, T, S): 0, −∞ or a bias; empty: no mask
-    rotaries: dict[int, Rotary]  # by window; empty without rotary positions
-    source_mask: Tensor | None  # (sources, 1, 1, S), 0 or −∞; None without padding
+    masks: dict[
+        int, Tensor | None
+    ]  # by window size, (N or 1, 1 or H, T, S): 0, −∞ or a bias; empty if there is no mask
+    rotaries: dict[int, Rotary]  # by window size; empty if positions are not rotary
+    source_mask: Tensor | None  # (sources, 1, 1, S): 0 or −∞; None if there is no padding
 
 
 def is_supported(network: Decoder | Seq2Seq) -> bool:
-    """Whether `CpuStep` implements this network, on this device, with this attention kernel, outside autocast."""
+    """Return whether `CpuStep` supports this network, its device and its attention kernel. It does not support autocast."""
     stack = network.decoder
     return (
         supports(EVERY_CHOICE, stack.config)
@@ -64,40 +66,37 @@ def is_supported(network: Decoder | Seq2Seq) -> bool:
 
 
 class CpuStep:
-    """The decoder of a network as a function of the newest tokens, for one call."""
+    """The decoder of a network as a function of the newest tokens. It serves one `generate` call."""
 
     def __init__(self, network: Decoder | Seq2Seq) -> None:
         self.stack, self.head = network.decoder, network.head
         self.embedding = network.target_embedding if isinstance(network, Seq2Seq) else network.embedding
         config = self.stack.config
-        self.is_causal_only = (
-            self.stack.bias is None and not config.sliding_window
-        )  # causality alone decides who sees whom
-        self.layers = [_block(self.stack.block_of(i), i, config.window_of(i)) for i in range(config.layers)]  # type: ignore[arg-type]
+        # Whether the mask depends only on the order of the tokens.
+        self.is_causal_only = self.stack.bias is None and not config.sliding_window
+        self.layers = [_make_block(self.stack.block_of(i), i, config.window_of(i)) for i in range(config.layers)]  # type: ignore[arg-type]
         self.norm = None if self.stack.norm is None else make_norm(self.stack.norm)
         self.out = None if self.head.out is None or self.head.config.normalize else make_linear(self.head.out)
         self.position_table: Tensor | None = None  # position vectors (1, L, C), added to the token embedding
         self.table_length = 0  # L
         self.source_mask: tuple[CrossCache, Tensor] | None = None  # the current sources and their mask
-        self.beams: BeamSlots | None = None  # while rows hold several beams
+        self.beams: BeamSlots | None = None  # set by `expand_beams`
 
     def __call__(self, ids: Tensor, cache: SelfCache, cross_cache: CrossCache | None) -> Tensor:
-        """The newest token of each sequence (R,) → the logits (R, V) of the next one."""
+        """Read the newest token of each sequence (R,), and return the logits (R, V) of the next tokens."""
         if self.beams is None:
             ids = ids[:, None]  # (N, T)
-            place = make_layout(
-                ids, None, cache.next_positions(ids, None)
-            )  # (N, T), or (1, T) if all rows are at the same position
+            layout = make_layout(ids, None, cache.next_positions(ids, None))  # (N, T), or (1, T) if positions are equal
         else:
-            ids, place = ids.view(-1, self.beams.num_beams), self.beams.advance()
-        keys = cache.reserve(place)
-        x = self.embedding.combine(ids, self._position_vectors(place.positions, cache))  # (N, T, C)
-        masks = self._masks(x, place, keys)
-        rotaries = self.stack.rotary_tables(x, place)
-        now = StepContext(ids.shape[0], cache, cross_cache, masks, rotaries, self._source_mask(x, cross_cache))
+            ids, layout = ids.view(-1, self.beams.num_beams), self.beams.advance()
+        keys = cache.reserve(layout)
+        x = self.embedding.combine(ids, self._position_vectors(layout.positions, cache))  # (N, T, C)
+        masks = self._masks(x, layout, keys)
+        rotaries = self.stack.rotary_tables(x, layout)
+        context = StepContext(ids.shape[0], cache, cross_cache, masks, rotaries, self._source_mask(x, cross_cache))
         x = x.flatten(0, 1)
         for layer in self.layers:
-            x = layer(x, now)
+            x = layer(x, context)
         if self.norm is not None:
             x = self.norm(x)
         if self.out is None or self.head.out is None:
@@ -105,19 +104,19 @@ class CpuStep:
         return self.out(self.head.transform(x).to(self.head.out.weight.dtype))
 
     def expand_beams(self, cache: SelfCache, num_beams: int) -> None:
-        """From now on each row of the cache holds `num_beams` beams, which share what it holds now."""
-        assert self.beams is None, "a run forks once"
+        """Let each row of the cache hold `num_beams` beams, which share the slots that are filled now."""
+        assert self.beams is None, "expand_beams may be called only once"
         self.beams = BeamSlots(cache, num_beams, self.embedding.token.weight.dtype)
 
     def reorder(self, cache: SelfCache, parents: Tensor) -> None:
-        """Sequence r continues sequence `parents[r]`; with beams, a beam of the same row."""
+        """Replace each sequence r by sequence `parents[r]`. After `expand_beams`, it must be in the same row."""
         if self.beams is None:
             reorder_cache(cache, parents)
         else:
             self.beams.reorder(parents)
 
     def _position_vectors(self, positions: Tensor, cache: SelfCache) -> Tensor | None:
-        """The position vectors of the newest tokens, from a table that is extended when the cache grows."""
+        """Return the position vectors of the newest tokens. Their table is extended when the cache grows."""
         if self.table_length < cache.capacity:
             self.table_length = cache.capacity
             config = self.stack.config
@@ -128,97 +127,97 @@ class CpuStep:
         return None if self.position_table is None else self.position_table[0, positions]
 
     def _masks(self, x: Tensor, layout: SequenceLayout, keys: SequenceLayout) -> dict[int, Tensor | None]:
-        """What is added to the attention scores, by window."""
-        sight = None if self.beams is None else self.beams.mask[:, None]  # (N, 1, T, S)
-        if self.is_causal_only and sight is not None:
-            return {0: sight}  # it masks padding too
+        """Return the tensors that are added to the attention scores, by window size."""
+        beam_mask = None if self.beams is None else self.beams.mask[:, None]  # (N, 1, T, S)
+        if self.is_causal_only and beam_mask is not None:
+            return {0: beam_mask}  # it also masks padding
         if self.is_causal_only and keys.document_ids is None:
             return {}
         masks: dict[int, Tensor | None] = {}
-        for window, rendered in self.stack.prepare_masks(x, layout, keys).items():
-            mask = rendered.attn_mask
+        for window, prepared in self.stack.prepare_masks(x, layout, keys).items():
+            mask = prepared.attn_mask
             if mask is not None and not mask.is_floating_point():
                 mask = torch.zeros_like(mask, dtype=x.dtype).masked_fill_(~mask, NEG_INF)
-            masks[window] = mask if sight is None else sight if mask is None else mask + sight
+            masks[window] = mask if beam_mask is None else beam_mask if mask is None else mask + beam_mask
         return masks
 
     def _source_mask(self, x: Tensor, cross_cache: CrossCache | None) -> Tensor | None:
-        """The mask over the sources; computed again only when they change."""
+        """Return the mask of the sources. It is computed only when the sources change."""
         if cross_cache is None or cross_cache.layout.document_ids is None:
             return None
         if self.source_mask is None or self.source_mask[0] is not cross_cache:
-            unseen = (cross_cache.layout.document_ids == 0)[:, None, None]
-            self.source_mask = (cross_cache, torch.zeros_like(unseen, dtype=x.dtype).masked_fill_(unseen, NEG_INF))
+            padding = (cross_cache.layout.document_ids == 0)[:, None, None]
+            self.source_mask = (cross_cache, torch.zeros_like(padding, dtype=x.dtype).masked_fill_(padding, NEG_INF))
         return self.source_mask[1]
 
 
-def _block(block: Block, layer: int, window: int) -> SublayerFunction:
-    attend = residual_sublayer(
-        block.attention_sub, _self_attention(block.attention, layer, window), block.attention.out
-    )
-    think = residual_sublayer(block.ffn_sub, make_feedforward(block.ffn), block.ffn.down)
+def _make_block(block: Block, layer: int, window: int) -> SublayerFunction:
+    self_attention = _make_self_attention(block.attention, layer, window)
+    attention = residual_sublayer(block.attention_sub, self_attention, block.attention.out)
+    feedforward = residual_sublayer(block.ffn_sub, make_feedforward(block.ffn), block.ffn.down)
     if block.parallel:
-        return parallel_block(attend, think)
-    parts = [(block.attention_sub, attend), (block.ffn_sub, think)]
+        return parallel_block(attention, feedforward)
+    sublayers = [(block.attention_sub, attention), (block.ffn_sub, feedforward)]
     if block.cross is not None and block.cross_sub is not None:
-        attend_source = residual_sublayer(block.cross_sub, _cross_attention(block.cross, layer), block.cross.out)
-        parts.insert(1, (block.cross_sub, attend_source))
-    return serial_block(parts)
+        cross = residual_sublayer(block.cross_sub, _make_cross_attention(block.cross, layer), block.cross.out)
+        sublayers.insert(1, (block.cross_sub, cross))
+    return serial_block(sublayers)
 
 
-def _self_attention(attention: SelfAttention, layer: int, window: int) -> SublayerFunction:
+def _make_self_attention(attention: SelfAttention, layer: int, window: int) -> SublayerFunction:
     qkv, attend, width = make_linear(attention.qkv), _make_attention(attention), attention.head_dim
-    every, split = attention.heads + 2 * attention.kv_heads, (attention.heads, attention.kv_heads, attention.kv_heads)
+    split = (attention.heads, attention.kv_heads, attention.kv_heads)
     q_norm = None if attention.q_norm is None else make_norm(attention.q_norm)
     k_norm = None if attention.k_norm is None else make_norm(attention.k_norm)
 
-    def part(x: Tensor, now: StepContext) -> Tensor:
-        heads = qkv(x).view(now.cache_rows, -1, every, width).transpose(1, 2)  # (N, H + 2KV, T, D)
+    def self_attention(x: Tensor, context: StepContext) -> Tensor:
+        heads = qkv(x).view(context.cache_rows, -1, sum(split), width).transpose(1, 2)  # (N, H + 2KV, T, D)
         q, k, v = torch.split_with_sizes(heads, split, 1)
         if q_norm is not None and k_norm is not None:
             q, k = q_norm(q), k_norm(k)
-        if now.rotaries:
-            rotary = now.rotaries[window]
+        if context.rotaries:
+            rotary = context.rotaries[window]
             q, k = rotary.rotate(q), rotary.rotate(k)
-        k, v = now.cache.write(layer, k, v)
-        return attend(q, k, v, now.masks.get(window))
+        k, v = context.cache.write(layer, k, v)
+        return attend(q, k, v, context.masks.get(window))
 
-    return part
+    return self_attention
 
 
-def _cross_attention(attention: CrossAttention, layer: int) -> SublayerFunction:
+def _make_cross_attention(attention: CrossAttention, layer: int) -> SublayerFunction:
     project, attend = make_linear(attention.q), _make_attention(attention)
     heads, width = attention.heads, attention.head_dim
     q_norm = None if attention.q_norm is None else make_norm(attention.q_norm)
 
-    def part(x: Tensor, now: StepContext) -> Tensor:
-        assert now.cross_cache is not None
-        k, v = now.cross_cache.keys[layer], now.cross_cache.values[layer]
+    def cross_attention(x: Tensor, context: StepContext) -> Tensor:
+        assert context.cross_cache is not None
+        k, v = context.cross_cache.keys[layer], context.cross_cache.values[layer]
         q = project(x).view(k.shape[0], -1, heads, width).transpose(1, 2)  # (sources, H, T, D)
         if q_norm is not None:
             q = q_norm(q)
-        return attend(q, k, v, now.source_mask)
+        return attend(q, k, v, context.source_mask)
 
-    return part
+    return cross_attention
 
 
 def _make_attention(attention: Attention) -> Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]:
-    """softmax(QKᵀ · scale + mask) V for few queries, q (N, H, T, D), k and v (N, KV, S, D) → (N · T, H · D)."""
+    """Return a function for softmax(QKᵀ · scale + mask) V with few queries.
+
+    It takes q (N, H, T, D), k and v (N, KV, S, D), and returns (N · T, H · D).
+    """
     scale, grouped = attention.scale, attention.heads != attention.kv_heads
-    nothing = torch.zeros((), dtype=attention.out.weight.dtype)
+    zero = torch.zeros((), dtype=attention.out.weight.dtype)
 
     def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         rows, heads, queries, width = q.shape
         if rows * queries < MIN_BATCHED_QUERIES or q.dtype not in (torch.float32, torch.float64):
             z = F.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=grouped)
         else:
-            # Torch's kernel takes one row and head after another; batched products have less overhead.
+            # torch's attention kernel runs one row and head after another. Batched products have less overhead.
             groups, length = rows * k.shape[1], k.shape[2]
-            q = q.reshape(groups, -1, width)  # the queries of a group of heads side by side
-            keys, values = (
-                t.reshape(groups, length, width) for t in (k, v)
-            )  # pages have another layout and are copied
-            scores = torch.baddbmm(nothing, q, keys.transpose(1, 2), beta=0, alpha=scale)
+            q = q.reshape(groups, -1, width)  # the queries of all heads that share a key
+            keys, values = (t.reshape(groups, length, width) for t in (k, v))  # a paged cache is copied here
+            scores = torch.baddbmm(zero, q, keys.transpose(1, 2), beta=0, alpha=scale)
             if mask is not None:
                 scores.view(rows, heads, queries, length).add_(mask)
             z = torch.bmm(scores.softmax(-1), values).view(rows, heads, queries, width)

@@ -1,19 +1,18 @@
-"""The engine: continuous batching. Requests join and leave a running batch; a server is built on it.
+"""The engine: continuous batching. Requests join and leave a running batch. A server can be built on it.
 
     engine = Engine(network, tokenizer)
     request = engine.submit(prompt, GenerationOptions(max_tokens=100))
     for text in engine.stream(request): ...
 
-A step generates one token for every running request. A request that ends frees its pages, and the next one in the queue
-takes them, first come, first served. The result of a request does not depend on the others: it is what `generate`
-returns for it alone.
+A step generates one token for every running request. A request that ends frees its pages, and the next request in the
+queue takes them, first come, first served. The result of a request does not depend on the other requests: `generate`
+returns the same result for the prompt alone.
 
-Keys and values are stored in pages that are allocated as sequences grow (`pages.py`). The scheduler decides who gets
-pages, and who is preempted when they run out (`scheduler.py`).
+Keys and values are stored in pages that are allocated as sequences grow (`pages.py`). The scheduler decides which
+requests get pages, and which are preempted when the pages run out (`scheduler.py`).
 
-Threads: `submit`, `cancel` and `wait` may be called from any thread at any time. So may `step` and what drives it
-(`stream`, `result`, `run`), since a lock serialises steps. A server can run a thread that loops over `wait` and `step`,
-and be notified through `on_change`.
+Threads: every public method may be called from any thread at any time. A lock ensures that only one step runs at a
+time. A server can run `wait` and `step` in a loop in one thread, and pass `on_change` to be notified of new text.
 """
 
 import threading
@@ -47,7 +46,7 @@ from qkv.text import Tokenizer
 
 @dataclass(eq=False)
 class EngineBatch:
-    """The caches of some requests as one batch; valid until a request joins, leaves or takes a page."""
+    """The requests of one forward pass and their caches. It is valid while `version` equals the scheduler's."""
 
     version: int
     requests: list[Request]
@@ -68,8 +67,10 @@ class Engine:
         page_size: int = 16,
         max_prefill_tokens: int = 4096,
     ) -> None:
-        """A step prefills at most `max_prefill_tokens` prompt tokens (or one prompt, if it is longer), so that new
-        requests do not hold up running ones."""
+        """A step prefills at most `max_prefill_tokens` prompt tokens, so that new requests do not delay running ones.
+
+        A prompt that is longer is prefilled in a step without other new prompts.
+        """
         for name, value in (
             ("max_sequences", max_sequences),
             ("num_pages", num_pages),
@@ -82,26 +83,25 @@ class Engine:
         assert isinstance(network, Decoder | Seq2Seq)
         self.network, self.tokenizer = network, tokenizer
         self.stats = EngineStats()
-        like = network.new_cache(1, 1)
-        self.page_pool = PagePool(like, num_pages, page_size)
+        self.page_pool = PagePool(network.new_cache(1, 1), num_pages, page_size)
         backend = choose_backend(network, GenerationOptions(), backends=ENGINE_BACKENDS)
         self._cpu_step = CpuStep(network) if backend is CPU else None
         self._graphs = EngineGraphs(network, self.page_pool) if backend is GPU else None
         self._scheduler = Scheduler(self.page_pool, max_sequences, max_prefill_tokens, self.stats)
         self._eos_token_ids = network.config.eos_token_ids
-        self._arrivals: deque[Request] = deque()  # submitted, not yet queued by a step
-        self._batch: EngineBatch | None = None  # of the last step
+        self._arrivals: deque[Request] = deque()  # new requests; the next step moves them to the scheduler's queue
+        self._batch: EngineBatch | None = None  # the batch of the last forward pass
         self._num_submitted = 0
-        self._submit_lock = threading.Lock()  # request ids and arrivals
-        self._step_lock = threading.RLock()  # one step at a time
+        self._submit_lock = threading.Lock()  # protects _num_submitted and _arrivals
+        self._step_lock = threading.RLock()  # ensures that one step runs at a time
         self._has_work = threading.Event()
 
     # ── Requests ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def submit(self, prompt: Sequence[int], options: GenerationOptions, on_change: OnChange | None = None) -> Request:
-        """Queue a request for a continuation of this prompt (for an encoder-decoder: this source). Returns immediately.
+        """Queue a request for a continuation of this prompt, and return immediately.
 
-        Raises an error that names the limit if the request could never run.
+        For an encoder-decoder, `prompt` is the source. Raises an error if the request needs more pages than there are.
         """
         options.check(self.network.config)
         if options.beam > 1:
@@ -109,21 +109,27 @@ class Engine:
                 f"beam = {options.beam}: the engine has no beam search; set beam = 1, or use qkv.decode.generate"
             )
         if options.stop and self.tokenizer is None:
-            raise QkvError("stop strings need a tokenizer, and this model has none")
+            raise QkvError(
+                f"stop = {options.stop!r}: stop strings need a tokenizer, and this engine has none; "
+                "pass a tokenizer to Engine or leave out stop"
+            )
         config = self.network.config
-        vocab = (config.encoder or config.stack).vocab_size
-        wrong = next((token for token in prompt if not 0 <= token < vocab), None)
-        if wrong is not None:
-            raise UsageError(f"token id {wrong} is outside this model's vocabulary of {vocab}")
+        vocab_size = (config.encoder or config.stack).vocab_size
+        invalid = next((token for token in prompt if not 0 <= token < vocab_size), None)
+        if invalid is not None:
+            raise UsageError(
+                f"prompt: token id {invalid} is outside this model's vocabulary of {vocab_size}; "
+                f"use ids from 0 to {vocab_size - 1}"
+            )
         assert isinstance(self.network, Decoder | Seq2Seq)
         (tokens,), source = decoder_inputs(self.network, [prompt], options)
         pool = self.page_pool
-        max_pages = pool.pages_for(len(tokens) + options.max_tokens - 1)  # the last token is not read
+        max_pages = pool.pages_for(len(tokens) + options.max_tokens - 1)  # the model never reads the last token
         if max_pages > pool.num_pages:
             raise UsageError(
                 f"{len(tokens)} tokens and up to {options.max_tokens} new ones need {max_pages} pages "
-                f"of {pool.page_size}, and this engine has {pool.num_pages}; shorten the prompt, lower max_tokens, "
-                "or raise num_pages"
+                f"of {pool.page_size} tokens, and this engine has {pool.num_pages}; shorten the prompt, "
+                "lower max_tokens, or raise num_pages"
             )
         bound = options.bind_constraint(self.tokenizer, self._eos_token_ids, len(tokens))
         request = Request(
@@ -144,19 +150,19 @@ class Engine:
         return request
 
     def cancel(self, request: Request) -> None:
-        """Cancel a request; the next step frees its pages. A finished request stays as it is."""
+        """Cancel a request. The next step frees its pages. A finished request does not change."""
         request.cancel_requested = True
         self._has_work.set()
 
     # ── Driving ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def stream(self, request: Request) -> Iterator[str]:
-        """The text of a request in chunks, which never split a character. Runs steps, for all requests, to get more."""
+        """Yield the text of a request in chunks that never split a character. Runs steps of the engine as needed."""
         while True:
-            last = request.is_finished
+            is_last = request.is_finished
             while request.pending_text:
                 yield request.pending_text.popleft()
-            if last:
+            if is_last:
                 break
             with self._step_lock:
                 if not (request.is_finished or request.pending_text):
@@ -164,7 +170,7 @@ class Engine:
         self._raise_failure(request)
 
     def result(self, request: Request) -> GenerationResult:
-        """Run steps, for all requests, until this one has ended; raises an error if it was cancelled or failed."""
+        """Run steps of the engine until this request ends. Raises an error if it was cancelled or failed."""
         while not request.is_finished:
             with self._step_lock:
                 if not request.is_finished:
@@ -179,37 +185,37 @@ class Engine:
             pass
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Block until there is work, or until the timeout; returns whether there is work."""
+        """Block until there is work, or until the timeout in seconds. Returns whether there is work."""
         return self._has_work.wait(timeout)
 
     @torch.inference_mode()
     def step(self) -> bool:
-        """Admit requests that fit, then generate one token for each running one; returns whether any are left."""
-        schedule = self._scheduler
+        """Admit waiting requests, and generate one token for each running one. Returns whether any request is left."""
+        scheduler = self._scheduler
         with self._step_lock:
             self.stats.steps += 1
             self._take_arrivals()
-            schedule.reserve_pages()
-            joined = schedule.admit()
+            scheduler.reserve_pages()
+            joined = scheduler.admit()
             self._encode_sources(joined)
-            # New prompts are read first: requests with one token left to read may share their pages.
-            reading = [request for request in schedule.running if request.num_uncached > 1]
-            going_on = [request for request in schedule.running if request.num_uncached == 1]
-            for group in (reading, going_on):
+            # Prefill runs first, because requests with one uncached token may share pages that it writes.
+            prefilling = [request for request in scheduler.running if request.num_uncached > 1]
+            decoding = [request for request in scheduler.running if request.num_uncached == 1]
+            for group in (prefilling, decoding):
                 if group := [request for request in group if not request.is_finished]:
                     self._generate_next(group, joined)
-            for request in (*reading, *going_on):
+            for request in (*prefilling, *decoding):
                 self._notify(request)
             self._has_work.clear()
-            left = bool(schedule.running or schedule.waiting or self._arrivals)
-            if left:
+            has_work = bool(scheduler.running or scheduler.waiting or self._arrivals)
+            if has_work:
                 self._has_work.set()
-            return left
+            return has_work
 
     # ── Parts of a step ──────────────────────────────────────────────────────────────────────────────────────────
 
     def _take_arrivals(self) -> None:
-        """Queue new requests, and remove cancelled ones."""
+        """Move new requests to the scheduler's queue, and remove cancelled ones."""
         with self._submit_lock:
             self._scheduler.waiting += self._arrivals
             self._arrivals.clear()
@@ -219,20 +225,18 @@ class Engine:
                 self._notify(request)
 
     def _encode_sources(self, joined: list[Request]) -> None:
-        """Encode the sources of requests that have just joined. Preempted requests still have theirs."""
-        unread = [request for request in joined if request.source is not None and request.cross_cache is None]
-        if not unread:
+        """Encode the sources of the requests that joined. A request that was preempted keeps its encoded source."""
+        new = [request for request in joined if request.source is not None and request.cross_cache is None]
+        if not new:
             return
         assert isinstance(self.network, Seq2Seq)
         try:
-            read = sources.encode_sources(
-                self.network, [request.source for request in unread if request.source is not None]
-            )
+            encoded = sources.encode_sources(self.network, [r.source for r in new if r.source is not None])
         except Exception as error:
             self._fail(joined, error)
             return
-        for request, cross in zip(unread, read, strict=True):
-            request.cross_cache = cross
+        for request, cross_cache in zip(new, encoded, strict=True):
+            request.cross_cache = cross_cache
 
     def _generate_next(self, requests: list[Request], joined: list[Request]) -> None:
         """Generate one more token for each of these requests."""
@@ -247,52 +251,53 @@ class Engine:
         self._select_tokens(requests, logits)
 
     def _logits(self, requests: list[Request]) -> Tensor:
-        """The logits of the next token of each request, (R, V)."""
+        """Return the logits (R, V) of the next token of each request."""
         batch = self._batch
         if batch is None or batch.version != self._scheduler.version or batch.requests != requests:
-            held = [request.cross_cache for request in requests if request.cross_cache is not None]
-            same = batch is not None and batch.requests == requests  # other pages at most
-            cross = batch.cross_cache if batch is not None and same else sources.batch_sources(held) if held else None
-            batch = EngineBatch(self._scheduler.version, requests, cross)
-        self._batch = None  # until the model has run: an interrupted step leaves the cache half updated
+            if batch is not None and batch.requests == requests:  # only the pages differ
+                cross_cache = batch.cross_cache
+            else:
+                caches = [request.cross_cache for request in requests if request.cross_cache is not None]
+                cross_cache = sources.batch_sources(caches) if caches else None
+            batch = EngineBatch(self._scheduler.version, requests, cross_cache)
+        self._batch = None  # An error in the model leaves the cache half updated; do not reuse it.
         logits = self._run_model(batch)
         self._batch = batch
         return promote_to_float32(logits)
 
     def _run_model(self, batch: EngineBatch) -> Tensor:
-        group = batch.requests
-        if self._graphs is not None and self._graphs.supports(group):
-            batch.cache = None  # the cache does not take part in this step
-            return self._graphs(batch, group, batch.cross_cache)
+        requests = batch.requests
+        if self._graphs is not None and self._graphs.supports(requests):
+            batch.cache = None  # The graphs write to the page pool, and would leave the cache's lengths out of date.
+            return self._graphs(batch, requests, batch.cross_cache)
         if batch.cache is None:
             batch.cache = PagedCache.from_page_tables(
-                self.page_pool, [r.page_table for r in group], [r.num_cached for r in group]
+                self.page_pool, [r.page_table for r in requests], [r.num_cached for r in requests]
             )
-        cache = cast(SelfCache, batch.cache)  # it has the methods that a stack calls
-        fed = [request.tokens[request.num_cached :] for request in group]
-        padded = left_pad(fed, self.page_pool.keys[0].device)
+        cache = cast(SelfCache, batch.cache)  # PagedCache has the methods that a stack calls
+        new_tokens = [request.tokens[request.num_cached :] for request in requests]
+        padded = left_pad(new_tokens, self.page_pool.keys[0].device)
         if self._cpu_step is not None and padded.shape[1] == 1:
             return self._cpu_step(padded[:, 0], cache, batch.cross_cache)
-        segment = None if len({len(row) for row in fed}) == 1 else (padded >= 0).long()
-        ids, position = padded.clamp(min=0), cache.next_positions(padded, segment)
-        return next_logits(self.network, ids, segment, position, cache=cache, cross_cache=batch.cross_cache)
+        document_ids = None if len({len(ids) for ids in new_tokens}) == 1 else (padded >= 0).long()
+        ids, positions = padded.clamp(min=0), cache.next_positions(padded, document_ids)
+        return next_logits(self.network, ids, document_ids, positions, cache=cache, cross_cache=batch.cross_cache)
 
     def _select_tokens(self, requests: list[Request], logits: Tensor) -> None:
         """Filter the logits, choose a token for each request, and append it."""
         filtered = self._filter(requests, logits)
         chosen = argmax(filtered)
-        drawing = [row for row, request in enumerate(requests) if request.generator is not None]
-        if drawing:
-            numbers = draw_uniforms([r.generator for r in requests if r.generator is not None])
-            chosen[drawing] = sample_by_inverse_cdf(filtered[drawing], numbers.to(logits.device))
-        most = max(request.options.logprobs for request in requests)
-        for request, (logprob, trouble) in zip(
-            requests, unpack_step_output(pack_step_output(logits, filtered, chosen, most)), strict=True
-        ):
-            if request.is_finished:  # its filter raised an error
+        sampled = [row for row, request in enumerate(requests) if request.generator is not None]
+        if sampled:
+            uniforms = draw_uniforms([r.generator for r in requests if r.generator is not None])
+            chosen[sampled] = sample_by_inverse_cdf(filtered[sampled], uniforms.to(logits.device))
+        max_logprobs = max(request.options.logprobs for request in requests)
+        step_output = pack_step_output(logits, filtered, chosen, max_logprobs)
+        for request, (logprob, error) in zip(requests, unpack_step_output(step_output), strict=True):
+            if request.is_finished:  # one of its filters raised an error
                 continue
-            if trouble is not None:
-                self._finish(request, "failed", error=trouble)
+            if error is not None:
+                self._finish(request, "failed", error=error)
                 continue
             logprob.alternatives = dict(list(logprob.alternatives.items())[: request.options.logprobs])
             request.tokens.append(logprob.id)
@@ -303,7 +308,7 @@ class Engine:
                 self._finish(request, "done", result=request.sequence.to_result(reason))
 
     def _filter(self, requests: list[Request], raw: Tensor) -> Tensor:
-        """Apply each request's own filters to its row. A filter that raises an error ends its own request only."""
+        """Apply the filters of each request to its logits. A filter that raises an error ends only its request."""
         if not any(request.filters for request in requests):
             return raw
         out = raw.clone()
@@ -338,7 +343,7 @@ class Engine:
         request.state = state
 
     def _fail(self, requests: list[Request], error: Exception) -> None:
-        """Fail the requests of a batch, and those that joined in the same step and may share its unwritten pages."""
+        """Fail these requests. The caller includes those that joined in this step: they may share unwritten pages."""
         for request in requests:
             if not request.is_finished:
                 self._finish(request, "failed", error=error)
@@ -356,4 +361,7 @@ class Engine:
         if request.error is not None:
             raise request.error
         if request.state == "cancelled":
-            raise QkvError(f"request {request.request_id} was cancelled after {len(request.ids)} tokens")
+            raise QkvError(
+                f"request {request.request_id} was cancelled after {len(request.ids)} tokens, so it has no result; "
+                "read request.text for the text so far"
+            )

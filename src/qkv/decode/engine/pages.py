@@ -1,11 +1,13 @@
-"""Keys and values in pages: a sequence allocates pages as it grows, and sequences with the same prefix share them.
+"""A paged key/value cache: a sequence allocates pages as it grows, and sequences with the same prefix share pages.
 
-A page holds G tokens of one sequence, in all layers. Token p of a sequence is in slot p mod G of its page number p div
-G, so that the position of a slot need not be stored. Page 0 is the null page: padding is written to it, and never read.
+A page holds the keys and values of G tokens of one sequence, in all layers. Token p of a sequence is in slot p mod G of
+its page number p div G, so that the position of a slot need not be stored. Page 0 is the null page: padding is written
+to it, and attention never reads it.
 
 A full page is identified by its tokens and the page before it. A sequence that starts with the same tokens uses the
-same pages without a copy, because full pages are never written again. A page without holders stays cached until it is
-needed; then the page that was released first is evicted, and always before the page that it follows.
+same pages without a copy, because full pages are never written again. The holders of a page are the requests that use
+it. A page without holders stays cached. When no free page is left, the cached page that was released first is evicted.
+A sequence releases its last page first, so that a page is never evicted before the pages that follow it.
 
 P pages, G slots in a page, R sequences, N pages of a sequence, L = N·G slots, T new tokens,
 KV key/value heads, D head dim
@@ -32,74 +34,74 @@ class PrefixNode:
     parent: "PrefixNode | None" = None
     num_holders: int = 0
     children: dict[tuple[int, ...], "PrefixNode"] = field(default_factory=dict)
-    root_key: Hashable = None  # of a root: what else its keys depend on, such as the source
+    root_key: Hashable = None  # for a root: the source, because the keys of an encoder-decoder depend on it
 
 
 class PagePool:
-    """All pages: which are free, which are in use, and which hold a prefix that can be reused."""
+    """All pages. It knows which pages are free, which are in use, and which are cached for reuse."""
 
     def __init__(self, like: SelfCache, num_pages: int, page_size: int) -> None:
         """`num_pages` pages of `page_size` tokens, with the layers, heads and dtype of the cache `like`."""
         if num_pages < 1 or page_size < 1:
-            raise ValueError(f"there must be at least one page of one token, not {num_pages} of {page_size}")
+            raise ValueError(f"num_pages = {num_pages}, page_size = {page_size}: both must be at least 1")
         one = like.keys[0]
         _, heads, _, width = one.shape
         shape = (2, len(like.keys), 1 + num_pages, page_size, heads, width)
-        self._store = torch.zeros(shape, device=one.device, dtype=one.dtype)  # one tensor: one call zeroes a page
+        self._store = torch.zeros(shape, device=one.device, dtype=one.dtype)  # one call zeroes a page
         self.keys, self.values = (list(half.unbind()) for half in self._store)
         self.num_pages, self.page_size = num_pages, page_size
         self.num_evicted = 0
         self._free = list(range(num_pages, NULL_PAGE, -1))
-        self._unused: OrderedDict[int, PrefixNode] = OrderedDict()  # by page; the first one is evicted first
+        self._unused: OrderedDict[int, PrefixNode] = OrderedDict()  # by page number, in the order of eviction
         self._roots: dict[Hashable, PrefixNode] = {}
 
     @property
     def num_free(self) -> int:
-        """The number of pages without holders."""
+        """The number of pages without holders: free or cached."""
         return len(self._free) + len(self._unused)
 
     @property
     def num_bytes(self) -> int:
-        """The memory of all keys and values."""
+        """The size of all keys and values in bytes."""
         return self._store.numel() * self._store.element_size()
 
     def pages_for(self, num_tokens: int) -> int:
-        """The number of pages that a number of tokens needs."""
+        """Return the number of pages that `num_tokens` tokens need."""
         return -(-num_tokens // self.page_size)
 
     def allocate(self, num_pages: int) -> list[int]:
-        """Allocate zeroed pages; the caller has checked that enough are free."""
+        """Allocate pages filled with zeros. The caller has checked that there are enough (`num_free`)."""
         assert num_pages <= self.num_free
         while len(self._free) < num_pages:
             self._evict(next(iter(self._unused.values())))
             self.num_evicted += 1
-        taken = [self._free.pop() for _ in range(num_pages)]
-        if taken:
-            # An unwritten slot has attention weight 0, and 0 times a NaN of an earlier sequence would be NaN.
-            self._store.index_fill_(2, torch.tensor(taken, device=self._store.device), 0.0)
-        return taken
+        pages = [self._free.pop() for _ in range(num_pages)]
+        if pages:
+            # Unwritten slots have attention weight 0, but 0 · NaN is NaN, so no NaN of an earlier sequence may stay.
+            self._store.index_fill_(2, torch.tensor(pages, device=self._store.device), 0.0)
+        return pages
 
     def free_pages(self, pages: Sequence[int]) -> None:
-        """Free pages that `allocate` returned and `insert_prefix` did not take."""
+        """Free pages from `allocate`. Pages passed to `insert_prefix` are freed by `release` instead."""
         self._free += pages
 
     # ── Shared prefixes ──────────────────────────────────────────────────────────────────────────────────────────
 
     def match_prefix(self, root_key: Hashable, tokens: Sequence[int]) -> list[PrefixNode]:
-        """The cached pages of a sequence's prefix; `root_key` is what else its keys depend on (its source)."""
-        found: list[PrefixNode] = []
-        here = self._roots.get(root_key)
+        """Return the cached pages of the longest cached prefix of `tokens`. `root_key` is the source, or None."""
+        nodes: list[PrefixNode] = []
+        node = self._roots.get(root_key)
         for first in range(0, len(tokens) - self.page_size + 1, self.page_size):
-            here = None if here is None else here.children.get(tuple(tokens[first : first + self.page_size]))
-            if here is None:
+            node = None if node is None else node.children.get(tuple(tokens[first : first + self.page_size]))
+            if node is None:
                 break
-            found.append(here)
-        return found
+            nodes.append(node)
+        return nodes
 
     def insert_prefix(
         self, root_key: Hashable, parent: PrefixNode | None, tokens: tuple[int, ...], page: int
     ) -> PrefixNode | None:
-        """Add a full page, which stays held; returns None if another page is cached for the same tokens."""
+        """Cache a full page with one holder. Returns None if another page is already cached for the same prefix."""
         if parent is None:
             parent = self._roots.setdefault(root_key, PrefixNode(root_key=root_key))
         if tokens in parent.children:
@@ -109,26 +111,26 @@ class PagePool:
 
     def retain(self, nodes: Sequence[PrefixNode]) -> None:
         """Add a holder to each page."""
-        for one in nodes:
-            one.num_holders += 1
-            self._unused.pop(one.page, None)
+        for node in nodes:
+            node.num_holders += 1
+            self._unused.pop(node.page, None)
 
     def release(self, nodes: Sequence[PrefixNode]) -> None:
-        """Remove a holder from each page; pages without holders stay cached until they are evicted."""
-        for one in reversed(nodes):  # later pages of a sequence are evicted earlier
-            one.num_holders -= 1
-            assert one.num_holders >= 0
-            if not one.num_holders:
-                self._unused[one.page] = one
+        """Remove a holder from each page. Pages without holders stay cached until they are evicted."""
+        for node in reversed(nodes):  # the last page of a sequence is evicted first
+            node.num_holders -= 1
+            assert node.num_holders >= 0
+            if not node.num_holders:
+                self._unused[node.page] = node
 
     def evict_unused(self) -> None:
-        """Evict every prefix without holders."""
+        """Evict every cached page without holders."""
         while self._unused:
             self._evict(next(iter(self._unused.values())))
 
     def _evict(self, node: PrefixNode) -> None:
         assert node.parent is not None
-        assert not node.children, "a page is evicted before the one that it follows"
+        assert not node.children, "pages that follow must be evicted first"
         del self._unused[node.page]
         del node.parent.children[node.tokens]
         self._free.append(node.page)
@@ -137,7 +139,7 @@ class PagePool:
 
 
 def pad_page_tables(tables: Sequence[Sequence[int]], num_pages: int) -> list[list[int]]:
-    """Page tables, padded to one length with the null page.
+    """Pad page tables to `num_pages` pages with the null page.
 
     >>> pad_page_tables([[4, 2], [7]], 3)
     [[4, 2, 0], [7, 0, 0]]
@@ -148,24 +150,24 @@ def pad_page_tables(tables: Sequence[Sequence[int]], num_pages: int) -> list[lis
 class PagedCache:
     """The pages of one batch, with the methods of `SelfCache` that a stack calls.
 
-    `page_tables` (R, N) lists the pages of each sequence, enough for its cached and its new tokens, then the null page;
-    `lengths` (R,) counts the cached tokens.
+    `page_tables` (R, N) lists the pages of each sequence, padded with the null page. There are enough pages for the
+    cached and the new tokens. `lengths` (R,) counts the cached tokens.
     """
 
     def __init__(self, page_pool: PagePool, page_tables: Tensor, lengths: Tensor) -> None:
         self.page_pool, self.page_tables, self.lengths = page_pool, page_tables, lengths
         self._slots = torch.zeros(0, device=page_tables.device, dtype=torch.long)
         num_slots = page_tables.shape[1] * page_pool.page_size
-        self._shown = torch.arange(num_slots, device=page_tables.device)[None]  # (1, L)
+        self._slot_positions = torch.arange(num_slots, device=page_tables.device)[None]  # (1, L)
 
     @classmethod
     def from_page_tables(
         cls, page_pool: PagePool, page_tables: Sequence[Sequence[int]], lengths: Sequence[int]
     ) -> "PagedCache":
-        """From page tables of unequal length."""
+        """Make a cache from page tables of unequal length."""
         device = page_pool.keys[0].device
-        laid = torch.tensor(pad_page_tables(page_tables, max(map(len, page_tables))), device=device)
-        return cls(page_pool, laid, torch.tensor(lengths, device=device))
+        padded = torch.tensor(pad_page_tables(page_tables, max(map(len, page_tables))), device=device)
+        return cls(page_pool, padded, torch.tensor(lengths, device=device))
 
     @property
     def batch_size(self) -> int:
@@ -174,35 +176,38 @@ class PagedCache:
 
     @property
     def capacity(self) -> int:
-        """The number of slots."""
-        return self._shown.shape[1]
+        """The number of slots of a sequence."""
+        return self._slot_positions.shape[1]
 
-    def next_positions(self, ids: Tensor, segment: Tensor | None) -> Tensor:
-        """Positions of new tokens (R, T), counted on from the last token of each sequence."""
-        real = torch.ones_like(ids) if segment is None else (segment != 0).long()
-        return (self.lengths[:, None] + real.cumsum(dim=1) - 1).clamp(min=0)
+    def next_positions(self, ids: Tensor, document_ids: Tensor | None) -> Tensor:
+        """Return the positions of new tokens (R, T). They continue after the last token of each sequence."""
+        is_token = torch.ones_like(ids) if document_ids is None else (document_ids != 0).long()
+        return (self.lengths[:, None] + is_token.cumsum(dim=1) - 1).clamp(min=0)
 
-    def reserve(self, place: SequenceLayout) -> SequenceLayout:
-        """Take slots for new tokens; returns the places of all keys that attention will be shown."""
-        position = place.positions.expand(self.batch_size, -1)  # (R, T)
+    def reserve(self, layout: SequenceLayout) -> SequenceLayout:
+        """Choose slots for new tokens. Returns the layout of all keys that `write` returns."""
+        positions = layout.positions.expand(self.batch_size, -1)  # (R, T)
         size = self.page_pool.page_size
-        slots = self.page_tables.gather(1, position // size) * size + position % size
-        newest = position + 1
-        if place.document_ids is not None:
+        slots = self.page_tables.gather(1, positions // size) * size + positions % size
+        lengths = positions + 1
+        if layout.document_ids is not None:
             # Padding is written to the null page.
-            slots = torch.where(place.document_ids != 0, slots, NULL_PAGE)
-            newest = torch.where(place.document_ids != 0, newest, 0)
+            slots = torch.where(layout.document_ids != 0, slots, NULL_PAGE)
+            lengths = torch.where(layout.document_ids != 0, lengths, 0)
         self._slots = slots.flatten()
-        self.lengths = torch.maximum(self.lengths, newest.amax(dim=1))
-        return SequenceLayout((self._shown < self.lengths[:, None]).long(), self._shown)
+        self.lengths = torch.maximum(self.lengths, lengths.amax(dim=1))
+        return SequenceLayout((self._slot_positions < self.lengths[:, None]).long(), self._slot_positions)
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store one layer's new keys and values (R, KV, T, D) in the slots taken; returns all of that layer's."""
+        """Store one layer's new keys and values (R, KV, T, D) in the slots from `reserve`.
+
+        Returns all keys and values of that layer, (R, KV, L, D).
+        """
         return self._write(self.page_pool.keys[layer], keys), self._write(self.page_pool.values[layer], values)
 
     def _write(self, store: Tensor, new: Tensor) -> Tensor:
         flat = store.view(-1, *store.shape[2:])  # (P·G, KV, D)
         flat.index_copy_(0, self._slots, new.transpose(1, 2).flatten(0, 1).to(store.dtype))
-        # (R·N, G, KV, D): on a CPU much faster than store[page_tables]
-        shown = store.index_select(0, self.page_tables.flatten())
-        return shown.view(self.batch_size, -1, *store.shape[2:]).transpose(1, 2)  # (R, KV, L, D)
+        # (R·N, G, KV, D); on a CPU, index_select is much faster than store[page_tables].
+        gathered = store.index_select(0, self.page_tables.flatten())
+        return gathered.view(self.batch_size, -1, *store.shape[2:]).transpose(1, 2)  # (R, KV, L, D)

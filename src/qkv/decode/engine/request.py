@@ -1,4 +1,4 @@
-"""One request of the engine: its options, its progress, and the pages that it holds."""
+"""A request of the engine: its options, its progress, and its pages."""
 
 from collections import deque
 from collections.abc import Callable
@@ -20,31 +20,34 @@ OnChange = Callable[["Request"], None]
 
 @dataclass(eq=False)
 class Request:
-    """What `Engine.submit` returns. Read `state`, `ids`, `text`, `result`, `error`; the rest belongs to the engine."""
+    """A request, as `Engine.submit` returns it.
 
-    request_id: int  # first come, first served
+    Callers may read `state`, `ids`, `text`, `result` and `error`. The engine uses the other attributes.
+    """
+
+    request_id: int  # counts up in the order of arrival
     options: GenerationOptions
-    tokens: list[int]  # prompt and generated tokens
+    tokens: list[int]  # the prompt and the generated tokens
     source: tuple[int, ...] | None
     filters: list[LogitsProcessor]
     generator: torch.Generator | None
     sequence: GeneratedSequence
     on_change: OnChange | None = None
     state: RequestState = "waiting"
-    result: GenerationResult | None = None  # once it is done
-    error: Exception | None = None  # once it has failed
+    result: GenerationResult | None = None  # set when the request is done
+    error: Exception | None = None  # set when the request has failed
     cancel_requested: bool = False
-    pending_text: deque[str] = field(default_factory=deque)  # text that `Engine.stream` has not returned yet
-    # its pages
-    shared_pages: list[PrefixNode] = field(default_factory=list)  # its first pages, which are full and may be shared
-    own_pages: list[int] = field(default_factory=list)  # the pages after those
-    can_share_next_page: bool = True  # whether all its full pages are shared, so that the next one can be
-    num_cached: int = 0  # tokens whose keys and values are cached
+    pending_text: deque[str] = field(default_factory=deque)  # chunks that `Engine.stream` has not yielded yet
+    # The first pages are full and cached, so that other requests may share them. `own_pages` follow them.
+    shared_pages: list[PrefixNode] = field(default_factory=list)
+    own_pages: list[int] = field(default_factory=list)
+    can_share_next_page: bool = True  # False once the cache has another page for the same prefix
+    num_cached: int = 0  # the number of tokens whose keys and values are in the pages
     cross_cache: CrossCache | None = None
 
     @property
     def is_finished(self) -> bool:
-        """Whether it is done, cancelled or failed."""
+        """Whether the request is done, cancelled or failed."""
         return self.state in ("done", "cancelled", "failed")
 
     @property
@@ -54,24 +57,24 @@ class Request:
 
     @property
     def text(self) -> str:
-        """The text so far; empty without a tokenizer."""
+        """The text so far. It is empty if the engine has no tokenizer."""
         return self.sequence.text
 
     def queue_text(self, _: int, text: str) -> None:
-        """Store a new chunk of text until `Engine.stream` returns it."""
+        """Store a new chunk of text until `Engine.stream` yields it."""
         self.pending_text.append(text)
 
     @property
     def page_table(self) -> list[int]:
-        """Its pages, in order."""
-        return [*(one.page for one in self.shared_pages), *self.own_pages]
+        """The numbers of the request's pages, in order."""
+        return [*(node.page for node in self.shared_pages), *self.own_pages]
 
     @property
     def num_pages(self) -> int:
-        """The number of its pages."""
+        """The number of the request's pages."""
         return len(self.shared_pages) + len(self.own_pages)
 
     @property
     def num_uncached(self) -> int:
-        """The number of tokens that the model must still read."""
+        """The number of tokens that the model has not read yet."""
         return len(self.tokens) - self.num_cached

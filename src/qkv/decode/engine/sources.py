@@ -1,4 +1,4 @@
-"""The sources of encoder-decoder requests: each is encoded once, and kept as long as its request.
+"""The sources of encoder-decoder requests. Each source is encoded once, and kept until its request ends.
 
 R sources, S source tokens, KV key/value heads, D head dim
 """
@@ -15,41 +15,38 @@ from qkv.models import Seq2Seq
 
 
 def encode_sources(network: Seq2Seq, sources: Sequence[Sequence[int]]) -> list[CrossCache]:
-    """The keys and values of each source, all encoded in one batch."""
+    """Encode the sources in one batch. Returns the cross-attention cache of each source."""
     padded = left_pad(sources, next(network.parameters()).device)  # (R, S)
-    segment = None if min(map(len, sources)) == padded.shape[1] else (padded >= 0).long()
-    every = network.build_cross_cache(network.encode(padded.clamp(min=0), segment))
+    document_ids = None if min(map(len, sources)) == padded.shape[1] else (padded >= 0).long()
+    batch = network.build_cross_cache(network.encode(padded.clamp(min=0), document_ids))
     if len(sources) == 1:
-        return [every]
+        return [batch]
 
-    def own(tensors: list[Tensor], row: int) -> list[Tensor]:
-        # A copy: a view would keep the whole batch in memory until its last request ends.
+    def copy_row(tensors: list[Tensor], row: int) -> list[Tensor]:
+        # A view instead of a copy would keep the whole batch in memory until its last request ends.
         return [t[row : row + 1, :, padded.shape[1] - len(sources[row]) :].clone() for t in tensors]
 
+    layouts = [SequenceLayout(None, torch.arange(len(source), device=padded.device)[None]) for source in sources]
     return [
-        CrossCache(own(every.keys, i), own(every.values, i), _source_layout(every, s)) for i, s in enumerate(sources)
+        CrossCache(copy_row(batch.keys, row), copy_row(batch.values, row), layout) for row, layout in enumerate(layouts)
     ]
 
 
-def _source_layout(cross: CrossCache, source: Sequence[int]) -> SequenceLayout:
-    return SequenceLayout(None, torch.arange(len(source), device=cross.keys[0].device)[None])
-
-
 def batch_sources(sources: Sequence[CrossCache]) -> CrossCache:
-    """Single sources as one right-padded batch."""
+    """Combine the caches of single sources into one right-padded batch."""
     if len(sources) == 1:
         return sources[0]
-    lengths = [one.keys[0].shape[2] for one in sources]
-    longest = max(lengths)
+    lengths = [source.keys[0].shape[2] for source in sources]
+    max_length = max(lengths)
 
-    def lay(layers: Sequence[list[Tensor]]) -> list[Tensor]:
-        return [
-            torch.cat([F.pad(t, (0, 0, 0, longest - t.shape[2])) for t in rows]) for rows in zip(*layers, strict=True)
-        ]
+    def pad_and_concatenate(tensors: Sequence[Tensor]) -> Tensor:
+        return torch.cat([F.pad(t, (0, 0, 0, max_length - t.shape[2])) for t in tensors])
 
     device = sources[0].keys[0].device
-    shown = torch.arange(longest, device=device)[None]
-    segment = None if min(lengths) == longest else (shown < torch.tensor(lengths, device=device)[:, None]).long()
-    return CrossCache(
-        lay([one.keys for one in sources]), lay([one.values for one in sources]), SequenceLayout(segment, shown)
-    )
+    positions = torch.arange(max_length, device=device)[None]
+    document_ids = None
+    if min(lengths) < max_length:
+        document_ids = (positions < torch.tensor(lengths, device=device)[:, None]).long()
+    keys = [pad_and_concatenate(layer) for layer in zip(*(source.keys for source in sources), strict=True)]
+    values = [pad_and_concatenate(layer) for layer in zip(*(source.values for source in sources), strict=True)]
+    return CrossCache(keys, values, SequenceLayout(document_ids, positions))

@@ -1,6 +1,6 @@
-"""Drafts for speculative decoding: cheap proposals of the next tokens, by prompt look-up or by a small model.
+"""Drafts for speculative decoding propose the next tokens cheaply, by prompt look-up or with a small model.
 
-A draft decides only how fast a text is generated, not which text: `speculate.py` verifies every proposed token.
+A draft affects only the speed of generation, not its result, because `speculate.py` verifies every proposed token.
 
 V vocabulary
 """
@@ -21,32 +21,32 @@ from qkv.errors import UsageError
 from qkv.models import Decoder, Network, Seq2Seq
 
 DRAFT_TOKENS = 4
-"""How many tokens a draft proposes at a time, unless told otherwise."""
+"""The default number of tokens that a draft proposes at a time."""
 
 
 @dataclass
 class Proposal:
-    """Tokens that may come next, in order, and the distributions (V,) that they were sampled from, if they were."""
+    """Proposed next tokens, in order. If they were sampled, `draft_probs` has the distribution (V,) of each."""
 
     ids: list[int] = field(default_factory=list)
     draft_probs: list[Tensor] | None = None
 
     def token(self, index: int) -> tuple[int | None, Tensor | None]:
-        """A proposed token and its distribution; None after the last one."""
+        """Return a proposed token and its distribution. Each is None if there is none."""
         if index >= len(self.ids):
             return None, None
         return self.ids[index], None if self.draft_probs is None else self.draft_probs[index]
 
 
 class Proposer(Protocol):
-    """Proposes tokens for one text, from its beginning to its end."""
+    """Proposes the next tokens of one text while it is generated."""
 
     def propose(self, tokens: list[int], max_tokens: int) -> Proposal:
-        """At most `max_tokens` tokens that may follow `tokens`, which are the prompt and all generated tokens."""
+        """Propose at most `max_tokens` tokens after `tokens`, which are the prompt and all generated tokens."""
 
 
 class Draft(Protocol):
-    """Where proposals come from."""
+    """A source of proposals: `PromptLookup` or `DraftModel`."""
 
     num_draft_tokens: int
 
@@ -57,18 +57,18 @@ class Draft(Protocol):
         filters: list[LogitsProcessor],
         generator: torch.Generator | None,
     ) -> Proposer:
-        """A proposer for a new text of `network`. Without a generator it proposes greedily instead of sampling."""
+        """Return a proposer for a new text of `network`. With a generator it samples, without one it is greedy."""
 
 
 class PromptLookup:
-    """Prompt look-up decoding: proposes what followed the last tokens where they occurred before.
+    """Prompt look-up decoding: find an earlier occurrence of the last tokens, and propose the tokens that followed it.
 
-    It suits texts that repeat their prompt: summaries, corrections, code, answers from a document. The source of an
-    encoder-decoder is searched, too, if source and target share their embeddings.
+    It suits texts that repeat their prompt, such as summaries, corrections, code and answers from a document. The
+    source of an encoder-decoder is also searched, if source and target share their embeddings.
     """
 
     def __init__(self, max_ngram_size: int = 3, num_draft_tokens: int = DRAFT_TOKENS) -> None:
-        """The last `max_ngram_size` tokens are looked up first, then fewer, down to one."""
+        """The last `max_ngram_size` tokens are looked up first. If they are not found, fewer are, down to one."""
         self.max_ngram_size = _check_count("max_ngram_size", max_ngram_size)
         self.num_draft_tokens = _check_count("num_draft_tokens", num_draft_tokens)
 
@@ -79,12 +79,12 @@ class PromptLookup:
         filters: list[LogitsProcessor],
         generator: torch.Generator | None,
     ) -> "PromptLookupProposer":
-        """A proposer for a new text."""
+        """Return a proposer for a new text."""
         return PromptLookupProposer(self.max_ngram_size, list(source or ()) if network.config.share_embeddings else [])
 
 
 class PromptLookupProposer:
-    """An index of the position after each n-gram of a text, updated as the text grows."""
+    """Keeps an index from each n-gram of a text to the position after it, and updates it as the text grows."""
 
     def __init__(self, max_ngram_size: int, source: list[int]) -> None:
         self.max_ngram_size, self.source = max_ngram_size, source
@@ -92,7 +92,7 @@ class PromptLookupProposer:
         self._indexed = 1
 
     def propose(self, tokens: list[int], max_tokens: int) -> Proposal:
-        """What followed the longest known n-gram at the end of the text."""
+        """Propose the tokens that followed the last tokens before, for the longest n-gram that is in the index."""
         text = [*self.source, *tokens]
         for position in range(self._indexed, len(text)):
             for n in range(1, min(self.max_ngram_size, position) + 1):
@@ -106,7 +106,7 @@ class PromptLookupProposer:
 
 
 class DraftModel:
-    """A smaller model of the same family and vocabulary."""
+    """A draft by a smaller model of the same family and vocabulary."""
 
     def __init__(self, network: Network, num_draft_tokens: int = DRAFT_TOKENS) -> None:
         self.network = network
@@ -119,7 +119,7 @@ class DraftModel:
         filters: list[LogitsProcessor],
         generator: torch.Generator | None,
     ) -> "DraftModelProposer":
-        """A proposer for a new text, after a check that both models fit together."""
+        """Return a proposer for a new text. Raises an error if the models differ in family or vocabulary."""
         small, large = self.network.config, network.config
         if type(self.network) is not type(network) or small.head.kind != "lm":
             raise UsageError(
@@ -136,7 +136,7 @@ class DraftModel:
 
 
 class DraftModelProposer:
-    """Generates with the draft model in a cache of its own; rejected tokens are removed at the next call."""
+    """Generates with the draft model, which has its own cache. The next call removes rejected tokens from the cache."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class DraftModelProposer:
         self._cached_tokens: list[int] = []
 
     def propose(self, tokens: list[int], max_tokens: int) -> Proposal:
-        """The draft model's next tokens; fewer where its positions end or its filters forbid every token."""
+        """Propose up to `max_tokens` tokens. It stops early at the last position, or if every token is forbidden."""
         config = self.network.decoder.config
         if config.has_max_positions:
             max_tokens = min(max_tokens, config.max_positions - len(tokens) + 1)
@@ -177,7 +177,7 @@ class DraftModelProposer:
         return proposal
 
     def _next_logits(self, text: list[int]) -> Tensor:
-        """The draft model's logits (1, V) after a text. Only tokens that are not in the cache are read."""
+        """Return the draft model's logits (1, V) after a text. The model reads only tokens that are not cached."""
         pairs = zip(self._cached_tokens, text, strict=False)
         cached = next((i for i, (a, b) in enumerate(pairs) if a != b), len(self._cached_tokens))
         cached = min(cached, len(text) - 1)

@@ -1,12 +1,13 @@
-"""Speculative decoding: a draft proposes some tokens, one forward pass of the model verifies them all.
+"""Speculative decoding: a draft proposes some tokens, and one forward pass of the model verifies all of them.
 
-A forward pass over five tokens costs little more than one over a single token, because the time goes into reading the
-weights. Greedy decoding gives the same text as without a draft. Sampling gives a text of the same distribution: a token
-g that was sampled from q, where the model has p, is accepted with probability min(1, p(g)/q(g)); otherwise a token is
-sampled from the residual max(0, p − q). Together that is exactly p (Leviathan et al. 2023, Chen et al. 2023).
+A forward pass over five tokens costs little more than one over a single token, because most of the time goes into
+reading the weights. Greedy decoding gives the same text as without a draft. Sampling gives text with the same
+distribution as without a draft. Let q be the draft's distribution of a token and p the model's. A token g sampled from
+q is accepted with probability min(1, p(g)/q(g)). If it is rejected, a token is sampled from the residual max(0, p − q),
+normalized. The resulting token has exactly the distribution p (Leviathan et al. 2023, Chen et al. 2023).
 
-A proposal that was not sampled, such as that of a prompt look-up, is accepted if the model samples the same token. This
-uses the random numbers of decoding without a draft, so the same seed gives the same text.
+Prompt look-up does not sample its proposals. Such a proposal is accepted if the model samples the same token. This uses
+the same random numbers as decoding without a draft, so the same seed gives the same text.
 
 V vocabulary
 """
@@ -29,9 +30,9 @@ from qkv.models import Seq2Seq
 
 @dataclass
 class SpeculativeResult(GenerationResult):
-    """A generated text, and how many of the proposed tokens were accepted."""
+    """A generated text, with the numbers of proposed and accepted tokens."""
 
-    num_forward_passes: int = 0  # of the model; without a draft there is one for each token
+    num_forward_passes: int = 0  # forward passes of the model; decoding without a draft needs one per token
     num_proposed: int = 0
     num_accepted: int = 0
 
@@ -42,9 +43,9 @@ class SpeculativeResult(GenerationResult):
 
 
 def generate_speculatively(call: GenerationCall, *, cpu: bool = False) -> list[SpeculativeResult]:
-    """A result for each prompt. Prompts run one after another, since speculation is for the latency of one text.
+    """Return one result per prompt. Prompts run one after another: a draft reduces the latency of a single text.
 
-    With `cpu`, sources are encoded by `cpu.encoder`.
+    With `cpu`, `cpu.encoder` encodes the sources.
     """
     if call.options.beam > 1:
         raise UsageError(
@@ -66,7 +67,7 @@ def _generate_one(call: GenerationCall, index: int, cpu: bool) -> SpeculativeRes
     result = SpeculativeResult("", [], 0.0, "length")
     sequence = call.new_sequence(index)
     while True:
-        # Verifying n proposed tokens gives up to n + 1 tokens, so the last one that may come is never proposed.
+        # Verifying n proposed tokens gives up to n + 1 tokens, so propose one less than the tokens that are left.
         max_proposed = options.max_tokens - len(sequence.logprobs) - 1
         proposal = proposer.propose(tokens, min(draft.num_draft_tokens, max_proposed))
         logits = _verify(runner, [*tokens[runner.cache.filled :], *proposal.ids], 1 + len(proposal.ids))
@@ -97,9 +98,9 @@ def _generate_one(call: GenerationCall, index: int, cpu: bool) -> SpeculativeRes
 def accept_or_resample(
     logits: Tensor, proposed: int | None, q: Tensor | None, generator: torch.Generator | None
 ) -> int:
-    """The next token, given the model's logits (1, V): the proposed one if it is accepted, else another one.
+    """Return the next token, given the model's logits (1, V): the proposed token if it is accepted, else another one.
 
-    A rejected token cannot be sampled again: q was larger than p there, so its residual is 0.
+    A rejected token g cannot be sampled again, because q(g) > p(g), so its residual is 0.
     """
     if generator is None:
         return int(argmax(logits))
@@ -114,18 +115,18 @@ def accept_or_resample(
 
 
 def acceptance_probabilities(p: Tensor, q: Tensor) -> Tensor:
-    """For each token, the probability that it is accepted once it is proposed: min(1, p/q), (V,)."""
+    """Return the probability with which each token is accepted if it is proposed: min(1, p/q), (V,)."""
     return torch.where(q > 0, p / q, 1.0).clamp(max=1.0)
 
 
 def residual_distribution(p: Tensor, q: Tensor) -> Tensor:
-    """max(0, p − q), (V,): what rejected proposals are replaced from."""
+    """Return max(0, p − q), (V,). If a proposal is rejected, the next token is sampled from this distribution."""
     residual = (p - q).clamp(min=0.0)
-    return residual if bool(residual.any()) else p  # p = q: rejections come from rounding alone
+    return residual if bool(residual.any()) else p  # if p = q, only rounding can cause a rejection
 
 
 def _verify(runner: ModelRunner, token_ids: list[int], num_logits: int) -> Tensor:
-    """Read tokens; returns the model's logits after each of the last `num_logits` of them, (num_logits, V)."""
+    """Run the model on new tokens. Returns the logits after each of the last `num_logits` tokens, (num_logits, V)."""
     ids = torch.tensor([token_ids], device=runner.tokens.device)
     if isinstance(runner.network, Seq2Seq):
         assert runner.cross_cache is not None
