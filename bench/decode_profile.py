@@ -1,10 +1,10 @@
-"""Where a decoding step of one row spends its time on a GPU: ideas side by side, kernels one by one.
+"""Profile a decoding step of one sequence on a GPU: compare variants of the step, and list its kernels.
 
-python bench/decode_profile.py gemv                      products of a matrix and a vector, by kind: bytes a second
-python bench/decode_profile.py variants --model gpt2     whole steps, by idea: ms, kernels, share of the bandwidth
-python bench/decode_profile.py kernels --variant sums    the kernels of one step in order of their cost
-python bench/decode_profile.py beam                      the kernels of a step of beam search, 128 sources × 4
-python bench/decode_profile.py variants --tiny           anywhere, to see that it runs (no graphs, no compiler)
+python bench/decode_profile.py gemv                      matrix-vector products, by implementation: bytes per second
+python bench/decode_profile.py variants --model gpt2     whole steps, by variant: ms, kernels, fraction of the bandwidth
+python bench/decode_profile.py kernels --variant sums    the kernels of one step, the slowest first
+python bench/decode_profile.py beam                      the kernels of a beam search step, 128 sources × 4 beams
+python bench/decode_profile.py variants --tiny           a small test that runs on a CPU, without graphs and compiler
 """
 
 import argparse
@@ -41,14 +41,14 @@ TUNED = {"coordinate_descent_tuning": True}
 
 
 def with_sums(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """Scores and mixtures as sums, which the compiler makes its own kernels of."""
+    """Compute attention with sums instead of products, so that the compiler generates its kernels."""
     scores = (q[:, :, :, None].float() * k[:, :, None]).sum(-1) * scale
     weights = (scores if mask is None else scores + mask).softmax(-1)
     return (weights[..., None] * v[:, :, None]).sum(-2).to(q.dtype)
 
 
 def with_products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """Two batched products around a softmax."""
+    """Compute attention as two batched products and a softmax."""
     scores = (q @ k.transpose(-2, -1)).float() * scale
     return (scores if mask is None else scores + mask).softmax(-1).to(q.dtype) @ v
 
@@ -59,8 +59,8 @@ Variant = dict[str, Any]
 VARIANTS: dict[str, Variant] = {
     "graphs": {"compiled": False},
     "compiled": {"options": {}},
-    "tuned": {"options": TUNED},  # products without a bias become sums, by the compiler itself
-    "sums": {"options": TUNED, "one_row": True},  # all of them do: what `generate(compile=True)` runs
+    "tuned": {"options": TUNED},  # the compiler turns products without a bias into sums
+    "sums": {"options": TUNED, "one_row": True},  # all products are sums, as in `generate` with compile=True
     "sums, untuned": {"options": {}, "one_row": True},
     "sums, attention too": {"options": TUNED, "one_row": True, "attend": with_sums},
     "sums, attention as products": {"options": TUNED, "one_row": True, "attend": with_products},
@@ -70,23 +70,26 @@ VARIANTS: dict[str, Variant] = {
     },
     "sums, cooperative": {"options": {**TUNED, "triton.cooperative_reductions": True}, "one_row": True},
     "sums, several kernels tried": {"options": {**TUNED, "triton.multi_kernel": 1}, "one_row": True},
-    "hand": {"compiled": False, "hand": True},  # `fused_step`: what `generate` runs where it knows the network
+    "hand": {
+        "compiled": False,
+        "hand": True,
+    },  # the kernels of `fused_step`, which `generate` uses for supported networks
 }
 USUAL = ["graphs", "tuned", "sums", "sums, attention too", "sums, combined kernels", "hand"]
 
 
 @contextlib.contextmanager
 def switched(variant: Variant) -> Iterator[None]:
-    """The private switches that a variant turns."""
+    """Set the attention function and the compiler options of a variant."""
     with (
         mock.patch.object(static_step, "attend", variant.get("attend", static_step.attend)),
-        mock.patch.object(static, "ONE_ROW", variant.get("options", {})),
+        mock.patch.object(static, "MATVEC_COMPILE_OPTIONS", variant.get("options", {})),
     ):
         yield
 
 
 def prepare(network: Any, variant: Variant, new: int) -> tuple[Again, GreedyState]:
-    """Steps of one row, after the prompt and its first token."""
+    """Return the steps of one sequence, after the prompt and its first token."""
     run = make_runner(network, prompts_of(1, 32), GenerationOptions(max_tokens=new))
     one_row = variant.get("one_row") and DEVICE == "cuda"
     static_run = StaticRunner(run, new, network=replace_linears(network, MatvecLinear) if one_row else network)
@@ -102,7 +105,7 @@ def _by_hand(run: StaticRunner, greedy: GreedyState) -> Callable[[CacheView], No
     from qkv.decode.gpu.fused_step import FusedGreedyStep
 
     step = FusedGreedyStep(run, greedy)
-    # Both ways from the same state, which is put back: a kernel that is wrong should say so before it is timed.
+    # Compare the logits of both implementations from the same state, and restore it, before anything is timed.
     state = [*run.state, greedy.token]
     saved = [tensor.clone() for tensor in state]
     answers = [run.logits(greedy.token, run.view(run.num_slots)).float()[0]]
@@ -115,7 +118,7 @@ def _by_hand(run: StaticRunner, greedy: GreedyState) -> Callable[[CacheView], No
 
 
 def weight_bytes(run: StaticRunner) -> int:
-    """What a step has to read: the weights of all linear maps of the decoder and of the head."""
+    """Return the bytes that a step must read: the weights of all linear maps of the decoder and the head."""
     total = 0
     for part in (run.stack, run.head):
         for module in part.modules():
@@ -125,7 +128,7 @@ def weight_bytes(run: StaticRunner) -> int:
 
 
 def measure(network: Network, variant: Variant, new: int) -> tuple[float, Again, list[int]]:
-    """Seconds a step, the steps, and what they wrote."""
+    """Return the seconds per step, the steps, and the tokens that they generated."""
     with torch.inference_mode(), switched(variant):
         again, greedy = prepare(network, variant, new)
 
@@ -206,7 +209,7 @@ def kernels(arguments: argparse.Namespace) -> None:
 
 def show_kernels(title: str, again: Again) -> None:
     if DEVICE != "cuda":
-        CONSOLE.print(f"{title}; its kernels are told on a GPU")
+        CONSOLE.print(f"{title}; the list of kernels needs a GPU")
         return
     found = kernels_of(again)
     table = Table("kernel", "times", "µs in all", "µs each", title=title)

@@ -395,7 +395,7 @@ def test_an_impossible_constraint_says_so(way: str) -> None:
 @needed
 def test_a_dead_end_later_on_says_so() -> None:
     """`a` can be written and what must follow it cannot: no token of this tokenizer has a Z."""
-    with pytest.raises(QkvError, match="every token is forbidden at this step, because .* exclude all of them; relax"):
+    with pytest.raises(QkvError, match=r"every token is forbidden at this step, because .* exclude all of them; relax"):
         generate(
             network(kind="char"), [[5]], GenerationOptions(max_tokens=9, constraint=regex("aZ")), tokenizer("char")
         )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from qkv.blocks import SelfCache
 from qkv.decode import GenerationOptions
 from qkv.decode.backend import CPU, REFERENCE, Backend
-from qkv.decode.cpu import beam_slots as forks_module
+from qkv.decode.cpu import beam_slots
 from qkv.decode.cpu import step as fast_cpu
 from qkv.decode.cpu.beam_slots import NEG_INF, BeamSlots
 from qkv.decode.runner import ModelRunner
@@ -21,8 +21,8 @@ EVERY = [("decoder", name) for name in DECODERS] + [("seq2seq", name) for name i
 
 
 def tidy_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forks_module, "COMPACT_EVERY_STEPS", 1)
-    monkeypatch.setattr(forks_module, "MAX_USED_FRACTION", 1.0)
+    monkeypatch.setattr(beam_slots, "COMPACT_EVERY_STEPS", 1)
+    monkeypatch.setattr(beam_slots, "MAX_USED_FRACTION", 1.0)
 
 
 def found(
@@ -144,7 +144,7 @@ def test_a_hypothesis_sees_its_prompt_and_its_own_slots() -> None:
 
 def test_what_nobody_sees_any_more_is_tidied_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """Row 0 goes on from its hypothesis 1 alone, row 1 from both: the longer one says how many slots there are."""
-    monkeypatch.setattr(forks_module, "COMPACT_EVERY_STEPS", 2)
+    monkeypatch.setattr(beam_slots, "COMPACT_EVERY_STEPS", 2)
     cache = cache_of(2, 1)
     forks = BeamSlots(cache, 2, torch.float32)
     for parents in ([0, 1, 2, 3], [1, 1, 2, 3]):
@@ -187,7 +187,7 @@ def test_what_hypotheses_have_in_common_is_held_once() -> None:
     for _ in range(steps):
         cache.reserve(forks.advance())
         forks.reorder(torch.zeros(beams, dtype=torch.long))
-    assert cache.filled <= 1 + steps + forks_module.COMPACT_EVERY_STEPS * beams
+    assert cache.filled <= 1 + steps + beam_slots.COMPACT_EVERY_STEPS * beams
     assert len(seen(forks)[0][0]) == 1 + steps
 
 

@@ -101,7 +101,7 @@ def test_a_step_reads_no_more_of_new_prompts_than_it_may() -> None:
 @pytest.mark.parametrize(
     ("prompt", "options", "message"),
     [
-        (PROMPT, replace(GREEDY, max_tokens=30), "need 10 pages of 4, and this engine has 9"),
+        (PROMPT, replace(GREEDY, max_tokens=30), "need 10 pages of 4 tokens, and this engine has 9"),
         (
             PROMPT,
             GenerationOptions(beam=2),

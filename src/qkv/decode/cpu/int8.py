@@ -33,9 +33,7 @@ def quantize(network: AnyNetwork) -> AnyNetwork:
         names = ", ".join(sorted(devices))
         raise QkvError(f'int8 decoding runs on a CPU only, and this network is on {names}; load it with device="cpu"')
     if any(isinstance(module, Int8Linear) for module in network.modules()):
-        raise QkvError(
-            "this network is quantized to int8 already, and quantizing it twice is impossible; use it as it is"
-        )
+        raise QkvError("this network is quantized to int8 already, and its original weights are gone; use it as it is")
     # deepcopy takes the copies of the linear maps from the memo, so that it does not copy their weights.
     linears = {id(module): Int8Linear(module) for module in network.modules() if isinstance(module, nn.Linear)}
     quantized: AnyNetwork = copy.deepcopy(network, memo=dict(linears))

@@ -46,15 +46,13 @@ class StepContext(NamedTuple):
     cache_rows: int  # N
     cache: SelfCache
     cross_cache: CrossCache | None
-    masks: dict[
-        int, Tensor | None
-    ]  # by window size, (N or 1, 1 or H, T, S): 0, −∞ or a bias; empty if there is no mask
+    masks: dict[int, Tensor | None]  # by window size, (N or 1, 1 or H, T, S): 0, −∞ or a bias; empty: no mask
     rotaries: dict[int, Rotary]  # by window size; empty if positions are not rotary
     source_mask: Tensor | None  # (sources, 1, 1, S): 0 or −∞; None if there is no padding
 
 
 def is_supported(network: Decoder | Seq2Seq) -> bool:
-    """Return whether `CpuStep` supports this network, its device and its attention kernel. It does not support autocast."""
+    """Return whether `CpuStep` supports this network, its device and its attention kernel. Autocast must be off."""
     stack = network.decoder
     return (
         supports(EVERY_CHOICE, stack.config)

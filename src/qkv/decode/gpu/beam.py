@@ -1,9 +1,9 @@
-"""Beam search on a GPU without waiting for the host: the search of `decode/beam.py`, with its state in tensors.
+"""Beam search on a GPU that does not wait for the CPU: the search of `decode/beam.py`, with its state in tensors.
 
-Each step stores tokens and back-pointers. Finished hypotheses store where they ended; their tokens are read off
-backwards when the search is done. Prompts whose search is done are computed without effect, because shapes never
-change. `decode/beam.py` is the reference. It also runs what this search does not support: filters that depend on the
-tokens so far, and `return_search_steps`.
+Each step stores the tokens and the parents of the beams. A finished hypothesis stores the step and the beam at which it
+ended. Its tokens are collected backwards from there when the search is done. A prompt whose search is done stays in the
+batch, because shapes never change, and its new results are ignored. `decode/beam.py` is the reference. It also runs
+what this search does not support: filters that depend on the tokens so far, and `return_search_steps`.
 
 N prompts, B beams, V vocabulary, W candidates
 """
@@ -19,7 +19,7 @@ from qkv.decode.options import GenerationOptions, length_divisor
 from qkv.decode.runner import ModelRunner
 
 TOPK_GROUP = 64
-"""How many neighbouring logits form a group in `grouped_topk`."""
+"""The number of neighbouring logits that form a group in `grouped_topk`."""
 
 
 class BeamTensors:
@@ -29,15 +29,15 @@ class BeamTensors:
         self.runner, self.options, self.eos_token_ids = runner, options, eos_token_ids
         prompts, beams, max_tokens = runner.batch_size, options.beam, options.max_tokens
         device = runner.mask.device
-        # Up to `len(eos_token_ids)` continuations of each beam end: this many candidates leave B that do not.
+        # At most `len(eos_token_ids)` candidates of each beam end, so at least B of these candidates do not end.
         self.num_candidates = beams * (1 + max(1, len(eos_token_ids)))
         self.token = torch.zeros(prompts, beams, dtype=torch.long, device=device)
         self.score = torch.full((prompts, beams), NEG_INF, dtype=torch.float64, device=device)
-        self.score[:, 0] = 0.0  # all beams of a prompt are equal at first: only one may count
+        self.score[:, 0] = 0.0  # all beams of a prompt are equal at first, so only the first may continue
         self.tokens = torch.zeros(max_tokens, prompts, beams, dtype=torch.long, device=device)
         self.parents = torch.zeros_like(self.tokens)
         self.normalized_scores = torch.full_like(self.score, NEG_INF)  # of finished hypotheses, best first
-        # Of finished hypotheses: length, beam, last token.
+        # The length, the beam and the last token of each finished hypothesis.
         self.finished = torch.zeros(prompts, beams, 3, dtype=torch.long, device=device)
         self.done = torch.zeros(prompts, dtype=torch.bool, device=device)
         self.num_steps = torch.zeros(1, dtype=torch.long, device=device)
@@ -48,19 +48,19 @@ class BeamTensors:
 
     @property
     def state(self) -> list[Tensor]:
-        """The tensors that a step changes, besides its output. Restore them to repeat the same steps."""
+        """The tensors that a step changes, except its output. A benchmark restores them to repeat the same steps."""
         return [self.token, self.score, self.normalized_scores, self.finished, self.done, self.num_steps]
 
     def step(self, view: CacheView) -> None:
-        """Read the newest token of each hypothesis, and keep the best continuations."""
+        """Run the model on the newest token of each hypothesis, and keep the best continuations."""
         self.advance(self.runner.logits(self.token, view), view)
 
     def advance(self, logits: Tensor, view: CacheView) -> None:
-        """Sort the continuations (logits (N·B, V)) into finished and running ones, as `BeamState.advance` does."""
+        """Finish, keep or drop the continuations with logits (N·B, V), as `BeamState.advance` does."""
         best, beam, token = self.best_continuations(logits)  # (N, W) each, best first
         is_possible = best > NEG_INF
         closing = is_in(token, self.eos_token_ids) | (self.num_steps + 1 == self.options.max_tokens)
-        # A finished candidate counts only if it is among the best B, like any other.
+        # A candidate that ends is dropped if B others are better.
         beams = self.options.beam
         self._finish(best[:, :beams], beam[:, :beams], token[:, :beams], (is_possible & closing)[:, :beams])
         running = is_possible & ~closing
@@ -80,13 +80,13 @@ class BeamTensors:
         self.num_steps.add_(1)
 
     def best_continuations(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The best W continuations of each prompt: their scores, the beams that they continue, and their tokens."""
+        """Return the best W continuations of each prompt: their scores, the beams that they continue, their tokens."""
         logits = self._filter(logits)
         largest = logits.amax(-1).double()
         dtype = torch.promote_types(logits.dtype, torch.float32)
         probability = logits.softmax(-1, dtype=dtype).amax(-1).double()
         before = self.score.flatten() - torch.where(largest == NEG_INF, 0.0, largest - probability.log())
-        # The best of a prompt are among the best of its beams.
+        # The W best candidates of a prompt are among the W best of each of its beams.
         best, token = grouped_topk(logits, min(self.num_candidates, logits.shape[-1]))
         best = (best.double() + before[:, None]).view(self.runner.batch_size, -1)  # (N, B·K)
         each = best.shape[1] // self.options.beam
@@ -103,7 +103,7 @@ class BeamTensors:
         return logits
 
     def _finish(self, score: Tensor, beam: Tensor, token: Tensor, closing: Tensor) -> None:
-        """Keep the best B finished hypotheses; of equal ones, the first. (N, B) each."""
+        """Add the candidates (N, B) where `closing` is true, and keep the best B finished hypotheses of each prompt."""
         closing = closing & ~self.done[:, None]
         new_scores = torch.where(closing, score / self.length_divisors[self.num_steps], NEG_INF)
         scores = torch.cat([self.normalized_scores, new_scores], dim=1)
@@ -114,14 +114,14 @@ class BeamTensors:
         self.finished.copy_(found.gather(1, order[:, :, None].expand(-1, -1, 3)))
 
     def _is_done(self, best_running_score: Tensor) -> Tensor:
-        """Whether no running hypothesis can still beat the worst finished one, (N,)."""
+        """Return whether there are B finished hypotheses and no running one can beat the worst of them, (N,)."""
         is_rising = self.options.length_penalty > 0
         best_length = self.options.max_tokens - 1 if is_rising else self.num_steps + 1
         best_divisor = self.length_divisors[best_length]
         return (self.finished[:, -1, 0] > 0) & (best_running_score / best_divisor <= self.normalized_scores[:, -1])
 
     def to_states(self) -> list[BeamState]:
-        """The hypotheses, as the reference returns them. This waits for the device."""
+        """Return the hypotheses in the form of the reference. This waits for the GPU."""
         tokens, parents, found, scores = (
             t.cpu() for t in (self.tokens, self.parents, self.finished, self.normalized_scores)
         )
@@ -147,9 +147,9 @@ class BeamTensors:
 
 
 def grouped_topk(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest logits of each row and their indices, largest first: `topk` in two passes, as `sampling.fast_topk`.
+    """Return the k largest logits of each row and their indices, largest first, in two passes as `sampling.fast_topk`.
 
-    Here neighbours form a group, which is the faster layout on a GPU.
+    Here neighbouring logits form a group, because a GPU reads neighbours faster.
     """
     groups = logits.shape[1] // TOPK_GROUP
     if groups <= 2 * k:
@@ -168,7 +168,7 @@ def grouped_topk(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def static_beam_search(
     runner: ModelRunner, options: GenerationOptions, eos_token_ids: tuple[int, ...]
 ) -> list[BeamState]:
-    """Search the continuations of every prompt of a new runner, as `beam_search` does."""
+    """Run beam search for every prompt of a new runner, as `beam_search` does."""
     static = StaticRunner(runner, options.max_tokens, num_beams=options.beam)
     beams = BeamTensors(static, options, eos_token_ids)
     beams.advance(static.prefill_logits.repeat_interleave(options.beam, dim=0), static.view(static.num_slots))

@@ -1,4 +1,4 @@
-"""Triton kernels for a decoding step of one sequence. Such a step is bound by reading the weights.
+"""Triton kernels for a decoding step of one sequence. Most of the time of such a step goes into reading the weights.
 
     embed                token and position embedding → the first vector
     fused_linear         norm → W x → bias → activation or gate → + residual; a program computes a few outputs
@@ -7,10 +7,10 @@
     partial_argmax       the largest logit of each part of the vocabulary
     finish_greedy_step   the argmax over all parts; writes the next token
 
-A step launches a few dozen of these kernels. Without overlap, each would wait for the previous one to end before it
-loads its weights. With `EARLY` (programmatic dependent launch, on GPUs that support it) a kernel starts early: it loads
-what never changes, waits for the output of the previous kernel, and lets the next kernel start in the same way. Vectors
-between kernels are float32.
+A step launches a few dozen of these kernels. Normally a kernel starts, and loads its weights, after the previous kernel
+has ended. `EARLY` turns on programmatic dependent launch, on GPUs that support it. Then a kernel starts before the
+previous one ends: it loads its weights, and waits for the output of the previous kernel only after that. Vectors that
+are passed between kernels are float32.
 
 H heads, KV key/value heads, D head dim
 """
@@ -81,7 +81,7 @@ def fused_linear(
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
     ACTIVATION: tl.constexpr,
-    GATED: tl.constexpr,  # the gated values are OUT rows further down
+    GATED: tl.constexpr,  # rows 0 to OUT − 1 of the weight compute the gate, the next OUT rows the values
     EARLY: tl.constexpr,
 ):
     """Apply a norm, a linear layer, an activation and a residual addition to one vector, each only if enabled."""
@@ -89,7 +89,7 @@ def fused_linear(
     columns = tl.arange(0, PADDED)
     row_mask, column_mask = rows < OUT, columns < IN
     tile_mask = row_mask[:, None] & column_mask[None, :]
-    first = rows.to(tl.int64) if OUT * IN >= 2**30 else rows  # a gate doubles the number of rows
+    first = rows.to(tl.int64) if OUT * IN >= 2**30 else rows  # with a gate, the weight has 2 · OUT rows
     offsets = first[:, None] * IN + columns[None, :]
     if EARLY:
         gdc_launch_dependents()
@@ -134,7 +134,7 @@ def attention(
     slot_ptr,
     key_ptr,
     value_ptr,
-    out_ptr,  # (H, D), where there is one split; else (H, num_splits, D), not yet divided by the sum of weights
+    out_ptr,  # (H, D) if there is one split; else (H, num_splits, D), which `merge_splits` divides by the weights
     max_ptr,  # (H, num_splits) the largest score of each split
     weight_ptr,  # (H, num_splits) the sum of the softmax weights of each split
     stride,  # between the key/value heads of a cache
@@ -172,7 +172,7 @@ def attention(
         k = k * cos + tl.load(qkv_ptr + (H + kv) * D + partner) * sin
     q = q.to(cache_dtype).to(tl.float32) * scale
     k, v = k.to(cache_dtype), v.to(cache_dtype)
-    # The first split takes the new key and value from registers: another program may still be writing them to memory.
+    # The first split uses the new key and value in registers, because another program may still be writing them.
     first = split == 0
     if first & (head % (H // KV) == 0):
         tl.store(keys + slot * D + d, k)
@@ -216,10 +216,10 @@ def merge_splits(
     d, s = tl.arange(0, D), tl.arange(0, PADDED)
     offsets, column_mask = head * num_splits + s, s < num_splits
     max_score = tl.load(max_ptr + offsets, mask=column_mask, other=float("-inf"))
-    fade = tl.exp(max_score - tl.max(max_score, axis=0))
-    weight = tl.sum(fade * tl.load(weight_ptr + offsets, mask=column_mask, other=0.0), axis=0)
+    rescale = tl.exp(max_score - tl.max(max_score, axis=0))
+    weight = tl.sum(rescale * tl.load(weight_ptr + offsets, mask=column_mask, other=0.0), axis=0)
     parts = tl.load(partial_ptr + offsets[:, None] * D + d[None, :], mask=column_mask[:, None], other=0.0)
-    tl.store(out_ptr + head * D + d, tl.sum(parts * fade[:, None], axis=0) / weight)
+    tl.store(out_ptr + head * D + d, tl.sum(parts * rescale[:, None], axis=0) / weight)
 
 
 @triton.jit

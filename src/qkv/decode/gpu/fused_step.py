@@ -1,7 +1,7 @@
-"""Decoding steps of one sequence on a GPU in the kernels of `fused_kernels`: five per layer, one CUDA graph per length.
+"""Decoding steps of one sequence on a GPU with the kernels of `fused_kernels`, five per layer.
 
-For plain pre-norm decoders such as GPT-2 and Llama. Everything else runs the steps of `static_runner`, which are also
-the reference for these.
+They support plain pre-norm decoders such as GPT-2 and Llama. All other networks run the steps of `static_runner`, which
+are the reference for these steps.
 """
 
 from typing import Any
@@ -31,11 +31,11 @@ CHOICES: Choices = {
     "qk_norm": frozenset({"none"}),
     "residual": frozenset({"serial"}),
 }
-"""What these kernels implement."""
+"""The config values that these kernels implement."""
 
 
 def is_supported(network: Decoder | Seq2Seq) -> bool:
-    """Whether the kernels implement this network, and none of its modules was replaced or has a hook."""
+    """Return whether the kernels implement this network, and none of its modules was replaced or has a hook."""
     if not isinstance(network, Decoder) or not supports(CHOICES, network.decoder.config):
         return False
     config, head, embedding = network.decoder.config, network.head, network.embedding
@@ -55,7 +55,7 @@ def is_supported(network: Decoder | Seq2Seq) -> bool:
 
 
 def _is_unmodified(module: nn.Module) -> bool:
-    """Whether a linear or norm module is torch's own class, has no hooks, and holds contiguous tensors."""
+    """Return whether a module has no hooks and only contiguous tensors, and is not a subclass of a torch module."""
     base = next((base for base in (nn.Linear, nn.LayerNorm, nn.RMSNorm) if isinstance(module, base)), None)
     has_hooks = bool(module._forward_hooks or module._forward_pre_hooks)
     is_contiguous = all(tensor.is_contiguous() for tensor in module.parameters(recurse=False))
@@ -63,7 +63,7 @@ def _is_unmodified(module: nn.Module) -> bool:
 
 
 class FusedLinear:
-    """norm → linear → activation → + residual, of one vector."""
+    """Runs norm, linear map, activation and residual sum on one vector, in one kernel."""
 
     def __init__(
         self, linear: Any, *, norm: nn.Module | None = None, activation: str = NONE, gated: bool = False
@@ -81,7 +81,7 @@ class FusedLinear:
         self.block, self.warps = choose_tile(self.outputs, self.inputs, gated)
 
     def __call__(self, x: Tensor, residual: Tensor | None = None, *, launch: dict[str, bool]) -> Tensor:
-        """The outputs, in memory that the next call overwrites. `launch` holds the kernel's launch options."""
+        """Return the outputs, in memory that the next call overwrites. `launch` are the kernel's launch options."""
         optional = (self.bias, self.norm_weight, self.norm_bias, residual)
         kernels.fused_linear[(triton.cdiv(self.outputs, self.block),)](
             x,
@@ -107,7 +107,7 @@ class FusedLinear:
 
 
 def choose_tile(outputs: int, inputs: int, gated: bool) -> tuple[int, int]:
-    """How many outputs a program computes, and with how many warps."""
+    """Return the number of outputs that a program computes, and its number of warps."""
     block, warps = 2 if gated else 4, 8 if inputs > 4096 else 4
     weights_per_thread = triton.next_power_of_2(inputs) * (2 if gated else 1) // (32 * warps)  # for one output
     while block > 1 and block * weights_per_thread > MAX_WEIGHTS_PER_THREAD:
@@ -116,12 +116,12 @@ def choose_tile(outputs: int, inputs: int, gated: bool) -> tuple[int, int]:
 
 
 def supports_early_launch(device: torch.device) -> bool:
-    """Whether a kernel can start before the previous one ends: on NVIDIA GPUs from Hopper on."""
+    """Return whether a kernel can start before the previous one ends: on NVIDIA GPUs since Hopper."""
     return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device)[0] >= 9
 
 
 class FusedDecoder:
-    """The network's part of a step of a `StaticRunner` with one sequence."""
+    """Computes the logits of a step with the fused kernels, for a `StaticRunner` with one sequence."""
 
     def __init__(self, runner: StaticRunner, token: Tensor) -> None:
         self.runner, self.token = runner, token  # (1, 1), the newest token
@@ -155,9 +155,9 @@ class FusedDecoder:
         return torch.empty(*shape, device=self.runner.mask.device, dtype=dtype)
 
     def logits(self) -> Tensor:
-        """The logits (V,) after the newest token, in memory that the next step overwrites.
+        """Return the logits (V,) after the newest token, in memory that the next step overwrites.
 
-        The number of filled slots is read on the device. The caller advances the position and the slot.
+        The kernels read the number of filled slots from GPU memory. The caller increases the position and the slot.
         """
         x, launch = self.embed(), self.launch
         for layer, (qkv, attention, out, up, down) in enumerate(self.layers):
@@ -166,7 +166,7 @@ class FusedDecoder:
         return self.output_linear(x, launch=launch)
 
     def embed(self) -> Tensor:
-        """The embedding (C,) of the newest token at its position."""
+        """Return the embedding (C,) of the newest token at its position."""
         embedding, width, positions = self.runner.embedding, self.runner.stack.config.width, self.runner.position_table
         table = embedding.token.weight
         kernels.embed[(triton.cdiv(width, COLUMNS_PER_PROGRAM),)](
@@ -185,7 +185,7 @@ class FusedDecoder:
         return self.x
 
     def attend(self, qkv: Tensor, attention: Any, layer: int) -> Tensor:
-        """One layer's attention (H · D,) over the filled slots; stores the new key and value."""
+        """Return one layer's attention output (H · D,) over the filled slots, and store the new key and value."""
         runner, partial = self.runner, (self.partial_outputs, self.partial_max, self.partial_sums)
         keys, values = runner.keys[layer], runner.values[layer]
         kernels.attention[(attention.heads, self.num_splits)](
@@ -223,7 +223,7 @@ class FusedDecoder:
 
 
 class FusedGreedyStep(FusedDecoder):
-    """A greedy step: read the newest token, choose the next one."""
+    """A greedy step: run the model on the newest token, and choose the next one."""
 
     def __init__(self, runner: StaticRunner, greedy: GreedyState) -> None:
         super().__init__(runner, greedy.token)
@@ -237,7 +237,7 @@ class FusedGreedyStep(FusedDecoder):
         self.choose(self.logits())
 
     def choose(self, logits: Tensor) -> None:
-        """Write the argmax of the logits (V,), and advance the counters."""
+        """Store the argmax of the logits (V,) as the next token, and increase the counters."""
         greedy, runner = self.greedy, self.runner
         kernels.partial_argmax[(self.num_parts,)](
             logits,

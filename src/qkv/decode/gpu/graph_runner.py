@@ -1,9 +1,9 @@
-"""A runner on a GPU for what the host looks at after every step: sampling, filters, streamed text.
+"""A runner on a GPU for calls that need the tokens on the CPU after every step: sampling, filters, streamed text.
 
-A step is one CUDA graph, as in `greedy.py`. Choosing the tokens is another one, if the filters depend on the logits
-only. Sequences that have ended stay in the caches and are computed without effect, because shapes never change.
+A step is one CUDA graph, as in `greedy.py`. Choosing the tokens is another graph, if the filters depend only on the
+logits. A sequence that has ended stays in the caches, because shapes never change, and its new results are ignored.
 
-R sequences that are still generated, N sequences in the caches, V vocabulary
+R active sequences, which have not ended; N sequences in the caches; V vocabulary
 """
 
 from collections.abc import Callable
@@ -19,11 +19,11 @@ from qkv.decode.runner import ModelRunner, promote_to_float32
 from qkv.decode.selection import TokenSelector
 
 MIN_TOKENS_TO_CAPTURE = 8
-"""Capturing the choice of tokens saves time only if more new tokens than this may be generated."""
+"""The choice of tokens is captured as a graph only if max_new_tokens is larger. Otherwise it would save no time."""
 
 
 class GraphRunner:
-    """Takes over a new `ModelRunner` and serves the decoding loop with captured steps."""
+    """Implements `TokenRunner` with CUDA graphs. It takes over a new `ModelRunner`."""
 
     def __init__(
         self,
@@ -33,12 +33,12 @@ class GraphRunner:
         compiled: bool = False,
         fused_decoder: Callable[[StaticRunner, Tensor], Any] | None = None,
     ) -> None:
-        """`fused_decoder` makes a `FusedDecoder`, whose kernels run the steps then."""
+        """If `fused_decoder` is given, it must return a `FusedDecoder`, and the fused kernels run the steps."""
         rows, self.length = runner.tokens.shape
         device = runner.tokens.device
         self.token_buffer = torch.cat([runner.tokens, runner.tokens.new_zeros(rows, max_new_tokens)], dim=1)  # (R, L)
-        self.active = list(range(rows))  # which sequences of the caches are still generated
-        self.active_index: Tensor | None = None  # the same on the device; None: all of them
+        self.active = list(range(rows))  # the indices of the active sequences in the caches
+        self.active_index: Tensor | None = None  # `active` as a tensor on the device; None if all are active
         self.token = torch.zeros(rows, 1, dtype=torch.long, device=device)
         self.num_steps = 0
         compiled = compiled and fused_decoder is None
@@ -56,15 +56,15 @@ class GraphRunner:
 
     @property
     def tokens(self) -> Tensor:
-        """Prompts and generated tokens (R, T), left-padded with −1."""
+        """The prompts and the generated tokens (R, T), left-padded with −1."""
         return self.token_buffer[:, : self.length]
 
     def prefill(self) -> Tensor:
-        """The logits (R, V) after the prompts, which the constructor has read."""
+        """Return the logits (R, V) after the prompts. The constructor has already run the model on them."""
         return self.logits
 
     def step(self, token_ids: Tensor) -> Tensor:
-        """Append a token (R,) to each sequence; returns the logits (R, V) of the next one."""
+        """Append one token to each sequence, `token_ids` (R,), and return the logits (R, V) of the next tokens."""
         self.token_buffer[:, self.length] = token_ids
         self.length += 1
         if self.active_index is None:
@@ -76,7 +76,7 @@ class GraphRunner:
         return self._active_rows(self.logits)
 
     def select(self, selector: TokenSelector, logits: Tensor, uniforms: Tensor | None) -> Tensor:
-        """Choose the next tokens; `uniforms` (R,) are the random numbers of sampling."""
+        """Choose the next tokens and return the selector's output. Sampling needs `uniforms`, random numbers (R,)."""
         if not (selector.is_stateless and self.captures_selection):
             return selector(logits, self.tokens.contiguous(), None if uniforms is None else uniforms.to(logits.device))
         if uniforms is not None:
@@ -85,7 +85,7 @@ class GraphRunner:
             self.uniforms.copy_(padded)
         fixed_uniforms = None if uniforms is None else self.uniforms
         if self.step_output is None or not self.steps.cuda:
-            # The first time runs uncaptured: it loads kernels, which a capture cannot do.
+            # The first call runs without a graph: it loads kernels, which a capture cannot do.
             self.step_output = selector(self.logits, self.token, fixed_uniforms)
             return self._active_rows(self.step_output)
         step_output = self.step_output
@@ -98,7 +98,7 @@ class GraphRunner:
         return self._active_rows(step_output)
 
     def keep(self, indices: Tensor) -> None:
-        """Continue with these sequences only."""
+        """Keep only the sequences at these indices."""
         self.active = [self.active[row] for row in indices.tolist()]
         self.active_index = torch.tensor(self.active, device=indices.device)
         self.token_buffer = self.token_buffer[indices]

@@ -1,11 +1,11 @@
-"""Decoding steps as CUDA graphs, compiled where that is asked for.
+"""Decoding steps as CUDA graphs, optionally compiled.
 
 A step reads the newest tokens, writes their keys and values, and chooses the next tokens. It is captured once as a CUDA
-graph and then replayed. Each replay reads the tokens that the previous one chose, so the host launches one graph per
-step, and checks only every few steps whether all sequences have ended. Attention reads the filled part of the cache
-only: a step is captured again for each bucket of slots, over views of the same cache that end with the bucket.
+graph and then replayed. Each replay reads the tokens that the previous one chose. So the CPU only launches one graph
+per step, and checks every few steps whether all sequences have ended.
 
-Without CUDA the same code runs without graphs; tests use that.
+Attention should not read empty slots. So slots are counted in buckets: a step reads only the first n buckets of the
+cache, and is captured again when n grows. Without CUDA the same code runs without graphs, and tests use that.
 """
 
 from collections.abc import Callable
@@ -19,15 +19,15 @@ from torch import Tensor
 from qkv.decode.gpu.static_runner import CacheView, StaticRunner
 
 SLOTS_PER_BUCKET = 256
-"""Each bucket has this many slots more than the last; the buckets of compiled steps double, as compiling takes long."""
+"""The number of slots that a step reads grows by this number. For compiled steps it doubles: compiling takes long."""
 STEPS_BETWEEN_CHECKS = 16
-"""The host checks whether all sequences have ended once in this number of steps."""
+"""The CPU checks once in this number of steps whether all sequences have ended."""
 MATVEC_COMPILE_OPTIONS: dict[str, Any] = {"coordinate_descent_tuning": True}
-"""Compiler options for steps of one sequence, whose products are all of a matrix and a vector."""
+"""The compiler options for steps of one sequence, in which every product is a matrix times a vector."""
 
 
 class GraphedSteps:
-    """Repeats one step whose state is all on the device."""
+    """Runs one step repeatedly, as CUDA graphs. All state of the step is on the device."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class GraphedSteps:
         compiled: bool = False,
         uses_buckets: bool = True,
     ) -> None:
-        """Without `uses_buckets` the step is given all slots, and finds out itself which are filled."""
+        """If `uses_buckets` is false, the step always gets a view of all slots, and must skip the empty ones itself."""
         self.runner, self.step, self.uses_buckets = runner, step, uses_buckets
         self.cuda = runner.mask.is_cuda
         self.compiled = compiled and self.cuda
@@ -49,7 +49,7 @@ class GraphedSteps:
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
     def __call__(self, step_number: int) -> None:
-        """Run a step; number 1 is the first step that reads a generated token."""
+        """Run a step. Step 1 is the first one that reads a generated token."""
         filled = self.runner.prompt_length + step_number * self.runner.num_beams
         slots = min(self._bucket(filled), self.runner.num_slots) if self.uses_buckets else self.runner.num_slots
         if slots in self.graphs:
@@ -58,7 +58,7 @@ class GraphedSteps:
             self.graphs[slots] = capture(partial(self.step, self.views[slots]), self.pool)
             self.graphs[slots].replay()
         else:
-            # The first step of a bucket runs uncaptured: it compiles and loads kernels, which a capture cannot do.
+            # The first step with this number of slots runs without a graph: it compiles and loads kernels.
             view = self.views.setdefault(slots, self.runner.view(slots))
             with _raised_recompile_limit() if self.compiled else nullcontext():
                 self.step(view)
@@ -71,7 +71,7 @@ class GraphedSteps:
 def capture(step: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
     """Capture a step as a CUDA graph, without running it.
 
-    Unlike `torch.cuda.graph`, this does not empty torch's memory cache, which the next batch needs again.
+    Unlike `torch.cuda.graph`, this does not empty torch's memory cache, which the next batch uses again.
     """
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
@@ -85,7 +85,7 @@ def capture(step: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
 
 
 def _raised_recompile_limit() -> AbstractContextManager[object]:
-    """The compiler makes a version for each bucket and batch shape, more than its default limit allows."""
+    """Return a context with a higher limit of recompilations: there is one for each number of slots and batch shape."""
     patched: AbstractContextManager[object] = torch._dynamo.config.patch(
         recompile_limit=512, accumulated_recompile_limit=4096
     )
@@ -93,7 +93,7 @@ def _raised_recompile_limit() -> AbstractContextManager[object]:
 
 
 def run_steps(steps: GraphedSteps, max_new_tokens: int, done: Tensor) -> None:
-    """Run all steps after the first token, or until every sequence is done."""
+    """Run the steps that generate all tokens but the first. Stop early when every sequence is done."""
     for number in range(1, max_new_tokens):
         steps(number)
         if number % STEPS_BETWEEN_CHECKS == 0 and bool(done.all()):
@@ -101,7 +101,7 @@ def run_steps(steps: GraphedSteps, max_new_tokens: int, done: Tensor) -> None:
 
 
 def is_in(token: Tensor, token_ids: tuple[int, ...]) -> Tensor:
-    """True where a token is one of a few token ids."""
+    """Return a mask that is True where a token is one of `token_ids`."""
     out = torch.zeros_like(token, dtype=torch.bool)
     for token_id in token_ids:
         out = out | (token == token_id)

@@ -1,4 +1,4 @@
-"""Greedy decoding on a GPU without waiting for the host: the argmax is part of the captured step.
+"""Greedy decoding on a GPU that does not wait for the CPU, because the argmax is part of the captured step.
 
 N sequences, V vocabulary
 """
@@ -16,21 +16,21 @@ from qkv.models import Decoder, Seq2Seq
 
 
 class GreedyState:
-    """What greedy decoding has written, and which sequences have ended."""
+    """The generated tokens, their log-probabilities, and which sequences have ended."""
 
     def __init__(self, runner: StaticRunner, eos_token_ids: tuple[int, ...], max_new_tokens: int) -> None:
         self.runner, self.eos_token_ids = runner, eos_token_ids
         rows, device = runner.batch_size, runner.mask.device
         self.token = torch.zeros(rows, 1, dtype=torch.long, device=device)
         self.ended = torch.zeros(rows, dtype=torch.bool, device=device)
-        # Tokens and log-probabilities (N, T), the end-of-sequence token included; −1 after it.
+        # Tokens and log-probabilities (N, T), with the end-of-sequence token. After it, tokens are −1.
         self.written = torch.full((rows, max_new_tokens), -1, dtype=torch.long, device=device)
         self.logprobs = torch.zeros(rows, max_new_tokens, dtype=torch.float64, device=device)
         self.num_written = torch.zeros(1, dtype=torch.long, device=device)
 
     @property
     def state(self) -> list[Tensor]:
-        """The tensors that a step changes, besides its output. Restore them to repeat the same steps."""
+        """The tensors that a step changes, except its output. A benchmark restores them to repeat the same steps."""
         return [self.token, self.ended, self.num_written]
 
     def choose(self, logits: Tensor) -> None:
@@ -45,16 +45,16 @@ class GreedyState:
         self.num_written.add_(1)
 
     def step(self, view: CacheView) -> None:
-        """Read the newest token of each sequence and choose the next one."""
+        """Run the model on the newest token of each sequence, and choose the next one."""
         self.choose(self.runner.logits(self.token, view))
 
 
-FusedStep = Callable[[StaticRunner, GreedyState], Callable[[CacheView], None]]
-"""Makes a step that reads the newest token and chooses the next one."""
+StepFactory = Callable[[StaticRunner, GreedyState], Callable[[CacheView], None]]
+"""A function that makes a greedy step, such as the class `FusedGreedyStep`."""
 
 
 def network_for_steps(runner: ModelRunner, *, compiled: bool) -> Decoder | Seq2Seq:
-    """The network that steps run. Compiled steps of one sequence get linear maps that the compiler can fuse."""
+    """Return the network that the steps run. For compiled steps of one sequence, its linear maps are `MatvecLinear`."""
     if compiled and len(runner.tokens) == 1 and runner.tokens.is_cuda:
         return replace_linears(runner.network, MatvecLinear)
     return runner.network
@@ -66,11 +66,11 @@ def greedy_steps(
     max_new_tokens: int,
     *,
     compiled: bool = False,
-    fused_step: FusedStep | None = None,
+    fused_step: StepFactory | None = None,
 ) -> tuple[GraphedSteps, GreedyState]:
-    """Read the prompts of a new runner and choose the first tokens; returns the steps that choose the others.
+    """Prefill a new runner and choose the first tokens. Returns the steps that generate the other tokens.
 
-    `fused_step` makes a step that runs in the kernels of `fused_step.py`, which need no compiler.
+    If `fused_step` is given, the fused kernels run the steps. They are not compiled.
     """
     compiled = compiled and fused_step is None
     static = StaticRunner(runner, max_new_tokens, network=network_for_steps(runner, compiled=compiled))
@@ -86,11 +86,11 @@ def decode_greedy(
     max_new_tokens: int,
     *,
     compiled: bool = False,
-    fused_step: FusedStep | None = None,
+    fused_step: StepFactory | None = None,
 ) -> GreedyState:
-    """Generate up to `max_new_tokens` for each prompt of a new runner.
+    """Generate up to `max_new_tokens` tokens for each prompt of a new runner.
 
-    Compiled steps are faster, but the first ones wait for the compiler: they pay for long or repeated generation.
+    Compiled steps are faster, but the first steps wait for the compiler. So they suit long or repeated generation.
     """
     steps, greedy = greedy_steps(runner, eos_token_ids, max_new_tokens, compiled=compiled, fused_step=fused_step)
     run_steps(steps, max_new_tokens, greedy.ended)

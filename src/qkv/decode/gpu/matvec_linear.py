@@ -1,8 +1,8 @@
-"""Linear maps for compiled steps of one sequence, where every product is of a matrix and a vector.
+"""Linear maps for compiled steps of one sequence, in which every product is a matrix times a vector.
 
-Written as a sum, such a product is compiled into one kernel with its neighbours: the norm before it, the bias, the
-gate, the residual after it. A library call for matrix products would prevent this fusion. Only the compiler benefits:
-in eager mode the sum would write the whole product to memory first.
+Here the product is written as a sum. The compiler fuses the sum with the operations around it into one kernel: the norm
+before it, and the bias, the gate and the residual sum after it. It cannot fuse a library call for matrix products. In
+eager mode the sum is slow, because it writes all elementwise products to memory.
 
 I inputs, O outputs
 """
@@ -19,7 +19,7 @@ CopiedNetwork = TypeVar("CopiedNetwork", bound=nn.Module)
 
 
 class MatvecLinear(nn.Module):
-    """y = x Wᵀ + b with the weights of a linear map, computed as a sum if x is one vector and the compiler runs."""
+    """y = x Wᵀ + b with the weights of a linear map. In compiled code it is a sum if x is one vector."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -37,15 +37,13 @@ class MatvecLinear(nn.Module):
 
 
 def is_single_vector(x: Tensor) -> bool:
-    """Whether x is one vector, and this code is being compiled."""
+    """Return whether x is one vector and this code is being compiled."""
     return torch.compiler.is_compiling() and x.numel() == x.shape[-1]
 
 
 def replace_linears(network: CopiedNetwork, make: Callable[[nn.Linear], nn.Module]) -> CopiedNetwork:
-    """A copy of a network with other modules in place of its linear maps. It shares all weights with the original.
-
-    A deep copy whose memo already holds the replacements and the tensors.
-    """
+    """Return a copy of a network in which `make` replaces each linear map. It shares all weights with the original."""
+    # deepcopy takes the replacements and the shared tensors from the memo.
     memo: dict[int, object] = {id(module): make(module) for module in network.modules() if type(module) is nn.Linear}
     memo |= {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
     return copy.deepcopy(network, memo=memo)

@@ -1,13 +1,13 @@
-"""The model's part of a step whose shapes and addresses never change, as CUDA graphs and the compiler require.
+"""Run the model in steps whose shapes and memory addresses never change, as CUDA graphs and the compiler require.
 
-Each of N sequences takes T new tokens per step: one for greedy decoding and sampling, one per beam in a beam search.
-The beams of one prompt write into one cache, side by side, and a mask for each beam says which slots it attends to:
+Each of N sequences reads T new tokens per step: one for greedy decoding and sampling, one per beam for beam search. All
+beams of a prompt write into one row of the cache. A mask for each beam says which slots it attends to:
 
     slots of one prompt     prompt │ step 1: beam 0, beam 1 │ step 2: beam 0, beam 1 │ …
     beam 0 came from 1      yes    │         –       yes    │         yes    –       │
 
-When the search replaces beams, only the masks are copied. Keys and values stay where they were written, and a prompt is
-stored once for all beams. The operators are those of `Stack`, on the same numbers; `Stack` is the reference.
+When the search replaces beams, only the masks are copied. Keys and values are never moved, and a prompt is stored once
+for all beams. The operators are the same as in `Stack`, which is the reference.
 
 N sequences (prompts), T new tokens of each, S slots, H heads, KV key/value heads, G heads that share a key, D head dim
 """
@@ -28,12 +28,12 @@ from qkv.decode.support import EVERY_CHOICE, supports
 from qkv.models import Decoder, Seq2Seq
 
 LENGTH_MULTIPLE = 64
-"""Lengths are rounded up to a multiple of this. Attention kernels copy an unaligned mask in every layer (16 would do to
-avoid that), and the compiler makes fewer versions."""
+"""Lengths are rounded up to a multiple of this number. Attention kernels would copy a mask whose length is not a
+multiple of 16. Multiples of 64 also save compilations, because fewer lengths occur."""
 
 
 class CacheView(NamedTuple):
-    """The first slots of the caches, as views: nothing is copied when a step reads more of them."""
+    """Views of the first slots of the caches. A view of more slots copies nothing."""
 
     keys: list[Tensor]  # per layer (N, KV, S, D)
     values: list[Tensor]
@@ -49,15 +49,15 @@ class GatheredRotary(Rotary):
 
 
 def is_supported(network: Decoder | Seq2Seq) -> bool:
-    """Whether `StaticRunner` implements this network, with this attention kernel; not in training mode."""
+    """Return whether `StaticRunner` implements this network and its attention kernel. Training mode must be off."""
     is_plain = not network.training and network.decoder.kernel in ("auto", "sdpa")
     return is_plain and supports(EVERY_CHOICE, network.decoder.config)
 
 
 class StaticRunner:
-    """Takes over a new `ModelRunner`: reads its prompts, then runs steps in caches of fixed shape.
+    """Takes over a new `ModelRunner`. It prefills the prompts, then runs steps in caches of fixed shape.
 
-    `prefill_logits` (N, V) follow the prompts; `logits` returns those of each further step.
+    `prefill_logits` (N, V) are the logits after the prompts. The method `logits` runs a step and returns its logits.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class StaticRunner:
         self.num_beams = num_beams
         self.prefill_logits = runner.prefill()
         device, dtype = runner.tokens.device, runner.cache.keys[0].dtype
-        steps = max_new_tokens - 1  # the last token is never read
+        steps = max_new_tokens - 1  # the model never reads the last token
         self.num_slots = round_up(self.prompt_length + steps * num_beams)
         for tensors in (runner.cache.keys, runner.cache.values):
             for layer, tensor in enumerate(tensors):
@@ -92,18 +92,18 @@ class StaticRunner:
         self.source_mask = _source_mask(runner, dtype)
 
     def _max_position(self, max_new_tokens: int) -> int:
-        """The number of positions that sequences may reach, limited by the model's position table."""
+        """Return the number of positions that are needed, limited by the model's position table."""
         config = self.stack.config
         reach = round_up(self.prompt_length + max_new_tokens)
         return min(reach, config.max_positions) if config.has_max_positions else reach
 
     @property
     def state(self) -> list[Tensor]:
-        """The tensors that a step changes, besides the slots that it writes. Restore them to repeat the same steps."""
+        """The tensors that a step changes, except the caches. A benchmark restores them to repeat the same steps."""
         return [self.mask, self.next_positions, self.next_slots]
 
     def view(self, num_slots: int) -> CacheView:
-        """The first `num_slots` slots of the caches."""
+        """Return a view of the first `num_slots` slots of the caches."""
         cut = min(num_slots, self.num_slots)
         return CacheView(
             [t[:, :, :cut] for t in self.keys],
@@ -113,10 +113,9 @@ class StaticRunner:
         )
 
     def logits(self, token: Tensor, view: CacheView) -> Tensor:
-        """Read the newest tokens (N, T); returns the logits (N·T, V) of the next ones."""
-        view.mask.scatter_(
-            2, self.next_slots[None, :, None].expand(self.batch_size, -1, 1), 0.0
-        )  # each attends to itself
+        """Read the newest tokens (N, T), and return the logits (N·T, V) of the next tokens."""
+        # Each new token attends to its own slot.
+        view.mask.scatter_(2, self.next_slots[None, :, None].expand(self.batch_size, -1, 1), 0.0)
         positions = None if self.position_table is None else self.position_table[self.next_positions]
         x = self.embedding.combine(token, positions)  # (N, T, C)
         rotaries = {window: GatheredRotary(table, self.next_positions) for window, table in self.rotaries.items()}
@@ -172,7 +171,7 @@ class StaticRunner:
         return cast(Tensor, attention.out(_grouped_attention(q, keys, values, self.source_mask, attention.scale)))
 
     def _masks(self, view: CacheView, dtype: torch.dtype) -> dict[int, Tensor]:
-        """By sliding window, what is added to the attention scores: (N, 1 or KV, 1 or G·T, S)."""
+        """Return the tensors that are added to the attention scores, by window size: (N, 1 or KV, 1 or G·T, S)."""
         config = self.stack.config
         groups = config.heads // config.kv_heads
         mask = view.mask[:, None]  # (N, 1, T, S)
@@ -188,12 +187,15 @@ class StaticRunner:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """softmax(QKᵀ · scale + mask) V for few queries: q (N, KV, G·T, D), k and v (N, KV, S, D)."""
+    """Return softmax(QKᵀ · scale + mask) V, for q (N, KV, G·T, D), k and v (N, KV, S, D)."""
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
 
 
 def _grouped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """Grouped heads as more queries of the same key, because kernels with masks support no groups; → (N, T, H · D)."""
+    """Return the attention output (N, T, H · D). Heads that share a key become queries of one head.
+
+    This is because torch's attention kernels with a mask do not support grouped heads.
+    """
     rows, heads, new, width = q.shape
     kv_heads = k.shape[1]
     z = attend(q.reshape(rows, kv_heads, -1, width), k, v, mask, scale)
@@ -201,12 +203,12 @@ def _grouped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sca
 
 
 def round_up(count: int, multiple: int = LENGTH_MULTIPLE) -> int:
-    """The next multiple."""
+    """Round up to a multiple."""
     return -(-count // multiple) * multiple
 
 
 def _source_mask(runner: ModelRunner, dtype: torch.dtype) -> Tensor | None:
-    """(N, 1, 1, S): 0 at source tokens, −∞ at padding; None if there is no padding."""
+    """Return a mask (N, 1, 1, S) with 0 at source tokens and −∞ at padding, or None if there is no padding."""
     if runner.cross_cache is None or runner.cross_cache.layout.document_ids is None:
         return None
     document_ids = runner.cross_cache.layout.document_ids
