@@ -73,7 +73,7 @@ VARIANTS: dict[str, Variant] = {
     "hand": {
         "compiled": False,
         "hand": True,
-    },  # the kernels of `fused_step`, which `generate` uses for supported networks
+    },  # `fused_step`, which `generate` uses for supported networks
 }
 USUAL = ["graphs", "tuned", "sums", "sums, attention too", "sums, combined kernels", "hand"]
 

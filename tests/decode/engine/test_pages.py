@@ -90,5 +90,5 @@ def test_taking_and_giving_back() -> None:
 
 
 def test_pages_have_a_size() -> None:
-    with pytest.raises(ValueError, match="not 0 of 4"):
+    with pytest.raises(ValueError, match="num_pages = 0, page_size = 4"):
         PagePool(small("decoder").new_cache(1, 1), 0, 4)
