@@ -50,7 +50,7 @@ def test_a_search_moves_no_keys_until_a_source_leaves(monkeypatch: pytest.Monkey
     def refuse(cache: SelfCache, rows: torch.Tensor, since: int = 0) -> None:
         raise AssertionError("the cache was moved")
 
-    monkeypatch.setattr(forks_module, "reorder_cache", refuse)
+    monkeypatch.setattr(beam_slots, "reorder_cache", refuse)
     monkeypatch.setattr(fast_cpu, "reorder_cache", refuse)
     assert found("seq2seq", "pre-norm", [[5, 6, 7]], GenerationOptions(max_tokens=6, beam=BEAMS))
 
