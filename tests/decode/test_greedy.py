@@ -114,7 +114,7 @@ def test_a_prefix_is_forced(network: Network) -> None:
         ({"temperature": float("nan")}, "temperature"),
         ({"top_p": 0.0}, "top_p"),
         ({"min_p": 2.0}, "min_p"),
-        ({"beam": 13}, "vocabulary of 12"),
+        ({"beam": 13}, "vocabulary; it must be at most 12"),
         ({"beam": 2, "num_return_sequences": 3}, "num_return_sequences"),
         ({"beam": 2, "temperature": 0.5}, "temperature"),
         ({"length_penalty": float("inf")}, "length_penalty"),

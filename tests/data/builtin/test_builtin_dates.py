@@ -203,7 +203,7 @@ def test_wrong_calls_are_explained(dates):
         dates.example("train", -1)
     with pytest.raises(UsageError, match="no language 'eng'; did you mean 'en'"):
         Dates(["eng"])
-    with pytest.raises(UsageError, match="at least one language"):
+    with pytest.raises(UsageError, match="needs at least one; name one"):
         Dates([])
 
 

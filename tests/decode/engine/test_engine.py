@@ -277,7 +277,7 @@ class Broken:
 
     def __init__(self, network: Network, error: BaseException) -> None:
         self.network, self.error, self.left = network, error, 0
-        self.inner = network.head.features
+        self.inner = network.head.transform
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         out = self.inner(*args, **kwargs)
@@ -291,7 +291,7 @@ class Broken:
 def break_next(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Broken]:
     def make(kind: str, error: BaseException) -> Broken:
         broken = Broken(small(kind), error)
-        monkeypatch.setattr(small(kind).head, "features", broken)
+        monkeypatch.setattr(small(kind).head, "transform", broken)
         return broken
 
     return make
