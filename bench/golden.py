@@ -62,8 +62,8 @@ Keys = dict[str, Any]
 
 COMMON: Keys = {
     "data.max_length": 96, "data.valid_fraction": 0.15, "data.cache": "cache", "tokenizer.vocab_size": 420,
-    "model.width": 32, "model.layers": 2, "model.heads": 4, "model.dropout": 0.1, "train.steps": 30, "train.batch_tokens": 768,
-    "train.lr": 0.01, "train.log_every": 1, "train.eval_every": 15, "train.eval_examples": 12, "train.num_threads": 1,
+    "model.width": 32, "model.layers": 2, "model.heads": 4, "model.dropout": 0.1, "train.steps": 30,
+    "train.batch_tokens": 768, "train.lr": 0.01, "train.log_every": 1, "train.eval_every": 15, "train.eval_examples": 12, "train.num_threads": 1,
     "train.device": "cpu",
 }  # fmt: skip
 LANGUAGE: Keys = {"objective.kind": "causal_lm", "data.train": "book.txt"}
@@ -215,7 +215,7 @@ def plain(value: Any) -> Any:
 
 
 def hash_of(tensors: Sequence[Tensor | np.ndarray]) -> str:
-    """One hash for all, whatever their names and their order."""
+    """One hash for all tensors, independent of their names and order."""
     found = []
     for tensor in tensors:
         one = torch.as_tensor(tensor).detach().cpu().contiguous()
@@ -239,14 +239,14 @@ def written(results: Sequence[GenerationResult]) -> list[Any]:
 
 
 class Recording:
-    """Keys and values; what fails is recorded as such, and told."""
+    """Keys and values. A rejected input is recorded as "refused", any other exception as "error"."""
 
     def __init__(self) -> None:
         self.found: dict[str, Any] = {}
         self.errors: list[str] = []
 
     def add(self, key: str, make: Callable[..., Any], *given: Any) -> None:
-        """Record what a function gives."""
+        """Record what a function returns."""
         assert key not in self.found, key
         began = time.perf_counter()
         try:
@@ -261,7 +261,7 @@ class Recording:
 
 
 class Listener(Watcher):
-    """Hears the loss of every step and the metrics of every evaluation."""
+    """Collects the loss of every step and the metrics of every evaluation."""
 
     def __init__(self) -> None:
         self.losses: list[float] = []
@@ -278,7 +278,7 @@ class Listener(Watcher):
 
 
 def make_files(folder: Path) -> None:
-    """Data of every kind, the same each time."""
+    """Write data files for every objective, the same each time."""
     draw = random.Random(0)
     words = ["the", "a", "cat", "dog", "house", "tree", "runs", "sleeps", "green", "red", "over", "near", "Anna"]
 
@@ -431,7 +431,7 @@ def shrunk(config: Config) -> Config:
 
 
 def two_processes(out: Recording) -> None:
-    """All such runs one after the other in the same two processes, each meeting at a store of its own."""
+    """Run all of PROCESSES one after the other in the same two processes, each run with its own store."""
     stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in PROCESSES]
     line = [sys.executable, __file__, "worker", *(str(store.port) for store in stores)]
     world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
