@@ -9,8 +9,8 @@
     cpu            `loop.py` and `beam.py` with a faster step               CPU
     reference      `loop.py` and `beam.py` with the network's modules       any device
 
-The copies are from the GPU to the CPU. The first backend in this order that supports the call runs it. The reference
-supports every call.
+A copy here is a copy of the generated tokens from the GPU to the CPU. A call with a draft runs on `speculative`. Every
+other call runs on the first of the other backends, in this order, that supports it. The reference supports all of them.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ class Backend:
     supports_network: Callable[[Decoder | Seq2Seq], bool] = lambda network: True
     """Returns whether the backend implements a network's config and its present state, such as its kernel."""
     streams: bool = True
-    """Whether the backend can emit text before a sequence ends."""
+    """Whether the backend calls `on_text`. Beam search does so once per text, when the search is done."""
     max_batch_size: int | None = None
     """The largest number of prompts in a call. None means any number."""
     requires_beam: bool = False

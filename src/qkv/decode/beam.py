@@ -1,10 +1,10 @@
 """Beam search: keep the best B continuations at each step.
 
-A hypothesis of n tokens, with the end-of-sequence token, is ranked by its log-probability divided by n^α, or by GNMT's
-divisor ((5 + n) / 6)^α. The search of a prompt stops when no running hypothesis can beat the finished ones. The
-log-probability of a running hypothesis can only decrease, and it is negative. So its final rank is at most its present
-log-probability divided by the largest divisor it can get: the divisor of the maximum length if α > 0, or of the next
-length if α ≤ 0.
+A hypothesis of n tokens is ranked by its normalized score: its log-probability divided by n^α, or by GNMT's divisor
+((5 + n) / 6)^α. n counts the end-of-sequence token. The search of a prompt stops when no running hypothesis can beat
+the finished ones. The log-probability of a running hypothesis can only decrease, and it is negative. So its final
+normalized score is at most its present log-probability divided by the largest divisor it can still get: the divisor of
+the maximum length if α > 0, or of the next length if α ≤ 0.
 
 N prompts, B beams, V vocabulary, K candidates
 """
@@ -57,9 +57,9 @@ class BeamState:
     def advance(
         self, candidates: list[BeamCandidate], options: GenerationOptions, length: int, eos_token_ids: tuple[int, ...]
     ) -> list[BeamCandidate]:
-        """Finish, keep or drop the candidates of one step, given best first. Returns the B new running candidates.
+        """Finish, keep or drop each candidate of one step. Returns the B new running candidates.
 
-        If there are fewer than B, the rest are placeholders with a score of −∞.
+        `candidates` are sorted, best first. If fewer than B can run on, the rest are placeholders with a score of −∞.
         """
         is_last = length == options.max_tokens
         running: list[BeamCandidate] = []

@@ -57,7 +57,10 @@ def suppress(tokens: tuple[int, ...]) -> LogitsProcessor:
 
 
 def suppress_eos_before(length: int, eos_token_ids: tuple[int, ...]) -> LogitsProcessor:
-    """Forbid the end-of-sequence tokens in sequences of fewer than `length` tokens, prompt included."""
+    """Forbid the end-of-sequence tokens while there are fewer than `length` columns of tokens.
+
+    The columns are those of the padded prompts and of the generated tokens.
+    """
     suppress_eos = suppress(eos_token_ids)
 
     def apply(logits: Tensor, tokens: Tensor) -> Tensor:
@@ -87,7 +90,8 @@ def top_p(p: float) -> LogitsProcessor:
     def apply(logits: Tensor, _: Tensor) -> Tensor:
         ordered, index = logits.sort(descending=True)
         probs = ordered.softmax(-1)
-        drop = probs.cumsum(-1) - probs >= p  # the more probable tokens have a total probability of at least p
+        # Drop a token if the tokens before it already have a total probability of at least p.
+        drop = probs.cumsum(-1) - probs >= p
         return logits.masked_fill(drop.scatter(1, index, drop), NEG_INF)
 
     return apply

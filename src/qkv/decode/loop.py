@@ -43,7 +43,10 @@ class GenerationCall:
     def start(
         self, prompts: Sequence[Sequence[int]] | None = None, *, cpu: bool = False
     ) -> tuple[ModelRunner, "GenerationCall"]:
-        """Return a runner for `prompts` (default: all), and this call with its constraint bound to that batch."""
+        """Return a runner for `prompts` (default: all), and a copy of this call for that batch.
+
+        If this call has a constraint, the copy has a logits processor in its place.
+        """
         runner = make_runner(self.network, self.prompts if prompts is None else prompts, self.options, cpu=cpu)
         options = self.options.bind_constraint(self.tokenizer, self.eos_token_ids, runner.tokens.shape[1])
         return runner, replace(self, options=options)
@@ -102,7 +105,7 @@ def decode_loop(runner: TokenRunner, call: GenerationCall) -> list[GenerationRes
 
 
 def result_until_stop(call: GenerationCall, index: int, logprobs: Sequence[TokenLogprob]) -> GenerationResult:
-    """Return the result of tokens from a backend that ignores stop strings: the text ends at the first stop string."""
+    """Build a result from tokens that were generated without regard to stop strings, and cut it at the first one."""
     sequence = call.new_sequence(index)
     reasons = (sequence.append(logprob.id, logprob, call.options, call.eos_token_ids) for logprob in logprobs)
     finish_reason = next(reason for reason in reasons if reason is not None)

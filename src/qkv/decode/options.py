@@ -51,9 +51,10 @@ class GenerationOptions:
     repetition_penalty: float = 1.0
     no_repeat_ngram_size: int = 0  # no n-gram of this size occurs twice; 0: no limit
     suppress_tokens: tuple[int, ...] = ()
-    logits_processors: tuple[LogitsProcessor, ...] = ()  # run after the three options above, before sampling's
+    # These run after the three options above, and before temperature, top_k, top_p and min_p.
+    logits_processors: tuple[LogitsProcessor, ...] = ()
     constraint: Constraint | None = None  # made by `qkv.decode.regex`, `json_schema` or `grammar`
-    prefix: tuple[int, ...] = ()  # tokens after the prompt that the new text continues; not part of the result
+    prefix: tuple[int, ...] = ()  # tokens appended to the prompt; the result has only what follows them
     stop: tuple[str, ...] = ()  # strings that end the text; they are not part of the result
     # beam search
     beam: int = 1
@@ -65,7 +66,7 @@ class GenerationOptions:
     logprobs: int = 0  # how many alternative tokens to report at each step
 
     def check(self, config: Config) -> None:
-        """Raise an error if this model does not support a value, or no model does."""
+        """Raise an error if a value is invalid, or if this model does not support it."""
         vocab_size = config.stack.vocab_size
         if config.decoder is None or config.head.kind != "lm":
             raise UsageError(

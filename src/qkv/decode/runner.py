@@ -95,9 +95,10 @@ class ModelRunner:
         self.tokens = self.tokens[rows]
 
     def reorder(self, parents: Tensor, shared_prefix: int = 0) -> None:
-        """Replace each sequence r by a copy of sequence `parents[r]`, which must be a beam of the same prompt.
+        """Make sequence r a copy of the present sequence `parents[r]`. With fewer parents, fewer sequences are left.
 
-        The caller guarantees that the first `shared_prefix` tokens of both are equal; they are not copied.
+        After `expand_beams`, a beam may become a copy only of beams of the same prompt. The caller guarantees that the
+        first `shared_prefix` columns of sequences r and `parents[r]` are equal, so that they need not be copied.
         """
         if self._cpu_step is not None:
             self._cpu_step.reorder(self.cache, parents)
@@ -189,7 +190,10 @@ def left_pad(sequences: Sequence[Sequence[int]], device: torch.device) -> Tensor
 
 
 def _model_inputs(tokens: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Convert left-padded tokens (R, T) to ids and document ids. The document ids are None if there is no padding."""
+    """Convert left-padded tokens (R, T) to ids and document ids, which are 1 at tokens and 0 at padding.
+
+    The document ids are None if there is no padding.
+    """
     is_token = tokens >= 0
     return tokens.clamp(min=0), None if bool(is_token.all()) else is_token.long()
 

@@ -40,7 +40,7 @@ class TokenSelector:
 
 
 def pack_step_output(raw: Tensor, filtered: Tensor, chosen: Tensor, num_logprobs: int) -> Tensor:
-    """Return one float64 tensor (R, 3 + 2A), which is copied to the CPU at once. `unpack_step_output` reads it.
+    """Return one float64 tensor (R, 3 + 2A), so that one copy to the CPU is enough. `unpack_step_output` reads it.
 
     The columns: the chosen token, its log-probability before the filters, its logit after the filters, the A most
     probable tokens before the filters, and their log-probabilities.

@@ -1,9 +1,11 @@
-"""Fast paths declare here which values of the config's `Literal` fields they implement.
+"""Fast paths declare which values of the config's `Literal` fields they implement.
 
 A fast path is other code that computes the same results as `Stack`. It would silently ignore a config value that it
 does not implement. So every fast path lists the values that it implements, and `supports` returns False for all others,
-including a new `Literal` field of `StackConfig`. The call then runs on the reference. `tests/decode/test_backend.py`
-decodes with every value that is declared here and compares the result with the reference.
+including a new `Literal` field of `StackConfig`. The call then runs on another fast path that supports it, or on the
+reference. `EVERY_CHOICE` below is the list of the CPU step and the GPU steps, and the fused kernels have their own in
+`gpu/fused_step.py`. `tests/decode/test_backend.py` decodes with every value of `EVERY_CHOICE` and compares the result
+with the reference.
 """
 
 from collections.abc import Mapping

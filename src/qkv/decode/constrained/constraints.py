@@ -6,8 +6,8 @@ The library llguidance matches the constraint byte by byte and computes which to
 a logit of −∞. The end-of-sequence token is allowed only if the text is complete, and forced if nothing can follow. If
 `max_tokens` truncates a text, it is the start of a text that matches, and its `finish_reason` is "length".
 
-The matcher's state depends only on the generated tokens, and is cached under them. So nothing has to be updated when a
-sequence ends, a beam is replaced or a draft token is rejected.
+The matcher's state depends only on the generated tokens, and is cached with these tokens as the key. So nothing has to
+be updated when a sequence ends, a beam is replaced or a draft token is rejected.
 
 R sequences, V vocabulary
 """
@@ -26,7 +26,8 @@ from qkv.errors import QkvError, UsageError
 from qkv.text import Tokenizer
 
 MIN_CACHED_STATES = 256
-"""If more states are cached (and more than four per sequence), the oldest are dropped, and recomputed when needed."""
+"""At most this many states stay cached, or four per sequence if that is more. The oldest are dropped, and recomputed
+when needed."""
 
 
 def regex(pattern: str) -> "GrammarConstraint":
@@ -181,7 +182,8 @@ class ConstraintVocabulary:
     """A model's vocabulary in the form that llguidance needs.
 
     It adds 256 tokens after the model's own, one for each byte. A token may have other bytes at the start of a text
-    than later in the text. So the matcher reads the first token of a text as bytes.
+    than later in the text. If so, the first token of a text is passed to the matcher as its bytes, each as one of the
+    256 added tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:

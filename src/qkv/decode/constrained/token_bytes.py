@@ -1,7 +1,7 @@
 """The bytes of each token, at the start of a text and after other tokens.
 
-Most tokenizers give a token the same bytes in both cases. A tokenizer that marks the beginning of words, such as
-SentencePiece, drops the space before the first word.
+A byte-level tokenizer gives a token the same bytes in both cases. A tokenizer that marks the beginning of words, such
+as SentencePiece, may drop the space before the first word. So for all other tokenizers both are computed.
 """
 
 from collections.abc import Sequence
@@ -47,13 +47,13 @@ class TokenBytes:
 
     @property
     def is_same_at_start(self) -> bool:
-        """Whether every token has the same bytes at the start of a text as later."""
+        """Whether one table serves for both cases, because the tokenizer is byte-level."""
         return self.first_bytes is self.later_bytes
 
     def tokenize(self, data: bytes, *, at_start: bool) -> list[int]:
         """Return tokens whose bytes are `data`: the tokenizer's own encoding if it is exact, else the longest matches.
 
-        A byte that no token starts with becomes the id `len(self.later_bytes)` plus its value, outside the vocabulary.
+        Where no token matches, one byte becomes the id `len(self.later_bytes)` plus its value, outside the vocabulary.
         """
         try:
             ids = self.tokenizer.encode(data.decode(), add_special_tokens=False)

@@ -2,8 +2,8 @@
 
 At each step every beam of a row writes one slot. A mask says which slots each beam attends to. When the search replaces
 beams, only the mask is copied, and no keys or values are. Every few steps, slots that no beam attends to are removed.
-So a row stores the common prefix of its beams only once. The reference is `reorder_cache`, which copies the keys
-and values of every beam at every step.
+So a row stores the common prefix of its beams only once. The reference is `reorder_cache`, which copies the keys and
+values of the beams at every step. It skips the prefix that the replaced beams share with their replacements.
 
 N rows of the cache, T beams in each, S slots, KV key/value heads, D head dim
 """
@@ -16,7 +16,7 @@ from qkv.decode.cache_edits import crop_cache, reorder_cache
 
 NEG_INF = float("-inf")
 COMPACT_EVERY_STEPS = 8
-"""Unused slots may be removed once in this number of steps."""
+"""The number of steps after which unused slots may be removed again."""
 MAX_USED_FRACTION = 0.75
 """Unused slots are removed only if at most this fraction of the slots is still used."""
 
@@ -75,5 +75,7 @@ class BeamSlots:
         for tensor in (cache.document_ids, cache.positions):
             tensor[:, :num_kept] = tensor.gather(1, slots)
         crop_cache(cache, num_kept)
-        self.next_positions = self.next_positions.expand(rows, 1)  # a slot's position now differs between rows
+        # One next position per row (N, 1). Given a single one, the cache would assume that a slot has the same position
+        # in every row, which is no longer true.
+        self.next_positions = self.next_positions.expand(rows, 1)
         self.mask = self.mask.gather(2, slots[:, None].expand(-1, self.num_beams, -1))

@@ -12,9 +12,10 @@ _PROBE = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); assert flo
 
 @cache
 def supports_bfloat16() -> bool:
-    """Try a matrix product in another process, because some virtual machines advertise AMX but kill its users.
+    """Try a matrix product in another process.
 
-    If it fails, set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 before starting Python, or use float32.
+    Some virtual machines advertise AMX, but kill a process that uses it. If the product fails, set
+    ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 before starting Python, or use float32.
     """
     try:
         return subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, timeout=120).returncode == 0

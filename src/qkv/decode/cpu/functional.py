@@ -1,8 +1,8 @@
 """Make plain functions from the modules of a block.
 
-On a CPU the matrix products of a step are small, and the overhead of modules, masks and taps takes longer than the
-products. The functions here are made from a block once per call. They run the same operators on the same numbers in the
-same order. `Block` is the reference. Read it first to see what a block computes.
+On a CPU the matrix products of a step are small, and the overhead of modules, masks and taps (which record activations)
+takes longer than the products. The functions here are made from a block before the first step. They run the same
+operators on the same numbers in the same order. `Block` is the reference. Read it first to see what a block computes.
 
 M tokens, C width
 """
@@ -21,13 +21,17 @@ from qkv.decode.cpu.packed_linear import make_packed_linear
 
 VectorFunction = Callable[[Tensor], Tensor]
 SublayerFunction = Callable[[Tensor, Any], Tensor]
-"""A function of vectors (M, C) and a context. It computes a sublayer up to the input of its last linear map."""
+"""A function of vectors (M, C) and a context. It computes a sublayer up to the input of its last linear map, or a whole
+block (`serial_block`, `parallel_block`)."""
 ResidualFunction = Callable[[Tensor, Tensor, Any], Tensor]
 """A function of the residual stream (M, C), vectors x (M, C) and the context. It returns residual + sublayer(x)."""
 
 
 def residual_sublayer(sub: ResidualWrapper, sublayer: SublayerFunction, out: nn.Module) -> ResidualFunction:
-    """Return a function that adds a sublayer with its last linear map `out` and its norms to the residual stream."""
+    """Return a function that computes residual + out(sublayer(norm(x))). `out` is the sublayer's last linear map.
+
+    With sandwich norms, a second norm follows `out`. With post-norm there is no norm here: `serial_block` runs it.
+    """
     norm, add = make_norm(sub.norm), make_linear_add(out)
     if sub.norm_placement == "post":
         return lambda residual, x, context: add(residual, sublayer(x, context))

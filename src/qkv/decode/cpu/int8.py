@@ -53,7 +53,7 @@ class Int8Linear(nn.Module):
         weight, self.scale = to_int8(linear.weight.detach().float())
         bias = torch.zeros(self.out_features) if linear.bias is None else linear.bias.detach().float()
         self.scaled_bias = bias / self.scale
-        self.weight_sums = weight.sum(1, dtype=torch.int32)  # (O,); the kernel subtracts the zero point of x with it
+        self.weight_sums = weight.sum(1, dtype=torch.int32)  # (O,); with them the kernel corrects for x's zero point
         self.weight_shape = weight[:1, :1].expand_as(weight)  # the kernel reads only its shape
         # Other code reads the dtype and the device of a linear map from this empty tensor.
         self.weight = nn.Parameter(torch.empty(0), requires_grad=False)
@@ -78,7 +78,10 @@ class Int8Linear(nn.Module):
         return torch.addcmul(residual, self.unscaled_output(x), self.scale)
 
     def unscaled_output(self, x: Tensor) -> Tensor:
-        """Return the output divided by `scale`. The kernel supports only one scale for all outputs, and gets 1."""
+        """Return the output divided by `scale`.
+
+        The kernel takes one scale for all outputs. It is given 1, and the callers multiply by `scale`.
+        """
         return torch.fbgemm_linear_int8_weight_fp32_activation(
             x, self.weight_shape, self.packed_weight, self.weight_sums, 1.0, 0, self.scaled_bias
         )

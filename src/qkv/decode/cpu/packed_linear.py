@@ -100,7 +100,7 @@ def packed_weight(linear: nn.Linear, layout: WeightLayout) -> Tensor | None:
 
 
 def _can_pack(weight: Tensor) -> bool:
-    """Return whether oneDNN can repack these weights, and torch counts changes to them."""
+    """Return whether oneDNN can repack these weights, and torch keeps a version counter for them."""
     has_onednn = torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled
     return (
         bool(has_onednn) and weight.dtype == torch.float32 and weight.device.type == "cpu" and not weight.is_inference()
@@ -110,8 +110,9 @@ def _can_pack(weight: Tensor) -> bool:
 def _fingerprint(weight: Tensor) -> WeightFingerprint:
     """Return values that change with the weights (O, I): their address, torch's version counter, and a partial sum.
 
-    The sum detects changes through `.data`, which torch does not count. It takes one weight from every row, and from
-    every column if O ≥ I, so that it detects a change of a whole row or column.
+    The sum detects most changes through `.data`, which torch does not count. It samples the weights on the diagonal. If
+    O > I, the diagonal starts again at the first column of row I + 1, of row 2(I + 1), and so on. So if O ≤ I it has
+    one weight of every row. If O ≥ I it has a weight of every column, but none of the rows I, 2I + 1, 3I + 2, ….
     """
     diagonals = weight.detach().flatten()[:: weight.shape[1] + 1]
     return weight.data_ptr(), weight._version, float(diagonals.sum(dtype=torch.float64))

@@ -1,9 +1,9 @@
 """One decoding step on a CPU, with little Python between the kernels.
 
 In a step of one token per sequence, the matrix products are so small that the overhead of modules takes longer. Here a
-decoder is turned into plain functions once per call, and a step only calls these functions. They run the operators of
-`Stack`, which is the reference, on the same numbers in the same order. The stack computes masks, biases and rotary
-tables, if it has any.
+decoder is turned into plain functions once, and a step only calls these functions. They run the operators of `Stack`,
+which is the reference, on the same numbers in the same order. Position biases, rotary tables and masks are still
+computed by `Stack`, except the masks of beams.
 
 All beams of a prompt are stored in one row of the cache (`beam_slots.py`).
 
@@ -64,7 +64,10 @@ def is_supported(network: Decoder | Seq2Seq) -> bool:
 
 
 class CpuStep:
-    """The decoder of a network as a function of the newest tokens. It serves one `generate` call."""
+    """The decoder of a network as a function of the newest tokens.
+
+    A `generate` call makes one for its batch. An `Engine` keeps one for its lifetime.
+    """
 
     def __init__(self, network: Decoder | Seq2Seq) -> None:
         self.stack, self.head = network.decoder, network.head

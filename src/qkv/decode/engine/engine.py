@@ -343,7 +343,10 @@ class Engine:
         request.state = state
 
     def _fail(self, requests: list[Request], error: Exception) -> None:
-        """Fail these requests. The caller includes those that joined in this step: they may share unwritten pages."""
+        """Fail these requests.
+
+        Requests that joined in this step may share pages that were never written, so the caller must include them.
+        """
         for request in requests:
             if not request.is_finished:
                 self._finish(request, "failed", error=error)

@@ -27,7 +27,8 @@ from qkv.models import Decoder, Seq2Seq
 SLOT_MULTIPLE, SOURCE_MULTIPLE, PROMPT_MULTIPLE = SLOTS_PER_BUCKET, LENGTH_MULTIPLE, 16
 """The slots of a sequence, the tokens of a source and the tokens of a prompt are rounded up to multiples of these."""
 MAX_BUCKET_TOKENS = 512
-"""Prefill steps with more tokens run without a graph. Up to about this number, reading the weights takes most time."""
+"""Prefill steps with more tokens run without a graph. With fewer tokens, a step spends most of its time reading the
+weights, so that padding costs little."""
 MAX_BUCKETS = 64
 """When there are more buckets, the least recently used one is dropped."""
 
@@ -133,7 +134,10 @@ class EngineGraphs:
         return next_power_of_two(len(requests)), rounded
 
     def __call__(self, batch: object, requests: Sequence[Request], cross_cache: CrossCache | None) -> Tensor:
-        """Return the logits (R, V) of the next tokens. Page tables and sources are copied only if `batch` is new."""
+        """Return the logits (R, V) of the next tokens.
+
+        Page tables are copied only if `batch` is new to its bucket, and sources only if `cross_cache` is.
+        """
         slots = max(request.num_pages for request in requests) * self.page_pool.page_size
         num_pages = self.page_pool.pages_for(round_up(slots, SLOT_MULTIPLE))
         source_length = 0 if cross_cache is None else round_up(cross_cache.keys[0].shape[2], SOURCE_MULTIPLE)

@@ -1,8 +1,8 @@
 """A paged key/value cache: a sequence allocates pages as it grows, and sequences with the same prefix share pages.
 
 A page holds the keys and values of G tokens of one sequence, in all layers. Token p of a sequence is in slot p mod G of
-its page number p div G, so that the position of a slot need not be stored. Page 0 is the null page: padding is written
-to it, and attention never reads it.
+its page number p div G, so that the position of a slot need not be stored. Page 0 is the null page. Padding is written
+to it, and it fills up short page tables. Attention reads it there, but a mask hides it.
 
 A full page is identified by its tokens and the page before it. A sequence that starts with the same tokens uses the
 same pages without a copy, because full pages are never written again. The holders of a page are the requests that use
@@ -47,7 +47,8 @@ class PagePool:
         one = like.keys[0]
         _, heads, _, width = one.shape
         shape = (2, len(like.keys), 1 + num_pages, page_size, heads, width)
-        self._store = torch.zeros(shape, device=one.device, dtype=one.dtype)  # one call zeroes a page
+        # All layers are in one tensor, so that one call can zero a page in all of them.
+        self._store = torch.zeros(shape, device=one.device, dtype=one.dtype)
         self.keys, self.values = (list(half.unbind()) for half in self._store)
         self.num_pages, self.page_size = num_pages, page_size
         self.num_evicted = 0

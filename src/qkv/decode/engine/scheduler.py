@@ -74,7 +74,8 @@ class Scheduler:
             if request.num_uncached > 1:
                 # The pages are shared before they are written. That is safe: requests that start in one step are
                 # prefilled in one forward pass, in which each layer writes all keys before attention reads them.
-                # A request with one uncached token runs in a later forward pass, and its pages are shared after it.
+                # A request with one uncached token runs in the second forward pass of the step, so its pages are shared
+                # only after that.
                 self.share_full_pages(request, len(request.tokens))
             budget -= request.num_uncached
             self.stats.reused_tokens += request.num_cached

@@ -2,8 +2,8 @@
 
 Each step stores the tokens and the parents of the beams. A finished hypothesis stores the step and the beam at which it
 ended. Its tokens are collected backwards from there when the search is done. A prompt whose search is done stays in the
-batch, because shapes never change, and its new results are ignored. `decode/beam.py` is the reference. It also runs
-what this search does not support: filters that depend on the tokens so far, and `return_search_steps`.
+batch, because shapes never change, and its new results are ignored. Filters that depend on which tokens came before,
+and `return_search_steps`, are not supported here. The reference, `decode/beam.py`, runs such calls.
 
 N prompts, B beams, V vocabulary, W candidates
 """
@@ -48,7 +48,10 @@ class BeamTensors:
 
     @property
     def state(self) -> list[Tensor]:
-        """The tensors that a step changes, except its output. A benchmark restores them to repeat the same steps."""
+        """The tensors that a step reads and changes, so not `tokens` and `parents`, which it only writes.
+
+        A benchmark restores them to repeat the same steps.
+        """
         return [self.token, self.score, self.normalized_scores, self.finished, self.done, self.num_steps]
 
     def step(self, view: CacheView) -> None:
@@ -88,7 +91,7 @@ class BeamTensors:
         before = self.score.flatten() - torch.where(largest == NEG_INF, 0.0, largest - probability.log())
         # The W best candidates of a prompt are among the W best of each of its beams.
         best, token = grouped_topk(logits, min(self.num_candidates, logits.shape[-1]))
-        best = (best.double() + before[:, None]).view(self.runner.batch_size, -1)  # (N, B·K)
+        best = (best.double() + before[:, None]).view(self.runner.batch_size, -1)  # (N, B·W)
         each = best.shape[1] // self.options.beam
         best, index = best.topk(min(self.num_candidates, best.shape[1]))
         return best, index // each, token.view(self.runner.batch_size, -1).gather(1, index)

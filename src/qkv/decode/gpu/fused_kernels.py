@@ -7,10 +7,10 @@
     partial_argmax       the largest logit of each part of the vocabulary
     finish_greedy_step   the argmax over all parts; writes the next token
 
-A step launches a few dozen of these kernels. Normally a kernel starts, and loads its weights, after the previous kernel
-has ended. `EARLY` turns on programmatic dependent launch, on GPUs that support it. Then a kernel starts before the
-previous one ends: it loads its weights, and waits for the output of the previous kernel only after that. Vectors that
-are passed between kernels are float32.
+A step launches five or six of these kernels per layer. Normally a kernel starts, and loads its weights, after the
+previous kernel has ended. `EARLY` turns on programmatic dependent launch, on GPUs that support it. Then a kernel starts
+before the previous one ends: it loads its weights, and waits for the output of the previous kernel only after that.
+Vectors that are passed between kernels are float32.
 
 H heads, KV key/value heads, D head dim
 """
@@ -89,7 +89,8 @@ def fused_linear(
     columns = tl.arange(0, PADDED)
     row_mask, column_mask = rows < OUT, columns < IN
     tile_mask = row_mask[:, None] & column_mask[None, :]
-    first = rows.to(tl.int64) if OUT * IN >= 2**30 else rows  # with a gate, the weight has 2 · OUT rows
+    # With a gate the weight has 2 · OUT · IN elements. int32 offsets must stay below 2**31.
+    first = rows.to(tl.int64) if OUT * IN >= 2**30 else rows
     offsets = first[:, None] * IN + columns[None, :]
     if EARLY:
         gdc_launch_dependents()
@@ -134,7 +135,7 @@ def attention(
     slot_ptr,
     key_ptr,
     value_ptr,
-    out_ptr,  # (H, D) if there is one split; else (H, num_splits, D), which `merge_splits` divides by the weights
+    out_ptr,  # (H, D) if there is one split; else (H, num_splits, D), unnormalized: `merge_splits` normalizes it
     max_ptr,  # (H, num_splits) the largest score of each split
     weight_ptr,  # (H, num_splits) the sum of the softmax weights of each split
     stride,  # between the key/value heads of a cache

@@ -1,4 +1,6 @@
-"""Decoding steps of one sequence on a GPU with the kernels of `fused_kernels`, five per layer.
+"""Decoding steps of one sequence on a GPU with the kernels of `fused_kernels`.
+
+A layer is five kernels, or six if the slots are in several splits, which a kernel then merges.
 
 They support plain pre-norm decoders such as GPT-2 and Llama. All other networks run the steps of `static_runner`, which
 are the reference for these steps.
@@ -55,7 +57,10 @@ def is_supported(network: Decoder | Seq2Seq) -> bool:
 
 
 def _is_unmodified(module: nn.Module) -> bool:
-    """Return whether a module has no hooks and only contiguous tensors, and is not a subclass of a torch module."""
+    """Return whether a module has no hooks and only contiguous parameters, and its class is not a modified layer.
+
+    A modified layer is a subclass of nn.Linear, nn.LayerNorm or nn.RMSNorm: it may compute something else.
+    """
     base = next((base for base in (nn.Linear, nn.LayerNorm, nn.RMSNorm) if isinstance(module, base)), None)
     has_hooks = bool(module._forward_hooks or module._forward_pre_hooks)
     is_contiguous = all(tensor.is_contiguous() for tensor in module.parameters(recurse=False))

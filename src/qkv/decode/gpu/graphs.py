@@ -1,8 +1,9 @@
 """Decoding steps as CUDA graphs, optionally compiled.
 
-A step reads the newest tokens, writes their keys and values, and chooses the next tokens. It is captured once as a CUDA
-graph and then replayed. Each replay reads the tokens that the previous one chose. So the CPU only launches one graph
-per step, and checks every few steps whether all sequences have ended.
+A step reads the newest tokens, writes their keys and values, and computes the next logits. It is captured as a CUDA
+graph, once for each number of slots that it reads (below), and then replayed. In greedy decoding and beam search the
+step also chooses the next tokens, and the next replay reads them. So the CPU only launches one graph per step, and
+checks every few steps whether all sequences have ended. In `GraphRunner` the tokens are chosen after the step.
 
 Attention should not read empty slots. So slots are counted in buckets: a step reads only the first n buckets of the
 cache, and is captured again when n grows. Without CUDA the same code runs without graphs, and tests use that.
@@ -19,7 +20,8 @@ from torch import Tensor
 from qkv.decode.gpu.static_runner import CacheView, StaticRunner
 
 SLOTS_PER_BUCKET = 256
-"""The number of slots that a step reads grows by this number. For compiled steps it doubles: compiling takes long."""
+"""The number of slots that a step reads grows by this number. For compiled steps, the number of slots doubles instead,
+so that they are compiled less often."""
 STEPS_BETWEEN_CHECKS = 16
 """The CPU checks once in this number of steps whether all sequences have ended."""
 MATVEC_COMPILE_OPTIONS: dict[str, Any] = {"coordinate_descent_tuning": True}
@@ -85,7 +87,10 @@ def capture(step: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
 
 
 def _raised_recompile_limit() -> AbstractContextManager[object]:
-    """Return a context with a higher limit of recompilations: there is one for each number of slots and batch shape."""
+    """Return a context with a higher limit of recompilations.
+
+    A step is compiled once for each number of slots and each batch shape.
+    """
     patched: AbstractContextManager[object] = torch._dynamo.config.patch(
         recompile_limit=512, accumulated_recompile_limit=4096
     )

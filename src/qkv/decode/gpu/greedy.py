@@ -30,7 +30,10 @@ class GreedyState:
 
     @property
     def state(self) -> list[Tensor]:
-        """The tensors that a step changes, except its output. A benchmark restores them to repeat the same steps."""
+        """The tensors that a step reads and changes, so not `written` and `logprobs`, which it only writes.
+
+        A benchmark restores them to repeat the same steps.
+        """
         return [self.token, self.ended, self.num_written]
 
     def choose(self, logits: Tensor) -> None:

@@ -1,10 +1,11 @@
 """Run the model in steps whose shapes and memory addresses never change, as CUDA graphs and the compiler require.
 
 Each of N sequences reads T new tokens per step: one for greedy decoding and sampling, one per beam for beam search. All
-beams of a prompt write into one row of the cache. A mask for each beam says which slots it attends to:
+beams of a prompt write into one row of the cache. A mask for each beam says which slots it attends to. For example, if
+beam 0 of step 2 continues beam 1 of step 1, then in step 2 it attends to these slots:
 
     slots of one prompt     prompt │ step 1: beam 0, beam 1 │ step 2: beam 0, beam 1 │ …
-    beam 0 came from 1      yes    │         –       yes    │         yes    –       │
+    beam 0 attends to it    yes    │         –       yes    │         yes    –       │
 
 When the search replaces beams, only the masks are copied. Keys and values are never moved, and a prompt is stored once
 for all beams. The operators are the same as in `Stack`, which is the reference.
@@ -33,7 +34,7 @@ multiple of 16. Multiples of 64 also save compilations, because fewer lengths oc
 
 
 class CacheView(NamedTuple):
-    """Views of the first slots of the caches. A view of more slots copies nothing."""
+    """Views of the first slots of the caches. Views of different length share memory."""
 
     keys: list[Tensor]  # per layer (N, KV, S, D)
     values: list[Tensor]

@@ -1,6 +1,7 @@
 """Drafts for speculative decoding propose the next tokens cheaply, by prompt look-up or with a small model.
 
-A draft affects only the speed of generation, not its result, because `speculate.py` verifies every proposed token.
+`speculate.py` verifies every proposed token. So a draft affects the speed of generation, and the text stays the same.
+There is one exception: if a `DraftModel` samples, the text may be another one, but its distribution stays the same.
 
 V vocabulary
 """
@@ -32,7 +33,10 @@ class Proposal:
     draft_probs: list[Tensor] | None = None
 
     def token(self, index: int) -> tuple[int | None, Tensor | None]:
-        """Return a proposed token and its distribution. Each is None if there is none."""
+        """Return a proposed token and its distribution, or (None, None) after the last proposed token.
+
+        The distribution is None if the token was not sampled.
+        """
         if index >= len(self.ids):
             return None, None
         return self.ids[index], None if self.draft_probs is None else self.draft_probs[index]
@@ -92,7 +96,7 @@ class PromptLookupProposer:
         self._indexed = 1
 
     def propose(self, tokens: list[int], max_tokens: int) -> Proposal:
-        """Propose the tokens that followed the last tokens before, for the longest n-gram that is in the index."""
+        """Find the longest indexed n-gram that ends the text, and propose what followed its previous occurrence."""
         text = [*self.source, *tokens]
         for position in range(self._indexed, len(text)):
             for n in range(1, min(self.max_ngram_size, position) + 1):
