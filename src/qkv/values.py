@@ -9,6 +9,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+PLURAL_TYPE_NAMES = {int: "whole numbers", float: "numbers", str: "texts"}
 
 
 def matches_type(value: Any, expected: Any) -> bool:
@@ -41,7 +42,7 @@ def describe_type(expected: Any) -> str:
     """The name of a type in error messages.
 
     >>> describe_type(int | Literal["auto"]), describe_type(tuple[str, ...])
-    ("a whole number or 'auto'", 'a list, each text')
+    ("a whole number or 'auto'", 'a list of texts')
     """
     origin, arguments = get_origin(expected), get_args(expected)
     if origin in (Union, UnionType):
@@ -50,10 +51,11 @@ def describe_type(expected: Any) -> str:
         choices = [repr(choice) for choice in arguments if choice != ""]
         return choices[0] if len(choices) == 1 else "one of " + ", ".join(choices)
     if origin is tuple:
-        return f"a list, each {describe_type(arguments[0])}"
+        items = PLURAL_TYPE_NAMES.get(arguments[0])
+        return f"a list of {items}" if items else f"a list, each {describe_type(arguments[0])}"
     if origin is dict:
-        is_plain = arguments[1] in TYPE_NAMES
-        return f"a table, each {describe_type(arguments[1])}" if is_plain else "a table"
+        values = PLURAL_TYPE_NAMES.get(arguments[1])
+        return f"a table of {values}" if values else "a table"
     return TYPE_NAMES.get(expected) or f"a {expected.__name__}"
 
 

@@ -224,7 +224,7 @@ def test_labels_say_how_many_outputs_there_are() -> None:
         ({"kind": "classify", "outputs": 2, "dropout": 1.0}, "dropout = 1.0 must lie in"),
         ({"kind": "classify", "outputs": "2"}, "outputs = '2' must be a whole number"),
         ({"kind": "classify", "outputs": True}, "outputs = True must be a whole number"),
-        ({"kind": "classify", "labels": "bad"}, "labels = 'bad' must be a list, each text"),
+        ({"kind": "classify", "labels": "bad"}, "labels = 'bad' must be a list of texts"),
         ({"kind": "classify", "outputs": 2, "bias": 1}, "bias = 1 must be true or false"),
     ],
 )

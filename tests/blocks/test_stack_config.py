@@ -86,8 +86,8 @@ def test_only_a_table_of_positions_ends(small: Config, position: str, limited: b
         ({"width": 16.0}, "width = 16.0 must be a whole number"),
         ({"layers": True}, "layers = True must be a whole number"),
         ({"norm_eps": "small"}, "norm_eps = 'small' must be a number"),
-        ({"sliding_window_layers": "all"}, "sliding_window_layers = 'all' must be a list, each a whole number"),
-        ({"sliding_window_layers": [0.5]}, r"sliding_window_layers = \(0.5,\) must be a list, each a whole number"),
+        ({"sliding_window_layers": "all"}, "sliding_window_layers = 'all' must be a list of whole numbers"),
+        ({"sliding_window_layers": [0.5]}, r"sliding_window_layers = \(0.5,\) must be a list of whole numbers"),
         ({"rotary_scaling": 2.0}, "rotary_scaling = 2.0 must be a RotaryScaling or null"),
     ],
 )

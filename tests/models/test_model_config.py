@@ -45,7 +45,7 @@ def test_the_family_is_which_stacks_there_are(stack_config: Make) -> None:
         ({"encoder": {"width": 32}, "decoder": {}}, "encoder and decoder must have the same width"),
         ({"encoder": {}, "decoder": {"residual": "parallel"}}, "decoder: residual = .* cross-attention"),
         ({"decoder": {}, "head": HeadConfig(kind="lm", outputs=41)}, "head outputs = 41 must equal vocab_size = 40"),
-        ({"decoder": {}, "eos_token_ids": 5}, "eos_token_ids = 5 must be a list, each a whole number"),
+        ({"decoder": {}, "eos_token_ids": 5}, "eos_token_ids = 5 must be a list of whole numbers"),
         ({"decoder": {}, "pad_token_id": "0"}, "pad_token_id = '0' must be a whole number or null"),
         ({"decoder": {}, "head": None}, "head = None must be a HeadConfig"),
     ],

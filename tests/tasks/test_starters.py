@@ -86,7 +86,7 @@ def test_files_by_field(folder: Path, tmp_path: Path) -> None:
 def test_files_by_a_field_that_is_none_or_without_one_that_is_needed(folder: Path) -> None:
     with pytest.raises(UsageError, match="seq2seq has no field 'sauce'; did you mean 'source'"):
         starter_recipe("translate", {"sauce": str(folder / "a.en"), "target": str(folder / "a.de")})
-    with pytest.raises(UsageError, match="seq2seq needs more fields than source; add target=FILE"):
+    with pytest.raises(UsageError, match="seq2seq also needs a file for target; add target=FILE"):
         starter_recipe("translate", {"source": str(folder / "a.en")})
 
 

@@ -218,8 +218,9 @@ def find_hf_target(config: Config) -> HfTarget:
     else:
         closest = min(errors, key=lambda error: (not error.fields, len(error.fields)))
     raise QkvError(
-        f"no Hugging Face architecture can express this model; closest: {closest}. Try another format (onnx, "
-        'ctranslate2), or train a model from a preset, such as model.preset = "bert-tiny" (see qkv info presets)'
+        "this model cannot be exported to Hugging Face, because no architecture there has all of its options. The "
+        f"closest one is {closest.name}, which {closest.reason}. Export to another format (onnx, ctranslate2), or "
+        'train a model from a preset, such as model.preset = "bert-tiny" (see qkv info presets)'
     )
 
 

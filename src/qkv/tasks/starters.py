@@ -307,10 +307,9 @@ def inspect_aligned_files(kind: str, files: Mapping[str, str]) -> FileSummary:
     try:
         match_columns(kind, files, data.describe_paths())
     except UsageError:
-        missing = [f"{name}=FILE" for name in OBJECTIVES[kind].required_fields if name not in files]
-        raise UsageError(
-            f"{kind} needs more fields than {', '.join(files)}; add {' '.join(missing)} to the command"
-        ) from None
+        missing = [name for name in OBJECTIVES[kind].required_fields if name not in files]
+        added = " ".join(f"{name}=FILE" for name in missing)
+        raise UsageError(f"{kind} also needs a file for {' and '.join(missing)}; add {added} to the command") from None
     chars = mean_characters(first_records(data))
     return FileSummary({"train": dict(files)}, total_bytes(data), is_given=True, mean_chars=chars)
 

@@ -137,8 +137,8 @@ def find_checkpoint(job: Job) -> Checkpoint | None:
     if found is None and job.folder.has_model:
         raise QkvError(
             f"{job.recipe.run}: this run has a model but no checkpoints, and training from step 0 would overwrite the "
-            "model. Restore a checkpoint, or start a new run in another folder (run=…), from the weights of this one "
-            f'with model.from="{job.recipe.run}"'
+            "model. Restore a checkpoint, or start a new run in another folder with run=… (to start from the weights "
+            f'of this model, add model.from="{job.recipe.run}")'
         )
     return found
 

@@ -268,9 +268,9 @@ def test_a_json_file_is_a_list_of_objects_or_of_lists(tmp_path):
 
 def test_a_json_file_that_is_no_list_says_where_lists_are(tmp_path):
     path = write(tmp_path, "a.json", json.dumps({"train": [], "test": [], "name": "x"}))
-    with pytest.raises(UsageError, match="one of the lists that it contains: train, test"):
+    with pytest.raises(UsageError, match=r"contains lists \(train, test\): save the list .* a file of its own"):
         fields_of(path)
-    with pytest.raises(UsageError, match="no list at key 'trian'"):
+    with pytest.raises(UsageError, match="no list at key 'trian'; set key to one of its lists: train, test"):
         fields_of(path, key="trian")
 
 

@@ -136,7 +136,7 @@ def test_a_part_whose_file_is_not_whole_is_never_made_a_checkpoint_of(tmp_path):
     second = CheckpointFolder(tmp_path, max_to_keep=1, rank=1, world_size=2, on_phase=cut_short)
     first.save(1, {}, {})
     second.save(1, {}, {})
-    with pytest.raises(QkvError, match="not what rank 1 wrote; is another job using this folder"):
+    with pytest.raises(QkvError, match="the size that rank 1 wrote; another job may be using this folder"):
         first.wait_for_save()
     assert first.steps() == []
 

@@ -74,7 +74,7 @@ def test_what_fits(value: Any, kind: Any, expected: bool) -> None:
 
 
 def test_kinds_in_words() -> None:
-    assert describe_type(Files) == "text or a list, each text or a table, each text"
+    assert describe_type(Files) == "text or a list of texts or a table of texts"
     assert describe_type(Literal["a", "b", ""]) == "one of 'a', 'b'"
     assert describe_type(bool) == "true or false"
 

@@ -55,7 +55,10 @@ def find_file_groups(paths: PathsArgument, format: str | None, problems: Problem
     """
     if isinstance(paths, Mapping):
         if format not in (None, "aligned"):
-            raise UsageError(f"a mapping of fields to files means line-aligned files; it cannot be read as {format}")
+            raise UsageError(
+                f"format {format!r} does not apply to files given by field ({', '.join(paths)}), because these are "
+                "always read as line-aligned files; leave out the format, or give the files without fields"
+            )
         return _make_aligned_groups(paths)
     listed = list_paths(paths)
     if not listed:

@@ -66,10 +66,11 @@ def _find_rows(document: Any, format: str, key: str | None, file: str) -> Iterab
     if key is not None:
         inner = get_nested(document, key) if isinstance(document, dict) else None
         if not isinstance(inner, list):
-            raise UsageError(f"{file} has no list at key {key!r}; {_list_keys_hint(document)}")
+            lists = ", ".join(_list_keys(document)) or "none at the top level"
+            raise UsageError(f"{file} has no list at key {key!r}; set key to one of its lists: {lists}")
         return inner
     if not isinstance(document, list):
-        raise UsageError(f"{file} is not a list of rows; {_list_keys_hint(document)}")
+        raise UsageError(f"{file} is not a list of rows; {_rows_hint(document)}")
     return document
 
 
@@ -81,8 +82,15 @@ def _as_object(row: Any) -> dict[str, Any] | InvalidRecord:
     return InvalidRecord("a row must be an object or a list", "not a JSON object")
 
 
-def _list_keys_hint(document: Any) -> str:
-    keys = [key for key, value in document.items() if isinstance(value, list)] if isinstance(document, dict) else []
+def _list_keys(document: Any) -> list[str]:
+    return [key for key, value in document.items() if isinstance(value, list)] if isinstance(document, dict) else []
+
+
+def _rows_hint(document: Any) -> str:
+    keys = _list_keys(document)
     if not keys:
-        return "it contains no list; a JSON file must be a list of objects, or an object that contains one"
-    return f"set `key` to one of the lists that it contains: {', '.join(keys)}"
+        return "write its rows as a JSON list of objects, or as JSON Lines, one object a line"
+    return (
+        f"it is an object that contains lists ({', '.join(keys)}): save the list with the rows as a file of its own, "
+        f"or choose it in Python with ReadOptions(key={keys[0]!r})"
+    )

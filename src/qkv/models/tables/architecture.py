@@ -257,8 +257,9 @@ class UnsupportedConfigError(QkvError):
     """An architecture cannot express some fields of a config, or its family (then `fields` is empty)."""
 
     def __init__(self, name: str, family: str, fields: list[str]) -> None:
-        reason = "; ".join(fields) or f"it has no {family} form"
-        super().__init__(f"{name} cannot express this model: {reason}")
+        self.name = name
+        self.reason = f"does not support {'; '.join(fields)}" if fields else f"has no {family} form"
+        super().__init__(f"{name} {self.reason}")
         self.fields = fields
 
 
@@ -376,7 +377,10 @@ def map_parameters(
         exact = pattern in rows
         ref = rows.get(pattern) or rows.get(module)
         if ref is None:
-            raise QkvError(f"the table of {architecture.name} has no row for {module!r}")
+            raise QkvError(
+                f"qkv does not know the name that {architecture.name} gives to our module {module!r}, because a row is "
+                "missing in src/qkv/models/tables; this is a bug in qkv: please report it, or add the row"
+            )
         side = config.encoder if name.startswith(("encoder.", "source_")) else config.decoder
         stack = side or config.stack
         if isinstance(ref, Conditional):

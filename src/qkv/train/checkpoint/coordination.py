@@ -57,8 +57,8 @@ class ShardCoordinator:
             path = self.folder / shard["file"]
             if not path.exists() or path.stat().st_size != shard["bytes"]:
                 raise QkvError(
-                    f"{path}: not what rank {shard['rank']} wrote; is another job using this folder? Stop it, or "
-                    "train in another folder with run=…"
+                    f"{path}: this file is missing or does not have the size that rank {shard['rank']} wrote; another "
+                    "job may be using this folder: stop it, or train in another folder with run=…"
                 )
         check_tiling(shards)
         return shards
