@@ -63,8 +63,8 @@ Keys = dict[str, Any]
 COMMON: Keys = {
     "data.max_length": 96, "data.valid_fraction": 0.15, "data.cache": "cache", "tokenizer.vocab_size": 420,
     "model.width": 32, "model.layers": 2, "model.heads": 4, "model.dropout": 0.1, "train.steps": 30,
-    "train.batch_tokens": 768, "train.lr": 0.01, "train.log_every": 1, "train.eval_every": 15, "train.eval_examples": 12, "train.num_threads": 1,
-    "train.device": "cpu",
+    "train.batch_tokens": 768, "train.lr": 0.01, "train.log_every": 1, "train.eval_every": 15,
+    "train.eval_examples": 12, "train.num_threads": 1, "train.device": "cpu",
 }  # fmt: skip
 LANGUAGE: Keys = {"objective.kind": "causal_lm", "data.train": "book.txt"}
 TRANSLATE: Keys = {"objective.kind": "seq2seq", "data.train": "pairs.tsv", "data.max_length": 64}

@@ -69,7 +69,10 @@ class Attention(nn.Module):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: PreparedMask, tap: LayerTap | None, prefix: str = ""
     ) -> Tensor:
-        """q (B, H, T, D), k and v (B, KV, S, D) → (B, T, C), or (N, C) if the mask selects N positions."""
+        """q (B, H, T, D), k and v (B, KV, S, D) → (B, T, C).
+
+        In the last block the result is (N, C) if only N positions are needed (see kernels/selection.py).
+        """
         q = mask.select_queries(q)
         if tap and tap.changes(prefix + "scores") | tap.changes(prefix + "pattern"):
             weights = tap(prefix + "pattern", pattern(tap(prefix + "scores", scores(q, k, mask, self.scale))))
@@ -115,7 +118,7 @@ class SelfAttention(Attention):
         tap: LayerTap | None = None,
     ) -> Tensor:
         """x (B, T, C) → (B, T, C). If there is a cache, the new keys and values are written to it."""
-        if mask.kernel != "varlen":  # varlen never reads padding, because it treats padding as separate documents
+        if mask.kernel != "varlen":  # with varlen, padding forms separate documents, so no token attends to it
             x = (mask.mask.key if cache is None else mask.mask.query).zero_padding(x)
         q, k, v = self.qkv(x).split(self.split_sizes, dim=-1)
         q, k, v = split_heads(q, self.heads), split_heads(k, self.kv_heads), split_heads(v, self.kv_heads)

@@ -5,8 +5,8 @@
 
 A self cache has the keys and values of self-attention and grows with each step. A cross cache has the keys and values
 of cross-attention and is filled once from the encoder's output. It is not copied per beam: the beams of a source are
-treated as extra queries on the same keys. Each slot also has the document id and the position of its token, so the
-mask needs no special case for caching: an empty slot has document id 0, like padding.
+treated as extra queries on the same keys. A self cache also has the document id and the position of each token in it,
+so the mask treats cached tokens like any others.
 
 B batch, T new tokens, L slots, S source tokens, KV key/value heads, D head dim, C model width
 """

@@ -1,7 +1,7 @@
 """The config of a stack of blocks: one flat list of named choices.
 
-To try another kind of part, add a choice here. Nothing in `blocks/` depends on the name of a model. New fields need
-agreement: `tests/test_frozen.py` fails until its list of fields is changed too.
+To try another kind of part, add a choice here. Nothing in `blocks/` depends on the name of a model. Add a
+field only after review: `tests/test_frozen.py` fails until its list of fields is changed too.
 """
 
 from dataclasses import dataclass
@@ -71,8 +71,8 @@ class StackConfig:
     relative_buckets: int = 32  # t5: the number of buckets of distances
     relative_max_distance: int = 128  # t5: larger distances share the last bucket
 
-    # Sliding window. Query i attends to key j only if |i − j| ≤ sliding_window. With a causal mask these are
-    # sliding_window + 1 keys, one more than Hugging Face's `sliding_window` counts.
+    # Sliding window. Query i attends to key j only if |i − j| ≤ sliding_window. With a causal mask, a query
+    # sees sliding_window + 1 keys, itself included. Hugging Face counts these keys, so its value is ours + 1.
     sliding_window: int = 0  # 0: no limit
     sliding_window_layers: tuple[int, ...] = ()  # the layers that have the window; (): all layers
 
@@ -89,7 +89,7 @@ class StackConfig:
     # Linear maps with a bias: all; q, k, v and the output of attention ("attention"); q, k and v ("qkv"); none.
     residual: Literal["serial", "parallel"] = "serial"  # "parallel": attention and feed-forward read the same input
     score_scale: Literal["sqrt", "none"] = "sqrt"  # softmax(QKᵀ/√D) or, in T5, softmax(QKᵀ)
-    embedding_scale: Literal["none", "sqrt"] = "none"  # multiply token embeddings by √width
+    embedding_scale: Literal["none", "sqrt"] = "none"  # × √embedding_width (√width if it is not set)
     token_types: int = 0  # the number of token types (BERT: 2); 0: there is no token type embedding
 
     # Training

@@ -1,6 +1,9 @@
 """The embedding: token ids become vectors of width C.
 
-A stack reads vectors with a layout. Another module that produces them (from image patches, say) can replace this one.
+A stack takes vectors and a `SequenceLayout` (the document id and the position of each token, see mask.py). Another
+module that produces vectors (from image patches, say) can replace this one.
+
+B batch, T tokens, W width of the tables (`embedding_width` or, if it is not set, C), C model width
 """
 
 from torch import Tensor, nn
@@ -11,7 +14,7 @@ from qkv.blocks.position import sinusoids
 
 
 class Embedding(nn.Module):
-    """token (· √C) + position + token type → norm → dropout → projection. Each step runs only if the config has it."""
+    """token (· √W) + position + token type → norm → dropout → projection. Each step runs only if the config has it."""
 
     def __init__(self, config: StackConfig) -> None:
         super().__init__()
@@ -33,7 +36,7 @@ class Embedding(nn.Module):
         return self.combine(ids, self.position_vectors(positions), token_type_ids)
 
     def position_vectors(self, positions: Tensor) -> Tensor | None:
-        """Return the vectors to add at these positions, (B, T) → (B, T, C), or None if positions enter elsewhere."""
+        """Return the vectors to add at these positions, (B, T) → (B, T, W), or None if positions enter elsewhere."""
         if self.position is not None:
             vectors: Tensor = self.position(positions + self.position_offset)
             return vectors

@@ -1,4 +1,4 @@
-"""The position-wise feed-forward network (MLP), which has most of a model's parameters.
+"""The position-wise feed-forward network (MLP), which usually has most of a block's parameters.
 
     plain:  down(f(up(x)))                         (2017: f = ReLU, 4 × wider)
     gated:  down(f(gate(x)) · value(x))            (2020: SwiGLU and its relatives)

@@ -68,7 +68,7 @@ class HeadConfig:
 def pool(x: Tensor, layout: SequenceLayout, method: str, max_documents: int = 1) -> Tensor:
     """Return one vector per document, x (B, T, C) → (B, E, C): its first or last token, or the mean of its tokens.
 
-    Document e has document id e + 1. If a sequence does not have a document, the vector is zero.
+    Document e has document id e + 1. If a sequence has no document e, its vector e is zero.
     """
     document_ids = layout.document_ids
     if document_ids is None:

@@ -80,7 +80,7 @@ class Mask(NamedTuple):
 
     @property
     def allows_all(self) -> bool:
-        """Whether every query may attend to every key. No tensor is read: False can also mean unknown."""
+        """Whether every query may attend to every key. It reads no tensor values, so False means "perhaps not"."""
         return self.query.document_ids is None and self.key.document_ids is None and not self.causal and not self.window
 
     def allows(

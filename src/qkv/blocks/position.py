@@ -4,8 +4,9 @@
     rotating queries and keys   rotary: the angle between a query and a key depends only on their distance
     added to the scores         ALiBi (a slope per head), T5 (a learned number per bucket of distances)
 
-Rotary and sinusoidal tables are computed in float64 in each forward pass, and then rounded. They are not buffers, which
-`.bfloat16()` would convert: at position 16,000, bfloat16 angles would be wrong by whole rotations.
+Rotary and sinusoidal tables are computed in float64 (on MPS in float32) in each forward pass, and then rounded. They
+are not buffers, which `.bfloat16()` would convert: at position 16,000, bfloat16 angles would be wrong by whole
+rotations.
 
 B batch, T queries, S keys, H heads, D head dim, C model width
 """

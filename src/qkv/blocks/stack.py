@@ -21,15 +21,18 @@ from qkv.blocks.tap import LayerTap, Tap
 
 
 class Stack(nn.Module):
-    """A stack of blocks on vectors with a layout. The sites of a tap start with `name`."""
+    """A stack of blocks on vectors with a layout.
+
+    `name` is the first part of the names of this stack's activations in a `Tap`, as in "decoder.3.z".
+    """
 
     def __init__(self, config: StackConfig, *, name: str, causal: bool, cross: bool = False) -> None:
         super().__init__()
         self.config, self.name, self.causal = config, name, causal
         self.kernel: AttentionKernel = "auto"
         self.gradient_checkpointing = False  # recompute each block in the backward pass, to save memory
-        # The dtype of the residual stream in training. `prepare_module` sets it to bfloat16 to save memory and
-        # bandwidth; None: the dtype of the embedding.
+        # The dtype of the residual stream in training. `train/setup.py` may set it to bfloat16, to save memory
+        # and bandwidth. None: the dtype of the embedding.
         self.residual_dtype: torch.dtype | None = None
         first = config.embedding_norm == "first"
         self.blocks = nn.ModuleList(
@@ -74,7 +77,8 @@ class Stack(nn.Module):
             block, window = self.block_of(layer), self.config.window_of(layer)
             mask = masks[window]
             if selected is not None and layer == last:
-                # With a cache, attention reads the layout of all queries, so only its output is selected: flat indices.
+                # With a cache, attention reads the layout of all queries, so it must run for all of them. Flat indices
+                # mean that: only the output of attention is selected.
                 chosen = selected if cache is None else selected.flatten()
                 mask = restrict_mask(mask, x, chosen, score_bias=self._score_bias, dropout=self._dropout)
             arguments = (

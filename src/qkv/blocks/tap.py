@@ -1,24 +1,28 @@
-"""The tap records or changes activations inside a model, without hooks or globals. Recording keeps the fused kernels.
+"""The tap records or changes activations inside a model, without hooks or globals.
 
 A site has a name such as `"decoder.3.cross_pattern"`: the stack, the layer, the activation. In the order in which a
 block computes them:
 
     resid_pre                                  the residual stream before the block
     q k v  scores  pattern  z  attn_out        self-attention: projections, scores before and after the softmax,
-                                               weighted values per head, and the output added to the residual stream
+                                               weighted values per head, and the output
     resid_mid                                  the residual stream after attention
     cross_q … cross_z  cross_out  cross_mid    the same for cross-attention
     mlp_pre  mlp_post  mlp_out                 the feed-forward: before and after its activation, and its output
     resid_post                                 the residual stream after the block
     final                                      `"decoder.final"`: after the last norm, what the head reads
 
+`attn_out`, `cross_out` and `mlp_out` are taken before dropout and, in a sandwich block, before the second norm.
+
 Shapes: residual stream (B, T, C); q and z (B, H, T, D); k and v (B, KV, S, D); scores and pattern (B, H, T, S).
-If only some positions are `selected` in a forward pass, the residual and MLP sites after the attention of the last
-block have shape (N, …). With n beams per source, `cross_scores`, `cross_pattern` and `cross_z` have the queries of all
+If only some positions are `selected` in a forward pass, the sites after the attention of the last block have shape
+(N, …). If attention itself runs only for Q queries of each sequence, `scores`, `pattern` and `z` of the last block are
+(B, H, Q, …). With n beams per source, `cross_scores`, `cross_pattern` and `cross_z` have the queries of all
 beams of a source on one axis: (B, H, n·T, …).
 
 A fused kernel does not give access to `scores` and `pattern`. To record them, the tap computes them from q, k and the
-mask, and the fused kernel still computes the output. Changing one of them makes that layer use the eager reference.
+mask, and the fused attention kernel still computes the output. Changing one of them makes that layer use the eager
+reference.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -35,8 +39,9 @@ Change = Callable[[Tensor], Tensor]
 
 
 class Tap:
-    """Records the sites that match `record`, and applies the functions in `change` to the sites that match their names.
+    """Records the sites that match one of the glob patterns in `record`.
 
+    `change` maps glob patterns to functions. A function gets the value at each matching site, and returns a new one.
     `heads` limits the heads whose scores and patterns are recorded (default: all). A change applies to all heads.
 
     >>> tap = Tap(record=["decoder.*.pattern"])

@@ -54,7 +54,10 @@ class Decoder(nn.Module):
         cache: SelfCache | None = None,
         tap: Tap | None = None,
     ) -> Tensor:
-        """Return the head's output: (B, T, V), or (B, V) for heads that pool a document."""
+        """Return the head's output (B, T, V).
+
+        A head that pools documents returns (B, V) or, if `max_documents` is given, (B, max_documents, V).
+        """
         x, layout = self.hidden(ids, document_ids, positions, max_documents=max_documents, cache=cache, tap=tap)
         out: Tensor = self.head(x, layout, max_documents)
         return out

@@ -38,8 +38,8 @@ class Encoder(nn.Module):
         """Return the hidden states (B, T, C) that the head reads, and their layout.
 
         `selected` are flat indices b·T + t, (N,) or (B, Q). With them, the last block computes only these positions,
-        and the result is (N, C). No document may be longer than `max_document_length` (0: unknown); it makes packed
-        sequences faster.
+        and the result is (N, C). If `max_document_length` is not 0, no document may be longer; knowing this length
+        makes packed sequences faster.
         """
         check_length(self.encoder.config, ids, positions, document_ids=document_ids)
         layout = make_layout(ids, document_ids, positions)
@@ -57,7 +57,10 @@ class Encoder(nn.Module):
         max_documents: int = 0,
         tap: Tap | None = None,
     ) -> Tensor:
-        """Return the head's output: (B, T, V), or (B, V) for heads that pool a document."""
+        """Return the head's output (B, T, V).
+
+        A head that pools documents returns (B, V) or, if `max_documents` is given, (B, max_documents, V).
+        """
         x, layout = self.hidden(ids, document_ids, positions, token_type_ids, max_documents=max_documents, tap=tap)
         out: Tensor = self.head(x, layout, max_documents)
         return out

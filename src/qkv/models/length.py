@@ -16,9 +16,9 @@ def check_length(
 ) -> None:
     """Raise if `ids` (B, T) need positions that the model does not have.
 
-    Positions from the caller are not checked. A sequence that is longer than the table may consist of several shorter
-    documents or have padding. So in this case the longest document decides, except under torch.compile, which cannot
-    read tensors and skips the check.
+    Positions from the caller are not checked. With a cache, the number of filled slots + T is checked. Without one, a
+    sequence that is longer than the table may consist of several shorter documents or have padding. If it has document
+    ids, the length of its longest document is checked instead, but not under torch.compile, which cannot read tensors.
     """
     if positions is not None or not config.has_max_positions:
         return

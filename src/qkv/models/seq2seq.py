@@ -112,6 +112,9 @@ class Seq2Seq(nn.Module):
         max_documents: int = 0,
         tap: Tap | None = None,
     ) -> Tensor:
-        """Return the head's output (B, T, V) at all target positions (teacher forcing)."""
+        """Return the head's output (B, T, V) at all target positions (teacher forcing).
+
+        A head that pools documents returns (B, V) or, if `max_documents` is given, (B, max_documents, V).
+        """
         memory = self.encode(source, source_document_ids, source_positions, max_documents=max_documents, tap=tap)
         return self.decode(target, memory, target_document_ids, target_positions, max_documents=max_documents, tap=tap)

@@ -82,9 +82,9 @@ def add_lora(
 ) -> list[str]:
     """Add LoRA adapters to the linear layers whose names match `targets`. Return the names of these layers.
 
-    All other parameters are frozen, except those that match `also_train`, such as a new head: "head.*". Layers that
-    were frozen before get no adapter. A layer that is tied to an embedding gets none either, because merging the
-    adapter would change the embedding, too.
+    Every parameter of the network is frozen, unless it matches `also_train`, such as a new head: "head.*". Layers that
+    match `also_train` or were frozen before get no adapter. A layer that is tied to an embedding gets none either,
+    because merging the adapter would change the embedding, too.
     """
     if rank < 1:
         raise UsageError(f"model.lora_rank = {rank} must be at least 1; leave it out to train without LoRA")

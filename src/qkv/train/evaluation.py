@@ -107,7 +107,8 @@ class Evaluator:
         world = self.stepper.world
         device = world.device
         one, zero = torch.ones((), device=device), torch.zeros((), device=device)
-        sums = torch.zeros(4, dtype=torch.float64, device=device)  # loss of tokens, of documents; labels of both
+        # The sums of: token losses, document losses, token labels, document labels.
+        sums = torch.zeros(4, dtype=torch.float64, device=device)
         has_answers = (
             not data.optional_fields <= {"labels", "token_type_ids", "source"} or "labels" not in data.optional_fields
         )

@@ -36,7 +36,7 @@ log = logging.getLogger("qkv")
 MAX_EXAMPLES_SHOWN = 8
 """The maximum number of examples of a bad batch that an error message lists."""
 MAX_SECONDS_BETWEEN_SAVES = 600.0
-"""A checkpoint is saved after this time, even if `train.save_every` and `train.eval_every` ask for fewer."""
+"""A checkpoint is saved at least this often, even if `train.save_every` and `train.eval_every` are longer."""
 
 
 class StoppedBySignal(QkvError):
@@ -97,7 +97,8 @@ def fit(job: Job) -> RunEnd:
                     watcher.on_evaluate(report := run.evaluator(progress, run.ema))
                 due.save |= report.is_best
                 due.keep |= report.is_best
-            # A signal, or the end of the run, can come before a scheduled evaluation. It is then done on resume.
+            # A signal, or the end of the budget, can prevent an evaluation that was scheduled for this step. Remember
+            # it, so that a resumed run that continues does it first.
             progress.pending_eval = due.evaluate if stop else fraction_done >= 1 and due.scheduled_eval
             if stop:
                 signals.acknowledge()
@@ -154,8 +155,8 @@ def find_due(section: TrainSection, progress: Progress, fraction_before: float, 
     """
     scheduled_eval = is_due(section.eval_every, progress.step, fraction_before, fraction_done)
     save = is_due(section.save_every or section.eval_every, progress.step, fraction_before, fraction_done)
-    # `finish_run` evaluates the final weights. With `final = "best"` the last step is also a candidate for the best
-    # one, so it must be evaluated before.
+    # `finish_run` evaluates the final weights, so the last step needs no evaluation here. But with `final = "best"` the
+    # last step may itself be the best, so evaluate it here, before `finish_run` loads the best weights.
     evaluate = scheduled_eval if fraction_done < 1 else section.final == "best"
     return Due(
         progress.step % section.log_every == 0 or fraction_done >= 1,
@@ -194,7 +195,7 @@ def show_sample(job: Job, run: TrainingRun, speed: SpeedMeter) -> None:
 
 @contextmanager
 def close_on_exit(loader: Loader, checkpoints: CheckpointFolder) -> Iterator[None]:
-    """At the end of a run, also after an error: wait for the save in progress, and stop the loader's workers."""
+    """Stop the loader's workers at the end of a run. After an error, first wait for the save in progress."""
     try:
         yield
     except BaseException:
@@ -226,7 +227,10 @@ def take_step(stepper: Stepper, batch: Batch, step: int, lr: float, stop: bool, 
 
 
 def check_finite(job: Job, run: TrainingRun, recent: Sequence[tuple[int, Batch]]) -> None:
-    """Report a step whose loss or gradient was not finite: raise an error, or with `on_nonfinite = "skip"` a note."""
+    """If the loss or gradient of a step was not finite, raise an error.
+
+    With `on_nonfinite = "skip"`, send a note to the watcher instead.
+    """
     bad = run.stepper.pop_bad_steps()
     if bad is None:
         return

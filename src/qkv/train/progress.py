@@ -55,8 +55,10 @@ class Budget:
 
     steps: int
     seconds: float
-    num_pools: int  # the limit in epochs, as a number of shuffle pools of the data; 0 is no limit
-    units_in_pool: Callable[[int], int]  # returns the number of units in a pool: sequences, or groups of them
+    num_pools: int  # the limit in epochs, as a number of pools (`qkv.data` shuffles the data pool by pool); 0: no limit
+    units_in_pool: Callable[
+        [int], int
+    ]  # the number of shuffled units in a pool; a unit is a sequence or a group of them
 
     @classmethod
     def from_section(cls, section: TrainSection, data: SequenceStream) -> "Budget":
@@ -66,9 +68,10 @@ class Budget:
         return cls(section.steps, section.minutes * 60, num_pools, units_in_pool)
 
     def fraction_done(self, step: int, seconds: float, cursor: StreamCursor = FIRST_CURSOR) -> float:
-        """Return the spent fraction of the limit that is closest, 0 … 1."""
+        """Return the spent fraction of the budget, 0 … 1: the largest of the fractions of its limits."""
         read: float = cursor.pool
-        if self.num_pools and cursor.unit:  # a small corpus is a single pool, so count the read part of the pool
+        # A small corpus is a single pool, so whole pools are too coarse: add the part of this pool that was read.
+        if self.num_pools and cursor.unit:
             read += cursor.unit / self.units_in_pool(cursor.pool)
         pairs = ((step, self.steps), (seconds, self.seconds), (read, self.num_pools))
         return min(max((spent / limit for spent, limit in pairs if limit), default=0.0), 1.0)

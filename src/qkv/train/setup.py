@@ -37,7 +37,9 @@ class Job:
     """Everything that `fit` needs to train a recipe."""
 
     recipe: Recipe
-    network: Network  # if parameters are sharded, it is on the meta device, so that no rank ever holds all of them
+    # If parameters are sharded, the network is on the meta device, so that no accelerator holds all of them. At the
+    # start rank 0 builds the whole network once, with `initial_network`, and `scatter_weights` sends it.
+    network: Network
     train_data: SequenceStream
     valid_data: SequenceStream | None
     folder: RunFolder
@@ -173,7 +175,7 @@ def num_micro_batches(section: TrainSection, data: SequenceStream, world: World)
 
 
 def resume_message(run: str, resumed: TrainingRun, section: TrainSection) -> str:
-    """Return a note: the step that a run resumes from or, if the run has ended, the key to raise to continue it."""
+    """Return a note. If the run continues: the step that it resumes from. If it has ended: which limit to raise."""
     reason = resumed.end_reason(section, resumed.fraction_done())
     if not reason:
         return f"resuming from step {resumed.progress.step:,}"

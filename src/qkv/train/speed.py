@@ -51,7 +51,7 @@ class SpeedMeter:
 
     @contextmanager
     def exclude_time(self) -> Iterator[None]:
-        """Leave the time spent inside out of the tokens per second."""
+        """Exclude the time in this block from the tokens per second."""
         start = time.monotonic()
         yield
         self.reported_seconds += time.monotonic() - start

@@ -3,9 +3,9 @@
 The random numbers of a step (dropout) depend on the seed, the step, the micro-batch and the rank, and on nothing that
 happened before. So checkpoints need no state of random generators.
 
-If the loss or the gradient is not finite, the weights are not updated. On a GPU, the host would have to wait for the
-result, so a fused optimizer skips the update on the GPU itself. With `on_nonfinite = "stop"` it also skips all later
-updates. The host reads the result every few steps, with `pop_bad_steps`.
+If the loss or the gradient is not finite, the weights are not updated. On a GPU, checking this on the host would make
+the host wait for the GPU, so a fused optimizer skips the update on the GPU itself. With `on_nonfinite = "stop"` it also
+skips all later updates. The host reads the result every few steps, with `pop_bad_steps`.
 
 On one GPU a whole step can be one CUDA graph, because packed batches have the same shape in each step. One call then
 launches all kernels of the step.
@@ -125,9 +125,9 @@ class Stepper:
         self.grad_norm.copy_(grad_norm)
         loss = self.world.sum_tensor(loss)
         finite = torch.isfinite(loss)
-        if (
-            self.scaler is None or self.scaler.get_scale() <= 1.0
-        ):  # with a scale above 1, the scaler handles an overflow itself
+        # While the loss scale is above 1, an infinite gradient is only an overflow: the scaler handles it by lowering
+        # the scale.
+        if self.scaler is None or self.scaler.get_scale() <= 1.0:
             finite = finite & torch.isfinite(grad_norm)
         sticky = self.skip_update if self.section.on_nonfinite == "stop" else torch.zeros_like(self.skip_update)
         self.skip_update.copy_(torch.maximum(sticky, (~finite).float()))

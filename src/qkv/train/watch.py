@@ -74,7 +74,7 @@ class Watcher:
         """Called before the first step."""
 
     def on_step(self, report: StepReport) -> None:
-        """Called every `train.log_every` steps."""
+        """Called every `train.log_every` steps, and at the end of the budget."""
 
     def on_evaluate(self, report: EvalReport) -> None:
         """Called after each evaluation."""

@@ -16,7 +16,8 @@ from qkv.blocks.kernels.varlen import make_offsets, varlen
 from qkv.blocks.mask import Mask
 
 MAX_DENSE_LENGTH = 512
-"""Packed sequences of up to this many tokens use a dense mask: it costs less than finding the documents."""
+"""Packed sequences of up to this many tokens use a dense mask: it costs less than the document
+offsets that varlen needs."""
 KERNELS: dict[str, Callable[..., Tensor]] = {"sdpa": sdpa, "flex": flex, "varlen": varlen}
 
 

@@ -34,7 +34,10 @@ def make_block_mask(mask: Mask) -> BlockMask:
 
 
 def flex(q: Tensor, k: Tensor, v: Tensor, prepared: PreparedMask, scale: float, dropout: float = 0.0) -> Tensor:
-    """q (B, H, T, D), k and v (B, KV, S, D) → (B, H, T, D). `dropout` must be 0: else `prepare_mask` uses SDPA."""
+    """q (B, H, T, D), k and v (B, KV, S, D) → (B, H, T, D).
+
+    `dropout` is always 0 here: with dropout, `prepare_mask` chooses SDPA.
+    """
     bias = prepared.bias
 
     def add_bias(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from qkv.blocks.mask import Mask
 class KernelHints(NamedTuple):
     """Facts about a layout that the caller knows without reading its tensors.
 
-    Hints affect speed only, but they must be true: a wrong hint gives wrong results.
+    A true hint changes only the speed. A false hint gives wrong results.
     """
 
     max_documents: int = 0  # no sequence has more documents; 0: unknown
@@ -55,7 +55,7 @@ class Selection:
         return q.gather(2, column.expand(-1, q.shape[1], -1, q.shape[3]))
 
     def select_output(self, z: Tensor) -> Tensor:
-        """The output of attention (B, T, C), or (B, Q, C) for selected queries → (N, C)."""
+        """The weighted values (B, T, H·D), or (B, Q, H·D) for selected queries → (N, H·D)."""
         return z.flatten(0, 1) if self.selects_queries else self.select_residual(z)
 
     def select_residual(self, x: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class PreparedMask:
         return q if self.selection is None else self.selection.select_queries(q)
 
     def select_output(self, z: Tensor) -> Tensor:
-        """Return attention's output z (B, T, C), or its part (N, C) at the selected positions."""
+        """Return the weighted values z (B, T, H·D), or their part (N, H·D) at the selected positions."""
         return z if self.selection is None else self.selection.select_output(z)
 
     def select_residual(self, x: Tensor) -> Tensor:

@@ -19,8 +19,8 @@ from qkv.blocks.kernels.prepared import PreparedMask, Selection
 from qkv.blocks.mask import Mask, SequenceLayout
 
 MIN_QUERY_REDUCTION = 4
-"""Attention runs for the selected queries only if they are at most 1/4 of the sequence. With more of them, the
-additional mask costs more than it saves."""
+"""If the selected queries are at most 1/4 of the sequence, attention runs for them alone; otherwise for all queries,
+because the additional mask would cost more than it saves."""
 
 
 def gather_positions(x: Tensor, indices: Tensor | None) -> Tensor:
@@ -42,7 +42,8 @@ def restrict_mask(
         return replace(prepared, selection=Selection(selected.flatten()))
     queries = _gather_layout(mask.query, selected % length)
     bias = score_bias(x, queries, mask.key)
-    # flex and varlen expect the same number of queries and keys.
+    # varlen takes positions from the order of the queries, which have gaps here. For few queries a dense mask is small,
+    # so flex is not needed either.
     kernel: AttentionKernel = "eager" if prepared.kernel == "eager" else "sdpa"
     few = prepare_mask(Mask(queries, mask.key, mask.causal, mask.window), x, kernel=kernel, bias=bias, dropout=dropout)
     return replace(few, selection=Selection(selected))

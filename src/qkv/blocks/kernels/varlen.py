@@ -11,7 +11,7 @@ from qkv.blocks.mask import Mask
 
 
 def make_offsets(mask: Mask, batch_size: int, query_hints: KernelHints, key_hints: KernelHints) -> DocumentOffsets:
-    """Return where each document starts. Document ids must increase along each sequence, and padding must come last.
+    """Return where each document starts. Document ids must not decrease along a sequence; padding comes last.
 
     Packed batches meet this condition. Padding is treated as additional documents, whose outputs are set to 0.
     """
@@ -37,7 +37,10 @@ def make_offsets(mask: Mask, batch_size: int, query_hints: KernelHints, key_hint
 def _cumulative_lengths(
     document_ids: Tensor, max_documents: int, max_length: int, num_padding_documents: int
 ) -> Tensor:
-    """(B, T) → (B · (max_documents + num_padding_documents) + 1,), with empty documents where a sequence has fewer."""
+    """Document ids (B, T) → where each document starts in the flattened batch, (B · documents + 1,).
+
+    Every sequence gets max_documents + num_padding_documents documents. Those that it does not have are empty.
+    """
     padding = document_ids == 0
     # The index of the padding document that a padding token belongs to.
     padding_index = (padding.cumsum(1) - 1) // max_length if num_padding_documents > 1 else 0
@@ -52,7 +55,10 @@ def _cumulative_lengths(
 
 
 def varlen(q: Tensor, k: Tensor, v: Tensor, prepared: PreparedMask, scale: float, dropout: float = 0.0) -> Tensor:
-    """q (B, H, T, D), k and v (B, KV, S, D) → (B, H, T, D). `dropout` must be 0: else `prepare_mask` uses SDPA."""
+    """q (B, H, T, D), k and v (B, KV, S, D) → (B, H, T, D).
+
+    `dropout` is always 0 here: with dropout, `prepare_mask` chooses SDPA.
+    """
     from torch.nn.attention.varlen import varlen_attn  # This import loads the compiler, which takes a second.
 
     offsets, mask = prepared.offsets, prepared.mask

@@ -361,7 +361,7 @@ class ParameterMapping:
     theirs: tuple[str, ...]  # without the class's prefix
     suffix: str
     stack: StackConfig
-    in_body: bool  # True: their names start with the prefix of the class
+    in_body: bool  # True: in a checkpoint, the class's prefix comes before these names
 
 
 def map_parameters(

@@ -1,7 +1,8 @@
 """The parameters, FLOPs and memory of a model, computed from shapes: no weight is allocated.
 
 A multiply-add counts as two FLOPs. FLOPs of the forward pass, per token: 2 per matrix weight, and 4·H·D per attended
-key (scores and weighted values). The backward pass costs twice as much, so training costs three times the forward pass.
+key (scores and weighted values). Without a window every token counts as attending to all `context_length` keys, also
+in a causal layer. The backward pass costs twice as much, so training costs three times the forward pass.
 Embedding look-ups count as 0 FLOPs; a tied output matrix counts like any matrix.
 """
 

@@ -71,7 +71,8 @@ class ShardCoordinator:
     def wait_for_completion(self, destination: Path) -> None:
         """Wait until rank 0 has completed the checkpoint, which moves this rank's shard to `destination`.
 
-        This looks for the shard, not for the folder: the next save of the same step may create the folder again.
+        This waits for the shard to disappear, not the folder: a later save of the same step may already have created a
+        new folder of that name.
         """
         own = self.folder / shard_name(self.rank, self.world_size)
         for _ in self._poll():

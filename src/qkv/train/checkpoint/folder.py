@@ -31,7 +31,8 @@ from qkv.train.checkpoint.slices import TensorSlice
 from qkv.train.checkpoint.writer import Snapshot, write_shard
 
 SAVE_PHASES = ("begin", "half", "shard", "part", "manifest", "aside", "rename", "renamed", "best", "leaving", "done")
-"""The phases of a save, in order. `on_phase` is called before each; tests use it to kill a run at each point.
+"""The phases of a save, in order. `on_phase(name)` is called at each of these points; tests use it to kill a run
+there.
 
 "part": write the part file. "aside": move away an old checkpoint of the same step, if there is one. "leaving": delete
 older checkpoints.
@@ -75,9 +76,10 @@ class CheckpointFolder:
         self._is_best = False  # whether the step that is being written is the best
         self._damaged: set[int] = set()
         self._recovered = False
-        self.last_step: int | None = None  # of the last `save()` (perhaps still in progress) or `newest()`
-        self.temporary_step: int | None = None  # the step of the newest temporary checkpoint
-        self._old_temporary_step: int | None = None  # the temporary checkpoint before that; the next save deletes it
+        # The step of the last `save()` (perhaps still being written), or of the checkpoint that `newest()` returned.
+        self.last_step: int | None = None
+        self.temporary_step: int | None = None  # the step of the newest checkpoint, if it is temporary
+        self._old_temporary_step: int | None = None  # the previous one; the save in progress deletes it
 
     # ------------------------------------------------------------------ saving
 

@@ -49,7 +49,7 @@ class Checkpoint:
     """One checkpoint. The constructor verifies the manifest, and checks that all files exist with the right length.
 
     >>> checkpoint = CheckpointFolder("runs/a/checkpoints", max_to_keep=3).newest()
-    >>> checkpoint.state["epoch"], checkpoint.read_tensor("decoder.embedding.weight")
+    >>> checkpoint.state["progress"], checkpoint.read_tensor("model.embedding.token.weight")
     """
 
     def __init__(self, folder: Path) -> None:

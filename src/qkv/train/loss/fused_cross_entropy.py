@@ -3,9 +3,9 @@
     loss = Σ −log softmax(x Wᵀ + b)[target]
 
 With a large vocabulary the logits are by far the largest tensor of a step. Here they are computed a chunk at a time.
-As the gradient of a loss starts from a scalar, the gradients of x, W and b can be computed in the forward pass, beside
-the loss, and each chunk of logits is discarded. Nothing is computed twice. The reference is `cross_entropy` in
-`training_module.py`.
+The loss is a scalar, so its gradients for x, W and b are known in the forward pass, up to one factor. They are computed
+there, and each chunk of logits is then discarded; the backward pass only multiplies by the factor. Nothing is computed
+twice. The reference is `cross_entropy` in `training_module.py`.
 
 N positions with a label, C model width, V outputs
 """
@@ -24,7 +24,7 @@ from qkv.data.objectives import IGNORE_INDEX
 triton_kernels: Any = None
 """The module with the Triton kernel, once `load_kernels` has imported it."""
 VOCAB_MULTIPLE = 64
-"""A GPU multiplies matrices faster whose sizes are multiples of this."""
+"""A GPU multiplies matrices faster if their sizes are multiples of this."""
 
 
 class FusedCrossEntropy(torch.autograd.Function):
@@ -100,7 +100,10 @@ def load_kernels() -> None:
 
 
 def _weight_gradient(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b, in float32 for float16: the sum over positions would overflow, as no loss scale applies to it yet."""
+    """Return a @ b. For float16, compute it in float32: the sum over positions could overflow.
+
+    The loss scale cannot prevent this, because it is applied only later.
+    """
     if a.dtype != torch.float16:
         return a @ b
     with torch.autocast(a.device.type, enabled=False):
@@ -123,7 +126,8 @@ def _loss_and_gradient(
     index = torch.where(is_label, targets, 0)[:, None]
     grad = logits.softmax(-1)
     max_logit = logits.amax(-1)
-    max_log_prob = grad.amax(-1).log()  # −log Σ exp(x − max): of the largest, as smaller ones may underflow to 0
+    # The largest log probability, −log Σ exp(x − max). Smaller probabilities may underflow to 0, whose log is −∞.
+    max_log_prob = grad.amax(-1).log()
     log_prob = logits.gather(1, index)[:, 0] - max_logit + max_log_prob
     if label_smoothing:
         mean_log_prob = logits[:, :outputs].mean(-1) - max_logit + max_log_prob

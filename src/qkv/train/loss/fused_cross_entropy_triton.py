@@ -60,7 +60,8 @@ def cross_entropy_kernel(
     target_logit = tl.load(logits + tl.where(is_label, target, 0)).to(tl.float32)
     if BIAS:
         target_logit += tl.load(bias_ptr + tl.where(is_label, target, 0)).to(tl.float32)
-    # Differences first: adding to a large log_normalizer would round away a small loss.
+    # Subtract from max_logit first: if the logits are large, (max_logit + log_sum) − target_logit would round away a
+    # small loss.
     loss = log_sum + (1.0 - smoothing) * (max_logit - target_logit)
     if SMOOTH:
         loss += smoothing * (max_logit - tl.sum(logit_sum, axis=0) / OUTPUTS)

@@ -3,7 +3,9 @@
     loss = Σ token losses / token labels  +  Σ document losses / document labels
 
 Both sums are divided by the number of labels in the global batch, over all micro-batches and ranks. So the gradients of
-any split of a batch add up to the gradient of the whole batch. Logits are computed only where there is a label.
+any split of a batch add up to the gradient of the whole batch. (An exception is the contrastive InfoNCE loss, which
+compares all documents of a micro-batch.) If fewer than 90 % of the positions have a token label, logits are computed
+only there.
 
 B batch, T positions, E documents in a sequence, C model width, V outputs, N positions with a label
 """
@@ -31,8 +33,8 @@ from qkv.train.recipe.schema import ObjectiveSection
 DENSE_THRESHOLD = 0.9
 """If at least this fraction of the positions has a label, all are computed: selecting would cost more than it saves."""
 MAX_PADDING_RATIO, POSITIONS_MULTIPLE = 1.1, 4
-"""The same number of positions is selected in each sequence (a multiple of the second) if that is at most this ratio
-of the positions with labels."""
+"""If sequences have similar numbers of labels, the same number Q of positions is selected in each. This is done only if
+B·Q is at most MAX_PADDING_RATIO × the number of labels. If N is rounded, Q is a multiple of POSITIONS_MULTIPLE."""
 MAX_LOGITS = {"cpu": 2**24, "cuda": 2**30}
 """With more logits than this, the loss is computed in chunks."""
 
@@ -42,8 +44,8 @@ class LabelledBatch:
     """A batch on the network's device, and its positions that have labels."""
 
     batch: Batch
-    positions: Tensor | None  # indices into the flattened sequences: (N,), or (B, Q) for Q in each; None: all
-    targets: Tensor | None  # (N,) the label of each, IGNORE_INDEX where a position is filler
+    positions: Tensor | None  # flat indices (N,), or (B, Q) if Q positions of each sequence are selected; None: all
+    targets: Tensor | None  # (N,) the label of each position; IGNORE_INDEX for filler
 
 
 def to_device(batch: Batch, device: torch.device, round_to: int = 1) -> LabelledBatch:
@@ -65,9 +67,10 @@ def to_device(batch: Batch, device: torch.device, round_to: int = 1) -> Labelled
 
 
 def find_labelled_positions(labels: np.ndarray, round_to: int) -> tuple[np.ndarray, np.ndarray]:
-    """The indices of labels (B, T) in the flattened sequences, and which of them are labels rather than filler.
+    """Return the flat indices of the labelled positions in `labels` (B, T), with filler, and a mask: False for filler.
 
-    (B, Q) if the sequences have few labels and about the same number each, as in masked language modelling; else (N,).
+    If the sequences have few labels and about the same number each, as in masked language modelling, both have the
+    shape (B, Q), with Q positions of each sequence. Otherwise they have the shape (N,).
     """
     batch_size, length = labels.shape
     indices = np.flatnonzero(labels != IGNORE_INDEX)
@@ -141,7 +144,7 @@ class TrainingModule(nn.Module):
         return start + index
 
     def hidden_states(self, batch: Batch, selected: Tensor | None = None) -> tuple[Tensor, SequenceLayout]:
-        """What the head reads, (B, T, C), or (N, C) at the selected positions."""
+        """Return the input of the head and its layout: (B, T, C), or (N, C) if positions are selected."""
         network = self.network
         options: dict[str, Any] = {}
         if not self.can_skip_mask(batch):
@@ -187,7 +190,8 @@ class TrainingModule(nn.Module):
         head, out = self.network.head, self.network.head.out
         max_logits = MAX_LOGITS.get(x.device.type, MAX_LOGITS["cuda"])
         num_chunks = max(1, -(-x.shape[0] * head.config.outputs // max_logits))
-        # On a GPU without the kernel the compiler fuses nearly as well; float16 cannot hold a sum over positions.
+        # Fuse only if it pays: on a GPU without the Triton kernel, torch.compile is nearly as fast. The kernel is not
+        # used for float16, in which sums over positions would overflow.
         has_kernel = fused.triton_kernels is not None and compute_dtype(x) != torch.float16
         pays = num_chunks > 1 or not x.is_cuda or has_kernel
         if type(out) is nn.Linear and type(out.weight) is nn.Parameter and pays:
@@ -205,7 +209,7 @@ class TrainingModule(nn.Module):
         padding = -head.config.outputs % VOCAB_MULTIPLE
         if not padding or not x.is_cuda or head.out is None:
             return cross_entropy(head.project(x), targets, self._smoothing)
-        # A GPU multiplies matrices of even sizes faster, and the logits are the largest of all.
+        # Pad the vocabulary to a multiple of VOCAB_MULTIPLE: a GPU then computes this large product faster.
         weight = F.pad(head.out.weight, (0, 0, 0, padding))
         bias = None if head.out.bias is None else F.pad(head.out.bias, (0, padding))
         logits = F.linear(head.transform(x), weight, bias)[:, : head.config.outputs]
@@ -239,9 +243,10 @@ class TrainingModule(nn.Module):
         return total
 
     def contrastive_loss(self, batch: Batch) -> Tensor:
-        """Pairs of documents: the summed loss of finding each one's partner among all in the batch, in both directions.
+        """Return the summed InfoNCE loss of pairs of documents, or their squared error if they have scores.
 
-        With scores, the squared difference between the cosine and the score instead.
+        InfoNCE: each source must find its target among all targets of the micro-batch, and each target its source. The
+        loss of a pair is the mean of both. The squared error is that of the cosine against the score.
         """
         network = self.network
         assert isinstance(network, Encoder)
@@ -274,7 +279,7 @@ class TrainingModule(nn.Module):
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, label_smoothing: float) -> Tensor:
-    """Summed over the targets that are not IGNORE_INDEX, in float32 or better.
+    """Return the sum of the cross-entropies of all targets that are not IGNORE_INDEX, in at least float32.
 
     >>> cross_entropy(torch.zeros(2, 4), torch.tensor([1, IGNORE_INDEX]), 0.1)
     tensor(1.3863)

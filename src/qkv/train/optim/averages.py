@@ -44,7 +44,7 @@ class Ema:
             average.lerp_(self._weights[name].detach().to(average.dtype), weight)
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that a checkpoint saves and restores: the averages, and "updates", their number."""
+        """Return the tensors that a checkpoint saves and restores: the averages, and "updates" (how many so far)."""
         return {**self._averages, "updates": self.num_updates}
 
     @torch.no_grad()

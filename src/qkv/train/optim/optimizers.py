@@ -62,7 +62,7 @@ def make_optimizer(
         return Lamb(_parameter_groups(named, section), **adam)
     if section.optimizer == "sgd":
         return SGD(_parameter_groups(named, section), lr=lr, momentum=section.momentum, fused=fused or None)
-    # torch refuses `capturable` on a CPU. There, a learning rate in a tensor is enough.
+    # torch refuses `capturable` on a CPU. There nothing is captured, and a tensor as learning rate works without it.
     adam |= {"fused": fused or None, "capturable": capturable and device.type != "cpu"}
     if section.optimizer == "adam":
         return Adam(_parameter_groups(named, section), **adam)

@@ -5,7 +5,8 @@
 warm-up         a straight line from almost 0 to 1
 constant        decay factor 1
 cosine, linear  from 1 at the end of warm-up to `final_lr` at the end of the budget
-inverse_sqrt    √(w / step), with w steps of warm-up, as in "Attention Is All You Need"; `lr` is the peak
+inverse_sqrt    √(w / (step + 1)), with w steps of warm-up, as in "Attention Is All You Need"; `lr` is the peak. The
+                factor is never below `final_lr`
 wsd             warm-up, stable, decay: 1 until the last `decay_fraction` of the budget, then a line down to `final_lr`
 
 The budget may be in steps, minutes or epochs, so the rate is a function of the step and the spent fraction of the
@@ -56,12 +57,15 @@ def _decay_factor(section: TrainSection, step: int, fraction_done: float) -> flo
 
 
 def _fraction_after_step(section: TrainSection, fraction_done: float) -> float:
-    """Return the spent fraction after this step; before it, if the number of steps is unknown."""
+    """Return the spent fraction of the budget after this step. If the number of steps is unknown: before this step."""
     return fraction_done + (1.0 / section.steps if section.steps else 0.0)
 
 
 def _warmup_fraction(section: TrainSection, step: int, fraction_done: float) -> float:
-    """Return the fraction of the budget at which warm-up ends. If it is in steps, estimate from the speed so far."""
+    """Return the fraction of the budget at which warm-up ends.
+
+    If `warmup` is in steps, estimate the fraction from the speed so far.
+    """
     if section.warmup < 1:
         return max(section.warmup, 0.0)
     return fraction_done * section.warmup / step if step > section.warmup else 1.0
@@ -75,5 +79,5 @@ def _inverse_sqrt_factor(section: TrainSection, step: int, fraction_done: float)
 
 
 def _decay_progress(fraction_done: float, start: float) -> float:
-    """Return the position of `fraction_done` between `start` (0) and the end of the budget (1)."""
+    """Return how far the decay has come: 0 at `start`, 1 at the end of the budget."""
     return min(max((fraction_done - start) / (1.0 - start), 0.0), 1.0) if start < 1.0 else 0.0

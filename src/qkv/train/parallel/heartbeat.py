@@ -57,7 +57,10 @@ class Heartbeat:
         return cls(store, rank, size)
 
     def start(self) -> None:
-        """Start the heartbeat. Then wait for all ranks, so that no rank is watched before it has started."""
+        """Start the heartbeat. The caller must then wait for all ranks (`init_world` has a barrier).
+
+        Otherwise a rank could be watched before it has started.
+        """
         self.store.set(self._key(self.rank), "0")
         if self.rank == 0:
             self.store.set(LOST_KEY, "")
@@ -85,9 +88,8 @@ class Heartbeat:
             now = time.monotonic()
             if os.getppid() != self.parent:
                 self._exit("its parent process is gone")
-            if (
-                now - last_turn > self.limit / 2
-            ):  # this process was suspended, so its last beats from others are too old
+            # If this process was suspended, what it knows about the other ranks is outdated: restart the clocks.
+            if now - last_turn > self.limit / 2:
                 last_answer = last_change = now
             last_turn = now
             beats += 1

@@ -25,7 +25,8 @@ log = logging.getLogger("qkv")
 FAILURE_GRACE_SECONDS = 9.0
 """Seconds between SIGTERM and SIGKILL for the remaining processes after one has failed."""
 STOP_GRACE_SECONDS = 120.0
-"""The same time after a signal from the user. It is longer, because the processes save a checkpoint."""
+"""After a signal from the user: seconds between the first exit with an error code and SIGKILL for the other processes.
+(A stopped process exits with 128 + signal.) The time is long, because the processes save a checkpoint."""
 POLL_SECONDS = 0.05
 
 
@@ -98,7 +99,10 @@ class LocalProcesses:
             process.send_signal(number)
 
     def wait(self) -> int:
-        """Wait for all processes. Return the exit code. (If one freezes, the heartbeats of the others end them.)"""
+        """Wait for all processes. Return the exit code.
+
+        If a process freezes, the heartbeats of the other ranks end the processes of these ranks.
+        """
         code, until = 0, float("inf")
         while self.running:
             for rank, process in list(self.running.items()):

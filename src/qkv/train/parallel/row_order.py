@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class RowOrder:
-    """The old rows of a reordered matrix, as ranges (first old row, number of rows) in the new order.
+    """The order of the rows of a reordered matrix. `ranges` has (first old row, number of rows) in the new order.
 
     >>> RowOrder.interleave([4, 2, 2], num_shards=2).ranges
     ((0, 2), (4, 1), (6, 1), (2, 2), (5, 1), (7, 1))
@@ -34,7 +34,7 @@ class RowOrder:
         return torch.cat([torch.arange(first, first + rows) for first, rows in self.ranges])
 
     def old_ranges(self, first: int, last: int) -> list[tuple[int, int, int]]:
-        """Return the ranges of new rows first … last − 1, as (first new row, first old row, number of rows).
+        """Map the new rows first … last − 1 to old rows, as ranges (first new row, first old row, number of rows).
 
         >>> RowOrder.interleave([4, 2, 2], num_shards=2).old_ranges(1, 4)
         [(1, 1, 1), (2, 4, 1), (3, 6, 1)]

@@ -133,7 +133,10 @@ def _slice_alibi_heads(bias: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def _parallelize(module: nn.Module, mesh: DeviceMesh, plan: dict[str, ParallelStyle]) -> None:
-    """Call torch's `parallelize_module`, and restore `requires_grad`, which it loses. Ranks exchange no weights."""
+    """Call torch's `parallelize_module`, and restore `requires_grad`, which it loses.
+
+    No weights are broadcast (`src_data_rank=None`): each rank takes its part of the weights that it already has.
+    """
     frozen = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
     if plan:
         parallelize_module(module, mesh, plan, src_data_rank=None)

@@ -111,7 +111,8 @@ class World:
             if parameter.grad is not None:
                 found.setdefault(sharded_axes(parameter.grad), []).append(local_tensor(parameter.grad))
         dtype = torch.float64 if any(g.dtype == torch.float64 for gs in found.values() for g in gs) else torch.float32
-        squares = torch.zeros(2, 2, dtype=dtype, device=self.device)  # [is sharded along data, along tensor]
+        # squares[i, j]: i = 1 for gradients sharded along the data axis, j = 1 along the tensor axis.
+        squares = torch.zeros(2, 2, dtype=dtype, device=self.device)
         for (data, tensor), gradients in found.items():
             squares[int(data), int(tensor)] = get_total_norm(gradients).to(dtype) ** 2
         if self.mesh is not None and self.is_sharded:

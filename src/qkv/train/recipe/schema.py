@@ -34,9 +34,8 @@ class DataSection:
     valid: Files = ""
     test: Files = ""
     valid_fraction: float = 0.05  # if `valid` is not set, this fraction of `train` is the validation data
-    valid_split_by: Literal["content", "tail"] = (
-        "content"  # select records by a hash of each, or take the end of the text
-    )
+    # "content" selects records by the hash of their content; "tail" takes the last part of the text
+    valid_split_by: Literal["content", "tail"] = "content"
     format: str = ""  # the file format; "" detects it from the extension
     columns: dict[str, str] = field(default_factory=dict)  # which column has which field: field = column
     mix: dict[str, dict[str, Any]] = field(default_factory=dict)  # name = {train = files, weight = number}
@@ -78,7 +77,7 @@ class ModelSection:
     share_embeddings: bool = True  # seq2seq: one embedding for source and target
     tie_embeddings: bool = True  # causal_lm, masked_lm: the output matrix is the embedding matrix
     freeze: tuple[str, ...] = ()  # patterns of parameters that are not trained, such as "encoder.*"
-    lora_rank: int = 0  # if above 0, train LoRA adapters of this rank and freeze the matrices
+    lora_rank: int = 0  # if above 0, train LoRA adapters of this rank (and a new head); freeze the rest
     lora_alpha: float = 16.0
     lora_targets: tuple[str, ...] = ("*.attention.*", "*.cross.*")  # patterns of the modules that get adapters
 

@@ -1,8 +1,8 @@
 """Recipes as nested tables of plain values, as in TOML: convert to and from `Recipe`, apply overrides.
 
-Unknown keys and values of the wrong type are errors. The message names the file, the line, the key and the expected
-value. Fields for all stacks are keys of `[model]`. Fields for one stack or for the head are keys of `[model.encoder]`,
-`[model.decoder]` and `[model.head]`.
+Unknown keys and values of the wrong type are errors. The message names the key and the expected value. It also names
+the recipe file, if there is one, and the line if the key is found there. Fields for all stacks are keys of `[model]`.
+Fields for one stack or for the head are keys of `[model.encoder]`, `[model.decoder]` and `[model.head]`.
 """
 
 from collections.abc import Callable, Mapping, Sequence

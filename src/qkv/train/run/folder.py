@@ -195,7 +195,7 @@ class RunFolder:
         return [(line, record) for line in lines if (record := _parse_record(line)) is not None]
 
     def _repair_log(self) -> None:
-        """Remove an incomplete end of the log (half a line, or zero bytes) after a kill or a power cut."""
+        """Remove an incomplete end of the log (half a line, or NUL bytes) after a kill or a power cut."""
         path = self.path / METRICS
         if not path.exists():
             return

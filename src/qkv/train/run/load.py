@@ -71,7 +71,10 @@ def load_model_or_checkpoint(
     dtype: torch.dtype | None = None,
     head: HeadConfig | None = None,
 ) -> StoredModel:
-    """Load a model, but not from an unfinished run: for `model.from`, which must always mean the same weights."""
+    """Load a model or a given checkpoint, but never "the newest checkpoint" of an unfinished run.
+
+    This is for `model.from`, which must not change its meaning while that run trains.
+    """
     path = Path(name).expanduser()
     if not is_checkpoint(path):
         return store.read_model(name, device=device, dtype=dtype, head=head)

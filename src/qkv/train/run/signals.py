@@ -18,9 +18,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SAME_REQUEST_SECONDS = 1.0
 """Signals within this time count as one request. Ctrl-C reaches every process, and then torchrun sends it again."""
 DEADLINE_SECONDS = 8.0
-"""The minimum time between a stop signal and the exit of a process that is stuck."""
+"""The shortest deadline: a loop that does not react to a stop signal for this long may count as stuck."""
 MAX_DEADLINE_SECONDS = 25.0
-"""The maximum of that time. It is below the 30 s that torchrun waits between SIGTERM and SIGKILL."""
+"""The longest deadline. It is below the 30 s that torchrun waits between SIGTERM and SIGKILL."""
 
 _active: "StopSignals | None" = None
 
