@@ -118,6 +118,7 @@ def test_files_in_step_and_a_search(models: Path, files: Path, capsys: pytest.Ca
     values = json.loads(said(capsys, [*named, "--metric", "bleu", "--metric", "word_error_rate", "--samples", "1"])[0])
     assert list(values["metrics"]) == ["bleu", "word_error_rate", "exact_match"]
     assert values["main"] == "bleu"
+    assert values["signatures"]["bleu"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:none|version:")
     assert len(values["samples"]) == 1
     side = json.loads(said(capsys, ["eval", str(models / "text_to_text"), "pairs.tsv", "--beam", "2", "--json"])[0])
     assert side["metrics"]["exact_match"] == values["metrics"]["exact_match"]

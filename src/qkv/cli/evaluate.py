@@ -151,6 +151,7 @@ def evaluate(
             "main": result.main_metric,
         }
         values |= {"metrics": result.metrics, "records": result.num_records, "beam": beam, "notes": list(result.notes)}
+        values["signatures"] = dict(result.signatures)
         values["problems"] = problems.summary().to_dict()
         shown = ("source", "prediction", "expected")
         values["samples"] = [{name: getattr(sample, name) for name in shown} for sample in result.samples]

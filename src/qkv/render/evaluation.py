@@ -19,12 +19,12 @@ MAX_TEXT_CHARS = 300
 def print_evaluation(model: str, result: Evaluation, console: Console) -> None:
     """Print the metrics and the examples."""
     console.print(Text.assemble((escape_controls(model), "bold"), f"   {result.num_records:,} records"))
-    table = plain_table("", "")
+    table = plain_table("", "", "")
     table.columns[1].justify = "right"
     for name, value in result.metrics.items():
-        table.add_row(
-            name.replace("_", " "), format_metric(name, value), style="bold" if name == result.main_metric else ""
-        )
+        style = "bold" if name == result.main_metric else ""
+        signature = Text(result.signatures.get(name, ""), "dim")
+        table.add_row(name.replace("_", " "), format_metric(name, value), signature, style=style)
     console.print(table)
     for note in result.notes:
         console.print(Text(escape_controls(note, keep="\n"), "yellow"))

@@ -21,6 +21,7 @@ class Evaluation:
     main_metric: str  # the metric that decides which model is better
     num_records: int = 0
     notes: tuple[str, ...] = ()  # what the user should know: records left out, texts truncated
+    signatures: Mapping[str, str] = field(default_factory=dict)  # how a metric was computed, as sacreBLEU states it
 
 
 @dataclass(frozen=True)

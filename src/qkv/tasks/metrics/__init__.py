@@ -1,6 +1,6 @@
 """Metrics: numbers that compare predicted texts, labels, spans or scores with the expected ones.
 
-    text      exact match, word error rate          bleu      BLEU-4 with three tokenizations; chrF and sacreBLEU's own
+    text      exact match, word error rate          bleu      BLEU with three tokenizations, and chrF
     labels    accuracy, macro F1, Matthews          entities  F1 of whole entities in BIO tags
     answers   SQuAD's exact match and F1            numbers   correlations, perplexity, bits
 
@@ -8,7 +8,7 @@ All metrics are plain functions on lists, without torch. Fractions lie between 0
 """
 
 from qkv.tasks.metrics.answers import answer_exact_match, answer_f1
-from qkv.tasks.metrics.bleu import bleu, bleu_lowercase, chrf, sacrebleu, tokenised_bleu
+from qkv.tasks.metrics.bleu import bleu, bleu_lowercase, chrf, metric_signatures, sacrebleu, tokenised_bleu
 from qkv.tasks.metrics.entities import entity_scores, extract_entities, is_entity_tagging
 from qkv.tasks.metrics.labels import accuracy, macro_f1, matthews
 from qkv.tasks.metrics.numbers import bits_per_unit, pearson, perplexity, spearman
@@ -28,6 +28,7 @@ __all__ = [
     "is_entity_tagging",
     "macro_f1",
     "matthews",
+    "metric_signatures",
     "pearson",
     "perplexity",
     "sacrebleu",

@@ -1,114 +1,77 @@
-"""BLEU-4 (Papineni et al. 2002) over a whole corpus: how many of the predicted n-grams are in a reference.
+"""BLEU (Papineni et al. 2002) and chrF (Popović 2015) of a whole corpus, computed by the sacrebleu library.
 
-Published scores differ in their tokenization, so each tokenization has a name:
+Published BLEU scores differ in their tokenization, so each tokenization has a name:
 
 | name             | words                                      | the same number as                          |
 |------------------|--------------------------------------------|---------------------------------------------|
-| `bleu`           | split by mteval-v13a, case kept            | sacreBLEU's default                         |
+| `bleu`           | split by mteval-v13a, case kept            | sacreBLEU's default, without smoothing      |
 | `bleu_lowercase` | the same in lower case                     | sacreBLEU with `-lc`                        |
 | `tokenised_bleu` | split at spaces                            | multi-bleu.perl; sacreBLEU with `-tok none` |
+| `sacrebleu`      | as `bleu`                                  | sacreBLEU's default                         |
 
-There is no smoothing: if no 4-gram matches, the score is 0 (sacreBLEU smooths the scores of tiny corpora). The metrics
-`sacrebleu` and `chrf` are computed by the sacrebleu library, which the extra `translate` installs.
+Without smoothing, the score is 0 if no 4-gram matches. Smoothing changes only the scores of such tiny corpora.
+`metric_signatures` returns sacreBLEU's signatures, which say how a score was computed.
 """
 
-import math
-import re
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
-from qkv.errors import QkvError
 from qkv.tasks.metrics.text import References
 
-MAX_NGRAM = 4
-
-HTML_ENTITIES = {"&quot;": '"', "&amp;": "&", "&lt;": "<", "&gt;": ">"}
-# mteval-v13a: ASCII punctuation is a separate word; full stops, commas and hyphens depend on adjacent digits.
-TOKENIZATION_RULES = [
-    (re.compile(r"([{-~\[-` -&(-+:-@/])"), r" \1 "),
-    (re.compile(r"([^0-9])([.,])"), r"\1 \2 "),
-    (re.compile(r"([.,])([^0-9])"), r" \1 \2"),
-    (re.compile(r"([0-9])(-)"), r"\1 \2 "),
-]
-
-
-def mteval_tokenize(text: str) -> list[str]:
-    """The words of a text as mteval-v13a splits them.
-
-    >>> mteval_tokenize("He paid 3.50, didn't he?")
-    ['He', 'paid', '3.50', ',', "didn't", 'he', '?']
-    """
-    text = text.replace("<skipped>", "").replace("-\n", "").replace("\n", " ")
-    for entity, character in HTML_ENTITIES.items():
-        text = text.replace(entity, character)
-    text = f" {text} "
-    for pattern, replacement in TOKENIZATION_RULES:
-        text = pattern.sub(replacement, text)
-    return text.split()
+BLEU_OPTIONS: dict[str, dict[str, Any]] = {
+    "bleu": {"smooth_method": "none"},
+    "bleu_lowercase": {"smooth_method": "none", "lowercase": True},
+    "tokenised_bleu": {"smooth_method": "none", "tokenize": "none", "force": True},
+    "sacrebleu": {},
+}
 
 
 def bleu(predictions: Sequence[str], references: References) -> float:
-    """BLEU-4 on words as mteval-v13a splits them, case kept: sacreBLEU's default.
+    """BLEU-4 on words as mteval-v13a splits them, case kept.
 
     >>> round(bleu(["The cat sat on the mat."], [["The cat sat on a mat."]]), 2)
     48.89
     """
-    return corpus_bleu(predictions, references, mteval_tokenize)
+    return corpus_score("bleu", predictions, references)[0]
 
 
 def bleu_lowercase(predictions: Sequence[str], references: References) -> float:
     """`bleu` in lower case."""
-    return corpus_bleu(predictions, references, lambda text: mteval_tokenize(text.lower()))
+    return corpus_score("bleu_lowercase", predictions, references)[0]
 
 
 def tokenised_bleu(predictions: Sequence[str], references: References) -> float:
     """BLEU-4 on the words between spaces, as multi-bleu.perl scores tokenised texts."""
-    return corpus_bleu(predictions, references, str.split)
-
-
-def corpus_bleu(predictions: Sequence[str], references: References, tokenize: Callable[[str], list[str]]) -> float:
-    """100 · brevity penalty · the geometric mean of the clipped precisions of 1- to 4-grams, over all texts together.
-
-    The brevity penalty uses the reference whose length is closest to the prediction's (the shorter one, if two are
-    equally close).
-    """
-    matched, total = [0] * MAX_NGRAM, [0] * MAX_NGRAM
-    predicted_length = reference_length = 0
-    for text, several in zip(predictions, references, strict=True):
-        words = tokenize(text)
-        expected = [tokenize(one) for one in several]
-        predicted_length += len(words)
-        reference_length += min((len(one) for one in expected), key=lambda size: (abs(size - len(words)), size))
-        for n in range(1, MAX_NGRAM + 1):
-            predicted = ngrams(words, n)
-            allowed: Counter[tuple[str, ...]] = Counter()
-            for one in expected:
-                allowed |= ngrams(one, n)  # the maximum count over the references
-            matched[n - 1] += (predicted & allowed).total()
-            total[n - 1] += predicted.total()
-    if min(matched) == 0:
-        return 0.0
-    precision = sum(math.log(right / all_) for right, all_ in zip(matched, total, strict=True)) / MAX_NGRAM
-    brevity = min(0.0, 1 - reference_length / predicted_length)
-    return 100 * math.exp(precision + brevity)
-
-
-def ngrams(words: Sequence[str], n: int) -> Counter[tuple[str, ...]]:
-    """The number of occurrences of each n-gram."""
-    return Counter(tuple(words[i : i + n]) for i in range(len(words) - n + 1))
+    return corpus_score("tokenised_bleu", predictions, references)[0]
 
 
 def sacrebleu(predictions: Sequence[str], references: References) -> float:
     """BLEU as the sacrebleu library scores it by default."""
-    score: float = import_sacrebleu().corpus_bleu(list(predictions), transpose_references(references)).score
-    return score
+    return corpus_score("sacrebleu", predictions, references)[0]
 
 
 def chrf(predictions: Sequence[str], references: References) -> float:
-    """chrF (Popović 2015), an F-score over characters, as the sacrebleu library scores it by default (chrF2)."""
-    score: float = import_sacrebleu().corpus_chrf(list(predictions), transpose_references(references)).score
-    return score
+    """chrF, an F-score over characters, as the sacrebleu library scores it by default (chrF2)."""
+    return corpus_score("chrf", predictions, references)[0]
+
+
+def corpus_score(name: str, predictions: Sequence[str], references: References) -> tuple[float, str]:
+    """The score of a metric of this file, and sacreBLEU's signature of it."""
+    library: Any = import_module("sacrebleu.metrics")  # here, because `import qkv` should stay fast
+    metric = library.CHRF() if name == "chrf" else library.BLEU(**BLEU_OPTIONS[name])
+    score: float = metric.corpus_score(list(predictions), transpose_references(references)).score
+    return score, str(metric.get_signature())
+
+
+def metric_signatures(names: Sequence[str]) -> dict[str, str]:
+    """sacreBLEU's signatures of those metrics that it computes, for one reference per text.
+
+    >>> metric_signatures(["exact_match", "chrf"])["chrf"].partition("|version")[0]
+    'nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no'
+    """
+    computed = [name for name in names if name in BLEU_OPTIONS or name == "chrf"]
+    return {name: corpus_score(name, ["a"], [["a"]])[1] for name in computed}
 
 
 def transpose_references(references: References) -> list[list[str | None]]:
@@ -121,15 +84,3 @@ def transpose_references(references: References) -> list[list[str | None]]:
     """
     most = max(map(len, references), default=0)
     return [[several[number] if number < len(several) else None for several in references] for number in range(most)]
-
-
-def import_sacrebleu() -> Any:
-    """The sacrebleu library, if it is installed."""
-    try:
-        import sacrebleu as found
-    except ImportError as error:
-        raise QkvError(
-            "the library sacrebleu, which computes this metric, is not installed; run pip install 'qkv[translate]', or "
-            "use bleu, bleu_lowercase or tokenised_bleu, which do not need it"
-        ) from error
-    return found

@@ -5,7 +5,6 @@ with the record's target; `exact_match_any` and `word_error_rate` compare it wit
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
 from typing import Any
 
 from qkv.data.objectives.table import OBJECTIVES
@@ -70,9 +69,9 @@ def evaluate(
 ) -> Evaluation:
     """Generate a target for each source, and compare it with the expected target.
 
-    By default the metrics are exact match; `exact_match_any` if a source has several targets; and BLEU if targets have
-    more than three words on average (with sacreBLEU and chrF if the sacrebleu library is installed). BLEU, if computed,
-    is the main metric. The default of `max_tokens` is 1.5 times the tokens of the longest target, plus 8.
+    By default the metrics are exact match; `exact_match_any` if a source has several targets; and BLEU and chrF if
+    targets have more than three words on average. BLEU, if computed, is the main metric. The default of `max_tokens` is
+    1.5 times the tokens of the longest target, plus 8.
     """
     tokenizer, options = require_tokenizer(tokenizer), options.with_defaults(batch_size=64, max_samples=8)
     usable = UsableRecords.select(records, source=str, target=str)
@@ -108,7 +107,7 @@ def evaluate(
         for record, prediction in zip(records[: options.max_samples], predictions, strict=False)
     ]
     main = names[0] if options.metrics else "bleu" if "bleu" in names else "exact_match"
-    return Evaluation(scores, samples, main, len(records), tuple(notes))
+    return Evaluation(scores, samples, main, len(records), tuple(notes), metrics.metric_signatures(names))
 
 
 def default_metrics(targets: Sequence[str], targets_by_source: Mapping[str, Sequence[str]]) -> list[str]:
@@ -117,9 +116,7 @@ def default_metrics(targets: Sequence[str], targets_by_source: Mapping[str, Sequ
     if any(len(set(several)) > 1 for several in targets_by_source.values()):
         names.append("exact_match_any")
     if has_long_targets(targets):
-        names += ["bleu", "tokenised_bleu"]
-        if find_spec("sacrebleu") is not None:
-            names += ["sacrebleu", "chrf"]
+        names += ["bleu", "tokenised_bleu", "sacrebleu", "chrf"]
     return names
 
 
