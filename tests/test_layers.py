@@ -17,9 +17,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "store": {"text", "blocks", "data", "models"},
     "train": {"text", "blocks", "data", "models", "store"},
     "decode": {"text", "blocks", "data", "models", "store"},
-    "inside": {"text", "blocks", "data", "models", "store"},
 }
-MAY_IMPORT["tasks"] = {"train", "decode", "inside", *MAY_IMPORT["train"]}
+MAY_IMPORT["inside"] = {"train", "decode", *MAY_IMPORT["train"]}
+MAY_IMPORT["tasks"] = {"inside", *MAY_IMPORT["inside"]}
 MAY_IMPORT["api"] = {"tasks", *MAY_IMPORT["tasks"]}
 MAY_IMPORT["measure"] = {"decode", *MAY_IMPORT["decode"]}
 MAY_IMPORT["render"] = {"api", "measure", *MAY_IMPORT["api"]}

@@ -13,6 +13,7 @@ from qkv import decode, store
 from qkv.blocks import HeadConfig, Tap
 from qkv.decode import GenerationResult, TokenLogprob
 from qkv.errors import QkvError, UsageError, suggest_name
+from qkv.inside import DEFAULT_SITES, Trace
 from qkv.models import Config, Encoder, Network, Seq2Seq, build
 from qkv.models.tables import presets
 from qkv.progress import OnProgress
@@ -22,6 +23,7 @@ from qkv.tasks.run.classify import check_text_lengths
 from qkv.tasks.run.embed import embed_texts
 from qkv.tasks.run.example_batches import batches
 from qkv.tasks.run.generate import make_generation_options, prompt_ids
+from qkv.tasks.run.trace import trace_text
 from qkv.text import Tokenizer
 from qkv.train.recipe.values import format_value
 from qkv.train.run import load as run_models
@@ -205,6 +207,25 @@ class Model:
             return self.network.encode(checked, self._check_mask(mask, checked)).vectors
         checked = self._check_ids(ids, "ids", self.config.stack.vocab_size)
         return self.network.hidden(checked, self._check_mask(mask, checked))[0]
+
+    def trace(
+        self,
+        text: str | tuple[str, str] | Sequence[int],
+        target: str | Sequence[int] | None = None,
+        *,
+        sites: str | Iterable[str] = DEFAULT_SITES,
+        heads: Iterable[int] | None = None,
+        **options: Any,
+    ) -> Trace:
+        """Run the model on one text, and record activations inside it.
+
+        `m.trace("…")["decoder.0.pattern"]` is the attention pattern of layer 0, (heads, queries, keys). `sites` are
+        glob patterns of the names in `qkv.blocks.tap`; "logits" is the output of the head. `heads` limits the heads of
+        scores and patterns. For an encoder-decoder, `target` is the text that the decoder reads; by default, it is the
+        model's own greedy output. `options` are those of `qkv.inside.trace`.
+        """
+        named = {"sites": sites, "heads": heads}
+        return trace_text(self.network, self.tokenizer, self.config, text, target, **named, **options)
 
     @torch.no_grad()
     def embed(

@@ -1,0 +1,201 @@
+"""Record traces: run a network of any family, and keep the activations of the requested sites.
+
+Only the requested sites are kept, on the CPU. The attention kernels stay as they are: scores and patterns are computed
+a second time from q, k and the mask, for the requested layers and heads (see `qkv.blocks.tap`).
+
+B batch
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from itertools import islice
+
+from torch import Tensor
+
+from qkv.blocks import SITES, Tap
+from qkv.errors import UsageError, suggest_name
+from qkv.inside.forward import Example, make_inputs, run
+from qkv.inside.trace import LOGITS, TokenList, Trace
+from qkv.models import Config, Network
+from qkv.text import Tokenizer
+from qkv.train.evaluation import eval_mode
+
+DEFAULT_SITES = ("*.resid_pre", "*.resid_post", "*pattern", LOGITS)
+MAX_TRACE_BYTES = 2 * 1024**3
+PER_HEAD_SITES = ("q", "k", "v", "scores", "pattern", "z")
+
+
+def trace(
+    network: Network,
+    ids: Sequence[int],
+    target_ids: Sequence[int] | None = None,
+    *,
+    sites: str | Iterable[str] = DEFAULT_SITES,
+    heads: Iterable[int] | None = None,
+    tokenizer: Tokenizer | None = None,
+    token_type_ids: Sequence[int] | None = None,
+    max_bytes: int = MAX_TRACE_BYTES,
+) -> Trace:
+    """Run the network on one text and record its activations.
+
+    `ids` are the tokens of the text. For an encoder-decoder they are the source, and `target_ids` are the tokens that
+    the decoder reads, which begin with `decoder_start_token_id`. `sites` are glob patterns of site names, and "logits"
+    is the output of the head. `heads` limits the heads of scores and patterns. The tokenizer supplies the texts of the
+    tokens. A trace larger than `max_bytes` is an error.
+    """
+    example: Example = ids if target_ids is None else (ids, target_ids)
+    types = None if token_type_ids is None else [token_type_ids]
+    tap = RecordingTap(network.config, sites, heads, max_bytes)
+    return _trace_batch(network, [example], tap, tokenizer, types)[0]
+
+
+def trace_many(
+    network: Network,
+    examples: Iterable[Example],
+    *,
+    sites: str | Iterable[str] = DEFAULT_SITES,
+    heads: Iterable[int] | None = None,
+    tokenizer: Tokenizer | None = None,
+    batch_size: int = 8,
+    max_bytes: int = MAX_TRACE_BYTES,
+) -> Iterator[Trace]:
+    """Yield one trace per example. `batch_size` examples share a forward pass, and only their traces are in memory.
+
+    An example is a list of token ids; for an encoder-decoder, it is a pair of source ids and decoder input ids. The
+    traces of one batch may have at most `max_bytes`.
+    """
+    if batch_size < 1:
+        raise UsageError(f"batch_size = {batch_size}: must be at least 1")
+    sites = [sites] if isinstance(sites, str) else list(sites)
+    heads = None if heads is None else list(heads)
+    remaining = iter(examples)
+    while batch := list(islice(remaining, batch_size)):
+        yield from _trace_batch(network, batch, RecordingTap(network.config, sites, heads, max_bytes), tokenizer)
+
+
+def list_sites(config: Config) -> list[str]:
+    """Return the names of all sites of a model, in the order of computation, with "logits" last."""
+    names = []
+    for stack, stack_config in (("encoder", config.encoder), ("decoder", config.decoder)):
+        if stack_config is None:
+            continue
+        activations = [site for site in SITES if site != "final"]
+        if stack == "encoder" or config.encoder is None:
+            activations = [site for site in activations if not site.startswith("cross_")]
+        if stack_config.residual == "parallel":
+            activations.remove("resid_mid")
+        names += [f"{stack}.{layer}.{site}" for layer in range(stack_config.layers) for site in activations]
+        names.append(f"{stack}.final")
+    return [*names, LOGITS]
+
+
+def check_sites(config: Config, patterns: str | Iterable[str]) -> list[str]:
+    """Return the patterns as a list, and raise an error if one of them matches no site of the model."""
+    listed = [patterns] if isinstance(patterns, str) else list(patterns)
+    known = list_sites(config)
+    for pattern in listed:
+        if not any(fnmatchcase(name, pattern) for name in known):
+            examples = ", ".join(dict.fromkeys(name.rsplit(".", 1)[-1] for name in known))
+            hint = suggest_name(pattern, known)
+            hint = hint if hint.startswith("did") else f"a site is STACK.LAYER.NAME, and the names are {examples}"
+            raise UsageError(f"this model has no site {pattern!r}; {hint}")
+    return listed
+
+
+class RecordingTap(Tap):
+    """A tap that keeps recorded values on the CPU, and raises an error when they exceed `max_bytes`."""
+
+    def __init__(self, config: Config, sites: str | Iterable[str], heads: Iterable[int] | None, max_bytes: int) -> None:
+        patterns = check_sites(config, sites)
+        super().__init__(record=[pattern for pattern in patterns if pattern != LOGITS], heads=heads)
+        self.records_logits = any(fnmatchcase(LOGITS, pattern) for pattern in patterns)
+        self.num_bytes, self.max_bytes = 0, max_bytes
+        _check_heads(config, self.heads)
+
+    def __call__(self, name: str, value: Tensor) -> Tensor:
+        out = super().__call__(name, value)
+        if name in self.values:
+            self.store(name, out)
+        return out
+
+    def store(self, name: str, value: Tensor) -> None:
+        """Keep a compact copy of a value. A recorded value may be a view of a tensor that is much larger."""
+        self.num_bytes += value.numel() * value.element_size()
+        if self.num_bytes > self.max_bytes:
+            raise UsageError(
+                f"the trace is larger than max_bytes = {self.max_bytes:,} at {name}; request fewer sites or heads, "
+                "shorten the text, or raise max_bytes"
+            )
+        copied = value.detach().cpu()
+        self.values[name] = copied.clone() if copied.data_ptr() == value.data_ptr() else copied
+
+
+def _trace_batch(
+    network: Network,
+    examples: Sequence[Example],
+    tap: RecordingTap,
+    tokenizer: Tokenizer | None,
+    token_type_ids: Sequence[Sequence[int]] | None = None,
+) -> list[Trace]:
+    inputs = make_inputs(network, examples, token_type_ids)
+    with eval_mode(network):
+        out = run(network, inputs, tap, with_head=tap.records_logits)
+    if tap.records_logits:
+        tap.store(LOGITS, out)
+    return [_split_trace(network.config, example, row, tap, tokenizer) for row, example in enumerate(examples)]
+
+
+def _split_trace(config: Config, example: Example, row: int, tap: RecordingTap, tokenizer: Tokenizer | None) -> Trace:
+    """Return the trace of one example of a batch, without batch axis and padding."""
+    target = None if tokenizer is None else tokenizer.target
+    if config.family == "seq2seq":
+        source_ids, target_ids = example
+        tokens = {"encoder": list_tokens(source_ids, tokenizer), "decoder": list_tokens(target_ids, target)}  # type: ignore[arg-type]
+    else:
+        tokens = {config.family: list_tokens(example, tokenizer)}  # type: ignore[arg-type]
+    trace = Trace({}, tokens, tap.heads)
+    for name in list_sites(config):
+        if name in tap.values:
+            trace.values[name] = _remove_padding(tap.values[name][row], name, trace)
+    return trace
+
+
+def _remove_padding(value: Tensor, name: str, trace: Trace) -> Tensor:
+    """Cut the token axes of a value to the length of its text. Padding is on the right."""
+    activation = name.rsplit(".", 1)[-1].removeprefix("cross_")
+    if name == LOGITS and value.dim() == 1:  # one output for the whole text
+        return value.clone()
+    if activation in PER_HEAD_SITES:
+        value = value[:, : len(trace.queries(name))]
+    else:
+        value = value[: len(trace.queries(name))]
+    if activation in ("scores", "pattern"):
+        value = value[:, :, : len(trace.keys(name))]
+    return value.clone()
+
+
+def list_tokens(ids: Sequence[int], tokenizer: Tokenizer | None) -> TokenList:
+    """Return token ids with their texts. Without a tokenizer, the text of id 7 is "#7"."""
+    ids = tuple(int(i) for i in ids)
+    special = tokenizer.special_ids if tokenizer is not None else frozenset()
+    return TokenList(ids, tuple(token_text(i, tokenizer) for i in ids), tuple(i in special for i in ids))
+
+
+def token_text(token_id: int, tokenizer: Tokenizer | None) -> str:
+    """Return the text of one token, with its leading space if it has one. Half a character is spelled as stored."""
+    spelling = None if tokenizer is None else tokenizer.id_to_token(token_id)
+    if tokenizer is None or spelling is None:
+        return f"#{token_id}"
+    if token_id in tokenizer.special_ids:
+        return spelling
+    if "▁" in spelling:  # SentencePiece marks the start of a word
+        return spelling.replace("▁", " ")
+    text = tokenizer.decode([token_id], skip_special_tokens=False)
+    return text if text and "\ufffd" not in text else spelling
+
+
+def _check_heads(config: Config, heads: Sequence[int] | None) -> None:
+    num_heads = min(stack.heads for stack in (config.encoder, config.decoder) if stack is not None)
+    for head in heads or ():
+        if not 0 <= head < num_heads:
+            raise UsageError(f"heads: there is no head {head}; this model has heads 0 … {num_heads - 1}")

@@ -1,0 +1,156 @@
+"""A trace: the activations of one text, by the name of their site. `record.py` makes traces.
+
+    t = trace(network, ids, sites=["decoder.*.pattern", "logits"])
+    t["decoder.0.pattern"]                  # (H, T, S): heads, queries, keys
+    t.save("cat.safetensors")
+
+T target length or queries, S source length or keys, H heads, KV key/value heads, D head dim, C model width, L layers,
+V vocabulary
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from qkv.errors import QkvError, UsageError, suggest_name
+from qkv.files import describe_os_error, partial_path, publish_file
+
+LOGITS = "logits"
+"""The site of the head's output. It is not a site of a `Tap`, because the head is not part of a stack."""
+FORMAT = "qkv-trace"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class TokenList:
+    """The tokens that one stack reads."""
+
+    ids: tuple[int, ...]
+    texts: tuple[str, ...]  # the text of each token; "#7" if there is no tokenizer
+    special: tuple[bool, ...]  # whether each token is a special token
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The activations of one text, or of one source and target. There is no batch axis; tensors are on the CPU.
+
+    Shapes: residual stream (T, C); q and z (H, T, D); k and v (KV, S, D); scores and pattern (H, T, S); logits (T, V),
+    or (V,) if the head pools.
+    """
+
+    values: dict[str, Tensor]
+    tokens: dict[str, TokenList]  # by stack: "encoder", "decoder", or both for an encoder-decoder
+    heads: tuple[int, ...] | None = None  # the heads of scores and patterns, if not all of them were recorded
+
+    def __getitem__(self, site: str) -> Tensor:
+        if site not in self.values:
+            raise UsageError(f"nothing was recorded at {site!r}; {suggest_name(site, self.values)}")
+        return self.values[site]
+
+    def __contains__(self, site: object) -> bool:
+        return site in self.values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.values)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __repr__(self) -> str:
+        tokens = ", ".join(f"{len(tokens)} {stack} tokens" for stack, tokens in self.tokens.items())
+        num_bytes = sum(value.numel() * value.element_size() for value in self.values.values())
+        return f"<trace of {tokens}: {len(self.values)} sites, {num_bytes / 1e6:.1f} MB>"
+
+    @property
+    def output_stack(self) -> str:
+        """The name of the stack under the head."""
+        return "decoder" if "decoder" in self.tokens else "encoder"
+
+    def queries(self, site: str) -> TokenList:
+        """Return the tokens along the token axis of a site. For scores and patterns, these are the queries."""
+        if site == LOGITS:
+            return self.tokens[self.output_stack]
+        stack, _, activation = site.partition(".")
+        is_source = activation.endswith(("cross_k", "cross_v"))
+        return self.tokens["encoder" if is_source else stack]
+
+    def keys(self, site: str) -> TokenList:
+        """Return the tokens along the key axis of scores and patterns. For cross-attention, these are the source."""
+        return self.tokens["encoder"] if "cross_" in site else self.queries(site)
+
+    def layers(self, activation: str, stack: str | None = None) -> Tensor:
+        """Return an activation of all recorded layers as one tensor with a layer axis: "resid_post" → (L, T, C).
+
+        `stack` is "encoder" or "decoder"; by default, it is the stack under the head.
+        """
+        stack = stack or self.output_stack
+        found = [value for name, value in self.values.items() if fnmatchcase(name, f"{stack}.*.{activation}")]
+        if not found:
+            known = {name.rsplit(".", 1)[-1] for name in self.values if name.startswith(stack)}
+            raise UsageError(f"no {activation!r} of the {stack} was recorded; {suggest_name(activation, known)}")
+        return torch.stack(found)
+
+    def save(self, path: str | Path) -> None:
+        """Write the trace as one safetensors file, atomically."""
+        write_tensors(Path(path), self.values, describe_trace(self))
+
+    @staticmethod
+    def load(path: str | Path) -> "Trace":
+        """Read a trace that `save` wrote."""
+        file, description = open_tensors(Path(path))
+        return read_trace(file, description)
+
+
+def describe_trace(trace: Trace) -> dict[str, Any]:
+    """Return everything about a trace that is not a tensor, as JSON values."""
+    tokens = {stack: asdict(tokens) for stack, tokens in trace.tokens.items()}
+    return {"sites": list(trace.values), "tokens": tokens, "heads": trace.heads}
+
+
+def read_trace(file: Any, description: Mapping[str, Any], prefix: str = "") -> Trace:
+    """Build a trace from its description and from an open safetensors file, whose tensor names have the prefix."""
+    tokens = {
+        stack: TokenList(**{name: tuple(values) for name, values in fields.items()})
+        for stack, fields in description["tokens"].items()
+    }
+    heads = description["heads"]
+    values = {site: file.get_tensor(prefix + site).clone() for site in description["sites"]}
+    return Trace(values, tokens, None if heads is None else tuple(heads))
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> None:
+    """Write tensors and a JSON description as one safetensors file, atomically."""
+    metadata = {"format": FORMAT, "version": str(VERSION), "description": json.dumps(description)}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        save_file(contiguous, partial_path(path), metadata=metadata)
+        publish_file(partial_path(path), path)
+    except (OSError, SafetensorError) as error:
+        partial_path(path).unlink(missing_ok=True)
+        raise QkvError(f"{path}: cannot be written ({describe_os_error(error)}); give another path") from error
+
+
+def open_tensors(path: Path) -> tuple[Any, dict[str, Any]]:
+    """Open a file that `write_tensors` wrote, and return it with its description."""
+    try:
+        file: Any = safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise QkvError(f"{path}: not a complete trace file ({describe_os_error(error)}); check the path") from error
+    metadata = file.metadata() or {}
+    if metadata.get("format") != FORMAT:
+        raise QkvError(f"{path}: not a trace, but another safetensors file; give a file that Trace.save wrote")
+    if int(metadata["version"]) > VERSION:
+        raise QkvError(f"{path}: written by a newer qkv (version {metadata['version']} of the format); update qkv")
+    return file, json.loads(metadata["description"])
