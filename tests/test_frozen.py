@@ -46,6 +46,7 @@ OPTIONS = {
     "bench": ["--device", "--dtype", "--int8", "--json", "--picture", "--seconds"],
     "info": ["--context", "--json"],
     "import": ["--json"],
+    "doctor": ["--json"],
     "export": ["--format", "--json"],
     "run": [
         *("--batch-size", "--beam", "--device", "--draft", "--int8", "--json", "--max-tokens", "--seed", "--stop"),

@@ -1,0 +1,197 @@
+"""Checks of the activations on a batch: dead heads, dead neurons, scales by depth.
+
+B batch, T tokens, H heads, D head dim, C model width, F neurons of a layer
+"""
+
+import torch
+from torch import Tensor
+
+from qkv.blocks import Stack, Tap
+from qkv.inside.doctor.finding import Finding, failed, passed, skipped, warned
+from qkv.inside.doctor.learning import join_names
+from qkv.inside.doctor.subject import Subject, hidden_states
+from qkv.models import Network
+
+DEAD_HEAD_FRACTION = 1e-3
+"""A head is dead if it writes less than this fraction of what the heads of its layer write on average."""
+DEAD_NEURON_FRACTION = 1e-4
+"""A neuron is dead if it never exceeds this fraction of its layer's root mean square."""
+WARN_DEAD_NEURONS, FAIL_DEAD_NEURONS = 0.1, 0.9
+"""Fractions of the neurons of a layer."""
+MIN_UPDATE = 1e-6
+"""A block that changes the residual stream by a smaller fraction of its size does nothing."""
+MAX_GROWTH, MAX_GRADIENT_RATIO = 1e4, 1e3
+"""Larger ratios between the layers of a stack are worth a warning."""
+
+
+def stacks_of(network: Network) -> list[Stack]:
+    """The stacks of a network."""
+    return [getattr(network, name) for name in ("encoder", "decoder") if hasattr(network, name)]
+
+
+def record(subject: Subject, sites: list[str]) -> tuple[Network, Tap]:
+    """Run a copy of the network on the batch, and record sites."""
+    network, tap = subject.copy(), Tap(record=sites)
+    with torch.no_grad():
+        hidden_states(network, subject.batch, tap)
+    return network, tap
+
+
+def real_tokens(subject: Subject, stack: Stack) -> Tensor:
+    """(B, T), True at the tokens of a stack that are not padding."""
+    batch = subject.batch
+    is_source = stack.name == "encoder" and subject.config.family == "seq2seq"
+    document_ids = batch.source_document_ids if is_source else batch.document_ids
+    assert document_ids is not None
+    return document_ids != 0
+
+
+def root_mean_square(x: Tensor, dim: int | tuple[int, ...] | None = None) -> Tensor:
+    """The root mean square over some axes."""
+    return x.float().square().mean(dim=dim).sqrt()
+
+
+def head_outputs(z: Tensor, weight: Tensor) -> Tensor:
+    """What each head adds to the residual stream: z (H, N, D), the output matrix (C, H·D) → RMS per head, (H,)."""
+    by_head = weight.float().view(len(weight), z.shape[0], -1).permute(1, 2, 0)  # (H, D, C)
+    return root_mean_square(z.float() @ by_head, dim=(1, 2))
+
+
+def check_heads(subject: Subject) -> Finding:
+    """A head is dead if it writes (almost) nothing into the residual stream."""
+    name, dead, total = "no dead heads", [], 0
+    network, tap = record(subject, ["*.z", "*.cross_z"])
+    for stack in stacks_of(network):
+        real = real_tokens(subject, stack)
+        for layer in range(stack.config.layers):
+            block = stack.block_of(layer)
+            for site, attention in (("z", block.attention), ("cross_z", block.cross)):
+                if attention is None:
+                    continue
+                z = tap[f"{stack.name}.{layer}.{site}"].transpose(0, 1)[:, real]  # (H, N, D)
+                sizes = head_outputs(z, attention.out.weight)  # type: ignore[union-attr, arg-type]
+                total += len(sizes)
+                is_dead = sizes <= DEAD_HEAD_FRACTION * sizes.mean()
+                part = "cross head" if site == "cross_z" else "head"
+                dead += [f"{stack.name}.{layer} {part} {number}" for number in is_dead.nonzero().flatten().tolist()]
+    if dead:
+        return warned(
+            name,
+            f"{len(dead)} of {total} heads write nothing: {join_names(dead)}",
+            "they cost time and do nothing; prune them, or lower the number of heads or the learning rate",
+            dead=dead,
+        )
+    return passed(name, f"all {total} heads write into the residual stream")
+
+
+def check_neurons(subject: Subject) -> Finding:
+    """A neuron is dead if it is never active on the batch."""
+    name, fractions = "no dead neurons", {}
+    network, tap = record(subject, ["*.mlp_post"])
+    tokens = 0
+    for stack in stacks_of(network):
+        real = real_tokens(subject, stack)
+        tokens = max(tokens, int(real.sum()))
+        for layer in range(stack.config.layers):
+            site = f"{stack.name}.{layer}.mlp_post"
+            activations = tap[site][real].float()  # (N, F)
+            is_dead = activations.abs().amax(0) <= DEAD_NEURON_FRACTION * root_mean_square(activations)
+            fractions[site.removesuffix(".mlp_post")] = float(is_dead.float().mean())
+    worst = max(fractions, key=lambda layer: fractions[layer])
+    text = f"{fractions[worst]:.0%} of the neurons of {worst} are never active on {tokens:,} tokens"
+    advice = (
+        "a high learning rate or a large negative bias can kill ReLU neurons for good; lower the learning rate, use "
+        "gelu or swiglu, or check the bias of the feed-forward"
+    )
+    values = {"dead_fraction": fractions, "tokens": tokens}
+    if fractions[worst] >= FAIL_DEAD_NEURONS:
+        return failed(name, text, advice, **values)
+    if fractions[worst] > WARN_DEAD_NEURONS:
+        return warned(name, text, advice + "; on more tokens, fewer may be dead", **values)
+    return passed(name, text, **values)
+
+
+def check_activation_scales(subject: Subject) -> Finding:
+    """The size of the residual stream by depth, and whether each block changes it."""
+    name, sizes, idle = "scale of activations", {}, []
+    network, tap = record(subject, ["*.resid_pre", "*.resid_post"])
+    for stack in stacks_of(network):
+        real = real_tokens(subject, stack)
+        sizes[stack.name] = [float(root_mean_square(tap[f"{stack.name}.0.resid_pre"][real]))]
+        for layer in range(stack.config.layers):
+            before = tap[f"{stack.name}.{layer}.resid_pre"][real]
+            after = tap[f"{stack.name}.{layer}.resid_post"][real]
+            sizes[stack.name].append(float(root_mean_square(after)))
+            if float(root_mean_square(after - before)) <= MIN_UPDATE * float(root_mean_square(before)):
+                idle.append(f"{stack.name}.{layer}")
+    text = "; ".join(f"{stack} {format_scales(values)}" for stack, values in sizes.items())
+    text = f"RMS of the residual stream by layer: {text}"
+    everything = torch.tensor([value for values in sizes.values() for value in values])
+    if not bool(everything.isfinite().all()):
+        return failed(
+            name,
+            text,
+            "activations are not finite; look for weights that are not finite, a division by 0, or an overflow in "
+            "half precision",
+            **sizes,
+        )
+    if idle:
+        return failed(
+            name,
+            f"{join_names(idle)} does not change the residual stream",
+            "this block does nothing; check that its output projections are not 0 and that its result is added",
+            idle=idle,
+            **sizes,
+        )
+    growth = max(max(values) / max(min(values), 1e-30) for values in sizes.values())
+    if growth > MAX_GROWTH:
+        return warned(
+            name,
+            text,
+            'the residual stream grows much; use norm_placement = "pre" with init = "scaled", or check the weights',
+            **sizes,
+        )
+    return passed(name, text, **sizes)
+
+
+def check_gradient_scales(subject: Subject) -> Finding:
+    """The size of the gradients of each block, by depth: they should neither vanish nor explode."""
+    name = "scale of gradients"
+    if not subject.has_loss:
+        return skipped(name, "the model has no head with a loss")
+    network = subject.copy()
+    loss = subject.loss(network)
+    if not loss.requires_grad:
+        return skipped(name, "no parameter is trained")
+    loss.backward()
+    sizes: dict[str, list[float]] = {}
+    for stack in stacks_of(network):
+        for block in stack.blocks:
+            gradients = [p.grad.flatten() for p in block.parameters() if p.grad is not None]
+            if gradients:
+                sizes.setdefault(stack.name, []).append(float(root_mean_square(torch.cat(gradients))))
+    text = "; ".join(f"{stack} {format_scales(values)}" for stack, values in sizes.items())
+    text = f"RMS of the gradient by block: {text}"
+    ratio = max((max(values) / max(min(values), 1e-30) for values in sizes.values()), default=1.0)
+    if ratio > MAX_GRADIENT_RATIO:
+        return warned(
+            name,
+            f"{text} (a ratio of {ratio:.1g})",
+            "some blocks hardly learn; use pre-norm, a warm-up, or check the blocks with a small gradient",
+            ratio=ratio,
+            **sizes,
+        )
+    return passed(name, text, ratio=ratio, **sizes)
+
+
+def format_scales(values: list[float]) -> str:
+    """A few numbers in two digits.
+
+    >>> format_scales([0.0212, 1.5, 120.0])
+    '0.021 1.5 1.2e+02'
+    """
+    shown = values if len(values) <= 8 else [*values[:4], *values[-4:]]
+    listed = [f"{value:.2g}" for value in shown]
+    if len(values) > 8:
+        listed.insert(4, "…")
+    return " ".join(listed)

@@ -1,0 +1,164 @@
+"""Checks of the parts against each other: tokenizer and vocabulary, tied weights, source, KV cache."""
+
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from qkv.inside.doctor.finding import Finding, failed, passed, skipped, warned
+from qkv.inside.doctor.leaks import MAX_DIFFERENCE, document_lengths, relative_change, source_options
+from qkv.inside.doctor.subject import Subject, hidden_states, project_tokens, random_ids, token_outputs
+from qkv.models import Encoder, Network, Seq2Seq
+
+MAX_UNKNOWN_FRACTION = 0.05
+"""A larger fraction of unknown tokens in the data is worth a warning."""
+MIN_SOURCE_EFFECT = 1e-6
+"""If another source changes the outputs by less than this (relative to their standard deviation), it is ignored."""
+
+
+def check_tokenizer(subject: Subject) -> Finding:
+    """Every id of the tokenizer needs a row in the embedding, and special ids must agree with the config."""
+    name, tokenizer, config = "tokenizer fits", subject.tokenizer, subject.config
+    if tokenizer is None:
+        return skipped(name, "the model has no tokenizer")
+    sides = {"the embedding": (tokenizer.target, embedding_rows(subject.network))}
+    if isinstance(subject.network, Seq2Seq):
+        sides["the source embedding"] = (tokenizer, subject.network.source_embedding.token.num_embeddings)
+    for where, (side, rows) in sides.items():
+        if side.vocab_size > rows:
+            return failed(
+                name,
+                f"the tokenizer has {side.vocab_size:,} ids, but {where} has only {rows:,} rows",
+                "texts with the last ids crash the model; use the tokenizer that the model was trained with, or "
+                f"raise vocab_size to {side.vocab_size}",
+                tokenizer=side.vocab_size,
+                rows=rows,
+            )
+    special = tokenizer.target.special_tokens
+    for role, ours, theirs in (
+        ("padding token", config.pad_token_id, special.pad),
+        ("end token", config.eos_token_ids[0] if config.eos_token_ids else None, special.eos),
+    ):
+        if ours is not None and theirs is not None and ours != theirs and theirs not in config.eos_token_ids:
+            return warned(
+                name,
+                f"the {role} is {ours} in the config but {theirs} in the tokenizer",
+                "generation may not stop, or padding may be read as text; make the two agree",
+            )
+    unknown = unknown_fraction(subject)
+    if unknown > MAX_UNKNOWN_FRACTION:
+        return warned(
+            name,
+            f"{unknown:.0%} of the tokens of the data are unknown to the tokenizer",
+            "train the tokenizer on this data, raise tokenizer.vocab_size, or choose byte-bpe, which knows every text",
+            unknown=unknown,
+        )
+    rows = embedding_rows(subject.network)
+    return passed(name, f"{tokenizer.target.vocab_size:,} ids, {rows:,} rows in the embedding", unknown=unknown)
+
+
+def embedding_rows(network: Network) -> int:
+    """The number of rows of the embedding under the head."""
+    return token_embedding(network).num_embeddings
+
+
+def token_embedding(network: Network) -> nn.Embedding:
+    """The token embedding of the stack that the head reads."""
+    return network.target_embedding.token if isinstance(network, Seq2Seq) else network.embedding.token
+
+
+def unknown_fraction(subject: Subject) -> float:
+    """The fraction of the batch's tokens that are the unknown token; 0 for random tokens."""
+    assert subject.tokenizer is not None
+    unknown = subject.tokenizer.target.special_tokens.unk
+    if unknown is None or subject.has_random_batch:
+        return 0.0
+    real = subject.batch.document_ids != 0
+    return float((subject.batch.ids[real] == unknown).float().mean())
+
+
+def check_tied(subject: Subject) -> Finding:
+    """Weights that the config ties must be one tensor, not two that are equal at first."""
+    name, network, config = "tied weights are tied", subject.network, subject.config
+    embedding, wrong = token_embedding(network).weight, []
+    if config.head.tied and network.head.out is not None and network.head.out.weight is not embedding:
+        wrong.append("the output matrix of the head and the token embedding")
+    if isinstance(network, Seq2Seq):
+        is_shared = network.source_embedding.token.weight is embedding
+        if config.share_embeddings and not is_shared:
+            wrong.append("the embeddings of source and target")
+    if wrong:
+        return failed(
+            name,
+            f"{' and '.join(wrong)} are two tensors, but the config ties them",
+            "they would drift apart in training, and saving keeps only one; assign the same parameter to both "
+            "(head.out.weight = embedding.token.weight)",
+        )
+    tied = [text for text, is_tied in (("head", config.head.tied), ("source", config.share_embeddings)) if is_tied]
+    return passed(name, f"tied to the embedding: {', '.join(tied)}" if tied else "this model ties no weights")
+
+
+def check_source(subject: Subject) -> Finding:
+    """The output must depend on the source or, without a source, on other tokens of the text."""
+    network, batch = subject.copy(torch.float64), subject.batch
+    if isinstance(network, Seq2Seq):
+        name, what = "output depends on the source", "source"
+    else:
+        name, what = "output depends on the context", "first token"
+    with torch.no_grad():
+        if isinstance(network, Seq2Seq):
+            before = hidden_states(network, batch)
+            assert batch.source_ids is not None
+            other = (batch.source_ids + 1) % network.encoder.config.vocab_size
+            after = hidden_states(network, replace(batch, source_ids=other))
+        else:
+            length, vocab_size = document_lengths(subject)[1], subject.config.stack.vocab_size
+            if length < 2:
+                return skipped(name, "the model has only one position")
+            ids = random_ids(vocab_size, 2, length)
+            changed = ids.clone()
+            changed[:, 0] = (changed[:, 0] + 1) % vocab_size
+            before, after = (token_outputs(network, one)[:, 1:2] for one in (ids, changed))
+    effect = relative_change(before, after)
+    if effect < MIN_SOURCE_EFFECT:
+        part = "cross-attention" if isinstance(network, Seq2Seq) else "attention"
+        return failed(
+            name,
+            f"another {what} changes the outputs by only {effect:.1g} standard deviations",
+            f"the model ignores it; check the {part}: its mask, its output projection, and that its result is added "
+            "to the residual stream",
+            effect=effect,
+        )
+    return passed(name, f"another {what} changes the outputs by up to {effect:.2g} standard deviations", effect=effect)
+
+
+def check_cache(subject: Subject) -> Finding:
+    """Decoding with a KV cache must give the same outputs as one forward pass without a cache."""
+    name = "cached equals uncached"
+    network, (_, length) = subject.copy(torch.float64), document_lengths(subject)
+    if isinstance(network, Encoder):
+        return skipped(name, "an encoder has no KV cache")
+    ids, options = random_ids(subject.config.stack.vocab_size, 2, length), source_options(network, 2, length)
+    with torch.no_grad():
+        full = token_outputs(network, ids, **options)
+        cache, memory = network.new_cache(2, length), None
+        if isinstance(network, Seq2Seq):
+            memory = network.build_cross_cache(network.encode(options["source"]))
+        steps = []
+        for chunk in ids.split([length - length // 2, *[1] * (length // 2)], dim=1):  # a prefill, then single tokens
+            if isinstance(network, Seq2Seq):
+                assert memory is not None
+                x, _ = network.hidden(chunk, memory, cache=cache)
+            else:
+                x, _ = network.hidden(chunk, cache=cache)
+            steps.append(x)
+        cached = project_tokens(network, torch.cat(steps, dim=1))
+    change = relative_change(full, cached)
+    if change > MAX_DIFFERENCE:
+        return failed(
+            name,
+            f"decoding step by step changes the outputs by {change:.2g} standard deviations",
+            "generated text differs from what was trained; check the positions and the mask of cached tokens",
+            change=change,
+        )
+    return passed(name, f"a prefill and single steps give the same outputs (within {change:.1g})", change=change)

@@ -1,0 +1,114 @@
+"""Examine a model or a recipe, for `qkv doctor`: prepare its data, take a batch, and run all checks.
+
+report = examine("translate.toml")
+report.is_healthy, [finding.summary for finding in report.findings]
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from qkv.errors import QkvError, UsageError, suggest_name
+from qkv.inside.doctor import Finding, Subject, random_batch, take_sequences
+from qkv.inside.doctor import examine as run_checks
+from qkv.models import build
+from qkv.models.tables import presets
+from qkv.progress import OnStage
+from qkv.tasks.describe import first_batch
+from qkv.tasks.prepare.model import apply_adapters
+from qkv.tasks.prepare.prepare import prepare
+from qkv.train.recipe import recipe_file
+from qkv.train.run.load import load_model, run_path
+
+
+@dataclass(frozen=True)
+class DoctorReport:
+    """What `qkv doctor` found."""
+
+    name: str
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]  # which weights and which data were examined
+    seconds: float
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether no check failed. Warnings are allowed."""
+        return all(finding.status != "failed" for finding in self.findings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report for JSON."""
+        findings = [finding.to_dict() for finding in self.findings]
+        return {
+            "name": self.name,
+            "healthy": self.is_healthy,
+            "checks": findings,
+            "notes": list(self.notes),
+            "seconds": self.seconds,
+        }
+
+
+def examine(name: str, overrides: Sequence[str] = (), progress: OnStage | None = None) -> DoctorReport:
+    """Examine a recipe, a model folder, a hub id or a preset. `overrides` change keys of a recipe."""
+    began = time.monotonic()
+    subject, notes = open_subject(name, overrides, progress)
+    report = None if progress is None else lambda done, total: progress("examining", done, total)
+    findings = run_checks(subject, report)
+    return DoctorReport(name, tuple(findings), tuple(notes), time.monotonic() - began)
+
+
+def open_subject(name: str, overrides: Sequence[str], progress: OnStage | None) -> tuple[Subject, list[str]]:
+    """What to examine, and notes on it.
+
+    The name of a recipe means new weights, as at the start of its training. The folder of a run means its trained
+    weights, on the data of its recipe.
+    """
+    path = Path(name).expanduser()
+    if path.is_file() or (not path.exists() and name in recipe_file.builtin_recipes()):
+        return recipe_subject(name, overrides, progress)
+    if overrides:
+        raise UsageError(f"{overrides[0]!r}: key=value changes a recipe, but {name} is a model; leave it out")
+    if not path.exists() and name in presets.PRESETS:
+        config = presets.find_preset(name)
+        torch.manual_seed(0)
+        note = "new weights of a preset, on random tokens; to examine them on data, give a recipe"
+        return Subject(build(config), None, random_batch(config), is_new=True, has_random_batch=True), [note]
+    if not path.exists() and "/" not in name:
+        known = [*recipe_file.builtin_recipes(), *presets.PRESETS]
+        raise UsageError(f"{name}: no such recipe, model folder or preset; {suggest_name(name, known)}")
+    return model_subject(name, progress)
+
+
+def recipe_subject(name: str, overrides: Sequence[str], progress: OnStage | None) -> tuple[Subject, list[str]]:
+    """The new network of a recipe, with the first sequences of its data."""
+    recipe = recipe_file.read(name, overrides)
+    prepared = prepare(recipe, progress)
+    network = apply_adapters(prepared.build_network(), recipe, prepared.config)
+    batch = take_sequences(first_batch(prepared.train_data))
+    subject = Subject(network, prepared.tokenizer, batch, recipe.objective, recipe.train, is_new=True)
+    start = f"the weights of {recipe.model.from_}" if recipe.model.from_ else "new weights"
+    return subject, [f"{start}, on {batch.num_tokens:,} tokens of the training data"]
+
+
+def model_subject(name: str, progress: OnStage | None) -> tuple[Subject, list[str]]:
+    """A trained model, with data of its recipe if it is a run whose data is still there, else with random tokens."""
+    stored = load_model(name)
+    notes = list(stored.notes)
+    file = run_path(Path(name).expanduser()) / "recipe.toml"
+    if file.is_file() and stored.tokenizer is not None:
+        try:
+            recipe = recipe_file.read(file)
+            prepared = prepare(recipe, progress, tokenizer=stored.tokenizer)
+            batch = take_sequences(first_batch(prepared.train_data))
+        except QkvError as error:
+            notes.append(f"the data of its recipe cannot be read, so random tokens are used ({error})")
+        else:
+            notes.append(f"trained weights, on {batch.num_tokens:,} tokens of the training data")
+            return Subject(stored.network, stored.tokenizer, batch, recipe.objective, recipe.train), notes
+    else:
+        notes.append("trained weights, on random tokens: a model folder has no data; the folder of a run has")
+    batch = random_batch(stored.config)
+    return Subject(stored.network, stored.tokenizer, batch, has_random_batch=True), notes
