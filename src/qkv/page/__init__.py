@@ -1,0 +1,11 @@
+"""The web page that shows what happens inside a model: numbers as JSON, drawn by plain JavaScript.
+
+`static/` is the front end: one idea in each file, no framework, no build step. `build_page` puts it and a document into
+one HTML file that needs no network. `qkv.inside.look` makes documents. A server can also serve `static/` as it is and
+send documents to `mount` in `main.js`.
+"""
+
+from qkv.page.html import build_page, bundle_scripts
+from qkv.page.packing import Packed, pack, pack_signed, pack_weights, unpack
+
+__all__ = ["Packed", "build_page", "bundle_scripts", "pack", "pack_signed", "pack_weights", "unpack"]

@@ -1,0 +1,37 @@
+// Colours of numbers. One hue shows weights; a second one shows negative numbers. Both follow the theme of the page.
+
+function parse(colour) {
+  const hex = colour.trim().slice(1);
+  return [0, 2, 4].map((i) => parseInt(hex.slice(i, i + 2), 16));
+}
+
+function blend(from, to, fraction) {
+  return from.map((start, i) => Math.round(start + (to[i] - start) * fraction));
+}
+
+function variable(name) {
+  return parse(getComputedStyle(document.documentElement).getPropertyValue(name));
+}
+
+/** 256 colours [r, g, b] from "nothing" to the strongest colour of the theme. */
+export function weightColours() {
+  const low = variable("--cell"), middle = variable("--heat-middle"), high = variable("--heat");
+  return Array.from({length: 256}, (_, i) => (i < 128 ? blend(low, middle, i / 127) : blend(middle, high, (i - 128) / 127)));
+}
+
+/** 256 colours for stored numbers around 128: below it the colour of negative numbers, above it that of weights. */
+export function signedColours() {
+  const none = variable("--cell"), negative = variable("--negative"), positive = variable("--heat");
+  return Array.from({length: 256}, (_, i) => blend(none, i < 128 ? negative : positive, Math.min(1, Math.abs(i - 128) / 127)));
+}
+
+/** A colour as CSS writes it. */
+export function css([r, g, b]) {
+  return `rgb(${r} ${g} ${b})`;
+}
+
+/** The text colour, dark or light, that is readable on a colour. */
+export function inkOn([r, g, b]) {
+  const linear = [r, g, b].map((c) => (c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] > 0.18 ? "#111418" : "#ffffff";
+}

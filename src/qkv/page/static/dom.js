@@ -1,0 +1,80 @@
+// Make elements. Every text goes through textContent or setAttribute, so a token such as "<img onerror=…>" stays text.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function fill(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "style") Object.assign(element.style, value);
+    else element.setAttribute(name, value === true ? "" : String(value));
+  }
+  for (const child of children.flat()) {
+    if (child !== null && child !== undefined) element.append(child);
+  }
+  return element;
+}
+
+/** Make an HTML element: `html("p", {class: "note"}, "text", otherElement)`. */
+export function html(tag, attributes = {}, ...children) {
+  return fill(document.createElement(tag), attributes, children);
+}
+
+/** Make an SVG element. */
+export function svg(tag, attributes = {}, ...children) {
+  return fill(document.createElementNS(SVG, tag), attributes, children);
+}
+
+const VISIBLE = new Map([[" ", "␣"], ["\n", "⏎"], ["\r", "␍"], ["\t", "⇥"], ["", "∅"]]);
+
+/** The text of a token, with spaces at its ends and control characters made visible. */
+export function visibleToken(text) {
+  if (text === "") return VISIBLE.get("");
+  const shown = text.replace(/^ +| +$/g, (spaces) => "␣".repeat(spaces.length));
+  return shown.replace(/[\u0000-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, (c) => VISIBLE.get(c) ?? "�");
+}
+
+/** A text of at most `length` characters. */
+export function shorten(text, length) {
+  const characters = Array.from(text);
+  return characters.length <= length ? text : characters.slice(0, length - 1).join("") + "…";
+}
+
+/** A number for a reader: `digits` after the decimal point, and a true minus sign. */
+export function number(value, digits = 3) {
+  if (value === -Infinity) return "−∞";
+  if (!Number.isFinite(value)) return "–";
+  const size = Math.abs(value);
+  const text = size !== 0 && (size >= 1e5 || size < 0.5 * 10 ** -digits) ? size.toExponential(1) : size.toFixed(digits);
+  return (value < 0 ? "−" : "") + text;
+}
+
+/** A labelled `<select>`. `options` are [value, text] pairs; `change` gets the chosen index. */
+export function choice(label, options, change, chosen = 0) {
+  const select = html("select", {onchange: () => change(select.selectedIndex)}, options.map((text) => html("option", {}, text)));
+  select.selectedIndex = chosen;
+  return html("label", {class: "choice"}, html("span", {}, label), select);
+}
+
+/** A table with a header row; each row's first cell is its header. `rows` are lists of texts or elements. */
+export function table(caption, headings, rows) {
+  return html("table", {class: "numbers"},
+    html("caption", {}, caption),
+    html("thead", {}, html("tr", {}, headings.map((name) => html("th", {scope: "col"}, name)))),
+    html("tbody", {}, rows.map((cells) => html("tr", {},
+      cells.map((cell, i) => (i === 0 ? html("th", {scope: "row"}, cell) : html("td", {}, cell)))))));
+}
+
+/** A box that scrolls sideways when its content is too wide. It takes the focus, so that arrow keys scroll it. */
+export function scrollBox(label, ...children) {
+  return html("div", {class: "scroll", tabindex: "0", role: "region", "aria-label": label}, children);
+}
+
+/** Content that is closed at first. It is made when it is opened, because a table of numbers can be long. */
+export function disclosure(summary, make) {
+  const details = html("details", {}, html("summary", {}, summary));
+  details.addEventListener("toggle", () => {
+    if (details.open && details.children.length === 1) details.append(make());
+  });
+  return details;
+}
