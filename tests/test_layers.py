@@ -11,6 +11,7 @@ ROOT = SOURCE / "qkv"
 EVERYONE = {"errors", "files", "progress", "renamed", "values"}
 MAY_IMPORT: dict[str, set[str]] = {
     "text": set(),
+    "page": set(),
     "blocks": set(),
     "data": {"text", "blocks"},
     "models": {"text", "blocks"},
@@ -18,7 +19,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "train": {"text", "blocks", "data", "models", "store"},
     "decode": {"text", "blocks", "data", "models", "store"},
 }
-MAY_IMPORT["inside"] = {"train", "decode", *MAY_IMPORT["train"]}
+MAY_IMPORT["inside"] = {"page", "train", "decode", *MAY_IMPORT["train"]}
 MAY_IMPORT["tasks"] = {"inside", *MAY_IMPORT["inside"]}
 MAY_IMPORT["api"] = {"tasks", *MAY_IMPORT["tasks"]}
 MAY_IMPORT["measure"] = {"decode", *MAY_IMPORT["decode"]}

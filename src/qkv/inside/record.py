@@ -15,7 +15,8 @@ from torch import Tensor
 from qkv.blocks import SITES, Tap
 from qkv.errors import UsageError, suggest_name
 from qkv.inside.forward import Example, make_inputs, run
-from qkv.inside.trace import LOGITS, TokenList, Trace
+from qkv.inside.tokens import list_tokens
+from qkv.inside.trace import LOGITS, Trace
 from qkv.models import Config, Network
 from qkv.text import Tokenizer
 from qkv.train.evaluation import eval_mode
@@ -172,26 +173,6 @@ def _remove_padding(value: Tensor, name: str, trace: Trace) -> Tensor:
     if activation in ("scores", "pattern"):
         value = value[:, :, : len(trace.keys(name))]
     return value.clone()
-
-
-def list_tokens(ids: Sequence[int], tokenizer: Tokenizer | None) -> TokenList:
-    """Return token ids with their texts. Without a tokenizer, the text of id 7 is "#7"."""
-    ids = tuple(int(i) for i in ids)
-    special = tokenizer.special_ids if tokenizer is not None else frozenset()
-    return TokenList(ids, tuple(token_text(i, tokenizer) for i in ids), tuple(i in special for i in ids))
-
-
-def token_text(token_id: int, tokenizer: Tokenizer | None) -> str:
-    """Return the text of one token, with its leading space if it has one. Half a character is spelled as stored."""
-    spelling = None if tokenizer is None else tokenizer.id_to_token(token_id)
-    if tokenizer is None or spelling is None:
-        return f"#{token_id}"
-    if token_id in tokenizer.special_ids:
-        return spelling
-    if "▁" in spelling:  # SentencePiece marks the start of a word
-        return spelling.replace("▁", " ")
-    text = tokenizer.decode([token_id], skip_special_tokens=False)
-    return text if text and "\ufffd" not in text else spelling
 
 
 def _check_heads(config: Config, heads: Sequence[int] | None) -> None:

@@ -22,23 +22,12 @@ from torch import Tensor
 
 from qkv.errors import QkvError, UsageError, suggest_name
 from qkv.files import describe_os_error, partial_path, publish_file
+from qkv.inside.tokens import TokenList
 
 LOGITS = "logits"
 """The site of the head's output. It is not a site of a `Tap`, because the head is not part of a stack."""
 FORMAT = "qkv-trace"
 VERSION = 1
-
-
-@dataclass(frozen=True)
-class TokenList:
-    """The tokens that one stack reads."""
-
-    ids: tuple[int, ...]
-    texts: tuple[str, ...]  # the text of each token; "#7" if there is no tokenizer
-    special: tuple[bool, ...]  # whether each token is a special token
-
-    def __len__(self) -> int:
-        return len(self.ids)
 
 
 @dataclass(frozen=True)

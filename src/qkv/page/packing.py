@@ -1,7 +1,7 @@
 """Arrays in JSON: numbers in C order, little-endian, raw deflate, base64. `static/unpack.js` reads them.
 
-Exact arrays keep their dtype. Arrays for pictures are quantized to 8 bits: weights on a square-root scale, so that small
-weights stay visible, and signed numbers on a linear scale.
+Exact arrays keep their dtype. Arrays for pictures are quantized to 8 bits: weights on a square-root scale, so that
+small weights stay visible, and signed numbers on a linear scale.
 """
 
 import base64
@@ -14,7 +14,7 @@ WEIGHT_ERROR = 1 / 255 + 1 / (4 * 255**2)
 """The largest difference between a weight in 0 … 1 and its value after `pack_weights`: at weights near 1."""
 
 Scale = Literal["none", "sqrt", "signed"]
-DTYPES = {"u8": np.dtype("u1"), "i32": np.dtype("<i4"), "f32": np.dtype("<f4")}
+DTYPES: dict[str, np.dtype[Any]] = {"u8": np.dtype("u1"), "i32": np.dtype("<i4"), "f32": np.dtype("<f4")}
 
 
 class Packed(TypedDict):
@@ -50,7 +50,7 @@ def pack_signed(values: Any) -> Packed:
     return _pack((np.rint(array / size * 127) + 128).astype(np.uint8), "u8", "signed", size)
 
 
-def unpack(packed: Packed) -> np.ndarray:
+def unpack(packed: Packed) -> Any:
     """The numbers that a packed array stands for."""
     raw = zlib.decompress(base64.b64decode(packed["data"]), wbits=-15)
     stored = np.frombuffer(raw, DTYPES[packed["dtype"]]).reshape(packed["shape"])

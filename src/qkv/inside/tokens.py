@@ -1,0 +1,38 @@
+"""The tokens of a text: their ids, and how to show them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from qkv.text import Tokenizer
+
+
+@dataclass(frozen=True)
+class TokenList:
+    """The tokens that one stack reads."""
+
+    ids: tuple[int, ...]
+    texts: tuple[str, ...]  # the text of each token; "#7" if there is no tokenizer
+    special: tuple[bool, ...]  # whether each token is a special token
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def list_tokens(ids: Sequence[int], tokenizer: Tokenizer | None) -> TokenList:
+    """Return token ids with their texts. Without a tokenizer, the text of id 7 is "#7"."""
+    ids = tuple(int(i) for i in ids)
+    special = tokenizer.special_ids if tokenizer is not None else frozenset()
+    return TokenList(ids, tuple(token_text(i, tokenizer) for i in ids), tuple(i in special for i in ids))
+
+
+def token_text(token_id: int, tokenizer: Tokenizer | None) -> str:
+    """Return the text of one token, with its leading space if it has one. Half a character is spelled as stored."""
+    spelling = None if tokenizer is None else tokenizer.id_to_token(token_id)
+    if tokenizer is None or spelling is None:
+        return f"#{token_id}"
+    if token_id in tokenizer.special_ids:
+        return spelling
+    if "▁" in spelling:  # SentencePiece marks the start of a word
+        return spelling.replace("▁", " ")
+    text = tokenizer.decode([token_id], skip_special_tokens=False)
+    return text if text and "\ufffd" not in text else spelling
