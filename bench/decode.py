@@ -172,12 +172,12 @@ def check(tiny: bool) -> list[Row]:
     """Graphs and compiled steps write what the plain loop writes, and find what the plain search finds."""
     prompts = [[5, 6, 9, 11], [8], [4, 4, 12]]
     rows = []
-    llama = presets.llama(vocab_size=300, width=64, layers=2, heads=4, kv_heads=2, ffn_width=96)
+    llama = small_llama(300, 96)
     for name, config in (
-        ("gpt2", presets.gpt2(vocab_size=300, width=64, layers=2, heads=2)),
+        ("gpt2", presets.find_preset("gpt2", vocab_size=300, n_embd=64, n_layer=2, n_head=2)),
         ("llama", llama),
         ("alibi", replace(llama, decoder=replace(llama.stack, position="alibi"))),
-        ("t5", presets.t5(width=64, layers=2, heads=4, ffn_width=96, gated=True)),
+        ("t5", presets.find_preset("t5-v1.1-small", d_model=64, num_layers=2, num_heads=4, d_ff=96)),
         ("seq2seq", seq2seq_base(300, 64, 2)),
     ):
         network = made(replace(config, decoder_start_token_id=3), end=(7,), dtype=torch.float32)
@@ -222,7 +222,7 @@ def check(tiny: bool) -> list[Row]:
 
 
 def gpt2_config(tiny: bool) -> Config:
-    return presets.gpt2(width=64, layers=2, heads=2) if tiny else presets.find_preset("gpt2")
+    return presets.find_preset("gpt2", **({"n_embd": 64, "n_layer": 2, "n_head": 2} if tiny else {}))
 
 
 def gpt2(tiny: bool) -> list[Row]:
@@ -230,10 +230,13 @@ def gpt2(tiny: bool) -> list[Row]:
     return rates("gpt2", gpt2_config(tiny), cases, PROMPT, 8 if tiny else NEW, tiny)
 
 
+def small_llama(vocab: int, ffn_width: int) -> Config:
+    size = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    return presets.find_preset("llama-1.1b", vocab_size=vocab, intermediate_size=ffn_width, **size)
+
+
 def llama_config(tiny: bool) -> Config:
-    if tiny:
-        return presets.llama(vocab_size=32_000, width=64, layers=2, heads=4, kv_heads=2, ffn_width=128)
-    return presets.find_preset("llama-1.1b")
+    return small_llama(32_000, 128) if tiny else presets.find_preset("llama-1.1b")
 
 
 def llama(tiny: bool) -> list[Row]:

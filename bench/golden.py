@@ -534,11 +534,18 @@ def examples(lengths: np.ndarray, vocab: int, names: tuple[str, ...] = ("ids",))
     return InMemoryExamples(made, names)
 
 
+def small_gpt2(vocab: int, width: int, heads: int) -> Config:
+    """GPT-2 with two layers."""
+    ends = {"bos_token_id": vocab - 1, "eos_token_id": vocab - 1}
+    return presets.find_preset("gpt2", vocab_size=vocab, n_embd=width, n_layer=2, n_head=heads, **ends)
+
+
 def work(tiny: bool) -> dict[str, tuple[Config, SequenceStream]]:
     """The models that are trained, and their rows."""
     width, heads, length, vocab = (64, 2, 64, 1000) if tiny else (768, 12, 256, 8192)
-    gpt2 = presets.gpt2(vocab_size=vocab, width=width, layers=2, heads=heads)
-    bert = presets.bert(vocab_size=vocab, width=width, layers=2, heads=heads)
+    gpt2 = small_gpt2(vocab, width, heads)
+    size = {"hidden_size": width, "num_hidden_layers": 2, "num_attention_heads": heads, "intermediate_size": 4 * width}
+    bert = presets.find_preset("bert-base", vocab_size=vocab, **size)
     both = presets.transformer(vocab_size=vocab, width=width, layers=2, heads=heads)
     tokenizer, batch, draw = byte_tokenizer(), 8 * length, np.random.default_rng(1)
     full, ragged = (examples(n, vocab) for n in (np.full((400, 1), length - 2), draw.integers(9, length, (900, 1))))
@@ -583,11 +590,12 @@ def written_models(tiny: bool) -> dict[str, Config]:
     """The shapes that are decoded, each a case of a fast path of its own."""
     vocab = byte_tokenizer().vocab_size
     width, heads = (64, 4) if tiny else (512, 8)
-    llama = presets.llama(vocab_size=vocab, width=width, layers=2, heads=heads, kv_heads=2, ffn_width=3 * width)
-    t5 = presets.t5(width=width, layers=2, heads=heads, ffn_width=2 * width, gated=True)
+    size = {"hidden_size": width, "num_hidden_layers": 2, "num_attention_heads": heads, "intermediate_size": 3 * width}
+    llama = presets.find_preset("llama-1.1b", vocab_size=vocab, num_key_value_heads=2, **size)
+    t5 = presets.find_preset("t5-v1.1-small", d_model=width, num_layers=2, num_heads=heads, d_ff=2 * width)
     reader, writer = (replace(stack, vocab_size=vocab) for stack in (t5.encoder or t5.stack, t5.stack))
     return {
-        "gpt2": presets.gpt2(vocab_size=vocab, width=width, layers=2, heads=heads),
+        "gpt2": small_gpt2(vocab, width, heads),
         "llama": llama,
         "alibi": replace(llama, decoder=replace(llama.stack, position="alibi")),
         "window": replace(llama, decoder=replace(llama.stack, sliding_window=8)),

@@ -233,10 +233,10 @@ def gpt2(tiny: bool, steps: int) -> list[Row]:
     import transformers
 
     rows, length = (4, 64) if tiny else (32, 1024)
-    size = {"width": 64, "layers": 2, "heads": 2} if tiny else {"width": 768, "layers": 12, "heads": 12}
+    size = {"n_embd": 64, "n_layer": 2, "n_head": 2} if tiny else {}
     vocab = 1000 if tiny else 50257
     work, out = f"124M decoder, {rows} × {length}", []
-    config = presets.gpt2(vocab_size=vocab, **size)
+    config = presets.find_preset("gpt2", vocab_size=vocab, **size)
     flops = summarise_model(config, length // 2).flops_training  # a causal row: each token sees half of it on average
     full = CausalLM(
         documents(np.full((512, 1), length), vocab), bytes_tokenizer(), max_length=length, add_bos_eos=False
@@ -269,10 +269,12 @@ def bert(tiny: bool, steps: int, dropout: bool = False) -> list[Row]:
     import transformers
 
     rows, length = (4, 64) if tiny else (64, 512)
-    size = {"width": 64, "layers": 2, "heads": 2} if tiny else {}
+    size = (
+        {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 256} if tiny else {}
+    )
     vocab = 1000 if tiny else 30522
     work = f"BERT base, masked, {rows} × {length}" + ", dropout" * dropout
-    config = presets.bert(vocab_size=vocab, **size)
+    config = presets.find_preset("bert-base", vocab_size=vocab, **size)
     objective = MaskedLM(documents(np.full((1024, 1), length - 2), vocab), bytes_tokenizer(), max_length=length)
     flops = summarise_model(config, length).flops_training
     out = []

@@ -15,6 +15,7 @@ from qkv.decode import GenerationOptions, generate, score
 from qkv.decode.cpu.int8 import Int8Linear, quantize, to_int8
 from qkv.errors import QkvError
 from qkv.models import Network
+from qkv.models.tables.presets import find_preset
 
 
 def drawn(seed: int, *shape: int) -> torch.Tensor:
@@ -179,7 +180,7 @@ def test_another_device_is_refused() -> None:
 
 @pytest.mark.parametrize("format", ["qkv", "hf", "ctranslate2", "onnx"])
 def test_what_no_longer_holds_its_weights_is_not_written(format: str, tmp_path: Path) -> None:
-    made = qkv.new(qkv.models.tables.presets.gpt2(vocab_size=30, width=16, layers=1, heads=2, positions=16))
+    made = qkv.new(find_preset("gpt2", vocab_size=30, n_embd=16, n_layer=1, n_head=2, n_positions=16, eos_token_id=29))
     with pytest.raises(QkvError, match="save or export the model that it was made from"):
         qkv.store.write_model(tmp_path / "out", made.config, quantize(made.network), None, format)
     assert not (tmp_path / "out").exists()

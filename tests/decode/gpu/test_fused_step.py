@@ -15,7 +15,7 @@ from qkv.decode.gpu.greedy import GreedyState
 from qkv.decode.gpu.static_runner import StaticRunner
 from qkv.decode.runner import make_runner
 from qkv.models import Config, build
-from qkv.models.tables import presets
+from qkv.models.tables.presets import find_preset
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
@@ -27,7 +27,8 @@ one_row_step: Any = pytest.importorskip(
 NEW = 4
 PROMPT = [5, 6, 9, 11, 4]
 VOCAB = 41
-LLAMA = {"vocab_size": VOCAB, "width": 32, "layers": 2, "heads": 4, "kv_heads": 2, "ffn_width": 40}
+LLAMA = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+LLAMA |= {"num_key_value_heads": 2, "intermediate_size": 40}
 
 
 def with_stack(config: Config, **changes: Any) -> Config:
@@ -35,16 +36,16 @@ def with_stack(config: Config, **changes: Any) -> Config:
     return replace(config, decoder=replace(config.decoder, **changes))
 
 
-TIED = presets.gpt2(vocab_size=VOCAB, width=24, layers=2, heads=3)
+TIED = find_preset("gpt2", vocab_size=VOCAB, n_embd=24, n_layer=2, n_head=3, eos_token_id=VOCAB - 1)
 GPT2 = replace(TIED, head=replace(TIED.head, tied=False))  # else a random one repeats its last token for ever
 CASES = {
     "gpt2": GPT2,
-    "llama": presets.llama(**LLAMA),
+    "llama": find_preset("llama-1.1b", **LLAMA),
     "relu": with_stack(GPT2, feedforward="relu", embedding_scale="sqrt"),
     "exact gelu": with_stack(GPT2, feedforward="gelu"),
     "a gate with biases": with_stack(GPT2, feedforward="geglu_tanh"),
-    "part turns": with_stack(presets.llama(**LLAMA), rotary_fraction=0.5, feedforward="reglu"),
-    "no gain": with_stack(presets.llama(**LLAMA), norm_affine="none"),
+    "part turns": with_stack(find_preset("llama-1.1b", **LLAMA), rotary_fraction=0.5, feedforward="reglu"),
+    "no gain": with_stack(find_preset("llama-1.1b", **LLAMA), norm_affine="none"),
 }
 
 

@@ -9,7 +9,7 @@ import torch
 from qkv.errors import UsageError
 from qkv.models import Config, build
 from qkv.models.tables import ARCHITECTURES
-from qkv.models.tables.presets import PRESETS, bert, find_preset, gpt2, llama, qwen, t5, transformer
+from qkv.models.tables.presets import PRESETS, find_preset
 
 # name: layers of each stack, width, heads, feed-forward width, vocabulary
 PUBLISHED = {
@@ -76,7 +76,7 @@ def test_grouped_heads_and_windows_are_where_they_were_published() -> None:
 
 
 def test_a_family_may_be_made_at_another_size() -> None:
-    config = gpt2(width=384, layers=6, heads=6, vocab_size=65, positions=256)
+    config = find_preset("gpt2", n_embd=384, n_layer=6, n_head=6, vocab_size=65, n_positions=256)
     assert config.stack == replace(
         find_preset("gpt2").stack,
         vocab_size=65,
@@ -105,20 +105,20 @@ def shrunk(config: Config) -> Config:
 
 
 SMALL = {
-    "transformer": transformer(),
-    "bert": bert(),
+    "transformer": find_preset("transformer-base"),
+    "bert": find_preset("bert-base"),
     "roberta": find_preset("roberta-base"),
     "distilbert": find_preset("distilbert"),
     "modernbert": find_preset("modernbert-base"),
-    "gpt2": gpt2(),
-    "t5": t5(),
-    "t5-v1.1": t5(gated=True),
+    "gpt2": find_preset("gpt2"),
+    "t5": find_preset("t5-small"),
+    "t5-v1.1": find_preset("t5-v1.1-small"),
     "bart": find_preset("bart-base"),
     "marian": find_preset("marian"),
-    "llama": llama(),
+    "llama": find_preset("llama-1.1b"),
     "mistral": find_preset("mistral-7b"),
-    "qwen2": qwen(version=2, width=64, layers=2, heads=4, kv_heads=2, ffn_width=64),
-    "qwen3": qwen(version=3, width=64, layers=2, heads=4, kv_heads=2, ffn_width=64),
+    "qwen2": find_preset("qwen2-0.5b"),
+    "qwen3": find_preset("qwen3-0.6b"),
 }
 
 
