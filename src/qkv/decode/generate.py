@@ -10,7 +10,7 @@ from qkv.decode.backend import choose_backend
 from qkv.decode.loop import GenerationCall
 from qkv.decode.options import GenerationOptions
 from qkv.decode.result import GenerationResult, TokenLogprob
-from qkv.decode.runner import check_max_length, left_pad, start_token
+from qkv.decode.runner import check_max_length, decoder_states, left_pad, start_token
 from qkv.decode.selection import token_logprobs
 from qkv.decode.sequence import OnText
 from qkv.decode.speculative.draft import Draft, DraftModel, PromptLookup
@@ -67,19 +67,17 @@ def score(
     """Return the log-probability of every token of each target, given its prompt or source. Runs one forward pass."""
     GenerationOptions(max_tokens=1).check(network.config)
     assert isinstance(network, Decoder | Seq2Seq)
-    device = next(network.parameters()).device
+    device, memory = next(network.parameters()).device, None
     if isinstance(network, Seq2Seq):
         inputs = [[start_token(network), *target[:-1]] for target in targets]
         check_max_length(network, inputs, prompts, 0)
         source = left_pad(prompts, device)
         memory = network.encode(source.clamp(min=0), (source >= 0).long())
-        padded = left_pad(inputs, device)
-        x, _ = network.hidden(padded.clamp(min=0), memory, (padded >= 0).long())
     else:
         inputs = [[*prompt, *target[:-1]] for prompt, target in zip(prompts, targets, strict=True)]
         check_max_length(network, inputs, None, 0)
-        padded = left_pad(inputs, device)
-        x, _ = network.hidden(padded.clamp(min=0), (padded >= 0).long())
+    padded = left_pad(inputs, device)
+    x = decoder_states(network, padded.clamp(min=0), (padded >= 0).long(), memory=memory)
     scored = []
     for row, target in enumerate(targets):
         logits = network.head.project(x[row, x.shape[1] - len(target) :])

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from qkv.blocks import CrossCache, SelfCache
+from qkv.blocks import CrossCache, EncoderMemory, SelfCache
 from qkv.blocks.padding import pad_sequences
 from qkv.decode.cache_edits import reorder_cache, select_sources
 from qkv.decode.cpu import encoder as cpu_encoder
@@ -64,17 +64,17 @@ class ModelRunner:
     def encode_sources(self, sources: Sequence[Sequence[int]]) -> None:
         """Run the encoder of an encoder-decoder. Call it once, before `prefill`."""
         assert isinstance(self.network, Seq2Seq)
-        if self._cpu_step is not None and cpu_encoder.is_supported(self.network):
+        if self._cpu_step is not None:
             self.cross_cache = cpu_encoder.encode_sources(self.network, sources)
         else:
-            ids, document_ids = _model_inputs(left_pad(sources, self.tokens.device))
+            ids, document_ids = model_inputs(left_pad(sources, self.tokens.device))
             self.cross_cache = self.network.build_cross_cache(self.network.encode(ids, document_ids))
 
     def prefill(self) -> Tensor:
         """Read the prompts and return the logits (R, V) of the next tokens."""
         if self.tokens.shape[1] == 1:
             return self._step_logits(self.tokens[:, 0])
-        return self._forward(*_model_inputs(self.tokens))
+        return self._forward(*model_inputs(self.tokens))
 
     def step(self, token_ids: Tensor) -> Tensor:
         """Append one token to each sequence, `token_ids` (R,), and return the logits (R, V) of the next tokens."""
@@ -168,15 +168,28 @@ def next_logits(
 ) -> Tensor:
     """Return the logits (R, V) of the tokens after ids (R, T). The output layer runs only on the last position."""
     rows, length = ids.shape
-    if isinstance(network, Seq2Seq):
-        assert cross_cache is not None
-        x, _ = network.hidden(ids, cross_cache, document_ids, positions, cache=cache)
-    elif length == 1:
-        x, _ = network.hidden(ids, document_ids, positions, cache=cache)
+    if isinstance(network, Seq2Seq) or length == 1:
+        x = decoder_states(network, ids, document_ids, positions, cache=cache, memory=cross_cache)
     else:
         last = torch.arange(length - 1, rows * length, length, device=ids.device)
         x, _ = network.hidden(ids, document_ids, positions, cache=cache, selected=last)
     return network.head.project(x if x.dim() == 2 else x[:, -1])
+
+
+def decoder_states(
+    network: Decoder | Seq2Seq,
+    ids: Tensor,
+    document_ids: Tensor | None = None,
+    positions: Tensor | None = None,
+    *,
+    cache: SelfCache | None = None,
+    memory: EncoderMemory | CrossCache | None = None,
+) -> Tensor:
+    """Return the hidden states (R, T, C) of the decoder at ids (R, T). An encoder-decoder also reads the `memory`."""
+    if isinstance(network, Seq2Seq):
+        assert memory is not None
+        return network.hidden(ids, memory, document_ids, positions, cache=cache)[0]
+    return network.hidden(ids, document_ids, positions, cache=cache)[0]
 
 
 def promote_to_float32(logits: Tensor) -> Tensor:
@@ -189,7 +202,7 @@ def left_pad(sequences: Sequence[Sequence[int]], device: torch.device) -> Tensor
     return pad_sequences(sequences, -1, side="left").to(device)
 
 
-def _model_inputs(tokens: Tensor) -> tuple[Tensor, Tensor | None]:
+def model_inputs(tokens: Tensor) -> tuple[Tensor, Tensor | None]:
     """Convert left-padded tokens (R, T) to ids and document ids, which are 1 at tokens and 0 at padding.
 
     The document ids are None if there is no padding.

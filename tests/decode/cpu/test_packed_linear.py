@@ -121,12 +121,17 @@ def a_row_behind_its_back(linear: nn.Linear) -> None:
     linear.weight.data[7] = 3.0
 
 
+def the_row_after_the_last_column_behind_its_back(linear: nn.Linear) -> None:
+    linear.weight.data[linear.in_features] = 3.0
+
+
 def a_column_behind_its_back(linear: nn.Linear) -> None:
     linear.weight.data[:, 7] = 3.0
 
 
 COUNTED = [loaded, stepped, one_number]
 CHANGES = [*COUNTED, replaced, behind_its_back, a_row_behind_its_back, a_column_behind_its_back]
+CHANGES += [the_row_after_the_last_column_behind_its_back]
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -372,6 +372,19 @@ def test_listeners_hear_every_token_and_the_end_and_one_that_raises_ends_its_req
     assert e.page_pool.num_free == e.page_pool.num_pages
 
 
+def test_listeners_hear_that_their_source_could_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(small("seq2seq"), "encode", broken)
+    heard: list[str] = []
+    made = engine("seq2seq")
+    request = made.submit(PROMPT, GREEDY, on_change=lambda request: heard.append(request.state))
+    made.run()
+    assert isinstance(request.error, RuntimeError)
+    assert heard == ["failed"]
+
+
 def test_waiting_for_work() -> None:
     e = engine()
     assert not e.wait(0.0)

@@ -10,7 +10,7 @@ D head dim, C width
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -21,16 +21,7 @@ from qkv.blocks.attention import CrossAttention, SelfAttention
 from qkv.blocks.block import Block
 from qkv.blocks.kernels.prepared import PreparedMask
 from qkv.blocks.position import Rotary
-from qkv.decode.cpu.functional import (
-    SublayerFunction,
-    make_feedforward,
-    make_linear,
-    make_norm,
-    parallel_block,
-    residual_sublayer,
-    serial_block,
-)
-from qkv.decode.support import EVERY_CHOICE, supports
+from qkv.decode.cpu.functional import SublayerFunction, make_block, make_linear, make_norm
 from qkv.models import Seq2Seq
 
 
@@ -40,11 +31,6 @@ class PackedSources(NamedTuple):
     spans: list[tuple[int, int]]  # the first token of each source, and the token after its last
     masks: dict[int, PreparedMask]  # by window size, for S tokens; shorter sources use the top left part
     rotaries: dict[int, Rotary]  # by window size, for all M tokens
-
-
-def is_supported(network: Seq2Seq) -> bool:
-    """Return whether this module implements the network's encoder and its attention kernel."""
-    return network.encoder.kernel in ("auto", "sdpa") and supports(EVERY_CHOICE, network.encoder.config)
 
 
 def encode_sources(network: Seq2Seq, sources: Sequence[Sequence[int]]) -> CrossCache:
@@ -63,7 +49,8 @@ def encode_sources(network: Seq2Seq, sources: Sequence[Sequence[int]]) -> CrossC
         stack.rotary_tables(x, SequenceLayout(None, positions[None])),
     )
     for layer in range(stack.config.layers):
-        x = _make_block(stack.block_of(layer), stack.config.window_of(layer))(x, packed)  # type: ignore[arg-type]
+        block = cast(Block, stack.block_of(layer))
+        x = make_block(block, _make_attention(block.attention, stack.config.window_of(layer)))(x, packed)
     if stack.norm is not None:
         x = stack.norm(x)
     blocks = [network.decoder.block_of(layer) for layer in range(network.decoder.config.layers)]
@@ -72,14 +59,6 @@ def encode_sources(network: Seq2Seq, sources: Sequence[Sequence[int]]) -> CrossC
     if min(lengths) < max_length:
         document_ids = (source_positions < torch.tensor(lengths)[:, None]).long()  # (R, S)
     return CrossCache([k for k, _ in pairs], [v for _, v in pairs], SequenceLayout(document_ids, source_positions))
-
-
-def _make_block(block: Block, window: int) -> SublayerFunction:
-    attention = residual_sublayer(block.attention_sub, _make_attention(block.attention, window), block.attention.out)
-    feedforward = residual_sublayer(block.ffn_sub, make_feedforward(block.ffn), block.ffn.down)
-    if block.parallel:
-        return parallel_block(attention, feedforward)
-    return serial_block([(block.attention_sub, attention), (block.ffn_sub, feedforward)])
 
 
 def _make_attention(attention: SelfAttention, window: int) -> SublayerFunction:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qkv.blocks.block import ResidualWrapper
+from qkv.blocks.block import Block, ResidualWrapper
 from qkv.blocks.feedforward import FeedForward
 from qkv.decode.cpu.int8 import Int8Linear
 from qkv.decode.cpu.packed_linear import make_packed_linear
@@ -22,9 +22,24 @@ from qkv.decode.cpu.packed_linear import make_packed_linear
 VectorFunction = Callable[[Tensor], Tensor]
 SublayerFunction = Callable[[Tensor, Any], Tensor]
 """A function of vectors (M, C) and a context. It computes a sublayer up to the input of its last linear map, or a whole
-block (`serial_block`, `parallel_block`)."""
+block (`make_block`)."""
 ResidualFunction = Callable[[Tensor, Tensor, Any], Tensor]
 """A function of the residual stream (M, C), vectors x (M, C) and the context. It returns residual + sublayer(x)."""
+
+
+def make_block(
+    block: Block, attend: SublayerFunction, attend_source: SublayerFunction | None = None
+) -> SublayerFunction:
+    """Return a block as a function. `attend` and `attend_source` compute attention without its output projection."""
+    attention = residual_sublayer(block.attention_sub, attend, block.attention.out)
+    feedforward = residual_sublayer(block.ffn_sub, make_feedforward(block.ffn), block.ffn.down)
+    if block.parallel:
+        return lambda x, context: feedforward(attention(x, x, context), x, context)  # both read the same x
+    sublayers = [(block.attention_sub, attention), (block.ffn_sub, feedforward)]
+    if attend_source is not None and block.cross is not None and block.cross_sub is not None:
+        cross = residual_sublayer(block.cross_sub, attend_source, block.cross.out)
+        sublayers.insert(1, (block.cross_sub, cross))
+    return serial_block(sublayers)
 
 
 def residual_sublayer(sub: ResidualWrapper, sublayer: SublayerFunction, out: nn.Module) -> ResidualFunction:
@@ -53,11 +68,6 @@ def serial_block(parts: Sequence[tuple[ResidualWrapper, ResidualFunction]]) -> S
         return x
 
     return block
-
-
-def parallel_block(attend: ResidualFunction, feedforward: ResidualFunction) -> SublayerFunction:
-    """Return a function in which attention and feed-forward read the same x."""
-    return lambda x, context: feedforward(attend(x, x, context), x, context)
 
 
 def make_feedforward(ffn: FeedForward) -> SublayerFunction:

@@ -110,9 +110,9 @@ def _can_pack(weight: Tensor) -> bool:
 def _fingerprint(weight: Tensor) -> WeightFingerprint:
     """Return values that change with the weights (O, I): their address, torch's version counter, and a partial sum.
 
-    The sum detects most changes through `.data`, which torch does not count. It samples the weights on the diagonal. If
-    O > I, the diagonal starts again at the first column of row I + 1, of row 2(I + 1), and so on. So if O ≤ I it has
-    one weight of every row. If O ≥ I it has a weight of every column, but none of the rows I, 2I + 1, 3I + 2, ….
+    The sum detects most changes through `.data`, which torch does not count. It has one weight of every row, on a
+    diagonal that starts again at the first column when it reaches the last one.
     """
-    diagonals = weight.detach().flatten()[:: weight.shape[1] + 1]
-    return weight.data_ptr(), weight._version, float(diagonals.sum(dtype=torch.float64))
+    rows = torch.arange(len(weight))
+    diagonal = weight.detach()[rows, rows % weight.shape[1]]
+    return weight.data_ptr(), weight._version, float(diagonal.sum(dtype=torch.float64))

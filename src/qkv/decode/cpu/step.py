@@ -24,15 +24,7 @@ from qkv.blocks.block import Block
 from qkv.blocks.position import Rotary
 from qkv.decode.cache_edits import reorder_cache
 from qkv.decode.cpu.beam_slots import NEG_INF, BeamSlots
-from qkv.decode.cpu.functional import (
-    SublayerFunction,
-    make_feedforward,
-    make_linear,
-    make_norm,
-    parallel_block,
-    residual_sublayer,
-    serial_block,
-)
+from qkv.decode.cpu.functional import SublayerFunction, make_block, make_linear, make_norm
 from qkv.decode.support import EVERY_CHOICE, supports
 from qkv.models import Decoder, Seq2Seq
 
@@ -52,13 +44,12 @@ class StepContext(NamedTuple):
 
 
 def is_supported(network: Decoder | Seq2Seq) -> bool:
-    """Return whether `CpuStep` supports this network, its device and its attention kernel. Autocast must be off."""
-    stack = network.decoder
+    """Return whether `cpu/` supports this network, its device and its attention kernels. Autocast must be off."""
+    stacks = (network.encoder, network.decoder) if isinstance(network, Seq2Seq) else (network.decoder,)
     return (
-        supports(EVERY_CHOICE, stack.config)
+        all(supports(EVERY_CHOICE, stack.config) and stack.kernel in ("auto", "sdpa") for stack in stacks)
         and next(network.parameters()).device.type == "cpu"
         and not network.training
-        and stack.kernel in ("auto", "sdpa")
         and not torch.is_autocast_enabled("cpu")
     )
 
@@ -153,16 +144,8 @@ class CpuStep:
 
 
 def _make_block(block: Block, layer: int, window: int) -> SublayerFunction:
-    self_attention = _make_self_attention(block.attention, layer, window)
-    attention = residual_sublayer(block.attention_sub, self_attention, block.attention.out)
-    feedforward = residual_sublayer(block.ffn_sub, make_feedforward(block.ffn), block.ffn.down)
-    if block.parallel:
-        return parallel_block(attention, feedforward)
-    sublayers = [(block.attention_sub, attention), (block.ffn_sub, feedforward)]
-    if block.cross is not None and block.cross_sub is not None:
-        cross = residual_sublayer(block.cross_sub, _make_cross_attention(block.cross, layer), block.cross.out)
-        sublayers.insert(1, (block.cross_sub, cross))
-    return serial_block(sublayers)
+    cross = None if block.cross is None else _make_cross_attention(block.cross, layer)
+    return make_block(block, _make_self_attention(block.attention, layer, window), cross)
 
 
 def _make_self_attention(attention: SelfAttention, layer: int, window: int) -> SublayerFunction:

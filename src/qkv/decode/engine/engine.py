@@ -197,6 +197,7 @@ class Engine:
             self._take_arrivals()
             scheduler.reserve_pages()
             joined = scheduler.admit()
+            in_step = list(scheduler.running)
             self._encode_sources(joined)
             # Prefill runs first, because requests with one uncached token may share pages that it writes.
             prefilling = [request for request in scheduler.running if request.num_uncached > 1]
@@ -204,7 +205,7 @@ class Engine:
             for group in (prefilling, decoding):
                 if group := [request for request in group if not request.is_finished]:
                     self._generate_next(group, joined)
-            for request in (*prefilling, *decoding):
+            for request in in_step:
                 self._notify(request)
             self._has_work.clear()
             has_work = bool(scheduler.running or scheduler.waiting or self._arrivals)

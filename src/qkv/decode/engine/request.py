@@ -15,8 +15,8 @@ from qkv.decode.sequence import GeneratedSequence
 
 RequestState = Literal["waiting", "running", "done", "cancelled", "failed"]
 OnChange = Callable[["Request"], None]
-"""Called in each step that runs or cancels the request, in the thread that runs the step. It is not called when a
-request is preempted, or when it fails because the sources of the requests that joined with it cannot be encoded."""
+"""Called in each step that runs, fails or cancels the request, in the thread that runs the step. It is not called when
+a request is preempted."""
 
 
 @dataclass(eq=False)

@@ -10,15 +10,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.blocks import CrossCache, SequenceLayout
-from qkv.decode.runner import left_pad
+from qkv.decode.runner import left_pad, model_inputs
 from qkv.models import Seq2Seq
 
 
 def encode_sources(network: Seq2Seq, sources: Sequence[Sequence[int]]) -> list[CrossCache]:
     """Encode the sources in one batch. Returns the cross-attention cache of each source."""
     padded = left_pad(sources, next(network.parameters()).device)  # (R, S)
-    document_ids = None if min(map(len, sources)) == padded.shape[1] else (padded >= 0).long()
-    batch = network.build_cross_cache(network.encode(padded.clamp(min=0), document_ids))
+    batch = network.build_cross_cache(network.encode(*model_inputs(padded)))
     if len(sources) == 1:
         return [batch]
 

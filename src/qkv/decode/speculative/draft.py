@@ -16,7 +16,7 @@ from torch import Tensor
 from qkv.blocks import CrossCache
 from qkv.decode.cache_edits import crop_cache
 from qkv.decode.options import LogitsProcessor, is_integer
-from qkv.decode.runner import promote_to_float32
+from qkv.decode.runner import decoder_states, promote_to_float32
 from qkv.decode.sampling import argmax, sample
 from qkv.errors import UsageError
 from qkv.models import Decoder, Network, Seq2Seq
@@ -188,11 +188,7 @@ class DraftModelProposer:
         crop_cache(self.cache, cached)
         new = torch.tensor([text[cached:]], device=self.device)
         self._cached_tokens = list(text)
-        if isinstance(self.network, Seq2Seq):
-            assert self.cross_cache is not None
-            x, _ = self.network.hidden(new, self.cross_cache, cache=self.cache)
-        else:
-            x, _ = self.network.hidden(new, cache=self.cache)
+        x = decoder_states(self.network, new, cache=self.cache, memory=self.cross_cache)
         return promote_to_float32(self.network.head.project(x[:, -1]))
 
 

@@ -21,7 +21,7 @@ from qkv.decode.cache_edits import crop_cache
 from qkv.decode.filters import make_filters
 from qkv.decode.loop import GenerationCall
 from qkv.decode.result import GenerationResult
-from qkv.decode.runner import ModelRunner, promote_to_float32
+from qkv.decode.runner import ModelRunner, decoder_states, promote_to_float32
 from qkv.decode.sampling import argmax, make_generators, sample
 from qkv.decode.selection import NonFiniteLogits, no_token_allowed, token_logprobs
 from qkv.errors import UsageError
@@ -128,9 +128,5 @@ def residual_distribution(p: Tensor, q: Tensor) -> Tensor:
 def _verify(runner: ModelRunner, token_ids: list[int], num_logits: int) -> Tensor:
     """Run the model on new tokens. Returns the logits after each of the last `num_logits` tokens, (num_logits, V)."""
     ids = torch.tensor([token_ids], device=runner.tokens.device)
-    if isinstance(runner.network, Seq2Seq):
-        assert runner.cross_cache is not None
-        x, _ = runner.network.hidden(ids, runner.cross_cache, cache=runner.cache)
-    else:
-        x, _ = runner.network.hidden(ids, cache=runner.cache)
+    x = decoder_states(runner.network, ids, cache=runner.cache, memory=runner.cross_cache)
     return promote_to_float32(runner.network.head.project(x[0, -num_logits:]))
