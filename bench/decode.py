@@ -81,12 +81,24 @@ def generated_plainly(network: Any, prompts: list[list[int]], options: Generatio
         return list(REFERENCE.generate(GenerationCall(network, prompts, options)))
 
 
+SEARCH_STATE = {
+    GreedyState: ("token", "ended", "num_written"),
+    BeamTensors: ("token", "score", "normalized_scores", "finished", "done", "num_steps"),
+}
+"""The tensors that a step reads and changes; those that it only writes need not be put back."""
+
+
+def run_state(runner: StaticRunner) -> list[torch.Tensor]:
+    """The tensors of a run that a step changes, except the caches."""
+    return [runner.mask, runner.next_positions, runner.next_slots]
+
+
 class Again:
     """Steps that can be made again from where they began."""
 
     def __init__(self, steps: GraphedSteps, search: GreedyState | BeamTensors) -> None:
         self.steps = steps
-        self.state = [*steps.runner.state, *search.state]
+        self.state = [*run_state(steps.runner), *(getattr(search, name) for name in SEARCH_STATE[type(search)])]
         self.saved = [tensor.clone() for tensor in self.state]
 
     def put_back(self) -> None:

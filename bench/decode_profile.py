@@ -19,7 +19,7 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
-from decode import CONSOLE, Again, gpt2_config, llama_config, made, seq2seq_base
+from decode import CONSOLE, Again, gpt2_config, llama_config, made, run_state, seq2seq_base
 from decode_peers import DEVICE, HALF, free, prompts_of, synchronise, timed
 from qkv.decode import GenerationOptions
 from qkv.decode.gpu import graphs as static
@@ -106,7 +106,7 @@ def _by_hand(run: StaticRunner, greedy: GreedyState) -> Callable[[CacheView], No
 
     step = FusedGreedyStep(run, greedy)
     # Compare the logits of both implementations from the same state, and restore it, before anything is timed.
-    state = [*run.state, greedy.token]
+    state = [*run_state(run), greedy.token]
     saved = [tensor.clone() for tensor in state]
     answers = [run.logits(greedy.token, run.view(run.num_slots)).float()[0]]
     for tensor, value in zip(state, saved, strict=True):

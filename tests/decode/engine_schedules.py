@@ -177,7 +177,7 @@ def check_memory(engine: Engine) -> None:
         assert (one.page in pages._unused) == (one.num_holders == 0)
     for request in schedule.waiting:
         assert not request.page_table
-    assert pages.num_free == pages.num_pages - len({p for r in schedule.running for p in r.page_table})
+    assert pages.num_available == pages.num_pages - len({p for r in schedule.running for p in r.page_table})
     assert [r.request_id for r in schedule.running] == sorted(r.request_id for r in schedule.running)
     assert [r.request_id for r in schedule.waiting] == sorted(r.request_id for r in schedule.waiting)
 
@@ -202,7 +202,7 @@ def check(kind: str, plan: Plan) -> dict[str, int]:
         assert abs(result.score - wanted.score) < 1e-9
         assert [entry.id for entry in result.logprobs] == [entry.id for entry in wanted.logprobs]
         assert [list(e.alternatives) for e in result.logprobs] == [list(e.alternatives) for e in wanted.logprobs]
-    assert engine.page_pool.num_free == engine.page_pool.num_pages
+    assert engine.page_pool.num_available == engine.page_pool.num_pages
     engine.page_pool.evict_unused()
     assert len(engine.page_pool._free) == engine.page_pool.num_pages
     assert not engine.page_pool._roots

@@ -111,7 +111,7 @@ def test_a_model_whose_scores_are_no_numbers_is_told_of(options: GenerationOptio
     request = engine.submit([3, 4, 5], options)
     with pytest.raises(QkvError, match=r"not numbers \(NaN\)"):
         engine.result(request)
-    assert engine.page_pool.num_free == 20
+    assert engine.page_pool.num_available == 20
 
 
 def test_given_tokens_have_the_log_probabilities_of_a_softmax() -> None:

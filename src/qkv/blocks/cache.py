@@ -76,8 +76,8 @@ class SelfCache:
         lengths = torch.where(self.document_ids != 0, self.positions + 1, 0).amax(dim=1, keepdim=True)  # (B, 1)
         return (lengths + real.cumsum(dim=1) - 1).clamp(min=0)
 
-    def reserve(self, layout: SequenceLayout) -> SequenceLayout:
-        """Reserve slots for new tokens, and return the layout of all keys that attention sees."""
+    def add_tokens(self, layout: SequenceLayout) -> SequenceLayout:
+        """Add the layout of new tokens, and return the layout of all keys that attention sees. `write` adds keys."""
         new = layout.positions.shape[1]
         if self.filled + new > self.capacity:
             self._grow(max(2 * self.capacity, self.filled + new))
@@ -99,7 +99,7 @@ class SelfCache:
         return self.keys[layer].narrow(2, 0, self.filled), self.values[layer].narrow(2, 0, self.filled)
 
     def _write_slots(self, tensor: Tensor, dim: int, new: Tensor) -> None:
-        """Copy `new` to the last reserved slots."""
+        """Copy `new` to the slots of the newest tokens."""
         num_new = new.shape[dim]
         tensor.narrow(dim, self.filled - num_new, num_new).copy_(new)
 

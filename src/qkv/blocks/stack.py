@@ -68,7 +68,7 @@ class Stack(nn.Module):
             raise ValueError("a stack with cross-attention computes all positions: leave out `selected`")
         if self.residual_dtype is not None and self.training:
             x = x.to(self.residual_dtype)
-        keys = layout if cache is None else cache.reserve(layout)
+        keys = layout if cache is None else cache.add_tokens(layout)
         masks = self.prepare_masks(x, layout, keys, hints)
         rotaries = self.rotary_tables(x, layout)
         cross_mask = None if memory is None else self._prepare_cross_mask(x, layout, memory, hints)
@@ -107,8 +107,13 @@ class Stack(nn.Module):
     ) -> dict[int, PreparedMask]:
         """Return the self-attention mask for each window size in the stack."""
         bias, key_hints = self._score_bias(x, queries, keys), hints if keys is queries else NO_HINTS
-        masks = {window: Mask(queries, keys, self.causal, window) for window in self._windows()}
-        return {window: self._prepare_mask(mask, x, hints, key_hints, bias) for window, mask in masks.items()}
+        masks = {}
+        for window in self._windows():
+            mask = Mask(queries, keys, self.causal, window)
+            masks[window] = prepare_mask(
+                mask, x, kernel=self.kernel, bias=bias, dropout=self._dropout, query_hints=hints, key_hints=key_hints
+            )
+        return masks
 
     def rotary_tables(self, x: Tensor, layout: SequenceLayout) -> dict[int, Rotary]:
         """Return the rotary table for each window size in the stack. The dict is empty without rotary positions."""
@@ -128,19 +133,9 @@ class Stack(nn.Module):
         if num_beams > 1:
             layout, x = layout.fold_beams(num_beams), x.reshape(memory.batch_size, -1, x.shape[-1])
             hints = KernelHints(max_documents=hints.max_documents)
-        return self._prepare_mask(Mask(layout, memory.layout), x, hints, memory.hints)
-
-    def _prepare_mask(
-        self, mask: Mask, x: Tensor, query_hints: KernelHints, key_hints: KernelHints, bias: Tensor | None = None
-    ) -> PreparedMask:
+        mask = Mask(layout, memory.layout)
         return prepare_mask(
-            mask,
-            x,
-            kernel=self.kernel,
-            bias=bias,
-            dropout=self._dropout,
-            query_hints=query_hints,
-            key_hints=key_hints,
+            mask, x, kernel=self.kernel, dropout=self._dropout, query_hints=hints, key_hints=memory.hints
         )
 
     def _score_bias(self, x: Tensor, queries: SequenceLayout, keys: SequenceLayout) -> Tensor | None:

@@ -133,7 +133,7 @@ def make_filters(
     return filters
 
 
-def are_stateless(options: GenerationOptions) -> bool:
+def has_stateless_filters(options: GenerationOptions) -> bool:
     """Return whether the filters of a call depend only on the logits, not on the tokens so far."""
     needs_tokens = (
         options.repetition_penalty != 1.0

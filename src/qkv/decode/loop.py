@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from qkv.decode.beam import BeamState, Hypothesis, beam_search
-from qkv.decode.filters import are_stateless, make_filters
+from qkv.decode.filters import has_stateless_filters, make_filters
 from qkv.decode.options import GenerationOptions
 from qkv.decode.result import FinishReason, GenerationResult, TokenLogprob
 from qkv.decode.runner import ModelRunner, TokenRunner, make_runner
@@ -76,7 +76,7 @@ def decode_loop(runner: TokenRunner, call: GenerationCall) -> list[GenerationRes
     generators = make_generators(options.seed, batch_size) if options.temperature > 0 else []
     active = [call.new_sequence(i) for i in range(batch_size)]
     results: dict[int, GenerationResult] = {}
-    selector = TokenSelector(filters, options.logprobs, are_stateless(options))
+    selector = TokenSelector(filters, options.logprobs, has_stateless_filters(options))
     logits = runner.prefill()
     for _ in range(options.max_tokens):
         uniforms = draw_uniforms([generators[sequence.index] for sequence in active]) if generators else None

@@ -161,7 +161,7 @@ class PastCache:
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
 
-    def reserve(self, new: SequenceLayout) -> SequenceLayout:
+    def add_tokens(self, new: SequenceLayout) -> SequenceLayout:
         """Return the layout of past and new tokens, which is known from the start."""
         return self.layout
 

@@ -287,7 +287,7 @@ def test_the_engine_follows_each_request_s_own_constraint() -> None:
                 engine.result(request)
         else:
             assert request.ids == generate(network(), [prompt], options, tokenizer())[0].ids
-    assert engine.page_pool.num_free == engine.page_pool.num_pages
+    assert engine.page_pool.num_available == engine.page_pool.num_pages
 
 
 @needed

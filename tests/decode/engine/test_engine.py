@@ -157,7 +157,7 @@ def test_cancelling_frees_all_that_was_held_and_leaves_others_alone() -> None:
     assert (goes.state, waits.state) == ("cancelled", "cancelled")
     assert goes.cross_cache is None
     check_memory(e)
-    assert e.page_pool.num_free == e.page_pool.num_pages - len(stays.page_table)
+    assert e.page_pool.num_available == e.page_pool.num_pages - len(stays.page_table)
     with pytest.raises(QkvError, match="request 1 was cancelled after 2 tokens"):
         e.result(goes)
     assert e.result(stays).ids == expected("seq2seq", PROMPT)
@@ -269,7 +269,7 @@ def test_a_filter_that_raises_ends_its_own_request_alone() -> None:
     with pytest.raises(QkvError, match="every token is forbidden"):
         list(e.stream(forbidden))
     check_memory(e)
-    assert e.page_pool.num_free == e.page_pool.num_pages
+    assert e.page_pool.num_available == e.page_pool.num_pages
 
 
 class Broken:
@@ -314,7 +314,7 @@ def test_a_run_that_breaks_ends_its_batch_and_the_engine_goes_on(kind: str, brea
     assert e.result(running).ids == expected(kind, PROMPT[:3]), "it was in another batch"
     assert e.result(e.submit(PROMPT, GREEDY)).ids == wanted
     assert e.result(e.submit([*PROMPT, 7], options)).ids == expected(kind, [*PROMPT, 7], options)
-    assert e.page_pool.num_free == e.page_pool.num_pages
+    assert e.page_pool.num_available == e.page_pool.num_pages
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
@@ -330,7 +330,7 @@ def test_a_step_that_is_interrupted_can_be_taken_again(at: int, break_next: Call
         e.step()
     e.run()
     assert [r.ids for r in requests] == wanted
-    assert e.page_pool.num_free == e.page_pool.num_pages
+    assert e.page_pool.num_available == e.page_pool.num_pages
 
 
 @pytest.mark.parametrize("kind", ["decoder", "seq2seq", "decoder-grouped"])
@@ -342,7 +342,7 @@ def test_many_texts_at_once_are_written_as_alone(kind: str) -> None:
     e.run()
     for request, prompt in zip(requests, prompts, strict=True):
         check(kind, request, prompt)
-    assert e.page_pool.num_free == e.page_pool.num_pages
+    assert e.page_pool.num_available == e.page_pool.num_pages
 
 
 # ── Streams, listeners, threads ──────────────────────────────────────────────────────────────────────────────────
@@ -369,7 +369,7 @@ def test_listeners_hear_every_token_and_the_end_and_one_that_raises_ends_its_req
     e.run()
     assert heard == [*((n, "running") for n in range(1, 6)), (6, "done")]
     assert (gone.state, len(gone.ids)) == ("failed", 1)
-    assert e.page_pool.num_free == e.page_pool.num_pages
+    assert e.page_pool.num_available == e.page_pool.num_pages
 
 
 def test_listeners_hear_that_their_source_could_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -433,7 +433,7 @@ def test_many_threads_may_ask_and_cancel_while_steps_are_taken(driven: str) -> N
         if driver.is_alive():
             driver.join()
     e.run()
-    assert e.page_pool.num_free == e.page_pool.num_pages
+    assert e.page_pool.num_available == e.page_pool.num_pages
 
 
 def drawn(number: int) -> list[tuple[int, int]]:

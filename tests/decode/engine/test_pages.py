@@ -80,10 +80,10 @@ def test_sources_read_together_are_as_if_read_alone() -> None:
 def test_taking_and_giving_back() -> None:
     pages = PagePool(small("decoder").new_cache(1, 1), 3, 4)
     taken = pages.allocate(2)
-    assert (pages.num_free, len(set(taken))) == (1, 2)
+    assert (pages.num_available, len(set(taken))) == (1, 2)
     assert 0 not in taken
     pages.free_pages(taken)
-    assert pages.num_free == 3
+    assert pages.num_available == 3
     assert pages.pages_for(8) == 2
     assert pages.pages_for(9) == 3
     assert pages.num_bytes == 2 * 2 * (4 * 4) * 8 * 8  # keys and values, layers, slots (one page blank), width, float64

@@ -8,7 +8,7 @@ from decode_models import tiny
 from replayed import Replayed
 
 from qkv.decode import GenerationOptions
-from qkv.decode.filters import are_stateless
+from qkv.decode.filters import has_stateless_filters
 from qkv.decode.gpu import graph_runner as graph_run
 from qkv.decode.gpu import graphs as module
 from qkv.decode.gpu.graph_runner import GraphRunner
@@ -78,7 +78,7 @@ def test_choices_are_captured_where_filters_look_at_logits_alone(asked: dict[str
         run = GraphRunner(make_runner(network, PROMPTS, options), 9)
         run.steps.cuda = True
         decode_loop(run, GenerationCall(network, PROMPTS, options))
-    assert are_stateless(options) == same
+    assert has_stateless_filters(options) == same
     assert (run.selection_graph is not None) == same
 
 

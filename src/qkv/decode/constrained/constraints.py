@@ -25,7 +25,7 @@ from qkv.decode.constrained.token_bytes import TokenBytes
 from qkv.errors import QkvError, UsageError
 from qkv.text import Tokenizer
 
-MIN_CACHED_STATES = 256
+MIN_STATE_CACHE_SIZE = 256
 """At most this many states stay cached, or four per sequence if that is more. The oldest are dropped, and recomputed
 when needed."""
 
@@ -131,7 +131,7 @@ class ConstraintProcessor:
         allowed = torch.from_numpy(
             np.stack([self._allowed_tokens(ids, self._vocabulary) for ids in generated])
         )  # (R, V)
-        while len(self._states) > max(MIN_CACHED_STATES, 4 * len(generated)):
+        while len(self._states) > max(MIN_STATE_CACHE_SIZE, 4 * len(generated)):
             self._states.popitem(last=False)
         return logits.masked_fill(~allowed.to(logits.device), float("-inf"))
 

@@ -57,7 +57,7 @@ class PagePool:
         self._roots: dict[Hashable, PrefixNode] = {}
 
     @property
-    def num_free(self) -> int:
+    def num_available(self) -> int:
         """The number of pages without holders: free or cached."""
         return len(self._free) + len(self._unused)
 
@@ -71,8 +71,8 @@ class PagePool:
         return -(-num_tokens // self.page_size)
 
     def allocate(self, num_pages: int) -> list[int]:
-        """Allocate pages filled with zeros. The caller has checked that there are enough (`num_free`)."""
-        assert num_pages <= self.num_free
+        """Allocate pages filled with zeros. The caller has checked that there are enough (`num_available`)."""
+        assert num_pages <= self.num_available
         while len(self._free) < num_pages:
             self._evict(next(iter(self._unused.values())))
             self.num_evicted += 1
@@ -185,7 +185,7 @@ class PagedCache:
         is_token = torch.ones_like(ids) if document_ids is None else (document_ids != 0).long()
         return (self.lengths[:, None] + is_token.cumsum(dim=1) - 1).clamp(min=0)
 
-    def reserve(self, layout: SequenceLayout) -> SequenceLayout:
+    def add_tokens(self, layout: SequenceLayout) -> SequenceLayout:
         """Choose slots for new tokens. Returns the layout of all keys that `write` returns."""
         positions = layout.positions.expand(self.batch_size, -1)  # (R, T)
         size = self.page_pool.page_size
@@ -200,7 +200,7 @@ class PagedCache:
         return SequenceLayout((self._slot_positions < self.lengths[:, None]).long(), self._slot_positions)
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store one layer's new keys and values (R, KV, T, D) in the slots from `reserve`.
+        """Store one layer's new keys and values (R, KV, T, D) in the slots from `add_tokens`.
 
         Returns all keys and values of that layer, (R, KV, L, D).
         """

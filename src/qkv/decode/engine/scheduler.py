@@ -38,7 +38,7 @@ class Scheduler:
         """Allocate a page to each running request that needs one. If none is free, preempt the newest request."""
         for request in list(self.running):
             while request.state == "running" and self.page_pool.pages_for(len(request.tokens)) > request.num_pages:
-                if self.page_pool.num_free:
+                if self.page_pool.num_available:
                     request.own_pages += self.page_pool.allocate(1)
                     self.version += 1
                 else:
@@ -61,7 +61,7 @@ class Scheduler:
             self.page_pool.retain(request.shared_pages)
             new = self.page_pool.pages_for(len(request.tokens)) - len(request.shared_pages)
             # Each running request may need a page in the next step. Keep one for each, to avoid a preemption then.
-            lacks_pages = bool(self.running) and new + len(self.running) > self.page_pool.num_free
+            lacks_pages = bool(self.running) and new + len(self.running) > self.page_pool.num_available
             request.num_cached = len(request.shared_pages) * self.page_pool.page_size
             if lacks_pages or (joined and request.num_uncached > budget):
                 self._release_pages(request)

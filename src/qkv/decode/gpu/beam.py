@@ -46,14 +46,6 @@ class BeamTensors:
         self.beam_index = torch.arange(beams, device=device)
         self.suppressed = torch.tensor(options.suppress_tokens, dtype=torch.long, device=device)
 
-    @property
-    def state(self) -> list[Tensor]:
-        """The tensors that a step reads and changes, so not `tokens` and `parents`, which it only writes.
-
-        A benchmark restores them to repeat the same steps.
-        """
-        return [self.token, self.score, self.normalized_scores, self.finished, self.done, self.num_steps]
-
     def step(self, view: CacheView) -> None:
         """Run the model on the newest token of each hypothesis, and keep the best continuations."""
         self.advance(self.runner.logits(self.token, view), view)

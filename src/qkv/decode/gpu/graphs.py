@@ -10,7 +10,7 @@ cache, and is captured again when n grows. Without CUDA the same code runs witho
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,8 @@ STEPS_BETWEEN_CHECKS = 16
 """The CPU checks once in this number of steps whether all sequences have ended."""
 MATVEC_COMPILE_OPTIONS: dict[str, Any] = {"coordinate_descent_tuning": True}
 """The compiler options for steps of one sequence, in which every product is a matrix times a vector."""
+RECOMPILE_LIMITS = {"recompile_limit": 512, "accumulated_recompile_limit": 4096}
+"""A step is compiled once for each number of slots and each batch shape."""
 
 
 class GraphedSteps:
@@ -62,7 +64,7 @@ class GraphedSteps:
         else:
             # The first step with this number of slots runs without a graph: it compiles and loads kernels.
             view = self.views.setdefault(slots, self.runner.view(slots))
-            with _raised_recompile_limit() if self.compiled else nullcontext():
+            with torch._dynamo.config.patch(RECOMPILE_LIMITS) if self.compiled else nullcontext():
                 self.step(view)
 
     def _bucket(self, slots: int) -> int:
@@ -84,17 +86,6 @@ def capture(step: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
         finally:
             graph.capture_end()
     return graph
-
-
-def _raised_recompile_limit() -> AbstractContextManager[object]:
-    """Return a context with a higher limit of recompilations.
-
-    A step is compiled once for each number of slots and each batch shape.
-    """
-    patched: AbstractContextManager[object] = torch._dynamo.config.patch(
-        recompile_limit=512, accumulated_recompile_limit=4096
-    )
-    return patched
 
 
 def run_steps(steps: GraphedSteps, max_new_tokens: int, done: Tensor) -> None:

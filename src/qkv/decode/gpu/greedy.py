@@ -28,14 +28,6 @@ class GreedyState:
         self.logprobs = torch.zeros(rows, max_new_tokens, dtype=torch.float64, device=device)
         self.num_written = torch.zeros(1, dtype=torch.long, device=device)
 
-    @property
-    def state(self) -> list[Tensor]:
-        """The tensors that a step reads and changes, so not `written` and `logprobs`, which it only writes.
-
-        A benchmark restores them to repeat the same steps.
-        """
-        return [self.token, self.ended, self.num_written]
-
     def choose(self, logits: Tensor) -> None:
         """Append the argmax of the logits (N, V) to each sequence that has not ended."""
         best = logits.argmax(-1)

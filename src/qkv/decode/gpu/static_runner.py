@@ -98,11 +98,6 @@ class StaticRunner:
         reach = round_up(self.prompt_length + max_new_tokens)
         return min(reach, config.max_positions) if config.has_max_positions else reach
 
-    @property
-    def state(self) -> list[Tensor]:
-        """The tensors that a step changes, except the caches. A benchmark restores them to repeat the same steps."""
-        return [self.mask, self.next_positions, self.next_slots]
-
     def view(self, num_slots: int) -> CacheView:
         """Return a view of the first `num_slots` slots of the caches."""
         cut = min(num_slots, self.num_slots)
