@@ -14,7 +14,8 @@ power cut.
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,15 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     temporary = partial_path(path)
     temporary.write_bytes(content.encode() if isinstance(content, str) else content)
     publish_file(temporary, path)
+
+
+@contextmanager
+def report_write_errors(path: Path) -> Iterator[None]:
+    """Inside, a failure of the operating system becomes a `QkvError` that says that `path` cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise QkvError(f"{path}: cannot be written ({describe_os_error(error)})") from error
 
 
 def publish_file(temporary: Path, path: Path) -> None:
@@ -93,8 +103,8 @@ def sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
-def read_text(path: Path) -> str:
-    """Read a UTF-8 file that must not be empty. A byte order mark is removed."""
+def read_text(path: Path, *, may_be_empty: bool = False) -> str:
+    """Read a UTF-8 file. A byte order mark is removed. An empty file is an error, unless `may_be_empty` is set."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
@@ -105,7 +115,7 @@ def read_text(path: Path) -> str:
         raise QkvError(
             f"{path}: not UTF-8 text ({error.reason} at byte {error.start}); fetch or save it again"
         ) from None
-    if not text.strip():
+    if not text.strip() and not may_be_empty:
         raise QkvError(f"{path}: the file is empty; fetch or save it again")
     return text
 

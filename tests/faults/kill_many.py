@@ -58,8 +58,6 @@ def problem_of(checkpoint: Checkpoint | None, at_least: int) -> str:
     """What is wrong with the newest checkpoint, if anything."""
     if checkpoint is None:
         return "" if at_least == 0 else f"no checkpoint, and step {at_least} was complete"
-    if checkpoint.skipped:
-        return f"passed over: {checkpoint.skipped}"
     if checkpoint.step < at_least:
         return f"step {checkpoint.step}, and step {at_least} was complete"
     expected = tensors_of(checkpoint.step, checkpoint.state["version"])
@@ -133,7 +131,7 @@ def kill_once(folder: Path, where: str, ranks: int, complete: int, draw: random.
     checkpoints = CheckpointFolder(folder, max_to_keep=KEEP)
     checkpoints.recover()
     newest = checkpoints.newest()
-    problem = problem_of(newest, complete)
+    problem = f"passed over: {checkpoints.skipped}" if checkpoints.skipped else problem_of(newest, complete)
     if not problem and list(folder.glob(".step-*")):
         problem = "something half-made is still there"
     if not problem and os.waitstatus_to_exitcode(status) != -signal.SIGKILL:

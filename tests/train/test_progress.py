@@ -1,5 +1,7 @@
 """The progress of a run, its budget in steps, minutes or epochs, and when an evaluation is due."""
 
+from dataclasses import asdict
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,7 +31,7 @@ def test_progress_goes_through_json_and_back() -> None:
         evals_since_best=1,
         pending_eval=True,
     )
-    assert Progress.from_dict(one.to_dict()) == one
+    assert Progress.from_dict(asdict(one)) == one
 
 
 def test_progress_of_another_version_is_not_guessed_at() -> None:

@@ -80,52 +80,54 @@ def unsupported_settings(config: Config) -> list[str]:
     """List the settings of a config that CTranslate2 does not support, each as `field = value: supported values`."""
     if config.decoder is None or config.head.kind != "lm":
         return [f"a {config.head.kind} head on {config.family}-only: only decoders with an lm head can be exported"]
-    found = []
-    head = config.head
-    if head.dense != "none":
-        found.append(f"head.dense = {head.dense!r}: there must be no dense layer before the output projection")
-    if not config.eos_token_ids:
-        found.append("eos_token_ids = (): at least one end token is needed")
-    if config.encoder is not None:
-        if config.decoder_start_token_id is None:
-            found.append("decoder_start_token_id = None: the token that every target starts with is needed")
-        if config.encoder.norm_eps != config.decoder.norm_eps:
-            found.append("norm_eps: encoder and decoder need the same value")
+    is_seq2seq = config.encoder is not None
+    rules = {
+        f"head.dense = {config.head.dense!r}: there must be no dense layer before the output projection": (
+            config.head.dense != "none"
+        ),
+        "eos_token_ids = (): at least one end token is needed": not config.eos_token_ids,
+        "decoder_start_token_id = None: the token that every target starts with is needed": (
+            is_seq2seq and config.decoder_start_token_id is None
+        ),
+        "norm_eps: encoder and decoder need the same value": (
+            config.encoder is not None and config.encoder.norm_eps != config.decoder.norm_eps
+        ),
+    }
     for side, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
         if stack is not None:
-            found += [
-                f"{side}.{problem}" for problem in _unsupported_stack_settings(stack, cross=config.encoder is not None)
-            ]
-    return found
+            rules |= {f"{side}.{problem}": found for problem, found in _stack_rules(stack, cross=is_seq2seq).items()}
+    return [problem for problem, found in rules.items() if found]
 
 
-def _unsupported_stack_settings(stack: StackConfig, *, cross: bool) -> list[str]:
-    found = []
-    if GATED_ACTIVATIONS.get(stack.feedforward, stack.feedforward) not in ACTIVATIONS:
-        found.append(
-            f"feedforward = {stack.feedforward!r}: supported are {', '.join(ACTIVATIONS)} and their gated forms"
-        )
-    if stack.norm_placement == "sandwich":
-        found.append('norm_placement = "sandwich": only "pre" and "post" are supported')
-    if stack.embedding_norm == "first":
-        found.append('embedding_norm = "first": there must be no norm between the embedding and block 0')
-    if stack.embedding_width:
-        found.append(f"embedding_width = {stack.embedding_width}: the embedding must have the width of the model")
-    if stack.token_types:
-        found.append(f"token_types = {stack.token_types}: token types are not supported")
-    if stack.sliding_window:
-        found.append(f"sliding_window = {stack.sliding_window}: only full attention is supported")
-    if stack.residual == "parallel" and stack.norm == "rmsnorm":
-        found.append('residual = "parallel" with norm = "rmsnorm": only LayerNorm is supported here')
-    if stack.qk_norm == "head" and stack.norm != "rmsnorm":
-        found.append('qk_norm = "head" with norm = "layernorm": only RMSNorm is supported here')
-    if cross and stack.position == "alibi":
-        found.append('position = "alibi" in an encoder-decoder: choose another position encoding')
-    if cross and stack.qk_norm == "head":
-        found.append('qk_norm = "head" in an encoder-decoder: only "none" is supported')
-    if stack.rotary_scaling is not None and stack.rotary_scaling.kind != "linear":
-        found.append(f"rotary_scaling.kind = {stack.rotary_scaling.kind!r}: only 'linear' is supported")
-    return found
+def _stack_rules(stack: StackConfig, *, cross: bool) -> dict[str, bool]:
+    """For each problem that a stack may have, whether it has it."""
+    activation = GATED_ACTIVATIONS.get(stack.feedforward, stack.feedforward)
+    scaling = "" if stack.rotary_scaling is None else stack.rotary_scaling.kind
+    return {
+        f"feedforward = {stack.feedforward!r}: supported are {', '.join(ACTIVATIONS)} and their gated forms": (
+            activation not in ACTIVATIONS
+        ),
+        'norm_placement = "sandwich": only "pre" and "post" are supported': stack.norm_placement == "sandwich",
+        'embedding_norm = "first": there must be no norm between the embedding and block 0': (
+            stack.embedding_norm == "first"
+        ),
+        f"embedding_width = {stack.embedding_width}: the embedding must have the width of the model": (
+            bool(stack.embedding_width)
+        ),
+        f"token_types = {stack.token_types}: token types are not supported": bool(stack.token_types),
+        f"sliding_window = {stack.sliding_window}: only full attention is supported": bool(stack.sliding_window),
+        'residual = "parallel" with norm = "rmsnorm": only LayerNorm is supported here': (
+            stack.residual == "parallel" and stack.norm == "rmsnorm"
+        ),
+        'qk_norm = "head" with norm = "layernorm": only RMSNorm is supported here': (
+            stack.qk_norm == "head" and stack.norm != "rmsnorm"
+        ),
+        'position = "alibi" in an encoder-decoder: choose another position encoding': (
+            cross and stack.position == "alibi"
+        ),
+        'qk_norm = "head" in an encoder-decoder: only "none" is supported': cross and stack.qk_norm == "head",
+        f"rotary_scaling.kind = {scaling!r}: only 'linear' is supported": scaling not in ("", "linear"),
+    }
 
 
 def _spec_arguments(stack: StackConfig, specs: Any) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import copy
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +59,13 @@ GraphInputs = dict[str, tuple[Tensor, Sequence[str]]]
 """For each input an example tensor and the names of its axes. An axis whose name is a number, as "2", is static."""
 
 
+@dataclass(frozen=True)
 class OnnxGraph:
     """One graph: the module to export, its inputs, and its outputs with a description of each."""
 
-    def __init__(self, module: nn.Module, inputs: GraphInputs, outputs: Mapping[str, str]) -> None:
-        self.module, self.inputs, self.outputs = module, inputs, outputs
+    module: nn.Module
+    inputs: GraphInputs
+    outputs: Mapping[str, str]
 
     def write(self, path: Path) -> None:
         """Export the module with torch.onnx and save it."""

@@ -31,6 +31,7 @@ from qkv.train.parallel.shards import gather_network
 from qkv.train.parallel.world import World, init_world
 from qkv.train.recipe import recipe_file
 from qkv.train.recipe.schema import Files, Recipe, TrainSection
+from qkv.train.recipe.table import to_table
 from qkv.train.run.folder import RunFolder, resume_command
 from qkv.train.run.trackers import make_trackers
 from qkv.train.setup import Job
@@ -124,7 +125,7 @@ def train_on_rank(world: World, recipe: Recipe, watch: Watcher | None, progress:
         watchers: list[Watcher] = []
         log = MetricsLog(folder, recipe_file.to_toml(recipe))
         if is_first:
-            tracked = make_trackers(recipe.train.trackers, folder.path, recipe_file.to_table(recipe))
+            tracked = make_trackers(recipe.train.trackers, folder.path, to_table(recipe))
             watchers = [log, *([watch] if watch else []), *tracked]
         main = main_metric(prepared.config, prepared.valid_records) if prepared.valid_records else ""
         task_metrics = ValidationMetrics(prepared)

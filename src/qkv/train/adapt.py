@@ -66,16 +66,6 @@ class LoraLinear(nn.Module):
         """As in `nn.Linear`."""
         return self.base.bias
 
-    @property
-    def in_features(self) -> int:
-        """As in `nn.Linear`."""
-        return self.base.in_features
-
-    @property
-    def out_features(self) -> int:
-        """As in `nn.Linear`."""
-        return self.base.out_features
-
 
 def add_lora(
     network: nn.Module, rank: int, alpha: float, targets: Sequence[str], also_train: Sequence[str] = ()

@@ -4,7 +4,7 @@ Each checkpoint stores the progress as JSON.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
 
@@ -33,13 +33,9 @@ class Progress:
     best_step: int = 0
     evals_since_best: int = 0  # the number of evaluations since the best step
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the progress as JSON values."""
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Progress":
-        """Make a `Progress` from the result of `to_dict`."""
+        """Make a `Progress` from the JSON values of a checkpoint, which are those of `asdict`."""
         known = {field.name for field in fields(cls)}
         if set(values) != known:
             raise QkvError(
@@ -56,23 +52,21 @@ class Budget:
     steps: int
     seconds: float
     num_pools: int  # the limit in epochs, as a number of pools (`qkv.data` shuffles the data pool by pool); 0: no limit
-    units_in_pool: Callable[
-        [int], int
-    ]  # the number of shuffled units in a pool; a unit is a sequence or a group of them
+    pool_size: Callable[[int], int]  # the number of units in a pool; a unit is a sequence or a group of them
 
     @classmethod
     def from_section(cls, section: TrainSection, data: SequenceStream) -> "Budget":
         """Make the budget of a recipe."""
         num_pools = data.order.num_pools(section.epochs) if section.epochs else 0
-        units_in_pool = lru_cache(1)(lambda pool: len(data.plan_pool(pool).unit_order))
-        return cls(section.steps, section.minutes * 60, num_pools, units_in_pool)
+        pool_size = lru_cache(1)(lambda pool: len(data.plan_pool(pool).unit_order))
+        return cls(section.steps, section.minutes * 60, num_pools, pool_size)
 
     def fraction_done(self, step: int, seconds: float, cursor: StreamCursor = FIRST_CURSOR) -> float:
         """Return the spent fraction of the budget, 0 … 1: the largest of the fractions of its limits."""
         read: float = cursor.pool
         # A small corpus is a single pool, so whole pools are too coarse: add the part of this pool that was read.
         if self.num_pools and cursor.unit:
-            read += cursor.unit / self.units_in_pool(cursor.pool)
+            read += cursor.unit / self.pool_size(cursor.pool)
         pairs = ((step, self.steps), (seconds, self.seconds), (read, self.num_pools))
         return min(max((spent / limit for spent, limit in pairs if limit), default=0.0), 1.0)
 

@@ -117,7 +117,7 @@ def prepare_run(job: Job) -> TrainingRun:
         is_resumed=checkpoint is not None,
     )
     if checkpoint is not None:
-        run.notes += [*checkpoint.skipped, *manager.notes, resume_message(job.recipe.run, run, section)]
+        run.notes += [*checkpoints.skipped, *manager.notes, resume_message(job.recipe.run, run, section)]
         checkpoints.prune(progress.step)
     elif any(record.get("kind") == "step" for record in job.folder.log_records()):
         run.notes.append("this run was started before and has no checkpoint: it starts again at step 0")

@@ -58,7 +58,7 @@ def test_sound_ones_pass(checkpoints):
     assert not detected(checkpoints)
     found = checkpoints.newest()
     assert holds(found, NEW)
-    assert (found.skipped, checkpoints.skipped) == ([], [])
+    assert checkpoints.skipped == []
 
 
 def test_a_thousand_flipped_bits_are_all_detected(checkpoints):
@@ -117,7 +117,7 @@ def test_a_file_that_is_gone_is_detected(checkpoints):
         assert detected(checkpoints), path.name
         found = checkpoints.newest()
         assert holds(found, OLD)
-        assert path.name in found.skipped[0]
+        assert path.name in checkpoints.skipped[0]
         path.write_bytes(sound)
 
 
@@ -145,7 +145,7 @@ def test_what_is_passed_over_is_told_with_the_place_and_the_reason(checkpoints):
     flip(shard, shard.stat().st_size - 1, 0)
     found = checkpoints.newest()
     assert holds(found, OLD)
-    assert found.skipped == checkpoints.skipped == [f"{shard}: damaged: half does not match its checksum"]
+    assert checkpoints.skipped == [f"{shard}: damaged: half does not match its checksum"]
 
 
 def test_when_none_is_sound_that_is_told_too(checkpoints):

@@ -18,11 +18,11 @@ from qkv.train.recipe.recipe_file import (
     differences,
     loads,
     read,
-    to_table,
     to_toml,
     write,
 )
 from qkv.train.recipe.schema import DataSection, ModelSection, ObjectiveSection, Recipe, TokenizerSection, TrainSection
+from qkv.train.recipe.table import to_table
 
 PLAIN = """
 run = "runs/a"
@@ -339,3 +339,8 @@ def test_a_run_does_not_go_on_as_another() -> None:
     assert "train.lr: 0.001 → 0.5" in str(error.value)
     assert "data.max_length: 512 → 64" in str(error.value)
     assert "train.steps" not in str(error.value)
+
+
+def test_an_empty_recipe_is_completed_by_overrides(tmp_path):
+    (tmp_path / "blank.toml").write_text("")
+    assert read(tmp_path / "blank.toml", ["data.train=dates", "train.steps=3"]).train.steps == 3

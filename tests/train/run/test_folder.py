@@ -196,7 +196,7 @@ def test_the_recipe_is_kept_as_it_is(folder):
 
 
 def test_a_folder_without_a_recipe_says_so(tmp_path):
-    with pytest.raises(QkvError, match="is this a run folder"):
+    with pytest.raises(QkvError, match=r"recipe\.toml: no such file"):
         RunFolder(tmp_path).read_recipe()
 
 

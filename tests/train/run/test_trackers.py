@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from qkv.errors import QkvError, UsageError
+from qkv.errors import QkvError
 from qkv.train.run.trackers import TRACKERS, make_trackers
 from qkv.train.watch import EvalReport, RunEnd, RunStart, Sample, StepReport
 
@@ -101,11 +101,6 @@ def test_a_package_that_is_not_there_is_named_with_its_extra(name, monkeypatch, 
     monkeypatch.setitem(sys.modules, TRACKERS[name].package, None)
     with pytest.raises(QkvError, match=rf'pip install "qkv\[{name}\]"'):
         make_trackers([name], tmp_path, {})
-
-
-def test_an_unknown_tracker_is_refused_with_the_nearest(tmp_path):
-    with pytest.raises(UsageError, match="did you mean 'wandb'"):
-        make_trackers(["wandbb"], tmp_path, {})
 
 
 def test_one_that_cannot_begin_is_an_error(monkeypatch, tmp_path):

@@ -15,7 +15,7 @@ from qkv.store.model_folder import StoredModel, assign_parameters
 from qkv.text import Tokenizer
 from qkv.train.adapt import add_lora, freeze
 from qkv.train.recipe.schema import Recipe
-from qkv.train.run.load import load_model_or_checkpoint
+from qkv.train.run.load import load_model
 
 T = TypeVar("T")
 DEFAULT_WIDTH = 256
@@ -241,7 +241,7 @@ def build_head_config(
 def _checkpoint_config(recipe: Recipe, requirements: ModelRequirements) -> Config:
     """The config of the checkpoint that training starts from, with the head that the objective needs."""
     section, spec = recipe.model, OBJECTIVES[recipe.objective.kind]
-    found = load_model_or_checkpoint(section.from_, device="meta").config
+    found = load_model(section.from_, device="meta", unfinished=False).config
     _check_family(recipe, found.family)
     stacks: dict[str, Any] = {}
     for side in ("encoder", "decoder"):
@@ -290,14 +290,14 @@ def _has_required_outputs(head: HeadConfig, requirements: ModelRequirements, rec
 
 def needs_new_head(recipe: Recipe, config: Config) -> bool:
     """Whether the head must be initialised, because it differs from the checkpoint's head in more than dropout."""
-    found = load_model_or_checkpoint(recipe.model.from_, device="meta").config
+    found = load_model(recipe.model.from_, device="meta", unfinished=False).config
     return replace(found.head, dropout=config.head.dropout) != config.head
 
 
 def load_base_model(recipe: Recipe, config: Config, device: str) -> StoredModel:
     """Load the checkpoint, with a new head if it needs one."""
     head = config.head if needs_new_head(recipe, config) else None
-    return load_model_or_checkpoint(recipe.model.from_, device=device, head=head, dtype=torch.float32)
+    return load_model(recipe.model.from_, device=device, head=head, dtype=torch.float32, unfinished=False)
 
 
 def checkpoint_notes(recipe: Recipe, config: Config, tokenizer: Tokenizer) -> list[str]:

@@ -8,14 +8,14 @@ saving runs in a background thread: its collectives could get mixed up with thos
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from qkv.errors import QkvError
 from qkv.files import sync_folder
 from qkv.train.checkpoint.files import MANIFEST_FILE, read_checksummed, remove_folder, shard_name, write_checksummed
-from qkv.train.checkpoint.slices import tiling_problem
+from qkv.train.checkpoint.reader import group_slices
 
 ShardInfo = dict[str, Any]
 """The manifest's description of one shard, as returned by `write_shard`."""
@@ -30,8 +30,8 @@ class ShardCoordinator:
 
     def publish(self, shard: ShardInfo) -> None:
         """Write the part file, which tells rank 0 that this rank's shard is on disk."""
+        sync_folder(self.folder)  # not after the part file is visible: rank 0 may then move or delete the folder
         write_checksummed(self._part_path(self.rank), shard)
-        sync_folder(self.folder)
 
     def collect(self, own: ShardInfo) -> list[ShardInfo]:
         """On rank 0: wait for the shards of all other ranks. Return the descriptions of all shards, `own` first."""
@@ -60,7 +60,7 @@ class ShardCoordinator:
                     f"{path}: this file is missing or does not have the size that rank {shard['rank']} wrote; another "
                     "job may be using this folder: stop it, or train in another folder with run=…"
                 )
-        check_tiling(shards)
+        group_slices(shards)  # raises if they do not make up whole tensors, which would be a bug in qkv
         return shards
 
     def remove_part_files(self) -> None:
@@ -111,19 +111,3 @@ class ShardCoordinator:
 
     def _failure_path(self, rank: int) -> Path:
         return self.folder / f"failed-{rank:05d}.txt"
-
-
-def check_tiling(shards: Sequence[Mapping[str, Any]]) -> None:
-    """Raise if the ranks' slices do not make up whole tensors. This would be a bug in qkv."""
-    types: dict[str, Any] = {}
-    bounds: dict[str, list[Any]] = {}
-    for shard in shards:
-        for entry in shard["slices"]:
-            dtype_and_shape = entry["dtype"], entry["shape"]
-            if types.setdefault(entry["name"], dtype_and_shape) != dtype_and_shape:
-                raise ValueError(f"{entry['name']}: slices of different dtypes or shapes")
-            bounds.setdefault(entry["name"], []).append((tuple(entry["offset"]), tuple(entry["size"])))
-    for name, (_, shape) in types.items():
-        problem = tiling_problem(shape, bounds[name])
-        if problem:
-            raise ValueError(f"{name}: {problem}")

@@ -173,7 +173,7 @@ class CheckpointFolder:
     def newest(self) -> Checkpoint | None:
         """Return the newest checkpoint that is complete and undamaged; None if there is none.
 
-        The attribute `skipped` (of this folder, and of the checkpoint) explains why newer checkpoints were not used.
+        The attribute `skipped` explains why newer checkpoints were not used.
         """
         self.skipped = []
         for step in reversed(self._folder_steps()):
@@ -184,7 +184,6 @@ class CheckpointFolder:
                 self.skipped.append(str(error))
                 self._damaged.add(step)
                 continue
-            checkpoint.skipped = list(self.skipped)
             self.last_step = step
             return checkpoint
         return None
@@ -230,7 +229,7 @@ class CheckpointFolder:
             self._phase("begin")
             writing.mkdir(parents=True, exist_ok=True)
             self._snapshot.wait()
-            own = write_shard(writing, self.rank, self.world_size, self._snapshot.slices, self._phase)
+            own = write_shard(writing, self.rank, self.world_size, self._snapshot, self._phase)
             self._phase("part")
             if self.rank == 0:
                 self._complete(step, state, destination, shards, own)

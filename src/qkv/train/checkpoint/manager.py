@@ -1,6 +1,7 @@
 """Save and restore the state of a run: weights, optimizer state, averages, position in the data."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -54,7 +55,7 @@ class CheckpointManager:
         """Save a checkpoint in the background. Mark it as the best if it is the best so far."""
         scaler = self.stepper.scaler
         state = {
-            "progress": progress.to_dict(),
+            "progress": asdict(progress),
             "data": self.loader.state_dict(),
             "scaler": {} if scaler is None else scaler.state_dict(),
             "num_micro_batches": self.stepper.num_micro_batches,

@@ -1,6 +1,8 @@
 """Reading a checkpoint: every byte is checked against the manifest before it is used."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from math import prod
@@ -45,6 +47,27 @@ class _StoredTensor:
     slices: list[_StoredSlice] = field(default_factory=list)
 
 
+def group_slices(shards: Sequence[Mapping[str, Any]]) -> dict[str, _StoredTensor]:
+    """Group the slices of all shards by tensor. Raise `ValueError` if they do not make up whole tensors."""
+    tensors: dict[str, _StoredTensor] = {}
+    for shard in shards:
+        for entry in shard["slices"]:
+            name, dtype, shape = entry["name"], DTYPES[entry["dtype"]], tuple(entry["shape"])
+            tensor = tensors.setdefault(name, _StoredTensor(dtype, shape))
+            if (tensor.dtype, tensor.shape) != (dtype, shape):
+                raise ValueError(f"{name}: slices of different dtypes or shapes")
+            bounds = tuple(entry["offset"]), tuple(entry["size"])
+            if entry["bytes"] != prod(bounds[1]) * dtype.itemsize:
+                raise ValueError(f"{name}: {entry['bytes']} bytes for a slice of {bounds[1]}")
+            stored = _StoredSlice(shard["file"], entry["start"], entry["bytes"], entry["checksum"], bounds)
+            tensor.slices.append(stored)
+    for name, tensor in tensors.items():
+        problem = tiling_problem(tensor.shape, (one.bounds for one in tensor.slices))
+        if problem:
+            raise ValueError(f"{name}: {problem}")
+    return tensors
+
+
 class Checkpoint:
     """One checkpoint. The constructor verifies the manifest, and checks that all files exist with the right length.
 
@@ -54,7 +77,6 @@ class Checkpoint:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.skipped: list[str] = []  # messages: why newer checkpoints could not be used
         manifest = read_checksummed(folder / MANIFEST_FILE)
         self.step: int = manifest["step"]
         if self.step != parse_step(folder.name):
@@ -63,22 +85,17 @@ class Checkpoint:
             )
         self.state: dict[str, Any] = manifest["state"]
         self.world_size: int = manifest["world_size"]  # the number of ranks that wrote it
-        self._files: dict[str, dict[str, Any]] = {}
-        self._tensors: dict[str, _StoredTensor] = {}
+        self._files: dict[str, dict[str, Any]] = {shard["file"]: shard for shard in manifest["shards"]}
         for rank, shard in enumerate(manifest["shards"]):
             if shard["file"] != shard_name(rank, self.world_size):
                 raise DamagedCheckpoint(
                     f"{folder}: the manifest lists {shard['file']!r}, which is not the name of a shard"
                 )
-            self._files[shard["file"]] = shard
-            for entry in shard["slices"]:
-                self._add(shard["file"], entry)
-        for name, file in self._files.items():
-            self._check_length(folder / name, file["bytes"])
-        for name, tensor in self._tensors.items():
-            problem = tiling_problem(tensor.shape, (one.bounds for one in tensor.slices))
-            if problem:
-                raise DamagedCheckpoint(f"{folder}: {name}: {problem}")
+            self._check_length(folder / shard["file"], shard["bytes"])
+        try:
+            self._tensors = group_slices(manifest["shards"])
+        except ValueError as error:
+            raise DamagedCheckpoint(f"{folder}: {error}") from error
 
     def tensor_names(self) -> list[str]:
         """Return the names of all tensors, sorted."""
@@ -87,10 +104,6 @@ class Checkpoint:
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a whole tensor."""
         return self._tensor(name).shape
-
-    def dtype(self, name: str) -> torch.dtype:
-        """Return the dtype of a tensor."""
-        return self._tensor(name).dtype
 
     def read_tensor(self, name: str) -> Tensor:
         """Read a whole tensor. It is assembled from its slices."""
@@ -120,26 +133,13 @@ class Checkpoint:
             path = self.folder / name
             self._check_length(path, file["bytes"])
             position = 0
-            try:
-                with path.open("rb") as source:
-                    for start, size, checksum, what in ranges:
-                        if start != position or _checksum(source, size) != checksum:
-                            raise DamagedCheckpoint(f"{path}: damaged: {what} does not match its checksum")
-                        position += size
-            except OSError as error:
-                raise DamagedCheckpoint(f"{path}: cannot be read ({describe_os_error(error)})") from error
+            with _open(path) as source:
+                for start, size, checksum, what in ranges:
+                    if start != position or _checksum(source, size) != checksum:
+                        raise DamagedCheckpoint(f"{path}: damaged: {what} does not match its checksum")
+                    position += size
             if position != file["bytes"]:
                 raise DamagedCheckpoint(f"{path}: {file['bytes'] - position} bytes belong to no tensor")
-
-    def _add(self, file: str, entry: dict[str, Any]) -> None:
-        name, dtype, shape = entry["name"], DTYPES[entry["dtype"]], tuple(entry["shape"])
-        whole = self._tensors.setdefault(name, _StoredTensor(dtype, shape))
-        if (whole.dtype, whole.shape) != (dtype, shape):
-            raise DamagedCheckpoint(f"{self.folder}: {name} has slices of different dtypes or shapes")
-        bounds = tuple(entry["offset"]), tuple(entry["size"])
-        if entry["bytes"] != prod(bounds[1]) * dtype.itemsize:
-            raise DamagedCheckpoint(f"{self.folder}: {name}: {entry['bytes']} bytes for a slice of {bounds[1]}")
-        whole.slices.append(_StoredSlice(file, entry["start"], entry["bytes"], entry["checksum"], bounds))
 
     def _tensor(self, name: str) -> _StoredTensor:
         try:
@@ -153,25 +153,30 @@ class Checkpoint:
         data = torch.empty(stored.bytes, dtype=torch.uint8)
         view = data.numpy().data
         path = self.folder / stored.file
-        try:
-            with path.open("rb") as source:
-                source.seek(stored.start)
-                got = source.readinto(view) if stored.bytes else 0
-        except OSError as error:
-            raise DamagedCheckpoint(f"{path}: cannot be read ({describe_os_error(error)})") from error
+        with _open(path) as source:
+            source.seek(stored.start)
+            got = source.readinto(view) if stored.bytes else 0
         if got != stored.bytes or sha256(view).hexdigest() != stored.checksum:
             raise DamagedCheckpoint(f"{path}: damaged: {name} does not match its checksum")
         return data.view(dtype).reshape(stored.bounds[1])
 
     def _check_length(self, path: Path, expected: int) -> None:
-        try:
-            length = path.stat().st_size
-        except FileNotFoundError:
-            raise DamagedCheckpoint(f"{path}: this file is missing") from None
-        except OSError as error:
-            raise DamagedCheckpoint(f"{path}: cannot be read ({describe_os_error(error)})") from error
+        with _open(path) as source:
+            length = os.fstat(source.fileno()).st_size
         if length != expected:
             raise DamagedCheckpoint(f"{path}: damaged: the file has {length:,} bytes instead of {expected:,}")
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[Any]:
+    """Open a file for reading. Any failure is a `DamagedCheckpoint`."""
+    try:
+        with path.open("rb") as source:
+            yield source
+    except FileNotFoundError:
+        raise DamagedCheckpoint(f"{path}: this file is missing") from None
+    except OSError as error:
+        raise DamagedCheckpoint(f"{path}: cannot be read ({describe_os_error(error)})") from error
 
 
 def _checksum(source: Any, size: int) -> str:

@@ -7,7 +7,7 @@ The memory is pinned, so that copies from a GPU run in the background.
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -18,51 +18,25 @@ from torch import Tensor
 from qkv.train.checkpoint.files import DTYPES, VERSION, shard_name
 from qkv.train.checkpoint.slices import TensorSlice
 
-PhaseCallback = Callable[[str], None]
-
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _BLOCK_BYTES = 2**23  # a block stays in the CPU's cache while it is hashed and written
 
 
-@dataclass(frozen=True)
-class SnapshotSlice:
-    """A slice in a snapshot. `values` is a contiguous copy on the CPU."""
-
-    name: str
-    values: Tensor
-    offset: tuple[int, ...]
-    shape: tuple[int, ...]
-
-    @property
-    def key(self) -> str:
-        """The name of the slice in the file: `weight`, or `weight[0:4,8:16]` for a part of a tensor."""
-        if tuple(self.values.shape) == self.shape:
-            return self.name
-        return f"{self.name}[{','.join(f'{o}:{o + n}' for o, n in zip(self.offset, self.values.shape, strict=True))}]"
-
-    @property
-    def num_bytes(self) -> int:
-        """The size of the values in bytes."""
-        return self.values.numel() * self.values.element_size()
-
-
 class Snapshot:
-    """A copy of this rank's slices at one moment."""
+    """A copy of this rank's slices at one moment. `slices` has, for each key in the file: tensor name, slice."""
 
     def __init__(self) -> None:
-        self.slices: list[SnapshotSlice] = []
-        self._memory: dict[str, Tensor] = {}  # the copies by key, to be reused
+        self.slices: dict[str, tuple[str, TensorSlice]] = {}
         self._events: list[torch.cuda.Event] = []
 
     @property
     def num_bytes(self) -> int:
         """The size of all slices in bytes."""
-        return sum(one.num_bytes for one in self.slices)
+        return sum(one.values.nbytes for _, one in self.slices.values())
 
     def take(self, tensors: Mapping[str, Sequence[TensorSlice]]) -> None:
         """Copy all slices. Copies from a GPU are only queued: later updates of the weights run after them."""
-        before, self._memory, self.slices = self._memory, {}, []
-        streams = set()
+        before, copies, streams = self.slices, {}, set()
         for name, slices in tensors.items():
             for one in slices:
                 values = one.values.detach()
@@ -70,16 +44,16 @@ class Snapshot:
                     raise TypeError(f"{name}: {values.dtype} cannot be saved in a checkpoint")
                 if not values.numel() and 0 not in one.shape:
                     continue  # this rank has no part of the tensor
-                copied = SnapshotSlice(name, _memory_for(values, one, name, before), one.offset, one.shape)
-                if copied.key in self._memory:
-                    raise ValueError(f"{copied.key}: this slice was given twice")
-                self._memory[copied.key] = copied.values
-                copied.values.copy_(values, non_blocking=values.is_cuda)
+                key = slice_key(name, one)
+                if key in copies:
+                    raise ValueError(f"{key}: this slice was given twice")
+                copy = _memory_for(values, before[key][1].values if key in before else None)
+                copy.copy_(values, non_blocking=values.is_cuda)
+                copies[key] = name, replace(one, values=copy)
                 if values.is_cuda:
                     streams.add(torch.cuda.current_stream(values.device))
-                self.slices.append(copied)
         # Large elements come first, so that every tensor in the file is aligned.
-        self.slices.sort(key=lambda copied: -copied.values.element_size())
+        self.slices = dict(sorted(copies.items(), key=lambda item: -item[1][1].values.element_size()))
         self._events = [stream.record_event() for stream in streams]
 
     def wait(self) -> None:
@@ -88,9 +62,15 @@ class Snapshot:
             event.synchronize()
 
 
-def _memory_for(values: Tensor, original: TensorSlice, name: str, before: Mapping[str, Tensor]) -> Tensor:
+def slice_key(name: str, one: TensorSlice) -> str:
+    """Return the name of a slice in the file: `weight`, or `weight[0:4,8:16]` for a part of a tensor."""
+    if tuple(one.values.shape) == one.shape:
+        return name
+    return f"{name}[{','.join(f'{o}:{o + n}' for o, n in zip(*one.bounds, strict=True))}]"
+
+
+def _memory_for(values: Tensor, old: Tensor | None) -> Tensor:
     """Return memory for a copy: that of the last snapshot if it has the right size, else new memory."""
-    old = before.get(SnapshotSlice(name, values, original.offset, original.shape).key)
     if old is not None and old.dtype == values.dtype and old.shape == values.shape:
         return old
     try:
@@ -100,21 +80,21 @@ def _memory_for(values: Tensor, original: TensorSlice, name: str, before: Mappin
 
 
 def write_shard(
-    folder: Path, rank: int, world_size: int, slices: Sequence[SnapshotSlice], phase: PhaseCallback
+    folder: Path, rank: int, world_size: int, snapshot: Snapshot, phase: Callable[[str], None]
 ) -> dict[str, Any]:
     """Write one rank's slices as a safetensors file and flush it to disk. Return its description for the manifest.
 
     The safetensors library is not used, so that each block can be hashed while it is written, and so that a full disk
     raises an `OSError`.
     """
-    head = _header(slices)
-    half = sum(one.num_bytes for one in slices) / 2
+    head = _header(snapshot)
+    half = snapshot.num_bytes / 2
     described = []
     path = folder / shard_name(rank, world_size)
     with path.open("wb") as out:
         out.write(head)
         position = len(head)
-        for one in slices:
+        for name, one in snapshot.slices.values():
             digest = sha256()
             for block in _blocks(one.values):
                 digest.update(block)
@@ -122,8 +102,8 @@ def write_shard(
                 half -= len(block)
                 if half <= 0 < half + len(block):
                     phase("half")
-            described.append(_describe(one, position, digest.hexdigest()))
-            position += one.num_bytes
+            described.append(_describe(name, one, position, digest.hexdigest()))
+            position += one.values.nbytes
         phase("shard")
         out.flush()
         os.fsync(out.fileno())
@@ -137,27 +117,27 @@ def write_shard(
     }
 
 
-def _header(slices: Sequence[SnapshotSlice]) -> bytes:
+def _header(snapshot: Snapshot) -> bytes:
     """Make the header of a safetensors file: its length, then JSON, padded with spaces to a multiple of 8 bytes."""
     entries, position = {}, 0
-    for one in slices:
-        dtype, span = _DTYPE_NAMES[one.values.dtype], [position, position + one.num_bytes]
-        entries[one.key] = {"dtype": dtype, "shape": list(one.values.shape), "data_offsets": span}
-        position += one.num_bytes
+    for key, (_, one) in snapshot.slices.items():
+        dtype, span = _DTYPE_NAMES[one.values.dtype], [position, position + one.values.nbytes]
+        entries[key] = {"dtype": dtype, "shape": list(one.values.shape), "data_offsets": span}
+        position += one.values.nbytes
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
 
 
-def _describe(one: SnapshotSlice, position: int, checksum: str) -> dict[str, Any]:
+def _describe(name: str, one: TensorSlice, position: int, checksum: str) -> dict[str, Any]:
     return {
-        "name": one.name,
+        "name": name,
         "dtype": _DTYPE_NAMES[one.values.dtype],
         "shape": list(one.shape),
         "offset": list(one.offset),
         "size": list(one.values.shape),
         "start": position,
-        "bytes": one.num_bytes,
+        "bytes": one.values.nbytes,
         "checksum": checksum,
     }
 

@@ -7,18 +7,12 @@ training stable with batches of tens of thousands of examples. Norms and biases 
 code. A bias starts at 0, and an update in proportion to its norm would leave it at 0.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-
-
-def run_closure(closure: Callable[[], float] | None) -> float | None:
-    """Call the closure of `Optimizer.step`, if one is given. It computes the loss and the gradients."""
-    with torch.enable_grad():
-        return None if closure is None else closure()
 
 
 class Lamb(Optimizer):
@@ -35,9 +29,8 @@ class Lamb(Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update all parameters that have a gradient."""
-        loss = run_closure(closure)
         for group in self.param_groups:
             beta1, beta2 = group["betas"]
             for x in group["params"]:
@@ -56,7 +49,6 @@ class Lamb(Optimizer):
                 if x.dim() >= 2:
                     r.mul_(trust_ratio(x, r))
                 x.sub_(r * group["lr"])
-        return loss
 
 
 def trust_ratio(x: Tensor, r: Tensor) -> Tensor:

@@ -5,14 +5,12 @@ Its update is scaled to the size of AdamW's (torch's "match_rms_adamw", Liu et a
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-
-from qkv.train.optim.lamb import run_closure
 
 NEWTON_SCHULZ_COEFFICIENTS, NEWTON_SCHULZ_STEPS = (3.4445, -4.7750, 2.0315), 5
 """x ← ax + b(xxᵀ)x + c(xxᵀ)²x, five times, with the coefficients of Jordan's post, as in torch."""
@@ -28,12 +26,10 @@ class CombinedOptimizer(Optimizer):
             part.state = self.state
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Step all optimizers."""
-        loss = run_closure(closure)
         for part in self.parts:
             part.step()
-        return loss
 
 
 class Muon(torch.optim.Muon):
@@ -52,9 +48,8 @@ class Muon(torch.optim.Muon):
         )
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update all parameters that have a gradient."""
-        loss = run_closure(closure)
         for group in self.param_groups:
             lr, momentum = group["lr"], group["momentum"]
             for x in group["params"]:
@@ -69,7 +64,6 @@ class Muon(torch.optim.Muon):
                 update = orthogonalize(x.grad.lerp(momentum_buffer, momentum), group["eps"], compute_dtype)
                 x.mul_(1 - lr * group["weight_decay"])
                 x.sub_(update.to(x.dtype) * (lr * 0.2 * math.sqrt(max(x.shape))))
-        return loss
 
 
 def orthogonalize(matrix: Tensor, eps: float, compute_dtype: torch.dtype = torch.float32) -> Tensor:

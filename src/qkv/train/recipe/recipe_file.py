@@ -14,24 +14,11 @@ from importlib import resources
 from pathlib import Path
 
 from qkv.errors import QkvError, UsageError, suggest_name, suggest_path
-from qkv.files import describe_os_error, write_atomically
+from qkv.files import read_text, report_write_errors, write_atomically
 from qkv.train.recipe.check import check_recipe
 from qkv.train.recipe.schema import Recipe
 from qkv.train.recipe.table import STACKS, RecipeText, Table, apply_overrides, recipe_from_table, to_table
 from qkv.train.recipe.values import format_key, format_value
-
-__all__ = [
-    "CHANGEABLE_ON_RESUME",
-    "builtin_recipes",
-    "check_resumable",
-    "differences",
-    "find_recipe",
-    "loads",
-    "read",
-    "to_table",
-    "to_toml",
-    "write",
-]
 
 CHANGEABLE_ON_RESUME = frozenset(
     {"run", "data.cache", "data.test"}
@@ -76,8 +63,6 @@ def loads(text: str, where: str = "the recipe") -> Recipe:
 def builtin_recipes() -> list[str]:
     """Return the names of the built-in recipes."""
     folder = resources.files("qkv").joinpath("recipes")
-    if not folder.is_dir():
-        return []
     return sorted(file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml"))
 
 
@@ -87,12 +72,7 @@ def find_recipe(name: str | Path) -> tuple[str, str]:
     if path.is_dir() and (path / "recipe.toml").is_file():
         path = path / "recipe.toml"
     if path.is_file():
-        try:
-            return path.read_text(encoding="utf-8-sig"), str(path)
-        except UnicodeDecodeError as error:
-            raise QkvError(f"{path}: not UTF-8 text (at byte {error.start}); save it as UTF-8") from None
-        except OSError as error:
-            raise QkvError(f"{path}: cannot be read ({describe_os_error(error)})") from None
+        return read_text(path, may_be_empty=True), str(path)
     known = builtin_recipes()
     if str(name) in known:
         file = resources.files("qkv").joinpath("recipes", f"{name}.toml")
@@ -134,11 +114,8 @@ def _lines(values: Table, path: str) -> Iterator[str]:
 
 def write(recipe: Recipe, path: str | os.PathLike[str]) -> None:
     """Write a recipe to a file, atomically."""
-    path = Path(path)
-    try:
-        write_atomically(path, to_toml(recipe))
-    except OSError as error:
-        raise QkvError(f"{path}: cannot be written ({describe_os_error(error)})") from error
+    with report_write_errors(Path(path)):
+        write_atomically(Path(path), to_toml(recipe))
 
 
 # -------------------------------------------------------------------- comparing

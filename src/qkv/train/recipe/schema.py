@@ -42,9 +42,8 @@ class DataSection:
     epoch_examples: int = 0  # the number of examples in an epoch, for an endless built-in dataset
     max_length: int = 512  # the maximum sequence length in tokens
     max_source_length: int = 0  # the same for source sequences; 0 derives it from the lengths in the data
-    too_long: Literal["error", "skip", "truncate", "split", ""] = (
-        ""  # what to do with longer records; "" is the objective's default
-    )
+    # what to do with longer records; "" is the objective's default
+    too_long: Literal["error", "skip", "truncate", "split", ""] = ""
     layout: Literal["packed", "padded"] = "packed"
     max_invalid_fraction: float = 0.01  # a larger fraction of invalid records is an error
     cache: str = ""  # the folder for tokenised data; "" is the user's cache folder
@@ -110,9 +109,8 @@ class TrainSection:
 
     # Batch
     batch_tokens: int = 16384  # tokens in each optimizer step, of all ranks, with padding
-    micro_batch_tokens: int | Literal["auto"] = (
-        0  # tokens in each forward pass of a rank; 0: no split; "auto": the most that fits
-    )
+    # tokens in each forward pass of a rank; 0: no split; "auto": the most that fits
+    micro_batch_tokens: int | Literal["auto"] = 0
 
     # Optimizer
     optimizer: Literal["adamw", "adam", "sgd", "lamb", "muon"] = "adamw"
@@ -121,9 +119,8 @@ class TrainSection:
     eps: float = 1e-8
     momentum: float = 0.9  # sgd
     weight_decay: float = 0.01
-    decay_parameters: Literal["matrices", "all"] = (
-        "matrices"  # the parameters with weight decay; "matrices" excludes embeddings
-    )
+    # the parameters with weight decay; "matrices" excludes embeddings
+    decay_parameters: Literal["matrices", "all"] = "matrices"
     max_grad_norm: float = 1.0  # gradient clipping; 0 disables it
 
     # Learning rate schedule
@@ -134,9 +131,8 @@ class TrainSection:
 
     # Numerics
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    residual_dtype: Literal["auto", "float32", "bfloat16"] = (
-        "auto"  # the residual stream's dtype if precision is bfloat16; "auto" is bfloat16 on a GPU
-    )
+    # the residual stream's dtype if precision is bfloat16; "auto" is bfloat16 on a GPU
+    residual_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     compile: Literal["auto", "yes", "no"] = "auto"
     gradient_checkpointing: bool = False  # recompute activations: less memory, but a third more computation
     seed: int = 0
@@ -160,9 +156,7 @@ class TrainSection:
     # Checkpoints and final weights
     save_every: int = 0  # in steps; 0 saves with each evaluation
     keep_checkpoints: int = 3  # the number of newest checkpoints to keep; the best one is kept, too
-    ema_decay: float = (
-        0.0  # the decay of an exponential moving average (EMA) of the weights, such as 0.999; 0 disables it
-    )
+    ema_decay: float = 0.0  # the decay of an exponential moving average (EMA) of the weights, such as 0.999; 0: off
     average_checkpoints: int = 0  # average the last N checkpoints at the end; 0 disables it
     final: Literal["last", "best"] = "last"
     on_nonfinite: Literal["stop", "skip"] = "stop"  # what to do if a loss or gradient is not finite

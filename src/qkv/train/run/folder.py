@@ -27,7 +27,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from qkv.errors import QkvError
-from qkv.files import PARTIAL, describe_os_error, write_atomically
+from qkv.files import PARTIAL, describe_os_error, read_text, report_write_errors, write_atomically
 from qkv.train.checkpoint.folder import CheckpointFolder
 
 RECIPE = "recipe.toml"
@@ -111,10 +111,7 @@ class RunFolder:
 
     def read_recipe(self) -> str:
         """Return the text of the run's recipe."""
-        try:
-            return (self.path / RECIPE).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise QkvError(f"{self.path / RECIPE}: cannot be read ({error}); is this a run folder?") from error
+        return read_text(self.path / RECIPE)
 
     def write_recipe(self, text: str) -> None:
         """Write the run's recipe."""
@@ -124,11 +121,9 @@ class RunFolder:
         """If the run has no progress, write its recipe, and delete the files of an earlier attempt."""
         if self.has_progress:
             return
-        try:
+        with report_write_errors(self.path):
             for name in (ENV, METRICS, TOKENIZER):
                 (self.path / name).unlink(missing_ok=True)
-        except OSError as error:
-            raise QkvError(f"{self.path}: cannot be written ({describe_os_error(error)})") from error
         self.write_recipe(recipe)
 
     def write_env(self, device: str, num_threads: int) -> list[str]:
@@ -152,21 +147,17 @@ class RunFolder:
         """
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
         line = json.dumps(finite, ensure_ascii=False, allow_nan=False) + "\n"
-        try:
+        with report_write_errors(self.path / METRICS):
             if self._metrics is None:
                 self._metrics = (self.path / METRICS).open("ab")
             self._metrics.write(line.encode())
             self._metrics.flush()
-        except OSError as error:
-            raise QkvError(f"{self.path / METRICS}: cannot be written ({describe_os_error(error)})") from error
 
     def sync_log(self) -> None:
         """Flush the log to disk, so that a power cut does not lose it."""
         if self._metrics is not None:
-            try:
+            with report_write_errors(self.path / METRICS):
                 os.fsync(self._metrics.fileno())
-            except OSError as error:
-                raise QkvError(f"{self.path / METRICS}: cannot be written ({describe_os_error(error)})") from error
 
     def _close(self) -> None:
         """Close the log, and ignore errors: `append_log` has already raised them."""
@@ -236,10 +227,8 @@ class RunFolder:
             return "an unknown process"
 
     def _write(self, name: str, text: str) -> None:
-        try:
+        with report_write_errors(self.path / name):
             write_atomically(self.path / name, text)
-        except OSError as error:
-            raise QkvError(f"{self.path / name}: cannot be written ({describe_os_error(error)})") from error
 
 
 def resume_command(run: str | Path, processes: int = 1) -> str:

@@ -38,20 +38,30 @@ def load_model(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     head: HeadConfig | None = None,
+    unfinished: bool = True,
 ) -> StoredModel:
-    """Load a model from an unfinished run, a checkpoint, or anything that `store.read_model` can load."""
+    """Load a model from an unfinished run, a checkpoint, or anything that `store.read_model` can load.
+
+    With `unfinished=False`, the newest checkpoint of an unfinished run is not loaded, only a checkpoint that `name`
+    gives. This is for `model.from`, which must not change its meaning while that run trains.
+    """
     path = Path(name).expanduser()
     run = RunFolder(path)
-    if run.is_run and not (path / MODEL_CONFIG).exists() and run.checkpoints.steps():
+    if unfinished and run.is_run and not (path / MODEL_CONFIG).exists() and run.checkpoints.steps():
         if head is not None:
             raise QkvError(
                 f"{name}: this run has not finished; to put a new head on it, give one of its checkpoints "
                 f"({run.checkpoints.folder}/step-…)"
             )
         return load_newest(run, device, dtype)
-    stored = load_model_or_checkpoint(name, device=device, dtype=dtype, head=head)
-    stored.notes += newer_weights_notes(run)
-    return stored
+    if not is_checkpoint(path):
+        stored = store.read_model(name, device=device, dtype=dtype, head=head)
+        stored.notes += newer_weights_notes(run) if unfinished else []
+        return stored
+    try:
+        return load_checkpoint(Checkpoint(path.resolve()), run_path(path), device, dtype, head)
+    except DamagedCheckpoint as error:
+        raise DamagedCheckpoint(f"{error}. Use another checkpoint of this run, or restore it from a backup") from error
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -62,26 +72,6 @@ def is_checkpoint(path: Path) -> bool:
 def run_path(path: Path) -> Path:
     """Return the run folder of a checkpoint. Other paths are returned unchanged."""
     return path.resolve().parent.parent if is_checkpoint(path) else path
-
-
-def load_model_or_checkpoint(
-    name: str | Path,
-    *,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype | None = None,
-    head: HeadConfig | None = None,
-) -> StoredModel:
-    """Load a model or a given checkpoint, but never "the newest checkpoint" of an unfinished run.
-
-    This is for `model.from`, which must not change its meaning while that run trains.
-    """
-    path = Path(name).expanduser()
-    if not is_checkpoint(path):
-        return store.read_model(name, device=device, dtype=dtype, head=head)
-    try:
-        return load_checkpoint(Checkpoint(path.resolve()), run_path(path), device, dtype, head)
-    except DamagedCheckpoint as error:
-        raise DamagedCheckpoint(f"{error}. Use another checkpoint of this run, or restore it from a backup") from error
 
 
 def load_newest(run: RunFolder, device: torch.device | str, dtype: torch.dtype | None) -> StoredModel:

@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from qkv.errors import QkvError, UsageError, suggest_name
+from qkv.errors import QkvError
 from qkv.train.watch import EvalReport, RunEnd, RunStart, Sample, StepReport, Watcher
 
 log = logging.getLogger("qkv")
@@ -24,12 +24,7 @@ PROJECT_NAME = "qkv"
 
 def make_trackers(names: Iterable[str], folder: Path, recipe: Mapping[str, Any]) -> list[Watcher]:
     """Make the trackers with these names, for the run in `folder`. They record `recipe` as the run's config."""
-    made: list[Watcher] = []
-    for name in names:
-        if name not in TRACKERS:
-            raise UsageError(f"train.trackers: unknown tracker {name!r}; {suggest_name(name, TRACKERS)}")
-        made.append(TRACKERS[name](folder, recipe))
-    return made
+    return [TRACKERS[name](folder, recipe) for name in names]
 
 
 class Tracker(Watcher):
