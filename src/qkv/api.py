@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -13,7 +14,7 @@ from qkv import decode, store
 from qkv.blocks import HeadConfig, Tap
 from qkv.decode import GenerationResult, TokenLogprob
 from qkv.errors import QkvError, UsageError, suggest_name
-from qkv.inside import DEFAULT_SITES, Trace
+from qkv.inside import DEFAULT_SITES, Edit, EditTap, Trace, check_edits
 from qkv.models import Config, Encoder, Network, Seq2Seq, build
 from qkv.models.tables import presets
 from qkv.progress import OnProgress
@@ -287,6 +288,7 @@ class Model:
         stop: str | Sequence[str] | None = None,
         draft: "Model | decode.Draft | str | Path | None" = None,
         on_text: decode.OnText | None = None,
+        edits: Iterable[Edit] = (),
         **options: Any,
     ) -> GenerationResult | list[GenerationResult]:
         """Generate text. A decoder continues prompts; an encoder-decoder produces a target for each source.
@@ -297,6 +299,8 @@ class Model:
 
         `draft` turns on speculative decoding. It is a smaller model with the same family and tokenizer (a `Model` or
         its folder), or "lookup" for prompt look-up decoding. The generated text is the same as without a draft.
+
+        `edits` change activations inside the model while it generates (see `qkv.inside.edits`).
         """
         prompts = as_list(prompts)
         if not isinstance(prompts, Sequence):
@@ -308,7 +312,14 @@ class Model:
         if on_text is not None and not callable(on_text):
             raise UsageError(f"on_text must be callable as on_text(index, text), got {on_text!r}")
         ids = [self._encode_prompt(prompt) for prompt in listed]
+        tap = None
+        if edits := list(edits):
+            check_edits(self.config, edits)
+            tap = EditTap(edits)
+            generation = replace(generation, tap=tap)
         results = decode.generate(self.network, ids, generation, self.tokenizer, on_text, draft=self._load_draft(draft))
+        for problem in tap.unapplied() if tap is not None else ():
+            log.warning(problem)
         return results[0] if is_single else results
 
     def _load_draft(self, draft: Any) -> Any:

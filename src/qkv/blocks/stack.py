@@ -68,6 +68,10 @@ class Stack(nn.Module):
             raise ValueError("a stack with cross-attention computes all positions: leave out `selected`")
         if self.residual_dtype is not None and self.training:
             x = x.to(self.residual_dtype)
+        if tap is not None:
+            tap.layouts[self.name] = layout
+            if memory is not None:
+                tap.layouts["source"] = memory.layout
         keys = layout if cache is None else cache.add_tokens(layout)
         masks = self.prepare_masks(x, layout, keys, hints)
         rotaries = self.rotary_tables(x, layout)

@@ -30,6 +30,8 @@ from fnmatch import fnmatchcase
 
 from torch import Tensor
 
+from qkv.blocks.mask import SequenceLayout
+
 SELF_SITES = ("q", "k", "v", "scores", "pattern", "z")
 CROSS_SITES = tuple(f"cross_{site}" for site in SELF_SITES)
 SITES = ("resid_pre", *SELF_SITES, "attn_out", "resid_mid", *CROSS_SITES, "cross_out", "cross_mid")
@@ -66,6 +68,9 @@ class Tap:
             if dot and not any(fnmatchcase(known, stack) for known in STACK_NAMES):
                 raise ValueError(f"no site matches {pattern!r}; the first part must be one of {', '.join(STACK_NAMES)}")
         self.values: dict[str, Tensor] = {}
+        # The layout of the tokens that a stack reads, by the stack's name, and "source" for cross-attention's keys. The
+        # stack sets it before its first block, so that a subclass knows the positions of a value's tokens.
+        self.layouts: dict[str, SequenceLayout] = {}
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self.values:

@@ -11,6 +11,7 @@
 
 A copy here is a copy of the generated tokens from the GPU to the CPU. A call with a draft runs on `speculative`. Every
 other call runs on the first of the other backends, in this order, that supports it. The reference supports all of them.
+Only the reference runs a call with a `tap`, because the other backends do not compute all of its sites.
 """
 
 from collections.abc import Callable, Sequence
@@ -140,7 +141,7 @@ GPU_GREEDY = Backend(
 )
 GPU_BEAM = Backend("gpu_beam", generate_beams, BEAM_OPTIONS, "cuda", static_runner.is_supported, requires_beam=True)
 GPU = Backend("gpu", partial(generate_with_graphs, fused=False), LOOP_OPTIONS, "cuda", static_runner.is_supported)
-CPU = Backend("cpu", partial(generate_with_runner, cpu=True), EVERY_OPTION, "cpu", cpu_step.is_supported)
+CPU = Backend("cpu", partial(generate_with_runner, cpu=True), EVERY_OPTION - {"tap"}, "cpu", cpu_step.is_supported)
 REFERENCE = Backend("reference", generate_with_runner, EVERY_OPTION)
 
 BACKENDS = (FUSED_GREEDY, FUSED, GPU_GREEDY, GPU_BEAM, GPU, CPU, REFERENCE)

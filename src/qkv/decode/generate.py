@@ -41,6 +41,8 @@ def generate(
             f"stop = {options.stop!r}: stop strings need a tokenizer, and this model has none; "
             "pass a tokenizer or leave out stop"
         )
+    if options.tap is not None and draft is not None:
+        raise UsageError("a tap and a draft: speculative decoding cannot run a tap; leave out one of them")
     if not prompts:
         return []
     call = GenerationCall(network, prompts, options, tokenizer, on_text, make_draft(draft))

@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
+from qkv.blocks import Tap
 from qkv.errors import UsageError, suggest_name
 from qkv.models import Config
 from qkv.text import Tokenizer
@@ -64,6 +65,7 @@ class GenerationOptions:
     return_search_steps: bool = False  # store every step of the search in the result
     compile: bool = False  # compile the steps on a GPU: slower to start, then faster
     logprobs: int = 0  # how many alternative tokens to report at each step
+    tap: Tap | None = None  # changes activations in every forward pass; recorded values are those of the last one
 
     def check(self, config: Config) -> None:
         """Raise an error if a value is invalid, or if this model does not support it."""
@@ -120,6 +122,7 @@ class GenerationOptions:
         _require(are_functions, "logits_processors", self.logits_processors, "functions of (logits, tokens)")
         is_constraint = self.constraint is None or hasattr(self.constraint, "make_processor")
         _require(is_constraint, "constraint", self.constraint, "made by qkv.decode.regex, json_schema or grammar")
+        _require(self.tap is None or isinstance(self.tap, Tap), "tap", self.tap, "a qkv.Tap")
         kinds = ("power", "gnmt")
         if self.length_penalty_kind not in kinds:
             hint = suggest_name(str(self.length_penalty_kind), kinds)

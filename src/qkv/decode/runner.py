@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from qkv.blocks import CrossCache, EncoderMemory, SelfCache
+from qkv.blocks import CrossCache, EncoderMemory, SelfCache, Tap
 from qkv.blocks.padding import pad_sequences
 from qkv.decode.cache_edits import reorder_cache, select_sources
 from qkv.decode.cpu import encoder as cpu_encoder
@@ -51,10 +51,16 @@ class ModelRunner:
     """Runs a network on one batch. `tokens` (R, T) are the prompts and the generated tokens, left-padded with −1."""
 
     def __init__(
-        self, network: Decoder | Seq2Seq, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, cpu: bool = False
+        self,
+        network: Decoder | Seq2Seq,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_new_tokens: int,
+        cpu: bool = False,
+        tap: Tap | None = None,
     ) -> None:
         """With `cpu`, `cpu.step` runs the steps and `cpu.encoder` the sources, instead of the network's modules."""
-        self.network = network
+        self.network, self.tap = network, tap
         self.tokens = left_pad(prompts, next(network.parameters()).device)
         num_slots = self.tokens.shape[1] + min(max_new_tokens, MAX_PREALLOCATED_TOKENS)
         self.cache = network.new_cache(len(prompts), num_slots)
@@ -68,7 +74,7 @@ class ModelRunner:
             self.cross_cache = cpu_encoder.encode_sources(self.network, sources)
         else:
             ids, document_ids = model_inputs(left_pad(sources, self.tokens.device))
-            self.cross_cache = self.network.build_cross_cache(self.network.encode(ids, document_ids))
+            self.cross_cache = self.network.build_cross_cache(self.network.encode(ids, document_ids, tap=self.tap))
 
     def prefill(self) -> Tensor:
         """Read the prompts and return the logits (R, V) of the next tokens."""
@@ -119,7 +125,9 @@ class ModelRunner:
         return self._forward(ids[:, None], None)
 
     def _forward(self, ids: Tensor, document_ids: Tensor | None) -> Tensor:
-        logits = next_logits(self.network, ids, document_ids, cache=self.cache, cross_cache=self.cross_cache)
+        logits = next_logits(
+            self.network, ids, document_ids, cache=self.cache, cross_cache=self.cross_cache, tap=self.tap
+        )
         return promote_to_float32(logits)
 
 
@@ -128,7 +136,7 @@ def make_runner(
 ) -> ModelRunner:
     """Return a runner that is ready to prefill. Raises an error if a prompt or source is empty or too long."""
     targets, sources = decoder_inputs(network, prompts, options)
-    runner = ModelRunner(network, targets, max_new_tokens=options.max_tokens, cpu=cpu)
+    runner = ModelRunner(network, targets, max_new_tokens=options.max_tokens, cpu=cpu, tap=options.tap)
     if sources is not None:
         runner.encode_sources(sources)
     return runner
@@ -165,11 +173,12 @@ def next_logits(
     *,
     cache: SelfCache,
     cross_cache: CrossCache | None,
+    tap: Tap | None = None,
 ) -> Tensor:
     """Return the logits (R, V) of the tokens after ids (R, T). The output layer runs only on the last position."""
     rows, length = ids.shape
-    if isinstance(network, Seq2Seq) or length == 1:
-        x = decoder_states(network, ids, document_ids, positions, cache=cache, memory=cross_cache)
+    if isinstance(network, Seq2Seq) or length == 1 or tap is not None:  # a tap sees all positions of the last block
+        x = decoder_states(network, ids, document_ids, positions, cache=cache, memory=cross_cache, tap=tap)
     else:
         last = torch.arange(length - 1, rows * length, length, device=ids.device)
         x, _ = network.hidden(ids, document_ids, positions, cache=cache, selected=last)
@@ -184,12 +193,13 @@ def decoder_states(
     *,
     cache: SelfCache | None = None,
     memory: EncoderMemory | CrossCache | None = None,
+    tap: Tap | None = None,
 ) -> Tensor:
     """Return the hidden states (R, T, C) of the decoder at ids (R, T). An encoder-decoder also reads the `memory`."""
     if isinstance(network, Seq2Seq):
         assert memory is not None
-        return network.hidden(ids, memory, document_ids, positions, cache=cache)[0]
-    return network.hidden(ids, document_ids, positions, cache=cache)[0]
+        return network.hidden(ids, memory, document_ids, positions, cache=cache, tap=tap)[0]
+    return network.hidden(ids, document_ids, positions, cache=cache, tap=tap)[0]
 
 
 def promote_to_float32(logits: Tensor) -> Tensor:

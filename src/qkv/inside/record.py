@@ -12,9 +12,10 @@ from itertools import islice
 
 from torch import Tensor
 
-from qkv.blocks import SITES, Tap
-from qkv.errors import UsageError, suggest_name
+from qkv.errors import UsageError
+from qkv.inside.edits import Edit, EditTap, check_edits
 from qkv.inside.forward import Example, make_inputs, run
+from qkv.inside.sites import MATRIX_SITES, PER_HEAD_SITES, check_sites, list_sites
 from qkv.inside.tokens import list_tokens
 from qkv.inside.trace import LOGITS, Trace
 from qkv.models import Config, Network
@@ -23,7 +24,6 @@ from qkv.train.evaluation import eval_mode
 
 DEFAULT_SITES = ("*.resid_pre", "*.resid_post", "*pattern", LOGITS)
 MAX_TRACE_BYTES = 2 * 1024**3
-PER_HEAD_SITES = ("q", "k", "v", "scores", "pattern", "z")
 
 
 def trace(
@@ -35,6 +35,7 @@ def trace(
     heads: Iterable[int] | None = None,
     tokenizer: Tokenizer | None = None,
     token_type_ids: Sequence[int] | None = None,
+    edits: Iterable[Edit] = (),
     max_bytes: int = MAX_TRACE_BYTES,
 ) -> Trace:
     """Run the network on one text and record its activations.
@@ -42,11 +43,12 @@ def trace(
     `ids` are the tokens of the text. For an encoder-decoder they are the source, and `target_ids` are the tokens that
     the decoder reads, which begin with `decoder_start_token_id`. `sites` are glob patterns of site names, and "logits"
     is the output of the head. `heads` limits the heads of scores and patterns. The tokenizer supplies the texts of the
-    tokens. A trace larger than `max_bytes` is an error.
+    tokens. `edits` change activations (see `qkv.inside.edits`); a trace records the changed values. A trace larger than
+    `max_bytes` is an error.
     """
     example: Example = ids if target_ids is None else (ids, target_ids)
     types = None if token_type_ids is None else [token_type_ids]
-    tap = RecordingTap(network.config, sites, heads, max_bytes)
+    tap = RecordingTap(network.config, sites, heads, max_bytes, edits)
     return _trace_batch(network, [example], tap, tokenizer, types)[0]
 
 
@@ -74,41 +76,20 @@ def trace_many(
         yield from _trace_batch(network, batch, RecordingTap(network.config, sites, heads, max_bytes), tokenizer)
 
 
-def list_sites(config: Config) -> list[str]:
-    """Return the names of all sites of a model, in the order of computation, with "logits" last."""
-    names = []
-    for stack, stack_config in (("encoder", config.encoder), ("decoder", config.decoder)):
-        if stack_config is None:
-            continue
-        activations = [site for site in SITES if site != "final"]
-        if stack == "encoder" or config.encoder is None:
-            activations = [site for site in activations if not site.startswith("cross_")]
-        if stack_config.residual == "parallel":
-            activations.remove("resid_mid")
-        names += [f"{stack}.{layer}.{site}" for layer in range(stack_config.layers) for site in activations]
-        names.append(f"{stack}.final")
-    return [*names, LOGITS]
-
-
-def check_sites(config: Config, patterns: str | Iterable[str]) -> list[str]:
-    """Return the patterns as a list, and raise an error if one of them matches no site of the model."""
-    listed = [patterns] if isinstance(patterns, str) else list(patterns)
-    known = list_sites(config)
-    for pattern in listed:
-        if not any(fnmatchcase(name, pattern) for name in known):
-            examples = ", ".join(dict.fromkeys(name.rsplit(".", 1)[-1] for name in known))
-            hint = suggest_name(pattern, known)
-            hint = hint if hint.startswith("did") else f"a site is STACK.LAYER.NAME, and the names are {examples}"
-            raise UsageError(f"this model has no site {pattern!r}; {hint}")
-    return listed
-
-
-class RecordingTap(Tap):
+class RecordingTap(EditTap):
     """A tap that keeps recorded values on the CPU, and raises an error when they exceed `max_bytes`."""
 
-    def __init__(self, config: Config, sites: str | Iterable[str], heads: Iterable[int] | None, max_bytes: int) -> None:
-        patterns = check_sites(config, sites)
-        super().__init__(record=[pattern for pattern in patterns if pattern != LOGITS], heads=heads)
+    def __init__(
+        self,
+        config: Config,
+        sites: str | Iterable[str],
+        heads: Iterable[int] | None,
+        max_bytes: int,
+        edits: Iterable[Edit] = (),
+    ) -> None:
+        patterns, edits = check_sites(config, sites), tuple(edits)
+        check_edits(config, edits)
+        super().__init__(edits, [pattern for pattern in patterns if pattern != LOGITS], heads)
         self.records_logits = any(fnmatchcase(LOGITS, pattern) for pattern in patterns)
         self.num_bytes, self.max_bytes = 0, max_bytes
         _check_heads(config, self.heads)
@@ -121,6 +102,8 @@ class RecordingTap(Tap):
 
     def store(self, name: str, value: Tensor) -> None:
         """Keep a compact copy of a value. A recorded value may be a view of a tensor that is much larger."""
+        if self.heads is not None and name.endswith(MATRIX_SITES) and value.shape[1] != len(self.heads):
+            value = value[:, list(self.heads)]  # a layer whose scores or pattern are edited computes all heads
         self.num_bytes += value.numel() * value.element_size()
         if self.num_bytes > self.max_bytes:
             raise UsageError(
@@ -141,6 +124,8 @@ def _trace_batch(
     inputs = make_inputs(network, examples, token_type_ids)
     with eval_mode(network):
         out = run(network, inputs, tap, with_head=tap.records_logits)
+    for problem in tap.unapplied():
+        raise UsageError(problem)
     if tap.records_logits:
         tap.store(LOGITS, out)
     return [_split_trace(network.config, example, row, tap, tokenizer) for row, example in enumerate(examples)]

@@ -108,6 +108,8 @@ class Engine:
             raise UsageError(
                 f"beam = {options.beam}: the engine has no beam search; set beam = 1, or use qkv.decode.generate"
             )
+        if options.tap is not None:
+            raise UsageError("tap: the engine runs requests together, without taps; use qkv.decode.generate")
         if options.stop and self.tokenizer is None:
             raise QkvError(
                 f"stop = {options.stop!r}: stop strings need a tokenizer, and this engine has none; "

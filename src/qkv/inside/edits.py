@@ -1,0 +1,417 @@
+"""Edits: change activations in a forward pass or while generating.
+
+    zero_ablate("decoder.3.z", heads=[5])                     set to zero
+    mean_ablate("decoder.*.mlp_out", traces)                  set to the mean of other runs
+    resample_ablate("decoder.3.attn_out", traces, seed=0)     set to values of random tokens of other runs
+    patch("decoder.3.resid_pre", trace, positions=[4])        copy from another run
+    steer("decoder.6.resid_post", vector, scale=4.0)          add a vector
+    change("decoder.6.mlp_post", function)                    apply a function
+
+    network(ids, tap=EditTap(edits)), model.trace(text, edits=edits), model.generate(text, edits=edits)
+
+An edit has a site, which may be a glob pattern, and can be limited to heads, positions and neurons. Positions count the
+tokens of a sequence from 0, without padding. Negative positions count from the end of the sequence; while generating,
+from the end of the prompt. An edit of position p applies when the model reads token p: the tokens of the prompt in the
+prefill, and each generated token in its own step. As the keys and values of a token are computed once and cached, the
+result is the same as without a cache. Without `positions`, an edit applies to the prompt and to all generated tokens.
+
+B batch, T tokens or queries, S keys, H heads, D head dim, C model width, N tokens of other runs
+"""
+
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from qkv.blocks import SequenceLayout, Tap
+from qkv.errors import UsageError
+from qkv.inside.sites import MATRIX_SITES, PER_HEAD_SITES, check_sites
+from qkv.inside.trace import LOGITS, Trace
+from qkv.models import Config
+
+Value = TypeVar("Value")
+NUM_RESAMPLED_POSITIONS = 2**14
+"""The random choice of `resample_ablate` repeats after this number of positions."""
+
+
+class SiteContext(NamedTuple):
+    """Where a value was computed."""
+
+    name: str  # the full name of the site, such as "decoder.3.z"
+    positions: Tensor  # the position of each token along the token axis of the value, (B or 1, T)
+    lengths: tuple[int, int]  # of the shortest and the longest sequence; while generating, of the prompts
+    has_padding: bool  # whether some sequence of the batch has padding
+
+    @property
+    def activation(self) -> str:
+        """The last part of the name, without "cross_"."""
+        return self.name.rsplit(".", 1)[-1].removeprefix("cross_")
+
+
+Replacement = Callable[[Tensor, SiteContext], Tensor]
+"""A function of a value and its context that returns the new value, which has the same shape."""
+Positions = Sequence[int] | slice
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A change of an activation. The functions of this module make edits.
+
+    `heads` are heads of the site's own axis: of k and v, the key/value heads. `neurons` are indices of the last axis.
+    None means all.
+    """
+
+    site: str
+    replacement: Replacement
+    heads: tuple[int, ...] | None = None
+    positions: tuple[int, ...] | slice | None = None
+    neurons: tuple[int, ...] | None = None
+
+
+def zero_ablate(
+    site: str,
+    *,
+    heads: Iterable[int] | None = None,
+    positions: Positions | None = None,
+    neurons: Iterable[int] | None = None,
+) -> Edit:
+    """Set a site to zero."""
+    return _make_edit(site, lambda value, context: torch.zeros_like(value), heads, positions, neurons)
+
+
+def mean_ablate(
+    site: str,
+    means: Iterable[Trace] | Mapping[str, Tensor],
+    *,
+    heads: Iterable[int] | None = None,
+    positions: Positions | None = None,
+    neurons: Iterable[int] | None = None,
+) -> Edit:
+    """Set a site to its mean over all tokens of other runs, given as traces or as the result of `mean_values`.
+
+    The mean of scores and patterns is taken for each pair of query and key, so these runs must have equal lengths.
+    """
+    if not isinstance(means, Mapping):
+        means = mean_values(means, site)
+    table: Mapping[str, Tensor] = means
+
+    def replacement(value: Tensor, context: SiteContext) -> Tensor:
+        mean = _look_up(table, context.name, "means")
+        if context.activation in MATRIX_SITES:
+            return _take_rows(mean, value, context, context.positions)
+        if context.activation in PER_HEAD_SITES:
+            mean = mean[:, None]  # (H, 1, D)
+        return mean.to(value).expand_as(value)
+
+    return _make_edit(site, replacement, heads, positions, neurons)
+
+
+def resample_ablate(
+    site: str,
+    traces: Iterable[Trace],
+    *,
+    seed: int = 0,
+    heads: Iterable[int] | None = None,
+    positions: Positions | None = None,
+    neurons: Iterable[int] | None = None,
+) -> Edit:
+    """Set each token's value to the value of a random token of other runs. The seed and the position choose the token.
+
+    For scores and patterns, the seed chooses one of the runs, which must have the length of the edited run. To use the
+    values of one other run at the same positions, use `patch`.
+    """
+    pools: dict[str, list[Tensor]] = {}
+    for trace in traces:
+        for name, value in trace.values.items():
+            if fnmatchcase(name, site):
+                pools.setdefault(name, []).append(value)
+    joined: dict[str, Tensor] = {}  # (N, C) or (H, N, D), concatenated when they are first used
+
+    def replacement(value: Tensor, context: SiteContext) -> Tensor:
+        pool = _look_up(pools, context.name, "traces")
+        generator = torch.Generator().manual_seed(seed + zlib.crc32(context.name.encode()))
+        if context.activation in MATRIX_SITES:
+            chosen = int(torch.randint(len(pool), (1,), generator=generator))
+            return _take_rows(pool[chosen], value, context, context.positions)
+        if context.name not in joined:
+            joined[context.name] = torch.cat(pool, dim=-2)
+        values = joined[context.name]
+        table = torch.randint(values.shape[-2], (NUM_RESAMPLED_POSITIONS,), generator=generator)
+        indices = table[context.positions.cpu() % NUM_RESAMPLED_POSITIONS]
+        return _take_tokens(values, indices).to(value).expand_as(value)
+
+    return _make_edit(site, replacement, heads, positions, neurons)
+
+
+def patch(
+    site: str,
+    trace: Trace,
+    *,
+    heads: Iterable[int] | None = None,
+    positions: Positions | None = None,
+    source_positions: Sequence[int] | None = None,
+    neurons: Iterable[int] | None = None,
+) -> Edit:
+    """Copy a site from another run, position by position.
+
+    `source_positions` are the positions in the trace that correspond to `positions`; by default, they are equal.
+    Without `positions`, tokens beyond the end of the trace keep their values.
+    """
+    listed = tuple(positions) if isinstance(positions, Sequence) else None
+    if source_positions is not None and (listed is None or len(listed) != len(source_positions)):
+        raise UsageError("source_positions need the same number of `positions`, as a list")
+    if source_positions is not None and any(p < 0 for p in (*listed, *source_positions)):  # type: ignore[misc]
+        raise UsageError("source_positions: give positions from 0, not negative ones")
+    origin = dict(zip(listed, source_positions, strict=True)) if listed and source_positions is not None else None
+
+    def replacement(value: Tensor, context: SiteContext) -> Tensor:
+        donor = _look_up(trace.values, context.name, "trace")
+        if context.activation in MATRIX_SITES and trace.heads is not None:
+            raise UsageError(f"{context.name}: the trace has only some heads; record it without `heads`")
+        indices = context.positions.cpu()
+        if origin is not None:
+            indices = indices.clone().apply_(lambda position: origin.get(position, position))
+        length = donor.shape[-2]
+        missing = [p for p in (listed if origin is None else origin.values()) or () if p >= length]
+        if missing:
+            raise UsageError(f"position {missing[0]}: the trace has {length} tokens at {context.name}; give others")
+        inside = indices < length
+        indices = indices.clamp(max=length - 1)
+        if context.activation in MATRIX_SITES:
+            new = _take_rows(donor, value, context, indices)
+        else:
+            new = _take_tokens(donor, indices).to(value).expand_as(value)
+        return torch.where(_along_tokens(inside.to(value.device), context), new, value)
+
+    return _make_edit(site, replacement, heads, positions, neurons)
+
+
+def steer(
+    site: str,
+    vector: Tensor,
+    *,
+    scale: float = 1.0,
+    heads: Iterable[int] | None = None,
+    positions: Positions | None = None,
+) -> Edit:
+    """Add `scale` × `vector` to a site. The vector has the size of the last axis: (C,), or (D,) for each head."""
+
+    def replacement(value: Tensor, context: SiteContext) -> Tensor:
+        if vector.shape != value.shape[-1:]:
+            raise UsageError(
+                f"the vector has shape {tuple(vector.shape)}, but {context.name} has vectors of {value.shape[-1]}"
+            )
+        return value + scale * vector.to(value)
+
+    return _make_edit(site, replacement, heads, positions, None)
+
+
+def change(
+    site: str,
+    function: Callable[[Tensor], Tensor],
+    *,
+    heads: Iterable[int] | None = None,
+    positions: Positions | None = None,
+    neurons: Iterable[int] | None = None,
+) -> Edit:
+    """Apply a function to the whole value, which has a batch axis. Only the chosen heads, positions, … are replaced."""
+    return _make_edit(site, lambda value, context: function(value), heads, positions, neurons)
+
+
+def mean_values(traces: Iterable[Trace], sites: str = "*") -> dict[str, Tensor]:
+    """Return the mean of each site over all tokens of all traces: (C,), or (H, D) for values per head.
+
+    The mean of scores and patterns is (H, T, S), over the traces, which must have equal lengths.
+    """
+    sums: dict[str, Tensor] = {}
+    counts: dict[str, int] = {}
+    for trace in traces:
+        for name, value in trace.values.items():
+            if not fnmatchcase(name, sites):
+                continue
+            is_matrix = name.endswith(MATRIX_SITES)
+            if is_matrix and name in sums and sums[name].shape != value.shape:
+                raise UsageError(f"{name}: the mean of a pattern needs texts of equal length; use another site")
+            total = value.double() if is_matrix else value.double().sum(dim=-2)
+            sums[name] = sums[name] + total if name in sums else total
+            counts[name] = counts.get(name, 0) + (1 if is_matrix else value.shape[-2])
+    return {name: total / counts[name] for name, total in sums.items()}
+
+
+class EditTap(Tap):
+    """A tap that applies edits, in their order, and records sites. Make a new one for each run or `generate` call."""
+
+    def __init__(self, edits: Iterable[Edit] = (), record: Iterable[str] = (), heads: Iterable[int] | None = None):
+        self.edits = tuple(edits)
+        super().__init__(record, {edit.site: _identity for edit in self.edits}, heads)
+        self._lengths: dict[str, tuple[int, int]] = {}  # of each stack, in its first forward pass
+        self._has_padding = False
+        self._applied = [False] * len(self.edits)
+
+    def __call__(self, name: str, value: Tensor) -> Tensor:
+        for number, edit in enumerate(self.edits):
+            if fnmatchcase(name, edit.site):
+                value = self._apply(number, edit, name, value)
+        return super().__call__(name, value)
+
+    def unapplied(self) -> list[str]:
+        """Return a message for each edit that was never applied, because its positions did not occur in the run."""
+        return [
+            f"the edit of {edit.site!r} was never applied: no token had one of its positions {edit.positions}"
+            for edit, applied in zip(self.edits, self._applied, strict=True)
+            if not applied
+        ]
+
+    def _apply(self, number: int, edit: Edit, name: str, value: Tensor) -> Tensor:
+        context = self._context(name, value)
+        mask = _selection_mask(edit, context, value)
+        if mask is not None and edit.positions is not None and not bool(mask.any()):
+            return value
+        self._applied[number] = True
+        new = edit.replacement(value, context)
+        if new.shape != value.shape:
+            raise UsageError(
+                f"the edit of {name} returned shape {tuple(new.shape)}, but the value has {tuple(value.shape)}; "
+                "return a value of the same shape"
+            )
+        return new.to(value.dtype) if mask is None else torch.where(mask, new.to(value.dtype), value)
+
+    def _context(self, name: str, value: Tensor) -> SiteContext:
+        stack, _, activation = name.partition(".")
+        is_source = activation.endswith(("cross_k", "cross_v"))
+        layout = self.layouts["source" if is_source else stack]
+        for read in (layout, self.layouts["source"]) if "cross_" in name else (layout,):
+            self._has_padding = self._has_padding or (read.padding is not None and bool(read.padding.any()))
+        lengths = self._lengths.setdefault("source" if is_source else stack, _sequence_lengths(layout))
+        num_beams = value.shape[-2] // layout.positions.shape[1]
+        if num_beams > 1:  # cross-attention has the beams of a source on the query axis
+            layout = layout.fold_beams(num_beams)
+        return SiteContext(name, layout.positions, lengths, self._has_padding)
+
+
+def check_edits(config: Config, edits: Iterable[Edit]) -> None:
+    """Raise an error if the site of an edit matches no site of the model."""
+    for edit in edits:
+        if not isinstance(edit, Edit):
+            raise UsageError(f"edits: {str(edit)[:80]} is not an edit; make edits with qkv.inside.zero_ablate, …")
+        if edit.site == LOGITS:
+            raise UsageError("edits: the logits are not in a stack; edit the site 'final', or use logits_processors")
+        check_sites(config, edit.site)
+
+
+def _identity(value: Tensor) -> Tensor:
+    return value
+
+
+def _make_edit(
+    site: str,
+    replacement: Replacement,
+    heads: Iterable[int] | None,
+    positions: Positions | None,
+    neurons: Iterable[int] | None,
+) -> Edit:
+    if isinstance(positions, slice) and (positions.step or 1) < 1:
+        raise UsageError(f"positions = {positions}: the step must be at least 1")
+    return Edit(
+        site,
+        replacement,
+        None if heads is None else tuple(heads),
+        positions if positions is None or isinstance(positions, slice) else tuple(positions),
+        None if neurons is None else tuple(neurons),
+    )
+
+
+def _selection_mask(edit: Edit, context: SiteContext, value: Tensor) -> Tensor | None:
+    """Return a mask that broadcasts to the value: True for the chosen heads, positions and neurons. None: all."""
+    mask = None
+    if edit.positions is not None:
+        mask = _along_tokens(_selected_positions(edit.positions, context), context)
+    if edit.heads is not None:
+        if context.activation not in PER_HEAD_SITES:
+            raise UsageError(f"heads: {context.name} has no head axis; use one of {', '.join(PER_HEAD_SITES)}")
+        chosen = _index_mask(edit.heads, value.shape[1], "heads", context)[:, None, None].to(value.device)
+        mask = chosen if mask is None else mask & chosen
+    if edit.neurons is not None:
+        chosen = _index_mask(edit.neurons, value.shape[-1], "neurons", context).to(value.device)
+        mask = chosen if mask is None else mask & chosen
+    return mask
+
+
+def _index_mask(indices: tuple[int, ...], size: int, name: str, context: SiteContext) -> Tensor:
+    wrong = [i for i in indices if not 0 <= i < size]
+    if wrong:
+        raise UsageError(f"{name}: there is no {wrong[0]}; {context.name} has {name} 0 … {size - 1}")
+    mask = torch.zeros(size, dtype=torch.bool)
+    mask[list(indices)] = True
+    return mask
+
+
+def _selected_positions(chosen: tuple[int, ...] | slice, context: SiteContext) -> Tensor:
+    """Return which tokens are chosen, (B or 1, T)."""
+    positions = context.positions
+    if isinstance(chosen, slice):
+        start = _from_start(chosen.start or 0, context)
+        selected = (positions >= start) & ((positions - start) % (chosen.step or 1) == 0)
+        return selected if chosen.stop is None else selected & (positions < _from_start(chosen.stop, context))
+    listed = [_from_start(position, context) for position in chosen]
+    return torch.isin(positions, torch.tensor(listed, device=positions.device))
+
+
+def _from_start(position: int, context: SiteContext) -> int:
+    """Convert a negative position, which counts from the end of the sequence."""
+    if position >= 0:
+        return position
+    shortest, longest = context.lengths
+    if shortest != longest:
+        raise UsageError(
+            f"position {position} counts from the end, but the sequences of this batch have {shortest} to {longest} "
+            "tokens; run them one by one, or give positions from 0"
+        )
+    if position + longest < 0:
+        raise UsageError(f"position {position}: the sequence has only {longest} tokens")
+    return position + longest
+
+
+def _sequence_lengths(layout: SequenceLayout) -> tuple[int, int]:
+    """Return the lengths of the shortest and the longest sequence, without padding."""
+    ends = layout.positions + 1
+    if layout.document_ids is not None:
+        ends = torch.where(layout.document_ids != 0, ends, 0)
+    lengths = ends.amax(dim=1)
+    return int(lengths.min()), int(lengths.max())
+
+
+def _along_tokens(mask: Tensor, context: SiteContext) -> Tensor:
+    """Give a mask of tokens (B, T) the axes of the value: (B, T, 1), or (B, 1, T, 1) for values per head."""
+    return mask[:, None, :, None] if context.activation in PER_HEAD_SITES else mask[:, :, None]
+
+
+def _take_tokens(values: Tensor, indices: Tensor) -> Tensor:
+    """Take the tokens at indices (B, T) from values (N, C) → (B, T, C), or (H, N, D) → (B, H, T, D)."""
+    return values[indices] if values.dim() == 2 else values[:, indices].transpose(0, 1)
+
+
+def _take_rows(matrix: Tensor, value: Tensor, context: SiteContext, indices: Tensor) -> Tensor:
+    """Take the queries at indices (B, T) from scores or a pattern (H, T', S') → (B, H, T, S).
+
+    While generating, a causal pattern has as many keys as there are tokens so far. Keys beyond them are masked.
+    """
+    if context.has_padding:
+        raise UsageError(f"{context.name}: patterns of padded sequences cannot be replaced; run them one by one")
+    num_keys, wanted = matrix.shape[-1], value.shape[-1]
+    if num_keys != wanted and ("cross_" in context.name or context.name.startswith("encoder")):
+        raise UsageError(f"{context.name}: the other run has {num_keys} keys, and this one {wanted}; use equal lengths")
+    rows = matrix[:, indices].transpose(0, 1)[..., :wanted]
+    masked = 0.0 if context.activation == "pattern" else float("-inf")
+    rows = torch.nn.functional.pad(rows, (0, wanted - rows.shape[-1]), value=masked)
+    return rows.to(value).expand_as(value)
+
+
+def _look_up(table: Mapping[str, Value], name: str, argument: str) -> Value:
+    if name not in table:
+        raise UsageError(f"{argument}: nothing was recorded at {name!r}, which this edit replaces; record it")
+    return table[name]

@@ -1,0 +1,42 @@
+"""The names of the sites of a model. `qkv.blocks.tap` lists the activations of a block."""
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+from qkv.blocks import SITES
+from qkv.errors import UsageError, suggest_name
+from qkv.inside.trace import LOGITS
+from qkv.models import Config
+
+PER_HEAD_SITES = ("q", "k", "v", "scores", "pattern", "z")
+MATRIX_SITES = ("scores", "pattern")
+"""Sites with a query axis and a key axis."""
+
+
+def list_sites(config: Config) -> list[str]:
+    """Return the names of all sites of a model, in the order of computation, with "logits" last."""
+    names = []
+    for stack, stack_config in (("encoder", config.encoder), ("decoder", config.decoder)):
+        if stack_config is None:
+            continue
+        activations = [site for site in SITES if site != "final"]
+        if stack == "encoder" or config.encoder is None:
+            activations = [site for site in activations if not site.startswith("cross_")]
+        if stack_config.residual == "parallel":
+            activations.remove("resid_mid")
+        names += [f"{stack}.{layer}.{site}" for layer in range(stack_config.layers) for site in activations]
+        names.append(f"{stack}.final")
+    return [*names, LOGITS]
+
+
+def check_sites(config: Config, patterns: str | Iterable[str]) -> list[str]:
+    """Return the patterns as a list, and raise an error if one of them matches no site of the model."""
+    listed = [patterns] if isinstance(patterns, str) else list(patterns)
+    known = list_sites(config)
+    for pattern in listed:
+        if not any(fnmatchcase(name, pattern) for name in known):
+            examples = ", ".join(dict.fromkeys(name.rsplit(".", 1)[-1] for name in known))
+            hint = suggest_name(pattern, known)
+            hint = hint if hint.startswith("did") else f"a site is STACK.LAYER.NAME, and the names are {examples}"
+            raise UsageError(f"this model has no site {pattern!r}; {hint}")
+    return listed
