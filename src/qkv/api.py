@@ -25,6 +25,7 @@ from qkv.tasks.run.embed import embed_texts
 from qkv.tasks.run.example_batches import batches
 from qkv.tasks.run.generate import make_generation_options, prompt_ids
 from qkv.tasks.run.trace import trace_text
+from qkv.tasks.task import TextModel
 from qkv.text import Tokenizer
 from qkv.train.recipe.values import format_value
 from qkv.train.run import load as run_models
@@ -252,11 +253,9 @@ class Model:
                 f"this model has a {self.config.head.kind} head, not one for embeddings; "
                 'choose how to pool its hidden states: pooling="mean", "first" or "last"'
             )
-        tokenizer = self._require_tokenizer("use .hidden(ids)")
+        model = TextModel(self.network, self._require_tokenizer("use .hidden(ids)"), self.config)
         listed = [texts] if isinstance(texts, str) else list(texts)
-        vectors, lengths = embed_texts(
-            self.network, tokenizer, self.config, listed, batch_size, pooling=pooling, longest_first=False
-        )
+        vectors, lengths = embed_texts(model, listed, batch_size, pooling=pooling, longest_first=False)
         if pooling is None:
             check_text_lengths(listed, lengths, self.config.stack.max_positions)
         return vectors[0] if isinstance(texts, str) else vectors

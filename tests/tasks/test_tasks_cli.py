@@ -15,6 +15,7 @@ import qkv
 import qkv.cli.evaluate
 from qkv import cli
 from qkv.tasks.run import classify
+from qkv.tasks.task import TextModel
 
 HEADS = {
     "classify": qkv.HeadConfig(kind="classify", labels=("fox", "dog")),
@@ -298,5 +299,5 @@ def test_what_was_learnt_is_seen(tmp_path: Path, capsys: pytest.CaptureFixture[s
         optimizer.step()
         optimizer.zero_grad()
     assert accuracy("after") > 0.95
-    (label,) = classify.run(made.network, tokenizer, made.config, ["the lazy fox"])
+    (label,) = classify.run(TextModel(made.network, tokenizer, made.config), ["the lazy fox"])
     assert (label.label, label.probability > 0.9) == ("fox", True)

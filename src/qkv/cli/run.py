@@ -3,6 +3,7 @@
 import json as json_format
 import sys
 from collections.abc import Sequence
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from qkv.cli.shared import Int8, Json, StringList, app, check_minimum, print_notes, replace_nonfinite
@@ -11,17 +12,6 @@ from qkv.errors import UsageError
 if TYPE_CHECKING:
     from qkv.api import Model
     from qkv.cli.input_lines import InputLines
-
-DEFAULTS: dict[str, Any] = {
-    "max_tokens": 64,
-    "beam": 1,
-    "temperature": 0.0,
-    "top_k": 0,
-    "top_p": 1.0,
-    "seed": None,
-    "stop": None,
-    "draft": None,
-}
 
 
 @app.command
@@ -102,9 +92,10 @@ def run(
     lines = InputLines(texts, batch_size)
     task = find_task(loaded.config)
     if not task.generates:
-        check_no_generation_options(task.description, options)
+        for option in given_options(options):
+            raise UsageError(f"{option} is for models that generate text, but this one {task.description}; remove it")
         return run_task(loaded, task.accepts_pairs, lines, json)
-    unused = [f"--{name.replace('_', '-')}" for name in ("top_k", "top_p", "seed") if options[name] != DEFAULTS[name]]
+    unused = given_options({name: options[name] for name in ("top_k", "top_p", "seed")})
     if unused and not temperature:
         raise UsageError(
             f"{' and '.join(unused)}: only used for sampling, which is off at --temperature 0; add --temperature 1"
@@ -175,12 +166,10 @@ class RunNotes:
         return notes
 
 
-def check_no_generation_options(description: str, options: dict[str, Any]) -> None:
-    """Raise an error if a generation option was given for a model that does not generate text."""
-    for name, value in options.items():
-        if value != DEFAULTS[name]:
-            option = name.replace("_", "-")
-            raise UsageError(f"--{option} is for models that generate text, but this one {description}; remove it")
+def given_options(options: dict[str, Any]) -> list[str]:
+    """The options that differ from the defaults of `qkv run`, as on the command line."""
+    known = signature(run).parameters
+    return [f"--{name.replace('_', '-')}" for name, value in options.items() if value != known[name].default]
 
 
 def run_task(model: "Model", accepts_pairs: bool, lines: "InputLines", json: bool) -> None:

@@ -5,6 +5,7 @@ import shlex
 import sys
 import tempfile
 import tomllib
+from dataclasses import asdict
 from pathlib import Path
 
 from qkv.cli.data import parse_fields
@@ -175,7 +176,7 @@ def verify_resume(recipe: str, /, *overrides: str, steps: int = 12, json: Json =
             recipe, overrides, Path(folder), steps=steps, progress=lambda text: print(text, file=sys.stderr)
         )
     if json:
-        print_json(result.to_dict())
+        print_json(asdict(result))
     elif result.identical:
         print(
             f"identical: {result.num_tensors} tensors and {result.num_log_lines} log lines after {result.steps} steps, "

@@ -62,18 +62,21 @@ def _print_data(description: Description, console: Console) -> None:
     table = plain_table("", "")
     table.columns[1].justify = "right"
     lengths = " + ".join(f"{size:,}" for size in reversed(description.sequence_lengths))
-    table.add_row("records", f"{description.records:,}")
-    table.add_row("examples per epoch", f"{description.examples:,}")
-    table.add_row("tokens per epoch", format_count(description.tokens))
-    table.add_row("vocabulary of the tokenizer", f"{description.vocab_size:,}")
-    table.add_row("sequence length", f"{lengths} tokens")
-    table.add_row("sequences per step", f"{description.sequences_per_step:,.0f}")
-    table.add_row("padding", f"{description.padding_fraction:.1%}")
-    if description.steps_per_epoch is not None:
-        table.add_row("steps per epoch, about", f"{description.steps_per_epoch:,}")
-    table.add_row("validation examples", f"{description.validation_examples:,}")
-    budget = ", ".join(f"{value:g} {name}" for name, value in description.budget.items())
-    table.add_row("budget", budget)
+    rows = {
+        "records": f"{description.records:,}",
+        "examples per epoch": f"{description.examples:,}",
+        "tokens per epoch": format_count(description.tokens),
+        "vocabulary of the tokenizer": f"{description.vocab_size:,}",
+        "sequence length": f"{lengths} tokens",
+        "sequences per step": f"{description.sequences_per_step:,.0f}",
+        "padding": f"{description.padding_fraction:.1%}",
+        "steps per epoch, about": f"{description.steps_per_epoch:,}" if description.steps_per_epoch else "",
+        "validation examples": f"{description.validation_examples:,}",
+        "budget": ", ".join(f"{value:g} {name}" for name, value in description.budget.items()),
+    }
+    for name, value in rows.items():
+        if value:
+            table.add_row(name, value)
     console.print()
     console.print(table)
 

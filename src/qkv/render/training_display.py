@@ -21,8 +21,8 @@ import math
 import sys
 import time
 from collections.abc import Iterator
-from types import TracebackType
-from typing import Self, TextIO
+from contextlib import AbstractContextManager
+from typing import TextIO
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
@@ -53,18 +53,13 @@ END_REASONS = {
 }
 
 
-class TerminalWatcher(Watcher):
+class TerminalWatcher(Watcher, AbstractContextManager["TerminalWatcher"]):
     """A watcher for use in a `with` statement, which restores the terminal even if the run fails."""
 
     def __init__(self) -> None:
         self.state = RunState()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -231,11 +226,7 @@ def _validation_line(state: RunState, report: EvalReport) -> Text:
 
 
 def _speed_line(report: StepReport) -> Text:
-    values = (
-        f"lr {report.lr:.2e}",
-        f"grad norm {format_number(report.grad_norm)}",
-        f"epoch {report.epoch + 1:,}",
-    )
+    values = f"lr {report.lr:.2e}", f"grad norm {format_number(report.grad_norm)}", f"epoch {report.epoch + 1:,}"
     return _labelled_line("speed", f"{report.tokens_per_second:,.0f} tokens/s", "", *values)
 
 

@@ -1,7 +1,7 @@
 """All tasks; find the task of a model, run the model, and evaluate it."""
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from inspect import signature
 from typing import Any
 
@@ -10,18 +10,18 @@ from qkv.data.records import Record
 from qkv.errors import UsageError, suggest_name
 from qkv.models import Config, Network
 from qkv.tasks.run import answer, classify, embed, fill, language, tag, text_to_text
-from qkv.tasks.task import Evaluation, EvaluationOptions, Task
+from qkv.tasks.task import Evaluation, EvaluationOptions, Task, TextModel
 from qkv.text import Tokenizer
 
-# task name → (module, what a model of this task does, the fields that an evaluation needs)
-TASK_FILES: dict[str, tuple[Any, str, tuple[str, ...]]] = {
-    "text_to_text": (text_to_text, "generates a text for a text", ("source", "target")),
-    "language": (language, "continues a text", ()),
-    "fill": (fill, "fills in masked words", ("text",)),
-    "classify": (classify, "predicts the class or the score of a text", ("text",)),
-    "tag": (tag, "predicts the tag of each word", ("tokens", "tags")),
-    "answer": (answer, "finds the answer to a question in a passage", ("question", "context", "answers")),
-    "embed": (embed, "computes an embedding of a text", ("first", "second")),
+# task name → (module, what a model of this task does, the fields, batch size and number of samples of an evaluation)
+TASK_FILES: dict[str, tuple[Any, str, tuple[str, ...], int, int]] = {
+    "text_to_text": (text_to_text, "generates a text for a text", ("source", "target"), 64, 8),
+    "language": (language, "continues a text", (), 16, 3),
+    "fill": (fill, "fills in masked words", ("text",), 32, 3),
+    "classify": (classify, "predicts the class or the score of a text", ("text",), 32, 8),
+    "tag": (tag, "predicts the tag of each word", ("tokens", "tags"), 32, 5),
+    "answer": (answer, "finds the answer to a question in a passage", ("question", "context", "answers"), 32, 5),
+    "embed": (embed, "computes an embedding of a text", ("first", "second"), 32, 5),
 }
 TASKS: dict[str, Task] = {
     name: Task(
@@ -32,8 +32,10 @@ TASKS: dict[str, Task] = {
         file.run,
         file.evaluate,
         file.available_metrics,
+        batch_size,
+        max_samples,
     )
-    for name, (file, description, needed) in TASK_FILES.items()
+    for name, (file, description, needed, batch_size, max_samples) in TASK_FILES.items()
 }
 
 
@@ -70,8 +72,16 @@ def run(
     for name in () if task.generates else options:
         if name not in known:
             raise UsageError(f"a model that {task.description} has no option {name!r}; {suggest_name(name, known)}")
-    results: Sequence[Any] = task.run(network, tokenizer, config, texts, **options)
+    results: Sequence[Any] = task.run(_require_tokenizer(network, tokenizer, config), texts, **options)
     return results
+
+
+def _require_tokenizer(network: Network, tokenizer: Tokenizer | None, config: Config) -> TextModel:
+    if tokenizer is None:
+        raise UsageError(
+            "this model has no tokenizer, so it cannot read text; use a model with a tokenizer, or pass token ids"
+        )
+    return TextModel(network, tokenizer, config)
 
 
 def evaluate(
@@ -86,7 +96,13 @@ def evaluate(
     for name in options:
         if name not in known:
             raise UsageError(f"evaluate has no option {name!r}; {suggest_name(name, known)}")
-    return find_task(config).evaluate(network, tokenizer, config, records, EvaluationOptions(**options))
+    task, chosen = find_task(config), EvaluationOptions(**options)
+    chosen = replace(
+        chosen,
+        batch_size=chosen.batch_size or task.batch_size,
+        max_samples=task.max_samples if chosen.max_samples is None else chosen.max_samples,
+    )
+    return task.evaluate(_require_tokenizer(network, tokenizer, config), records, chosen)
 
 
 def main_metric(config: Config, records: Sequence[Record]) -> str:

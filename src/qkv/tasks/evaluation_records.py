@@ -13,7 +13,7 @@ from qkv.data.builtin import DATASETS
 from qkv.data.builtin.dataset import SPLITS
 from qkv.errors import UsageError, suggest_name
 from qkv.progress import OnProgress
-from qkv.tasks.prepare.columns import field_names
+from qkv.tasks.prepare.columns import check_columns
 from qkv.tasks.prepare.sources import BuiltinSource, open_source
 from qkv.tasks.task import Task
 from qkv.train.recipe.schema import DataSection, ObjectiveSection, Recipe
@@ -44,12 +44,7 @@ def load_records(
         )
     if split and split not in SPLITS:
         raise UsageError(f"split = {split!r} is not a split; {suggest_name(split, SPLITS)}")
-    known = field_names(task.objective)
-    for name in columns or {}:
-        if name not in known:
-            raise UsageError(
-                f"columns: a model that {task.description} has no field {name!r}; {suggest_name(name, known)}"
-            )
+    check_columns(task.objective, columns or {}, "columns", f"a model that {task.description}")
     section = DataSection(format=format, columns=dict(columns or {}))
     recipe = Recipe(data=section, objective=ObjectiveSection(kind=task.objective))
     try:

@@ -1,8 +1,8 @@
 """The definition of a task, and what all tasks share: options, results, and checks of records."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
 from qkv.data.records import Record
 from qkv.errors import UsageError, suggest_name
@@ -40,25 +40,14 @@ class EvaluationOptions:
     mask_prob: float = 0.15  # fill: probability of masking a token
     no_answer: bool | None = None  # answer: allow "no answer"; None: yes if some record has no answer
 
-    def with_defaults(self, *, batch_size: int, max_samples: int) -> "EvaluationOptions":
-        """The options, with a task's defaults for those that are not set."""
-        samples = max_samples if self.max_samples is None else self.max_samples
-        return replace(self, batch_size=self.batch_size or batch_size, max_samples=samples)
 
+@dataclass(frozen=True)
+class TextModel:
+    """A network with its config and tokenizer, which every task needs."""
 
-class EvaluateFunction(Protocol):
-    """The signature of every task's `evaluate`."""
-
-    def __call__(
-        self,
-        network: Network,
-        tokenizer: Tokenizer | None,
-        config: Config,
-        records: Sequence[Record],
-        options: EvaluationOptions,
-    ) -> Evaluation:
-        """Evaluate a model on records."""
-        ...
+    network: Network
+    tokenizer: Tokenizer
+    config: Config
 
 
 @dataclass(frozen=True)
@@ -70,8 +59,10 @@ class Task:
     objective: str  # the key of `OBJECTIVES` whose records have the task's fields
     fields: tuple[str, ...]  # the fields that every record needs for an evaluation
     run: Callable[..., Any]
-    evaluate: EvaluateFunction
+    evaluate: Callable[[TextModel, Sequence[Record], EvaluationOptions], Evaluation]
     available_metrics: Callable[[Config, Sequence[Record]], Sequence[str]]  # the main one first
+    batch_size: int  # of an evaluation, by default
+    max_samples: int  # predictions that an evaluation shows, by default
 
     @property
     def generates(self) -> bool:
@@ -84,31 +75,21 @@ class Task:
         return self.name in ("classify", "answer")
 
 
-@dataclass
-class UsableRecords:
-    """The records that have the fields a task needs, and a note about the others."""
-
-    records: list[Record]
-    notes: list[str] = field(default_factory=list)
-
-    @classmethod
-    def select(cls, records: Sequence[Record], **needed: type | tuple[type, ...]) -> "UsableRecords":
-        """Select the records that have all fields with the right types; a note counts the others."""
-        usable: list[Record] = []
-        first_problem = ""
-        for record in records:
-            wrong = next((name for name, kind in needed.items() if not _has_type(record.fields.get(name), kind)), None)
-            if wrong is None:
-                usable.append(record)
-            elif not first_problem:
-                first_problem = _describe_problem(record, wrong, needed[wrong])
-        if not usable:
-            raise UsageError(
-                first_problem or "there are no records to evaluate the model on; give a file that has some"
-            )
-        left_out = len(records) - len(usable)
-        note = f"{left_out:,} of {len(records):,} records left out: {first_problem}"
-        return cls(usable, [note] if left_out else [])
+def select_usable(records: Sequence[Record], **needed: type | tuple[type, ...]) -> tuple[list[Record], list[str]]:
+    """The records that have all fields with the right types, and a note that counts the others."""
+    usable: list[Record] = []
+    first_problem = ""
+    for record in records:
+        wrong = next((name for name, kind in needed.items() if not _has_type(record.fields.get(name), kind)), None)
+        if wrong is None:
+            usable.append(record)
+        elif not first_problem:
+            first_problem = _describe_problem(record, wrong, needed[wrong])
+    if not usable:
+        raise UsageError(first_problem or "there are no records to evaluate the model on; give a file that has some")
+    left_out = len(records) - len(usable)
+    note = f"{left_out:,} of {len(records):,} records left out: {first_problem}"
+    return usable, [note] if left_out else []
 
 
 def _has_type(value: Any, kind: type | tuple[type, ...]) -> bool:
@@ -123,15 +104,6 @@ def _describe_problem(record: Record, name: str, kind: type | tuple[type, ...]) 
         close = f" ({hint})" if hint.startswith("did you mean") else ""
         return f"{record.location}: no field {name!r}{close}; its fields are: {', '.join(record.fields) or 'none'}"
     return f"{record.location}: field {name!r} is {type(record.fields[name]).__name__}, but must be {wanted}"
-
-
-def require_tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:
-    """The tokenizer, or an error if the model has none."""
-    if tokenizer is None:
-        raise UsageError(
-            "this model has no tokenizer, so it cannot read text; use a model with a tokenizer, or pass token ids"
-        )
-    return tokenizer
 
 
 def select_metrics(requested: Sequence[str], available: Sequence[str], default: Sequence[str]) -> list[str]:

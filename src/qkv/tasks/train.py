@@ -6,7 +6,7 @@
 To resume a run, pass its folder to `open_recipe`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -112,11 +112,8 @@ def train_on_rank(world: World, recipe: Recipe, watch: Watcher | None, progress:
         if is_first:
             folder.write_initial_recipe(recipe_file.to_toml(recipe))
         prepared = prepare_rank_zero_first(recipe, folder, world, progress)
-        notes = [*prepared.notes, *folder.notes]
-        notes += [
-            *in_batch_negative_notes(prepared, world.data_size),
-            *residual_dtype_notes(recipe.train, world.device),
-        ]
+        notes = [*prepared.notes, *folder.notes, *in_batch_negative_notes(prepared, world.data_size)]
+        notes += residual_dtype_notes(recipe.train, world.device)
         if is_first:
             notes += folder.write_env(str(world.device), torch.get_num_threads())
         # In a sharded run no rank holds the whole network: it is built on the meta device, sharded, and then loaded.
@@ -221,17 +218,12 @@ class ValidationMetrics:
 
     def __init__(self, prepared: PreparedRun) -> None:
         self.prepared = prepared
-        self.beam = prepared.recipe.train.eval_beam
         self.next_record = 0
 
     def __call__(self, network: Network) -> Evaluation:
-        metric = self.prepared.recipe.train.metric
-        return self._evaluate(
-            network,
-            self.prepared.valid_records,
-            beam=self.beam,
-            metrics=() if metric in ("", "loss") else (metric,),
-        )
+        train = self.prepared.recipe.train
+        metrics = () if train.metric in ("", "loss") else (train.metric,)
+        return self._evaluate(network, self.prepared.valid_records, beam=train.eval_beam, metrics=metrics)
 
     def sample(self, network: Network) -> Sample | None:
         """A prediction for one validation record; each call uses the next record."""
@@ -245,39 +237,26 @@ class ValidationMetrics:
         return evaluate(network, self.prepared.tokenizer, self.prepared.config, records, **options)
 
 
+def _forward_to_all(event: str) -> Callable[..., None]:
+    def forward(group: "WatcherGroup", *arguments: Any) -> None:
+        for watcher in group.watchers:
+            getattr(watcher, event)(*arguments)
+
+    return forward
+
+
 class WatcherGroup(Watcher):
     """A watcher that passes every event to several watchers."""
 
-    def __init__(self, watchers: Iterable[Watcher]) -> None:
-        self.watchers = list(watchers)
+    def __init__(self, watchers: Sequence[Watcher]) -> None:
+        self.watchers = watchers
 
-    def _pass_on(self, event: str, *arguments: Any) -> None:
-        for watcher in self.watchers:
-            getattr(watcher, event)(*arguments)
-
-    def on_start(self, start: RunStart) -> None:
-        """Pass on that the run starts."""
-        self._pass_on("on_start", start)
-
-    def on_step(self, report: StepReport) -> None:
-        """Pass on the report of a step."""
-        self._pass_on("on_step", report)
-
-    def on_evaluate(self, report: EvalReport) -> None:
-        """Pass on the report of an evaluation."""
-        self._pass_on("on_evaluate", report)
-
-    def on_sample(self, step: int, sample: Sample) -> None:
-        """Pass on a sample prediction."""
-        self._pass_on("on_sample", step, sample)
-
-    def on_note(self, step: int, text: str) -> None:
-        """Pass on a note for the user."""
-        self._pass_on("on_note", step, text)
-
-    def on_end(self, end: RunEnd) -> None:
-        """Pass on that the run has ended."""
-        self._pass_on("on_end", end)
+    on_start = _forward_to_all("on_start")
+    on_step = _forward_to_all("on_step")
+    on_evaluate = _forward_to_all("on_evaluate")
+    on_sample = _forward_to_all("on_sample")
+    on_note = _forward_to_all("on_note")
+    on_end = _forward_to_all("on_end")
 
 
 class MetricsLog(Watcher):

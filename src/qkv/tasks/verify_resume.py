@@ -11,9 +11,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -40,10 +39,6 @@ class ResumeReport:
     num_tensors: int
     num_log_lines: int
     difference: str  # a description of the first difference; empty if there is none
-
-    def to_dict(self) -> dict[str, Any]:
-        """The report for JSON."""
-        return asdict(self)
 
 
 def verify_resume(
@@ -78,12 +73,8 @@ def verify_resume(
 def shorten_recipe(name: str, overrides: Sequence[str], steps: int, save_every: int) -> Recipe:
     """The recipe with a limit of a few steps; model, data and precision stay the same."""
     few = [f"train.steps={steps}", "train.minutes=0", "train.epochs=0", "train.patience=0", "train.trackers=[]"]
-    often = [
-        f"train.save_every={save_every}",
-        "train.log_every=1",
-        f"train.eval_every={steps}",
-        "train.eval_examples=8",
-    ]
+    often = [f"train.save_every={save_every}", "train.log_every=1", f"train.eval_every={steps}"]
+    often.append("train.eval_examples=8")
     return recipe_file.read(name, [*overrides, *few, *often])
 
 

@@ -7,6 +7,7 @@ import qkv
 from qkv.errors import UsageError
 from qkv.tasks.evaluate import evaluate, main_metric
 from qkv.tasks.run import text_to_text
+from qkv.tasks.task import TextModel
 
 SOURCES = ["the fox", "a", "dogs and a fox run over it", "brown dog, lazy", "the lazy dog jumps", "x y z", "Paris"]
 
@@ -102,11 +103,11 @@ def test_records_that_lack_a_field_are_left_out_and_told() -> None:
 def test_running_gives_what_generate_gives_in_order() -> None:
     made = seq2seq()
     texts = [*SOURCES, "", " "]
-    results = text_to_text.run(*parts_of(made), texts, batch_size=3, max_tokens=12)
+    results = text_to_text.run(TextModel(*parts_of(made)), texts, batch_size=3, max_tokens=12)
     assert [result.text for result in results[: len(SOURCES)]] == alone(made, SOURCES, max_tokens=12)
     assert [result.text for result in results[len(SOURCES) :]] == ["", ""]
     with pytest.raises(UsageError, match="did you mean 'max_tokens'"):
-        text_to_text.run(*parts_of(made), texts, max_token=12)
+        text_to_text.run(TextModel(*parts_of(made)), texts, max_token=12)
 
 
 def test_a_decoder_goes_on_without_the_end_that_its_tokenizer_adds() -> None:

@@ -20,12 +20,12 @@ def field_names(kind: str) -> list[str]:
     return [field.name for field in OBJECTIVES[kind].fields]
 
 
-def check_columns(kind: str, columns: Mapping[str, str]) -> None:
-    """Raise an error if `data.columns` names a field that the objective does not have."""
+def check_columns(kind: str, columns: Mapping[str, str], where: str = "data.columns", reader: str = "") -> None:
+    """Raise an error if `columns` has a field that the objective does not have."""
     known = field_names(kind)
     for name in columns:
         if name not in known:
-            raise UsageError(f"data.columns: {kind} has no field {name!r}; {suggest_name(name, known)}")
+            raise UsageError(f"{where}: {reader or kind} has no field {name!r}; {suggest_name(name, known)}")
 
 
 def match_columns(kind: str, names: Iterable[str], data_name: str) -> dict[str, str]:

@@ -1,12 +1,10 @@
 """Several sets of encoded examples as one: the validation data of a mixture."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from qkv.data.cache.examples import EncodedExamples
-from qkv.errors import QkvError
 
 
 class JoinedExamples(EncodedExamples):
@@ -48,11 +46,3 @@ class JoinedExamples(EncodedExamples):
             bounds = [None if values is None else values[one] for values in (starts, counts)]
             found.append(self.parts[int(part[i])].gather(field, inside[one], *bounds)[0])
         return np.concatenate(found), np.concatenate([[0], np.cumsum([len(values) for values in found])])
-
-    def location(self, index: int) -> Any:
-        """The file and line of an example."""
-        part, inside = self._locate(np.array([index]))
-        location = getattr(self.parts[int(part[0])], "location", None)
-        if location is None:
-            raise QkvError(f"example {index} is not from a file, so it has no file and line")
-        return location(int(inside[0]))

@@ -9,26 +9,19 @@ Contradictions between recipe, data and model are errors here, before the first 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from qkv.data import (
-    EncodedExamples,
-    Objective,
-    Problems,
-    Record,
-    SequenceStream,
-    SpecialTokenTemplate,
-    find_classes,
-)
+from qkv.data import EncodedExamples, Objective, Problems, Record, SequenceStream, SpecialTokenTemplate, find_classes
 from qkv.data.objectives.table import OBJECTIVES, ObjectiveSetup
 from qkv.data.problems import TooManyProblems
 from qkv.data.stream.random_bits import EpochRng
 from qkv.errors import QkvError, UsageError
 from qkv.models import Config, Network
-from qkv.progress import OnProgress, OnStage
+from qkv.progress import OnStage
 from qkv.store.word_vectors import WordVectors
 from qkv.tasks.prepare.evaluation_check import check_evaluation
 from qkv.tasks.prepare.joined_examples import JoinedExamples
@@ -126,7 +119,7 @@ def _prepare(
     encode = spec.make_encoder(setup)
 
     def encode_source(source: DataSource, problems: Problems) -> EncodedExamples:
-        stage = _stage_callback(progress, f"tokenising {source.description}")
+        stage = partial(progress, f"tokenising {source.description}") if progress else None
         return source.encoded(encode, root, problems, stage)
 
     problems = Problems(data.max_invalid_fraction)
@@ -185,13 +178,6 @@ def _prepare(
         fields=fields,
         word_vectors=word_vectors,
     )
-
-
-def _stage_callback(progress: OnStage | None, stage: str) -> OnProgress | None:
-    """The callback of one stage of the work."""
-    if progress is None:
-        return None
-    return lambda done, total: progress(stage, done, total)
 
 
 def _find_classes(recipe: Recipe, sources: Sequence[DataSource], fields: frozenset[str]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from hashlib import blake2b
 from itertools import islice
 from json import dumps
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from qkv.data import DataFiles, FileLocation, Problems, Record, TokenCache, ValidationSplit, token_cache
 from qkv.data.builtin import DATASETS, BuiltinDataset, find_dataset
@@ -30,37 +30,9 @@ from qkv.train.recipe.schema import DataSection, Recipe
 DataSplit = Literal["train", "valid", "test"]
 """The name of a split, as in the recipe's keys and the built-in datasets."""
 
-ENDLESS_EPOCH_EXAMPLES = (
-    50_000  # examples in an epoch of an endless dataset, unless the recipe sets data.epoch_examples
-)
+ENDLESS_EPOCH_EXAMPLES = 50_000  # examples in an epoch of an endless dataset, by default (data.epoch_examples)
 ENDLESS_VALID_EXAMPLES = 2000  # examples in the validation and test splits of an endless dataset
 MIN_FILES_TO_SPLIT = 20  # with fewer text files, the end of the text is held out instead of whole documents
-
-
-class DataSource(Protocol):
-    """A part of the data that yields records."""
-
-    @property
-    def description(self) -> str:
-        """A name for messages."""
-        ...
-
-    @property
-    def fields(self) -> frozenset[str]:
-        """The objective's fields that the records have."""
-        ...
-
-    def records(self, problems: Problems, progress: OnProgress | None = None) -> Iterator[Record]:
-        """The records; invalid ones are counted in `problems`."""
-        ...
-
-    def identity(self, root: Path) -> str:
-        """A hash of everything that the records depend on."""
-        ...
-
-    def encoded(self, encode: RecordEncoder, root: Path, problems: Problems, progress: OnProgress | None) -> TokenCache:
-        """The encoded records from the token cache under `root`, built if necessary."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -141,6 +113,10 @@ class BuiltinSource:
         )
 
 
+DataSource = FileSource | BuiltinSource
+"""A part of the data that yields records, has an identity for caches, and is encoded into the token cache."""
+
+
 @dataclass(frozen=True)
 class DataSources:
     """The sources of a recipe: training data by name (only a mixture has several), and validation data."""
@@ -170,19 +146,18 @@ def open_sources(recipe: Recipe) -> DataSources:
     valid: list[DataSource] = []
     for name, section in sections.items():
         train[name] = source = open_source(recipe, section, section.train, "train")
-        if is_held_out and isinstance(source, BuiltinSource):
+        if not is_held_out:
+            continue
+        if isinstance(source, BuiltinSource):
             valid.append(open_source(recipe, section, section.train, "valid"))
-        elif is_held_out:
-            assert isinstance(source, FileSource)
+        else:
             split = choose_split(recipe, source, notes)
             train[name] = replace(source, split=split)
             valid.append(replace(source, split=split, split_name="validation"))
     if data.valid:
         valid = [open_source(recipe, data, data.valid, "valid")]
     if data.test:
-        open_source(
-            recipe, data, data.test, "test"
-        )  # training does not read it, but a wrong path should be an error now
+        open_source(recipe, data, data.test, "test")  # training does not read it, but a wrong path is an error now
     weights = {name: float(one.get("weight", 1.0)) for name, one in data.mix.items()}
     return DataSources(train, weights, tuple(valid), is_held_out, tuple(notes))
 

@@ -6,6 +6,7 @@ loads it instead of training it again.
 
 import shutil
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -89,7 +90,7 @@ def train_tokenizer(
         template=required.template,
         lowercase=section.lowercase,
         min_frequency=section.min_frequency,
-        progress=(lambda done, total: progress("training the tokenizer", done, total)) if progress else None,
+        progress=partial(progress, "training the tokenizer") if progress else None,
     )
 
 

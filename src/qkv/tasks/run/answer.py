@@ -18,12 +18,11 @@ from qkv.data.problems import Problems
 from qkv.data.records import FileLocation, Record
 from qkv.data.stream.random_bits import EpochRng
 from qkv.errors import QkvError, UsageError
-from qkv.models import Config, Network
+from qkv.models import Config
 from qkv.progress import OnProgress
 from qkv.tasks import metrics
 from qkv.tasks.run.example_batches import ExampleBatches, at_least_float32, batches, max_sequence_length
-from qkv.tasks.task import Evaluation, EvaluationOptions, UsableRecords, require_tokenizer, select_metrics
-from qkv.text import Tokenizer
+from qkv.tasks.task import Evaluation, EvaluationOptions, TextModel, select_metrics, select_usable
 from qkv.train.evaluation import eval_mode
 from qkv.train.watch import Sample
 
@@ -47,9 +46,7 @@ class Answer:
 
 
 def run(
-    network: Network,
-    tokenizer: Tokenizer | None,
-    config: Config,
+    model: TextModel,
     texts: Sequence[tuple[str, str]],
     *,
     no_answer: bool = True,
@@ -68,10 +65,7 @@ def run(
         Record({"question": question, "context": passage, **no_labels}, FileLocation("text", number + 1))
         for number, (question, passage) in enumerate(texts)
     ]
-    problems = Problems(max_invalid_fraction=0)
-    return find_answers(
-        network, require_tokenizer(tokenizer), config, records, no_answer, batch_size, progress, problems
-    )
+    return find_answers(model, records, no_answer, batch_size, progress, Problems(max_invalid_fraction=0))
 
 
 def available_metrics(config: Config, records: Sequence[Record]) -> tuple[str, ...]:
@@ -79,26 +73,16 @@ def available_metrics(config: Config, records: Sequence[Record]) -> tuple[str, .
     return METRICS
 
 
-def evaluate(
-    network: Network,
-    tokenizer: Tokenizer | None,
-    config: Config,
-    records: Sequence[Record],
-    options: EvaluationOptions,
-) -> Evaluation:
+def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOptions) -> Evaluation:
     """SQuAD's exact match and F1 against the best of each question's answers."""
-    tokenizer, options = require_tokenizer(tokenizer), options.with_defaults(batch_size=32, max_samples=5)
-    usable = UsableRecords.select(records, question=str, context=str, answers=list)
-    records, notes = usable.records, usable.notes
+    records, notes = select_usable(records, question=str, context=str, answers=list)
     names = select_metrics(options.metrics, METRICS, METRICS)
     no_answer = options.no_answer
     if no_answer is None:
         no_answer = any(not record.fields["answers"] for record in records)
     problems = Problems(max_invalid_fraction=1)
     questions = [Record({**record.fields, "answers": [], "starts": []}, record.location) for record in records]
-    answers = find_answers(
-        network, tokenizer, config, questions, no_answer, options.batch_size, options.progress, problems
-    )
+    answers = find_answers(model, questions, no_answer, options.batch_size, options.progress, problems)
     if problems.num_invalid:
         notes.append(f"{problems.num_invalid:,} questions could not be encoded, and count as having no answer")
     predictions = [answer.text for answer in answers]
@@ -120,9 +104,7 @@ def evaluate(
 
 
 def find_answers(
-    network: Network,
-    tokenizer: Tokenizer,
-    config: Config,
+    model: TextModel,
     records: Sequence[Record],
     no_answer: bool,
     batch_size: int,
@@ -130,6 +112,7 @@ def find_answers(
     problems: Problems,
 ) -> list[Answer]:
     """An answer for each record, in order; an empty one for a passage without tokens."""
+    network, tokenizer, config = model.network, model.tokenizer, model.config
     if config.head.outputs != 2:
         raise QkvError(
             f"this model's head has {config.head.outputs} outputs, but a span needs 2, for its start and its end; use "

@@ -13,12 +13,11 @@ from qkv.data.problems import InvalidRecord
 from qkv.data.records import Record
 from qkv.data.stream.random_bits import EpochRng
 from qkv.errors import UsageError
-from qkv.models import Config, Network
+from qkv.models import Config
 from qkv.progress import OnProgress
 from qkv.tasks import metrics
 from qkv.tasks.run.example_batches import ExampleBatches, batches, max_sequence_length
-from qkv.tasks.task import Evaluation, EvaluationOptions, UsableRecords, require_tokenizer, select_metrics
-from qkv.text import Tokenizer
+from qkv.tasks.task import Evaluation, EvaluationOptions, TextModel, select_metrics, select_usable
 from qkv.train.evaluation import eval_mode
 from qkv.train.watch import Sample
 
@@ -46,20 +45,14 @@ class ScorePrediction:
 
 
 def run(
-    network: Network,
-    tokenizer: Tokenizer | None,
-    config: Config,
-    texts: Sequence[TextOrPair],
-    *,
-    batch_size: int = 32,
-    progress: OnProgress | None = None,
+    model: TextModel, texts: Sequence[TextOrPair], *, batch_size: int = 32, progress: OnProgress | None = None
 ) -> list[ClassPrediction] | list[ScorePrediction]:
     """The class (or score) of each text, or of each pair of texts. A text that is too long is an error."""
-    logits, lengths = compute_logits(network, require_tokenizer(tokenizer), config, texts, batch_size, progress)
-    check_text_lengths(texts, lengths, max_sequence_length(config))
-    if config.head.outputs == 1:
+    logits, lengths = compute_logits(model, texts, batch_size, progress)
+    check_text_lengths(texts, lengths, max_sequence_length(model.config))
+    if model.config.head.outputs == 1:
         return [ScorePrediction(float(row[0])) for row in logits]
-    names = class_names(config)
+    names = class_names(model.config)
     return [make_prediction(names, row) for row in logits]
 
 
@@ -82,30 +75,23 @@ def available_metrics(config: Config, records: Sequence[Record]) -> tuple[str, .
     return METRICS["score" if config.head.outputs == 1 else "label"]
 
 
-def evaluate(
-    network: Network,
-    tokenizer: Tokenizer | None,
-    config: Config,
-    records: Sequence[Record],
-    options: EvaluationOptions,
-) -> Evaluation:
+def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOptions) -> Evaluation:
     """Compare predicted labels with expected labels or, if the head has a single output, scores with scores.
 
     Texts that are too long are truncated as in training, and counted in the notes. A label that the model does not have
     counts as wrong.
     """
-    tokenizer, options = require_tokenizer(tokenizer), options.with_defaults(batch_size=32, max_samples=8)
+    config = model.config
     is_regression = config.head.outputs == 1
     usual = available_metrics(config, records)
     names = select_metrics(options.metrics, usual, usual)
     needed = {"score": (int, float, str)} if is_regression else {"label": (str, int)}
-    usable = UsableRecords.select(records, text=str, **needed)
-    records, notes = usable.records, usable.notes
+    records, notes = select_usable(records, text=str, **needed)
     target_scores: list[float] = []
     if is_regression:
         records, target_scores = select_scored(records, notes)
     texts = [record_text(record) for record in records]
-    logits, lengths = compute_logits(network, tokenizer, config, texts, options.batch_size, options.progress)
+    logits, lengths = compute_logits(model, texts, options.batch_size, options.progress)
     add_truncation_note(notes, lengths, config)
     if is_regression:
         predicted_scores = logits[:, 0].tolist()
@@ -148,38 +134,35 @@ def select_scored(records: Sequence[Record], notes: list[str]) -> tuple[list[Rec
 
 
 def compute_logits(
-    network: Network,
-    tokenizer: Tokenizer,
-    config: Config,
-    texts: Sequence[TextOrPair],
-    batch_size: int,
-    progress: OnProgress | None = None,
+    model: TextModel, texts: Sequence[TextOrPair], batch_size: int, progress: OnProgress | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """The logits of each text (N, V), and the texts' lengths in tokens before truncation (N,).
 
     Texts are laid out and truncated as in training.
     """
+    num_outputs = model.config.head.outputs
     if not texts:
-        return np.zeros((0, config.head.outputs), np.float32), np.zeros(0, np.int64)
-    objective = build_unlabelled_examples(tokenizer, config, [_as_tuple(text) for text in texts])
+        return np.zeros((0, num_outputs), np.float32), np.zeros(0, np.int64)
+    objective = build_unlabelled_examples(model, [_as_tuple(text) for text in texts])
     examples = objective.build(np.arange(len(texts)), EpochRng(0))
-    batched = ExampleBatches(network, examples, objective.pad_token_id)
-    logits = np.zeros((len(texts), config.head.outputs), np.float32)
-    with eval_mode(network):
+    batched = ExampleBatches(model.network, examples, objective.pad_token_id)
+    logits = np.zeros((len(texts), num_outputs), np.float32)
+    with eval_mode(model.network):
         for chosen in batches(examples.lengths, batch_size, progress):
             logits[chosen] = batched.outputs(chosen).cpu().numpy()
     return logits, objective.required_lengths(slice(None))[:, 0]
 
 
-def build_unlabelled_examples(tokenizer: Tokenizer, config: Config, texts: Sequence[tuple[str, ...]]) -> Classification:
+def build_unlabelled_examples(model: TextModel, texts: Sequence[tuple[str, ...]]) -> Classification:
     """Texts and pairs as unlabelled examples, truncated to the model's positions."""
+    tokenizer = model.tokenizer
     sides = [tokenizer.encode_batch([text[0] for text in texts])]
     if any(len(text) > 1 for text in texts):
         sides.append(tokenizer.encode_batch([text[1] if len(text) > 1 else "" for text in texts]))
     fields = ("first", "second")[: len(sides)]
     encoded = [dict(zip(fields, ids, strict=True)) | {"label": 0} for ids in zip(*sides, strict=True)]
     examples = InMemoryExamples(encoded, (*fields, "label"))
-    return Classification(examples, tokenizer, max_length=max_sequence_length(config), too_long="truncate")
+    return Classification(examples, tokenizer, max_length=max_sequence_length(model.config), too_long="truncate")
 
 
 def check_text_lengths(texts: Sequence[TextOrPair], lengths: np.ndarray, max_length: int) -> None:

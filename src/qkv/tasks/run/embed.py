@@ -12,13 +12,12 @@ from qkv.data.objectives import FlatExamples
 from qkv.data.objectives.table import OBJECTIVES
 from qkv.data.records import Record
 from qkv.data.stream.random_bits import EpochRng
-from qkv.models import Config, Network
+from qkv.models import Config
 from qkv.progress import OnProgress
 from qkv.tasks import metrics
 from qkv.tasks.run.classify import add_truncation_note, build_unlabelled_examples, check_text_lengths, select_scored
 from qkv.tasks.run.example_batches import ExampleBatches, at_least_float32, batches, max_sequence_length
-from qkv.tasks.task import Evaluation, EvaluationOptions, UsableRecords, require_tokenizer, select_metrics
-from qkv.text import Tokenizer
+from qkv.tasks.task import Evaluation, EvaluationOptions, TextModel, select_metrics, select_usable
 from qkv.train.evaluation import eval_mode
 from qkv.train.watch import Sample
 
@@ -26,18 +25,10 @@ METRICS = OBJECTIVES["contrastive"].metrics
 SIMILARITY_BATCH = 1024  # queries whose similarities to all candidates are in memory at a time
 
 
-def run(
-    network: Network,
-    tokenizer: Tokenizer | None,
-    config: Config,
-    texts: Sequence[str],
-    *,
-    batch_size: int = 32,
-    progress: OnProgress | None = None,
-) -> Tensor:
+def run(model: TextModel, texts: Sequence[str], *, batch_size: int = 32, progress: OnProgress | None = None) -> Tensor:
     """The vectors of texts, (N, C), on the CPU. A text that is too long is an error."""
-    vectors, lengths = embed_texts(network, require_tokenizer(tokenizer), config, texts, batch_size, progress)
-    check_text_lengths(texts, lengths, max_sequence_length(config))
+    vectors, lengths = embed_texts(model, texts, batch_size, progress)
+    check_text_lengths(texts, lengths, max_sequence_length(model.config))
     return at_least_float32(vectors).cpu()
 
 
@@ -46,24 +37,16 @@ def available_metrics(config: Config, records: Sequence[Record]) -> tuple[str, .
     return METRICS["score" if any("score" in record.fields for record in records) else "pair"]
 
 
-def evaluate(
-    network: Network,
-    tokenizer: Tokenizer | None,
-    config: Config,
-    records: Sequence[Record],
-    options: EvaluationOptions,
-) -> Evaluation:
+def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOptions) -> Evaluation:
     """Evaluate whether the texts of a pair have similar vectors.
 
     If the records have scores, the metrics correlate the cosine of the two vectors with the score. Otherwise, each
     first text is a query, all second texts are candidates, and the metrics measure the rank of the query's own second
     text.
     """
-    tokenizer, options = require_tokenizer(tokenizer), options.with_defaults(batch_size=32, max_samples=5)
-    usable = UsableRecords.select(records, first=str, second=str)
-    records, notes = usable.records, usable.notes
+    records, notes = select_usable(records, first=str, second=str)
     has_scores = any("score" in record.fields for record in records)
-    usual = available_metrics(config, records)
+    usual = available_metrics(model.config, records)
     names = select_metrics(options.metrics, usual, usual)
     targets: list[float] = []
     if has_scores:
@@ -71,8 +54,8 @@ def evaluate(
     first_texts, second_texts = ([record.fields[side] for record in records] for side in ("first", "second"))
     texts = list(dict.fromkeys([*first_texts, *second_texts]))
     index = {text: i for i, text in enumerate(texts)}
-    vectors, lengths = embed_texts(network, tokenizer, config, texts, options.batch_size, options.progress)
-    add_truncation_note(notes, lengths, config)
+    vectors, lengths = embed_texts(model, texts, options.batch_size, options.progress)
+    add_truncation_note(notes, lengths, model.config)
     vectors = F.normalize(at_least_float32(vectors).cpu().double(), dim=-1)
     first = vectors[[index[text] for text in first_texts]]
     samples: list[Sample] = []
@@ -112,9 +95,7 @@ def rank_partners(queries: Tensor, candidates: Tensor, partner: Tensor) -> tuple
 
 
 def embed_texts(
-    network: Network,
-    tokenizer: Tokenizer,
-    config: Config,
+    model: TextModel,
     texts: Sequence[str],
     batch_size: int,
     progress: OnProgress | None = None,
@@ -128,10 +109,11 @@ def embed_texts(
     `pooling` ("first", "last" or "mean"), the hidden states of any model are pooled, and the tokenizer alone adds
     special tokens.
     """
+    network, tokenizer, config = model.network, model.tokenizer, model.config
     if not texts:
         return torch.zeros(0, config.stack.width), np.zeros(0, np.int64)
     if pooling is None:
-        objective = build_unlabelled_examples(tokenizer, config, [(text,) for text in texts])
+        objective = build_unlabelled_examples(model, [(text,) for text in texts])
         examples = objective.build(np.arange(len(texts)), EpochRng(0))
         lengths, pad_token_id = objective.required_lengths(slice(None))[:, 0], objective.pad_token_id
     else:

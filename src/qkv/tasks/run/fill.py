@@ -15,11 +15,11 @@ from qkv.data.problems import Problems
 from qkv.data.records import Record
 from qkv.data.stream.random_bits import EpochRng
 from qkv.errors import QkvError, UsageError
-from qkv.models import Config, Network
+from qkv.models import Config
 from qkv.progress import OnProgress
 from qkv.tasks import metrics
 from qkv.tasks.run.example_batches import ExampleBatches, batches, max_sequence_length
-from qkv.tasks.task import Evaluation, EvaluationOptions, UsableRecords, require_tokenizer, select_metrics
+from qkv.tasks.task import Evaluation, EvaluationOptions, TextModel, select_metrics, select_usable
 from qkv.text import Tokenizer
 from qkv.train.evaluation import eval_mode
 from qkv.train.watch import Sample
@@ -37,9 +37,7 @@ class FilledText:
 
 
 def run(
-    network: Network,
-    tokenizer: Tokenizer | None,
-    config: Config,
+    model: TextModel,
     texts: Sequence[str],
     *,
     num_candidates: int = 5,
@@ -47,7 +45,7 @@ def run(
     progress: OnProgress | None = None,
 ) -> list[FilledText]:
     """The most likely word for each mask token in each text; the mask is written as the tokenizer spells it."""
-    tokenizer = require_tokenizer(tokenizer)
+    tokenizer = model.tokenizer
     mask = require_token("mask", tokenizer.special_tokens.mask, "filling in masked words")
     ids = [tokenizer.encode(text, parse_special_tokens=True) for text in texts]
     for number, sequence in enumerate(ids):
@@ -59,8 +57,8 @@ def run(
     flat = np.concatenate([*ids, []]).astype(np.int64)
     labels = np.where(flat == mask, mask, IGNORE_INDEX)
     results: list[FilledText] = [FilledText("", [])] * len(ids)
-    batched = ExampleBatches(network, FlatExamples(lengths, flat, labels), config.pad_token_id or 0)
-    with eval_mode(network):
+    batched = ExampleBatches(model.network, FlatExamples(lengths, flat, labels), model.config.pad_token_id or 0)
+    with eval_mode(model.network):
         for chosen in batches(lengths, batch_size, progress):
             predictions: list[tuple[list[float], list[int]]] = []  # probabilities and ids of all masks of the batch
             for logits, _ in batched.labelled_logits(chosen):
@@ -83,32 +81,26 @@ def available_metrics(config: Config, records: Sequence[Record]) -> tuple[str, .
     return METRICS
 
 
-def evaluate(
-    network: Network,
-    tokenizer: Tokenizer | None,
-    config: Config,
-    records: Sequence[Record],
-    options: EvaluationOptions,
-) -> Evaluation:
+def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOptions) -> Evaluation:
     """Mask tokens as in training, always the same ones, and compare the predictions with the original tokens."""
-    tokenizer, options = require_tokenizer(tokenizer), options.with_defaults(batch_size=32, max_samples=3)
-    usable = UsableRecords.select(records, text=str)
+    tokenizer = model.tokenizer
+    usable, notes = select_usable(records, text=str)
     names = select_metrics(options.metrics, METRICS, METRICS)
     problems = Problems(max_invalid_fraction=1)
-    encoded = InMemoryExamples.from_records(usable.records, EncodeText(tokenizer), problems)
-    notes = [*usable.notes, *([str(problems.summary())] if problems.num_invalid else [])]
-    max_length = options.max_length or max_sequence_length(config)
+    encoded = InMemoryExamples.from_records(usable, EncodeText(tokenizer), problems)
+    notes += [str(problems.summary())] if problems.num_invalid else []
+    max_length = options.max_length or max_sequence_length(model.config)
     objective = MaskedLM(encoded, tokenizer, max_length=max_length, mask_prob=options.mask_prob)
     num_windows = objective.num_examples(MASKING_RNG)
     if num_windows == 0:
         reason = problems.summary() if problems.num_invalid else "the texts are empty"
         raise QkvError(f"none of the {len(records):,} records has a token to mask: {reason}; give other texts")
     examples = objective.build(np.arange(num_windows), MASKING_RNG)
-    batched = ExampleBatches(network, examples, objective.pad_token_id)
+    batched = ExampleBatches(model.network, examples, objective.pad_token_id)
     num_right = num_masked = 0
     nats = 0.0
     shown: dict[int, list[int]] = {}  # the predictions of the first examples
-    with eval_mode(network):
+    with eval_mode(model.network):
         for chosen in batches(examples.lengths, options.batch_size, options.progress):
             predictions: list[int] = []
             for logits, labels in batched.labelled_logits(chosen):
@@ -129,7 +121,7 @@ def evaluate(
     if objective.tally.split:
         notes.append(f"{objective.tally.split:,} texts were read in windows of {objective.capacity[0]:,} tokens")
     samples = [_make_sample(tokenizer, batched, i, shown[i]) for i in sorted(shown)]
-    return Evaluation({name: scores[name] for name in names}, samples, names[0], len(usable.records), tuple(notes))
+    return Evaluation({name: scores[name] for name in names}, samples, names[0], len(usable), tuple(notes))
 
 
 def _masked_ids(batched: ExampleBatches, i: int) -> list[int]:

@@ -6,7 +6,6 @@ record with `messages` instead of `text`), only the answers of the assistant are
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from torch.nn import functional as F
@@ -19,7 +18,7 @@ from qkv.data.objectives.table import OBJECTIVES
 from qkv.data.problems import InvalidRecord, Problems
 from qkv.data.records import Record
 from qkv.data.stream.random_bits import EpochRng
-from qkv.decode import GenerationOptions, GenerationResult
+from qkv.decode import GenerationOptions
 from qkv.errors import QkvError
 from qkv.models import Config, Network
 from qkv.progress import OnProgress
@@ -27,21 +26,14 @@ from qkv.tasks import metrics
 from qkv.tasks.run import text_to_text
 from qkv.tasks.run.example_batches import ExampleBatches, batches, max_sequence_length
 from qkv.tasks.run.generate import generate_batched, prompt_ids
-from qkv.tasks.task import Evaluation, EvaluationOptions, UsableRecords, require_tokenizer, select_metrics
-from qkv.text import Tokenizer
+from qkv.tasks.task import Evaluation, EvaluationOptions, TextModel, select_metrics, select_usable
 from qkv.train.evaluation import eval_mode
 from qkv.train.watch import Sample
 
+run = text_to_text.run
 METRICS = OBJECTIVES["causal_lm"].metrics[""]
 MAX_WINDOW_TOKENS = 2048  # limits the windows of models with more positions
 SAMPLE_TOKENS = 32  # maximum tokens of a sample's prompt, and of its continuation
-
-
-def run(
-    network: Network, tokenizer: Tokenizer | None, config: Config, texts: Sequence[str], **options: Any
-) -> list[GenerationResult]:
-    """Continue each text; the options are those of `text_to_text.run`."""
-    return text_to_text.run(network, tokenizer, config, texts, **options)
 
 
 def available_metrics(config: Config, records: Sequence[Record]) -> tuple[str, ...]:
@@ -49,23 +41,15 @@ def available_metrics(config: Config, records: Sequence[Record]) -> tuple[str, .
     return METRICS
 
 
-def evaluate(
-    network: Network,
-    tokenizer: Tokenizer | None,
-    config: Config,
-    records: Sequence[Record],
-    options: EvaluationOptions,
-) -> Evaluation:
+def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOptions) -> Evaluation:
     """The mean loss per token in nats, perplexity, and bits per character and per byte of the texts."""
-    tokenizer, options = require_tokenizer(tokenizer), options.with_defaults(batch_size=16, max_samples=3)
+    tokenizer, config = model.tokenizer, model.config
     is_chat = bool(records) and "text" not in records[0].fields and "messages" in records[0].fields
-    usable = UsableRecords.select(records, messages=list) if is_chat else UsableRecords.select(records, text=str)
+    records, notes = select_usable(records, messages=list) if is_chat else select_usable(records, text=str)
     names = select_metrics(options.metrics, METRICS, METRICS)
     problems = Problems(max_invalid_fraction=1)
-    records, examples = encode_records(
-        usable.records, EncodeChat(tokenizer) if is_chat else EncodeText(tokenizer), problems
-    )
-    notes = [*usable.notes, *([str(problems.summary())] if problems.num_invalid else [])]
+    records, examples = encode_records(records, EncodeChat(tokenizer) if is_chat else EncodeText(tokenizer), problems)
+    notes += [str(problems.summary())] if problems.num_invalid else []
     adds_bos_eos = bool(config.eos_token_ids) if options.add_bos_eos is None else options.add_bos_eos
     objective = CausalLM(
         examples,
@@ -80,7 +64,7 @@ def evaluate(
             "the texts are too short: a token is predicted from the one before it; give texts of 2 tokens or more"
         )
     windows = objective.build(np.arange(num_windows), EpochRng(0))
-    nats, num_tokens = total_loss(network, windows, objective.pad_token_id, options.batch_size, options.progress)
+    nats, num_tokens = total_loss(model.network, windows, objective.pad_token_id, options.batch_size, options.progress)
     text = "".join(map(evaluated_text, records))
     scores = {
         "loss": nats / num_tokens,
@@ -90,7 +74,7 @@ def evaluate(
     }
     if objective.tally.split:
         notes.append(f"{objective.tally.split:,} texts were read in windows of {objective.capacity[0]:,} tokens")
-    samples = sample_continuations(network, tokenizer, config, records[: options.max_samples])
+    samples = sample_continuations(model, records[: options.max_samples])
     return Evaluation({name: scores[name] for name in names}, samples, names[0], len(records), tuple(notes))
 
 
@@ -133,26 +117,25 @@ def total_loss(
     return total, count
 
 
-def sample_continuations(
-    network: Network, tokenizer: Tokenizer, config: Config, records: Sequence[Record]
-) -> list[Sample]:
+def sample_continuations(model: TextModel, records: Sequence[Record]) -> list[Sample]:
     """Samples of continuations: the model continues the beginning of each text, or a chat before its last answer."""
-    stack = config.stack
+    stack = model.config.stack
     max_tokens = min(SAMPLE_TOKENS, stack.max_positions // 2 - 1) if stack.has_max_positions else SAMPLE_TOKENS
     if max_tokens < 1:
         return []
-    made = [make_prompt(tokenizer, config, record, max_tokens) for record in records]
+    made = [make_prompt(model, record, max_tokens) for record in records]
     prompts = [prompt[-max_tokens - 1 :] for prompt, _ in made]
-    results = generate_batched(network, tokenizer, prompts, GenerationOptions(max_tokens=max_tokens), batch_size=8)
+    results = generate_batched(model.network, model.tokenizer, prompts, GenerationOptions(max_tokens=max_tokens), 8)
     return [Sample(text, result.text, "") for (_, text), result in zip(made, results, strict=True)]
 
 
-def make_prompt(tokenizer: Tokenizer, config: Config, record: Record, max_tokens: int) -> tuple[list[int], str]:
+def make_prompt(model: TextModel, record: Record, max_tokens: int) -> tuple[list[int], str]:
     """The ids and the text of a prompt: the beginning of a text, or a chat before its last answer."""
+    tokenizer = model.tokenizer
     if "text" in record.fields:
         ids = tokenizer.encode(record.fields["text"][: 20 * SAMPLE_TOKENS], add_special_tokens=False)[: 2 * max_tokens]
         text = tokenizer.decode(ids[: (len(ids) + 1) // 2])
-        return prompt_ids(tokenizer, config, text), text
+        return prompt_ids(tokenizer, model.config, text), text
     turns = [(turn["role"], turn["content"]) for turn in record.fields["messages"]]
     last = max(i for i, (role, _) in enumerate(turns) if role == ChatTemplate.assistant_role)
     prompt = ChatTemplate().encode_prompt(tokenizer, turns[:last])

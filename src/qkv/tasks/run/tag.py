@@ -13,12 +13,12 @@ from qkv.data.objectives.table import OBJECTIVES
 from qkv.data.records import Record
 from qkv.data.stream.random_bits import EpochRng
 from qkv.errors import QkvError, UsageError
-from qkv.models import Config, Network
+from qkv.models import Config
 from qkv.progress import OnProgress
 from qkv.tasks import metrics
 from qkv.tasks.run.classify import class_names, format_names
 from qkv.tasks.run.example_batches import ExampleBatches, at_least_float32, batches, max_sequence_length
-from qkv.tasks.task import Evaluation, EvaluationOptions, UsableRecords, require_tokenizer, select_metrics
+from qkv.tasks.task import Evaluation, EvaluationOptions, TextModel, select_metrics, select_usable
 from qkv.text import Tokenizer
 from qkv.train.evaluation import eval_mode
 from qkv.train.watch import Sample
@@ -38,9 +38,7 @@ class TaggedWord:
 
 
 def run(
-    network: Network,
-    tokenizer: Tokenizer | None,
-    config: Config,
+    model: TextModel,
     texts: Sequence[str | Sequence[str]],
     *,
     batch_size: int = 32,
@@ -48,7 +46,7 @@ def run(
 ) -> list[list[TaggedWord]]:
     """The words of each text with their tags. A string is split into words; a list of words is used as it is."""
     sentences = [WORD_PATTERN.findall(text) if isinstance(text, str) else list(text) for text in texts]
-    predictions = predict_tags(network, require_tokenizer(tokenizer), config, sentences, batch_size, progress)
+    predictions = predict_tags(model, sentences, batch_size, progress)
     return [
         [TaggedWord(word, *prediction) for word, prediction in zip(words, tags, strict=True)]
         for words, tags in zip(sentences, predictions, strict=True)
@@ -62,34 +60,26 @@ def available_metrics(config: Config, records: Sequence[Record]) -> tuple[str, .
     return METRICS["words"]
 
 
-def evaluate(
-    network: Network,
-    tokenizer: Tokenizer | None,
-    config: Config,
-    records: Sequence[Record],
-    options: EvaluationOptions,
-) -> Evaluation:
+def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOptions) -> Evaluation:
     """Compare whole entities if the tags are BIO tags (B-PER, I-PER, O), or single words if they are plain classes."""
-    tokenizer, options = require_tokenizer(tokenizer), options.with_defaults(batch_size=32, max_samples=5)
-    usable = UsableRecords.select(records, tokens=list, tags=list)
-    notes = usable.notes
-    aligned = [one for one in usable.records if len(one.fields["tokens"]) == len(one.fields["tags"]) > 0]
+    usable, notes = select_usable(records, tokens=list, tags=list)
+    aligned = [one for one in usable if len(one.fields["tokens"]) == len(one.fields["tags"]) > 0]
     problem = "the numbers of words and tags differ or are 0"
     if not aligned:
         raise UsageError(
-            f"{usable.records[0].location}: {problem}, as in all other records; each record needs one tag per word"
+            f"{usable[0].location}: {problem}, as in all other records; each record needs one tag per word"
         )
-    if len(aligned) < len(usable.records):
-        notes.append(f"{len(usable.records) - len(aligned):,} records left out: {problem}")
+    if len(aligned) < len(usable):
+        notes.append(f"{len(usable) - len(aligned):,} records left out: {problem}")
     sentences = [[str(word) for word in record.fields["tokens"]] for record in aligned]
     targets = [[str(tag) for tag in record.fields["tags"]] for record in aligned]
-    classes = class_names(config)
+    classes = class_names(model.config)
     if unknown := sorted({tag for tags in targets for tag in tags} - set(classes)):
         notes.append(f"tags that the model does not have, counted as wrong: {format_names(unknown)}")
     has_entities = metrics.is_entity_tagging(classes)
     usual = METRICS["entities" if has_entities else "words"]
-    names = select_metrics(options.metrics, available_metrics(config, aligned), usual)
-    answers = predict_tags(network, tokenizer, config, sentences, options.batch_size, options.progress)
+    names = select_metrics(options.metrics, available_metrics(model.config, aligned), usual)
+    answers = predict_tags(model, sentences, options.batch_size, options.progress)
     predictions = [[tag for tag, _ in tags] for tags in answers]
     flat_predictions, flat_targets = ([tag for tags in side for tag in tags] for side in (predictions, targets))
     scores = {
@@ -106,36 +96,31 @@ def evaluate(
 
 
 def predict_tags(
-    network: Network,
-    tokenizer: Tokenizer,
-    config: Config,
-    sentences: Sequence[Sequence[str]],
-    batch_size: int,
-    progress: OnProgress | None = None,
+    model: TextModel, sentences: Sequence[Sequence[str]], batch_size: int, progress: OnProgress | None = None
 ) -> list[list[tuple[str, float]]]:
     """The tag of each word and its probability, predicted at the word's first token.
 
     Long sentences are read in windows, as in training. A word without tokens gets the tag O, or else the first class.
     """
-    classes = class_names(config)
+    classes = class_names(model.config)
     default = "O" if "O" in classes else classes[0]
     predictions = [[(default, 0.0) for _ in words] for words in sentences]
-    marked = [mark_first_tokens(tokenizer, words) for words in sentences]
+    marked = [mark_first_tokens(model.tokenizer, words) for words in sentences]
     filled = [i for i, example in enumerate(marked) if example["ids"]]
     if not filled:
         return predictions
     # These examples have word numbers instead of tags, so that `Tagging` aligns the word numbers with token positions.
     encoded = InMemoryExamples([marked[i] for i in filled], ("ids", "tags"))
-    objective = Tagging(encoded, tokenizer, max_length=max_sequence_length(config), too_long="split")
+    objective = Tagging(encoded, model.tokenizer, max_length=max_sequence_length(model.config), too_long="split")
     windows = np.arange(objective.num_examples(EpochRng(0)))
     examples = objective.build(windows, EpochRng(0))
     owner = objective.windows.locate(windows, EpochRng(0))[0]
-    batched = ExampleBatches(network, examples, objective.pad_token_id)
+    batched = ExampleBatches(model.network, examples, objective.pad_token_id)
     assert batched.labels is not None
-    with eval_mode(network):
+    with eval_mode(model.network):
         for chosen in batches(examples.lengths, batch_size, progress):
             x, _ = batched.hidden(chosen)
-            probabilities = at_least_float32(network.head.project(x)).softmax(-1)
+            probabilities = at_least_float32(model.network.head.project(x)).softmax(-1)
             best, class_id = (part.cpu().numpy() for part in probabilities.max(-1))
             for row, i in enumerate(chosen):
                 for position in np.flatnonzero(batched.labels[i] != IGNORE_INDEX):

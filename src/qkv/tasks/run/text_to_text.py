@@ -11,12 +11,12 @@ from qkv.data.objectives.table import OBJECTIVES
 from qkv.data.records import Record
 from qkv.decode import GenerationOptions, GenerationResult
 from qkv.errors import QkvError
-from qkv.models import Config, Network
+from qkv.models import Config
 from qkv.progress import OnProgress
 from qkv.tasks import metrics
 from qkv.tasks.metrics.text import References
 from qkv.tasks.run.generate import generate_batched, limit_new_tokens, make_generation_options, prompt_ids
-from qkv.tasks.task import Evaluation, EvaluationOptions, UsableRecords, require_tokenizer, select_metrics
+from qkv.tasks.task import Evaluation, EvaluationOptions, TextModel, select_metrics, select_usable
 from qkv.text import Tokenizer
 from qkv.train.watch import Sample
 
@@ -30,9 +30,7 @@ METRIC_FUNCTIONS: dict[str, Callable[[Sequence[str], References], float]] = {
 
 
 def run(
-    network: Network,
-    tokenizer: Tokenizer | None,
-    config: Config,
+    model: TextModel,
     texts: Sequence[str],
     *,
     batch_size: int = 64,
@@ -44,14 +42,14 @@ def run(
     An empty text gives an empty result. A text longer than the model can read is an error. By default at most 64
     tokens are generated, or fewer if the model does not have that many positions.
     """
-    tokenizer = require_tokenizer(tokenizer)
+    tokenizer, config = model.tokenizer, model.config
     chosen = make_generation_options(options, also_known=("batch_size", "progress"))
     prompts = [prompt_ids(tokenizer, config, text) if text.strip() else [] for text in texts]
     if "max_tokens" not in options:
         prompt_tokens = 1 if config.encoder is not None else max(map(len, prompts), default=1)
         limit = limit_new_tokens(config, GenerationOptions.max_tokens, prompt_tokens)
         chosen = make_generation_options({**options, "max_tokens": limit})
-    return generate_batched(network, tokenizer, prompts, chosen, batch_size, progress)
+    return generate_batched(model.network, tokenizer, prompts, chosen, batch_size, progress)
 
 
 def available_metrics(config: Config, records: Sequence[Record]) -> tuple[str, ...]:
@@ -60,22 +58,15 @@ def available_metrics(config: Config, records: Sequence[Record]) -> tuple[str, .
     return tuple(dict.fromkeys((main, *PER_RECORD_METRICS, *BEST_REFERENCE_METRICS)))
 
 
-def evaluate(
-    network: Network,
-    tokenizer: Tokenizer | None,
-    config: Config,
-    records: Sequence[Record],
-    options: EvaluationOptions,
-) -> Evaluation:
+def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOptions) -> Evaluation:
     """Generate a target for each source, and compare it with the expected target.
 
     By default the metrics are exact match; `exact_match_any` if a source has several targets; and BLEU and chrF if
     targets have more than three words on average. BLEU, if computed, is the main metric. The default of `max_tokens` is
     1.5 times the tokens of the longest target, plus 8.
     """
-    tokenizer, options = require_tokenizer(tokenizer), options.with_defaults(batch_size=64, max_samples=8)
-    usable = UsableRecords.select(records, source=str, target=str)
-    notes, records = usable.notes, usable.records
+    tokenizer, config = model.tokenizer, model.config
+    records, notes = select_usable(records, source=str, target=str)
     targets = [record.fields["target"] for record in records]
     targets_by_source: dict[str, list[str]] = {}
     for record in records:
@@ -93,7 +84,7 @@ def evaluate(
             notes.append(f"{num_long:,} sources are too long for this model: their predictions count as empty")
         prompts = [prompt if len(prompt) <= max_prompt else [] for prompt in prompts]
     generation = GenerationOptions(max_tokens=max_tokens, beam=options.beam, **options.generation)
-    results = generate_batched(network, tokenizer, prompts, generation, options.batch_size, options.progress)
+    results = generate_batched(model.network, tokenizer, prompts, generation, options.batch_size, options.progress)
     if num_cut := sum(result.finish_reason == "length" for result in results):
         notes.append(f"{num_cut:,} of {len(results):,} predictions were cut off at {max_tokens} tokens")
 
