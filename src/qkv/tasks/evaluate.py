@@ -10,7 +10,7 @@ from qkv.data.records import Record
 from qkv.errors import UsageError, suggest_name
 from qkv.models import Config, Network
 from qkv.tasks.run import answer, classify, embed, fill, language, tag, text_to_text
-from qkv.tasks.task import Evaluation, EvaluationOptions, Task, TextModel
+from qkv.tasks.task import Evaluation, EvaluationOptions, Task, TextModel, require_tokenizer
 from qkv.text import Tokenizer
 
 # task name → (module, what a model of this task does, the fields, batch size and number of samples of an evaluation)
@@ -72,16 +72,8 @@ def run(
     for name in () if task.generates else options:
         if name not in known:
             raise UsageError(f"a model that {task.description} has no option {name!r}; {suggest_name(name, known)}")
-    results: Sequence[Any] = task.run(_require_tokenizer(network, tokenizer, config), texts, **options)
+    results: Sequence[Any] = task.run(TextModel(network, require_tokenizer(tokenizer), config), texts, **options)
     return results
-
-
-def _require_tokenizer(network: Network, tokenizer: Tokenizer | None, config: Config) -> TextModel:
-    if tokenizer is None:
-        raise UsageError(
-            "this model has no tokenizer, so it cannot read text; use a model with a tokenizer, or pass token ids"
-        )
-    return TextModel(network, tokenizer, config)
 
 
 def evaluate(
@@ -102,7 +94,7 @@ def evaluate(
         batch_size=chosen.batch_size or task.batch_size,
         max_samples=task.max_samples if chosen.max_samples is None else chosen.max_samples,
     )
-    return task.evaluate(_require_tokenizer(network, tokenizer, config), records, chosen)
+    return task.evaluate(TextModel(network, require_tokenizer(tokenizer), config), records, chosen)
 
 
 def main_metric(config: Config, records: Sequence[Record]) -> str:

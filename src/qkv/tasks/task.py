@@ -106,6 +106,15 @@ def _describe_problem(record: Record, name: str, kind: type | tuple[type, ...]) 
     return f"{record.location}: field {name!r} is {type(record.fields[name]).__name__}, but must be {wanted}"
 
 
+def require_tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:
+    """The tokenizer, or an error if the model has none."""
+    if tokenizer is None:
+        raise UsageError(
+            "this model has no tokenizer, so it cannot read text; use a model with a tokenizer, or pass token ids"
+        )
+    return tokenizer
+
+
 def select_metrics(requested: Sequence[str], available: Sequence[str], default: Sequence[str]) -> list[str]:
     """The requested metrics, checked and without duplicates, or the default ones."""
     for name in requested:
