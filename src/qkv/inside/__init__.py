@@ -4,10 +4,19 @@
     tokens       ids and texts of tokens
     trace_files  traces of a corpus on disk                            forward      runs any family on token ids
     edits        change activations, also while generating             sites        the names of the sites of a model
+    attention    patterns, summaries of heads, rollout                 lens         the logit lens
 
 The sites have the names of `qkv.blocks.tap`. Recording leaves the fast attention kernels on.
 """
 
+from qkv.inside.attention import (
+    HeadSummary,
+    Rollout,
+    attention_pattern,
+    head_summaries,
+    rollout,
+    value_weighted_pattern,
+)
 from qkv.inside.edits import (
     Edit,
     EditTap,
@@ -20,6 +29,7 @@ from qkv.inside.edits import (
     steer,
     zero_ablate,
 )
+from qkv.inside.lens import LensReading, lens_logits, logit_lens
 from qkv.inside.record import DEFAULT_SITES, trace, trace_many
 from qkv.inside.sites import list_sites
 from qkv.inside.tokens import TokenList
@@ -30,19 +40,28 @@ __all__ = [
     "DEFAULT_SITES",
     "Edit",
     "EditTap",
+    "HeadSummary",
+    "LensReading",
+    "Rollout",
     "TokenList",
     "Trace",
+    "attention_pattern",
     "change",
     "check_edits",
+    "head_summaries",
+    "lens_logits",
     "list_sites",
+    "logit_lens",
     "mean_ablate",
     "mean_values",
     "patch",
     "read_traces",
     "resample_ablate",
+    "rollout",
     "steer",
     "trace",
     "trace_many",
+    "value_weighted_pattern",
     "write_traces",
     "zero_ablate",
 ]
