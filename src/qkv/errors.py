@@ -9,17 +9,37 @@ from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 
+MAX_MESSAGE_CHARACTERS = 4000
+MAX_COMPARED = 200
+"""A suggestion compares only this many characters of a name, because comparing takes quadratic time."""
+
 
 class QkvError(Exception):
-    """The work failed (exit code 1)."""
+    """The work failed (exit code 1). The middle of a very long message is left out."""
 
     exit_code = 1
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(shorten(str(message), MAX_MESSAGE_CHARACTERS))
 
 
 class UsageError(QkvError):
     """The call was wrong: an unknown name or an invalid value (exit code 2)."""
 
     exit_code = 2
+
+
+def shorten(text: str, max_characters: int = 100) -> str:
+    """Leave out the middle of a long text, such as a value in an error message.
+
+    >>> shorten("a" * 500, 20)
+    'aaaaaaaaaaaaaaa … (480 characters left out) … aaaaa'
+    """
+    if len(text) <= max_characters:
+        return text
+    end = max_characters // 4
+    start = max_characters - end
+    return f"{text[:start]} … ({len(text) - max_characters:,} characters left out) … {text[-end:]}"
 
 
 def suggest_name(name: str, known: Iterable[str]) -> str:
@@ -31,7 +51,7 @@ def suggest_name(name: str, known: Iterable[str]) -> str:
     'known: bert-base, gpt2'
     """
     names = sorted(known)
-    close = get_close_matches(name, names, n=1, cutoff=0.6)
+    close = get_close_matches(name[:MAX_COMPARED], names, n=1, cutoff=0.6)
     return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(names)
 
 
@@ -46,5 +66,5 @@ def suggest_path(path: Path, pattern: str = "*", *, folders: bool = False) -> st
     names: list[str] = []
     with suppress(OSError):
         names = [sibling.name for sibling in path.parent.glob(pattern) if sibling.is_dir() or not folders]
-    close = get_close_matches(path.name, names, n=1, cutoff=0.6)
+    close = get_close_matches(path.name[:MAX_COMPARED], names, n=1, cutoff=0.6)
     return f"; did you mean {path.parent / close[0]}?" if close else ""

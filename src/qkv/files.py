@@ -1,4 +1,4 @@
-"""Write files atomically, and read small files with clear errors.
+"""Write files atomically, and read files with limits and clear errors.
 
 After an atomic write, even if it was interrupted by a kill or a power cut, a reader sees either the old file or the new
 one.
@@ -6,7 +6,9 @@ one.
     write_atomically(path, text)          write a small file
     publish_file(temporary, path)         rename a finished file to its final path
     replace_folder(temporary, folder)     rename a finished folder to its final path
-    read_text(path), read_json(path)      read a small file; if that fails, a `QkvError` says why
+    to_path(name)                         a path that a user named
+    open_file(path)                       open a regular file: no pipe, no device
+    read_text(path), read_json(path)      read a file of bounded size; if that fails, a `QkvError` says why
 
 Every write flushes the file to disk (`fsync`) before it renames it. Otherwise the renamed file could be empty after a
 power cut.
@@ -14,15 +16,18 @@ power cut.
 
 import json
 import os
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from qkv.errors import QkvError
+from qkv.errors import QkvError, UsageError, shorten
 
 PARTIAL = ".partial"
 """The suffix of a file that is being written."""
+MAX_FILE_BYTES = 2**29
+"""The largest file that is read whole. The largest tokenizer files have a tenth of this size."""
 
 
 def partial_path(path: Path) -> Path:
@@ -103,34 +108,89 @@ def sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
-def read_text(path: Path, *, may_be_empty: bool = False) -> str:
-    """Read a UTF-8 file. A byte order mark is removed. An empty file is an error, unless `may_be_empty` is set."""
+def to_path(name: str | os.PathLike[str]) -> Path:
+    """The path of a file or folder that a user names; `~` stands for the home folder."""
+    text = os.fspath(name)
+    if "\0" in text:
+        raise UsageError(f"{shorten(repr(text))} cannot be a path, because it contains a NUL character; check the name")
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        return Path(text).expanduser()
+    except RuntimeError as error:  # ~name, but there is no such user
+        raise UsageError(f"{text}: {error}; write the whole path") from None
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Open a regular file for reading. The error says what is wrong with the path.
+
+    A pipe or a device is refused, because reading it may never end. Opening a pipe would wait for its writer, so the
+    file is opened without waiting and then checked.
+    """
+    try:
+        file = open(path, "rb", opener=_open_without_waiting)  # noqa: SIM115 - the caller closes it
     except FileNotFoundError:
         raise QkvError(f"{path}: no such file; check the path") from None
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise QkvError(f"{path}: cannot be read ({describe_os_error(error)}); check its permissions") from None
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise QkvError(f"{path}: not a regular file but a pipe or a device, which may never end; copy it to a file")
+    return file
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def read_bytes(path: Path, max_bytes: int = MAX_FILE_BYTES) -> bytes:
+    """Read a file of at most `max_bytes`."""
+    with open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > max_bytes:
+            raise QkvError(f"{path}: {size:,} bytes, but at most {max_bytes:,} are read; is this the right file?")
+        try:
+            return file.read(max_bytes)
+        except OSError as error:
+            raise QkvError(f"{path}: cannot be read ({describe_os_error(error)}); check the disk") from None
+
+
+def read_text(path: Path, max_bytes: int = MAX_FILE_BYTES, *, may_be_empty: bool = False) -> str:
+    """Read a UTF-8 file. A byte order mark is removed. An empty file is an error, unless `may_be_empty` is set."""
+    try:
+        text = read_bytes(path, max_bytes).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise QkvError(
             f"{path}: not UTF-8 text ({error.reason} at byte {error.start}); fetch or save it again"
         ) from None
     if not text.strip() and not may_be_empty:
         raise QkvError(f"{path}: the file is empty; fetch or save it again")
-    return text
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read_json(path: Path) -> Any:
     """Read the value in a JSON file."""
     text = read_text(path)
     try:
-        return json.loads(text)
+        return parse_json(text)
     except json.JSONDecodeError as error:
         raise QkvError(
             f"{path}: line {error.lineno}, column {error.colno}: not JSON ({error.msg}); fetch or save it again"
         ) from None
-    except (ValueError, RecursionError) as error:  # a number too long, or nesting too deep, for Python
+    except ValueError as error:
         raise QkvError(f"{path}: not usable JSON ({error}); fetch or save it again") from None
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON. A ValueError is raised for deep nesting and for integers of more than 64 bits, too."""
+    try:
+        return json.loads(text, parse_int=_parse_int)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _parse_int(digits: str) -> int:
+    if len(digits) > 20 or not -(2**63) <= (number := int(digits)) < 2**64:
+        raise ValueError(f"the integer {shorten(digits, 30)} has more than 64 bits")
+    return number
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

@@ -4,9 +4,15 @@ Configs (`blocks/config.py`) and recipes (`train/recipe/`) are dataclasses whose
 command line. Their fields are numbers, text, named choices (`Literal`), lists (`tuple`) and tables (`dict`) of these.
 """
 
+from collections.abc import Mapping
 from dataclasses import fields
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from qkv.errors import shorten
+
+Bounds = tuple[float, float]
+"""The smallest and the largest value of a number."""
 
 TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
 PLURAL_TYPE_NAMES = {int: "whole numbers", float: "numbers", str: "texts"}
@@ -70,7 +76,19 @@ def check_field_types(config: Any, list_fields: tuple[str, ...] = ()) -> None:
     for name, expected in get_type_hints(type(config)).items():
         value = getattr(config, name)
         if not matches_type(value, expected):
-            raise ValueError(f"{name} = {value!r} must be {describe_type(expected)}")
+            raise ValueError(f"{name} = {shorten(repr(value))} must be {describe_type(expected)}")
+
+
+def check_bounds(config: Any, bounds: Mapping[str, Bounds]) -> None:
+    """Raise ValueError if a numeric field lies outside its bounds, which are inclusive. NaN lies outside any bounds.
+
+    >>> check_bounds(Counts(steps=3), {"steps": (0, 10)})           # doctest: +SKIP
+    """
+    for name, (low, high) in bounds.items():
+        value = getattr(config, name)
+        if not low <= value <= high:
+            limit = f"at least {low}" if value < low else f"at most {high}"
+            raise ValueError(f"{name} = {shorten(repr(value))} must be {limit}")
 
 
 def list_differences(a: Any, b: Any) -> list[str]:

@@ -52,7 +52,7 @@ def test_only_a_table_of_positions_ends(small: Config, position: str, limited: b
         ),
         ({"max_positions": 0}, "max_positions = 0 must be at least 1"),
         *(
-            ({name: -1}, f"{name} = -1 must not be negative")
+            ({name: -1}, f"{name} = -1 must be at least 0")
             for name in ("kv_heads", "head_dim", "embedding_width", "position_offset", "sliding_window", "token_types")
         ),
         ({"width": 15}, "width = 15 does not divide into heads = 4"),
@@ -63,7 +63,7 @@ def test_only_a_table_of_positions_ends(small: Config, position: str, limited: b
         ({"feedforward": "mish"}, "feedforward = 'mish' must be one of 'relu'"),
         ({"position": "rotary", "head_dim": 5}, "head_dim × rotary_fraction = 5 must be even"),
         ({"position": "rotary", "rotary_fraction": 0.1}, "head_dim × rotary_fraction = 0 must be even and not 0"),
-        ({"rotary_fraction": 1.5}, "rotary_fraction = 1.5 must lie in"),
+        ({"rotary_fraction": 1.5}, "rotary_fraction = 1.5 must be at most 1"),
         ({"width": 15, "heads": 3}, "width = 15 must be even"),
         ({"embedding_width": 7}, "embedding_width = 7 must be even"),
         ({"position": "t5", "relative_buckets": 5}, "buckets = 5 must be even and at least 4"),
@@ -100,7 +100,7 @@ def test_a_config_that_makes_no_sense_is_refused_by_field(small: Config, fields:
     ("fields", "match"),
     [
         ({"kind": "yarn", "factor": 2.0}, "kind = 'yarn' must be one of 'linear', 'llama3'"),
-        ({"kind": "linear", "factor": 0.0}, "factor = 0.0 must be above 0"),
+        ({"kind": "linear", "factor": 0.0}, "factor = 0.0 must be at least 0.001"),
         (
             {"kind": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0},
             "high_freq_factor = 4.0 must be above low_freq_factor = 4.0",

@@ -7,13 +7,44 @@ field only after review: `tests/test_frozen.py` fails until its list of fields i
 from dataclasses import dataclass
 from typing import Literal
 
-from qkv.values import check_field_types
+from qkv.values import Bounds, check_bounds, check_field_types
 
 PositionKind = Literal["sinusoidal", "sinusoidal_split", "learned", "rotary", "alibi", "t5", "none"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 FeedForwardKind = Literal["relu", "gelu", "gelu_tanh", "silu", "reglu", "geglu", "geglu_tanh", "swiglu"]
 AttentionKernel = Literal["auto", "eager", "sdpa", "flex", "varlen"]
 """The implementation of attention. It is not part of a config, because every kernel gives the same result."""
+
+MAX_LENGTH = 2**27  # of a sequence, in tokens
+STACK_BOUNDS: dict[str, Bounds] = {
+    "vocab_size": (1, 2**24),
+    "width": (1, 2**20),
+    "layers": (1, 4096),
+    "heads": (1, 2**16),
+    "ffn_width": (1, 2**22),
+    "kv_heads": (0, 2**16),
+    "head_dim": (0, 2**16),
+    "embedding_width": (0, 2**20),
+    "num_layer_groups": (0, 4096),
+    "max_positions": (1, MAX_LENGTH),
+    "position_offset": (0, 2**20),
+    "rotary_base": (1e-3, 1e15),
+    "rotary_base_sliding": (0, 1e15),
+    "rotary_fraction": (1e-6, 1),
+    "relative_buckets": (1, 2**20),
+    "relative_max_distance": (1, MAX_LENGTH),
+    "sliding_window": (0, MAX_LENGTH),
+    "token_types": (0, 2**16),
+    "norm_eps": (1e-30, 1),
+    "init_std": (0, 1000),
+}
+"""The bounds of the numbers in a `StackConfig`. The largest published models stay far below the upper ones."""
+SCALING_BOUNDS: dict[str, Bounds] = {
+    "factor": (1e-3, 1e6),
+    "low_freq_factor": (0, 1e6),
+    "high_freq_factor": (0, 1e6),
+    "original_max_positions": (1, MAX_LENGTH),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +64,7 @@ class RotaryScaling:
 
     def __post_init__(self) -> None:
         check_field_types(self)
-        if self.factor <= 0:
-            raise ValueError(f"factor = {self.factor} must be above 0")
+        check_bounds(self, SCALING_BOUNDS)
         low, high = self.low_freq_factor, self.high_freq_factor
         if high <= low:
             raise ValueError(f"high_freq_factor = {high} must be above low_freq_factor = {low}")
@@ -119,21 +149,10 @@ class StackConfig:
         self._check_combinations()
 
     def _check_ranges(self) -> None:
-        for name in ("vocab_size", "width", "layers", "heads", "ffn_width", "max_positions"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)} must be at least 1")
-        for name in ("norm_eps", "rotary_base"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} = {getattr(self, name)} must be above 0")
-        sizes = ("kv_heads", "head_dim", "embedding_width", "position_offset", "sliding_window", "token_types")
-        for name in ("init_std", "rotary_base_sliding", *sizes):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} = {getattr(self, name)} must not be negative")
+        check_bounds(self, STACK_BOUNDS)
         for name in ("dropout", "attention_dropout", "ffn_dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(f"{name} = {getattr(self, name)} must lie in [0, 1)")
-        if not 0.0 < self.rotary_fraction <= 1.0:
-            raise ValueError(f"rotary_fraction = {self.rotary_fraction} must lie in (0, 1]")
         if any(not 0 <= layer < self.layers for layer in self.sliding_window_layers):
             raise ValueError(f"sliding_window_layers = {self.sliding_window_layers} must lie in 0 … {self.layers - 1}")
 

@@ -18,7 +18,7 @@ from qkv.blocks.config import Activation, StackConfig
 from qkv.blocks.feedforward import ACTIVATIONS
 from qkv.blocks.mask import SequenceLayout
 from qkv.blocks.norm import make_norm
-from qkv.values import check_field_types
+from qkv.values import check_bounds, check_field_types
 
 HeadKind = Literal["none", "lm", "mlm", "classify", "choice", "tag", "span", "embed"]
 POOLED_KINDS = ("classify", "choice", "embed")
@@ -49,6 +49,7 @@ class HeadConfig:
 
     def __post_init__(self) -> None:
         check_field_types(self, list_fields=("labels",))
+        check_bounds(self, {"outputs": (0, 2**24), "sentence_outputs": (0, 2**24)})
         if not self.outputs and self.labels:
             object.__setattr__(self, "outputs", len(self.labels))
         if self.labels and len(self.labels) != self.outputs:

@@ -1,5 +1,6 @@
 """`qkv data`: inspect data files."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ def data(
     check_minimum("examples", examples, 0)
     named = parse_fields(files, "line-aligned files")
     chosen = parse_fields(columns or [], "--columns", required=True)
-    paths = [str(Path(file).resolve()) for file in files]
+    paths = [os.path.realpath(file) for file in files]
     if not named and (repeated := [file for file, path in zip(files, paths, strict=True) if paths.count(path) > 1]):
         raise UsageError(f"{repeated[0]}: this file was given twice; give each file once")
     source = DataFiles(named or list(files), format, ReadOptions(columns=chosen or None))

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from qkv.blocks import CrossCache, SequenceLayout
 from qkv.blocks.head import POOLED_KINDS
 from qkv.errors import QkvError
-from qkv.files import write_atomically
+from qkv.files import to_path, write_atomically
 from qkv.models import Config, Decoder, Encoder, Network
 from qkv.store.staged_folder import staged_folder
 from qkv.store.weights import check_not_quantized
@@ -50,7 +50,7 @@ def write_onnx(folder: str | Path, config: Config, network: Network, tokenizer: 
             tokenizer.save(staging)
         for name, graph in graphs.items():
             graph.write(staging / name)
-        if not (Path(folder).expanduser() / "README.md").exists():
+        if not (to_path(folder) / "README.md").exists():
             write_atomically(staging / "README.md", _readme(config, graphs))
     return ", ".join(graphs)
 

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from qkv.errors import QkvError, UsageError, suggest_path
+from qkv.files import to_path
 from qkv.models.tables.presets import PRESETS
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -16,7 +17,7 @@ def resolve_folder(name: str | Path) -> Path:
 
     A name `owner/model` that does not exist locally is downloaded from the hub, which needs `qkv[hub]`.
     """
-    path = Path(name).expanduser()
+    path = to_path(name)
     if not str(name):
         raise UsageError("the name of the model is empty; give a folder or a hub id")
     if path.is_dir():

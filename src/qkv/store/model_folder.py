@@ -1,16 +1,18 @@
 """Read and write model folders: config.json, model.safetensors, the tokenizer's files and README.md (a model card)."""
 
 import json
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from qkv.blocks import HeadConfig
-from qkv.errors import QkvError, UsageError, suggest_name
-from qkv.files import read_json_object, write_atomically
+from qkv.errors import QkvError, UsageError, shorten, suggest_name
+from qkv.files import read_json_object, to_path, write_atomically
 from qkv.models import Config, Network, build
 from qkv.store.config_json import parse_config
 from qkv.store.export_ctranslate2 import write_ctranslate2
@@ -101,6 +103,8 @@ def read_model(
         head = head or sentence_transformers_head(folder)
     else:
         config, notes = parse_config(values, str(config_path)), []
+    config, token_notes = drop_unknown_tokens(config, config_path)
+    notes += token_notes
     new_head = head is not None and head != config.head
     if new_head and head is not None:
         config = replace_head(config, head)
@@ -116,6 +120,30 @@ def read_model(
         initialise_missing(config, tensors, missing, notes, device)
     assign_parameters(network, tensors, device, dtype or weights.dtype)
     return StoredModel(config, network.eval(), tokenizer, notes)
+
+
+def drop_unknown_tokens(config: Config, config_path: Path) -> tuple[Config, list[str]]:
+    """Remove special tokens that the vocabulary does not have. Also returns a note for each.
+
+    A target cannot start without `decoder_start_token_id`, so for an encoder-decoder this one is an error.
+    """
+    vocab_size = config.stack.vocab_size
+
+    def is_unknown(token_id: int | None) -> bool:
+        return token_id is not None and not 0 <= token_id < vocab_size
+
+    def describe(name: str, value: object) -> str:
+        return f"{config_path}: {name} = {value} is not in the vocabulary, whose ids are 0 … {vocab_size - 1}"
+
+    if config.family == "seq2seq" and is_unknown(config.decoder_start_token_id):
+        raise QkvError(describe("decoder_start_token_id", config.decoder_start_token_id) + "; correct the file")
+    changes: dict[str, Any] = {
+        name: None for name in ("pad_token_id", "decoder_start_token_id") if is_unknown(getattr(config, name))
+    }
+    if any(map(is_unknown, config.eos_token_ids)):
+        changes["eos_token_ids"] = tuple(one for one in config.eos_token_ids if not is_unknown(one))
+    notes = [shorten(describe(name, getattr(config, name)) + ", so it is not used", 300) for name in changes]
+    return replace(config, **changes), notes
 
 
 def _build_on_meta(config: Config, weights: Weights, config_path: Path) -> Network:
@@ -186,7 +214,7 @@ def assign_parameters(
 
 def _load_tokenizer(folder: Path, config: Config) -> Tokenizer | None:
     """Load the tokenizer of a folder, if it has one, and check that the model's vocabulary has all of its ids."""
-    if not any((folder / name).exists() for name in TOKENIZER_FILES):
+    if not any(os.path.lexists(folder / name) for name in TOKENIZER_FILES):
         return None
     tokenizer = Tokenizer.load(folder)
     for side, stack in ((tokenizer, config.encoder), (tokenizer.target, config.decoder)):
@@ -219,7 +247,7 @@ def write_model(
         return write_ctranslate2(folder, config, network, tokenizer)  # type: ignore[arg-type]
     if format == "onnx":
         return write_onnx(folder, config, network, tokenizer)  # type: ignore[arg-type]
-    folder = Path(folder).expanduser()
+    folder = to_path(folder)
     check_not_quantized(network)
     hf_target = find_hf_target(config) if format == "hf" else None  # raises before anything is written
     load_class = config.family if hf_target is None else hf_target.head_table.class_name

@@ -12,7 +12,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from qkv.errors import QkvError
-from qkv.files import describe_os_error
+from qkv.files import describe_os_error, to_path
 
 STAGING_FOLDER = ".staging"
 """The sub-folder in which new files are written until all of them are complete."""
@@ -28,7 +28,7 @@ def staged_folder(
     them must be the marker or a name in `also_accepted`; any other folder is refused. Old files that match a pattern in
     `replaces` are deleted.
     """
-    folder = Path(folder).expanduser()
+    folder = to_path(folder)
     if folder.exists() and not folder.is_dir():
         raise QkvError(f"{folder}: this is a file; give a folder")
     is_new = not folder.exists()

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from qkv.errors import QkvError
-from qkv.files import partial_path, publish_file, read_json_object, write_atomically
+from qkv.files import open_file, partial_path, publish_file, read_json_object, write_atomically
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -42,6 +42,7 @@ class Weights:
         self.shapes_only = shapes_only
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.dtypes: dict[str, torch.dtype] = {}
+        self._other_dtypes: dict[str, str] = {}  # tensor name → a dtype that is not floating-point
         self._files: dict[str, Any] = {}  # tensor name → the open file that contains it
         for path in _find_files(folder):
             self._open(path)
@@ -50,9 +51,14 @@ class Weights:
         return name in self.shapes
 
     def get(self, name: str) -> Tensor:
-        """Read a tensor into memory."""
+        """Read a tensor into memory. It must have floating-point numbers; other tensors can only be ignored."""
+        if name not in self.dtypes:
+            raise QkvError(
+                f"{self.folder}: {name} is stored as {self._other_dtypes[name]}, but weights are floating-point "
+                f"numbers ({', '.join(DTYPES)}); use the original model, not a quantized or damaged one"
+            )
         if self.shapes_only:
-            return torch.empty(self.shapes[name], dtype=self.dtypes.get(name), device="meta")
+            return torch.empty(self.shapes[name], dtype=self.dtypes[name], device="meta")
         tensor: Tensor = self._files[name].get_tensor(name)
         return tensor.clone()  # a copy, because safetensors returns a view of the mapped file
 
@@ -65,11 +71,8 @@ class Weights:
         return max(sizes, key=lambda dtype: sizes[dtype], default=torch.float32)
 
     def _open(self, path: Path) -> None:
-        try:
-            with path.open("rb") as file:
-                start = file.read(9)
-        except OSError as error:
-            raise QkvError(f"{path}: cannot be read ({error.strerror}); check the file and its permissions") from error
+        with open_file(path) as file:
+            start = file.read(9)
         # A safetensors file is an 8-byte length followed by "{". The bytes of the length may look like a pickle header.
         if start.startswith(_PICKLE_HEADERS) and start[8:] != b"{":
             raise QkvError(
@@ -84,6 +87,8 @@ class Weights:
                 self.shapes[name] = tuple(tensor.get_shape())
                 if dtype in DTYPES:
                     self.dtypes[name] = DTYPES[dtype]
+                else:
+                    self._other_dtypes[name] = dtype
                 self._files[name] = tensors
         except (SafetensorError, OSError, ValueError) as error:
             raise QkvError(

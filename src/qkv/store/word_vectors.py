@@ -5,12 +5,14 @@ A line holds a word and its numbers, separated by spaces. A word2vec file starts
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from qkv.errors import QkvError
+from qkv.files import open_file
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def read_word_vectors(
     by_lowercase: dict[int, Tensor] = {}
     bad_lines: list[int] = []
     try:
-        with path.open(encoding="utf-8", errors="replace", newline="\n") as lines:
+        with TextIOWrapper(open_file(path), encoding="utf-8", errors="replace", newline="\n") as lines:
             for number, line in enumerate(lines, 1):
                 parts = line.rstrip("\r\n ").split(" ")
                 if number == 1:

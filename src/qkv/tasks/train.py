@@ -17,6 +17,7 @@ import torch
 from qkv import store
 from qkv.data.records import Record
 from qkv.errors import QkvError, UsageError
+from qkv.files import to_path
 from qkv.models import Config, Network, build
 from qkv.progress import OnStage
 from qkv.store.hub import resolve_folder
@@ -60,7 +61,7 @@ def open_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     A run that has checkpoints must be resumed with its own recipe; only some keys may change.
     """
     recipe = recipe_file.read(name, overrides)
-    path = Path(name).expanduser()
+    path = to_path(name)
     elsewhere = any(change.partition("=")[0].strip() == "run" for change in overrides)
     if path.is_dir() and RunFolder(path).is_run and not elsewhere:
         recipe = replace(recipe, run=str(path))

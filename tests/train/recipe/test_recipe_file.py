@@ -265,7 +265,7 @@ STACKS = st.fixed_dictionaries({}, optional={name: values_of(hint) for name, hin
 CHANGES = st.fixed_dictionaries(
     {},
     optional={
-        "width": st.integers(),
+        "width": st.integers(-(2**63), 2**63 - 1),
         "norm": values_of(STACK["norm"]),
         "rotary_scaling": st.just({"kind": "linear", "factor": 2.0}),
         "encoder": STACKS,

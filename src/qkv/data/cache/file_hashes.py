@@ -14,9 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from qkv.data.readers.decompress import open_file
+from qkv.data.readers.decompress import open_data_file
 from qkv.errors import QkvError
-from qkv.files import write_atomically
+from qkv.files import read_json_object, write_atomically
 
 CLOCK_RESOLUTION_NS = 2_000_000_000  # the coarsest resolution of modification times in common file systems
 
@@ -37,7 +37,7 @@ class FileHashes:
 
     def get(self, path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
         """The hash of the file's bytes."""
-        with open_file(path) as raw:
+        with open_data_file(path) as raw:
             stamp = _size_and_mtime(raw)
             name = str(path.resolve())
             known = self._known.get(name)
@@ -54,7 +54,7 @@ class FileHashes:
     def check_unchanged(self) -> None:
         """Raise if a file changed after it was hashed: the records may mix its old and its new content."""
         for path, stamp in self._stamps.items():
-            with open_file(path) as raw:
+            with open_data_file(path) as raw:
                 _check_stamp(path, raw, stamp)
 
     def _save(self, name: str, entry: list[Any]) -> None:
@@ -70,10 +70,10 @@ class FileHashes:
 
 def _load_index(index_path: Path | None) -> dict[str, Any]:
     try:
-        known = json.loads(index_path.read_text()) if index_path else {}
-    except (OSError, ValueError):
+        known = read_json_object(index_path) if index_path else {}
+    except QkvError:
         return {}
-    return known if isinstance(known, dict) else {}
+    return known
 
 
 def _size_and_mtime(raw: BinaryIO) -> tuple[int, int]:

@@ -7,7 +7,6 @@ expands without end is given up.
 
 import bz2
 import lzma
-import stat
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any, BinaryIO
 from qkv.data.readers.options import MiB, OnBytes, ReadContext, ReadLimits
 from qkv.data.records import FileLocation
 from qkv.errors import QkvError, suggest_name
-from qkv.files import describe_os_error
+from qkv.files import describe_os_error, open_file
 
 BLOCK_BYTES = MiB
 MAX_WINDOW_BYTES = 128 * MiB  # of a decompressor; the default limit of the zstd and xz programs
@@ -31,19 +30,11 @@ COMPRESSION_BY_EXTENSION = {
 }
 
 
-def open_file(path: Path) -> BinaryIO:
-    """Open a plain file for reading; the error says what is wrong with the path."""
-    try:
-        mode = path.stat().st_mode
-        if stat.S_ISDIR(mode):
-            raise QkvError(f"{path} is a folder; a file is needed here")
-        if not stat.S_ISREG(mode):
-            raise QkvError(f"{path} is not a plain file (a pipe or a device cannot be read twice)")
-        return path.open("rb")
-    except FileNotFoundError:
-        raise QkvError(f"no such file: {path}{_similar_name_hint(path)}") from None
-    except OSError as error:
-        raise QkvError(f"cannot read {path}: {describe_os_error(error)}") from None
+def open_data_file(path: Path) -> BinaryIO:
+    """Open a regular file for reading; if there is none, the error suggests a similar name."""
+    if "\0" not in str(path) and not path.exists() and not path.is_symlink():
+        raise QkvError(f"no such file: {path}{_similar_name_hint(path)}")
+    return open_file(path)
 
 
 def read_blocks(path: Path, context: ReadContext) -> Iterator[bytes]:
@@ -53,7 +44,7 @@ def read_blocks(path: Path, context: ReadContext) -> Iterator[bytes]:
     """
     limits = context.options.limits
     size = min(BLOCK_BYTES, limits.max_line_bytes)
-    with open_file(path) as raw:
+    with open_data_file(path) as raw:
         try:
             compression = _detect_compression(raw.read(10))
             raw.seek(0)

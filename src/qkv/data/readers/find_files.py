@@ -11,7 +11,7 @@ from os import PathLike
 from pathlib import Path
 
 from qkv.data.problems import Problems
-from qkv.data.readers.decompress import COMPRESSION_BY_EXTENSION, open_file
+from qkv.data.readers.decompress import COMPRESSION_BY_EXTENSION, open_data_file
 from qkv.data.records import FileLocation
 from qkv.errors import QkvError, UsageError
 
@@ -129,7 +129,7 @@ def _expand_path(path: PathArgument) -> tuple[list[Path], bool]:
         if not files:
             raise QkvError(f"no file matches {path}; check the pattern and the working directory")
         return files, False
-    open_file(given).close()  # fail now, with the reason, and not after an hour of reading other files
+    open_data_file(given).close()  # fail now, with the reason, and not after an hour of reading other files
     return [given], True
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from qkv.data.problems import InvalidRecord
 from qkv.data.readers.columns import has_nested, nested_names, select_records, unknown_column_error
-from qkv.data.readers.decompress import open_file
+from qkv.data.readers.decompress import open_data_file
 from qkv.data.readers.find_files import FileGroup
 from qkv.data.readers.options import ReadContext
 from qkv.data.records import FileLocation, Record
@@ -24,7 +24,7 @@ def read_parquet(group: FileGroup, context: ReadContext) -> Iterator[Record]:
     path, problems = group.paths[0], context.problems
     file = str(path)
     seen_before = problems.num_seen
-    with open_file(path) as raw:
+    with open_data_file(path) as raw:
         try:
             table = pyarrow.parquet.ParquetFile(raw)
             if table.metadata.num_rows == 0:

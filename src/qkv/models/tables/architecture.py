@@ -249,8 +249,8 @@ def read_config(architecture: Architecture, theirs: Json) -> Config:
         )
     except KeyError as error:
         raise QkvError(f"config.json: missing {error}") from error
-    except (ValueError, TypeError) as error:
-        raise QkvError(f"config.json: {error}") from error
+    except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
+        raise QkvError(f"config.json: {error}; correct or restore the file") from error
 
 
 class UnsupportedConfigError(QkvError):

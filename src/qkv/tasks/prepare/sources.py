@@ -23,6 +23,7 @@ from qkv.data.objectives.table import OBJECTIVES
 from qkv.data.readers.columns import nested_names
 from qkv.data.split import SplitName
 from qkv.errors import UsageError, suggest_name
+from qkv.files import to_path
 from qkv.progress import OnProgress
 from qkv.tasks.prepare.columns import check_columns, match_columns
 from qkv.train.recipe.schema import DataSection, Recipe
@@ -238,7 +239,7 @@ def cache_root(data: DataSection) -> Path:
     """The folder of tokenised data: `data.cache`, `$QKV_CACHE`, or `qkv` in the user's cache folder."""
     given = data.cache or os.environ.get("QKV_CACHE")
     if given:
-        return Path(given).expanduser()
+        return to_path(given)
     if sys.platform == "darwin":
         base = Path.home() / "Library" / "Caches"
     else:

@@ -15,6 +15,7 @@ from filelock import FileLock
 from qkv.data import Problems, Record
 from qkv.data.objectives.table import OBJECTIVES, RequiredTokens
 from qkv.errors import QkvError
+from qkv.files import to_path
 from qkv.progress import OnStage
 from qkv.store.hub import resolve_folder
 from qkv.tasks.prepare.sources import BuiltinSource, DataSource, digest
@@ -36,7 +37,7 @@ def load_or_train_tokenizer(
     section = recipe.tokenizer
     given = section.from_ or recipe.model.from_
     if given:
-        path = run_path(Path(given).expanduser())
+        path = run_path(to_path(given))
         folder = path if path.exists() else resolve_folder(given)
         try:
             return Tokenizer.load(folder), f"the tokenizer of {given}"

@@ -14,6 +14,7 @@ Also read, if present: `tokenizer_config.json`, `special_tokens_map.json`, `adde
 and the model's `config.json`.
 """
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 
 from qkv.errors import QkvError
-from qkv.files import read_json_object, read_text
+from qkv.files import read_json_object, read_text, to_path
 from qkv.text.formats import legacy, marian, sentencepiece
 from qkv.text.formats.families import TokenizerFamily, find_family
 from qkv.text.formats.sentencepiece import SentencePieceModel
@@ -48,6 +49,7 @@ class TokenizerFiles:
 
 def load_tokenizer_files(path: Path) -> TokenizerFiles:
     """Read the tokenizer at `path`: a folder, or a tokenizer.json, whose neighbours are read too."""
+    path = to_path(path)
     if path.is_file():
         folder, file = path.parent, path
     elif path.is_dir():
@@ -109,7 +111,7 @@ def load_legacy(folder: Path, config: dict[str, Any], model_config: dict[str, An
 
 def read_optional_object(file: Path) -> dict[str, Any]:
     """The JSON object in a file; empty if there is no such file."""
-    return read_json_object(file) if file.is_file() else {}
+    return read_json_object(file) if os.path.lexists(file) else {}
 
 
 def read_backend(file: Path) -> Backend:

@@ -13,6 +13,7 @@ from tokenizers import AddedToken, decoders, models
 from tokenizers import Tokenizer as Backend
 
 from qkv.errors import QkvError
+from qkv.files import read_bytes
 from qkv.text import templates
 from qkv.text.formats import legacy, sentencepiece
 from qkv.text.formats.sentencepiece import SPACE
@@ -48,7 +49,7 @@ def load_marian(folder: Path, config: dict[str, Any]) -> MarianTokenizers:
     return MarianTokenizers(
         load_side(folder / "source.spm", vocab, config),
         load_side(folder / "target.spm", target_vocab, config),
-        {name: (folder / name).read_bytes() for name in names},
+        {name: read_bytes(folder / name) for name in names},
     )
 
 

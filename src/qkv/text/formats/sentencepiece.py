@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from qkv.errors import QkvError
+from qkv.files import read_bytes
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # a piece's type
 UNIGRAM, BPE = 1, 2  # a model's type
@@ -60,9 +61,7 @@ class MalformedModelError(Exception):
 def read_model(file: Path) -> SentencePieceModel:
     """Read a SentencePiece model file."""
     try:
-        return parse_model(file.read_bytes())
-    except OSError as error:
-        raise QkvError(f"{file}: cannot be read ({error.strerror})") from None
+        return parse_model(read_bytes(file))
     except (MalformedModelError, struct.error, UnicodeDecodeError, IndexError) as error:
         raise QkvError(
             f"{file}: not a SentencePiece model ({error}); it may be truncated or from another program: fetch it again"

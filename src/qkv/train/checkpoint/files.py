@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from qkv.errors import QkvError
-from qkv.files import describe_os_error, hidden_sibling, write_atomically
+from qkv.files import hidden_sibling, parse_json, read_bytes, write_atomically
 
 VERSION = 2
 """The version of the format. In version 1, keys of the state and of the config had other names."""
@@ -78,17 +78,17 @@ def write_checksummed(path: Path, content: dict[str, Any]) -> None:
 
 def read_checksummed(path: Path) -> dict[str, Any]:
     """Read a file of `write_checksummed`. Raise `DamagedCheckpoint` if any byte of it has changed."""
+    if not path.exists():
+        raise DamagedCheckpoint(f"{path.parent}: there is no {path.name}, so this checkpoint is incomplete")
     try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise DamagedCheckpoint(f"{path.parent}: there is no {path.name}, so this checkpoint is incomplete") from None
-    except OSError as error:
-        raise DamagedCheckpoint(f"{path}: cannot be read ({describe_os_error(error)})") from error
+        data = read_bytes(path)
+    except QkvError as error:
+        raise DamagedCheckpoint(str(error)) from None
     body = data[len(_CHECKSUM_PREFIX) + _CHECKSUM_DIGITS :]
     if data != _CHECKSUM_PREFIX + sha256(body).hexdigest().encode() + body:
         raise DamagedCheckpoint(f"{path}: damaged: its content does not match its checksum")
     try:
-        content: dict[str, Any] = json.loads(data)["content"]
+        content: dict[str, Any] = parse_json(data)["content"]
         version = content["version"]
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedCheckpoint(f"{path}: does not have the fields of a checkpoint's file ({error!r})") from error

@@ -8,17 +8,18 @@ line, the key and the expected value. Relative paths are resolved against the wo
 """
 
 import os
-import tomllib
 from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 
 from qkv.errors import QkvError, UsageError, suggest_name, suggest_path
-from qkv.files import read_text, report_write_errors, write_atomically
+from qkv.files import read_text, report_write_errors, to_path, write_atomically
 from qkv.train.recipe.check import check_recipe
 from qkv.train.recipe.schema import Recipe
 from qkv.train.recipe.table import STACKS, RecipeText, Table, apply_overrides, recipe_from_table, to_table
-from qkv.train.recipe.values import format_key, format_value
+from qkv.train.recipe.values import format_key, format_value, parse_toml
+
+MAX_RECIPE_BYTES = 2**20
 
 CHANGEABLE_ON_RESUME = frozenset(
     {"run", "data.cache", "data.test"}
@@ -53,11 +54,10 @@ def read(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 def loads(text: str, where: str = "the recipe") -> Recipe:
     """Parse a recipe from TOML. This does not check for impossible combinations of keys."""
     try:
-        return recipe_from_table(tomllib.loads(text), RecipeText(where, text))
-    except tomllib.TOMLDecodeError as error:
+        table = parse_toml(text)
+    except ValueError as error:
         raise UsageError(f"{where}: not valid TOML: {error}") from None
-    except RecursionError:
-        raise UsageError(f"{where}: not a recipe: it is nested too deeply") from None
+    return recipe_from_table(table, RecipeText(where, text))
 
 
 def builtin_recipes() -> list[str]:
@@ -68,11 +68,11 @@ def builtin_recipes() -> list[str]:
 
 def find_recipe(name: str | Path) -> tuple[str, str]:
     """Return the text and the origin of a recipe. `name` is a file, a run folder or a built-in recipe."""
-    path = Path(name).expanduser()
+    path = to_path(name)
     if path.is_dir() and (path / "recipe.toml").is_file():
         path = path / "recipe.toml"
     if path.is_file():
-        return read_text(path, may_be_empty=True), str(path)
+        return read_text(path, MAX_RECIPE_BYTES, may_be_empty=True), str(path)
     known = builtin_recipes()
     if str(name) in known:
         file = resources.files("qkv").joinpath("recipes", f"{name}.toml")

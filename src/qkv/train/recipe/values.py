@@ -6,10 +6,55 @@ import tomllib
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
-from qkv.errors import UsageError
+from qkv.errors import UsageError, shorten
 from qkv.values import matches_type
 
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+MAX_KEY_PARTS = 32
+STRING_OR_COMMENT = re.compile(
+    r'"""(?s:.)*?(?:"""|\Z)'
+    r"|'''(?s:.)*?(?:'''|\Z)"
+    r'|"(?:\\.|[^"\\\n])*"?'
+    r"|'[^'\n]*'?"
+    r"|#[^\n]*"
+)
+"""A string or a comment of TOML. A string that is not closed ends with its line, or with the file."""
+NOT_IN_KEY = re.compile(r"[^\w. \t-]")  # a character that is not part of a dotted key
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Parse TOML. A ValueError is raised for deep nesting and for integers of more than 64 bits, too.
+
+    >>> parse_toml("a.b = [1, 2]")
+    {'a': {'b': [1, 2]}}
+    """
+    outside_strings = STRING_OR_COMMENT.sub("_", text)
+    if any(part.count(".") >= MAX_KEY_PARTS for part in NOT_IN_KEY.split(outside_strings)):
+        raise ValueError(f"a key has more than {MAX_KEY_PARTS} parts")  # tomllib takes quadratic time for it
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError:
+        raise ValueError("an integer has thousands of digits") from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    _check_values(table)
+    return table
+
+
+def _check_values(value: Any) -> None:
+    """Raise ValueError for an integer of more than 64 bits, and for a NUL in a text, at any depth."""
+    if isinstance(value, dict):
+        _check_values(list(value))
+        _check_values(list(value.values()))
+    elif isinstance(value, list):
+        for item in value:
+            _check_values(item)
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError(f"the integer {shorten(str(value), 30)} has more than 64 bits")
+    elif isinstance(value, str) and "\0" in value:
+        raise ValueError(f"the text {shorten(repr(value), 60)} contains a NUL character")
 
 
 def coerce(value: Any, expected: Any) -> Any:
@@ -35,9 +80,9 @@ def parse_value(text: str, expected: Any) -> Any:
     (0.001, 'runs/a', ('a', 'b'))
     """
     try:
-        read = tomllib.loads(f"value = {text}")
+        read = parse_toml(f"value = {text}")
         value = coerce(read["value"], expected) if len(read) == 1 else text
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except ValueError:
         return text
     return text if not matches_type(value, expected) and matches_type(text, expected) else value
 

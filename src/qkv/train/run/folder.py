@@ -27,7 +27,17 @@ import torch
 from filelock import FileLock, Timeout
 
 from qkv.errors import QkvError
-from qkv.files import PARTIAL, describe_os_error, read_text, report_write_errors, write_atomically
+from qkv.files import (
+    PARTIAL,
+    describe_os_error,
+    parse_json,
+    read_bytes,
+    read_json_object,
+    read_text,
+    report_write_errors,
+    to_path,
+    write_atomically,
+)
 from qkv.train.checkpoint.folder import CheckpointFolder
 
 RECIPE = "recipe.toml"
@@ -38,6 +48,7 @@ LOCK = ".lock"
 LOCK_HOLDER = ".lock.json"
 MODEL_CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
+MAX_LOG_BYTES = 2**32
 
 
 class RunFolder:
@@ -49,7 +60,7 @@ class RunFolder:
     """
 
     def __init__(self, path: str | Path, *, max_to_keep: int = 3, rank: int = 0, world_size: int = 1) -> None:
-        self.path = Path(path).expanduser()
+        self.path = to_path(path)
         self.checkpoints = CheckpointFolder(
             self.path / CHECKPOINTS, max_to_keep=max_to_keep, rank=rank, world_size=world_size
         )
@@ -130,12 +141,10 @@ class RunFolder:
         """Write env.json. Return the changes since the last time, such as "torch: 2.11.0 → 2.13.0"."""
         env = environment(device, num_threads)
         try:
-            before = json.loads((self.path / ENV).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            before = read_json_object(self.path / ENV)
+        except QkvError:
             before = {}
         self._write(ENV, json.dumps(env, indent=2) + "\n")
-        if not isinstance(before, dict):
-            return []
         return [f"{key}: {before[key]} → {env[key]}" for key in env if key in before and before[key] != env[key]]
 
     # ------------------------------------------------------------------ metrics
@@ -182,7 +191,7 @@ class RunFolder:
     def _log_lines(self) -> list[tuple[bytes, dict[str, Any]]]:
         """Return the lines of the log with their records, without unreadable lines."""
         path = self.path / METRICS
-        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        lines = read_bytes(path, MAX_LOG_BYTES).splitlines(keepends=True) if path.exists() else []
         return [(line, record) for line in lines if (record := _parse_record(line)) is not None]
 
     def _repair_log(self) -> None:
@@ -190,7 +199,7 @@ class RunFolder:
         path = self.path / METRICS
         if not path.exists():
             return
-        data = path.read_bytes()
+        data = read_bytes(path, MAX_LOG_BYTES)
         lines = data.split(b"\n")
         torn = len(lines.pop())  # the text after the last newline
         while lines and _parse_record(lines[-1] + b"\n") is None:
@@ -221,9 +230,9 @@ class RunFolder:
 
     def _describe_holder(self) -> str:
         try:
-            holder = json.loads((self.path / LOCK_HOLDER).read_text(encoding="utf-8"))
+            holder = read_json_object(self.path / LOCK_HOLDER)
             return f"process {holder['pid']} on {holder['host']}, since {holder['since']}"
-        except (OSError, ValueError, KeyError, TypeError):
+        except (QkvError, KeyError):
             return "an unknown process"
 
     def _write(self, name: str, text: str) -> None:
@@ -264,7 +273,7 @@ def _parse_record(line: bytes) -> dict[str, Any] | None:
     if not line.endswith(b"\n"):
         return None
     try:
-        record = json.loads(line)
+        record = parse_json(line)
     except ValueError:
         return None
     return record if isinstance(record, dict) else None

@@ -15,6 +15,7 @@ from torch import Tensor
 from qkv import store
 from qkv.blocks import HeadConfig
 from qkv.errors import QkvError
+from qkv.files import to_path
 from qkv.models import Config, build
 from qkv.store import StoredModel
 from qkv.store.config_json import parse_config
@@ -45,7 +46,7 @@ def load_model(
     With `unfinished=False`, the newest checkpoint of an unfinished run is not loaded, only a checkpoint that `name`
     gives. This is for `model.from`, which must not change its meaning while that run trains.
     """
-    path = Path(name).expanduser()
+    path = to_path(name)
     run = RunFolder(path)
     if unfinished and run.is_run and not (path / MODEL_CONFIG).exists() and run.checkpoints.steps():
         if head is not None:
@@ -66,7 +67,7 @@ def load_model(
 
 def is_checkpoint(path: Path) -> bool:
     """Return whether a path is the folder of a checkpoint."""
-    return parse_step(path.resolve().name) is not None and (path / MANIFEST_FILE).is_file()
+    return (path / MANIFEST_FILE).is_file() and parse_step(path.resolve().name) is not None
 
 
 def run_path(path: Path) -> Path:

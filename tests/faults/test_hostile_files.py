@@ -1,0 +1,205 @@
+"""Files that no one should write: pipes, devices, symlink loops, numbers without end, integer weights.
+
+Each of them is refused with a `QkvError` of bounded length, without hanging and without much memory.
+"""
+
+import json
+import os
+import struct
+from pathlib import Path
+
+import pytest
+from task_models import seq2seq
+
+import qkv
+from qkv.data.readers import read
+from qkv.errors import MAX_MESSAGE_CHARACTERS, QkvError, UsageError, shorten
+from qkv.files import MAX_FILE_BYTES, open_file, parse_json, read_bytes, read_json, to_path
+from qkv.store.word_vectors import read_word_vectors
+from qkv.text import Tokenizer
+from qkv.train.checkpoint.files import DamagedCheckpoint, read_checksummed
+from qkv.train.recipe import recipe_file
+from qkv.train.recipe.values import MAX_KEY_PARTS, parse_toml
+
+BAD_FILES = ["pipe", "device", "loop", "folder"]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small encoder-decoder with its tokenizer."""
+    folder = tmp_path_factory.mktemp("saved") / "model"
+    seq2seq().save(folder)
+    return folder
+
+
+@pytest.fixture
+def model(saved: Path, tmp_path: Path) -> Path:
+    """A copy of the model that a test may change."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for file in saved.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    return folder
+
+
+def replace_file(path: Path, kind: str) -> Path:
+    """Put something that is not a regular file at a path."""
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero" if kind == "device" else path.name)
+    return path
+
+
+def change_json(path: Path, **values: object) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+# -------------------------------------------------------------------- what is not a regular file
+
+
+@pytest.mark.parametrize("kind", BAD_FILES)
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"])
+def test_a_model_folder_with_it_is_refused(name: str, kind: str, model: Path) -> None:
+    replace_file(model / name, kind)
+    with pytest.raises(QkvError, match=str(model)):
+        qkv.load(model)
+
+
+@pytest.mark.parametrize("kind", BAD_FILES)
+def test_every_reader_refuses_it(kind: str, tmp_path: Path) -> None:
+    path = replace_file(tmp_path / "a.txt", kind)
+    for call in (
+        open_file,
+        read_json,
+        read_checksummed,
+        Tokenizer.load,
+        recipe_file.read,
+        lambda one: read_word_vectors(one, {"a": 0}, 2),
+        lambda one: list(read(one)),
+    ):
+        with pytest.raises(QkvError):
+            call(path)
+
+
+def test_a_folder_that_links_to_itself(tmp_path: Path) -> None:
+    path = replace_file(tmp_path / "model", "loop")
+    for call in (qkv.load, recipe_file.read, Tokenizer.load):
+        with pytest.raises(QkvError, match="model"):
+            call(path)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "~no-such-user/model"])
+def test_a_name_that_cannot_be_a_path(name: str, tmp_path: Path) -> None:
+    for call in (to_path, qkv.load, recipe_file.read, qkv.new("bert-tiny").save):
+        with pytest.raises(UsageError, match=r"path"):
+            call(name)
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    with path.open("wb") as file:
+        file.truncate(MAX_FILE_BYTES + 1)
+    with pytest.raises(QkvError, match="at most 536,870,912 are read"):
+        read_bytes(path)
+
+
+# -------------------------------------------------------------------- numbers and nesting
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"a": 1' + "0" * 5000 + "}", "more than 64 bits"),
+        ('{"a": -9223372036854775809}', "more than 64 bits"),
+        ("[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_json_with_bounds(text: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(QkvError, match=reason) as caught:
+        read_json(tmp_path / "a.json")
+    assert len(str(caught.value)) < 300
+    assert parse_json('{"a": [18446744073709551615, -9223372036854775808]}') == {"a": [2**64 - 1, -(2**63)]}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a" + ".a" * 50_000 + " = 1", "more than 32 parts"),
+        ("x = {" + '"a" . ' * 50_000 + "a = 1}", "more than 32 parts"),
+        ("[" + "a." * 50_000 + "a]", "more than 32 parts"),
+        ("a = 1" + "0" * 5000, "thousands of digits"),
+        ("a = 9223372036854775808", "more than 64 bits"),
+        ("a = " + "[" * 50_000, "nested too deeply"),
+        ('a = ["\\u0000"]', "NUL"),
+        ('a = "' + '\\"' * 200_000, "Unterminated"),
+    ],
+)
+def test_toml_with_bounds(text: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text(text)
+    with pytest.raises(UsageError, match=reason):
+        recipe_file.read(tmp_path / "a.toml")
+
+
+def test_dots_in_strings_and_comments_are_not_parts_of_keys() -> None:
+    dots = "." * (2 * MAX_KEY_PARTS)
+    text = f'a = \'{dots}\' # {dots}\nb = """{dots}\n{dots}"""\nc = [{"1.5, " * 100}]'
+    assert parse_toml(text)["b"] == f"{dots}\n{dots}"
+
+
+# -------------------------------------------------------------------- long values in messages
+
+
+def test_a_long_value_is_cut() -> None:
+    assert shorten("abc", 3) == "abc"
+    assert len(shorten("a" * 100_000)) < 150
+    assert len(str(QkvError("a" * 10**6 + "; the advice"))) < MAX_MESSAGE_CHARACTERS + 100
+    assert str(QkvError("a" * 10**6 + "; the advice")).endswith("; the advice")
+
+
+def test_a_config_with_a_long_value_is_refused_in_a_few_words(model: Path) -> None:
+    change_json(model / "config.json", pad_token_id="x" * 100_000)
+    with pytest.raises(QkvError, match="must be a whole number") as caught:
+        qkv.load(model)
+    assert len(str(caught.value)) < 500
+
+
+# -------------------------------------------------------------------- weights
+
+
+@pytest.mark.parametrize("dtype", [b"I32", b"U32"])
+def test_integers_are_not_weights(dtype: bytes, model: Path) -> None:
+    path = model / "model.safetensors"
+    data = path.read_bytes()
+    size = struct.unpack("<Q", data[:8])[0]
+    header = data[8 : 8 + size].replace(b'"F32"', b'"' + dtype + b'"')
+    path.write_bytes(struct.pack("<Q", len(header)) + header + data[8 + size :])
+    for device in ("cpu", "meta"):
+        with pytest.raises(QkvError, match=f"is stored as {dtype.decode()}, but weights are floating-point"):
+            qkv.load(model, device=device)
+
+
+# -------------------------------------------------------------------- configs
+
+
+def test_a_first_token_outside_the_vocabulary_is_refused_at_load(model: Path) -> None:
+    change_json(model / "config.json", decoder_start_token_id=10**6)
+    with pytest.raises(QkvError, match="decoder_start_token_id = 1000000 is not in the vocabulary"):
+        qkv.load(model)
+
+
+def test_other_special_tokens_outside_the_vocabulary_are_dropped_with_a_note(model: Path) -> None:
+    change_json(model / "config.json", eos_token_ids=[1, 10**6], pad_token_id=-1)
+    loaded = qkv.load(model)
+    assert (loaded.config.eos_token_ids, loaded.config.pad_token_id) == ((1,), None)
+    assert len(loaded.notes) == 2
+    loaded.generate("the fox", max_tokens=4, min_tokens=3)
+
+
+def test_a_manifest_that_is_a_pipe_is_a_damaged_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(DamagedCheckpoint, match="not a regular file"):
+        read_checksummed(replace_file(tmp_path / "manifest.json", "pipe"))
