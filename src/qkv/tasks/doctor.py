@@ -7,12 +7,12 @@ report.is_healthy, [finding.summary for finding in report.findings]
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from qkv.errors import QkvError, UsageError, suggest_name
+from qkv.files import to_path
 from qkv.inside.doctor import Finding, Subject, random_batch, take_sequences
 from qkv.inside.doctor import examine as run_checks
 from qkv.models import build
@@ -66,7 +66,7 @@ def open_subject(name: str, overrides: Sequence[str], progress: OnStage | None) 
     The name of a recipe means new weights, as at the start of its training. The folder of a run means its trained
     weights, on the data of its recipe.
     """
-    path = Path(name).expanduser()
+    path = to_path(name)
     if path.is_file() or (not path.exists() and name in recipe_file.builtin_recipes()):
         return recipe_subject(name, overrides, progress)
     if overrides:
@@ -97,7 +97,7 @@ def model_subject(name: str, progress: OnStage | None) -> tuple[Subject, list[st
     """A trained model, with data of its recipe if it is a run whose data is still there, else with random tokens."""
     stored = load_model(name)
     notes = list(stored.notes)
-    file = run_path(Path(name).expanduser()) / "recipe.toml"
+    file = run_path(to_path(name)) / "recipe.toml"
     if file.is_file() and stored.tokenizer is not None:
         try:
             recipe = recipe_file.read(file)
