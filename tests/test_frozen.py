@@ -46,6 +46,10 @@ OPTIONS = {
     "bench": ["--device", "--dtype", "--int8", "--json", "--picture", "--seconds"],
     "info": ["--context", "--json"],
     "import": ["--json"],
+    "look": [
+        *("--beam", "--device", "--heads", "--json", "--layers", "--length", "--mask", "--max-tokens", "--out"),
+        "--target",
+    ],
     "doctor": ["--json"],
     "export": ["--format", "--json"],
     "run": [

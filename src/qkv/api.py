@@ -12,9 +12,11 @@ from torch import Tensor
 
 from qkv import decode, store
 from qkv.blocks import HeadConfig, Tap
-from qkv.decode import GenerationResult, TokenLogprob
+from qkv.decode import GenerationOptions, GenerationResult, TokenLogprob
 from qkv.errors import QkvError, UsageError, suggest_name
 from qkv.inside import DEFAULT_SITES, Edit, EditTap, Trace, check_edits
+from qkv.inside.look.document import LookOptions
+from qkv.inside.look.page import Look
 from qkv.models import Config, Encoder, Network, Seq2Seq, build
 from qkv.models.tables import presets
 from qkv.progress import OnProgress
@@ -24,6 +26,7 @@ from qkv.tasks.run.classify import check_text_lengths
 from qkv.tasks.run.embed import embed_texts
 from qkv.tasks.run.example_batches import batches
 from qkv.tasks.run.generate import make_generation_options, prompt_ids
+from qkv.tasks.run.look import look_at_mask, look_at_text
 from qkv.tasks.run.trace import trace_text
 from qkv.tasks.task import TextModel
 from qkv.text import Tokenizer
@@ -228,6 +231,48 @@ class Model:
         """
         named = {"sites": sites, "heads": heads}
         return trace_text(self.network, self.tokenizer, self.config, text, target, **named, **options)
+
+    def look(
+        self,
+        text: str | tuple[str, str] | Sequence[int],
+        target: str | Sequence[int] | None = None,
+        *,
+        layers: Iterable[int] | None = None,
+        heads: Iterable[int] | None = None,
+        beam: int = 4,
+        max_tokens: int = 32,
+        name: str = "model",
+    ) -> Look:
+        """Gather what happens inside the model on one text. A notebook shows the result as a page; `.save` writes it.
+
+        The page shows tokens, embeddings, attention, predictions after each layer, neurons, and, for a model that
+        generates text, a beam search with `beam` beams and at most `max_tokens` tokens. `layers` and `heads` limit what
+        is shown. `name` is the name of the model in the heading.
+        """
+        shown = (None if layers is None else tuple(layers), None if heads is None else tuple(heads))
+        options = LookOptions(model_name=name, layers=shown[0], heads=shown[1])
+        search = None
+        if self.config.head.kind == "lm" and beam > 1:
+            search = GenerationOptions(beam=min(beam, self.config.stack.vocab_size), max_tokens=max_tokens)
+        return look_at_text(self.network, self.tokenizer, self.config, text, target, options=options, search=search)
+
+    def look_at_mask(
+        self,
+        texts: Sequence[str],
+        targets: Sequence[str] = (),
+        *,
+        length: int | None = None,
+        layers: Iterable[int] | None = None,
+        name: str = "model",
+    ) -> Look:
+        """Gather the masks of the model on packed texts, with the reason of each masked cell.
+
+        The texts become the documents of one sequence, padded to `length` tokens. An encoder-decoder takes one target
+        for each text, or none; without targets, only the mask of the encoder is shown.
+        """
+        options = LookOptions(model_name=name, layers=None if layers is None else tuple(layers))
+        sides = (list(texts), list(targets))
+        return look_at_mask(self.network, self.tokenizer, self.config, *sides, length=length, options=options)
 
     @torch.no_grad()
     def embed(

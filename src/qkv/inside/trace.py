@@ -22,6 +22,7 @@ from torch import Tensor
 
 from qkv.errors import QkvError, UsageError, suggest_name
 from qkv.files import describe_os_error, partial_path, publish_file
+from qkv.inside.look.trace_page import look_at_trace
 from qkv.inside.tokens import TokenList
 
 LOGITS = "logits"
@@ -60,6 +61,10 @@ class Trace:
         tokens = ", ".join(f"{len(tokens)} {stack} tokens" for stack, tokens in self.tokens.items())
         num_bytes = sum(value.numel() * value.element_size() for value in self.values.values())
         return f"<trace of {tokens}: {len(self.values)} sites, {num_bytes / 1e6:.1f} MB>"
+
+    def _repr_html_(self) -> str:
+        """The tokens and the attention patterns, as a page in a frame of a notebook."""
+        return look_at_trace(self.values, self.tokens, self.heads)._repr_html_()
 
     @property
     def output_stack(self) -> str:

@@ -14,7 +14,8 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-IMPORT = re.compile(r'^import \{[^}]*\} from "\./([\w.]+)";\n', re.MULTILINE)
+IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./([\w.]+)";$', re.MULTILINE)
+EXPORT = re.compile(r"^export ((?:async )?function|const) (\w+)", re.MULTILINE)
 ENTRY = "main.js"
 
 
@@ -39,12 +40,18 @@ def build_page(document: Mapping[str, Any]) -> str:
 
 @cache
 def bundle_scripts() -> str:
-    """All scripts as one module: each file after the files that it imports, without `import` and `export`.
+    """All scripts as one: each file becomes a function that returns its exports, after the files that it imports.
 
-    This works because every import is one line `import {names} from "./file.js";` and no name occurs in two files.
+    This needs imports of the form `import {names} from "./file.js";`, and exports of the form `export function` or
+    `export const`.
     """
-    parts = [re.sub(r"^export ", "", IMPORT.sub("", read_static(name)), flags=re.MULTILINE) for name in _in_order()]
-    return "\n" + "\n".join(parts)
+    parts = ["", "const modules = {};"]
+    for name in _in_order():
+        code = read_static(name)
+        exported = ", ".join(found[1] for found in EXPORT.findall(code))
+        code = EXPORT.sub(r"\1 \2", IMPORT.sub(r'const \1 = modules["\2"];', code))
+        parts.append(f'modules["{name}"] = (() => {{\n{code}return {{{exported}}};\n}})();')
+    return "\n".join(parts) + "\n"
 
 
 def read_static(name: str) -> str:
@@ -57,7 +64,7 @@ def _in_order() -> list[str]:
 
     def visit(name: str) -> Iterator[str]:
         if name not in done:
-            for imported in IMPORT.findall(read_static(name)):
+            for _, imported in IMPORT.findall(read_static(name)):
                 yield from visit(imported)
             done.append(name)
             yield name

@@ -9,7 +9,7 @@ function fill(element, attributes, children) {
     else if (name === "style") Object.assign(element.style, value);
     else element.setAttribute(name, value === true ? "" : String(value));
   }
-  for (const child of children.flat()) {
+  for (const child of children.flat(Infinity)) {
     if (child !== null && child !== undefined) element.append(child);
   }
   return element;
@@ -45,11 +45,11 @@ export function number(value, digits = 3) {
   if (value === -Infinity) return "−∞";
   if (!Number.isFinite(value)) return "–";
   const size = Math.abs(value);
-  const text = size !== 0 && (size >= 1e5 || size < 0.5 * 10 ** -digits) ? size.toExponential(1) : size.toFixed(digits);
-  return (value < 0 ? "−" : "") + text;
+  const text = size >= 1e6 ? size.toExponential(2) : size.toFixed(digits);
+  return (value < 0 && Number(text) !== 0 ? "−" : "") + text;
 }
 
-/** A labelled `<select>`. `options` are [value, text] pairs; `change` gets the chosen index. */
+/** A labelled `<select>`. `options` are texts; `change` gets the index of the chosen one. */
 export function choice(label, options, change, chosen = 0) {
   const select = html("select", {onchange: () => change(select.selectedIndex)}, options.map((text) => html("option", {}, text)));
   select.selectedIndex = chosen;

@@ -28,7 +28,7 @@ export function cellSize(count, room, smallest = 9, largest = 30) {
  * A matrix with its query tokens on the left and its key tokens on top.
  * `text(row, column)` is written into a cell that has room; `pick(row, column)` is called for a click on a cell.
  */
-export function labelledHeatmap({label, bytes, queries, keys, hidden, colours = weightColours(), text, pick, selected = -1, room = 560}) {
+export function labelledHeatmap({label, bytes, queries, keys, hidden, colours = weightColours(), text, pick, selected = -1, room = 500}) {
   const size = cellSize(Math.max(queries.length, keys.length), room);
   const left = 8 + labelRoom(queries), top = 8 + labelRoom(keys);
   const width = left + keys.length * size + 4, height = top + queries.length * size + 4;

@@ -4,9 +4,9 @@ import {html} from "./dom.js";
 
 const COPIED = ["fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-opacity", "font-family", "font-size", "font-weight", "opacity"];
 
-/** A button that saves the picture that `find` returns. */
+/** A button that saves the picture that `find` returns. `name` is a text, or a function that returns it. */
 export function saveButton(find, name) {
-  return html("button", {type: "button", class: "quiet", onclick: () => save(standalone(find()), `${name}.svg`)}, "Save SVG");
+  return html("button", {type: "button", class: "quiet", onclick: () => save(standalone(find()), `${typeof name === "function" ? name() : name}.svg`)}, "Save SVG");
 }
 
 /** A copy of an SVG element that needs no style sheet. */

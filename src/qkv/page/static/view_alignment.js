@@ -8,10 +8,10 @@ const LINE = 26, GAP = 220, SIDE = 190;
 
 export function alignmentView(data) {
   const attention = data.attention.find((one) => one.name === data.alignment.attention);
-  const source = data.sequences[attention.keys], target = data.sequences[attention.queries];
+  const source = data.sequences[attention.keys], target = data.alignment.written;
   const body = html("div", {});
   const heads = [["mean of all heads", null], ...attention.layers.flatMap((layer, y) => attention.heads.map((head, x) => [`layer ${layer}, head ${head}`, [y, x]]))];
-  let chosen = 0, words = source.words.at(-1) + 1 < source.texts.length || target.words.at(-1) + 1 < target.texts.length;
+  let chosen = 0, words = target.words.at(-1) >= 3;  // a target of one or two words is shown by tokens
   const show = async () => {
     const weights = await tokenWeights(attention, heads[chosen][1], target.texts.length, source.texts.length);
     const rows = words ? grouped(weights, target.words, source.words) : weights;
@@ -82,7 +82,7 @@ function picture(left, right, rows) {
   const graph = svg("svg", {viewBox: `0 0 ${width} ${height}`, width, height, role: "img", class: "alignment",
     "aria-label": `Alignment of ${right.length} target units with ${left.length} source units`},
     svg("text", {x: SIDE - 8, y: 14, "text-anchor": "end", class: "step-number"}, "source"),
-    svg("text", {x: SIDE + GAP + 8, y: 14, class: "step-number"}, "target"),
+    svg("text", {x: SIDE + GAP + 8, y: 14, class: "step-number"}, "target, as it is written"),
     lines,
     left.map((words, j) => text(words, SIDE - 8, y[0](j), "end")),
     right.map((words, i) => text(words, SIDE + GAP + 8, y[1](i), "start", {onmouseenter: () => focus(i), onmouseleave: () => focus(-1)})));

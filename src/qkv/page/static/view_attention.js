@@ -32,6 +32,6 @@ function grid(data, attention) {
     html("h3", {}, attention.title),
     html("p", {class: "note"}, attention.description),
     html("div", {class: "heads", role: "group", "aria-label": `${attention.title}: layers by heads`,
-      style: {gridTemplateColumns: `auto repeat(${attention.heads.length}, minmax(44px, ${attention.heads.length > 6 ? 96 : 150}px))`}},
+      style: {gridTemplateColumns: `max-content repeat(${attention.heads.length}, minmax(44px, ${attention.heads.length > 6 ? 96 : 150}px))`}},
       buttons.map((row, y) => [html("span", {class: "layer"}, `layer ${attention.layers[y]}`), ...row])));
 }

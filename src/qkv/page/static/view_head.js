@@ -11,37 +11,31 @@ import {onTheme} from "./theme.js";
 import {unpack} from "./unpack.js";
 
 /** Show a head in a dialog; Escape closes it. */
-export function openHead(data, attention, layerIndex, headIndex) {
-  const close = html("button", {type: "button", class: "quiet", "aria-label": "Close"}, "Close");
-  const dialog = html("dialog", {"aria-labelledby": "head-title"});
-  close.addEventListener("click", () => dialog.close());
-  dialog.addEventListener("close", () => dialog.remove());
-  dialog.addEventListener("click", (event) => {
-    if (event.target === dialog) dialog.close();
-  });
-  const show = async (y, x) => {
-    const body = await headBody(data, attention, y, x);
-    const layers = attention.layers.length, heads = attention.heads.length;
-    const step = (by) => {
-      const index = (y * heads + x + by + layers * heads) % (layers * heads);
-      return () => show(Math.floor(index / heads), index % heads);
-    };
-    dialog.replaceChildren(
-      html("header", {},
-        html("h2", {id: "head-title"}, `${attention.title} · layer ${attention.layers[y]} · head ${attention.heads[x]}`),
-        html("div", {class: "buttons"},
-          html("button", {type: "button", class: "quiet", onclick: step(-1)}, "← Previous"),
-          html("button", {type: "button", class: "quiet", onclick: step(1)}, "Next →"),
-          saveButton(() => dialog.querySelector(".heatmap"), `${attention.name}-${attention.layers[y]}-${attention.heads[x]}`),
-          close)),
-      body);
+export async function openHead(data, attention, layerIndex, headIndex) {
+  const heads = attention.heads.length, count = attention.layers.length * heads;
+  let index = layerIndex * heads + headIndex;
+  const title = html("h2", {id: "head-title"}), body = html("div", {});
+  const name = () => `${attention.name}-${attention.layers[Math.floor(index / heads)]}-${attention.heads[index % heads]}`;
+  const show = async () => {
+    const [y, x] = [Math.floor(index / heads), index % heads];
+    title.textContent = `${attention.title} · layer ${attention.layers[y]} · head ${attention.heads[x]}`;
+    body.replaceChildren(await headBody(data, attention, y, x));
   };
+  const step = (by) => () => {
+    index = (index + by + count) % count;
+    show();
+  };
+  const close = html("button", {type: "button", class: "quiet", onclick: () => dialog.close()}, "Close");
+  const dialog = html("dialog", {"aria-labelledby": "head-title", onclose: () => dialog.remove(), onclick: (event) => event.target === dialog && dialog.close()},
+    html("header", {}, title, html("div", {class: "buttons"},
+      count > 1 ? html("button", {type: "button", class: "quiet", onclick: step(-1)}, "← Previous head") : null,
+      count > 1 ? html("button", {type: "button", class: "quiet", onclick: step(1)}, "Next head →") : null,
+      saveButton(() => dialog.querySelector(".heatmap"), name), close)),
+    body);
   document.body.append(dialog);
-  return show(layerIndex, headIndex).then(() => {
-    dialog.showModal();
-    close.focus();
-    return dialog;
-  });
+  await show();
+  dialog.showModal();
+  close.focus();
 }
 
 async function headBody(data, attention, layerIndex, headIndex) {
@@ -121,7 +115,7 @@ function stepParts(steps, detail, keys, reasons, shown, query, pick) {
   return [
     html("h3", {}, `${query} step by step`),
     html("p", {class: "formula"}, formula),
-    scrollBox("Numbers step by step", table(`The query ${query} and each key; scores are divided by √${width} or scaled as the model does`, headings, rows)),
+    scrollBox("Numbers step by step", table(`The query ${query} with each key. The scale ${number(detail.scale, 4)} is ${detail.scale === 1 ? "1: this model does not scale" : `1/√${width}`}.`, headings, rows)),
     html("h3", {}, "The vectors"),
     strips,
   ];

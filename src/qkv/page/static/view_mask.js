@@ -1,13 +1,14 @@
 // The mask of each attention, with the reason for every masked cell.
 
 import {choice, html, scrollBox, visibleToken} from "./dom.js";
-import {cellSize, labelledHeatmap} from "./heatmap.js";
+import {labelledHeatmap} from "./heatmap.js";
 import {REASONS} from "./mask_reasons.js";
 import {saveButton} from "./save.js";
 import {onTheme} from "./theme.js";
 import {unpack} from "./unpack.js";
 
-const LEVELS = [255, 18, 40, 62, 84];  // positions on the colour scale: a visible cell is dark, each reason has its own light tone
+// Positions on the colour scale. Masked cells are light; their letter names the reason.
+const VISIBLE_LEVEL = 150, MASKED_LEVEL = 0;
 
 export function maskView(data) {
   const masks = data.attention.flatMap((attention) => attention.masks.map((mask) => ({attention, mask})));
@@ -19,7 +20,7 @@ export function maskView(data) {
     const queries = data.sequences[attention.queries].texts, keys = data.sequences[attention.keys].texts;
     const counts = REASONS.map((_, reason) => reasons.reduce((sum, one) => sum + (one === reason), 0));
     const picture = html("div", {});
-    const bytes = Uint8Array.from(reasons, (reason) => LEVELS[reason]);
+    const bytes = Uint8Array.from(reasons, (reason) => (reason ? MASKED_LEVEL : VISIBLE_LEVEL));
     onTheme(picture, () => picture.replaceChildren(labelledHeatmap({
       label: `Mask, ${queries.length} queries by ${keys.length} keys: ${counts[0]} of ${reasons.length} pairs are visible`,
       bytes, queries, keys, text: (i, j) => REASONS[reasons[i * keys.length + j]].letter || "●"})));
@@ -32,9 +33,10 @@ export function maskView(data) {
         ? `${blind.length} queries attend to no key, so attention gives them zeros: ${blind.map((i) => `${visibleToken(queries[i])} (position ${i})`).join(", ")}.`
         : "Every query attends to at least one key."));
   };
-  show(0);
+  const first = Math.max(0, masks.findIndex(({mask}) => mask.num_masked > 0));
+  show(first);
   return html("div", {class: "block"},
-    html("div", {class: "controls"}, masks.length > 1 ? choice("Attention", names, show) : html("h3", {}, names[0]),
+    html("div", {class: "controls"}, masks.length > 1 ? choice("Attention", names, show, first) : html("h3", {}, names[0]),
       saveButton(() => body.querySelector(".heatmap"), "mask")),
     body);
 }

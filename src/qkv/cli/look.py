@@ -1,0 +1,153 @@
+"""`qkv look`: show what happens inside a model on one text."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from qkv.cli.shared import Json, StdoutConsole, StringList, app, check_minimum, print_notes
+from qkv.errors import UsageError
+
+if TYPE_CHECKING:
+    from qkv.inside.look.page import Look
+
+SUFFIXES = (".html", ".svg", ".json")
+Mask = Annotated[bool, Parameter(name="--mask", negative=())]
+
+
+@app.command
+def look(
+    model: str,
+    /,
+    *texts: str,
+    target: StringList = None,
+    mask: Mask = False,
+    layers: str | None = None,
+    heads: str | None = None,
+    beam: int = 4,
+    max_tokens: int = 32,
+    length: int | None = None,
+    out: Path | None = None,
+    device: str = "cpu",
+    json: Json = False,
+) -> None:
+    """Show what happens inside a model on one text: a heat map here, and everything else in a web page.
+
+    The page shows tokens, embeddings, all attention heads with their numbers step by step, predictions after each
+    layer, neurons, the tree of a beam search, and the alignment of an encoder-decoder. It is one file that needs no
+    network. With --mask, the page shows only the attention mask, with the reason of each masked cell; several texts
+    are then packed into one sequence. With --json, a file is written only if --out is given.
+
+    Examples:
+        qkv look runs/dates "Dienstag, 4. Mai 2021"
+        qkv look runs/dates "le 14 juillet 1989" --target 1989-07-14 --out july.html
+        qkv look models/gpt2 "The cat chased the mouse" --layers 0-3 --heads 5
+        qkv look models/bert "Paris is [MASK]." --out heads.svg
+        qkv look models/gpt2 "a cat" "two dogs" --mask --length 12
+
+    Parameters
+    ----------
+    model
+        A model folder or hub id, with a tokenizer.
+    texts
+        The text; for an encoder-decoder, the source. An encoder reads a pair of texts with a tab between them.
+    target
+        What an encoder-decoder reads as its target; by default, it is the model's own output. With --mask, give one
+        for each text.
+    mask
+        Show the mask instead: padding, future, other documents, sliding window.
+    layers
+        The layers to show, such as 0,2 or 4-7; by default all.
+    heads
+        The heads to show, such as 0,2 or 4-7; by default all.
+    beam
+        The number of beams of the search; 1 for no search.
+    max_tokens
+        The maximum number of tokens that the search generates.
+    length
+        With --mask: pad the sequence to this number of tokens.
+    out
+        The file to write: a page (.html, by default look.html), a picture of the heads (.svg), or the numbers (.json).
+    device
+        Device: cpu, cuda or mps.
+    """
+    if not texts:
+        raise UsageError('give a text after the model, such as: qkv look runs/dates "4 May 2021"')
+    if len(texts) > 1 and not mask:
+        raise UsageError(f"{len(texts)} texts: one page shows one text; put it in quotes (--mask packs several texts)")
+    if target is not None and len(target) > 1 and not mask:
+        raise UsageError(f"{len(target)} targets for one text; give one --target")
+    if not all(text.strip() for text in texts):
+        raise UsageError("the text is empty; give at least one character that is not a space")
+    if length is not None and not mask:
+        raise UsageError("--length pads the mask; add --mask or leave it out")
+    if out is not None and out.suffix not in SUFFIXES:
+        raise UsageError(f"--out {out}: the name must end in .html (a page), .svg (a picture) or .json (the numbers)")
+    if mask and out is not None and out.suffix == ".svg":
+        raise UsageError(f"--out {out}: a mask is drawn as a page; choose a name that ends in .html")
+    check_minimum("beam", beam, 1)
+    check_minimum("max-tokens", max_tokens, 1)
+    chosen = {"layers": parse_numbers("layers", layers), "heads": parse_numbers("heads", heads)}
+
+    from qkv.api import load
+
+    loaded = load(model, device=device)
+    if mask:
+        result = loaded.look_at_mask(list(texts), target or [], length=length, layers=chosen["layers"], name=model)
+    else:
+        is_pair = loaded.config.family == "encoder" and texts[0].count("\t") == 1
+        first, _, second = texts[0].partition("\t")
+        text = (first, second) if is_pair else texts[0]
+        one_target = target[0] if target else None
+        result = loaded.look(text, one_target, **chosen, beam=beam, max_tokens=max_tokens, name=model)
+    if json:
+        print(result.to_json())
+    else:
+        print_look(result)
+    if out is not None or not json:
+        path = Path("look.html") if out is None else out
+        save_look(result, path)
+        print_notes(str(path), [f"written, {path.stat().st_size / 1e3:,.0f} kB; open it in a browser"])
+
+
+def print_look(look: "Look") -> None:
+    """Print the heat map, or the counts of a mask."""
+    from qkv.render.heatmap import print_heatmap, print_masks
+
+    console = StdoutConsole(highlight=False)
+    if "attention" in look.document["views"]:
+        print_heatmap(look.document, console)
+    else:
+        print_masks(look.document, console)
+
+
+def save_look(look: "Look", path: Path) -> None:
+    """Write a page, a picture or the numbers, by the suffix of the file name."""
+    if path.suffix == ".svg":
+        from qkv.render.attention_svg import draw_attention
+        from qkv.render.svg import save_svg
+
+        save_svg(path, draw_attention(look.document))
+    else:
+        look.save(path)
+
+
+def parse_numbers(option: str, value: str | None) -> tuple[int, ...] | None:
+    """The numbers of a list such as "0,2" or "4-7".
+
+    >>> parse_numbers("layers", "0,4-6")
+    (0, 4, 5, 6)
+    """
+    if value is None:
+        return None
+    numbers: list[int] = []
+    for part in value.split(","):
+        found = re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", part)
+        if not found:
+            raise UsageError(f"--{option} {value}: {part!r} is not a number; write it like 0,2 or 4-7")
+        first, last = int(found[1]), int(found[2] or found[1])
+        if last < first:
+            raise UsageError(f"--{option} {value}: {part.strip()} counts down; write the smaller number first")
+        numbers += range(first, last + 1)
+    return tuple(numbers)

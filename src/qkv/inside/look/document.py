@@ -1,0 +1,196 @@
+"""The document of a page: everything that it shows of one text, as JSON values.
+
+A document has a `version`. `views` lists the views for which it has numbers, and the page consists of these.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from qkv.blocks import Embedding, SequenceLayout, Stack, make_layout
+from qkv.errors import UsageError
+from qkv.inside.look.attention import (
+    DESCRIPTIONS,
+    TITLES,
+    AttentionKind,
+    choose_opened,
+    describe_attention,
+    describe_masks,
+)
+from qkv.inside.look.embeddings import describe_embedding
+from qkv.inside.look.neurons import describe_layer
+from qkv.inside.look.words import group_words
+from qkv.inside.tokens import TokenList, list_tokens
+from qkv.inside.trace import Trace
+from qkv.models import Config, Network, Seq2Seq
+from qkv.page import WEIGHT_ERROR
+from qkv.text import Tokenizer
+
+VERSION = 1
+SITES = ("resid_pre", "resid_post", "pattern", "q", "k", "v", "mlp_post")
+"""What is recorded in the layers that the page shows, also with the prefix cross_."""
+
+FAMILY_NAMES = {"encoder": "encoder-only model", "decoder": "decoder-only model", "seq2seq": "encoder-decoder"}
+SEQUENCE_LABELS = {"encoder": "Source", "decoder": "Target"}
+
+
+@dataclass(frozen=True)
+class LookOptions:
+    """What to show. `layers` and `heads` are numbers from 0, of every stack; None shows all of them."""
+
+    model_name: str = "model"
+    title: str = ""
+    layers: tuple[int, ...] | None = None
+    heads: tuple[int, ...] | None = None
+    notes: tuple[str, ...] = ()
+
+
+def make_document(
+    network: Network, trace: Trace, tokenizer: Tokenizer | None, options: LookOptions, parts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The document of a trace that has the sites of `document_sites`. `parts` are views that are described already."""
+    config = network.config
+    layouts = {name: make_layout(torch.tensor([tokens.ids])) for name, tokens in trace.tokens.items()}
+    kinds = list_attentions(network, layouts)
+    layers = {kind.name: _choose(options.layers, kind.stack.config.layers, "layer", config) for kind in kinds}
+    heads = {kind.name: _choose(options.heads, kind.stack.config.heads, "head", config) for kind in kinds}
+    opened = choose_opened(kinds, trace.values, layers, heads)
+    attention = [
+        describe_attention(kind, trace.values, layers[kind.name], heads[kind.name], opened[kind.name]) for kind in kinds
+    ]
+    stacks = [(kind.stack, embedding_of(network, kind.name)) for kind in kinds if kind.name != "cross"]
+    document = start_document(config, trace.tokens, tokenizer, options)
+    document["embeddings"] = [
+        describe_embedding(stack, embedding, list(trace.tokens[stack.name].ids), trace[f"{stack.name}.0.resid_pre"])
+        for stack, embedding in stacks
+    ]
+    document["attention"] = attention
+    neuron_layers = [describe_layer(trace.values, stack, layer) for stack, _ in stacks for layer in layers[stack.name]]
+    document["neurons"] = {"layers": neuron_layers}
+    document["views"] += ["embeddings", "attention", "neurons", "mask"]
+    if "cross" in heads:
+        document["alignment"] = {"attention": "cross", "written": describe_written(trace, tokenizer)}
+        document["views"].append("alignment")
+    for name, part in parts.items():
+        document[name] = part
+        document["views"].append(name)
+    num_heads = sum(len(layers[kind.name]) * len(heads[kind.name]) for kind in kinds)
+    num_opened = sum(map(len, opened.values()))
+    document["footer"] = (
+        f"Weights of heads are rounded to {WEIGHT_ERROR:.4f} or better. {num_opened} of {num_heads} heads also have "
+        "their q, k and v in float32, from which this page computes the steps. Made by qkv look."
+    )
+    return document
+
+
+def make_mask_document(
+    network: Network,
+    sequences: Mapping[str, tuple[Sequence[int], Sequence[int]]],
+    tokenizer: Tokenizer | None,
+    options: LookOptions,
+) -> dict[str, Any]:
+    """A document of tokens and masks only. `sequences` has the ids and document ids of each stack; id 0 is padding."""
+    tokens, layouts = {}, {}
+    for name, (ids, document_ids) in sequences.items():
+        side = tokenizer.target if tokenizer is not None and name == "decoder" else tokenizer
+        tokens[name] = list_tokens(ids, side)
+        layouts[name] = make_layout(torch.tensor([list(ids)]), torch.tensor([list(document_ids)]))
+    document = start_document(network.config, tokens, tokenizer, options)
+    document["attention"] = []
+    for kind in list_attentions(network, layouts):
+        layers = _choose(options.layers, kind.stack.config.layers, "layer", network.config)
+        masks, mask_of_layer = describe_masks(kind, layers)
+        part: dict[str, Any] = {"name": kind.name, "title": TITLES[kind.name], "description": DESCRIPTIONS[kind.name]}
+        part |= {"queries": kind.stack_name, "keys": kind.key_stack_name, "layers": layers}
+        document["attention"].append({**part, "masks": masks, "mask_of_layer": mask_of_layer})
+    document["views"].append("mask")
+    return document
+
+
+def document_sites(config: Config, layers: Sequence[int] | None) -> list[str]:
+    """The sites that `make_document` reads, as glob patterns for `qkv.inside.trace`."""
+    names = [*SITES, *(f"cross_{site}" for site in ("pattern", "q", "k", "v") if config.family == "seq2seq")]
+    sites = ["*.0.resid_pre", "*.resid_post", "logits"]
+    for stack, stack_config in (("encoder", config.encoder), ("decoder", config.decoder)):
+        if stack_config is None:
+            continue
+        for layer in _choose(layers, stack_config.layers, "layer", config):
+            known = [name for name in names if stack == "decoder" or not name.startswith("cross_")]
+            sites += [f"{stack}.{layer}.{name}" for name in known]
+    return sites
+
+
+def start_document(
+    config: Config, tokens: Mapping[str, TokenList], tokenizer: Tokenizer | None, options: LookOptions
+) -> dict[str, Any]:
+    """A document with the heading and the tokens."""
+    stack = config.stack
+    size = f"{stack.layers} layers, {stack.heads} heads, width {stack.width}"
+    if config.family == "seq2seq" and config.encoder is not None:
+        size = f"{config.encoder.layers} + {size}"
+    return {
+        "schema": "qkv.look",
+        "version": VERSION,
+        "title": options.title or " → ".join(join_text(one) for one in tokens.values()),
+        "subtitle": f"{options.model_name}: {FAMILY_NAMES[config.family]}, {config.head.kind} head, {size}",
+        "model": {"name": options.model_name, "family": config.family, "head": config.head.kind},
+        "notes": list(options.notes),
+        "sequences": {
+            name: {
+                "label": SEQUENCE_LABELS[name] if len(tokens) > 1 else "Text",
+                "ids": list(one.ids),
+                "texts": list(one.texts),
+                "special": list(one.special),
+                "words": group_words(one, tokenizer),
+            }
+            for name, one in tokens.items()
+        },
+        "rounding": {"pattern": WEIGHT_ERROR},
+        "views": ["tokens"],
+        "footer": "Made by qkv look.",
+    }
+
+
+def describe_written(trace: Trace, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """The token that the decoder writes at each position: the next one of its input, and its prediction at the end."""
+    side = None if tokenizer is None else tokenizer.target
+    written = list_tokens([*trace.tokens["decoder"].ids[1:], int(trace["logits"][-1].argmax())], side)
+    return {"texts": list(written.texts), "words": group_words(written, side)}
+
+
+def join_text(tokens: TokenList) -> str:
+    """The text of tokens without special tokens."""
+    return "".join(text for text, special in zip(tokens.texts, tokens.special, strict=True) if not special).strip()
+
+
+def list_attentions(network: Network, layouts: Mapping[str, SequenceLayout]) -> list[AttentionKind]:
+    """The attentions of a model for which there are layouts: encoder, decoder, cross-attention."""
+    stacks: dict[str, Stack] = {name: getattr(network, name) for name in layouts}
+    kinds = [AttentionKind(name, stack, layouts[name], layouts[name]) for name, stack in stacks.items()]
+    if isinstance(network, Seq2Seq) and "decoder" in layouts:
+        kinds.append(AttentionKind("cross", network.decoder, layouts["decoder"], layouts["encoder"]))
+    return kinds
+
+
+def embedding_of(network: Network, stack: str) -> Embedding:
+    """The embedding below a stack."""
+    if isinstance(network, Seq2Seq):
+        return network.source_embedding if stack == "encoder" else network.target_embedding
+    return network.embedding
+
+
+def _choose(chosen: Sequence[int] | None, count: int, noun: str, config: Config) -> list[int]:
+    """The chosen layers or heads of a stack with `count` of them.
+
+    The stacks of an encoder-decoder may have different numbers of layers; a number that one of them has is no error.
+    """
+    stacks = [stack for stack in (config.encoder, config.decoder) if stack is not None]
+    largest = max(stack.layers if noun == "layer" else stack.heads for stack in stacks)
+    if chosen is None:
+        return list(range(count))
+    for number in chosen:
+        if not 0 <= number < largest:
+            raise UsageError(f"--{noun}s {number}: this model has {noun}s 0 … {largest - 1}; choose from these")
+    return sorted({number for number in chosen if number < count})

@@ -1,0 +1,56 @@
+"""The vectors that enter the first block: token embedding, position, and their sum.
+
+T tokens, W width of the embedding
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qkv.blocks import Embedding, Stack
+from qkv.blocks.mask import make_layout
+from qkv.page import Packed, pack_signed
+
+MAX_DIMENSIONS = 128
+"""A picture shows this many dimensions of a vector at most."""
+
+
+@torch.no_grad()
+def describe_embedding(stack: Stack, embedding: Embedding, ids: list[int], residual: Tensor) -> dict[str, Any]:
+    """The embedding of a sequence as part of a document. `residual` (T, C) is what the first block reads."""
+    device = embedding.token.weight.device
+    tokens = torch.tensor([ids], device=device)
+    positions = make_layout(tokens).positions
+    parts = [("token embedding", embedding.token(tokens)[0] * embedding.scale)]
+    added = embedding.position_vectors(positions)
+    if added is not None:
+        parts.append(("position", added[0]))
+    if embedding.types is not None:
+        parts.append(("token type", embedding.types.weight[:1].expand(len(ids), -1)))
+    if embedding.norm is not None or embedding.project is not None or len(parts) > 1:
+        name_of_sum = "sum" if embedding.norm is None else "sum, normed"
+        parts.append((f"{name_of_sum}: input of layer 0", residual))
+    described = [_describe_part(name, values) for name, values in parts]
+    if stack.config.position == "rotary":
+        # The first table is that of layers without a window, if there are such layers.
+        cosines = next(iter(stack.rotary_tables(residual[None], make_layout(tokens)).values())).cos[0, 0]
+        half = cosines.shape[-1] // 2
+        described.append({"name": "cosine of the rotary angles", "values": _packed(cosines[:, :half]), "norms": None})
+    width = embedding.token.embedding_dim
+    return {
+        "sequence": stack.name,
+        "position_kind": stack.config.position,
+        "width": width,
+        "shown": min(width, MAX_DIMENSIONS),
+        "parts": described,
+    }
+
+
+def _describe_part(name: str, values: Tensor) -> dict[str, Any]:
+    norms = [round(one, 4) for one in values.float().norm(dim=-1).tolist()]
+    return {"name": name, "values": _packed(values), "norms": norms}
+
+
+def _packed(values: Tensor) -> Packed:
+    return pack_signed(values[:, :MAX_DIMENSIONS].float().cpu().numpy())

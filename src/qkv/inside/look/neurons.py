@@ -1,0 +1,38 @@
+"""The most active neurons of each layer: hidden units of the feed-forward network, after the activation.
+
+T tokens, F neurons of a layer
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qkv.blocks import Stack
+from qkv.page import pack, pack_signed
+
+NUM_NEURONS = 12
+NUM_PER_TOKEN = 5
+
+
+def describe_layer(values: Mapping[str, Tensor], stack: Stack, layer: int) -> dict[str, Any]:
+    """The neurons of one layer with the highest peaks, and the strongest neurons of each token."""
+    activations = values[f"{stack.name}.{layer}.mlp_post"].float()  # (T, F)
+    size = activations.shape[1]
+    peaks, positions = activations.max(dim=0)
+    chosen = peaks.topk(min(NUM_NEURONS, size)).indices
+    strongest, neurons = activations.topk(min(NUM_PER_TOKEN, size), dim=1)
+    shown: Tensor = activations[:, chosen].T
+    return {
+        "stack": stack.name,
+        "layer": layer,
+        "size": size,
+        "neurons": chosen.tolist(),
+        "peaks": [round(one, 4) for one in peaks[chosen].tolist()],
+        "peak_positions": positions[chosen].tolist(),
+        "largest": max(float(shown.max()), 1e-9),
+        "activations": pack_signed(shown.numpy()),
+        "token_neurons": pack(neurons.to(torch.int32).numpy()),
+        "token_values": pack(strongest.numpy()),
+    }

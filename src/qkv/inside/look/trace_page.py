@@ -1,0 +1,87 @@
+"""The page of a trace alone: its tokens, and its attention patterns if it has them. A notebook shows it.
+
+A trace does not have the model, so there is no mask, no exact number and no lens: `Model.look` has these.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from qkv.inside.look.attention import DESCRIPTIONS, TITLES, summarise_head
+from qkv.inside.look.page import Look
+from qkv.inside.tokens import TokenList
+from qkv.page import WEIGHT_ERROR, pack, pack_weights
+
+VERSION = 1
+LABELS = {"encoder": "Source", "decoder": "Target"}
+
+
+def look_at_trace(values: Mapping[str, Tensor], tokens: Mapping[str, TokenList], heads: tuple[int, ...] | None) -> Look:
+    """The tokens and patterns of a trace. `heads` are the heads of its patterns, or None for all."""
+    attention = [
+        _describe_patterns(name, stack, keys, values, tokens, heads)
+        for name, stack, keys in (
+            ("encoder", "encoder", "encoder"),
+            ("decoder", "decoder", "decoder"),
+            ("cross", "decoder", "encoder"),
+        )
+    ]
+    found = [one for one in attention if one is not None]
+    sequences = {
+        name: {
+            "label": LABELS[name] if len(tokens) > 1 else "Text",
+            "ids": list(one.ids),
+            "texts": list(one.texts),
+            "special": list(one.special),
+            "words": list(range(len(one))),
+        }
+        for name, one in tokens.items()
+    }
+    return Look(
+        {
+            "schema": "qkv.look",
+            "version": VERSION,
+            "title": " → ".join("".join(one.texts) for one in tokens.values()),
+            "subtitle": f"trace of {len(values)} sites",
+            "model": None,
+            "notes": [],
+            "sequences": sequences,
+            "attention": found,
+            "rounding": {"pattern": WEIGHT_ERROR},
+            "views": ["tokens", "attention"] if found else ["tokens"],
+            "footer": f"Weights of heads are rounded to {WEIGHT_ERROR:.4f} or better.",
+        }
+    )
+
+
+def _describe_patterns(
+    name: str,
+    stack: str,
+    keys: str,
+    values: Mapping[str, Tensor],
+    tokens: Mapping[str, TokenList],
+    heads: tuple[int, ...] | None,
+) -> dict[str, Any] | None:
+    activation = "cross_pattern" if name == "cross" else "pattern"
+    sites = [site for site in values if site.startswith(f"{stack}.") and site.endswith(f".{activation}")]
+    if not sites:
+        return None
+    patterns = [values[site].float().numpy() for site in sites]
+    layers = [int(site.split(".")[1]) for site in sites]
+    no_reasons = np.zeros((len(tokens[stack]), len(tokens[keys])), np.uint8)
+    return {
+        "name": name,
+        "title": TITLES[name],
+        "description": DESCRIPTIONS[name],
+        "queries": stack,
+        "keys": keys,
+        "layers": layers,
+        "heads": list(heads) if heads is not None else list(range(len(patterns[0]))),
+        "patterns": [pack_weights(pattern) for pattern in patterns],
+        "summaries": [[summarise_head(head) for head in pattern] for pattern in patterns],
+        "masks": [{"layers": layers, "reasons": pack(no_reasons), "num_masked": 0, "blind_queries": []}],
+        "mask_of_layer": [0] * len(layers),
+        "details": [],
+    }

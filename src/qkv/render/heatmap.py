@@ -1,0 +1,90 @@
+"""The terminal's heat map of one attention: shaded cells with query tokens on the left and key tokens on top.
+
+A cell is readable without colour: its shading has five steps.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.text import Text
+
+from qkv.inside.look.masks import REASONS
+from qkv.page import unpack
+from qkv.render.formatting import escape_controls, truncate
+
+SHADES = " ░▒▓█"
+LIMITS = (0.02, 0.1, 0.3, 0.6)
+MAX_LABEL = 10
+CELL_WIDTH = 2
+MAX_LISTED = 8
+
+
+def print_heatmap(document: Mapping[str, Any], console: Console) -> None:
+    """Print the heat map of the attention that says most: cross-attention if there is one, else the last layer's.
+
+    It shows one head if the document has a single one, else the mean of the heads of the last layer.
+    """
+    attention = document["attention"][-1]
+    layer = attention["layers"][-1]
+    pattern = unpack(attention["patterns"][-1]).mean(axis=0)  # (queries, keys)
+    heads = attention["heads"]
+    which = f"head {heads[0]}" if len(heads) == 1 else f"mean of {len(heads)} heads"
+    console.print(Text(f"{attention['title']}, layer {layer}, {which}", style="bold"))
+    queries = document["sequences"][attention["queries"]]["texts"]
+    keys = document["sequences"][attention["keys"]]["texts"]
+    for line in draw_heatmap(pattern, queries, keys, console.width):
+        console.print(line, no_wrap=True, overflow="crop", crop=True)
+
+
+def print_masks(document: Mapping[str, Any], console: Console) -> None:
+    """Print how many cells of each mask are visible and why the others are masked, and the queries that see nothing."""
+    for attention in document["attention"]:
+        queries = document["sequences"][attention["queries"]]["texts"]
+        for mask in attention["masks"]:
+            reasons = unpack(mask["reasons"])
+            layers = f", layers {', '.join(map(str, mask['layers']))}" if len(attention["masks"]) > 1 else ""
+            console.print(Text(f"{attention['title']}{layers}", style="bold"))
+            counts = [f"{(reasons == number).sum():,} {name}" for number, name in enumerate(REASONS)]
+            shown = [count for count in counts if not count.startswith("0 ")]
+            console.print(Text(f"{reasons.shape[0]} queries × {reasons.shape[1]} keys: {', '.join(shown)}"))
+            if mask["blind_queries"]:
+                blind = [f"{_label(queries[i])} ({i})" for i in mask["blind_queries"]]
+                listed = ", ".join(blind[:MAX_LISTED]) + (", …" if len(blind) > MAX_LISTED else "")
+                console.print(Text(f"{len(blind)} queries attend to no key: {listed}", style="yellow"))
+
+
+def draw_heatmap(pattern: np.ndarray, queries: list[str], keys: list[str], width: int) -> list[Text]:
+    """The lines of a heat map that fits into `width` columns. Keys that do not fit are counted in a last line."""
+    labels = [_label(text) for text in queries]
+    margin = max(map(len, labels)) + 1
+    num_keys = max(1, min(len(keys), (width - margin) // CELL_WIDTH))
+    lines = [_key_line(keys[:num_keys], margin, row) for row in range(max(len(_label(key)) for key in keys[:num_keys]))]
+    for label, row in zip(labels, pattern, strict=True):
+        line = Text(label.rjust(margin - 1) + " ")
+        for weight in row[:num_keys]:
+            line.append(SHADES[_level(float(weight))] * CELL_WIDTH, style="blue")
+        lines.append(line)
+    legend = "  ".join(f"{shade * 2} > {limit}" for shade, limit in zip(SHADES[1:], LIMITS, strict=True))
+    lines.append(Text(f"{'':{margin}}weight  {legend}", style="dim"))
+    if num_keys < len(keys):
+        lines.append(Text(f"{len(keys) - num_keys} of {len(keys)} keys do not fit; the page has them all", style="dim"))
+    return lines
+
+
+def _level(weight: float) -> int:
+    return sum(weight > limit for limit in LIMITS)
+
+
+def _key_line(keys: list[str], margin: int, row: int) -> Text:
+    """One line of the key labels, which run from top to bottom."""
+    labels = [_label(key) for key in keys]
+    height = max(map(len, labels))
+    letters = [label.rjust(height)[row] for label in labels]
+    return Text(" " * margin + "".join(letter.ljust(CELL_WIDTH) for letter in letters), style="dim")
+
+
+def _label(text: str) -> str:
+    """A short text in which spaces are visible."""
+    return truncate(escape_controls(text).replace(" ", "␣"), MAX_LABEL) or "∅"

@@ -1,0 +1,93 @@
+"""Look: gather what happens inside a model on one text into a page (`qkv.inside.look`)."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from qkv.decode import GenerationOptions, generate
+from qkv.decode.runner import start_token
+from qkv.errors import UsageError
+from qkv.inside.look.document import LookOptions, document_sites, make_document, make_mask_document
+from qkv.inside.look.page import Look
+from qkv.inside.look.search import describe_search
+from qkv.models import Config, Network, Seq2Seq
+from qkv.tasks.run.generate import limit_new_tokens, prompt_ids
+from qkv.tasks.run.trace import Text, trace_text
+from qkv.tasks.task import require_tokenizer
+from qkv.text import Tokenizer
+from qkv.train.evaluation import eval_mode
+
+MAX_TOKENS = 512
+"""A page shows this many tokens of a sequence at most: the patterns grow with its square."""
+
+
+def look_at_text(
+    network: Network,
+    tokenizer: Tokenizer | None,
+    config: Config,
+    text: Text,
+    target: str | Sequence[int] | None = None,
+    *,
+    options: LookOptions,
+    search: GenerationOptions | None = None,
+) -> Look:
+    """Trace a text and describe everything that the page shows. `search` adds the tree of a beam search."""
+    trace = trace_text(network, tokenizer, config, text, target, sites=document_sites(config, options.layers))
+    for name, tokens in trace.tokens.items():
+        if len(tokens) > MAX_TOKENS:
+            raise UsageError(
+                f"the {name} has {len(tokens):,} tokens, and a page shows at most {MAX_TOKENS}; shorten the text"
+            )
+    parts = {}
+    if search is not None:
+        source = trace.tokens["encoder" if config.family == "seq2seq" else "decoder"].ids
+        limit = limit_new_tokens(config, search.max_tokens, 1 if config.family == "seq2seq" else len(source))
+        search = replace(search, max_tokens=limit, return_search_steps=True)
+        with eval_mode(network):
+            result = generate(network, [source], search, tokenizer)[0]
+        described = describe_search(result, search, tokenizer)
+        if described is not None:
+            parts["search"] = described
+    return Look(make_document(network, trace, tokenizer, options, parts))
+
+
+def look_at_mask(
+    network: Network,
+    tokenizer: Tokenizer | None,
+    config: Config,
+    texts: Sequence[str],
+    targets: Sequence[str] = (),
+    *,
+    length: int | None = None,
+    options: LookOptions,
+) -> Look:
+    """Pack texts into one sequence, pad it to `length` tokens, and describe the masks of the model.
+
+    The texts are separate documents. An encoder-decoder without targets shows the mask of its encoder only.
+    """
+    known = require_tokenizer(tokenizer)
+    sequences = {}
+    if isinstance(network, Seq2Seq):
+        if targets and len(targets) != len(texts):
+            raise UsageError(f"{len(targets)} targets for {len(texts)} texts; give one --target for each text, or none")
+        sequences["encoder"] = _pack([known.encode(text) for text in texts], length, config)
+        if targets:
+            inputs = [[start_token(network), *known.target.encode(one, add_special_tokens=False)] for one in targets]
+            sequences["decoder"] = _pack(inputs, length, config)
+    else:
+        if targets:
+            raise UsageError(f"--target is for an encoder-decoder; this model is {config.family}-only, so leave it out")
+        sequences[config.family] = _pack([prompt_ids(known, config, text) for text in texts], length, config)
+    return Look(make_mask_document(network, sequences, tokenizer, options))
+
+
+def _pack(documents: Sequence[list[int]], length: int | None, config: Config) -> tuple[list[int], list[int]]:
+    """The ids of packed documents with padding on the right, and their document ids."""
+    ids = [i for document in documents for i in document]
+    document_ids = [n for n, document in enumerate(documents, start=1) for _ in document]
+    length = len(ids) if length is None else length
+    if length < len(ids):
+        raise UsageError(f"--length {length}: the texts have {len(ids)} tokens; give a larger length or shorter texts")
+    if length > MAX_TOKENS:
+        raise UsageError(f"the mask has {length:,} tokens, and a page shows at most {MAX_TOKENS}; shorten the texts")
+    padding = length - len(ids)
+    return ids + [config.pad_token_id or 0] * padding, document_ids + [0] * padding

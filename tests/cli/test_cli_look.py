@@ -1,0 +1,108 @@
+"""`qkv look`: the heat map, the files that it writes, and its errors."""
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from look_models import make_model
+
+from qkv import cli
+from qkv.page import unpack
+from qkv.render.heatmap import draw_heatmap
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    for family in ("encoder", "decoder", "seq2seq"):
+        make_model(family).save(folder / family)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+
+
+@pytest.mark.parametrize("family", ["encoder", "decoder", "seq2seq"])
+def test_look_writes_a_page_and_prints_a_heat_map(
+    models: Path, family: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run_command(["look", str(models / family), "the cat"]) == 0
+    caught = capsys.readouterr()
+    assert "look.html: written" in caught.err
+    assert ("Cross-attention" if family == "seq2seq" else "self-attention") in caught.out
+    assert Path("look.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_json_prints_the_numbers_and_writes_nothing(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["look", str(models / "seq2seq"), "the cat", "--target", "le chat", "--layers", "1", "--json"]
+    assert cli.run_command(arguments) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["version"] == 1
+    assert "".join(document["sequences"]["decoder"]["texts"][1:]) == "le chat"
+    assert all(one["layers"] == [1] for one in document["attention"])
+    assert document["views"].count("alignment") == document["views"].count("search") == 1
+    assert not list(Path.cwd().iterdir())
+
+
+def test_a_beam_of_one_means_no_search(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run_command(["look", str(models / "decoder"), "the", "--beam", "1", "--json"]) == 0
+    assert "search" not in json.loads(capsys.readouterr().out)["views"]
+
+
+@pytest.mark.parametrize("heads", [[], ["--layers", "0", "--heads", "1"]])
+def test_an_svg_shows_the_tokens_as_text(models: Path, heads: list[str]) -> None:
+    assert cli.run_command(["look", str(models / "encoder"), "<b>&amp;", "--out", "new/heads.svg", *heads]) == 0
+    picture = ElementTree.parse("new/heads.svg").getroot()
+    texts = [element.text for element in picture.iter("{http://www.w3.org/2000/svg}text")]
+    assert ("<" in texts) == bool(heads)  # only a single head has room for its tokens
+    assert "b" not in {element.tag for element in picture.iter()}
+
+
+def test_mask_packs_texts_and_pads_them(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["look", str(models / "decoder"), "cat", "mouse", "--mask", "--length", "10"]
+    assert cli.run_command(arguments) == 0
+    assert "2 queries attend to no key" in capsys.readouterr().out
+    assert cli.run_command([*arguments, "--json"]) == 0
+    mask = json.loads(capsys.readouterr().out)["attention"][0]["masks"][0]
+    assert (unpack(mask["reasons"]) == 0).sum() == 3 * 4 // 2 + 5 * 6 // 2
+    assert mask["blind_queries"] == [8, 9]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["decoder"], "give a text after the model"),
+        (["decoder", "a", "b"], "one page shows one text"),
+        (["decoder", " "], "the text is empty"),
+        (["decoder", "a" * 60], "60 tokens are more than the 48 positions"),
+        (["decoder", "the", "--target", "cat"], "is for an encoder-decoder"),
+        (["decoder", "the", "--layers", "2"], "this model has layers 0 … 1"),
+        (["decoder", "the", "--heads", "0-9"], "--heads 3: this model has heads 0 … 2"),
+        (["decoder", "the", "--layers", "one"], "'one' is not a number; write it like 0,2 or 4-7"),
+        (["decoder", "the", "--layers", "3-1"], "counts down"),
+        (["decoder", "the", "--out", "look.png"], "must end in .html"),
+        (["decoder", "the", "--mask", "--out", "look.svg"], "a mask is drawn as a page"),
+        (["decoder", "the", "--length", "9"], "--length pads the mask"),
+        (["decoder", "the", "--mask", "--length", "2"], "the texts have 3 tokens"),
+        (["decoder", "the", "--mask", "--length", "2000"], "a page shows at most 512"),
+        (["seq2seq", "the", "cat", "--mask", "--target", "le"], "1 targets for 2 texts"),
+        (["decoder", "the", "--beam", "0"], "--beam must be >= 1"),
+    ],
+)
+def test_wrong_calls_are_clear_errors(
+    models: Path, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run_command(["look", str(models / arguments[0]), *arguments[1:]]) == 2
+    assert words in capsys.readouterr().err
+    assert not list(Path.cwd().iterdir())
+
+
+def test_a_heat_map_says_which_keys_do_not_fit() -> None:
+    lines = draw_heatmap(np.eye(3), ["a", " b", "\x1b"], ["a", " b", "\x1b"], width=8)
+    assert [line.plain for line in lines[-5:-2]] == [" a ██  ", "␣b   ██", " ␛     "]
+    assert lines[-1].plain == "1 of 3 keys do not fit; the page has them all"
