@@ -1,0 +1,126 @@
+"""The sparse autoencoder: it writes an activation as a sum of a few directions from a large dictionary.
+
+    relu:   f = ReLU(W_enc (x − b) + b_enc)                                   (Bricken et al. 2023)
+    topk:   f = the k largest entries of ReLU(W_enc (x − b) + b_enc)          (Gao et al. 2024)
+    x̂ = W_dec f + b
+
+The rows of W_dec are directions of length 1, one for each feature. Inputs are divided by a constant first, so that
+their entries have a variance of 1, and reconstructions are multiplied by it.
+
+N tokens, C model width, F features, K active features of a token
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from qkv.errors import QkvError
+from qkv.files import describe_os_error, partial_path, publish_file
+from qkv.values import check_field_types
+
+FORMAT = "qkv-autoencoder"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoencoderConfig:
+    """The sizes of a sparse autoencoder.
+
+    >>> AutoencoderConfig(width=128, features=1024, k=16).kind
+    'topk'
+    """
+
+    width: int  # C
+    features: int  # F
+    kind: Literal["topk", "relu"] = "topk"
+    k: int = 32  # topk: the number of active features of a token
+    site: str = ""  # the site whose activations it was trained on
+
+    def __post_init__(self) -> None:
+        check_field_types(self)
+        if self.width < 1 or self.features < 1:
+            raise ValueError(f"width = {self.width} and features = {self.features} must be at least 1")
+        if self.kind == "topk" and not 1 <= self.k <= self.features:
+            raise ValueError(f"k = {self.k} must lie in 1 … features = {self.features}")
+
+
+class SparseAutoencoder(nn.Module):
+    """A dictionary of directions, and a linear encoder that finds which of them an activation contains."""
+
+    scale: Tensor
+
+    def __init__(self, config: AutoencoderConfig, *, seed: int = 0) -> None:
+        super().__init__()
+        self.config = config
+        directions = torch.randn(config.features, config.width, generator=torch.Generator().manual_seed(seed))
+        directions = F.normalize(directions, dim=1)
+        self.decoder = nn.Parameter(directions)  # (F, C)
+        self.encoder = nn.Parameter(directions.clone())  # (F, C)
+        self.encoder_bias = nn.Parameter(torch.zeros(config.features))
+        self.bias = nn.Parameter(torch.zeros(config.width))
+        self.register_buffer("scale", torch.ones(()))  # the root mean square of an entry of the inputs
+
+    def pre_activations(self, x: Tensor) -> Tensor:
+        """The inputs of the ReLU for normalised activations, (N, C) → (N, F)."""
+        return F.linear(x - self.bias, self.encoder, self.encoder_bias)
+
+    def top_features(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """topk: the values and the numbers of the active features of normalised activations, (N, C) → 2 × (N, K)."""
+        values, indices = self.pre_activations(x).topk(self.config.k, dim=-1, sorted=False)
+        return values.relu(), indices
+
+    def encode(self, x: Tensor) -> Tensor:
+        """Activations (…, C) → features (…, F)."""
+        x = x.to(self.decoder.dtype) / self.scale
+        if self.config.kind == "relu":
+            return self.pre_activations(x).relu()
+        values, indices = self.top_features(x)
+        return torch.zeros(*x.shape[:-1], self.config.features, dtype=x.dtype, device=x.device).scatter(
+            -1, indices, values
+        )
+
+    def decode(self, features: Tensor) -> Tensor:
+        """Features (…, F) → activations (…, C)."""
+        return (features @ self.decoder + self.bias) * self.scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Reconstruct activations (…, C), in their dtype."""
+        return self.decode(self.encode(x)).to(x.dtype)
+
+    @torch.no_grad()
+    def normalise_directions(self) -> None:
+        """Scale each direction to length 1."""
+        self.decoder.copy_(F.normalize(self.decoder, dim=1))
+
+    def save(self, path: str | Path) -> None:
+        """Write one safetensors file, atomically."""
+        file = Path(path)
+        metadata = {"format": FORMAT, "config": json.dumps(asdict(self.config))}
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            save_file(self.state_dict(), partial_path(file), metadata=metadata)
+            publish_file(partial_path(file), file)
+        except (OSError, SafetensorError) as error:
+            partial_path(file).unlink(missing_ok=True)
+            raise QkvError(f"{path}: cannot be written ({describe_os_error(error)}); give another path") from error
+
+    @classmethod
+    def load(cls, path: str | Path) -> "SparseAutoencoder":
+        """Read a file that `save` has written."""
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            raise QkvError(f"{path}: not a sparse autoencoder ({describe_os_error(error)}); check the path") from error
+        if metadata.get("format") != FORMAT:
+            raise QkvError(f"{path}: another safetensors file; give a file that SparseAutoencoder.save has written")
+        autoencoder = cls(AutoencoderConfig(**json.loads(metadata["config"])))
+        autoencoder.load_state_dict(tensors)
+        return autoencoder
