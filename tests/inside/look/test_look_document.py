@@ -135,6 +135,21 @@ def test_neurons_are_those_with_the_highest_activations() -> None:
     np.testing.assert_allclose(unpack(layer["token_values"]), expected.values, rtol=1e-6)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_lens_ends_with_the_prediction_of_the_model(family: str) -> None:
+    network = make_network(family)
+    recorded = record(network, family)
+    lens = describe(network, recorded)["lens"]
+    probs = recorded["logits"].float().softmax(-1)
+    assert lens["layers"] == ["embedding", "layer 0", "layer 1"]
+    np.testing.assert_array_equal(unpack(lens["top_ids"])[-1, :, 0], probs.argmax(-1))
+    np.testing.assert_allclose(unpack(lens["top_probs"])[-1], probs.topk(5).values, atol=1e-6)
+    targets = recorded.tokens["decoder"].ids[1:] if family != "encoder" else probs.argmax(-1)[:-1].tolist()
+    assert tuple(lens["target_ids"][:-1]) == tuple(targets)
+    expected = probs[torch.arange(len(targets)), torch.tensor(targets)]
+    np.testing.assert_allclose(unpack(lens["target_probs"])[-1, :-1], expected, atol=1e-6)
+
+
 # ---------------------------------------------------------------- masks
 
 

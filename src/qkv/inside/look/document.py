@@ -20,6 +20,7 @@ from qkv.inside.look.attention import (
     describe_masks,
 )
 from qkv.inside.look.embeddings import describe_embedding
+from qkv.inside.look.lens import describe_lens
 from qkv.inside.look.neurons import describe_layer
 from qkv.inside.look.words import group_words
 from qkv.inside.tokens import TokenList, list_tokens
@@ -70,6 +71,9 @@ def make_document(
     neuron_layers = [describe_layer(trace.values, stack, layer) for stack, _ in stacks for layer in layers[stack.name]]
     document["neurons"] = {"layers": neuron_layers}
     document["views"] += ["embeddings", "attention", "neurons", "mask"]
+    if config.head.kind in ("lm", "mlm"):
+        document["lens"] = describe_lens(network, trace, tokenizer)
+        document["views"].append("lens")
     if "cross" in heads:
         document["alignment"] = {"attention": "cross", "written": describe_written(trace, tokenizer)}
         document["views"].append("alignment")
