@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from qkv.blocks import Stack, Tap
 from qkv.errors import UsageError
 from qkv.inside.forward import Example, make_inputs, run
-from qkv.inside.record import check_sites
+from qkv.inside.sites import check_sites
 from qkv.inside.tokens import TokenList, list_tokens
 from qkv.models import Encoder, Network, Seq2Seq
 from qkv.progress import OnProgress
