@@ -40,4 +40,4 @@ def fields_of(*arguments, **options) -> list[dict]:
 
 def counts(problems: Problems) -> dict[str, int]:
     """The number of problems in each category."""
-    return {kind.name: kind.count for kind in problems.summary().categories}
+    return {kind.category: kind.count for kind in problems.summary().categories}

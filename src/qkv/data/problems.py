@@ -14,7 +14,7 @@ list all problems.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from qkv.data.records import FileLocation
@@ -43,21 +43,22 @@ class TooManyProblems(QkvError):
     """The fraction of invalid records is above the limit, or a file is broken."""
 
 
+@dataclass(frozen=True)
+class ProblemSample(FileLocation):
+    """The location of a problem, and its reason."""
+
+    reason: str = ""
+
+
 @dataclass
 class ProblemCategory:
     """The problems of one category: their number, their number in each file, and the first few with their reasons."""
 
-    name: str
+    category: str
     severity: Severity
     count: int = 0
     files: dict[str, int] = field(default_factory=dict)
-    samples: list[tuple[FileLocation, str]] = field(default_factory=list)  # (location, reason)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The category as JSON values."""
-        samples = [{"file": place.file, "line": place.line, "reason": reason} for place, reason in self.samples]
-        counts = {"category": self.name, "severity": self.severity, "count": self.count}
-        return {**counts, "files": self.files, "samples": samples}
+    samples: list[ProblemSample] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -76,13 +77,7 @@ class ProblemSummary:
 
     def to_dict(self) -> dict[str, Any]:
         """The summary as JSON values."""
-        return {
-            "num_seen": self.num_seen,
-            "num_invalid": self.num_invalid,
-            "invalid_fraction": self.invalid_fraction,
-            "max_invalid_fraction": self.max_invalid_fraction,
-            "categories": [category.to_dict() for category in self.categories],
-        }
+        return {**asdict(self), "invalid_fraction": self.invalid_fraction}
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -95,9 +90,9 @@ class ProblemSummary:
             files = category.files
             where = f"in {len(files):,} files" if len(files) > 1 else f"in {next(iter(files))}"
             is_note = category.severity == "note"
-            yield f"  {category.name}: {category.count:,} {where}{', handled' if is_note else ''}"
+            yield f"  {category.category}: {category.count:,} {where}{', handled' if is_note else ''}"
             shown = category.samples[:1] if is_note else category.samples
-            yield from (f"    {location}: {reason}" for location, reason in shown)
+            yield from (f"    {sample}: {sample.reason}" for sample in shown)
             if not is_note and category.count > len(shown):
                 yield f"    … and {category.count - len(shown):,} more"
 
@@ -149,10 +144,9 @@ class Problems:
 
     def summary(self) -> ProblemSummary:
         """The problems found so far, the most severe first."""
-        worst_first = sorted(
-            self.categories.values(), key=lambda one: (SEVERITIES.index(one.severity), -one.count, one.name)
-        )
-        return ProblemSummary(self.num_seen, self.num_invalid, self.max_invalid_fraction, tuple(worst_first))
+        listed = [(SEVERITIES.index(one.severity), -one.count, one.category) for one in self.categories.values()]
+        worst_first = tuple(self.categories[name] for _, _, name in sorted(listed))
+        return ProblemSummary(self.num_seen, self.num_invalid, self.max_invalid_fraction, worst_first)
 
     def merge(self, summary: dict[str, Any]) -> None:
         """Add the problems of a `ProblemSummary.to_dict()`, which a token cache stores when it is built."""
@@ -164,33 +158,30 @@ class Problems:
             category.count += found["count"]
             for file, count in found["files"].items():
                 category.files[file] = category.files.get(file, 0) + count
-            samples = [(FileLocation(one["file"], one["line"]), one["reason"]) for one in found["samples"]]
-            category.samples.extend(samples[: max(0, self.max_samples - len(category.samples))])
+            room = max(0, self.max_samples - len(category.samples))
+            category.samples.extend(ProblemSample(**sample) for sample in found["samples"][:room])
 
     def _add(self, name: str, severity: Severity, location: FileLocation, reason: str, count: int = 1) -> None:
         category = self.categories.setdefault(name, ProblemCategory(name, severity))
         category.count += count
         category.files[location.file] = category.files.get(location.file, 0) + count
         if len(category.samples) < self.max_samples:
-            category.samples.append((location, reason))
+            category.samples.append(ProblemSample(location.file, location.line, reason))
 
     def _check_broken(self) -> None:
         broken = [one for one in self.categories.values() if one.severity == "broken"]
         if broken and self.max_invalid_fraction < 1:
-            location, reason = broken[0].samples[0]
+            first = broken[0].samples[0]
             raise TooManyProblems(
-                f"{location}: {reason}\nThe number of lost records is unknown, so reading stops here. "
+                f"{first}: {first.reason}\nThe number of lost records is unknown, so reading stops here. "
                 "Replace the file, or set max_invalid_fraction = 1 to accept whatever can be read."
             )
 
     def _check_fraction(self) -> None:
         if self.num_invalid <= self.max_invalid_fraction * self.num_seen:
             return
-        encoding = (
-            " If the files are not UTF-8, name their encoding with `encoding`."
-            if "invalid UTF-8" in self.categories
-            else ""
-        )
+        is_utf8 = "invalid UTF-8" not in self.categories
+        encoding = "" if is_utf8 else " If the files are not UTF-8, name their encoding with `encoding`."
         raise TooManyProblems(
             f"too much of the data is unusable: {self.summary()}\n"
             f"Correct the lines listed above, or raise max_invalid_fraction.{encoding}"

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from qkv.data.readers import DataFiles
 from qkv.data.records import Record
 from qkv.data.stream.pack import group_by_length, pack
 from qkv.progress import OnProgress
+from qkv.text import Tokenizer
 
 MAX_PADDING_SAMPLE = 50_000  # padding is estimated from this number of examples
 RECORDS_PER_BATCH = 1024  # the number of records that are tokenized at a time
@@ -25,18 +26,6 @@ MAX_LABEL_VALUES = 100  # a field with more distinct texts is not a label
 MAX_LABEL_CHARACTERS = 60  # a field with a longer text is not a label
 PAIR_FIELDS = {"source", "target"}  # packed as pairs, like the two fields of aligned files
 PREVIEW_CHARACTERS = 400
-
-
-class SurveyTokenizer(Protocol):
-    """The part of a tokenizer's interface that a survey uses."""
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text."""
-        ...
-
-    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """The ids of a text, and the (start, end) characters of each token."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -123,7 +112,7 @@ class DataSurvey:
 def survey_files(
     files: DataFiles,
     *,
-    tokenizer: SurveyTokenizer | None = None,
+    tokenizer: Tokenizer | None = None,
     max_length: int = 512,
     batch_size: int = 32,
     num_previews: int = 3,
@@ -131,10 +120,7 @@ def survey_files(
     problems: Problems | None = None,
     progress: OnProgress | None = None,
 ) -> DataSurvey:
-    """Survey all examples, or the first `max_examples`. A tokenizer adds the lengths in tokens.
-
-    >>> print(survey_files(DataFiles("train.tsv")).examples)          # doctest: +SKIP
-    """
+    """Survey all examples, or the first `max_examples`. A tokenizer adds the lengths in tokens."""
     problems = problems or Problems(max_invalid_fraction=1)
     counters: dict[str, _FieldCounter] = {}
     examples_by_file: Counter[str] = Counter()
@@ -203,7 +189,7 @@ class _FieldCounter:
 
 
 def _count_batch(
-    records: list[Record], counters: dict[str, _FieldCounter], tokenizer: SurveyTokenizer | None
+    records: list[Record], counters: dict[str, _FieldCounter], tokenizer: Tokenizer | None
 ) -> list[dict[str, int]]:
     """Add the records to `counters`, and return the length of each text field of each record."""
     lengths: list[dict[str, int]] = [{} for _ in records]
@@ -334,7 +320,7 @@ def _survey_each_file(files: DataFiles, examples_by_file: Counter[str]) -> Itera
         yield FileSurvey(paths, group.format, size, examples_by_file[paths[0]])
 
 
-def _preview(record: Record, tokenizer: SurveyTokenizer | None) -> ExamplePreview:
+def _preview(record: Record, tokenizer: Tokenizer | None) -> ExamplePreview:
     shown, tokens = {}, {}
     for name, value in record.fields.items():
         text = text_content(value)

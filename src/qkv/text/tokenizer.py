@@ -66,9 +66,8 @@ class Tokenizer:
         self.target = target if target is not None else self
         self._parser = backend if side is None else side.subword_backend
         self._literal = make_literal_backend(self._parser)
-        self._piece_to_vocab_id = (
-            None if side is None else side.piece_to_vocab_id
-        )  # Marian: id in the SentencePiece model → id in the vocabulary
+        # Marian: id in the SentencePiece model → id in the vocabulary
+        self._piece_to_vocab_id = None if side is None else side.piece_to_vocab_id
         self._files = dict(files or {})
 
     def __getstate__(self) -> dict[str, Any]:

@@ -103,19 +103,19 @@ class TrainerOptions:
     lowercase: bool
     min_frequency: int
 
+    @property
+    def trainer_kwargs(self) -> dict[str, Any]:
+        """Keyword arguments that the library's trainers have in common."""
+        names = {"vocab_size": self.vocab_size, "special_tokens": self.special, "min_frequency": self.min_frequency}
+        return {**names, "show_progress": False}
+
 
 def train_byte_bpe(texts: Iterator[str], options: TrainerOptions) -> Backend:
     """Byte-level BPE."""
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=options.vocab_size,
-        special_tokens=options.special,
-        min_frequency=options.min_frequency,
-        initial_alphabet=sorted(BYTE_OF_CHAR),
-        show_progress=False,
-    )
+    trainer = trainers.BpeTrainer(**options.trainer_kwargs, initial_alphabet=sorted(BYTE_OF_CHAR))
     return run_trainer(backend, trainer, texts, options.lowercase)
 
 
@@ -123,13 +123,8 @@ def train_bpe(texts: Iterator[str], options: TrainerOptions) -> Backend:
     """BPE over characters."""
     backend = Backend(models.BPE(unk_token=options.unk, fuse_unk=True))
     use_sentencepiece_spacing(backend)
-    trainer = trainers.BpeTrainer(
-        vocab_size=options.vocab_size,
-        special_tokens=options.special,
-        min_frequency=options.min_frequency,
-        limit_alphabet=options.vocab_size - len(options.special),
-        show_progress=False,
-    )
+    limit_alphabet = options.vocab_size - len(options.special)
+    trainer = trainers.BpeTrainer(**options.trainer_kwargs, limit_alphabet=limit_alphabet)
     return run_trainer(backend, trainer, texts, options.lowercase)
 
 
@@ -189,13 +184,7 @@ def train_word(texts: Iterator[str], options: TrainerOptions) -> Backend:
     """A vocabulary of words."""
     backend = Backend(models.WordLevel(unk_token=options.unk))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    trainer = trainers.WordLevelTrainer(
-        vocab_size=options.vocab_size,
-        special_tokens=options.special,
-        min_frequency=options.min_frequency,
-        show_progress=False,
-    )
-    return run_trainer(backend, trainer, texts, options.lowercase)
+    return run_trainer(backend, trainers.WordLevelTrainer(**options.trainer_kwargs), texts, options.lowercase)
 
 
 def train_char(texts: Iterator[str], options: TrainerOptions) -> Backend:

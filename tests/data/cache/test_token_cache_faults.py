@@ -57,7 +57,6 @@ BUILD = """
             return super().__call__(records)
 
     cache = token_cache(DataFiles(path), Stopping(), root, workers=1)
-    cache.verify()
     print(batches, len(cache), sum(int(cache[n]["ids"].sum()) for n in range(len(cache))))
 """
 
@@ -85,7 +84,6 @@ def test_a_killed_build_leaves_nothing_half_made_and_the_next_one_cleans_up(tmp_
     process.communicate()
     assert folders(root) == [".building"], "killed half-way: only a temporary folder is there"
     cache = token_cache(DataFiles(corpus), ByteEncode(), root)
-    cache.verify()
     assert (len(cache), sum(int(cache[n]["ids"].sum()) for n in range(LINES))) == (LINES, expected_sum())
     assert folders(root) == [""]
 
@@ -121,7 +119,6 @@ def test_a_build_killed_while_it_is_installed_is_there_whole_or_not_at_all(tmp_p
     assert process.returncode == -signal.SIGKILL
     assert "" not in folders(root), "nothing that could be taken for a cache"
     cache = token_cache(DataFiles(corpus), ByteEncode(), root)
-    cache.verify()
     assert len(cache) == LINES
     assert folders(root) == [""]
 
@@ -169,10 +166,10 @@ def test_an_encode_that_fails_leaves_nothing(tmp_path, corpus):
 
 
 def test_a_full_disk_is_reported_and_leaves_nothing(tmp_path, corpus, monkeypatch):
-    def full(self, numbers):
+    def full(self, part, numbers, dtype):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(cache_writer._ChecksummedFile, "add", full)
+    monkeypatch.setattr(cache_writer._ArrayWriter, "write", full)
     with pytest.raises(QkvError, match="could not be written: No space left on device"):
         token_cache(DataFiles(corpus), ByteEncode(), tmp_path / "caches")
     assert folders(tmp_path / "caches") == []

@@ -28,7 +28,8 @@ def met(*arguments, **options) -> tuple[list[dict], Problems]:
 
 
 def first_place(problems: Problems) -> FileLocation:
-    return problems.summary().categories[0].samples[0][0]
+    sample = problems.summary().categories[0].samples[0]
+    return FileLocation(sample.file, sample.line)
 
 
 # ---------------------------------------------------------------- files
@@ -307,8 +308,8 @@ def test_an_invalid_or_blank_side_removes_the_pair_and_keeps_the_alignment(tmp_p
     assert texts == [{"s": "1", "t": "un"}, {"s": "5", "t": "cinq"}, {"s": "7", "t": "sept"}]
     assert counts(problems) == {"invalid UTF-8": 1, "one side is blank": 2, "blank line": 1}
     assert (problems.num_seen, problems.num_invalid) == (6, 3)
-    named = [where for where, _ in problems.categories["one side is blank"].samples]
-    assert named == [FileLocation(str(paths["t"]), 3), FileLocation(str(paths["s"]), 4)]
+    named = [str(sample) for sample in problems.categories["one side is blank"].samples]
+    assert named == [f"{paths['t']}:3", f"{paths['s']}:4"]
 
 
 # ---------------------------------------------------------------- compression

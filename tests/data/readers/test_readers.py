@@ -353,7 +353,7 @@ def test_a_sentence_with_a_ragged_line_is_bad_and_only_that_one(tmp_path):
     problems = Problems(max_invalid_fraction=1)
     found = fields_of(write(tmp_path, "a.conll", "a O\nb O\n\nc\nd O\n\ne O\n"), problems=problems)
     assert [f["tokens"] for f in found] == [["a", "b"], ["e"]]
-    assert problems.summary().categories[0].samples[0][0].line == 4
+    assert problems.summary().categories[0].samples[0].line == 4
 
 
 def test_conll_comments_are_hinted_at(tmp_path):

@@ -41,7 +41,7 @@ def test_every_source_runs_through_its_own_epochs():
             seen.setdefault((int(one), int(epoch)), []).append(int(example))
     assert sorted(seen[0, 0]) == list(range(50))
     assert all(sorted(seen[1, epoch]) == list(range(6)) for epoch in range(40))
-    assert mixture.epochs_at(20) == {"large": 4, "small": 33}
+    assert mixture.epoch_of(20) == 4
 
 
 def test_an_empty_dataset_is_named():
@@ -66,24 +66,15 @@ def test_datasets_are_shuffled_differently():
     assert refs.example[refs.dataset == 0].tolist() != refs.example[refs.dataset == 1].tolist()
 
 
-@pytest.mark.parametrize(
-    ("weights", "temperature", "expected"),
-    [
-        ("proportional", 1.0, (0.8, 0.2)),
-        ("proportional", 2.0, (2 / 3, 1 / 3)),
-        ("equal", 1.0, (0.5, 0.5)),
-        ({"a": 1, "b": 3}, 1.0, (0.25, 0.75)),
-    ],
-)
-def test_weights(weights, temperature, expected):
-    found = mixture_fractions(datasets(a=80, b=20), weights, temperature)
+@pytest.mark.parametrize(("weights", "expected"), [(None, (0.8, 0.2)), ({"a": 1, "b": 3}, (0.25, 0.75))])
+def test_weights(weights, expected):
+    found = mixture_fractions(datasets(a=80, b=20), weights)
     assert tuple(found.values()) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        ("proportionate", "did you mean 'proportional'"),
         ({"a": 1, "bb": 1}, "did you mean 'b'"),
         ({"a": 1}, "weights lacks the datasets b"),
         ({"a": 1, "b": 0}, "above 0; that of 'b' is 0"),
@@ -93,11 +84,6 @@ def test_weights(weights, temperature, expected):
 def test_wrong_weights_are_named(weights, message):
     with pytest.raises(UsageError, match=message):
         mixture_fractions(datasets(a=1, b=1), weights)
-
-
-def test_a_temperature_of_nothing_is_refused():
-    with pytest.raises(UsageError, match="temperature = 0"):
-        mixture_fractions(datasets(a=1, b=1), "proportional", temperature=0)
 
 
 def test_no_datasets_are_refused():

@@ -19,12 +19,8 @@ MAX_CHARACTERS = 48  # formats with longer dates are left out
 LANGUAGES = "ar bn cs da de el en es fa fi fr he hi hu id it ja ko nl pl pt ro ru sv th tr uk vi zh"
 MORE_LOCALES = {"en": ["en_GB"], "zh": ["zh_Hant"]}
 LOCALES = {language: [language, *MORE_LOCALES.get(language, [])] for language in LANGUAGES.split()}
-ZERO_DIGITS = {
-    "arab": "٠",
-    "arabext": "۰",
-    "beng": "০",
-    "deva": "०",
-}  # the digit 0 of each numbering system; 1 to 9 are the next code points
+# The digit 0 of each numbering system; 1 to 9 are the next code points.
+ZERO_DIGITS = {"arab": "٠", "arabext": "۰", "beng": "০", "deva": "०"}
 PATTERN_FIELD = re.compile(r"'([^']*)'|(y+|M+|L+|d+|E+|c+|G+)|([A-Za-z])|([^A-Za-z']+)")
 INVISIBLE = dict.fromkeys(map(ord, "\u200e\u200f\u061c"))  # direction marks, which nobody types
 SPACES = {ord("\u00a0"): " ", ord("\u202f"): " ", ord("\u2009"): " "}

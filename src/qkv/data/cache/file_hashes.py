@@ -9,10 +9,10 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable
 from contextlib import suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from qkv.data.readers.decompress import open_data_file
 from qkv.errors import QkvError
@@ -22,20 +22,16 @@ CLOCK_RESOLUTION_NS = 2_000_000_000  # the coarsest resolution of modification t
 
 
 class FileHashes:
-    """Hashes of files, stored in one small JSON file.
-
-    >>> FileHashes(Path("cache/contents.json")).get(Path("train.jsonl"))      # doctest: +SKIP
-    """
+    """Hashes of files, stored in one small JSON file."""
 
     def __init__(self, index_path: Path | None = None, trust_mtime: bool = True):
         self.index_path = index_path
         self.trust_mtime = trust_mtime
         self._known: dict[str, Any] = _load_index(index_path)
-        self._stamps: dict[
-            Path, tuple[int, int]
-        ] = {}  # (size, mtime) of every file hashed so far, for `check_unchanged`
+        # (size, mtime) of every file hashed so far, for `check_unchanged`
+        self._stamps: dict[Path, tuple[int, int]] = {}
 
-    def get(self, path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
+    def get(self, path: Path) -> str:
         """The hash of the file's bytes."""
         with open_data_file(path) as raw:
             stamp = _size_and_mtime(raw)
@@ -44,7 +40,7 @@ class FileHashes:
             if self.trust_mtime and isinstance(known, list) and known[:2] == list(stamp) and len(known) == 3:
                 digest = str(known[2])
             else:
-                digest = _hash_bytes(raw, on_bytes)
+                digest = hashlib.file_digest(raw, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
                 _check_stamp(path, raw, stamp)
                 if time.time_ns() - stamp[1] > CLOCK_RESOLUTION_NS:
                     self._save(name, [*stamp, digest])
@@ -76,23 +72,14 @@ def _load_index(index_path: Path | None) -> dict[str, Any]:
     return known
 
 
-def _size_and_mtime(raw: BinaryIO) -> tuple[int, int]:
+def _size_and_mtime(raw: BufferedReader) -> tuple[int, int]:
     status = os.fstat(raw.fileno())
     return status.st_size, status.st_mtime_ns
 
 
-def _check_stamp(path: Path, raw: BinaryIO, stamp: tuple[int, int]) -> None:
+def _check_stamp(path: Path, raw: BufferedReader, stamp: tuple[int, int]) -> None:
     if _size_and_mtime(raw) != stamp:
         raise QkvError(
             f"{path} changed while it was read, so the records may be incomplete; wait until no program writes to it, "
             "and start again"
         )
-
-
-def _hash_bytes(raw: BinaryIO, on_bytes: Callable[[int], None] | None) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    while block := raw.read(2**20):
-        digest.update(block)
-        if on_bytes:
-            on_bytes(len(block))
-    return digest.hexdigest()

@@ -1,6 +1,6 @@
 """The folder of a token cache: its files, and how it is written atomically.
 
-    meta.json               counts, types, checksums, the problems found while building, and a checksum of itself
+    meta.json               counts, types, the problems found while building, and a checksum of itself
     <field>.tokens.bin      the tokens of all examples, concatenated: uint16 if they fit, else int32 (or float32)
     <field>.offsets.bin     int64, N + 1 numbers for N examples: where each example begins, and the total
     <field>.lengths.bin     int32, N numbers: the length of each example

@@ -92,25 +92,13 @@ class TokenCache(EncodedExamples):
             return _build(Path(folder), records, encode, content, problems or Problems(), workers, progress)
 
     def location(self, index: int) -> FileLocation:
-        """The file and line that an example came from.
-
-        >>> str(cache.location(7))                                  # doctest: +SKIP
-        'train.jsonl:8'
-        """
+        """The file and line that an example came from."""
         return FileLocation(self.meta["location"]["names"][self._files[index]], int(self._lines[index]))
 
     @property
     def fingerprint(self) -> str:
         """A hash of the records and of the encoder. Equal examples have equal fingerprints."""
         return cache_name(self.meta["content"], self.meta["encode"])
-
-    def verify(self) -> None:
-        """Compare all files with their checksums; raises `DamagedCache` with the name of a file that does not match."""
-        for name in self.fields:
-            for part, expected in self.meta["fields"][name]["files"].items():
-                _verify_checksum(field_file(self.folder, name, part), expected["checksum"])
-        for part, expected in self.meta["location"]["files"].items():
-            _verify_checksum(location_file(self.folder, part), expected["checksum"])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TokenCache.open, (self.folder,)
@@ -180,9 +168,8 @@ def find_or_build(
         cache = _open_existing(folder, problems)  # another process may have built it while this one waited
         if cache is not None:
             return cache
-        found = Problems(
-            problems.max_invalid_fraction, problems.max_samples
-        )  # the problems of this cache, which are stored in it
+        # The problems of this cache, which are stored in it.
+        found = Problems(problems.max_invalid_fraction, problems.max_samples)
         try:
             return _build(folder, records(found), encode, content, found, workers, progress)
         finally:
@@ -240,15 +227,3 @@ def _map_file(path: Path, dtype: str, count: int) -> np.ndarray:
         return np.memmap(path, disk_dtype, "r", shape=(count,)).view(np.ndarray)
     except OSError as error:
         raise DamagedCache(f"{path} cannot be read: {describe_os_error(error)}") from None
-
-
-def _verify_checksum(path: Path, checksum: str) -> None:
-    digest = blake2b(digest_size=16)
-    try:
-        with path.open("rb") as source:
-            while block := source.read(2**20):
-                digest.update(block)
-    except OSError as error:
-        raise DamagedCache(f"{path} cannot be read: {describe_os_error(error)}") from None
-    if digest.hexdigest() != checksum:
-        raise DamagedCache(f"{path} does not match its checksum: its content has changed since it was written")

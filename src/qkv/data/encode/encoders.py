@@ -62,17 +62,16 @@ class EncodeTexts:
     """Base of the encoders that tokenize the texts of many records together.
 
     `text_fields` maps each encoded field to a field of the record. A text without tokens is invalid unless
-    `allow_empty` is set.
+    `allow_empty` is set. `name` and `choices` identify the encoder in its fingerprint.
     """
 
-    name = "texts"
+    allow_empty = False
 
-    def __init__(self, tokenizer: Tokenizer, text_fields: dict[str, str], *, allow_empty: bool = False):
+    def __init__(self, name: str, tokenizer: Tokenizer, text_fields: dict[str, str], *choices: Any):
         self.tokenizer = tokenizer
         self.text_fields = text_fields
-        self.allow_empty = allow_empty
         self.fields: tuple[str, ...] = tuple(text_fields)
-        self.fingerprint = encode_fingerprint(self.name, tokenizer, list(text_fields.items()), allow_empty)
+        self.fingerprint = encode_fingerprint(name, tokenizer, *choices)
 
     def tokenizer_for(self, field: str) -> Tokenizer:
         """The tokenizer of one of the encoded fields."""
@@ -111,8 +110,6 @@ class EncodeTexts:
 class EncodePair(EncodeTexts):
     """Encodes pairs of texts as `source` and `target`."""
 
-    name = "pair"
-
     def __init__(
         self,
         tokenizer: Tokenizer,
@@ -121,9 +118,9 @@ class EncodePair(EncodeTexts):
         *,
         source_tokenizer: Tokenizer | None = None,
     ):
-        super().__init__(tokenizer, {"source": source, "target": target})
         self.source_tokenizer = source_tokenizer or tokenizer
-        self.fingerprint = encode_fingerprint(self.name, tokenizer, source, target, self.source_tokenizer.fingerprint)
+        fields = {"source": source, "target": target}
+        super().__init__("pair", tokenizer, fields, source, target, self.source_tokenizer.fingerprint)
 
     def tokenizer_for(self, field: str) -> Tokenizer:
         """The tokenizer of the source for `source`, else that of the target."""
@@ -136,8 +133,6 @@ class EncodeClass(EncodeTexts):
     `classes` are the names of the labels, in the order of their ids; `find_classes` finds them in the data.
     """
 
-    name = "class"
-
     def __init__(
         self,
         tokenizer: Tokenizer,
@@ -148,7 +143,8 @@ class EncodeClass(EncodeTexts):
         classes: Sequence[str] = (),
         score: str | None = None,
     ):
-        super().__init__(tokenizer, {"first": first, **({"second": second} if second else {})})
+        fields = {"first": first, "second": second} if second else {"first": first}
+        super().__init__("class", tokenizer, fields, first, second, label, classes, score)
         if label and score:
             raise UsageError(f"label = {label!r} and score = {score!r} exclude each other; set one of them")
         if label and not classes:
@@ -157,7 +153,6 @@ class EncodeClass(EncodeTexts):
         self.classes = tuple(classes)
         self.class_ids = {name: class_id for class_id, name in enumerate(self.classes)}
         self.fields += ("label",) * bool(label) + ("score",) * bool(score)
-        self.fingerprint = encode_fingerprint(self.name, tokenizer, first, second, label, self.classes, score)
 
     def other_fields(self, record: Record) -> EncodedFields:
         """The id of the label, or the score."""
@@ -222,13 +217,12 @@ class EncodeText(EncodeTexts):
     example, and the objective counts it.
     """
 
-    name = "text"
+    allow_empty = True
 
     def __init__(self, tokenizer: Tokenizer, text: str = "text", *, words: bool = False, sentences: bool = False):
-        super().__init__(tokenizer, {"ids": text}, allow_empty=True)
+        super().__init__("text", tokenizer, {"ids": text}, text, words, sentences)
         self.text, self.words, self.sentences = text, words, sentences
         self.fields += ("words",) * words + ("sentences",) * sentences
-        self.fingerprint = encode_fingerprint(self.name, tokenizer, text, words, sentences)
 
     def __call__(self, records: list[Record]) -> list[EncodedFields | InvalidRecord]:
         if not (self.words or self.sentences):

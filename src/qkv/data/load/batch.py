@@ -68,9 +68,8 @@ class Batch:
 
         converted: dict[str, Any] = {}
         for name, values in arrays.items():
-            copy = values.astype(
-                np.float32 if values.dtype.kind == "f" else np.int64
-            )  # a copy, because workers reuse their memory
+            # a copy, because workers reuse their memory
+            copy = values.astype(np.float32 if values.dtype.kind == "f" else np.int64)
             converted[name] = torch.from_numpy(copy) if copy.ndim == 2 else copy
         tokens = np.count_nonzero(arrays["document_ids"], axis=1)
         if "source_document_ids" in arrays:

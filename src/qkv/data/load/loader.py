@@ -89,9 +89,8 @@ class Loader:
         if wrong:
             changes = []
             if "data" in wrong:
-                counts = (
-                    f"it had {state.get('examples', 'an unknown number of')} examples and has {invariants['examples']}"
-                )
+                before, now = state.get("examples", "an unknown number of"), invariants["examples"]
+                counts = f"it had {before} examples and has {now}"
                 changes.append(f"the training data has changed since the run began ({counts})")
                 wrong = [name for name in wrong if name not in DATA_DEPENDENT_INVARIANTS]
             changes += [f"{name} was {state.get(name, 'missing')} and is {invariants[name]}" for name in wrong]
@@ -108,11 +107,6 @@ class Loader:
             )
         self.close()
         self.cursor = cursor
-
-    def rewind(self) -> None:
-        """Go back to the first batch."""
-        self.close()
-        self.cursor = FIRST_CURSOR
 
     def origins(self, batch: Batch) -> list[str]:
         """Describe the file and line, or record, of each example of a batch, for messages."""

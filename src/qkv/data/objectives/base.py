@@ -1,19 +1,21 @@
-"""The protocol of objectives: an objective turns encoded records into training examples.
+"""The base class of objectives: an objective turns encoded records into training examples.
 
 Packing needs only the lengths of the examples. Their tokens are read when a batch is built. Both methods, `lengths` and
 `build`, are pure functions of the numbers of the examples and of an `EpochRng` (seed and epoch).
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 
-from qkv.data.cache.examples import EncodedExamples
+from qkv.data.cache.examples import EncodedExamples, require_fields
 from qkv.data.ragged import IntArray
 from qkv.data.stream.random_bits import EpochRng
 from qkv.errors import QkvError, UsageError, suggest_name
+from qkv.text import Tokenizer
 
 IGNORE_INDEX = -100  # the label of a position that the loss ignores
 
@@ -72,49 +74,34 @@ class Tally:
         return f"{text}; {', '.join(counts)}" if counts else text
 
 
-class Objective(Protocol):
-    """Turns encoded records into training examples."""
+class Objective(ABC):
+    """Turns encoded records into training examples. A subclass sets the attributes that are declared here."""
 
-    @property
-    def examples(self) -> EncodedExamples:
-        """The encoded records."""
-        ...
+    capacity: tuple[int, ...]  # the maximum length: (max_length,), or (max_length, max_source_length)
+    optional_fields: frozenset[str]  # the optional fields that `build` sets; "source" stands for both source fields
+    tally: Tally
 
-    @property
-    def capacity(self) -> tuple[int, ...]:
-        """The maximum sequence length: (max_length,), or (max_length, max_source_length) if examples have a source."""
-        ...
+    def __init__(self, examples: EncodedExamples, tokenizer: Tokenizer, *fields: str):
+        """`fields` are the encoded fields that the objective reads."""
+        require_fields(examples, *fields)
+        self.examples = examples
+        self.pad_token_id = tokenizer.special_tokens.pad or 0
 
-    @property
-    def optional_fields(self) -> frozenset[str]:
-        """The optional fields of `FlatExamples` that `build` sets; "source" stands for both source fields."""
-        ...
-
-    @property
-    def tally(self) -> Tally:
-        """Counts of records, examples and tokens."""
-        ...
-
-    @property
-    def pad_token_id(self) -> int:
-        """The id of padding tokens."""
-        ...
-
+    @abstractmethod
     def num_examples(self, rng: EpochRng) -> int:
         """The number of training examples in an epoch. It may vary if windows have a random offset."""
-        ...
 
+    @abstractmethod
     def lengths(self, examples: IntArray, rng: EpochRng) -> IntArray:
         """(n,) examples → (n, sides): the lengths of target and source (if any), 0 for examples that are left out."""
-        ...
 
+    @abstractmethod
     def build(self, examples: IntArray, rng: EpochRng) -> FlatExamples:
         """Build the examples. It is never called with an example that is left out."""
-        ...
 
+    @abstractmethod
     def origin(self, example: int, rng: EpochRng) -> str:
         """Describe the record of an example, for messages: "record 12, tokens 1024–2047"."""
-        ...
 
 
 def check_choice(key: str, value: str, allowed: Sequence[str]) -> None:

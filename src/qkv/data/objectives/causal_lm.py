@@ -6,9 +6,9 @@ predicted exactly once in an epoch. Chats are trained in the same way, with a lo
 
 import numpy as np
 
-from qkv.data.cache.examples import EncodedExamples, require_fields
+from qkv.data.cache.examples import EncodedExamples
 from qkv.data.objectives.base import IGNORE_INDEX, FlatExamples, TooLongPolicy, check_length
-from qkv.data.objectives.windows import WindowedDocuments, Windows
+from qkv.data.objectives.windows import WindowedDocuments
 from qkv.data.ragged import IntArray, ragged_index, ragged_starts
 from qkv.data.stream.random_bits import EpochRng
 from qkv.text import Tokenizer
@@ -21,6 +21,8 @@ class CausalLM(WindowedDocuments):
     `add_bos_eos` puts the BOS token (EOS if there is none) before each document and EOS after it.
     """
 
+    optional_fields = frozenset({"labels"})
+
     def __init__(
         self,
         examples: EncodedExamples,
@@ -32,22 +34,17 @@ class CausalLM(WindowedDocuments):
         loss_mask_field: str | None = None,
         add_bos_eos: bool = True,
     ):
-        require_fields(examples, "ids", *([loss_mask_field] if loss_mask_field else []))
+        super().__init__(examples, tokenizer, "ids", *([loss_mask_field] if loss_mask_field else []))
         check_length("max_length", max_length, 1)
         special = tokenizer.special_tokens
         bos = special.bos if special.bos is not None else special.eos
-        self.examples = examples
         self.bos = (bos,) if add_bos_eos and bos is not None else ()
         self.eos = (special.eos,) if add_bos_eos and special.eos is not None else ()
         self.loss_mask_field = loss_mask_field
-        self.pad_token_id = special.pad or 0
         self.capacity = (max_length,)
-        self.optional_fields = frozenset({"labels"})
         # n tokens give n − 1 predictions, because no token follows the last one.
         extra = len(self.bos) + len(self.eos) - 1
-        self.windows = Windows(
-            examples.lengths("ids"), max_length, extra_units=extra, too_long=too_long, random_offset=random_offset
-        )
+        self.cut_windows(max_length, too_long, random_offset, extra_units=extra)
 
     def lengths(self, examples: IntArray, rng: EpochRng) -> IntArray:
         """The number of predictions in each window: (n, 1)."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from qkv.data.cache.examples import EncodedExamples, require_fields
+from qkv.data.cache.examples import EncodedExamples
 from qkv.data.objectives.base import FlatExamples, TooLongPolicy, check_length
 from qkv.data.objectives.template import SpecialTokenTemplate
 from qkv.data.objectives.whole_records import WholeRecords
@@ -18,23 +18,15 @@ class Classification(WholeRecords):
     """
 
     def __init__(
-        self,
-        examples: EncodedExamples,
-        tokenizer: Tokenizer,
-        *,
-        max_length: int,
-        too_long: TooLongPolicy = "error",
-        template: SpecialTokenTemplate | None = None,
+        self, examples: EncodedExamples, tokenizer: Tokenizer, *, max_length: int, too_long: TooLongPolicy = "error"
     ):
         self.target_field = "score" if "score" in examples.fields else "label"
-        require_fields(examples, "first", self.target_field)
-        self.examples = examples
+        super().__init__(examples, tokenizer, "first", self.target_field)
         self.is_pair = "second" in examples.fields
         self.too_long = too_long
-        self.template = template or SpecialTokenTemplate.from_tokenizer(tokenizer)
+        self.template = SpecialTokenTemplate.from_tokenizer(tokenizer)
         self.num_special_tokens = self.template.num_special_tokens(self.is_pair)
         check_length("max_length", max_length, self.num_special_tokens + 2)
-        self.pad_token_id = tokenizer.special_tokens.pad or 0
         self.capacity = (max_length,)
         target = "scores" if self.target_field == "score" else "class_ids"
         self.optional_fields = frozenset({target, "token_type_ids"} if self.is_pair else {target})

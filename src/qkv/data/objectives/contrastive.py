@@ -7,7 +7,7 @@ vectors of a pair similar, and the vectors of different pairs dissimilar.
 
 import numpy as np
 
-from qkv.data.cache.examples import EncodedExamples, require_fields
+from qkv.data.cache.examples import EncodedExamples
 from qkv.data.objectives.base import FlatExamples, TooLongPolicy, check_length
 from qkv.data.objectives.seq2seq import proportional_source_length
 from qkv.data.objectives.template import SpecialTokenTemplate
@@ -31,14 +31,11 @@ class Contrastive(WholeRecords):
         max_length: int,
         max_source_length: int | None = None,
         too_long: TooLongPolicy = "error",
-        template: SpecialTokenTemplate | None = None,
     ):
-        require_fields(examples, *SIDE_FIELDS)
-        self.examples = examples
+        super().__init__(examples, tokenizer, *SIDE_FIELDS)
         self.too_long = too_long
-        self.template = template or SpecialTokenTemplate.from_tokenizer(tokenizer)
+        self.template = SpecialTokenTemplate.from_tokenizer(tokenizer)
         self.has_scores = "score" in examples.fields
-        self.pad_token_id = tokenizer.special_tokens.pad or 0
         if max_source_length is None:
             max_source_length = proportional_source_length(max_length, self.required_lengths(slice(None)))
         minimum = self.template.num_special_tokens() + 1

@@ -7,11 +7,11 @@ of length 0 only inserts a mask, so the model must also learn how many tokens ar
 
 import numpy as np
 
-from qkv.data.cache.examples import EncodedExamples, require_fields
+from qkv.data.cache.examples import EncodedExamples
 from qkv.data.objectives.base import FlatExamples, TooLongPolicy, check_length, require_token
 from qkv.data.objectives.seq2seq import find_decoder_start, shift_right
 from qkv.data.objectives.template import SpecialTokenTemplate
-from qkv.data.objectives.windows import WindowedDocuments, Windows
+from qkv.data.objectives.windows import WindowedDocuments
 from qkv.data.ragged import IntArray, ragged_index, ragged_join, ragged_starts
 from qkv.data.stream.random_bits import Bits, EpochRng, choose_in_groups, random_bits, shuffle_groups, to_uniform
 from qkv.errors import UsageError
@@ -23,6 +23,8 @@ class Denoising(WindowedDocuments):
 
     The default of `max_source_length` is enough for most corrupted windows.
     """
+
+    optional_fields = frozenset({"labels", "source"})
 
     def __init__(
         self,
@@ -39,14 +41,13 @@ class Denoising(WindowedDocuments):
         source_template: SpecialTokenTemplate | None = None,
         decoder_start_token_id: int | None = None,
     ):
-        require_fields(examples, "ids", *(["sentences"] if permute_sentences else []))
+        super().__init__(examples, tokenizer, "ids", *(["sentences"] if permute_sentences else []))
         if not 0 < mask_prob < 1 or mean_span_length <= 0:
             raise UsageError(
                 f"mask_prob = {mask_prob} must be above 0 and below 1, and mean_span_length = {mean_span_length} must "
                 "be above 0"
             )
         special = tokenizer.special_tokens
-        self.examples = examples
         self.mask_prob = mask_prob
         self.mean_span_length = mean_span_length
         self.permute_sentences = permute_sentences
@@ -56,7 +57,6 @@ class Denoising(WindowedDocuments):
         self.mask_token_id = require_token("mask", special.mask, "denoising")
         self.eos_token_id = require_token("eos", special.eos, "denoising")
         self.decoder_start_token_id = find_decoder_start(tokenizer, decoder_start_token_id)
-        self.pad_token_id = special.pad or 0
         check_length("max_length", max_length, 2)
         if max_source_length is None:
             spans = mask_prob * max_length / mean_span_length
@@ -64,9 +64,7 @@ class Denoising(WindowedDocuments):
             max_source_length = -(-usual_length // 8) * 8
         check_length("max_source_length", max_source_length, self.num_special_tokens + 2)
         self.capacity = (max_length, max_source_length)
-        self.optional_fields = frozenset({"labels", "source"})
-        window_length = self._max_document_length()
-        self.windows = Windows(examples.lengths("ids"), window_length, too_long=too_long, random_offset=random_offset)
+        self.cut_windows(self._max_document_length(), too_long, random_offset)
 
     def _max_document_length(self) -> int:
         """The maximum length of a text that fits as a target, and as a source with one masked span."""

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from qkv.data.cache.examples import EncodedExamples, require_fields
-from qkv.data.objectives.base import IGNORE_INDEX, FlatExamples, TooLongPolicy, check_length, require_token
-from qkv.data.objectives.template import SpecialTokenTemplate
+from qkv.data.cache.examples import EncodedExamples
+from qkv.data.objectives.base import IGNORE_INDEX, FlatExamples, TooLongPolicy, require_token
 from qkv.data.objectives.windows import WindowsWithTemplate
 from qkv.data.ragged import IntArray, ragged_starts
 from qkv.data.stream.random_bits import (
@@ -120,18 +119,13 @@ class MaskedLM(WindowsWithTemplate):
         random_offset: bool = False,
         mask_prob: float = 0.15,
         whole_word_masking: bool = False,
-        template: SpecialTokenTemplate | None = None,
     ):
-        require_fields(examples, "ids", *(["words"] if whole_word_masking else []))
-        self.examples = examples
-        self.template = template or SpecialTokenTemplate.from_tokenizer(tokenizer)
-        check_length("max_length", max_length, self.template.num_special_tokens() + 1)
+        fields = ("ids", "words") if whole_word_masking else ("ids",)
+        super().__init__(
+            examples, tokenizer, *fields, max_length=max_length, too_long=too_long, random_offset=random_offset
+        )
         self.masking = TokenMasking.from_tokenizer(tokenizer, mask_prob)
         self.whole_word_masking = whole_word_masking
-        self.pad_token_id = tokenizer.special_tokens.pad or 0
-        self.capacity = (max_length,)
-        self.optional_fields = frozenset({"labels"})
-        self.windows = self.cut_windows(max_length, too_long, random_offset)
 
     def build(self, examples: IntArray, rng: EpochRng) -> FlatExamples:
         """Windows with masked tokens, whose original ids are the labels."""

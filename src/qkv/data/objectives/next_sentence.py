@@ -10,8 +10,8 @@ from bisect import bisect_right
 
 import numpy as np
 
-from qkv.data.cache.examples import EncodedExamples, require_fields
-from qkv.data.objectives.base import IGNORE_INDEX, FlatExamples, Tally, check_length, describe_record
+from qkv.data.cache.examples import EncodedExamples
+from qkv.data.objectives.base import IGNORE_INDEX, FlatExamples, Objective, Tally, check_length, describe_record
 from qkv.data.objectives.masked_lm import TokenMasking
 from qkv.data.objectives.template import SpecialTokenTemplate
 from qkv.data.ragged import IntArray, ragged_join
@@ -22,11 +22,13 @@ from qkv.text import Tokenizer
 RECORDS_PER_READ = 4096  # the number of records that are read and cut at a time
 
 
-class NextSentence:
+class NextSentence(Objective):
     """Documents (`ids`, `sentences`) as pairs of segments with masked tokens.
 
     If a document has an odd number of segments, the last one is an example without a next-sentence label.
     """
+
+    optional_fields = frozenset({"labels", "token_type_ids", "class_ids"})
 
     def __init__(
         self,
@@ -36,11 +38,9 @@ class NextSentence:
         max_length: int,
         mask_prob: float = 0.15,
         whole_word_masking: bool = False,
-        template: SpecialTokenTemplate | None = None,
     ):
-        require_fields(examples, "ids", "sentences", *(["words"] if whole_word_masking else []))
-        self.examples = examples
-        self.template = template or SpecialTokenTemplate.from_tokenizer(tokenizer)
+        super().__init__(examples, tokenizer, "ids", "sentences", *(["words"] if whole_word_masking else []))
+        self.template = SpecialTokenTemplate.from_tokenizer(tokenizer)
         if not self.template.separator:
             raise UsageError(
                 "next-sentence prediction needs a separator between two texts, and this tokenizer has no sep or eos "
@@ -50,9 +50,7 @@ class NextSentence:
         check_length("max_length", max_length, num_special_tokens + 2)
         self.masking = TokenMasking.from_tokenizer(tokenizer, mask_prob)
         self.whole_word_masking = whole_word_masking
-        self.pad_token_id = tokenizer.special_tokens.pad or 0
         self.capacity = (max_length,)
-        self.optional_fields = frozenset({"labels", "token_type_ids", "class_ids"})
         # (N, 4): record, start of the first segment, its length, length of the second segment or 0
         self.segment_pairs = cut_into_pairs(examples, (max_length - num_special_tokens) // 2)
         tokens = np.asarray(examples.lengths("ids"), np.int64)

@@ -11,6 +11,7 @@ import numpy as np
 from qkv.data.cache.examples import EncodedExamples, require_fields
 from qkv.data.objectives.base import (
     FlatExamples,
+    Objective,
     Tally,
     TooLongPolicy,
     check_choice,
@@ -28,12 +29,14 @@ from qkv.text import Tokenizer
 TOO_LONG_CHOICES = ("error", "skip", "truncate")
 
 
-class QuestionAnswering:
+class QuestionAnswering(Objective):
     """Records with `question`, `context` and `answer` (its first and last token in the context; −1, −1 if none).
 
     Consecutive windows share `overlap` tokens. `too_long` is the policy for questions with more than
     `max_question_length` tokens; passages may have any length.
     """
+
+    optional_fields = frozenset({"token_type_ids", "answer_spans"})
 
     def __init__(
         self,
@@ -44,17 +47,14 @@ class QuestionAnswering:
         overlap: int = 128,
         max_question_length: int = 64,
         too_long: TooLongPolicy = "error",
-        template: SpecialTokenTemplate | None = None,
     ):
-        require_fields(examples, "question", "context", "answer")
+        super().__init__(examples, tokenizer, "question", "context", "answer")
         check_choice("too_long", too_long, TOO_LONG_CHOICES)
-        self.examples = examples
-        self.template = template or SpecialTokenTemplate.from_tokenizer(tokenizer)
+        self.template = SpecialTokenTemplate.from_tokenizer(tokenizer)
         self.num_special_tokens = self.template.num_special_tokens(pair=True)
         self.max_question_length = max_question_length
         self.overlap = overlap
         self.too_long = too_long
-        self.pad_token_id = tokenizer.special_tokens.pad or 0
         check_length("max_length", max_length, self.num_special_tokens + max_question_length + 1)
         room = max_length - self.num_special_tokens - max_question_length
         if not 0 <= overlap < room:
@@ -64,7 +64,6 @@ class QuestionAnswering:
                 "overlap, or raise max_length"
             )
         self.capacity = (max_length,)
-        self.optional_fields = frozenset({"token_type_ids", "answer_spans"})
         self.index = WindowIndex(len(examples), self._num_windows)
         self.tally = self._make_tally()
 

@@ -5,7 +5,7 @@ Teacher forcing: the decoder reads the decoder start token and the target, and p
 
 import numpy as np
 
-from qkv.data.cache.examples import EncodedExamples, require_fields
+from qkv.data.cache.examples import EncodedExamples
 from qkv.data.objectives.base import FlatExamples, TooLongPolicy, check_length, require_token
 from qkv.data.objectives.template import SpecialTokenTemplate
 from qkv.data.objectives.whole_records import WholeRecords
@@ -23,6 +23,8 @@ class Seq2SeqLM(WholeRecords):
     If the source has another one, pass `source_template=SpecialTokenTemplate.eos_only(source_tokenizer)`.
     """
 
+    optional_fields = frozenset({"labels", "source"})
+
     def __init__(
         self,
         examples: EncodedExamples,
@@ -34,20 +36,17 @@ class Seq2SeqLM(WholeRecords):
         source_template: SpecialTokenTemplate | None = None,
         decoder_start_token_id: int | None = None,
     ):
-        require_fields(examples, "source", "target")
-        self.examples = examples
+        super().__init__(examples, tokenizer, "source", "target")
         self.too_long = too_long
         self.source_template = source_template or SpecialTokenTemplate.eos_only(tokenizer)
         self.decoder_start_token_id = find_decoder_start(tokenizer, decoder_start_token_id)
         self.eos_token_id = require_token("eos", tokenizer.special_tokens.eos, "sequence to sequence")
-        self.pad_token_id = tokenizer.special_tokens.pad or 0
         if max_source_length is None:
             max_source_length = proportional_source_length(max_length, self.required_lengths(slice(None)))
         check_length("max_length", max_length, 1)
         check_length("max_source_length", max_source_length, self.source_template.num_special_tokens() + 1)
         self.capacity = (max_length, max_source_length)
         self.num_special_tokens = 1 + self.source_template.num_special_tokens()
-        self.optional_fields = frozenset({"labels", "source"})
         self.count_records()
 
     def required_lengths(self, examples: IntArray | slice) -> IntArray:

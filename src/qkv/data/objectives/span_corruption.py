@@ -10,10 +10,10 @@ span, as in T5's code. The lengths of source and target depend only on the lengt
 
 import numpy as np
 
-from qkv.data.cache.examples import EncodedExamples, require_fields
+from qkv.data.cache.examples import EncodedExamples
 from qkv.data.objectives.base import FlatExamples, TooLongPolicy, check_length, require_token
 from qkv.data.objectives.seq2seq import find_decoder_start, shift_right
-from qkv.data.objectives.windows import WindowedDocuments, Windows
+from qkv.data.objectives.windows import WindowedDocuments
 from qkv.data.ragged import IntArray, ragged_index, ragged_join
 from qkv.data.stream.random_bits import EpochRng, random_compositions
 from qkv.errors import UsageError
@@ -25,6 +25,8 @@ class SpanCorruption(WindowedDocuments):
 
     The default of `max_length` is the target length of a window whose source is full.
     """
+
+    optional_fields = frozenset({"labels", "source"})
 
     def __init__(
         self,
@@ -39,7 +41,7 @@ class SpanCorruption(WindowedDocuments):
         mean_span_length: float = 3.0,
         decoder_start_token_id: int | None = None,
     ):
-        require_fields(examples, "ids")
+        super().__init__(examples, tokenizer, "ids")
         check_length("max_source_length", max_source_length, 3)
         if not 0 < mask_prob < 1 or mean_span_length < 1:
             raise UsageError(
@@ -47,19 +49,16 @@ class SpanCorruption(WindowedDocuments):
                 "be at least 1"
             )
         special = tokenizer.special_tokens
-        self.examples = examples
         self.mask_prob = mask_prob
         self.mean_span_length = mean_span_length
         self.eos_token_id = require_token("eos", special.eos, "span corruption")
         self.decoder_start_token_id = find_decoder_start(tokenizer, decoder_start_token_id)
         self.sentinels = np.asarray(special.sentinels, np.int32)
-        self.pad_token_id = special.pad or 0
         if max_length is None:
             window_length = self._max_document_length(2 * max_source_length, max_source_length)
             max_length = int(self._corrupted_lengths(np.array([window_length]))[0].max())
         check_length("max_length", max_length, 3)
         self.capacity = (max_length, max_source_length)
-        self.optional_fields = frozenset({"labels", "source"})
         window_length = self._max_document_length(max_length, max_source_length)
         num_spans = int(self._num_removed_and_spans(np.array([window_length]))[1].max())
         if num_spans > len(self.sentinels):
@@ -67,7 +66,7 @@ class SpanCorruption(WindowedDocuments):
                 f"windows of {window_length} tokens need {num_spans} sentinel tokens, but the tokenizer has "
                 f"{len(self.sentinels)}: train or load a tokenizer with more, or lower max_source_length"
             )
-        self.windows = Windows(examples.lengths("ids"), window_length, too_long=too_long, random_offset=random_offset)
+        self.cut_windows(window_length, too_long, random_offset)
 
     def _num_removed_and_spans(self, count: IntArray) -> tuple[IntArray, IntArray]:
         """The number of tokens to remove from texts of `count` tokens, and the number of spans."""

@@ -77,9 +77,7 @@ class ObjectiveSpec:
     head: str  # the kind of the model's head
     fields: tuple[RecordField, ...]
     required_tokens: Callable[[Any], RequiredTokens]  # [objective] section → special tokens of a new tokenizer
-    too_long_policies: tuple[
-        TooLongPolicy, ...
-    ]  # the values of data.too_long that are allowed; the first is the default
+    too_long_policies: tuple[TooLongPolicy, ...]  # the allowed values of data.too_long; the first is the default
     options: tuple[str, ...]  # the keys of [objective] that apply to this objective
     make_encoder: Callable[[ObjectiveSetup], RecordEncoder]  # records → token ids
     make_examples: Callable[[ObjectiveSetup, EncodedExamples], Objective]  # token ids → training examples
@@ -199,12 +197,10 @@ OBJECTIVES: dict[str, ObjectiveSpec] = {
         head="lm",
         fields=(
             RecordField(
-                "source",
-                ("src", "input", "document", "article", "written", "words", "question", "prompt", "text"),
+                "source", ("src", "input", "document", "article", "written", "words", "question", "prompt", "text")
             ),
             RecordField(
-                "target",
-                ("tgt", "trg", "output", "summary", "iso", "digits", "answer", "completion", "translation"),
+                "target", ("tgt", "trg", "output", "summary", "iso", "digits", "answer", "completion", "translation")
             ),
         ),
         aligned_fields=("source", "target"),

@@ -3,9 +3,8 @@
 A word may have several tokens. `EncodeTags` puts the tag on the first token of the word, or on all its tokens.
 """
 
-from qkv.data.cache.examples import EncodedExamples, require_fields
-from qkv.data.objectives.base import IGNORE_INDEX, FlatExamples, TooLongPolicy, check_length
-from qkv.data.objectives.template import SpecialTokenTemplate
+from qkv.data.cache.examples import EncodedExamples
+from qkv.data.objectives.base import IGNORE_INDEX, FlatExamples, TooLongPolicy
 from qkv.data.objectives.windows import WindowsWithTemplate
 from qkv.data.ragged import IntArray
 from qkv.data.stream.random_bits import EpochRng
@@ -16,22 +15,9 @@ class Tagging(WindowsWithTemplate):
     """Records with `ids` and `tags`: one class, or `IGNORE_INDEX`, for each token."""
 
     def __init__(
-        self,
-        examples: EncodedExamples,
-        tokenizer: Tokenizer,
-        *,
-        max_length: int,
-        too_long: TooLongPolicy = "error",
-        template: SpecialTokenTemplate | None = None,
+        self, examples: EncodedExamples, tokenizer: Tokenizer, *, max_length: int, too_long: TooLongPolicy = "error"
     ):
-        require_fields(examples, "ids", "tags")
-        self.examples = examples
-        self.template = template or SpecialTokenTemplate.from_tokenizer(tokenizer)
-        check_length("max_length", max_length, self.template.num_special_tokens() + 1)
-        self.pad_token_id = tokenizer.special_tokens.pad or 0
-        self.capacity = (max_length,)
-        self.optional_fields = frozenset({"labels"})
-        self.windows = self.cut_windows(max_length, too_long)
+        super().__init__(examples, tokenizer, "ids", "tags", max_length=max_length, too_long=too_long)
 
     def build(self, examples: IntArray, rng: EpochRng) -> FlatExamples:
         """Windows of tokens with special tokens, and the tag of each token as its label."""

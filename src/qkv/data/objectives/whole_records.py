@@ -1,17 +1,16 @@
 """Base of objectives whose examples are whole records. Records that are too long are an error, skipped or truncated."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import ClassVar
 
 import numpy as np
 
-from qkv.data.cache.examples import EncodedExamples
-from qkv.data.objectives.base import Tally, TooLongPolicy, check_choice, describe_record, too_long_error
+from qkv.data.objectives.base import Objective, Tally, TooLongPolicy, check_choice, describe_record, too_long_error
 from qkv.data.ragged import IntArray
 from qkv.data.stream.random_bits import EpochRng
 
 
-class WholeRecords(ABC):
+class WholeRecords(Objective):
     """The common part of these objectives.
 
     A subclass sets the attributes, implements `required_lengths`, and calls `count_records` last.
@@ -19,11 +18,8 @@ class WholeRecords(ABC):
 
     TOO_LONG_CHOICES: ClassVar = ("error", "skip", "truncate")
 
-    examples: EncodedExamples
-    capacity: tuple[int, ...]
     too_long: TooLongPolicy
     num_special_tokens: int  # special tokens of a record, source and target together
-    tally: Tally
 
     @abstractmethod
     def required_lengths(self, examples: IntArray | slice) -> IntArray:
@@ -49,9 +45,8 @@ class WholeRecords(ABC):
         """Read the lengths of all records, and set `tally`."""
         check_choice("too_long", self.too_long, self.TOO_LONG_CHOICES)
         lengths = self.required_lengths(slice(None))
-        excess = np.maximum(lengths - np.asarray(self.capacity), 0).sum(
-            axis=1
-        )  # (N,) by how many tokens each record is too long
+        # (N,) by how many tokens each record is too long
+        excess = np.maximum(lengths - np.asarray(self.capacity), 0).sum(axis=1)
         is_long = excess > 0
         if self.too_long == "error" and is_long.any():
             names = ("max_length", "max_source_length")[: len(self.capacity)]

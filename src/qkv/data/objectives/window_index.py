@@ -29,9 +29,8 @@ class WindowIndex:
         for first in range(0, num_records, CHUNK_RECORDS):
             counts = windows_per_record(np.arange(first, min(first + CHUNK_RECORDS, num_records)))
             sums.append(np.add.reduceat(counts, np.arange(0, len(counts), BLOCK_RECORDS)))
-        self.starts = np.cumsum(
-            np.concatenate(sums)
-        )  # (blocks + 1,) number of windows before each block, then the total
+        # (blocks + 1,) number of windows before each block, then the total
+        self.starts = np.cumsum(np.concatenate(sums))
         self.total = int(self.starts[-1])
 
     def locate(self, windows: IntArray) -> tuple[IntArray, IntArray]:

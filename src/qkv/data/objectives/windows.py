@@ -5,11 +5,20 @@ from functools import partial
 import numpy as np
 
 from qkv.data.cache.examples import EncodedExamples
-from qkv.data.objectives.base import Tally, TooLongPolicy, check_choice, describe_record, too_long_error
+from qkv.data.objectives.base import (
+    Objective,
+    Tally,
+    TooLongPolicy,
+    check_choice,
+    check_length,
+    describe_record,
+    too_long_error,
+)
 from qkv.data.objectives.template import SpecialTokenTemplate
 from qkv.data.objectives.window_index import CHUNK_RECORDS, WindowIndex
 from qkv.data.ragged import IntArray
 from qkv.data.stream.random_bits import EpochRng
+from qkv.text import Tokenizer
 
 TOO_LONG_CHOICES = ("error", "skip", "truncate", "split")
 
@@ -107,16 +116,18 @@ class Windows:
         return tally
 
 
-class WindowedDocuments:
-    """The common part of objectives over windows. A subclass sets `examples` and `windows`."""
+class WindowedDocuments(Objective):
+    """The common part of objectives over windows. A subclass calls `cut_windows`."""
 
-    examples: EncodedExamples
     windows: Windows
 
-    @property
-    def tally(self) -> Tally:
-        """Counts of records, examples and tokens."""
-        return self.windows.tally
+    def cut_windows(
+        self, window_length: int, too_long: TooLongPolicy, random_offset: bool = False, **settings: int
+    ) -> None:
+        """Cut the field `ids` into windows, and count them."""
+        lengths = self.examples.lengths("ids")
+        self.windows = Windows(lengths, window_length, too_long=too_long, random_offset=random_offset, **settings)
+        self.tally = self.windows.tally
 
     def num_examples(self, rng: EpochRng) -> int:
         """The number of windows in an epoch."""
@@ -129,20 +140,25 @@ class WindowedDocuments:
 
 
 class WindowsWithTemplate(WindowedDocuments):
-    """The common part of objectives that add special tokens to each window."""
+    """The common part of objectives that add special tokens to each window and label its tokens."""
 
-    template: SpecialTokenTemplate
+    optional_fields = frozenset({"labels"})
 
-    def cut_windows(self, max_length: int, too_long: TooLongPolicy, random_offset: bool = False) -> Windows:
-        """Windows that leave room for the special tokens in sequences of `max_length`."""
+    def __init__(
+        self,
+        examples: EncodedExamples,
+        tokenizer: Tokenizer,
+        *fields: str,
+        max_length: int,
+        too_long: TooLongPolicy,
+        random_offset: bool = False,
+    ):
+        super().__init__(examples, tokenizer, *fields)
+        self.template = SpecialTokenTemplate.from_tokenizer(tokenizer)
         special = self.template.num_special_tokens()
-        return Windows(
-            self.examples.lengths("ids"),
-            max_length - special,
-            too_long=too_long,
-            random_offset=random_offset,
-            num_special_tokens=special,
-        )
+        check_length("max_length", max_length, special + 1)
+        self.capacity = (max_length,)
+        self.cut_windows(max_length - special, too_long, random_offset, num_special_tokens=special)
 
     def lengths(self, examples: IntArray, rng: EpochRng) -> IntArray:
         """The length of each window with its special tokens: (n, 1)."""

@@ -15,6 +15,7 @@ from qkv.errors import UsageError, suggest_name
 
 ColumnChoice = Mapping[str, str | int] | Sequence[str | int] | str | None
 
+MISSING = object()  # the value of a name that a row does not have
 MAX_RECORDS_SEARCHED = 100  # a chosen field must occur in one of the first records of a JSON file
 
 
@@ -119,7 +120,9 @@ class FieldSelector:
     def _search(self, row: dict[str, Any], columns: dict[str, str]) -> None:
         self.num_searched += 1
         self.known_names.update(dict.fromkeys(nested_names(row)))
-        self.missing_fields -= {field for field in self.missing_fields if has_nested(row, columns[field])}
+        self.missing_fields -= {
+            field for field in self.missing_fields if get_nested(row, columns[field], MISSING) is not MISSING
+        }
         if self.num_searched >= MAX_RECORDS_SEARCHED:
             self.finish()
 
@@ -171,8 +174,8 @@ def check_characters(value: Any) -> None:
             check_characters(inner)
 
 
-def get_nested(row: dict[str, Any], name: str) -> Any:
-    """The value at a name or dotted path; None if there is none.
+def get_nested(row: dict[str, Any], name: str, default: Any = None) -> Any:
+    """The value at a name or dotted path; `default` if there is none.
 
     >>> get_nested({"translation": {"en": "hello"}}, "translation.en")
     'hello'
@@ -181,14 +184,7 @@ def get_nested(row: dict[str, Any], name: str) -> Any:
         return row[name]
     head, dot, rest = name.partition(".")
     inner = row.get(head) if dot else None
-    return get_nested(inner, rest) if isinstance(inner, dict) else None
-
-
-def has_nested(row: dict[str, Any], name: str) -> bool:
-    """Whether there is such a name or dotted path, even if its value is None."""
-    head, dot, rest = name.partition(".")
-    inner = row.get(head) if dot else None
-    return name in row or (isinstance(inner, dict) and has_nested(inner, rest))
+    return get_nested(inner, rest, default) if isinstance(inner, dict) else default
 
 
 def nested_names(row: dict[str, Any]) -> list[str]:

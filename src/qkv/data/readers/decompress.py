@@ -9,8 +9,9 @@ import bz2
 import lzma
 import zlib
 from collections.abc import Callable, Iterator
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from qkv.data.readers.options import MiB, OnBytes, ReadContext, ReadLimits
 from qkv.data.records import FileLocation
@@ -30,7 +31,7 @@ COMPRESSION_BY_EXTENSION = {
 }
 
 
-def open_data_file(path: Path) -> BinaryIO:
+def open_data_file(path: Path) -> BufferedReader:
     """Open a regular file for reading; if there is none, the error suggests a similar name."""
     if "\0" not in str(path) and not path.exists() and not path.is_symlink():
         raise QkvError(f"no such file: {path}{_similar_name_hint(path)}")
@@ -73,14 +74,14 @@ class _DamagedFile(Exception):
         self.category, self.reason = category, reason
 
 
-def _raw_blocks(raw: BinaryIO, size: int, on_bytes: OnBytes | None) -> Iterator[bytes]:
+def _raw_blocks(raw: BufferedReader, size: int, on_bytes: OnBytes | None) -> Iterator[bytes]:
     while block := raw.read(size):
         if on_bytes:
             on_bytes(len(block))
         yield block
 
 
-def _decompress(raw: BinaryIO, compression: str, limits: ReadLimits, on_bytes: OnBytes | None) -> Iterator[bytes]:
+def _decompress(raw: BufferedReader, compression: str, limits: ReadLimits, on_bytes: OnBytes | None) -> Iterator[bytes]:
     """Decompress one or several concatenated members, which gzip, zstd and xz all allow."""
     make_decompressor, failures, feed_bytes = _decompressor_for(compression)
     member = None  # the decompressor of the current member

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from qkv.data.problems import InvalidRecord
-from qkv.data.readers.columns import has_nested, nested_names, select_records, unknown_column_error
+from qkv.data.readers.columns import MISSING, get_nested, nested_names, select_records, unknown_column_error
 from qkv.data.readers.decompress import open_data_file
 from qkv.data.readers.find_files import FileGroup
 from qkv.data.readers.options import ReadContext
@@ -47,7 +47,7 @@ def _columns_to_read(columns: dict[str, str | int] | None, schema: Any, file: st
     shape = {field.name: _struct_fields(field.type) for field in schema}
     top_level = []
     for column in map(str, columns.values()):
-        if not has_nested(shape, column):
+        if get_nested(shape, column, MISSING) is MISSING:
             raise unknown_column_error(column, nested_names(shape), file)
         top_level.append(column if column in shape else column.partition(".")[0])
     return list(dict.fromkeys(top_level))

@@ -12,7 +12,6 @@ from qkv.data.stream.order import EpochOrder, ExampleRefs, data_fingerprint
 from qkv.data.stream.random_bits import hash64
 from qkv.errors import UsageError, suggest_name
 
-MixtureWeights = Mapping[str, float] | str
 FRACTION_SCALE = 2**32  # rates are fixed-point integers with this scale, so that rounding errors do not accumulate
 
 
@@ -41,14 +40,10 @@ class MixtureOrder:
         ranges = zip(self.epoch_orders, self.positions_at(index), self.positions_at(index + 1), strict=True)
         return ExampleRefs.concatenate([order.refs(first, last) for order, first, last in ranges])
 
-    def epochs_at(self, pool: int) -> dict[str, int]:
-        """The epoch of each dataset at the start of a pool."""
-        positions = zip(self.names, self.epoch_orders, self.positions_at(pool), strict=True)
-        return {name: order.epoch_at(position) for name, order, position in positions}
-
     def epoch_of(self, pool: int) -> int:
         """The lowest epoch of all datasets at the start of a pool."""
-        return min(self.epochs_at(pool).values())
+        positions = zip(self.epoch_orders, self.positions_at(pool), strict=True)
+        return min(order.epoch_at(position) for order, position in positions)
 
     def num_pools(self, epochs: int) -> int:
         """Raise an error, because the datasets of a mixture have no common epochs."""
@@ -66,35 +61,22 @@ class MixtureOrder:
 
 
 def mixture_fractions(
-    objectives: Mapping[str, Objective], weights: MixtureWeights, temperature: float = 1.0
+    objectives: Mapping[str, Objective], weights: Mapping[str, float] | None = None
 ) -> dict[str, float]:
     """The fraction of examples from each dataset. The fractions sum to 1.
 
-    `weights` is "proportional" (to the number of examples), "equal", or a number for each name. A `temperature` above
-    1 upweights small datasets: proportional weights are raised to the power 1 / temperature.
+    `weights` has a number for each name. Without weights, datasets are weighted by their number of examples.
     """
-    if isinstance(weights, str):
-        known = ("proportional", "equal")
-        if weights not in known:
-            raise UsageError(
-                f"weights = {weights!r}: give a number for each dataset, or {suggest_name(weights, known)}"
-            )
-        if not (isfinite(temperature) and temperature > 0):
-            raise UsageError(
-                f"temperature = {temperature} must be a number above 0; 1 keeps the proportions of the datasets"
-            )
-        size = {name: float(objective.tally.examples) for name, objective in objectives.items()}
-        raw = {name: 1.0 if weights == "equal" else value ** (1 / temperature) for name, value in size.items()}
-    else:
-        for name in weights:
-            if name not in objectives:
-                raise UsageError(f"weights names {name!r}, which is not a dataset; {suggest_name(name, objectives)}")
-        missing = [name for name in objectives if name not in weights]
-        if missing:
-            raise UsageError(f"weights lacks the datasets {', '.join(missing)}; give a number above 0 for each")
-        wrong = [name for name, value in weights.items() if not (isfinite(value) and value > 0)]
-        if wrong:
-            raise UsageError(f"weights must be above 0; that of {wrong[0]!r} is {weights[wrong[0]]}")
-        raw = dict(weights)
-    total = sum(raw.values())
-    return {name: value / total for name, value in raw.items()}
+    if weights is None:
+        weights = {name: float(objective.tally.examples) for name, objective in objectives.items()}
+    for name in weights:
+        if name not in objectives:
+            raise UsageError(f"weights names {name!r}, which is not a dataset; {suggest_name(name, objectives)}")
+    missing = [name for name in objectives if name not in weights]
+    if missing:
+        raise UsageError(f"weights lacks the datasets {', '.join(missing)}; give a number above 0 for each")
+    wrong = [name for name, value in weights.items() if not (isfinite(value) and value > 0)]
+    if wrong:
+        raise UsageError(f"weights must be above 0; that of {wrong[0]!r} is {weights[wrong[0]]}")
+    total = sum(weights.values())
+    return {name: value / total for name, value in weights.items()}

@@ -8,7 +8,6 @@ together. A pool never spans two epochs, so an epoch is a whole number of pools 
 from bisect import bisect_right
 from dataclasses import dataclass
 from math import isqrt
-from typing import Protocol
 
 import numpy as np
 
@@ -133,31 +132,6 @@ class EpochOrder:
         return ExampleRefs.concatenate(parts)
 
 
-class PoolOrder(Protocol):
-    """An endless sequence of pools of examples. Each pool can be computed directly."""
-
-    @property
-    def epoch_orders(self) -> tuple[EpochOrder, ...]:
-        """The order of each dataset."""
-        ...
-
-    def pool(self, index: int) -> ExampleRefs:
-        """The examples of a pool."""
-        ...
-
-    def epoch_of(self, pool: int) -> int:
-        """The epoch of a pool."""
-        ...
-
-    def num_pools(self, epochs: int) -> int:
-        """The number of pools in the first `epochs` epochs."""
-        ...
-
-    def invariants(self) -> dict[str, int]:
-        """Values that a checkpoint stores. Resuming is an error if one of them has changed."""
-        ...
-
-
 class SingleDatasetOrder:
     """One dataset, epoch after epoch, in pools of `pool_size` examples; the last pool of an epoch may be smaller."""
 
@@ -188,9 +162,12 @@ class SingleDatasetOrder:
 
     def invariants(self) -> dict[str, int]:
         """Values that a checkpoint stores. Resuming is an error if one of them has changed."""
-        examples = self.epoch_order.num_examples(0)
-        settings = {"seed": self.epoch_order.seed, "pool_size": self.pool_size, "examples": examples}
-        return {**settings, "data": data_fingerprint(self.epoch_orders)}
+        return {
+            "seed": self.epoch_order.seed,
+            "pool_size": self.pool_size,
+            "examples": self.epoch_order.num_examples(0),
+            "data": data_fingerprint(self.epoch_orders),
+        }
 
 
 def data_fingerprint(epoch_orders: tuple[EpochOrder, ...]) -> int:

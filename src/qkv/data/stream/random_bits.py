@@ -94,9 +94,7 @@ def choose_in_groups(keys: Bits, sizes: IntArray, counts: IntArray) -> np.ndarra
     """Choose `counts[i]` of the `sizes[i]` members of each group at random: flat (sum of sizes,) bool."""
     order = shuffle_groups(keys, sizes)
     group = np.repeat(np.arange(len(sizes)), sizes)
-    rank = (
-        np.arange(len(group)) - ragged_starts(sizes)[group]
-    )  # the position within the group; `order` keeps groups contiguous
+    rank = np.arange(len(group)) - ragged_starts(sizes)[group]  # within the group; `order` keeps groups contiguous
     chosen = np.zeros(len(group), bool)
     chosen[order[rank < np.asarray(counts)[group]]] = True
     return chosen

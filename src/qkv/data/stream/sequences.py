@@ -15,8 +15,8 @@ import numpy as np
 
 from qkv.data.objectives import Objective
 from qkv.data.ragged import IntArray, ragged_index
-from qkv.data.stream.mixture import MixtureOrder, MixtureWeights, mixture_fractions
-from qkv.data.stream.order import ExampleRefs, PoolOrder, SingleDatasetOrder
+from qkv.data.stream.mixture import MixtureOrder, mixture_fractions
+from qkv.data.stream.order import ExampleRefs, SingleDatasetOrder
 from qkv.data.stream.pack import PackingLayout, group_by_length, pack
 from qkv.data.stream.random_bits import EpochRng, shuffle_groups
 from qkv.errors import QkvError, UsageError, suggest_name
@@ -83,8 +83,8 @@ class SequenceStream:
 
     `batch_tokens` is the number of positions in a batch: source and target together, padding included. `layout` is
     "packed" (sequences of a fixed length with several examples) or "padded" (one example a sequence, batches of
-    similar lengths). `max_documents`, the most examples in a sequence, and `pool_size`, the number of examples that
-    are packed together, are chosen to suit the data by default.
+    similar lengths). `weights` are those of a mixture. `max_documents`, the most examples in a sequence, and
+    `pool_size`, the number of examples that are packed together, are chosen to suit the data by default.
     """
 
     def __init__(
@@ -94,8 +94,7 @@ class SequenceStream:
         batch_tokens: int,
         seed: int = 0,
         layout: Literal["packed", "padded"] = "packed",
-        weights: MixtureWeights = "proportional",
-        temperature: float = 1.0,
+        weights: Mapping[str, float] | None = None,
         pool_size: int | None = None,
         max_documents: int | None = None,
     ):
@@ -119,11 +118,11 @@ class SequenceStream:
                 "lower max_length"
             )
         self.sequences_per_batch = batch_tokens // sum(self.capacity)  # only used if layout = "packed"
-        self.weights = mixture_fractions(datasets, weights, temperature)
+        self.weights = mixture_fractions(datasets, weights)
         self.order = self._make_order(datasets, pool_size or self._choose_pool_size(datasets))
         self.max_documents = 1 if layout == "padded" else max_documents or self._choose_max_documents()
 
-    def _make_order(self, datasets: dict[str, Objective], pool_size: int) -> PoolOrder:
+    def _make_order(self, datasets: dict[str, Objective], pool_size: int) -> SingleDatasetOrder | MixtureOrder:
         if len(datasets) == 1:
             return SingleDatasetOrder(self.objectives[0], self.seed, pool_size)
         return MixtureOrder(datasets, self.weights, self.seed, pool_size)

@@ -130,7 +130,7 @@ def _prepare(
         batch_tokens=train.batch_tokens,
         seed=train.seed,
         layout=data.layout,
-        weights=sources.weights or "proportional",
+        weights=sources.weights or None,
     )
     check_positions(config, objectives)
     check_token_types(config, tokenizer, train_data)

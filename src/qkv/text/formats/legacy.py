@@ -91,12 +91,7 @@ def fairseq_pieces(model: SentencePieceModel, family: TokenizerFamily) -> list[P
     """The pieces in fairseq's order: four special tokens, the file's pieces from the fourth on, languages, mask."""
     first = [Piece("<s>", 0.0, CONTROL), Piece("<pad>", 0.0, CONTROL), Piece("</s>", 0.0, CONTROL)]
     last = [*family.languages, family.special_tokens["mask"]]
-    return [
-        *first,
-        Piece("<unk>", 0.0, UNKNOWN),
-        *model.pieces[3:],
-        *(Piece(text, 0.0, CONTROL) for text in last),
-    ]
+    return [*first, Piece("<unk>", 0.0, UNKNOWN), *model.pieces[3:], *(Piece(text, 0.0, CONTROL) for text in last)]
 
 
 def finish_backend(backend: Backend, family: TokenizerFamily, config: TokenizerConfig, file: Path) -> Backend:

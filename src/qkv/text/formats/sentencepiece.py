@@ -9,6 +9,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from qkv.errors import QkvError
 from qkv.files import read_bytes
@@ -103,26 +104,17 @@ def parse_model(data: bytes) -> SentencePieceModel:
 
 def parse_piece(data: bytes) -> Piece:
     """A piece from the bytes of its message."""
-    text, score, piece_type = "", 0.0, NORMAL
-    for number, value in read_fields(data):
-        if number == 1:
-            text = as_bytes(value).decode()
-        elif number == 2:
-            score = struct.unpack("<f", as_bytes(value))[0]
-        elif number == 3:
-            piece_type = as_int(value)
-    return Piece(text, score, piece_type)
+    fields = dict(read_fields(data))
+    text, score = as_bytes(fields.get(1, b"")).decode(), struct.unpack("<f", as_bytes(fields.get(2, bytes(4))))[0]
+    return Piece(text, score, as_int(fields.get(3, NORMAL)))
 
 
 def set_fields(model: SentencePieceModel, data: bytes, names: dict[int, str]) -> None:
     """Set the attributes of a model from the bytes of its trainer's or normalizer's message."""
     for number, value in read_fields(data):
         if name := names.get(number):
-            default = getattr(model, name)
-            if isinstance(default, bool):
-                setattr(model, name, bool(value))
-            else:
-                setattr(model, name, as_int(value) if isinstance(default, int) else as_bytes(value))
+            convert: Any = {bool: bool, int: as_int, bytes: as_bytes}[type(getattr(model, name))]
+            setattr(model, name, convert(value))
 
 
 # -------------------------------------------------------------------- the wire format
