@@ -20,7 +20,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from qkv.errors import QkvError, UsageError, shorten
 
@@ -119,7 +119,7 @@ def to_path(name: str | os.PathLike[str]) -> Path:
         raise UsageError(f"{text}: {error}; write the whole path") from None
 
 
-def open_file(path: Path) -> BinaryIO:
+def open_file(path: Path) -> BufferedReader:
     """Open a regular file for reading. The error says what is wrong with the path.
 
     A pipe or a device is refused, because reading it may never end. Opening a pipe would wait for its writer, so the

@@ -23,11 +23,7 @@ SplitName = Literal["train", "validation"]  # the two sides of a `ValidationSpli
 
 @dataclass(frozen=True)
 class ValidationSplit:
-    """The fraction of records that goes to validation, and how they are chosen.
-
-    >>> split = ValidationSplit(0.1, seed=7)
-    >>> train = split.records(read_records, "train")             # doctest: +SKIP
-    """
+    """The fraction of records that goes to validation, and how they are chosen."""
 
     fraction: float
     seed: int = 0

@@ -38,10 +38,7 @@ class EncodedExamples(ABC):
         return self._count
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        """Return one example: field → array (a copy).
-
-        >>> examples[0]["ids"]                                     # doctest: +SKIP
-        """
+        """Return one example: field → array (a copy)."""
         if index < 0:
             index += self._count
         if not 0 <= index < self._count:
@@ -63,9 +60,6 @@ class EncodedExamples(ABC):
         """Return one field of n examples, or a slice of each: (concatenated tokens, n + 1 offsets into them).
 
         The slice of example indices[i] has the tokens starts[i] … starts[i] + counts[i] − 1; the default is all tokens.
-
-        >>> flat, offsets = examples.gather("ids", np.array([3, 1]))      # doctest: +SKIP
-        >>> flat[offsets[1] : offsets[2]]                                 # example 1     # doctest: +SKIP
         """
         check_field(self.fields, field)
         indices = np.asarray(indices, np.int64)

@@ -74,11 +74,7 @@ class Loader:
             yield {"cursor": cursor, "epoch": plan.epoch}, collate(self.stream, plan)
 
     def state_dict(self) -> dict[str, int]:
-        """The position of the loader in the data: a few integers to save with a checkpoint.
-
-        >>> loader.state_dict()                                                             # doctest: +SKIP
-        {'pool': 3, 'unit': 17, 'step': 40, 'epoch': 1, 'seed': 0, 'pool_size': 4096, …}
-        """
+        """The position of the loader in the data: a few integers to save with a checkpoint."""
         epoch = self.stream.order.epoch_of(self.cursor.pool)
         return {**self.cursor._asdict(), "epoch": epoch, **self.stream.invariants()}
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from qkv.data.readers.options import MiB, OnBytes, ReadContext, ReadLimits
 from qkv.data.records import FileLocation
-from qkv.errors import QkvError, suggest_name
+from qkv.errors import QkvError, suggest_path
 from qkv.files import describe_os_error, open_file
 
 BLOCK_BYTES = MiB
@@ -155,14 +155,8 @@ def _detect_compression(start: bytes) -> str | None:
 
 
 def _similar_name_hint(path: Path) -> str:
-    """A hint for a file that does not exist, from the names in its folder."""
-    folder = path.parent
-    if not folder.is_dir():
-        return f" (the folder {folder} does not exist either)"
-    try:
-        hint = suggest_name(path.name, [entry.name for entry in folder.iterdir()])
-    except OSError:
-        return ""
-    if hint.startswith("did you mean"):
-        return f"; {hint}"
-    return "" if path.is_absolute() else f" (relative paths start at the working directory, {Path.cwd()})"
+    """A hint for a file that does not exist."""
+    if not path.parent.is_dir():
+        return f" (the folder {path.parent} does not exist either)"
+    working_directory = "" if path.is_absolute() else f" (relative paths start at the working directory, {Path.cwd()})"
+    return suggest_path(path) or working_directory

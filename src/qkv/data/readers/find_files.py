@@ -48,11 +48,7 @@ class FileGroup:
 
 
 def find_file_groups(paths: PathsArgument, format: str | None, problems: Problems) -> list[FileGroup]:
-    """The groups of files to read, in order. A mapping of field → file means aligned files.
-
-    >>> find_file_groups("corpus/*.jsonl", None, Problems())             # doctest: +SKIP
-    >>> find_file_groups({"source": "train.en", "target": "train.fr"}, None, Problems())  # doctest: +SKIP
-    """
+    """The groups of files to read, in order. A mapping of field → file means aligned files."""
     if isinstance(paths, Mapping):
         if format not in (None, "aligned"):
             raise UsageError(
