@@ -5,7 +5,7 @@ examples as text and as tokens, and every problem in the data. The files are rea
 in memory, so files may have any size.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
@@ -122,7 +122,7 @@ def survey_files(
 ) -> DataSurvey:
     """Survey all examples, or the first `max_examples`. A tokenizer adds the lengths in tokens."""
     problems = problems or Problems(max_invalid_fraction=1)
-    counters: dict[str, _FieldCounter] = {}
+    counters: defaultdict[str, _FieldCounter] = defaultdict(_FieldCounter)
     examples_by_file: Counter[str] = Counter()
     lengths: list[dict[str, int]] = []  # field → length, for the first MAX_PADDING_SAMPLE examples
     previews: list[ExamplePreview] = []
@@ -189,7 +189,7 @@ class _FieldCounter:
 
 
 def _count_batch(
-    records: list[Record], counters: dict[str, _FieldCounter], tokenizer: Tokenizer | None
+    records: list[Record], counters: defaultdict[str, _FieldCounter], tokenizer: Tokenizer | None
 ) -> list[dict[str, int]]:
     """Add the records to `counters`, and return the length of each text field of each record."""
     lengths: list[dict[str, int]] = [{} for _ in records]
@@ -197,7 +197,7 @@ def _count_batch(
     for index, record in enumerate(records):
         for name, value in record.fields.items():
             text = text_content(value)
-            counters.setdefault(name, _FieldCounter()).add(value, text)
+            counters[name].add(value, text)
             if text is not None:
                 lengths[index][name] = len(text)
                 texts.append((index, name, text))

@@ -7,6 +7,7 @@ from rich.text import Text
 from qkv.data.survey import DataSurvey, ExamplePreview, FieldSurvey, LengthStats, PaddingEstimate
 from qkv.render.formatting import escape_controls, plain_table
 
+MAX_FIELDS_SHOWN = 30  # of a table with more columns, the first ones are shown; --json has all of them
 TOKEN_COLOURS = ("cyan", "yellow")  # used in turn, so that neighbouring tokens differ
 
 
@@ -17,7 +18,7 @@ def print_survey(survey: DataSurvey, console: Console) -> None:
     """
     _print_files(survey, console)
     _print_fields(survey, console)
-    for field in survey.fields:
+    for field in survey.fields[:MAX_FIELDS_SHOWN]:
         lengths = field.tokens or field.characters
         if field.values:
             _print_labels(field, console)
@@ -45,7 +46,7 @@ def _print_files(survey: DataSurvey, console: Console) -> None:
 
 def _print_fields(survey: DataSurvey, console: Console) -> None:
     table = plain_table("field", "type", "in", "min", "median", "mean", "95 %", "99 %", "max")
-    for field in survey.fields:
+    for field in survey.fields[:MAX_FIELDS_SHOWN]:
         present = "all" if field.num_present == survey.examples else f"{field.num_present / survey.examples:.1%}"
         kind, lengths = field.value_type, [""] * 6
         if field.values:
@@ -55,6 +56,8 @@ def _print_fields(survey: DataSurvey, console: Console) -> None:
         table.add_row(Text(escape_controls(field.name)), kind, present, *lengths)
         if field.tokens and not field.values:
             table.add_row("", "", "", *_format_length_stats(field.tokens, "tokens"))
+    if len(survey.fields) > MAX_FIELDS_SHOWN:
+        table.add_row(f"… and {len(survey.fields) - MAX_FIELDS_SHOWN:,} more (--json shows all)", *[""] * 8)
     console.print(table)
 
 
@@ -86,7 +89,9 @@ def _print_labels(field: FieldSurvey, console: Console) -> None:
 
 def _print_padding(padding: PaddingEstimate, unit: str, console: Console) -> None:
     lengths = " + ".join(f"{size:,}" for size in padding.sequence_lengths)
-    table = plain_table(f"padding of {escape_controls(', '.join(padding.fields))}", "fraction", "")
+    more = ", …" if len(padding.fields) > MAX_FIELDS_SHOWN else ""
+    names = escape_controls(", ".join(padding.fields[:MAX_FIELDS_SHOWN])) + more
+    table = plain_table(f"padding of {names}", "fraction", "")
     for name, fraction in (
         (f"batches of {padding.batch_size} in their order in the file", padding.unsorted),
         ("batches of similar lengths", padding.by_length),
@@ -102,7 +107,7 @@ def _print_padding(padding: PaddingEstimate, unit: str, console: Console) -> Non
 def _print_example(preview: ExamplePreview, console: Console) -> None:
     console.print()
     console.print(Text(escape_controls(preview.location), "dim"))
-    for name, value in preview.fields.items():
+    for name, value in list(preview.fields.items())[:MAX_FIELDS_SHOWN]:
         console.print(Text.assemble((f"{escape_controls(name)}: ", "bold"), escape_controls(value)))
         tokens = preview.tokens.get(name)
         if tokens:

@@ -65,7 +65,7 @@ def test_a_folder_where_a_file_is_needed(tmp_path):
 
 def test_a_file_that_is_not_there_names_the_nearest(tmp_path):
     write(tmp_path, "train.jsonl", "{}")
-    with pytest.raises(QkvError, match=r"no such file: .*trian\.jsonl; did you mean 'train\.jsonl'"):
+    with pytest.raises(QkvError, match=r"no such file: .*trian\.jsonl; did you mean .*train\.jsonl\?"):
         fields_of(tmp_path / "trian.jsonl")
     with pytest.raises(QkvError, match="does not exist either"):
         fields_of(tmp_path / "nowhere" / "train.jsonl")

@@ -62,10 +62,11 @@ def column_indices(columns: dict[str, str | int] | None, names: Sequence[str], f
     if columns is None:
         return [(name, index) for index, name in enumerate(names)]
     indices = []
+    index_of_name = {name: index for index, name in enumerate(names)}
     for field, column in columns.items():
         number = _as_index(column)
-        if isinstance(column, str) and column in names:
-            index = names.index(column)
+        if isinstance(column, str) and column in index_of_name:
+            index = index_of_name[column]
         elif number is not None and -len(names) <= number < len(names):
             index = number % len(names)
         else:

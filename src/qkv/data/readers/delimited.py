@@ -9,7 +9,7 @@ Many CSV files use semicolons, tabs or bars instead of commas: the delimiter is 
 
 import csv
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -161,9 +161,12 @@ def _unique_names(header: list[str]) -> list[str]:
     >>> _unique_names(["", "text", "text"])
     ['0', 'text', 'text_2']
     """
-    names: list[str] = []
+    names: dict[str, None] = {}
+    copies: Counter[str] = Counter()
     for index, cell in enumerate(header):
-        name = cell.strip() or str(index)
-        copies = sum(other == name or other.startswith(f"{name}_") for other in names)
-        names.append(f"{name}_{copies + 1}" if name in names else name)
-    return names
+        name = unique = cell.strip() or str(index)
+        while unique in names:
+            copies[name] += 1
+            unique = f"{name}_{copies[name] + 1}"
+        names[unique] = None
+    return list(names)
