@@ -5,6 +5,7 @@
     trace_files  traces of a corpus on disk                            forward      runs any family on token ids
     edits        change activations, also while generating             sites        the names of the sites of a model
     attention    patterns, summaries of heads, rollout                 lens         the logit lens
+    attribution  what each head and MLP adds to a logit
 
 The sites have the names of `qkv.blocks.tap`. Recording leaves the fast attention kernels on.
 """
@@ -17,6 +18,7 @@ from qkv.inside.attention import (
     rollout,
     value_weighted_pattern,
 )
+from qkv.inside.attribution import ATTRIBUTION_SITES, Attribution, Component, logit_attribution
 from qkv.inside.edits import (
     Edit,
     EditTap,
@@ -37,7 +39,10 @@ from qkv.inside.trace import Trace
 from qkv.inside.trace_files import read_traces, write_traces
 
 __all__ = [
+    "ATTRIBUTION_SITES",
     "DEFAULT_SITES",
+    "Attribution",
+    "Component",
     "Edit",
     "EditTap",
     "HeadSummary",
@@ -51,6 +56,7 @@ __all__ = [
     "head_summaries",
     "lens_logits",
     "list_sites",
+    "logit_attribution",
     "logit_lens",
     "mean_ablate",
     "mean_values",
