@@ -13,13 +13,14 @@ TRITON = find_spec("triton")  # not loaded here: what is loaded decides whether 
 if TRITON is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
-OF_TRAINING = "cross_entropy_kernel|gelu_"
-"""Kernels that do not start before the last one has ended."""
+OF_TRAINING = "cross_entropy_kernel|gelu_|paged_attention"
+"""Kernels of training and of the engine, which do not start before the last one has ended."""
 PROGRAM = """
 import sys, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from qkv.blocks.kernels import linear_gelu_triton as bias_gelu_kernels
+from qkv.decode.engine import paged_kernels
 from qkv.decode.gpu import fused_kernels as one_row_kernels
 from qkv.train.loss import fused_cross_entropy_triton as loss_kernels
 
@@ -30,7 +31,8 @@ KINDS = {
     "key_ptr": HALF, "value_ptr": HALF, "logits_ptr": HALF, "stride": WHOLE, "num_splits": WHOLE, "ended_ptr": "*i1",
     "logprob_ptr": "*fp64", "scale": "fp32", "eps": "fp32", "smoothing": "fp32",
 } | dict.fromkeys(("token_ptr", "position_ptr", "slot_ptr", "argmax_ptr", "eos_ptr", "written_ptr", "count_ptr",
-                   "target_ptr"), ID)
+                   "target_ptr", "page_table_ptr"), ID)
+KINDS |= {"qkv_ptr": X, "input_stride": WHOLE}
 COMMON = {"NORM": "none", "NORM_WEIGHT": False, "NORM_BIAS": False, "BIAS": False, "RESIDUAL": False,
           "ACTIVATION": "none", "GATED": False, "EARLY": True}
 GELU = {"P0": 1.59, "P1": 0.0756, "P2": -0.00097, "P3": 8.7e-06, "UNROLLED": 4}
@@ -48,12 +50,15 @@ CASES = [
     ("finish_greedy_step", 4, {"PARTS": 50, "PADDED": 64, "NUM_EOS": 2}),
     ("cross_entropy_kernel", 4, {"OUTPUTS": 50257, "WIDTH": 50304, "BIAS": False, "SMOOTH": True, "IGNORED": -100,
                                  "BLOCK": 2048}),
+    ("paged_attention", 4, {"H": 12, "KV": 12, "D": 64, "ROTARY_DIM": 0, "PAGE_SIZE": 16, "WINDOW": 0, "BLOCK": 64}),
+    ("paged_attention", 4, {"H": 32, "KV": 4, "D": 64, "ROTARY_DIM": 64, "PAGE_SIZE": 16, "WINDOW": 9, "BLOCK": 64}),
     ("gelu_forward", 4, {"WIDTH": 3072, "ROWS": 8, "COLUMNS": 1024} | GELU),
     ("gelu_backward", 8, {"WIDTH": 3072, "ROWS": 32, "COLUMNS": 1024} | GELU),
     ("gelu_backward", 2, {"WIDTH": 1000, "ROWS": 32, "COLUMNS": 256} | GELU),
 ]
+MODULES = (one_row_kernels, loss_kernels, bias_gelu_kernels, paged_kernels)
 for number, (name, warps, values) in enumerate(CASES):
-    (kernel,) = (getattr(m, name) for m in (one_row_kernels, loss_kernels, bias_gelu_kernels) if hasattr(m, name))
+    (kernel,) = (getattr(m, name) for m in MODULES if hasattr(m, name))
     names = kernel.arg_names
     KINDS |= BENT if name.startswith("gelu") else {}
     values = {key: value for key, value in (COMMON | values).items() if key in names}
@@ -107,6 +112,12 @@ def test_gelu_reads_and_writes_wide_pieces(built: dict[str, str]) -> None:
         if "gelu" in name:
             assert len(re.findall(r"ld\.global\S*v[24]", text)) >= 4, name
             assert len(re.findall(r"st\.global\S*v[24]", text)) >= 4, name
+
+
+def test_pages_are_read_in_wide_pieces(built: dict[str, str]) -> None:
+    for name, text in built.items():
+        if "paged_attention" in name:
+            assert len(re.findall(r"ld\.global\S*v4", text)) >= 2, name
 
 
 def test_nothing_spills(built: dict[str, str], tmp_path: Path) -> None:

@@ -5,8 +5,13 @@
     for text in engine.stream(request): ...
 
 A step generates one token for every running request. A request that ends frees its pages, and the next request in the
-queue takes them, first come, first served. The result of a request does not depend on the other requests: `generate`
-returns the same result for the prompt alone.
+queue takes them, first come, first served. A long prompt is prefilled in chunks, one in each step, so that it does not
+delay the other requests. The result of a request does not depend on the other requests: `generate` returns the same
+result for the prompt alone.
+
+On a GPU the host works one step behind: it launches a step, and then reads the tokens of the step before, while the GPU
+is busy (`_pending`). So a request that ends with an end-of-sequence token or a stop string takes part in one more step,
+whose token is dropped. A filter that depends on the tokens so far makes the host wait for them.
 
 Keys and values are stored in pages that are allocated as sequences grow (`pages.py`). The scheduler decides which
 requests get pages, and which are preempted when the pages run out (`scheduler.py`).
@@ -28,13 +33,13 @@ from qkv.blocks import CrossCache, SelfCache
 from qkv.decode.backend import CPU, ENGINE_BACKENDS, GPU, choose_backend
 from qkv.decode.cpu.step import CpuStep
 from qkv.decode.engine import sources
-from qkv.decode.engine.graphs import EngineGraphs
-from qkv.decode.engine.pages import PagedCache, PagePool
+from qkv.decode.engine.graphs import Chunk, EngineGraphs
+from qkv.decode.engine.pages import PagedCache, PagePool, to_device
 from qkv.decode.engine.request import OnChange, Request, RequestState
 from qkv.decode.engine.scheduler import EngineStats, Scheduler
-from qkv.decode.filters import make_filters
+from qkv.decode.filters import has_stateless_filters, make_filters
 from qkv.decode.options import GenerationOptions
-from qkv.decode.result import GenerationResult
+from qkv.decode.result import GenerationResult, TokenLogprob
 from qkv.decode.runner import decoder_inputs, left_pad, next_logits, promote_to_float32
 from qkv.decode.sampling import argmax, draw_uniforms, make_generators, sample_by_inverse_cdf
 from qkv.decode.selection import pack_step_output, unpack_step_output
@@ -42,6 +47,9 @@ from qkv.decode.sequence import GeneratedSequence
 from qkv.errors import QkvError, UsageError
 from qkv.models import Decoder, Network, Seq2Seq
 from qkv.text import Tokenizer
+
+STEPS_BETWEEN_ADMISSIONS = 8
+"""On a GPU, a busy engine admits new requests once in this number of steps."""
 
 
 @dataclass(eq=False)
@@ -52,6 +60,15 @@ class EngineBatch:
     requests: list[Request]
     cross_cache: CrossCache | None
     cache: PagedCache | None = None
+
+
+@dataclass(eq=False)
+class PendingTokens:
+    """The tokens of one forward pass, which the device may still be computing."""
+
+    requests: list[Request | None]  # None: the row has no new token here
+    step_output: Tensor  # on the CPU; complete after `event`
+    event: torch.cuda.Event | None
 
 
 class Engine:
@@ -65,11 +82,11 @@ class Engine:
         max_sequences: int = 16,
         num_pages: int = 1024,
         page_size: int = 16,
-        max_prefill_tokens: int = 4096,
+        max_prefill_tokens: int = 512,
     ) -> None:
         """A step prefills at most `max_prefill_tokens` prompt tokens, so that new requests do not delay running ones.
 
-        A prompt that is longer is prefilled in a step without other new prompts.
+        A longer prompt is prefilled over several steps.
         """
         for name, value in (
             ("max_sequences", max_sequences),
@@ -86,8 +103,18 @@ class Engine:
         self.page_pool = PagePool(network.new_cache(1, 1), num_pages, page_size)
         backend = choose_backend(network, GenerationOptions(), backends=ENGINE_BACKENDS)
         self._cpu_step = CpuStep(network) if backend is CPU else None
-        self._graphs = EngineGraphs(network, self.page_pool) if backend is GPU else None
-        self._scheduler = Scheduler(self.page_pool, max_sequences, max_prefill_tokens, self.stats)
+        self._graphs = EngineGraphs(network, self.page_pool, max_sequences) if backend is GPU else None
+        is_gpu = backend is GPU
+        self._scheduler = Scheduler(
+            self.page_pool,
+            max_sequences,
+            max_prefill_tokens,
+            self.stats,
+            steps_between_admissions=STEPS_BETWEEN_ADMISSIONS if is_gpu else 1,
+        )
+        self._max_pending_steps = 1 if is_gpu else 0
+        self._pending: deque[list[PendingTokens]] = deque()  # the forward passes of each step, the oldest step first
+        self._changed: list[Request] = []  # the requests whose `on_change` is called at the end of the step
         self._eos_token_ids = network.config.eos_token_ids
         self._arrivals: deque[Request] = deque()  # new requests; the next step moves them to the scheduler's queue
         self._batch: EngineBatch | None = None  # the batch of the last forward pass
@@ -140,6 +167,7 @@ class Engine:
             tokens=tokens,
             source=None if source is None else tuple(source[0]),
             filters=make_filters(bound, self._eos_token_ids, len(tokens)),
+            has_stateless_filters=has_stateless_filters(options),
             generator=make_generators(options.seed, 1)[0] if options.temperature > 0 else None,
             sequence=GeneratedSequence(0, stream_decoder=self.tokenizer.target.stream() if self.tokenizer else None),
             on_change=on_change,
@@ -197,18 +225,15 @@ class Engine:
         with self._step_lock:
             self.stats.steps += 1
             self._take_arrivals()
-            scheduler.reserve_pages()
+            if not all(request.has_stateless_filters for request in scheduler.running):
+                self._read_results()
+            scheduler.reserve_pages(self._read_results)
             joined = scheduler.admit()
-            in_step = list(scheduler.running)
             self._encode_sources(joined)
-            # Prefill runs first, because requests with one uncached token may share pages that it writes.
-            prefilling = [request for request in scheduler.running if request.num_uncached > 1]
-            decoding = [request for request in scheduler.running if request.num_uncached == 1]
-            for group in (prefilling, decoding):
-                if group := [request for request in group if not request.is_finished]:
-                    self._generate_next(group, joined)
-            for request in in_step:
-                self._notify(request)
+            launched = self._launch(joined)
+            self._read_results(self._max_pending_steps if launched else 0)
+            while self._changed:
+                self._notify(self._changed.pop(0))
             self._has_work.clear()
             has_work = bool(scheduler.running or scheduler.waiting or self._arrivals)
             if has_work:
@@ -225,7 +250,6 @@ class Engine:
         for request in [*self._scheduler.running, *self._scheduler.waiting]:
             if request.cancel_requested:
                 self._finish(request, "cancelled")
-                self._notify(request)
 
     def _encode_sources(self, joined: list[Request]) -> None:
         """Encode the sources of the requests that joined. A request that was preempted keeps its encoded source."""
@@ -241,20 +265,39 @@ class Engine:
         for request, cross_cache in zip(new, encoded, strict=True):
             request.cross_cache = cross_cache
 
-    def _generate_next(self, requests: list[Request], joined: list[Request]) -> None:
-        """Generate one more token for each of these requests."""
-        try:
-            logits = self._logits(requests)
-        except Exception as error:
-            self._fail(list(dict.fromkeys([*requests, *joined])), error)
-            return
-        for request in requests:
-            request.num_cached = len(request.tokens)
-            self._scheduler.share_full_pages(request, request.num_cached)
-        self._select_tokens(requests, logits)
+    def _launch(self, joined: list[Request]) -> bool:
+        """Run the forward passes of this step. Returns whether there were any."""
+        self.page_pool.clear_new_pages()
+        decoding = [(request, 1) for request in self._scheduler.running if request.can_decode]
+        chunks: list[Chunk] = self._scheduler.prefill_chunks()
+        prefills = self._graphs.group(chunks) if self._graphs is not None else [chunks]
+        passes: list[PendingTokens] = []
+        self._pending.append(passes)
+        # Prefill runs first, because requests with one uncached token may share pages that it writes.
+        for group in (*prefills, decoding):
+            if group := [chunk for chunk in group if not chunk[0].is_finished]:
+                passes += self._run_pass(group, joined)
+        return bool(decoding or chunks)
 
-    def _logits(self, requests: list[Request]) -> Tensor:
-        """Return the logits (R, V) of the next token of each request."""
+    def _run_pass(self, chunks: list[Chunk], joined: list[Request]) -> list[PendingTokens]:
+        """Run the model on some tokens of these requests, and choose the next token of those that have no more."""
+        try:
+            logits, argmax_output = self._run_model(chunks)
+        except Exception as error:
+            self._fail(list(dict.fromkeys([*(request for request, _ in chunks), *joined])), error)
+            return []
+        rows = []
+        for row, (request, num_tokens) in enumerate(chunks):
+            request.num_cached += num_tokens
+            if num_tokens > 1:
+                self._scheduler.share_full_pages(request, request.num_cached)
+            if request.num_uncached == 0:
+                rows.append(row)
+        return self._choose_tokens(chunks, rows, logits, argmax_output) if rows else []
+
+    def _run_model(self, chunks: list[Chunk]) -> tuple[Tensor, Tensor | None]:
+        """Return the logits (R, V) after these chunks. The graphs also return the argmax of each row."""
+        requests = [request for request, _ in chunks]
         batch = self._batch
         if batch is None or batch.version != self._scheduler.version or batch.requests != requests:
             if batch is not None and batch.requests == requests:  # only the pages differ
@@ -264,21 +307,21 @@ class Engine:
                 cross_cache = sources.batch_sources(caches) if caches else None
             batch = EngineBatch(self._scheduler.version, requests, cross_cache)
         self._batch = None  # An error in the model leaves the cache half updated; do not reuse it.
-        logits = self._run_model(batch)
-        self._batch = batch
-        return promote_to_float32(logits)
-
-    def _run_model(self, batch: EngineBatch) -> Tensor:
-        requests = batch.requests
-        if self._graphs is not None and self._graphs.supports(requests):
+        if self._graphs is not None and self._graphs.supports(chunks):
             batch.cache = None  # The graphs write to the page pool, and would leave the cache's lengths out of date.
-            return self._graphs(batch, requests, batch.cross_cache)
+            output: tuple[Tensor, Tensor | None] = self._graphs(chunks, batch.cross_cache)
+        else:
+            output = self._run_without_graphs(batch, chunks), None
+        self._batch = batch
+        return output
+
+    def _run_without_graphs(self, batch: EngineBatch, chunks: list[Chunk]) -> Tensor:
         if batch.cache is None:
             batch.cache = PagedCache.from_page_tables(
-                self.page_pool, [r.page_table for r in requests], [r.num_cached for r in requests]
+                self.page_pool, [r.page_table for r in batch.requests], [r.num_cached for r in batch.requests]
             )
         cache = cast(SelfCache, batch.cache)  # PagedCache has the methods that a stack calls
-        new_tokens = [request.tokens[request.num_cached :] for request in requests]
+        new_tokens = [r.tokens[r.num_cached : r.num_cached + num_tokens] for r, num_tokens in chunks]
         padded = left_pad(new_tokens, self.page_pool.keys[0].device)
         if self._cpu_step is not None and padded.shape[1] == 1:
             return self._cpu_step(padded[:, 0], cache, batch.cross_cache)
@@ -286,29 +329,42 @@ class Engine:
         ids, positions = padded.clamp(min=0), cache.next_positions(padded, document_ids)
         return next_logits(self.network, ids, document_ids, positions, cache=cache, cross_cache=batch.cross_cache)
 
-    def _select_tokens(self, requests: list[Request], logits: Tensor) -> None:
-        """Filter the logits, choose a token for each request, and append it."""
+    # ── Choosing and reading tokens ──────────────────────────────────────────────────────────────────────────────
+
+    def _choose_tokens(
+        self, chunks: list[Chunk], rows: list[int], logits: Tensor, argmax_output: Tensor | None
+    ) -> list[PendingTokens]:
+        """Choose the next token of the requests in these rows, and start to copy the tokens to the CPU."""
+        out = []
+        others = rows
+        if argmax_output is not None:
+            others = [row for row in rows if not chunks[row][0].is_plain]
+            plain = set(rows).difference(others)
+            requests = [request if row in plain else None for row, (request, _) in enumerate(chunks)]
+            out.append(self._start_copy(requests, argmax_output))
+        if others:
+            chosen = [chunks[row][0] for row in others]
+            if len(others) < len(chunks):
+                logits = logits[to_device(torch.tensor(others), logits.device)]
+            step_output = self._select_tokens(chosen, promote_to_float32(logits))
+            if self._graphs is not None:
+                slots = to_device(torch.tensor([request.slot for request in chosen]), logits.device)
+                self._graphs.tokens.index_copy_(0, slots, step_output[:, 0].long())
+            out.append(self._start_copy(list(chosen), step_output))
+        return out
+
+    def _select_tokens(self, requests: list[Request], logits: Tensor) -> Tensor:
+        """Filter the logits and choose a token for each request. Returns `pack_step_output`'s tensor."""
         filtered = self._filter(requests, logits)
         chosen = argmax(filtered)
         sampled = [row for row, request in enumerate(requests) if request.generator is not None]
         if sampled:
-            uniforms = draw_uniforms([r.generator for r in requests if r.generator is not None])
-            chosen[sampled] = sample_by_inverse_cdf(filtered[sampled], uniforms.to(logits.device))
-        max_logprobs = max(request.options.logprobs for request in requests)
-        step_output = pack_step_output(logits, filtered, chosen, max_logprobs)
-        for request, (logprob, error) in zip(requests, unpack_step_output(step_output), strict=True):
-            if request.is_finished:  # one of its filters raised an error
-                continue
-            if error is not None:
-                self._finish(request, "failed", error=error)
-                continue
-            logprob.alternatives = dict(list(logprob.alternatives.items())[: request.options.logprobs])
-            request.tokens.append(logprob.id)
-            self.stats.generated_tokens += 1
-            reason = request.sequence.append(logprob.id, logprob, request.options, self._eos_token_ids)
-            request.sequence.emit_text(request.options, request.queue_text, is_last=reason is not None)
-            if reason is not None:
-                self._finish(request, "done", result=request.sequence.to_result(reason))
+            uniforms = to_device(
+                draw_uniforms([r.generator for r in requests if r.generator is not None]), logits.device
+            )
+            index = to_device(torch.tensor(sampled), logits.device)
+            chosen[index] = sample_by_inverse_cdf(filtered[index], uniforms)
+        return pack_step_output(logits, filtered, chosen, max(request.options.logprobs for request in requests))
 
     def _filter(self, requests: list[Request], raw: Tensor) -> Tensor:
         """Apply the filters of each request to its logits. A filter that raises an error ends only its request."""
@@ -318,8 +374,8 @@ class Engine:
         for row, request in enumerate(requests):
             if not request.filters:
                 continue
-            tokens = torch.tensor([request.tokens], device=raw.device)
             logits = raw[row : row + 1]
+            tokens = torch.tensor([] if request.has_stateless_filters else [request.tokens], device=raw.device)
             try:
                 for apply in request.filters:
                     logits = apply(logits, tokens)
@@ -328,6 +384,48 @@ class Engine:
             else:
                 out[row] = logits[0]
         return out
+
+    def _start_copy(self, requests: list[Request | None], step_output: Tensor) -> PendingTokens:
+        for request in requests:
+            if request is not None:
+                request.num_pending += 1
+        if not step_output.is_cuda:
+            return PendingTokens(requests, step_output, None)
+        copied, event = step_output.to("cpu", non_blocking=True), torch.cuda.Event()
+        event.record()
+        return PendingTokens(requests, copied, event)
+
+    def _read_results(self, max_pending_steps: int = 0) -> None:
+        """Wait for the tokens of all steps but the last `max_pending_steps`, and append them to their requests."""
+        while len(self._pending) > max_pending_steps:
+            for tokens in self._pending.popleft():
+                if tokens.event is not None:
+                    tokens.event.synchronize()
+                for request, (logprob, error) in zip(
+                    tokens.requests, unpack_step_output(tokens.step_output), strict=True
+                ):
+                    if request is not None and not request.is_finished:
+                        self._append_token(request, logprob, error)
+
+    def _append_token(self, request: Request, logprob: TokenLogprob, error: QkvError | None) -> None:
+        if error is not None:
+            self._finish(request, "failed", error=error)
+            return
+        if logprob.alternatives:
+            logprob.alternatives = dict(list(logprob.alternatives.items())[: request.options.logprobs])
+        request.num_pending -= 1
+        request.tokens.append(logprob.id)
+        if len(request.tokens) % self.page_pool.page_size == 1 or self.page_pool.page_size == 1:
+            self._scheduler.share_full_pages(request, len(request.tokens) - 1)
+        self.stats.generated_tokens += 1
+        sequence = request.sequence
+        reason = sequence.append(logprob.id, logprob, request.options, self._eos_token_ids)
+        if sequence.text or reason is not None:
+            sequence.emit_text(request.options, request.queue_text, is_last=reason is not None)
+        if reason is not None:
+            self._finish(request, "done", result=sequence.to_result(reason))
+        elif request.on_change is not None:
+            self._changed.append(request)
 
     # ── Ending ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -339,11 +437,12 @@ class Engine:
         result: GenerationResult | None = None,
         error: Exception | None = None,
     ) -> None:
-        """End a request and free its pages."""
+        """End a request and free its pages. The end of the step calls its `on_change`."""
         self._scheduler.remove(request)
         request.cross_cache = None
         request.result, request.error = result, error
         request.state = state
+        self._changed.append(request)
 
     def _fail(self, requests: list[Request], error: Exception) -> None:
         """Fail these requests.

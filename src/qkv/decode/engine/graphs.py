@@ -1,9 +1,12 @@
-"""The engine's steps on a GPU as CUDA graphs. A step reads one token per running request, or the prompts of new ones.
+"""The engine's forward passes on a GPU as CUDA graphs. A pass reads one token per running request, or some of a prompt.
 
-Sequences join, leave and grow, but the shapes of a graph never change. So a step is captured for a bucket of shapes:
+Sequences join, leave and grow, but the shapes of a graph never change. So a pass is captured for a bucket of shapes:
 the batch size, the tokens per sequence, the pages per sequence and the source length are rounded up, and the rest is
-padding. A step copies tokens and page tables into its bucket and replays the graph. Long prompts run without a graph,
+padding. A pass copies its inputs into the bucket in one copy, and replays the graph. Long prompts run without a graph,
 because their kernels take longer to run than to launch. On a CPU the same code runs without graphs, and tests use that.
+
+The newest token of each sequence stays on the GPU, and the next pass reads it there. So the CPU can launch a pass
+before it has read the tokens of the last one.
 
 R sequences, T new tokens, N pages of a sequence, S source tokens, V vocabulary, KV key/value heads, D head dim
 """
@@ -17,7 +20,8 @@ import torch
 from torch import Tensor
 
 from qkv.blocks import CrossCache, SelfCache, SequenceLayout
-from qkv.decode.engine.pages import PagedCache, PagePool, pad_page_tables
+from qkv.blocks.kernels.gpu import has_triton
+from qkv.decode.engine.pages import NULL_PAGE, PagedCache, PagePool, to_device
 from qkv.decode.engine.request import Request
 from qkv.decode.gpu.graphs import SLOTS_PER_BUCKET, capture
 from qkv.decode.gpu.static_runner import LENGTH_MULTIPLE, round_up
@@ -26,42 +30,40 @@ from qkv.models import Decoder, Seq2Seq
 
 SLOT_MULTIPLE, SOURCE_MULTIPLE, PROMPT_MULTIPLE = SLOTS_PER_BUCKET, LENGTH_MULTIPLE, 16
 """The slots of a sequence, the tokens of a source and the tokens of a prompt are rounded up to multiples of these."""
-MAX_BUCKET_TOKENS = 512
-"""Prefill steps with more tokens run without a graph. With fewer tokens, a step spends most of its time reading the
-weights, so that padding costs little."""
+MAX_BUCKET_TOKENS = 1024
+"""Passes with more tokens, padding included, run without a graph."""
 MAX_BUCKETS = 64
 """When there are more buckets, the least recently used one is dropped."""
+Chunk = tuple[Request, int]
+"""A request, and the number of tokens that a pass reads of it."""
+StepFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""A function of ids (R, 1), positions (R, 1) and page tables (R, N). It returns logits (R, V)."""
 
 
 class GraphBucket:
-    """The input tensors of one bucket, and its graph. The first step runs without a graph, the second captures one."""
+    """The input tensors of one bucket, and its graph. The first pass runs without a graph, the second captures one."""
 
     def __init__(
         self,
-        network: Decoder | Seq2Seq,
-        page_pool: PagePool,
+        graphs: "EngineGraphs",
         batch_size: int,
         num_tokens: int,
         num_pages: int,
         source_length: int,
+        step: StepFunction | None,
     ) -> None:
-        self.network, self.page_pool = network, page_pool
-        device = page_pool.keys[0].device
-        # ids, document ids and positions
-        self.inputs = torch.zeros(3, batch_size, num_tokens, dtype=torch.long, device=device)
-        self.page_tables = torch.zeros(batch_size, num_pages, dtype=torch.long, device=device)
+        """If `step` is given, it runs the passes, instead of the network with a `PagedCache`."""
+        self.graphs, self.step = graphs, step
+        self.shape = (batch_size, num_tokens, num_pages)
+        # The columns: the slot, the ids, the document ids, the positions, the page table.
+        self.columns = (1, num_tokens, num_tokens, num_tokens, num_pages)
+        page_pool = graphs.page_pool
+        self.inputs = torch.zeros(batch_size, sum(self.columns), dtype=torch.long, device=page_pool.keys[0].device)
         self.cross_cache = _empty_cross_cache(page_pool, batch_size, source_length) if source_length else None
         self.logits: Tensor | None = None  # (R, V)
+        self.output: Tensor | None = None  # (R, 3) the argmax: the token, its log-probability, its logit
         self.graph: torch.cuda.CUDAGraph | None = None
-        # Weak references: to the batch whose page tables were copied last, and to the sources that were copied last.
-        self.current_batch: Callable[[], object] = no_reference
-        self.current_sources: Callable[[], object] = no_reference
-
-    def set_page_tables(self, page_tables: Sequence[Sequence[int]]) -> None:
-        """Copy the page tables of a batch into the bucket."""
-        batch_size, num_pages = self.page_tables.shape
-        unused: list[list[int]] = [[]] * (batch_size - len(page_tables))
-        self.page_tables.copy_(torch.tensor(pad_page_tables([*page_tables, *unused], num_pages)))
+        self.current_sources: Callable[[], object] = no_reference  # a weak reference to the sources that were copied
 
     def set_sources(self, cross_cache: CrossCache) -> None:
         """Copy the sources of a batch into the bucket, and fill the rest with zeros.
@@ -81,78 +83,139 @@ class GraphBucket:
         source_ids = cross_cache.layout.document_ids
         document_ids[:rows, :tokens] = 1 if source_ids is None else source_ids
 
-    def __call__(self, new_tokens: Sequence[Sequence[int]], num_cached: Sequence[int], pool: Any) -> Tensor:
-        """Read the new tokens of each sequence, which follow its cached ones. Returns the logits (R, V) after them."""
-        self.inputs.copy_(torch.from_numpy(self._pad_inputs(new_tokens, num_cached)))
+    def __call__(self, chunks: Sequence[Chunk]) -> tuple[Tensor, Tensor]:
+        """Read the next tokens of each request. Returns the logits (R, V) after them, and the argmax of each (R, 3)."""
+        self.inputs.copy_(to_device(torch.from_numpy(self._pack_inputs(chunks)), self.inputs.device))
         if self.graph is not None:
             self.graph.replay()
-        elif self.logits is None or pool is None:
-            self.logits = self._step()  # without a graph: the first step loads kernels, which a capture cannot do
+        elif self.logits is None or self.graphs.pool is None:
+            self._run()  # without a graph: the first pass loads kernels, which a capture cannot do
         else:
-            self.graph = capture(self._step_in_place, pool)
+            self.graph = capture(self._run, self.graphs.pool)
             self.graph.replay()
         assert self.logits is not None
-        return self.logits[: len(new_tokens)]
+        assert self.output is not None
+        return self.logits[: len(chunks)], self.output[: len(chunks)]
 
-    def _pad_inputs(self, new_tokens: Sequence[Sequence[int]], num_cached: Sequence[int]) -> np.ndarray:
-        """Return the ids, document ids and positions of the new tokens, left-padded."""
-        padded = np.zeros(self.inputs.shape, dtype=np.int64)
-        for row, (ids, first) in enumerate(zip(new_tokens, num_cached, strict=True)):
-            padded[0, row, -len(ids) :] = ids
-            padded[1, row, -len(ids) :] = 1
-            padded[2, row, -len(ids) :] = range(first, first + len(ids))
-        return padded
+    def _pack_inputs(self, chunks: Sequence[Chunk]) -> np.ndarray:
+        """Return the inputs. The tokens are left-padded. An id of −1 is a token that only the GPU knows."""
+        batch_size, length, num_pages = self.shape
+        rows = len(chunks)
+        packed = np.zeros((batch_size, sum(self.columns)), dtype=np.int64)
+        slots, ids, document_ids, positions, pages = np.split(packed, np.cumsum(self.columns)[:-1], axis=1)
+        slots[:] = len(self.graphs.tokens) - 1  # the slot of padding
+        slots[:rows, 0] = [request.slot for request, _ in chunks]
+        if length == 1:
+            ids[:rows, 0] = [-1 if r.num_cached == len(r.tokens) else r.tokens[r.num_cached] for r, _ in chunks]
+            document_ids[:rows] = 1
+            positions[:rows, 0] = [request.num_cached for request, _ in chunks]
+        else:
+            for row, (request, n) in enumerate(chunks):
+                first = request.num_cached
+                ids[row, -n:] = request.tokens[first : first + n]
+                document_ids[row, -n:] = 1
+                positions[row, -n:] = range(first, first + n)
+        pages[:rows] = self.graphs.page_tables[slots[:rows, 0], :num_pages]
+        return packed
 
-    def _step_in_place(self) -> None:
-        assert self.logits is not None
-        self.logits.copy_(self._step())
-
-    def _step(self) -> Tensor:
-        ids, document_ids, positions = self.inputs
-        lengths = torch.zeros(len(ids), dtype=torch.long, device=ids.device)  # the cache computes them from `positions`
-        cache = cast(SelfCache, PagedCache(self.page_pool, self.page_tables, lengths))
-        return next_logits(self.network, ids, document_ids, positions, cache=cache, cross_cache=self.cross_cache)
+    def _run(self) -> None:
+        slots, ids, document_ids, positions, page_tables = self.inputs.split(self.columns, dim=1)
+        graphs = self.graphs
+        ids = torch.where(ids < 0, graphs.tokens[slots], ids)
+        if self.step is not None:
+            self.logits = self.step(ids, positions, page_tables)
+        else:
+            lengths = torch.zeros_like(slots[:, 0])  # the cache computes them from `positions`
+            cache = cast(SelfCache, PagedCache(graphs.page_pool, page_tables, lengths))
+            sources = self.cross_cache
+            self.logits = next_logits(graphs.network, ids, document_ids, positions, cache=cache, cross_cache=sources)
+        token = self.logits.argmax(-1, keepdim=True)
+        dtype = torch.promote_types(self.logits.dtype, torch.float32)
+        logprob = self.logits.log_softmax(-1, dtype=dtype).gather(1, token)
+        graphs.tokens.index_copy_(0, slots[:, 0], token[:, 0])
+        self.output = torch.cat([token.double(), logprob.double(), self.logits.gather(1, token).double()], dim=1)
 
 
 class EngineGraphs:
     """The buckets of an engine. They are made when they are first needed."""
 
-    def __init__(self, network: Decoder | Seq2Seq, page_pool: PagePool) -> None:
+    def __init__(self, network: Decoder | Seq2Seq, page_pool: PagePool, max_sequences: int) -> None:
         self.network, self.page_pool = network, page_pool
+        device = page_pool.keys[0].device
+        self.tokens = torch.zeros(max_sequences + 1, dtype=torch.long, device=device)  # the newest token of each slot
+        self.page_tables = np.full((max_sequences + 1, 1), NULL_PAGE)  # by slot, with null pages at the end
+        self.copied_pages: list[tuple[list[int], int]] = [([], 0)] * max_sequences  # by slot: from which list, how many
         self.buckets: dict[tuple[int, int, int, int], GraphBucket] = {}
-        self.pool = torch.cuda.graph_pool_handle() if page_pool.keys[0].is_cuda else None
+        self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self.paged_step: Any = _make_paged_step(network, page_pool) if device.type == "cuda" else None
 
-    def supports(self, requests: Sequence[Request]) -> bool:
-        """Return whether the new tokens of these requests are few enough for a graph."""
-        rows, tokens = self._bucket_shape(requests)
-        return tokens == 1 or rows * tokens <= MAX_BUCKET_TOKENS
+    def group(self, chunks: Sequence[Chunk]) -> list[list[Chunk]]:
+        """Split the chunks of prompts into passes, in order, so that each is small enough for a graph if possible."""
+        groups: list[list[Chunk]] = []
+        for chunk in chunks:
+            if groups and self._fits_graph([*groups[-1], chunk]):
+                groups[-1].append(chunk)
+            else:
+                groups.append([chunk])
+        return groups
 
-    def _bucket_shape(self, requests: Sequence[Request]) -> tuple[int, int]:
+    def supports(self, chunks: Sequence[Chunk]) -> bool:
+        """Return whether the tokens of these chunks are few enough for a graph."""
+        return self._bucket_shape(chunks)[1] == 1 or self._fits_graph(chunks)
+
+    def _fits_graph(self, chunks: Sequence[Chunk]) -> bool:
+        rows, tokens = self._bucket_shape(chunks)
+        return rows * tokens <= MAX_BUCKET_TOKENS
+
+    def _bucket_shape(self, chunks: Sequence[Chunk]) -> tuple[int, int]:
         """Return the batch size and the tokens per sequence, rounded up."""
-        tokens = max(request.num_uncached for request in requests)
+        tokens = max(n for _, n in chunks)
         rounded = 1 if tokens == 1 else next_power_of_two(round_up(tokens, PROMPT_MULTIPLE))
-        return next_power_of_two(len(requests)), rounded
+        return next_power_of_two(len(chunks)), rounded
 
-    def __call__(self, batch: object, requests: Sequence[Request], cross_cache: CrossCache | None) -> Tensor:
-        """Return the logits (R, V) of the next tokens.
-
-        Page tables are copied only if `batch` is new to its bucket, and sources only if `cross_cache` is.
-        """
-        slots = max(request.num_pages for request in requests) * self.page_pool.page_size
+    def __call__(self, chunks: Sequence[Chunk], cross_cache: CrossCache | None) -> tuple[Tensor, Tensor]:
+        """Return the logits (R, V) of the next tokens, and the argmax of each with its log-probability and logit."""
+        rows, tokens = self._bucket_shape(chunks)
+        slots = max(len(request.page_table) for request, _ in chunks) * self.page_pool.page_size
+        step = self.paged_step if tokens == 1 and self.paged_step and slots <= self.paged_step.max_length else None
+        if tokens > 1 or step is not None:  # fewer buckets; `step` does not read the padding
+            slots = next_power_of_two(slots)
         num_pages = self.page_pool.pages_for(round_up(slots, SLOT_MULTIPLE))
         source_length = 0 if cross_cache is None else round_up(cross_cache.keys[0].shape[2], SOURCE_MULTIPLE)
-        key = (*self._bucket_shape(requests), num_pages, source_length)
-        bucket = self.buckets.pop(key, None) or GraphBucket(self.network, self.page_pool, *key)
+        key = (rows, tokens, num_pages, source_length)
+        bucket = self.buckets.pop(key, None) or GraphBucket(self, *key, step)
         self.buckets[key] = bucket  # the most recently used one comes last
         if len(self.buckets) > MAX_BUCKETS:
             del self.buckets[next(iter(self.buckets))]
-        if bucket.current_batch() is not batch:
-            bucket.set_page_tables([request.page_table for request in requests])
-            bucket.current_batch = ref(batch)
         if cross_cache is not None and bucket.current_sources() is not cross_cache:
             bucket.set_sources(cross_cache)
             bucket.current_sources = ref(cross_cache)
-        return bucket([r.tokens[r.num_cached :] for r in requests], [r.num_cached for r in requests], self.pool)
+        self._copy_page_tables(chunks, num_pages)
+        return bucket(chunks)
+
+    def _copy_page_tables(self, chunks: Sequence[Chunk], num_pages: int) -> None:
+        """Copy the pages that are new since the last pass into `page_tables`."""
+        if num_pages > self.page_tables.shape[1]:
+            more = num_pages - self.page_tables.shape[1]
+            self.page_tables = np.pad(self.page_tables, ((0, 0), (0, more)), constant_values=NULL_PAGE)
+        for request, _ in chunks:
+            table, slot = request.page_table, request.slot
+            source, copied = self.copied_pages[slot]
+            if source is not table:  # another request has the slot now, or the same one with other pages
+                self.page_tables[slot] = NULL_PAGE
+                copied = 0
+            if copied < len(table):
+                self.page_tables[slot, copied : len(table)] = table[copied:]
+                self.copied_pages[slot] = (table, len(table))
+
+
+def _make_paged_step(network: Decoder | Seq2Seq, page_pool: PagePool) -> Any:
+    """Return a `PagedStep`, or None if the network does not support it, or Triton cannot run."""
+    if not has_triton():
+        return None
+    from qkv.decode.engine import paged_step
+
+    return paged_step.PagedStep(cast(Decoder, network), page_pool) if paged_step.is_supported(network) else None
 
 
 def no_reference() -> object:

@@ -53,6 +53,7 @@ class PagePool:
         self.num_pages, self.page_size = num_pages, page_size
         self.num_evicted = 0
         self._free = list(range(num_pages, NULL_PAGE, -1))
+        self._new_pages: list[int] = []  # allocated, but not yet filled with zeros
         self._unused: OrderedDict[int, PrefixNode] = OrderedDict()  # by page number, in the order of eviction
         self._roots: dict[Hashable, PrefixNode] = {}
 
@@ -71,16 +72,23 @@ class PagePool:
         return -(-num_tokens // self.page_size)
 
     def allocate(self, num_pages: int) -> list[int]:
-        """Allocate pages filled with zeros. The caller has checked that there are enough (`num_available`)."""
+        """Allocate pages. The caller has checked that there are enough (`num_available`)."""
         assert num_pages <= self.num_available
         while len(self._free) < num_pages:
             self._evict(next(iter(self._unused.values())))
             self.num_evicted += 1
         pages = [self._free.pop() for _ in range(num_pages)]
-        if pages:
-            # Unwritten slots have attention weight 0, but 0 · NaN is NaN, so no NaN of an earlier sequence may stay.
-            self._store.index_fill_(2, torch.tensor(pages, device=self._store.device), 0.0)
+        self._new_pages += pages
         return pages
+
+    def clear_new_pages(self) -> None:
+        """Fill the pages that were allocated since the last call with zeros. Call it before the model writes to them.
+
+        Unwritten slots have attention weight 0, but 0 · NaN is NaN, so no NaN of an earlier sequence may stay.
+        """
+        if self._new_pages:
+            self._store.index_fill_(2, to_device(torch.tensor(self._new_pages), self._store.device), 0.0)
+            self._new_pages = []
 
     def free_pages(self, pages: Sequence[int]) -> None:
         """Free pages from `allocate`. Pages passed to `insert_prefix` are freed by `release` instead."""
@@ -137,6 +145,11 @@ class PagePool:
         self._free.append(node.page)
         if node.parent.parent is None and not node.parent.children:
             del self._roots[node.parent.root_key]
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor from the CPU to the device. A copy to a GPU does not wait for the work before it."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def pad_page_tables(tables: Sequence[Sequence[int]], num_pages: int) -> list[list[int]]:

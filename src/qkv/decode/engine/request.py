@@ -31,6 +31,7 @@ class Request:
     tokens: list[int]  # the prompt and the generated tokens
     source: tuple[int, ...] | None
     filters: list[LogitsProcessor]
+    has_stateless_filters: bool  # whether the filters depend only on the logits, not on the tokens so far
     generator: torch.Generator | None
     sequence: GeneratedSequence
     on_change: OnChange | None = None
@@ -39,11 +40,12 @@ class Request:
     error: Exception | None = None  # set when the request has failed
     cancel_requested: bool = False
     pending_text: deque[str] = field(default_factory=deque)  # chunks that `Engine.stream` has not yielded yet
-    # The first pages are full and cached, so that other requests may share them. `own_pages` follow them.
-    shared_pages: list[PrefixNode] = field(default_factory=list)
-    own_pages: list[int] = field(default_factory=list)
+    page_table: list[int] = field(default_factory=list)  # the numbers of the request's pages, in order
+    shared_pages: list[PrefixNode] = field(default_factory=list)  # the first pages: full, cached, and usable by others
     can_share_next_page: bool = True  # False once the cache has another page for the same prefix
-    num_cached: int = 0  # the number of tokens whose keys and values are in the pages
+    slot: int = -1  # the index of a running request in tensors that have a row for each sequence
+    num_cached: int = 0  # the number of tokens that the model has read, or will read in a step that was launched
+    num_pending: int = 0  # the number of tokens that were chosen on the device and are not in `tokens` yet
     cross_cache: CrossCache | None = None
 
     @property
@@ -66,16 +68,21 @@ class Request:
         self.pending_text.append(text)
 
     @property
-    def page_table(self) -> list[int]:
-        """The numbers of the request's pages, in order."""
-        return [*(node.page for node in self.shared_pages), *self.own_pages]
-
-    @property
-    def num_pages(self) -> int:
-        """The number of the request's pages."""
-        return len(self.shared_pages) + len(self.own_pages)
+    def own_pages(self) -> list[int]:
+        """The pages after the shared ones."""
+        return self.page_table[len(self.shared_pages) :]
 
     @property
     def num_uncached(self) -> int:
         """The number of tokens that the model has not read yet."""
-        return len(self.tokens) - self.num_cached
+        return len(self.tokens) + self.num_pending - self.num_cached
+
+    @property
+    def can_decode(self) -> bool:
+        """Whether the next step generates a token from the newest one. Otherwise the request is prefilled, or ends."""
+        return self.num_uncached == 1 and len(self.sequence.logprobs) + self.num_pending < self.options.max_tokens
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the next token is the argmax of the logits, without filters and alternatives."""
+        return not (self.filters or self.options.logprobs) and self.generator is None

@@ -7,6 +7,7 @@ needs more pages than there are. So every request ends.
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from qkv.decode.engine.pages import PagePool
@@ -27,22 +28,45 @@ class EngineStats:
 class Scheduler:
     """The queue, the running requests and their pages."""
 
-    def __init__(self, page_pool: PagePool, max_sequences: int, max_prefill_tokens: int, stats: EngineStats) -> None:
+    def __init__(
+        self,
+        page_pool: PagePool,
+        max_sequences: int,
+        max_prefill_tokens: int,
+        stats: EngineStats,
+        *,
+        steps_between_admissions: int = 1,
+    ) -> None:
+        """While half of the slots are in use, new requests join only every `steps_between_admissions` steps.
+
+        A prefill of several short prompts takes hardly longer than that of one.
+        """
         self.page_pool, self.stats = page_pool, stats
         self.max_sequences, self.max_prefill_tokens = max_sequences, max_prefill_tokens
+        self.steps_between_admissions, self.last_admission = steps_between_admissions, 0
+        self.free_slots = list(range(max_sequences))[::-1]
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # the oldest request first
         self.version = 0  # increases when a request starts, stops or gets a page
 
-    def reserve_pages(self) -> None:
-        """Allocate a page to each running request that needs one. If none is free, preempt the newest request."""
+    def reserve_pages(self, read_results: Callable[[], None]) -> None:
+        """Allocate a page to each running request that needs one. If none is free, preempt the newest request.
+
+        `read_results` waits for the tokens of earlier steps. It is called before a preemption, because a request that
+        has ended may free pages, and because a request that is preempted keeps its tokens.
+        """
+        size = self.page_pool.page_size
         for request in list(self.running):
-            while request.state == "running" and self.page_pool.pages_for(len(request.tokens)) > request.num_pages:
+            while request.num_cached >= len(request.page_table) * size and request.can_decode:
                 if self.page_pool.num_available:
-                    request.own_pages += self.page_pool.allocate(1)
+                    request.page_table += self.page_pool.allocate(1)
                     self.version += 1
-                else:
+                    continue
+                read_results()
+                if not self.page_pool.num_available:
                     self._preempt(self.running[-1])
+                if request.state != "running":
+                    break
 
     def _preempt(self, request: Request) -> None:
         self.remove(request)
@@ -53,8 +77,11 @@ class Scheduler:
     def admit(self) -> list[Request]:
         """Start waiting requests, in order, while there are enough pages. Returns the started requests."""
         joined: list[Request] = []
-        budget = self.max_prefill_tokens
-        while self.waiting and len(self.running) < self.max_sequences:
+        is_early = self.stats.steps - self.last_admission < self.steps_between_admissions
+        if is_early and 2 * len(self.running) >= self.max_sequences:
+            return joined
+        budget = self.max_prefill_tokens - sum(chunk for _, chunk in self.prefill_chunks())
+        while self.waiting and self.free_slots and budget > 0:
             request = self.waiting[0]
             # The last token is always read again, because its logits are needed.
             request.shared_pages = self.page_pool.match_prefix(request.source, request.tokens[:-1])
@@ -62,26 +89,40 @@ class Scheduler:
             new = self.page_pool.pages_for(len(request.tokens)) - len(request.shared_pages)
             # Each running request may need a page in the next step. Keep one for each, to avoid a preemption then.
             lacks_pages = bool(self.running) and new + len(self.running) > self.page_pool.num_available
-            request.num_cached = len(request.shared_pages) * self.page_pool.page_size
-            if lacks_pages or (joined and request.num_uncached > budget):
+            if lacks_pages:
                 self._release_pages(request)
                 break
             self.waiting.popleft()
-            request.own_pages = self.page_pool.allocate(new)
+            request.page_table = [node.page for node in request.shared_pages] + self.page_pool.allocate(new)
+            request.num_cached = len(request.shared_pages) * self.page_pool.page_size
+            request.slot = self.free_slots.pop()
             request.state = "running"
             self.running.append(request)
             joined.append(request)
+            self.last_admission = self.stats.steps
             if request.num_uncached > 1:
-                # The pages are shared before they are written. That is safe: requests that start in one step are
-                # prefilled in one forward pass, in which each layer writes all keys before attention reads them.
-                # A request with one uncached token runs in the second forward pass of the step, so its pages are shared
+                # Pages are shared before they are written. That is safe: requests that start in one step are prefilled
+                # in this order or in one forward pass, in which each layer writes all keys before attention reads them.
+                # A request with one uncached token runs in the last forward pass of the step, so its pages are shared
                 # only after that.
-                self.share_full_pages(request, len(request.tokens))
+                self.share_full_pages(request, request.num_cached + min(request.num_uncached, budget))
             budget -= request.num_uncached
             self.stats.reused_tokens += request.num_cached
             self.stats.prompt_tokens += request.num_uncached
             self.version += 1
         return joined
+
+    def prefill_chunks(self) -> list[tuple[Request, int]]:
+        """Return the requests to prefill in this step, and the number of tokens of each: `max_prefill_tokens` in all.
+
+        So a long prompt is prefilled over several steps, between which the other requests generate tokens.
+        """
+        chunks, budget = [], self.max_prefill_tokens
+        for request in self.running:
+            if budget > 0 and request.num_uncached > 1:
+                chunks.append((request, min(request.num_uncached, budget)))
+                budget -= request.num_uncached
+        return chunks
 
     def share_full_pages(self, request: Request, num_cached: int) -> None:
         """Let other requests share the pages that the first `num_cached` tokens of a request fill completely."""
@@ -90,17 +131,18 @@ class Scheduler:
             first = len(request.shared_pages) * size
             tokens = tuple(request.tokens[first : first + size])
             parent = request.shared_pages[-1] if request.shared_pages else None
-            node = self.page_pool.insert_prefix(request.source, parent, tokens, request.own_pages[0])
+            page = request.page_table[len(request.shared_pages)]
+            node = self.page_pool.insert_prefix(request.source, parent, tokens, page)
             if node is None:
                 request.can_share_next_page = False  # another request cached the same prefix; each keeps its own page
             else:
                 request.shared_pages.append(node)
-                del request.own_pages[0]
 
     def remove(self, request: Request) -> None:
         """Remove a request from the queue or from the running requests, and free its pages."""
         if request.state == "running":
             self.running.remove(request)
+            self.free_slots.append(request.slot)
             self.version += 1
         elif request.state == "waiting":
             self.waiting.remove(request)
@@ -109,4 +151,5 @@ class Scheduler:
     def _release_pages(self, request: Request) -> None:
         self.page_pool.release(request.shared_pages)
         self.page_pool.free_pages(request.own_pages)
-        request.shared_pages, request.own_pages, request.num_cached, request.can_share_next_page = [], [], 0, True
+        request.page_table, request.shared_pages, request.can_share_next_page = [], [], True
+        request.num_cached = request.num_pending = 0

@@ -13,6 +13,7 @@ for all beams. The operators are the same as in `Stack`, which is the reference.
 N sequences (prompts), T new tokens of each, S slots, H heads, KV key/value heads, G heads that share a key, D head dim
 """
 
+from collections.abc import Callable
 from typing import NamedTuple, cast
 
 import torch
@@ -138,12 +139,7 @@ class StaticRunner:
             assert block.cross is not None
             return self._attend_source(block.cross, h, layer)
 
-        if block.parallel:
-            return x + block.attention_sub.residual_update(x, attend) + block.ffn_sub.residual_update(x, block.ffn)
-        x = block.attention_sub(x, attend)
-        if block.cross_sub is not None:
-            x = block.cross_sub(x, attend_source)
-        return cast(Tensor, block.ffn_sub(x, block.ffn))
+        return run_block(block, x, attend, attend_source)
 
     def _attend(
         self, attention: SelfAttention, h: Tensor, keys: Tensor, values: Tensor, mask: Tensor, rotary: Rotary | None
@@ -180,6 +176,21 @@ class StaticRunner:
         distance = (self.next_positions - view.positions)[:, None, None]  # (N, 1, 1, S)
         windows = {config.window_of(layer) for layer in range(config.layers)}
         return {w: mask.masked_fill(distance > w, NEG_INF) if w else mask for w in windows}
+
+
+def run_block(
+    block: Block,
+    x: Tensor,
+    attend: Callable[[Tensor], Tensor],
+    attend_source: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """Run a block with other implementations of its attention, x (N, T, C) → (N, T, C)."""
+    if block.parallel:
+        return x + block.attention_sub.residual_update(x, attend) + block.ffn_sub.residual_update(x, block.ffn)
+    x = block.attention_sub(x, attend)
+    if block.cross_sub is not None and attend_source is not None:
+        x = block.cross_sub(x, attend_source)
+    return cast(Tensor, block.ffn_sub(x, block.ffn))
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
