@@ -9,14 +9,12 @@
     beam    encoder-decoder base, 128 sources, greedy and beam 4
     first   time to the first token of 1.1B after prompts of 2,048 and 8,192 tokens
     sampled one sequence, sampled; the host reads each token
-    engine  GPT-2, 96 requests of unequal lengths that share 32 places
 
 "steps" is the rate of the steps alone; "call" is all of a `generate` call, the second one of its shape: reading the
 prompt, capturing graphs, steps and results. transformers' figure is its whole call, and "times" compares the calls.
 """
 
 import argparse
-import itertools
 import json
 import time
 from collections.abc import Callable
@@ -24,14 +22,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
 
 from decode_peers import DEVICE, HALF, free, peer, peer_seconds, prompts_of, timed
 from qkv.blocks import HeadConfig, StackConfig
-from qkv.decode import Engine, GenerationOptions, GenerationResult, generate
+from qkv.decode import GenerationOptions, GenerationResult, generate
 from qkv.decode.backend import FUSED_GREEDY, REFERENCE, choose_backend
 from qkv.decode.beam import beam_search
 from qkv.decode.gpu.beam import BeamTensors, static_beam_search
@@ -299,42 +296,8 @@ def sampled(tiny: bool) -> list[Row]:
     return rows
 
 
-def engine(tiny: bool) -> list[Row]:
-    """Tokens a second, with captured steps and without: requests that stay together, and some that come and go."""
-    rows = []
-    network: Any = made(gpt2_config(tiny))
-    count, places, new = (6, 4, 8) if tiny else (96, 32, NEW)
-    lengths = np.random.default_rng(0).integers(4, 64, count).tolist()
-    fresh = itertools.count(1)
-    work = {
-        "as many as places, equal": [(PROMPT if not tiny else 4, new)] * places,
-        "three times as many, unequal": [(length, new // 2 + length % (new // 2)) for length in lengths],
-    }
-
-    def served(busy: Engine, asked: list[tuple[int, int]]) -> float:
-        written, began = busy.stats.generated_tokens, time.perf_counter()
-        for length, most in asked:
-            begin = next(fresh)  # none begin alike: every prompt is read
-            busy.submit([begin, *prompts_of(1, length)[0][1:]], GenerationOptions(max_tokens=most))
-        busy.run()
-        return (busy.stats.generated_tokens - written) / (time.perf_counter() - began)
-
-    for name, asked in work.items():
-        for captured in (False, True):
-            busy = Engine(network, max_sequences=places, num_pages=2 * places * (64 + new) // 16, page_size=16)
-            if not captured:
-                busy._graphs = None
-            for _ in range(2):
-                served(busy, asked)  # loads kernels, and captures what a server would have captured long ago
-            rate = served(busy, asked)
-            row = {"model": "gpt2", "requests": name, "places": places, "captured": captured, "tokens/s": rate}
-            rows.append(row | ({"times": rate / rows[-1]["tokens/s"]} if captured else {}))
-    return rows
-
-
 SECTIONS: dict[str, Callable[[bool], list[Row]]] = {
     "check": check,
-    "engine": engine,
     "gpt2": gpt2,
     "llama": llama,
     "beam": beam,

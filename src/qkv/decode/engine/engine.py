@@ -161,12 +161,14 @@ class Engine:
                 "lower max_tokens, or raise num_pages"
             )
         bound = options.bind_constraint(self.tokenizer, self._eos_token_ids, len(tokens))
+        filters = make_filters(bound, self._eos_token_ids, len(tokens))
         request = Request(
             request_id=-1,
             options=options,
             tokens=tokens,
             source=None if source is None else tuple(source[0]),
-            filters=make_filters(bound, self._eos_token_ids, len(tokens)),
+            filters=filters,
+            is_plain=not (filters or options.logprobs or options.temperature > 0),
             has_stateless_filters=has_stateless_filters(options),
             generator=make_generators(options.seed, 1)[0] if options.temperature > 0 else None,
             sequence=GeneratedSequence(0, stream_decoder=self.tokenizer.target.stream() if self.tokenizer else None),
@@ -268,8 +270,8 @@ class Engine:
     def _launch(self, joined: list[Request]) -> bool:
         """Run the forward passes of this step. Returns whether there were any."""
         self.page_pool.clear_new_pages()
-        decoding = [(request, 1) for request in self._scheduler.running if request.can_decode]
         chunks: list[Chunk] = self._scheduler.prefill_chunks()
+        decoding = [(request, 1) for request in self._scheduler.running if request.can_decode]
         prefills = self._graphs.group(chunks) if self._graphs is not None else [chunks]
         passes: list[PendingTokens] = []
         self._pending.append(passes)
@@ -286,14 +288,13 @@ class Engine:
         except Exception as error:
             self._fail(list(dict.fromkeys([*(request for request, _ in chunks), *joined])), error)
             return []
-        rows = []
-        for row, (request, num_tokens) in enumerate(chunks):
+        has_next: list[Request | None] = []  # the requests that get a token, by row
+        for request, num_tokens in chunks:
             request.num_cached += num_tokens
             if num_tokens > 1:
                 self._scheduler.share_full_pages(request, request.num_cached)
-            if request.num_uncached == 0:
-                rows.append(row)
-        return self._choose_tokens(chunks, rows, logits, argmax_output) if rows else []
+            has_next.append(None if request.num_uncached else request)
+        return self._choose_tokens(has_next, logits, argmax_output) if any(has_next) else []
 
     def _run_model(self, chunks: list[Chunk]) -> tuple[Tensor, Tensor | None]:
         """Return the logits (R, V) after these chunks. The graphs also return the argmax of each row."""
@@ -332,20 +333,17 @@ class Engine:
     # ── Choosing and reading tokens ──────────────────────────────────────────────────────────────────────────────
 
     def _choose_tokens(
-        self, chunks: list[Chunk], rows: list[int], logits: Tensor, argmax_output: Tensor | None
+        self, requests: list[Request | None], logits: Tensor, argmax_output: Tensor | None
     ) -> list[PendingTokens]:
-        """Choose the next token of the requests in these rows, and start to copy the tokens to the CPU."""
+        """Choose the next token of these requests, one for each row, and start to copy the tokens to the CPU."""
         out = []
-        others = rows
+        others = [(row, r) for row, r in enumerate(requests) if r and not (r.is_plain and argmax_output is not None)]
         if argmax_output is not None:
-            others = [row for row in rows if not chunks[row][0].is_plain]
-            plain = set(rows).difference(others)
-            requests = [request if row in plain else None for row, (request, _) in enumerate(chunks)]
-            out.append(self._start_copy(requests, argmax_output))
+            out.append(self._start_copy([r if r and r.is_plain else None for r in requests], argmax_output))
         if others:
-            chosen = [chunks[row][0] for row in others]
-            if len(others) < len(chunks):
-                logits = logits[to_device(torch.tensor(others), logits.device)]
+            chosen = [request for _, request in others]
+            if len(others) < len(requests):
+                logits = logits[to_device(torch.tensor([row for row, _ in others]), logits.device)]
             step_output = self._select_tokens(chosen, promote_to_float32(logits))
             if self._graphs is not None:
                 slots = to_device(torch.tensor([request.slot for request in chosen]), logits.device)

@@ -31,6 +31,7 @@ class Request:
     tokens: list[int]  # the prompt and the generated tokens
     source: tuple[int, ...] | None
     filters: list[LogitsProcessor]
+    is_plain: bool  # whether each token is the argmax of the logits, without filters and alternatives
     has_stateless_filters: bool  # whether the filters depend only on the logits, not on the tokens so far
     generator: torch.Generator | None
     sequence: GeneratedSequence
@@ -81,8 +82,3 @@ class Request:
     def can_decode(self) -> bool:
         """Whether the next step generates a token from the newest one. Otherwise the request is prefilled, or ends."""
         return self.num_uncached == 1 and len(self.sequence.logprobs) + self.num_pending < self.options.max_tokens
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the next token is the argmax of the logits, without filters and alternatives."""
-        return not (self.filters or self.options.logprobs) and self.generator is None

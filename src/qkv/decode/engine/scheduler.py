@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from qkv.decode.engine.pages import PagePool
 from qkv.decode.engine.request import Request
 
+RUNNING_PER_NEW = 8
+"""New requests are few if there are more than this number of running requests for each of them."""
+
 
 @dataclass
 class EngineStats:
@@ -37,7 +40,7 @@ class Scheduler:
         *,
         steps_between_admissions: int = 1,
     ) -> None:
-        """While half of the slots are in use, new requests join only every `steps_between_admissions` steps.
+        """A few new requests join a large batch only every `steps_between_admissions` steps.
 
         A prefill of several short prompts takes hardly longer than that of one.
         """
@@ -77,8 +80,9 @@ class Scheduler:
     def admit(self) -> list[Request]:
         """Start waiting requests, in order, while there are enough pages. Returns the started requests."""
         joined: list[Request] = []
+        num_new = min(len(self.waiting), len(self.free_slots))
         is_early = self.stats.steps - self.last_admission < self.steps_between_admissions
-        if is_early and 2 * len(self.running) >= self.max_sequences:
+        if not num_new or (is_early and RUNNING_PER_NEW * num_new < len(self.running)):
             return joined
         budget = self.max_prefill_tokens - sum(chunk for _, chunk in self.prefill_chunks())
         while self.waiting and self.free_slots and budget > 0:
@@ -119,9 +123,9 @@ class Scheduler:
         """
         chunks, budget = [], self.max_prefill_tokens
         for request in self.running:
-            if budget > 0 and request.num_uncached > 1:
-                chunks.append((request, min(request.num_uncached, budget)))
-                budget -= request.num_uncached
+            if budget > 0 and (num_tokens := request.num_uncached) > 1:
+                chunks.append((request, min(num_tokens, budget)))
+                budget -= num_tokens
         return chunks
 
     def share_full_pages(self, request: Request, num_cached: int) -> None:
