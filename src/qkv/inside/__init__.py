@@ -1,11 +1,11 @@
 """Looking inside a model: read and change the activations of all three families.
 
-    trace        `Trace`: the activations of one text, by site         record       makes traces
-    tokens       ids and texts of tokens
-    trace_files  traces of a corpus on disk                            forward      runs any family on token ids
-    edits        change activations, also while generating             sites        the names of the sites of a model
-    attention    patterns, summaries of heads, rollout                 lens         the logit lens
-    attribution  what each head and MLP adds to a logit
+    trace        `Trace`: activations of one text, by site     record       makes traces
+    trace_files  traces of a corpus on disk                    tokens       ids and texts of tokens
+    sites        the names of the sites of a model             forward      runs any family on token ids
+    attention    patterns, summaries of heads, rollout         lens         the logit lens
+    attribution  what each head and MLP adds to a logit        tuned_lens   a lens that is trained
+    edits        change activations, also while generating     sweep        patch each position or head in turn
 
 The sites have the names of `qkv.blocks.tap`. Recording leaves the fast attention kernels on.
 """
@@ -34,6 +34,7 @@ from qkv.inside.edits import (
 from qkv.inside.lens import LensReading, lens_logits, logit_lens
 from qkv.inside.record import DEFAULT_SITES, trace, trace_many
 from qkv.inside.sites import list_sites
+from qkv.inside.sweep import Sweep, attribution_patching, logit_difference, sweep, token_logprob
 from qkv.inside.tokens import TokenList
 from qkv.inside.trace import Trace
 from qkv.inside.trace_files import read_traces, write_traces
@@ -48,15 +49,18 @@ __all__ = [
     "HeadSummary",
     "LensReading",
     "Rollout",
+    "Sweep",
     "TokenList",
     "Trace",
     "attention_pattern",
+    "attribution_patching",
     "change",
     "check_edits",
     "head_summaries",
     "lens_logits",
     "list_sites",
     "logit_attribution",
+    "logit_difference",
     "logit_lens",
     "mean_ablate",
     "mean_values",
@@ -65,6 +69,8 @@ __all__ = [
     "resample_ablate",
     "rollout",
     "steer",
+    "sweep",
+    "token_logprob",
     "trace",
     "trace_many",
     "value_weighted_pattern",

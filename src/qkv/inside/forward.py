@@ -16,7 +16,8 @@ from torch import Tensor
 from qkv.blocks import Tap
 from qkv.blocks.padding import pad_sequences
 from qkv.errors import UsageError
-from qkv.models import Config, Encoder, Network, Seq2Seq
+from qkv.inside.trace import Trace
+from qkv.models import Encoder, Network, Seq2Seq
 
 Example = Sequence[int] | tuple[Sequence[int], Sequence[int]]
 """Token ids; for an encoder-decoder, the ids of the source and of the decoder's input."""
@@ -55,6 +56,14 @@ def make_inputs(
     return Inputs(*_pad(sequences, device), token_type_ids=types)
 
 
+def repeat_inputs(network: Network, trace: Trace, batch_size: int) -> Inputs:
+    """Return the inputs of a trace, repeated `batch_size` times."""
+    parts = [tokens.ids for tokens in trace.tokens.values()]
+    example: Example = parts[0] if len(parts) == 1 else (parts[0], parts[1])
+    types = None if trace.token_type_ids is None else [trace.token_type_ids] * batch_size
+    return make_inputs(network, [example] * batch_size, types)
+
+
 def run(network: Network, inputs: Inputs, tap: Tap | None = None, *, with_head: bool = True) -> Tensor:
     """Run the network. Returns the output of the head, or, without it, the hidden states (B, T, C)."""
     if isinstance(network, Seq2Seq):
@@ -69,11 +78,6 @@ def run(network: Network, inputs: Inputs, tap: Tap | None = None, *, with_head: 
         return x
     out: Tensor = network.head(x, layout)
     return out
-
-
-def last_stack_name(config: Config) -> str:
-    """Return the name of the stack under the head."""
-    return "encoder" if config.decoder is None else "decoder"
 
 
 def _check_ids(ids: Any, vocab_size: int, name: str) -> list[int]:

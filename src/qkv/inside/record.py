@@ -128,10 +128,20 @@ def _trace_batch(
         raise UsageError(problem)
     if tap.records_logits:
         tap.store(LOGITS, out)
-    return [_split_trace(network.config, example, row, tap, tokenizer) for row, example in enumerate(examples)]
+    types = [None] * len(examples) if token_type_ids is None else [tuple(one) for one in token_type_ids]
+    return [
+        _split_trace(network.config, example, types[row], row, tap, tokenizer) for row, example in enumerate(examples)
+    ]
 
 
-def _split_trace(config: Config, example: Example, row: int, tap: RecordingTap, tokenizer: Tokenizer | None) -> Trace:
+def _split_trace(
+    config: Config,
+    example: Example,
+    token_type_ids: tuple[int, ...] | None,
+    row: int,
+    tap: RecordingTap,
+    tokenizer: Tokenizer | None,
+) -> Trace:
     """Return the trace of one example of a batch, without batch axis and padding."""
     target = None if tokenizer is None else tokenizer.target
     if config.family == "seq2seq":
@@ -139,7 +149,7 @@ def _split_trace(config: Config, example: Example, row: int, tap: RecordingTap, 
         tokens = {"encoder": list_tokens(source_ids, tokenizer), "decoder": list_tokens(target_ids, target)}  # type: ignore[arg-type]
     else:
         tokens = {config.family: list_tokens(example, tokenizer)}  # type: ignore[arg-type]
-    trace = Trace({}, tokens, tap.heads)
+    trace = Trace({}, tokens, tap.heads, token_type_ids)
     for name in list_sites(config):
         if name in tap.values:
             trace.values[name] = _remove_padding(tap.values[name][row], name, trace)

@@ -42,6 +42,7 @@ class Trace:
     values: dict[str, Tensor]
     tokens: dict[str, TokenList]  # by stack: "encoder", "decoder", or both for an encoder-decoder
     heads: tuple[int, ...] | None = None  # the heads of scores and patterns, if not all of them were recorded
+    token_type_ids: tuple[int, ...] | None = None  # the token types that the encoder read, if any were given
 
     def __getitem__(self, site: str) -> Tensor:
         if site not in self.values:
@@ -109,7 +110,8 @@ class Trace:
 def describe_trace(trace: Trace) -> dict[str, Any]:
     """Return everything about a trace that is not a tensor, as JSON values."""
     tokens = {stack: asdict(tokens) for stack, tokens in trace.tokens.items()}
-    return {"sites": list(trace.values), "tokens": tokens, "heads": trace.heads}
+    types = trace.token_type_ids
+    return {"sites": list(trace.values), "tokens": tokens, "heads": trace.heads, "token_type_ids": types}
 
 
 def read_trace(file: Any, description: Mapping[str, Any], prefix: str = "") -> Trace:
@@ -118,9 +120,9 @@ def read_trace(file: Any, description: Mapping[str, Any], prefix: str = "") -> T
         stack: TokenList(**{name: tuple(values) for name, values in fields.items()})
         for stack, fields in description["tokens"].items()
     }
-    heads = description["heads"]
     values = {site: file.get_tensor(prefix + site).clone() for site in description["sites"]}
-    return Trace(values, tokens, None if heads is None else tuple(heads))
+    heads, types = description["heads"], description["token_type_ids"]
+    return Trace(values, tokens, None if heads is None else tuple(heads), None if types is None else tuple(types))
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> None:
