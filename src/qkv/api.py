@@ -504,7 +504,9 @@ class Model:
 
 
 def as_list(values: Any) -> Any:
-    """Convert a tensor or an array to lists; return anything else unchanged."""
+    """Convert a tensor or an array to lists; return anything else unchanged. Bytes are neither a text nor token ids."""
+    if isinstance(values, bytes | bytearray | memoryview):
+        raise UsageError(f"expected a text or token ids, got {type(values).__name__}; for a text: .decode() it")
     return values.tolist() if hasattr(values, "tolist") else values
 
 

@@ -80,15 +80,22 @@ def check_field_types(config: Any, list_fields: tuple[str, ...] = ()) -> None:
 
 
 def check_bounds(config: Any, bounds: Mapping[str, Bounds]) -> None:
-    """Raise ValueError if a numeric field lies outside its bounds, which are inclusive. NaN lies outside any bounds.
+    """Raise ValueError if a numeric field lies outside its bounds."""
+    for name, limits in bounds.items():
+        if problem := bounds_problem(name, getattr(config, name), limits):
+            raise ValueError(problem)
 
-    >>> check_bounds(Counts(steps=3), {"steps": (0, 10)})           # doctest: +SKIP
+
+def bounds_problem(name: str, value: float, bounds: Bounds) -> str:
+    """The message for a number outside its bounds, or "". Infinity and NaN lie outside all bounds.
+
+    >>> bounds_problem("steps", 3, (0, 10)), bounds_problem("steps", 30, (0, 10))
+    ('', 'steps = 30 must be at most 10')
     """
-    for name, (low, high) in bounds.items():
-        value = getattr(config, name)
-        if not low <= value <= high:
-            limit = f"at least {low}" if value < low else f"at most {high}"
-            raise ValueError(f"{name} = {shorten(repr(value))} must be {limit}")
+    low, high = bounds
+    if low <= value <= high:
+        return ""
+    return f"{name} = {shorten(repr(value))} must be " + (f"at least {low}" if value < low else f"at most {high}")
 
 
 def list_differences(a: Any, b: Any) -> list[str]:

@@ -6,7 +6,9 @@ Each of them is refused with a `QkvError` of bounded length, without hanging and
 import json
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from task_models import seq2seq
@@ -181,6 +183,62 @@ def test_integers_are_not_weights(dtype: bytes, model: Path) -> None:
     for device in ("cpu", "meta"):
         with pytest.raises(QkvError, match=f"is stored as {dtype.decode()}, but weights are floating-point"):
             qkv.load(model, device=device)
+
+
+# -------------------------------------------------------------------- tokenizers
+
+
+def change_tokenizer(model: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    values = json.loads((model / "tokenizer.json").read_text())
+    change(values)
+    (model / "tokenizer.json").write_text(json.dumps(values))
+
+
+def set_id(token_id: int) -> Callable[[dict[str, Any]], None]:
+    def change(values: dict[str, Any]) -> None:
+        values["model"]["vocab"]["z"] = token_id
+
+    return change
+
+
+@pytest.mark.parametrize(("token_id", "reason"), [(2**30, "may have ids up to 65,728"), (5, "both have the id 5")])
+def test_an_id_that_no_vocabulary_needs(token_id: int, reason: str, model: Path) -> None:
+    change_tokenizer(model, set_id(token_id))
+    with pytest.raises(QkvError, match=reason):
+        qkv.load(model)
+    (model / "vocab.json").write_text((model / "tokenizer.json").read_text())
+    vocabulary = json.loads((model / "tokenizer.json").read_text())["model"]["vocab"]
+    (model / "vocab.json").write_text(json.dumps(vocabulary))
+    (model / "merges.txt").write_text("t h\n")
+    (model / "tokenizer.json").unlink()
+    with pytest.raises(QkvError, match=reason):
+        Tokenizer.load(model)
+
+
+def test_a_template_without_ids_adds_nothing(model: Path) -> None:
+    def change(values: dict[str, Any]) -> None:
+        for token in values["post_processor"]["special_tokens"].values():
+            token["ids"] = token["tokens"] = []
+
+    change_tokenizer(model, change)
+    assert Tokenizer.load(model).encode("the") == Tokenizer.load(model).encode("the", add_special_tokens=False)
+
+
+@pytest.mark.parametrize("entry", [{"content": 5}, {}, [], None])
+def test_an_added_token_of_the_wrong_type(entry: object, model: Path) -> None:
+    vocabulary = json.loads((model / "tokenizer.json").read_text())["model"]["vocab"]
+    (model / "vocab.txt").write_text("\n".join(vocabulary) + "\n[UNK]")
+    (model / "tokenizer.json").unlink()
+    (model / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": {"x": entry}}))
+    with pytest.raises(QkvError, match="tokenizer files cannot be used"):
+        Tokenizer.load(model)
+
+
+def test_a_text_as_bytes_is_refused(saved: Path) -> None:
+    loaded = qkv.load(saved)
+    for prompts in (b"x", bytearray(b"x"), [b"x"], memoryview(b"x")):
+        with pytest.raises(UsageError, match="expected a text or token ids"):
+            loaded.generate(prompts)
 
 
 # -------------------------------------------------------------------- configs

@@ -8,12 +8,27 @@ from typing import Any, Literal, Protocol
 from torch import Tensor
 
 from qkv.blocks import Tap
-from qkv.errors import UsageError, suggest_name
+from qkv.errors import UsageError, shorten, suggest_name
 from qkv.models import Config
 from qkv.text import Tokenizer
+from qkv.values import Bounds, bounds_problem
 
-MAX_FLOAT = 1e300
-"""Numbers of this size or larger count as infinite."""
+INTEGER_BOUNDS: dict[str, Bounds] = {
+    "max_tokens": (1, 2**31 - 1),
+    "min_tokens": (0, 2**31 - 1),
+    "top_k": (0, 2**31 - 1),
+    "no_repeat_ngram_size": (0, 2**31 - 1),
+    "beam": (1, 2**31 - 1),
+    "num_return_sequences": (1, 2**31 - 1),
+    "logprobs": (0, 2**31 - 1),
+}
+NUMBER_BOUNDS: dict[str, Bounds] = {
+    "temperature": (0, 1e6),
+    "top_p": (1e-6, 1),  # the total of float32 probabilities is not more precise
+    "min_p": (0, 1),
+    "repetition_penalty": (1e-3, 1e3),
+    "length_penalty": (-10, 10),  # length^10 and its inverse are finite for all lengths
+}
 
 LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
 """A function of the logits (R, V) and the tokens so far (R, T), left-padded with −1. It returns logits (R, V)."""
@@ -92,19 +107,12 @@ class GenerationOptions:
 
     def check_values(self) -> None:
         """Raise an error if a value is invalid for every model."""
-        for name, low in (
-            ("max_tokens", 1),
-            ("min_tokens", 0),
-            ("top_k", 0),
-            ("no_repeat_ngram_size", 0),
-            ("beam", 1),
-            ("num_return_sequences", 1),
-            ("logprobs", 0),
-        ):
-            value = getattr(self, name)
-            _require(is_integer(value) and value >= low, name, value, f"an integer >= {low}")
-        for name in ("temperature", "length_penalty", "top_p", "min_p", "repetition_penalty"):
-            _require(is_finite_number(getattr(self, name)), name, getattr(self, name), "a finite number")
+        for name, bounds in INTEGER_BOUNDS.items():
+            _require(is_integer(getattr(self, name)), name, getattr(self, name), "an integer")
+            _check_bounds(name, getattr(self, name), bounds)
+        for name, bounds in NUMBER_BOUNDS.items():
+            _require(is_number(getattr(self, name)), name, getattr(self, name), "a number")
+            _check_bounds(name, getattr(self, name), bounds)
         for name in ("suppress_tokens", "prefix", "stop", "logits_processors"):
             _require(isinstance(getattr(self, name), tuple | list), name, getattr(self, name), "a tuple or a list")
         for name in ("suppress_tokens", "prefix"):
@@ -113,9 +121,6 @@ class GenerationOptions:
         _require(is_seed, "seed", self.seed, "an integer of at most 64 bits, or None")
         is_temperature = self.temperature == 0 or self.temperature >= 1e-6
         _require(is_temperature, "temperature", self.temperature, "0 (greedy) or at least 1e-6")
-        _require(0.0 < self.top_p <= 1.0, "top_p", self.top_p, "above 0 and at most 1")
-        _require(0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "between 0 and 1")
-        _require(self.repetition_penalty > 0, "repetition_penalty", self.repetition_penalty, "above 0")
         are_stops = all(isinstance(text, str) and text for text in self.stop)
         _require(are_stops, "stop", self.stop, "strings that are not empty")
         are_functions = all(map(callable, self.logits_processors))
@@ -168,7 +173,12 @@ def _is_empty(value: object) -> bool:
 
 def _require(condition: bool, name: str, value: object, expected: str) -> None:
     if not condition:
-        raise UsageError(f"{name} = {value!r}: must be {expected}")
+        raise UsageError(f"{name} = {shorten(repr(value))}: must be {expected}")
+
+
+def _check_bounds(name: str, value: float, bounds: Bounds) -> None:
+    if problem := bounds_problem(name, value, bounds):
+        raise UsageError(problem)
 
 
 def is_integer(value: object) -> bool:
@@ -176,10 +186,9 @@ def is_integer(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def is_finite_number(value: Any) -> bool:
-    """Return whether a value is a finite number. Booleans do not count as numbers."""
-    is_real = isinstance(value, Real) and not isinstance(value, bool)
-    return is_real and bool(-MAX_FLOAT < value < MAX_FLOAT)
+def is_number(value: Any) -> bool:
+    """Return whether a value is a real number. Booleans do not count as numbers."""
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def length_divisor(options: GenerationOptions, length: int) -> float:

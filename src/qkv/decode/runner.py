@@ -25,6 +25,11 @@ from qkv.models import Decoder, Seq2Seq
 
 MAX_PREALLOCATED_TOKENS = 4096
 """The cache starts with room for at most this number of new tokens, and grows when there are more."""
+MAX_PREFILL_TOKENS = 2048
+"""Longer prompts are read in chunks of this size, so that masks stay small and a run can be interrupted."""
+MIN_LENGTH_LIMIT = 32_768
+MAX_EXTRAPOLATION = 16
+"""A model without a table of positions reads at most 16 times `max_positions`, and at least 32,768, tokens."""
 
 
 class TokenRunner(Protocol):
@@ -78,9 +83,17 @@ class ModelRunner:
 
     def prefill(self) -> Tensor:
         """Read the prompts and return the logits (R, V) of the next tokens."""
-        if self.tokens.shape[1] == 1:
+        length = self.tokens.shape[1]
+        if length == 1:
             return self._step_logits(self.tokens[:, 0])
-        return self._forward(*model_inputs(self.tokens))
+        ids, document_ids = model_inputs(self.tokens)
+        start = 0
+        if self.tap is None:  # a tap sees the prompt in one pass
+            while length - start > MAX_PREFILL_TOKENS:
+                chunk = slice(start, start + MAX_PREFILL_TOKENS)
+                self._forward(ids[:, chunk], None if document_ids is None else document_ids[:, chunk])
+                start = chunk.stop
+        return self._forward(ids[:, start:], None if document_ids is None else document_ids[:, start:])
 
     def step(self, token_ids: Tensor) -> Tensor:
         """Append one token to each sequence, `token_ids` (R,), and return the logits (R, V) of the next tokens."""
@@ -243,4 +256,10 @@ def check_max_length(
                 raise UsageError(
                     f"{name} {index} has {wanted}, but this model has {stack.max_positions} positions; "
                     f"shorten it{' or lower max_tokens' if new_tokens else ''}"
+                )
+            limit = max(MIN_LENGTH_LIMIT, MAX_EXTRAPOLATION * stack.max_positions)
+            if len(sequence) > limit:
+                raise UsageError(
+                    f"{name} {index} has {len(sequence):,} tokens; this model was made for {stack.max_positions:,} and "
+                    f"reads at most {limit:,}, because the time grows with the square of the length; shorten it"
                 )

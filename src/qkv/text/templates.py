@@ -78,10 +78,13 @@ def roles_in_post_processor(backend: Backend) -> dict[str, int]:
         if part["type"] == "RobertaProcessing":
             return {"bos": part["cls"][1], "eos": part["sep"][1]}
         if part["type"] == "TemplateProcessing":
-            ends = {"bos": part["single"][0], "eos": part["single"][-1]}
-            return {
-                role: part["special_tokens"][item["SpecialToken"]["id"]]["ids"][0]
-                for role, item in ends.items()
+            first_and_last = {"bos": part["single"][:1], "eos": part["single"][-1:]}
+            names = {
+                role: item["SpecialToken"]["id"]
+                for role, items in first_and_last.items()
+                for item in items
                 if "SpecialToken" in item
             }
+            ids = {role: part["special_tokens"][name]["ids"] for role, name in names.items()}
+            return {role: token_ids[0] for role, token_ids in ids.items() if token_ids}
     return {}

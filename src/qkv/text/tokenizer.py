@@ -15,7 +15,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-from qkv.errors import UsageError
+from qkv.errors import QkvError, UsageError, shorten
 from qkv.files import write_atomically
 from qkv.progress import OnProgress
 from qkv.text.formats.folder import CONFIG_FILE, TOKENIZER_FILE, TokenizerFiles, load_tokenizer_files
@@ -220,7 +220,18 @@ class Tokenizer:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Tokenizer":
         """Read a `tokenizer.json`, or a folder with one or with older files (see `qkv.text.formats.folder`)."""
-        files = load_tokenizer_files(Path(path))
+        try:
+            return cls._load(Path(path))
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            reason = shorten(f"{type(error).__name__}: {error}", 300)
+            raise QkvError(
+                f"{path}: these tokenizer files cannot be used, because a value in them is missing, of the wrong type "
+                f"or contradicts another ({reason}); fetch or save them again"
+            ) from error
+
+    @classmethod
+    def _load(cls, path: Path) -> "Tokenizer":
+        files = load_tokenizer_files(path)
         if files.marian_tokenizers is not None:
             target = cls.from_marian_side(files.marian_tokenizers.target, files)
             return cls.from_marian_side(files.marian_tokenizers.source, files, target)

@@ -157,12 +157,19 @@ def test_csv_names_columns_by_the_header_and_lines_by_their_first(tmp_path):
 
 def test_columns_by_number_mean_that_there_is_no_header(tmp_path):
     path = write(tmp_path, "a.tsv", "hello\t1\tx\nworld\t2\ty\n")
-    assert fields_of(path, columns={"text": 0, "label": -1}) == [
+    assert fields_of(path, columns={"text": 0, "label": 2}) == [
         {"text": "hello", "label": "x"},
         {"text": "world", "label": "y"},
     ]
     assert fields_of(path, columns={"text": "0"}, header=True) == [{"text": "world"}]
     assert fields_of(path, header=False)[0] == {"0": "hello", "1": "1", "2": "x"}
+
+
+@pytest.mark.parametrize("column", [-1, "-1", 3, "99999999999999999999"])
+def test_a_column_number_that_does_not_exist_is_refused(column, tmp_path):
+    path = write(tmp_path, "a.tsv", "hello\t1\tx\n")
+    with pytest.raises(UsageError, match="no column"):
+        fields_of(path, columns={"text": column}, header=False)
 
 
 def test_a_first_line_that_looks_like_data_is_reported(tmp_path):

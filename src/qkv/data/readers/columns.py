@@ -29,15 +29,17 @@ def normalize_columns(columns: ColumnChoice) -> dict[str, str | int] | None:
         return None
     if isinstance(columns, str):
         columns = [columns]
-    if isinstance(columns, Mapping):
-        return dict(columns)
-    return {str(column): column for column in columns}
+    chosen = dict(columns) if isinstance(columns, Mapping) else {str(column): column for column in columns}
+    for column in chosen.values():
+        if isinstance(column, int) and column < 0:
+            raise UsageError(f"there is no column {column}: columns are counted from 0; give a name or a number")
+    return chosen
 
 
 def chosen_by_number(columns: dict[str, str | int] | None) -> bool:
     """Whether every column is given by number, as for a table without a header.
 
-    >>> chosen_by_number({"text": 0, "label": "-1"}), chosen_by_number({"text": "text"}), chosen_by_number(None)
+    >>> chosen_by_number({"text": 0, "label": "1"}), chosen_by_number({"text": "text"}), chosen_by_number(None)
     (True, False, False)
     """
     return columns is not None and all(_as_index(column) is not None for column in columns.values())
@@ -56,7 +58,7 @@ def looks_like_data(name: str) -> bool:
 def column_indices(columns: dict[str, str | int] | None, names: Sequence[str], file: str) -> list[tuple[str, int]]:
     """(field, index of its column) for a format with fixed columns.
 
-    >>> column_indices({"label": "tag", "last": -1}, ["word", "tag", "note"], "train.tsv")
+    >>> column_indices({"label": "tag", "last": 2}, ["word", "tag", "note"], "train.tsv")
     [('label', 1), ('last', 2)]
     """
     if columns is None:
@@ -99,6 +101,8 @@ class FieldSelector:
 
     def select(self, row: dict[str, Any]) -> dict[str, Any]:
         """The record's fields; raises `InvalidRecord` with the name of a missing one."""
+        if not row:
+            raise InvalidRecord("the object has no fields", "empty object")
         if self.columns is None:
             return row
         if self.missing_fields:
@@ -205,8 +209,8 @@ def nested_names(row: dict[str, Any]) -> list[str]:
 
 def _as_index(column: str | int) -> int | None:
     if isinstance(column, int):
-        return column
-    return int(column) if column.removeprefix("-").isdecimal() else None
+        return column  # −1 is the last column, as CoNLL's default has it; a user cannot choose it
+    return int(column) if column.isdecimal() and len(column) < 10 else None
 
 
 def _format_names(names: list[str], max_names: int = 12) -> str:

@@ -118,9 +118,11 @@ def read_backend(file: Path) -> Backend:
     """Read a tokenizer.json."""
     text = read_text(file)
     try:
-        return Backend.from_str(text)
+        backend = Backend.from_str(text)
     except Exception as error:  # the library raises plain Exception
         raise QkvError(
             f"{file}: not a usable tokenizer.json ({error}); it may be truncated or from another program: "
             "fetch or save it again"
         ) from None
+    legacy.check_ids(backend.get_vocab(with_added_tokens=True), file)
+    return backend

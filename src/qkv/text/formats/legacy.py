@@ -18,6 +18,9 @@ from qkv.text.special_tokens import SPELLINGS, sentinel_token, token_text
 
 TokenizerConfig = dict[str, Any]
 
+MAX_GAP = 65_536
+MAX_SENTINELS = 65_536
+
 
 def from_vocab_txt(file: Path, family: TokenizerFamily, config: TokenizerConfig) -> Backend:
     """BERT's WordPiece: one token a line; the id is the line number, from 0."""
@@ -72,6 +75,10 @@ def from_sentencepiece(
         pieces = fairseq_pieces(model, family)
     else:
         num_sentinels = int(config.get("extra_ids") or 0)
+        if num_sentinels > MAX_SENTINELS:
+            raise QkvError(
+                f"{file.parent}: extra_ids = {num_sentinels} in tokenizer_config.json must be at most {MAX_SENTINELS}"
+            )
         sentinels = [Piece(sentinel_token(number), 0.0, CONTROL) for number in reversed(range(num_sentinels))]
         pieces = [*model.pieces, *sentinels]
     pre_normalizers: list[Any] = []
@@ -202,4 +209,25 @@ def read_vocabulary(file: Path) -> dict[str, int]:
             raise QkvError(
                 f"{file}: the token {token[:40]!r} has the id {json.dumps(token_id)[:40]}; ids must be integers >= 0"
             )
+    check_ids(vocabulary, file)
     return vocabulary
+
+
+def check_ids(vocabulary: Mapping[str, int], file: Path) -> None:
+    """Raise an error if two tokens have the same id, or if an id is so large that tables of ids would be mostly empty.
+
+    Vocabularies with gaps exist, but memory and time grow with the largest id.
+    """
+    max_id = 4 * len(vocabulary) + MAX_GAP
+    tokens: dict[int, str] = {}
+    for token, token_id in vocabulary.items():
+        if token_id > max_id:
+            raise QkvError(
+                f"{file}: the token {token[:40]!r} has the id {token_id}, but a vocabulary of {len(vocabulary):,} "
+                f"tokens may have ids up to {max_id:,}; fetch the file again"
+            )
+        if (other := tokens.setdefault(token_id, token)) != token:
+            raise QkvError(
+                f"{file}: the tokens {other[:40]!r} and {token[:40]!r} both have the id {token_id}, so the id has no "
+                "text of its own; fetch the file again"
+            )

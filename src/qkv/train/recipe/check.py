@@ -2,49 +2,52 @@
 
 from collections.abc import Sequence
 from dataclasses import fields
-from math import inf, isfinite
+from math import isfinite
 from typing import Any
 
 from qkv.data.objectives.table import OBJECTIVES, applicable_objectives
 from qkv.errors import UsageError, suggest_name
 from qkv.train.recipe.schema import Recipe
 from qkv.train.run.trackers import TRACKERS
+from qkv.values import Bounds, bounds_problem
 
-AT_LEAST: dict[str, float] = {
-    "data.epoch_examples": 0,
-    "data.max_length": 1,
-    "data.max_source_length": 0,
-    "tokenizer.vocab_size": 1,
-    "tokenizer.min_frequency": 0,
-    "model.lora_rank": 0,
-    "objective.overlap": 0,
-    "objective.mean_span_length": 1,
-    "train.steps": 0,
-    "train.minutes": 0,
-    "train.epochs": 0,
-    "train.batch_tokens": 1,
-    "train.weight_decay": 0,
-    "train.max_grad_norm": 0,
-    "train.warmup": 0,
-    "train.num_threads": 0,
-    "train.num_workers": 0,
-    "train.tensor_parallel": 1,
-    "train.seed": 0,
-    "train.log_every": 1,
-    "train.eval_every": 0,
-    "train.eval_examples": 0,
-    "train.eval_beam": 1,
-    "train.patience": 0,
-    "train.save_every": 0,
-    "train.keep_checkpoints": 1,
-    "train.average_checkpoints": 0,
+MAX_COUNT = 2**40
+BOUNDS: dict[str, Bounds] = {
+    "data.epoch_examples": (0, MAX_COUNT),
+    "data.max_length": (1, 2**27),
+    "data.max_source_length": (0, 2**27),
+    "data.max_invalid_fraction": (0, 1),
+    "tokenizer.vocab_size": (1, 2**24),
+    "tokenizer.min_frequency": (0, MAX_COUNT),
+    "model.lora_rank": (0, 2**16),
+    "model.lora_alpha": (1e-6, 1e6),
+    "objective.overlap": (0, 2**27),
+    "objective.mean_span_length": (1, 10_000),
+    "objective.temperature": (1e-6, 1e6),
+    "train.steps": (0, MAX_COUNT),
+    "train.minutes": (0, 1e8),
+    "train.epochs": (0, MAX_COUNT),
+    "train.batch_tokens": (1, 2**27),  # a batch must fit into memory
+    "train.lr": (1e-30, 1e6),
+    "train.eps": (1e-30, 1e6),
+    "train.weight_decay": (0, 1e6),
+    "train.max_grad_norm": (0, 1e30),
+    "train.warmup": (0, MAX_COUNT),
+    "train.decay_fraction": (0, 1),
+    "train.final_lr": (0, 1),
+    "train.num_threads": (0, 1024),
+    "train.num_workers": (0, 64),  # each is a process
+    "train.tensor_parallel": (1, 1024),
+    "train.seed": (0, 2**63 - 1),
+    "train.log_every": (1, MAX_COUNT),
+    "train.eval_every": (0, MAX_COUNT),
+    "train.eval_examples": (0, MAX_COUNT),
+    "train.eval_beam": (1, 1024),
+    "train.patience": (0, MAX_COUNT),
+    "train.save_every": (0, MAX_COUNT),
+    "train.keep_checkpoints": (1, MAX_COUNT),
+    "train.average_checkpoints": (0, MAX_COUNT),
 }
-AT_MOST: dict[str, float] = {
-    "train.batch_tokens": 2**27,  # a batch must fit into memory
-    "train.num_threads": 1024,
-    "train.seed": 2**63 - 1,
-}
-FRACTIONS = ("data.max_invalid_fraction", "train.decay_fraction", "train.final_lr")
 BELOW_ONE = (
     "data.valid_fraction",
     "objective.label_smoothing",
@@ -52,7 +55,6 @@ BELOW_ONE = (
     "train.momentum",
     "train.ema_decay",
 )
-POSITIVE = ("model.lora_alpha", "objective.temperature", "train.lr", "train.eps")
 
 
 def check_recipe(recipe: Recipe, where: str = "") -> None:
@@ -69,21 +71,12 @@ def check_recipe(recipe: Recipe, where: str = "") -> None:
 
 
 def _range_problem(recipe: Recipe) -> str:
-    for key, minimum in AT_LEAST.items():
-        value, maximum = _get_value(recipe, key), AT_MOST.get(key, inf)
-        if not (isfinite(value) and minimum <= value <= maximum):
-            limits = f"at least {minimum}" if maximum == inf else f"in {minimum} … {maximum}"
-            return f"{key} = {value} must be {limits}" + ("" if isfinite(value) else ", and finite")
-    for key in FRACTIONS:
-        if not 0 <= _get_value(recipe, key) <= 1:
-            return f"{key} = {_get_value(recipe, key)} must be in 0 … 1"
+    for key, bounds in BOUNDS.items():
+        if problem := bounds_problem(key, _get_value(recipe, key), bounds):
+            return problem
     for key in BELOW_ONE:
         if not 0 <= _get_value(recipe, key) < 1:
             return f"{key} = {_get_value(recipe, key)} must be at least 0 and below 1"
-    for key in POSITIVE:
-        value = _get_value(recipe, key)
-        if not (isfinite(value) and value > 0):
-            return f"{key} = {value} must be above 0" + ("" if isfinite(value) else ", and finite")
     return ""
 
 
