@@ -38,6 +38,7 @@ from qkv.inside.sweep import Sweep, attribution_patching, logit_difference, swee
 from qkv.inside.tokens import TokenList
 from qkv.inside.trace import Trace
 from qkv.inside.trace_files import read_traces, write_traces
+from qkv.inside.tuned_lens import LensError, TunedLens, lens_sites, measure_lens, train_tuned_lens
 
 __all__ = [
     "ATTRIBUTION_SITES",
@@ -47,23 +48,27 @@ __all__ = [
     "Edit",
     "EditTap",
     "HeadSummary",
+    "LensError",
     "LensReading",
     "Rollout",
     "Sweep",
     "TokenList",
     "Trace",
+    "TunedLens",
     "attention_pattern",
     "attribution_patching",
     "change",
     "check_edits",
     "head_summaries",
     "lens_logits",
+    "lens_sites",
     "list_sites",
     "logit_attribution",
     "logit_difference",
     "logit_lens",
     "mean_ablate",
     "mean_values",
+    "measure_lens",
     "patch",
     "read_traces",
     "resample_ablate",
@@ -73,6 +78,7 @@ __all__ = [
     "token_logprob",
     "trace",
     "trace_many",
+    "train_tuned_lens",
     "value_weighted_pattern",
     "write_traces",
     "zero_ablate",
