@@ -128,7 +128,7 @@ def test_a_prefix_is_forced(network: Network) -> None:
         ({"top_p": 1e-46, "temperature": 1.0}, "top_p = 1e-46 must be at least 1e-06"),
         ({"length_penalty": 1e299, "beam": 2}, "length_penalty = 1e\\+299 must be at most 10"),
         ({"length_penalty": -1e299, "beam": 2}, "length_penalty = -1e\\+299 must be at least -10"),
-        ({"max_tokens": 10**12}, "max_tokens = 1000000000000 must be at most"),
+        ({"max_tokens": 10**20}, "max_tokens = 100000000000000000000 must be at most"),
         ({"top_p": None}, "top_p = None"),
         ({"seed": 0.5}, "seed = 0.5"),
         ({"suppress_tokens": ("a",)}, "suppress_tokens"),

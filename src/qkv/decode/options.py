@@ -13,14 +13,15 @@ from qkv.models import Config
 from qkv.text import Tokenizer
 from qkv.values import Bounds, bounds_problem
 
+MAX_COUNT = 2**62
 INTEGER_BOUNDS: dict[str, Bounds] = {
-    "max_tokens": (1, 2**31 - 1),
-    "min_tokens": (0, 2**31 - 1),
-    "top_k": (0, 2**31 - 1),
-    "no_repeat_ngram_size": (0, 2**31 - 1),
-    "beam": (1, 2**31 - 1),
-    "num_return_sequences": (1, 2**31 - 1),
-    "logprobs": (0, 2**31 - 1),
+    "max_tokens": (1, MAX_COUNT),
+    "min_tokens": (0, MAX_COUNT),
+    "top_k": (0, MAX_COUNT),
+    "no_repeat_ngram_size": (0, MAX_COUNT),
+    "beam": (1, MAX_COUNT),
+    "num_return_sequences": (1, MAX_COUNT),
+    "logprobs": (0, MAX_COUNT),
 }
 NUMBER_BOUNDS: dict[str, Bounds] = {
     "temperature": (0, 1e6),
