@@ -51,6 +51,18 @@ def test_micro_batches_give_the_step_of_the_whole_batch(name: str, parts: int) -
     assert float(one.grad_norm) == pytest.approx(float(many.grad_norm), rel=1e-5)
 
 
+@pytest.mark.parametrize("name", ["next token", "masked", "pairs"])
+def test_padding_that_has_no_effect_does_not_change_the_kind_of_step(name: str) -> None:
+    """A causal mask hides padding on the right, so such batches share the graph of batches without padding."""
+    net = network(*CASES[name])
+    module = TrainingModule(net, ObjectiveSection())
+    batch = a_batch(name)
+    for one_each, unpadded in ((True, True), (True, False), (False, False)):
+        merged = module.merge_flags(replace(batch, one_document_each=one_each, unpadded=unpadded))
+        causal = net.config.family != "encoder"
+        assert merged.unpadded == merged.one_document_each == (unpadded or (one_each and causal))
+
+
 def test_the_loss_is_summed_over_steps_and_taken_once() -> None:
     _, stepper = stepper_of()
     batch = a_batch("pairs")

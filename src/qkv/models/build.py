@@ -1,8 +1,10 @@
 """Build a network from a config."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from qkv.blocks import initialise
 from qkv.models.config import Config
@@ -16,11 +18,23 @@ FAMILIES: dict[str, Callable[[Config], Network]] = {"encoder": Encoder, "decoder
 
 def build(config: Config, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Network:
     """Return a network with new random weights. On `device="meta"` it has only shapes and uses no memory."""
+    if torch.device(device).type == "meta":
+        with torch.device(device), SkipTorchInit():
+            return FAMILIES[config.family](config).to(dtype)
     with torch.device(device):
         network = FAMILIES[config.family](config).to(dtype)
-    if torch.device(device).type != "meta":
-        _initialise(network)
+    _initialise(network)
     return network
+
+
+class SkipTorchInit(TorchFunctionMode):
+    """Inside, torch's modules do not sample weights. On the meta device, sampling would import torch's compiler."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", "") == "torch.nn.init":
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 def _initialise(network: Network) -> None:

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from qkv.data.load.batch import Batch
 from qkv.data.stream.random_bits import hash64
-from qkv.train.loss.training_module import LabelledBatch, count_labels, to_device
-from qkv.train.optim.optimizers import optimizer_tensors, set_lr
+from qkv.train.loss.training_module import LabelledBatch, TrainingModule, count_labels, to_device
+from qkv.train.optim.optimizers import can_skip_on_device, optimizer_tensors, set_lr
 from qkv.train.parallel.world import World
 from qkv.train.recipe.schema import TrainSection
 
@@ -59,8 +59,7 @@ class Stepper:
         self.precision = resolve_precision(section, self.device)
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.scaler = torch.amp.GradScaler(self.device.type) if self.precision == "float16" else None
-        # Torch's fused optimizers skip an update on the device if the tensor `found_inf` is 1.
-        self.updates_on_device = self.device.type == "cuda" and all(g.get("fused") for g in optimizer.param_groups)
+        self.updates_on_device = self.device.type == "cuda" and can_skip_on_device(optimizer)
         self.loss = torch.zeros((), dtype=torch.float64, device=self.device)  # the sum since the last `pop_loss`
         self.grad_norm = torch.zeros((), device=self.device)
         self.skip_update = torch.zeros((), device=self.device)  # 1 if this step's update is skipped, else 0
@@ -86,6 +85,8 @@ class Stepper:
         loss_weights = self.copy_to_device((self.world.tensor_size / synced[:2].clamp(min=1)).float())
         set_lr(self.optimizer, lr)
         self.step_number.fill_(step)
+        if isinstance(self.module, TrainingModule):
+            batch = self.module.merge_flags(batch)
         micro_batches = batch.split(self.num_micro_batches)
         if self._uses_cuda_graph(len(micro_batches)) and self._replay_graph(micro_batches[0], step, loss_weights):
             return

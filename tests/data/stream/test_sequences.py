@@ -34,6 +34,16 @@ def read_refs(stream: SequenceStream, cursor=FIRST_CURSOR, epochs=None, steps=No
     return [ref for plan, _ in plans for ref in refs_of(plan)]
 
 
+def test_windows_of_one_long_text_are_not_packed():
+    """Packing would save one sequence in a hundred, and make attention use document masks."""
+    window = make_stream(lengths=(32 * 150 + 5,), pool_size=None, random_offset=True, add_bos_eos=False)
+    assert window.max_documents == 1
+    batches = list(islice(Loader(window), 120))  # some have the short windows at both ends of the text
+    assert all(batch.one_document_each for batch in batches)
+    assert not all(batch.unpadded for batch in batches)
+    assert make_stream(pool_size=None).max_documents > 1
+
+
 # ---------------------------------------------------------------- exactly once
 
 

@@ -175,11 +175,11 @@ def test_muon_for_graphs_makes_matrices_nearly_orthogonal():
     matrix = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
     u, _, v = torch.linalg.svd(matrix, full_matrices=False)
     for one in (matrix, matrix.T):
-        near = orthogonalize(one, 1e-7).float()
+        near = orthogonalize(one[None], 1e-7)[0].float()
         spread = torch.linalg.svdvals(near)
         assert 0.4 < spread.min() <= spread.max() < 1.4  # Newton–Schulz with these numbers ends near 1, not at it
     assert (
-        torch.nn.functional.cosine_similarity(orthogonalize(matrix, 1e-7).float().flatten(), (u @ v).flatten(), 0)
+        torch.nn.functional.cosine_similarity(orthogonalize(matrix[None], 1e-7).float().flatten(), (u @ v).flatten(), 0)
         > 0.95
     )
 
@@ -199,11 +199,45 @@ def test_muon_equals_torchs(shape, monkeypatch):
         theirs.step()
         exact.step()
         with monkeypatch.context() as patch:
-            patch.setattr(muon, "orthogonalize", lambda matrix, eps, work: orthogonalize(matrix, eps, torch.bfloat16))
+            patch.setattr(
+                muon, "orthogonalize", lambda matrices, eps, work: orthogonalize(matrices, eps, torch.bfloat16)
+            )
             ours.step()
     torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(a, c, rtol=0, atol=1e-3)
     assert (a - start).abs().max() > 0.01
+
+
+def test_muon_updates_matrices_together_as_it_does_alone():
+    torch.manual_seed(0)
+    shapes = [(4, 6), (6, 4), (4, 6), (5, 5), (4, 6)]
+    together = [nn.Parameter(torch.randn(shape)) for shape in shapes]
+    alone = [nn.Parameter(parameter.detach().clone()) for parameter in together]
+    optimizers = [Muon(together, lr=0.01, weight_decay=0.1), *(Muon([p], lr=0.01, weight_decay=0.1) for p in alone)]
+    for step in range(3):
+        for number, (a, b) in enumerate(zip(together, alone, strict=True)):
+            a.grad = torch.randn(a.shape, generator=torch.Generator().manual_seed(10 * step + number))
+            b.grad = a.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    for a, b in zip(together, alone, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("skip", [0.0, 1.0])
+def test_muon_and_its_adamw_skip_an_update_on_the_device(skip: float):
+    net = network()
+    optimizer = make_optimizer(net.named_parameters(), section(optimizer="muon"), fused=True)
+    give_gradients(net, 0)
+    optimizer.step()
+    start, state = weights(net), optimizer_tensors(optimizer, net.named_parameters())
+    before = {name: value.clone() for name, value in state.items()}
+    for parameter in net.parameters():
+        parameter.grad.fill_(float("nan") if skip else 0.1)
+    optimizer.found_inf, optimizer.grad_scale = torch.tensor(skip), None
+    optimizer.step()
+    assert same(weights(net), start) == bool(skip)
+    assert all(torch.equal(state[name], before[name]) for name in before) == bool(skip)
 
 
 def lamb_written_out(x: list[list[float]], grads: list[list[list[float]]], decay: float) -> list[list[float]]:

@@ -135,8 +135,15 @@ class SequenceStream:
         return int(np.clip(SEQUENCES_PER_POOL * per_sequence, PROBE_EXAMPLES, MAX_POOL_EXAMPLES))
 
     def _choose_max_documents(self) -> int:
-        """At least 1.25 times the maximum number of examples in a sequence of the first pool, a multiple of 8."""
-        layout = pack(self._example_lengths(self.order.pool(0)), self.capacity, min(self.capacity))
+        """At least 1.25 times the maximum number of examples in a sequence of the first pool, a multiple of 8.
+
+        1 if packing saves less than a hundredth of the sequences, as with the windows of one long text: attention
+        without document masks is faster.
+        """
+        lengths = self._example_lengths(self.order.pool(0))
+        layout = pack(lengths, self.capacity, min(self.capacity))
+        if layout.num_sequences > 0.99 * len(lengths):
+            return 1
         fullest = int(layout.document.max(initial=1))
         return min(-(-(fullest * 5 // 4 + 1) // 8) * 8, min(self.capacity))
 

@@ -10,7 +10,7 @@ only there.
 B batch, T positions, E documents in a sequence, C model width, V outputs, N positions with a label
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -167,6 +167,11 @@ class TrainingModule(nn.Module):
             max_documents=batch.max_documents,
             max_document_length=batch.source_max_document_length,
         )
+
+    def merge_flags(self, batch: Batch) -> Batch:
+        """Mark the batch as unpadded if its mask can be skipped. Steps that compute the same then share one graph."""
+        can_skip = self.can_skip_mask(batch)
+        return replace(batch, one_document_each=can_skip, unpadded=can_skip)
 
     def can_skip_mask(self, batch: Batch) -> bool:
         """Whether each sequence may be treated as one document without padding, for which the fastest kernels apply.

@@ -29,14 +29,21 @@ class CombinedOptimizer(Optimizer):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Step all optimizers."""
         for part in self.parts:
+            if hasattr(self, "found_inf"):
+                part.found_inf, part.grad_scale = self.found_inf, None  # type: ignore[attr-defined]
             part.step()
 
 
 class Muon(torch.optim.Muon):
     """torch's Muon, with a step that a CUDA graph can capture (torch's own reads the value of the learning rate).
 
+    Matrices of the same shape are updated together: a GPU computes a few batched products much faster than many small
+    ones. If `found_inf` is set and is 1, nothing is updated, as in torch's fused optimizers.
+
     On a CPU it computes in float32. There, bfloat16 is slower, and crashes on CPUs that wrongly report support for it.
     """
+
+    found_inf: Tensor | None = None
 
     def __init__(self, params: Iterable[Any], lr: float | Tensor, weight_decay: float, momentum: float = 0.95) -> None:
         super().__init__(
@@ -51,29 +58,43 @@ class Muon(torch.optim.Muon):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update all parameters that have a gradient."""
         for group in self.param_groups:
-            lr, momentum = group["lr"], group["momentum"]
-            for x in group["params"]:
-                if x.grad is None:
-                    continue
-                state = self.state[x]
-                if "momentum_buffer" not in state:
-                    state["momentum_buffer"] = torch.zeros_like(x)
-                momentum_buffer = state["momentum_buffer"]
-                momentum_buffer.lerp_(x.grad, 1 - momentum)
-                compute_dtype = torch.float32 if x.device.type == "cpu" else torch.bfloat16
-                update = orthogonalize(x.grad.lerp(momentum_buffer, momentum), group["eps"], compute_dtype)
-                x.mul_(1 - lr * group["weight_decay"])
-                x.sub_(update.to(x.dtype) * (lr * 0.2 * math.sqrt(max(x.shape))))
+            by_shape: dict[tuple[Any, ...], list[Tensor]] = {}
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    by_shape.setdefault((parameter.shape, parameter.dtype, parameter.device), []).append(parameter)
+            for parameters in by_shape.values():
+                self._update(parameters, group)
+
+    def _update(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        """Update parameters of the same shape."""
+        for parameter in parameters:
+            if "momentum_buffer" not in self.state[parameter]:
+                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        buffers = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
+        compute_dtype = torch.float32 if parameters[0].device.type == "cpu" else torch.bfloat16
+        gradients, old_momenta = torch.stack([p.grad for p in parameters if p.grad is not None]), torch.stack(buffers)
+        momenta = old_momenta.lerp(gradients, 1 - group["momentum"])
+        updates = orthogonalize(gradients.lerp(momenta, group["momentum"]), group["eps"], compute_dtype)
+        updates = updates.to(momenta.dtype) * (group["lr"] * 0.2 * math.sqrt(max(parameters[0].shape)))
+        decay = 1 - group["lr"] * group["weight_decay"]
+        if self.found_inf is not None:
+            skip = self.found_inf > 0
+            momenta = torch.where(skip, old_momenta, momenta)
+            updates = torch.where(skip, 0.0, updates)
+            decay = torch.where(skip, 1.0, decay)
+        torch._foreach_copy_(buffers, momenta.unbind())
+        torch._foreach_mul_(parameters, decay)
+        torch._foreach_sub_(parameters, updates.unbind())
 
 
-def orthogonalize(matrix: Tensor, eps: float, compute_dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return approximately UVᵀ for a matrix USVᵀ, by Newton–Schulz iterations in `compute_dtype`."""
+def orthogonalize(matrices: Tensor, eps: float, compute_dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return approximately UVᵀ for each matrix USVᵀ of (N, rows, columns), by Newton–Schulz in `compute_dtype`."""
     a, b, c = NEWTON_SCHULZ_COEFFICIENTS
-    x = matrix.to(compute_dtype)
-    is_tall = matrix.shape[0] > matrix.shape[1]
-    x = x.T if is_tall else x
-    x = x / x.norm().clamp(min=eps)
+    x = matrices.to(compute_dtype)
+    is_tall = x.shape[-2] > x.shape[-1]
+    x = x.mT if is_tall else x
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=eps)
     for _ in range(NEWTON_SCHULZ_STEPS):
-        square = x @ x.T
-        x = torch.addmm(x, torch.addmm(square, square, square, beta=b, alpha=c), x, beta=a)
-    return x.T if is_tall else x
+        square = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
+    return x.mT if is_tall else x

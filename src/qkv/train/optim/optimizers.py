@@ -14,9 +14,10 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import Optimizer
 
 from qkv.errors import UsageError
+from qkv.train.optim.eager import SGD, Adam, AdamW
 from qkv.train.optim.lamb import Lamb, initial_state
 from qkv.train.optim.muon import CombinedOptimizer, Muon
 from qkv.train.recipe.schema import TrainSection
@@ -87,6 +88,12 @@ def _parameter_groups(named: list[tuple[str, nn.Parameter]], section: TrainSecti
         groups.setdefault((not decays, hasattr(parameter, "placements")), []).append(parameter)
     weight_decay = {False: section.weight_decay, True: 0.0}
     return [{"params": groups[key], "weight_decay": weight_decay[key[0]]} for key in sorted(groups)]
+
+
+def can_skip_on_device(optimizer: Optimizer) -> bool:
+    """Whether the optimizer skips an update if its tensor `found_inf` is 1: Muon and torch's fused optimizers do."""
+    parts = optimizer.parts if isinstance(optimizer, CombinedOptimizer) else [optimizer]
+    return all(isinstance(part, Muon) or all(group.get("fused") for group in part.param_groups) for part in parts)
 
 
 def set_lr(optimizer: Optimizer, lr: float) -> None:
