@@ -62,7 +62,9 @@ def main() -> None:
     texts = InMemoryExamples([{"ids": torch.randint(300, vocab, (length,)).numpy()} for _ in range(64)])
     section = TrainSection(steps=10**6)
     network, world = build(config).to(DEVICE), World(device=DEVICE)
-    learner = prepare_module(TrainingModule(network, ObjectiveSection()), section, world)
+    learner = prepare_module(
+        TrainingModule(network, ObjectiveSection()), section, world, compiled=world.device.type == "cuda"
+    )
     optimizer = make_optimizer(network.named_parameters(), section, fused=True, capturable=GPU)
     stepper = Stepper(learner, optimizer, section, world)
     loader = Loader(

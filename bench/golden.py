@@ -574,7 +574,12 @@ def steps(
     how: Any = made if device.type == "cuda" else "no"
     section = TrainSection(steps=1000, seed=1, precision=precision, compile=how)
     world, network = World(device=device), build(config).to(device)
-    learner = prepare_module(TrainingModule(network, ObjectiveSection()), section, world)
+    learner = prepare_module(
+        TrainingModule(network, ObjectiveSection()),
+        section,
+        world,
+        compiled=section.compile != "no" and world.device.type == "cuda",
+    )
     optimizer = make_optimizer(network.named_parameters(), section, fused=True, capturable=device.type == "cuda")
     stepping: Any = taken
     stepper = Stepper(learner, optimizer, replace(section, compile=stepping), world, num_micro_batches=parts)

@@ -103,7 +103,7 @@ class Ours:
         train = TrainSection(steps=1000, **section)
         world = World(device=DEVICE)
         network = build(config).to(DEVICE)
-        learner = prepare_module(TrainingModule(network, ObjectiveSection()), train, world)
+        learner = prepare_module(TrainingModule(network, ObjectiveSection()), train, world, compiled=GPU)
         optimizer = make_optimizer(network.named_parameters(), train, fused=True, capturable=GPU)
         self.stepper = Stepper(learner, optimizer, train, world)
         self.loader = Loader(rows, num_workers=workers)

@@ -26,7 +26,9 @@ def weights_after(name: str, **keys: Any) -> tuple[dict[str, torch.Tensor], floa
     section = TrainSection(**{"precision": "float32", "steps": 100, **keys})
     net = network(*CASES[name]).float().to(device)
     world = World(device=device)
-    learner = prepare_module(TrainingModule(net, ObjectiveSection()).train(), section, world)
+    learner = prepare_module(
+        TrainingModule(net, ObjectiveSection()).train(), section, world, compiled=keys.get("compile") != "no"
+    )
     optimizer = make_optimizer(net.named_parameters(), section, fused=True, capturable=True)
     stepper = Stepper(learner, optimizer, section, world)
     objective = OBJECTIVES[name]()

@@ -112,13 +112,15 @@ class Evaluator:
         has_answers = (
             not data.optional_fields <= {"labels", "token_type_ids", "source"} or "labels" not in data.optional_fields
         )
+        # In evaluation mode a compiled module would be compiled again. A single process calls the code as written.
+        forward = self.module.forward if world.size == 1 else self.module
         for batch in Loader(data, rank=world.data_rank, world_size=world.data_size, epochs=1):
             for micro_batch in batch.split(self.stepper.num_micro_batches):
                 labelled = to_device(micro_batch, device, self.stepper.label_multiple)
                 labels, answers = count_labels(micro_batch)
                 with self.stepper.autocast():
-                    token_loss = self.module(labelled, one, zero)
-                    document_loss = self.module(labelled, zero, one) if has_answers else zero
+                    token_loss = forward(labelled, one, zero)
+                    document_loss = forward(labelled, zero, one) if has_answers else zero
                 sums += torch.stack([token_loss, document_loss, labels * one, answers * one])
         token_sum, document_sum, label_sum, answer_sum = world.sum_tensor(sums).tolist()
         return float(token_sum / max(label_sum, 1) + document_sum / max(answer_sum, 1))

@@ -20,6 +20,7 @@ DEFAULT_EVALUATIONS = 10
 class Progress:
     """The progress of a run."""
 
+    compiled: bool = False  # the steps run compiled code (see `qkv.train.compile`)
     step: int = 0
     tokens: int = 0  # tokens of all ranks, without padding
     seconds: float = 0.0

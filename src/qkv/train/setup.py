@@ -16,6 +16,7 @@ from qkv.errors import QkvError
 from qkv.models import Network
 from qkv.train.checkpoint.manager import CheckpointManager
 from qkv.train.checkpoint.reader import Checkpoint
+from qkv.train.compile import should_compile
 from qkv.train.evaluation import Evaluator, TaskMetrics
 from qkv.train.loss.training_module import TrainingModule
 from qkv.train.optim.averages import Ema
@@ -29,7 +30,7 @@ from qkv.train.run.folder import RunFolder, resume_command
 from qkv.train.step import Stepper, resolve_precision
 from qkv.train.watch import RunStart, Sample, Watcher
 
-FUSED_OPTIMIZERS = ("adamw", "adam", "sgd")
+FUSED_OPTIMIZERS = ("adamw", "adam", "sgd", "muon")
 
 
 @dataclass
@@ -84,7 +85,11 @@ def prepare_run(job: Job) -> TrainingRun:
     section, world = job.recipe.train, job.world
     checkpoint = find_checkpoint(job)
     network = job.network if job.initial_network else job.network.to(world.device)
-    training_module = prepare_module(TrainingModule(network, job.recipe.objective), section, world)
+    if checkpoint is None:
+        compiled, compile_note = should_compile(section, world, network, job.train_data)
+    else:
+        compiled, compile_note = Progress.from_dict(checkpoint.state["progress"]).compiled, ""
+    training_module = prepare_module(TrainingModule(network, job.recipe.objective), section, world, compiled=compiled)
     module = parallelize(training_module, world, section)
     if job.initial_network and checkpoint is None:  # otherwise the checkpoint has the weights
         scatter_weights(network, job.initial_network() if world.rank == 0 else None, world)
@@ -103,7 +108,7 @@ def prepare_run(job: Job) -> TrainingRun:
     stepper = Stepper(module, optimizer, section, world, num_micro_batches=micro_batches)
     checkpoints = job.folder.checkpoints
     manager = CheckpointManager(checkpoints, network, stepper, ema, loader, job.invariants, job.valid_data)
-    progress = Progress() if checkpoint is None else manager.restore(checkpoint)
+    progress = Progress(compiled=compiled) if checkpoint is None else manager.restore(checkpoint)
     run = TrainingRun(
         network=network,
         stepper=stepper,
@@ -113,7 +118,7 @@ def prepare_run(job: Job) -> TrainingRun:
         evaluator=Evaluator(module, network, stepper, job.valid_data, job.task_metrics, job.metric),
         budget=Budget.from_section(section, job.train_data),
         progress=progress,
-        notes=[*job.notes, *training_module.notes],
+        notes=[*job.notes, *training_module.notes, *([compile_note] if compile_note else [])],
         is_resumed=checkpoint is not None,
     )
     if checkpoint is not None:
@@ -145,8 +150,8 @@ def find_checkpoint(job: Job) -> Checkpoint | None:
     return found
 
 
-def prepare_module(module: TrainingModule, section: TrainSection, world: World) -> TrainingModule:
-    """Put a module into training mode, and set up dtypes, gradient checkpointing and compilation as the recipe says."""
+def prepare_module(module: TrainingModule, section: TrainSection, world: World, *, compiled: bool) -> TrainingModule:
+    """Put a module into training mode, with the recipe's dtypes and gradient checkpointing. Compile it if asked."""
     module.train()
     on_gpu = world.device.type == "cuda"
     precision = resolve_precision(section, world.device)
@@ -160,9 +165,10 @@ def prepare_module(module: TrainingModule, section: TrainSection, world: World) 
         if stack is not None:
             stack.gradient_checkpointing = section.gradient_checkpointing
             stack.residual_dtype = torch.bfloat16 if bfloat16_residual else None
-    if on_gpu:
+    # Kernels of our own are compiled, too, so a run that is too short for the compiler does without them.
+    if on_gpu and (compiled or section.compile == "no" or world.is_sharded):
         module.install_kernels(precision)
-    if section.compile == "yes" or (section.compile == "auto" and on_gpu and not world.is_sharded):
+    if compiled:
         module.compile(dynamic=False if on_gpu else None)
     return module
 

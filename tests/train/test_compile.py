@@ -1,0 +1,66 @@
+"""Whether a run is compiled is decided once, from its budget."""
+
+import pytest
+import torch
+from fault_runs import go_on, tiny, train
+
+from qkv.models import build
+from qkv.models.tables.presets import find_preset
+from qkv.train import compile as compiling
+from qkv.train import setup
+from qkv.train.compile import should_compile
+from qkv.train.parallel.world import World
+from qkv.train.recipe.schema import TrainSection
+
+
+class OneGpu:
+    """A world with a GPU, as far as the decision looks at it."""
+
+    device = torch.device("cuda")
+    is_sharded = False
+
+
+@pytest.fixture
+def fast_gpu(monkeypatch):
+    monkeypatch.setattr(compiling, "measure_flops", lambda device: 7e14)
+
+
+@pytest.mark.parametrize(
+    ("budget", "expected"),
+    [({"steps": 1000}, False), ({"steps": 1_000_000}, True), ({"minutes": 1.0}, False), ({"minutes": 60.0}, True)],
+)
+def test_long_runs_are_compiled(budget, expected, fast_gpu):
+    network = build(find_preset("gpt2"), device="meta")
+    section = TrainSection(**{"steps": 0, **budget})
+    compiled, note = should_compile(section, OneGpu(), network, data=None)
+    assert compiled == expected
+    assert ("are compiled" if expected else "are not compiled") in note
+
+
+@pytest.mark.parametrize("choice", ["yes", "no"])
+def test_the_recipe_can_decide(choice, fast_gpu):
+    network = build(find_preset("gpt2"), device="meta")
+    assert should_compile(TrainSection(steps=1, compile=choice), OneGpu(), network, None) == (choice == "yes", "")
+
+
+def test_a_cpu_does_not_compile():
+    network = build(find_preset("gpt2"), device="meta")
+    world = World(device=torch.device("cpu"))
+    assert should_compile(TrainSection(steps=10**9), world, network, None) == (False, "")
+
+
+@pytest.mark.parametrize("decision", [True, False])
+def test_a_resumed_run_keeps_the_decision(decision, tmp_path, monkeypatch):
+    prepare_module, compiled = setup.prepare_module, []
+
+    def record(module, section, world, **options):
+        compiled.append(options["compiled"])
+        return prepare_module(module, section, world, compiled=False)
+
+    monkeypatch.setattr(setup, "prepare_module", record)
+    monkeypatch.setattr(setup, "should_compile", lambda *arguments: (decision, "a note about compiling"))
+    recipe = tiny(tmp_path, train={"steps": 2, "num_workers": 0})
+    train(recipe)
+    monkeypatch.setattr(setup, "should_compile", lambda *arguments: (not decision, ""))
+    go_on(recipe.run, "train.steps=4")
+    assert compiled == [decision, decision]
