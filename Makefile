@@ -19,16 +19,21 @@ $(VENV)/.dev: $(VENV)/.core
 	$(PIP) --editable '.[dev]'
 	@touch $@
 
+# The tests of web pages need a browser. Where it cannot be installed, they are skipped and say so.
+$(VENV)/.browser: $(VENV)/.dev
+	@command -v chromium >/dev/null || apt-get install -y --no-install-recommends chromium >/dev/null 2>&1 || true
+	@touch $@
+
 quickstart: $(VENV)/.core      ## train a small model from scratch in two minutes and use it
 	$(BIN)/qkv train dates
 	$(BIN)/qkv run runs/dates "Dienstag, 4. Mai 2021" "le 14 juillet 1989" "7 March 1994" "2 de octubre de 2030"
 	@echo 'To train on your own file, with one pair per line (source, tab, target):'
 	@echo '  $(BIN)/qkv init translate pairs.tsv && $(BIN)/qkv train translate.toml'
 
-test: $(VENV)/.dev             ## run all tests
+test: $(VENV)/.browser         ## run all tests
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n 2 --dist worksteal
 
-coverage: $(VENV)/.dev         ## run all tests and report line coverage
+coverage: $(VENV)/.browser     ## run all tests and report line coverage
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term-missing:skip-covered
 
 lint: $(VENV)/.dev             ## check the style

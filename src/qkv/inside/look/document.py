@@ -11,6 +11,7 @@ import torch
 
 from qkv.blocks import Embedding, SequenceLayout, Stack, make_layout
 from qkv.errors import UsageError
+from qkv.inside.attention import head_summaries
 from qkv.inside.look.attention import (
     DESCRIPTIONS,
     TITLES,
@@ -61,6 +62,7 @@ def make_document(
     attention = [
         describe_attention(kind, trace.values, layers[kind.name], heads[kind.name], opened[kind.name]) for kind in kinds
     ]
+    add_roles(attention, trace)
     stacks = [(kind.stack, embedding_of(network, kind.name)) for kind in kinds if kind.name != "cross"]
     document = start_document(config, trace.tokens, tokenizer, options)
     document["embeddings"] = [
@@ -87,6 +89,25 @@ def make_document(
         "their q, k and v in float32, from which this page computes the steps. Made by qkv look."
     )
     return document
+
+
+def add_roles(attention: Sequence[dict[str, Any]], trace: Trace) -> None:
+    """Add to each head's summary its mean weights on the previous, the first and the special tokens, and its role.
+
+    The role is the largest of them, if it is more than half of the weight.
+    """
+    found = {(one.site, one.head): one for one in head_summaries(trace)}
+    for part in attention:
+        activation = "cross_pattern" if part["name"] == "cross" else "pattern"
+        for layer, summaries in zip(part["layers"], part["summaries"], strict=True):
+            for head, summary in zip(part["heads"], summaries, strict=True):
+                one = found[f"{part['queries']}.{layer}.{activation}", head]
+                weights = {"previous token": one.previous_token, "first token": one.first_token}
+                weights |= {"special tokens": one.separator, "token after an earlier copy": one.induction}
+                roles = {name: round(weight, 4) for name, weight in weights.items() if weight is not None}
+                best = max(roles, key=lambda name: roles[name])
+                summary["roles"] = roles
+                summary["role"] = best if roles[best] > 0.5 else None
 
 
 def make_mask_document(

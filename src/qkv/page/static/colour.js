@@ -30,8 +30,8 @@ export function css([r, g, b]) {
   return `rgb(${r} ${g} ${b})`;
 }
 
-/** The text colour, dark or light, that is readable on a colour. */
+/** The text colour, black or white, that has more contrast with a colour; it is at least 4.5. */
 export function inkOn([r, g, b]) {
   const linear = [r, g, b].map((c) => (c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4));
-  return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] > 0.18 ? "#111418" : "#ffffff";
+  return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] > 0.179 ? "#000000" : "#ffffff";
 }

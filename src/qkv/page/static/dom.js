@@ -67,7 +67,7 @@ export function table(caption, headings, rows) {
 
 /** A box that scrolls sideways when its content is too wide. It takes the focus, so that arrow keys scroll it. */
 export function scrollBox(label, ...children) {
-  return html("div", {class: "scroll", tabindex: "0", role: "region", "aria-label": label}, children);
+  return html("div", {class: "scroll", tabindex: "0", role: "group", "aria-label": label}, children);
 }
 
 /** Content that is closed at first. It is made when it is opened, because a table of numbers can be long. */

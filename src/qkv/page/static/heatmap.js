@@ -1,6 +1,6 @@
 // Heat maps: a matrix of bytes as pixels, plain (a thumbnail) or with tokens along its sides.
 
-import {css, weightColours} from "./colour.js";
+import {css, inkOn, weightColours} from "./colour.js";
 import {shorten, svg, visibleToken} from "./dom.js";
 
 /**
@@ -43,7 +43,7 @@ export function labelledHeatmap({label, bytes, queries, keys, hidden, colours = 
     keys.map((token, j) => svg("text", {transform: `translate(${left + (j + 0.5) * size} ${top - 6}) rotate(-90)`, "font-size": font,
       "dominant-baseline": "central", class: "token"}, tokenLabel(token))),
   ];
-  if (text && size >= 22) parts.push(cellTexts(text, bytes, queries.length, keys.length, size, left, top, hidden));
+  if (text && size >= 22) parts.push(cellTexts(text, bytes, colours, queries.length, keys.length, size, left, top, hidden));
   if (selected >= 0) {
     parts.push(svg("rect", {x: left, y: top + selected * size, width: keys.length * size, height: size, class: "row-frame"}));
   }
@@ -60,13 +60,13 @@ export function labelledHeatmap({label, bytes, queries, keys, hidden, colours = 
   return picture;
 }
 
-function cellTexts(text, bytes, rows, columns, size, left, top, hidden) {
+function cellTexts(text, bytes, colours, rows, columns, size, left, top, hidden) {
   const texts = [];
   for (let i = 0; i < rows * columns; i++) {
     const words = text(Math.floor(i / columns), i % columns);
     if (!words || hidden?.(i)) continue;
     texts.push(svg("text", {x: left + ((i % columns) + 0.5) * size, y: top + (Math.floor(i / columns) + 0.5) * size,
-      "text-anchor": "middle", "dominant-baseline": "central", "font-size": Math.min(10, size / 2.6), class: bytes[i] > 140 ? "on-heat" : "on-cell"}, words));
+      "text-anchor": "middle", "dominant-baseline": "central", "font-size": Math.min(10, size / 2.6), style: {fill: inkOn(colours[bytes[i]])}}, words));
   }
   return texts;
 }

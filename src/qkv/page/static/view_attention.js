@@ -18,10 +18,11 @@ function grid(data, attention) {
     const canvas = html("canvas", {"aria-hidden": "true", class: "pixels", style: {aspectRatio: `${keys.length} / ${queries.length}`}});
     const summary = attention.summaries[y][x];
     const [i, j] = summary.strongest;
-    const label = `${attention.title}, layer ${layer}, head ${head}. Mean entropy ${number(summary.entropy, 2)} bits. ` +
+    const caption = `${layer}.${head}${summary.role ? ` · ${summary.role}` : ""}`;
+    const label = `${caption}. ${attention.title}, layer ${layer}, head ${head}. Mean entropy ${number(summary.entropy, 2)} bits. ` +
       `Strongest: ${visibleToken(queries[i])} to ${visibleToken(keys[j])}, ${number(summary.strongest_weight, 2)}.`;
     return html("button", {type: "button", class: "head", "aria-label": label, title: label, onclick: () => openHead(data, attention, y, x)},
-      canvas, html("span", {class: "caption", "aria-hidden": "true"}, `${layer}.${head}`));
+      canvas, html("span", {class: "caption", "aria-hidden": "true"}, caption));
   }));
   roving(buttons);
   buttons.forEach((row, y) => row.forEach(async (button, x) => {

@@ -47,7 +47,8 @@ async function headBody(data, attention, layerIndex, headIndex) {
   const exact = detail ? await exactHead(detail, queries.length, keys.length, reasons) : null;
   const weight = (i, j) => (exact ? exact(i).weights[j] : (bytes[i * keys.length + j] / 255) ** 2);
 
-  const map = html("div", {}), steps = html("div", {class: "steps"}), readout = html("p", {class: "readout", role: "status"});
+  const map = html("div", {}), vectors = html("div", {class: "strips"}), steps = html("div", {class: "steps"}), readout = html("p", {class: "readout", role: "status"});
+  let drawVectors;
   let selected = attention.summaries[layerIndex][headIndex].strongest[0], key = -1;
   const queryChoice = choice("Query", queries.map((text, i) => `${i}: ${visibleToken(text)}`), (i) => select(i, -1), selected);
   const draw = () => map.replaceChildren(labelledHeatmap({
@@ -63,19 +64,31 @@ async function headBody(data, attention, layerIndex, headIndex) {
     readout.textContent = `${visibleToken(queries[i])} → ${visibleToken(keys[shown])}: ` +
       (reason ? `masked (${REASONS[reason].name})` : `weight ${number(weight(i, shown), exact ? 4 : 3)}`);
     draw();
+    drawVectors = exact ? () => vectors.replaceChildren(...stripParts(exact(i), shown, visibleToken(keys[shown]), keys)) : () => {};
+    drawVectors();
     steps.replaceChildren(...(exact ? stepParts(exact(i), detail, keys, Array.from(keys, (_, n) => reasons[i * keys.length + n]), shown, visibleToken(queries[i]), (n) => select(i, n))
       : [html("p", {class: "note"}, `This page has the weights of this head, rounded to ${number(data.rounding.pattern, 4)}. ` +
         `For its exact numbers step by step, run qkv look with --layers ${layer} --heads ${head}.`)]));
   }
-  onTheme(map, draw);
   select(selected, key);
+  onTheme(map, () => {
+    draw();
+    drawVectors();
+  });
   return html("div", {class: "head-body"},
-    html("div", {}, queryChoice, readout, scrollBox("Attention weights", map),
+    html("div", {}, html("p", {class: "note"}, describeRoles(attention.summaries[layerIndex][headIndex])), queryChoice, readout, scrollBox("Attention weights", map),
       html("p", {class: "note"}, "Each row is a query; its weights over the keys sum to 1. Blank cells are masked. Click a cell to follow its numbers."),
+      vectors,
       disclosure("Weights as a table", () => scrollBox("Weights as a table", table("Attention weights: a row for each query, a column for each key",
         ["query", ...keys.map(visibleToken)],
         queries.map((text, i) => [visibleToken(text), ...keys.map((_, j) => (reasons[i * keys.length + j] ? "masked" : number(weight(i, j), 3)))]))))),
     steps);
+}
+
+/** What the head does on this text, in one sentence. */
+function describeRoles(summary) {
+  const roles = Object.entries(summary.roles ?? {}).map(([name, value]) => `${name} ${number(value, 2)}`);
+  return `Mean entropy ${number(summary.entropy, 2)} bits.${roles.length ? ` Mean weight on the ${roles.join(", ")}.` : ""}`;
 }
 
 /** A function that computes the steps of query i from the head's exact q, k and v. */
@@ -98,11 +111,12 @@ async function exactHead(detail, numQueries, numKeys, reasons) {
 function stepParts(steps, detail, keys, reasons, shown, query, pick) {
   const width = steps.q.length, name = visibleToken(keys[shown]);
   const hasBias = steps.bias !== null;
-  const headings = ["key", "q · k", `× ${number(detail.scale, 4)}`, ...(hasBias ? ["+ bias"] : []), "mask", "weight", "‖weight · v‖"];
+  const isMasked = reasons.some((reason) => reason !== 0);
+  const headings = ["key", "q · k", `× ${number(detail.scale, 4)}`, ...(hasBias ? ["+ bias"] : []), ...(isMasked ? ["+ mask"] : []), "softmax: weight", "‖weight · v‖"];
   const rows = keys.map((text, j) => [
     html("button", {type: "button", class: "link token", "aria-pressed": j === shown, onclick: () => pick(j)}, visibleToken(text)),
     number(steps.dots[j]), number(steps.scaled[j]), ...(hasBias ? [number(steps.bias[j])] : []),
-    reasons[j] ? `−∞ ${REASONS[reasons[j]].name}` : "0",
+    ...(isMasked ? [reasons[j] ? `−∞ ${REASONS[reasons[j]].name}` : "0"] : []),
     html("span", {class: "bar"}, html("i", {style: {width: `${(100 * steps.weights[j]).toFixed(1)}%`}}), html("b", {}, number(steps.weights[j], 4))),
     number(steps.weights[j] * norm(steps.values[j])),
   ]);
@@ -110,14 +124,10 @@ function stepParts(steps, detail, keys, reasons, shown, query, pick) {
     ? `${name} is masked (${REASONS[reasons[shown]].name}), so its score is −∞ and its weight is 0.`
     : `q · k = ${number(steps.dots[shown])}; scaled ${number(steps.scaled[shown])}${hasBias ? `; with the bias ${number(steps.scores[shown])}` : ""}; ` +
       `softmax: e^(${number(steps.scores[shown])} − ${number(Math.max(...steps.scores))}) / ${number(steps.total)} = ${number(steps.weights[shown], 4)}.`;
-  const strips = html("div", {class: "strips"});
-  onTheme(strips, () => strips.replaceChildren(...stripParts(steps, shown, name, keys)));
   return [
     html("h3", {}, `${query} step by step`),
     html("p", {class: "formula"}, formula),
     scrollBox("Numbers step by step", table(`The query ${query} with each key. The scale ${number(detail.scale, 4)} is ${detail.scale === 1 ? "1: this model does not scale" : `1/√${width}`}.`, headings, rows)),
-    html("h3", {}, "The vectors"),
-    strips,
   ];
 }
 
@@ -130,6 +140,7 @@ function stripParts(steps, shown, name, keys) {
   const mixed = order.map((j) => steps.values[j].map((value) => value * steps.weights[j]));
   const mixSize = size(steps.z, ...mixed), pairSize = size(steps.q, key);
   return [
+    html("h3", {}, "The vectors"),
     line("q", steps.q, pairSize), line(`k of ${name}`, key, pairSize), line("q × k, summed to q · k", product, size(product)),
     html("p", {class: "note"}, "The mix: the values of the keys, each times its weight, add up to z, the output of this head."),
     order.map((j, n) => line(`${number(steps.weights[j], 2)} × v of ${visibleToken(keys[j])}`, mixed[n], mixSize)),

@@ -11,7 +11,7 @@ export function lensView(data) {
   const holder = html("div", {class: "block"});
   Promise.all([lens.top_ids, lens.top_probs, lens.target_probs, lens.target_ranks].map((one) => (one ? unpack(one) : null))).then(([ids, probs, targetProbs, ranks]) => {
     const [layers, positions, count] = ids.shape;
-    const readout = html("div", {class: "readout tall", role: "status"}, "Choose a cell to see its five best tokens.");
+    const readout = html("div", {class: "readout tall", role: "status"}, "Choose a cell to see its best tokens.");
     const word = (id) => visibleToken(lens.vocabulary[id] ?? `#${id}`);
     const target = (t) => (lens.target_ids ? lens.target_ids[t] : -1);
     const cells = [];
@@ -41,11 +41,11 @@ export function lensView(data) {
       }
     });
     holder.append(readout, scrollBox("Logit lens", html("table", {class: "lens"},
-      html("caption", {}, "Best token after each layer at each position; a darker cell is a higher probability"),
+      html("caption", {}, "Best token after each layer"),
       html("thead", {}, html("tr", {}, html("th", {scope: "col"}, "input"), tokens.map((text) => html("th", {scope: "col", class: "token"}, visibleToken(text))))),
       html("tbody", {}, rows.map((row, l) => html("tr", {}, html("th", {scope: "row"}, lens.layers[l]), row.map((button) => html("td", {}, button))))),
       lens.target_ids ? html("tfoot", {}, html("tr", {}, html("th", {scope: "row"}, lens.target_name), tokens.map((_, t) => html("td", {class: "token"}, target(t) >= 0 ? word(target(t)) : "")))) : null)),
-    html("p", {class: "note"}, lens.target_ids ? `A frame marks the cells whose best token is the ${lens.target_name}.` : ""));
+    html("p", {class: "note"}, lens.target_ids ? `The colour is the probability of the best token. A frame marks the cells whose best token is the ${lens.target_name}.` : ""));
   });
   return holder;
 }

@@ -12,8 +12,8 @@ export function searchView(data) {
     html("p", {}, `Beam search with ${search.beam} beams ran for ${search.steps.length} steps. It stopped because ${search.stop_reason}`),
     html("div", {class: "controls"}, html("span", {class: "note"}, "Solid: kept. Dashed: pruned. A box with a double border: finished. Bold line: the best hypothesis."), saveButton(() => picture, "beam-search")),
     scrollBox("Beam search tree", picture),
-    table("Finished hypotheses, best first", ["text", "log-probability", "tokens", "normalized score"],
-      search.hypotheses.map((one) => [one.text === "" ? "∅" : one.text, number(one.logprob, 4), `${one.length}`, number(one.score, 4)])),
+    scrollBox("Finished hypotheses", table("Finished hypotheses, best first", ["text", "log-probability", "tokens", "normalized score"],
+      search.hypotheses.map((one) => [visibleToken(one.text), number(one.logprob, 4), `${one.length}`, number(one.score, 4)]))),
     disclosure("Every step as a table", () => scrollBox("Every step as a table", table("Candidates, best first", ["step", "continues", "token", "log-probability", "fate"],
       search.steps.flatMap((step, s) => step.map((one) => [`${s + 1}`, one.parent === null ? "start" : prefix(search, s, one), visibleToken(one.text), number(one.score, 4), fate(one)]))))));
 }
