@@ -14,7 +14,7 @@ from qkv import decode, store
 from qkv.blocks import HeadConfig, Tap
 from qkv.decode import GenerationOptions, GenerationResult, TokenLogprob
 from qkv.errors import QkvError, UsageError, suggest_name
-from qkv.inside import DEFAULT_SITES, Edit, EditTap, Trace, check_edits
+from qkv.inside import DEFAULT_SITES, MAX_TRACE_BYTES, Edit, EditTap, Trace, check_edits
 from qkv.inside.look.document import LookOptions
 from qkv.inside.look.page import Look
 from qkv.models import Config, Encoder, Network, Seq2Seq, build
@@ -220,17 +220,19 @@ class Model:
         *,
         sites: str | Iterable[str] = DEFAULT_SITES,
         heads: Iterable[int] | None = None,
-        **options: Any,
+        edits: Edit | Iterable[Edit] = (),
+        max_bytes: int = MAX_TRACE_BYTES,
     ) -> Trace:
         """Run the model on one text, and record activations inside it.
 
         `m.trace("…")["decoder.0.pattern"]` is the attention pattern of layer 0, (heads, queries, keys). `sites` are
         glob patterns of the names in `qkv.blocks.tap`; "logits" is the output of the head. `heads` limits the heads of
         scores and patterns. For an encoder-decoder, `target` is the text that the decoder reads; by default, it is the
-        model's own greedy output. `options` are those of `qkv.inside.trace`.
+        model's own greedy output. `edits` change activations (see `qkv.inside.edits`). A trace larger than `max_bytes`
+        is an error.
         """
-        named = {"sites": sites, "heads": heads}
-        return trace_text(self.network, self.tokenizer, self.config, text, target, **named, **options)
+        options = {"sites": sites, "heads": heads, "edits": edits, "max_bytes": max_bytes}
+        return trace_text(self.network, self.tokenizer, self.config, text, target, **options)
 
     def look(
         self,
@@ -332,7 +334,7 @@ class Model:
         stop: str | Sequence[str] | None = None,
         draft: "Model | decode.Draft | str | Path | None" = None,
         on_text: decode.OnText | None = None,
-        edits: Iterable[Edit] = (),
+        edits: Edit | Iterable[Edit] = (),
         **options: Any,
     ) -> GenerationResult | list[GenerationResult]:
         """Generate text. A decoder continues prompts; an encoder-decoder produces a target for each source.
@@ -357,9 +359,8 @@ class Model:
             raise UsageError(f"on_text must be callable as on_text(index, text), got {on_text!r}")
         ids = [self._encode_prompt(prompt) for prompt in listed]
         tap = None
-        if edits := list(edits):
-            check_edits(self.config, edits)
-            tap = EditTap(edits)
+        if checked_edits := check_edits(self.config, edits):
+            tap = EditTap(checked_edits)
             generation = replace(generation, tap=tap)
         results = decode.generate(self.network, ids, generation, self.tokenizer, on_text, draft=self._load_draft(draft))
         for problem in tap.unapplied() if tap is not None else ():

@@ -7,6 +7,7 @@ import torch
 from small_networks import FAMILIES, IDS, make_example, make_network
 from torch import Tensor
 
+from qkv.decode import quantize
 from qkv.errors import UsageError
 from qkv.inside import (
     Trace,
@@ -160,6 +161,7 @@ def test_rollout_by_hand() -> None:
 
 def test_wrong_calls_are_refused() -> None:
     network = make_network("decoder")
+    small = quantize(make_network("decoder", dtype=torch.float32))
     nothing = record(network, "*.z")
     for call, message in (
         (lambda: attention_pattern(network, nothing, "decoder.0.pattern"), "record one of them"),
@@ -169,6 +171,7 @@ def test_wrong_calls_are_refused() -> None:
         (lambda: attention_pattern(network, nothing, "decoder.0.pattern", [4]), "no head 4"),
         (lambda: value_weighted_pattern(network, record(network, "*pattern"), "decoder.0.pattern"), "decoder.0.v"),
         (lambda: head_summaries(nothing), "no patterns"),
+        (lambda: value_weighted_pattern(small, record(small), "decoder.0.pattern"), "quantized"),
         (lambda: rollout(network, record(network, "*.0.pattern")), "decoder.1.pattern"),
     ):
         with pytest.raises(UsageError, match=message):

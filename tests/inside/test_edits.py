@@ -288,6 +288,7 @@ def test_generate_takes_edits(caplog: pytest.LogCaptureFixture) -> None:
     edits = [zero_ablate("decoder.1.mlp_out")]
     expected = greedy_without_cache(network, IDS, edits, 8)
     assert model.generate(IDS, max_tokens=8, edits=edits).ids == expected  # type: ignore[call-overload]
+    assert model.generate(IDS, max_tokens=8, edits=edits[0]).ids == expected  # type: ignore[call-overload]
     assert model.generate(IDS, max_tokens=8).ids != expected  # type: ignore[call-overload]
     with caplog.at_level(logging.WARNING, logger="qkv"):
         model.generate(IDS, max_tokens=2, edits=[zero_ablate("decoder.1.mlp_out", positions=[60])])

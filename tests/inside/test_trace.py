@@ -12,7 +12,7 @@ from torch import Tensor
 from qkv.api import Model, new
 from qkv.blocks import HeadConfig, Tap
 from qkv.errors import QkvError, UsageError
-from qkv.inside import Trace, list_sites, read_traces, trace, trace_many, write_traces
+from qkv.inside import Trace, list_sites, read_traces, trace, trace_many, write_traces, zero_ablate
 from qkv.inside.forward import make_inputs, run
 from qkv.models import Network
 from qkv.text import Tokenizer
@@ -111,6 +111,20 @@ def test_recording_does_not_change_the_network_or_its_mode() -> None:
     assert not network.decoder.blocks[0].training  # type: ignore[union-attr, union-attr]
 
 
+def test_recording_leaves_the_fast_kernels_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only an edit of scores or patterns runs the eager reference, and only in its own layer."""
+    from qkv.blocks import attention
+
+    layers = []
+    monkeypatch.setattr(attention, "weighted_values", lambda pattern, v, dtype: layers.append(1) or v[:, :1] * 0)
+    network = make_network("decoder", heads=1)
+    trace(network, IDS, sites="*")
+    trace(network, IDS, sites="*", edits=[zero_ablate("*.z")])
+    assert not layers
+    trace(network, IDS, sites="*", edits=[zero_ablate("decoder.1.pattern")])
+    assert len(layers) == 1
+
+
 @pytest.mark.parametrize(
     ("sites", "hint"),
     [
@@ -134,6 +148,7 @@ def test_wrong_calls_are_refused() -> None:
         (lambda: found.layers("q"), "no 'q' of the decoder"),
         (lambda: trace(network, []), "no token"),
         (lambda: trace(network, [99]), "token id 99 is outside"),
+        (lambda: trace(network, IDS, sites=[]), "at least one"),
         (lambda: trace(network, IDS, heads=[4]), "no head 4"),
         (lambda: trace(network, IDS, token_type_ids=[0] * len(IDS)), "no token types"),
         (lambda: trace(make_network("seq2seq"), IDS), "is a pair"),

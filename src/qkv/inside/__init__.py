@@ -32,7 +32,7 @@ from qkv.inside.edits import (
     zero_ablate,
 )
 from qkv.inside.lens import LensReading, lens_logits, logit_lens
-from qkv.inside.record import DEFAULT_SITES, trace, trace_many
+from qkv.inside.record import DEFAULT_SITES, MAX_TRACE_BYTES, trace, trace_many
 from qkv.inside.sites import list_sites
 from qkv.inside.sweep import Sweep, attribution_patching, logit_difference, sweep, token_logprob
 from qkv.inside.tokens import TokenList
@@ -43,6 +43,7 @@ from qkv.inside.tuned_lens import LensError, TunedLens, lens_sites, measure_lens
 __all__ = [
     "ATTRIBUTION_SITES",
     "DEFAULT_SITES",
+    "MAX_TRACE_BYTES",
     "Attribution",
     "Component",
     "Edit",

@@ -161,6 +161,8 @@ def find_attention(network: Network, site: str) -> tuple[Stack, Attention]:
 def output_matrices(attention: Attention) -> Tensor:
     """Return the output matrix of each head, (H, D, C): the output of a head is z Wₒ."""
     weight = attention.out.weight.detach().cpu()  # (C, H·D)
+    if weight.numel() == 0:
+        raise UsageError("this network was quantized for decoding and has no full weights; use the original model")
     return weight.T.reshape(attention.heads, attention.head_dim, -1)
 
 

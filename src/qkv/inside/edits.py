@@ -293,14 +293,16 @@ class EditTap(Tap):
         return SiteContext(name, layout.positions, lengths, self._has_padding)
 
 
-def check_edits(config: Config, edits: Iterable[Edit]) -> None:
-    """Raise an error if the site of an edit matches no site of the model."""
-    for edit in edits:
+def check_edits(config: Config, edits: Edit | Iterable[Edit]) -> list[Edit]:
+    """Return the edits as a list, and raise an error if the site of one of them matches no site of the model."""
+    listed = [edits] if isinstance(edits, Edit) else list(edits)
+    for edit in listed:
         if not isinstance(edit, Edit):
             raise UsageError(f"edits: {str(edit)[:80]} is not an edit; make edits with qkv.inside.zero_ablate, …")
         if edit.site == LOGITS:
             raise UsageError("edits: the logits are not in a stack; edit the site 'final', or use logits_processors")
         check_sites(config, edit.site)
+    return listed
 
 
 def _identity(value: Tensor) -> Tensor:

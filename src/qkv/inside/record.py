@@ -35,7 +35,7 @@ def trace(
     heads: Iterable[int] | None = None,
     tokenizer: Tokenizer | None = None,
     token_type_ids: Sequence[int] | None = None,
-    edits: Iterable[Edit] = (),
+    edits: Edit | Iterable[Edit] = (),
     max_bytes: int = MAX_TRACE_BYTES,
 ) -> Trace:
     """Run the network on one text and record its activations.
@@ -85,11 +85,10 @@ class RecordingTap(EditTap):
         sites: str | Iterable[str],
         heads: Iterable[int] | None,
         max_bytes: int,
-        edits: Iterable[Edit] = (),
+        edits: Edit | Iterable[Edit] = (),
     ) -> None:
-        patterns, edits = check_sites(config, sites), tuple(edits)
-        check_edits(config, edits)
-        super().__init__(edits, [pattern for pattern in patterns if pattern != LOGITS], heads)
+        patterns = check_sites(config, sites)
+        super().__init__(check_edits(config, edits), [pattern for pattern in patterns if pattern != LOGITS], heads)
         self.records_logits = any(fnmatchcase(LOGITS, pattern) for pattern in patterns)
         self.num_bytes, self.max_bytes = 0, max_bytes
         _check_heads(config, self.heads)

@@ -33,6 +33,8 @@ def check_sites(config: Config, patterns: str | Iterable[str]) -> list[str]:
     """Return the patterns as a list, and raise an error if one of them matches no site of the model."""
     listed = [patterns] if isinstance(patterns, str) else list(patterns)
     known = list_sites(config)
+    if not listed:
+        raise UsageError('sites: there are none; give at least one, such as "*.pattern"')
     for pattern in listed:
         if not any(fnmatchcase(name, pattern) for name in known):
             examples = ", ".join(dict.fromkeys(name.rsplit(".", 1)[-1] for name in known))
