@@ -117,9 +117,10 @@ class Engine:
         self._changed: list[Request] = []  # the requests whose `on_change` is called at the end of the step
         self._eos_token_ids = network.config.eos_token_ids
         self._arrivals: deque[Request] = deque()  # new requests; the next step moves them to the scheduler's queue
+        self._cancelled: list[Request] = []  # requests to cancel; the next step removes them
         self._batch: EngineBatch | None = None  # the batch of the last forward pass
         self._num_submitted = 0
-        self._submit_lock = threading.Lock()  # protects _num_submitted and _arrivals
+        self._submit_lock = threading.Lock()  # protects _num_submitted, _arrivals and _cancelled
         self._step_lock = threading.RLock()  # ensures that one step runs at a time
         self._has_work = threading.Event()
 
@@ -183,7 +184,8 @@ class Engine:
 
     def cancel(self, request: Request) -> None:
         """Cancel a request. The next step frees its pages. A finished request does not change."""
-        request.cancel_requested = True
+        with self._submit_lock:
+            self._cancelled.append(request)
         self._has_work.set()
 
     # ── Driving ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -249,9 +251,10 @@ class Engine:
         with self._submit_lock:
             self._scheduler.waiting += self._arrivals
             self._arrivals.clear()
-        for request in [*self._scheduler.running, *self._scheduler.waiting]:
-            if request.cancel_requested:
-                self._finish(request, "cancelled")
+            cancelled = [request for request in self._cancelled if not request.is_finished]
+            self._cancelled.clear()
+        for request in cancelled:
+            self._finish(request, "cancelled")
 
     def _encode_sources(self, joined: list[Request]) -> None:
         """Encode the sources of the requests that joined. A request that was preempted keeps its encoded source."""
@@ -366,21 +369,23 @@ class Engine:
 
     def _filter(self, requests: list[Request], raw: Tensor) -> Tensor:
         """Apply the filters of each request to its logits. A filter that raises an error ends only its request."""
-        if not any(request.filters for request in requests):
-            return raw
-        out = raw.clone()
+        groups: dict[object, list[int]] = {}  # the rows of requests with the same filters
         for row, request in enumerate(requests):
-            if not request.filters:
-                continue
-            logits = raw[row : row + 1]
-            tokens = torch.tensor([] if request.has_stateless_filters else [request.tokens], device=raw.device)
+            if request.filters:
+                o = request.options
+                settings = (o.temperature, o.top_k, o.top_p, o.min_p, tuple(o.suppress_tokens))
+                groups.setdefault(settings if request.has_stateless_filters else row, []).append(row)
+        out = raw.clone() if groups else raw
+        for rows in groups.values():
+            request, index = requests[rows[0]], to_device(torch.tensor(rows), raw.device)
+            logits, tokens = raw[index], to_device(torch.tensor([request.tokens]), raw.device)
             try:
                 for apply in request.filters:
                     logits = apply(logits, tokens)
             except Exception as error:
                 self._finish(request, "failed", error=error)
             else:
-                out[row] = logits[0]
+                out[index] = logits
         return out
 
     def _start_copy(self, requests: list[Request | None], step_output: Tensor) -> PendingTokens:

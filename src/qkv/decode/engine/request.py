@@ -39,7 +39,6 @@ class Request:
     state: RequestState = "waiting"
     result: GenerationResult | None = None  # set when the request is done
     error: Exception | None = None  # set when the request has failed
-    cancel_requested: bool = False
     pending_text: deque[str] = field(default_factory=deque)  # chunks that `Engine.stream` has not yielded yet
     page_table: list[int] = field(default_factory=list)  # the numbers of the request's pages, in order
     shared_pages: list[PrefixNode] = field(default_factory=list)  # the first pages: full, cached, and usable by others
