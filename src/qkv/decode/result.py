@@ -6,7 +6,7 @@ from typing import Literal
 FinishReason = Literal["end", "length", "stop"]
 
 
-@dataclass
+@dataclass(slots=True)
 class TokenLogprob:
     """A generated token and its log-probability. `alternatives` has the most probable tokens of the step, by id."""
 
