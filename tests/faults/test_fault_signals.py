@@ -253,3 +253,53 @@ def test_outside_the_main_thread_nothing_is_asked_and_nothing_breaks():
     thread.start()
     thread.join()
     assert found == [None]
+
+
+def test_in_work_that_can_be_abandoned_a_signal_raises_and_what_follows_is_saved():
+    process = start("""
+        with StopSignals() as stop:
+            try:
+                with stop.use_mode("raise"):
+                    ready()
+                    time.sleep(60)
+            except signals.StopRequested as error:
+                print("saved after", error.number)
+    """)
+    process.send_signal(signal.SIGTERM)
+    assert ended(process) == (0, "saved after 15\n")
+
+
+def test_a_signal_that_came_before_raises_when_such_work_begins():
+    with StopSignals() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(signals.StopRequested), stop.use_mode("raise"):
+            pytest.fail("the block is not entered")
+        assert stop.mode == "finish"
+
+
+def test_where_nothing_is_lost_a_process_that_is_stuck_ends_with_the_first_signal():
+    process = start("""
+        signals.ABORT_SECONDS = 0.3
+        with StopSignals(mode="abort") as stop:
+            ready()
+            try:
+                stuck()
+            except signals.StopRequested as error:  # if it came before the process was stuck
+                sys.exit(128 + error.number)
+    """)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGTERM)
+    assert ended(process) == (143, "")
+
+
+@pytest.mark.parametrize("mode", ["finish", "raise", "abort"])
+def test_a_stop_is_announced_even_while_the_process_is_stuck(mode):
+    process = start(f"""
+        signals.ABORT_SECONDS = 0.3
+        with StopSignals(mode="{mode}") as stop:
+            ready()
+            hashlib.pbkdf2_hmac("sha256", b"", b"", 10**6)
+    """)
+    process.send_signal(signal.SIGTERM)
+    _, error = process.communicate(timeout=30)
+    assert f"SIGTERM: {signals.ANNOUNCEMENTS[mode]}" in error

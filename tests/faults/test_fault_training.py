@@ -19,6 +19,7 @@ import torch.distributed as dist
 from fault_runs import changed, difference, files_of, go_on, log_of, newest, tiny, train, written
 
 from qkv.errors import QkvError
+from qkv.tasks.train import ValidationMetrics
 from qkv.train.loop import StoppedBySignal
 from qkv.train.recipe.schema import Recipe
 from qkv.train.run.folder import RunFolder
@@ -131,7 +132,7 @@ def test_being_asked_to_stop_changes_nothing_of_what_is_averaged(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("step", [4, 5, 10], ids=["when an evaluation is due", "any step", "the last step"])
+@pytest.mark.parametrize("step", [4, 6, 10], ids=["when an evaluation is due", "any step", "the last step"])
 def test_a_signal_ends_a_run_after_a_checkpoint_and_it_goes_on_exactly(
     undisturbed: Recipe, number: int, code: int, step: int
 ) -> None:
@@ -146,6 +147,50 @@ def test_a_signal_ends_a_run_after_a_checkpoint_and_it_goes_on_exactly(
     assert difference(newest(undisturbed.run), newest(recipe.run)) == ""
     assert log_of(recipe.run) == log_of(undisturbed.run), "the evaluation that was put off is made up for"
     assert files_of(recipe.run) == files_of(undisturbed.run)
+
+
+@pytest.mark.parametrize(("evaluation", "step"), [(2, 8), (3, 10)], ids=["in the middle", "the last one"])
+def test_a_signal_ends_an_evaluation_and_the_run_goes_on_exactly(
+    undisturbed: Recipe, monkeypatch: pytest.MonkeyPatch, evaluation: int, step: int
+) -> None:
+    usual, calls = ValidationMetrics.__call__, iter(range(1, 100))
+
+    def slow(self: ValidationMetrics, *arguments: Any) -> Any:
+        if next(calls) == evaluation:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        return usual(self, *arguments)
+
+    monkeypatch.setattr(ValidationMetrics, "__call__", slow)
+    recipe, begin = changed(undisturbed, f"evaluating{step}"), time.monotonic()
+    with pytest.raises(StoppedBySignal, match=f"stopped at step {step} with a checkpoint"):
+        train(recipe)
+    assert time.monotonic() - begin < 50, "the evaluation was not finished"
+    state = newest(recipe.run).state["progress"]
+    assert (state["step"], state["pending_eval"]) == (step, step < 10)
+    go_on(recipe.run)
+    assert difference(newest(undisturbed.run), newest(recipe.run)) == ""
+    assert log_of(recipe.run) == log_of(undisturbed.run)
+    assert files_of(recipe.run) == files_of(undisturbed.run)
+
+
+@pytest.mark.parametrize("where", ["qkv.tasks.train.prepare", "qkv.train.loop.take_step"])
+def test_before_there_is_anything_to_save_a_signal_ends_a_run_at_once(
+    undisturbed: Recipe, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def slow(*arguments: Any, **options: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+
+    recipe = changed(undisturbed, f"early-{where}")
+    monkeypatch.setattr(where, slow)
+    with pytest.raises(
+        StoppedBySignal, match=rf"stopped; nothing is lost\. Start or resume with: qkv train {recipe.run}"
+    ):
+        train(recipe)
+    monkeypatch.undo()
+    train(recipe)
+    assert difference(newest(undisturbed.run), newest(recipe.run)) == ""
 
 
 def test_the_command_line_ends_as_shells_expect_and_says_how_to_go_on(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import io
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
+from qkv.render import training_display
 from qkv.render.formatting import BLOCKS, DownsampledCurve, format_duration, format_number, sparkline
 from qkv.render.training_display import LiveDisplay, LogDisplay, make_watcher
 from qkv.train.watch import EvalReport, RunEnd, RunStart, Sample, StepReport
@@ -309,3 +311,18 @@ def test_a_formatted_duration_can_be_parsed(seconds):
     parts = [int(part) for part in rest.split(":")]
     total = sum(part * 60**power for power, part in enumerate(reversed(parts)))
     assert total + 86_400 * int(days.split()[0] if days else 0) == seconds
+
+
+# An evaluation in progress
+
+
+def test_a_long_evaluation_shows_its_progress(monkeypatch):
+    shown = display()
+    shown.on_eval_progress(540, 0.4)
+    assert " validation   evaluating   40 %" in picture(shown)
+    shown.on_evaluate(replace(EVAL, step=540))
+    assert not any("evaluating" in line for line in picture(shown))
+    clock = iter([0.0, 9.0, 11.0, 12.0, 30.0])
+    monkeypatch.setattr(training_display, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    calls = [("on_eval_progress", 540, fraction) for fraction in (0.1, 0.2, 0.3, 0.4)]
+    assert log(*calls, ("on_evaluate", EVAL), ("on_eval_progress", 600, 0.1))[:1] == ["step 540  evaluating: 30 %"]

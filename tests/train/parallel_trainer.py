@@ -69,10 +69,10 @@ class Notes:
         return taken
 
 
-def interrupted(self: training.ValidationMetrics, network: Any) -> Any:
+def interrupted(self: training.ValidationMetrics, *arguments: Any) -> Any:
     os.kill(os.getppid(), signal.SIGTERM)  # the launcher, which passes it on
     time.sleep(LONGER)
-    return judge(self, network)
+    return judge(self, *arguments)
 
 
 def do(job: dict[str, Any], world: World, folder: Path) -> int:
@@ -82,7 +82,8 @@ def do(job: dict[str, Any], world: World, folder: Path) -> int:
     found: dict[str, Any] = {}
     code = 0
     try:
-        found["end"] = asdict(train_on_rank(world, recipe, None, None).run_end)
+        with signals.StopSignals(multi_process=True) as stop:
+            found["end"] = asdict(train_on_rank(world, recipe, None, None, stop).run_end)
     except StoppedBySignal as stopped:
         code = stopped.exit_code
     found |= {"held": notes.held, "made": notes.made, "code": code}

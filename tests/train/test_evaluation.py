@@ -1,6 +1,9 @@
 """Evaluation during a run: the loss over all validation data, the task's metrics, and the best weights."""
 
-from dataclasses import dataclass, field
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,12 +14,13 @@ from synthetic_data import OBJECTIVES
 from qkv.data.load.loader import Loader
 from qkv.data.stream.sequences import SequenceStream
 from qkv.models import Network
-from qkv.train.evaluation import Evaluator, eval_mode
+from qkv.train import evaluation
+from qkv.train.evaluation import Evaluator, ValidationLoss, eval_mode
 from qkv.train.loss.training_module import TrainingModule, count_labels, to_device
 from qkv.train.optim.averages import Ema
 from qkv.train.optim.optimizers import make_optimizer
 from qkv.train.parallel.world import World
-from qkv.train.progress import Progress
+from qkv.train.progress import EvalPlan, Progress
 from qkv.train.recipe.schema import ObjectiveSection, TrainSection
 from qkv.train.step import Stepper
 
@@ -28,6 +32,17 @@ class Judged:
     metrics: dict[str, float]
     main_metric: str
     samples: list[Any] = field(default_factory=list)
+
+
+@dataclass
+class Task:
+    """Metrics that a function computes."""
+
+    judge: Callable[[Network], Judged]
+    num_examples: int = 1
+
+    def __call__(self, network: Network, num_examples: int, progress: Any) -> Judged:
+        return self.judge(network)
 
 
 def parts(name: str, smoothing: float = 0.0) -> tuple[Network, TrainingModule, Stepper, SequenceStream]:
@@ -55,7 +70,7 @@ def test_the_loss_is_the_mean_over_all_labels_of_an_epoch(name: str) -> None:
 
 def test_evaluating_leaves_training_as_it_was() -> None:
     net, learner, stepper, rows = parts("pairs")
-    evaluate = Evaluator(learner, net, stepper, rows, lambda seen: Judged({"training": float(seen.training)}, ""))
+    evaluate = Evaluator(learner, net, stepper, rows, Task(lambda seen: Judged({"training": float(seen.training)}, "")))
     report = evaluate(Progress())
     assert report.metrics["training"] == 0.0
     assert net.training
@@ -79,7 +94,7 @@ def test_averaged_weights_are_judged_where_there_are_some_and_the_own_come_back(
         seen.append({name: p.detach().clone() for name, p in judged.named_parameters()})
         return Judged({"exact": 0.5}, "exact")
 
-    Evaluator(learner, net, stepper, rows, judge)(Progress(), ema)
+    Evaluator(learner, net, stepper, rows, Task(judge))(Progress(), ema)
     assert all(torch.equal(seen[0][name], average) for name, average in averages.items())
     assert all(torch.equal(p, own[name]) for name, p in net.named_parameters())
 
@@ -88,7 +103,7 @@ def judged_by(values: list[dict[str, float]], metric: str = "", main: str = "exa
     """Return which of several evaluations were the best so far, and the progress after them."""
     net, learner, stepper, _ = parts("pairs")
     turn = iter(values)
-    evaluate = Evaluator(learner, net, stepper, None, lambda seen: Judged(dict(next(turn)), main), metric)
+    evaluate = Evaluator(learner, net, stepper, None, Task(lambda seen: Judged(dict(next(turn)), main)), metric)
     progress = Progress()
     bests = []
     for step in range(1, len(values) + 1):
@@ -115,7 +130,7 @@ def test_what_was_best_by_another_metric_is_forgotten() -> None:
     progress = Progress(step=1)
     for metric, exact, best in (("loss", 0.1, True), ("exact", 0.1, True), ("exact", 0.05, False)):
         judge = lambda seen, exact=exact: Judged({"exact": exact, "loss": 5.0}, "exact")  # noqa: E731
-        assert Evaluator(learner, net, stepper, None, judge, metric)(progress).is_best is best
+        assert Evaluator(learner, net, stepper, None, Task(judge), metric)(progress).is_best is best
     assert (progress.metric, progress.best_value) == ("exact", 0.1)
 
 
@@ -139,7 +154,7 @@ def test_what_is_not_a_number_is_never_the_best() -> None:
 
 def test_the_loss_over_all_rows_goes_before_the_judges() -> None:
     net, learner, stepper, rows = parts("pairs")
-    report = Evaluator(learner, net, stepper, rows, lambda seen: Judged({"loss": -1.0, "exact": 0.5}, "exact"))(
+    report = Evaluator(learner, net, stepper, rows, Task(lambda seen: Judged({"loss": -1.0, "exact": 0.5}, "exact")))(
         Progress()
     )
     assert report.metrics["loss"] > 0
@@ -150,3 +165,97 @@ def test_without_anything_to_evaluate_on_nothing_is_found() -> None:
     report = Evaluator(learner, net, stepper, None, None)(Progress())
     assert (report.metrics, report.is_best) == ({}, False)
     assert not report.samples
+
+
+# --------------------------------------------------------------------------------------------- a limit of time
+
+
+class Clock:
+    """A clock that only moves when something is evaluated: a second for each piece, a tenth for each example."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.pieces, self.examples = 0.0, 0, []
+        monkeypatch.setattr(evaluation, "time", SimpleNamespace(monotonic=lambda: self.now))
+        usual = ValidationLoss._sums
+
+        def sums(loss: ValidationLoss, piece: Any) -> torch.Tensor:
+            self.now += 1.0
+            self.pieces += 1
+            return usual(loss, piece)
+
+        monkeypatch.setattr(ValidationLoss, "_sums", sums)
+
+
+@dataclass
+class TimedMetrics:
+    """Metrics of 500 examples that take their time."""
+
+    clock: Clock
+    num_examples: int = 500
+
+    def __call__(self, network: Network, num_examples: int, progress: Any) -> Judged:
+        self.clock.now += 0.1 * (num_examples or 500)
+        self.clock.examples.append(num_examples)
+        return Judged({"exact": 0.5}, "exact")
+
+
+def limited(clock: Clock | None, **keys: Any) -> Evaluator:
+    net, learner, stepper, rows = parts("next token")
+    stepper.section = replace(stepper.section, **{"minutes": 1.0, **keys})
+    return Evaluator(learner, net, stepper, rows, None if clock is None else TimedMetrics(clock))
+
+
+def test_evaluations_take_a_tenth_of_the_time_and_use_one_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, evaluate, progress = Clock(monkeypatch), limited(None), Progress(seconds=60.0)
+    first = evaluate(progress)
+    assert progress.eval_plan == EvalPlan(loss_pieces=6)
+    assert clock.pieces == 6, "what was timed is not computed again"
+    total = len(list(Loader(evaluate.valid_data, epochs=1)))
+    assert total > 6
+    assert f"about {6 / ValidationLoss(evaluate, evaluate.valid_data, 0).num_pieces():.1%}" in first.notes[0]
+    progress = Progress.from_dict(json.loads(json.dumps(asdict(progress))))  # a resumed run
+    progress.seconds = 600.0
+    again = evaluate(progress)
+    assert (again.metrics, again.notes, clock.pieces) == (first.metrics, (), 12)
+    assert limited(None)(Progress(seconds=1e4)).metrics != first.metrics, "with more time, all data"
+
+
+def test_where_all_data_fits_the_loss_is_that_of_all_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And with a budget that has no clock, ten seconds always fit."""
+    every = limited(None, max_eval_fraction=1.0)(Progress(seconds=1.0)).metrics
+    clock = Clock(monkeypatch)
+    for progress, keys in ((Progress(seconds=1e4), {}), (Progress(seconds=1.0), {"minutes": 0.0})):
+        if not keys:
+            report = limited(None)(progress)
+        else:
+            monkeypatch.setattr(evaluation, "MIN_SECONDS_WITHOUT_CLOCK", 1e4)
+            report = limited(None, **keys)(progress)
+        assert (report.metrics, report.notes) == (every, ())
+        assert progress.eval_plan == EvalPlan()
+    assert clock.pieces > 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "sample", "every"),
+    [(3000.0, 0, 1), (600.0, 128, 1), (150.0, 32, 1), (10.0, 32, 6)],
+    ids=["all", "some", "few", "too few: less often"],
+)
+def test_the_tasks_metrics_use_a_sample_that_fits(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, sample: int, every: int
+) -> None:
+    clock = Clock(monkeypatch)
+    progress = Progress(seconds=seconds)
+    report = limited(clock)(progress)
+    assert progress.eval_plan is not None
+    assert (progress.eval_plan.metric_examples, progress.eval_plan.every) == (sample, every)
+    assert clock.examples[-1] == sample
+    assert bool(report.notes) == (sample > 0)
+    limited(clock)(progress)
+    assert clock.examples[-1] == sample
+
+
+def test_steps_between_evaluations_that_the_recipe_sets_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    progress = Progress(seconds=10.0)
+    limited(Clock(monkeypatch), eval_every=5)(progress)
+    assert progress.eval_plan is not None
+    assert progress.eval_plan.every == 1

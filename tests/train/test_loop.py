@@ -17,7 +17,7 @@ from qkv.errors import UsageError
 from qkv.tasks.prepare.prepare import prepare
 from qkv.tasks.train import TrainingResult
 from qkv.train import speed
-from qkv.train.evaluation import Evaluator
+from qkv.train.evaluation import ValidationLoss
 from qkv.train.loss.training_module import TrainingModule
 from qkv.train.progress import Progress
 from qkv.train.recipe.schema import Recipe
@@ -60,11 +60,11 @@ def losses(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Make evaluations return these losses, one for each; after the last, repeat it."""
 
     def script(*values: float) -> None:
-        def loss(self: Evaluator, rows: Any) -> float:
+        def loss(self: ValidationLoss, max_pieces: int = 0) -> float:
             step = int(self.stepper.step_number) + 1
             return values[min(step, len(values)) - 1]
 
-        monkeypatch.setattr(Evaluator, "mean_loss", loss)
+        monkeypatch.setattr(ValidationLoss, "mean", loss)
 
     return script
 

@@ -83,6 +83,7 @@ class RunState:
         self.evaluated: EvalReport | None = None
         self.best: EvalReport | None = None
         self.sample: Sample | None = None
+        self.evaluating: float | None = None  # the fraction of the evaluation in progress that is done
         self.losses, self.metrics = DownsampledCurve(), DownsampledCurve()
 
     def main_metric(self, report: EvalReport) -> tuple[str, float] | None:
@@ -99,7 +100,7 @@ class RunState:
 
     def add_evaluation(self, report: EvalReport) -> None:
         """Store an evaluation and its first sample."""
-        self.evaluated = report
+        self.evaluated, self.evaluating = report, None
         if report.is_best:
             self.best = report
         if (main := self.main_metric(report)) is not None:
@@ -133,7 +134,13 @@ class LiveDisplay(TerminalWatcher):
         if time.monotonic() - self.last_drawn >= DRAW_SECONDS:
             self._draw()
 
+    def on_eval_progress(self, step: int, fraction: float) -> None:
+        self.state.evaluating = fraction
+        if time.monotonic() - self.last_drawn >= DRAW_SECONDS:
+            self._draw()
+
     def on_evaluate(self, report: EvalReport) -> None:
+        self.state.evaluating = None
         if not self.state.is_repeated(report):
             self.state.add_evaluation(report)
         self._draw()
@@ -179,7 +186,9 @@ def display_lines(state: RunState, console: Console, width: int) -> Iterator[Tex
     yield Text()
     curve = sparkline(state.losses.points, max(8, min(32, width - 40)), log=True)
     yield _labelled_line("training", f"loss {format_number(state.report.loss)}", curve)
-    if state.evaluated is not None:
+    if state.evaluating is not None:
+        yield _labelled_line("validation", f"evaluating   {format_percent(state.evaluating)}", "")
+    elif state.evaluated is not None:
         yield _validation_line(state, state.evaluated)
     yield _speed_line(state.report)
     if state.sample is not None:
@@ -274,6 +283,7 @@ class LogDisplay(TerminalWatcher):
         super().__init__()
         self.stream, self.interval_seconds = stream, interval_seconds
         self.last_step_seconds = self.last_sample_seconds = -math.inf
+        self.last_eval_time: float | None = None  # when the evaluation in progress began, or was last logged
 
     def on_start(self, start: RunStart) -> None:
         self.state.start = start
@@ -301,7 +311,16 @@ class LogDisplay(TerminalWatcher):
         ]
         self._write_line("  ".join(values))
 
+    def on_eval_progress(self, step: int, fraction: float) -> None:
+        now = time.monotonic()
+        if self.last_eval_time is None:
+            self.last_eval_time = now
+        elif now - self.last_eval_time >= self.interval_seconds:
+            self.last_eval_time = now
+            self._write_line(f"step {step:,}  evaluating: {format_percent(fraction)}")
+
     def on_evaluate(self, report: EvalReport) -> None:
+        self.last_eval_time = None
         if self.state.is_repeated(report):
             return
         self.state.add_evaluation(report)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -19,9 +20,9 @@ from qkv.data.records import Record
 from qkv.errors import QkvError, UsageError
 from qkv.files import to_path
 from qkv.models import Config, Network, build
-from qkv.progress import OnStage
+from qkv.progress import OnProgress, OnStage
 from qkv.store.hub import resolve_folder
-from qkv.tasks.evaluate import evaluate, main_metric
+from qkv.tasks.evaluate import evaluate, find_task, main_metric
 from qkv.tasks.prepare.model import apply_adapters
 from qkv.tasks.prepare.prepare import PreparedRun, prepare, uses_in_batch_negatives
 from qkv.tasks.task import Evaluation
@@ -34,11 +35,14 @@ from qkv.train.recipe import recipe_file
 from qkv.train.recipe.schema import Files, Recipe, TrainSection
 from qkv.train.recipe.table import to_table
 from qkv.train.run.folder import RunFolder, resume_command
+from qkv.train.run.signals import StopRequested, StopSignals
 from qkv.train.run.trackers import make_trackers
 from qkv.train.setup import Job
 from qkv.train.step import resolve_precision
 from qkv.train.watch import EvalReport, RunEnd, RunStart, Sample, StepReport, Watcher
 
+EXCERPT_CHARS = 2000
+"""Where only a sample of a language model's validation text is evaluated, it has excerpts of this length."""
 COLLECTIVE_BACKENDS = ("gloo", "NCCL")
 """Names that occur in the errors of collective operations. Such an error means that another rank has failed."""
 
@@ -80,7 +84,12 @@ def train(
     """Train a recipe, or resume the run in its folder."""
     world = world or init_world(recipe.train)
     try:
-        trained = train_on_rank(world, recipe, watch, progress)
+        with StopSignals(world.size > 1, mode="abort", announce=world.rank == 0) as signals:
+            trained = train_on_rank(world, recipe, watch, progress, signals)
+    except StopRequested as stop:
+        world.leave(failed=True)
+        command = resume_command(recipe.run, world.size)
+        raise StoppedBySignal(stop.number, f"stopped; nothing is lost. Start or resume with: {command}") from None
     except BaseException as error:
         world.leave(failed=not isinstance(error, StoppedBySignal))
         is_collective = isinstance(error, RuntimeError) and any(name in str(error) for name in COLLECTIVE_BACKENDS)
@@ -95,7 +104,9 @@ def train(
     return trained
 
 
-def train_on_rank(world: World, recipe: Recipe, watch: Watcher | None, progress: OnStage | None) -> TrainingResult:
+def train_on_rank(
+    world: World, recipe: Recipe, watch: Watcher | None, progress: OnStage | None, signals: StopSignals
+) -> TrainingResult:
     """Train a recipe as one rank of a world."""
     if recipe.model.lora_rank and world.is_sharded:
         raise UsageError(
@@ -140,6 +151,7 @@ def train_on_rank(world: World, recipe: Recipe, watch: Watcher | None, progress:
             make_sample=task_metrics.sample if main and watch is not None and world.size == 1 else None,
             invariants=resume_fingerprint(prepared),
             notes=notes,
+            signals=signals,
             initial_network=prepared.build_network if world.is_sharded else None,
         )
         end = fit(job)
@@ -215,27 +227,46 @@ def _flatten(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 class ValidationMetrics:
-    """Computes the task's metrics and predictions on the validation records."""
+    """Computes the task's metrics and predictions on the validation records, or on a fixed random sample of them."""
 
     def __init__(self, prepared: PreparedRun) -> None:
         self.prepared = prepared
+        self.examples = split_long_texts(prepared.valid_records, find_task(prepared.config).name)
+        self.shuffled = Random(prepared.recipe.train.seed).sample(self.examples, len(self.examples))
+        self.num_examples = len(self.examples)
         self.next_record = 0
 
-    def __call__(self, network: Network) -> Evaluation:
+    def __call__(self, network: Network, num_examples: int = 0, progress: OnProgress | None = None) -> Evaluation:
         train = self.prepared.recipe.train
         metrics = () if train.metric in ("", "loss") else (train.metric,)
-        return self._evaluate(network, self.prepared.valid_records, beam=train.eval_beam, metrics=metrics)
+        records = self.shuffled[:num_examples] if num_examples else self.prepared.valid_records
+        return self._evaluate(network, records, beam=train.eval_beam, metrics=metrics, progress=progress)
 
     def sample(self, network: Network) -> Sample | None:
-        """A prediction for one validation record; each call uses the next record."""
-        records = self.prepared.valid_records
-        record = records[self.next_record % len(records)]
+        """A prediction for one validation example; each call uses the next one."""
+        example = self.examples[self.next_record % len(self.examples)]
         self.next_record += 1
-        samples = self._evaluate(network, [record]).samples
+        samples = self._evaluate(network, [example]).samples
         return samples[0] if samples else None
 
     def _evaluate(self, network: Network, records: Sequence[Record], **options: Any) -> Evaluation:
         return evaluate(network, self.prepared.tokenizer, self.prepared.config, records, **options)
+
+
+def split_long_texts(records: Sequence[Record], task: str) -> list[Record]:
+    """The records as examples of similar length: a language model's long texts are split, so that they can be sampled.
+
+    A text file is a single record, and may have gigabytes.
+    """
+    if task not in ("language", "fill"):
+        return list(records)
+    examples = []
+    for record in records:
+        text = record.fields.get("text", "")
+        starts = range(0, len(text), EXCERPT_CHARS) if len(text) > EXCERPT_CHARS else ()
+        pieces = [replace(record, fields={**record.fields, "text": text[i : i + EXCERPT_CHARS]}) for i in starts]
+        examples += pieces or [record]
+    return examples
 
 
 def _forward_to_all(event: str) -> Callable[..., None]:
@@ -254,6 +285,7 @@ class WatcherGroup(Watcher):
 
     on_start = _forward_to_all("on_start")
     on_step = _forward_to_all("on_step")
+    on_eval_progress = _forward_to_all("on_eval_progress")
     on_evaluate = _forward_to_all("on_evaluate")
     on_sample = _forward_to_all("on_sample")
     on_note = _forward_to_all("on_note")

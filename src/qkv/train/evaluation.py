@@ -1,25 +1,46 @@
-"""Evaluation during a run: the loss and the task's metrics on the validation data."""
+"""Evaluation during a run: the loss and the task's metrics on the validation data, within a limit of time.
+
+The first evaluation of a run decides by the clock how much validation data the evaluations use, and how often they are
+done (`EvalPlan`), so that they take at most `train.max_eval_fraction` of the time. A small part is timed first. If all
+of the data fits, all of it is used. Otherwise every evaluation uses the same sample: the first pieces of the shuffled
+validation sequences, and the first of the shuffled examples. Checkpoints store the plan, because only values from the
+same sample can be compared.
+"""
 
 import json
+import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from qkv.data.load.batch import Batch
 from qkv.data.load.loader import Loader
 from qkv.data.stream.sequences import SequenceStream
 from qkv.models import Network
+from qkv.progress import OnProgress
 from qkv.train.loss.training_module import count_labels, to_device
 from qkv.train.optim.averages import Ema
 from qkv.train.out_of_memory import is_out_of_memory, out_of_memory_error
 from qkv.train.parallel.shards import gather_network
 from qkv.train.parallel.world import World
-from qkv.train.progress import Progress, is_better
+from qkv.train.progress import DEFAULT_EVALUATIONS, EvalPlan, Progress, is_better
+from qkv.train.run.signals import StopRequested, StopSignals
 from qkv.train.step import Stepper
 from qkv.train.watch import EvalReport, Sample
+
+PIECE_TOKENS = 4096
+"""On a CPU, sampled batches are evaluated in pieces of about this number of tokens."""
+TIMED_EXAMPLES, MIN_EXAMPLES, SAMPLE_GROWTH = 8, 32, 4
+"""The number of examples that are timed first, the smallest sample, and the ratio of two sample sizes."""
+MIN_SECONDS, MIN_SECONDS_WITHOUT_CLOCK = 1.0, 10.0
+"""An evaluation may always take this long. A budget in steps or epochs has no clock, so its limit is higher: a short
+run then evaluates all data, and its result does not depend on the speed of the machine."""
 
 
 class MetricsAndSamples(Protocol):
@@ -38,15 +59,21 @@ class MetricsAndSamples(Protocol):
         """The name of the main metric."""
 
 
-TaskMetrics = Callable[[Network], MetricsAndSamples]
-"""A function that evaluates a network on a task."""
+class TaskMetrics(Protocol):
+    """Evaluates a network on a task."""
+
+    num_examples: int  # how many examples there are to sample from
+
+    def __call__(self, network: Network, num_examples: int, progress: OnProgress | None) -> MetricsAndSamples:
+        """Evaluate the network on all examples, or on a fixed random sample of `num_examples` if this is not 0."""
 
 
 class Evaluator:
     """Computes the loss on the validation data, and the task's metrics if `task_metrics` is given.
 
     `metric` is the name of the metric that selects the best weights; "" is the task's main metric. Rank 0 computes the
-    metrics and broadcasts them, so that all ranks make the same decisions.
+    metrics and broadcasts them, so that all ranks make the same decisions. `on_progress` is called with the step and
+    the fraction of an evaluation that is done. A stop signal ends an evaluation with `StopRequested`, on all ranks.
     """
 
     def __init__(
@@ -57,20 +84,30 @@ class Evaluator:
         valid_data: SequenceStream | None,
         task_metrics: TaskMetrics | None,
         metric: str = "",
+        signals: StopSignals | None = None,
+        on_progress: Callable[[int, float], None] = lambda step, fraction: None,
     ) -> None:
         self.module, self.network, self.stepper = module, network, stepper
         self.valid_data, self.task_metrics, self.metric = valid_data, task_metrics, metric
+        self.signals, self.on_progress = signals or StopSignals(), on_progress
+        self.seconds = 0.0  # the duration of the last evaluation
 
     def __call__(self, progress: Progress, ema: Ema | None = None) -> EvalReport:
         """Evaluate the network, with the averages of `ema` if given. Record in `progress` if it is the best."""
+        section, is_planned = self.stepper.section, progress.eval_plan is not None
+        if section.max_eval_fraction >= 1:
+            progress.eval_plan, is_planned = EvalPlan(), True
         try:
-            metrics, metric, samples = self._evaluate(ema)
+            with self.signals.no_deadline():
+                metrics, metric, samples, plan = self._evaluate(progress, ema)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
             raise out_of_memory_error(
-                self.stepper.section, error, "an evaluation", single_process=self.stepper.world.size == 1
+                section, error, "an evaluation", single_process=self.stepper.world.size == 1
             ) from error
+        notes = () if is_planned else self._plan_notes(plan)
+        progress.eval_plan = plan
         if metric != progress.metric:  # the user changed the metric, so the best value so far is unknown
             progress.metric, progress.best_value, progress.best_loss = metric, None, None
         value, loss = metrics.get(metric), metrics.get("loss")
@@ -80,50 +117,214 @@ class Evaluator:
             progress.best_step, progress.evals_since_best = progress.step, 0
         else:
             progress.evals_since_best += 1
-        return EvalReport(progress.step, progress.seconds, metrics, best, samples)
+        return EvalReport(progress.step, progress.seconds, metrics, best, samples, notes)
 
-    def _evaluate(self, ema: Ema | None) -> tuple[dict[str, float], str, Sequence[Sample]]:
-        """Return the metrics, the name of the metric that selects the best weights, and some predictions."""
-        world = self.stepper.world
+    def _evaluate(
+        self, progress: Progress, ema: Ema | None
+    ) -> tuple[dict[str, float], str, Sequence[Sample], EvalPlan]:
+        """Return the metrics, the name of the metric that selects the best weights, some predictions, and the plan."""
+        world, section, plan = self.stepper.world, self.stepper.section, progress.eval_plan
         metrics: dict[str, float] = {}
         samples: Sequence[Sample] = ()
-        metric = self.metric
+        metric, stopped = self.metric, False
+        seconds, pieces, examples = 0.0, 0, 0
+        tenth = section.max_eval_fraction * progress.seconds
+        minimum = MIN_SECONDS if section.minutes else MIN_SECONDS_WITHOUT_CLOCK
+        limit = math.inf if plan is not None else max(tenth, minimum)
+        if plan is not None:
+            pieces, examples = plan.loss_pieces, plan.metric_examples
+        is_single = world.size == 1  # otherwise a rank must not leave the others in a collective
         with eval_mode(self.module), ema.use_averages() if ema is not None else nullcontext():
             if self.valid_data is not None:
-                metrics["loss"] = self.mean_loss(self.valid_data)
+                with self.signals.use_mode("raise") if is_single else nullcontext():
+                    loss = ValidationLoss(self, self.valid_data, progress.step)
+                    if plan is None:
+                        pieces = loss.plan(limit / 2 if self.task_metrics else limit)
+                    metrics["loss"] = loss.mean(pieces)
+                    seconds += loss.seconds
             if self.task_metrics is not None:
                 network = gather_network(self.network, world)
                 if network is not None:
-                    with self.stepper.autocast():
-                        evaluation = self.task_metrics(network)
-                    # Keep our loss, which is over all validation data; that of the task is over some examples.
-                    metrics = {**evaluation.metrics, **metrics}
-                    samples, metric = evaluation.samples, metric or evaluation.main_metric
-        metrics, metric = broadcast_json(world, [metrics, metric])
-        return metrics, metric if metric in metrics else "loss", samples
-
-    def mean_loss(self, data: SequenceStream) -> float:
-        """Return the mean loss over all token labels of the data, plus the mean loss over all document labels."""
-        world = self.stepper.world
-        device = world.device
-        one, zero = torch.ones((), device=device), torch.zeros((), device=device)
-        # The sums of: token losses, document losses, token labels, document labels.
-        sums = torch.zeros(4, dtype=torch.float64, device=device)
-        has_answers = (
-            not data.optional_fields <= {"labels", "token_type_ids", "source"} or "labels" not in data.optional_fields
+                    try:
+                        with self.signals.use_mode("raise"), self.stepper.autocast():
+                            task = TimedTask(self, self.task_metrics, network, progress.step)
+                            if plan is None:
+                                examples = task.plan(max(limit - seconds, limit / 2))
+                            evaluation = task.evaluate(examples)
+                            seconds += task.seconds
+                        # Keep our loss: that of the task is over other examples.
+                        metrics = {**evaluation.metrics, **metrics}
+                        samples, metric = evaluation.samples, metric or evaluation.main_metric
+                    except StopRequested:
+                        stopped = True
+        metrics, metric, stopped, seconds, examples = broadcast_json(
+            world, [metrics, metric, stopped, seconds, examples]
         )
-        # In evaluation mode a compiled module would be compiled again. A single process calls the code as written.
-        forward = self.module.forward if world.size == 1 else self.module
-        for batch in Loader(data, rank=world.data_rank, world_size=world.data_size, epochs=1):
-            for micro_batch in batch.split(self.stepper.num_micro_batches):
-                labelled = to_device(micro_batch, device, self.stepper.label_multiple)
-                labels, answers = count_labels(micro_batch)
-                with self.stepper.autocast():
-                    token_loss = forward(labelled, one, zero)
-                    document_loss = forward(labelled, zero, one) if has_answers else zero
-                sums += torch.stack([token_loss, document_loss, labels * one, answers * one])
-        token_sum, document_sum, label_sum, answer_sum = world.sum_tensor(sums).tolist()
+        if stopped:
+            raise StopRequested(self.signals.requested or 15)
+        self.seconds = seconds
+        if plan is None:
+            plan = EvalPlan(pieces, examples)
+            if not section.eval_every:
+                allowed = max(tenth, 0.0 if section.minutes else MIN_SECONDS_WITHOUT_CLOCK, 1e-3)
+                plan = replace(plan, every=min(max(1, math.ceil(seconds / allowed - 0.1)), DEFAULT_EVALUATIONS))
+        return metrics, metric if metric in metrics else "loss", samples, plan
+
+    def report(self, step: int, part: int, fraction: float) -> None:
+        """Report progress: this fraction of part 0 (the loss) or part 1 (the task's metrics) is done."""
+        has_both = self.valid_data is not None and self.task_metrics is not None
+        fraction = min(fraction, 1.0)
+        self.on_progress(step, (part + fraction) / 2 if has_both else fraction)
+
+    def _plan_notes(self, plan: EvalPlan) -> tuple[str, ...]:
+        """Return a note if the evaluations of this run are limited."""
+        parts = []
+        if plan.loss_pieces and self.valid_data is not None:
+            fraction = plan.loss_pieces / ValidationLoss(self, self.valid_data, 0).num_pieces()
+            parts.append(f"the loss uses about {max(fraction, 0.001):.1%} of the validation data")
+        if plan.metric_examples and self.task_metrics is not None:
+            total = self.task_metrics.num_examples
+            parts.append(f"the other metrics use {plan.metric_examples:,} of {total:,} examples")
+        if parts:
+            parts = [f"{' and '.join(parts)}: a random sample, the same in each evaluation"]
+        if plan.every > 1:
+            parts.append(f"one of {plan.every} evaluations is done")
+        if not parts:
+            return ()
+        fraction = self.stepper.section.max_eval_fraction
+        return (
+            f"evaluations may take {fraction:.0%} of the time, so {'; '.join(parts)} (train.max_eval_fraction; 1 "
+            "evaluates everything)",
+        )
+
+
+class ValidationLoss:
+    """The loss on the validation data, all of it or the first pieces. A piece is a batch, or a part of one on a CPU."""
+
+    def __init__(self, evaluator: Evaluator, data: SequenceStream, step: int) -> None:
+        self.evaluator, self.data, self.step = evaluator, data, step
+        self.module, self.stepper, self.world = evaluator.module, evaluator.stepper, evaluator.stepper.world
+        self.seconds = 0.0  # the duration of `mean`
+        self.planned: tuple[int, torch.Tensor] | None = None  # the pieces that `plan` has computed, and their sums
+        splits = self.stepper.num_micro_batches
+        if self.world.device.type == "cpu":
+            splits = max(splits, -(-data.batch_tokens // (PIECE_TOKENS * self.world.data_size)))
+        self.pieces_per_batch = splits
+        # If sequences have document labels, their loss is a second forward pass.
+        optional = data.optional_fields
+        self.has_answers = not optional <= {"labels", "token_type_ids", "source"} or "labels" not in optional
+
+    def num_pieces(self) -> float:
+        """Estimate the number of pieces in all of the data."""
+        units = len(self.data.plan_pool(0).unit_order)
+        units_per_batch = self.data.sequences_per_batch if self.data.layout == "packed" else 1
+        return self.data.order.num_pools(1) * max(1.0, units / units_per_batch) * self.pieces_per_batch
+
+    def plan(self, limit: float) -> int:
+        """Decide by the clock how many pieces take `limit` seconds. Return 0 if all of them fit."""
+        total, start = self.num_pieces(), time.monotonic()
+        if total <= 2:
+            return 0
+        sums, times = self._zeros(), [0.0]
+        for count, piece in enumerate(self._pieces(self.pieces_per_batch), start=1):
+            sums += self._sums(piece)
+            times.append(self._agree(start))
+            if count == 2 and (times[2] - times[1]) * total <= limit:  # the first piece may include compiling
+                return 0
+            if count >= 2 and times[-1] + (times[-1] - times[-2]) > limit:
+                self.planned, self.seconds = (count, sums), times[-1]
+                return count
+        return 0
+
+    def mean(self, max_pieces: int = 0) -> float:
+        """Return the mean loss over all token labels, plus the mean loss over all document labels."""
+        if self.planned is not None and self.planned[0] == max_pieces:
+            return self._mean(self.planned[1])
+        sums, start = self._zeros(), time.monotonic()
+        pieces = self._pieces(self.pieces_per_batch if max_pieces else self.stepper.num_micro_batches)
+        total = max_pieces or self.num_pieces() * self.stepper.num_micro_batches / self.pieces_per_batch
+        for count, piece in enumerate(pieces, start=1):
+            sums += self._sums(piece)
+            self._agree()
+            self.evaluator.report(self.step, 0, count / total)
+            if count == max_pieces:
+                break
+        mean = self._mean(sums)
+        self.seconds = time.monotonic() - start
+        return mean
+
+    def _zeros(self) -> torch.Tensor:
+        return torch.zeros(4, dtype=torch.float64, device=self.world.device)
+
+    def _mean(self, sums: torch.Tensor) -> float:
+        token_sum, document_sum, label_sum, answer_sum = self.world.sum_tensor(sums).tolist()
         return float(token_sum / max(label_sum, 1) + document_sum / max(answer_sum, 1))
+
+    def _pieces(self, splits: int) -> Iterator[Batch]:
+        for batch in Loader(self.data, rank=self.world.data_rank, world_size=self.world.data_size, epochs=1):
+            yield from batch.split(splits)
+
+    def _sums(self, piece: Batch) -> torch.Tensor:
+        """Return the sums of: token losses, document losses, token labels, document labels."""
+        device = self.world.device
+        one, zero = torch.ones((), device=device), torch.zeros((), device=device)
+        labelled = to_device(piece, device, self.stepper.label_multiple)
+        labels, answers = count_labels(piece)
+        # In evaluation mode a compiled module would be compiled again. A single process calls the code as written.
+        forward = self.module.forward if self.world.size == 1 else self.module
+        with self.stepper.autocast():
+            token_loss = forward(labelled, one, zero)
+            document_loss = forward(labelled, zero, one) if self.has_answers else zero
+        return torch.stack([token_loss, document_loss, labels * one, answers * one])
+
+    def _agree(self, start: float | None = None) -> float:
+        """Return the seconds since `start`, as the mean over ranks. If any rank was asked to stop, raise on all."""
+        if start is not None and self.world.device.type == "cuda":
+            torch.cuda.synchronize(self.world.device)
+        seconds = 0.0 if start is None else time.monotonic() - start
+        if self.world.size == 1:
+            return seconds
+        requested = self.evaluator.signals.requested
+        if self.world.mean(float(requested is not None)) > 0:
+            raise StopRequested(requested or 15)
+        return self.world.mean(seconds)
+
+
+class TimedTask:
+    """The task's metrics, on all examples or on a sample."""
+
+    def __init__(self, evaluator: Evaluator, metrics: TaskMetrics, network: Network, step: int) -> None:
+        self.evaluator, self.metrics, self.network, self.step = evaluator, metrics, network, step
+        self.seconds = 0.0  # the duration of the last `evaluate`
+        self.last: tuple[int, MetricsAndSamples] | None = None  # its number of examples, and its result
+
+    def plan(self, limit: float) -> int:
+        """Decide by the clock how many examples take `limit` seconds. Return 0 if all of them fit."""
+        total, size, spent = self.metrics.num_examples, TIMED_EXAMPLES, 0.0
+        if total <= MIN_EXAMPLES:
+            return 0
+        while True:
+            self.evaluate(size)
+            spent += self.seconds
+            if self.seconds / size * total + spent <= limit:
+                return 0
+            larger = max(SAMPLE_GROWTH * size, MIN_EXAMPLES)
+            if size >= MIN_EXAMPLES and (larger >= total or self.seconds / size * larger + spent > limit):
+                return size
+            if larger >= total:
+                return 0
+            size = larger
+
+    def evaluate(self, num_examples: int) -> MetricsAndSamples:
+        """Evaluate the network on this number of examples; 0 is all of them."""
+        if self.last is None or self.last[0] != num_examples:
+            start = time.monotonic()
+            self.last = num_examples, self.metrics(self.network, num_examples, self._report)
+            self.seconds = time.monotonic() - start
+        return self.last[1]
+
+    def _report(self, done: int, total: int) -> None:
+        self.evaluator.report(self.step, 1, done / max(total, 1))
 
 
 def broadcast_json(world: World, value: Any) -> Any:

@@ -11,7 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from qkv.data.load.batch import Batch
@@ -25,11 +25,11 @@ from qkv.train.out_of_memory import is_out_of_memory, out_of_memory_error
 from qkv.train.progress import Progress, is_due
 from qkv.train.recipe.schema import TrainSection
 from qkv.train.run.folder import resume_command
-from qkv.train.run.signals import StopSignals
+from qkv.train.run.signals import StopRequested, StopSignals
 from qkv.train.setup import Job, TrainingRun, describe_start, prepare_run
 from qkv.train.speed import SpeedMeter
 from qkv.train.step import Stepper
-from qkv.train.watch import RunEnd
+from qkv.train.watch import EvalReport, RunEnd
 
 log = logging.getLogger("qkv")
 
@@ -40,97 +40,136 @@ MAX_SECONDS_BETWEEN_SAVES = 600.0
 
 
 class StoppedBySignal(QkvError):
-    """A signal stopped the run, and a checkpoint was saved. The exit code is 128 + signal number, as in shells."""
+    """A signal stopped the run. The exit code is 128 + signal number, as in shells."""
 
-    def __init__(self, signal: int, step: int, command: str) -> None:
-        super().__init__(f"stopped at step {step:,} with a checkpoint; resume with: {command}")
+    def __init__(self, signal: int, message: str) -> None:
+        super().__init__(message)
         self.exit_code = 128 + signal
 
 
 def fit(job: Job) -> RunEnd:
     """Train until the budget is spent. Afterwards the network has the final weights, as `train.final` selects them."""
-    section, world, watcher, checkpoints = job.recipe.train, job.world, job.watcher, job.folder.checkpoints
-    run = prepare_run(job)
-    progress, stepper = run.progress, run.stepper
-    watcher.on_start(describe_start(job, run))
+    checkpoints = job.folder.checkpoints
+    with ExitStack() as stack:
+        signals = job.signals or stack.enter_context(StopSignals(multi_process=job.world.size > 1))
+        run = prepare_run(job, signals)
+        job.watcher.on_start(describe_start(job, run))
+        with close_on_exit(run.loader, checkpoints), signals.use_mode("finish"):
+            speed = SpeedMeter(run.progress, run.fraction_done(), job.world)
+            reason = take_all_steps(job, run, speed, signals)
+            signals.acknowledge()
+            run.loader.close()
+            if checkpoints.last_step != run.progress.step:
+                speed.count_tokens(run.progress)
+                run.manager.save(run.progress)
+            checkpoints.wait_for_save()
+            return finish_run(job, run, reason, signals)
 
-    start_time, saved_seconds = time.monotonic() - progress.seconds, progress.seconds
-    fraction_done = run.fraction_done()
-    speed = SpeedMeter(progress, fraction_done, world)
+
+def take_all_steps(job: Job, run: TrainingRun, speed: SpeedMeter, signals: StopSignals) -> str:
+    """Take steps until the budget is spent. Return the reason of the end."""
+    section, world, watcher = job.recipe.train, job.world, job.watcher
+    progress, stepper, fraction_done = run.progress, run.stepper, run.fraction_done()
+    start_time, saved_seconds, first_step = time.monotonic() - progress.seconds, progress.seconds, progress.step
     recent: deque[tuple[int, Batch]] = deque(maxlen=section.log_every + 1)  # an error lists the bad step's examples
-    with StopSignals(multi_process=world.size > 1) as signals, close_on_exit(run.loader, checkpoints):
-        evaluate_if_pending(job, run, fraction_done, signals)
-        reason = run.end_reason(section, fraction_done)
-        batches = iter(run.loader)
-        while not reason:
-            batch = next(batches, None)
-            if batch is None:
-                reason = "epochs"
-                break
-            recent.append((progress.step, batch))
-            lr = lr_at(section, progress.step, fraction_done)
-            stop, seconds = signals.requested is not None, time.monotonic() - start_time
+    evaluate_if_pending(job, run, speed, signals)
+    reason = run.end_reason(section, fraction_done)
+    batches = iter(run.loader)
+    while not reason:
+        batch = next(batches, None)
+        if batch is None:
+            reason = "epochs"
+            break
+        recent.append((progress.step, batch))
+        lr = lr_at(section, progress.step, fraction_done)
+        stop, seconds = signals.requested is not None, time.monotonic() - start_time
+        # The first step of a process may compile for minutes. There is nothing to save yet.
+        can_abort = progress.step == first_step and world.size == 1
+        with signals.use_mode("abort" if can_abort else "finish"):
             take_step(stepper, batch, progress.step, lr, stop, seconds)
-            progress.step += 1
-            progress.loss_steps += 1
-            speed.tokens += batch.num_tokens
-            if run.ema is not None:
-                run.ema.update()
+        progress.step += 1
+        progress.loss_steps += 1
+        speed.tokens += batch.num_tokens
+        if run.ema is not None:
+            run.ema.update()
 
-            if world.size > 1:
-                stop, progress.seconds = stepper.synced_stop_and_seconds()
-            else:
-                stop, progress.seconds = signals.requested is not None, time.monotonic() - start_time
-            fraction_before, fraction_done = fraction_done, run.fraction_done()
-            due = find_due(section, progress, fraction_before, fraction_done)
-            due.save |= stop or (fraction_done < 1 and progress.seconds - saved_seconds >= MAX_SECONDS_BETWEEN_SAVES)
-            if due.log or due.evaluate or due.save or world.device.type == "cpu":
-                check_finite(job, run, recent)
-                progress.loss += stepper.pop_loss()
-                if world.size > 1:  # the synced time was measured before the step
-                    progress.seconds = world.mean(time.monotonic() - start_time)
-            if due.log:
-                watcher.on_step(speed.report(progress, lr, float(stepper.grad_norm), fraction_done, batch.epoch))
-            show_sample(job, run, speed)
-            if due.evaluate and not stop:
-                with signals.no_deadline(), speed.exclude_time():
-                    watcher.on_evaluate(report := run.evaluator(progress, run.ema))
-                due.save |= report.is_best
-                due.keep |= report.is_best
-            # A signal, or the end of the budget, can prevent an evaluation that was scheduled for this step. Remember
-            # it, so that a resumed run that continues does it first.
-            progress.pending_eval = due.evaluate if stop else fraction_done >= 1 and due.scheduled_eval
-            if stop:
-                signals.acknowledge()
-            if due.save:
-                saved_seconds = progress.seconds
-                with signals.no_deadline():
-                    speed.count_tokens(progress)
-                    run.manager.save(progress, temporary=not due.keep)
-            if stop:
-                checkpoints.wait_for_save()
-                watcher.on_end(RunEnd(progress.step, progress.seconds, "signal", {}, job.recipe.run))
-                command = resume_command(job.recipe.run, world.size)
-                raise StoppedBySignal(signals.requested or 15, progress.step, command)
-            reason = run.end_reason(section, fraction_done)
-
-        signals.acknowledge()  # from here on, a signal does not stop the last save and evaluation
-        run.loader.close()
-        check_finite(job, run, recent)
-        if checkpoints.last_step != progress.step:
-            speed.count_tokens(progress)
-            run.manager.save(progress)
-        checkpoints.wait_for_save()
-        return finish_run(job, run, reason)
+        if world.size > 1:
+            stop, progress.seconds = stepper.synced_stop_and_seconds()
+        else:
+            stop, progress.seconds = signals.requested is not None, time.monotonic() - start_time
+        fraction_before, fraction_done = fraction_done, run.fraction_done()
+        due = find_due(section, progress, fraction_before, fraction_done)
+        progress.scheduled_evals += due.scheduled_eval
+        due.save |= stop or (fraction_done < 1 and progress.seconds - saved_seconds >= MAX_SECONDS_BETWEEN_SAVES)
+        if due.log or due.evaluate or due.save or world.device.type == "cpu":
+            check_finite(job, run, recent)
+            progress.loss += stepper.pop_loss()
+            if world.size > 1:  # the synced time was measured before the step
+                progress.seconds = world.mean(time.monotonic() - start_time)
+        if due.log:
+            watcher.on_step(speed.report(progress, lr, float(stepper.grad_norm), fraction_done, batch.epoch))
+        if note := speed.projection(section, progress, lambda: run.budget.epochs_read(run.loader.cursor)):
+            watcher.on_note(progress.step, note)
+        show_sample(job, run, speed, signals)
+        if due.evaluate and not stop:
+            report = evaluate(job, run, speed)
+            stop, is_best = report is None, report is not None and report.is_best
+            due.save |= stop or is_best
+            due.keep |= is_best
+        # A signal, or the end of the budget, can prevent an evaluation that was scheduled for this step. Remember it,
+        # so that a resumed run that continues does it first.
+        progress.pending_eval = due.evaluate if stop else fraction_done >= 1 and due.scheduled_eval
+        if stop:
+            signals.acknowledge()
+        if due.save:
+            saved_seconds = progress.seconds
+            with signals.no_deadline():
+                speed.count_tokens(progress)
+                run.manager.save(progress, temporary=not due.keep)
+        if stop:
+            raise stop_run(job, run, signals)
+        reason = run.end_reason(section, fraction_done)
+    check_finite(job, run, recent)
+    return reason
 
 
-def finish_run(job: Job, run: TrainingRun, reason: str) -> RunEnd:
-    """Load the final weights and evaluate them."""
-    section, watcher, progress = job.recipe.train, job.watcher, run.progress
+def stop_run(job: Job, run: TrainingRun, signals: StopSignals) -> StoppedBySignal:
+    """Wait for the last save, report the end, and return the error to raise."""
+    progress = run.progress
+    job.folder.checkpoints.wait_for_save()
+    job.watcher.on_end(RunEnd(progress.step, progress.seconds, "signal", {}, job.recipe.run))
+    command = resume_command(job.recipe.run, job.world.size)
+    return StoppedBySignal(
+        signals.requested or 15, f"stopped at step {progress.step:,} with a checkpoint; resume with: {command}"
+    )
+
+
+def evaluate(job: Job, run: TrainingRun, speed: SpeedMeter) -> EvalReport | None:
+    """Evaluate the current step. Return None if a stop signal ended the evaluation."""
+    try:
+        with speed.exclude_time():
+            report = run.evaluator(run.progress, run.ema)
+    except StopRequested:
+        return None
+    speed.eval_seconds = run.evaluator.seconds
+    for note in report.notes:
+        job.watcher.on_note(report.step, note)
+    job.watcher.on_evaluate(report)
+    return report
+
+
+def finish_run(job: Job, run: TrainingRun, reason: str, signals: StopSignals) -> RunEnd:
+    """Load the final weights and evaluate them. Everything is saved, so a stop signal ends the evaluation."""
+    section, watcher, progress = job.recipe.train, job.watcher, replace(run.progress)
     job.world.barrier()
     for note in load_final_weights(section, job.folder.checkpoints, run.network, run.ema, progress, job.world):
         watcher.on_note(progress.step, note)
-    report = run.evaluator(replace(progress))
+    try:
+        report = run.evaluator(progress)
+    except StopRequested:
+        raise stop_run(job, run, signals) from None
+    for note in report.notes:
+        watcher.on_note(report.step, note)
     watcher.on_evaluate(report)
     end = RunEnd(progress.step, progress.seconds, reason, report.metrics, job.recipe.run)
     watcher.on_end(end)
@@ -155,9 +194,11 @@ def find_due(section: TrainSection, progress: Progress, fraction_before: float, 
     """
     scheduled_eval = is_due(section.eval_every, progress.step, fraction_before, fraction_done)
     save = is_due(section.save_every or section.eval_every, progress.step, fraction_before, fraction_done)
+    every = 1 if progress.eval_plan is None else progress.eval_plan.every
+    is_chosen = (progress.scheduled_evals + scheduled_eval) % every == 0
     # `finish_run` evaluates the final weights, so the last step needs no evaluation here. But with `final = "best"` the
     # last step may itself be the best, so evaluate it here, before `finish_run` loads the best weights.
-    evaluate = scheduled_eval if fraction_done < 1 else section.final == "best"
+    evaluate = scheduled_eval and is_chosen if fraction_done < 1 else section.final == "best"
     return Due(
         progress.step % section.log_every == 0 or fraction_done >= 1,
         evaluate,
@@ -167,28 +208,32 @@ def find_due(section: TrainSection, progress: Progress, fraction_before: float, 
     )
 
 
-def evaluate_if_pending(job: Job, run: TrainingRun, fraction_done: float, signals: StopSignals) -> None:
+def evaluate_if_pending(job: Job, run: TrainingRun, speed: SpeedMeter, signals: StopSignals) -> None:
     """Evaluate the restored step, if this was due but not done before the checkpoint was saved.
 
     It is also due if a finished run is resumed with `final` changed to "best": the best step can only be chosen after
     the last step was evaluated.
     """
-    progress, final = run.progress, job.recipe.train.final
+    progress, final, fraction_done = run.progress, job.recipe.train.final, run.fraction_done()
     unknown_best = run.is_resumed and fraction_done >= 1 and final == "best" and progress.best_step != progress.step
     if unknown_best or (progress.pending_eval and fraction_done < 1):
-        with signals.no_deadline():
-            job.watcher.on_evaluate(report := run.evaluator(progress, run.ema))
+        report = evaluate(job, run, speed)
+        if report is None:  # the checkpoint still says that the evaluation is pending
+            raise stop_run(job, run, signals)
         if report.is_best:
             job.folder.checkpoints.mark_best(progress.step)
     progress.pending_eval = False
 
 
-def show_sample(job: Job, run: TrainingRun, speed: SpeedMeter) -> None:
+def show_sample(job: Job, run: TrainingRun, speed: SpeedMeter, signals: StopSignals) -> None:
     """Send a prediction to the watcher, every few seconds."""
     if job.make_sample is None or not speed.is_sample_due(run.progress.seconds):
         return
-    with speed.exclude_time(), eval_mode(run.network), run.stepper.autocast():
-        sample = job.make_sample(run.network)
+    try:
+        with speed.time_sample(), eval_mode(run.network), run.stepper.autocast(), signals.use_mode("raise"):
+            sample = job.make_sample(run.network)
+    except StopRequested:
+        return  # the loop stops after the next step
     if sample is not None:
         job.watcher.on_sample(run.progress.step, sample)
 

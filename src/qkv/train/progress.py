@@ -16,6 +16,15 @@ DEFAULT_EVALUATIONS = 10
 """The number of evaluations in a run with `train.eval_every = 0`."""
 
 
+@dataclass(frozen=True)
+class EvalPlan:
+    """What the clock decided about the evaluations of a run, at the first of them."""
+
+    loss_pieces: int = 0  # the pieces of validation batches that the loss uses; 0: all
+    metric_examples: int = 0  # the examples that the task's metrics use; 0: all
+    every: int = 1  # one of this number of scheduled evaluations is done
+
+
 @dataclass
 class Progress:
     """The progress of a run."""
@@ -33,6 +42,8 @@ class Progress:
     best_loss: float | None = None  # the loss of the best step, to break ties of the metric
     best_step: int = 0
     evals_since_best: int = 0  # the number of evaluations since the best step
+    scheduled_evals: int = 0  # the number of evaluations that were scheduled, done or not
+    eval_plan: EvalPlan | None = None  # None before the first evaluation
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Progress":
@@ -43,7 +54,8 @@ class Progress:
                 f"the checkpoint was written by another version of qkv: its progress has the fields {sorted(values)}, "
                 f"but this version expects {sorted(known)}; resume the run with the version that started it"
             )
-        return cls(**values)
+        plan = values["eval_plan"]
+        return cls(**{**values, "eval_plan": None if plan is None else EvalPlan(**plan)})
 
 
 @dataclass(frozen=True)
@@ -54,22 +66,29 @@ class Budget:
     seconds: float
     num_pools: int  # the limit in epochs, as a number of pools (`qkv.data` shuffles the data pool by pool); 0: no limit
     pool_size: Callable[[int], int]  # the number of units in a pool; a unit is a sequence or a group of them
+    pools_in_epoch: int = 0  # 0 for a mixture, which has no common epochs
 
     @classmethod
     def from_section(cls, section: TrainSection, data: SequenceStream) -> "Budget":
         """Make the budget of a recipe."""
         num_pools = data.order.num_pools(section.epochs) if section.epochs else 0
         pool_size = lru_cache(1)(lambda pool: len(data.plan_pool(pool).unit_order))
-        return cls(section.steps, section.minutes * 60, num_pools, pool_size)
+        pools_in_epoch = data.order.num_pools(1) if len(data.objectives) == 1 else 0
+        return cls(section.steps, section.minutes * 60, num_pools, pool_size, pools_in_epoch)
 
     def fraction_done(self, step: int, seconds: float, cursor: StreamCursor = FIRST_CURSOR) -> float:
         """Return the spent fraction of the budget, 0 … 1: the largest of the fractions of its limits."""
-        read: float = cursor.pool
-        # A small corpus is a single pool, so whole pools are too coarse: add the part of this pool that was read.
-        if self.num_pools and cursor.unit:
-            read += cursor.unit / self.pool_size(cursor.pool)
+        read = self._pools_read(cursor) if self.num_pools else 0.0
         pairs = ((step, self.steps), (seconds, self.seconds), (read, self.num_pools))
         return min(max((spent / limit for spent, limit in pairs if limit), default=0.0), 1.0)
+
+    def epochs_read(self, cursor: StreamCursor) -> float:
+        """Return the number of epochs of the data before the cursor; 0 for a mixture."""
+        return self._pools_read(cursor) / self.pools_in_epoch if self.pools_in_epoch else 0.0
+
+    def _pools_read(self, cursor: StreamCursor) -> float:
+        # A small corpus is a single pool, so whole pools are too coarse: add the part of this pool that was read.
+        return cursor.pool + (cursor.unit / self.pool_size(cursor.pool) if cursor.unit else 0.0)
 
     def reason(self, step: int, seconds: float) -> str:
         """Return the limit that was reached: "steps", "minutes" or "epochs"."""

@@ -27,6 +27,7 @@ from qkv.train.parallel.world import World
 from qkv.train.progress import Budget, Progress
 from qkv.train.recipe.schema import Recipe, TrainSection
 from qkv.train.run.folder import RunFolder, resume_command
+from qkv.train.run.signals import StopSignals
 from qkv.train.step import Stepper, resolve_precision
 from qkv.train.watch import RunStart, Sample, Watcher
 
@@ -49,6 +50,7 @@ class Job:
     task_metrics: TaskMetrics | None = None
     metric: str = ""  # the metric that selects the best weights; "" is the task's main metric
     make_sample: Callable[[Network], Sample | None] | None = None  # predicts one example, to be displayed
+    signals: StopSignals | None = None  # the stop signals of a caller that catches them already
     invariants: Mapping[str, Any] = field(default_factory=dict)  # values that must not change between start and resume
     notes: Sequence[str] = ()
     initial_network: Callable[[], Network] | None = None  # makes the initial weights for a network on the meta device
@@ -80,7 +82,7 @@ class TrainingRun:
         return "patience" if section.patience and self.progress.evals_since_best >= section.patience else ""
 
 
-def prepare_run(job: Job) -> TrainingRun:
+def prepare_run(job: Job, signals: StopSignals) -> TrainingRun:
     """Make all objects that the loop needs, and restore the newest checkpoint if there is one."""
     section, world = job.recipe.train, job.world
     checkpoint = find_checkpoint(job)
@@ -115,7 +117,16 @@ def prepare_run(job: Job) -> TrainingRun:
         ema=ema,
         loader=loader,
         manager=manager,
-        evaluator=Evaluator(module, network, stepper, job.valid_data, job.task_metrics, job.metric),
+        evaluator=Evaluator(
+            module,
+            network,
+            stepper,
+            job.valid_data,
+            job.task_metrics,
+            job.metric,
+            signals,
+            job.watcher.on_eval_progress,
+        ),
         budget=Budget.from_section(section, job.train_data),
         progress=progress,
         notes=[*job.notes, *training_module.notes, *([compile_note] if compile_note else [])],

@@ -2,15 +2,18 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from qkv.train.parallel.world import World
 from qkv.train.progress import Progress
+from qkv.train.recipe.schema import TrainSection
 from qkv.train.watch import StepReport
 
-SECONDS_BETWEEN_SAMPLES = 4.0
-"""Seconds between two predictions on a display."""
+SECONDS_BETWEEN_SAMPLES, MAX_SAMPLE_FRACTION = 4.0, 0.05
+"""The least seconds between two predictions on a display, and the largest fraction of the time that they may take."""
+PROJECTION_STEPS, PROJECTION_SECONDS = 3, 10.0
+"""After this number of steps and seconds, a note says how many steps and epochs the budget buys."""
 
 
 class SpeedMeter:
@@ -21,7 +24,11 @@ class SpeedMeter:
         self.tokens = 0  # tokens of this rank that `count_tokens` has not yet added to `progress`
         self.reported_seconds, self.reported_tokens = progress.seconds, progress.tokens
         self.start_seconds, self.start_fraction = progress.seconds, fraction_done
-        self.sampled_seconds = progress.seconds
+        self.sampled_seconds, self.sample_duration = progress.seconds, 0.0
+        self.excluded_seconds = 0.0  # the time of evaluations and predictions
+        self.eval_seconds = 0.0  # the duration of an evaluation: there is one more after the last step
+        self.first_step, self.first_step_seconds = progress.step, 0.0
+        self.is_projected = progress.step > 0  # a resumed run has said it before
 
     def count_tokens(self, progress: Progress) -> None:
         """Add the new tokens of all ranks to `progress`."""
@@ -42,7 +49,7 @@ class SpeedMeter:
             tokens_per_second=(progress.tokens - self.reported_tokens) / max(seconds - self.reported_seconds, 1e-9),
             seconds=seconds,
             fraction_done=fraction_done,
-            seconds_left=(1 - fraction_done) / rate if rate > 0 else 0.0,
+            seconds_left=(1 - fraction_done) / rate + self.eval_seconds if rate > 0 else 0.0,
             epoch=epoch,
         )
         self.reported_seconds, self.reported_tokens = seconds, progress.tokens
@@ -53,12 +60,56 @@ class SpeedMeter:
     def exclude_time(self) -> Iterator[None]:
         """Exclude the time in this block from the tokens per second."""
         start = time.monotonic()
-        yield
-        self.reported_seconds += time.monotonic() - start
+        try:
+            yield
+        finally:
+            seconds = time.monotonic() - start
+            self.reported_seconds += seconds
+            self.excluded_seconds += seconds
+
+    @contextmanager
+    def time_sample(self) -> Iterator[None]:
+        """The same for a prediction. A slow one makes the next one wait longer."""
+        start = time.monotonic()
+        with self.exclude_time():
+            yield
+        self.sample_duration = time.monotonic() - start
 
     def is_sample_due(self, seconds: float) -> bool:
         """Return whether it is time to show a prediction. If so, restart the timer."""
-        if seconds - self.sampled_seconds < SECONDS_BETWEEN_SAMPLES:
+        pause = max(SECONDS_BETWEEN_SAMPLES, self.sample_duration / MAX_SAMPLE_FRACTION)
+        if seconds - self.sampled_seconds < pause:
             return False
         self.sampled_seconds = seconds
         return True
+
+    def projection(self, section: TrainSection, progress: Progress, count_epochs: Callable[[], float]) -> str:
+        """Return a note on the number of steps and epochs that the budget buys; "" if it is too early, or was said.
+
+        `count_epochs` returns the number of epochs of the data that were read, or 0 if this is not known. The first
+        step is not counted, because it may include compiling.
+        """
+        steps = progress.step - self.first_step
+        if steps == 1:
+            self.first_step_seconds = progress.seconds
+        training_seconds = progress.seconds - self.excluded_seconds
+        if self.is_projected or steps < PROJECTION_STEPS or training_seconds < PROJECTION_SECONDS:
+            return ""
+        self.is_projected, epochs_read = True, count_epochs()
+        step_seconds = (training_seconds - self.first_step_seconds) / (steps - 1)
+        left = section.minutes * 60 * (1 - section.max_eval_fraction) - self.first_step_seconds
+        counts = [max(left, 0.0) / step_seconds + 1] if section.minutes else []
+        counts += [float(section.steps)] if section.steps else []
+        counts += [section.epochs * steps / epochs_read] if section.epochs and epochs_read else []
+        total = min(counts, default=0.0)
+        minutes = total * step_seconds / 60
+        took = f"{minutes:.0f} minutes" if minutes < 120 else f"{minutes / 60:.1f} hours"
+        note = f"a step takes {step_seconds:.2g} s: the budget is about {total:,.0f} steps in {took}"
+        epochs = epochs_read * total / steps
+        if not epochs:
+            return note
+        note += f", {epochs:.2g} epochs of the training data"
+        if epochs < 1:
+            gpu = ", or train on a GPU" if self.world.device.type == "cpu" else ""
+            note += f". The model will not see all of it: take a smaller model (model.width, model.layers){gpu}"
+        return note

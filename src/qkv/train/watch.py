@@ -54,6 +54,7 @@ class EvalReport:
     metrics: dict[str, float]  # "loss" and the task's metrics
     is_best: bool
     samples: Sequence[Sample] = ()
+    notes: tuple[str, ...] = ()  # messages for the user: that only a sample of the data is used
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,9 @@ class Watcher:
 
     def on_step(self, report: StepReport) -> None:
         """Called every `train.log_every` steps, and at the end of the budget."""
+
+    def on_eval_progress(self, step: int, fraction: float) -> None:
+        """Called during an evaluation, with the fraction of it that is done."""
 
     def on_evaluate(self, report: EvalReport) -> None:
         """Called after each evaluation."""

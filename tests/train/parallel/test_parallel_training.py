@@ -147,7 +147,8 @@ def test_the_clock_is_that_of_after_the_step(runs: Runs, name: str) -> None:
 def test_a_request_to_stop_that_comes_in_a_long_evaluation_costs_no_work(runs: Runs) -> None:
     assert [note["code"] for note in runs.notes("asked")] == [143, 143], runs.said[-3000:]
     assert runs.code == 143
-    assert newest(runs.folder / "asked").step == 4, "the step after the evaluation"
+    state = newest(runs.folder / "asked").state["progress"]
+    assert (state["step"], state["pending_eval"]) == (3, True), "the step of the evaluation, which is made up for"
 
 
 @pytest.mark.parametrize(("micro", "parts"), [(0, 1), ("auto", 1), (1500, 4), (2500, 2), (4000, 1)])

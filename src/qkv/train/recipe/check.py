@@ -42,6 +42,7 @@ BOUNDS: dict[str, Bounds] = {
     "train.log_every": (1, MAX_COUNT),
     "train.eval_every": (0, MAX_COUNT),
     "train.eval_examples": (0, MAX_COUNT),
+    "train.max_eval_fraction": (0, 1),
     "train.eval_beam": (1, 1024),
     "train.patience": (0, MAX_COUNT),
     "train.save_every": (0, MAX_COUNT),

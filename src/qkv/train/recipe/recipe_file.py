@@ -29,7 +29,7 @@ CHANGEABLE_ON_RESUME = frozenset(
             *("steps", "minutes", "epochs", "patience", "final", "average_checkpoints"),
             *("micro_batch_tokens", "gradient_checkpointing", "device", "num_threads", "num_workers"),
             *("parallel", "tensor_parallel"),
-            *("log_every", "eval_every", "eval_examples", "metric", "eval_beam", "trackers"),
+            *("log_every", "eval_every", "eval_examples", "max_eval_fraction", "metric", "eval_beam", "trackers"),
             *("save_every", "keep_checkpoints", "on_nonfinite"),
         )
     }

@@ -148,6 +148,7 @@ class TrainSection:
     log_every: int = 10
     eval_every: int = 0  # in steps; 0 evaluates ten times in the run
     eval_examples: int = 500  # the number of examples for the task's metrics; the loss uses all validation data
+    max_eval_fraction: float = 0.1  # of the time; evaluations use a sample if all data takes longer; 1: no limit
     metric: str = ""  # the metric that selects the best weights; "" is the task's main metric
     eval_beam: int = 1  # the beam size in evaluations
     patience: int = 0  # the run ends after this number of evaluations without improvement; 0 disables it

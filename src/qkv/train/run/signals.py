@@ -1,10 +1,12 @@
-"""Stop signals: SIGINT (Ctrl-C) and SIGTERM stop a run after the current step, and it saves a last checkpoint.
+"""Stop signals: SIGINT (Ctrl-C) and SIGTERM stop a run within two seconds, or it says that it saves a checkpoint first.
 
 Python runs signal handlers only between two Python instructions, so they never run while the main thread is stuck in a
-collective. Therefore the low-level handler also writes the signal's number to a socket (`signal.set_wakeup_fd`). A
-thread reads it, and exits the process after a second signal or when the deadline has passed.
+collective or another long call. Therefore the low-level handler also writes the signal's number to a socket
+(`signal.set_wakeup_fd`). A thread reads it, announces the stop, and exits the process after a second signal or when a
+deadline has passed.
 """
 
+import logging
 import os
 import signal
 import socket
@@ -13,6 +15,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
+from typing import Literal
+
+log = logging.getLogger("qkv")
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SAME_REQUEST_SECONDS = 1.0
@@ -22,14 +27,39 @@ DEADLINE_SECONDS = 8.0
 MAX_DEADLINE_SECONDS = 25.0
 """The longest deadline. It is below the 30 s that torchrun waits between SIGTERM and SIGKILL."""
 
+ABORT_SECONDS = 1.5
+"""Seconds between a request and the exit of the process, if there is nothing to save and the main thread is stuck."""
+
+POLL_SECONDS = 0.2
+
+SignalMode = Literal["finish", "raise", "abort"]
+ANNOUNCEMENTS: dict[SignalMode, str] = {
+    "finish": "saving a checkpoint after this step, then stopping",
+    "raise": "ending the evaluation, then saving a checkpoint and stopping",
+    "abort": "stopping; there is nothing new to save",
+}
+
 _active: "StopSignals | None" = None
+
+
+class StopRequested(BaseException):
+    """A stop signal arrived. Like `KeyboardInterrupt`, it is no `Exception`, so that no other code catches it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+        self.number = number
 
 
 class StopSignals:
     """Catches stop signals inside a `with` block. `requested` is the first signal that arrived.
 
-    The loop reads `requested` in each step, and stops. A second request exits the process immediately, with code 128 +
-    the signal's number.
+    The effect of the first signal depends on the mode, which `use_mode` sets for a block:
+
+        "finish"   none: the loop reads `requested` in each step, and stops
+        "raise"    `StopRequested` is raised in the main thread, for work that can be abandoned, such as an evaluation
+        "abort"    the same, and the process exits if this takes too long: nothing would be lost
+
+    A second request exits the process immediately, with code 128 + the signal's number.
 
     With `multi_process` there is also a deadline: if the loop does not read `requested` for too long after a request,
     the process exits, because the loop must be waiting for a rank that is gone. The limit is twice the longest time
@@ -43,11 +73,11 @@ class StopSignals:
     ...     save()
     """
 
-    def __init__(self, multi_process: bool = False) -> None:
-        self.multi_process = multi_process
+    def __init__(self, multi_process: bool = False, mode: SignalMode = "finish", announce: bool = True) -> None:
+        self.multi_process, self.mode, self.announce = multi_process, mode, announce
         self._requested: int | None = None
         self._last_check, self._longest_gap = time.monotonic(), 0.0
-        self._acknowledged = self._has_no_deadline = False
+        self._acknowledged = self._has_no_deadline = self._raised = False
         self._old_handlers: dict[int, object] = {}
 
     @property
@@ -80,6 +110,17 @@ class StopSignals:
             self._last_check = time.monotonic()  # the time spent here does not count as a step
             self._has_no_deadline = False
 
+    @contextmanager
+    def use_mode(self, mode: SignalMode) -> Iterator[None]:
+        """Set the mode inside a block. If a signal arrived before and the mode raises, raise now."""
+        before, self.mode = self.mode, mode
+        try:
+            if mode != "finish" and self._requested is not None:
+                raise StopRequested(self._requested)
+            yield
+        finally:
+            self.mode = before
+
     def __enter__(self) -> "StopSignals":
         global _active
         if threading.current_thread() is not threading.main_thread():
@@ -110,17 +151,24 @@ class StopSignals:
         self._receiver.close()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if not self._raised and self.mode != "finish":
+            self._raised = True
+            self._requested = self._requested or number
+            raise StopRequested(number)
         self._requested = self._requested or number
 
     def _listen(self) -> None:
         first = 0.0  # the time of the first request
         while True:
-            counting = first and self.multi_process and not self._acknowledged
-            self._receiver.settimeout(max(0.01, self._deadline(first) - time.monotonic()) if counting else None)
+            deadline = self._deadline(first) if first else None
+            # After a request the mode may still change, so look again soon.
+            wait = POLL_SECONDS if deadline is None else max(0.01, deadline - time.monotonic())
+            self._receiver.settimeout(wait if first else None)
             try:
                 data = self._receiver.recv(64)
             except TimeoutError:
-                if not self._acknowledged and time.monotonic() >= self._deadline(first):
+                deadline = self._deadline(first)
+                if deadline is not None and time.monotonic() >= deadline:
                     os._exit(128 + (self._requested or signal.SIGTERM))
                 continue
             if not data:  # the other end is closed
@@ -131,11 +179,17 @@ class StopSignals:
                 now = time.monotonic()
                 if first and now - first > SAME_REQUEST_SECONDS:
                     os._exit(128 + number)
+                if not first and self.announce:
+                    log.warning("%s: %s", signal.Signals(number).name, ANNOUNCEMENTS[self.mode])
                 first = first or now
                 self._requested = self._requested or number
 
-    def _deadline(self, first: float) -> float:
-        """Return the time at which the loop counts as stuck, unless it reads `requested` before."""
+    def _deadline(self, first: float) -> float | None:
+        """Return the time at which the process exits: a loop that does not read `requested` before counts as stuck."""
+        if self.mode == "abort":
+            return first + ABORT_SECONDS
+        if not self.multi_process or self._acknowledged:
+            return None
         checked = time.monotonic() if self._has_no_deadline else self._last_check
         return max(first, checked) + min(max(DEADLINE_SECONDS, 2 * self._longest_gap), MAX_DEADLINE_SECONDS)
 
