@@ -109,7 +109,7 @@ def read_model(
     if new_head and head is not None:
         config = replace_head(config, head)
     tokenizer = _load_tokenizer(body, config)
-    network = _build_on_meta(config, weights, body / "config.json")
+    network = build_on_meta(config, len(weights.shapes), body / "config.json")
     shapes = {name: tuple(p.shape) for name, p in network.named_parameters()}
     if from_hf:
         tensors, more_notes = read_hf_weights(config, values, weights, shapes, new_head)
@@ -146,12 +146,12 @@ def drop_unknown_tokens(config: Config, config_path: Path) -> tuple[Config, list
     return replace(config, **changes), notes
 
 
-def _build_on_meta(config: Config, weights: Weights, config_path: Path) -> Network:
+def build_on_meta(config: Config, num_tensors: int, config_path: Path) -> Network:
     """Build the network on the meta device, so that impossible sizes are an error before memory is allocated."""
     layers = max(stack.num_layer_groups for stack in (config.encoder, config.decoder) if stack is not None)
-    if layers > len(weights.shapes):
+    if layers > num_tensors:
         raise QkvError(
-            f"{config_path}: {layers} layers, but the folder has only {len(weights.shapes)} tensors; "
+            f"{config_path}: {layers} layers, but the folder has only {num_tensors} tensors; "
             "use the config.json that belongs to these weights"
         )
     try:

@@ -2,14 +2,17 @@
 
 import random
 import shutil
+from collections.abc import Callable
+from math import prod
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from checkpoint_states import holds, names_in, saved, state_of, whole
 
 from qkv.errors import QkvError
-from qkv.train.checkpoint.files import DamagedCheckpoint
+from qkv.train.checkpoint.files import MANIFEST_FILE, DamagedCheckpoint, read_checksummed, write_checksummed
 from qkv.train.checkpoint.folder import CheckpointFolder
 from qkv.train.checkpoint.slices import TensorSlice
 
@@ -209,3 +212,61 @@ def test_what_a_killed_run_left_is_cleared_and_an_unfinished_replacement_is_put_
     checkpoints.recover()
     assert names_in(folder) == ["notes of mine.txt", "step-000000010", "step-000000020"]
     assert holds(checkpoints.newest(), NEW)
+
+
+# -------------------------------------------------------------------- manifests that qkv did not write
+
+
+def forge(checkpoints: CheckpointFolder, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the manifest of the newer checkpoint, and seal it again."""
+    path = checkpoints.folder / f"step-{NEW:09d}" / MANIFEST_FILE
+    content = read_checksummed(path)
+    change(content)
+    write_checksummed(path, content)
+
+
+def first_slice(content: dict[str, Any]) -> dict[str, Any]:
+    return content["shards"][0]["slices"][0]
+
+
+@pytest.mark.parametrize("value", [None, "x", -1, 2**60, 1.5, [], {}, [None], True])
+@pytest.mark.parametrize(
+    "key", ["step", "state", "world_size", "shards", "file", "bytes", "slices", "header", "header.bytes"]
+)
+def test_a_forged_manifest_is_damaged(key: str, value: object, checkpoints: CheckpointFolder) -> None:
+    def change(content: dict[str, Any]) -> None:
+        shard = content["shards"][0]
+        if key == "header.bytes":
+            shard["header"]["bytes"] = value
+        else:
+            (content if key in content else shard)[key] = value
+
+    if (key, value) == ("state", {}) or (key, value) == ("state", []):
+        pytest.skip("an empty state is a state")
+    forge(checkpoints, change)
+    assert detected(checkpoints)
+
+
+@pytest.mark.parametrize("value", [None, "x", -1, 2**60, 1.5, [], {}, [2**60], [-1, -5]])
+@pytest.mark.parametrize("key", ["name", "dtype", "shape", "offset", "size", "start", "bytes", "checksum"])
+def test_a_forged_slice_is_damaged(key: str, value: object, checkpoints: CheckpointFolder) -> None:
+    forge(checkpoints, lambda content: first_slice(content).update({key: value}))
+    if (key, value) == ("name", "x"):
+        pytest.skip("a tensor may have any name")
+    assert detected(checkpoints)
+
+
+@pytest.mark.parametrize("key", ["step", "state", "world_size", "shards"])
+def test_a_manifest_without_a_part_is_damaged(key: str, checkpoints: CheckpointFolder) -> None:
+    forge(checkpoints, lambda content: content.pop(key))
+    assert detected(checkpoints)
+
+
+def test_a_slice_beyond_its_file_needs_no_memory(checkpoints: CheckpointFolder) -> None:
+    def change(content: dict[str, Any]) -> None:
+        itemsize = first_slice(content)["bytes"] // max(1, prod(first_slice(content)["size"]))
+        first_slice(content).update(shape=[2**50], offset=[0], size=[2**50], bytes=2**50 * itemsize)
+
+    forge(checkpoints, change)
+    with pytest.raises(DamagedCheckpoint, match="ends after the end"):
+        checkpoints.open_step(NEW)

@@ -17,13 +17,15 @@ billion.
 import json
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from qkv.errors import QkvError
+from qkv.errors import QkvError, shorten
 from qkv.files import hidden_sibling, parse_json, read_bytes, write_atomically
 
 VERSION = 2
@@ -87,11 +89,9 @@ def read_checksummed(path: Path) -> dict[str, Any]:
     body = data[len(_CHECKSUM_PREFIX) + _CHECKSUM_DIGITS :]
     if data != _CHECKSUM_PREFIX + sha256(body).hexdigest().encode() + body:
         raise DamagedCheckpoint(f"{path}: damaged: its content does not match its checksum")
-    try:
+    with report_malformed(path):
         content: dict[str, Any] = parse_json(data)["content"]
         version = content["version"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise DamagedCheckpoint(f"{path}: does not have the fields of a checkpoint's file ({error!r})") from error
     if version == 1:
         raise DamagedCheckpoint(
             f"{path}: written by an older qkv (version 1 of the format, with other names for the state and the model's "
@@ -100,6 +100,18 @@ def read_checksummed(path: Path) -> dict[str, Any]:
     if version != VERSION:
         raise DamagedCheckpoint(f"{path}: written by a newer qkv (version {version} of the format); update qkv")
     return content
+
+
+@contextmanager
+def report_malformed(path: Path) -> Iterator[None]:
+    """Raise `DamagedCheckpoint` if the block fails because a value in the file is missing or of the wrong type."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise DamagedCheckpoint(
+            f"{path}: a value is missing or of the wrong type, so qkv did not write this file "
+            f"({type(error).__name__}: {shorten(str(error))})"
+        ) from error
 
 
 def remove_folder(folder: Path) -> None:

@@ -23,6 +23,7 @@ from qkv.train.checkpoint.files import (
     parse_step,
     read_checksummed,
     remove_folder,
+    report_malformed,
     step_folder_name,
     write_checksummed,
 )
@@ -204,7 +205,10 @@ class CheckpointFolder:
 
     def _best_step(self) -> int | None:
         path = self.folder / BEST_FILE
-        return read_checksummed(path)["step"] if path.exists() else None
+        if not path.exists():
+            return None
+        with report_malformed(path):
+            return int(read_checksummed(path)["step"])
 
     def _write_best(self, step: int) -> None:
         write_checksummed(self.folder / BEST_FILE, {"version": VERSION, "step": step})

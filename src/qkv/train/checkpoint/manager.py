@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from qkv.data.load.loader import Loader
 from qkv.data.stream.sequences import SequenceStream
 from qkv.errors import QkvError
+from qkv.train.checkpoint.files import report_malformed
 from qkv.train.checkpoint.folder import CheckpointFolder
 from qkv.train.checkpoint.reader import Checkpoint
 from qkv.train.optim.averages import Ema
@@ -69,7 +70,8 @@ class CheckpointManager:
 
     def restore(self, checkpoint: Checkpoint) -> Progress:
         """Restore the run's state. Raise if the checkpoint is of another model, tokenizer or data."""
-        saved = checkpoint.state["invariants"]
+        with report_malformed(checkpoint.folder):
+            saved = dict(checkpoint.state["invariants"])
         changed = [
             f"{name}: was {saved.get(name)!r}, is {self.invariants.get(name)!r}"
             for name in sorted({*saved, *self.invariants})
@@ -92,15 +94,16 @@ class CheckpointManager:
         with torch.no_grad():
             for name, tensor in tensors.items():
                 load_slices(tensor, checkpoint, name, self.stepper.world)
-        if self.stepper.scaler is not None and checkpoint.state["scaler"]:
-            self.stepper.scaler.load_state_dict(checkpoint.state["scaler"])
-        if self.stepper.section.micro_batch_tokens == "auto":
-            self.stepper.num_micro_batches = int(checkpoint.state["num_micro_batches"])
-        if checkpoint.state["temporary"]:
-            self.checkpoints.temporary_step = checkpoint.step
-        self.loader.load_state_dict(checkpoint.state["data"])
-        progress = Progress.from_dict(checkpoint.state["progress"])
-        if checkpoint.state["validation_data"] != self.validation_identity:
-            self.notes.append("the validation data has changed: the best metric so far is forgotten")
-            progress.best_value = progress.best_loss = None
+        with report_malformed(checkpoint.folder):
+            if self.stepper.scaler is not None and checkpoint.state["scaler"]:
+                self.stepper.scaler.load_state_dict(checkpoint.state["scaler"])
+            if self.stepper.section.micro_batch_tokens == "auto":
+                self.stepper.num_micro_batches = int(checkpoint.state["num_micro_batches"])
+            if checkpoint.state["temporary"]:
+                self.checkpoints.temporary_step = checkpoint.step
+            self.loader.load_state_dict(checkpoint.state["data"])
+            progress = Progress.from_dict(checkpoint.state["progress"])
+            if checkpoint.state["validation_data"] != self.validation_identity:
+                self.notes.append("the validation data has changed: the best metric so far is forgotten")
+                progress.best_value = progress.best_loss = None
         return progress

@@ -6,13 +6,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from math import prod
+from operator import index
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from qkv.errors import QkvError, suggest_name
+from qkv.errors import QkvError, shorten, suggest_name
 from qkv.files import describe_os_error
 from qkv.train.checkpoint.files import (
     DTYPES,
@@ -20,6 +21,7 @@ from qkv.train.checkpoint.files import (
     DamagedCheckpoint,
     parse_step,
     read_checksummed,
+    report_malformed,
     shard_name,
 )
 from qkv.train.checkpoint.slices import SliceBounds, index_within, intersection, is_inside, tiling_problem
@@ -57,6 +59,11 @@ def group_slices(shards: Sequence[Mapping[str, Any]]) -> dict[str, _StoredTensor
             if (tensor.dtype, tensor.shape) != (dtype, shape):
                 raise ValueError(f"{name}: slices of different dtypes or shapes")
             bounds = tuple(entry["offset"]), tuple(entry["size"])
+            numbers = (*shape, *bounds[0], *bounds[1], entry["start"], entry["bytes"])
+            if type(name) is not str or not all(type(number) is int and number >= 0 for number in numbers):
+                raise ValueError(f"{name}: the numbers {shorten(str(numbers))} are not all integers of at least 0")
+            if entry["start"] + entry["bytes"] > shard["bytes"]:
+                raise ValueError(f"{name}: a slice ends after the end of {shard['file']}")
             if entry["bytes"] != prod(bounds[1]) * dtype.itemsize:
                 raise ValueError(f"{name}: {entry['bytes']} bytes for a slice of {bounds[1]}")
             stored = _StoredSlice(shard["file"], entry["start"], entry["bytes"], entry["checksum"], bounds)
@@ -78,24 +85,24 @@ class Checkpoint:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         manifest = read_checksummed(folder / MANIFEST_FILE)
-        self.step: int = manifest["step"]
-        if self.step != parse_step(folder.name):
-            raise DamagedCheckpoint(
-                f"{folder}: contains step {self.step}, so the folder was renamed; give it its old name"
-            )
-        self.state: dict[str, Any] = manifest["state"]
-        self.world_size: int = manifest["world_size"]  # the number of ranks that wrote it
-        self._files: dict[str, dict[str, Any]] = {shard["file"]: shard for shard in manifest["shards"]}
-        for rank, shard in enumerate(manifest["shards"]):
-            if shard["file"] != shard_name(rank, self.world_size):
+        with report_malformed(folder / MANIFEST_FILE):
+            self.step: int = manifest["step"]
+            if self.step != parse_step(folder.name):
                 raise DamagedCheckpoint(
-                    f"{folder}: the manifest lists {shard['file']!r}, which is not the name of a shard"
+                    f"{folder}: contains step {self.step}, so the folder was renamed; give it its old name"
                 )
-            self._check_length(folder / shard["file"], shard["bytes"])
-        try:
+            self.state: dict[str, Any] = dict(manifest["state"])
+            self.world_size: int = manifest["world_size"]  # the number of ranks that wrote it
+            self._files: dict[str, dict[str, Any]] = {shard["file"]: shard for shard in manifest["shards"]}
+            if len(self._files) != self.world_size:
+                raise DamagedCheckpoint(f"{folder}: the manifest lists {len(self._files)} of {self.world_size} shards")
+            for rank, shard in enumerate(manifest["shards"]):
+                if shard["file"] != shard_name(rank, self.world_size):
+                    raise DamagedCheckpoint(
+                        f"{folder}: the manifest lists {shard['file']!r}, which is not the name of a shard"
+                    )
+                self._check_length(folder / shard["file"], shard["bytes"])
             self._tensors = group_slices(manifest["shards"])
-        except ValueError as error:
-            raise DamagedCheckpoint(f"{folder}: {error}") from error
 
     def tensor_names(self) -> list[str]:
         """Return the names of all tensors, sorted."""
@@ -128,7 +135,8 @@ class Checkpoint:
     def verify(self) -> None:
         """Verify every byte of every file. Raise `DamagedCheckpoint` if one is wrong."""
         for name, file in self._files.items():
-            ranges = [(0, file["header"]["bytes"], file["header"]["checksum"], "the header")]
+            with report_malformed(self.folder / MANIFEST_FILE):
+                ranges = [(0, index(file["header"]["bytes"]), file["header"]["checksum"], "the header")]
             ranges += [(one["start"], one["bytes"], one["checksum"], one["name"]) for one in file["slices"]]
             path = self.folder / name
             self._check_length(path, file["bytes"])

@@ -16,14 +16,14 @@ from qkv import store
 from qkv.blocks import HeadConfig
 from qkv.errors import QkvError
 from qkv.files import to_path
-from qkv.models import Config, build
+from qkv.models import Config
 from qkv.store import StoredModel
 from qkv.store.config_json import parse_config
 from qkv.store.huggingface import replace_head
-from qkv.store.model_folder import assign_parameters, initialise_missing
+from qkv.store.model_folder import assign_parameters, build_on_meta, initialise_missing
 from qkv.text import Tokenizer
 from qkv.train.adapt import LoraLinear, merge_lora, replace_module
-from qkv.train.checkpoint.files import MANIFEST_FILE, DamagedCheckpoint, parse_step, step_folder_name
+from qkv.train.checkpoint.files import MANIFEST_FILE, DamagedCheckpoint, parse_step, report_malformed, step_folder_name
 from qkv.train.checkpoint.manager import EMA_PREFIX, WEIGHTS_PREFIX
 from qkv.train.checkpoint.reader import Checkpoint
 from qkv.train.recipe import recipe_file
@@ -127,7 +127,9 @@ def load_checkpoint(
 ) -> StoredModel:
     """Load the model of a checkpoint. Every tensor of the model is verified; the optimizer's state is not read."""
     tokenizer = Tokenizer.load(run)
-    if tokenizer.fingerprint != found.state["invariants"].get("tokenizer"):
+    with report_malformed(found.folder):
+        fingerprint = found.state["invariants"].get("tokenizer")
+    if tokenizer.fingerprint != fingerprint:
         raise QkvError(
             f"{found.folder}: this checkpoint was trained with another tokenizer than the one in {run}; restore the "
             "run's tokenizer.json or, if the checkpoint is of another run, move it back there"
@@ -136,7 +138,7 @@ def load_checkpoint(
     new_head = head is not None and head != config.head
     if new_head and head is not None:
         config = replace_head(config, head)
-    network = build(config, device="meta")
+    network = build_on_meta(config, len(found.tensor_names()), found.folder / MANIFEST_FILE)
     saved = set(found.tensor_names())
     adapted = [tensor.removesuffix(".lora_a") for tensor in saved if tensor.endswith(".lora_a")]
     alpha = recipe_file.loads(RunFolder(run).read_recipe(), str(run)).model.lora_alpha if adapted else 0.0
@@ -145,18 +147,22 @@ def load_checkpoint(
             _add_lora(network, tensor.removeprefix(WEIGHTS_PREFIX), found, alpha)
     device = torch.device(device)
     tensors: dict[str, Tensor] = {}
-    names = [name for name, _ in network.named_parameters()]
-    for name in names:
+    shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
+    for name, shape in shapes.items():
         if new_head and name.startswith("head."):
             continue
         held = EMA_PREFIX + name if EMA_PREFIX + name in saved else WEIGHTS_PREFIX + name
+        if found.shape(held) != shape:
+            raise DamagedCheckpoint(
+                f"{found.folder}: {held} has the shape {found.shape(held)}, the model needs {shape}"
+            )
         tensors[name] = (
             torch.empty(found.shape(held), device=device) if device.type == "meta" else found.read_tensor(held)
         )
     averaged = "moving average of the " if any(name.startswith(EMA_PREFIX) for name in saved) else ""
     notes = [f"these are the {averaged}weights of step {found.step:,}"]
     if new_head:
-        initialise_missing(config, tensors, [name for name in names if name not in tensors], notes, device)
+        initialise_missing(config, tensors, [name for name in shapes if name not in tensors], notes, device)
     assign_parameters(network, tensors, device, torch.float32)
     merge_lora(network)
     return StoredModel(config, network.to(dtype or torch.float32).eval(), tokenizer, notes)
@@ -165,13 +171,14 @@ def load_checkpoint(
 def read_config(checkpoint: Checkpoint) -> Config:
     """Return the config of a checkpoint's model. The checkpoint stores it among the invariants of its run."""
     values: dict[str, Any] = {}
-    for name, value in checkpoint.state["invariants"].items():
-        *way, last = name.split(".")
-        if way[:1] == ["model"]:
-            inner = values
-            for step in way[1:]:
-                inner = inner.setdefault(step, {})
-            inner[last] = value
+    with report_malformed(checkpoint.folder):
+        for name, value in checkpoint.state["invariants"].items():
+            *way, last = name.split(".")
+            if way[:1] == ["model"]:
+                inner = values
+                for step in way[1:]:
+                    inner = inner.setdefault(step, {})
+                inner[last] = value
     return parse_config(values, str(checkpoint.folder / MANIFEST_FILE))
 
 
