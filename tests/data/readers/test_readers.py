@@ -172,14 +172,15 @@ def test_a_column_number_that_does_not_exist_is_refused(column, tmp_path):
         fields_of(path, columns={"text": column}, header=False)
 
 
-def test_a_first_line_that_looks_like_data_is_reported(tmp_path):
+def test_a_first_line_that_looks_like_data_is_data_and_reported(tmp_path):
     bare = write(tmp_path, "bare.tsv", "the man sees a cat\tder Mann sieht eine Katze\na dog\tein Hund\n")
     problems = Problems()
     assert fields_of(bare, problems=problems) == [
-        {"the man sees a cat": "a dog", "der Mann sieht eine Katze": "ein Hund"}
+        {"0": "the man sees a cat", "1": "der Mann sieht eine Katze"},
+        {"0": "a dog", "1": "ein Hund"},
     ]
     assert counts(problems) == {"first line": 1}
-    assert "--columns source=0 --columns target=1 on the command line" in str(problems.summary())
+    assert "choose columns by name: --columns FIELD=NAME" in str(problems.summary())
     named = write(tmp_path, "named.tsv", "source\ttarget text\na dog\tein Hund\n")
     asked = write(tmp_path, "asked.tsv", "Is it true?\tlabel\tplace\na dog\tyes\there\n")
     chosen = {"columns": {"source": "the man sees a cat"}}
@@ -275,7 +276,7 @@ def test_a_json_file_is_a_list_of_objects_or_of_lists(tmp_path):
 
 def test_a_json_file_that_is_no_list_says_where_lists_are(tmp_path):
     path = write(tmp_path, "a.json", json.dumps({"train": [], "test": [], "name": "x"}))
-    with pytest.raises(UsageError, match=r"contains lists \(train, test\): save the list .* a file of its own"):
+    with pytest.raises(UsageError, match=r"several lists, train, test: choose one with --key train, or data\.key"):
         fields_of(path)
     with pytest.raises(UsageError, match="no list at key 'trian'; set key to one of its lists: train, test"):
         fields_of(path, key="trian")

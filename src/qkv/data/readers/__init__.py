@@ -84,7 +84,7 @@ class DataFiles:
         """The files that exist, in the order in which they are read, each with its format."""
         if self.format == "datasets":
             return [FileGroup("datasets", (Path(path),)) for path in list_paths(self.paths)]
-        return find_file_groups(self.paths, self.format, problems)
+        return find_file_groups(self.paths, self.format, problems, self.options)
 
     def records(self, problems: Problems, progress: OnProgress | None = None) -> Iterator[Record]:
         """All records, in order. `progress` is called with the bytes read so far and the total.

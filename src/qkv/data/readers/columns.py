@@ -51,8 +51,29 @@ def looks_like_data(name: str) -> bool:
     >>> [looks_like_data(name) for name in ("the man sees a cat", "Who?", "3.5", "German text", "label_id")]
     [True, True, True, False, False]
     """
-    words = name.split()
-    return len(words) > 3 or name.endswith((".", "!", "?")) or name.replace(".", "", 1).isdigit()
+    return len(name.split()) > 3 or name.endswith((".", "!", "?")) or is_number(name)
+
+
+def is_number(cell: str) -> bool:
+    """Whether a cell is a decimal number.
+
+    >>> is_number("-3.5"), is_number("7"), is_number("1e3"), is_number("v2")
+    (True, True, False, False)
+    """
+    return cell.strip().removeprefix("-").replace(".", "", 1).isdecimal()
+
+
+def is_data_row(first: list[str], second: list[str]) -> bool:
+    """Whether the first row of a table is data and not the names of its columns.
+
+    It is data if half of its cells look like data, unless one is the name of a column of numbers.
+
+    >>> is_data_row(["A man plays.", "5.0"], ["A dog runs.", "1.2"]), is_data_row(["How old?", "Why?"], ["35", "So."])
+    (True, False)
+    """
+    if any(is_number(below) and not is_number(cell) for cell, below in zip(first, second, strict=False)):
+        return False
+    return 2 * sum(map(looks_like_data, first)) >= len(first)
 
 
 def column_indices(columns: dict[str, str | int] | None, names: Sequence[str], file: str) -> list[tuple[str, int]]:

@@ -11,9 +11,10 @@ import csv
 import re
 from collections import Counter, deque
 from collections.abc import Iterator
+from itertools import chain, islice
 from pathlib import Path
 
-from qkv.data.readers.columns import chosen_by_number, column_indices, looks_like_data
+from qkv.data.readers.columns import chosen_by_number, column_indices, is_data_row
 from qkv.data.readers.find_files import FORMAT_BY_EXTENSION, FileGroup, format_extension
 from qkv.data.readers.lines import read_lines
 from qkv.data.readers.options import ReadContext
@@ -26,27 +27,29 @@ QUOTED_FIELD = re.compile(r'(?<![^,;\t|])"[^"]*(?:""[^"]*)*"?')  # up to the end
 
 
 def read_delimited(group: FileGroup, context: ReadContext) -> Iterator[Record]:
-    """The rows of a CSV or TSV file as records; the header or numbers name the columns."""
+    """The rows of a CSV or TSV file as records; the header or numbers name the columns.
+
+    By default the first row is a header unless `columns` are chosen by number, or the row looks like data.
+    """
     path, options, problems = group.paths[0], context.options, context.problems
     file = str(path)
+    rows = _split_rows(path, group.format, context)
+    first_rows = list(islice(rows, 2))
+    if not first_rows:
+        return
+    number, names = first_rows[0]
+    width = len(names)
     header = options.header if options.header is not None else not chosen_by_number(options.columns)
-    columns: list[tuple[str, int]] = []
-    width = 0
-    for number, row in _split_rows(path, group.format, context):
-        if not width:
-            width = len(row)
-            names = _unique_names(row) if header else [str(index) for index in range(width)]
-            columns = column_indices(options.columns, names, file)
-            is_default = header and options.header is None and options.columns is None
-            if is_default and 2 * sum(map(looks_like_data, row)) >= width:
-                reason = (
-                    "is read as the names of the columns, but looks like data; if it is data, choose columns by "
-                    "number: --columns source=0 --columns target=1 on the command line, or "
-                    'data.columns = {source = "0", target = "1"} in a recipe'
-                )
-                problems.note("first line", FileLocation(file, number), reason)
-            if header:
-                continue
+    if options.header is None and options.columns is None and is_data_row(names, first_rows[-1][1]):
+        header = False
+        reason = (
+            "is read as data, because it does not look like names of columns, so the columns have numbers from 0; if "
+            "it has names, choose columns by name: --columns FIELD=NAME, or data.columns in a recipe"
+        )
+        problems.note("first line", FileLocation(file, number), reason)
+    names = _unique_names(names) if header else [str(index) for index in range(width)]
+    columns = column_indices(options.columns, names, file)
+    for number, row in chain(first_rows[header:], rows):
         problems.num_seen += 1
         if len(row) == width:
             yield Record({field: row[index] for field, index in columns}, FileLocation(file, number))

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from qkv.data.problems import Problems
 from qkv.data.readers.decompress import COMPRESSION_BY_EXTENSION, open_data_file
+from qkv.data.readers.options import ReadOptions
+from qkv.data.readers.sniff import SNIFFED_EXTENSIONS, sniff_format
 from qkv.data.records import FileLocation
 from qkv.errors import QkvError, UsageError
 
@@ -47,7 +49,9 @@ class FileGroup:
     fields: tuple[str, ...] = ()
 
 
-def find_file_groups(paths: PathsArgument, format: str | None, problems: Problems) -> list[FileGroup]:
+def find_file_groups(
+    paths: PathsArgument, format: str | None, problems: Problems, options: ReadOptions | None = None
+) -> list[FileGroup]:
     """The groups of files to read, in order. A mapping of field → file means aligned files."""
     if isinstance(paths, Mapping):
         if format not in (None, "aligned"):
@@ -68,10 +72,22 @@ def find_file_groups(paths: PathsArgument, format: str | None, problems: Problem
     groups = []
     for path in listed:
         files, is_explicit = _expand_path(path)
-        usable = [group for file in files if (group := _make_group(file, format, is_explicit, problems))]
-        if not usable:
+        num_before = len(groups)
+        formats: dict[str, str] = {}  # by extension; in a folder, the first file with an extension decides for all
+        for file in files:
+            extension = format_extension(file)
+            if format is None and extension in SNIFFED_EXTENSIONS and extension not in formats:
+                formats[extension] = _sniff(file, FORMAT_BY_EXTENSION[extension], options or ReadOptions(), problems)
+            found = format or formats.get(extension) or FORMAT_BY_EXTENSION.get(extension)
+            if found:
+                groups.append(FileGroup(found, (file,)))
+            elif is_explicit:
+                raise UsageError(f"{file} has no known extension; {_format_hint()}")
+            else:
+                reason = f"not read, because the extension is unknown; {_format_hint()}"
+                problems.note("unknown extension", FileLocation(str(file)), reason)
+        if len(groups) == num_before:
             raise QkvError(f"no file in {path} has a known extension; {_format_hint()}")
-        groups += usable
     return groups
 
 
@@ -100,15 +116,12 @@ def format_extension(path: Path) -> str:
     return suffixes[-1] if suffixes else ""
 
 
-def _make_group(path: Path, format: str | None, is_explicit: bool, problems: Problems) -> FileGroup | None:
-    found = format or FORMAT_BY_EXTENSION.get(format_extension(path))
-    if found:
-        return FileGroup(found, (path,))
-    if is_explicit:
-        raise UsageError(f"{path} has no known extension; {_format_hint()}")
-    reason = f"not read, because the extension is unknown; {_format_hint()}"
-    problems.note("unknown extension", FileLocation(str(path)), reason)
-    return None
+def _sniff(path: Path, format: str, options: ReadOptions, problems: Problems) -> str:
+    found, reason = sniff_format(path, format, options)
+    if found != format:
+        other = f'to read it as {format}, use --format {format} on the command line, or data.format = "{format}"'
+        problems.note("format", FileLocation(str(path)), f"read as {found}, because it has {reason}; {other}")
+    return found
 
 
 def _expand_path(path: PathArgument) -> tuple[list[Path], bool]:

@@ -20,13 +20,13 @@ from qkv.errors import QkvError, UsageError
 def read_json(group: FileGroup, context: ReadContext) -> Iterator[Record]:
     """The rows of a JSON file: a list of objects, or of lists (with numbers as columns), or SQuAD's articles.
 
-    `options.key` says where in the document the list is (`data`, or dotted: `splits.train`). The location counts rows
-    from 1, because line numbers mean nothing in a document on one line.
+    `options.key` says where in the document the list is (`data`, or dotted: `splits.train`); an object with one list
+    needs no key. The location counts rows from 1, because line numbers mean nothing in a document on one line.
     """
     document = _parse_document(group, context)
     if document is not None:
         file = str(group.paths[0])
-        rows = _find_rows(document, group.format, context.options.key, file)
+        rows = _find_rows(document, group.format, file, context)
         yield from select_records(map(_as_object, rows), file, context)
 
 
@@ -58,7 +58,8 @@ def _parse_document(group: FileGroup, context: ReadContext) -> Any:
     return None
 
 
-def _find_rows(document: Any, format: str, key: str | None, file: str) -> Iterable[Any]:
+def _find_rows(document: Any, format: str, file: str, context: ReadContext) -> Iterable[Any]:
+    key = context.options.key
     if format == "squad" or (key is None and is_squad(document)):
         if not is_squad(document):
             raise QkvError(f"{file} is not in SQuAD's format: a list `data` of articles with `paragraphs` is missing")
@@ -69,9 +70,17 @@ def _find_rows(document: Any, format: str, key: str | None, file: str) -> Iterab
             lists = ", ".join(_list_keys(document)) or "none at the top level"
             raise UsageError(f"{file} has no list at key {key!r}; set key to one of its lists: {lists}")
         return inner
-    if not isinstance(document, list):
-        raise UsageError(f"{file} is not a list of rows; {_rows_hint(document)}")
-    return document
+    if isinstance(document, list):
+        return document
+    keys = _list_keys(document)
+    if len(keys) == 1:
+        context.problems.note("key", FileLocation(file), f"the rows are read from its only list, {keys[0]!r}")
+        rows: list[Any] = document[keys[0]]
+        return rows
+    hint = "write its rows as a JSON list of objects, or as JSON Lines, one object a line"
+    if keys:
+        hint = f"it has several lists, {', '.join(keys)}: choose one with --key {keys[0]}, or data.key in a recipe"
+    raise UsageError(f"{file} is not a list of rows; {hint}")
 
 
 def _as_object(row: Any) -> dict[str, Any] | InvalidRecord:
@@ -84,13 +93,3 @@ def _as_object(row: Any) -> dict[str, Any] | InvalidRecord:
 
 def _list_keys(document: Any) -> list[str]:
     return [key for key, value in document.items() if isinstance(value, list)] if isinstance(document, dict) else []
-
-
-def _rows_hint(document: Any) -> str:
-    keys = _list_keys(document)
-    if not keys:
-        return "write its rows as a JSON list of objects, or as JSON Lines, one object a line"
-    return (
-        f"it is an object that contains lists ({', '.join(keys)}): save the list with the rows as a file of its own, "
-        f"or choose it in Python with ReadOptions(key={keys[0]!r})"
-    )

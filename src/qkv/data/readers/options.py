@@ -33,7 +33,8 @@ class ReadOptions:
     """How files are read. None means the format's default."""
 
     columns: dict[str, str | int] | None = None  # field → column; None reads all
-    # csv, tsv: whether the first row names the columns; default: yes, unless `columns` chooses them by number
+    # csv, tsv: whether the first row names the columns; default: yes, unless `columns` are chosen by number or, without
+    # `columns`, the row looks like data
     header: bool | None = None
     delimiter: str | None = None  # csv, tsv: one character; default: detected in the first line (csv), a tab (tsv)
     quote: bool | None = None  # csv, tsv: whether fields may be quoted as in RFC 4180; default: yes for csv, no for tsv
