@@ -22,8 +22,8 @@ SCALING = "kind factor low_freq_factor high_freq_factor original_max_positions"
 RECIPE = {
     "run": "",
     "data": """
-    train valid test valid_fraction valid_split_by format columns mix epoch_examples max_length max_source_length
-    too_long layout max_invalid_fraction cache
+    train valid test valid_fraction valid_split_by format columns key scale mix epoch_examples max_length
+    max_source_length too_long layout max_invalid_fraction cache
     """,
     "tokenizer": "from_ kind vocab_size lowercase min_frequency",
     "model": """
@@ -56,13 +56,15 @@ OPTIONS = {
         *("--batch-size", "--beam", "--device", "--draft", "--int8", "--json", "--max-tokens", "--seed", "--stop"),
         *("--temperature", "--top-k", "--top-p"),
     ],
-    "data": ["--columns", "--examples", "--format", "--json", "--max-length", "--tokenizer"],
+    "data": [
+        *("--columns", "--examples", "--format", "--json", "--key", "--max-length", "--test", "--tokenizer", "--valid"),
+    ],
     "eval": [
-        *("--batch-size", "--beam", "--columns", "--device", "--format", "--int8", "--json"),
-        *("--limit", "--metric", "--samples", "--split"),
+        *("--batch-size", "--beam", "--columns", "--device", "--format", "--int8", "--json", "--key"),
+        *("--limit", "--metric", "--samples", "--split", "--test", "--valid"),
     ],
     "train": ["--dry-run", "--json", "--processes"],
-    "init": ["--json", "--out"],
+    "init": ["--columns", "--format", "--json", "--key", "--out", "--test", "--valid"],
     "verify-resume": ["--json", "--steps"],
 }
 

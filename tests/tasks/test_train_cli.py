@@ -13,6 +13,7 @@ from prepare_samples import sample_files
 
 from qkv import cli
 from qkv.cli.shared import print_result
+from qkv.data import ValidationSplit, read
 from qkv.train.run.folder import RunFolder
 
 TINY = ["model.width=16", "model.heads=2", "model.layers=1", "tokenizer.kind=char", "data.max_length=96"]
@@ -190,8 +191,15 @@ def test_a_run_is_scored_on_what_its_recipe_holds_out(here: Path, capsys: pytest
     (here / "held.tsv").write_text("".join(lines[:8]), encoding="utf-8")
     said(capsys, ["init", "translate", "pairs.tsv"])
     said(capsys, ["train", "translate.toml", "run=a", *SHORT])
-    _, err = said(capsys, ["eval", "a"], code=2)
-    assert "no evaluation data was given; for example: qkv eval a test.tsv" in err
+    out, err = said(capsys, ["eval", "a", "--json"])
+    assert "evaluated on the data of its recipe: the 10% that the run held out of pairs.tsv" in err
+    split = ValidationSplit(0.1, group_by=("source",))
+    held_out = [one for one in read("pairs.tsv") if split.assign(one) == "validation"]
+    assert json.loads(out)["records"] == len(held_out) > 0
+    assert json.loads(out)["samples"][0]["source"] == held_out[0].fields["source"]
+    said(capsys, ["train", "translate.toml", "run=c", "data.valid_fraction=0", "train.final=last", *SHORT])
+    _, err = said(capsys, ["eval", "c"], code=2)
+    assert "no evaluation data was given; for example: qkv eval c test.tsv" in err
     said(capsys, ["train", "translate.toml", "run=b", "data.test=held.tsv", "data.valid=pairs.tsv", *SHORT])
     out, err = said(capsys, ["eval", "b", "--json"])
     assert "evaluated on the data of its recipe: held.tsv" in err
@@ -209,6 +217,57 @@ def test_what_a_recipe_holds_out_is_read_by_the_recipes_columns(here: Path, caps
     said(capsys, ["train", "translate.toml", "run=a", "data.test=wide.tsv", *columns, *SHORT])
     sample = json.loads(said(capsys, ["eval", "a", "--limit", "3", "--json"])[0])["samples"][0]
     assert (sample["source"][:3], sample["expected"][:4]) == ("wun", "eins")
+
+
+def test_init_data_and_eval_read_a_file_without_a_header_alike(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Scores from 0 to 5 become cosine similarities; no line is lost as a header, and no column is dropped."""
+    rows = "".join(f"A man plays song {n}.\tA woman sings song {n}.\t{n % 6}.0\n" for n in range(60))
+    (here / "sts.tsv").write_text(rows, encoding="utf-8")
+    (here / "test.txt").write_text(rows[: len(rows) // 2].rpartition("\n")[0] + "\n", encoding="utf-8")
+    out, _ = said(capsys, ["init", "embed", "sts.tsv", "--test", "test.txt"])
+    assert "columns: first = 0, second = 1, score = 2; the first line is read as data" in out
+    recipe = tomllib.loads((here / "embed.toml").read_text())["data"]
+    assert (recipe["scale"], recipe["test"]) == (5.0, "test.txt")
+    found = json.loads(said(capsys, ["data", "sts.tsv", "--test", "test.txt", "--json"])[0])
+    assert found["train"]["examples"] == 60
+    assert found["test"]["files"][0]["format"] == "tsv"
+    said(capsys, ["train", "embed.toml", "run=e", *SHORT])
+    result = json.loads(said(capsys, ["eval", "e", "--json"])[0])
+    assert result["records"] == found["test"]["examples"]
+    assert result["main"] == "spearman"
+    assert json.loads(said(capsys, ["eval", "e", "--test", "sts.tsv", "--json"])[0])["records"] == 60
+    _, err = said(capsys, ["eval", "e", "sts.tsv", "--test", "sts.tsv"], code=2)
+    assert "one set of files is evaluated at a time" in err
+    _, err = said(capsys, ["train", "embed.toml", "run=f", "data.scale=1", *SHORT], code=2)
+    assert "divide them by 5 with data.scale" in err
+
+
+def test_a_key_a_format_and_columns_are_the_same_for_all_commands(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"review": f"fine thing {n}", "stars": str(n % 2)} for n in range(40)]
+    (here / "two.json").write_text(json.dumps({"train": rows, "meta": [1]}), encoding="utf-8")
+    _, err = said(capsys, ["init", "classify", "two.json"], code=2)
+    assert "choose one with --key train, or data.key in a recipe" in err
+    reading = ["--key", "train", "--columns", "text=review", "--columns", "label=stars"]
+    said(capsys, ["init", "classify", "two.json", *reading])
+    data = tomllib.loads((here / "classify.toml").read_text())["data"]
+    assert (data["key"], data["columns"]) == ("train", {"text": "review", "label": "stars"})
+    assert json.loads(said(capsys, ["data", "two.json", *reading, "--json"])[0])["examples"] == 40
+    said(capsys, ["train", "classify.toml", "run=k", *SHORT])
+    assert json.loads(said(capsys, ["eval", "k", "two.json", *reading, "--json"])[0])["records"] == 40
+    (here / "table").write_text("review\tstars\n" + "so it is\t1\n" * 40, encoding="utf-8")
+    arguments = ["init", "classify", "table", "--format", "tsv", "--out", "t.toml", *reading[2:]]
+    said(capsys, arguments)
+    assert tomllib.loads((here / "t.toml").read_text())["data"]["format"] == "tsv"
+    _, err = said(capsys, ["init", "classify", "two.json", "--columns", "text=revew", "--key", "train"], code=2)
+    assert "did you mean 'review'" in err
+
+
+def test_all_alternatives_of_a_missing_file_are_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "a.en").write_text("one\n", encoding="utf-8")
+    _, err = said(capsys, ["init", "classify", "text=a.en"], code=2)
+    assert "needs a file for label or score; add label=FILE" in err
 
 
 def test_few_and_short_pairs_are_read_letter_by_letter(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,9 +12,12 @@ from qkv.errors import UsageError
 @app.command
 def data(
     *files: str,
+    valid: StringList = None,
+    test: StringList = None,
     tokenizer: Path | None = None,
     format: str | None = None,
     columns: StringList = None,
+    key: str | None = None,
     max_length: int = 512,
     examples: int = 3,
     json: Json = False,
@@ -24,24 +27,31 @@ def data(
     Examples:
         qkv data train.tsv
         qkv data source=train.en target=train.fr --tokenizer models/mine
+        qkv data train.jsonl --valid valid.jsonl --test test.jsonl
         qkv data reviews.csv.gz --columns text=review --columns label=stars --json
 
     Parameters
     ----------
     files
         Files, globs or folders; or field=file for each of several line-aligned files.
+    valid
+        A validation file, once for each; it is shown after the other files.
+    test
+        A test file, once for each; it is shown last.
     tokenizer
         A model folder or tokenizer.json; with it, lengths and first examples are also shown in tokens.
     format
-        The format of the files; by default it follows from their extension.
+        The format of the files; by default it follows from their extension and their first lines.
     columns
         field=column for each column to read; by default all columns are read.
+    key
+        Where in a JSON document the list of records is.
     max_length
         The sequence length for which padding is estimated.
     examples
         The number of first examples to show.
     """
-    from qkv.data.readers import DataFiles, ReadOptions
+    from qkv.data.readers import DataFiles
     from qkv.data.survey import survey_files
     from qkv.render.progress import progress_bar
     from qkv.render.survey import print_survey
@@ -51,21 +61,39 @@ def data(
         raise UsageError("no files were given; for example: qkv data train.tsv")
     check_minimum("max-length", max_length, 2)
     check_minimum("examples", examples, 0)
-    named = parse_fields(files, "line-aligned files")
     chosen = parse_fields(columns or [], "--columns", required=True)
-    paths = [os.path.realpath(file) for file in files]
-    if not named and (repeated := [file for file, path in zip(files, paths, strict=True) if paths.count(path) > 1]):
-        raise UsageError(f"{repeated[0]}: this file was given twice; give each file once")
-    source = DataFiles(named or list(files), format, ReadOptions(columns=chosen or None))
+    splits = {"train": files, "valid": valid or (), "test": test or ()}
+    sources = {
+        name: DataFiles.from_options(parse_files(given), format, columns=chosen or None, key=key)
+        for name, given in splits.items()
+        if given
+    }
     loaded_tokenizer = Tokenizer.load(tokenizer) if tokenizer else None
-    with progress_bar("reading") as progress:
-        survey = survey_files(
-            source, tokenizer=loaded_tokenizer, max_length=max_length, num_previews=examples, progress=progress
-        )
+    surveys = {}
+    for name, source in sources.items():
+        with progress_bar("reading") as progress:
+            surveys[name] = survey_files(
+                source, tokenizer=loaded_tokenizer, max_length=max_length, num_previews=examples, progress=progress
+            )
     if json:
-        print_json(survey.to_dict())
-    else:
+        values = {name: survey.to_dict() for name, survey in surveys.items()}
+        print_json(values if len(values) > 1 else values["train"])
+        return
+    for number, survey in enumerate(surveys.values()):
+        if number:
+            print()
         print_survey(survey, StdoutConsole())
+
+
+def parse_files(arguments: Sequence[str]) -> list[str] | dict[str, str]:
+    """Files as a list, or by field if they are given as field=file. A file that is given twice is an error."""
+    if named := parse_fields(arguments, "line-aligned files"):
+        return named
+    paths = [os.path.realpath(file) for file in arguments]
+    for file, path in zip(arguments, paths, strict=True):
+        if paths.count(path) > 1:
+            raise UsageError(f"{file}: this file was given twice; give each file once")
+    return list(arguments)
 
 
 def parse_fields(arguments: Sequence[str], description: str, *, required: bool = False) -> dict[str, Any]:

@@ -3,27 +3,25 @@
 from pathlib import Path
 from typing import Any
 
-from qkv.cli.data import parse_fields
+from qkv.cli.data import parse_fields, parse_files
 from qkv.cli.shared import Int8, Json, StdoutConsole, StringList, app, check_minimum, print_json, print_notes
 from qkv.errors import UsageError
-from qkv.train.recipe.schema import DataSection
+from qkv.train.recipe.schema import DataSection, Recipe
 
 
-def read_data_section(model: str) -> DataSection | None:
-    """Read the data section of a run's recipe; None if the model is not the folder of a run."""
+def read_run_recipe(model: str) -> Recipe | None:
+    """Read the recipe of a run; None if the model is not the folder of a run."""
     from qkv.train.recipe.recipe_file import read as read_recipe
     from qkv.train.run.load import run_path
 
     path = run_path(Path(model)) / "recipe.toml"
-    return read_recipe(path).data if path.exists() else None
+    return read_recipe(path) if path.exists() else None
 
 
-def evaluation_data(data: DataSection | None) -> Any:
+def evaluation_data(data: DataSection) -> Any:
     """The data to evaluate on: the recipe's test files, else its validation files, else its built-in dataset."""
     from qkv.data.builtin import DATASETS
 
-    if data is None:
-        return ""
     return data.test or data.valid or (data.train if data.train in DATASETS else "")
 
 
@@ -32,8 +30,11 @@ def evaluate(
     model: str,
     /,
     *data: str,
+    valid: StringList = None,
+    test: StringList = None,
     columns: StringList = None,
     format: str = "",
+    key: str = "",
     split: str = "",
     metric: StringList = None,
     limit: int = 0,
@@ -46,7 +47,8 @@ def evaluate(
 ) -> None:
     """Evaluate a model on data: the metrics of its task, and examples of its predictions.
 
-    Without data, a run is evaluated on the test or validation files of its own recipe.
+    Without data, a run is evaluated on the test files of its own recipe, else on its validation files, else on the
+    fraction of the training files that it held out for validation.
 
     Examples:
         qkv eval runs/dates
@@ -60,10 +62,16 @@ def evaluate(
         A model folder or hub id, with a tokenizer.
     data
         Files, globs or folders; field=file for each of several line-aligned files; or a built-in dataset.
+    valid
+        A file to evaluate on, once for each: the same as `data`, as in qkv init.
+    test
+        A file to evaluate on, once for each: the same as `data`, as in qkv init.
     columns
         field=column for each column to read; by default the columns are found by their names.
     format
-        The format of the files; by default it follows from their extension.
+        The format of the files; by default it follows from their extension and their first lines.
+    key
+        Where in a JSON document the list of records is.
     split
         The split of a built-in dataset: train, valid or test (the default).
     metric
@@ -87,22 +95,31 @@ def evaluate(
     from qkv.render.progress import progress_bar
     from qkv.tasks.evaluate import evaluate as evaluate_model
     from qkv.tasks.evaluate import find_task
-    from qkv.tasks.evaluation_records import load_records
+    from qkv.tasks.evaluation_records import held_out_records, load_records
     from qkv.tasks.train import format_files
 
-    trained = read_data_section(model)
+    run_recipe = read_run_recipe(model)
+    trained = None if run_recipe is None else run_recipe.data
     check_minimum("limit", limit, 0)
     check_minimum("beam", beam, 1)
     check_minimum("batch-size", batch_size, 0)
     check_minimum("samples", samples, 0)
-    given: Any = parse_fields(data, "line-aligned files") or data
+    sets = [files for files in (data, tuple(test or ()), tuple(valid or ())) if files]
+    if len(sets) > 1:
+        raise UsageError("one set of files is evaluated at a time; give files, or --test, or --valid")
+    given: Any = parse_files(sets[0]) if sets else ()
     chosen = parse_fields(columns or [], "--columns", required=True)
+    is_held_out = False
     if not given:
-        given = evaluation_data(trained)
-        if trained is None or not given:
+        if trained is not None:
+            given = evaluation_data(trained)
+            is_held_out = not given and trained.valid_fraction > 0
+            given = given or (trained.train if is_held_out else "")
+        if trained is None or not (given or trained.mix):
             raise UsageError(f"no evaluation data was given; for example: qkv eval {model} test.tsv")
-        format, chosen = format or trained.format, chosen or dict(trained.columns)
-        print_notes(model, [f"evaluated on the data of its recipe: {format_files(given)}"])
+        format, chosen, key = format or trained.format, chosen or dict(trained.columns), key or trained.key
+        part = f"the {trained.valid_fraction:.0%} that the run held out of " if is_held_out else ""
+        print_notes(model, [f"evaluated on the data of its recipe: {part}{format_files(given)}"])
     loaded = load(model, device=device)
     if int8:
         loaded = loaded.quantize()
@@ -111,11 +128,14 @@ def evaluate(
     def read_records(columns: dict[str, str]) -> Any:
         problems = Problems(max_invalid_fraction=1)
         with progress_bar("reading") as progress:
+            if is_held_out and run_recipe is not None:
+                return held_out_records(run_recipe, limit, problems, progress), problems
             records = load_records(
                 task,
                 given,
                 format=format,
                 columns=columns,
+                key=key,
                 split=split,
                 max_records=limit,
                 problems=problems,

@@ -8,9 +8,10 @@ import tomllib
 from dataclasses import asdict
 from pathlib import Path
 
-from qkv.cli.data import parse_fields
-from qkv.cli.shared import Json, StdoutConsole, app, check_minimum, print_json, print_result
+from qkv.cli.data import parse_fields, parse_files
+from qkv.cli.shared import Json, StdoutConsole, StringList, app, check_minimum, print_json, print_result
 from qkv.errors import QkvError
+from qkv.train.recipe.schema import DataSection
 from qkv.train.watch import Sample
 
 NAMED_FIELD_SUFFIXES = {".jsonl", ".json", ".parquet"}
@@ -112,12 +113,24 @@ def _dry_run(recipe: str, overrides: tuple[str, ...], json: bool) -> None:
 
 
 @app.command
-def init(task: str, /, *files: str, out: Path | None = None, json: Json = False) -> None:
+def init(
+    task: str,
+    /,
+    *files: str,
+    valid: StringList = None,
+    test: StringList = None,
+    format: str = "",
+    columns: StringList = None,
+    key: str = "",
+    out: Path | None = None,
+    json: Json = False,
+) -> None:
     """Write a recipe for your own files, with a comment on each setting.
 
     Examples:
         qkv init translate source=train.en target=train.de
         qkv init classify reviews.csv --out reviews.toml
+        qkv init embed pairs.tsv --columns first=0 --columns second=1 --columns score=2 --test test.tsv
 
     Parameters
     ----------
@@ -125,13 +138,31 @@ def init(task: str, /, *files: str, out: Path | None = None, json: Json = False)
         One of translate, summarise, language, classify, tag, answer, embed, pretrain, spans and denoise.
     files
         Your training files; field=file for each of several line-aligned files; or a built-in dataset.
+    valid
+        A file to validate on, once for each; by default a part of the training files is held out.
+    test
+        A file to evaluate on, once for each.
+    format
+        The format of the files; by default it follows from their extension and their first lines.
+    columns
+        field=column for each column to read; by default the columns are found by their names.
+    key
+        Where in a JSON document the list of records is.
     out
         The recipe file to write; by default TASK.toml.
     """
     from qkv.tasks.starters import starter_recipe
 
     path = out or Path(f"{task}.toml")
-    text = starter_recipe(task, parse_fields(files, "line-aligned files") or files, run=f"runs/{path.stem}")
+    chosen = parse_fields(columns or [], "--columns", required=True)
+    text = starter_recipe(
+        task,
+        parse_files(files),
+        run=f"runs/{path.stem}",
+        valid=parse_files(valid or ()),
+        test=parse_files(test or ()),
+        reading=DataSection(format=format, columns=chosen, key=key),
+    )
     if path.exists():
         raise QkvError(f"{path}: this file already exists and is not overwritten; choose another with --out")
     try:
@@ -140,16 +171,16 @@ def init(task: str, /, *files: str, out: Path | None = None, json: Json = False)
         raise QkvError(
             f"{path}: cannot be written ({error.strerror or error}); choose another file with --out"
         ) from error
-    columns = tomllib.loads(text)["data"].get("columns", {})
+    written = tomllib.loads(text)["data"].get("columns", {})
     detail = ""
-    if columns and not json:
-        listed = ", ".join(f"{name} = {column}" for name, column in columns.items())
+    if written and not json:
+        listed = ", ".join(f"{name} = {column}" for name, column in written.items())
         if not any(NAMED_FIELD_SUFFIXES & set(Path(file).suffixes) for file in files):
-            is_data = all(column.isdigit() for column in columns.values())
+            is_data = all(column.isdigit() for column in written.values())
             listed += f"; the first line is read as {'data' if is_data else 'column names'}"
         detail = f" (columns: {listed})"
     print_result(
-        json, f"wrote {path}{detail}; next: qkv train {path} --dry-run", {"recipe": str(path), "columns": columns}
+        json, f"wrote {path}{detail}; next: qkv train {path} --dry-run", {"recipe": str(path), "columns": written}
     )
 
 

@@ -5,7 +5,7 @@ Columns are recognised as in training, so `qkv eval` reads the same files as a r
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from qkv.data import Problems, Record
@@ -14,7 +14,7 @@ from qkv.data.builtin.dataset import SPLITS
 from qkv.errors import UsageError, suggest_name
 from qkv.progress import OnProgress
 from qkv.tasks.prepare.columns import check_columns
-from qkv.tasks.prepare.sources import BuiltinSource, open_source
+from qkv.tasks.prepare.sources import BuiltinSource, open_source, open_sources
 from qkv.tasks.task import Task
 from qkv.train.recipe.schema import DataSection, ObjectiveSection, Recipe
 
@@ -25,6 +25,7 @@ def load_records(
     *,
     columns: Mapping[str, str] | None = None,
     format: str = "",
+    key: str = "",
     split: str = "",
     max_records: int = 0,
     problems: Problems | None = None,
@@ -32,7 +33,8 @@ def load_records(
 ) -> list[Record]:
     """Load records from a file, several files, line-aligned files (field → file), or a split of a built-in dataset.
 
-    `columns` maps fields to columns. At most `max_records` are loaded (0: all). `problems` counts invalid records.
+    `columns` maps fields to columns; `key` is for JSON documents. At most `max_records` are loaded (0: all).
+    `problems` counts invalid records.
     """
     files: Any = dict(data) if isinstance(data, Mapping) else data if isinstance(data, str) else tuple(data)
     if isinstance(files, tuple) and len(files) == 1:
@@ -45,7 +47,7 @@ def load_records(
     if split and split not in SPLITS:
         raise UsageError(f"split = {split!r} is not a split; {suggest_name(split, SPLITS)}")
     check_columns(task.objective, columns or {}, "columns", f"a model that {task.description}")
-    section = DataSection(format=format, columns=dict(columns or {}))
+    section = DataSection(format=format, columns=dict(columns or {}), key=key)
     recipe = Recipe(data=section, objective=ObjectiveSection(kind=task.objective))
     try:
         source = open_source(recipe, section, files, split or "test")  # type: ignore[arg-type]
@@ -58,3 +60,12 @@ def load_records(
             source = replace(source, num_examples=max_records if length is None else min(max_records, length))
     records = source.records(problems or Problems(max_invalid_fraction=1), progress)
     return list(islice(records, max_records) if max_records else records)
+
+
+def held_out_records(
+    recipe: Recipe, max_records: int = 0, problems: Problems | None = None, progress: OnProgress | None = None
+) -> list[Record]:
+    """The records that a run with this recipe holds out of its training files for validation (0: all of them)."""
+    problems = problems or Problems(max_invalid_fraction=1)
+    records = chain.from_iterable(source.records(problems, progress) for source in open_sources(recipe).valid)
+    return list(islice(records, max_records or None))

@@ -4,8 +4,9 @@ Sizes depend on the amount of data. The recipe maps columns to fields if their n
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
+from math import ceil
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -13,11 +14,12 @@ from typing import Any
 from qkv.data import DataFiles, Problems
 from qkv.data.builtin import DATASETS
 from qkv.data.objectives.table import OBJECTIVES
-from qkv.data.readers.columns import looks_like_data, nested_names
-from qkv.data.readers.find_files import FORMAT_BY_EXTENSION, format_extension
+from qkv.data.readers.columns import get_nested, is_number, nested_names
 from qkv.data.records import Record
 from qkv.errors import UsageError, suggest_name
-from qkv.tasks.prepare.columns import field_names, match_columns
+from qkv.tasks.prepare.columns import check_columns, field_names, match_columns
+from qkv.tasks.prepare.sources import open_source, pair_text_files
+from qkv.train.recipe.schema import DataSection, ObjectiveSection, Recipe
 from qkv.train.recipe.values import format_key, format_value
 
 RecipeLine = tuple[str, Any, str]
@@ -146,12 +148,24 @@ SIZES = (
 )
 EXAMPLE_BYTES = 2e7  # the assumed size of the data if the user gives no file
 
+READING_COMMENTS = {"format": "the format of the files", "key": "where in the JSON document the list of records is"}
+MAX_SCORES = 100_000  # records whose scores are read to choose a scale
 INSPECTED_RECORDS = 100  # records from which the mean length of a text is computed
 SHORT_TEXT_CHARS = 32  # if texts have at most this mean length, a small model learns best from characters
 
 
-def starter_recipe(task: str, files: Sequence[str] | Mapping[str, str] = (), run: str = "") -> str:
+def starter_recipe(
+    task: str,
+    files: Sequence[str] | Mapping[str, str] = (),
+    run: str = "",
+    *,
+    valid: Sequence[str] | Mapping[str, str] = (),
+    test: Sequence[str] | Mapping[str, str] = (),
+    reading: DataSection | None = None,
+) -> str:
     """A commented recipe for a task, adapted to the files if there are any (field → file for line-aligned files).
+
+    `reading` has the format, columns and key that the user chose for all files.
 
     >>> print(starter_recipe("translate").splitlines()[0])
     # From one text to another: translation, spelling, anything with a source and a target.
@@ -160,7 +174,8 @@ def starter_recipe(task: str, files: Sequence[str] | Mapping[str, str] = (), run
         raise UsageError(f"unknown task {task!r}; {suggest_name(task, STARTERS)}")
     starter = STARTERS[task]
     if files:
-        summary = inspect_files(starter.objective_kind, files)
+        summary = inspect_files(starter.objective_kind, files, reading or DataSection())
+        summary = add_splits(starter.objective_kind, summary, {"valid": valid, "test": test})
     else:
         summary = FileSummary({"train": starter.example_file}, EXAMPLE_BYTES)
     size = next(one for one in SIZES if summary.bytes <= one.max_bytes)
@@ -215,11 +230,21 @@ def _data_lines(starter: Starter, summary: "FileSummary", size: StarterSize) -> 
     if starter.objective_kind == "seq2seq":
         length_comment = "tokens of a target sequence"
         length_comment += "" if starter.max_source_length else "; the source length follows in proportion"
-    lines += [
-        ("#valid", "valid" + Path(starter.example_file).suffix, "files to validate on; without them:"),
-        ("valid_fraction", size.valid_fraction, "fraction of the data that is held out for validation"),
-        ("max_length", starter.max_length, length_comment),
-    ]
+    for name in ("format", "key"):
+        if value := getattr(summary.reading, name):
+            lines.append((name, value, READING_COMMENTS[name]))
+    if summary.scale != 1:
+        lines.append(("scale", summary.scale, "scores are divided by this number, to be cosine similarities"))
+    if "valid" in summary.files:
+        lines.append(("valid", summary.files["valid"], "files to validate on"))
+    else:
+        lines += [
+            ("#valid", "valid" + Path(starter.example_file).suffix, "files to validate on; without them:"),
+            ("valid_fraction", size.valid_fraction, "fraction of the data that is held out for validation"),
+        ]
+    if "test" in summary.files:
+        lines.append(("test", summary.files["test"], "files that qkv eval uses"))
+    lines.append(("max_length", starter.max_length, length_comment))
     if starter.max_source_length:
         lines.append(("max_source_length", starter.max_source_length, "tokens of a source sequence"))
     if starter.too_long:
@@ -260,41 +285,54 @@ class FileSummary:
     columns: dict[str, str] | None = None
     columns_guessed: bool = False
     is_given: bool = False  # whether the user gave files or a built-in dataset
+    reading: DataSection = field(default_factory=DataSection)  # the format and the key that the user chose
+    scale: float = 1.0  # the number that scores are divided by
     mean_chars: float = float("inf")  # mean characters of a text, over the first records
 
 
-def inspect_files(kind: str, files: Sequence[str] | Mapping[str, str]) -> FileSummary:
+def inspect_files(kind: str, files: Sequence[str] | Mapping[str, str], reading: DataSection) -> FileSummary:
     """Inspect files: their size, and the columns that match the objective's fields."""
     if isinstance(files, Mapping):
         return inspect_aligned_files(kind, files)
     if len(files) == 1 and files[0] in DATASETS:
         return FileSummary({"train": files[0]}, EXAMPLE_BYTES, is_given=True)
-    formats = {file: FORMAT_BY_EXTENSION.get(format_extension(Path(file))) for file in files if Path(file).is_file()}
-    aligned = OBJECTIVES[kind].aligned_fields
-    if aligned and len(files) == len(formats) == 2 and set(formats.values()) <= {None, "text"}:
-        return inspect_aligned_files(kind, dict(zip(aligned, files, strict=True)))
-    if None in formats.values():
-        unknown = next(file for file, format in formats.items() if format is None)
-        raise UsageError(
-            f"{unknown} has no extension that tells its format; rename it (to .txt, .tsv or .jsonl, for example), or "
-            "write a recipe without files and add data.train and data.format to it"
-        )
     paths: Any = files[0] if len(files) == 1 else list(files)
-    data = DataFiles(paths)
+    if not reading.format:
+        paths = pair_text_files(kind, paths)
+    if isinstance(paths, Mapping):
+        return inspect_aligned_files(kind, paths)
+    check_columns(kind, reading.columns, "--columns")
+    chosen = dict(reading.columns)
+    data = DataFiles.from_options(paths, reading.format or None, columns=chosen or None, key=reading.key or None)
     records = first_records(data)
     names = nested_names(records[0].fields)
-    found = FileSummary({"train": paths}, total_bytes(data), is_given=True)
+    found = FileSummary({"train": paths}, total_bytes(data), is_given=True, reading=reading)
     try:
-        columns = match_columns(kind, names, data.describe_paths())
+        matched = match_columns(kind, names, data.describe_paths())
+        columns = chosen or matched
     except UsageError:
-        is_table = data.find_groups(Problems(max_invalid_fraction=1))[0].format in ("tsv", "csv")
-        if is_table and any(map(looks_like_data, names)):
-            names = [str(number) for number in range(len(names))]  # no header line: columns by number
-        guessed = guess_columns(kind, names)
-        return replace(found, columns=guessed, columns_guessed=True, mean_chars=mean_characters(records))
+        if chosen:
+            raise
+        columns = guess_columns(kind, names, records)
+        found = replace(found, columns_guessed=True)
+    scores = {"score": "score"} if chosen else columns
+    scale = guess_scale(data, scores["score"]) if kind == "contrastive" and "score" in columns else 1.0
     is_same = all(name == column for name, column in columns.items())
-    chars = mean_characters(records, columns.values())
-    return replace(found, columns=None if is_same else columns, mean_chars=chars)
+    chars = mean_characters(records, columns if chosen else columns.values())
+    return replace(found, columns=None if is_same else columns, mean_chars=chars, scale=scale)
+
+
+def add_splits(kind: str, summary: FileSummary, splits: Mapping[str, Sequence[str] | Mapping[str, str]]) -> FileSummary:
+    """The summary with validation and test files, which must be readable in the same way as the training files."""
+    section = replace(summary.reading, columns=summary.columns or {})
+    recipe = Recipe(data=section, objective=ObjectiveSection(kind=kind))
+    files = dict(summary.files)
+    for name, given in splits.items():
+        if given:
+            paths: Any = given if isinstance(given, Mapping) else given[0] if len(given) == 1 else tuple(given)
+            open_source(recipe, section, paths, "valid")
+            files[name] = list(paths) if isinstance(paths, tuple) else paths
+    return replace(summary, files=files)
 
 
 def inspect_aligned_files(kind: str, files: Mapping[str, str]) -> FileSummary:
@@ -307,8 +345,8 @@ def inspect_aligned_files(kind: str, files: Mapping[str, str]) -> FileSummary:
     try:
         match_columns(kind, files, data.describe_paths())
     except UsageError:
-        missing = [name for name in OBJECTIVES[kind].required_fields if name not in files]
-        added = " ".join(f"{name}=FILE" for name in missing)
+        missing = OBJECTIVES[kind].describe_missing(files)
+        added = " ".join(f"{name.partition(' or ')[0]}=FILE" for name in missing)
         raise UsageError(f"{kind} also needs a file for {' and '.join(missing)}; add {added} to the command") from None
     chars = mean_characters(first_records(data))
     return FileSummary({"train": dict(files)}, total_bytes(data), is_given=True, mean_chars=chars)
@@ -332,8 +370,10 @@ def mean_characters(records: Sequence[Record], columns: Collection[str] = ()) ->
     return mean(len(str(text)) for text in texts) if texts else float("inf")
 
 
-def guess_columns(kind: str, names: Sequence[str]) -> dict[str, str]:
+def guess_columns(kind: str, names: Sequence[str], records: Sequence[Record] = ()) -> dict[str, str]:
     """Assign the columns, in their order, to the required fields; the user can correct the guess.
+
+    For embeddings, the first other column that has a number in each of the `records` is the score.
 
     >>> guess_columns("seq2seq", ["en", "de"])
     {'source': 'en', 'target': 'de'}
@@ -345,4 +385,17 @@ def guess_columns(kind: str, names: Sequence[str]) -> dict[str, str]:
             f"the data has the columns {', '.join(names)}, but {kind} needs {len(required)} ({', '.join(required)}); "
             "add the missing columns"
         )
-    return dict(zip(required, columns, strict=False))
+    guessed = dict(zip(required, columns, strict=False))
+    for name in columns[len(required) :] if kind == "contrastive" and records else ():
+        if all(is_number(str(get_nested(record.fields, name))) for record in records):
+            return {**guessed, "score": name}
+    return guessed
+
+
+def guess_scale(data: DataFiles, column: str) -> float:
+    """The number by which scores must be divided to be at most 1: a round one for the first `MAX_SCORES` records."""
+    highest = 0.0
+    for record in islice(data.records(Problems(max_invalid_fraction=1)), MAX_SCORES):
+        value = str(get_nested(record.fields, column))
+        highest = max(highest, abs(float(value)) if is_number(value) else 0.0)
+    return next((scale for scale in (1.0, 5.0, 10.0, 100.0) if highest <= scale), float(ceil(highest)))

@@ -99,7 +99,7 @@ def test_fields_are_found_by_the_names_that_people_give_them(folder: Path) -> No
 
 def test_columns_that_are_not_recognised_are_asked_for_and_taken_when_said(folder: Path) -> None:
     with pytest.raises(
-        UsageError, match="recognised as the source or the target that seq2seq needs; the columns are en, de"
+        UsageError, match="recognised as the source and the target that seq2seq needs; the columns are en, de"
     ):
         prepare(sample_recipe(folder, "seq2seq", "languages.tsv"))
     said = prepare(

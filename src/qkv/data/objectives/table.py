@@ -4,7 +4,7 @@ The table is used to check recipes, to recognise columns, and to prepare the dat
 add an objective, write its class in a file of this folder and add a row here; CONTRIBUTING.md shows how.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,6 +57,7 @@ class ObjectiveSetup:
     max_source_length: int | None = None  # None: the objective chooses a length
     too_long: TooLongPolicy = "error"
     decoder_start_token_id: int | None = None  # None: chosen by the tokenizer
+    score_scale: float = 1.0  # scores are divided by this number
 
     @property
     def sequence_kwargs(self) -> dict[str, Any]:
@@ -97,6 +98,13 @@ class ObjectiveSpec:
         """The fields that every record needs, including the preferred alternative."""
         return [*(one.name for one in self.fields if not one.optional), *self.alternatives[:1]]
 
+    def describe_missing(self, fields: Collection[str]) -> list[str]:
+        """The required fields that are not in `fields`; alternatives are listed together, as in "label or score"."""
+        missing = [one.name for one in self.fields if not one.optional and one.name not in fields]
+        if self.alternatives and not set(self.alternatives) & set(fields):
+            missing.append(" or ".join(self.alternatives))
+        return missing
+
 
 def bert_tokens(options: Any) -> RequiredTokens:
     """The special tokens and the template of BERT."""
@@ -125,6 +133,12 @@ def encode_classification(setup: ObjectiveSetup) -> RecordEncoder:
     if "score" in setup.fields:
         return EncodeClass(setup.tokenizer, "text", second, score="score")
     return EncodeClass(setup.tokenizer, "text", second, label="label", classes=setup.classes)
+
+
+def encode_contrastive(setup: ObjectiveSetup) -> RecordEncoder:
+    """The encoder of pairs of texts, with a score if the records have one."""
+    score = "score" if "score" in setup.fields else None
+    return EncodeClass(setup.tokenizer, "first", "second", score=score, score_scale=setup.score_scale)
 
 
 def causal_lm_examples(setup: ObjectiveSetup, encoded: EncodedExamples) -> Objective:
@@ -373,9 +387,7 @@ OBJECTIVES: dict[str, ObjectiveSpec] = {
         required_tokens=bert_tokens,
         too_long_policies=WHOLE,
         options=("temperature",),
-        make_encoder=lambda setup: EncodeClass(
-            setup.tokenizer, "first", "second", score="score" if "score" in setup.fields else None
-        ),
+        make_encoder=encode_contrastive,
         make_examples=lambda setup, encoded: Contrastive(
             encoded, setup.tokenizer, **setup.sequence_kwargs, max_source_length=setup.max_source_length
         ),

@@ -69,7 +69,7 @@ def find_file_groups(
                 "line-aligned data needs at least two files; give them as a list, or by field: {source = …, target = …}"
             )
         return _make_aligned_groups(dict(zip(_field_names(listed), listed, strict=True)))
-    groups = []
+    groups: list[FileGroup] = []
     for path in listed:
         files, is_explicit = _expand_path(path)
         num_before = len(groups)
@@ -179,4 +179,4 @@ def _field_names(paths: list[PathArgument]) -> list[str]:
 
 def _format_hint() -> str:
     formats = sorted({*FORMAT_BY_EXTENSION.values(), "aligned", "squad", "datasets"})
-    return f"set format to one of: {', '.join(formats)}"
+    return f"set the format (--format, or data.format in a recipe) to one of: {', '.join(formats)}"

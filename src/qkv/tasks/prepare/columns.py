@@ -45,13 +45,11 @@ def match_columns(kind: str, names: Iterable[str], data_name: str) -> dict[str, 
     for name in spec.alternatives:
         if name != preferred:
             found.pop(name, None)
-    missing = [field.name for field in spec.fields if field.name not in found and not field.optional]
-    if spec.alternatives and preferred is None:
-        missing.append(spec.alternatives[0])
+    missing = spec.describe_missing(found)
     if missing:
-        example = ", ".join(f'{name} = "…"' for name in missing)
+        example = ", ".join(f'{name.partition(" or ")[0]} = "…"' for name in missing)
         raise UsageError(
-            f"{data_name}: no column is recognised as the {' or the '.join(missing)} that {kind} needs; the columns "
+            f"{data_name}: no column is recognised as the {' and the '.join(missing)} that {kind} needs; the columns "
             f"are {', '.join(names)}. Write data.columns = {{{example}}} (numbers from 0, if a table has no "
             "header line)"
         )

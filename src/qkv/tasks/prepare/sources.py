@@ -20,7 +20,10 @@ from qkv.data.builtin import DATASETS, BuiltinDataset, find_dataset
 from qkv.data.cache.file_hashes import FileHashes
 from qkv.data.cache.token_cache import RecordEncoder, find_or_build
 from qkv.data.objectives.table import OBJECTIVES
+from qkv.data.readers import ReadOptions
 from qkv.data.readers.columns import nested_names
+from qkv.data.readers.find_files import FORMAT_BY_EXTENSION, format_extension, list_paths
+from qkv.data.readers.sniff import sniff_format
 from qkv.data.split import SplitName
 from qkv.errors import UsageError, suggest_name
 from qkv.files import to_path
@@ -169,13 +172,27 @@ def open_source(recipe: Recipe, data: DataSection, data_files: Any, split: DataS
     if isinstance(data_files, str) and data_files in DATASETS:
         return open_builtin(kind, data, data_files, split)
     paths = list(data_files) if isinstance(data_files, tuple) else data_files
+    if not data.format:
+        paths = pair_text_files(kind, paths)
     if not data.format and isinstance(paths, str) and not Path(paths).exists() and paths.isidentifier():
         hint = suggest_name(paths, DATASETS)
         raise UsageError(f"{paths}: there is no file and no built-in dataset of this name; {hint}")
-    files = DataFiles.from_options(paths, data.format or None, columns=dict(data.columns) or None)
+    files = DataFiles.from_options(paths, data.format or None, columns=dict(data.columns) or None, key=data.key or None)
     if OBJECTIVES[kind].reads_documents:
         files = replace(files, options=replace(files.options, unit="document"))
     return match_file_columns(kind, files)
+
+
+def pair_text_files(kind: str, paths: Any) -> Any:
+    """Two text files for an objective that reads two texts, by field, because they are line-aligned; else `paths`."""
+    fields = OBJECTIVES[kind].aligned_fields
+    if not fields or not isinstance(paths, list) or len(paths) != 2 or not all(Path(path).is_file() for path in paths):
+        return paths
+    for path in map(Path, paths):
+        format = FORMAT_BY_EXTENSION.get(format_extension(path))
+        if format not in (None, "text") or (format and sniff_format(path, format, ReadOptions())[0] != "text"):
+            return paths
+    return dict(zip(fields, paths, strict=True))
 
 
 def open_builtin(kind: str, data: DataSection, name: str, split: DataSplit) -> BuiltinSource:
@@ -212,7 +229,12 @@ def match_file_columns(kind: str, files: DataFiles) -> FileSource:
     if formats == {"aligned"} and aligned and not isinstance(files.paths, Mapping) and len(first.fields) == 2:
         columns = dict(zip(aligned, first.fields, strict=True))  # in the order in which the user gives the files
     else:
-        columns = match_columns(kind, nested_names(first.fields), name)
+        try:
+            columns = match_columns(kind, nested_names(first.fields), name)
+        except UsageError as error:
+            is_text = all(format_extension(Path(path)) in (".txt", ".text") for path in list_paths(files.paths))
+            hint = '. Its lines have tabs: to read it as plain text, write data.format = "text"'
+            raise UsageError(f"{error}{hint if is_text and formats == {'tsv'} else ''}") from None
     if not formats & {"conll", "conllu"}:  # with explicit columns, a record without one of them is counted as invalid
         files = replace(files, options=replace(files.options, columns=dict(columns)))
     return FileSource(files, frozenset(columns))
