@@ -25,10 +25,10 @@ def framed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> l
 
     def init(self: Engine, *arguments: Any, **options: Any) -> None:
         usual(self, *arguments, **options)
-        self._graphs = EngineGraphs(self.network, self.page_pool, self._scheduler.max_sequences)  # type: ignore[arg-type]
-        self._graphs.pool = None if request.param == "as it is" else object()
+        graphs = self._model.graphs = EngineGraphs(self.network, self.page_pool, self._scheduler.max_sequences)  # type: ignore[arg-type]
+        graphs.pool = None if request.param == "as it is" else object()
         self._max_pending_steps = int("behind" in request.param)
-        made.append(self._graphs)
+        made.append(graphs)
 
     monkeypatch.setattr(Engine, "__init__", init)
     monkeypatch.setattr(engine_step, "capture", Replayed)
@@ -124,7 +124,7 @@ def test_a_step_makes_no_tensor_of_numbers_in_python(kind: str, framed: list[Eng
 
 
 def test_on_a_cpu_there_are_none() -> None:
-    assert Engine(small("decoder"), letters())._graphs is None
+    assert Engine(small("decoder"), letters())._model.graphs is None
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -141,5 +141,5 @@ def test_on_a_gpu_steps_are_captured(kind: str) -> None:
     engine.run()
     for request, ask in zip(requests, asked, strict=True):
         assert request.ids == alone(kind, *ask).ids
-    assert engine._graphs is not None
-    assert any(frame.graph is not None for frame in engine._graphs.buckets.values())
+    assert engine._model.graphs is not None
+    assert any(frame.graph is not None for frame in engine._model.graphs.buckets.values())

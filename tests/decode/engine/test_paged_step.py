@@ -102,8 +102,8 @@ def test_what_the_kernel_does_not_implement_runs_on_the_reference(changes: dict[
 def test_an_engine_writes_with_it_what_each_request_alone_gets(behind: int) -> None:
     network = made(LLAMA)
     engine = Engine(network, max_sequences=3, num_pages=30, page_size=4, max_prefill_tokens=6)
-    engine._graphs = EngineGraphs(network, engine.page_pool, 3)
-    engine._graphs.paged_step = engine._graphs.paged_step or paged_step.PagedStep(network, engine.page_pool)
+    graphs = engine._model.graphs = EngineGraphs(network, engine.page_pool, 3)
+    graphs.paged_step = graphs.paged_step or paged_step.PagedStep(network, engine.page_pool)
     engine._max_pending_steps = behind
     asked = [([5, 6, 9, 11, 4, 7, 7, 8], 7), ([5, 6, 9, 11, 4], 3), ([8], 6), ([3, 4, 4, 12], 5)]
     requests = [engine.submit(prompt, GenerationOptions(max_tokens=n)) for prompt, n in asked]

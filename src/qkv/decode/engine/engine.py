@@ -23,26 +23,23 @@ time. A server can run `wait` and `step` in a loop in one thread, and pass `on_c
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import cast
 
 import torch
-from torch import Tensor
 
-from qkv.blocks import CrossCache, SelfCache
 from qkv.decode.backend import CPU, ENGINE_BACKENDS, GPU, choose_backend
 from qkv.decode.cpu.step import CpuStep
 from qkv.decode.engine import sources
 from qkv.decode.engine.graphs import Chunk, EngineGraphs
-from qkv.decode.engine.pages import PagedCache, PagePool, to_device
+from qkv.decode.engine.model import EngineModel
+from qkv.decode.engine.next_tokens import PendingTokens, choose_tokens
+from qkv.decode.engine.pages import PagePool
 from qkv.decode.engine.request import OnChange, Request, RequestState
 from qkv.decode.engine.scheduler import EngineStats, Scheduler
 from qkv.decode.filters import has_stateless_filters, make_filters
 from qkv.decode.options import GenerationOptions
 from qkv.decode.result import GenerationResult, TokenLogprob
-from qkv.decode.runner import decoder_inputs, left_pad, next_logits, promote_to_float32
-from qkv.decode.sampling import argmax, draw_uniforms, make_generators, sample_by_inverse_cdf
-from qkv.decode.selection import pack_step_output, unpack_step_output
+from qkv.decode.runner import decoder_inputs
+from qkv.decode.sampling import make_generators
 from qkv.decode.sequence import GeneratedSequence
 from qkv.errors import QkvError, UsageError
 from qkv.models import Decoder, Network, Seq2Seq
@@ -50,25 +47,6 @@ from qkv.text import Tokenizer
 
 STEPS_BETWEEN_ADMISSIONS = 8
 """On a GPU, a busy engine admits new requests once in this number of steps."""
-
-
-@dataclass(eq=False)
-class EngineBatch:
-    """The requests of one forward pass and their caches. It is valid while `version` equals the scheduler's."""
-
-    version: int
-    requests: list[Request]
-    cross_cache: CrossCache | None
-    cache: PagedCache | None = None
-
-
-@dataclass(eq=False)
-class PendingTokens:
-    """The tokens of one forward pass, which the device may still be computing."""
-
-    requests: list[Request | None]  # None: the row has no new token here
-    step_output: Tensor  # on the CPU; complete after `event`
-    event: torch.cuda.Event | None
 
 
 class Engine:
@@ -102,9 +80,13 @@ class Engine:
         self.stats = EngineStats()
         self.page_pool = PagePool(network.new_cache(1, 1), num_pages, page_size)
         backend = choose_backend(network, GenerationOptions(), backends=ENGINE_BACKENDS)
-        self._cpu_step = CpuStep(network) if backend is CPU else None
-        self._graphs = EngineGraphs(network, self.page_pool, max_sequences) if backend is GPU else None
         is_gpu = backend is GPU
+        self._model = EngineModel(
+            network,
+            self.page_pool,
+            cpu_step=CpuStep(network) if backend is CPU else None,
+            graphs=EngineGraphs(network, self.page_pool, max_sequences) if is_gpu else None,
+        )
         self._scheduler = Scheduler(
             self.page_pool,
             max_sequences,
@@ -118,7 +100,6 @@ class Engine:
         self._eos_token_ids = network.config.eos_token_ids
         self._arrivals: deque[Request] = deque()  # new requests; the next step moves them to the scheduler's queue
         self._cancelled: list[Request] = []  # requests to cancel; the next step removes them
-        self._batch: EngineBatch | None = None  # the batch of the last forward pass
         self._num_submitted = 0
         self._submit_lock = threading.Lock()  # protects _num_submitted, _arrivals and _cancelled
         self._step_lock = threading.RLock()  # ensures that one step runs at a time
@@ -275,7 +256,7 @@ class Engine:
         self.page_pool.clear_new_pages()
         chunks: list[Chunk] = self._scheduler.prefill_chunks()
         decoding = [(request, 1) for request in self._scheduler.running if request.can_decode]
-        prefills = self._graphs.group(chunks) if self._graphs is not None else [chunks]
+        prefills = [chunks] if self._model.graphs is None else self._model.graphs.group(chunks)
         passes: list[PendingTokens] = []
         self._pending.append(passes)
         # Prefill runs first, because requests with one uncached token may share pages that it writes.
@@ -287,7 +268,7 @@ class Engine:
     def _run_pass(self, chunks: list[Chunk], joined: list[Request]) -> list[PendingTokens]:
         """Run the model on some tokens of these requests, and choose the next token of those that have no more."""
         try:
-            logits, argmax_output = self._run_model(chunks)
+            logits, argmax_output = self._model(chunks, self._scheduler.version)
         except Exception as error:
             self._fail(list(dict.fromkeys([*(request for request, _ in chunks), *joined])), error)
             return []
@@ -297,117 +278,19 @@ class Engine:
             if num_tokens > 1:
                 self._scheduler.share_full_pages(request, request.num_cached)
             has_next.append(None if request.num_uncached else request)
-        return self._choose_tokens(has_next, logits, argmax_output) if any(has_next) else []
-
-    def _run_model(self, chunks: list[Chunk]) -> tuple[Tensor, Tensor | None]:
-        """Return the logits (R, V) after these chunks. The graphs also return the argmax of each row."""
-        requests = [request for request, _ in chunks]
-        batch = self._batch
-        if batch is None or batch.version != self._scheduler.version or batch.requests != requests:
-            if batch is not None and batch.requests == requests:  # only the pages differ
-                cross_cache = batch.cross_cache
-            else:
-                caches = [request.cross_cache for request in requests if request.cross_cache is not None]
-                cross_cache = sources.batch_sources(caches) if caches else None
-            batch = EngineBatch(self._scheduler.version, requests, cross_cache)
-        self._batch = None  # An error in the model leaves the cache half updated; do not reuse it.
-        if self._graphs is not None and self._graphs.supports(chunks):
-            batch.cache = None  # The graphs write to the page pool, and would leave the cache's lengths out of date.
-            output: tuple[Tensor, Tensor | None] = self._graphs(chunks, batch.cross_cache)
-        else:
-            output = self._run_without_graphs(batch, chunks), None
-        self._batch = batch
-        return output
-
-    def _run_without_graphs(self, batch: EngineBatch, chunks: list[Chunk]) -> Tensor:
-        if batch.cache is None:
-            batch.cache = PagedCache.from_page_tables(
-                self.page_pool, [r.page_table for r in batch.requests], [r.num_cached for r in batch.requests]
-            )
-        cache = cast(SelfCache, batch.cache)  # PagedCache has the methods that a stack calls
-        new_tokens = [r.tokens[r.num_cached : r.num_cached + num_tokens] for r, num_tokens in chunks]
-        padded = left_pad(new_tokens, self.page_pool.keys[0].device)
-        if self._cpu_step is not None and padded.shape[1] == 1:
-            return self._cpu_step(padded[:, 0], cache, batch.cross_cache)
-        document_ids = None if len({len(ids) for ids in new_tokens}) == 1 else (padded >= 0).long()
-        ids, positions = padded.clamp(min=0), cache.next_positions(padded, document_ids)
-        return next_logits(self.network, ids, document_ids, positions, cache=cache, cross_cache=batch.cross_cache)
-
-    # ── Choosing and reading tokens ──────────────────────────────────────────────────────────────────────────────
-
-    def _choose_tokens(
-        self, requests: list[Request | None], logits: Tensor, argmax_output: Tensor | None
-    ) -> list[PendingTokens]:
-        """Choose the next token of these requests, one for each row, and start to copy the tokens to the CPU."""
-        out = []
-        others = [(row, r) for row, r in enumerate(requests) if r and not (r.is_plain and argmax_output is not None)]
-        if argmax_output is not None:
-            out.append(self._start_copy([r if r and r.is_plain else None for r in requests], argmax_output))
-        if others:
-            chosen = [request for _, request in others]
-            if len(others) < len(requests):
-                logits = logits[to_device(torch.tensor([row for row, _ in others]), logits.device)]
-            step_output = self._select_tokens(chosen, promote_to_float32(logits))
-            if self._graphs is not None:
-                slots = to_device(torch.tensor([request.slot for request in chosen]), logits.device)
-                self._graphs.tokens.index_copy_(0, slots, step_output[:, 0].long())
-            out.append(self._start_copy(list(chosen), step_output))
-        return out
-
-    def _select_tokens(self, requests: list[Request], logits: Tensor) -> Tensor:
-        """Filter the logits and choose a token for each request. Returns `pack_step_output`'s tensor."""
-        filtered = self._filter(requests, logits)
-        chosen = argmax(filtered)
-        sampled = [row for row, request in enumerate(requests) if request.generator is not None]
-        if sampled:
-            uniforms = to_device(
-                draw_uniforms([r.generator for r in requests if r.generator is not None]), logits.device
-            )
-            index = to_device(torch.tensor(sampled), logits.device)
-            chosen[index] = sample_by_inverse_cdf(filtered[index], uniforms)
-        return pack_step_output(logits, filtered, chosen, max(request.options.logprobs for request in requests))
-
-    def _filter(self, requests: list[Request], raw: Tensor) -> Tensor:
-        """Apply the filters of each request to its logits. A filter that raises an error ends only its request."""
-        groups: dict[object, list[int]] = {}  # the rows of requests with the same filters
-        for row, request in enumerate(requests):
-            if request.filters:
-                o = request.options
-                settings = (o.temperature, o.top_k, o.top_p, o.min_p, tuple(o.suppress_tokens))
-                groups.setdefault(settings if request.has_stateless_filters else row, []).append(row)
-        out = raw.clone() if groups else raw
-        for rows in groups.values():
-            request, index = requests[rows[0]], to_device(torch.tensor(rows), raw.device)
-            logits, tokens = raw[index], to_device(torch.tensor([request.tokens]), raw.device)
-            try:
-                for apply in request.filters:
-                    logits = apply(logits, tokens)
-            except Exception as error:
-                self._finish(request, "failed", error=error)
-            else:
-                out[index] = logits
-        return out
-
-    def _start_copy(self, requests: list[Request | None], step_output: Tensor) -> PendingTokens:
-        for request in requests:
-            if request is not None:
-                request.num_pending += 1
-        if not step_output.is_cuda:
-            return PendingTokens(requests, step_output, None)
-        copied, event = step_output.to("cpu", non_blocking=True), torch.cuda.Event()
-        event.record()
-        return PendingTokens(requests, copied, event)
+        if not any(has_next):
+            return []
+        passes, errors = choose_tokens(has_next, logits, argmax_output, self._model.newest_tokens)
+        for request, filter_error in errors:
+            self._finish(request, "failed", error=filter_error)
+        return passes
 
     def _read_results(self, max_pending_steps: int = 0) -> None:
         """Wait for the tokens of all steps but the last `max_pending_steps`, and append them to their requests."""
         while len(self._pending) > max_pending_steps:
             for tokens in self._pending.popleft():
-                if tokens.event is not None:
-                    tokens.event.synchronize()
-                for request, (logprob, error) in zip(
-                    tokens.requests, unpack_step_output(tokens.step_output), strict=True
-                ):
-                    if request is not None and not request.is_finished:
+                for request, logprob, error in tokens.read():
+                    if not request.is_finished:
                         self._append_token(request, logprob, error)
 
     def _append_token(self, request: Request, logprob: TokenLogprob, error: QkvError | None) -> None:

@@ -1,0 +1,83 @@
+"""Run the model on chunks of the engine's requests: in CUDA graphs, in the fast step of a CPU, or in the network.
+
+R sequences, V vocabulary
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from torch import Tensor
+
+from qkv.blocks import CrossCache, SelfCache
+from qkv.decode.cpu.step import CpuStep
+from qkv.decode.engine import sources
+from qkv.decode.engine.graphs import Chunk, EngineGraphs
+from qkv.decode.engine.pages import PagedCache, PagePool
+from qkv.decode.engine.request import Request
+from qkv.decode.runner import left_pad, next_logits
+from qkv.models import Decoder, Seq2Seq
+
+
+@dataclass(eq=False)
+class EngineBatch:
+    """The requests of one forward pass and their caches. It is valid while `version` equals the scheduler's."""
+
+    version: int
+    requests: list[Request]
+    cross_cache: CrossCache | None
+    cache: PagedCache | None = None
+
+
+class EngineModel:
+    """Runs the forward passes of an engine."""
+
+    def __init__(
+        self,
+        network: Decoder | Seq2Seq,
+        page_pool: PagePool,
+        *,
+        cpu_step: CpuStep | None = None,
+        graphs: EngineGraphs | None = None,
+    ) -> None:
+        self.network, self.page_pool, self.cpu_step, self.graphs = network, page_pool, cpu_step, graphs
+        self._batch: EngineBatch | None = None  # the batch of the last forward pass
+
+    @property
+    def newest_tokens(self) -> Tensor | None:
+        """The newest token of each slot, from which the graphs read. None without graphs."""
+        return None if self.graphs is None else self.graphs.tokens
+
+    def __call__(self, chunks: Sequence[Chunk], version: int) -> tuple[Tensor, Tensor | None]:
+        """Return the logits (R, V) after these chunks. The graphs also return the argmax of each row."""
+        requests = [request for request, _ in chunks]
+        batch = self._batch
+        if batch is None or batch.version != version or batch.requests != requests:
+            if batch is not None and batch.requests == requests:  # only the pages differ
+                cross_cache = batch.cross_cache
+            else:
+                caches = [request.cross_cache for request in requests if request.cross_cache is not None]
+                cross_cache = sources.batch_sources(caches) if caches else None
+            batch = EngineBatch(version, requests, cross_cache)
+        self._batch = None  # An error in the model leaves the cache half updated; do not reuse it.
+        if self.graphs is not None and self.graphs.supports(chunks):
+            batch.cache = None  # The graphs write to the page pool, and would leave the cache's lengths out of date.
+            output: tuple[Tensor, Tensor | None] = self.graphs(chunks, batch.cross_cache)
+        else:
+            output = self._run_without_graphs(batch, chunks), None
+        self._batch = batch
+        return output
+
+    def _run_without_graphs(self, batch: EngineBatch, chunks: Sequence[Chunk]) -> Tensor:
+        if batch.cache is None:
+            batch.cache = PagedCache.from_page_tables(
+                self.page_pool, [r.page_table for r in batch.requests], [r.num_cached for r in batch.requests]
+            )
+        cache = cast(SelfCache, batch.cache)  # PagedCache has the methods that a stack calls
+        new_tokens = [r.tokens[r.num_cached : r.num_cached + num_tokens] for r, num_tokens in chunks]
+        padded = left_pad(new_tokens, self.page_pool.keys[0].device)
+        if self.cpu_step is not None and padded.shape[1] == 1:
+            return self.cpu_step(padded[:, 0], cache, batch.cross_cache)
+        document_ids = None if len({len(ids) for ids in new_tokens}) == 1 else (padded >= 0).long()
+        ids, positions = padded.clamp(min=0), cache.next_positions(padded, document_ids)
+        return next_logits(self.network, ids, document_ids, positions, cache=cache, cross_cache=batch.cross_cache)
