@@ -18,6 +18,7 @@ from qkv.inside.look.masks import REASONS, mask_reasons
 from qkv.inside.look.page import Look
 from qkv.inside.look.search import describe_search, find_finished
 from qkv.inside.look.words import group_words
+from qkv.inside.neurons import vocabulary_effect
 from qkv.inside.tokens import TokenList
 from qkv.models import Network
 from qkv.page import WEIGHT_ERROR, unpack
@@ -128,6 +129,7 @@ def test_neurons_are_those_with_the_highest_activations() -> None:
     activations = recorded["encoder.1.mlp_post"]
     best = int(activations.max(dim=0).values.argmax())
     assert layer["neurons"][0] == best
+    assert layer["promotes"][0] == [one.text for one in vocabulary_effect(network, 1, best, num_tokens=4).promoted]
     assert layer["peaks"][0] == pytest.approx(float(activations.max()), abs=1e-4)
     assert layer["peak_positions"][0] == int(activations[:, best].argmax())
     expected = activations.topk(5, dim=1)

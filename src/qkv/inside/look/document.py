@@ -35,6 +35,7 @@ SITES = ("resid_pre", "resid_post", "pattern", "q", "k", "v", "mlp_post")
 """What is recorded in the layers that the page shows, also with the prefix cross_."""
 
 FAMILY_NAMES = {"encoder": "encoder-only model", "decoder": "decoder-only model", "seq2seq": "encoder-decoder"}
+MAX_TITLE = 120
 SEQUENCE_LABELS = {"encoder": "Source", "decoder": "Target"}
 
 
@@ -70,8 +71,13 @@ def make_document(
         for stack, embedding in stacks
     ]
     document["attention"] = attention
-    neuron_layers = [describe_layer(trace.values, stack, layer) for stack, _ in stacks for layer in layers[stack.name]]
-    document["neurons"] = {"layers": neuron_layers}
+    document["neurons"] = {
+        "layers": [
+            describe_layer(network, trace.values, stack, layer, tokenizer)
+            for stack, _ in stacks
+            for layer in layers[stack.name]
+        ]
+    }
     document["views"] += ["embeddings", "attention", "neurons", "mask"]
     if config.head.kind in ("lm", "mlm"):
         document["lens"] = describe_lens(network, trace, tokenizer)
@@ -158,7 +164,7 @@ def start_document(
     return {
         "schema": "qkv.look",
         "version": VERSION,
-        "title": options.title or " → ".join(join_text(one) for one in tokens.values()),
+        "title": shorten(options.title or " → ".join(join_text(one, tokenizer, name) for name, one in tokens.items())),
         "subtitle": f"{options.model_name}: {FAMILY_NAMES[config.family]}, {config.head.kind} head, {size}",
         "model": {"name": options.model_name, "family": config.family, "head": config.head.kind},
         "notes": list(options.notes),
@@ -185,9 +191,18 @@ def describe_written(trace: Trace, tokenizer: Tokenizer | None) -> dict[str, Any
     return {"texts": list(written.texts), "words": group_words(written, side)}
 
 
-def join_text(tokens: TokenList) -> str:
+def join_text(tokens: TokenList, tokenizer: Tokenizer | None, stack: str) -> str:
     """The text of tokens without special tokens."""
-    return "".join(text for text, special in zip(tokens.texts, tokens.special, strict=True) if not special).strip()
+    if tokenizer is None:
+        return " ".join(tokens.texts)
+    side = tokenizer.target if stack == "decoder" else tokenizer
+    return side.decode(tokens.ids).strip()
+
+
+def shorten(title: str) -> str:
+    """A title of one line with at most `MAX_TITLE` characters."""
+    title = " ".join(title.split())
+    return title if len(title) <= MAX_TITLE else title[: MAX_TITLE - 1] + "…"
 
 
 def list_attentions(network: Network, layouts: Mapping[str, SequenceLayout]) -> list[AttentionKind]:

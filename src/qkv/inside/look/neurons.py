@@ -10,20 +10,34 @@ import torch
 from torch import Tensor
 
 from qkv.blocks import Stack
+from qkv.inside.neurons import output_stack, vocabulary_effect
+from qkv.models import Network
 from qkv.page import pack, pack_signed
+from qkv.text import Tokenizer
 
 NUM_NEURONS = 12
 NUM_PER_TOKEN = 5
+NUM_PROMOTED = 4
 
 
-def describe_layer(values: Mapping[str, Tensor], stack: Stack, layer: int) -> dict[str, Any]:
-    """The neurons of one layer with the highest peaks, and the strongest neurons of each token."""
+def describe_layer(
+    network: Network, values: Mapping[str, Tensor], stack: Stack, layer: int, tokenizer: Tokenizer | None
+) -> dict[str, Any]:
+    """The neurons of one layer with the highest peaks, and the strongest neurons of each token.
+
+    `promotes` has the tokens whose logits each neuron raises most. It is None if the head does not read this stack, or
+    does not predict tokens.
+    """
     activations = values[f"{stack.name}.{layer}.mlp_post"].float()  # (T, F)
     size = activations.shape[1]
     peaks, positions = activations.max(dim=0)
     chosen = peaks.topk(min(NUM_NEURONS, size)).indices
     strongest, neurons = activations.topk(min(NUM_PER_TOKEN, size), dim=1)
     shown: Tensor = activations[:, chosen].T
+    promotes = None
+    if network.config.head.kind in ("lm", "mlm") and stack is output_stack(network):
+        effects = [vocabulary_effect(network, layer, n, tokenizer, num_tokens=NUM_PROMOTED) for n in chosen.tolist()]
+        promotes = [[one.text for one in effect.promoted] for effect in effects]
     return {
         "stack": stack.name,
         "layer": layer,
@@ -32,6 +46,7 @@ def describe_layer(values: Mapping[str, Tensor], stack: Stack, layer: int) -> di
         "peaks": [round(one, 4) for one in peaks[chosen].tolist()],
         "peak_positions": positions[chosen].tolist(),
         "largest": max(float(shown.max()), 1e-9),
+        "promotes": promotes,
         "activations": pack_signed(shown.numpy()),
         "token_neurons": pack(neurons.to(torch.int32).numpy()),
         "token_values": pack(strongest.numpy()),

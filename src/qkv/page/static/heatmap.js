@@ -19,6 +19,19 @@ export function drawPixels(canvas, bytes, rows, columns, colours, hidden = () =>
   context.putImageData(image, 0, 0);
 }
 
+/** The bytes of a smaller matrix, of at most `limit` rows and columns: each is the largest of a square of cells. */
+export function shrink(bytes, rows, columns, limit) {
+  const factor = Math.ceil(Math.max(rows, columns) / limit);
+  if (factor === 1) return {bytes, rows, columns};
+  const smaller = {rows: Math.ceil(rows / factor), columns: Math.ceil(columns / factor)};
+  const largest = new Uint8Array(smaller.rows * smaller.columns);
+  for (let i = 0; i < rows * columns; i++) {
+    const at = Math.floor(Math.floor(i / columns) / factor) * smaller.columns + Math.floor((i % columns) / factor);
+    if (bytes[i] > largest[at]) largest[at] = bytes[i];
+  }
+  return {bytes: largest, ...smaller};
+}
+
 /** The side of a cell in pixels, for `count` cells in about `room` pixels. */
 export function cellSize(count, room, smallest = 9, largest = 30) {
   return Math.max(smallest, Math.min(largest, Math.floor(room / Math.max(count, 1))));
@@ -30,11 +43,11 @@ export function cellSize(count, room, smallest = 9, largest = 30) {
  */
 export function labelledHeatmap({label, bytes, queries, keys, hidden, colours = weightColours(), text, pick, selected = -1, room = 500}) {
   const size = cellSize(Math.max(queries.length, keys.length), room);
-  const left = 8 + labelRoom(queries), top = 8 + labelRoom(keys);
+  const font = Math.min(13, Math.max(8, size - 2));
+  const left = 10 + labelRoom(queries, font), top = 10 + labelRoom(keys, font);
   const width = left + keys.length * size + 4, height = top + queries.length * size + 4;
   const canvas = document.createElement("canvas");
   drawPixels(canvas, bytes, queries.length, keys.length, colours, hidden);
-  const font = Math.min(13, Math.max(8, size - 2));
   const parts = [
     svg("image", {href: canvas.toDataURL(), x: left, y: top, width: keys.length * size, height: queries.length * size,
       preserveAspectRatio: "none", style: {imageRendering: "pixelated"}}),
@@ -75,8 +88,8 @@ function tokenLabel(text) {
   return shorten(visibleToken(text), 12);
 }
 
-function labelRoom(tokens) {
-  return 8 * Math.min(12, Math.max(1, ...tokens.map((text) => Array.from(visibleToken(text)).length)));
+function labelRoom(tokens, font) {
+  return 0.62 * font * Math.min(12, Math.max(1, ...tokens.map((text) => Array.from(visibleToken(text)).length)));
 }
 
 /** A row of numbers as coloured cells; `bytes` are around 128 as in `signedColours`. */

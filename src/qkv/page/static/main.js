@@ -15,11 +15,11 @@ const VERSION = 1;
 
 const VIEWS = [
   ["tokens", "Tokens", "The text as the model reads it: one vector will enter the network for each token.", tokensView],
-  ["embeddings", "Embedding and position", "What enters the first block: a vector for each token, and how the model learns its position.", embeddingsView],
-  ["attention", "Attention", "Every head of every layer. A dark cell is a key that the query takes much of its new value from. Open a head to see its numbers.", attentionView],
+  ["embeddings", "Embedding and position", "What enters the first block: a vector for each token, and how the model encodes its position.", embeddingsView],
+  ["attention", "Attention", "Every head of every layer. The stronger a cell, the more of its new value a query (row) takes from a key (column). Open a head to see its numbers.", attentionView],
   ["alignment", "Alignment", "Where the decoder looks in the source while it writes each word: the cross-attention as lines.", alignmentView],
   ["lens", "Logit lens", "The prediction read off after each layer, as if the remaining layers did nothing.", lensView],
-  ["neurons", "Neurons", "Hidden units of the feed-forward networks, and the tokens that excite them.", neuronsView],
+  ["neurons", "Neurons", "Hidden units of the feed-forward networks, the tokens that excite them, and the tokens whose logits they raise.", neuronsView],
   ["search", "Beam search", "Every continuation that the search considered, with its log-probability.", searchView],
   ["mask", "Mask", "Which keys each query may attend to, and the reason where it may not.", maskView],
 ];

@@ -52,7 +52,7 @@ async function headBody(data, attention, layerIndex, headIndex) {
   let selected = attention.summaries[layerIndex][headIndex].strongest[0], key = -1;
   const queryChoice = choice("Query", queries.map((text, i) => `${i}: ${visibleToken(text)}`), (i) => select(i, -1), selected);
   const draw = () => map.replaceChildren(labelledHeatmap({
-    label: `Attention weights, ${queries.length} queries by ${keys.length} keys`, bytes, queries, keys, selected,
+    room: exact ? 500 : 1000, label: `Attention weights, ${queries.length} queries by ${keys.length} keys`, bytes, queries, keys, selected,
     hidden: (i) => reasons[i] !== 0, text: (i, j) => (weight(i, j) >= 0.005 ? weight(i, j).toFixed(2).replace(/^0/, "") : ""), pick: select}));
   function select(i, j) {
     selected = i;
@@ -75,14 +75,14 @@ async function headBody(data, attention, layerIndex, headIndex) {
     draw();
     drawVectors();
   });
-  return html("div", {class: "head-body"},
+  return html("div", {class: exact ? "head-body" : "head-body single"}, exact ? null : steps,
     html("div", {}, html("p", {class: "note"}, describeRoles(attention.summaries[layerIndex][headIndex])), queryChoice, readout, scrollBox("Attention weights", map),
       html("p", {class: "note"}, "Each row is a query; its weights over the keys sum to 1. Blank cells are masked. Click a cell to follow its numbers."),
       vectors,
       disclosure("Weights as a table", () => scrollBox("Weights as a table", table("Attention weights: a row for each query, a column for each key",
         ["query", ...keys.map(visibleToken)],
         queries.map((text, i) => [visibleToken(text), ...keys.map((_, j) => (reasons[i * keys.length + j] ? "masked" : number(weight(i, j), 3)))]))))),
-    steps);
+    exact ? steps : null);
 }
 
 /** What the head does on this text, in one sentence. */

@@ -1,7 +1,7 @@
 // Neurons: the hidden units of the feed-forward network that are most active on this text.
 
 import {css, inkOn, weightColours} from "./colour.js";
-import {choice, disclosure, html, number, scrollBox, table, visibleToken} from "./dom.js";
+import {choice, disclosure, html, number, scrollBox, shorten, table, visibleToken} from "./dom.js";
 import {onTheme} from "./theme.js";
 import {unpack} from "./unpack.js";
 
@@ -22,11 +22,11 @@ export function neuronsView(data) {
         return chip;
       });
       return [`${neuron}`, number(layer.peaks[n], 2), visibleToken(tokens[layer.peak_positions[n]]), html("span", {class: "chips"}, chips),
-        ...(layer.writes ? [layer.writes[n].map(visibleToken).join("  ")] : [])];
+        ...(layer.promotes ? [layer.promotes[n].map((text) => shorten(visibleToken(text), 14)).join("   ")] : [])];
     });
     body.replaceChildren(
       scrollBox("Neurons", table(`The ${layer.neurons.length} most active of ${layer.size} neurons of ${layer.stack} layer ${layer.layer}`,
-        ["neuron", "peak", "at", "activation at each token", ...(layer.writes ? ["promotes"] : [])], rows)),
+        ["neuron", "peak", "at", "activation at each token", ...(layer.promotes ? ["promotes"] : [])], rows)),
       disclosure("The strongest neurons of each token", () => scrollBox("The strongest neurons of each token", table("Neuron and activation, strongest first",
         ["token", ...Array.from({length: perToken}, (_, k) => `${k + 1}`)],
         tokens.map((text, t) => [visibleToken(text), ...Array.from({length: perToken}, (_, k) => `${ids.data[t * perToken + k]}: ${number(values.data[t * perToken + k], 2)}`)])))));
