@@ -186,6 +186,21 @@ def test_padding_does_not_shift_positions() -> None:
     assert torch.allclose(together[0, 2:], alone[0], atol=1e-12)
 
 
+def test_several_targets_of_one_source_are_edited_like_each_alone() -> None:
+    """Cross-attention then has the queries of all targets of a source on one axis."""
+    network: Any = make_network("seq2seq")
+    edits = [zero_ablate(f"decoder.0.{site}", positions=[1, 2]) for site in ("cross_z", "cross_q", "cross_pattern")]
+    source, targets = (
+        torch.tensor([SOURCE_IDS, SOURCE_IDS[::-1]]),
+        torch.tensor([[0, 1, 2, 3], [0, 4, 5, 6], [0, 7, 8, 9], [0, 3, 2, 1]]),
+    )
+    with torch.no_grad():
+        together = network.decode(targets, network.encode(source), tap=EditTap(edits))
+        for i in range(4):
+            alone = network(source[i // 2 : i // 2 + 1], targets[i : i + 1], tap=EditTap(edits))
+            assert torch.allclose(together[i], alone[0], atol=1e-12)
+
+
 # ── While generating ────────────────────────────────────────────────────────────────────────────────────────────────
 
 

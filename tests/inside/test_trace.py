@@ -56,10 +56,20 @@ def test_only_requested_sites_and_heads_are_kept(family: str) -> None:
         assert torch.equal(some[name], every[name][[3, 1]])
 
 
-def test_a_kept_value_does_not_keep_a_larger_tensor_alive() -> None:
-    found = trace_example(make_network("decoder"), sites="*.q")
-    value = found["decoder.0.q"]
-    assert value.untyped_storage().nbytes() == value.numel() * value.element_size()
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_a_kept_value_does_not_keep_a_larger_tensor_alive(batch_size: int) -> None:
+    """q is a view of the projection to q, k and v, and an example is a view of its batch."""
+    for found in trace_many(make_network("decoder"), [IDS, IDS], sites="*", batch_size=batch_size):
+        for name in found:
+            assert found[name].untyped_storage().nbytes() == found[name].numel() * found[name].element_size(), name
+
+
+def test_values_do_not_share_memory() -> None:
+    """The value at resid_pre of layer 1 is the tensor at resid_post of layer 0. Changing one leaves the other alone."""
+    found = trace_example(make_network("decoder"), sites="*")
+    before = found["decoder.1.resid_pre"].clone()
+    found["decoder.0.resid_post"].zero_()
+    assert torch.equal(found["decoder.1.resid_pre"], before)
 
 
 def test_the_token_axes_of_an_encoder_decoder() -> None:

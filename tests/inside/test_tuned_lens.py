@@ -47,6 +47,14 @@ def test_a_lens_reads_traces_and_survives_a_file(tmp_path: Path) -> None:
     assert torch.equal(again.top_probs, tuned.top_probs)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_padding_is_not_measured(family: str) -> None:
+    network = make_network(family)
+    lens = TunedLens(lens_sites(network), 16)
+    together, alone = (measure_lens(network, lens, make_examples(family, 6, 3), batch_size=n) for n in (6, 1))
+    assert together.logit_lens == pytest.approx(alone.logit_lens, rel=1e-5)
+
+
 def test_training_is_deterministic_and_stops_in_time() -> None:
     network = make_network("decoder", dtype=torch.float32)
     examples = make_examples("decoder", 20, 1)

@@ -100,7 +100,7 @@ class RecordingTap(EditTap):
         return out
 
     def store(self, name: str, value: Tensor) -> None:
-        """Keep a compact copy of a value. A recorded value may be a view of a tensor that is much larger."""
+        """Keep a copy of a value, which may be a view of a larger tensor, or the same tensor as at another site."""
         if self.heads is not None and name.endswith(MATRIX_SITES) and value.shape[1] != len(self.heads):
             value = value[:, list(self.heads)]  # a layer whose scores or pattern are edited computes all heads
         self.num_bytes += value.numel() * value.element_size()
@@ -109,8 +109,8 @@ class RecordingTap(EditTap):
                 f"the trace is larger than max_bytes = {self.max_bytes:,} at {name}; request fewer sites or heads, "
                 "shorten the text, or raise max_bytes"
             )
-        copied = value.detach().cpu()
-        self.values[name] = copied.clone() if copied.data_ptr() == value.data_ptr() else copied
+        value = value.detach()
+        self.values[name] = value.clone() if value.device.type == "cpu" else value.cpu()
 
 
 def _trace_batch(
@@ -151,7 +151,9 @@ def _split_trace(
     trace = Trace({}, tokens, tap.heads, token_type_ids)
     for name in list_sites(config):
         if name in tap.values:
-            trace.values[name] = _remove_padding(tap.values[name][row], name, trace)
+            batch = tap.values[name]
+            value = _remove_padding(batch[row], name, trace)
+            trace.values[name] = value if len(batch) == 1 else value.clone()
     return trace
 
 
@@ -159,14 +161,14 @@ def _remove_padding(value: Tensor, name: str, trace: Trace) -> Tensor:
     """Cut the token axes of a value to the length of its text. Padding is on the right."""
     activation = name.rsplit(".", 1)[-1].removeprefix("cross_")
     if name == LOGITS and value.dim() == 1:  # one output for the whole text
-        return value.clone()
+        return value
     if activation in PER_HEAD_SITES:
         value = value[:, : len(trace.queries(name))]
     else:
         value = value[: len(trace.queries(name))]
     if activation in ("scores", "pattern"):
         value = value[:, :, : len(trace.keys(name))]
-    return value.clone()
+    return value
 
 
 def _check_heads(config: Config, heads: Sequence[int] | None) -> None:
