@@ -38,17 +38,21 @@ def network_of(tiny: bool, positions: int) -> Any:
     return made(presets.find_preset("gpt2", n_positions=positions, **size))
 
 
+def fresh_prompt(length: int) -> list[int]:
+    return [next(FRESH) % 50_000, *prompts_of(1, length)[0][1:]]
+
+
 def submit(engine: Engine, length: int, new: int, **options: Any) -> Request:
-    prompt = [next(FRESH) % 50_000, *prompts_of(1, length)[0][1:]]
-    return engine.submit(prompt, GenerationOptions(max_tokens=new), **options)
+    return engine.submit(fresh_prompt(length), GenerationOptions(max_tokens=new), **options)
 
 
 def serve(engine: Engine, work: Work) -> tuple[float, float]:
     """Serve requests. Returns the tokens per second of all, and while every slot is in use."""
     running, slots = engine._scheduler.running, engine._scheduler.max_sequences
+    prompts = [fresh_prompt(length) for length, _ in work]
     written, began = engine.stats.generated_tokens, time.perf_counter()
-    for length, new in work:
-        submit(engine, length, new)
+    for prompt, (_, new) in zip(prompts, work, strict=True):
+        engine.submit(prompt, GenerationOptions(max_tokens=new))
     full: list[tuple[float, int]] = []
     while engine.step():
         if len(running) == slots:
