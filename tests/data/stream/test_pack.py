@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_data import quick
 
-from qkv.data.stream.pack import PackingLayout, best_fit_decreasing, group_by_length, pack
+from qkv.data.stream.pack import PackingLayout, _largest, best_fit_decreasing, group_by_length, pack
 from qkv.errors import UsageError
 
 single_lengths = st.lists(st.tuples(st.integers(0, 20)), min_size=0, max_size=60)
@@ -67,6 +67,13 @@ def slow_best_fit(sizes: list[int], capacity: int) -> int:
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=80))
 def test_best_fit_is_best_fit(sizes):
     assert best_fit_decreasing(np.array(sizes), 30, max_documents=10**9)[1] == slow_best_fit(sizes, 30)
+
+
+@quick
+@given(st.lists(st.integers(0, 5), max_size=30), st.integers(1, 20))
+def test_the_largest_values_come_first_and_equal_ones_in_order(values, count):
+    expected = sorted((i for i, value in enumerate(values) if value), key=lambda i: -values[i])[:count]
+    assert _largest(np.array(values, float), count) == expected
 
 
 def test_an_example_longer_than_its_sequence_is_refused():

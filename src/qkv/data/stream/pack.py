@@ -18,6 +18,9 @@ import numpy as np
 from qkv.data.ragged import IntArray, ragged_starts
 from qkv.errors import UsageError
 
+MAX_ARGMAX = 8
+"""The largest values are found by repeated `argmax` if they are at most this many, otherwise by sorting."""
+
 
 @dataclass(frozen=True)
 class PackingLayout:
@@ -117,9 +120,12 @@ def dot_product_fit(sizes: IntArray, capacity: tuple[int, ...], max_documents: i
     """
     fractions = sizes / np.asarray(capacity)  # (n, 2) lengths as fractions of the capacity
     num_sequences = max(int(np.ceil(fractions.sum(axis=0).max(initial=0) - 1e-9)), -(-len(sizes) // max_documents))
-    # The free space of all sequences that may be opened.
+    # The free space of all sequences that may be opened, and arrays for results: this loop runs for every pair of
+    # lengths, and allocating takes as long as computing.
     target_space, source_space = (np.full(num_sequences + len(sizes), float(length)) for length in capacity)
-    num_documents = np.zeros(num_sequences + len(sizes), np.int64)
+    matches, source_matches = (np.empty(num_sequences + len(sizes)) for _ in range(2))
+    target_fits, source_fits = (np.empty(num_sequences + len(sizes), bool) for _ in range(2))
+    num_documents = [0] * (num_sequences + len(sizes))
     sequence = np.empty(len(sizes), np.int64)
     order = np.lexsort((sizes[:, 1], sizes[:, 0], -fractions.max(axis=1)))  # largest first, equal ones together
     ordered = sizes[order]
@@ -128,25 +134,40 @@ def dot_product_fit(sizes: IntArray, capacity: tuple[int, ...], max_documents: i
         target, source = ordered[start].tolist()
         target_weight, source_weight = target / capacity[0] ** 2, source / capacity[1] ** 2
         while start < end:
-            free_target, free_source = target_space[:num_sequences], source_space[:num_sequences]
-            fits = (free_target >= target) & (free_source >= source)
-            match = (free_target * target_weight + free_source * source_weight) * fits
-            best = match.argmax(keepdims=True) if num_sequences else np.zeros(0, np.int64)
-            if num_sequences == 0 or match[best[0]] == 0:
+            opened = slice(num_sequences)
+            match = np.multiply(target_space[opened], target_weight, out=matches[opened])
+            match += np.multiply(source_space[opened], source_weight, out=source_matches[opened])
+            fits = np.greater_equal(target_space[opened], target, out=target_fits[opened])
+            fits &= np.greater_equal(source_space[opened], source, out=source_fits[opened])
+            match *= fits
+            best = _largest(match, end - start)
+            if not best:
                 by_length = [length // size for length, size in zip(capacity, (target, source), strict=True) if size]
                 num_sequences += -(-(end - start) // min(max_documents, *by_length))
                 continue
-            if end - start > 1:
-                fitting = np.flatnonzero(match)
-                best = fitting[np.argsort(-match[fitting], kind="stable")[: end - start]]
             sequence[order[start : start + len(best)]] = best
             start += len(best)
-            target_space[best] -= target
-            source_space[best] -= source
-            num_documents[best] += 1
-            target_space[best[num_documents[best] == max_documents]] = -1  # closed
+            for index in best:
+                num_documents[index] += 1
+                target_space[index] = target_space[index] - target if num_documents[index] < max_documents else -1
+                source_space[index] -= source
     used, sequence = np.unique(sequence, return_inverse=True)  # drops sequences without examples
     return sequence, len(used)
+
+
+def _largest(values: np.ndarray, count: int) -> list[int]:
+    """The indices of the `count` largest values above 0, the largest first; of equal values, the first one first."""
+    if count > MAX_ARGMAX:
+        above = np.flatnonzero(values)
+        return [int(index) for index in above[np.argsort(-values[above], kind="stable")[:count]]]
+    indices: list[int] = []
+    while len(indices) < count and len(values):
+        index = int(values.argmax())
+        if values[index] == 0:
+            break
+        values[index] = 0
+        indices.append(index)
+    return indices
 
 
 def group_by_length(lengths: IntArray, max_tokens: int) -> tuple[PackingLayout, IntArray, IntArray]:
