@@ -1,12 +1,15 @@
-"""Reading sentence-transformers folders: pooling and normalisation are read, unsupported modules are refused."""
+"""Sentence-transformers folders: reading and writing them; unsupported modules are refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import qkv
+from qkv.api import Model
+from qkv.errors import QkvError
 
 KIND = "sentence_transformers.models."
 MEAN = {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False, "word_embedding_dimension": 8}
@@ -115,3 +118,43 @@ def test_paths_of_modules_stay_inside_the_folder(make, model, tmp_path, refused)
 def test_the_head_parameter_has_precedence_over_the_modules(make):
     head = qkv.HeadConfig(kind="tag", outputs=3, bias=True)
     assert qkv.load(make(MEAN), head=head).config.head == head
+
+
+def embedder(model, tokenizer, pool: str, normalize: bool):
+    head = qkv.HeadConfig(kind="embed", pool=pool, normalize=normalize)
+    config = replace(model.config, head=head)
+    network = qkv.new(config).network
+    network.load_state_dict(model.network.state_dict(), strict=False)
+    return Model(config, network, tokenizer, [])
+
+
+@pytest.mark.parametrize(("pool", "normalize"), [("mean", True), ("first", False)])
+def test_an_exported_embedder_computes_the_same_vectors_in_sentence_transformers(
+    model, tokenizer, tmp_path, pool, normalize
+):
+    library = pytest.importorskip("sentence_transformers", reason="compared with it where it is installed")
+    made, texts = embedder(model, tokenizer, pool, normalize), ["one", "two and more"]
+    for _ in range(2):  # a second export replaces the first
+        assert made.export(tmp_path / "out") == "SentenceTransformer"
+    theirs = library.SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    assert (torch.tensor(theirs.encode(texts)) - made.embed(texts)).abs().max() < 1e-6
+    again = qkv.load(tmp_path / "out")
+    assert again.config.head == made.config.head
+    assert torch.equal(again.embed(texts), made.embed(texts))
+
+
+def test_saving_another_model_into_the_folder_removes_the_modules(model, tokenizer, tmp_path):
+    embedder(model, tokenizer, "mean", True).export(tmp_path / "out")
+    model.export(tmp_path / "out")
+    assert qkv.load(tmp_path / "out").config.head == model.config.head
+    assert not (tmp_path / "out" / "1_Pooling").exists()
+
+
+def test_an_embedder_that_hugging_face_cannot_express_names_what_can(tokenizer, tmp_path):
+    stack = qkv.StackConfig(
+        vocab_size=tokenizer.vocab_size, width=8, layers=1, heads=2, ffn_width=8, feedforward="swiglu"
+    )
+    made = qkv.new(qkv.Config(encoder=stack, head=qkv.HeadConfig(kind="embed")))
+    with pytest.raises(QkvError, match=r"--format onnx.*qkv init TASK FILE --shape exportable"):
+        made.export(tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -59,7 +59,6 @@ def bench(
     from qkv.render.progress import stages_bar
 
     loaded = open_model(model, device, dtype, int8)
-    print_notes(model, loaded.notes)
     parameters = sum(p.numel() for p in loaded.network.parameters())
     if int8:
         loaded = loaded.quantize()

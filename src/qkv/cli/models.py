@@ -107,7 +107,8 @@ def export(
     folder
         The folder to write.
     format
-        hf for transformers, vLLM and other readers of Hugging Face folders; ctranslate2; or onnx for onnxruntime.
+        hf for transformers, sentence-transformers, vLLM and other readers of Hugging Face folders; ctranslate2; or onnx
+        for onnxruntime.
     """
     from qkv import store
     from qkv.train.run.load import load_model
@@ -116,8 +117,11 @@ def export(
     stored = load_model(model)
     print_notes(model, stored.notes)
     load_class = store.write_model(folder, stored.config, stored.network, stored.tokenizer, format)
+    is_embedder = load_class == "SentenceTransformer"
     calls = {
-        "hf": f"transformers.{load_class}.from_pretrained({str(folder)!r})",
+        "hf": f"sentence_transformers.SentenceTransformer({str(folder)!r})"
+        if is_embedder
+        else f"transformers.{load_class}.from_pretrained({str(folder)!r})",
         "ctranslate2": f"ctranslate2.{load_class}({str(folder)!r})",
         "onnx": f"onnxruntime.InferenceSession for each of {load_class}",
     }

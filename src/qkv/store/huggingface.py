@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qkv.blocks import HeadConfig
 from qkv.errors import QkvError, UsageError
-from qkv.files import read_json, read_json_object, write_atomically
+from qkv.files import read_json_object, write_atomically
 from qkv.models import Config
 from qkv.models.tables import (
     ARCHITECTURES,
@@ -33,14 +33,6 @@ def is_huggingface(folder: Path) -> bool:
     return (folder / "modules.json").exists() or "model_type" in read_json_object(folder / "config.json")
 
 
-def transformer_folder(folder: Path) -> Path:
-    """The folder of the Transformer itself, which sentence-transformers may keep in a sub-folder."""
-    for module in _sentence_transformers_modules(folder):
-        if str(module.get("type", "")).endswith(".Transformer"):
-            return folder / Path(str(module.get("path", ""))).name
-    return folder
-
-
 def read_hf_config(folder: Path, hf_config: dict[str, Any], weights: Weights) -> tuple[Config, list[str]]:
     """Make a config from a Hugging Face config.json. Also returns notes for the user."""
     notes = []
@@ -57,50 +49,6 @@ def read_hf_config(folder: Path, hf_config: dict[str, Any], weights: Weights) ->
         return read_config(architecture, {**hf_config, "_tensors": names}), notes
     except QkvError as error:
         raise QkvError(str(error).replace("config.json", str(folder / "config.json"), 1)) from error
-
-
-def sentence_transformers_head(folder: Path) -> HeadConfig | None:
-    """The head of a sentence-transformers folder; None for any other folder."""
-    modules = _sentence_transformers_modules(folder)
-    if not modules:
-        return None
-    pool, normalize = "mean", False
-    for module in modules:
-        kind = str(module.get("type", "")).rsplit(".", 1)[-1]
-        if kind == "Pooling":
-            pool = _read_pooling(folder / Path(str(module.get("path", ""))).name / "config.json")
-        elif kind == "Normalize":
-            normalize = True
-        elif kind != "Transformer":
-            raise QkvError(
-                f"{folder / 'modules.json'}: a module of type {kind!r} is not supported; "
-                "supported: Transformer, Pooling, Normalize"
-            )
-    return HeadConfig(kind="embed", pool=pool, normalize=normalize)  # type: ignore[arg-type]
-
-
-def _sentence_transformers_modules(folder: Path) -> list[dict[str, Any]]:
-    path = folder / "modules.json"
-    if not path.exists():
-        return []
-    modules = read_json(path)
-    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
-        raise QkvError(f"{path}: expected a list of modules; fetch the file again")
-    return modules
-
-
-def _read_pooling(path: Path) -> str:
-    config = read_json_object(path)
-    pools = {"cls": "first", "mean": "mean", "lasttoken": "last"}
-    modes = config.get("pooling_mode")
-    if modes is None:  # the older format: pooling_mode_cls_token = true, …
-        prefix = "pooling_mode_"
-        enabled = [key.removeprefix(prefix) for key, value in config.items() if key.startswith(prefix) and value]
-        modes = [{"cls_token": "cls", "mean_tokens": "mean"}.get(key, key) for key in enabled]
-    modes = [str(mode) for mode in modes] if isinstance(modes, list) else [str(modes)]
-    if len(modes) != 1 or modes[0] not in pools:
-        raise QkvError(f"{path}: pooling {' + '.join(modes) or 'unknown'} is not supported; known: {', '.join(pools)}")
-    return pools[modes[0]]
 
 
 def read_hf_weights(
@@ -150,7 +98,7 @@ def read_hf_weights(
     }
     if message := describe_mismatches(weights.folder, mismatches):
         raise QkvError(message)
-    if not of_other_heads:
+    if not of_other_heads or new_head:  # a new head replaces any other, so nothing is lost that the user expects
         return ours, []
     listed = ", ".join(of_other_heads[:MAX_LISTED])
     return ours, [f"{len(of_other_heads)} tensors of other heads were not read: {listed}"]
@@ -219,8 +167,8 @@ def find_hf_target(config: Config) -> HfTarget:
         closest = min(errors, key=lambda error: (not error.fields, len(error.fields)))
     raise QkvError(
         "this model cannot be exported to Hugging Face, because no architecture there has all of its options. The "
-        f"closest one is {closest.name}, which {closest.reason}. Export to another format (onnx, ctranslate2), or "
-        'train a model from a preset, such as model.preset = "bert-tiny" (see qkv info presets)'
+        f"closest one is {closest.name}, which {closest.reason}. The format onnx has all options (--format onnx). For "
+        "a model that transformers can load, train one with a published shape: qkv init TASK FILE --shape exportable"
     )
 
 

@@ -14,7 +14,11 @@ def model_card(config: Config, parameters: int, load_class: str, facts: Mapping[
     kinds = {"encoder": "encoder-only", "decoder": "decoder-only", "seq2seq": "encoder-decoder"}
     head = "" if config.head.kind == "none" else f", {config.head.kind} head"
     depth = f"{config.encoder.layers} + {stack.layers}" if config.encoder and config.decoder else str(stack.layers)
-    load = "qkv.load(folder)" if load_class == config.family else f"transformers.{load_class}.from_pretrained(folder)"
+    load = f"transformers.{load_class}.from_pretrained(folder)"
+    if load_class == config.family:
+        load = "qkv.load(folder)"
+    elif load_class == "SentenceTransformer":
+        load = "sentence_transformers.SentenceTransformer(folder)"
     return "\n".join(
         [
             "# Model card",

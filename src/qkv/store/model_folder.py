@@ -24,11 +24,16 @@ from qkv.store.huggingface import (
     read_hf_config,
     read_hf_weights,
     replace_head,
-    sentence_transformers_head,
-    transformer_folder,
     write_hf,
 )
 from qkv.store.model_card import model_card
+from qkv.store.sentence_transformers import (
+    SENTENCE_TRANSFORMERS_FILES,
+    find_transformer_target,
+    sentence_transformers_head,
+    transformer_folder,
+    write_sentence_transformers,
+)
 from qkv.store.staged_folder import staged_folder
 from qkv.store.weights import MAX_LISTED, Weights, check_not_quantized, describe_mismatches, write_weights
 from qkv.text import Tokenizer
@@ -54,7 +59,7 @@ MODEL_FILES = (
     "special_tokens_map.json",
     "tokenizer_config.json",
     "chat_template.jinja",
-    "modules.json",
+    *SENTENCE_TRANSFORMERS_FILES,
 )
 """Saving a model deletes these files of an older model in the same folder, because a reader would mix the two."""
 
@@ -249,14 +254,18 @@ def write_model(
         return write_onnx(folder, config, network, tokenizer)  # type: ignore[arg-type]
     folder = to_path(folder)
     check_not_quantized(network)
-    hf_target = find_hf_target(config) if format == "hf" else None  # raises before anything is written
-    load_class = config.family if hf_target is None else hf_target.head_table.class_name
+    hf_target, load_class, is_embedder = None, config.family, config.head.kind == "embed"
+    if format == "hf":  # raises before anything is written
+        hf_target = find_transformer_target(config) if is_embedder else find_hf_target(config)
+        load_class = "SentenceTransformer" if is_embedder else hf_target.head_table.class_name
     parameters = {name: p.detach() for name, p in network.named_parameters()}
     with staged_folder(folder, "config.json", MODEL_FILES, also_accepted=[RECIPE_FILE]) as staging:
         if tokenizer is not None:
             tokenizer.save(staging)
         if hf_target is not None:
             write_hf(staging, hf_target, config, parameters)
+            if is_embedder:
+                write_sentence_transformers(staging, config)
         else:
             write_weights(staging, parameters)
             write_atomically(staging / "config.json", json.dumps(config.to_dict(), indent=2) + "\n")

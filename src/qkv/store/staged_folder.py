@@ -55,7 +55,9 @@ def _move_into_place(staging: Path, folder: Path, marker: str, replaces: Sequenc
     names = sorted((path.name for path in staging.iterdir()), key=lambda name: name == marker)
     old = {path for pattern in replaces for path in folder.glob(pattern)}
     for name in names[:-1]:
+        if (folder / name).is_dir():
+            shutil.rmtree(folder / name)
         os.replace(staging / name, folder / name)
     for path in old - {folder / name for name in names}:
-        path.unlink()
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
     os.replace(staging / names[-1], folder / names[-1])

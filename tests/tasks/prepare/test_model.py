@@ -201,9 +201,29 @@ def test_a_checkpoint_keeps_its_head_where_it_fits(folder: Path) -> None:
     assert prepared.config.head.dropout == 0.2
 
 
-def test_sizes_of_a_checkpoint_do_not_change(folder: Path) -> None:
-    with pytest.raises(UsageError, match=r"model\.width = 64 differs from .*bert, which was trained with 32"):
-        prepare(sample_recipe(folder, "masked_lm", model={"from_": str(folder / "bert"), "overrides": {"width": 64}}))
+def test_a_checkpoint_keeps_its_shape_and_a_note_says_so(folder: Path) -> None:
+    overrides = {"width": 64, "layers": 9, "dropout": 0.3}
+    recipe = sample_recipe(folder, "masked_lm", model={"from_": str(folder / "bert"), "overrides": overrides})
+    prepared = prepare(replace(recipe, train=replace(recipe.train, lr=2e-3)))
+    stack = prepared.config.stack
+    assert (stack.width, stack.dropout) == (32, 0.3)
+    shape = (
+        f"the model has the shape of {folder / 'bert'}: width = 32 instead of 64, layers = {stack.layers} instead of 9"
+    )
+    assert shape in prepared.notes
+    assert any("train.lr = 0.002 suits a new model" in note for note in prepared.notes)
+    prepared.build_network()
+
+
+def test_a_checkpoint_without_shape_keys_has_no_note_of_its_shape(folder: Path) -> None:
+    recipe = sample_recipe(folder, "masked_lm", model={"from_": str(folder / "bert"), "overrides": {"width": 32}})
+    notes = prepare(replace(recipe, train=replace(recipe.train, lr=1e-4))).notes
+    assert not any("shape" in note or "train.lr" in note for note in notes)
+
+
+def test_a_misspelt_field_of_a_checkpoint_is_an_error(folder: Path) -> None:
+    with pytest.raises(UsageError, match="no field 'widht'; did you mean 'width'"):
+        prepare(sample_recipe(folder, "masked_lm", model={"from_": str(folder / "bert"), "overrides": {"widht": 64}}))
 
 
 def test_a_checkpoint_of_another_family_is_refused(folder: Path) -> None:

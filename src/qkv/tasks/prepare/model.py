@@ -31,6 +31,7 @@ OVERRIDABLE_FIELDS = {
     "rotary_scaling",
 }
 """The fields that may be overridden on a trained model, because they do not change the shapes of its weights."""
+MAX_FINE_TUNING_LR = 5e-4  # Adam's learning rate above which fine-tuning usually forgets; a note says so
 FAMILY_NAMES = {"encoder": "an encoder", "decoder": "a decoder", "seq2seq": "an encoder and a decoder"}
 
 
@@ -208,7 +209,10 @@ def construct_config(config_class: type[T], values: Mapping[str, Any], where: st
 def build_head_config(
     recipe: Recipe, requirements: ModelRequirements, stack: StackConfig, family: str, base: HeadConfig | None = None
 ) -> HeadConfig:
-    """The head that an objective needs; if `base` is of the same kind, its layers are kept."""
+    """The head that an objective needs; if `base` is of the same kind, its layers are kept.
+
+    A classifier on an embedding model keeps its pooling.
+    """
     spec = OBJECTIVES[recipe.objective.kind]
     kind, dropout = spec.head, DEFAULT_DROPOUT
     defaults: dict[str, dict[str, Any]] = {
@@ -225,6 +229,8 @@ def build_head_config(
         values |= {name: getattr(base, name) for name in kept}
         if kind in ("lm", "mlm"):
             values["tied"] = base.tied
+    if base is not None and base.kind == "embed" and kind == "classify":
+        values |= {"pool": base.pool, "dense": "none"}  # a linear layer on the vector that the checkpoint computes
     if kind in ("lm", "mlm"):
         values["tied"] = values["tied"] and recipe.model.tie_embeddings
     if kind in ("classify", "tag"):
@@ -250,15 +256,9 @@ def _checkpoint_config(recipe: Recipe, requirements: ModelRequirements) -> Confi
             _check_no_overrides(section.overrides, side, section.from_, found.family)
             continue
         overrides = _side_overrides(section.overrides, side)
-        allowed = OVERRIDABLE_FIELDS | ({"max_positions"} if not stack.has_max_positions else set())
-        for name, value in overrides.items():
-            if name not in allowed and value != getattr(stack, name):
-                raise UsageError(
-                    f"model.{name} = {value!r} differs from {section.from_}, which was trained with "
-                    f"{getattr(stack, name)!r}; leave it out (of a checkpoint you may change only "
-                    f"{', '.join(sorted(allowed))})"
-                )
-        stacks[side] = override_stack(stack, overrides, f"model.{side}")
+        ignored = _ignored_overrides(stack, overrides)
+        kept = {name: value for name, value in overrides.items() if name not in ignored}
+        stacks[side] = override_stack(stack, kept, f"model.{side}")
         tokenizer = requirements.tokenizer_for(side, found.family)
         if tokenizer.vocab_size > stack.vocab_size:
             raise QkvError(
@@ -268,7 +268,9 @@ def _checkpoint_config(recipe: Recipe, requirements: ModelRequirements) -> Confi
             )
     head = found.head
     if head.kind != spec.head or not _has_required_outputs(head, requirements, recipe):
-        head = build_head_config(recipe, requirements, stacks.get("decoder") or stacks["encoder"], found.family)
+        stack = stacks.get("decoder") or stacks["encoder"]
+        embedder = head if head.kind == "embed" else None
+        head = build_head_config(recipe, requirements, stack, found.family, embedder)
     elif "head" in section.overrides:
         values = {field.name: getattr(head, field.name) for field in fields(head)}
         head = construct_config(HeadConfig, {**values, **section.overrides["head"]}, "model.head")
@@ -276,6 +278,14 @@ def _checkpoint_config(recipe: Recipe, requirements: ModelRequirements) -> Confi
     # An id may be 0, so the test is for None.
     missing = {name: value for name, value in ids.items() if getattr(found, name) in (None, ())}
     return replace(found, **stacks, head=head, **missing)
+
+
+def _ignored_overrides(stack: StackConfig, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The overrides that differ from a checkpoint's stack in a field that its weights depend on."""
+    fixed = {field.name for field in fields(stack)} - OVERRIDABLE_FIELDS
+    if not stack.has_max_positions:
+        fixed.remove("max_positions")
+    return {name: value for name, value in overrides.items() if name in fixed and value != getattr(stack, name)}
 
 
 def _has_required_outputs(head: HeadConfig, requirements: ModelRequirements, recipe: Recipe) -> bool:
@@ -301,13 +311,28 @@ def load_base_model(recipe: Recipe, config: Config, device: str) -> StoredModel:
 
 
 def checkpoint_notes(recipe: Recipe, config: Config, tokenizer: Tokenizer) -> list[str]:
-    """Notes for the user about the checkpoint: ignored weights, new weights, a different tokenizer."""
-    if not recipe.model.from_:
+    """Notes for the user about the checkpoint: ignored keys and weights, new weights, a different tokenizer."""
+    section, lr = recipe.model, recipe.train.lr
+    if not section.from_:
         return []
     found = load_base_model(recipe, config, "meta")
-    if found.tokenizer is None or found.tokenizer.fingerprint == tokenizer.fingerprint:
-        return found.notes
-    return [*found.notes, "model.from was trained with another tokenizer: its embeddings do not belong to these tokens"]
+    notes = list(found.notes)
+    stacks = {side: getattr(config, side) for side in ("encoder", "decoder") if getattr(config, side) is not None}
+    ignored = {
+        name: f"{name} = {getattr(stack, name)} instead of {value}"
+        for side, stack in stacks.items()
+        for name, value in _ignored_overrides(stack, _side_overrides(section.overrides, side)).items()
+    }
+    if ignored:
+        notes.append(f"the model has the shape of {section.from_}: {', '.join(ignored.values())}")
+    if lr > MAX_FINE_TUNING_LR and not section.lora_rank and recipe.train.optimizer in ("adam", "adamw", "lamb"):
+        notes.append(
+            f"train.lr = {lr:g} suits a new model and may destroy what {section.from_} has learnt; for fine-tuning try "
+            "train.lr=1e-4"
+        )
+    if found.tokenizer is not None and found.tokenizer.fingerprint != tokenizer.fingerprint:
+        notes.append("model.from was trained with another tokenizer: its embeddings do not belong to these tokens")
+    return notes
 
 
 def apply_adapters(network: Network, recipe: Recipe, config: Config) -> Network:
