@@ -64,7 +64,9 @@ OPTIONS = {
         *("--limit", "--metric", "--samples", "--split", "--test", "--valid"),
     ],
     "train": ["--dry-run", "--json", "--processes"],
-    "init": ["--columns", "--format", "--json", "--key", "--out", "--test", "--valid"],
+    "init": [
+        *("--columns", "--format", "--from", "--json", "--key", "--minutes", "--out", "--shape", "--test", "--valid"),
+    ],
     "verify-resume": ["--json", "--steps"],
 }
 

@@ -1,14 +1,23 @@
 """What `qkv init` writes: every starter parses, is sound, and prepares on files as users have them."""
 
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from prepare_samples import KINDS, sample_files
 
+import qkv
+from qkv.blocks import HeadConfig
 from qkv.errors import UsageError
+from qkv.models.tables.presets import find_preset
+from qkv.store.huggingface import find_hf_target
+from qkv.store.sentence_transformers import find_transformer_target
 from qkv.tasks.prepare.prepare import prepare
-from qkv.tasks.starters import SIZES, STARTERS, guess_columns, starter_recipe
+from qkv.tasks.starter_sizes import SIZES, Machine, choose_size
+from qkv.tasks.starters import STARTERS, guess_columns, starter_recipe
+from qkv.text import Tokenizer
+from qkv.train.adapt import freeze
 from qkv.train.recipe.check import check_recipe
 from qkv.train.recipe.recipe_file import loads, read
 
@@ -109,14 +118,76 @@ def test_a_built_in_dataset() -> None:
     check_recipe(recipe)
 
 
-def test_sizes_follow_the_data(folder: Path, tmp_path: Path) -> None:
-    small = loads(starter_recipe("language", [str(folder / "book.txt")]))
-    assert small.model.overrides["width"] == SIZES[0].width
+LAPTOP = Machine(cores=2, memory_bytes=24e9)
+SERVER = Machine(cores=16, memory_bytes=80e9, gpu="a GPU")
+
+
+def test_sizes_follow_data_machine_and_minutes(folder: Path, tmp_path: Path) -> None:
+    def width(file: Path, machine: Machine, minutes: float = 0.0) -> int:
+        recipe = loads(starter_recipe("language", [str(file)], machine=machine, minutes=minutes))
+        assert recipe.train.minutes == (minutes or recipe.train.minutes) > 0
+        return recipe.model.overrides["width"]
+
     big = tmp_path / "big.txt"
     with big.open("wb") as out:
         out.write(b"a line of text\n")
         out.truncate(3 * 10**8)  # a hole: large, and costs nothing
-    assert loads(starter_recipe("language", [str(big)])).model.overrides["width"] == SIZES[-1].width
+    assert width(folder / "book.txt", SERVER) == SIZES[0].width
+    assert width(big, SERVER) == SIZES[2].width
+    assert width(big, LAPTOP) == SIZES[1].width
+    assert width(big, LAPTOP, minutes=1) == SIZES[0].width
+
+
+def test_batches_are_small_where_time_or_memory_is_short() -> None:
+    assert choose_size(1e9, SERVER).batch_tokens == SIZES[2].batch_tokens
+    assert choose_size(1e9, replace(SERVER, memory_bytes=8e9)).batch_tokens < SIZES[2].batch_tokens
+    assert 1024 <= choose_size(1e9, LAPTOP, minutes=1).batch_tokens < choose_size(1e9, LAPTOP).batch_tokens
+
+
+@pytest.fixture(scope="module")
+def trained(folder: Path) -> str:
+    """A small trained encoder."""
+    tokenizer = Tokenizer.train("byte", iter([]), vocab_size=270, special_tokens=["pad", "cls", "sep", "mask"])
+    tiny = find_preset("bert-tiny")
+    stack = replace(tiny.stack, vocab_size=tokenizer.vocab_size, width=32, heads=2, head_dim=0, layers=4)
+    stack = replace(stack, num_layer_groups=0, kv_heads=0, ffn_width=32)
+    head = HeadConfig(kind="embed", pool="mean", normalize=True)
+    model = qkv.new(replace(tiny, encoder=stack, head=head), tokenizer=tokenizer)
+    model.save(folder / "trained")
+    return str(folder / "trained")
+
+
+def test_fine_tuning_has_no_shape_keys_and_prepares(folder: Path, tmp_path: Path, trained: str) -> None:
+    file = str(folder / KINDS["classification"])
+    text = starter_recipe("classify", [file], base_model=trained, machine=LAPTOP)
+    (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
+    recipe = read(tmp_path / "mine.toml", [f"data.cache={folder / 'cache'}"])
+    assert recipe.model.from_ == trained
+    assert not recipe.model.overrides
+    assert not recipe.model.freeze
+    assert (recipe.train.epochs, recipe.train.minutes, recipe.train.lr) == (5, 0.0, 3e-4)
+    prepared = prepare(recipe)
+    assert (prepared.config.head.pool, prepared.config.head.dense) == ("mean", "none")  # as the embedder was trained
+    assert not any("tensors of other heads" in note for note in prepared.notes)
+
+
+def test_fine_tuning_in_little_time_freezes_the_lower_layers(folder: Path, trained: str) -> None:
+    file = str(folder / KINDS["classification"])
+    recipe = loads(starter_recipe("classify", [file], base_model=trained, minutes=1e-6, machine=LAPTOP))
+    assert recipe.train.minutes == 1e-6
+    assert recipe.train.epochs == 0
+    assert recipe.model.freeze == ("embedding.*", "encoder.blocks.0.*", "encoder.blocks.1.*")
+    freeze(qkv.load(trained).network, recipe.model.freeze)
+
+
+@pytest.mark.parametrize("task", STARTERS)
+def test_the_exportable_shape_can_be_exported(task: str, folder: Path, tmp_path: Path) -> None:
+    file = str(folder / KINDS[STARTERS[task].objective_kind])
+    (tmp_path / "mine.toml").write_text(starter_recipe(task, [file], shape="exportable"), encoding="utf-8")
+    small = ["model.width=32", "model.layers=1", "tokenizer.vocab_size=420", "train.eval_examples=3"]
+    config = prepare(read(tmp_path / "mine.toml", [f"data.cache={folder / 'cache'}", *small])).config
+    target = find_transformer_target(config) if config.head.kind == "embed" else find_hf_target(config)
+    assert target.architecture.name in ("marian", "bert", "llama", "t5", "bart")
 
 
 def test_what_cannot_be() -> None:

@@ -1,5 +1,6 @@
 """`qkv train`, `qkv init` and `qkv verify-resume`."""
 
+import math
 import os
 import shlex
 import sys
@@ -7,10 +8,13 @@ import tempfile
 import tomllib
 from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
 
 from qkv.cli.data import parse_fields, parse_files
 from qkv.cli.shared import Json, StdoutConsole, StringList, app, check_minimum, print_json, print_result
-from qkv.errors import QkvError
+from qkv.errors import QkvError, UsageError
 from qkv.train.recipe.schema import DataSection
 from qkv.train.watch import Sample
 
@@ -122,15 +126,21 @@ def init(
     format: str = "",
     columns: StringList = None,
     key: str = "",
+    from_: Annotated[str, Parameter(name="--from")] = "",
+    shape: Literal["modern", "exportable"] = "modern",
+    minutes: float = 0.0,
     out: Path | None = None,
     json: Json = False,
 ) -> None:
     """Write a recipe for your own files, with a comment on each setting.
 
+    Sizes depend on your data, this machine and the training time.
+
     Examples:
         qkv init translate source=train.en target=train.de
         qkv init classify reviews.csv --out reviews.toml
         qkv init embed pairs.tsv --columns first=0 --columns second=1 --columns score=2 --test test.tsv
+        qkv init classify reviews.csv --from sentence-transformers/all-MiniLM-L6-v2 --minutes 5
 
     Parameters
     ----------
@@ -148,9 +158,19 @@ def init(
         field=column for each column to read; by default the columns are found by their names.
     key
         Where in a JSON document the list of records is.
+    from_
+        A model folder or hub id to fine-tune; by default a new model is trained.
+    shape
+        The shape of a new model: modern, or exportable, a published one that transformers can load (qkv export).
+    minutes
+        The training time that you have; by default 10 minutes for little data, and an hour for more.
     out
         The recipe file to write; by default TASK.toml.
     """
+    if not (math.isfinite(minutes) and minutes >= 0):
+        raise UsageError(f"--minutes must be >= 0, got {minutes:g}")
+    if from_ and shape != "modern":
+        raise UsageError(f"--shape {shape} is for new models, but --from {from_} has a shape; leave one of them out")
     from qkv.tasks.starters import starter_recipe
 
     path = out or Path(f"{task}.toml")
@@ -162,6 +182,9 @@ def init(
         valid=parse_files(valid or ()),
         test=parse_files(test or ()),
         reading=DataSection(format=format, columns=chosen, key=key),
+        base_model=from_,
+        shape=shape,
+        minutes=minutes,
     )
     if path.exists():
         raise QkvError(f"{path}: this file already exists and is not overwritten; choose another with --out")

@@ -1,6 +1,6 @@
 """Write a recipe for the user's own files, for `qkv init TASK FILE…`: short, with a comment on every key.
 
-Sizes depend on the amount of data. The recipe maps columns to fields if their names differ.
+Sizes depend on the data, the machine and the training time. The recipe maps columns to fields if their names differ.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -9,7 +9,7 @@ from itertools import islice
 from math import ceil
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, Literal
 
 from qkv.data import DataFiles, Problems
 from qkv.data.builtin import DATASETS
@@ -19,14 +19,26 @@ from qkv.data.records import Record
 from qkv.errors import UsageError, suggest_name
 from qkv.tasks.prepare.columns import check_columns, field_names, match_columns
 from qkv.tasks.prepare.sources import open_source, pair_text_files
+from qkv.tasks.starter_sizes import (
+    Machine,
+    StarterSize,
+    adapt_to_classification,
+    choose_fine_tuning,
+    choose_size,
+    find_machine,
+)
 from qkv.train.recipe.schema import DataSection, ObjectiveSection, Recipe
 from qkv.train.recipe.values import format_key, format_value
+from qkv.train.run.load import load_model
 
 RecipeLine = tuple[str, Any, str]
 """A key, its value and a comment. A key that starts with # is commented out."""
 
 BERT_CHECKPOINT = "google-bert/bert-base-uncased"
-SMOOTHING: RecipeLine = ("label_smoothing", 0.1, "probability spread over all other tokens")
+SMOOTHING: RecipeLine = ("label_smoothing", 0.1, "probability spread over all other tokens or classes")
+
+StarterShape = Literal["modern", "exportable"]
+"""The shape of a new model: a current architecture, or a published one that other libraries can load."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +53,7 @@ class Starter:
     preset: str = ""  # a published architecture that is usually trained from scratch
     max_source_length: int = 0  # tokens of a source sequence; 0: derived from the data
     too_long: str = ""
+    exportable_preset: str = ""  # a published architecture that other libraries can load; empty: the default can be
     objective_lines: tuple[RecipeLine, ...] = ()  # keys of [objective]
 
 
@@ -51,6 +64,7 @@ STARTERS: dict[str, Starter] = {
         "train.tsv",
         256,
         preset="transformer-base",
+        exportable_preset="marian",
         objective_lines=(SMOOTHING,),
     ),
     "summarise": Starter(
@@ -59,13 +73,20 @@ STARTERS: dict[str, Starter] = {
         "train.jsonl",
         256,
         preset="transformer-base",
+        exportable_preset="marian",
         max_source_length=1024,
         too_long="truncate",
         objective_lines=(SMOOTHING,),
     ),
     "language": Starter("A language model: it continues a text.", "causal_lm", "book.txt", 512, preset="gpt2"),
     "classify": Starter(
-        "The class of a text, or of two texts.", "classification", "train.csv", 256, pretrained=BERT_CHECKPOINT
+        "The class of a text, or of two texts.",
+        "classification",
+        "train.csv",
+        256,
+        pretrained=BERT_CHECKPOINT,
+        exportable_preset="bert-base",
+        objective_lines=(SMOOTHING,),
     ),
     "tag": Starter(
         "A tag for each word: names, parts of speech.",
@@ -73,6 +94,7 @@ STARTERS: dict[str, Starter] = {
         "train.conll",
         256,
         pretrained="google-bert/bert-base-cased",
+        exportable_preset="bert-base",
     ),
     "answer": Starter(
         "The answer to a question, found in a passage.",
@@ -80,6 +102,7 @@ STARTERS: dict[str, Starter] = {
         "train.json",
         384,
         pretrained=BERT_CHECKPOINT,
+        exportable_preset="bert-base",
         objective_lines=(("overlap", 128, "tokens that consecutive windows of a long passage share"),),
     ),
     "embed": Starter(
@@ -88,6 +111,7 @@ STARTERS: dict[str, Starter] = {
         "train.tsv",
         256,
         pretrained="sentence-transformers/all-MiniLM-L6-v2",
+        exportable_preset="bert-base",
         objective_lines=(("temperature", 0.05, "lower values separate similar texts more sharply"),),
     ),
     "pretrain": Starter(
@@ -96,6 +120,7 @@ STARTERS: dict[str, Starter] = {
         "corpus.txt",
         512,
         preset="bert-base",
+        exportable_preset="bert-base",
         objective_lines=(
             ("mask_prob", 0.15, "fraction of tokens to mask"),
             ("whole_word_masking", False, "true: mask whole words, not single subwords"),
@@ -107,6 +132,7 @@ STARTERS: dict[str, Starter] = {
         "corpus.txt",
         512,
         preset="t5-small",
+        exportable_preset="t5-small",
         objective_lines=(
             ("mask_prob", 0.15, "fraction of tokens to remove"),
             ("mean_span_length", 3.0, "tokens of a removed span, on average"),
@@ -118,6 +144,7 @@ STARTERS: dict[str, Starter] = {
         "corpus.txt",
         512,
         preset="bart-base",
+        exportable_preset="bart-base",
         objective_lines=(
             ("mask_prob", 0.3, "fraction of tokens to remove"),
             ("permute_sentences", True, "shuffle the sentences, too"),
@@ -126,26 +153,6 @@ STARTERS: dict[str, Starter] = {
 }
 
 
-@dataclass(frozen=True)
-class StarterSize:
-    """Suitable sizes for data of up to `max_bytes`."""
-
-    max_bytes: float
-    vocab_size: int
-    width: int
-    layers: int
-    dropout: float
-    batch_tokens: int
-    minutes: int
-    lr: float
-    valid_fraction: float
-
-
-SIZES = (
-    StarterSize(2e6, 2000, 128, 2, 0.2, 4096, 10, 2e-3, 0.1),
-    StarterSize(2e8, 8000, 256, 4, 0.1, 16384, 60, 1e-3, 0.05),
-    StarterSize(float("inf"), 32_000, 512, 6, 0.1, 65536, 24 * 60, 6e-4, 0.01),
-)
 EXAMPLE_BYTES = 2e7  # the assumed size of the data if the user gives no file
 
 READING_COMMENTS = {"format": "the format of the files", "key": "where in the JSON document the list of records is"}
@@ -162,10 +169,16 @@ def starter_recipe(
     valid: Sequence[str] | Mapping[str, str] = (),
     test: Sequence[str] | Mapping[str, str] = (),
     reading: DataSection | None = None,
+    base_model: str = "",
+    shape: StarterShape = "modern",
+    minutes: float = 0.0,
+    machine: Machine | None = None,
 ) -> str:
     """A commented recipe for a task, adapted to the files if there are any (field → file for line-aligned files).
 
-    `reading` has the format, columns and key that the user chose for all files.
+    With `base_model`, the recipe fine-tunes this model. Otherwise it trains a new one, whose size depends on the data,
+    the machine (this one by default) and the `minutes` of training. The shape "exportable" is a published one, which
+    other libraries can load. `reading` has the format, columns and key that the user chose for all files.
 
     >>> print(starter_recipe("translate").splitlines()[0])
     # From one text to another: translation, spelling, anything with a source and a target.
@@ -178,26 +191,24 @@ def starter_recipe(
         summary = add_splits(starter.objective_kind, summary, {"valid": valid, "test": test})
     else:
         summary = FileSummary({"train": starter.example_file}, EXAMPLE_BYTES)
-    size = next(one for one in SIZES if summary.bytes <= one.max_bytes)
+    machine = machine or find_machine()
+    size = choose_size(summary.bytes, machine, minutes)
+    if starter.objective_kind == "classification":
+        size = adapt_to_classification(size)
     sections = {
         "": [("run", run or f"runs/{task}", "folder of the run, which becomes the model's folder")],
         "data": _data_lines(starter, summary, size),
-        "tokenizer": [
-            _tokenizer_line(starter, summary, size),
-            ("vocab_size", size.vocab_size, "maximum number of tokens in the vocabulary"),
-            ("#from", "models/mine", "or use the tokenizer of another model instead of training one"),
-        ],
-        "model": _model_lines(starter, size),
-        "objective": [("kind", starter.objective_kind, "what the model learns"), *starter.objective_lines],
-        "train": [
-            ("minutes", float(size.minutes), "training time (or steps = …, or epochs = …)"),
-            ("batch_tokens", size.batch_tokens, "tokens per step; lower it if memory runs out"),
-            ("lr", size.lr, "peak learning rate; try a third and three times as much"),
-            ("#optimizer", "muon", "often needs fewer steps than adamw for a small model; try lr = 0.005"),
-            ("final", "best", "keep the weights with the best validation result (or last)"),
-        ],
     }
+    if base_model:
+        model, train = _fine_tuning_lines(base_model, summary, machine, minutes)
+    else:
+        sections["tokenizer"] = _tokenizer_lines(starter, summary, size)
+        model, train = _model_lines(starter, size, shape), _train_lines(size)
+    sections["model"] = model
+    sections["objective"] = [("kind", starter.objective_kind, "what the model learns"), *starter.objective_lines]
+    sections["train"] = train
     text = f"# {starter.description}\n#\n#     qkv train RECIPE --dry-run    what it would do\n#     qkv train RECIPE\n"
+    text += f"#\n# Sizes suit {machine}; for another training time write the recipe again with --minutes.\n"
     for name, lines in sections.items():
         text += "\n" + (f"[{name}]\n" if name else "") + _format_lines(lines)
     return text
@@ -252,25 +263,70 @@ def _data_lines(starter: Starter, summary: "FileSummary", size: StarterSize) -> 
     return lines
 
 
-def _model_lines(starter: Starter, size: StarterSize) -> list[RecipeLine]:
-    """The keys of [model]."""
-    if starter.pretrained:
-        hint = ("#from", starter.pretrained, "better: fine-tune a trained model (lr = 5e-5, without width)")
-    else:
-        hint = ("#preset", starter.preset, "a published architecture, or by hand:")
-    return [
-        hint,
+def _model_lines(starter: Starter, size: StarterSize, shape: StarterShape) -> list[RecipeLine]:
+    """The keys of [model] for a new model."""
+    sizes: list[RecipeLine] = [
         ("width", size.width, "size of the hidden states"),
         ("layers", size.layers, "blocks in a stack"),
         ("dropout", size.dropout, "more if there is little data"),
     ]
+    if shape == "exportable" and starter.exportable_preset:
+        return [("preset", starter.exportable_preset, "a published architecture, in this size:"), *sizes]
+    if starter.objective_kind == "classification":
+        sizes.append(("head", {"pool": "mean"}, "the class is predicted from the mean of all tokens (or first)"))
+    if starter.pretrained:
+        return [("#from", starter.pretrained, "often better: fine-tune a trained model (qkv init … --from)"), *sizes]
+    return [("#preset", starter.preset, "a published architecture, or by hand:"), *sizes]
 
 
-def _tokenizer_line(starter: Starter, summary: "FileSummary", size: StarterSize) -> RecipeLine:
-    """The kind of tokenizer: subwords, or characters if there are only few, short pairs of texts."""
-    if starter.objective_kind == "seq2seq" and size is SIZES[0] and summary.mean_chars <= SHORT_TEXT_CHARS:
-        return "kind", "char", "characters, as these texts are few and short (longer: byte-bpe, unigram, wordpiece)"
-    return "kind", "byte-bpe", "subwords of any text, without unknown tokens (others: unigram, wordpiece, char)"
+def _tokenizer_lines(starter: Starter, summary: "FileSummary", size: StarterSize) -> list[RecipeLine]:
+    """The keys of [tokenizer]: words for a classifier, characters for few short pairs of texts, else subwords."""
+    kind: RecipeLine = ("kind", "byte-bpe", "subwords of any text, without unknown tokens (others: unigram, char)")
+    if starter.objective_kind == "classification":
+        kind = ("kind", "wordpiece", "frequent words are one token each (others: byte-bpe, unigram, char)")
+    elif starter.objective_kind == "seq2seq" and size.vocab_size <= 2000 and summary.mean_chars <= SHORT_TEXT_CHARS:
+        kind = ("kind", "char", "characters, as these texts are few and short (longer: byte-bpe, unigram, wordpiece)")
+    lines = [kind, ("vocab_size", size.vocab_size, "maximum number of tokens in the vocabulary")]
+    if starter.objective_kind == "classification":
+        lines.append(("lowercase", True, "upper and lower case are the same"))
+    return [*lines, ("#from", "models/mine", "or use the tokenizer of another model instead of training one")]
+
+
+def _train_lines(size: StarterSize) -> list[RecipeLine]:
+    """The keys of [train] for a new model."""
+    return [
+        ("minutes", float(size.minutes), "training time (or steps = …, or epochs = …)"),
+        ("batch_tokens", size.batch_tokens, "tokens per step; lower it if memory runs out"),
+        ("lr", size.lr, "peak learning rate; try a third and three times as much"),
+        ("#optimizer", "muon", "often needs fewer steps than adamw for a small model; try lr = 0.005"),
+        ("final", "best", "keep the weights with the best validation result (or last)"),
+    ]
+
+
+def _fine_tuning_lines(
+    base_model: str, summary: "FileSummary", machine: Machine, minutes: float
+) -> tuple[list[RecipeLine], list[RecipeLine]]:
+    """The keys of [model] and [train] for fine-tuning."""
+    config = load_model(base_model, device="meta").config
+    stack = config.stack
+    chosen = choose_fine_tuning(stack.width, stack.layers, summary.bytes, machine, minutes)
+    model: list[RecipeLine] = [("from", base_model, "the model to fine-tune; its shape and tokenizer are used")]
+    if chosen.frozen_layers and config.family != "seq2seq":
+        blocks = [f"{config.family}.blocks.{number}.*" for number in range(chosen.frozen_layers)]
+        comment = "not trained, as the time is short; leave it out if you have more"
+        model.append(("freeze", ["embedding.*", *blocks], comment))
+    model.append(("#lora_rank", 8, "train small adapters instead of all weights; try lr = 1e-3"))
+    budget: RecipeLine = ("epochs", chosen.epochs, "passes over the data (or minutes = …, or steps = …)")
+    if minutes:
+        budget = ("minutes", float(minutes), "training time (or epochs = …, or steps = …)")
+    train: list[RecipeLine] = [
+        budget,
+        ("batch_tokens", chosen.batch_tokens, "tokens per step; lower it if memory runs out"),
+        ("lr", chosen.lr, "peak learning rate; small, so that the model keeps what it has learnt"),
+        ("warmup", 0.1, "fraction of the budget in which the learning rate rises"),
+        ("final", "best", "keep the weights with the best validation result (or last)"),
+    ]
+    return model, train
 
 
 # -------------------------------------------------------------------- the user's files

@@ -1,0 +1,139 @@
+"""Choose the sizes of a new recipe from the amount of data, the machine, and the training time that the user has.
+
+Training a model of P parameters (without embeddings) on N tokens takes about 6·P·N floating-point operations. A model
+is too large for its budget if it sees fewer than `MIN_TOKENS_PER_PARAMETER` tokens for each parameter.
+"""
+
+import math
+import os
+from dataclasses import dataclass, replace
+
+import torch
+
+CORE_FLOPS = 2e10  # FLOP/s of one CPU core in training, about
+GPU_FLOPS = 1e14
+MIN_TOKENS_PER_PARAMETER = 2
+MIN_STEPS = 500  # a smaller batch is better than fewer steps
+MIN_BATCH_TOKENS = 1024
+ACTIVATION_BYTES = 136  # per token, layer and unit of width, about; in float32
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The machine that trains."""
+
+    cores: int
+    memory_bytes: float  # of the GPU, if there is one
+    gpu: str = ""  # its name
+
+    @property
+    def flops_per_second(self) -> float:
+        """The approximate speed of training."""
+        return GPU_FLOPS if self.gpu else CORE_FLOPS * self.cores
+
+    def __str__(self) -> str:
+        device = self.gpu or f"{self.cores} CPU core{'s' if self.cores > 1 else ''}"
+        return f"{device} with {self.memory_bytes / 1e9:.0f} GB"
+
+
+def find_machine() -> Machine:
+    """This machine."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        return Machine(cores, properties.total_memory, properties.name)
+    has_sysconf = hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if has_sysconf else 8e9
+    return Machine(cores, memory)
+
+
+@dataclass(frozen=True)
+class StarterSize:
+    """Suitable sizes for data of up to `max_bytes`."""
+
+    max_bytes: float
+    vocab_size: int
+    width: int
+    layers: int
+    dropout: float
+    batch_tokens: int
+    minutes: float
+    lr: float
+    valid_fraction: float
+
+    @property
+    def parameters(self) -> int:
+        """The parameters of a stack of this size, without embeddings."""
+        return 12 * self.layers * self.width**2
+
+
+SIZES = (
+    StarterSize(2e6, 2000, 128, 2, 0.2, 4096, 10, 2e-3, 0.1),
+    StarterSize(2e8, 8000, 256, 4, 0.1, 16384, 60, 1e-3, 0.05),
+    StarterSize(float("inf"), 32_000, 512, 6, 0.1, 65536, 60, 6e-4, 0.01),
+)
+
+
+def choose_size(data_bytes: float, machine: Machine, minutes: float = 0.0) -> StarterSize:
+    """The largest size that suits the data, and that the machine can train in the time (0: the size's own).
+
+    >>> choose_size(1e9, Machine(cores=2, memory_bytes=24e9)).width
+    256
+    >>> choose_size(1e9, Machine(cores=2, memory_bytes=24e9), minutes=1).width
+    128
+    >>> choose_size(1e9, Machine(cores=16, memory_bytes=80e9, gpu="a GPU")).width
+    512
+    """
+    suited = next(size for size in SIZES if data_bytes <= size.max_bytes)
+    minutes = minutes or suited.minutes
+    flops = machine.flops_per_second * 60 * minutes
+    smaller = SIZES[1 : SIZES.index(suited) + 1]
+    trainable = [one for one in smaller if 6 * one.parameters * MIN_TOKENS_PER_PARAMETER * one.parameters <= flops]
+    chosen = [SIZES[0], *trainable][-1]
+    in_time = flops / (6 * chosen.parameters) / MIN_STEPS
+    in_memory = machine.memory_bytes / 2 / (ACTIVATION_BYTES * chosen.layers * chosen.width)
+    batch_tokens = max(MIN_BATCH_TOKENS, min(chosen.batch_tokens, in_time, in_memory))
+    batch_tokens = 2 ** math.floor(math.log2(batch_tokens))
+    return replace(chosen, batch_tokens=batch_tokens, minutes=minutes, valid_fraction=suited.valid_fraction)
+
+
+def adapt_to_classification(size: StarterSize) -> StarterSize:
+    """The size for a classifier: labelled data is little, so the model is shallow, and its tokens are whole words."""
+    return replace(
+        size,
+        vocab_size=max(size.vocab_size, 8000),
+        layers=size.layers // 2,
+        dropout=0.3,
+        batch_tokens=min(size.batch_tokens, 2048),
+        lr=1e-3,
+    )
+
+
+@dataclass(frozen=True)
+class FineTuning:
+    """Settings for fine-tuning a trained model."""
+
+    batch_tokens: int
+    lr: float
+    epochs: int
+    frozen_layers: int  # the lower layers that are not trained, because the time is short
+
+
+def choose_fine_tuning(
+    width: int, layers: int, data_bytes: float, machine: Machine, minutes: float = 0.0
+) -> FineTuning:
+    """Settings that suit a model of this width and depth, the data, and the time (0: as long as it takes).
+
+    If the time does not suffice for three epochs of training all layers, the lower half is frozen, which takes little
+    more than half of the time.
+
+    >>> machine = Machine(cores=2, memory_bytes=24e9)
+    >>> choose_fine_tuning(384, 6, 1e6, machine), choose_fine_tuning(384, 6, 1e6, machine, minutes=1).frozen_layers
+    (FineTuning(batch_tokens=1024, lr=0.0003, epochs=5, frozen_layers=0), 3)
+    """
+    lr = 3e-4 if width < 512 else 5e-5 if width < 1024 else 2e-5
+    tokens_per_epoch = data_bytes / 4
+    flops_per_epoch = 6 * 12 * layers * width**2 * tokens_per_epoch
+    is_short = bool(minutes) and machine.flops_per_second * 60 * minutes < 3 * flops_per_epoch
+    epochs = 5 if data_bytes <= SIZES[0].max_bytes else 3 if data_bytes <= SIZES[1].max_bytes else 1
+    return FineTuning(4096 if machine.gpu else 1024, lr, epochs, layers // 2 if is_short else 0)
