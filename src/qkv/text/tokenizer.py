@@ -222,7 +222,9 @@ class Tokenizer:
         """Read a `tokenizer.json`, or a folder with one or with older files (see `qkv.text.formats.folder`)."""
         try:
             return cls._load(Path(path))
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        except QkvError:
+            raise
+        except Exception as error:  # the library raises plain Exception
             reason = shorten(f"{type(error).__name__}: {error}", 300)
             raise QkvError(
                 f"{path}: these tokenizer files cannot be used, because a value in them is missing, of the wrong type "
