@@ -105,9 +105,9 @@ class Tokenizer:
             self._check_batch(texts)
         try:
             encodings = self._literal.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
-        except (TypeError, ValueError):
+        except BaseException as error:
             self._check_batch(texts)
-            raise
+            raise _encoding_error(error) from None
         if self._piece_to_vocab_id is None:
             return [encoding.ids for encoding in encodings]
         return [self._to_vocab_ids(encoding.ids) for encoding in encodings]
@@ -118,9 +118,9 @@ class Tokenizer:
         """The ids, and for each the characters of `text` that it covers, as (start, end)."""
         try:
             encoding = self._literal.encode(text, add_special_tokens=add_special_tokens)
-        except (TypeError, ValueError):
+        except BaseException as error:
             check_text(text, "the text")
-            raise
+            raise _encoding_error(error) from None
         return self._to_vocab_ids(encoding.ids), encoding.offsets
 
     @staticmethod
@@ -138,11 +138,11 @@ class Tokenizer:
         texts = [text if pair is None else (text, pair)]
         try:  # a batch of one, because the batch call does not compute offsets
             return backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)[0]
-        except (TypeError, ValueError):
+        except BaseException as error:
             check_text(text, "the text")
             if pair is not None:
                 check_text(pair, "the second text")
-            raise
+            raise _encoding_error(error) from None
 
     # ---------------------------------------------------------------- ids to text
 
@@ -286,6 +286,16 @@ class Tokenizer:
             progress=progress,
         )
         return cls(backend, None, created)
+
+
+def _encoding_error(error: BaseException) -> BaseException:
+    """The error for a text that the library fails to encode: it raises plain Exception, and its panics."""
+    if type(error) is not Exception and type(error).__name__ != "PanicException":
+        return error
+    return QkvError(
+        f"the tokenizer cannot encode this text ({shorten(str(error))}), because its parts do not belong together or "
+        "it has no token for unknown words; check the files of the tokenizer"
+    )
 
 
 def drop_unstable_values(value: Any) -> Any:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from qkv.errors import QkvError, shorten, suggest_name
-from qkv.files import describe_os_error
+from qkv.files import describe_os_error, open_file
 from qkv.train.checkpoint.files import (
     DTYPES,
     MANIFEST_FILE,
@@ -178,11 +178,15 @@ class Checkpoint:
 @contextmanager
 def _open(path: Path) -> Iterator[Any]:
     """Open a file for reading. Any failure is a `DamagedCheckpoint`."""
+    if not path.exists():
+        raise DamagedCheckpoint(f"{path}: this file is missing")
     try:
-        with path.open("rb") as source:
+        source = open_file(path)
+    except QkvError as error:
+        raise DamagedCheckpoint(str(error)) from None
+    try:
+        with source:
             yield source
-    except FileNotFoundError:
-        raise DamagedCheckpoint(f"{path}: this file is missing") from None
     except OSError as error:
         raise DamagedCheckpoint(f"{path}: cannot be read ({describe_os_error(error)})") from error
 
