@@ -18,6 +18,7 @@ Train a model in two minutes:       qkv train dates
 Inspect your data files:            qkv data pairs.tsv
 Write a recipe for them:            qkv init translate pairs.tsv
 Run a model:                        qkv run runs/dates "Dienstag, 4. Mai 2021"
+Look inside it:                     qkv look runs/dates "Dienstag, 4. Mai 2021"
 Parameters and memory of a model:   qkv info gpt2
 """
 

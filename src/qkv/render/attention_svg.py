@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.inside.look.patterns import head_pattern
 from qkv.page import unpack
 from qkv.render.formatting import escape_controls, truncate
 from qkv.render.svg import FAINT, document, text
@@ -27,7 +28,8 @@ def draw_attention(look: Mapping[str, Any]) -> str:
         parts.append(text(12, y, title, 15, anchor="start", weight=600))
         patterns = [unpack(packed) for packed in attention["patterns"]]
         if is_single:
-            drawn, right, bottom = _draw_head(patterns[0][0], queries, keys, y + 14)
+            pattern = head_pattern(attention, attention["layers"][0], attention["heads"][0])
+            drawn, right, bottom = _draw_head(pattern, queries, keys, y + 14)
         else:
             drawn, right, bottom = _draw_grid(attention, patterns, y + 16)
         parts += drawn

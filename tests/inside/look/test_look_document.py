@@ -16,12 +16,13 @@ from qkv.inside.look.attention import summarise_head
 from qkv.inside.look.document import LookOptions, document_sites, make_document, make_mask_document
 from qkv.inside.look.masks import REASONS, mask_reasons
 from qkv.inside.look.page import Look
+from qkv.inside.look.patterns import head_pattern
 from qkv.inside.look.search import describe_search, find_finished
 from qkv.inside.look.words import group_words
 from qkv.inside.neurons import vocabulary_effect
 from qkv.inside.tokens import TokenList
 from qkv.models import Network
-from qkv.page import WEIGHT_ERROR, unpack
+from qkv.page import WEIGHT_ERROR, pack, unpack
 
 
 def record(network: Network, family: str, layers: tuple[int, ...] | None = None) -> Trace:
@@ -75,17 +76,26 @@ def test_the_steps_from_the_exact_numbers_give_the_pattern_and_z(family: str, ch
     for attention in describe(network, recorded)["attention"]:
         for detail in attention["details"]:
             layer, head = detail["layer"], detail["head"]
-            mask = attention["masks"][attention["mask_of_layer"][attention["layers"].index(layer)]]
-            scores = unpack(detail["q"]).astype(np.float64) @ unpack(detail["k"]).T * detail["scale"]
-            if detail["bias"] is not None:
-                scores = scores + unpack(detail["bias"])
-            scores[unpack(mask["reasons"]) != 0] = -np.inf
-            weights = torch.tensor(scores).softmax(-1).numpy()
+            weights = head_pattern(attention, layer, head)
             z = weights @ unpack(detail["v"])
             np.testing.assert_allclose(weights, recorded[site_of(attention, layer, "pattern")][head], atol=2e-6)
             np.testing.assert_allclose(z, recorded[site_of(attention, layer, "z")][head], atol=2e-6)
             num_details += 1
     assert num_details == (24 if family == "seq2seq" else 8)
+
+
+def test_a_query_that_attends_to_nothing_has_zeros() -> None:
+    detail = {"layer": 0, "head": 0, "scale": 1.0, "bias": None}
+    detail |= {"q": pack(np.ones((2, 3), np.float32)), "k": pack(np.ones((2, 3), np.float32))}
+    reasons = pack(np.array([[1, 1], [0, 0]], np.uint8))
+    attention = {
+        "layers": [0],
+        "heads": [0],
+        "details": [detail],
+        "masks": [{"reasons": reasons}],
+        "mask_of_layer": [0],
+    }
+    np.testing.assert_array_equal(head_pattern(attention, 0, 0), [[0.0, 0.0], [0.5, 0.5]])
 
 
 def test_layers_and_heads_limit_what_is_shown() -> None:

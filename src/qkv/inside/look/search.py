@@ -1,5 +1,6 @@
 """A beam search as part of a document: every candidate with its parent, the finished hypotheses, why it stopped."""
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,8 +120,10 @@ def stop_reason(steps: list[SearchStep], finished: list[FinishedHypothesis], opt
     # The bound of `decode/beam.py`: a running hypothesis can reach at most this normalized score.
     best_length = options.max_tokens if options.length_penalty > 0 else len(steps) + 1
     bound = running[0].score / length_divisor(options, best_length)
-    return (
+    return re.sub(
+        r"-(?=\d)",
+        "−",
         f"{len(finished)} hypotheses are finished, and no running one can beat the worst of them: the best running "
         f"log-probability is {running[0].score:.4f}, so its normalized score will be at most {bound:.4f}; the worst "
-        f"finished one has {finished[-1].score:.4f}."
-    ).replace("-", "−")
+        f"finished one has {finished[-1].score:.4f}.",
+    )

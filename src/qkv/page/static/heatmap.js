@@ -46,11 +46,8 @@ export function labelledHeatmap({label, bytes, queries, keys, hidden, colours = 
   const font = Math.min(13, Math.max(8, size - 2));
   const left = 10 + labelRoom(queries, font), top = 10 + labelRoom(keys, font);
   const width = left + keys.length * size + 4, height = top + queries.length * size + 4;
-  const canvas = document.createElement("canvas");
-  drawPixels(canvas, bytes, queries.length, keys.length, colours, hidden);
   const parts = [
-    svg("image", {href: canvas.toDataURL(), x: left, y: top, width: keys.length * size, height: queries.length * size,
-      preserveAspectRatio: "none", style: {imageRendering: "pixelated"}}),
+    matrix(bytes, queries.length, keys.length, colours, hidden, size, left, top),
     queries.map((token, i) => svg("text", {x: left - 6, y: top + (i + 0.5) * size, "font-size": font, "text-anchor": "end",
       "dominant-baseline": "central", class: i === selected ? "token chosen" : "token"}, tokenLabel(token))),
     keys.map((token, j) => svg("text", {transform: `translate(${left + (j + 0.5) * size} ${top - 6}) rotate(-90)`, "font-size": font,
@@ -73,13 +70,29 @@ export function labelledHeatmap({label, bytes, queries, keys, hidden, colours = 
   return picture;
 }
 
+/** The cells as rectangles or, if there are very many, as one image. */
+function matrix(bytes, rows, columns, colours, hidden, size, left, top) {
+  if (rows * columns > 2500) {
+    const canvas = document.createElement("canvas");
+    drawPixels(canvas, bytes, rows, columns, colours, hidden);
+    return svg("image", {href: canvas.toDataURL(), x: left, y: top, width: columns * size, height: rows * size,
+      preserveAspectRatio: "none", style: {imageRendering: "pixelated"}});
+  }
+  const cells = [];
+  bytes.forEach((byte, i) => {
+    if (hidden?.(i)) return;
+    cells.push(svg("rect", {x: left + (i % columns) * size, y: top + Math.floor(i / columns) * size, width: size - 0.5, height: size - 0.5, fill: css(colours[byte])}));
+  });
+  return cells;
+}
+
 function cellTexts(text, bytes, colours, rows, columns, size, left, top, hidden) {
   const texts = [];
   for (let i = 0; i < rows * columns; i++) {
     const words = text(Math.floor(i / columns), i % columns);
     if (!words || hidden?.(i)) continue;
     texts.push(svg("text", {x: left + ((i % columns) + 0.5) * size, y: top + (Math.floor(i / columns) + 0.5) * size,
-      "text-anchor": "middle", "dominant-baseline": "central", "font-size": Math.min(10, size / 2.6), style: {fill: inkOn(colours[bytes[i]])}}, words));
+      "text-anchor": "middle", "dominant-baseline": "central", "font-size": Math.min(words.length > 1 ? 10 : 13, size / (words.length > 1 ? 2.6 : 1.8)), style: {fill: inkOn(colours[bytes[i]])}}, words));
   }
   return texts;
 }
