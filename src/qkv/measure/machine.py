@@ -8,6 +8,7 @@ import torch
 from qkv.decode.cpu.bfloat16 import ISA_VARIABLE, WITHOUT_AMX, supports_bfloat16
 from qkv.errors import QkvError, UsageError, suggest_name
 from qkv.models import Config
+from qkv.models.memory import free_memory
 from qkv.models.tables.summary import summarise_model
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
@@ -67,20 +68,6 @@ def check_memory(name: str, config: Config, dtype: torch.dtype, device: torch.de
             f"{name} needs {wanted / 1e9:,.1f} GB of memory in {dtypes}, but only {free / 1e9:,.1f} GB are free on "
             f"{device}; try {smaller}a smaller model"
         )
-
-
-def free_memory(device: torch.device) -> int | None:
-    """The free memory of a device in bytes; None if it is unknown."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    if device.type != "cpu":
-        return None
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    kilobytes = [int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
-    return 1024 * kilobytes[0] if kilobytes else None
 
 
 def machine_name(device: torch.device) -> str:

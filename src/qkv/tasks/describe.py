@@ -5,7 +5,7 @@ estimate.
 """
 
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -15,10 +15,12 @@ from qkv.data.load.batch import Batch
 from qkv.data.objectives import IGNORE_INDEX
 from qkv.data.stream.collate import collate
 from qkv.data.stream.sequences import SequenceStream
+from qkv.errors import UsageError
+from qkv.models.memory import free_memory
 from qkv.models.tables.summary import ModelSummary, summarise_model
 from qkv.progress import OnStage
-from qkv.tasks.prepare.memory import MemoryEstimate, estimate_memory
-from qkv.tasks.prepare.prepare import PreparedRun, prepare
+from qkv.tasks.prepare.memory import MemoryEstimate, choose_micro_batch, estimate_memory, labelled_fraction
+from qkv.tasks.prepare.prepare import PreparedRun, prepare, uses_in_batch_negatives
 from qkv.text import Tokenizer
 from qkv.train.parallel.world import select_device
 from qkv.train.recipe.recipe_file import to_toml
@@ -82,7 +84,7 @@ def describe_prepared(prepared: PreparedRun) -> Description:
     if not recipe.data.mix:
         units_per_epoch = stream.order.num_pools(1) * units / MEASURED_POOLS
         steps = max(1, round(units_per_epoch / (stream.sequences_per_batch if is_packed else 1)))
-    labelled_fraction = batch.num_labels / batch.labels.numel() if batch.labels is not None else 0.0
+    micro_batch, memory_note = _fit_into_memory(prepared)
     tallies = [objective.tally for objective in stream.objectives]
     valid = prepared.valid_data
     budget = {name: getattr(recipe.train, name) for name in ("steps", "minutes", "epochs")}
@@ -92,7 +94,7 @@ def describe_prepared(prepared: PreparedRun) -> Description:
         head=config.head.kind,
         labels=config.head.labels,
         model_summary=summarise_model(config, max(stream.capacity)),
-        memory=estimate_memory(recipe, config, stream.capacity, labelled_fraction),
+        memory=estimate_memory(micro_batch, config, stream.capacity, labelled_fraction(batch)),
         vocab_size=prepared.tokenizer.vocab_size,
         records=sum(tally.records for tally in tallies),
         examples=sum(tally.examples for tally in tallies),
@@ -104,8 +106,22 @@ def describe_prepared(prepared: PreparedRun) -> Description:
         validation_examples=sum(one.tally.examples for one in valid.objectives) if valid is not None else 0,
         budget={name: value for name, value in budget.items() if value},
         first_examples=tuple(preview_examples(prepared, batch)),
-        notes=tuple(prepared.notes),
+        notes=(*prepared.notes, *memory_note),
     )
+
+
+def _fit_into_memory(prepared: PreparedRun) -> tuple[Recipe, list[str]]:
+    """The recipe with the size of a micro-batch that this machine takes, and a note about it."""
+    recipe = prepared.recipe
+    free = free_memory(select_device(recipe.train.device, local_rank=0, world_size=1))
+    can_split = not uses_in_batch_negatives(recipe, prepared.fields)
+    try:
+        tokens, note = choose_micro_batch(recipe, prepared.config, prepared.train_data, free, can_split=can_split)
+    except UsageError as error:
+        return recipe, [f"this machine cannot train the recipe: {error}"]
+    if tokens:
+        recipe = replace(recipe, train=replace(recipe.train, micro_batch_tokens=tokens))
+    return recipe, [note] if note else []
 
 
 def _count_units_and_tokens(stream: SequenceStream) -> tuple[int, int, int, int]:

@@ -20,9 +20,11 @@ from qkv.data.records import Record
 from qkv.errors import QkvError, UsageError
 from qkv.files import to_path
 from qkv.models import Config, Network, build
+from qkv.models.memory import free_memory
 from qkv.progress import OnProgress, OnStage
 from qkv.store.hub import resolve_folder
 from qkv.tasks.evaluate import evaluate, find_task, main_metric
+from qkv.tasks.prepare.memory import choose_micro_batch
 from qkv.tasks.prepare.model import apply_adapters
 from qkv.tasks.prepare.prepare import PreparedRun, prepare, uses_in_batch_negatives
 from qkv.tasks.task import Evaluation
@@ -126,6 +128,16 @@ def train_on_rank(
         prepared = prepare_rank_zero_first(recipe, folder, world, progress)
         notes = [*prepared.notes, *folder.notes, *in_batch_negative_notes(prepared, world.data_size)]
         notes += residual_dtype_notes(recipe.train, world.device)
+        can_split = not uses_in_batch_negatives(recipe, prepared.fields)
+        micro_batch_tokens, memory_note = choose_micro_batch(
+            recipe,
+            prepared.config,
+            prepared.train_data,
+            free_memory_of_rank(world),
+            can_split=can_split,
+            shards=world.size if world.is_sharded else 1,
+        )
+        notes += [memory_note] if memory_note else []
         if is_first:
             notes += folder.write_env(str(world.device), torch.get_num_threads())
         # In a sharded run no rank holds the whole network: it is built on the meta device, sharded, and then loaded.
@@ -139,7 +151,7 @@ def train_on_rank(
         main = main_metric(prepared.config, prepared.valid_records) if prepared.valid_records else ""
         task_metrics = ValidationMetrics(prepared)
         job = Job(
-            recipe=recipe,
+            recipe=recipe if can_split else replace(recipe, train=replace(recipe.train, micro_batch_tokens=0)),
             network=network,
             train_data=prepared.train_data,
             valid_data=prepared.valid_data,
@@ -151,6 +163,7 @@ def train_on_rank(
             make_sample=task_metrics.sample if main and watch is not None and world.size == 1 else None,
             invariants=resume_fingerprint(prepared),
             notes=notes,
+            micro_batch_tokens=micro_batch_tokens,
             signals=signals,
             initial_network=prepared.build_network if world.is_sharded else None,
         )
@@ -185,6 +198,12 @@ def residual_dtype_notes(train: TrainSection, device: torch.device) -> list[str]
     ]
 
 
+def free_memory_of_rank(world: World) -> int | None:
+    """The bytes that a rank may use. The ranks of a CPU share its memory."""
+    free = free_memory(world.device)
+    return free // world.size if free is not None and world.device.type == "cpu" else free
+
+
 def prepare_rank_zero_first(recipe: Recipe, folder: RunFolder, world: World, progress: OnStage | None) -> PreparedRun:
     """Prepare the data first on rank 0 and then on the other ranks, which find it in the cache."""
     prepared = None
@@ -192,7 +211,8 @@ def prepare_rank_zero_first(recipe: Recipe, folder: RunFolder, world: World, pro
         if recipe.model.from_ and folder.has_progress:
             check_base_model(recipe.model.from_)
         kept = Tokenizer.load(folder.path) if (folder.path / "tokenizer.json").exists() else None
-        prepared = prepare(recipe, progress, tokenizer=kept)
+        free = None if world.is_sharded else free_memory_of_rank(world)
+        prepared = prepare(recipe, progress, tokenizer=kept, free_memory=free)
         if kept is None:
             prepared.tokenizer.save(folder.path)
     world.barrier()

@@ -17,7 +17,7 @@ from qkv.models import Network
 from qkv.train.checkpoint.manager import CheckpointManager
 from qkv.train.checkpoint.reader import Checkpoint
 from qkv.train.compile import should_compile
-from qkv.train.evaluation import Evaluator, TaskMetrics
+from qkv.train.evaluation import Evaluator, TaskMetrics, broadcast_json
 from qkv.train.loss.training_module import TrainingModule
 from qkv.train.optim.averages import Ema
 from qkv.train.optim.optimizers import make_optimizer
@@ -50,6 +50,7 @@ class Job:
     task_metrics: TaskMetrics | None = None
     metric: str = ""  # the metric that selects the best weights; "" is the task's main metric
     make_sample: Callable[[Network], Sample | None] | None = None  # predicts one example, to be displayed
+    micro_batch_tokens: int = 0  # what fits into memory, for `train.micro_batch_tokens = "auto"`; 0: a whole batch
     signals: StopSignals | None = None  # the stop signals of a caller that catches them already
     invariants: Mapping[str, Any] = field(default_factory=dict)  # values that must not change between start and resume
     notes: Sequence[str] = ()
@@ -106,7 +107,7 @@ def prepare_run(job: Job, signals: StopSignals) -> TrainingRun:
         num_workers=section.num_workers,
         epochs=section.epochs or None,
     )
-    micro_batches = num_micro_batches(section, job.train_data, world)
+    micro_batches = num_micro_batches(section, job.train_data, world, job.micro_batch_tokens)
     stepper = Stepper(module, optimizer, section, world, num_micro_batches=micro_batches)
     checkpoints = job.folder.checkpoints
     manager = CheckpointManager(checkpoints, network, stepper, ema, loader, job.invariants, job.valid_data)
@@ -184,11 +185,13 @@ def prepare_module(module: TrainingModule, section: TrainSection, world: World, 
     return module
 
 
-def num_micro_batches(section: TrainSection, data: SequenceStream, world: World) -> int:
-    """Return the number of micro-batches into which each rank splits its part of a batch."""
-    if isinstance(section.micro_batch_tokens, str) or section.micro_batch_tokens == 0:
-        return 1
-    return data.num_micro_batches(section.micro_batch_tokens, world.data_size)
+def num_micro_batches(section: TrainSection, data: SequenceStream, world: World, auto_tokens: int = 0) -> int:
+    """Return the number of micro-batches into which each rank splits its part of a batch.
+
+    `auto_tokens` is the size of a micro-batch if the recipe leaves it to the machine. Rank 0 decides for all.
+    """
+    tokens = auto_tokens if section.micro_batch_tokens == "auto" else int(section.micro_batch_tokens)
+    return int(broadcast_json(world, data.num_micro_batches(tokens, world.data_size) if tokens else 1))
 
 
 def resume_message(run: str, resumed: TrainingRun, section: TrainSection) -> str:

@@ -5,7 +5,10 @@ from itertools import product
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from qkv.blocks import HeadConfig, StackConfig
 from qkv.errors import UsageError
@@ -388,3 +391,21 @@ def test_a_parameter_without_a_gradient_stays():
         before = idle.detach().clone()
         made.step()
         assert torch.equal(idle, before), name
+
+
+def test_muon_updates_sharded_matrices_as_it_does_whole_ones():
+    """On a mesh of one process, where a shard is the whole matrix."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        whole = [nn.Parameter(torch.randn(4, 6)) for _ in range(2)]
+        sharded = [nn.Parameter(distribute_tensor(p.detach().clone(), mesh, [Shard(0)])) for p in whole]
+        for parameters in (whole, sharded):
+            for number, parameter in enumerate(parameters):
+                grad = torch.full((4, 6), number + 1.0).tril()
+                parameter.grad = distribute_tensor(grad, mesh, [Shard(0)]) if parameters is sharded else grad
+            Muon(parameters, lr=0.1, weight_decay=0.01).step()
+        for one, other in zip(whole, sharded, strict=True):
+            torch.testing.assert_close(one.detach(), other.to_local().detach())
+    finally:
+        dist.destroy_process_group()

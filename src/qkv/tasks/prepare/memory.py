@@ -16,6 +16,10 @@ from typing import Any
 import torch
 
 from qkv.blocks import StackConfig
+from qkv.data.load.batch import Batch
+from qkv.data.load.loader import Loader
+from qkv.data.stream.sequences import SequenceStream
+from qkv.errors import UsageError
 from qkv.models import Config, build
 from qkv.tasks.prepare.model import apply_adapters
 from qkv.train import step
@@ -24,6 +28,8 @@ from qkv.train.optim.optimizers import make_optimizer, optimizer_tensors
 from qkv.train.recipe.schema import Recipe
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+USABLE_FRACTION = 0.9
+"""The fraction of the free memory that a run may plan with: the estimate is not exact."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +47,14 @@ class MemoryEstimate:
     precision: str
 
     @property
+    def fixed(self) -> int:
+        """The bytes that do not depend on the size of a micro-batch."""
+        return self.weights + self.gradients + self.optimizer + self.ema
+
+    @property
     def total(self) -> int:
         """All bytes."""
-        return self.weights + self.gradients + self.optimizer + self.ema + self.activations
+        return self.fixed + self.activations
 
     def to_dict(self) -> dict[str, Any]:
         """The estimate for JSON, with its total."""
@@ -81,6 +92,67 @@ def estimate_memory(
         tokens=batch_size * sum(sequence_lengths),
         precision=precision,
     )
+
+
+def check_fixed_memory(recipe: Recipe, config: Config, free: int | None) -> None:
+    """Raise an error if weights, gradients and the optimizer's state alone do not fit into `free` bytes."""
+    needed = estimate_memory(recipe, config, (1,)).fixed
+    if free is not None and needed > USABLE_FRACTION * free:
+        raise UsageError(
+            f"this model needs about {needed / 1e9:,.1f} GB of memory for weights, gradients and optimizer, and only "
+            f"{free / 1e9:,.1f} GB are free. Train a smaller one (model.width, model.layers), adapt a trained one with "
+            "model.lora_rank = 8, or use a machine with more memory"
+        )
+
+
+def choose_micro_batch(
+    recipe: Recipe, config: Config, data: SequenceStream, free: int | None, *, can_split: bool = True, shards: int = 1
+) -> tuple[int, str]:
+    """Return the tokens of a micro-batch that fits into `free` bytes (0: the batch fits), and a note for the user.
+
+    A run that needs more memory than there is raises an error, which says what change helps. `can_split` is False if
+    a batch must not be split. `shards` is the number of ranks that share the weights.
+    """
+    if free is None:
+        return 0, ""
+    section, sequence, usable = recipe.train, sum(data.capacity), int(USABLE_FRACTION * free)
+    fraction = labelled_fraction(next(iter(Loader(data))))
+    estimate = estimate_memory(recipe, config, data.capacity, fraction)
+
+    def needed(tokens: int, checkpointing: bool = section.gradient_checkpointing) -> int:
+        batch_size = max(1, tokens // sequence)
+        return estimate.fixed // shards + activation_bytes(
+            config, batch_size, data.capacity, fraction, estimate.precision, checkpointing
+        )
+
+    def describe(tokens: int) -> str:
+        needs = f"a step needs about {needed(tokens) / 1e9:,.1f} GB of memory for {tokens:,} tokens at a time"
+        return f"{needs}, and only {free / 1e9:,.1f} GB are free"
+
+    is_auto = section.micro_batch_tokens == "auto"
+    first = section.batch_tokens if is_auto else int(section.micro_batch_tokens) or section.batch_tokens
+    size = first
+    while can_split and size > sequence and needed(size) > usable:
+        size = max(size // 2 // sequence, 1) * sequence
+    if needed(size) <= usable:
+        if size == first:
+            return 0, ""
+        if is_auto:
+            return size, f"{describe(first)}: it is computed in micro-batches of {size:,} tokens"
+        raise UsageError(
+            f"train.micro_batch_tokens = {section.micro_batch_tokens}: {describe(first)}, so the system would end the "
+            f'run. Set train.micro_batch_tokens = "auto", which takes {size:,} tokens at a time'
+        )
+    if not section.gradient_checkpointing and needed(size, checkpointing=True) <= usable:
+        change = "Set train.gradient_checkpointing = true, which computes a third more"
+    else:
+        change = f"Lower {'data.max_length' if can_split else 'train.batch_tokens'}, or train a smaller model"
+    raise UsageError(f"{describe(size)}, so the system would end the run. {change}")
+
+
+def labelled_fraction(batch: Batch) -> float:
+    """The fraction of a batch's target positions that have a label."""
+    return batch.num_labels / batch.labels.numel() if batch.labels is not None else 0.0
 
 
 def resolve_precision(recipe: Recipe) -> str:

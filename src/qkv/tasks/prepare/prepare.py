@@ -25,6 +25,7 @@ from qkv.progress import OnStage
 from qkv.store.word_vectors import WordVectors
 from qkv.tasks.prepare.evaluation_check import check_evaluation
 from qkv.tasks.prepare.joined_examples import JoinedExamples
+from qkv.tasks.prepare.memory import check_fixed_memory
 from qkv.tasks.prepare.model import ModelRequirements, build_config, build_network, checkpoint_notes
 from qkv.tasks.prepare.sources import DataSource, DataSources, cache_root, open_sources, sample_records
 from qkv.tasks.prepare.tokenizer import load_or_train_tokenizer
@@ -61,23 +62,35 @@ class PreparedRun:
         return network
 
 
-def prepare(recipe: Recipe, progress: OnStage | None = None, *, tokenizer: Tokenizer | None = None) -> PreparedRun:
+def prepare(
+    recipe: Recipe,
+    progress: OnStage | None = None,
+    *,
+    tokenizer: Tokenizer | None = None,
+    free_memory: int | None = None,
+) -> PreparedRun:
     """Read, tokenise and pack a recipe's data, and choose the config of a model for it.
 
-    A resumed run passes the `tokenizer` that it already has.
+    A resumed run passes the `tokenizer` that it already has. With `free_memory`, a model that needs more bytes is an
+    error before the data is tokenised.
 
     >>> prepare(recipe).train_data.batch_size                                  # doctest: +SKIP
     """
     check_recipe(recipe)
     root = cache_root(recipe.data)
     try:
-        return _prepare(recipe, open_sources(recipe), root, progress, tokenizer)
+        return _prepare(recipe, open_sources(recipe), root, progress, tokenizer, free_memory)
     except TooManyProblems as error:
         raise QkvError(str(error).replace("max_invalid_fraction", "data.max_invalid_fraction")) from None
 
 
 def _prepare(
-    recipe: Recipe, sources: DataSources, root: Path, progress: OnStage | None, tokenizer: Tokenizer | None
+    recipe: Recipe,
+    sources: DataSources,
+    root: Path,
+    progress: OnStage | None,
+    tokenizer: Tokenizer | None,
+    free_memory: int | None,
 ) -> PreparedRun:
     data, train, spec = recipe.data, recipe.train, OBJECTIVES[recipe.objective.kind]
     train_sources = list(sources.train.values())
@@ -99,6 +112,7 @@ def _prepare(
         max_length=max(data.max_length, data.max_source_length),
     )
     config = build_config(recipe, requirements)
+    check_fixed_memory(recipe, config, free_memory)
     notes += checkpoint_notes(recipe, config, tokenizer)
     word_vectors = load_word_vectors(recipe.model, config, tokenizer)
     if word_vectors is not None:
@@ -260,7 +274,7 @@ def check_positions(config: Config, objectives: Mapping[str, Objective]) -> None
 def check_micro_batch(recipe: Recipe, fields: frozenset[str]) -> None:
     """Raise an error for gradient accumulation with in-batch negatives, which come from the whole batch."""
     micro, whole = recipe.train.micro_batch_tokens, recipe.train.batch_tokens
-    if uses_in_batch_negatives(recipe, fields) and micro not in (0, whole):
+    if uses_in_batch_negatives(recipe, fields) and micro not in (0, "auto", whole):
         raise UsageError(
             f"train.micro_batch_tokens = {micro!r}: the contrastive loss compares each pair with all others of a step, "
             "but a micro-batch has fewer pairs. Leave it out and lower train.batch_tokens, or save memory with "

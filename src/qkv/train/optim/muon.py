@@ -82,6 +82,11 @@ class Muon(torch.optim.Muon):
             momenta = torch.where(skip, old_momenta, momenta)
             updates = torch.where(skip, 0.0, updates)
             decay = torch.where(skip, 1.0, decay)
+        if hasattr(parameters[0], "placements"):  # torch cannot copy lists of sharded tensors
+            for parameter, buffer, update, momentum in zip(parameters, buffers, updates, momenta, strict=True):
+                buffer.copy_(momentum)
+                parameter.mul_(decay).sub_(update)
+            return
         torch._foreach_copy_(buffers, momenta.unbind())
         torch._foreach_mul_(parameters, decay)
         torch._foreach_sub_(parameters, updates.unbind())

@@ -111,8 +111,8 @@ class TrainSection:
 
     # Batch
     batch_tokens: int = 16384  # tokens in each optimizer step, of all ranks, with padding
-    # tokens in each forward pass of a rank; 0: no split; "auto": the most that fits
-    micro_batch_tokens: int | Literal["auto"] = 0
+    # tokens in each forward pass of a rank; "auto": what fits into free memory; 0: no split
+    micro_batch_tokens: int | Literal["auto"] = "auto"
 
     # Optimizer
     optimizer: Literal["adamw", "adam", "sgd", "lamb", "muon"] = "adamw"
