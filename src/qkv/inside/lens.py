@@ -80,12 +80,14 @@ def logit_lens(
             logits = lens_logits(network, x if translate is None else translate(name, x))
             return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
 
-        target_ids = _target_ids(network, trace, targets, lambda: read(names[-1]).argmax(-1).cpu())
-        rows = [_read_row(read(name), target_ids.to(weight.device), top_k) for name in names]
+        last = read(names[-1])
+        target_ids = last.argmax(-1) if targets is None else _target_ids(network, trace, targets).to(weight.device)
+        rows = [_read_row(read(name), target_ids, top_k) for name in names[:-1]]
+        rows.append(_read_row(last, target_ids, top_k))
     columns = [torch.stack(column).cpu() for column in zip(*rows, strict=True)]
     top_ids, top_probs, entropy, target_probs, target_ranks = columns
     tokens = trace.tokens[trace.output_stack]
-    return LensReading(tuple(names), tokens, top_ids, top_probs, entropy, target_ids, target_probs, target_ranks)
+    return LensReading(tuple(names), tokens, top_ids, top_probs, entropy, target_ids.cpu(), target_probs, target_ranks)
 
 
 def check_vocabulary_head(network: Network) -> None:
@@ -101,12 +103,8 @@ def _is_read(name: str, trace: Trace, sites: Sequence[str]) -> bool:
     return is_residual and matches and name.startswith(trace.output_stack)
 
 
-def _target_ids(
-    network: Network, trace: Trace, targets: int | Sequence[int] | None, predict: Callable[[], Tensor]
-) -> Tensor:
+def _target_ids(network: Network, trace: Trace, targets: int | Sequence[int]) -> Tensor:
     length, vocab_size = len(trace.tokens[trace.output_stack]), network.config.stack.vocab_size
-    if targets is None:
-        return predict()
     listed = [targets] * length if isinstance(targets, int) else [int(i) for i in targets]
     if len(listed) != length:
         raise UsageError(f"targets: {len(listed)} tokens for {length} positions; give one token, or one per position")
