@@ -54,6 +54,13 @@ def test_a_beam_of_one_means_no_search(models: Path, capsys: pytest.CaptureFixtu
     assert "search" not in json.loads(capsys.readouterr().out)["views"]
 
 
+def test_a_text_that_fills_all_positions_has_no_search(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run_command(["look", str(models / "decoder"), "a" * 48, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert "search" not in document["views"]
+    assert document["notes"] == ["There is no beam search: the text fills all 48 positions of the model."]
+
+
 @pytest.mark.parametrize("heads", [[], ["--layers", "0", "--heads", "1"]])
 def test_an_svg_shows_the_tokens_as_text(models: Path, heads: list[str]) -> None:
     assert cli.run_command(["look", str(models / "encoder"), "<b>&amp;", "--out", "new/heads.svg", *heads]) == 0
@@ -89,7 +96,10 @@ def test_mask_packs_texts_and_pads_them(models: Path, capsys: pytest.CaptureFixt
         (["decoder", "the", "--mask", "--out", "look.svg"], "a mask is drawn as a page"),
         (["decoder", "the", "--length", "9"], "--length pads the mask"),
         (["decoder", "the", "--mask", "--length", "2"], "the texts have 3 tokens"),
-        (["decoder", "the", "--mask", "--length", "2000"], "a page shows at most 512"),
+        (
+            ["decoder", "the", "--mask", "--length", "2000"],
+            "the packed sequence has 2,000 tokens",
+        ),
         (["seq2seq", "the", "cat", "--mask", "--target", "le"], "1 targets for 2 texts"),
         (["decoder", "the", "--beam", "0"], "--beam must be >= 1"),
     ],

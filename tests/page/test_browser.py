@@ -16,6 +16,7 @@ import pytest
 from look_models import make_model
 
 from qkv.page import build_page, bundle_scripts, pack, pack_signed, pack_weights, unpack
+from qkv.page.html import read_static
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the playwright package is not installed")
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
@@ -209,6 +210,27 @@ def test_the_page_does_not_scroll_sideways(browser: Any, looks: dict[str, Any], 
     page = Opened(browser, tmp_path, looks["seq2seq"][1], viewport={"width": width, "height": 800}).page
     page.wait_for_selector(".lens .cell")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_server_can_serve_the_scripts_as_they_are(browser: Any, looks: dict[str, Any]) -> None:
+    """The page inlines the scripts; a studio loads them as modules and calls `mount` with documents of its own."""
+    page = browser.new_page()
+
+    def answer(route: Any) -> None:
+        name = route.request.url.rsplit("/", 1)[-1]
+        if name == "":
+            body = "<!doctype html><div id=root></div><script type=module src=studio.js></script>"
+            route.fulfill(body=body, content_type="text/html")
+        elif name == "studio.js":
+            start = "import {mount} from './main.js'; mount(document.getElementById('root'), "
+            route.fulfill(body=f"{start}{json.dumps(looks['seq2seq'][1])});", content_type="text/javascript")
+        else:
+            route.fulfill(body=read_static(name), content_type="text/javascript")
+
+    page.route("http://studio.invalid/**", answer)
+    page.goto("http://studio.invalid/")
+    page.wait_for_selector("#root[data-ready]", state="attached")
+    assert page.locator("section").count() == 8
 
 
 def test_a_notebook_frame_draws_the_page(browser: Any, looks: dict[str, Any]) -> None:

@@ -132,6 +132,27 @@ def test_embeddings_add_up_to_the_input_of_the_first_layer() -> None:
     np.testing.assert_allclose(total["norms"], recorded["decoder.0.resid_pre"].norm(dim=-1), atol=1e-4)
 
 
+@pytest.mark.parametrize("types", [None, [0, 0, 0, 1, 1, 1, 1]])
+def test_token_types_are_part_of_the_sum(types: list[int] | None) -> None:
+    network = make_network("encoder", position="learned", token_types=2)
+    sites = document_sites(network.config, None)
+    recorded = trace(network, make_example("encoder"), sites=sites, token_type_ids=types)  # type: ignore[arg-type]
+    document = make_document(network, recorded, None, LookOptions(), {}, types)
+    parts = document["embeddings"][0]["parts"]
+    assert [part["name"] for part in parts] == ["token embedding", "position", "token type", "sum: input of layer 0"]
+    values = [unpack(part["values"]) for part in parts]
+    tolerance = sum(part["values"]["size"] for part in parts) / 254
+    np.testing.assert_allclose(sum(values[:-1]), values[-1], atol=tolerance)
+
+
+def test_a_page_of_too_many_weights_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qkv.inside.look.document.MAX_WEIGHTS", 8 * 49 - 1)
+    network = make_network("decoder")
+    with pytest.raises(UsageError, match=r"392 attention weights.*choose some with --layers"):
+        describe(network, record(network, "decoder"))
+    assert describe(network, record(network, "decoder"), layers=(0,))
+
+
 def test_neurons_are_those_with_the_highest_activations() -> None:
     network = make_network("encoder")
     recorded = record(network, "encoder")
@@ -212,7 +233,6 @@ def test_the_tree_of_a_search_leads_to_its_result(family: str, length_penalty: f
     for prompt in ([5, 3], [9], [30, 31, 32]):
         result = generate(network, [prompt], options)[0]
         search = describe_search(result, options, None)
-        assert search is not None
         assert search["hypotheses"][0]["score"] == pytest.approx(result.score, abs=1e-6)
         assert search["hypotheses"][0]["text"] == " ".join(f"#{i}" for i in result.ids)
         best = search["steps"][search["best"]["step"]][search["best"]["index"]]
@@ -230,13 +250,11 @@ def test_the_reason_why_a_search_stopped() -> None:
     never_ends = GenerationOptions(beam=2, max_tokens=4, return_search_steps=True)
     result = generate(network, [[5, 3]], never_ends)[0]
     search = describe_search(result, never_ends, None)
-    assert search is not None
     assert search["stop_reason"] == "it reached the maximum of 4 tokens."
     object.__setattr__(network.config, "eos_token_ids", tuple(range(20)))
     early = GenerationOptions(beam=2, max_tokens=50, return_search_steps=True, length_penalty=0.0)
     result = generate(network, [[5, 3]], early)[0]
     search = describe_search(result, early, None)
-    assert search is not None
     assert len(search["steps"]) < 50
     assert "no running one can beat the worst" in search["stop_reason"]
     assert len(find_finished(result.search_steps, early)) == 2

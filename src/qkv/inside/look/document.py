@@ -35,7 +35,9 @@ SITES = ("resid_pre", "resid_post", "pattern", "q", "k", "v", "mlp_post")
 """What is recorded in the layers that the page shows, also with the prefix cross_."""
 
 FAMILY_NAMES = {"encoder": "encoder-only model", "decoder": "decoder-only model", "seq2seq": "encoder-decoder"}
-MAX_TITLE = 120
+MAX_TITLE = 120  # characters
+MAX_WEIGHTS = 50_000_000
+"""A page with this number of attention weights has about 30 MB."""
 SEQUENCE_LABELS = {"encoder": "Source", "decoder": "Target"}
 
 
@@ -51,14 +53,23 @@ class LookOptions:
 
 
 def make_document(
-    network: Network, trace: Trace, tokenizer: Tokenizer | None, options: LookOptions, parts: Mapping[str, Any]
+    network: Network,
+    trace: Trace,
+    tokenizer: Tokenizer | None,
+    options: LookOptions,
+    parts: Mapping[str, Any],
+    token_type_ids: Sequence[int] | None = None,
 ) -> dict[str, Any]:
-    """The document of a trace that has the sites of `document_sites`. `parts` are views that are described already."""
+    """The document of a trace that has the sites of `document_sites`. `parts` are views that are described already.
+
+    `token_type_ids` are those of an encoder's text; None stands for zeros.
+    """
     config = network.config
     layouts = {name: make_layout(torch.tensor([tokens.ids])) for name, tokens in trace.tokens.items()}
     kinds = list_attentions(network, layouts)
     layers = {kind.name: _choose(options.layers, kind.stack.config.layers, "layer", config) for kind in kinds}
     heads = {kind.name: _choose(options.heads, kind.stack.config.heads, "head", config) for kind in kinds}
+    check_size(kinds, layers, heads)
     opened = choose_opened(kinds, trace.values, layers, heads)
     attention = [
         describe_attention(kind, trace.values, layers[kind.name], heads[kind.name], opened[kind.name]) for kind in kinds
@@ -67,7 +78,9 @@ def make_document(
     stacks = [(kind.stack, embedding_of(network, kind.name)) for kind in kinds if kind.name != "cross"]
     document = start_document(config, trace.tokens, tokenizer, options)
     document["embeddings"] = [
-        describe_embedding(stack, embedding, list(trace.tokens[stack.name].ids), trace[f"{stack.name}.0.resid_pre"])
+        describe_embedding(
+            stack, embedding, trace.tokens[stack.name].ids, trace[f"{stack.name}.0.resid_pre"], token_type_ids
+        )
         for stack, embedding in stacks
     ]
     document["attention"] = attention
@@ -82,7 +95,7 @@ def make_document(
     if config.head.kind in ("lm", "mlm"):
         document["lens"] = describe_lens(network, trace, tokenizer)
         document["views"].append("lens")
-    if "cross" in heads:
+    if "cross" in heads and config.head.kind == "lm":
         document["alignment"] = {"attention": "cross", "written": describe_written(trace, tokenizer)}
         document["views"].append("alignment")
     for name, part in parts.items():
@@ -95,6 +108,19 @@ def make_document(
         "their q, k and v in float32, from which this page computes the steps. Made by qkv look."
     )
     return document
+
+
+def check_size(kinds: Sequence[AttentionKind], layers: dict[str, list[int]], heads: dict[str, list[int]]) -> None:
+    """Raise an error if there are too many attention weights for a page."""
+    num_weights = 0
+    for kind in kinds:
+        num_cells = kind.queries.positions.shape[1] * kind.keys.positions.shape[1]
+        num_weights += len(layers[kind.name]) * len(heads[kind.name]) * num_cells
+    if num_weights > MAX_WEIGHTS:
+        raise UsageError(
+            f"all heads together have {num_weights:,} attention weights, and a page shows at most {MAX_WEIGHTS:,}; "
+            "choose some with --layers and --heads, or shorten the text"
+        )
 
 
 def add_roles(attention: Sequence[dict[str, Any]], trace: Trace) -> None:

@@ -3,6 +3,7 @@
 T tokens, W width of the embedding
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,17 +18,24 @@ MAX_DIMENSIONS = 128
 
 
 @torch.no_grad()
-def describe_embedding(stack: Stack, embedding: Embedding, ids: list[int], residual: Tensor) -> dict[str, Any]:
+def describe_embedding(
+    stack: Stack,
+    embedding: Embedding,
+    ids: Sequence[int],
+    residual: Tensor,
+    token_type_ids: Sequence[int] | None = None,
+) -> dict[str, Any]:
     """The embedding of a sequence as part of a document. `residual` (T, C) is what the first block reads."""
     device = embedding.token.weight.device
-    tokens = torch.tensor([ids], device=device)
+    tokens = torch.tensor([list(ids)], device=device)
     positions = make_layout(tokens).positions
     parts = [("token embedding", embedding.token(tokens)[0] * embedding.scale)]
     added = embedding.position_vectors(positions)
     if added is not None:
         parts.append(("position", added[0]))
     if embedding.types is not None:
-        parts.append(("token type", embedding.types.weight[:1].expand(len(ids), -1)))
+        types = torch.tensor(token_type_ids or [0] * len(ids), device=device)
+        parts.append(("token type", embedding.types(types)))
     if embedding.norm is not None or embedding.project is not None or len(parts) > 1:
         name_of_sum = "sum" if embedding.norm is None else "sum, normed"
         parts.append((f"{name_of_sum}: input of layer 0", residual))

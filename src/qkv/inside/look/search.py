@@ -28,11 +28,9 @@ class FinishedHypothesis:
 
 def describe_search(
     result: GenerationResult, options: GenerationOptions, tokenizer: Tokenizer | None
-) -> dict[str, Any] | None:
-    """The search of a result that has `search_steps`; None if it has none."""
+) -> dict[str, Any]:
+    """The search of a result that has `search_steps`."""
     steps = result.search_steps
-    if not steps:
-        return None
     target = None if tokenizer is None else tokenizer.target
     parents = find_parents(steps)
     finished = find_finished(steps, options)

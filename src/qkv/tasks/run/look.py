@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from qkv.decode import GenerationOptions, generate
 from qkv.decode.runner import start_token
@@ -11,7 +12,7 @@ from qkv.inside.look.page import Look
 from qkv.inside.look.search import describe_search
 from qkv.models import Config, Network, Seq2Seq
 from qkv.tasks.run.generate import limit_new_tokens, prompt_ids
-from qkv.tasks.run.trace import Text, trace_text
+from qkv.tasks.run.trace import Text, encode_text, trace_text
 from qkv.tasks.task import require_tokenizer
 from qkv.text import Tokenizer
 from qkv.train.evaluation import eval_mode
@@ -31,23 +32,37 @@ def look_at_text(
     search: GenerationOptions | None = None,
 ) -> Look:
     """Trace a text and describe everything that the page shows. `search` adds the tree of a beam search."""
+    ids, token_type_ids = encode_text(tokenizer, config, text)
+    check_num_tokens(len(ids), "the text")
     trace = trace_text(network, tokenizer, config, text, target, sites=document_sites(config, options.layers))
-    for name, tokens in trace.tokens.items():
-        if len(tokens) > MAX_TOKENS:
-            raise UsageError(
-                f"the {name} has {len(tokens):,} tokens, and a page shows at most {MAX_TOKENS}; shorten the text"
-            )
+    check_num_tokens(max(map(len, trace.tokens.values())), "the target")
     parts = {}
     if search is not None:
-        source = trace.tokens["encoder" if config.family == "seq2seq" else "decoder"].ids
-        limit = limit_new_tokens(config, search.max_tokens, 1 if config.family == "seq2seq" else len(source))
-        search = replace(search, max_tokens=limit, return_search_steps=True)
-        with eval_mode(network):
-            result = generate(network, [source], search, tokenizer)[0]
-        described = describe_search(result, search, tokenizer)
-        if described is not None:
-            parts["search"] = described
-    return Look(make_document(network, trace, tokenizer, options, parts))
+        stack = config.stack
+        num_prompt = 1 if config.family == "seq2seq" else len(ids)
+        if stack.has_max_positions and num_prompt >= stack.max_positions:
+            note = f"There is no beam search: the text fills all {stack.max_positions} positions of the model."
+            options = replace(options, notes=(*options.notes, note))
+        else:
+            parts["search"] = search_from(network, tokenizer, ids, search, num_prompt)
+    return Look(make_document(network, trace, tokenizer, options, parts, token_type_ids))
+
+
+def search_from(
+    network: Network, tokenizer: Tokenizer | None, ids: list[int], search: GenerationOptions, num_prompt: int
+) -> dict[str, Any]:
+    """Run a beam search and describe it. There is room for the positions of the model after `num_prompt` tokens."""
+    limit = limit_new_tokens(network.config, search.max_tokens, num_prompt)
+    search = replace(search, max_tokens=limit, return_search_steps=True)
+    with eval_mode(network):
+        result = generate(network, [ids], search, tokenizer)[0]
+    return describe_search(result, search, tokenizer)
+
+
+def check_num_tokens(num_tokens: int, subject: str) -> None:
+    """Raise an error if a sequence is too long for a page."""
+    if num_tokens > MAX_TOKENS:
+        raise UsageError(f"{subject} has {num_tokens:,} tokens, and a page shows at most {MAX_TOKENS}; shorten it")
 
 
 def look_at_mask(
@@ -87,7 +102,6 @@ def _pack(documents: Sequence[list[int]], length: int | None, config: Config) ->
     length = len(ids) if length is None else length
     if length < len(ids):
         raise UsageError(f"--length {length}: the texts have {len(ids)} tokens; give a larger length or shorter texts")
-    if length > MAX_TOKENS:
-        raise UsageError(f"the mask has {length:,} tokens, and a page shows at most {MAX_TOKENS}; shorten the texts")
+    check_num_tokens(length, "the packed sequence")
     padding = length - len(ids)
     return ids + [config.pad_token_id or 0] * padding, document_ids + [0] * padding

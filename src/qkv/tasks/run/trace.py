@@ -35,14 +35,14 @@ def trace_text(
     """
     if not isinstance(network, Seq2Seq) and target is not None:
         raise UsageError(f"target= is for an encoder-decoder; this model is {config.family}-only, so leave it out")
-    ids, token_types = _encode(tokenizer, config, text)
+    ids, token_types = encode_text(tokenizer, config, text)
     target_ids = None
     if isinstance(network, Seq2Seq):
         target_ids = [start_token(network), *_encode_target(network, tokenizer, ids, target)]
     return trace(network, ids, target_ids, tokenizer=tokenizer, token_type_ids=token_types, **options)
 
 
-def _encode(tokenizer: Tokenizer | None, config: Config, text: Text) -> tuple[list[int], list[int] | None]:
+def encode_text(tokenizer: Tokenizer | None, config: Config, text: Text) -> tuple[list[int], list[int] | None]:
     """Return the ids of a text, and the token types of an encoder that has them."""
     if isinstance(text, torch.Tensor):
         text = text.tolist()
