@@ -342,6 +342,8 @@ def test_wrong_edits_are_refused() -> None:
         (lambda: steer("decoder.0.resid_pre", torch.ones(3)), "vectors of 16"),
         (lambda: change("decoder.0.resid_pre", lambda x: x[:, :1]), "returned shape"),
         (lambda: mean_ablate("decoder.0.pattern", [donor, short]), "equal length"),
+        (lambda: mean_ablate("decoder.0.pattern", [short]), "2 tokens, and this one more"),
+        (lambda: resample_ablate("decoder.0.pattern", [some_heads]), "only some heads"),
         (lambda: "decoder.0.z", "is not an edit"),
     ):
         with pytest.raises(UsageError, match=message):

@@ -5,7 +5,8 @@
     sites        the names of the sites of a model             forward      runs any family on token ids
     attention    patterns, summaries of heads, rollout         lens         the logit lens
     attribution  what each head and MLP adds to a logit        tuned_lens   a lens that is trained
-    edits        change activations, also while generating     sweep        patch each position or head in turn
+    edits        change activations, also while generating     edit_tap     the tap that applies edits
+    sweep        patch each position or head in turn
 
 The sites have the names of `qkv.blocks.tap`. Recording leaves the fast attention kernels on.
 """
@@ -19,11 +20,9 @@ from qkv.inside.attention import (
     value_weighted_pattern,
 )
 from qkv.inside.attribution import ATTRIBUTION_SITES, Attribution, Component, logit_attribution
+from qkv.inside.edit_tap import Edit, EditTap, check_edits
 from qkv.inside.edits import (
-    Edit,
-    EditTap,
     change,
-    check_edits,
     mean_ablate,
     mean_values,
     patch,

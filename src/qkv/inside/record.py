@@ -13,7 +13,7 @@ from itertools import islice
 from torch import Tensor
 
 from qkv.errors import UsageError
-from qkv.inside.edits import Edit, EditTap, check_edits
+from qkv.inside.edit_tap import Edit, EditTap, check_edits
 from qkv.inside.forward import Example, make_inputs, run
 from qkv.inside.sites import MATRIX_SITES, PER_HEAD_SITES, check_sites, list_sites
 from qkv.inside.tokens import list_tokens
