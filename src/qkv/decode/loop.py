@@ -86,7 +86,8 @@ def decode_loop(runner: TokenRunner, call: GenerationCall) -> list[GenerationRes
             raise error
         remaining = []
         for row, (sequence, logprob) in enumerate(zip(active, logprobs, strict=True)):
-            finish_reason = sequence.append(logprob.id, logprob, options, eos_token_ids)
+            token, alternatives = logprob.id, logprob.alternatives
+            finish_reason = sequence.append(token, logprob.logprob, options, eos_token_ids, alternatives)
             if finish_reason or call.on_text is not None:
                 sequence.emit_text(options, call.on_text, is_last=finish_reason is not None)
             if finish_reason is None:
@@ -107,7 +108,7 @@ def decode_loop(runner: TokenRunner, call: GenerationCall) -> list[GenerationRes
 def result_until_stop(call: GenerationCall, index: int, logprobs: Sequence[TokenLogprob]) -> GenerationResult:
     """Build a result from tokens that were generated without regard to stop strings, and cut it at the first one."""
     sequence = call.new_sequence(index)
-    reasons = (sequence.append(logprob.id, logprob, call.options, call.eos_token_ids) for logprob in logprobs)
+    reasons = (sequence.append(one.id, one.logprob, call.options, call.eos_token_ids) for one in logprobs)
     finish_reason = next(reason for reason in reasons if reason is not None)
     sequence.emit_text(call.options, None, is_last=True)
     return sequence.to_result(finish_reason)

@@ -59,10 +59,21 @@ def pack_step_output(raw: Tensor, filtered: Tensor, chosen: Tensor, num_logprobs
 def unpack_step_output(step_output: Tensor) -> Iterator[tuple[TokenLogprob, QkvError | None]]:
     """Yield the chosen token of each sequence, and an error if no token could be chosen."""
     for token, logprob, filtered_logit, *more in step_output.tolist():
-        half = len(more) // 2
-        alternatives = dict(zip(map(int, more[:half]), more[half:], strict=True)) if more else {}
-        error = NonFiniteLogits() if isnan(logprob) else None if filtered_logit > float("-inf") else no_token_allowed()
-        yield TokenLogprob(int(token), logprob, alternatives), error
+        alternatives = unpack_alternatives(more, len(more) // 2)
+        yield TokenLogprob(int(token), logprob, alternatives), step_error(logprob, filtered_logit)
+
+
+def unpack_alternatives(columns: Sequence[float], count: int) -> dict[int, float]:
+    """Return the first `count` alternatives, from the last columns of `pack_step_output`."""
+    half = len(columns) // 2
+    return dict(zip(map(int, columns[:count]), columns[half:], strict=False))
+
+
+def step_error(logprob: float, filtered_logit: float) -> QkvError | None:
+    """Return an error if no token could be chosen."""
+    if isnan(logprob):
+        return NonFiniteLogits()
+    return None if filtered_logit > float("-inf") else no_token_allowed()
 
 
 class NonFiniteLogits(QkvError):

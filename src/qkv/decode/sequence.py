@@ -18,17 +18,28 @@ class GeneratedSequence:
     index: int
     ids: list[int] = field(default_factory=list)
     score: float = 0.0
-    logprobs: list[TokenLogprob] = field(default_factory=list)
+    # All tokens with the end-of-sequence token, their log-probabilities, and the alternatives of some, by index.
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    alternatives: dict[int, dict[int, float]] = field(default_factory=dict)
     text: str = ""
     num_emitted_chars: int = 0
     stream_decoder: StreamDecoder | None = None
 
     def append(
-        self, token: int, logprob: TokenLogprob, options: GenerationOptions, eos_token_ids: tuple[int, ...]
+        self,
+        token: int,
+        logprob: float,
+        options: GenerationOptions,
+        eos_token_ids: tuple[int, ...],
+        alternatives: dict[int, float] | None = None,
     ) -> FinishReason | None:
         """Append a token. Return the reason to stop, or None if generation continues."""
-        self.score += logprob.logprob
+        self.score += logprob
+        self.tokens.append(token)
         self.logprobs.append(logprob)
+        if alternatives:
+            self.alternatives[len(self.tokens) - 1] = alternatives
         if token in eos_token_ids:
             return "end"
         self.ids.append(token)
@@ -59,7 +70,9 @@ class GeneratedSequence:
 
     def to_result(self, finish_reason: FinishReason) -> GenerationResult:
         """Return the result of the finished sequence."""
-        return GenerationResult(self.text, self.ids, self.score, finish_reason, self.logprobs)
+        pairs = enumerate(zip(self.tokens, self.logprobs, strict=True))
+        logprobs = [TokenLogprob(token, logprob, self.alternatives.get(i, {})) for i, (token, logprob) in pairs]
+        return GenerationResult(self.text, self.ids, self.score, finish_reason, logprobs)
 
 
 def stop_prefix_length(text: str, stop: str) -> int:

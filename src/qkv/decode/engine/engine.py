@@ -29,7 +29,7 @@ import torch
 from qkv.decode.backend import CPU, ENGINE_BACKENDS, GPU, choose_backend
 from qkv.decode.cpu.step import CpuStep
 from qkv.decode.engine import sources
-from qkv.decode.engine.graphs import Chunk, EngineGraphs
+from qkv.decode.engine.graphs import EngineGraphs, TokenBatch
 from qkv.decode.engine.model import EngineModel
 from qkv.decode.engine.next_tokens import PendingTokens, choose_tokens
 from qkv.decode.engine.pages import PagePool
@@ -37,9 +37,10 @@ from qkv.decode.engine.request import OnChange, Request, RequestState
 from qkv.decode.engine.scheduler import EngineStats, Scheduler
 from qkv.decode.filters import has_stateless_filters, make_filters
 from qkv.decode.options import GenerationOptions
-from qkv.decode.result import GenerationResult, TokenLogprob
+from qkv.decode.result import GenerationResult
 from qkv.decode.runner import decoder_inputs
 from qkv.decode.sampling import make_generators
+from qkv.decode.selection import step_error, unpack_alternatives
 from qkv.decode.sequence import GeneratedSequence
 from qkv.errors import QkvError, UsageError
 from qkv.models import Decoder, Network, Seq2Seq
@@ -153,6 +154,8 @@ class Engine:
             is_plain=not (filters or options.logprobs or options.temperature > 0),
             has_stateless_filters=has_stateless_filters(options),
             generator=make_generators(options.seed, 1)[0] if options.temperature > 0 else None,
+            length=len(tokens),
+            max_length=len(tokens) + options.max_tokens,
             sequence=GeneratedSequence(0, stream_decoder=self.tokenizer.target.stream() if self.tokenizer else None),
             on_change=on_change,
         )
@@ -254,30 +257,35 @@ class Engine:
     def _launch(self, joined: list[Request]) -> bool:
         """Run the forward passes of this step. Returns whether there were any."""
         self.page_pool.clear_new_pages()
-        chunks: list[Chunk] = self._scheduler.prefill_chunks()
-        decoding = [(request, 1) for request in self._scheduler.running if request.can_decode]
-        prefills = [chunks] if self._model.graphs is None else self._model.graphs.group(chunks)
+        prefill = TokenBatch(*self._scheduler.prefill_chunks())
+        decoding = [request for request in self._scheduler.running if request.can_decode]
+        batches = [prefill] if self._model.graphs is None else self._model.graphs.split(prefill)
+        # Prefill runs first, because requests with one uncached token may share pages that it writes.
+        batches.append(TokenBatch(decoding, [1] * len(decoding)))
         passes: list[PendingTokens] = []
         self._pending.append(passes)
-        # Prefill runs first, because requests with one uncached token may share pages that it writes.
-        for group in (*prefills, decoding):
-            if group := [chunk for chunk in group if not chunk[0].is_finished]:
-                passes += self._run_pass(group, joined)
-        return bool(decoding or chunks)
+        num_failed = len(self._changed)
+        for batch in batches:
+            if len(self._changed) > num_failed:  # an earlier pass has failed, and so have requests of this one
+                left = [(r, n) for r, n in zip(*batch, strict=True) if not r.is_finished]
+                batch = TokenBatch([r for r, _ in left], [n for _, n in left])
+            if batch.requests:
+                passes += self._run_pass(batch, joined)
+        return bool(prefill.requests or decoding)
 
-    def _run_pass(self, chunks: list[Chunk], joined: list[Request]) -> list[PendingTokens]:
+    def _run_pass(self, batch: TokenBatch, joined: list[Request]) -> list[PendingTokens]:
         """Run the model on some tokens of these requests, and choose the next token of those that have no more."""
         try:
-            logits, argmax_output = self._model(chunks, self._scheduler.version)
+            logits, argmax_output = self._model(batch, self._scheduler.version)
         except Exception as error:
-            self._fail(list(dict.fromkeys([*(request for request, _ in chunks), *joined])), error)
+            self._fail(list(dict.fromkeys([*batch.requests, *joined])), error)
             return []
         has_next: list[Request | None] = []  # the requests that get a token, by row
-        for request, num_tokens in chunks:
+        for request, num_tokens in zip(*batch, strict=True):
             request.num_cached += num_tokens
             if num_tokens > 1:
                 self._scheduler.share_full_pages(request, request.num_cached)
-            has_next.append(None if request.num_uncached else request)
+            has_next.append(request if request.num_cached == request.length else None)
         if not any(has_next):
             return []
         passes, errors = choose_tokens(has_next, logits, argmax_output, self._model.newest_tokens)
@@ -289,25 +297,26 @@ class Engine:
         """Wait for the tokens of all steps but the last `max_pending_steps`, and append them to their requests."""
         while len(self._pending) > max_pending_steps:
             for tokens in self._pending.popleft():
-                for request, logprob, error in tokens.read():
-                    if not request.is_finished:
-                        self._append_token(request, logprob, error)
+                for request, (token, logprob, filtered_logit, *alternatives) in tokens.read():
+                    if request is None or request.state != "running":
+                        continue
+                    error = step_error(logprob, filtered_logit)
+                    if error is None:
+                        self._append_token(request, int(token), logprob, alternatives)
+                    else:
+                        self._finish(request, "failed", error=error)
 
-    def _append_token(self, request: Request, logprob: TokenLogprob, error: QkvError | None) -> None:
-        if error is not None:
-            self._finish(request, "failed", error=error)
-            return
-        if logprob.alternatives:
-            logprob.alternatives = dict(list(logprob.alternatives.items())[: request.options.logprobs])
-        request.num_pending -= 1
-        request.tokens.append(logprob.id)
-        if len(request.tokens) % self.page_pool.page_size == 1 or self.page_pool.page_size == 1:
+    def _append_token(self, request: Request, token: int, logprob: float, alternatives: list[float]) -> None:
+        """Append a token that was read. `alternatives` are the last columns of `pack_step_output`."""
+        options, sequence = request.options, request.sequence
+        request.tokens.append(token)
+        if len(request.tokens) > (len(request.shared_pages) + 1) * self.page_pool.page_size:
             self._scheduler.share_full_pages(request, len(request.tokens) - 1)
         self.stats.generated_tokens += 1
-        sequence = request.sequence
-        reason = sequence.append(logprob.id, logprob, request.options, self._eos_token_ids)
+        shown = unpack_alternatives(alternatives, options.logprobs) if options.logprobs else None
+        reason = sequence.append(token, logprob, options, self._eos_token_ids, shown)
         if sequence.text or reason is not None:
-            sequence.emit_text(request.options, request.queue_text, is_last=reason is not None)
+            sequence.emit_text(options, request.queue_text, is_last=reason is not None)
         if reason is not None:
             self._finish(request, "done", result=sequence.to_result(reason))
         elif request.on_change is not None:

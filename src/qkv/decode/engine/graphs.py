@@ -11,8 +11,8 @@ before it has read the tokens of the last one.
 R sequences, T new tokens, N pages of a sequence, S source tokens, V vocabulary, KV key/value heads, D head dim
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 from weakref import ref
 
 import numpy as np
@@ -34,10 +34,15 @@ MAX_BUCKET_TOKENS = 1024
 """Passes with more tokens, padding included, run without a graph."""
 MAX_BUCKETS = 64
 """When there are more buckets, the least recently used one is dropped."""
-Chunk = tuple[Request, int]
-"""A request, and the number of tokens that a pass reads of it."""
 StepFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
 """A function of ids (R, 1), positions (R, 1) and page tables (R, N). It returns logits (R, V)."""
+
+
+class TokenBatch(NamedTuple):
+    """The requests of one forward pass, and the number of tokens that it reads of each."""
+
+    requests: list[Request]
+    num_tokens: list[int]
 
 
 class GraphBucket:
@@ -83,9 +88,10 @@ class GraphBucket:
         source_ids = cross_cache.layout.document_ids
         document_ids[:rows, :tokens] = 1 if source_ids is None else source_ids
 
-    def __call__(self, chunks: Sequence[Chunk]) -> tuple[Tensor, Tensor]:
+    def __call__(self, batch: TokenBatch) -> tuple[Tensor, Tensor]:
         """Read the next tokens of each request. Returns the logits (R, V) after them, and the argmax of each (R, 3)."""
-        self.inputs.copy_(to_device(torch.from_numpy(self._pack_inputs(chunks)), self.inputs.device))
+        rows = len(batch.requests)
+        self.inputs.copy_(to_device(torch.from_numpy(self._pack_inputs(batch)), self.inputs.device), non_blocking=True)
         if self.graph is not None:
             self.graph.replay()
         elif self.logits is None or self.graphs.pool is None:
@@ -95,22 +101,22 @@ class GraphBucket:
             self.graph.replay()
         assert self.logits is not None
         assert self.output is not None
-        return self.logits[: len(chunks)], self.output[: len(chunks)]
+        return self.logits[:rows], self.output[:rows]
 
-    def _pack_inputs(self, chunks: Sequence[Chunk]) -> np.ndarray:
+    def _pack_inputs(self, batch: TokenBatch) -> np.ndarray:
         """Return the inputs. The tokens are left-padded. An id of −1 is a token that only the GPU knows."""
         batch_size, length, num_pages = self.shape
-        rows = len(chunks)
+        requests, rows = batch.requests, len(batch.requests)
         packed = np.zeros((batch_size, sum(self.columns)), dtype=np.int64)
         slots, ids, document_ids, positions, pages = np.split(packed, np.cumsum(self.columns)[:-1], axis=1)
         slots[:] = len(self.graphs.tokens) - 1  # the slot of padding
-        slots[:rows, 0] = [request.slot for request, _ in chunks]
+        slots[:rows, 0] = [request.slot for request in requests]
         if length == 1:
-            ids[:rows, 0] = [-1 if r.num_cached == len(r.tokens) else r.tokens[r.num_cached] for r, _ in chunks]
+            ids[:rows, 0] = [-1 if r.num_cached == len(r.tokens) else r.tokens[r.num_cached] for r in requests]
             document_ids[:rows] = 1
-            positions[:rows, 0] = [request.num_cached for request, _ in chunks]
+            positions[:rows, 0] = [request.num_cached for request in requests]
         else:
-            for row, (request, n) in enumerate(chunks):
+            for row, (request, n) in enumerate(zip(*batch, strict=True)):
                 first = request.num_cached
                 ids[row, -n:] = request.tokens[first : first + n]
                 document_ids[row, -n:] = 1
@@ -144,43 +150,47 @@ class EngineGraphs:
         device = page_pool.keys[0].device
         self.tokens = torch.zeros(max_sequences + 1, dtype=torch.long, device=device)  # the newest token of each slot
         self.page_tables = np.full((max_sequences + 1, 1), NULL_PAGE)  # by slot, with null pages at the end
-        self.copied_pages: list[tuple[list[int], int]] = [([], 0)] * max_sequences  # by slot: from which list, how many
+        self.copied_pages: list[list[int] | None] = [None] * max_sequences  # by slot: the list that was copied
         self.buckets: dict[tuple[int, int, int, int], GraphBucket] = {}
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self.paged_step: Any = _make_paged_step(network, page_pool) if device.type == "cuda" else None
 
-    def group(self, chunks: Sequence[Chunk]) -> list[list[Chunk]]:
-        """Split the chunks of prompts into passes, in order, so that each is small enough for a graph if possible."""
-        groups: list[list[Chunk]] = []
-        for chunk in chunks:
-            if groups and self._fits_graph([*groups[-1], chunk]):
-                groups[-1].append(chunk)
-            else:
-                groups.append([chunk])
-        return groups
+    def split(self, batch: TokenBatch) -> list[TokenBatch]:
+        """Split chunks of prompts into passes, in order, so that each is small enough for a graph if possible."""
+        batches: list[TokenBatch] = []
+        for request, num_tokens in zip(*batch, strict=True):
+            if batches:
+                larger = TokenBatch([*batches[-1].requests, request], [*batches[-1].num_tokens, num_tokens])
+                if self.supports(larger):
+                    batches[-1] = larger
+                    continue
+            batches.append(TokenBatch([request], [num_tokens]))
+        return batches
 
-    def supports(self, chunks: Sequence[Chunk]) -> bool:
-        """Return whether the tokens of these chunks are few enough for a graph."""
-        return self._bucket_shape(chunks)[1] == 1 or self._fits_graph(chunks)
+    def supports(self, batch: TokenBatch) -> bool:
+        """Return whether a batch has one token per sequence, or few enough tokens for a graph."""
+        rows, tokens = self._bucket_shape(batch)
+        return tokens == 1 or rows * tokens <= MAX_BUCKET_TOKENS
 
-    def _fits_graph(self, chunks: Sequence[Chunk]) -> bool:
-        rows, tokens = self._bucket_shape(chunks)
-        return rows * tokens <= MAX_BUCKET_TOKENS
-
-    def _bucket_shape(self, chunks: Sequence[Chunk]) -> tuple[int, int]:
+    def _bucket_shape(self, batch: TokenBatch) -> tuple[int, int]:
         """Return the batch size and the tokens per sequence, rounded up."""
-        tokens = max(n for _, n in chunks)
+        tokens = max(batch.num_tokens)
         rounded = 1 if tokens == 1 else next_power_of_two(round_up(tokens, PROMPT_MULTIPLE))
-        return next_power_of_two(len(chunks)), rounded
+        return next_power_of_two(len(batch.requests)), rounded
 
-    def __call__(self, chunks: Sequence[Chunk], cross_cache: CrossCache | None) -> tuple[Tensor, Tensor]:
+    def _num_pages(self, num_slots: int, *, exact: bool) -> int:
+        """Return the number of pages of a bucket for sequences of this length. Without `exact`, there are few sizes."""
+        coarse = 4 * SLOT_MULTIPLE
+        if not exact:
+            num_slots = next_power_of_two(num_slots) if num_slots <= coarse else round_up(num_slots, coarse)
+        return self.page_pool.pages_for(round_up(num_slots, SLOT_MULTIPLE))
+
+    def __call__(self, batch: TokenBatch, cross_cache: CrossCache | None) -> tuple[Tensor, Tensor]:
         """Return the logits (R, V) of the next tokens, and the argmax of each with its log-probability and logit."""
-        rows, tokens = self._bucket_shape(chunks)
-        slots = max(len(request.page_table) for request, _ in chunks) * self.page_pool.page_size
-        step = self.paged_step if tokens == 1 and self.paged_step and slots <= self.paged_step.max_length else None
-        if tokens > 1 or step is not None:  # fewer buckets; `step` does not read the padding
-            slots = next_power_of_two(slots)
-        num_pages = self.page_pool.pages_for(round_up(slots, SLOT_MULTIPLE))
+        rows, tokens = self._bucket_shape(batch)
+        num_slots = max(request.num_cached + n for request, n in zip(*batch, strict=True))
+        step = self.paged_step if tokens == 1 and self.paged_step and num_slots <= self.paged_step.max_length else None
+        num_pages = self._num_pages(num_slots, exact=tokens == 1 and step is None)  # `step` does not read the padding
         source_length = 0 if cross_cache is None else round_up(cross_cache.keys[0].shape[2], SOURCE_MULTIPLE)
         key = (rows, tokens, num_pages, source_length)
         bucket = self.buckets.pop(key, None) or GraphBucket(self, *key, step)
@@ -190,23 +200,26 @@ class EngineGraphs:
         if cross_cache is not None and bucket.current_sources() is not cross_cache:
             bucket.set_sources(cross_cache)
             bucket.current_sources = ref(cross_cache)
-        self._copy_page_tables(chunks, num_pages)
-        return bucket(chunks)
-
-    def _copy_page_tables(self, chunks: Sequence[Chunk], num_pages: int) -> None:
-        """Copy the pages that are new since the last pass into `page_tables`."""
+        for request in batch.requests:
+            if self.copied_pages[request.slot] is not request.page_table or request.has_new_pages:
+                self._copy_page_table(request)
         if num_pages > self.page_tables.shape[1]:
-            more = num_pages - self.page_tables.shape[1]
-            self.page_tables = np.pad(self.page_tables, ((0, 0), (0, more)), constant_values=NULL_PAGE)
-        for request, _ in chunks:
-            table, slot = request.page_table, request.slot
-            source, copied = self.copied_pages[slot]
-            if source is not table:  # another request has the slot now, or the same one with other pages
-                self.page_tables[slot] = NULL_PAGE
-                copied = 0
-            if copied < len(table):
-                self.page_tables[slot, copied : len(table)] = table[copied:]
-                self.copied_pages[slot] = (table, len(table))
+            self._widen_page_tables(num_pages)
+        return bucket(batch)
+
+    def _copy_page_table(self, request: Request) -> None:
+        table = request.page_table
+        if len(table) > self.page_tables.shape[1]:
+            self._widen_page_tables(2 * len(table))
+        row = self.page_tables[request.slot]
+        row[: len(table)] = table
+        row[len(table) :] = NULL_PAGE
+        self.copied_pages[request.slot] = table
+        request.has_new_pages = False
+
+    def _widen_page_tables(self, num_pages: int) -> None:
+        more = num_pages - self.page_tables.shape[1]
+        self.page_tables = np.pad(self.page_tables, ((0, 0), (0, more)), constant_values=NULL_PAGE)
 
 
 def _make_paged_step(network: Decoder | Seq2Seq, page_pool: PagePool) -> Any:

@@ -3,7 +3,6 @@
 R sequences, V vocabulary
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from qkv.blocks import CrossCache, SelfCache
 from qkv.decode.cpu.step import CpuStep
 from qkv.decode.engine import sources
-from qkv.decode.engine.graphs import Chunk, EngineGraphs
+from qkv.decode.engine.graphs import EngineGraphs, TokenBatch
 from qkv.decode.engine.pages import PagedCache, PagePool
 from qkv.decode.engine.request import Request
 from qkv.decode.runner import left_pad, next_logits
@@ -48,10 +47,9 @@ class EngineModel:
         """The newest token of each slot, from which the graphs read. None without graphs."""
         return None if self.graphs is None else self.graphs.tokens
 
-    def __call__(self, chunks: Sequence[Chunk], version: int) -> tuple[Tensor, Tensor | None]:
-        """Return the logits (R, V) after these chunks. The graphs also return the argmax of each row."""
-        requests = [request for request, _ in chunks]
-        batch = self._batch
+    def __call__(self, tokens: TokenBatch, version: int) -> tuple[Tensor, Tensor | None]:
+        """Return the logits (R, V) after these tokens. The graphs also return the argmax of each row."""
+        requests, batch = tokens.requests, self._batch
         if batch is None or batch.version != version or batch.requests != requests:
             if batch is not None and batch.requests == requests:  # only the pages differ
                 cross_cache = batch.cross_cache
@@ -60,21 +58,21 @@ class EngineModel:
                 cross_cache = sources.batch_sources(caches) if caches else None
             batch = EngineBatch(version, requests, cross_cache)
         self._batch = None  # An error in the model leaves the cache half updated; do not reuse it.
-        if self.graphs is not None and self.graphs.supports(chunks):
+        if self.graphs is not None and self.graphs.supports(tokens):
             batch.cache = None  # The graphs write to the page pool, and would leave the cache's lengths out of date.
-            output: tuple[Tensor, Tensor | None] = self.graphs(chunks, batch.cross_cache)
+            output: tuple[Tensor, Tensor | None] = self.graphs(tokens, batch.cross_cache)
         else:
-            output = self._run_without_graphs(batch, chunks), None
+            output = self._run_without_graphs(batch, tokens), None
         self._batch = batch
         return output
 
-    def _run_without_graphs(self, batch: EngineBatch, chunks: Sequence[Chunk]) -> Tensor:
+    def _run_without_graphs(self, batch: EngineBatch, tokens: TokenBatch) -> Tensor:
         if batch.cache is None:
             batch.cache = PagedCache.from_page_tables(
                 self.page_pool, [r.page_table for r in batch.requests], [r.num_cached for r in batch.requests]
             )
         cache = cast(SelfCache, batch.cache)  # PagedCache has the methods that a stack calls
-        new_tokens = [r.tokens[r.num_cached : r.num_cached + num_tokens] for r, num_tokens in chunks]
+        new_tokens = [r.tokens[r.num_cached : r.num_cached + num_tokens] for r, num_tokens in zip(*tokens, strict=True)]
         padded = left_pad(new_tokens, self.page_pool.keys[0].device)
         if self.cpu_step is not None and padded.shape[1] == 1:
             return self.cpu_step(padded[:, 0], cache, batch.cross_cache)

@@ -11,11 +11,9 @@ from torch import Tensor
 
 from qkv.decode.engine.pages import to_device
 from qkv.decode.engine.request import Request
-from qkv.decode.result import TokenLogprob
 from qkv.decode.runner import promote_to_float32
 from qkv.decode.sampling import argmax, draw_uniforms, sample_by_inverse_cdf
-from qkv.decode.selection import pack_step_output, unpack_step_output
-from qkv.errors import QkvError
+from qkv.decode.selection import pack_step_output
 
 FilterErrors = list[tuple[Request, Exception]]
 """The requests one of whose filters raised an error."""
@@ -29,13 +27,11 @@ class PendingTokens:
     step_output: Tensor  # on the CPU; complete after `event`
     event: torch.cuda.Event | None
 
-    def read(self) -> Iterator[tuple[Request, TokenLogprob, QkvError | None]]:
-        """Wait for the tokens. Yields each request and its token, and an error if no token could be chosen."""
+    def read(self) -> Iterator[tuple[Request | None, list[float]]]:
+        """Wait for the tokens. Returns each request with its row of `pack_step_output`."""
         if self.event is not None:
             self.event.synchronize()
-        for request, (logprob, error) in zip(self.requests, unpack_step_output(self.step_output), strict=True):
-            if request is not None:
-                yield request, logprob, error
+        return zip(self.requests, self.step_output.tolist(), strict=True)
 
 
 def choose_tokens(
@@ -99,7 +95,7 @@ def _filter(requests: Sequence[Request], raw: Tensor, errors: FilterErrors) -> T
 def _start_copy(requests: Sequence[Request | None], step_output: Tensor) -> PendingTokens:
     for request in requests:
         if request is not None:
-            request.num_pending += 1
+            request.length += 1
     if not step_output.is_cuda:
         return PendingTokens(requests, step_output, None)
     copied, event = step_output.to("cpu", non_blocking=True), torch.cuda.Event()

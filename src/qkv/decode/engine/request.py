@@ -41,11 +41,14 @@ class Request:
     error: Exception | None = None  # set when the request has failed
     pending_text: deque[str] = field(default_factory=deque)  # chunks that `Engine.stream` has not yielded yet
     page_table: list[int] = field(default_factory=list)  # the numbers of the request's pages, in order
+    has_new_pages: bool = False  # whether `page_table` has grown since it was last copied to the device
     shared_pages: list[PrefixNode] = field(default_factory=list)  # the first pages: full, cached, and usable by others
     can_share_next_page: bool = True  # False once the cache has another page for the same prefix
     slot: int = -1  # the index of a running request in tensors that have a row for each sequence
+    # The number of tokens, with a token that was chosen on the device and is not in `tokens` yet, and its maximum.
+    length: int = 0
+    max_length: int = 0
     num_cached: int = 0  # the number of tokens that the model has read, or will read in a step that was launched
-    num_pending: int = 0  # the number of tokens that were chosen on the device and are not in `tokens` yet
     cross_cache: CrossCache | None = None
 
     @property
@@ -75,9 +78,9 @@ class Request:
     @property
     def num_uncached(self) -> int:
         """The number of tokens that the model has not read yet."""
-        return len(self.tokens) + self.num_pending - self.num_cached
+        return self.length - self.num_cached
 
     @property
     def can_decode(self) -> bool:
         """Whether the next step generates a token from the newest one. Otherwise the request is prefilled, or ends."""
-        return self.num_uncached == 1 and len(self.sequence.logprobs) + self.num_pending < self.options.max_tokens
+        return self.length - self.num_cached == 1 and self.length < self.max_length

@@ -63,6 +63,7 @@ class Scheduler:
             while request.num_cached >= len(request.page_table) * size and request.can_decode:
                 if self.page_pool.num_available:
                     request.page_table += self.page_pool.allocate(1)
+                    request.has_new_pages = True
                     self.version += 1
                     continue
                 read_results()
@@ -84,7 +85,7 @@ class Scheduler:
         is_early = self.stats.steps - self.last_admission < self.steps_between_admissions
         if not num_new or (is_early and RUNNING_PER_NEW * num_new < len(self.running)):
             return joined
-        budget = self.max_prefill_tokens - sum(chunk for _, chunk in self.prefill_chunks())
+        budget = self.max_prefill_tokens - sum(self.prefill_chunks()[1])
         while self.waiting and self.free_slots and budget > 0:
             request = self.waiting[0]
             # The last token is always read again, because its logits are needed.
@@ -109,24 +110,29 @@ class Scheduler:
                 # in this order or in one forward pass, in which each layer writes all keys before attention reads them.
                 # A request with one uncached token runs in the last forward pass of the step, so its pages are shared
                 # only after that.
-                self.share_full_pages(request, request.num_cached + min(request.num_uncached, budget))
-            budget -= request.num_uncached
+                self.share_full_pages(request, request.num_cached + self._chunk_length(request, budget))
+            budget -= self._chunk_length(request, budget)
             self.stats.reused_tokens += request.num_cached
             self.stats.prompt_tokens += request.num_uncached
             self.version += 1
         return joined
 
-    def prefill_chunks(self) -> list[tuple[Request, int]]:
+    def prefill_chunks(self) -> tuple[list[Request], list[int]]:
         """Return the requests to prefill in this step, and the number of tokens of each: `max_prefill_tokens` in all.
 
-        So a long prompt is prefilled over several steps, between which the other requests generate tokens.
+        So a long prompt is prefilled over several steps, between which the other requests generate tokens. One request
+        gets at most half of the tokens of a step.
         """
-        chunks, budget = [], self.max_prefill_tokens
+        requests, num_tokens, budget = [], [], self.max_prefill_tokens
         for request in self.running:
-            if budget > 0 and (num_tokens := request.num_uncached) > 1:
-                chunks.append((request, min(num_tokens, budget)))
-                budget -= num_tokens
-        return chunks
+            if request.length - request.num_cached > 1 and budget > 0:
+                requests.append(request)
+                num_tokens.append(self._chunk_length(request, budget))
+                budget -= num_tokens[-1]
+        return requests, num_tokens
+
+    def _chunk_length(self, request: Request, budget: int) -> int:
+        return min(request.num_uncached, budget, max(1, self.max_prefill_tokens // 2))
 
     def share_full_pages(self, request: Request, num_cached: int) -> None:
         """Let other requests share the pages that the first `num_cached` tokens of a request fill completely."""
@@ -156,4 +162,4 @@ class Scheduler:
         self.page_pool.release(request.shared_pages)
         self.page_pool.free_pages(request.own_pages)
         request.page_table, request.shared_pages, request.can_share_next_page = [], [], True
-        request.num_cached = request.num_pending = 0
+        request.num_cached = 0

@@ -84,7 +84,8 @@ def _generate_one(call: GenerationCall, index: int, cpu: bool) -> SpeculativeRes
             tokens.append(token)
             result.num_accepted += token == proposed
             logprob = token_logprobs(raw, torch.tensor([token], device=raw.device), options.logprobs)[0]
-            finish_reason = sequence.append(token, logprob, options, eos_token_ids)
+            alternatives = logprob.alternatives
+            finish_reason = sequence.append(token, logprob.logprob, options, eos_token_ids, alternatives)
             if finish_reason or call.on_text is not None:
                 sequence.emit_text(options, call.on_text, is_last=finish_reason is not None)
             if finish_reason is not None:
