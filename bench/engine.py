@@ -62,9 +62,9 @@ def serve(engine: Engine, work: Work) -> tuple[float, float]:
     return rate, (many - few) / (last - first)
 
 
-def throughput(tiny: bool) -> list[Row]:
+def throughput(tiny: bool, all_slots: Sequence[int]) -> list[Row]:
     network, rows = network_of(tiny, 1024), []
-    for slots in (4,) if tiny else (32, 128, 256):
+    for slots in (4,) if tiny else all_slots:
         prompt, new = (4, 8) if tiny else (PROMPT, NEW)
         options = GenerationOptions(max_tokens=new)
         prompts = prompts_of(slots, prompt)
@@ -115,13 +115,16 @@ def between_tokens(tiny: bool) -> list[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to see that it runs")
+    parser.add_argument("--slots", type=int, nargs="+", default=[32, 128, 256], help="the numbers of slots to measure")
     parser.add_argument("--out", type=Path, help="a JSON file for the rows")
     arguments = parser.parse_args()
     CONSOLE.print(f"torch {torch.__version__} on {torch.cuda.get_device_name() if DEVICE == 'cuda' else 'a CPU'}")
     told = {}
-    for section, measure in (("throughput", throughput), ("between tokens", between_tokens)):
+    measures = {"throughput": lambda: throughput(arguments.tiny, arguments.slots)}
+    measures["between tokens"] = lambda: between_tokens(arguments.tiny)
+    for section, measure in measures.items():
         begin = time.perf_counter()
-        told[section] = measure(arguments.tiny)
+        told[section] = measure()
         show(section, told[section])
         CONSOLE.print(f"{section}: {time.perf_counter() - begin:.0f} s")
     if arguments.out:

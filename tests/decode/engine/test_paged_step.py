@@ -55,6 +55,7 @@ CASES = {
 }
 
 
+@torch.inference_mode(False)
 def made(config: Config) -> Decoder:
     torch.manual_seed(1)
     network = build(replace(config, head=replace(config.head, tied=False)), device=DEVICE).eval()
@@ -86,10 +87,26 @@ def test_a_step_over_pages_is_that_of_the_network(name: str) -> None:
         tensor.copy_(before)
     cache = cast(SelfCache, PagedCache(pool, tables[:4], torch.tensor(lengths, device=DEVICE)))
     wanted = next_logits(network, ids[:4], None, positions[:4], cache=cache, cross_cache=None)
-    torch.testing.assert_close(ours[:4], wanted, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(ours[:4, :41], wanted, rtol=1e-4, atol=1e-4)
+    assert ours.shape[1] == 64, "the vocabulary is padded"
+    assert (ours[:, 41:] == float("-inf")).all()
     for one, other in zip(written, (*pool.keys, *pool.values), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
         assert not one[0].any(), "padding writes nothing"
+
+
+@torch.inference_mode()
+def test_changed_weights_are_used() -> None:
+    network = made(GPT2)
+    pool = PagePool(network.new_cache(1, 1), 4, 4)
+    step, inputs = paged_step.PagedStep(network, pool), torch.tensor([[0, 1]], device=DEVICE)
+    ids = torch.tensor([[7]], device=DEVICE)
+    before = step(ids, inputs[:, :1], inputs[:, 1:])[:, :41]
+    assert network.head.out is not None
+    with torch.inference_mode(False), torch.no_grad():
+        network.head.out.weight.mul_(2.0)
+    step.refresh_weights()
+    torch.testing.assert_close(step(ids, inputs[:, :1], inputs[:, 1:])[:, :41], 2.0 * before)
 
 
 @pytest.mark.parametrize("changes", [{"position": "alibi"}, {"position": "t5"}, {"qk_norm": "head"}, {"head_dim": 12}])

@@ -101,7 +101,7 @@ class GraphBucket:
             self.graph.replay()
         assert self.logits is not None
         assert self.output is not None
-        return self.logits[:rows], self.output[:rows]
+        return self.logits[:rows, : self.graphs.network.config.stack.vocab_size], self.output[:rows]
 
     def _pack_inputs(self, batch: TokenBatch) -> np.ndarray:
         """Return the inputs. The tokens are left-padded. An id of −1 is a token that only the GPU knows."""
@@ -205,6 +205,8 @@ class EngineGraphs:
                 self._copy_page_table(request)
         if num_pages > self.page_tables.shape[1]:
             self._widen_page_tables(num_pages)
+        if step is not None:
+            step.refresh_weights()
         return bucket(batch)
 
     def _copy_page_table(self, request: Request) -> None:

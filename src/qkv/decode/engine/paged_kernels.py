@@ -56,10 +56,10 @@ def paged_attention(
         own = ((own_page * PAGE_SIZE + position % PAGE_SIZE) * KV + kv) * D
         tl.store(key_ptr + own + d, k)
         tl.store(value_ptr + own + d, v)
-    # The newest token's key and value are used from registers, because another program may still be writing them.
-    top = tl.sum(q * k.to(tl.float32), axis=0)
-    total = 1.0
-    out = v.to(tl.float32)
+    # Each of the BLOCK rows below keeps the softmax of its own slots, so that rows are combined only once, at the end.
+    top = tl.full((BLOCK,), -1e30, tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    out = tl.zeros((BLOCK, D), tl.float32)
     begin = 0
     if WINDOW > 0:
         begin = tl.maximum(position - WINDOW, 0)
@@ -71,9 +71,15 @@ def paged_attention(
         keys = tl.load(key_ptr + offsets[:, None] + d[None, :], mask=seen[:, None], other=0.0).to(tl.float32)
         values = tl.load(value_ptr + offsets[:, None] + d[None, :], mask=seen[:, None], other=0.0).to(tl.float32)
         score = tl.where(seen, tl.sum(keys * q[None, :], axis=1), float("-inf"))
-        new_top = tl.maximum(top, tl.max(score, axis=0))
+        new_top = tl.maximum(top, score)
         weight, rescale = tl.exp(score - new_top), tl.exp(top - new_top)
-        out = out * rescale + tl.sum(values * weight[:, None], axis=0)
-        total = total * rescale + tl.sum(weight, axis=0)
+        out = out * rescale[:, None] + values * weight[:, None]
+        total = total * rescale + weight
         top = new_top
-    tl.store(out_ptr + (row * H + head) * D + d, (out / total).to(out_ptr.dtype.element_ty))
+    # The newest token's key and value are used from registers, because another program may still be writing them.
+    own_score = tl.sum(q * k.to(tl.float32), axis=0)
+    max_score = tl.maximum(tl.max(top, axis=0), own_score)
+    rescale, own_weight = tl.exp(top - max_score), tl.exp(own_score - max_score)
+    z = tl.sum(out * rescale[:, None], axis=0) + own_weight * v.to(tl.float32)
+    z = z / (tl.sum(total * rescale, axis=0) + own_weight)
+    tl.store(out_ptr + (row * H + head) * D + d, z.to(out_ptr.dtype.element_ty))

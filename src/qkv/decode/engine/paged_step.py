@@ -10,18 +10,23 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from qkv.blocks import SequenceLayout
 from qkv.blocks.attention import SelfAttention
 from qkv.blocks.block import Block
 from qkv.decode.engine import paged_kernels as kernels
 from qkv.decode.engine.pages import PagePool
+from qkv.decode.filters import NEG_INF
 from qkv.decode.gpu import static_runner
 from qkv.models import Decoder, Seq2Seq
 
 MAX_TABLE_POSITIONS = 2**15
 """The position tables have at most this number of positions. The reference runs longer sequences."""
-SLOTS_PER_BLOCK = 64
+VOCAB_MULTIPLE = 64
+"""The rows of the output matrix are padded to a multiple of this number, because matrix products need aligned rows."""
+SLOTS_PER_BLOCK, WARPS = 64, 4
+"""The slots that a program reads at a time, and its number of warps."""
 
 
 def is_supported(network: Decoder | Seq2Seq) -> bool:
@@ -31,19 +36,16 @@ def is_supported(network: Decoder | Seq2Seq) -> bool:
     config, dtype = network.decoder.config, network.embedding.token.weight.dtype
     is_power_of_two = config.head_dim & (config.head_dim - 1) == 0
     has_bias = config.position in ("alibi", "t5")
-    return is_power_of_two and not has_bias and config.qk_norm == "none" and dtype != torch.float64
+    is_plain = config.qk_norm == "none" and dtype != torch.float64 and not network.head.config.normalize
+    return is_power_of_two and not has_bias and is_plain and not network.embedding.token.weight.is_inference()
 
 
 class PagedStep:
     """Runs a decoder on the newest token of each sequence."""
 
     def __init__(self, network: Decoder, page_pool: PagePool) -> None:
-        self.page_pool, self.embedding, self.stack, self.head = (
-            page_pool,
-            network.embedding,
-            network.decoder,
-            network.head,
-        )
+        self.page_pool, self.embedding = page_pool, network.embedding
+        self.stack, self.head = network.decoder, network.head
         config = self.stack.config
         self.max_length = min(page_pool.num_pages * page_pool.page_size, MAX_TABLE_POSITIONS)
         if config.has_max_positions:
@@ -52,11 +54,25 @@ class PagedStep:
         self.rotaries = self.stack.rotary_tables(page_pool.keys[0], SequenceLayout(None, every))
         vectors = self.embedding.position_vectors(every)
         self.position_table = None if vectors is None else vectors[0].to(self.embedding.token.weight.dtype)  # (P, C)
+        assert self.head.out is not None
+        self.vocab_size = self.head.out.out_features
+        extra = -self.vocab_size % VOCAB_MULTIPLE
+        self.padded_weight = F.pad(self.head.out.weight.detach(), (0, 0, 0, extra)) if extra else None
+        self.weight_version = self.head.out.weight._version
+
+    def refresh_weights(self) -> None:
+        """Copy the output matrix again if it has changed. Call it before a graph of this step is replayed."""
+        assert self.head.out is not None
+        weight = self.head.out.weight
+        if self.padded_weight is not None and self.weight_version != weight._version:
+            self.padded_weight[: self.vocab_size].copy_(weight)
+            self.weight_version = weight._version
 
     def __call__(self, ids: Tensor, positions: Tensor, page_tables: Tensor) -> Tensor:
         """Read ids (R, 1) at positions (R, 1), and return the logits (R, V). `page_tables` are (R, N).
 
-        Positions and page tables are columns of one tensor, so that their rows have the same stride.
+        The logits may have more columns than the vocabulary, which are −∞. Positions and page tables are columns of one
+        tensor, so that their rows have the same stride.
         """
         x = self.embedding.combine(ids, None if self.position_table is None else self.position_table[positions])
         for layer in range(self.stack.config.layers):
@@ -68,7 +84,13 @@ class PagedStep:
             x = static_runner.run_block(block, x, attend)
         if self.stack.norm is not None:
             x = self.stack.norm(x)
-        return self.head.project(x[:, 0])
+        if self.padded_weight is None or self.head.out is None:
+            return self.head.project(x[:, 0])
+        logits = F.linear(self.head.transform(x[:, 0]).to(self.padded_weight.dtype), self.padded_weight)
+        if self.head.out.bias is not None:
+            logits[:, : self.vocab_size] += self.head.out.bias
+        logits[:, self.vocab_size :] = NEG_INF
+        return logits
 
     def _attend(
         self, attention: SelfAttention, h: Tensor, layer: int, positions: Tensor, page_tables: Tensor
@@ -95,6 +117,6 @@ class PagedStep:
             PAGE_SIZE=self.page_pool.page_size,
             WINDOW=window,
             BLOCK=SLOTS_PER_BLOCK,
-            num_warps=4,
+            num_warps=WARPS,
         )
         return cast(Tensor, attention.out(out))
