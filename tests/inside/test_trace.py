@@ -253,6 +253,22 @@ def test_an_encoder_parses_its_mask(tokenizer: Tokenizer) -> None:
     assert tokens.special[tokens.ids.index(mask)]
 
 
+def test_an_encoder_reads_a_pair_with_its_token_types() -> None:
+    tokenizer = Tokenizer.train(
+        "byte", iter([]), vocab_size=270, special_tokens=["pad", "unk", "cls", "sep", "mask"], template="bert"
+    )
+    network = make_network("encoder", vocab_size=270, token_types=2, head=HeadConfig(kind="mlm", outputs=270))
+    model = Model(network.config, network, tokenizer)
+    found = model.trace(("ab", "c"), sites="logits")
+    ids, types = tokenizer.encode_with_token_types("ab", "c")
+    assert found.tokens["encoder"].ids == tuple(ids)
+    assert found.token_type_ids == tuple(types) == (0, 0, 0, 0, 1, 1)
+    assert torch.equal(found["logits"], model.logits([ids], token_type_ids=[types])[0])
+    assert not torch.allclose(found["logits"], model.trace(ids, sites="logits")["logits"])
+    with pytest.raises(UsageError, match="a pair of texts is for an encoder"):
+        text_model("decoder", tokenizer).trace(("ab", "c"))
+
+
 def test_an_encoder_decoder_traces_its_own_output(tokenizer: Tokenizer) -> None:
     model = text_model("seq2seq", tokenizer)
     generated = model.generate("abc", max_tokens=10)
