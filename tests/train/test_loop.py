@@ -19,6 +19,7 @@ from qkv.tasks.train import TrainingResult
 from qkv.train import speed
 from qkv.train.evaluation import ValidationLoss
 from qkv.train.loss.training_module import TrainingModule
+from qkv.train.parallel.world import World
 from qkv.train.progress import Progress
 from qkv.train.recipe.schema import Recipe
 from qkv.train.run.folder import RunFolder
@@ -298,12 +299,24 @@ def test_a_stream_in_bfloat16_is_what_blocks_read(tmp_path: Path, monkeypatch: p
     assert seen == [{torch.bfloat16}, *[{torch.float32}] * 3], "auto: narrow on a GPU, and this is none"
 
 
+@pytest.mark.parametrize(("device", "due"), [("cpu", [5, 10, 15]), ("cuda", [100, 105])])
+def test_predictions_on_a_display_take_little_of_the_time(device: str, due: list[int]) -> None:
+    """On a GPU the first one compiles kernels, so a short run shows none."""
+    meter = SpeedMeter(Progress(), 0.0, World(device=torch.device(device)))
+    shown = []
+    for seconds in range(5, due[-1] + 5, 5):
+        if meter.is_sample_due(float(seconds)):
+            shown.append(seconds)
+            meter.sample_duration = 0.1
+    assert shown == due
+
+
 def test_the_pace_is_that_of_training_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens per second leave out the time of evaluations."""
     clock = iter([100.0, 107.0])
     monkeypatch.setattr(speed, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     progress = Progress()
-    pace = SpeedMeter(progress, 0.0, SimpleNamespace(sum_scalar=float))  # type: ignore[arg-type]
+    pace = SpeedMeter(progress, 0.0, World())
     with pace.exclude_time():
         pass
     progress.seconds, pace.tokens = 10.0, 600

@@ -12,6 +12,8 @@ from qkv.train.watch import StepReport
 
 SECONDS_BETWEEN_SAMPLES, MAX_SAMPLE_FRACTION = 4.0, 0.05
 """The least seconds between two predictions on a display, and the largest fraction of the time that they may take."""
+FIRST_GPU_SAMPLE_SECONDS = 5.0
+"""The assumed duration of the first prediction on a GPU: it compiles kernels. A short run therefore shows none."""
 PROJECTION_STEPS, PROJECTION_SECONDS = 3, 10.0
 """After this number of steps and seconds, a note says how many steps and epochs the budget buys."""
 
@@ -24,7 +26,8 @@ class SpeedMeter:
         self.tokens = 0  # tokens of this rank that `count_tokens` has not yet added to `progress`
         self.reported_seconds, self.reported_tokens = progress.seconds, progress.tokens
         self.start_seconds, self.start_fraction = progress.seconds, fraction_done
-        self.sampled_seconds, self.sample_duration = progress.seconds, 0.0
+        self.sampled_seconds = progress.seconds
+        self.sample_duration = FIRST_GPU_SAMPLE_SECONDS if world.device.type == "cuda" else 0.0
         self.excluded_seconds = 0.0  # the time of evaluations and predictions
         self.eval_seconds = 0.0  # the duration of an evaluation: there is one more after the last step
         self.first_step, self.first_step_seconds = progress.step, 0.0
