@@ -60,7 +60,7 @@ OPTIONS = {
         *("--columns", "--examples", "--format", "--json", "--key", "--max-length", "--test", "--tokenizer", "--valid"),
     ],
     "eval": [
-        *("--batch-size", "--beam", "--columns", "--device", "--format", "--int8", "--json", "--key"),
+        *("--baseline", "--batch-size", "--beam", "--columns", "--device", "--format", "--int8", "--json", "--key"),
         *("--limit", "--metric", "--samples", "--split", "--test", "--valid"),
     ],
     "train": ["--dry-run", "--json", "--processes"],

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import sys
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
@@ -123,6 +124,46 @@ def test_files_in_step_and_a_search(models: Path, files: Path, capsys: pytest.Ca
     assert len(values["samples"]) == 1
     side = json.loads(said(capsys, ["eval", str(models / "text_to_text"), "pairs.tsv", "--beam", "2", "--json"])[0])
     assert side["metrics"]["exact_match"] == values["metrics"]["exact_match"]
+
+
+TRAINED = (
+    '[data]\ntrain = "labels.csv"\nvalid_fraction = 0.0\n[objective]\nkind = "classification"\n[train]\nsteps = 1\n'
+)
+
+
+def test_a_classifier_is_compared_with_a_linear_svm_on_the_same_data(
+    models: Path, files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("sklearn", reason="the baseline needs scikit-learn")
+    shutil.copytree(models / "classify", "run")
+    Path("run/recipe.toml").write_text(TRAINED, encoding="utf-8")
+    Path("wrong.csv").write_text("text,label\nthe fox,fox\na dog,fox\nlazy dog,fox\n", encoding="utf-8")
+    command = ["eval", "run", "labels.csv"]
+    values = json.loads(said(capsys, [*command, "--json"])[0])
+    assert values["baseline"] == {"accuracy": 1.0, "macro_f1": 1.0, "matthews": 1.0}  # it has seen these records
+    assert values["metrics"]["accuracy"] < 1
+    out, _ = said(capsys, command)
+    assert "TF-IDF + linear SVM" in out
+    assert "is better than this model" in out
+    values = json.loads(said(capsys, ["eval", "run", "wrong.csv", "--json"])[0])
+    assert values["baseline"]["accuracy"] == pytest.approx(1 / 3)
+    out, _ = said(capsys, [*command, "--no-baseline"])
+    assert "SVM" not in out
+    monkeypatch.setattr("qkv.tasks.baseline.find_spec", lambda name: None)
+    assert json.loads(said(capsys, [*command, "--json"])[0])["baseline"] == {}
+    monkeypatch.undo()
+    monkeypatch.chdir(files)
+    Path("run/recipe.toml").write_text(TRAINED.replace("labels.csv", "gone.csv"), encoding="utf-8")
+    _, err = said(capsys, command)
+    assert "no baseline was trained: " in err
+    assert "gone.csv" in err
+
+
+def test_only_classifiers_of_runs_have_a_baseline(
+    models: Path, files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = json.loads(said(capsys, ["eval", str(models / "classify"), "labels.csv", "--json"])[0])
+    assert values["baseline"] == {}
 
 
 def test_columns_of_other_names_are_asked_for_and_taken(

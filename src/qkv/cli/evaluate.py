@@ -1,11 +1,13 @@
 """`qkv eval`: evaluate a model on data."""
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from cyclopts import Parameter
 
 from qkv.cli.data import parse_fields, parse_files
 from qkv.cli.shared import Int8, Json, StdoutConsole, StringList, app, check_minimum, print_json, print_notes
-from qkv.errors import UsageError
+from qkv.errors import QkvError, UsageError
 from qkv.train.recipe.schema import DataSection, Recipe
 
 
@@ -43,6 +45,7 @@ def evaluate(
     samples: int = 5,
     device: str = "cpu",
     int8: Int8 = False,
+    compare: Annotated[bool, Parameter(name="--baseline")] = True,
     json: Json = False,
 ) -> None:
     """Evaluate a model on data: the metrics of its task, and examples of its predictions.
@@ -88,6 +91,8 @@ def evaluate(
         Device: cpu, cuda or mps.
     int8
         Quantize the linear layers to int8, to measure the loss in quality.
+    compare
+        Compare a classifier that a run has trained with a linear SVM on the same data (extra: qkv[baseline]).
     """
     from qkv.api import load
     from qkv.data import Problems
@@ -163,6 +168,14 @@ def evaluate(
             metrics=metric or (),
             max_samples=samples,
         )
+    baseline: dict[str, float] = {}
+    if compare and run_recipe is not None:
+        from qkv.tasks.baseline import evaluate_baseline
+
+        try:
+            baseline = evaluate_baseline(run_recipe, records, list(result.metrics))
+        except QkvError as error:
+            print_notes(model, [f"no baseline was trained: {error}"])
     if json:
         values: dict[str, Any] = {
             "model": model,
@@ -171,7 +184,7 @@ def evaluate(
             "main": result.main_metric,
         }
         values |= {"metrics": result.metrics, "records": result.num_records, "beam": beam, "notes": list(result.notes)}
-        values["signatures"] = dict(result.signatures)
+        values |= {"signatures": dict(result.signatures), "baseline": baseline}
         values["problems"] = problems.summary().to_dict()
         shown = ("source", "prediction", "expected")
         values["samples"] = [{name: getattr(sample, name) for name in shown} for sample in result.samples]
@@ -179,4 +192,4 @@ def evaluate(
         return
     if problems.categories:
         print_notes(format_files(given), str(problems.summary()).splitlines())
-    print_evaluation(model, result, StdoutConsole())
+    print_evaluation(model, result, StdoutConsole(), baseline)

@@ -1,9 +1,12 @@
 """The output of `qkv eval`: a table of the metrics, and examples with the model's predictions."""
 
+from collections.abc import Mapping
+
 from rich.console import Console
 from rich.text import Text
 
 from qkv.render.formatting import escape_controls, plain_table, truncate
+from qkv.tasks.baseline import BASELINE_NAME
 from qkv.tasks.task import Evaluation
 
 SCORES_TO_100 = ("bleu", "bleu_lowercase", "tokenised_bleu", "sacrebleu", "chrf")
@@ -16,16 +19,28 @@ PLAIN_METRICS = (
 MAX_TEXT_CHARS = 300
 
 
-def print_evaluation(model: str, result: Evaluation, console: Console) -> None:
-    """Print the metrics and the examples."""
+def print_evaluation(
+    model: str, result: Evaluation, console: Console, baseline: Mapping[str, float] | None = None
+) -> None:
+    """Print the metrics, beside those of a baseline if there is one, and the examples."""
     console.print(Text.assemble((escape_controls(model), "bold"), f"   {result.num_records:,} records"))
-    table = plain_table("", "", "")
+    table = plain_table("", "model", BASELINE_NAME) if baseline else plain_table("", "", "")
     table.columns[1].justify = "right"
     for name, value in result.metrics.items():
         style = "bold" if name == result.main_metric else ""
-        signature = Text(result.signatures.get(name, ""), "dim")
-        table.add_row(name.replace("_", " "), format_metric(name, value), signature, style=style)
+        beside = Text(result.signatures.get(name, ""), "dim")
+        if baseline:
+            beside = Text(format_metric(name, baseline[name]), "dim")
+        table.add_row(name.replace("_", " "), format_metric(name, value), beside, style=style)
     console.print(table)
+    if baseline and baseline[result.main_metric] > result.metrics[result.main_metric]:
+        console.print(
+            Text(
+                f"The baseline, {BASELINE_NAME} on the same training data, is better than this model. Train longer, or "
+                "fine-tune a trained model: qkv init classify FILE --from MODEL",
+                "yellow",
+            )
+        )
     for note in result.notes:
         console.print(Text(escape_controls(note, keep="\n"), "yellow"))
     for sample in result.samples:

@@ -102,9 +102,10 @@ def adapt_to_classification(size: StarterSize) -> StarterSize:
     return replace(
         size,
         vocab_size=max(size.vocab_size, 8000),
+        width=max(size.width, 256),
         layers=size.layers // 2,
         dropout=0.3,
-        batch_tokens=min(size.batch_tokens, 2048),
+        batch_tokens=1024,
         lr=1e-3,
     )
 

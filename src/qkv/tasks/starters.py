@@ -273,7 +273,8 @@ def _model_lines(starter: Starter, size: StarterSize, shape: StarterShape) -> li
     if shape == "exportable" and starter.exportable_preset:
         return [("preset", starter.exportable_preset, "a published architecture, in this size:"), *sizes]
     if starter.objective_kind == "classification":
-        sizes.append(("head", {"pool": "mean"}, "the class is predicted from the mean of all tokens (or first)"))
+        head = {"pool": "mean", "dense": "none"}
+        sizes.append(("head", head, "a linear layer on the mean of all tokens (BERT: first token, dense layer)"))
     if starter.pretrained:
         return [("#from", starter.pretrained, "often better: fine-tune a trained model (qkv init … --from)"), *sizes]
     return [("#preset", starter.preset, "a published architecture, or by hand:"), *sizes]
