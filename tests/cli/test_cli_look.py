@@ -49,6 +49,23 @@ def test_json_prints_the_numbers_and_writes_nothing(models: Path, capsys: pytest
     assert not list(Path.cwd().iterdir())
 
 
+def test_unknown_tokens_are_counted(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run_command(["look", str(models / "encoder"), "the Ω"]) == 0
+    note = "1 of 5 tokens of the text are not in the vocabulary."
+    assert note in capsys.readouterr().err
+    assert note in Path("look.html").read_text(encoding="utf-8")
+
+
+def test_the_page_is_written_even_if_nobody_reads_the_heat_map(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(look: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("qkv.cli.look.print_look", fail)
+    monkeypatch.setattr("qkv.cli.os.dup2", lambda *_: None)
+    assert cli.run_command(["look", str(models / "encoder"), "the"]) == 0
+    assert Path("look.html").exists()
+
+
 def test_a_beam_of_one_means_no_search(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run_command(["look", str(models / "decoder"), "the", "--beam", "1", "--json"]) == 0
     assert "search" not in json.loads(capsys.readouterr().out)["views"]
@@ -110,6 +127,11 @@ def test_wrong_calls_are_clear_errors(
     assert cli.run_command(["look", str(models / arguments[0]), *arguments[1:]]) == 2
     assert words in capsys.readouterr().err
     assert not list(Path.cwd().iterdir())
+
+
+def test_wide_characters_keep_their_columns() -> None:
+    lines = draw_heatmap(np.eye(2), ["五月", "a"], ["五", "a"], width=40)
+    assert [line.plain for line in lines[:3]] == ["     五a ", "五月 ██  ", "   a   ██"]
 
 
 def test_a_heat_map_says_which_keys_do_not_fit() -> None:

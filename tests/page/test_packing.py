@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from qkv.page import WEIGHT_ERROR, pack, pack_signed, pack_weights, unpack
+from qkv.page import SIGNED_ERROR, WEIGHT_ERROR, pack, pack_signed, pack_weights, unpack
 
 SHAPES = array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=5)
 
@@ -34,7 +34,9 @@ def test_weights_are_within_the_stated_rounding(weights: np.ndarray) -> None:
 @given(arrays(np.float64, SHAPES, elements=st.floats(-1e6, 1e6)))
 def test_signed_numbers_are_within_the_stated_rounding(values: np.ndarray) -> None:
     packed = pack_signed(values)
-    assert (np.abs(unpack(packed) - values) <= packed["size"] / 254 * (1 + 1e-9)).all()
+    error = np.abs(unpack(packed) - values) / packed["size"]
+    assert (error <= np.sqrt(np.abs(values) / packed["size"]) / 127 + 1 / (4 * 127**2) + 1e-9).all()
+    assert (error <= SIGNED_ERROR + 1e-9).all()
 
 
 def test_a_uniform_pattern_over_many_keys_does_not_vanish() -> None:

@@ -101,13 +101,15 @@ def look(
         text = (first, second) if is_pair else texts[0]
         one_target = target[0] if target else None
         result = loaded.look(text, one_target, **chosen, beam=beam, max_tokens=max_tokens, name=model)
+    path = Path("look.html") if out is None and not json else out
+    if path is not None:  # before anything is printed, because a reader such as `head` may end the printing
+        save_look(result, path)
+    print_notes(model, result.document["notes"])
     if json:
         print(result.to_json())
     else:
         print_look(result)
-    if out is not None or not json:
-        path = Path("look.html") if out is None else out
-        save_look(result, path)
+    if path is not None:
         print_notes(str(path), [f"written, {path.stat().st_size / 1e3:,.0f} kB; open it in a browser"])
 
 

@@ -6,6 +6,16 @@ send documents to `mount` in `main.js`.
 """
 
 from qkv.page.html import build_page, bundle_scripts
-from qkv.page.packing import WEIGHT_ERROR, Packed, pack, pack_signed, pack_weights, unpack
+from qkv.page.packing import SIGNED_ERROR, WEIGHT_ERROR, Packed, pack, pack_signed, pack_weights, unpack
 
-__all__ = ["WEIGHT_ERROR", "Packed", "build_page", "bundle_scripts", "pack", "pack_signed", "pack_weights", "unpack"]
+__all__ = [
+    "SIGNED_ERROR",
+    "WEIGHT_ERROR",
+    "Packed",
+    "build_page",
+    "bundle_scripts",
+    "pack",
+    "pack_signed",
+    "pack_weights",
+    "unpack",
+]

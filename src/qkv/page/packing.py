@@ -1,7 +1,7 @@
 """Arrays in JSON: numbers in C order, little-endian, raw deflate, base64. `static/unpack.js` reads them.
 
-Exact arrays keep their dtype. Arrays for pictures are quantized to 8 bits: weights on a square-root scale, so that
-small weights stay visible, and signed numbers on a linear scale.
+Exact arrays keep their dtype. Arrays for pictures are quantized to 8 bits: weights between 0 and 1, and numbers of
+either sign. Both are on a square-root scale, so that small numbers stay visible beside a few large ones.
 """
 
 import base64
@@ -13,12 +13,18 @@ import numpy as np
 WEIGHT_ERROR = 1 / 255 + 1 / (4 * 255**2)
 """The largest difference between a weight in 0 … 1 and its value after `pack_weights`: at weights near 1."""
 
+SIGNED_ERROR = 1 / 127 + 1 / (4 * 127**2)
+"""The largest error of `pack_signed`, for numbers of the largest magnitude, as a fraction of it."""
+
 Scale = Literal["none", "sqrt", "signed"]
 DTYPES: dict[str, np.dtype[Any]] = {"u8": np.dtype("u1"), "i32": np.dtype("<i4"), "f32": np.dtype("<f4")}
 
 
 class Packed(TypedDict):
-    """A packed array. With scale "sqrt", byte b is size · (b / 255)²; with "signed" it is size · (b − 128) / 127."""
+    """A packed array.
+
+    Byte b stands for size · (b / 255)² on the scale "sqrt", and for size · c |c| / 127², c = b − 128, on "signed".
+    """
 
     dtype: str
     shape: list[int]
@@ -44,10 +50,11 @@ def pack_weights(values: Any) -> Packed:
 
 
 def pack_signed(values: Any) -> Packed:
-    """Quantize numbers of either sign. The error is at most the largest magnitude / 254."""
+    """Quantize numbers of either sign. The error is at most SIGNED_ERROR · the largest magnitude."""
     array = np.nan_to_num(np.asarray(values, np.float64), posinf=0.0, neginf=0.0)
     size = float(np.abs(array).max(initial=0.0)) or 1.0
-    return _pack((np.rint(array / size * 127) + 128).astype(np.uint8), "u8", "signed", size)
+    steps = np.rint(np.sign(array) * np.sqrt(np.abs(array) / size) * 127)
+    return _pack((steps + 128).astype(np.uint8), "u8", "signed", size)
 
 
 def unpack(packed: Packed) -> Any:
@@ -57,7 +64,8 @@ def unpack(packed: Packed) -> Any:
     if packed["scale"] == "sqrt":
         return packed["size"] * (stored / 255.0) ** 2
     if packed["scale"] == "signed":
-        return packed["size"] * (stored.astype(np.float64) - 128) / 127
+        steps = stored.astype(np.float64) - 128
+        return packed["size"] * steps * np.abs(steps) / 127**2
     return stored
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
@@ -58,11 +59,11 @@ def print_masks(document: Mapping[str, Any], console: Console) -> None:
 def draw_heatmap(pattern: np.ndarray, queries: list[str], keys: list[str], width: int) -> list[Text]:
     """The lines of a heat map that fits into `width` columns. Keys that do not fit are counted in a last line."""
     labels = [_label(text) for text in queries]
-    margin = max(map(len, labels)) + 1
+    margin = max(map(cell_len, labels)) + 1
     num_keys = max(1, min(len(keys), (width - margin) // CELL_WIDTH))
     lines = [_key_line(keys[:num_keys], margin, row) for row in range(max(len(_label(key)) for key in keys[:num_keys]))]
     for label, row in zip(labels, pattern, strict=True):
-        line = Text(label.rjust(margin - 1) + " ")
+        line = Text(" " * (margin - 1 - cell_len(label)) + label + " ")
         for weight in row[:num_keys]:
             line.append(SHADES[_level(float(weight))] * CELL_WIDTH, style="blue")
         lines.append(line)
@@ -82,7 +83,7 @@ def _key_line(keys: list[str], margin: int, row: int) -> Text:
     labels = [_label(key) for key in keys]
     height = max(map(len, labels))
     letters = [label.rjust(height)[row] for label in labels]
-    return Text(" " * margin + "".join(letter.ljust(CELL_WIDTH) for letter in letters), style="dim")
+    return Text(" " * margin + "".join(set_cell_size(letter, CELL_WIDTH) for letter in letters), style="dim")
 
 
 def _label(text: str) -> str:

@@ -22,7 +22,7 @@ from qkv.inside.look.words import group_words
 from qkv.inside.neurons import vocabulary_effect
 from qkv.inside.tokens import TokenList
 from qkv.models import Network
-from qkv.page import WEIGHT_ERROR, pack, unpack
+from qkv.page import SIGNED_ERROR, WEIGHT_ERROR, pack, unpack
 
 
 def record(network: Network, family: str, layers: tuple[int, ...] | None = None) -> Trace:
@@ -127,7 +127,7 @@ def test_embeddings_add_up_to_the_input_of_the_first_layer() -> None:
     assert [token["name"], position["name"]] == ["token embedding", "position"]
     sizes = token["values"]["size"] + position["values"]["size"] + total["values"]["size"]
     np.testing.assert_allclose(
-        unpack(token["values"]) + unpack(position["values"]), unpack(total["values"]), atol=sizes / 254
+        unpack(token["values"]) + unpack(position["values"]), unpack(total["values"]), atol=sizes * SIGNED_ERROR
     )
     np.testing.assert_allclose(total["norms"], recorded["decoder.0.resid_pre"].norm(dim=-1), atol=1e-4)
 
@@ -141,7 +141,7 @@ def test_token_types_are_part_of_the_sum(types: list[int] | None) -> None:
     parts = document["embeddings"][0]["parts"]
     assert [part["name"] for part in parts] == ["token embedding", "position", "token type", "sum: input of layer 0"]
     values = [unpack(part["values"]) for part in parts]
-    tolerance = sum(part["values"]["size"] for part in parts) / 254
+    tolerance = sum(part["values"]["size"] for part in parts) * SIGNED_ERROR
     np.testing.assert_allclose(sum(values[:-1]), values[-1], atol=tolerance)
 
 

@@ -45,7 +45,6 @@ def describe_layer(
         "neurons": chosen.tolist(),
         "peaks": [round(one, 4) for one in peaks[chosen].tolist()],
         "peak_positions": positions[chosen].tolist(),
-        "largest": max(float(shown.max()), 1e-9),
         "promotes": promotes,
         "activations": pack_signed(shown.numpy()),
         "token_neurons": pack(neurons.to(torch.int32).numpy()),

@@ -15,14 +15,22 @@ function variable(name) {
 
 /** 256 colours [r, g, b] from "nothing" to the strongest colour of the theme. */
 export function weightColours() {
-  const low = variable("--cell"), middle = variable("--heat-middle"), high = variable("--heat");
-  return Array.from({length: 256}, (_, i) => (i < 128 ? blend(low, middle, i / 127) : blend(middle, high, (i - 128) / 127)));
+  const low = variable("--cell"),
+    middle = variable("--heat-middle"),
+    high = variable("--heat");
+  return Array.from({length: 256}, (_, i) =>
+    i < 128 ? blend(low, middle, i / 127) : blend(middle, high, (i - 128) / 127),
+  );
 }
 
 /** 256 colours for stored numbers around 128: below it the colour of negative numbers, above it that of weights. */
 export function signedColours() {
-  const none = variable("--cell"), negative = variable("--negative"), positive = variable("--heat");
-  return Array.from({length: 256}, (_, i) => blend(none, i < 128 ? negative : positive, Math.min(1, Math.abs(i - 128) / 127)));
+  const none = variable("--cell"),
+    negative = variable("--negative"),
+    positive = variable("--heat");
+  return Array.from({length: 256}, (_, i) =>
+    blend(none, i < 128 ? negative : positive, Math.min(1, Math.abs(i - 128) / 127)),
+  );
 }
 
 /** A colour as CSS writes it. */

@@ -25,13 +25,22 @@ export function svg(tag, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
-const VISIBLE = new Map([[" ", "␣"], ["\n", "⏎"], ["\r", "␍"], ["\t", "⇥"], ["", "∅"]]);
+const VISIBLE = new Map([
+  [" ", "␣"],
+  ["\n", "⏎"],
+  ["\r", "␍"],
+  ["\t", "⇥"],
+  ["", "∅"],
+]);
 
 /** The text of a token, with spaces at its ends and control characters made visible. */
 export function visibleToken(text) {
   if (text === "") return VISIBLE.get("");
   const shown = text.replace(/^ +| +$/g, (spaces) => "␣".repeat(spaces.length));
-  return shown.replace(/[\u0000-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, (c) => VISIBLE.get(c) ?? "�");
+  return shown.replace(
+    /[\u0000-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g,
+    (c) => VISIBLE.get(c) ?? "�",
+  );
 }
 
 /** A text of at most `length` characters. */
@@ -51,18 +60,42 @@ export function number(value, digits = 3) {
 
 /** A labelled `<select>`. `options` are texts; `change` gets the index of the chosen one. */
 export function choice(label, options, change, chosen = 0) {
-  const select = html("select", {onchange: () => change(select.selectedIndex)}, options.map((text) => html("option", {}, text)));
+  const select = html(
+    "select",
+    {onchange: () => change(select.selectedIndex)},
+    options.map((text) => html("option", {}, text)),
+  );
   select.selectedIndex = chosen;
   return html("label", {class: "choice"}, html("span", {}, label), select);
 }
 
 /** A table with a header row; each row's first cell is its header. `rows` are lists of texts or elements. */
 export function table(caption, headings, rows) {
-  return html("table", {class: "numbers"},
+  return html(
+    "table",
+    {class: "numbers"},
     html("caption", {}, caption),
-    html("thead", {}, html("tr", {}, headings.map((name) => html("th", {scope: "col"}, name)))),
-    html("tbody", {}, rows.map((cells) => html("tr", {},
-      cells.map((cell, i) => (i === 0 ? html("th", {scope: "row"}, cell) : html("td", {}, cell)))))));
+    html(
+      "thead",
+      {},
+      html(
+        "tr",
+        {},
+        headings.map((name) => html("th", {scope: "col"}, name)),
+      ),
+    ),
+    html(
+      "tbody",
+      {},
+      rows.map((cells) =>
+        html(
+          "tr",
+          {},
+          cells.map((cell, i) => (i === 0 ? html("th", {scope: "row"}, cell) : html("td", {}, cell))),
+        ),
+      ),
+    ),
+  );
 }
 
 /** A box that scrolls sideways when its content is too wide. It takes the focus, so that arrow keys scroll it. */

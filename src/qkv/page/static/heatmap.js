@@ -41,29 +41,73 @@ export function cellSize(count, room, smallest = 9, largest = 30) {
  * A matrix with its query tokens on the left and its key tokens on top.
  * `text(row, column)` is written into a cell that has room; `pick(row, column)` is called for a click on a cell.
  */
-export function labelledHeatmap({label, bytes, queries, keys, hidden, colours = weightColours(), text, pick, selected = -1, room = 500}) {
+export function labelledHeatmap({
+  label,
+  bytes,
+  queries,
+  keys,
+  hidden,
+  colours = weightColours(),
+  text,
+  pick,
+  selected = -1,
+  room = 500,
+}) {
   const size = cellSize(Math.max(queries.length, keys.length), room);
   const font = Math.min(13, Math.max(8, size - 2));
-  const left = 10 + labelRoom(queries, font), top = 10 + labelRoom(keys, font);
-  const width = left + keys.length * size + 4, height = top + queries.length * size + 4;
+  const left = 10 + labelRoom(queries, font),
+    top = 10 + labelRoom(keys, font);
+  const width = left + keys.length * size + 4,
+    height = top + queries.length * size + 4;
   const parts = [
     matrix(bytes, queries.length, keys.length, colours, hidden, size, left, top),
-    queries.map((token, i) => svg("text", {x: left - 6, y: top + (i + 0.5) * size, "font-size": font, "text-anchor": "end",
-      "dominant-baseline": "central", class: i === selected ? "token chosen" : "token"}, tokenLabel(token))),
-    keys.map((token, j) => svg("text", {transform: `translate(${left + (j + 0.5) * size} ${top - 6}) rotate(-90)`, "font-size": font,
-      "dominant-baseline": "central", class: "token"}, tokenLabel(token))),
+    queries.map((token, i) =>
+      svg(
+        "text",
+        {
+          x: left - 6,
+          y: top + (i + 0.5) * size,
+          "font-size": font,
+          "text-anchor": "end",
+          "dominant-baseline": "central",
+          class: i === selected ? "token chosen" : "token",
+        },
+        tokenLabel(token),
+      ),
+    ),
+    keys.map((token, j) =>
+      svg(
+        "text",
+        {
+          transform: `translate(${left + (j + 0.5) * size} ${top - 6}) rotate(-90)`,
+          "font-size": font,
+          "dominant-baseline": "central",
+          class: "token",
+        },
+        tokenLabel(token),
+      ),
+    ),
   ];
-  if (text && size >= 22) parts.push(cellTexts(text, bytes, colours, queries.length, keys.length, size, left, top, hidden));
+  if (text && size >= 22)
+    parts.push(cellTexts(text, bytes, colours, queries.length, keys.length, size, left, top, hidden));
   if (selected >= 0) {
-    parts.push(svg("rect", {x: left, y: top + selected * size, width: keys.length * size, height: size, class: "row-frame"}));
+    parts.push(
+      svg("rect", {x: left, y: top + selected * size, width: keys.length * size, height: size, class: "row-frame"}),
+    );
   }
-  const picture = svg("svg", {viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": label, class: "heatmap"}, parts);
+  const picture = svg(
+    "svg",
+    {viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": label, class: "heatmap"},
+    parts,
+  );
   if (pick) {
     picture.classList.add("clickable");
     picture.addEventListener("click", (event) => {
       const box = picture.getBoundingClientRect();
-      const x = ((event.clientX - box.left) / box.width) * width, y = ((event.clientY - box.top) / box.height) * height;
-      const row = Math.floor((y - top) / size), column = Math.floor((x - left) / size);
+      const x = ((event.clientX - box.left) / box.width) * width,
+        y = ((event.clientY - box.top) / box.height) * height;
+      const row = Math.floor((y - top) / size),
+        column = Math.floor((x - left) / size);
       if (row >= 0 && row < queries.length) pick(row, Math.min(Math.max(column, -1), keys.length - 1));
     });
   }
@@ -75,13 +119,28 @@ function matrix(bytes, rows, columns, colours, hidden, size, left, top) {
   if (rows * columns > 2500) {
     const canvas = document.createElement("canvas");
     drawPixels(canvas, bytes, rows, columns, colours, hidden);
-    return svg("image", {href: canvas.toDataURL(), x: left, y: top, width: columns * size, height: rows * size,
-      preserveAspectRatio: "none", style: {imageRendering: "pixelated"}});
+    return svg("image", {
+      href: canvas.toDataURL(),
+      x: left,
+      y: top,
+      width: columns * size,
+      height: rows * size,
+      preserveAspectRatio: "none",
+      style: {imageRendering: "pixelated"},
+    });
   }
   const cells = [];
   bytes.forEach((byte, i) => {
     if (hidden?.(i)) return;
-    cells.push(svg("rect", {x: left + (i % columns) * size, y: top + Math.floor(i / columns) * size, width: size - 0.5, height: size - 0.5, fill: css(colours[byte])}));
+    cells.push(
+      svg("rect", {
+        x: left + (i % columns) * size,
+        y: top + Math.floor(i / columns) * size,
+        width: size - 0.5,
+        height: size - 0.5,
+        fill: css(colours[byte]),
+      }),
+    );
   });
   return cells;
 }
@@ -91,8 +150,20 @@ function cellTexts(text, bytes, colours, rows, columns, size, left, top, hidden)
   for (let i = 0; i < rows * columns; i++) {
     const words = text(Math.floor(i / columns), i % columns);
     if (!words || hidden?.(i)) continue;
-    texts.push(svg("text", {x: left + ((i % columns) + 0.5) * size, y: top + (Math.floor(i / columns) + 0.5) * size,
-      "text-anchor": "middle", "dominant-baseline": "central", "font-size": Math.min(words.length > 1 ? 10 : 13, size / (words.length > 1 ? 2.6 : 1.8)), style: {fill: inkOn(colours[bytes[i]])}}, words));
+    texts.push(
+      svg(
+        "text",
+        {
+          x: left + ((i % columns) + 0.5) * size,
+          y: top + (Math.floor(i / columns) + 0.5) * size,
+          "text-anchor": "middle",
+          "dominant-baseline": "central",
+          "font-size": Math.min(words.length > 1 ? 10 : 13, size / (words.length > 1 ? 2.6 : 1.8)),
+          style: {fill: inkOn(colours[bytes[i]])},
+        },
+        words,
+      ),
+    );
   }
   return texts;
 }
@@ -108,8 +179,20 @@ function labelRoom(tokens, font) {
 /** A row of numbers as coloured cells; `bytes` are around 128 as in `signedColours`. */
 export function strip(label, bytes, colours, height = 16) {
   const width = cellSize(bytes.length, 520, 2, 14);
-  return svg("svg", {viewBox: `0 0 ${bytes.length * width} ${height}`, width: bytes.length * width, height, role: "img", "aria-label": label, class: "strip"},
-    Array.from(bytes, (byte, i) => svg("rect", {x: i * width, y: 0, width: width - (width > 5 ? 1 : 0), height, fill: css(colours[byte])})));
+  return svg(
+    "svg",
+    {
+      viewBox: `0 0 ${bytes.length * width} ${height}`,
+      width: bytes.length * width,
+      height,
+      role: "img",
+      "aria-label": label,
+      class: "strip",
+    },
+    Array.from(bytes, (byte, i) =>
+      svg("rect", {x: i * width, y: 0, width: width - (width > 5 ? 1 : 0), height, fill: css(colours[byte])}),
+    ),
+  );
 }
 
 /** Numbers as bytes around 128, so that the largest magnitude is at an end of the scale. */

@@ -15,11 +15,31 @@ const VERSION = 1;
 
 const VIEWS = [
   ["tokens", "Tokens", "The text as the model reads it: one vector will enter the network for each token.", tokensView],
-  ["embeddings", "Embedding and position", "What enters the first block: a vector for each token, and how the model encodes its position.", embeddingsView],
-  ["attention", "Attention", "Every head of every layer. The stronger a cell, the more of its new value a query (row) takes from a key (column). Open a head to see its numbers.", attentionView],
-  ["alignment", "Alignment", "Where the decoder looks in the source while it writes each word: the cross-attention as lines.", alignmentView],
+  [
+    "embeddings",
+    "Embedding and position",
+    "What enters the first block: a vector for each token, and how the model encodes its position.",
+    embeddingsView,
+  ],
+  [
+    "attention",
+    "Attention",
+    "Every head of every layer. The stronger a cell, the more of its new value a query (row) takes from a key (column). Open a head to see its numbers.",
+    attentionView,
+  ],
+  [
+    "alignment",
+    "Alignment",
+    "Where the decoder looks in the source while it writes each word: the cross-attention as lines.",
+    alignmentView,
+  ],
   ["lens", "Logit lens", "The prediction read off after each layer, as if the remaining layers did nothing.", lensView],
-  ["neurons", "Neurons", "Hidden units of the feed-forward networks, the tokens that excite them, and the tokens whose logits they raise.", neuronsView],
+  [
+    "neurons",
+    "Neurons",
+    "Hidden units of the feed-forward networks, the tokens that excite them, and the tokens whose logits they raise.",
+    neuronsView,
+  ],
   ["search", "Beam search", "Every continuation that the search considered, with its log-probability.", searchView],
   ["mask", "Mask", "Which keys each query may attend to, and the reason where it may not.", maskView],
 ];
@@ -27,20 +47,44 @@ const VIEWS = [
 /** Draw a document into an element. The studio calls this with documents from a server. */
 export function mount(root, data) {
   if (data.version !== VERSION) {
-    root.replaceChildren(html("p", {class: "warning"}, `This page draws documents of version ${VERSION}, but got version ${data.version}.`));
+    root.replaceChildren(
+      html(
+        "p",
+        {class: "warning"},
+        `This page draws documents of version ${VERSION}, but got version ${data.version}.`,
+      ),
+    );
     return;
   }
   const views = VIEWS.filter(([name]) => data.views.includes(name));
   root.replaceChildren(
-    html("header", {class: "top"},
+    html(
+      "header",
+      {class: "top"},
       html("div", {}, html("h1", {}, data.title), html("p", {class: "subtitle"}, data.subtitle)),
-      themeButton()),
-    html("nav", {"aria-label": "Views"}, views.map(([name, title]) => html("a", {href: `#${name}`}, title))),
-    html("main", {},
+      themeButton(),
+    ),
+    html(
+      "nav",
+      {"aria-label": "Views"},
+      views.map(([name, title]) => html("a", {href: `#${name}`}, title)),
+    ),
+    html(
+      "main",
+      {},
       data.notes.map((note) => html("p", {class: "warning"}, note)),
-      views.map(([name, title, sentence, view]) => html("section", {id: name, "aria-labelledby": `${name}-title`},
-        html("h2", {id: `${name}-title`}, title), html("p", {class: "lead"}, sentence), view(data)))),
-    html("footer", {}, data.footer));
+      views.map(([name, title, sentence, view]) =>
+        html(
+          "section",
+          {id: name, "aria-labelledby": `${name}-title`},
+          html("h2", {id: `${name}-title`}, title),
+          html("p", {class: "lead"}, sentence),
+          view(data),
+        ),
+      ),
+    ),
+    html("footer", {}, data.footer),
+  );
   root.dataset.ready = "true";
 }
 

@@ -3,20 +3,22 @@
 /** `rows` are lists of focusable elements. The first one is the tab stop until another gets the focus. */
 export function roving(rows) {
   const place = new Map();
-  rows.forEach((row, y) => row.forEach((element, x) => {
-    place.set(element, [y, x]);
-    element.tabIndex = y === 0 && x === 0 ? 0 : -1;
-    element.addEventListener("focus", () => {
-      for (const other of place.keys()) other.tabIndex = -1;
-      element.tabIndex = 0;
-    });
-    element.addEventListener("keydown", (event) => {
-      const next = neighbour(event.key, ...place.get(element));
-      if (!next) return;
-      event.preventDefault();
-      next.focus();
-    });
-  }));
+  rows.forEach((row, y) =>
+    row.forEach((element, x) => {
+      place.set(element, [y, x]);
+      element.tabIndex = y === 0 && x === 0 ? 0 : -1;
+      element.addEventListener("focus", () => {
+        for (const other of place.keys()) other.tabIndex = -1;
+        element.tabIndex = 0;
+      });
+      element.addEventListener("keydown", (event) => {
+        const next = neighbour(event.key, ...place.get(element));
+        if (!next) return;
+        event.preventDefault();
+        next.focus();
+      });
+    }),
+  );
 
   function neighbour(key, y, x) {
     if (key === "ArrowRight") return rows[y][x + 1];

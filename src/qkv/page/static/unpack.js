@@ -20,7 +20,7 @@ async function decode(packed) {
 
 function valueOf(packed, data) {
   const size = packed.size;
-  if (packed.scale === "sqrt") return (i) => size * (data[i] / 255) ** 2;  // 0 … size, fine steps near 0
-  if (packed.scale === "signed") return (i) => (size * (data[i] - 128)) / 127;  // −size … size
+  if (packed.scale === "sqrt") return (i) => size * (data[i] / 255) ** 2; // 0 … size, fine steps near 0
+  if (packed.scale === "signed") return (i) => (size * (data[i] - 128) * Math.abs(data[i] - 128)) / 127 ** 2; // −size … size
   return (i) => data[i];
 }

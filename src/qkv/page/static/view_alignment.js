@@ -4,32 +4,76 @@ import {choice, disclosure, html, number, scrollBox, svg, table, visibleToken} f
 import {saveButton} from "./save.js";
 import {unpack} from "./unpack.js";
 
-const LINE = 26, GAP = 220, SIDE = 190;
+const LINE = 26,
+  GAP = 220,
+  SIDE = 190;
 
 export function alignmentView(data) {
   const attention = data.attention.find((one) => one.name === data.alignment.attention);
-  const source = data.sequences[attention.keys], target = data.alignment.written;
+  const source = data.sequences[attention.keys],
+    target = data.alignment.written;
   const body = html("div", {});
-  const heads = [["mean of all heads", null], ...attention.layers.flatMap((layer, y) => attention.heads.map((head, x) => [`layer ${layer}, head ${head}`, [y, x]]))];
-  let chosen = 0, words = target.words.at(-1) >= 3;  // a target of one or two words is shown by tokens
+  const heads = [
+    ["mean of all heads", null],
+    ...attention.layers.flatMap((layer, y) =>
+      attention.heads.map((head, x) => [`layer ${layer}, head ${head}`, [y, x]]),
+    ),
+  ];
+  let chosen = 0,
+    words = target.words.at(-1) >= 3; // a target of one or two words is shown by tokens
   const show = async () => {
     const weights = await tokenWeights(attention, heads[chosen][1], target.texts.length, source.texts.length);
     const rows = words ? grouped(weights, target.words, source.words) : weights;
-    const left = labels(source, words), right = labels(target, words);
-    body.replaceChildren(scrollBox("Alignment", picture(left, right, rows)),
-      disclosure("Alignment as a table", () => scrollBox("Alignment as a table", table("The three strongest sources of each target", ["target", "first", "second", "third"],
-        right.map((text, i) => [text, ...order(rows[i]).slice(0, 3).map((j) => `${left[j]} ${number(rows[i][j], 2)}`)])))));
+    const left = labels(source, words),
+      right = labels(target, words);
+    body.replaceChildren(
+      scrollBox("Alignment", picture(left, right, rows)),
+      disclosure("Alignment as a table", () =>
+        scrollBox(
+          "Alignment as a table",
+          table(
+            "The three strongest sources of each target",
+            ["target", "first", "second", "third"],
+            right.map((text, i) => [
+              text,
+              ...order(rows[i])
+                .slice(0, 3)
+                .map((j) => `${left[j]} ${number(rows[i][j], 2)}`),
+            ]),
+          ),
+        ),
+      ),
+    );
   };
-  const unit = choice("Unit", ["words", "tokens"], (i) => {
-    words = i === 0;
-    show();
-  }, words ? 0 : 1);
-  show();
-  return html("div", {class: "block"},
-    html("div", {class: "controls"}, choice("Heads", heads.map(([name]) => name), (i) => {
-      chosen = i;
+  const unit = choice(
+    "Unit",
+    ["words", "tokens"],
+    (i) => {
+      words = i === 0;
       show();
-    }), unit, saveButton(() => body.querySelector("svg"), "alignment")), body);
+    },
+    words ? 0 : 1,
+  );
+  show();
+  return html(
+    "div",
+    {class: "block"},
+    html(
+      "div",
+      {class: "controls"},
+      choice(
+        "Heads",
+        heads.map(([name]) => name),
+        (i) => {
+          chosen = i;
+          show();
+        },
+      ),
+      unit,
+      saveButton(() => body.querySelector("svg"), "alignment"),
+    ),
+    body,
+  );
 }
 
 async function tokenWeights(attention, head, numQueries, numKeys) {
@@ -48,9 +92,11 @@ async function tokenWeights(attention, head, numQueries, numKeys) {
 function grouped(weights, targetWords, sourceWords) {
   const rows = Array.from({length: targetWords.at(-1) + 1}, () => new Array(sourceWords.at(-1) + 1).fill(0));
   const counts = rows.map((_, i) => targetWords.filter((word) => word === i).length);
-  weights.forEach((row, i) => row.forEach((weight, j) => {
-    rows[targetWords[i]][sourceWords[j]] += weight / counts[targetWords[i]];
-  }));
+  weights.forEach((row, i) =>
+    row.forEach((weight, j) => {
+      rows[targetWords[i]][sourceWords[j]] += weight / counts[targetWords[i]];
+    }),
+  );
   return rows;
 }
 
@@ -68,26 +114,52 @@ function order(row) {
 }
 
 function picture(left, right, rows) {
-  const height = Math.max(left.length, right.length) * LINE + 34, width = 2 * SIDE + GAP;
+  const height = Math.max(left.length, right.length) * LINE + 34,
+    width = 2 * SIDE + GAP;
   const offset = (count) => 30 + ((Math.max(left.length, right.length) - count) * LINE) / 2 + LINE / 2;
   const y = [(j) => offset(left.length) + j * LINE, (i) => offset(right.length) + i * LINE];
   const lines = [];
-  rows.forEach((row, i) => row.forEach((weight, j) => {
-    if (weight < 0.04) return;
-    lines.push(svg("path", {class: "link-line", d: `M${SIDE} ${y[0](j)} C${SIDE + GAP / 2} ${y[0](j)} ${SIDE + GAP / 2} ${y[1](i)} ${SIDE + GAP} ${y[1](i)}`,
-      "stroke-width": (0.75 + 4 * weight).toFixed(2), "stroke-opacity": (0.15 + 0.85 * weight).toFixed(2), "data-target": i},
-      svg("title", {}, `${right[i]} ← ${left[j]}: ${number(weight, 2)}`)));
-  }));
-  const text = (words, x, at, anchor, extra = {}) => svg("text", {x, y: at, "text-anchor": anchor, "dominant-baseline": "central", class: "token", ...extra}, words);
-  const graph = svg("svg", {viewBox: `0 0 ${width} ${height}`, width, height, role: "img", class: "alignment",
-    "aria-label": `Alignment of ${right.length} target units with ${left.length} source units`},
+  rows.forEach((row, i) =>
+    row.forEach((weight, j) => {
+      if (weight < 0.04) return;
+      lines.push(
+        svg(
+          "path",
+          {
+            class: "link-line",
+            d: `M${SIDE} ${y[0](j)} C${SIDE + GAP / 2} ${y[0](j)} ${SIDE + GAP / 2} ${y[1](i)} ${SIDE + GAP} ${y[1](i)}`,
+            "stroke-width": (0.75 + 4 * weight).toFixed(2),
+            "stroke-opacity": (0.15 + 0.85 * weight).toFixed(2),
+            "data-target": i,
+          },
+          svg("title", {}, `${right[i]} ← ${left[j]}: ${number(weight, 2)}`),
+        ),
+      );
+    }),
+  );
+  const text = (words, x, at, anchor, extra = {}) =>
+    svg("text", {x, y: at, "text-anchor": anchor, "dominant-baseline": "central", class: "token", ...extra}, words);
+  const graph = svg(
+    "svg",
+    {
+      viewBox: `0 0 ${width} ${height}`,
+      width,
+      height,
+      role: "img",
+      class: "alignment",
+      "aria-label": `Alignment of ${right.length} target units with ${left.length} source units`,
+    },
     svg("text", {x: SIDE - 8, y: 14, "text-anchor": "end", class: "step-number"}, "source"),
     svg("text", {x: SIDE + GAP + 8, y: 14, class: "step-number"}, "target, as it is written"),
     lines,
     left.map((words, j) => text(words, SIDE - 8, y[0](j), "end")),
-    right.map((words, i) => text(words, SIDE + GAP + 8, y[1](i), "start", {onmouseenter: () => focus(i), onmouseleave: () => focus(-1)})));
+    right.map((words, i) =>
+      text(words, SIDE + GAP + 8, y[1](i), "start", {onmouseenter: () => focus(i), onmouseleave: () => focus(-1)}),
+    ),
+  );
   function focus(i) {
-    for (const line of graph.querySelectorAll(".link-line")) line.classList.toggle("dim", i >= 0 && line.dataset.target !== String(i));
+    for (const line of graph.querySelectorAll(".link-line"))
+      line.classList.toggle("dim", i >= 0 && line.dataset.target !== String(i));
   }
   return graph;
 }

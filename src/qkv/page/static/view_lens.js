@@ -7,9 +7,12 @@ import {onTheme} from "./theme.js";
 import {unpack} from "./unpack.js";
 
 export function lensView(data) {
-  const lens = data.lens, tokens = data.sequences[lens.sequence].texts;
+  const lens = data.lens,
+    tokens = data.sequences[lens.sequence].texts;
   const holder = html("div", {class: "block"});
-  Promise.all([lens.top_ids, lens.top_probs, lens.target_probs, lens.target_ranks].map((one) => (one ? unpack(one) : null))).then(([ids, probs, targetProbs, ranks]) => {
+  Promise.all(
+    [lens.top_ids, lens.top_probs, lens.target_probs, lens.target_ranks].map((one) => (one ? unpack(one) : null)),
+  ).then(([ids, probs, targetProbs, ranks]) => {
     const [layers, positions, count] = ids.shape;
     const readout = html("div", {class: "readout tall", role: "status"}, "Choose a cell to see its best tokens.");
     const word = (id) => visibleToken(lens.vocabulary[id] ?? `#${id}`);
@@ -19,10 +22,25 @@ export function lensView(data) {
       const row = Array.from({length: positions}, (_, t) => {
         const at = (l * positions + t) * count;
         const hit = ids.data[at] === target(t);
-        const best = Array.from({length: count}, (_, k) => `${word(ids.data[at + k])} ${number(probs.data[at + k], 3)}`);
-        const aim = target(t) >= 0 && targetProbs ? ` Target ${word(target(t))}: ${number(targetProbs.data[l * positions + t], 3)}, rank ${ranks.data[l * positions + t] + 1}.` : "";
-        const button = html("button", {type: "button", class: hit ? "cell hit" : "cell", onclick: () => show(), onfocus: () => show(),
-          "aria-label": `${lens.layers[l]}, position ${t}: ${best[0]}${hit ? ", the target" : ""}`}, shorten(word(ids.data[at]), 9));
+        const best = Array.from(
+          {length: count},
+          (_, k) => `${word(ids.data[at + k])} ${number(probs.data[at + k], 3)}`,
+        );
+        const aim =
+          target(t) >= 0 && targetProbs
+            ? ` Target ${word(target(t))}: ${number(targetProbs.data[l * positions + t], 3)}, rank ${ranks.data[l * positions + t] + 1}.`
+            : "";
+        const button = html(
+          "button",
+          {
+            type: "button",
+            class: hit ? "cell hit" : "cell",
+            onclick: () => show(),
+            onfocus: () => show(),
+            "aria-label": `${lens.layers[l]}, position ${t}: ${best[0]}${hit ? ", the target" : ""}`,
+          },
+          shorten(word(ids.data[at]), 9),
+        );
         const show = () => {
           readout.textContent = `${lens.layers[l]} at ${visibleToken(tokens[t])}: ${best.join(" · ")}.${aim}`;
         };
@@ -40,12 +58,58 @@ export function lensView(data) {
         button.style.color = inkOn(colour);
       }
     });
-    holder.append(readout, scrollBox("Logit lens", html("table", {class: "lens"},
-      html("caption", {}, "Best token after each layer"),
-      html("thead", {}, html("tr", {}, html("th", {scope: "col"}, "input"), tokens.map((text) => html("th", {scope: "col", class: "token"}, visibleToken(text))))),
-      html("tbody", {}, rows.map((row, l) => html("tr", {}, html("th", {scope: "row"}, lens.layers[l]), row.map((button) => html("td", {}, button))))),
-      lens.target_ids ? html("tfoot", {}, html("tr", {}, html("th", {scope: "row"}, lens.target_name), tokens.map((_, t) => html("td", {class: "token"}, target(t) >= 0 ? word(target(t)) : "")))) : null)),
-    html("p", {class: "note"}, lens.target_ids ? `The colour is the probability of the best token. A frame marks the cells whose best token is the ${lens.target_name}.` : ""));
+    holder.append(
+      readout,
+      scrollBox(
+        "Logit lens",
+        html(
+          "table",
+          {class: "lens"},
+          html("caption", {}, "Best token after each layer"),
+          html(
+            "thead",
+            {},
+            html(
+              "tr",
+              {},
+              html("th", {scope: "col"}, "input"),
+              tokens.map((text) => html("th", {scope: "col", class: "token"}, visibleToken(text))),
+            ),
+          ),
+          html(
+            "tbody",
+            {},
+            rows.map((row, l) =>
+              html(
+                "tr",
+                {},
+                html("th", {scope: "row"}, lens.layers[l]),
+                row.map((button) => html("td", {}, button)),
+              ),
+            ),
+          ),
+          lens.target_ids
+            ? html(
+                "tfoot",
+                {},
+                html(
+                  "tr",
+                  {},
+                  html("th", {scope: "row"}, lens.target_name),
+                  tokens.map((_, t) => html("td", {class: "token"}, target(t) >= 0 ? word(target(t)) : "")),
+                ),
+              )
+            : null,
+        ),
+      ),
+      html(
+        "p",
+        {class: "note"},
+        lens.target_ids
+          ? `The colour is the probability of the best token. A frame marks the cells whose best token is the ${lens.target_name}.`
+          : "",
+      ),
+    );
   });
   return holder;
 }

@@ -36,6 +36,7 @@ def look_at_text(
     check_num_tokens(len(ids), "the text")
     trace = trace_text(network, tokenizer, config, text, target, sites=document_sites(config, options.layers))
     check_num_tokens(max(map(len, trace.tokens.values())), "the target")
+    options = replace(options, notes=(*options.notes, *list_unknown_tokens(tokenizer, ids)))
     parts = {}
     if search is not None:
         stack = config.stack
@@ -46,6 +47,13 @@ def look_at_text(
         else:
             parts["search"] = search_from(network, tokenizer, ids, search, num_prompt)
     return Look(make_document(network, trace, tokenizer, options, parts, token_type_ids))
+
+
+def list_unknown_tokens(tokenizer: Tokenizer | None, ids: Sequence[int]) -> list[str]:
+    """A note that counts the tokens of a text that the vocabulary does not have; none if it has them all."""
+    unk = None if tokenizer is None else tokenizer.special_tokens.unk
+    count = 0 if unk is None else list(ids).count(unk)
+    return [f"{count} of {len(ids)} tokens of the text are not in the vocabulary."] if count else []
 
 
 def search_from(
