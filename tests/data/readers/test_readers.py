@@ -497,7 +497,7 @@ def test_folders_and_globs_are_sorted_and_report_what_they_leave_out(tmp_path):
 
 def test_an_explicit_file_must_have_a_known_format(tmp_path):
     path = write(tmp_path, "a.dat", "hello\n")
-    with pytest.raises(UsageError, match="has no known extension; set the format .* to one of: aligned, conll"):
+    with pytest.raises(UsageError, match=r"has no known extension; set the format .* to one of: aligned, conll"):
         fields_of(path)
     assert fields_of(path, format="text") == [{"text": "hello"}]
     with pytest.raises(UsageError, match="unknown format 'jsnl'; did you mean 'jsonl'"):
@@ -522,3 +522,32 @@ def test_a_misspelt_option_names_the_nearest(tmp_path):
 def test_limits_can_be_given_by_name(tmp_path):
     files = DataFiles.from_options(write(tmp_path, "a.txt", "x" * 2000 + "\ny\n"), limits={"max_line_bytes": 1024})
     assert [record.fields for record in files.records(Problems(max_invalid_fraction=1))] == [{"text": "y"}]
+
+
+def joined_line_by_line(lines: list[str], max_size: int) -> list[tuple[int, str]]:
+    """The reference of documents: (first line, text) of each record."""
+    records, held, size, start = [], [], 0, 0
+    for number, line in enumerate(lines, start=1):
+        start = start if held else number
+        held.append(line)
+        size += len(line) + 1
+        if size >= max_size:
+            records.append((start, "\n".join([*held, ""])))
+            held, size = [], 0
+    return records + ([(start, "\n".join(held))] if any(held) else [])
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.text("ab é", max_size=60), max_size=120), st.integers(1, 400), st.sampled_from(["\n", "\r\n"]))
+def test_documents_are_joined_from_blocks_as_from_lines(tmp_path_factory, lines, max_size, end):
+    path = tmp_path_factory.mktemp("documents") / "a.txt"
+    path.write_bytes(end.join([*lines, ""]).encode())
+    limits = ReadLimits(max_line_bytes=1024, document_chunk_bytes=max_size)
+    options = {"unit": "document", "limits": limits, "problems": Problems()}
+    expected = joined_line_by_line(lines, max_size)
+    if not expected:
+        with pytest.raises(QkvError, match="no usable records"):
+            list(read(path, **options))
+        return
+    assert [(one.location.line, one.fields["text"]) for one in read(path, **options)] == expected
+    assert options["problems"].num_seen == len(lines)

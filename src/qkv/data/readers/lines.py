@@ -33,16 +33,24 @@ def read_lines(path: Path, context: ReadContext, report_crlf: bool = True) -> It
     An unusable line (invalid UTF-8, NUL, too long) is reported, and its text is None. So aligned files stay aligned,
     and the reader of a sentence of many lines knows that one is missing. `report_crlf` notes CR LF line ends.
     """
+    for number, block in read_line_blocks(path, context, report_crlf):
+        yield from enumerate(block.split("\n") if isinstance(block, str) else block, start=number)
+
+
+def read_line_blocks(
+    path: Path, context: ReadContext, report_crlf: bool = True
+) -> Iterator[tuple[int, str | list[str | None]]]:
+    """Yield (number of its first line, block of lines): one text if all of them are usable, else a list as above."""
     name, problems = str(path), context.problems
     max_bytes = context.options.limits.max_line_bytes
-    number = 0
+    number = 1
     num_crlf = 0
     for block in _blocks_of_lines(utf8_blocks(path, context), max_bytes):
         if isinstance(block, int):
-            number += 1
             reason = f"the line is {block:,} bytes long; the limit is {max_bytes:,}"
             problems.skip("line too long", FileLocation(name, number), reason)
-            yield number, None
+            yield number, [None]
+            number += 1
             continue
         try:
             text = block.decode()
@@ -54,19 +62,18 @@ def read_lines(path: Path, context: ReadContext, report_crlf: bool = True) -> It
                 num_crlf += at_ends
                 text = text.replace("\r\n", "\n").removesuffix("\r")
         if text is not None and "\r" not in text and "\0" not in text:
-            for line in text.split("\n"):
-                number += 1
-                yield number, line
+            yield number, text
+            number += text.count("\n") + 1
             continue
-        for raw in block.split(b"\n"):
-            number += 1
-            if raw.endswith(b"\r"):
-                raw = raw[:-1]
-                num_crlf += 1
-            yield number, _decode_line(raw, FileLocation(name, number), problems)
+        lines = []
+        for index, raw in enumerate(block.split(b"\n")):
+            num_crlf += raw.endswith(b"\r")
+            lines.append(_decode_line(raw.removesuffix(b"\r"), FileLocation(name, number + index), problems))
+        yield number, lines
+        number += len(lines)
     if num_crlf and report_crlf:
         problems.note("CR LF line ends", FileLocation(name), "Windows line ends were removed", num_crlf)
-    if number == 0:
+    if number == 1:
         problems.note("empty file", FileLocation(name), "the file is empty")
 
 
