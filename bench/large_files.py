@@ -1,4 +1,4 @@
-"""Large text files end to end: time and peak memory of each stage, from the survey to a resumed run.
+"""Large text files end to end: wall time, CPU time and peak memory of each stage, from the survey to a resumed run.
 
     python bench/large_files.py FOLDER 10MB 200MB 1GB      a table; the files are written into FOLDER and deleted
     python bench/large_files.py FOLDER 10GB --stages survey tokenizer
@@ -91,7 +91,7 @@ def run_stage(stage: str, folder: Path) -> None:
 
         recipe = read(recipe_file)
         sources = list(open_sources(recipe).train.values())
-        print(load_or_train_tokenizer(recipe, sources, cache_root(recipe.data))[1], file=sys.stderr)
+        print(load_or_train_tokenizer(recipe, sources, cache_root(recipe.data))[1])
     elif stage == "cache":
         from qkv.tasks.prepare.prepare import prepare
         from qkv.train.recipe.recipe_file import read
@@ -104,16 +104,18 @@ def run_stage(stage: str, folder: Path) -> None:
         sys.exit(run_command(["train", str(recipe_file), f"train.steps={steps}"]))
 
 
-def measure(stage: str, folder: Path) -> tuple[float, float]:
-    """Run a stage in a process of its own: (seconds, peak memory in GB)."""
+def measure(stage: str, folder: Path) -> str:
+    """Run a stage in a process of its own: its wall time, CPU time and peak memory."""
     command = [sys.executable, __file__, str(folder), "--stage", stage]
+    log = folder / "log.txt"
     start = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
+    with log.open("w") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out)
+        _, status, usage = os.wait4(process.pid, 0)
     seconds = time.perf_counter() - start
     if status:
-        raise SystemExit(f"{stage} failed")
-    return seconds, usage.ru_maxrss * 1024 / 1e9
+        raise SystemExit(f"{stage} failed:\n{log.read_text()}")
+    return f"{seconds:.0f} s ({usage.ru_utime + usage.ru_stime:.0f} s CPU), {usage.ru_maxrss * 1024 / 1e9:.2f} GB"
 
 
 def main() -> None:
@@ -138,8 +140,7 @@ def main() -> None:
             (folder / "recipe.toml").write_text(RECIPE.format(folder=folder))
             cells = []
             for stage in options.stages:
-                seconds, memory = measure(stage, folder)
-                cells.append(f"{seconds:.1f} s, {memory:.2f} GB")
+                cells.append(measure(stage, folder))
                 print(f"{size} {stage}: {cells[-1]}", file=sys.stderr, flush=True)
             print(f"| {size} | " + " | ".join(cells) + " |", flush=True)
         finally:

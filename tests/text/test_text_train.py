@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from text_strategies import QUICK
 
 from qkv.errors import QkvError, UsageError
-from qkv.text import Tokenizer
+from qkv.text import Tokenizer, training_text
 from qkv.text.train import BYTE_LEVEL_KINDS, TOKENIZER_KINDS
 from qkv.text.training_text import MAX_WORD_CHARS, split_long_words
 
@@ -216,3 +216,23 @@ def test_a_kind_that_may_meet_unknown_text_needs_the_role(corpus):
 def test_a_negative_id_is_named(trained):
     with pytest.raises(UsageError, match="-100 is not a token id"):
         trained["byte"].decode([5, -100])
+
+
+@pytest.mark.parametrize("kind", [kind for kind in TOKENIZER_KINDS if kind != "unigram"])
+def test_a_text_that_is_cut_into_pieces_gives_the_same_tokenizer(corpus, monkeypatch, kind):
+    """Spaces and line ends in runs, at the ends of lines and before words, would show a cut in the wrong place."""
+    text = " \n".join(corpus[:20]) + "\n\n  " + "\n".join(corpus[20:60]) + "  \n" + " ".join(corpus[60:])
+    whole = Tokenizer.train(kind, iter([text]), 500)
+    monkeypatch.setattr(training_text, "PIECE_CHARS", 40)
+    pieces = list(training_text.cut_pieces(text))
+    assert "".join(pieces) == text
+    assert len(pieces) > len(text) / 120
+    assert Tokenizer.train(kind, iter([text]), 500).fingerprint == whole.fingerprint
+
+
+@settings(**QUICK)
+@given(st.text("ab \n\té", max_size=80))
+def test_pieces_are_the_text(text):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training_text, "PIECE_CHARS", 5)
+        assert "".join(training_text.cut_pieces(text)) == text

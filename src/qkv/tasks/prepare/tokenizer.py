@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from random import Random
 
 from filelock import FileLock
 
@@ -18,14 +19,17 @@ from qkv.errors import QkvError
 from qkv.files import to_path
 from qkv.progress import OnStage
 from qkv.store.hub import resolve_folder
-from qkv.tasks.prepare.sources import BuiltinSource, DataSource, digest
+from qkv.tasks.prepare.sources import BuiltinSource, DataSource, FileSource, digest
 from qkv.text import Tokenizer
 from qkv.text.train import BYTE_LEVEL_KINDS
 from qkv.train.recipe.schema import Recipe, TokenizerSection
 from qkv.train.run.load import run_path
 
-CACHE_VERSION = 1  # increase it if the same texts and options give another tokenizer
-MAX_TRAINING_CHARS = 200_000_000  # more text takes long and hardly changes a tokenizer
+CACHE_VERSION = 2  # increase it if the same texts and options give another tokenizer
+MAX_TRAINING_CHARS = 200_000_000  # of more text a sample is taken: the rest takes long and hardly changes a tokenizer
+SAMPLE_SEED = 0
+PROBE_CHARS = 16_000_000  # characters from which the number of all characters is estimated
+SAMPLE_KEY = "training_sample"  # in tokenizer_config.json: the fraction of the text, if it is a sample
 ENDLESS_TRAINING_EXAMPLES = 20_000  # examples of an endless dataset: enough to contain its whole vocabulary
 NOT_TEXT = ("label", "tags", "score", "starts")  # fields that a tokenizer does not learn from
 
@@ -60,11 +64,17 @@ def load_or_train_tokenizer(
             tokenizer = load_cached(folder)  # another process may have trained it meanwhile
             if tokenizer is None:
                 building = folder.with_name(f".{key}.building")
-                train_tokenizer(section, required, sources, progress).save(building)
+                fractions = sample_fractions(sources)
+                tokenizer = train_tokenizer(section, required, sources, fractions, progress)
+                if min(fractions) < 1:
+                    tokenizer.config[SAMPLE_KEY] = {"fraction": min(fractions), "seed": SAMPLE_SEED}
+                tokenizer.save(building)
                 shutil.rmtree(folder, ignore_errors=True)
                 building.rename(folder)
                 tokenizer = Tokenizer.load(folder)
-    return tokenizer, f"a {section.kind} tokenizer of {tokenizer.vocab_size:,} tokens, trained on the data"
+    sample = tokenizer.config.get(SAMPLE_KEY)
+    trained_on = f"a sample of {sample['fraction']:.2%} of the text (seed {sample['seed']})" if sample else "the data"
+    return tokenizer, f"a {section.kind} tokenizer of {tokenizer.vocab_size:,} tokens, trained on {trained_on}"
 
 
 def load_cached(folder: Path) -> Tokenizer | None:
@@ -76,15 +86,19 @@ def load_cached(folder: Path) -> Tokenizer | None:
 
 
 def train_tokenizer(
-    section: TokenizerSection, required: RequiredTokens, sources: Sequence[DataSource], progress: OnStage | None = None
+    section: TokenizerSection,
+    required: RequiredTokens,
+    sources: Sequence[DataSource],
+    fractions: Sequence[float],
+    progress: OnStage | None = None,
 ) -> Tokenizer:
-    """A tokenizer trained on the texts of the data."""
+    """A tokenizer trained on the texts of the data, or on a sample of each source."""
     special_tokens = required.special_tokens
     if section.kind not in BYTE_LEVEL_KINDS:
         special_tokens = (special_tokens[0], "unk", *special_tokens[1:])
     return Tokenizer.train(
         section.kind,
-        training_texts(sources),
+        training_texts(sources, fractions),
         section.vocab_size,
         special_tokens=special_tokens,
         num_sentinels=required.num_sentinels,
@@ -95,18 +109,37 @@ def train_tokenizer(
     )
 
 
-def training_texts(sources: Sequence[DataSource]) -> Iterator[str]:
-    """The texts of the records: at most `MAX_TRAINING_CHARS` characters, divided equally between the sources."""
-    for source in sources:
-        chars_left = MAX_TRAINING_CHARS // len(sources)
+def sample_fractions(sources: Sequence[DataSource]) -> list[float]:
+    """The fraction of each source's records to train on: `MAX_TRAINING_CHARS` characters, the same for each source."""
+    return [min(1.0, MAX_TRAINING_CHARS / len(sources) / max(estimate_chars(source), 1)) for source in sources]
+
+
+def estimate_chars(source: DataSource) -> float:
+    """The number of characters in a source's texts, estimated from its first records and the size of its files."""
+    if not isinstance(source, FileSource):
+        return 0.0
+    done_bytes = total_bytes = chars = 0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal done_bytes, total_bytes
+        done_bytes, total_bytes = done, total
+
+    for record in source.files.records(Problems(max_invalid_fraction=1), progress):
+        chars += sum(map(len, record_texts(record)))
+        if chars >= PROBE_CHARS and 0 < done_bytes < total_bytes:
+            return chars * total_bytes / done_bytes
+    return float(chars)
+
+
+def training_texts(sources: Sequence[DataSource], fractions: Sequence[float]) -> Iterator[str]:
+    """The texts of the records, or of a random sample of them, which is the same in every run."""
+    for source, fraction in zip(sources, fractions, strict=True):
+        rng = Random(SAMPLE_SEED)
         is_endless = isinstance(source, BuiltinSource) and source.dataset.length(source.split) is None
         records = source.records(Problems(max_invalid_fraction=1))
         for record in islice(records, ENDLESS_TRAINING_EXAMPLES if is_endless else None):
-            for text in record_texts(record):
-                chars_left -= len(text)
-                yield text
-            if chars_left < 0:
-                break
+            if fraction == 1 or rng.random() < fraction:
+                yield from record_texts(record)
 
 
 def record_texts(record: Record) -> Iterator[str]:
