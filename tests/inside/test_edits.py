@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from small_networks import FAMILIES, IDS, SOURCE_IDS, make_example, make_network
 from torch import Tensor
 
 from qkv.api import Model
-from qkv.blocks import Tap
+from qkv.blocks import Tap, make_layout
 from qkv.decode import GenerationOptions, generate
 from qkv.decode.backend import CPU, REFERENCE, choose_backend
 from qkv.decode.engine.engine import Engine
@@ -126,14 +128,26 @@ def test_only_the_chosen_heads_positions_and_neurons_change(family: str) -> None
         assert torch.equal(edited, expected), name
 
 
-def test_slices_of_positions() -> None:
-    network = make_network("decoder")
-    clean = record(network)["decoder.0.z"]
-    for chosen in (slice(2, None), slice(None, 3), slice(-3, -1), slice(1, 6, 2)):
-        edited = record(network, "*.0.z", edits=[zero_ablate("decoder.0.z", positions=chosen)])["decoder.0.z"]
-        expected = clean.clone()
-        expected[:, chosen] = 0
-        assert torch.equal(edited, expected), chosen
+BOUNDS = st.none() | st.integers(-10, 10)
+
+
+@given(start=BOUNDS, stop=BOUNDS, step=st.none() | st.integers(1, 4))
+@settings(max_examples=60, deadline=None)
+def test_slices_choose_the_positions_that_python_chooses(start: int | None, stop: int | None, step: int | None) -> None:
+    chosen, seen = slice(start, stop, step), torch.zeros(1, len(IDS), 1)
+    tap = EditTap([change("decoder.0.resid_pre", lambda value: value + 1, positions=chosen)])
+    tap.layouts["decoder"] = make_layout(torch.tensor([IDS]))
+    edited = tap("decoder.0.resid_pre", seen)
+    assert edited[0, :, 0].nonzero()[:, 0].tolist() == list(range(len(IDS)))[chosen]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_patching_a_run_with_itself_changes_nothing(family: str) -> None:
+    network = make_network(family, kv_heads=2)
+    clean = record(network)
+    again = record(network, edits=[patch("*", clean)])
+    for name in clean:
+        torch.testing.assert_close(again[name], clean[name], atol=1e-12, rtol=0, msg=name)
 
 
 def test_edits_apply_in_order_and_to_all_matching_sites() -> None:

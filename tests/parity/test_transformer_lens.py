@@ -234,3 +234,89 @@ def test_patching_from_another_run(
         unchanged = network(torch.tensor([other_ids]), tap=EditTap([change("decoder.2.z", lambda z: z)]))
     with pytest.raises(AssertionError):
         assert_close(unchanged, expected, site)
+
+
+# ── Another architecture ────────────────────────────────────────────────────────────────────────────────────────────
+
+LLAMA = {"width": 64, "layers": 3, "heads": 8, "kv_heads": 2, "ffn_width": 96}
+LLAMA_HOOKS = {**HOOKS, "q": "attn.hook_rot_q", "k": "attn.hook_rot_k"}
+
+
+def test_every_shared_site_of_a_llama_shaped_model(ids: list[int]) -> None:
+    """Rotary positions, grouped key/value heads, RMS norm and SwiGLU, with random weights."""
+    stack = StackConfig(
+        vocab_size=VOCAB,
+        position="rotary",
+        norm="rmsnorm",
+        norm_affine="gain",
+        feedforward="swiglu",
+        bias="none",
+        init_std=0.2,
+        **LLAMA,  # type: ignore[arg-type]
+    )
+    torch.manual_seed(0)
+    network = build(Config(decoder=stack, head=HeadConfig(kind="lm", outputs=VOCAB))).eval().requires_grad_(False)
+    assert isinstance(network, Decoder)
+    for parameter in network.parameters():
+        if parameter.dim() == 1:
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    config = lens.HookedTransformerConfig(
+        n_layers=3,
+        d_model=64,
+        n_heads=8,
+        n_key_value_heads=2,
+        d_head=8,
+        d_mlp=96,
+        n_ctx=64,
+        d_vocab=VOCAB,
+        act_fn="silu",
+        gated_mlp=True,
+        normalization_type="RMS",
+        final_rms=True,
+        positional_embedding_type="rotary",
+        rotary_dim=8,
+        rotary_adjacent_pairs=False,
+        device="cpu",
+        init_weights=False,
+    )
+    model = lens.HookedTransformer(config)
+    state = {
+        name: torch.zeros_like(value) for name, value in model.state_dict().items() if ".b_" in name or "_b_" in name
+    }
+    state |= {
+        name: value for name, value in model.state_dict().items() if name.endswith(("mask", "IGNORE", "sin", "cos"))
+    }
+    state |= {
+        "embed.W_E": network.embedding.token.weight,
+        "ln_final.w": network.decoder.norm.weight,  # type: ignore[union-attr]
+        "unembed.W_U": network.head.out.weight.T,  # type: ignore[union-attr]
+    }
+    for layer in range(3):
+        block: Any = network.decoder.blocks[layer]
+        q, k, v = block.attention.qkv.weight.split([64, 16, 16])
+        gate, value = block.ffn.up.weight.chunk(2)
+        parts = {
+            "ln1.w": block.attention_sub.norm.weight,
+            "ln2.w": block.ffn_sub.norm.weight,
+            "attn.W_Q": q.view(8, 8, 64).transpose(1, 2),
+            "attn._W_K": k.view(2, 8, 64).transpose(1, 2),
+            "attn._W_V": v.view(2, 8, 64).transpose(1, 2),
+            "attn.W_O": block.attention.out.weight.T.reshape(8, 8, 64),
+            "mlp.W_gate": gate.T,
+            "mlp.W_in": value.T,
+            "mlp.W_out": block.ffn.down.weight.T,
+        }
+        state |= {f"blocks.{layer}.{name}": tensor for name, tensor in parts.items()}
+    model.load_state_dict(state)
+    recorded = trace(network, ids, sites="*")
+    with torch.no_grad():
+        logits, cache = model.eval().run_with_cache(torch.tensor([ids]))
+    assert_close(recorded["logits"], logits[0], "logits")
+    for layer in range(3):
+        for site, hook in LLAMA_HOOKS.items():
+            their = cache[f"blocks.{layer}.{hook}"][0]
+            if site in ("q", "k", "v", "z"):
+                their = their.transpose(0, 1)
+            if site == "mlp_pre":  # ours has gate and value in one tensor
+                their = torch.cat([their, cache[f"blocks.{layer}.mlp.hook_pre_linear"][0]], dim=-1)
+            assert_close(recorded[f"decoder.{layer}.{site}"], their, f"{layer}.{site}")

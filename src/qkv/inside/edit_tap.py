@@ -146,18 +146,20 @@ def _index_mask(indices: tuple[int, ...], size: int, name: str, context: SiteCon
 
 
 def _selected_positions(chosen: tuple[int, ...] | slice, context: SiteContext) -> Tensor:
-    """Return which tokens are chosen, (B or 1, T)."""
+    """Return which tokens are chosen, (B or 1, T). Slices follow Python's rules, but may go beyond the prompt."""
     positions = context.positions
     if isinstance(chosen, slice):
-        start = _from_start(chosen.start or 0, context)
+        start = max(_from_start(chosen.start or 0, context), 0)
         selected = (positions >= start) & ((positions - start) % (chosen.step or 1) == 0)
         return selected if chosen.stop is None else selected & (positions < _from_start(chosen.stop, context))
     listed = [_from_start(position, context) for position in chosen]
+    if min(listed, default=0) < 0:
+        raise UsageError(f"position {min(chosen)}: the sequence has only {context.lengths[1]} tokens")
     return torch.isin(positions, torch.tensor(listed, device=positions.device))
 
 
 def _from_start(position: int, context: SiteContext) -> int:
-    """Convert a negative position, which counts from the end of the sequence."""
+    """Convert a negative position, which counts from the end of the sequence. The result may be negative."""
     if position >= 0:
         return position
     shortest, longest = context.lengths
@@ -166,8 +168,6 @@ def _from_start(position: int, context: SiteContext) -> int:
             f"position {position} counts from the end, but the sequences of this batch have {shortest} to {longest} "
             "tokens; run them one by one, or give positions from 0"
         )
-    if position + longest < 0:
-        raise UsageError(f"position {position}: the sequence has only {longest} tokens")
     return position + longest
 
 
