@@ -54,9 +54,9 @@ def exit_process(code: int) -> NoReturn:
     """Exit the process.
 
     In a multi-process run, this skips the interpreter's shutdown, in which torch's threads can crash and turn a success
-    into an error code. Everything is saved by then.
+    into an error code. It also skips it after a stop signal, because it can take seconds. Everything is saved by then.
     """
-    if os.environ.get("WORLD_SIZE", "1") != "1":
+    if os.environ.get("WORLD_SIZE", "1") != "1" or code > 128:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -54,7 +54,9 @@ def fit(job: Job) -> RunEnd:
         signals = job.signals or stack.enter_context(StopSignals(multi_process=job.world.size > 1))
         run = prepare_run(job, signals)
         job.watcher.on_start(describe_start(job, run))
-        with close_on_exit(run.loader, checkpoints), signals.use_mode("finish"):
+        # A single process may abort until its first step is done. Several ranks stop after the same step.
+        mode = signals.mode if job.world.size == 1 else "finish"
+        with close_on_exit(run.loader, checkpoints), signals.use_mode(mode):
             speed = SpeedMeter(run.progress, run.fraction_done(), job.world)
             reason = take_all_steps(job, run, speed, signals)
             signals.acknowledge()
@@ -70,7 +72,7 @@ def take_all_steps(job: Job, run: TrainingRun, speed: SpeedMeter, signals: StopS
     """Take steps until the budget is spent. Return the reason of the end."""
     section, world, watcher = job.recipe.train, job.world, job.watcher
     progress, stepper, fraction_done = run.progress, run.stepper, run.fraction_done()
-    start_time, saved_seconds, first_step = time.monotonic() - progress.seconds, progress.seconds, progress.step
+    start_time, saved_seconds = time.monotonic() - progress.seconds, progress.seconds
     recent: deque[tuple[int, Batch]] = deque(maxlen=section.log_every + 1)  # an error lists the bad step's examples
     evaluate_if_pending(job, run, speed, signals)
     reason = run.end_reason(section, fraction_done)
@@ -83,10 +85,8 @@ def take_all_steps(job: Job, run: TrainingRun, speed: SpeedMeter, signals: StopS
         recent.append((progress.step, batch))
         lr = lr_at(section, progress.step, fraction_done)
         stop, seconds = signals.requested is not None, time.monotonic() - start_time
-        # The first step of a process may compile for minutes. There is nothing to save yet.
-        can_abort = progress.step == first_step and world.size == 1
-        with signals.use_mode("abort" if can_abort else "finish"):
-            take_step(stepper, batch, progress.step, lr, stop, seconds)
+        take_step(stepper, batch, progress.step, lr, stop, seconds)
+        signals.mode = "finish"  # from here on there is something to save; the first step may compile for minutes
         progress.step += 1
         progress.loss_steps += 1
         speed.tokens += batch.num_tokens
