@@ -14,6 +14,7 @@ Every write flushes the file to disk (`fsync`) before it renames it. Otherwise t
 power cut.
 """
 
+import errno
 import json
 import os
 import stat
@@ -110,14 +111,21 @@ def sync_folder(folder: Path) -> None:
 
 
 def to_path(name: str | os.PathLike[str]) -> Path:
-    """The path of a file or folder that a user names; `~` stands for the home folder."""
+    """The path of a file or folder that a user names; `~` stands for the home folder. A folder must be readable."""
     text = os.fspath(name)
     if "\0" in text:
         raise UsageError(f"{shorten(repr(text))} cannot be a path, because it contains a NUL character; check the name")
     try:
-        return Path(text).expanduser()
+        path = Path(text).expanduser()
+        if path.is_dir() and not os.access(path, os.R_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except RuntimeError as error:  # ~name, but there is no such user
         raise UsageError(f"{text}: {error}; write the whole path") from None
+    except OSError as error:
+        raise QkvError(
+            f"{text}: cannot be read ({describe_os_error(error)}); check the name and the permissions of the folder"
+        ) from None
+    return path
 
 
 def open_file(path: Path) -> BufferedReader:

@@ -156,8 +156,8 @@ def make_recipes(folder: Path) -> None:
 
 def use_recipe(folder: Path) -> None:
     """Read a recipe with overrides, and write it again."""
-    recipe = recipe_file.read(folder / "recipe.toml", ["train.steps=3", "data.max_length=64"])
-    assert recipe_file.loads(recipe_file.to_toml(recipe)) == recipe
+    text = recipe_file.to_toml(recipe_file.read(folder / "recipe.toml", ["train.steps=3", "data.max_length=64"]))
+    assert recipe_file.to_toml(recipe_file.loads(text)) == text
 
 
 # -------------------------------------------------------------------- checkpoints

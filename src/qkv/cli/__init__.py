@@ -29,12 +29,16 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
     except QkvError as error:
         print(f"qkv: {error}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
-        print("qkv: interrupted", file=sys.stderr)
-        return 130
     except BrokenPipeError:  # the reader of our output has exited, as in `qkv … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # a full disk, a folder without permission: not a mistake in qkv
+        place = f"{error.filename}: " if error.filename else ""
+        print(f"qkv: {place}{error.strerror or error}; check the disk and the permissions", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("qkv: interrupted", file=sys.stderr)
+        return 130
     except SystemExit as stop:  # raised by --help and --version
         if stop.code == 130:
             print("qkv: interrupted", file=sys.stderr)

@@ -16,6 +16,7 @@ from qkv.data.readers.options import ReadOptions
 from qkv.data.readers.sniff import SNIFFED_EXTENSIONS, sniff_format
 from qkv.data.records import FileLocation
 from qkv.errors import QkvError, UsageError
+from qkv.files import to_path
 
 PathArgument = str | PathLike[str]
 PathsArgument = PathArgument | Sequence[PathArgument] | Mapping[str, "PathArgument | Sequence[PathArgument]"]
@@ -126,7 +127,7 @@ def _sniff(path: Path, format: str, options: ReadOptions, problems: Problems) ->
 
 def _expand_path(path: PathArgument) -> tuple[list[Path], bool]:
     """The files of a folder, a glob or a name, and whether a single file was named explicitly."""
-    given = Path(path)
+    given = to_path(path)
     if given.is_dir():
         files = sorted(file for file in given.rglob("*") if file.is_file())
         if not files:

@@ -16,7 +16,7 @@ from filelock import FileLock
 from qkv.data import Problems, Record
 from qkv.data.objectives.table import OBJECTIVES, RequiredTokens
 from qkv.errors import QkvError
-from qkv.files import to_path
+from qkv.files import describe_os_error, to_path
 from qkv.progress import OnStage
 from qkv.store.hub import resolve_folder
 from qkv.tasks.prepare.sources import BuiltinSource, DataSource, FileSource, digest
@@ -59,22 +59,39 @@ def load_or_train_tokenizer(
     folder = root / "tokenizers" / key
     tokenizer = load_cached(folder)
     if tokenizer is None:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder.with_name(f".{key}.lock")):
-            tokenizer = load_cached(folder)  # another process may have trained it meanwhile
-            if tokenizer is None:
-                building = folder.with_name(f".{key}.building")
-                fractions = sample_fractions(sources)
-                tokenizer = train_tokenizer(section, required, sources, fractions, progress)
-                if min(fractions) < 1:
-                    tokenizer.config[SAMPLE_KEY] = {"fraction": min(fractions), "seed": SAMPLE_SEED}
-                tokenizer.save(building)
-                shutil.rmtree(folder, ignore_errors=True)
-                building.rename(folder)
-                tokenizer = Tokenizer.load(folder)
+        try:
+            tokenizer = train_into_cache(folder, section, required, sources, progress)
+        except OSError as error:
+            raise QkvError(
+                f"{root}: cannot be the folder for tokenised data ({describe_os_error(error)}); "
+                "choose another with data.cache=…"
+            ) from error
     sample = tokenizer.config.get(SAMPLE_KEY)
     trained_on = f"a sample of {sample['fraction']:.2%} of the text (seed {sample['seed']})" if sample else "the data"
     return tokenizer, f"a {section.kind} tokenizer of {tokenizer.vocab_size:,} tokens, trained on {trained_on}"
+
+
+def train_into_cache(
+    folder: Path,
+    section: TokenizerSection,
+    required: RequiredTokens,
+    sources: Sequence[DataSource],
+    progress: OnStage | None,
+) -> Tokenizer:
+    """Train a tokenizer and save it in `folder`, unless another process does so meanwhile."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_name(f".{folder.name}.lock")):
+        if (tokenizer := load_cached(folder)) is not None:
+            return tokenizer
+        building = folder.with_name(f".{folder.name}.building")
+        fractions = sample_fractions(sources)
+        tokenizer = train_tokenizer(section, required, sources, fractions, progress)
+        if min(fractions) < 1:
+            tokenizer.config[SAMPLE_KEY] = {"fraction": min(fractions), "seed": SAMPLE_SEED}
+        tokenizer.save(building)
+        shutil.rmtree(folder, ignore_errors=True)
+        building.rename(folder)
+        return Tokenizer.load(folder)
 
 
 def load_cached(folder: Path) -> Tokenizer | None:

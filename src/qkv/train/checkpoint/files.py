@@ -15,6 +15,7 @@ billion.
 """
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -80,7 +81,7 @@ def write_checksummed(path: Path, content: dict[str, Any]) -> None:
 
 def read_checksummed(path: Path) -> dict[str, Any]:
     """Read a file of `write_checksummed`. Raise `DamagedCheckpoint` if any byte of it has changed."""
-    if not path.exists():
+    if not os.path.exists(path):
         raise DamagedCheckpoint(f"{path.parent}: there is no {path.name}, so this checkpoint is incomplete")
     try:
         data = read_bytes(path)

@@ -6,6 +6,7 @@ is a complete checkpoint. Only then are older checkpoints deleted.
 """
 
 import json
+import os
 import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -164,7 +165,9 @@ class CheckpointFolder:
     def steps(self) -> list[int]:
         """Return the steps of all complete checkpoints. They are not verified."""
         return [
-            step for step in self._folder_steps() if (self.folder / step_folder_name(step) / MANIFEST_FILE).exists()
+            step
+            for step in self._folder_steps()
+            if os.path.exists(self.folder / step_folder_name(step) / MANIFEST_FILE)
         ]
 
     def open_step(self, step: int) -> Checkpoint:
@@ -201,7 +204,13 @@ class CheckpointFolder:
     def _folder_steps(self) -> list[int]:
         if not self.folder.is_dir():
             return []
-        return sorted(step for path in self.folder.iterdir() if (step := parse_step(path.name)) is not None)
+        try:
+            names = os.listdir(self.folder)
+        except OSError as error:
+            raise QkvError(
+                f"{self.folder}: cannot be read ({describe_os_error(error)}); check its permissions"
+            ) from None
+        return sorted(step for name in names if (step := parse_step(name)) is not None)
 
     def _best_step(self) -> int | None:
         path = self.folder / BEST_FILE

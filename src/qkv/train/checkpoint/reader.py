@@ -178,7 +178,7 @@ class Checkpoint:
 @contextmanager
 def _open(path: Path) -> Iterator[Any]:
     """Open a file for reading. Any failure is a `DamagedCheckpoint`."""
-    if not path.exists():
+    if not os.path.exists(path):
         raise DamagedCheckpoint(f"{path}: this file is missing")
     try:
         source = open_file(path)

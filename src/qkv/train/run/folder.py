@@ -111,8 +111,10 @@ class RunFolder:
             started = time.strftime("%Y-%m-%d %H:%M:%S %z")
             holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": started}
             self._write(LOCK_HOLDER, json.dumps(holder) + "\n")
-            self._repair_log()
-            self.checkpoints.recover()
+            with report_write_errors(self.path / METRICS):
+                self._repair_log()
+            with report_write_errors(self.checkpoints.folder):
+                self.checkpoints.recover()
             yield self
         finally:
             self._close()
