@@ -24,7 +24,8 @@ const VIEWS = [
   [
     "attention",
     "Attention",
-    "Every head of every layer. The stronger a cell, the more of its new value a query (row) takes from a key (column). Open a head to see its numbers.",
+    "Every head of every layer. The stronger a cell, the more of its new value a query (row) takes from a key " +
+      "(column). Open a head to see its numbers.",
     attentionView,
   ],
   [

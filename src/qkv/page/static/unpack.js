@@ -20,7 +20,12 @@ async function decode(packed) {
 
 function valueOf(packed, data) {
   const size = packed.size;
-  if (packed.scale === "sqrt") return (i) => size * (data[i] / 255) ** 2; // 0 … size, fine steps near 0
-  if (packed.scale === "signed") return (i) => (size * (data[i] - 128) * Math.abs(data[i] - 128)) / 127 ** 2; // −size … size
+  if (packed.scale === "sqrt") return (i) => size * (data[i] / 255) ** 2;
+  if (packed.scale === "signed") {
+    return (i) => {
+      const step = data[i] - 128;
+      return (size * step * Math.abs(step)) / 127 ** 2;
+    };
+  }
   return (i) => data[i];
 }

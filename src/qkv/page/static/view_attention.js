@@ -15,80 +15,72 @@ const SHORT_ROLES = {
   "special tokens": "special",
   "token after an earlier copy": "induction",
 };
+const ROLES_NOTE =
+  " A word beside the number of a head names where more than half of its weight lies: on the previous, the first or " +
+  "special tokens, or on the token after an earlier copy of the query (induction).";
 
 export function attentionView(data) {
   return data.attention.map((attention) => grid(data, attention));
 }
 
 function grid(data, attention) {
-  const queries = data.sequences[attention.queries].texts,
-    keys = data.sequences[attention.keys].texts;
-  const buttons = attention.layers.map((layer, y) =>
-    attention.heads.map((head, x) => {
-      const canvas = html("canvas", {
-        "aria-hidden": "true",
-        class: "pixels",
-        style: {aspectRatio: `${keys.length} / ${queries.length}`},
-      });
-      const summary = attention.summaries[y][x];
-      const [i, j] = summary.strongest;
-      const caption = `${layer}.${head}${summary.role ? ` ${SHORT_ROLES[summary.role]}` : ""}`;
-      const label =
-        `${caption}. ${attention.title}, layer ${layer}, head ${head}.${summary.role ? ` Most of its weight is on the ${summary.role}.` : ""} Mean entropy ${number(summary.entropy, 2)} bits. ` +
-        `Strongest: ${visibleToken(queries[i])} to ${visibleToken(keys[j])}, ${number(summary.strongest_weight, 2)}.`;
-      return html(
-        "button",
-        {
-          type: "button",
-          class: "head",
-          "aria-label": label,
-          title: label,
-          onclick: () => openHead(data, attention, y, x),
-        },
-        canvas,
-        html("span", {class: "caption", "aria-hidden": "true"}, caption),
-      );
-    }),
-  );
+  const queries = data.sequences[attention.queries].texts;
+  const keys = data.sequences[attention.keys].texts;
+  const buttons = attention.layers.map((_, y) => attention.heads.map((_, x) => headButton(data, attention, y, x)));
   roving(buttons);
   buttons.forEach((row, y) =>
     row.forEach(async (button, x) => {
-      const [bytes, reasons] = [await headBytes(attention, y, x), await maskReasons(attention, y)];
-      const small = shrink(bytes, queries.length, keys.length, MAX_THUMBNAIL);
-      const masked = shrink(
-        reasons.data.map((reason) => (reason ? 0 : 1)),
-        queries.length,
-        keys.length,
-        MAX_THUMBNAIL,
-      ).bytes;
-      onTheme(button, () =>
-        drawPixels(button.firstChild, small.bytes, small.rows, small.columns, weightColours(), (i) => masked[i] === 0),
-      );
+      const bytes = await headBytes(attention, y, x);
+      const visible = (await maskReasons(attention, y)).data.map((reason) => (reason ? 0 : 1));
+      drawThumbnail(button, bytes, visible, queries.length, keys.length);
     }),
   );
+  const hasRoles = attention.summaries.flat().some((summary) => summary.role);
+  const headWidth = attention.heads.length > 6 ? 96 : 150;
+  const columns = `max-content repeat(${attention.heads.length}, minmax(44px, ${headWidth}px))`;
   return html(
     "div",
     {class: "block"},
     html("h3", {}, attention.title),
-    html(
-      "p",
-      {class: "note"},
-      attention.description,
-      attention.summaries.flat().some((one) => one.role)
-        ? " A word beside the number of a head names where more than half of its weight lies: on the previous, the first or special tokens, or on the token after an earlier copy of the query (induction)."
-        : "",
-    ),
+    html("p", {class: "note"}, attention.description, hasRoles ? ROLES_NOTE : ""),
     html(
       "div",
       {
         class: "heads",
         role: "group",
         "aria-label": `${attention.title}: layers by heads`,
-        style: {
-          gridTemplateColumns: `max-content repeat(${attention.heads.length}, minmax(44px, ${attention.heads.length > 6 ? 96 : 150}px))`,
-        },
+        style: {gridTemplateColumns: columns},
       },
       buttons.map((row, y) => [html("span", {class: "layer"}, `layer ${attention.layers[y]}`), ...row]),
     ),
   );
+}
+
+function headButton(data, attention, y, x) {
+  const queries = data.sequences[attention.queries].texts;
+  const keys = data.sequences[attention.keys].texts;
+  const [layer, head, summary] = [attention.layers[y], attention.heads[x], attention.summaries[y][x]];
+  const caption = `${layer}.${head}${summary.role ? ` ${SHORT_ROLES[summary.role]}` : ""}`;
+  const [query, key] = summary.strongest;
+  const label = [
+    `${caption}. ${attention.title}, layer ${layer}, head ${head}.`,
+    summary.role ? `Most of its weight is on the ${summary.role}.` : "",
+    `Mean entropy ${number(summary.entropy, 2)} bits.`,
+    `Strongest: ${visibleToken(queries[query])} to ${visibleToken(keys[key])}, ${number(summary.strongest_weight, 2)}.`,
+  ].join(" ");
+  const shape = {aspectRatio: `${keys.length} / ${queries.length}`};
+  return html(
+    "button",
+    {type: "button", class: "head", "aria-label": label, title: label, onclick: () => openHead(data, attention, y, x)},
+    html("canvas", {"aria-hidden": "true", class: "pixels", style: shape}),
+    html("span", {class: "caption", "aria-hidden": "true"}, caption),
+  );
+}
+
+function drawThumbnail(button, bytes, visible, numQueries, numKeys) {
+  const small = shrink(bytes, numQueries, numKeys, MAX_THUMBNAIL);
+  const shown = shrink(visible, numQueries, numKeys, MAX_THUMBNAIL).bytes;
+  onTheme(button, () => {
+    drawPixels(button.firstChild, small.bytes, small.rows, small.columns, weightColours(), (i) => shown[i] === 0);
+  });
 }

@@ -6,69 +6,66 @@ import {drawPixels} from "./heatmap.js";
 import {onTheme} from "./theme.js";
 import {unpack} from "./unpack.js";
 
+const SINUSOIDAL = "Positions are sinusoids of different wavelengths, added to the token's vector.";
 const POSITIONS = {
   learned: "Positions are learned: each position has a vector of its own, which is added to the token's.",
-  sinusoidal: "Positions are sinusoids of different wavelengths, added to the token's vector.",
-  sinusoidal_split:
-    "Positions are sinusoids of different wavelengths (sines first, then cosines), added to the token's vector.",
+  sinusoidal: SINUSOIDAL,
+  sinusoidal_split: SINUSOIDAL,
   rotary:
-    "Positions are rotary: nothing is added here. Each pair of dimensions of q and k is turned by an angle that grows with the position; the picture shows the cosine of that angle.",
+    "Positions are rotary: nothing is added here. Each pair of dimensions of q and k is turned by an angle that grows " +
+    "with the position; the picture shows the cosine of that angle.",
   alibi: "Positions are ALiBi: nothing is added here. Each head subtracts a multiple of the distance from its scores.",
-  t5: "Positions are T5's relative buckets: nothing is added here. Each head adds a learned number for the distance to its scores.",
+  t5:
+    "Positions are T5's relative buckets: nothing is added here. Each head adds a learned number for the distance to " +
+    "its scores.",
   none: "This model has no positions.",
 };
 
 export function embeddingsView(data) {
-  return data.embeddings.map((one) =>
-    html(
+  return data.embeddings.map((embedding) => {
+    const sequence = data.sequences[embedding.sequence];
+    let note = POSITIONS[embedding.position_kind];
+    if (embedding.shown < embedding.width) note += ` The pictures show the first ${embedding.shown} dimensions.`;
+    return html(
       "div",
       {class: "block"},
-      html("h3", {}, `${data.sequences[one.sequence].label}: ${one.width} dimensions`),
-      html(
-        "p",
-        {class: "note"},
-        POSITIONS[one.position_kind],
-        one.shown < one.width ? ` The pictures show the first ${one.shown} dimensions.` : "",
-        " Colours are on a square-root scale.",
-      ),
+      html("h3", {}, `${sequence.label}: ${embedding.width} dimensions`),
+      html("p", {class: "note"}, `${note} Colours are on a square-root scale.`),
       html(
         "div",
         {class: "row"},
-        one.parts.map((part) => picture(part, data.sequences[one.sequence].texts)),
+        embedding.parts.map((part) => picture(part, sequence.texts)),
       ),
-      disclosure("Lengths of the vectors", () =>
-        scrollBox(
-          "Lengths of the vectors",
-          table(
-            "Euclidean length of each vector",
-            ["token", ...one.parts.filter((part) => part.norms).map((part) => part.name)],
-            data.sequences[one.sequence].texts.map((text, i) => [
-              visibleToken(text),
-              ...one.parts.filter((part) => part.norms).map((part) => number(part.norms[i], 3)),
-            ]),
-          ),
-        ),
-      ),
-    ),
-  );
+      disclosure("Lengths of the vectors", () => lengths(embedding, sequence.texts)),
+    );
+  });
+}
+
+function lengths(embedding, tokens) {
+  const parts = embedding.parts.filter((part) => part.norms);
+  const rows = tokens.map((text, i) => [visibleToken(text), ...parts.map((part) => number(part.norms[i]))]);
+  const headings = ["token", ...parts.map((part) => part.name)];
+  return scrollBox("Lengths of the vectors", table("Euclidean length of each vector", headings, rows));
 }
 
 function picture(part, tokens) {
   const [rows, columns] = part.values.shape;
+  const size = number(part.values.size);
   const canvas = html("canvas", {
     class: "pixels",
     role: "img",
-    "aria-label": `${part.name}: ${rows} tokens by ${columns} numbers between −${number(part.values.size)} and ${number(part.values.size)}`,
+    "aria-label": `${part.name}: ${rows} tokens by ${columns} numbers between −${size} and ${size}`,
     style: {height: `${Math.max(60, Math.min(rows * 12, 360))}px`},
   });
-  const readout = html("p", {class: "readout", "aria-hidden": "true"}, `±${number(part.values.size)}`);
+  const readout = html("p", {class: "readout", "aria-hidden": "true"}, `±${size}`);
   unpack(part.values).then((array) => {
     onTheme(canvas, () => drawPixels(canvas, array.data, rows, columns, signedColours()));
     canvas.addEventListener("mousemove", (event) => {
-      const row = Math.min(rows - 1, Math.floor((event.offsetY / canvas.clientHeight) * rows));
-      const column = Math.min(columns - 1, Math.floor((event.offsetX / canvas.clientWidth) * columns));
-      if (row >= 0 && column >= 0)
-        readout.textContent = `${visibleToken(tokens[row])}, dimension ${column}: ${number(array.value(row * columns + column))}`;
+      const row = Math.floor((event.offsetY / canvas.clientHeight) * rows);
+      const column = Math.floor((event.offsetX / canvas.clientWidth) * columns);
+      if (row < 0 || row >= rows || column < 0 || column >= columns) return;
+      const value = number(array.value(row * columns + column));
+      readout.textContent = `${visibleToken(tokens[row])}, dimension ${column}: ${value}`;
     });
   });
   return html("figure", {}, html("figcaption", {}, part.name), canvas, readout);

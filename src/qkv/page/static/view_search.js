@@ -3,132 +3,122 @@
 import {disclosure, html, number, scrollBox, shorten, svg, table, visibleToken} from "./dom.js";
 import {saveButton} from "./save.js";
 
-const COLUMN = 112,
-  ROW = 30,
-  LEFT = 70,
-  TOP = 30;
+const [LEFT, TOP] = [70, 30]; // pixels, as all of these
+const [COLUMN, ROW] = [112, 30]; // from one box to the next
+const [WIDTH, HEIGHT] = [88, 22]; // of a box
+const LEGEND = "Solid: kept. Dashed: pruned. A box with a double border: finished. Bold line: the best hypothesis.";
 
 export function searchView(data) {
   const search = data.search;
   const picture = tree(search);
+  const summary = `Beam search with ${search.beam} beams ran for ${search.steps.length} steps.`;
   return html(
     "div",
     {class: "block"},
-    html(
-      "p",
-      {},
-      `Beam search with ${search.beam} beams ran for ${search.steps.length} steps. It stopped because ${search.stop_reason}`,
-    ),
+    html("p", {}, `${summary} It stopped because ${search.stop_reason}`),
     html(
       "div",
       {class: "controls"},
-      html(
-        "span",
-        {class: "note"},
-        "Solid: kept. Dashed: pruned. A box with a double border: finished. Bold line: the best hypothesis.",
-      ),
+      html("span", {class: "note"}, LEGEND),
       saveButton(() => picture, "beam-search"),
     ),
     scrollBox("Beam search tree", picture),
-    scrollBox(
-      "Finished hypotheses",
-      table(
-        "Finished hypotheses, best first",
-        ["text", "log-probability", "tokens", "normalized score"],
-        search.hypotheses.map((one) => [
-          visibleToken(one.text),
-          number(one.logprob, 4),
-          `${one.length}`,
-          number(one.score, 4),
-        ]),
-      ),
-    ),
-    disclosure("Every step as a table", () =>
-      scrollBox(
-        "Every step as a table",
-        table(
-          "Candidates, best first",
-          ["step", "continues", "token", "log-probability", "fate"],
-          search.steps.flatMap((step, s) =>
-            step.map((one) => [
-              `${s + 1}`,
-              one.parent === null ? "start" : prefix(search, s, one),
-              visibleToken(one.text),
-              number(one.score, 4),
-              fate(one),
-            ]),
-          ),
-        ),
-      ),
-    ),
+    hypothesesTable(search),
+    disclosure("Every step as a table", () => stepsTable(search)),
   );
 }
 
-function fate(one) {
-  if (one.ended) return one.kept ? "finished" : "pruned (ends, but not among the best)";
+function hypothesesTable(search) {
+  const headings = ["text", "log-probability", "tokens", "normalized score"];
+  const rows = search.hypotheses.map((one) => {
+    return [visibleToken(one.text), number(one.logprob, 4), String(one.length), number(one.score, 4)];
+  });
+  return scrollBox("Finished hypotheses", table("Finished hypotheses, best first", headings, rows));
+}
+
+function stepsTable(search) {
+  const headings = ["step", "continues", "token", "log-probability", "result"];
+  const rows = search.steps.flatMap((step, s) =>
+    step.map((one) => {
+      const before = one.parent === null ? "start" : prefix(search, s, one);
+      return [String(s + 1), before, visibleToken(one.text), number(one.score, 4), result(one)];
+    }),
+  );
+  return scrollBox("Every step as a table", table("Candidates, best first", headings, rows));
+}
+
+function result(one) {
+  if (one.ended) return one.kept ? "finished" : "pruned (it ends, but is not among the best)";
   return one.kept ? "kept" : "pruned";
 }
 
+/** The text before a candidate. */
 function prefix(search, step, one) {
   const words = [];
-  for (let s = step - 1, parent = one.parent; s >= 0 && parent !== null; s--) {
+  for (let s = step - 1, parent = one.parent; parent !== null; s--) {
     words.unshift(search.steps[s][parent].text);
     parent = search.steps[s][parent].parent;
   }
   return visibleToken(words.join(""));
 }
 
+/** The candidates of the best hypothesis, as "step.index". */
+function bestPath(search) {
+  const path = new Set();
+  for (let {step, index} = search.best; index !== null; step--) {
+    path.add(`${step}.${index}`);
+    index = search.steps[step][index].parent;
+  }
+  return path;
+}
+
 function tree(search) {
   const most = Math.max(...search.steps.map((step) => step.length));
-  const width = LEFT + search.steps.length * COLUMN + 10,
-    height = TOP + most * ROW + 10;
-  const best = new Set();
-  for (let s = search.best.step, n = search.best.index; s >= 0 && n !== null; s--) {
-    best.add(`${s}.${n}`);
-    n = search.steps[s][n].parent;
-  }
-  const x = (s) => LEFT + s * COLUMN,
-    y = (n) => TOP + n * ROW;
-  const edges = [],
-    boxes = [];
+  const best = bestPath(search);
+  const [edges, boxes] = [[], [svg("text", {x: 4, y: TOP + 15, class: "step-number"}, "start")]];
   search.steps.forEach((step, s) => {
-    boxes.push(svg("text", {x: x(s) + 44, y: 16, class: "step-number", "text-anchor": "middle"}, `step ${s + 1}`));
+    const middle = boxX(s) + WIDTH / 2;
+    boxes.push(svg("text", {x: middle, y: 16, class: "step-number", "text-anchor": "middle"}, `step ${s + 1}`));
     step.forEach((one, n) => {
-      const from = one.parent === null ? [LEFT - 24, TOP + 11] : [x(s - 1) + 88, y(one.parent) + 11];
-      const onBest = best.has(`${s}.${n}`);
-      const style = `edge ${one.kept ? "kept" : "pruned"}${onBest ? " best" : ""}`;
-      const middle = (from[0] + x(s)) / 2;
-      edges.push(
-        svg("path", {
-          d: `M${from[0]} ${from[1]} C${middle} ${from[1]} ${middle} ${y(n) + 11} ${x(s)} ${y(n) + 11}`,
-          class: style,
-        }),
-      );
-      boxes.push(
-        svg(
-          "g",
-          {class: `node ${one.kept ? "kept" : "pruned"}${onBest ? " best" : ""}`},
-          svg("title", {}, `${visibleToken(one.text)}: log-probability ${number(one.score, 4)}, ${fate(one)}`),
-          svg("rect", {x: x(s), y: y(n), width: 88, height: 22, rx: 4}),
-          one.ended && one.kept ? svg("rect", {x: x(s) + 2.5, y: y(n) + 2.5, width: 83, height: 17, rx: 2.5}) : null,
-          svg("text", {x: x(s) + 7, y: y(n) + 15, class: "token"}, shorten(visibleToken(one.text), 6)),
-          svg("text", {x: x(s) + 82, y: y(n) + 15, class: "score", "text-anchor": "end"}, number(one.score, 2)),
-        ),
-      );
+      const style = `${one.kept ? "kept" : "pruned"}${best.has(`${s}.${n}`) ? " best" : ""}`;
+      edges.push(svg("path", {d: edgePath(one, s, n), class: `edge ${style}`}));
+      boxes.push(box(one, boxX(s), boxY(n), style));
     });
   });
-  boxes.push(svg("text", {x: 4, y: TOP + 15, class: "step-number"}, "start"));
+  const width = LEFT + search.steps.length * COLUMN + 10;
+  const height = TOP + most * ROW + 10;
+  const text = search.hypotheses[0]?.text ?? "none";
+  const size = `${search.steps.length} steps with up to ${most} candidates`;
+  const label = `Beam search: ${size}. The best hypothesis is ${text}.`;
+  const attributes = {viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": label};
+  return svg("svg", {...attributes, class: "tree"}, edges, boxes);
+}
+
+function boxX(step) {
+  return LEFT + step * COLUMN;
+}
+
+function boxY(index) {
+  return TOP + index * ROW;
+}
+
+function edgePath(one, s, n) {
+  const [x1, y1] = one.parent === null ? [LEFT - 24, TOP] : [boxX(s - 1) + WIDTH, boxY(one.parent)];
+  const [x2, y2] = [boxX(s), boxY(n) + HEIGHT / 2];
+  const [start, middle] = [y1 + HEIGHT / 2, (x1 + x2) / 2];
+  return `M${x1} ${start} C${middle} ${start} ${middle} ${y2} ${x2} ${y2}`;
+}
+
+function box(one, x, y, style) {
+  const title = `${visibleToken(one.text)}: log-probability ${number(one.score, 4)}, ${result(one)}`;
+  const inner = {x: x + 2.5, y: y + 2.5, width: WIDTH - 5, height: HEIGHT - 5, rx: 2.5};
   return svg(
-    "svg",
-    {
-      viewBox: `0 0 ${width} ${height}`,
-      width,
-      height,
-      role: "img",
-      class: "tree",
-      "aria-label": `Beam search: ${search.steps.length} steps with up to ${most} candidates. The best hypothesis is ${search.hypotheses[0]?.text ?? "none"}.`,
-    },
-    edges,
-    boxes,
+    "g",
+    {class: `node ${style}`},
+    svg("title", {}, title),
+    svg("rect", {x, y, width: WIDTH, height: HEIGHT, rx: 4}),
+    one.ended && one.kept ? svg("rect", inner) : null,
+    svg("text", {x: x + 7, y: y + 15, class: "token"}, shorten(visibleToken(one.text), 6)),
+    svg("text", {x: x + WIDTH - 6, y: y + 15, class: "score", "text-anchor": "end"}, number(one.score, 2)),
   );
 }
