@@ -58,19 +58,20 @@ class Scheduler:
         `read_results` waits for the tokens of earlier steps. It is called before a preemption, because a request that
         has ended may free pages, and because a request that is preempted keeps its tokens.
         """
-        size = self.page_pool.page_size
         for request in list(self.running):
-            while request.num_cached >= len(request.page_table) * size and request.can_decode:
-                if self.page_pool.num_available:
+            while self._needs_page(request):
+                if not self.page_pool.num_available:
+                    read_results()
+                if not self.page_pool.num_available:
+                    self._preempt(self.running[-1])
+                elif self._needs_page(request):
                     request.page_table += self.page_pool.allocate(1)
                     request.has_new_pages = True
                     self.version += 1
-                    continue
-                read_results()
-                if not self.page_pool.num_available:
-                    self._preempt(self.running[-1])
-                if request.state != "running":
-                    break
+
+    def _needs_page(self, request: Request) -> bool:
+        is_full = request.num_cached >= len(request.page_table) * self.page_pool.page_size
+        return is_full and request.can_decode and request.state == "running"
 
     def _preempt(self, request: Request) -> None:
         self.remove(request)
