@@ -69,10 +69,12 @@ def write_corpus(path: Path, size: int) -> None:
             written += len(block)
 
 
-def run_stage(stage: str, folder: Path) -> None:
+def run_stage(stage: str, folder: Path, size: int) -> None:
     """Run one stage in this process."""
     corpus, recipe_file = folder / "corpus.txt", folder / "recipe.toml"
-    if stage == "survey":
+    if stage == "corpus":
+        write_corpus(corpus, size)
+    elif stage == "survey":
         from qkv.data.readers import DataFiles
         from qkv.data.survey import survey_files
 
@@ -104,9 +106,12 @@ def run_stage(stage: str, folder: Path) -> None:
         sys.exit(run_command(["train", str(recipe_file), f"train.steps={steps}"]))
 
 
-def measure(stage: str, folder: Path) -> str:
-    """Run a stage in a process of its own: its wall time, CPU time and peak memory."""
-    command = [sys.executable, __file__, str(folder), "--stage", stage]
+def measure(stage: str, folder: Path, size: int) -> str:
+    """Run a stage in a process of its own: its wall time, CPU time and peak memory.
+
+    This process must stay small, because a new process begins with the peak memory of the one that starts it.
+    """
+    command = [sys.executable, __file__, str(folder), "--stage", stage, "--bytes", str(size)]
     log = folder / "log.txt"
     start = time.perf_counter()
     with log.open("w") as out:
@@ -124,10 +129,11 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("sizes", nargs="*")
     parser.add_argument("--stages", nargs="*", default=STAGES, choices=STAGES)
-    parser.add_argument("--stage", choices=STAGES, help="run this stage in this process")
+    parser.add_argument("--stage", choices=("corpus", *STAGES), help="run this stage in this process")
+    parser.add_argument("--bytes", type=int, default=0)
     options = parser.parse_args()
     if options.stage:
-        run_stage(options.stage, options.folder)
+        run_stage(options.stage, options.folder, options.bytes)
         return
     print("| text | " + " | ".join(options.stages) + " |")
     print("|---|" + "---|" * len(options.stages))
@@ -136,11 +142,12 @@ def main() -> None:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         try:
-            write_corpus(folder / "corpus.txt", int(float(size[:-2]) * UNITS[size[-2:]]))
+            num_bytes = int(float(size[:-2]) * UNITS[size[-2:]])
+            measure("corpus", folder, num_bytes)
             (folder / "recipe.toml").write_text(RECIPE.format(folder=folder))
             cells = []
             for stage in options.stages:
-                cells.append(measure(stage, folder))
+                cells.append(measure(stage, folder, num_bytes))
                 print(f"{size} {stage}: {cells[-1]}", file=sys.stderr, flush=True)
             print(f"| {size} | " + " | ".join(cells) + " |", flush=True)
         finally:

@@ -430,7 +430,8 @@ def mean_characters(records: Sequence[Record], columns: Collection[str] = ()) ->
 def guess_columns(kind: str, names: Sequence[str], records: Sequence[Record] = ()) -> dict[str, str]:
     """Assign the columns, in their order, to the required fields; the user can correct the guess.
 
-    For embeddings, the first other column that has a number in each of the `records` is the score.
+    For embeddings, the first other column that has a number in each of the `records` is the score. The label of a
+    classifier is the column with the fewest different values, and its text is the longest of the other columns.
 
     >>> guess_columns("seq2seq", ["en", "de"])
     {'source': 'en', 'target': 'de'}
@@ -442,6 +443,11 @@ def guess_columns(kind: str, names: Sequence[str], records: Sequence[Record] = (
             f"the data has the columns {', '.join(names)}, but {kind} needs {len(required)} ({', '.join(required)}); "
             "add the missing columns"
         )
+    if OBJECTIVES[kind].class_field == "label" and records:
+        values = {name: [str(get_nested(record.fields, name)) for record in records] for name in columns}
+        label = min(columns, key=lambda name: len(set(values[name])))
+        text = max((name for name in columns if name != label), key=lambda name: sum(map(len, values[name])))
+        return {"text": text, "label": label}
     guessed = dict(zip(required, columns, strict=False))
     for name in columns[len(required) :] if kind == "contrastive" and records else ():
         if all(is_number(str(get_nested(record.fields, name))) for record in records):

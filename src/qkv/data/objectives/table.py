@@ -314,11 +314,27 @@ OBJECTIVES: dict[str, ObjectiveSpec] = {
         head="classify",
         fields=(
             RecordField(
-                "text", ("sentence", "sentence1", "premise", "first", "content", "review", "question", "text1", "a")
+                "text",
+                (
+                    "sentence",
+                    "sentence1",
+                    "sentence_a",
+                    "premise",
+                    "first",
+                    "content",
+                    "review",
+                    "question",
+                    "text1",
+                    "a",
+                ),
             ),
-            RecordField("second", ("sentence2", "hypothesis", "question2", "text2", "b"), optional=True),
-            RecordField("label", ("class", "category", "sentiment", "topic", "intent"), optional=True),
-            RecordField("score", ("similarity", "rating", "value"), optional=True),
+            RecordField("second", ("sentence2", "sentence_b", "hypothesis", "question2", "text2", "b"), optional=True),
+            RecordField(
+                "label",
+                ("class", "category", "sentiment", "topic", "intent", "gold_label", "entailment_judgment"),
+                optional=True,
+            ),
+            RecordField("score", ("similarity", "relatedness_score", "rating", "value"), optional=True),
         ),
         alternatives=("label", "score"),
         class_field="label",
@@ -378,9 +394,11 @@ OBJECTIVES: dict[str, ObjectiveSpec] = {
         families=("encoder",),
         head="embed",
         fields=(
-            RecordField("first", ("anchor", "query", "question", "sentence1", "text1", "a")),
-            RecordField("second", ("positive", "document", "passage", "answer", "sentence2", "text2", "b")),
-            RecordField("score", ("similarity", "label"), optional=True),
+            RecordField("first", ("anchor", "query", "question", "sentence1", "sentence_a", "text1", "a")),
+            RecordField(
+                "second", ("positive", "document", "passage", "answer", "sentence2", "sentence_b", "text2", "b")
+            ),
+            RecordField("score", ("similarity", "relatedness_score", "label"), optional=True),
         ),
         aligned_fields=("first", "second"),
         group_by="first",

@@ -29,16 +29,20 @@ def check_columns(kind: str, columns: Mapping[str, str], where: str = "data.colu
 
 
 def match_columns(kind: str, names: Iterable[str], data_name: str) -> dict[str, str]:
-    """Map each field to a column by the columns' names; if there is no column for a field, an error says what to do.
+    """Map each field to a column by the columns' names, in upper or lower case.
+
+    If there is no column for a field, an error says what to do.
 
     >>> match_columns("seq2seq", ["written", "iso", "language"], "dates")
     {'source': 'written', 'target': 'iso'}
     """
     names = list(names)
+    by_lower = {name.lower(): name for name in reversed(names)} | {name: name for name in names}
     spec = OBJECTIVES[kind]
     found: dict[str, str] = {}
     for field in spec.fields:
-        column = next((name for name in (field.name, *field.column_names) if name in names), None)
+        known = (field.name, *field.column_names)
+        column = next((by_lower[name] for name in known if name in by_lower), None)
         if column is not None and column not in found.values():
             found[field.name] = column
     preferred = next((name for name in spec.alternatives if name in found), None)
