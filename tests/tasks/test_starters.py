@@ -14,6 +14,7 @@ from qkv.models.tables.presets import find_preset
 from qkv.store.huggingface import find_hf_target
 from qkv.store.sentence_transformers import find_transformer_target
 from qkv.tasks.prepare.prepare import prepare
+from qkv.tasks.prepare.sources import open_sources
 from qkv.tasks.starter_sizes import SIZES, Machine, choose_size
 from qkv.tasks.starters import STARTERS, guess_columns, starter_recipe
 from qkv.text import Tokenizer
@@ -222,3 +223,23 @@ def test_the_same_pairs_get_the_same_tokenizer_however_they_are_kept(tmp_path: P
     sides = {"source": str(tmp_path / "p.fr"), "target": str(tmp_path / "p.en")}
     for files in ([str(tmp_path / "p.tsv")], [str(tmp_path / "q.tsv")], sides, list(sides.values())):
         assert 'kind = "char"' in starter_recipe("translate", files), files
+
+
+def test_columns_of_real_tables_are_recognised_or_guessed_by_their_values(tmp_path: Path) -> None:
+    header = "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment\n"
+    rows = "".join(f"{n}\tA man runs {n}.\tA dog sits {n}.\t{n % 5}.5\t{'YES' if n % 2 else 'NO'}\n" for n in range(30))
+    table = tmp_path / "sick.txt"
+    table.write_text(header + rows)
+    columns = loads(starter_recipe("classify", [str(table)])).data.columns
+    assert columns == {"text": "sentence_A", "second": "sentence_B", "label": "entailment_judgment"}
+    embed = loads(starter_recipe("embed", [str(table)])).data
+    assert (embed.columns["score"], embed.scale) == ("relatedness_score", 5.0)
+    table.write_text(rows)
+    assert loads(starter_recipe("classify", [str(table)])).data.columns == {"text": "1", "label": "4"}
+
+
+def test_a_table_in_a_text_file_says_how_to_read_it_as_text(tmp_path: Path) -> None:
+    book = tmp_path / "book.txt"
+    book.write_text("one\ttwo\n" * 20)
+    with pytest.raises(UsageError, match=r'Its lines have tabs: .* write data\.format = "text"'):
+        open_sources(loads(f'[data]\ntrain = "{book}"\n[objective]\nkind = "causal_lm"\n[train]\nsteps = 1\n'))
