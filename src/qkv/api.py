@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -14,25 +14,22 @@ from qkv import decode, store
 from qkv.blocks import HeadConfig, Tap
 from qkv.decode import GenerationOptions, GenerationResult, TokenLogprob
 from qkv.errors import QkvError, UsageError, suggest_name
-from qkv.inside import DEFAULT_SITES, MAX_TRACE_BYTES, Edit, EditTap, Trace, check_edits
-from qkv.inside.look.document import LookOptions
-from qkv.inside.look.page import Look
 from qkv.models import Config, Encoder, Network, Seq2Seq, build
 from qkv.models.tables import presets
 from qkv.progress import OnProgress
 from qkv.tasks import evaluate as tasks
-from qkv.tasks import train as training
 from qkv.tasks.run.classify import check_text_lengths
 from qkv.tasks.run.embed import embed_texts
 from qkv.tasks.run.example_batches import batches
 from qkv.tasks.run.generate import make_generation_options, prompt_ids
-from qkv.tasks.run.look import look_at_mask, look_at_text
-from qkv.tasks.run.trace import trace_text
 from qkv.tasks.task import TextModel
 from qkv.text import Tokenizer
-from qkv.train.recipe.values import format_value
 from qkv.train.run import load as run_models
-from qkv.train.watch import Watcher
+
+if TYPE_CHECKING:  # imported in the methods that need them, so that `qkv run` answers sooner
+    from qkv.inside import Edit, Trace
+    from qkv.inside.look.page import Look
+    from qkv.train.watch import Watcher
 
 log = logging.getLogger("qkv")
 
@@ -83,7 +80,7 @@ def new(
     return Model(config, network.to(device).eval(), tokenizer, [])
 
 
-def train(recipe: str | Path, *, watcher: Watcher | None = None, **overrides: Any) -> "Model":
+def train(recipe: str | Path, *, watcher: "Watcher | None" = None, **overrides: Any) -> "Model":
     """Train a model from a recipe file or a built-in recipe, or resume the run in a folder.
 
     The model is also saved in the folder of the run. `overrides` are named by recipe keys with dots, as on the command
@@ -91,6 +88,8 @@ def train(recipe: str | Path, *, watcher: Watcher | None = None, **overrides: An
 
     >>> train("dates", **{"train.minutes": 5, "run": "runs/a"})     # doctest: +SKIP
     """
+    from qkv.tasks import train as training
+
     arguments = [_format_override(name, value) for name, value in overrides.items()]
     trained = training.train(training.open_recipe(recipe, arguments), watch=watcher)
     for note in trained.notes:
@@ -100,6 +99,8 @@ def train(recipe: str | Path, *, watcher: Watcher | None = None, **overrides: An
 
 def _format_override(name: str, value: Any) -> str:
     """Write an override as on the command line: `key=value`."""
+    from qkv.train.recipe.values import format_value
+
     try:
         return f"{name}={format_value(str(value) if isinstance(value, Path) else value)}"
     except UsageError as error:
@@ -218,20 +219,24 @@ class Model:
         text: str | tuple[str, str] | Sequence[int],
         target: str | Sequence[int] | None = None,
         *,
-        sites: str | Iterable[str] = DEFAULT_SITES,
+        sites: str | Iterable[str] | None = None,
         heads: Iterable[int] | None = None,
-        edits: Edit | Iterable[Edit] = (),
-        max_bytes: int = MAX_TRACE_BYTES,
-    ) -> Trace:
+        edits: "Edit | Iterable[Edit]" = (),
+        max_bytes: int | None = None,
+    ) -> "Trace":
         """Run the model on one text, and record activations inside it.
 
         `m.trace("…")["decoder.0.pattern"]` is the attention pattern of layer 0, (heads, queries, keys). `sites` are
-        glob patterns of the names in `qkv.blocks.tap`; "logits" is the output of the head. `heads` limits the heads of
-        scores and patterns. For an encoder-decoder, `target` is the text that the decoder reads; by default, it is the
-        model's own greedy output. `edits` change activations (see `qkv.inside.edits`). A trace larger than `max_bytes`
-        is an error.
+        glob patterns of the names in `qkv.blocks.tap`; "logits" is the output of the head. By default, the residual
+        stream, the patterns and the logits are recorded. `heads` limits the heads of scores and patterns. For an
+        encoder-decoder, `target` is the text that the decoder reads; by default, it is the model's own greedy output.
+        `edits` change activations (see `qkv.inside.edits`). A trace larger than `max_bytes` (default: 2 GiB) is an
+        error.
         """
-        options = {"sites": sites, "heads": heads, "edits": edits, "max_bytes": max_bytes}
+        from qkv.tasks.run.trace import trace_text
+
+        chosen = {"sites": sites, "heads": heads, "edits": edits, "max_bytes": max_bytes}
+        options: dict[str, Any] = {key: value for key, value in chosen.items() if value is not None}
         return trace_text(self.network, self.tokenizer, self.config, text, target, **options)
 
     def look(
@@ -244,13 +249,16 @@ class Model:
         beam: int = 4,
         max_tokens: int = 32,
         name: str = "model",
-    ) -> Look:
+    ) -> "Look":
         """Gather what happens inside the model on one text. A notebook shows the result as a page; `.save` writes it.
 
         The page shows tokens, embeddings, attention, predictions after each layer, neurons, and, for a model that
         generates text, a beam search with `beam` beams and at most `max_tokens` tokens. `layers` and `heads` limit what
         is shown. `name` is the name of the model in the heading.
         """
+        from qkv.inside.look.document import LookOptions
+        from qkv.tasks.run.look import look_at_text
+
         shown = (None if layers is None else tuple(layers), None if heads is None else tuple(heads))
         options = LookOptions(model_name=name, layers=shown[0], heads=shown[1])
         search = None
@@ -266,12 +274,15 @@ class Model:
         length: int | None = None,
         layers: Iterable[int] | None = None,
         name: str = "model",
-    ) -> Look:
+    ) -> "Look":
         """Gather the masks of the model on packed texts, with the reason of each masked cell.
 
         The texts become the documents of one sequence, padded to `length` tokens. An encoder-decoder takes one target
         for each text, or none; without targets, only the mask of the encoder is shown.
         """
+        from qkv.inside.look.document import LookOptions
+        from qkv.tasks.run.look import look_at_mask
+
         options = LookOptions(model_name=name, layers=None if layers is None else tuple(layers))
         sides = (list(texts), list(targets))
         return look_at_mask(self.network, self.tokenizer, self.config, *sides, length=length, options=options)
@@ -334,7 +345,7 @@ class Model:
         stop: str | Sequence[str] | None = None,
         draft: "Model | decode.Draft | str | Path | None" = None,
         on_text: decode.OnText | None = None,
-        edits: Edit | Iterable[Edit] = (),
+        edits: "Edit | Iterable[Edit]" = (),
         **options: Any,
     ) -> GenerationResult | list[GenerationResult]:
         """Generate text. A decoder continues prompts; an encoder-decoder produces a target for each source.
@@ -359,9 +370,12 @@ class Model:
             raise UsageError(f"on_text must be callable as on_text(index, text), got {on_text!r}")
         ids = [self._encode_prompt(prompt) for prompt in listed]
         tap = None
-        if checked_edits := check_edits(self.config, edits):
-            tap = EditTap(checked_edits)
-            generation = replace(generation, tap=tap)
+        if edits != ():
+            from qkv.inside import EditTap, check_edits
+
+            if checked_edits := check_edits(self.config, edits):
+                tap = EditTap(checked_edits)
+                generation = replace(generation, tap=tap)
         results = decode.generate(self.network, ids, generation, self.tokenizer, on_text, draft=self._load_draft(draft))
         for problem in tap.unapplied() if tap is not None else ():
             log.warning(problem)

@@ -14,8 +14,9 @@ from synthetic_data import OBJECTIVES
 from qkv.data.load.loader import Loader
 from qkv.data.stream.sequences import SequenceStream
 from qkv.models import Network
+from qkv.models.eval_mode import eval_mode
 from qkv.train import evaluation
-from qkv.train.evaluation import Evaluator, ValidationLoss, eval_mode
+from qkv.train.evaluation import Evaluator, ValidationLoss
 from qkv.train.loss.training_module import TrainingModule, count_labels, to_device
 from qkv.train.optim.averages import Ema
 from qkv.train.optim.optimizers import make_optimizer

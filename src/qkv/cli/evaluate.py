@@ -1,17 +1,19 @@
 """`qkv eval`: evaluate a model on data."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from qkv.cli.data import parse_fields, parse_files
 from qkv.cli.shared import Int8, Json, StdoutConsole, StringList, app, check_minimum, print_json, print_notes
 from qkv.errors import QkvError, UsageError
-from qkv.train.recipe.schema import DataSection, Recipe
+
+if TYPE_CHECKING:
+    from qkv.train.recipe.schema import DataSection, Recipe
 
 
-def read_run_recipe(model: str) -> Recipe | None:
+def read_run_recipe(model: str) -> "Recipe | None":
     """Read the recipe of a run; None if the model is not the folder of a run."""
     from qkv.train.recipe.recipe_file import read as read_recipe
     from qkv.train.run.load import run_path
@@ -20,7 +22,7 @@ def read_run_recipe(model: str) -> Recipe | None:
     return read_recipe(path) if path.exists() else None
 
 
-def evaluation_data(data: DataSection) -> Any:
+def evaluation_data(data: "DataSection") -> Any:
     """The data to evaluate on: the recipe's test files, else its validation files, else its built-in dataset."""
     from qkv.data.builtin import DATASETS
 

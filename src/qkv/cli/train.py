@@ -8,15 +8,16 @@ import tempfile
 import tomllib
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from qkv.cli.data import parse_fields, parse_files
 from qkv.cli.shared import Json, StdoutConsole, StringList, app, check_minimum, print_json, print_result
 from qkv.errors import QkvError, UsageError
-from qkv.train.recipe.schema import DataSection
-from qkv.train.watch import Sample
+
+if TYPE_CHECKING:
+    from qkv.train.watch import Sample
 
 NAMED_FIELD_SUFFIXES = {".jsonl", ".json", ".parquet"}
 """Formats in which every record names its fields. For other formats, `qkv init` prints how it reads the first line."""
@@ -84,9 +85,10 @@ def train(recipe: str, /, *overrides: str, dry_run: bool = False, processes: int
     return None
 
 
-def example_input(sample: Sample | None) -> str:
+def example_input(sample: "Sample | None") -> str:
     """A validation text to try the model on, quoted for a shell, or "…" if there is no short one.
 
+    >>> from qkv.train.watch import Sample
     >>> example_input(Sample("3 mars 1998", "", "")), example_input(None)
     ("'3 mars 1998'", '…')
     >>> print(example_input(Sample("a ‖ b's", "", "", model_input="a\\tb's")))
@@ -172,6 +174,7 @@ def init(
     if from_ and shape != "modern":
         raise UsageError(f"--shape {shape} is for new models, but --from {from_} has a shape; leave one of them out")
     from qkv.tasks.starters import starter_recipe
+    from qkv.train.recipe.schema import DataSection
 
     path = out or Path(f"{task}.toml")
     chosen = parse_fields(columns or [], "--columns", required=True)

@@ -25,9 +25,9 @@ from qkv.inside.forward import Example, make_inputs, run
 from qkv.inside.sites import check_sites
 from qkv.inside.tokens import TokenList, list_tokens
 from qkv.models import Encoder, Network, Seq2Seq
+from qkv.models.eval_mode import eval_mode
 from qkv.progress import OnProgress
 from qkv.text import Tokenizer
-from qkv.train.evaluation import eval_mode
 
 NO_TOKEN = -1
 """Fills the part of a window that lies outside the text."""

@@ -19,8 +19,8 @@ from qkv.inside.sites import MATRIX_SITES, PER_HEAD_SITES, check_sites, list_sit
 from qkv.inside.tokens import list_tokens
 from qkv.inside.trace import LOGITS, Trace
 from qkv.models import Config, Network
+from qkv.models.eval_mode import eval_mode
 from qkv.text import Tokenizer
-from qkv.train.evaluation import eval_mode
 
 DEFAULT_SITES = ("*.resid_pre", "*.resid_post", "*pattern", LOGITS)
 MAX_TRACE_BYTES = 2 * 1024**3

@@ -11,7 +11,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -23,6 +23,7 @@ from qkv.data.load.batch import Batch
 from qkv.data.load.loader import Loader
 from qkv.data.stream.sequences import SequenceStream
 from qkv.models import Network
+from qkv.models.eval_mode import eval_mode
 from qkv.progress import OnProgress
 from qkv.train.loss.training_module import count_labels, to_device
 from qkv.train.optim.averages import Ema
@@ -339,16 +340,3 @@ def broadcast_json(world: World, value: Any) -> Any:
         data.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
     dist.broadcast(data, src=0)
     return json.loads(bytes(data.cpu().numpy()))
-
-
-@contextmanager
-def eval_mode(network: nn.Module) -> Iterator[None]:
-    """Inside, the network is in evaluation mode and computes no gradients. Afterwards each module has its old mode."""
-    training = [module for module in network.modules() if module.training]
-    network.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module in training:
-            module.training = True

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 
 from qkv.models import Network
-from qkv.train.checkpoint.files import DamagedCheckpoint
+from qkv.train.checkpoint.files import EMA_PREFIX, WEIGHTS_PREFIX, DamagedCheckpoint
 from qkv.train.checkpoint.folder import CheckpointFolder
-from qkv.train.checkpoint.manager import EMA_PREFIX, WEIGHTS_PREFIX
 from qkv.train.checkpoint.reader import Checkpoint
 from qkv.train.optim.averages import CheckpointAverage, Ema
 from qkv.train.parallel.shards import load_slices

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from qkv.data.load.batch import Batch
 from qkv.data.load.loader import Loader
 from qkv.errors import QkvError
+from qkv.models.eval_mode import eval_mode
 from qkv.train.checkpoint.folder import CheckpointFolder
-from qkv.train.evaluation import eval_mode
 from qkv.train.final_weights import load_final_weights
 from qkv.train.optim.schedule import lr_at
 from qkv.train.out_of_memory import is_out_of_memory, out_of_memory_error

@@ -13,12 +13,12 @@ from qkv.data.objectives.table import OBJECTIVES
 from qkv.data.records import Record
 from qkv.data.stream.random_bits import EpochRng
 from qkv.models import Config
+from qkv.models.eval_mode import eval_mode
 from qkv.progress import OnProgress
 from qkv.tasks import metrics
 from qkv.tasks.run.classify import add_truncation_note, build_unlabelled_examples, check_text_lengths, select_scored
 from qkv.tasks.run.example_batches import ExampleBatches, at_least_float32, batches, max_sequence_length
 from qkv.tasks.task import Evaluation, EvaluationOptions, TextModel, select_metrics, select_usable
-from qkv.train.evaluation import eval_mode
 from qkv.train.watch import Sample
 
 METRICS = OBJECTIVES["contrastive"].metrics

@@ -21,13 +21,13 @@ from qkv.data.stream.random_bits import EpochRng
 from qkv.decode import GenerationOptions
 from qkv.errors import QkvError
 from qkv.models import Config, Network
+from qkv.models.eval_mode import eval_mode
 from qkv.progress import OnProgress
 from qkv.tasks import metrics
 from qkv.tasks.run import text_to_text
 from qkv.tasks.run.example_batches import ExampleBatches, batches, max_sequence_length
 from qkv.tasks.run.generate import generate_batched, prompt_ids
 from qkv.tasks.task import Evaluation, EvaluationOptions, TextModel, select_metrics, select_usable
-from qkv.train.evaluation import eval_mode
 from qkv.train.watch import Sample
 
 run = text_to_text.run

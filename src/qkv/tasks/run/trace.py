@@ -10,10 +10,10 @@ from qkv.decode.runner import start_token
 from qkv.errors import UsageError
 from qkv.inside import Trace, trace
 from qkv.models import Config, Network, Seq2Seq
+from qkv.models.eval_mode import eval_mode
 from qkv.tasks.run.generate import limit_new_tokens, prompt_ids
 from qkv.tasks.task import require_tokenizer
 from qkv.text import Tokenizer
-from qkv.train.evaluation import eval_mode
 
 Text = str | tuple[str, str] | Sequence[int] | torch.Tensor
 """A text, a pair of texts for an encoder ([CLS] a [SEP] b [SEP]), or token ids."""

@@ -33,6 +33,8 @@ VERSION = 2
 """The version of the format. In version 1, keys of the state and of the config had other names."""
 MANIFEST_FILE = "manifest.json"
 BEST_FILE = "best.json"
+WEIGHTS_PREFIX, OPTIMIZER_PREFIX, EMA_PREFIX = "model.", "optimizer.", "average."
+"""The beginnings of the names of tensors: weights, state of the optimizer, averages of weights."""
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from qkv.data.load.loader import Loader
 from qkv.data.stream.sequences import SequenceStream
 from qkv.errors import QkvError
-from qkv.train.checkpoint.files import report_malformed
+from qkv.train.checkpoint.files import EMA_PREFIX, OPTIMIZER_PREFIX, WEIGHTS_PREFIX, report_malformed
 from qkv.train.checkpoint.folder import CheckpointFolder
 from qkv.train.checkpoint.reader import Checkpoint
 from qkv.train.optim.averages import Ema
@@ -18,8 +18,6 @@ from qkv.train.optim.optimizers import optimizer_tensors
 from qkv.train.parallel.shards import load_slices, local_slices
 from qkv.train.progress import Progress
 from qkv.train.step import Stepper
-
-WEIGHTS_PREFIX, OPTIMIZER_PREFIX, EMA_PREFIX = "model.", "optimizer.", "average."
 
 
 class CheckpointManager:

@@ -23,8 +23,15 @@ from qkv.store.huggingface import replace_head
 from qkv.store.model_folder import assign_parameters, build_on_meta, initialise_missing
 from qkv.text import Tokenizer
 from qkv.train.adapt import LoraLinear, merge_lora, replace_module
-from qkv.train.checkpoint.files import MANIFEST_FILE, DamagedCheckpoint, parse_step, report_malformed, step_folder_name
-from qkv.train.checkpoint.manager import EMA_PREFIX, WEIGHTS_PREFIX
+from qkv.train.checkpoint.files import (
+    EMA_PREFIX,
+    MANIFEST_FILE,
+    WEIGHTS_PREFIX,
+    DamagedCheckpoint,
+    parse_step,
+    report_malformed,
+    step_folder_name,
+)
 from qkv.train.checkpoint.reader import Checkpoint
 from qkv.train.recipe import recipe_file
 from qkv.train.run.folder import MODEL_CONFIG, RunFolder, resume_command
