@@ -377,6 +377,12 @@ def test_patterns_of_other_lengths_and_of_padded_batches_are_refused() -> None:
         network(torch.tensor([IDS, IDS]), mask, tap=EditTap([zero_ablate("encoder.0.z", positions=[-1])]))
 
 
+def test_a_forward_pass_of_selected_positions_is_refused() -> None:
+    network: Any = make_network("decoder")
+    with pytest.raises(UsageError, match="without `selected`"):
+        network.hidden(torch.tensor([IDS]), selected=torch.tensor([6]), tap=EditTap([zero_ablate("decoder.1.mlp_out")]))
+
+
 def test_other_ways_to_decode_refuse_a_tap() -> None:
     network = make_network("decoder")
     options = GenerationOptions(max_tokens=2, tap=EditTap([zero_ablate("decoder.0.z")]))

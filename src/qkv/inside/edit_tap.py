@@ -98,6 +98,8 @@ class EditTap(Tap):
         for read in (layout, self.layouts["source"]) if "cross_" in name else (layout,):
             self._has_padding = self._has_padding or (read.padding is not None and bool(read.padding.any()))
         lengths = self._lengths.setdefault("source" if is_source else stack, _sequence_lengths(layout))
+        if value.dim() < 3:
+            raise UsageError(f"{name}: an edit needs all positions of a sequence; run the network without `selected`")
         num_beams = value.shape[-2] // layout.positions.shape[1]
         if num_beams > 1:  # cross-attention has the beams of a source on the query axis
             layout = layout.fold_beams(num_beams)
