@@ -42,7 +42,7 @@ def generate(
             "pass a tokenizer or leave out stop"
         )
     if options.tap is not None and draft is not None:
-        raise UsageError("edits or a tap, and a draft: speculative decoding cannot change activations; leave out one of them")
+        raise UsageError("edits and a draft: speculative decoding cannot change activations; leave out one of them")
     if not prompts:
         return []
     call = GenerationCall(network, prompts, options, tokenizer, on_text, make_draft(draft))
