@@ -10,13 +10,16 @@ from qkv.decode.backend import choose_backend
 from qkv.decode.loop import GenerationCall
 from qkv.decode.options import GenerationOptions
 from qkv.decode.result import GenerationResult, TokenLogprob
-from qkv.decode.runner import check_max_length, decoder_states, left_pad, start_token
+from qkv.decode.runner import MAX_PREALLOCATED_TOKENS, check_max_length, decoder_states, left_pad, start_token
 from qkv.decode.selection import token_logprobs
 from qkv.decode.sequence import OnText
 from qkv.decode.speculative.draft import Draft, DraftModel, PromptLookup
 from qkv.errors import QkvError, UsageError
 from qkv.models import Decoder, Encoder, Network, Seq2Seq
 from qkv.text import Tokenizer
+
+MAX_CACHE_BYTES = 2**31
+"""On a CPU, `generate` runs as many prompts at once as need this much memory for keys and values."""
 
 
 @torch.inference_mode()
@@ -45,10 +48,35 @@ def generate(
         raise UsageError("edits and a draft: speculative decoding cannot change activations; leave out one of them")
     if not prompts:
         return []
-    call = GenerationCall(network, prompts, options, tokenizer, on_text, make_draft(draft))
-    backend = choose_backend(network, options, batch_size=len(prompts), streams=on_text is not None, draft=call.draft)
-    with device_guard(next(network.parameters()).device):
-        return list(backend.generate(call))
+    speculation = make_draft(draft)
+    batch_size = max_batch_size(network, max(map(len, prompts)), options)
+    results: list[GenerationResult] = []
+    for start in range(0, len(prompts), batch_size):
+        batch = prompts[start : start + batch_size]
+        streams = on_text is not None
+        call = GenerationCall(network, batch, options, tokenizer, shift_index(on_text, start), speculation)
+        backend = choose_backend(network, options, batch_size=len(batch), streams=streams, draft=speculation)
+        with device_guard(next(network.parameters()).device):
+            results += backend.generate(call)
+    return results
+
+
+def max_batch_size(network: Decoder | Seq2Seq, prompt_length: int, options: GenerationOptions) -> int:
+    """Return the number of prompts whose KV cache fits into a fixed amount of memory; at least 1."""
+    stack, weight = network.config.stack, next(network.parameters())
+    num_tokens = prompt_length + min(options.max_tokens, MAX_PREALLOCATED_TOKENS)
+    bytes_per_prompt = 2 * stack.layers * stack.kv_heads * stack.head_dim * num_tokens * options.beam * 4
+    max_bytes = MAX_CACHE_BYTES
+    if weight.device.type == "cuda":
+        max_bytes = torch.cuda.mem_get_info(weight.device)[0] // 2
+    return max(1, max_bytes // bytes_per_prompt)
+
+
+def shift_index(on_text: OnText | None, offset: int) -> OnText | None:
+    """Return `on_text` for a later batch, whose first prompt has the index `offset`."""
+    if on_text is None or offset == 0:
+        return on_text
+    return lambda index, text: on_text(index + offset, text)
 
 
 def make_draft(draft: Draft | Network | str | None) -> Draft | None:
