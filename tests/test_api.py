@@ -360,3 +360,16 @@ def test_the_package_lists_its_public_names() -> None:
     assert set(dir(qkv)) == set(qkv.__all__)
     with pytest.raises(AttributeError, match="module 'qkv' has no attribute 'lod'"):
         qkv.lod  # noqa: B018
+
+
+@pytest.mark.parametrize("value", [3, {"a": 1}, b"x", None, {"a"}], ids=["number", "dict", "bytes", "None", "set"])
+def test_a_call_with_no_texts_is_a_wrong_call(value: Any) -> None:
+    model = qkv.new("bert-tiny")
+    with pytest.raises(qkv.UsageError, match="texts must be a text"):
+        model.run(value)
+    tokenizer = Tokenizer.train("byte", iter([]), vocab_size=260, special_tokens=["pad"])
+    embedder = qkv.new(model.config, tokenizer=tokenizer)
+    with pytest.raises(qkv.UsageError, match="texts must be a text or a list of texts"):
+        embedder.embed(value, pooling="mean")
+    with pytest.raises(qkv.UsageError, match=r"texts\[1\] is 3 \(int\), not a text"):
+        embedder.embed(["a", 3], pooling="mean")

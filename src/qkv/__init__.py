@@ -10,6 +10,7 @@ Torch is imported when a name that needs it is first used, so that `import qkv` 
 """
 
 from importlib import import_module
+from inspect import Signature, getdoc, signature
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -55,10 +56,22 @@ __all__ = [
 
 
 class _CallableModule(ModuleType):
-    """The package `qkv.train`, which can also be called: `qkv.train(recipe)` is `qkv.api.train(recipe)`."""
+    """The package `qkv.train`, which can also be called: `qkv.train(recipe)` is `qkv.api.train(recipe)`.
+
+    `help(qkv.train)` and `inspect.signature(qkv.train)` describe the function.
+    """
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         return import_module("qkv.api").train(*args, **named)
+
+    @property
+    def __signature__(self) -> Signature:
+        return signature(import_module("qkv.api").train)
+
+    @property
+    def __doc__(self) -> str:  # type: ignore[override]
+        function = import_module("qkv.api").train
+        return f"qkv.train{signature(function)}\n\n{getdoc(function)}\n\nThe package: {vars(self)['__doc__']}"
 
 
 import_module("qkv.train").__class__ = _CallableModule  # `qkv.train` is both the package and the function

@@ -312,7 +312,11 @@ class Model:
                 'choose how to pool its hidden states: pooling="mean", "first" or "last"'
             )
         model = TextModel(self.network, self._require_tokenizer("use .hidden(ids)"), self.config)
+        check_list(texts, "texts must be a text or a list of texts")
         listed = [texts] if isinstance(texts, str) else list(texts)
+        for number, text in enumerate(listed):
+            if not isinstance(text, str):
+                raise UsageError(f"texts[{number}] is {describe_value(text)}, not a text; give a list of strings")
         vectors, lengths = embed_texts(model, listed, batch_size, pooling=pooling, longest_first=False)
         if pooling is None:
             check_text_lengths(listed, lengths, self.config.stack.max_positions)
@@ -325,6 +329,8 @@ class Model:
         texts to classify) is a tuple. `qkv.tasks.run` documents the options and results of each task.
         """
         one = isinstance(texts, str | tuple)
+        if not one:
+            check_list(texts, "texts must be a text, a pair of texts as a tuple, or a list of these")
         results = tasks.run(self.network, self.tokenizer, self.config, [texts] if one else texts, **options)
         return results[0] if one else results
 
@@ -360,8 +366,7 @@ class Model:
         `edits` change activations inside the model while it generates (see `qkv.inside.edits`).
         """
         prompts = as_list(prompts)
-        if not isinstance(prompts, Sequence):
-            raise UsageError(f"prompts must be a text, token ids, or a list of either, got a {type(prompts).__name__}")
+        check_list(prompts, "prompts must be a text, token ids, or a list of either")
         is_single = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], Integral))
         listed: Any = [prompts] if is_single else prompts
         named = {"max_tokens": max_tokens, "beam": beam, "temperature": temperature, "top_p": top_p, "seed": seed}
@@ -516,6 +521,18 @@ class Model:
                 f"token_type_ids: {value} is not one of this model's {num_types} token types (0 … {num_types - 1})"
             )
         return tensor.to(self.device, torch.long)
+
+
+def check_list(values: Any, wanted: str) -> None:
+    """Raise an error if a value is no sequence, such as a number, a dictionary or bytes."""
+    if not isinstance(values, Sequence) or isinstance(values, bytes):
+        raise UsageError(f"{wanted}, got {describe_value(values)}")
+
+
+def describe_value(value: Any) -> str:
+    """A value and its type for an error message, cut to a readable length."""
+    text = repr(value)
+    return f"{text if len(text) <= 60 else text[:60] + '…'} ({type(value).__name__})"
 
 
 def as_list(values: Any) -> Any:

@@ -96,7 +96,7 @@ def test_info_describes_an_intact_folder(folder: Path, capsys: pytest.CaptureFix
         (["info", "gtp2"], 2, ["gpt2"]),
         (["info", "gpt2", "--context", "0"], 2, ["--context"]),
         (["info", "gpt2", "--jsn"], 2, ["--json"]),
-        (["run", "gpt2", "x"], 1, ["preset", "hub id"]),
+        (["run", "gpt2", "x"], 2, ["preset", "hub id"]),
         (["data"], 2, ["files"]),
         (["data", "nothere.tsv"], 1, ["nothere.tsv"]),
     ],

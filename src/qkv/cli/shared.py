@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
-from rich.console import Console
 
 from qkv import __version__
 from qkv.errors import UsageError
+from qkv.render.console import PlainableConsole
 
 HELP = """The whole Transformer in one readable toolkit.
 
@@ -27,13 +27,14 @@ app = App(
     help=HELP,
     version=__version__,
     help_format="plaintext",
+    console=PlainableConsole(),
 )
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print the result as JSON.")]
 Int8 = Annotated[bool, Parameter(name="--int8", negative=())]
 StringList = Annotated[list[str] | None, Parameter(negative=())]
 
 
-class StdoutConsole(Console):
+class StdoutConsole(PlainableConsole):
     """A console on stdout that raises BrokenPipeError if the reader has exited, as in `qkv … | head`."""
 
     def on_broken_pipe(self) -> None:

@@ -1,23 +1,23 @@
 """Progress bars on stderr, shown only when stderr is a terminal."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from qkv.progress import OnProgress, OnStage
+from qkv.render.console import PlainableConsole
 
 
 @contextmanager
 def progress_bar(description: str) -> Iterator[OnProgress | None]:
     """Show a progress bar during the `with` block. Yields None if stderr is not a terminal."""
-    if not sys.stderr.isatty():
+    console = PlainableConsole(stderr=True)
+    if not console.is_terminal:
         yield None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(description, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total or None)
 
@@ -25,11 +25,12 @@ def progress_bar(description: str) -> Iterator[OnProgress | None]:
 @contextmanager
 def stages_bar() -> Iterator[OnStage | None]:
     """Show a progress bar for work with several named stages, one stage at a time."""
-    if not sys.stderr.isatty():
+    console = PlainableConsole(stderr=True)
+    if not console.is_terminal:
         yield None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    bar = Progress(*columns, console=console, transient=True)
     tasks: dict[str, TaskID] = {}
 
     def report(stage: str, done: int, total: int) -> None:

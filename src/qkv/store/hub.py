@@ -23,13 +23,13 @@ def resolve_folder(name: str | Path) -> Path:
     if path.is_dir():
         return path
     if path.exists():
-        raise QkvError(f"{path}: this is a file; give its folder")
+        raise UsageError(f"{path}: this is a file; give its folder")
     if str(name) in PRESETS:
-        raise QkvError(f"{name}: no such folder; {name} is a preset, which has no weights; give a folder or a hub id")
+        raise UsageError(f"{name}: no such folder; {name} is a preset, which has no weights; give a folder or a hub id")
     if not _HUB_ID.fullmatch(str(name)) or path.parent.is_dir():
         run = Path("runs") / path  # users often forget the prefix runs/
         hint = f"; did you mean {run}?" if run.is_dir() else suggest_path(path, folders=True)
-        raise QkvError(f"{path}: no such folder{hint}")
+        raise UsageError(f"{path}: no such folder{hint}")
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:

@@ -1,0 +1,59 @@
+"""NO_COLOR, exit codes of misspelt models, and `help(qkv.train)`."""
+
+import inspect
+import os
+import pty
+import pydoc
+import subprocess
+import sys
+
+import pytest
+
+import qkv
+from qkv import cli
+
+
+def output_on_a_terminal(*arguments: str, **environment: str) -> bytes:
+    """What a command writes to a terminal."""
+    ours, theirs = pty.openpty()
+    with os.fdopen(ours, "rb", buffering=0) as terminal:
+        settings = {**os.environ, "TERM": "xterm-256color", **environment}
+        command = [sys.executable, "-m", "qkv", *arguments]
+        process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=settings)
+        os.close(theirs)
+        written = b""
+        while True:
+            try:
+                part = terminal.read(65536)
+            except OSError:  # Linux's way to say that the other side is closed
+                break
+            if not part:
+                break
+            written += part
+        process.wait()
+    return written
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["info", "bert-tiny"]], ids=["help", "info"])
+def test_no_color_leaves_no_escapes(arguments: list[str]) -> None:
+    assert b"\x1b" not in output_on_a_terminal(*arguments, NO_COLOR="1")
+
+
+def test_a_terminal_without_no_color_has_styles() -> None:
+    """A control: the test above would see escapes."""
+    assert b"\x1b" in output_on_a_terminal("info", "bert-tiny", NO_COLOR="")
+
+
+@pytest.mark.parametrize("command", ["run", "info", "bench"])
+def test_a_model_that_does_not_exist_is_a_wrong_call_in_every_command(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run_command([command, "nope"]) == 2
+    assert "nope: no such folder" in capsys.readouterr().err
+
+
+def test_help_of_train_describes_the_function() -> None:
+    text = pydoc.plain(pydoc.render_doc(qkv.train))
+    assert "qkv.train(recipe: " in text
+    assert "Train a model from a recipe file" in text
+    assert list(inspect.signature(qkv.train).parameters) == ["recipe", "watcher", "overrides"]
