@@ -108,7 +108,8 @@ def take_all_steps(job: Job, run: TrainingRun, speed: SpeedMeter, signals: StopS
                 progress.seconds = world.mean(time.monotonic() - start_time)
         if due.log:
             watcher.on_step(speed.report(progress, lr, float(stepper.grad_norm), fraction_done, batch.epoch))
-        if note := speed.projection(section, progress, lambda: run.budget.epochs_read(run.loader.cursor)):
+        width = run.network.config.stack.width
+        if note := speed.projection(job.recipe, progress, width, lambda: run.budget.epochs_read(run.loader.cursor)):
             watcher.on_note(progress.step, note)
         show_sample(job, run, speed, signals)
         if due.evaluate and not stop:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from qkv.train.parallel.world import World
 from qkv.train.progress import Progress
-from qkv.train.recipe.schema import TrainSection
+from qkv.train.recipe.schema import Recipe
 from qkv.train.watch import StepReport
 
 SECONDS_BETWEEN_SAMPLES, MAX_SAMPLE_FRACTION = 4.0, 0.05
@@ -86,16 +86,16 @@ class SpeedMeter:
         self.sampled_seconds = seconds
         return True
 
-    def projection(self, section: TrainSection, progress: Progress, count_epochs: Callable[[], float]) -> str:
+    def projection(self, recipe: Recipe, progress: Progress, width: int, count_epochs: Callable[[], float]) -> str:
         """Return a note on the number of steps and epochs that the budget buys; "" if it is too early, or was said.
 
         `count_epochs` returns the number of epochs of the data that were read, or 0 if this is not known. The first
         step is not counted, because it may include compiling.
         """
-        steps = progress.step - self.first_step
-        if steps == 1:
-            self.first_step_seconds = progress.seconds
+        section, steps = recipe.train, progress.step - self.first_step
         training_seconds = progress.seconds - self.excluded_seconds
+        if steps == 1:
+            self.first_step_seconds = training_seconds
         if self.is_projected or steps < PROJECTION_STEPS or training_seconds < PROJECTION_SECONDS:
             return ""
         self.is_projected, epochs_read = True, count_epochs()
@@ -106,13 +106,14 @@ class SpeedMeter:
         counts += [section.epochs * steps / epochs_read] if section.epochs and epochs_read else []
         total = min(counts, default=0.0)
         minutes = total * step_seconds / 60
-        took = f"{minutes:.0f} minutes" if minutes < 120 else f"{minutes / 60:.1f} hours"
-        note = f"a step takes {step_seconds:.2g} s: the budget is about {total:,.0f} steps in {took}"
+        took = f"{minutes:.1f} minutes" if minutes < 120 else f"{minutes / 60:.1f} hours"
+        note = f"a step takes {step_seconds:.2g} s, so this run is about {total:,.0f} steps in {took}"
         epochs = epochs_read * total / steps
         if not epochs:
             return note
-        note += f", {epochs:.2g} epochs of the training data"
-        if epochs < 1:
-            gpu = ", or train on a GPU" if self.world.device.type == "cpu" else ""
-            note += f". The model will not see all of it: take a smaller model (model.width, model.layers){gpu}"
-        return note
+        note += f": {epochs:.2g} epochs of the training data"
+        if epochs >= 1:
+            return note
+        changes = [f"model.width={width // 2}"] if not recipe.model.from_ and not recipe.model.preset else []
+        changes += ["a GPU"] if self.world.device.type == "cpu" else []
+        return f"{note}. To see more of it, take {' or '.join([*changes, 'a larger budget'])}"
