@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from qkv.models import Network
-from qkv.train.checkpoint.files import EMA_PREFIX, WEIGHTS_PREFIX, DamagedCheckpoint
+from qkv.train.checkpoint.files import EMA_PREFIX, WEIGHTS_PREFIX, DamagedCheckpoint, OtherFormatVersion
 from qkv.train.checkpoint.folder import CheckpointFolder
 from qkv.train.checkpoint.reader import Checkpoint
 from qkv.train.optim.averages import CheckpointAverage, Ema
@@ -27,7 +27,7 @@ def load_final_weights(
     if section.final == "best":
         try:
             best = checkpoints.best()
-        except DamagedCheckpoint as error:
+        except (DamagedCheckpoint, OtherFormatVersion) as error:
             notes = [f"{error}: the best weights are lost, so the final weights are those of the last step"]
     if section.average_checkpoints > 1:
         readable, damaged = readable_checkpoints(checkpoints, checkpoints.steps()[-section.average_checkpoints :])
@@ -55,7 +55,7 @@ def readable_checkpoints(checkpoints: CheckpointFolder, steps: Sequence[int]) ->
         try:
             checkpoint = checkpoints.open_step(step)
             checkpoint.verify()
-        except DamagedCheckpoint as error:
+        except (DamagedCheckpoint, OtherFormatVersion) as error:
             damaged.append(f"{error}: left out of the average")
         else:
             readable.append(checkpoint)

@@ -59,6 +59,10 @@ class DamagedCheckpoint(QkvError):
     """A checkpoint is incomplete, or its bytes have changed since it was written."""
 
 
+class OtherFormatVersion(QkvError):
+    """A checkpoint was written by another version of qkv. It is not damaged, so no older one is used in its place."""
+
+
 def step_folder_name(step: int) -> str:
     """Return the name of a checkpoint's folder."""
     return f"step-{step:09d}"
@@ -96,12 +100,15 @@ def read_checksummed(path: Path) -> dict[str, Any]:
         content: dict[str, Any] = parse_json(data)["content"]
         version = content["version"]
     if version == 1:
-        raise DamagedCheckpoint(
+        raise OtherFormatVersion(
             f"{path}: written by an older qkv (version 1 of the format, with other names for the state and the model's "
             "config; this qkv reads version 2). Train again, or use the qkv that wrote it"
         )
     if version != VERSION:
-        raise DamagedCheckpoint(f"{path}: written by a newer qkv (version {version} of the format); update qkv")
+        raise OtherFormatVersion(
+            f"{path}: written by a newer qkv (version {shorten(str(version))} of the format; ours is {VERSION}). "
+            "Update qkv, or delete this checkpoint to resume from an older one"
+        )
     return content
 
 

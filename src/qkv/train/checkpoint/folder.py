@@ -21,6 +21,7 @@ from qkv.train.checkpoint.files import (
     MANIFEST_FILE,
     VERSION,
     DamagedCheckpoint,
+    OtherFormatVersion,
     parse_step,
     read_checksummed,
     remove_folder,
@@ -293,7 +294,7 @@ class CheckpointFolder:
             valid = [step for step in self._folder_steps() if step <= newest and step not in self._damaged]
             try:
                 best = self._best_step()
-            except DamagedCheckpoint:
+            except (DamagedCheckpoint, OtherFormatVersion):
                 return  # best.json is damaged: delete nothing, since any checkpoint may be the best
             if include_invalid and best is not None and best > newest:
                 (self.folder / BEST_FILE).unlink()
