@@ -61,6 +61,14 @@ def initial_state(x: Tensor) -> dict[str, Tensor]:
     """Return the state of a parameter before its first step, for LAMB and for Adam."""
     return {
         "step": torch.zeros((), dtype=torch.promote_types(x.dtype, torch.float32), device=x.device),
-        "exp_avg": torch.zeros_like(x, memory_format=torch.preserve_format),
-        "exp_avg_sq": torch.zeros_like(x, memory_format=torch.preserve_format),
+        "exp_avg": zeros_like(x),
+        "exp_avg_sq": zeros_like(x),
     }
+
+
+def zeros_like(x: Tensor) -> Tensor:
+    """Return zeros with the shape, dtype, device and shards of a tensor.
+
+    On the meta device, torch's own function would import a library for symbolic shapes, which takes two seconds.
+    """
+    return torch.zeros(x.shape, dtype=x.dtype, device="meta") if x.is_meta else torch.zeros_like(x)

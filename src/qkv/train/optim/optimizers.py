@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from qkv.errors import UsageError
 from qkv.train.optim.eager import SGD, Adam, AdamW
-from qkv.train.optim.lamb import Lamb, initial_state
+from qkv.train.optim.lamb import Lamb, initial_state, zeros_like
 from qkv.train.optim.muon import CombinedOptimizer, Muon
 from qkv.train.recipe.schema import TrainSection
 
@@ -128,7 +128,7 @@ def _initial_state(optimizer: Optimizer, group: dict[str, Any], parameter: Tenso
     if isinstance(optimizer, Lamb):
         return initial_state(parameter)
     if "betas" not in group:  # SGD, Muon
-        return {"momentum_buffer": torch.zeros_like(parameter)} if group["momentum"] else {}
+        return {"momentum_buffer": zeros_like(parameter)} if group["momentum"] else {}
     # As in torch: the step count is on the CPU unless the update runs in one kernel or in a CUDA graph.
     device = parameter.device if group["fused"] or group["capturable"] else "cpu"
     return initial_state(parameter) | {"step": torch.zeros((), dtype=torch.float32, device=device)}
