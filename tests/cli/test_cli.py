@@ -196,7 +196,7 @@ def test_a_process_of_several_skips_the_shutdown_of_the_interpreter(processes: s
 
 
 def test_commands_that_do_not_compile_do_not_load_the_compiler(tmp_path: Path) -> None:
-    """Importing torch's compiler or sympy takes a second or more, as long as everything else between the shell and the first answer."""
+    """Importing torch's compiler or sympy takes as long as all else between the shell and the first answer."""
     (tmp_path / "text.txt").write_text("to be or not to be\n" * 60, encoding="utf-8")
     recipe = "run = 'tiny'\n[data]\ntrain = 'text.txt'\nmax_length = 32\n[tokenizer]\nkind = 'char'\nvocab_size = 64\n"
     recipe += "[model]\npreset = 'gpt2'\nwidth = 16\nlayers = 1\nheads = 2\nffn_width = 16\nmax_positions = 32\n"
