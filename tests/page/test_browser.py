@@ -109,6 +109,29 @@ def test_the_numbers_of_an_opened_head_equal_torch(
             assert float(shown["‖weight · v‖"]) == pytest.approx(norm, abs=6e-4)
 
 
+def test_the_alignment_between_words_equals_numpy(browser: Any, looks: dict[str, Any], tmp_path: Path) -> None:
+    """Weights are summed over the tokens of a source word, and averaged over those of a target word and over heads."""
+    model, _ = looks["seq2seq"]
+    document = json.loads(model.look("the cat chased", "le chat a", beam=1).to_json())
+    cross = document["attention"][-1]
+    mean = np.mean([unpack(packed).mean(axis=0) for packed in cross["patterns"]], axis=0)  # (targets, sources)
+    source, target = document["sequences"]["encoder"]["words"], document["alignment"]["written"]["words"]
+    weights = np.zeros((max(target) + 1, max(source) + 1))
+    for i, row in enumerate(mean):
+        for j, weight in enumerate(row):
+            weights[target[i], source[j]] += weight / target.count(target[i])
+    page = Opened(browser, tmp_path, document).page
+    page.locator("#alignment select").last.select_option("words")
+    page.wait_for_selector(f"#alignment svg[aria-label*='{weights.shape[1]} source']")
+    page.get_by_text("Alignment as a table").click()
+    page.wait_for_selector("#alignment tbody tr")
+    rows = [row.locator("th, td").all_inner_texts() for row in page.locator("#alignment tbody tr").all()]
+    assert [row[0] for row in rows[:2]] == ["le", "chat"]
+    for row, expected in zip(rows, weights, strict=True):
+        shown = [float(cell.rsplit(" ", 1)[1]) for cell in row[1:]]
+        assert shown == pytest.approx(sorted(expected, reverse=True)[:3], abs=0.006)
+
+
 def test_patterns_and_arrays_are_unpacked_as_in_python(browser: Any) -> None:
     arrays = [
         pack(np.array([[1.5, -2.25], [1e-30, 3e30]], np.float32)),

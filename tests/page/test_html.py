@@ -7,7 +7,7 @@ import re
 from html.parser import HTMLParser
 from importlib.resources import files
 
-from qkv.page import build_page, bundle_scripts
+from qkv.page import DOCUMENT_VERSION, build_page, bundle_scripts
 
 HOSTILE = "</script><img src=x onerror=alert(1)><!--"
 
@@ -67,6 +67,10 @@ def test_every_script_is_in_the_bundle() -> None:
 def test_scripts_never_parse_text_as_markup() -> None:
     unsafe = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b"
     assert not re.search(unsafe, bundle_scripts())
+
+
+def test_the_scripts_draw_documents_of_this_version() -> None:
+    assert f"const VERSION = {DOCUMENT_VERSION};" in bundle_scripts()
 
 
 def test_the_front_end_is_small() -> None:

@@ -5,10 +5,11 @@ one HTML file that needs no network. `qkv.inside.look` makes documents. A server
 send documents to `mount` in `main.js`.
 """
 
-from qkv.page.html import build_page, bundle_scripts
+from qkv.page.html import DOCUMENT_VERSION, build_page, bundle_scripts
 from qkv.page.packing import SIGNED_ERROR, WEIGHT_ERROR, Packed, pack, pack_signed, pack_weights, unpack
 
 __all__ = [
+    "DOCUMENT_VERSION",
     "SIGNED_ERROR",
     "WEIGHT_ERROR",
     "Packed",

@@ -17,6 +17,8 @@ from typing import Any
 IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./([\w.]+)";$', re.MULTILINE)
 EXPORT = re.compile(r"^export ((?:async )?function|const) (\w+)", re.MULTILINE)
 ENTRY = "main.js"
+DOCUMENT_VERSION = 1
+"""The version of the documents that the scripts draw; `main.js` has the same number."""
 
 
 def build_page(document: Mapping[str, Any]) -> str:

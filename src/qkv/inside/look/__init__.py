@@ -4,7 +4,7 @@
     masks       why a key is masked                embeddings   token and position vectors
     lens        predictions after each layer       neurons      the most active neurons
     search      a beam search as a tree            words        which tokens form a word
-    patterns    the pattern of one head of a document
+    sequences   heading and tokens                 patterns     the pattern of one head of a document
     page        the document as an HTML page       trace_page   the page of a trace alone, for notebooks
 
 `qkv.page` draws the document.

@@ -1,6 +1,6 @@
 """The document of a page: everything that it shows of one text, as JSON values.
 
-A document has a `version`. `views` lists the views for which it has numbers, and the page consists of these.
+`views` lists the views for which it has numbers, and the page consists of these.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,6 +23,7 @@ from qkv.inside.look.attention import (
 from qkv.inside.look.embeddings import describe_embedding
 from qkv.inside.look.lens import describe_lens
 from qkv.inside.look.neurons import describe_layer
+from qkv.inside.look.sequences import start_document
 from qkv.inside.look.words import group_words
 from qkv.inside.tokens import TokenList, list_tokens
 from qkv.inside.trace import Trace
@@ -30,15 +31,12 @@ from qkv.models import Config, Network, Seq2Seq
 from qkv.page import WEIGHT_ERROR
 from qkv.text import Tokenizer
 
-VERSION = 1
 SITES = ("resid_pre", "resid_post", "pattern", "q", "k", "v", "mlp_post")
 """What is recorded in the layers that the page shows, also with the prefix cross_."""
 
 FAMILY_NAMES = {"encoder": "encoder-only model", "decoder": "decoder-only model", "seq2seq": "encoder-decoder"}
-MAX_TITLE = 120  # characters
 MAX_WEIGHTS = 50_000_000
 """A page with this number of attention weights has about 30 MB."""
-SEQUENCE_LABELS = {"encoder": "Source", "decoder": "Target"}
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ def make_document(
     ]
     add_roles(attention, trace)
     stacks = [(kind.stack, embedding_of(network, kind.name)) for kind in kinds if kind.name != "cross"]
-    document = start_document(config, trace.tokens, tokenizer, options)
+    document = describe_model(config, trace.tokens, tokenizer, options)
     document["embeddings"] = [
         describe_embedding(
             stack, embedding, trace.tokens[stack.name].ids, trace[f"{stack.name}.0.resid_pre"], token_type_ids
@@ -154,7 +152,7 @@ def make_mask_document(
         side = tokenizer.target if tokenizer is not None and name == "decoder" else tokenizer
         tokens[name] = list_tokens(ids, side)
         layouts[name] = make_layout(torch.tensor([list(ids)]), torch.tensor([list(document_ids)]))
-    document = start_document(network.config, tokens, tokenizer, options)
+    document = describe_model(network.config, tokens, tokenizer, options)
     document["attention"] = []
     for kind in list_attentions(network, layouts):
         layers = _choose(options.layers, kind.stack.config.layers, "layer", network.config)
@@ -179,35 +177,18 @@ def document_sites(config: Config, layers: Sequence[int] | None) -> list[str]:
     return sites
 
 
-def start_document(
+def describe_model(
     config: Config, tokens: Mapping[str, TokenList], tokenizer: Tokenizer | None, options: LookOptions
 ) -> dict[str, Any]:
-    """A document with the heading and the tokens."""
+    """The beginning of a document of a model."""
     stack = config.stack
     size = f"{stack.layers} layers, {stack.heads} heads, width {stack.width}"
     if config.family == "seq2seq" and config.encoder is not None:
         size = f"{config.encoder.layers} + {size}"
-    return {
-        "schema": "qkv.look",
-        "version": VERSION,
-        "title": shorten(options.title or " → ".join(join_text(one, tokenizer, name) for name, one in tokens.items())),
-        "subtitle": f"{options.model_name}: {FAMILY_NAMES[config.family]}, {config.head.kind} head, {size}",
-        "model": {"name": options.model_name, "family": config.family, "head": config.head.kind},
-        "notes": list(options.notes),
-        "sequences": {
-            name: {
-                "label": SEQUENCE_LABELS[name] if len(tokens) > 1 else "Text",
-                "ids": list(one.ids),
-                "texts": list(one.texts),
-                "special": list(one.special),
-                "words": group_words(one, tokenizer),
-            }
-            for name, one in tokens.items()
-        },
-        "rounding": {"pattern": WEIGHT_ERROR},
-        "views": ["tokens"],
-        "footer": "Made by qkv look.",
-    }
+    title = options.title or " → ".join(join_text(one, tokenizer, name) for name, one in tokens.items())
+    subtitle = f"{options.model_name}: {FAMILY_NAMES[config.family]}, {config.head.kind} head, {size}"
+    words = {name: group_words(one, tokenizer) for name, one in tokens.items()}
+    return start_document(title, subtitle, tokens, words) | {"notes": list(options.notes)}
 
 
 def describe_written(trace: Trace, tokenizer: Tokenizer | None) -> dict[str, Any]:
@@ -223,12 +204,6 @@ def join_text(tokens: TokenList, tokenizer: Tokenizer | None, stack: str) -> str
         return " ".join(tokens.texts)
     side = tokenizer.target if stack == "decoder" else tokenizer
     return side.decode(tokens.ids).strip()
-
-
-def shorten(title: str) -> str:
-    """A title of one line with at most `MAX_TITLE` characters."""
-    title = " ".join(title.split())
-    return title if len(title) <= MAX_TITLE else title[: MAX_TITLE - 1] + "…"
 
 
 def list_attentions(network: Network, layouts: Mapping[str, SequenceLayout]) -> list[AttentionKind]:

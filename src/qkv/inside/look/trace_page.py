@@ -11,11 +11,9 @@ from torch import Tensor
 
 from qkv.inside.look.attention import DESCRIPTIONS, TITLES, summarise_head
 from qkv.inside.look.page import Look
+from qkv.inside.look.sequences import start_document
 from qkv.inside.tokens import TokenList
 from qkv.page import WEIGHT_ERROR, pack, pack_weights
-
-VERSION = 1
-LABELS = {"encoder": "Source", "decoder": "Target"}
 
 
 def look_at_trace(values: Mapping[str, Tensor], tokens: Mapping[str, TokenList], heads: tuple[int, ...] | None) -> Look:
@@ -29,31 +27,14 @@ def look_at_trace(values: Mapping[str, Tensor], tokens: Mapping[str, TokenList],
         )
     ]
     found = [one for one in attention if one is not None]
-    sequences = {
-        name: {
-            "label": LABELS[name] if len(tokens) > 1 else "Text",
-            "ids": list(one.ids),
-            "texts": list(one.texts),
-            "special": list(one.special),
-            "words": list(range(len(one))),
-        }
-        for name, one in tokens.items()
-    }
-    return Look(
-        {
-            "schema": "qkv.look",
-            "version": VERSION,
-            "title": " → ".join("".join(one.texts) for one in tokens.values()),
-            "subtitle": f"trace of {len(values)} sites",
-            "model": None,
-            "notes": [],
-            "sequences": sequences,
-            "attention": found,
-            "rounding": {"pattern": WEIGHT_ERROR},
-            "views": ["tokens", "attention"] if found else ["tokens"],
-            "footer": f"Weights of heads are rounded to {WEIGHT_ERROR:.4f} or better.",
-        }
-    )
+    title = " → ".join("".join(one.texts) for one in tokens.values())
+    words = {name: range(len(one)) for name, one in tokens.items()}
+    document = start_document(title, f"trace of {len(values)} sites", tokens, words)
+    document["footer"] = f"Weights of heads are rounded to {WEIGHT_ERROR:.4f} or better."
+    if found:
+        document["attention"] = found
+        document["views"].append("attention")
+    return Look(document)
 
 
 def _describe_patterns(

@@ -1,5 +1,15 @@
 // Colours of numbers. One hue shows weights; a second one shows negative numbers. Both follow the theme of the page.
 
+import {isDark} from "./theme.js";
+
+const scales = new Map(); // reading the style of the page is slow, so a scale is made once for each theme
+
+function cached(name, make) {
+  const key = `${name}, ${isDark() ? "dark" : "light"}`;
+  if (!scales.has(key)) scales.set(key, make());
+  return scales.get(key);
+}
+
 function parse(colour) {
   const hex = colour.trim().slice(1);
   return [0, 2, 4].map((i) => parseInt(hex.slice(i, i + 2), 16));
@@ -15,22 +25,22 @@ function variable(name) {
 
 /** 256 colours [r, g, b] from "nothing" to the strongest colour of the theme. */
 export function weightColours() {
-  const low = variable("--cell"),
-    middle = variable("--heat-middle"),
-    high = variable("--heat");
-  return Array.from({length: 256}, (_, i) =>
-    i < 128 ? blend(low, middle, i / 127) : blend(middle, high, (i - 128) / 127),
-  );
+  return cached("weights", () => {
+    const [low, middle, high] = [variable("--cell"), variable("--heat-middle"), variable("--heat")];
+    return Array.from({length: 256}, (_, i) =>
+      i < 128 ? blend(low, middle, i / 127) : blend(middle, high, (i - 128) / 127),
+    );
+  });
 }
 
 /** 256 colours for stored numbers around 128: below it the colour of negative numbers, above it that of weights. */
 export function signedColours() {
-  const none = variable("--cell"),
-    negative = variable("--negative"),
-    positive = variable("--heat");
-  return Array.from({length: 256}, (_, i) =>
-    blend(none, i < 128 ? negative : positive, Math.min(1, Math.abs(i - 128) / 127)),
-  );
+  return cached("signed", () => {
+    const [none, negative, positive] = [variable("--cell"), variable("--negative"), variable("--heat")];
+    return Array.from({length: 256}, (_, i) =>
+      blend(none, i < 128 ? negative : positive, Math.min(1, Math.abs(i - 128) / 127)),
+    );
+  });
 }
 
 /** A colour as CSS writes it. */

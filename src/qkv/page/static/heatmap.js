@@ -13,7 +13,10 @@ export function drawPixels(canvas, bytes, rows, columns, colours, hidden = () =>
   const image = context.createImageData(columns, rows);
   for (let i = 0; i < rows * columns; i++) {
     if (hidden(i)) continue;
-    image.data.set(colours[bytes[i]], 4 * i);
+    const colour = colours[bytes[i]];
+    image.data[4 * i] = colour[0];
+    image.data[4 * i + 1] = colour[1];
+    image.data[4 * i + 2] = colour[2];
     image.data[4 * i + 3] = 255;
   }
   context.putImageData(image, 0, 0);

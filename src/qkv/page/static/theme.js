@@ -11,7 +11,8 @@ export function onTheme(element, redraw) {
   listeners.add(listener);
 }
 
-function isDark() {
+/** Whether the page is dark now. */
+export function isDark() {
   const chosen = document.documentElement.dataset.theme;
   return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
 }

@@ -28,13 +28,12 @@ function grid(data, attention) {
   const keys = data.sequences[attention.keys].texts;
   const buttons = attention.layers.map((_, y) => attention.heads.map((_, x) => headButton(data, attention, y, x)));
   roving(buttons);
-  buttons.forEach((row, y) =>
-    row.forEach(async (button, x) => {
-      const bytes = await headBytes(attention, y, x);
-      const visible = (await maskReasons(attention, y)).data.map((reason) => (reason ? 0 : 1));
-      drawThumbnail(button, bytes, visible, queries.length, keys.length);
-    }),
-  );
+  buttons.forEach(async (row, y) => {
+    const visible = (await maskReasons(attention, y)).data.map((reason) => (reason ? 0 : 1));
+    const shown = shrink(visible, queries.length, keys.length, MAX_THUMBNAIL).bytes;
+    const patterns = await Promise.all(row.map((_, x) => headBytes(attention, y, x)));
+    row.forEach((button, x) => drawThumbnail(button, patterns[x], shown, queries.length, keys.length));
+  });
   const hasRoles = attention.summaries.flat().some((summary) => summary.role);
   const headWidth = attention.heads.length > 6 ? 96 : 150;
   const columns = `max-content repeat(${attention.heads.length}, minmax(44px, ${headWidth}px))`;
@@ -77,9 +76,8 @@ function headButton(data, attention, y, x) {
   );
 }
 
-function drawThumbnail(button, bytes, visible, numQueries, numKeys) {
+function drawThumbnail(button, bytes, shown, numQueries, numKeys) {
   const small = shrink(bytes, numQueries, numKeys, MAX_THUMBNAIL);
-  const shown = shrink(visible, numQueries, numKeys, MAX_THUMBNAIL).bytes;
   onTheme(button, () => {
     drawPixels(button.firstChild, small.bytes, small.rows, small.columns, weightColours(), (i) => shown[i] === 0);
   });
