@@ -307,3 +307,35 @@ def test_without_a_sound_checkpoint_nothing_is_trained_over(tmp_path: Path) -> N
         go_on(run)
     assert "step-000000006" in str(error.value)
     assert "step-000000004" in str(error.value)
+
+
+def test_a_sample_that_the_clock_chose_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With no time for evaluations, the loss uses two pieces of the validation data, before a crash and after it."""
+    monkeypatch.setattr("qkv.train.evaluation.MIN_SECONDS_WITHOUT_CLOCK", 0.0)
+    monkeypatch.setattr("qkv.train.evaluation.PIECE_TOKENS", 64)
+    keys = {"max_eval_fraction": 0.0, "eval_every": 2, "save_every": 1, "final": "best", "metric": "loss"}
+    recipe = tiny(tmp_path, "whole", data={"valid_fraction": 0.4}, train=keys)
+    train(recipe)
+    assert newest(recipe.run).state["progress"]["eval_plan"]["loss_pieces"] == 2
+    crashed = changed(recipe, "crashed")
+    with pytest.raises(Crash):
+        train(crashed, watch=CrashAfter(5))
+    monkeypatch.setattr("qkv.train.evaluation.MIN_SECONDS_WITHOUT_CLOCK", 1e6)  # now there is all the time
+    go_on(crashed.run)
+    assert difference(newest(recipe.run), newest(crashed.run)) == ""
+    assert log_of(crashed.run, "eval") == log_of(recipe.run, "eval")
+    assert files_of(crashed.run) == files_of(recipe.run)
+
+
+def test_without_the_limit_a_resumed_run_evaluates_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qkv.train.evaluation.MIN_SECONDS_WITHOUT_CLOCK", 0.0)
+    monkeypatch.setattr("qkv.train.evaluation.PIECE_TOKENS", 64)
+    keys = {"max_eval_fraction": 0.0, "eval_every": 2, "metric": "loss", "steps": 4}
+    recipe = tiny(tmp_path, "limited", data={"valid_fraction": 0.4}, train=keys)
+    train(recipe)
+    end = go_on(recipe.run, "train.max_eval_fraction=1.0", "train.steps=6").run_end
+    every = train(changed(recipe, "every", max_eval_fraction=1.0)).run_end
+    assert newest(recipe.run).state["progress"]["eval_plan"]["loss_pieces"] == 0
+    assert end.metrics != every.metrics, "the schedule of the rate differs"
+    sampled, whole = (log_of(folder, "eval")[0]["loss"] for folder in (recipe.run, changed(recipe, "every").run))
+    assert sampled != whole

@@ -21,7 +21,7 @@ from qkv.blocks import HeadConfig, StackConfig
 from qkv.data.load.batch import Batch
 from qkv.data.objectives import IGNORE_INDEX
 from qkv.models import Config, Seq2Seq, build
-from qkv.train.loss.training_module import TrainingModule, to_device
+from qkv.train.loss.training_module import TrainingModule, label_batch
 from qkv.train.optim.optimizers import make_optimizer, optimizer_tensors
 from qkv.train.parallel import parallelize as wrapping
 from qkv.train.parallel.parallelize import parallelize
@@ -131,7 +131,7 @@ class Run:
         per_label = torch.tensor(1 / world.sum_scalar(mine.num_labels), dtype=self.named[0][1].dtype)
         for part, rows in enumerate(mine.split(micro_batches)):
             with world.gradient_sync(self.module, last=part == micro_batches - 1):
-                self.module(to_device(rows, world.device), per_label, per_label).backward()
+                self.module(label_batch(rows, world.device), per_label, per_label).backward()
         norm = world.clip_gradients([p for _, p in self.named], self.section.max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -141,7 +141,7 @@ class Run:
     def evaluate_and_shrink(self) -> None:
         """A forward pass without a backward pass, after which weights are changed in place, as averages do it."""
         one = torch.ones((), dtype=self.named[0][1].dtype)
-        self.module(to_device(batch_of(self.config, 99), self.world.device), one, one)
+        self.module(label_batch(batch_of(self.config, 99), self.world.device), one, one)
         assert all(
             one is other for (_, one), (_, other) in zip(self.named, self.network.named_parameters(), strict=True)
         )

@@ -17,7 +17,7 @@ from qkv.models import Network
 from qkv.models.eval_mode import eval_mode
 from qkv.train import evaluation
 from qkv.train.evaluation import Evaluator, ValidationLoss
-from qkv.train.loss.training_module import TrainingModule, count_labels, to_device
+from qkv.train.loss.training_module import TrainingModule, count_labels, label_batch
 from qkv.train.optim.averages import Ema
 from qkv.train.optim.optimizers import make_optimizer
 from qkv.train.parallel.world import World
@@ -65,7 +65,7 @@ def test_the_loss_is_the_mean_over_all_labels_of_an_epoch(name: str) -> None:
     learner.eval()
     shares = [torch.tensor(1 / max(count, 1)) for count in (labels, answers)]
     with torch.no_grad():
-        whole = sum(float(learner(to_device(batch, CPU), *shares)) for batch in batches)
+        whole = sum(float(learner(label_batch(batch, CPU), *shares)) for batch in batches)
     assert found == pytest.approx(whole, rel=1e-5)
 
 

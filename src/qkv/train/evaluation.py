@@ -25,7 +25,7 @@ from qkv.data.stream.sequences import SequenceStream
 from qkv.models import Network
 from qkv.models.eval_mode import eval_mode
 from qkv.progress import OnProgress
-from qkv.train.loss.training_module import count_labels, to_device
+from qkv.train.loss.training_module import count_labels, label_batch
 from qkv.train.optim.averages import Ema
 from qkv.train.out_of_memory import is_out_of_memory, out_of_memory_error
 from qkv.train.parallel.shards import gather_network
@@ -97,6 +97,8 @@ class Evaluator:
         """Evaluate the network, with the averages of `ema` if given. Record in `progress` if it is the best."""
         section, is_planned = self.stepper.section, progress.eval_plan is not None
         if section.max_eval_fraction >= 1:
+            if is_planned and progress.eval_plan != EvalPlan():  # resumed without the limit: other data, other values
+                progress.best_value = progress.best_loss = None
             progress.eval_plan, is_planned = EvalPlan(), True
         try:
             with self.signals.no_deadline():
@@ -269,7 +271,7 @@ class ValidationLoss:
         """Return the sums of: token losses, document losses, token labels, document labels."""
         device = self.world.device
         one, zero = torch.ones((), device=device), torch.zeros((), device=device)
-        labelled = to_device(piece, device, self.stepper.label_multiple)
+        labelled = label_batch(piece, device, self.stepper.label_multiple)
         labels, answers = count_labels(piece)
         # In evaluation mode a compiled module would be compiled again. A single process calls the code as written.
         forward = self.module.forward if self.world.size == 1 else self.module

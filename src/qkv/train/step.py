@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from qkv.data.load.batch import Batch
 from qkv.data.stream.random_bits import hash64
-from qkv.train.loss.training_module import LabelledBatch, TrainingModule, count_labels, to_device
+from qkv.train.loss.training_module import LabelledBatch, TrainingModule, count_labels, label_batch
 from qkv.train.optim.optimizers import can_skip_on_device, optimizer_tensors, set_lr
 from qkv.train.parallel.world import World
 from qkv.train.recipe.schema import TrainSection
@@ -93,7 +93,7 @@ class Stepper:
         total = self.loss.new_zeros(())
         for index, micro_batch in enumerate(micro_batches):
             seed_step(self.section.seed, step, index, self.world.data_rank)
-            labelled = to_device(micro_batch, self.device, self.label_multiple)
+            labelled = label_batch(micro_batch, self.device, self.label_multiple)
             with self.world.gradient_sync(self.module, last=index == len(micro_batches) - 1), self.autocast():
                 loss = self.module(labelled, loss_weights[0], loss_weights[1])
             (loss if self.scaler is None else self.scaler.scale(loss)).backward()
@@ -190,7 +190,7 @@ class Stepper:
 
         Return False, and do nothing, if MAX_GRAPHS graphs for other shapes exist already.
         """
-        labelled = to_device(batch, self.device, self.label_multiple)
+        labelled = label_batch(batch, self.device, self.label_multiple)
         key = (
             *(tensor.shape for tensor in tensors_in(labelled)),
             batch.max_documents,

@@ -19,7 +19,7 @@ from qkv.data.load.batch import Batch
 from qkv.data.objectives import IGNORE_INDEX
 from qkv.models import Config, Encoder, Network, Seq2Seq
 from qkv.text import Tokenizer
-from qkv.train.loss.training_module import TrainingModule, count_labels, to_device
+from qkv.train.loss.training_module import TrainingModule, count_labels, label_batch
 from qkv.train.recipe.schema import ObjectiveSection, TrainSection
 
 MAX_POSITIONS = 512
@@ -69,7 +69,7 @@ class Subject:
         batch = batch or self.batch
         module = TrainingModule(network, self.objective).train(network.training)
         labels = torch.tensor([1 / max(count, 1) for count in count_labels(batch)], device=self.device)
-        loss: Tensor = module(to_device(batch, self.device), labels[0], labels[1])
+        loss: Tensor = module(label_batch(batch, self.device), labels[0], labels[1])
         return loss
 
 

@@ -48,8 +48,8 @@ class LabelledBatch:
     targets: Tensor | None  # (N,) the label of each position; IGNORE_INDEX for filler
 
 
-def to_device(batch: Batch, device: torch.device, round_to: int = 1) -> LabelledBatch:
-    """A batch on a device. N is rounded up to a multiple of `round_to`, so that shapes seldom change."""
+def label_batch(batch: Batch, device: torch.device, round_to: int = 1) -> LabelledBatch:
+    """A batch on a device with its labels. N is rounded up to a multiple of `round_to`: shapes seldom change."""
     positions = targets = None
     if batch.labels is not None:
         flat = batch.labels.flatten()
@@ -112,21 +112,21 @@ class TrainingModule(nn.Module):
                 "the exact function by at most 1.2e-4, less than half precision rounds"
             )
 
-    def forward(self, labelled_batch: LabelledBatch, per_label: Tensor, per_answer: Tensor) -> Tensor:
-        """The loss of a batch. `per_label` and `per_answer` are 1 / the global number of token and document labels."""
+    def forward(self, labelled_batch: LabelledBatch, per_token: Tensor, per_document: Tensor) -> Tensor:
+        """The loss of a batch. `per_token` is 1 / the number of token labels of all ranks, `per_document` likewise."""
         batch = labelled_batch.batch
         if batch.labels is None and batch.source_ids is not None:
-            return self.contrastive_loss(batch) * per_answer
+            return self.contrastive_loss(batch) * per_document
         selected = self.selected_positions(labelled_batch)
         x, layout = self.hidden_states(batch, selected)
         loss = x.new_zeros((), dtype=torch.float32)
         if labelled_batch.targets is not None:
             labelled = x if selected is not None else gather_positions(x, labelled_batch.positions)
-            loss = loss + self.token_loss(labelled.reshape(-1, x.shape[-1]), labelled_batch.targets) * per_label
+            loss = loss + self.token_loss(labelled.reshape(-1, x.shape[-1]), labelled_batch.targets) * per_token
         if batch.span_starts is not None:
-            loss = loss + self.span_loss(x, batch) * per_answer
+            loss = loss + self.span_loss(x, batch) * per_document
         elif batch.class_labels is not None or batch.scores is not None:
-            loss = loss + self.document_loss(x, layout, batch) * per_answer
+            loss = loss + self.document_loss(x, layout, batch) * per_document
         return loss
 
     def selected_positions(self, labelled_batch: LabelledBatch) -> Tensor | None:
