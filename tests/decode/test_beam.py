@@ -66,7 +66,7 @@ def test_beam_one_is_greedy(network: Network) -> None:
     greedy = generate(network, prompts, GenerationOptions(max_tokens=8))
     call = GenerationCall(network, prompts, GenerationOptions(max_tokens=8, beam=1))  # type: ignore[arg-type]
     with torch.inference_mode():
-        runner, call = call.start()
+        runner, call = call.prepare_batch()
         searched = search_results(call, beam_search(runner, call.options, (END,)))
     assert [r.ids for r in searched] == [r.ids for r in greedy]
 

@@ -69,7 +69,7 @@ class Backend:
 
 def generate_greedy(call: GenerationCall, *, fused: bool) -> list[GenerationResult]:
     """Decode greedily on a GPU. The tokens are copied to the CPU once, after the last step."""
-    runner, call = call.start()
+    runner, call = call.prepare_batch()
     options, eos_token_ids = call.options, call.eos_token_ids
     fused_step = _fused_step().FusedGreedyStep if fused else None
     greedy = decode_greedy(runner, eos_token_ids, options.max_tokens, compiled=options.compile, fused_step=fused_step)
@@ -92,7 +92,7 @@ def generate_greedy(call: GenerationCall, *, fused: bool) -> list[GenerationResu
 
 def generate_with_graphs(call: GenerationCall, *, fused: bool) -> list[GenerationResult]:
     """Decode greedily or by sampling on a GPU. The tokens are copied to the CPU after every step."""
-    runner, call = call.start()
+    runner, call = call.prepare_batch()
     fused_decoder = _fused_step().FusedDecoder if fused else None
     options = call.options
     graphs = GraphRunner(runner, options.max_tokens, compiled=options.compile, fused_decoder=fused_decoder)
@@ -101,7 +101,7 @@ def generate_with_graphs(call: GenerationCall, *, fused: bool) -> list[Generatio
 
 def generate_beams(call: GenerationCall) -> list[GenerationResult]:
     """Run beam search on a GPU. The hypotheses are copied to the CPU once, after the last step."""
-    runner, call = call.start()
+    runner, call = call.prepare_batch()
     return search_results(call, static_beam_search(runner, call.options, call.eos_token_ids))
 
 

@@ -40,7 +40,7 @@ class GenerationCall:
         """The tokens that end a sequence."""
         return self.network.config.eos_token_ids
 
-    def start(
+    def prepare_batch(
         self, prompts: Sequence[Sequence[int]] | None = None, *, cpu: bool = False
     ) -> tuple[ModelRunner, "GenerationCall"]:
         """Return a runner for `prompts` (default: all), and a copy of this call for that batch.
@@ -62,7 +62,7 @@ class GenerationCall:
 
 def generate_with_runner(call: GenerationCall, *, cpu: bool = False) -> list[GenerationResult]:
     """Decode greedily, by sampling or by beam search. With `cpu`, steps run in `CpuStep`, else in the network."""
-    runner, call = call.start(cpu=cpu)
+    runner, call = call.prepare_batch(cpu=cpu)
     if call.options.beam > 1:
         return search_results(call, beam_search(runner, call.options, call.eos_token_ids))
     return decode_loop(runner, call)

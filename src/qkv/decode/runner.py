@@ -27,7 +27,7 @@ MAX_PREALLOCATED_TOKENS = 4096
 """The cache starts with room for at most this number of new tokens, and grows when there are more."""
 MAX_PREFILL_TOKENS = 2048
 """Longer prompts are read in chunks of this size, so that masks stay small and a run can be interrupted."""
-MIN_LENGTH_LIMIT = 32_768
+ALWAYS_ALLOWED_LENGTH = 32_768
 MAX_EXTRAPOLATION = 16
 """A model without a table of positions reads at most 16 times `max_positions`, and at least 32,768, tokens."""
 
@@ -257,7 +257,7 @@ def check_max_length(
                     f"{name} {index} has {wanted}, but this model has {stack.max_positions} positions; "
                     f"shorten it{' or lower max_tokens' if new_tokens else ''}"
                 )
-            limit = max(MIN_LENGTH_LIMIT, MAX_EXTRAPOLATION * stack.max_positions)
+            limit = max(ALWAYS_ALLOWED_LENGTH, MAX_EXTRAPOLATION * stack.max_positions)
             if len(sequence) > limit:
                 raise UsageError(
                     f"{name} {index} has {len(sequence):,} tokens; this model was made for {stack.max_positions:,} and "

@@ -91,7 +91,7 @@ def test_a_text_whose_source_was_longer_leaves_nothing_behind(framed: list[Engin
         with torch.inference_mode():
             for tensor in (*frame.cross_cache.keys, *frame.cross_cache.values):
                 tensor.fill_(float("nan"))
-        frame.current_sources = engine_step.no_reference
+        frame.current_sources = engine_step.dead_weakref
     second = [engine.submit(source, options) for source in ([7, 7, 4, 5], [12])]
     engine.run()
     for request, source in zip([*first, *second], ([5, 9, 4, 4, 11, 8], [6, 4], [7, 7, 4, 5], [12]), strict=True):

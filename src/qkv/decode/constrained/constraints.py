@@ -162,7 +162,7 @@ class ConstraintProcessor:
         return np.unpackbits(bits, count=vocabulary.size, bitorder="little").astype(np.bool_)
 
     def _state(self, generated: tuple[int, ...], vocabulary: "ConstraintVocabulary") -> Any:
-        """Return the matcher after these tokens. It continues from the longest cached prefix, usually all but one."""
+        """Return the matcher after these tokens. It continues from the longest cached prefix: all tokens but a few."""
         num_cached = len(generated)
         while num_cached and generated[:num_cached] not in self._states:
             num_cached -= 1

@@ -42,23 +42,23 @@ def make_block(
     return serial_block(sublayers)
 
 
-def residual_sublayer(sub: ResidualWrapper, sublayer: SublayerFunction, out: nn.Module) -> ResidualFunction:
+def residual_sublayer(wrapper: ResidualWrapper, sublayer: SublayerFunction, out: nn.Module) -> ResidualFunction:
     """Return a function that computes residual + out(sublayer(norm(x))). `out` is the sublayer's last linear map.
 
     With sandwich norms, a second norm follows `out`. With post-norm there is no norm here: `serial_block` runs it.
     """
-    norm, add = make_norm(sub.norm), make_linear_add(out)
-    if sub.norm_placement == "post":
+    norm, add = make_norm(wrapper.norm), make_linear_add(out)
+    if wrapper.norm_placement == "post":
         return lambda residual, x, context: add(residual, sublayer(x, context))
-    if sub.norm_out is None:
+    if wrapper.norm_out is None:
         return lambda residual, x, context: add(residual, sublayer(norm(x), context))
-    project, norm_out = make_linear(out), make_norm(sub.norm_out)
+    project, norm_out = make_linear(out), make_norm(wrapper.norm_out)
     return lambda residual, x, context: norm_out(project(sublayer(norm(x), context))).add_(residual)
 
 
 def serial_block(parts: Sequence[tuple[ResidualWrapper, ResidualFunction]]) -> SublayerFunction:
     """Return a function that runs the sublayers one after another, each with its post-norm if it has one."""
-    steps = [(add, make_norm(sub.norm) if sub.norm_placement == "post" else None) for sub, add in parts]
+    steps = [(add, make_norm(wrapper.norm) if wrapper.norm_placement == "post" else None) for wrapper, add in parts]
 
     def block(x: Tensor, context: Any) -> Tensor:
         for add, norm in steps:

@@ -1,7 +1,7 @@
 """int8 decoding on a CPU: a copy of a network, in which the weights of all linear maps are quantized to int8.
 
-    w ≈ scale[o] · round(w / scale[o])           each output has its own scale, computed once
-    x ≈ step · (round(x / step) − zero)          the inputs of a call have one scale, computed at run time ("dynamic")
+    w ≈ scale[o] · round(w / scale[o])                       each output has its own scale, computed once
+    x ≈ scale_x · (q − zero), q = round(x / scale_x) + zero  all inputs of a call share one ("dynamic")
 
 The matrix product runs on integers. It reads a quarter of the memory and, with VNNI instructions, has four times the
 operations per second.

@@ -110,8 +110,8 @@ def _can_pack(weight: Tensor) -> bool:
 def _fingerprint(weight: Tensor) -> WeightFingerprint:
     """Return values that change with the weights (O, I): their address, torch's version counter, and a partial sum.
 
-    The sum detects most changes through `.data`, which torch does not count. It has one weight of every row, on a
-    diagonal that starts again at the first column when it reaches the last one.
+    The sum detects most changes through `.data`, which torch does not count. It adds up one weight of each row: those
+    on a diagonal that starts again at the first column when it reaches the last one.
     """
     rows = torch.arange(len(weight))
     diagonal = weight.detach()[rows, rows % weight.shape[1]]

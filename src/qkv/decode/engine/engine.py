@@ -274,7 +274,7 @@ class Engine:
         return bool(prefill.requests or decoding)
 
     def _run_pass(self, batch: TokenBatch, joined: list[Request]) -> list[PendingTokens]:
-        """Run the model on some tokens of these requests, and choose the next token of those that have no more."""
+        """Run the model on some tokens of each request. A request that was read to its end gets its next token."""
         try:
             logits, argmax_output = self._model(batch, self._scheduler.version)
         except Exception as error:

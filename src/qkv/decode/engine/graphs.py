@@ -66,9 +66,9 @@ class GraphBucket:
         self.inputs = torch.zeros(batch_size, sum(self.columns), dtype=torch.long, device=page_pool.keys[0].device)
         self.cross_cache = _empty_cross_cache(page_pool, batch_size, source_length) if source_length else None
         self.logits: Tensor | None = None  # (R, V)
-        self.output: Tensor | None = None  # (R, 3) the argmax: the token, its log-probability, its logit
+        self.output: Tensor | None = None  # (R, 3) the argmax of the logits, its log-probability, its logit
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.current_sources: Callable[[], object] = no_reference  # a weak reference to the sources that were copied
+        self.current_sources: Callable[[], object] = dead_weakref  # a weak reference to the sources that were copied
 
     def set_sources(self, cross_cache: CrossCache) -> None:
         """Copy the sources of a batch into the bucket, and fill the rest with zeros.
@@ -89,7 +89,10 @@ class GraphBucket:
         document_ids[:rows, :tokens] = 1 if source_ids is None else source_ids
 
     def __call__(self, batch: TokenBatch) -> tuple[Tensor, Tensor]:
-        """Read the next tokens of each request. Returns the logits (R, V) after them, and the argmax of each (R, 3)."""
+        """Read the next tokens of each request. Returns the logits (R, V) after them, and `output` (R, 3).
+
+        The columns of the output are the argmax of the logits, its log-probability and its logit.
+        """
         rows = len(batch.requests)
         self.inputs.copy_(to_device(torch.from_numpy(self._pack_inputs(batch)), self.inputs.device), non_blocking=True)
         if self.graph is not None:
@@ -179,7 +182,10 @@ class EngineGraphs:
         return next_power_of_two(len(batch.requests)), rounded
 
     def _num_pages(self, num_slots: int, *, exact: bool) -> int:
-        """Return the number of pages of a bucket for sequences of this length. Without `exact`, there are few sizes."""
+        """Return the number of pages of a bucket for sequences of this length.
+
+        Without `exact`, the length is rounded up further, so that fewer buckets are captured.
+        """
         coarse = 4 * SLOT_MULTIPLE
         if not exact:
             num_slots = next_power_of_two(num_slots) if num_slots <= coarse else round_up(num_slots, coarse)
@@ -233,7 +239,7 @@ def _make_paged_step(network: Decoder | Seq2Seq, page_pool: PagePool) -> Any:
     return paged_step.PagedStep(cast(Decoder, network), page_pool) if paged_step.is_supported(network) else None
 
 
-def no_reference() -> object:
+def dead_weakref() -> object:
     """Return None, as a weak reference to a deleted object does."""
     return None
 

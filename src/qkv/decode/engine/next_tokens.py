@@ -15,7 +15,7 @@ from qkv.decode.runner import promote_to_float32
 from qkv.decode.sampling import argmax, draw_uniforms, sample_by_inverse_cdf
 from qkv.decode.selection import pack_step_output
 
-FilterErrors = list[tuple[Request, Exception]]
+FailedRequests = list[tuple[Request, Exception]]
 """The requests one of whose filters raised an error."""
 
 
@@ -36,13 +36,13 @@ class PendingTokens:
 
 def choose_tokens(
     requests: Sequence[Request | None], logits: Tensor, argmax_output: Tensor | None, newest_tokens: Tensor | None
-) -> tuple[list[PendingTokens], FilterErrors]:
+) -> tuple[list[PendingTokens], FailedRequests]:
     """Choose the next token of each request, from the logits (R, V), and write it to `newest_tokens` at its slot.
 
     `argmax_output` (R, 3) is the result for plain requests, which a graph has already written to `newest_tokens`.
     """
     out: list[PendingTokens] = []
-    errors: FilterErrors = []
+    errors: FailedRequests = []
     if argmax_output is not None:
         out.append(_start_copy([r if r and r.is_plain else None for r in requests], argmax_output))
     others = [(row, r) for row, r in enumerate(requests) if r and not (r.is_plain and argmax_output is not None)]
@@ -58,7 +58,7 @@ def choose_tokens(
     return out, errors
 
 
-def _select_tokens(requests: Sequence[Request], logits: Tensor, errors: FilterErrors) -> Tensor:
+def _select_tokens(requests: Sequence[Request], logits: Tensor, errors: FailedRequests) -> Tensor:
     """Filter the logits and choose a token for each request. Returns `pack_step_output`'s tensor."""
     filtered = _filter(requests, logits, errors)
     chosen = argmax(filtered)
@@ -70,7 +70,7 @@ def _select_tokens(requests: Sequence[Request], logits: Tensor, errors: FilterEr
     return pack_step_output(logits, filtered, chosen, max(request.options.logprobs for request in requests))
 
 
-def _filter(requests: Sequence[Request], raw: Tensor, errors: FilterErrors) -> Tensor:
+def _filter(requests: Sequence[Request], raw: Tensor, errors: FailedRequests) -> Tensor:
     """Apply the filters of each request to its logits. Equal filters that depend only on the logits run together."""
     groups: dict[object, list[int]] = {}  # the rows of requests with the same filters
     for row, request in enumerate(requests):

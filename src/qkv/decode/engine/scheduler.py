@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from qkv.decode.engine.pages import PagePool
 from qkv.decode.engine.request import Request
 
-RUNNING_PER_NEW = 8
+MAX_RUNNING_PER_NEW_REQUEST = 8
 """New requests are few if there are more than this number of running requests for each of them."""
 
 
@@ -84,7 +84,7 @@ class Scheduler:
         joined: list[Request] = []
         num_new = min(len(self.waiting), len(self.free_slots))
         is_early = self.stats.steps - self.last_admission < self.steps_between_admissions
-        if not num_new or (is_early and RUNNING_PER_NEW * num_new < len(self.running)):
+        if not num_new or (is_early and MAX_RUNNING_PER_NEW_REQUEST * num_new < len(self.running)):
             return joined
         budget = self.max_prefill_tokens - sum(self.prefill_chunks()[1])
         while self.waiting and self.free_slots and budget > 0:

@@ -22,8 +22,7 @@ from qkv.models import Decoder, Seq2Seq
 SLOTS_PER_PROGRAM = 256
 LOGITS_PER_PROGRAM = 1024
 COLUMNS_PER_PROGRAM = 256
-MAX_WEIGHTS_PER_THREAD = 128  # of 255 registers
-NONE = "none"
+MAX_WEIGHTS_PER_THREAD = 128  # a thread has 255 registers
 
 CHOICES: Choices = {
     **EVERY_CHOICE,
@@ -71,17 +70,17 @@ class FusedLinear:
     """Runs norm, linear map, activation and residual sum on one vector, in one kernel."""
 
     def __init__(
-        self, linear: Any, *, norm: nn.Module | None = None, activation: str = NONE, gated: bool = False
+        self, linear: Any, *, norm: nn.Module | None = None, activation: str = "none", gated: bool = False
     ) -> None:
         self.weight: Tensor = linear.weight
         self.bias: Tensor | None = linear.bias
         rows, self.inputs = self.weight.shape
         self.outputs = rows // 2 if gated else rows
         self.gated, self.activation = gated, activation
-        self.norm = {nn.LayerNorm: "layernorm", nn.RMSNorm: "rmsnorm"}.get(type(norm), NONE)
+        self.norm = {nn.LayerNorm: "layernorm", nn.RMSNorm: "rmsnorm"}.get(type(norm), "none")
         self.norm_weight: Tensor | None = getattr(norm, "weight", None)
         self.norm_bias: Tensor | None = getattr(norm, "bias", None)
-        self.eps = getattr(norm, "eps", None) or (torch.finfo(torch.float32).eps if self.norm != NONE else 0.0)
+        self.eps = getattr(norm, "eps", None) or (torch.finfo(torch.float32).eps if self.norm != "none" else 0.0)
         self.out = torch.empty(self.outputs, device=self.weight.device, dtype=torch.float32)
         self.block, self.warps = choose_tile(self.outputs, self.inputs, gated)
 

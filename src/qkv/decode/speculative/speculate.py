@@ -57,7 +57,7 @@ def generate_speculatively(call: GenerationCall, *, cpu: bool = False) -> list[S
 def _generate_one(call: GenerationCall, index: int, cpu: bool) -> SpeculativeResult:
     prompt, draft, eos_token_ids = call.prompts[index], call.draft, call.eos_token_ids
     assert draft is not None
-    runner, bound = call.start([prompt], cpu=cpu)
+    runner, bound = call.prepare_batch([prompt], cpu=cpu)
     options = bound.options
     tokens: list[int] = runner.tokens[0].tolist()
     filters = make_filters(options, eos_token_ids, len(tokens))
