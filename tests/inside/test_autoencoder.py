@@ -77,7 +77,7 @@ def test_the_loss_of_training_is_that_of_the_definition(kind: Any) -> None:
     torch.manual_seed(0)
     autoencoder = SparseAutoencoder(AutoencoderConfig(width=6, features=20, kind=kind, k=4)).double()
     x = torch.randn(9, 6, dtype=torch.float64)
-    options = AutoencoderOptions(l1=0.3, auxiliary=0.0)
+    options = AutoencoderOptions(l1=0.3, aux_loss_coefficient=0.0)
     loss, reconstructed, active = training_loss(autoencoder, x, torch.zeros(20, dtype=torch.bool), options, 1.0)
     features = autoencoder.encode(x)
     expected = F.mse_loss(autoencoder.decode(features), x)
@@ -98,7 +98,7 @@ def test_dead_features_learn_only_through_the_auxiliary_loss(auxiliary: float, i
     with torch.no_grad():
         autoencoder.encoder[:5] *= 0.01  # alive in principle, but never among the two largest
     is_dead = torch.arange(20) < 5
-    loss, _, used = training_loss(autoencoder, x, is_dead, AutoencoderOptions(auxiliary=auxiliary), 1.0)
+    loss, _, used = training_loss(autoencoder, x, is_dead, AutoencoderOptions(aux_loss_coefficient=auxiliary), 1.0)
     loss.backward()
     assert autoencoder.decoder.grad is not None
     assert active.all()

@@ -6,7 +6,7 @@
     attention    patterns, summaries of heads, rollout         lens         the logit lens
     attribution  what each head and MLP adds to a logit        tuned_lens   a lens that is trained
     edits        change activations, also while generating     edit_tap     the tap that applies edits
-    sweep        patch each position or head in turn
+    patching     activation patching of each position or head, attribution patching
 
 The sites have the names of `qkv.blocks.tap`. Recording leaves the fast attention kernels on.
 """
@@ -31,13 +31,19 @@ from qkv.inside.edits import (
     zero_ablate,
 )
 from qkv.inside.lens import LensReading, lens_logits, logit_lens
+from qkv.inside.patching import (
+    PatchingResult,
+    activation_patching,
+    attribution_patching,
+    logit_difference,
+    token_logprob,
+)
 from qkv.inside.record import DEFAULT_SITES, MAX_TRACE_BYTES, trace, trace_many
 from qkv.inside.sites import list_sites
-from qkv.inside.sweep import Sweep, attribution_patching, logit_difference, sweep, token_logprob
 from qkv.inside.tokens import TokenList
 from qkv.inside.trace import Trace
 from qkv.inside.trace_files import read_traces, write_traces
-from qkv.inside.tuned_lens import LensError, TunedLens, lens_sites, measure_lens, train_tuned_lens
+from qkv.inside.tuned_lens import LensComparison, TunedLens, lens_sites, measure_lens, train_tuned_lens
 
 __all__ = [
     "ATTRIBUTION_SITES",
@@ -48,13 +54,14 @@ __all__ = [
     "Edit",
     "EditTap",
     "HeadSummary",
-    "LensError",
+    "LensComparison",
     "LensReading",
+    "PatchingResult",
     "Rollout",
-    "Sweep",
     "TokenList",
     "Trace",
     "TunedLens",
+    "activation_patching",
     "attention_pattern",
     "attribution_patching",
     "change",
@@ -74,7 +81,6 @@ __all__ = [
     "resample_ablate",
     "rollout",
     "steer",
-    "sweep",
     "token_logprob",
     "trace",
     "trace_many",

@@ -75,7 +75,10 @@ def value_weighted_pattern(network: Network, trace: Trace, site: str, heads: Seq
 
 @dataclass(frozen=True)
 class HeadSummary:
-    """What one head does, as means over the queries of a text, or of several texts. None: not defined here."""
+    """What one head does, as means over the queries of a text, or of several texts.
+
+    A value is None where it is not defined, such as `mean_distance` for cross-attention.
+    """
 
     site: str
     head: int
@@ -128,10 +131,10 @@ def rollout(network: Network, trace: Trace) -> Rollout:
     The trace needs the patterns of all layers. The weights of a layer are the means over its recorded heads.
     """
     if "decoder" not in trace.tokens:
-        return Rollout(encoder=_roll_self(network, trace, "encoder"))
+        return Rollout(encoder=_roll_out_self_attention(network, trace, "encoder"))
     if "encoder" not in trace.tokens:
-        return Rollout(decoder=_roll_self(network, trace, "decoder"))
-    encoder = _roll_self(network, trace, "encoder")
+        return Rollout(decoder=_roll_out_self_attention(network, trace, "decoder"))
+    encoder = _roll_out_self_attention(network, trace, "encoder")
     decoder = torch.eye(len(trace.tokens["decoder"]), dtype=torch.float64)
     source = torch.zeros(len(decoder), len(encoder), dtype=torch.float64)
     own = _mean_patterns(network, trace, "decoder", "pattern")
@@ -240,7 +243,7 @@ def _mean_patterns(network: Network, trace: Trace, stack: str, activation: str) 
     return [trace[f"{stack}.{layer}.{activation}"].double().mean(dim=0) for layer in layers]
 
 
-def _roll_self(network: Network, trace: Trace, stack: str) -> Tensor:
+def _roll_out_self_attention(network: Network, trace: Trace, stack: str) -> Tensor:
     state = torch.eye(len(trace.tokens[stack]), dtype=torch.float64)
     for weights in _mean_patterns(network, trace, stack, "pattern"):
         state = _mix(state, weights @ state)

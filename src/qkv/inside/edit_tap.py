@@ -40,7 +40,7 @@ Replacement = Callable[[Tensor, SiteContext], Tensor]
 
 @dataclass(frozen=True)
 class Edit:
-    """A change of an activation. The functions of this module make edits.
+    """A change of an activation. The functions in `edits.py` make edits.
 
     `heads` are heads of the site's own axis: of k and v, the key/value heads. `neurons` are indices of the last axis.
     None means all.
@@ -126,7 +126,7 @@ def _selection_mask(edit: Edit, context: SiteContext, value: Tensor) -> Tensor |
     """Return a mask that broadcasts to the value: True for the chosen heads, positions and neurons. None: all."""
     mask = None
     if edit.positions is not None:
-        mask = along_tokens(_selected_positions(edit.positions, context), context)
+        mask = expand_token_mask(_selected_positions(edit.positions, context), context)
     if edit.heads is not None:
         if context.activation not in PER_HEAD_SITES:
             raise UsageError(f"heads: {context.name} has no head axis; use one of {', '.join(PER_HEAD_SITES)}")
@@ -182,6 +182,6 @@ def _sequence_lengths(layout: SequenceLayout) -> tuple[int, int]:
     return int(lengths.min()), int(lengths.max())
 
 
-def along_tokens(mask: Tensor, context: SiteContext) -> Tensor:
+def expand_token_mask(mask: Tensor, context: SiteContext) -> Tensor:
     """Give a mask of tokens (B, T) the axes of the value: (B, T, 1), or (B, 1, T, 1) for values per head."""
     return mask[:, None, :, None] if context.activation in PER_HEAD_SITES else mask[:, :, None]

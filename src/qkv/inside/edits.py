@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from qkv.errors import UsageError
-from qkv.inside.edit_tap import Edit, Replacement, SiteContext, along_tokens
+from qkv.inside.edit_tap import Edit, Replacement, SiteContext, expand_token_mask
 from qkv.inside.sites import MATRIX_SITES, PER_HEAD_SITES
 from qkv.inside.trace import Trace
 
@@ -148,7 +148,7 @@ def patch(
             new = _take_rows(donor, value, context, indices)
         else:
             new = _take_tokens(donor, indices).to(value).expand_as(value)
-        return torch.where(along_tokens(inside.to(value.device), context), new, value)
+        return torch.where(expand_token_mask(inside.to(value.device), context), new, value)
 
     return _make_edit(site, replacement, heads, positions, neurons)
 

@@ -15,7 +15,7 @@ The edit is that of ROME (Meng et al. 2022). An MLP is read as a memory: its hid
 the name is a key, and its output v = Wk is the value. A new value v* is found by gradient descent, and a rank-one
 change of W makes k* yield v*, while it changes the outputs for other keys as little as possible:
 
-    W* = W + (v* − Wk*) (C⁻¹k*)ᵀ / ((C⁻¹k*)ᵀ k*)          C = E[k kᵀ] over many tokens
+    W* = W + (v* − Wk*) (Σ⁻¹k*)ᵀ / ((Σ⁻¹k*)ᵀ k*)          Σ = E[k kᵀ] over many tokens
 
 B batch, T tokens, C model width, F neurons, L layers
 """
@@ -90,8 +90,8 @@ class FactPrompt:
     template: int  # its number among the templates of the relation
 
     @property
-    def subject_words(self) -> int:
-        """The number of words up to the end of the person's name."""
+    def subject_end(self) -> int:
+        """The position of the first word after the person's name."""
         before, _, _ = self.text.partition(self.fact.person)
         return len(before.split()) + len(self.fact.person.split())
 
@@ -123,7 +123,7 @@ class FactModel:
         """Token ids (B, T), padded on the right; the last position; the last token of the name; the answers: (B,)."""
         encoded = self.tokenizer.encode_batch([prompt.text for prompt in prompts])
         last = torch.tensor([len(ids) - 1 for ids in encoded])
-        subject = torch.tensor([prompt.subject_words - 1 for prompt in prompts])
+        subject = torch.tensor([prompt.subject_end - 1 for prompt in prompts])
         answers = torch.tensor([self.token(prompt.fact.value) for prompt in prompts])
         return pad_sequences(encoded, 0), last, subject, answers
 
@@ -305,8 +305,8 @@ def edit_fact(
 ) -> FactModel:
     """Return a copy of the model in which one fact has another value. One matrix changes, by a matrix of rank one.
 
-    `layer` is the layer whose MLP is changed. `ridge` is added to the diagonal of the covariance of the keys, as a
-    fraction of its mean.
+    `layer` is the layer whose MLP is changed. The diagonal of the covariance of the keys is raised by `ridge` times its
+    mean, so that the covariance can be inverted.
     """
     prompts = world.prompts([fact], range(EDIT_TEMPLATES))
     ids, last, subject, _ = model.encode(prompts)

@@ -30,7 +30,7 @@ Translate = Callable[[str, Tensor], Tensor]
 class LensReading:
     """Predictions at each site and position.
 
-    `target_probs` are the probabilities through depth of one token per position.
+    `target_probs` are the probabilities of one token per position after each layer.
     """
 
     sites: tuple[str, ...]  # L names, in the order of computation

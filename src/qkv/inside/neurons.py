@@ -131,7 +131,7 @@ def stream_site(
 
 
 def check_per_token_site(network: Network, site: str) -> None:
-    """Raise an error if a site is not one site of the model with one vector per token."""
+    """Raise an error unless `site` names exactly one site of the model, and this site has one vector per token."""
     check_sites(network.config, site)
     if any(character in site for character in "*?[") or site.rsplit(".", 1)[-1] not in PER_TOKEN_SITES:
         raise UsageError(

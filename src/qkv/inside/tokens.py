@@ -26,7 +26,10 @@ def list_tokens(ids: Sequence[int], tokenizer: Tokenizer | None) -> TokenList:
 
 
 def token_text(token_id: int, tokenizer: Tokenizer | None) -> str:
-    """Return the text of one token, with its leading space if it has one. Half a character is spelled as stored."""
+    """Return the text of one token, with its leading space if it has one.
+
+    A byte-level token that is only a part of a character is shown as the vocabulary spells it.
+    """
     spelling = None if tokenizer is None else tokenizer.id_to_token(token_id)
     if tokenizer is None or spelling is None:
         return f"#{token_id}"

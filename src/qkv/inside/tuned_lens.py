@@ -64,7 +64,7 @@ class TunedLens(nn.Module):
 
 
 @dataclass(frozen=True)
-class LensError:
+class LensComparison:
     """The mean KL divergence, in nats, of each site's prediction from the model's own prediction."""
 
     sites: tuple[str, ...]
@@ -115,7 +115,7 @@ def train_tuned_lens(
 
 def measure_lens(
     network: Network, lens: TunedLens, examples: Iterable[Example], *, batch_size: int = 8, max_tokens: int = 4096
-) -> LensError:
+) -> LensComparison:
     """Compare the logit lens and the tuned lens on examples that the lens was not trained on."""
     plain, sums, count = TunedLens((), 1), torch.zeros(2, len(lens.sites), dtype=torch.float64), 0
     generator = torch.Generator().manual_seed(0)
@@ -128,7 +128,7 @@ def measure_lens(
                     sums[row, column] += len(final) * float(_divergence(network, tried, site, values[site], final))
             count += len(final)
     logit, tuned = (sums / max(count, 1)).tolist()
-    return LensError(lens.sites, tuple(logit), tuple(tuned))
+    return LensComparison(lens.sites, tuple(logit), tuple(tuned))
 
 
 def lens_sites(network: Network) -> list[str]:

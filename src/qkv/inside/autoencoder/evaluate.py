@@ -68,7 +68,7 @@ def evaluate_autoencoder(
         for inputs in batched_inputs(network, examples, batch_size):
             tap = Tap(record=[site])
             logits = run(network, inputs, tap)
-            x = tap[site][site_tokens(network, inputs, site)].float()  # (N, C)
+            x = tap[site][token_mask(network, inputs, site)].float()  # (N, C)
             features = autoencoder.encode(x)
             active += (features > 0).sum(0).cpu()
             moments.add(x, autoencoder.decode(features))
@@ -122,8 +122,8 @@ def batched_inputs(network: Network, examples: Iterable[Example], batch_size: in
         yield make_inputs(network, batch)
 
 
-def site_tokens(network: Network, inputs: Inputs, site: str) -> Tensor:
-    """(B, T), True at the tokens of a site that are not padding."""
+def token_mask(network: Network, inputs: Inputs, site: str) -> Tensor:
+    """Return a mask (B, T) that is True at the tokens of a site and False at padding."""
     ids, document_ids = inputs.ids, inputs.document_ids
     if isinstance(network, Seq2Seq) and site.startswith("decoder"):
         assert inputs.target_ids is not None
@@ -134,11 +134,11 @@ def site_tokens(network: Network, inputs: Inputs, site: str) -> Tensor:
 def token_loss(network: Network, inputs: Inputs, original: Tensor, changed: Tensor) -> tuple[float, int]:
     """The summed loss of outputs (B, T, V), and the number of tokens that it is the sum of."""
     if isinstance(network, Encoder) or network.head.config.kind != "lm":
-        is_token = site_tokens(network, inputs, "decoder")
+        is_token = token_mask(network, inputs, "decoder")
         original, changed = original[is_token].double(), changed[is_token].double()
         divergence = F.kl_div(changed.log_softmax(-1), original.log_softmax(-1), log_target=True, reduction="sum")
         return float(divergence), int(is_token.sum())
     ids = inputs.ids if inputs.target_ids is None else inputs.target_ids
-    is_label = site_tokens(network, inputs, "decoder")[:, 1:]
+    is_label = token_mask(network, inputs, "decoder")[:, 1:]
     loss = F.cross_entropy(changed[:, :-1][is_label].double(), ids[:, 1:][is_label], reduction="sum")
     return float(loss), int(is_label.sum())

@@ -2,7 +2,7 @@
 
     relu:   f = ReLU(W_enc (x − b) + b_enc)                                   (Bricken et al. 2023)
     topk:   f = the k largest entries of ReLU(W_enc (x − b) + b_enc)          (Gao et al. 2024)
-    x̂ = W_dec f + b
+    x̂ = W_decᵀ f + b
 
 The rows of W_dec are directions of length 1, one for each feature. Inputs are divided by a constant first, so that
 their entries have a variance of 1, and reconstructions are multiplied by it.

@@ -1,9 +1,9 @@
 """Train a sparse autoencoder.
 
-    loss = mean ‖x − x̂‖² / C  +  l1 · mean Σ f  (relu)  +  auxiliary · mean ‖e − ê‖² / C
+    loss = mean ‖x − x̂‖² / C  +  l1 · mean Σ f  (relu)  +  aux_loss_coefficient · mean ‖e − ê‖² / C
 
 The last term revives dead features (Gao et al. 2024): those that were not active for a while reconstruct the error
-e = x − x̂. Directions have length 1, so the sum of the features measures their size.
+e = x − x̂. Directions have length 1. Otherwise the L1 penalty could be evaded by small features and long directions.
 
 N tokens, C model width, F features, K active features of a token
 """
@@ -30,7 +30,7 @@ class AutoencoderOptions:
     l1: float = 0.03  # relu: the weight of the sum of the features
     warmup: float = 0.05  # the fraction of the steps in which the learning rate and l1 rise from 0
     decay_fraction: float = 0.2  # the fraction of the steps, at the end, in which the learning rate falls to 0
-    auxiliary: float = 1 / 32  # the weight of the loss that revives dead features
+    aux_loss_coefficient: float = 1 / 32  # the weight of the loss that revives dead features
     dead_after: int = 100  # a feature that was not active in this number of steps is dead
     seed: int = 0
 
@@ -125,8 +125,8 @@ def training_loss(
         active = (features.detach() > 0).any(0).nonzero().flatten()
     error = x - reconstructed
     loss = error.square().mean() + penalty
-    if options.auxiliary and bool(is_dead.any()):
-        loss = loss + options.auxiliary * auxiliary_loss(autoencoder, pre, is_dead, error.detach())
+    if options.aux_loss_coefficient and bool(is_dead.any()):
+        loss = loss + options.aux_loss_coefficient * auxiliary_loss(autoencoder, pre, is_dead, error.detach())
     return loss, reconstructed.detach(), active
 
 

@@ -37,8 +37,8 @@ def record(subject: Subject, sites: list[str]) -> tuple[Network, Tap]:
     return network, tap
 
 
-def real_tokens(subject: Subject, stack: Stack) -> Tensor:
-    """(B, T), True at the tokens of a stack that are not padding."""
+def token_mask(subject: Subject, stack: Stack) -> Tensor:
+    """Return a mask (B, T) that is True at the tokens of a stack and False at padding."""
     batch = subject.batch
     is_source = stack.name == "encoder" and subject.config.family == "seq2seq"
     document_ids = batch.source_document_ids if is_source else batch.document_ids
@@ -62,13 +62,13 @@ def check_heads(subject: Subject) -> Finding:
     name, dead, total = "no dead heads", [], 0
     network, tap = record(subject, ["*.z", "*.cross_z"])
     for stack in stacks_of(network):
-        real = real_tokens(subject, stack)
+        is_token = token_mask(subject, stack)
         for layer in range(stack.config.layers):
             block = stack.block_of(layer)
             for site, attention in (("z", block.attention), ("cross_z", block.cross)):
                 if attention is None:
                     continue
-                z = tap[f"{stack.name}.{layer}.{site}"].transpose(0, 1)[:, real]  # (H, N, D)
+                z = tap[f"{stack.name}.{layer}.{site}"].transpose(0, 1)[:, is_token]  # (H, N, D)
                 sizes = head_outputs(z, attention.out.weight)  # type: ignore[union-attr, arg-type]
                 total += len(sizes)
                 is_dead = sizes <= DEAD_HEAD_FRACTION * sizes.mean()
@@ -90,11 +90,11 @@ def check_neurons(subject: Subject) -> Finding:
     network, tap = record(subject, ["*.mlp_post"])
     tokens = 0
     for stack in stacks_of(network):
-        real = real_tokens(subject, stack)
-        tokens = max(tokens, int(real.sum()))
+        is_token = token_mask(subject, stack)
+        tokens = max(tokens, int(is_token.sum()))
         for layer in range(stack.config.layers):
             site = f"{stack.name}.{layer}.mlp_post"
-            activations = tap[site][real].float()  # (N, F)
+            activations = tap[site][is_token].float()  # (N, F)
             is_dead = activations.abs().amax(0) <= DEAD_NEURON_FRACTION * root_mean_square(activations)
             fractions[site.removesuffix(".mlp_post")] = float(is_dead.float().mean())
     worst = max(fractions, key=lambda layer: fractions[layer])
@@ -116,11 +116,11 @@ def check_activation_scales(subject: Subject) -> Finding:
     name, sizes, idle = "scale of activations", {}, []
     network, tap = record(subject, ["*.resid_pre", "*.resid_post"])
     for stack in stacks_of(network):
-        real = real_tokens(subject, stack)
-        sizes[stack.name] = [float(root_mean_square(tap[f"{stack.name}.0.resid_pre"][real]))]
+        is_token = token_mask(subject, stack)
+        sizes[stack.name] = [float(root_mean_square(tap[f"{stack.name}.0.resid_pre"][is_token]))]
         for layer in range(stack.config.layers):
-            before = tap[f"{stack.name}.{layer}.resid_pre"][real]
-            after = tap[f"{stack.name}.{layer}.resid_post"][real]
+            before = tap[f"{stack.name}.{layer}.resid_pre"][is_token]
+            after = tap[f"{stack.name}.{layer}.resid_post"][is_token]
             sizes[stack.name].append(float(root_mean_square(after)))
             if float(root_mean_square(after - before)) <= MIN_UPDATE * float(root_mean_square(before)):
                 idle.append(f"{stack.name}.{layer}")

@@ -31,7 +31,7 @@ def document_lengths(subject: Subject) -> tuple[int, int]:
     return min(DOCUMENT_LENGTHS[0], limit), min(DOCUMENT_LENGTHS[1], limit)
 
 
-def source_options(network: Network, batch_size: int, length: int) -> dict[str, Any]:
+def random_source(network: Network, batch_size: int, length: int) -> dict[str, Any]:
     """A random source for an encoder-decoder, as keyword arguments of `token_outputs`."""
     if not isinstance(network, Seq2Seq):
         return {}
@@ -46,7 +46,7 @@ def check_future(subject: Subject) -> Finding:
     network, (_, length) = subject.copy(torch.float64), document_lengths(subject)
     vocab_size = subject.config.stack.vocab_size
     ids = random_ids(vocab_size, 2, length)
-    options = source_options(network, 2, length)
+    options = random_source(network, 2, length)
     with torch.no_grad():
         before = token_outputs(network, ids, **options)
         worst, where = 0.0, 0
@@ -80,7 +80,7 @@ def check_padding(subject: Subject) -> Finding:
     """Outputs must not change when a sequence is padded, whatever tokens the padding has."""
     name, vocab_size = "no leak from padding", subject.config.stack.vocab_size
     network, (length, _) = subject.copy(torch.float64), document_lengths(subject)
-    ids, options = random_ids(vocab_size, 2, length), source_options(network, 2, length)
+    ids, options = random_ids(vocab_size, 2, length), random_source(network, 2, length)
     changes = {}
     with torch.no_grad():
         plain = token_outputs(network, ids, **options)
@@ -109,7 +109,7 @@ def check_neighbours(subject: Subject) -> Finding:
     name, vocab_size = "no leak from neighbours", subject.config.stack.vocab_size
     network, lengths = subject.copy(torch.float64), document_lengths(subject)
     parts = [random_ids(vocab_size, 1, length, seed=number) for number, length in enumerate(lengths)]
-    sources = [source_options(network, 1, length).get("source") for length in lengths]
+    sources = [random_source(network, 1, length).get("source") for length in lengths]
     document_ids = torch.tensor([[1] * lengths[0] + [2] * lengths[1]])
     packed: dict[str, Any] = {}
     if isinstance(network, Seq2Seq):

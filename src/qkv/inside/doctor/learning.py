@@ -30,7 +30,7 @@ MAX_SHOWN = 4
 
 
 def join_names(names: Iterable[str]) -> str:
-    """The first names of a list, and the number of the others."""
+    """Join the names. Of a long list, only the first few are named, and the others are counted."""
     listed = list(names)
     more = f" and {len(listed) - MAX_SHOWN} more" if len(listed) > MAX_SHOWN else ""
     return ", ".join(listed[:MAX_SHOWN]) + more

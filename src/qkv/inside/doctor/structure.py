@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from qkv.inside.doctor.finding import Finding, failed, passed, skipped, warned
-from qkv.inside.doctor.leaks import MAX_DIFFERENCE, document_lengths, relative_change, source_options
+from qkv.inside.doctor.leaks import MAX_DIFFERENCE, document_lengths, random_source, relative_change
 from qkv.inside.doctor.subject import Subject, hidden_states, project_tokens, random_ids, token_outputs
 from qkv.models import Encoder, Network, Seq2Seq
 
@@ -138,7 +138,7 @@ def check_cache(subject: Subject) -> Finding:
     network, (_, length) = subject.copy(torch.float64), document_lengths(subject)
     if isinstance(network, Encoder):
         return skipped(name, "an encoder has no KV cache")
-    ids, options = random_ids(subject.config.stack.vocab_size, 2, length), source_options(network, 2, length)
+    ids, options = random_ids(subject.config.stack.vocab_size, 2, length), random_source(network, 2, length)
     with torch.no_grad():
         full = token_outputs(network, ids, **options)
         cache, memory = network.new_cache(2, length), None

@@ -17,7 +17,7 @@ from qkv.inside.look.masks import describe_mask
 from qkv.page import pack, pack_weights
 
 MAX_DETAIL_BYTES = 600_000
-"""The exact numbers of all opened heads together have at most about this many bytes."""
+"""The exact numbers of heads take at most about this many bytes of a page."""
 
 TITLES = {
     "encoder": "Encoder self-attention",
@@ -76,9 +76,9 @@ def describe_attention(
     values: Mapping[str, Tensor],
     layers: Sequence[int],
     heads: Sequence[int],
-    opened: Sequence[tuple[int, int]],
+    exact_heads: Sequence[tuple[int, int]],
 ) -> dict[str, Any]:
-    """The attention as part of a document. `opened` are the (layer, head) pairs with exact numbers."""
+    """The attention as part of a document. `exact_heads` are the (layer, head) pairs with exact numbers."""
     patterns = {layer: values[kind.site(layer, "pattern")][list(heads)].float().numpy() for layer in layers}
     masks, mask_of_layer = describe_masks(kind, layers)
     return {
@@ -93,7 +93,7 @@ def describe_attention(
         "summaries": [[summarise_head(pattern) for pattern in patterns[layer]] for layer in layers],
         "masks": masks,
         "mask_of_layer": mask_of_layer,
-        "details": [describe_head(kind, values, layer, head) for layer, head in opened],
+        "details": [describe_head(kind, values, layer, head) for layer, head in exact_heads],
     }
 
 
@@ -111,8 +111,8 @@ def describe_masks(kind: AttentionKind, layers: Sequence[int]) -> tuple[list[dic
 def summarise_head(pattern: np.ndarray) -> dict[str, Any]:
     """Of a pattern (T, S): the mean entropy of its queries in bits, and its largest weight with query and key.
 
-    The first query of a causal mask has one key, so queries with a single visible key do not count for the entropy and
-    for the largest weight, unless all are such.
+    Queries with a single visible key, such as the first one of a causal mask, have no choice. They do not count for the
+    entropy and for the largest weight, except if no other queries exist.
     """
     logs = np.log2(pattern, out=np.zeros_like(pattern), where=pattern > 0)
     entropies = -(pattern * logs).sum(axis=1)
@@ -142,25 +142,25 @@ def describe_head(kind: AttentionKind, values: Mapping[str, Tensor], layer: int,
     }
 
 
-def choose_opened(
+def choose_exact_heads(
     kinds: Sequence[AttentionKind],
     values: Mapping[str, Tensor],
     layers: dict[str, list[int]],
     heads: dict[str, list[int]],
 ) -> dict[str, list[tuple[int, int]]]:
     """The heads whose exact numbers fit into a page: all of them, or the sharpest ones of each layer in turn."""
-    opened: dict[str, list[tuple[int, int]]] = {kind.name: [] for kind in kinds}
+    exact_heads: dict[str, list[tuple[int, int]]] = {kind.name: [] for kind in kinds}
     room = MAX_DETAIL_BYTES
     for kind, layer, head in _sharpest_first(kinds, values, layers, heads):
         num_queries, num_keys = kind.queries.positions.shape[1], kind.keys.positions.shape[1]
         size = 4 * kind.stack.config.head_dim * (num_queries + 2 * num_keys)
         if kind.name != "cross" and kind.stack.bias is not None:
             size += 4 * num_queries * num_keys
-        if room < size and any(opened.values()):
+        if room < size and any(exact_heads.values()):
             break
-        opened[kind.name].append((layer, head))
+        exact_heads[kind.name].append((layer, head))
         room -= size
-    return opened
+    return exact_heads
 
 
 def _sharpest_first(

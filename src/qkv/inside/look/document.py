@@ -16,7 +16,7 @@ from qkv.inside.look.attention import (
     DESCRIPTIONS,
     TITLES,
     AttentionKind,
-    choose_opened,
+    choose_exact_heads,
     describe_attention,
     describe_masks,
 )
@@ -58,7 +58,9 @@ def make_document(
     parts: Mapping[str, Any],
     token_type_ids: Sequence[int] | None = None,
 ) -> dict[str, Any]:
-    """The document of a trace that has the sites of `document_sites`. `parts` are views that are described already.
+    """The document of a trace that has the sites of `document_sites`.
+
+    `parts` are further views, such as "search", which are added as they are.
 
     `token_type_ids` are those of an encoder's text; None stands for zeros.
     """
@@ -68,9 +70,10 @@ def make_document(
     layers = {kind.name: _choose(options.layers, kind.stack.config.layers, "layer", config) for kind in kinds}
     heads = {kind.name: _choose(options.heads, kind.stack.config.heads, "head", config) for kind in kinds}
     check_size(kinds, layers, heads)
-    opened = choose_opened(kinds, trace.values, layers, heads)
+    exact_heads = choose_exact_heads(kinds, trace.values, layers, heads)
     attention = [
-        describe_attention(kind, trace.values, layers[kind.name], heads[kind.name], opened[kind.name]) for kind in kinds
+        describe_attention(kind, trace.values, layers[kind.name], heads[kind.name], exact_heads[kind.name])
+        for kind in kinds
     ]
     add_roles(attention, trace)
     stacks = [(kind.stack, embedding_of(network, kind.name)) for kind in kinds if kind.name != "cross"]
@@ -94,15 +97,15 @@ def make_document(
         document["lens"] = describe_lens(network, trace, tokenizer)
         document["views"].append("lens")
     if "cross" in heads and config.head.kind == "lm":
-        document["alignment"] = {"attention": "cross", "written": describe_written(trace, tokenizer)}
+        document["alignment"] = {"attention": "cross", "written": describe_output_tokens(trace, tokenizer)}
         document["views"].append("alignment")
     for name, part in parts.items():
         document[name] = part
         document["views"].append(name)
     num_heads = sum(len(layers[kind.name]) * len(heads[kind.name]) for kind in kinds)
-    num_opened = sum(map(len, opened.values()))
+    num_exact = sum(map(len, exact_heads.values()))
     document["footer"] = (
-        f"Weights of heads are rounded to {WEIGHT_ERROR:.4f} or better. {num_opened} of {num_heads} heads also have "
+        f"Weights of heads are rounded to {WEIGHT_ERROR:.4f} or better. {num_exact} of {num_heads} heads also have "
         "their q, k and v in float32, from which this page computes the steps. Made by qkv look."
     )
     return document
@@ -191,8 +194,8 @@ def describe_model(
     return start_document(title, subtitle, tokens, words) | {"notes": list(options.notes)}
 
 
-def describe_written(trace: Trace, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """The token that the decoder writes at each position: the next one of its input, and its prediction at the end."""
+def describe_output_tokens(trace: Trace, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """The output token of each decoder position: the next token of the input, or at the last position the argmax."""
     side = None if tokenizer is None else tokenizer.target
     written = list_tokens([*trace.tokens["decoder"].ids[1:], int(trace["logits"][-1].argmax())], side)
     return {"texts": list(written.texts), "words": group_words(written, side)}

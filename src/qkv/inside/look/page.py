@@ -21,7 +21,7 @@ class Look:
     document: Mapping[str, Any]
 
     def to_html(self) -> str:
-        """One HTML page that needs no network."""
+        """One HTML page, which can be opened offline."""
         return build_page(self.document)
 
     def to_json(self) -> str:

@@ -13,7 +13,7 @@ MAX_TITLE = 120  # characters
 def start_document(
     title: str, subtitle: str, tokens: Mapping[str, TokenList], words: Mapping[str, Sequence[int]]
 ) -> dict[str, Any]:
-    """A document with a view of its tokens only. `words` are the numbers of the tokens' words."""
+    """A document with a view of its tokens only. `words` has the word index of each token."""
     title = " ".join(title.split())
     return {
         "schema": "qkv.look",

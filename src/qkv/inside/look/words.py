@@ -7,7 +7,7 @@ from qkv.text import Tokenizer
 
 
 def group_words(tokens: TokenList, tokenizer: Tokenizer | None) -> list[int]:
-    """The number of the word of each token, counted from 0. A special token is a word.
+    """The word index of each token, counted from 0. A special token is a word.
 
     A word begins after whitespace. A WordPiece token is a word unless it begins with ##.
     """
@@ -22,6 +22,6 @@ def group_words(tokens: TokenList, tokenizer: Tokenizer | None) -> list[int]:
 
 
 def _starts_word(texts: Sequence[str], i: int) -> bool:
-    """Whether there is whitespace at the beginning of text i, or at the end of a word before it."""
+    """Whether text i begins with whitespace, or the text before it ends with whitespace and is not only whitespace."""
     before = texts[i - 1]
     return texts[i][:1].isspace() or (before[-1:].isspace() and not before.isspace())

@@ -1,12 +1,12 @@
-"""Sweeps: replace one part of a run at a time, and measure the effect.
+"""Activation patching: replace one position or head of a run by the value of another run, and measure the effect.
 
     clean, corrupted = m.trace("The capital of France is", sites="*.resid_pre"), m.trace("The capital of Spain is")
     metric = logit_difference(paris, madrid)
-    sweep(m.network, corrupted, clean, metric, sites="*.resid_pre").recovered      # layer × position
-    sweep(m.network, corrupted, clean, metric, sites="*.z", over="head")           # layer × head
+    activation_patching(m.network, corrupted, clean, metric, sites="*.resid_pre").recovered      # layer × position
+    activation_patching(m.network, corrupted, clean, metric, sites="*.z", over="head")           # layer × head
 
-`sweep` runs the model once for each cell of the matrix (activation patching), in batches. `attribution_patching`
-estimates the same matrix from one forward and one backward pass: gradient × difference, the first-order approximation.
+`activation_patching` runs the model once for each cell of the matrix, in batches. `attribution_patching` estimates the
+same matrix from one forward and one backward pass: gradient × difference, the first-order approximation.
 
 B batch, T tokens, H heads, V vocabulary, R rows (sites), K columns (positions or heads)
 """
@@ -30,13 +30,13 @@ from qkv.models.eval_mode import eval_mode
 Metric = Callable[[Tensor], Tensor]
 """A function of the logits (B, T, V) that returns one number per sequence, (B,)."""
 Over = Literal["position", "head"]
-"""The columns of a sweep."""
+"""The columns of the matrix."""
 Donor = Trace | Mapping[str, Tensor] | Literal["zero"]
 """The new values: those of another run, means (the result of `mean_values`), or zeros."""
 
 
 @dataclass(frozen=True)
-class Sweep:
+class PatchingResult:
     """The metric after replacing one part at a time: each row is a site, each column a position or a head."""
 
     values: Tensor  # (R, K)
@@ -68,7 +68,7 @@ def token_logprob(token: int, position: int = -1) -> Metric:
     return lambda logits: logits[:, position].log_softmax(-1)[:, token]
 
 
-def sweep(
+def activation_patching(
     network: Network,
     base: Trace,
     donor: Donor,
@@ -77,11 +77,11 @@ def sweep(
     sites: str | Sequence[str] = "*.resid_pre",
     over: Over = "position",
     batch_size: int = 32,
-) -> Sweep:
+) -> PatchingResult:
     """Replace each position, or each head, of each site by the donor's value, and measure the metric.
 
     `base` is the run that is changed; only its tokens are used. The donor needs the values of the sites. All sites must
-    have the same number of columns, so sweep the encoder and the decoder separately.
+    have the same number of columns, so call it for the encoder and the decoder separately.
     """
     names = _check_sites(network, base, sites, over)
     rows = []
@@ -95,7 +95,7 @@ def sweep(
                 cells.append(metric(run(network, repeat_inputs(network, base, len(columns)), tap)).cpu())
             rows.append(torch.cat(cells))
         donor_metric = _measure(network, donor, metric) if isinstance(donor, Trace) else None
-    return Sweep(torch.stack(rows), tuple(names), over, baseline, donor_metric)
+    return PatchingResult(torch.stack(rows), tuple(names), over, baseline, donor_metric)
 
 
 def attribution_patching(
@@ -106,11 +106,11 @@ def attribution_patching(
     *,
     sites: str | Sequence[str] = "*.resid_pre",
     over: Over = "position",
-) -> Sweep:
-    """Estimate the result of `sweep` from one forward and one backward pass: gradient × (donor − base).
+) -> PatchingResult:
+    """Estimate the result of `activation_patching` from one forward and one backward pass: gradient × (donor − base).
 
     The estimate is the first-order approximation. It is good for small replacements, and poor where a replacement
-    saturates a softmax or changes the scale of a norm: compare it with `sweep` before you rely on it.
+    saturates a softmax or changes the scale of a norm: compare it with `activation_patching` before you rely on it.
     """
     names = _check_sites(network, base, sites, over)
     values: dict[str, Tensor] = {}
@@ -136,7 +136,7 @@ def attribution_patching(
         rows.append(baseline + effect.cpu())
     with eval_mode(network):
         donor_metric = _measure(network, donor, metric) if isinstance(donor, Trace) else None
-    return Sweep(torch.stack(rows), tuple(names), over, baseline, donor_metric)
+    return PatchingResult(torch.stack(rows), tuple(names), over, baseline, donor_metric)
 
 
 def _measure(network: Network, trace: Trace, metric: Metric) -> float:
@@ -156,7 +156,7 @@ def _check_sites(network: Network, base: Trace, sites: str | Sequence[str], over
         raise UsageError(f'over="head" needs sites with a head axis ({", ".join(PER_HEAD_SITES)}), got {sites!r}')
     if len({_num_columns(network, base, name, over) for name in names}) > 1:
         raise UsageError(
-            f"{sites!r} matches sites with different numbers of columns; sweep them separately, such as "
+            f"{sites!r} matches sites with different numbers of columns; patch them separately, such as "
             '"encoder.*.resid_pre" and "decoder.*.resid_pre"'
         )
     return names

@@ -1,4 +1,4 @@
-"""Sweeps: each cell equals a run with one patch; attribution patching is their first-order approximation."""
+"""Activation patching: each cell equals a run with one patch. Attribution patching is its first-order approximation."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ from qkv.blocks import HeadConfig
 from qkv.errors import UsageError
 from qkv.inside import (
     Trace,
+    activation_patching,
     attribution_patching,
     logit_difference,
     mean_ablate,
     mean_values,
     patch,
-    sweep,
     token_logprob,
     trace,
     zero_ablate,
@@ -45,7 +45,8 @@ def test_every_cell_is_a_run_with_one_patch(family: str, site: str) -> None:
         if f"{stack}.0.{site}" not in base:
             continue
         for over in ("position", "head") if site.removeprefix("cross_") in PER_HEAD_SITES else ("position",):
-            found = sweep(network, base, donor, METRIC, sites=f"{stack}.*.{site}", over=over, batch_size=3)  # type: ignore[arg-type]
+            options: Any = {"sites": f"{stack}.*.{site}", "over": over, "batch_size": 3}
+            found = activation_patching(network, base, donor, METRIC, **options)
             assert found.sites == (f"{stack}.0.{site}", f"{stack}.1.{site}")
             assert found.baseline == pytest.approx(float(METRIC(base["logits"][None])))
             assert found.donor == pytest.approx(float(METRIC(donor["logits"][None])))
@@ -61,8 +62,8 @@ def test_every_cell_is_a_run_with_one_patch(family: str, site: str) -> None:
 def test_zeros_and_means() -> None:
     network = make_network("decoder")
     base, others = record(network), [record(network, other=True), record(network)]
-    zeros = sweep(network, base, "zero", METRIC, sites="*.z", over="head")
-    means = sweep(network, base, mean_values(others), METRIC, sites="*.z", over="head")
+    zeros = activation_patching(network, base, "zero", METRIC, sites="*.z", over="head")
+    means = activation_patching(network, base, mean_values(others), METRIC, sites="*.z", over="head")
     for head in range(4):
         for found, edit in (
             (zeros, zero_ablate("decoder.1.z", heads=[head])),
@@ -75,7 +76,7 @@ def test_zeros_and_means() -> None:
 
 def test_the_whole_difference_is_recovered_at_the_last_position_of_the_last_layer() -> None:
     network = make_network("decoder")
-    found = sweep(network, record(network), record(network, other=True), METRIC, sites="*.resid_post")
+    found = activation_patching(network, record(network), record(network, other=True), METRIC, sites="*.resid_post")
     assert found.recovered[-1, -1] == pytest.approx(1.0)
     assert found.recovered[-1, :-1].abs().max() == pytest.approx(0.0, abs=1e-9)
 
@@ -98,7 +99,7 @@ def test_attribution_patching_is_the_limit_of_small_patches(family: str, site: s
         for over in ("position", "head") if site.removeprefix("cross_") in PER_HEAD_SITES else ("position",):
             options: Any = {"sites": f"{stack}.*.{site}", "over": over}
             estimate = attribution_patching(network, base, donor, METRIC, **options)
-            measured = sweep(network, base, small, METRIC, **options)
+            measured = activation_patching(network, base, small, METRIC, **options)
             scale = float(estimate.effects.abs().max())
             assert scale > 1e-3
             assert torch.allclose(measured.effects / 1e-4, estimate.effects, atol=1e-2 * scale)
@@ -117,13 +118,15 @@ def test_token_types_are_kept() -> None:
     network = make_network("encoder", token_types=2)
     types = [0, 0, 0, 1, 1, 1, 1]
     base, donor = record(network, token_type_ids=types), record(network, other=True, token_type_ids=types)
-    found = sweep(network, base, donor, token_logprob(3))
+    found = activation_patching(network, base, donor, token_logprob(3))
     assert found.baseline == pytest.approx(float(base["logits"][-1].log_softmax(-1)[3]))
 
 
 def test_a_classifier_has_a_metric_of_its_classes() -> None:
     network = make_network("encoder", head=HeadConfig(kind="classify", outputs=3))
-    found = sweep(network, record(network), record(network, other=True), lambda logits: logits[:, 0] - logits[:, 1])
+    found = activation_patching(
+        network, record(network), record(network, other=True), lambda logits: logits[:, 0] - logits[:, 1]
+    )
     assert found.values.shape == (2, len(IDS))
 
 
@@ -131,15 +134,18 @@ def test_wrong_calls_are_refused() -> None:
     network, both = make_network("decoder"), make_network("seq2seq")
     base, donor, short = record(network), record(network, other=True), trace(network, [1, 2], sites="*")
     for call, message in (
-        (lambda: sweep(network, base, short, METRIC), "same number of tokens"),
-        (lambda: sweep(network, base, trace(network, IDS, sites="*.z"), METRIC), "no values of decoder.0.resid_pre"),
-        (lambda: sweep(network, base, donor, METRIC, over="head"), "head axis"),
-        (lambda: sweep(network, base, donor, METRIC, sites="*.zz"), "no site"),
-        (lambda: sweep(network, base, donor, METRIC, over="layer"), "over = 'layer'"),  # type: ignore[arg-type]
-        (lambda: sweep(network, base, "nothing", METRIC), "donor = 'nothing'"),  # type: ignore[arg-type]
-        (lambda: sweep(network, base, donor, lambda logits: logits.sum()), "one number each"),
-        (lambda: sweep(both, record(both), record(both, other=True), METRIC), "separately"),
-        (lambda: sweep(network, base, "zero", METRIC).recovered, "use effects"),
+        (lambda: activation_patching(network, base, short, METRIC), "same number of tokens"),
+        (
+            lambda: activation_patching(network, base, trace(network, IDS, sites="*.z"), METRIC),
+            "no values of decoder.0.resid_pre",
+        ),
+        (lambda: activation_patching(network, base, donor, METRIC, over="head"), "head axis"),
+        (lambda: activation_patching(network, base, donor, METRIC, sites="*.zz"), "no site"),
+        (lambda: activation_patching(network, base, donor, METRIC, over="layer"), "over = 'layer'"),  # type: ignore[arg-type]
+        (lambda: activation_patching(network, base, "nothing", METRIC), "donor = 'nothing'"),  # type: ignore[arg-type]
+        (lambda: activation_patching(network, base, donor, lambda logits: logits.sum()), "one number each"),
+        (lambda: activation_patching(both, record(both), record(both, other=True), METRIC), "separately"),
+        (lambda: activation_patching(network, base, "zero", METRIC).recovered, "use effects"),
     ):
         with pytest.raises(UsageError, match=message):
             call()
