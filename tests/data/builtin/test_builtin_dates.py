@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from datetime import date, timedelta
@@ -34,10 +35,19 @@ def test_at_least_24_languages_and_all_of_them_occur(dates, sample):
     assert {example["language"] for example in sample} == set(dates.languages)
 
 
-def test_languages_are_equally_likely(dates, sample):
-    share = len(sample) / len(dates.languages)
+def test_english_is_four_times_as_likely_as_each_other_language(dates, sample):
+    share = len(sample) / (len(dates.languages) + 3)
     for language in dates.languages:
-        assert 0.85 * share < sum(example["language"] == language for example in sample) < 1.15 * share, language
+        expected = 4 * share if language == "en" else share
+        found = sum(example["language"] == language for example in sample)
+        assert 0.85 * expected < found < 1.15 * expected, language
+
+
+def test_english_dates_with_the_month_first_are_common(sample):
+    """At least one of 20 texts is like March 7, 1994."""
+    month_first = re.compile(r"(\w+, )?[A-Za-z]{3,9} \d{1,2}, \d{4}")
+    english = [example["written"] for example in sample if example["language"] == "en"]
+    assert sum(bool(month_first.fullmatch(text)) for text in english) > len(sample) / 20
 
 
 def test_every_form_is_used(dates):

@@ -18,14 +18,15 @@ from qkv.data.builtin.date_formats import LOCALES, YEARS, DateFormat, date_forma
 from qkv.errors import UsageError, suggest_name
 
 DateRow = tuple[str, int, int, int, int]  # (ISO date, year, month, day, weekday)
+WEIGHTS = {"en": 4}  # English is the language of most texts, and has two orders: March 7, 1994 and 7 March 1994
 
 
 class Dates(BuiltinDataset):
     """Dates from 1950 to 2050 as people write them, to be converted to ISO 8601.
 
-    A date belongs to one split only, for every seed. All languages are equally likely, and so are all formats of a
-    language. No text is ambiguous: another language or format never reads it as a different date. The tables are made
-    from Babel's CLDR data on first use, which takes about a second.
+    A date belongs to one split only, for every seed. English is four times as likely as each other language; all
+    formats of a language are equally likely. No text is ambiguous: another language or format never reads it as a
+    different date. The tables are made from Babel's CLDR data on first use, which takes about a second.
 
     >>> dates = Dates(languages=["en"])
     >>> dates.example("train", 7) == dates.example("train", 7)
@@ -46,6 +47,10 @@ class Dates(BuiltinDataset):
         for language in self.languages:
             if language not in LOCALES:
                 raise UsageError(f"dates has no language {language!r}; {suggest_name(language, LOCALES)}")
+
+        weights = [WEIGHTS.get(language, 1) for language in self.languages]
+        # The place of each language in `languages`, once for each unit of its weight: all turns are equally likely.
+        self.turns = [place for place, weight in enumerate(weights) for _ in range(weight)]
 
     def length(self, split: str) -> None:
         """Return None, because every split is endless."""
@@ -72,16 +77,17 @@ class Dates(BuiltinDataset):
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of all formats and of the dates that they may write."""
+        """A hash of all formats, of the dates that they may write, and of the weights of the languages."""
         tables = [f"{astuple(form)} {sorted(days)}" for formats in self.formats for form, days in formats]
-        return hashlib.sha256("\n".join(tables).encode()).hexdigest()[:32]
+        return hashlib.sha256("\n".join([str(self.turns), *tables]).encode()).hexdigest()[:32]
 
     def example(self, split: str, i: int, seed: int = 0) -> dict[str, str]:
         """Example `i`: a date `written` in a `language`, and its `iso` form."""
         if i < 0 or split not in self.splits:
             self.check_index(split, i)
         days = self.days[split]
-        number, place = divmod(splitmix64(random_stream_start(seed, split) + i), len(self.languages))
+        number, turn = divmod(splitmix64(random_stream_start(seed, split) + i), len(self.turns))
+        place = self.turns[turn]
         formats = self.formats[place]
         while True:
             rest, chosen = divmod(number, len(formats))
