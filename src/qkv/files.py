@@ -31,6 +31,9 @@ PARTIAL = ".partial"
 MAX_FILE_BYTES = 2**29
 """The largest file that is read whole. The largest tokenizer files have a tenth of this size."""
 
+MAX_DIGITS = 300
+"""The most digits of an integer in JSON, so that it can become a float."""
+
 
 def partial_path(path: Path) -> Path:
     """The path beside `path` where its new content is written before the rename.
@@ -189,17 +192,24 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON. A ValueError is raised for deep nesting and for integers of more than 64 bits, too."""
+    """Parse JSON. A ValueError is raised for deep nesting and for numbers that no float can hold, too.
+
+    An integer of more than 64 bits becomes a float: tokenizer_config.json files write 10^30 for "no limit".
+
+    >>> parse_json("[18446744073709551615, 1000000000000000019884624838656]")
+    [18446744073709551615, 1e+30]
+    """
     try:
         return json.loads(text, parse_int=_parse_int)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
 
-def _parse_int(digits: str) -> int:
-    if len(digits) > 20 or not -(2**63) <= (number := int(digits)) < 2**64:
-        raise ValueError(f"the integer {shorten(digits, 30)} has more than 64 bits")
-    return number
+def _parse_int(digits: str) -> float:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"the integer {shorten(digits, 30)} has more than {MAX_DIGITS} digits")
+    number = int(digits)
+    return number if -(2**63) <= number < 2**64 else float(number)
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

@@ -115,8 +115,8 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ('{"a": 1' + "0" * 5000 + "}", "more than 64 bits"),
-        ('{"a": -9223372036854775809}', "more than 64 bits"),
+        ('{"a": 1' + "0" * 5000 + "}", "more than 300 digits"),
+        ('{"a": -1' + "0" * 300 + "}", "more than 300 digits"),
         ("[" * 100_000, "nested too deeply"),
     ],
 )
@@ -126,6 +126,19 @@ def test_json_with_bounds(text: str, reason: str, tmp_path: Path) -> None:
         read_json(tmp_path / "a.json")
     assert len(str(caught.value)) < 300
     assert parse_json('{"a": [18446744073709551615, -9223372036854775808]}') == {"a": [2**64 - 1, -(2**63)]}
+    assert isinstance(parse_json("-9223372036854775809"), float)
+
+
+def test_the_number_that_stands_for_no_limit_is_read(model: Path) -> None:
+    """Many published tokenizer_config.json files have it."""
+    change_json(model / "tokenizer_config.json", model_max_length=1000000000000000019884624838656)
+    qkv.load(model)
+
+
+def test_but_it_is_no_whole_number(model: Path) -> None:
+    change_json(model / "config.json", pad_token_id=10**30)
+    with pytest.raises(QkvError, match="pad_token_id = 1e\\+30 must be a whole number"):
+        qkv.load(model)
 
 
 @pytest.mark.parametrize(
