@@ -183,6 +183,23 @@ def test_a_config_with_a_long_value_is_refused_in_a_few_words(model: Path) -> No
     assert len(str(caught.value)) < 500
 
 
+@pytest.mark.parametrize(
+    "override", ["model.width={}", "objective.kind={}", "{}=1", "train.{}=1", "{}", "train.lr=[{}]"]
+)
+def test_a_recipe_with_a_long_value_is_refused_in_a_few_words(override: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        recipe_file.read("dates", [override.format("x" * 100_000)])
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"), [("pipe", "not a regular file"), ("device", "not a regular"), ("loop", "symbolic links")]
+)
+def test_a_recipe_that_is_no_file_is_named_as_such(kind: str, reason: str, tmp_path: Path) -> None:
+    with pytest.raises(QkvError, match=reason):
+        recipe_file.read(replace_file(tmp_path / "a.toml", kind))
+
+
 # -------------------------------------------------------------------- weights
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from qkv.blocks import HeadConfig, StackConfig
-from qkv.errors import QkvError, suggest_name
+from qkv.errors import QkvError, shorten, suggest_name
 from qkv.models.config import Config
 from qkv.values import list_differences
 
@@ -250,7 +250,7 @@ def read_config(architecture: Architecture, theirs: Json) -> Config:
     except KeyError as error:
         raise QkvError(f"config.json: missing {error}") from error
     except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
-        raise QkvError(f"config.json: {error}; correct or restore the file") from error
+        raise QkvError(f"config.json: {shorten(str(error), 300)}; correct or restore the file") from error
 
 
 class UnsupportedConfigError(QkvError):

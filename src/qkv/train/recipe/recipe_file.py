@@ -71,7 +71,7 @@ def find_recipe(name: str | Path) -> tuple[str, str]:
     path = to_path(name)
     if path.is_dir() and (path / "recipe.toml").is_file():
         path = path / "recipe.toml"
-    if path.is_file():
+    if os.path.lexists(path) and not path.is_dir():  # `read_text` says what is wrong with a pipe or a broken link
         return read_text(path, MAX_RECIPE_BYTES, may_be_empty=True), str(path)
     known = builtin_recipes()
     if str(name) in known:

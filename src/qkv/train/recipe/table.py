@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from typing import Any, get_type_hints
 
 from qkv.blocks import HeadConfig, RotaryScaling, StackConfig
-from qkv.errors import UsageError, suggest_name
+from qkv.errors import UsageError, shorten, suggest_name
 from qkv.renamed import describe_old_names, find_old_names
 from qkv.train.recipe.schema import DataSection, ModelSection, ObjectiveSection, Recipe, TokenizerSection, TrainSection
 from qkv.train.recipe.values import coerce, format_value, parse_value
@@ -66,7 +66,8 @@ def recipe_from_table(table: Table, source: RecipeText) -> Recipe:
         if name == "run":
             sections["run"] = _check_value(value, str, source, "run")
         elif name not in SECTIONS:
-            raise UsageError(f"{source.locate(name)}unknown section or key {name!r}; {_hint(name, ['run', *SECTIONS])}")
+            hint = _hint(name, ["run", *SECTIONS])
+            raise UsageError(f"{source.locate(name)}unknown section or key {shorten(repr(name))}; {hint}")
         elif not isinstance(value, dict):
             raise UsageError(f"{source.locate(name)}{name} is a section: write [{name}] and its keys below")
         elif name == "model":
@@ -118,7 +119,7 @@ def _read_table(
         here = (*path, name)
         if name not in known:
             shown = f"[{key}]" if path[0] != "data" or len(path) == 1 else key
-            raise UsageError(f"{source.locate(*here)}unknown key {name!r} in {shown}; {hint(name, known)}")
+            raise UsageError(f"{source.locate(*here)}unknown key {shorten(repr(name))} in {shown}; {hint(name, known)}")
         if path == ("model",) and name in MODEL_TABLES:
             values[name] = _read_table(value, MODEL_TABLES[name], source, here)
         elif path[0] == "model" and name == "rotary_scaling":
@@ -137,7 +138,7 @@ def _check_value(value: Any, expected: Any, source: RecipeText, *path: str) -> A
     found = coerce(value, expected)
     if matches_type(found, expected):
         return found
-    shown = format_value(value) if isinstance(value, str | int | float | list | dict) else str(value)
+    shown = shorten(format_value(value) if isinstance(value, str | int | float | list | dict) else str(value))
     choices = [choice for choice in getattr(expected, "__args__", ()) if isinstance(choice, str)]
     hint = f"; {suggest_name(value, choices)}" if isinstance(value, str) and choices else ""
     hint = hint if "did you mean" in hint else ""
@@ -157,7 +158,8 @@ def apply_overrides(table: Table, overrides: Sequence[str]) -> Table:
         key, equals, text = override.partition("=")
         path = [part.strip() for part in key.split(".")]
         if not equals or not all(path):
-            raise UsageError(f"{override!r} is not an override of a recipe: write key=value, such as train.lr=1e-3")
+            shown = shorten(repr(override))
+            raise UsageError(f"{shown} is not an override of a recipe: write key=value, such as train.lr=1e-3")
         here = table
         for part in path[:-1]:
             if not isinstance(here.get(part), dict):
