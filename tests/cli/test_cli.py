@@ -207,3 +207,15 @@ def test_commands_that_do_not_compile_do_not_load_the_compiler(tmp_path: Path) -
     program += "print(codes, [name in sys.modules for name in ('torch', 'torch._dynamo', 'sympy')])"
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.stdout.endswith("[0, 0, 0] [True, False, False]\n"), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("command", [["data", "a\0b"], ["init", "language", "a\0b"], ["eval", "x", "a\0b"]])
+def test_a_name_that_cannot_be_a_path(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run_command(command) == 2
+    assert "contains a NUL character" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["x" * 100_000], ["info", "bert-tiny", "--" + "x" * 100_000]])
+def test_a_long_argument_is_cut(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run_command(command) == 2
+    assert len(capsys.readouterr().err) < 700

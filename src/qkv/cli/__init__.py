@@ -14,7 +14,7 @@ from cyclopts import CycloptsError
 from qkv.cli import bench, data, doctor, evaluate, look, models, run, train  # importing a file registers its commands
 from qkv.cli.openmp import BUSY_FRACTION, fraction_in_use, limit_spinning
 from qkv.cli.shared import app
-from qkv.errors import QkvError
+from qkv.errors import QkvError, shorten
 
 __all__ = ["app", "bench", "data", "doctor", "evaluate", "look", "main", "models", "run", "run_command", "train"]
 
@@ -24,7 +24,7 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
     try:
         app(list(arguments) if arguments is not None else None, exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        print(f"qkv: {error}\nTry: qkv --help", file=sys.stderr)
+        print(f"qkv: {shorten(str(error), 500)}\nTry: qkv --help", file=sys.stderr)
         return 2
     except QkvError as error:
         print(f"qkv: {error}", file=sys.stderr)

@@ -7,6 +7,7 @@ from typing import Any
 
 from qkv.cli.shared import Json, StdoutConsole, StringList, app, check_minimum, print_json
 from qkv.errors import UsageError
+from qkv.files import to_path
 
 
 @app.command
@@ -89,10 +90,12 @@ def parse_files(arguments: Sequence[str]) -> list[str] | dict[str, str]:
     """Files as a list, or by field if they are given as field=file. A file that is given twice is an error."""
     if named := parse_fields(arguments, "line-aligned files"):
         return named
-    paths = [os.path.realpath(file) for file in arguments]
-    for file, path in zip(arguments, paths, strict=True):
-        if paths.count(path) > 1:
+    paths: set[str] = set()
+    for file in arguments:
+        path = os.path.realpath(to_path(file))
+        if path in paths:
             raise UsageError(f"{file}: this file was given twice; give each file once")
+        paths.add(path)
     return list(arguments)
 
 
