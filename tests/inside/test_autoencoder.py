@@ -17,14 +17,15 @@ from qkv.inside.autoencoder import (
     AutoencoderOptions,
     SparseAutoencoder,
     evaluate_autoencoder,
+    fit_autoencoder,
     shuffle_activations,
     stream_activations,
     summarise_features,
     train_autoencoder,
 )
+from qkv.inside.autoencoder.superposition import ToyModel, mean_max_cosine, sample_features, train_toy_model
 from qkv.inside.autoencoder.train import training_loss
 from qkv.inside.record import trace
-from qkv.inside.superposition import ToyModel, mean_max_cosine, sample_features, train_toy_model
 
 TRUE_FEATURES, WIDTH, PROBABILITY = 40, 16, 0.02
 
@@ -148,6 +149,18 @@ def test_a_shuffled_buffer_yields_every_activation_once_and_is_bounded() -> None
     assert sorted(torch.cat(batches).flatten().tolist()) == list(range(100))
     assert torch.cat(batches).flatten().tolist() != list(range(100))
     assert all(len(batch) <= 8 for batch in batches)
+
+
+def test_one_call_trains_on_a_site() -> None:
+    """`fit_autoencoder` is the stream, the buffer and the training loop, one after the other."""
+    network, corpus = make_network("decoder", dtype=torch.float32), make_corpus("decoder")
+    site, options = "decoder.0.mlp_post", AutoencoderOptions(steps=5)
+    sizes = {"buffer_tokens": 64, "batch_tokens": 32}
+    fitted = fit_autoencoder(network, corpus, site, features=50, k=3, options=options, **sizes)
+    batches = shuffle_activations(stream_activations(network, corpus, site), **sizes)
+    expected = train_autoencoder(batches, fitted.config, options)
+    assert fitted.config == AutoencoderConfig(width=24, features=50, k=3, site=site)
+    assert all(torch.equal(a, b) for a, b in zip(fitted.parameters(), expected.parameters(), strict=True))
 
 
 def test_examples_that_cannot_be_read_again_are_an_error() -> None:

@@ -7,20 +7,18 @@ from torch import Tensor
 from qkv.blocks import Tap
 from qkv.errors import UsageError
 from qkv.inside.facts import (
-    EDIT_TEMPLATES,
-    TEMPLATES,
-    VALUES,
     FactLocation,
     FactModel,
     FactWorld,
     edit_fact,
-    key_covariance,
     locate_facts,
     make_world,
     measure_edit,
     measure_edits,
     train_fact_model,
 )
+from qkv.inside.facts.edit import EDIT_TEMPLATES, key_covariance
+from qkv.inside.facts.world import TEMPLATES, VALUES
 
 
 @pytest.fixture(scope="module")

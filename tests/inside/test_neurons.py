@@ -1,5 +1,6 @@
 """Neurons: the top examples are those of a slow search, and the vocabulary effect is the derivative of the logits."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,10 +9,10 @@ from small_networks import FAMILIES, VOCAB, make_network
 
 from qkv.blocks import HeadConfig
 from qkv.errors import UsageError
+from qkv.inside.forward import encode_examples
 from qkv.inside.neurons import (
     direction_logits,
     output_stack,
-    token_windows,
     top_examples,
     vocabulary_effect,
 )
@@ -113,7 +114,7 @@ def test_a_neuron_that_writes_a_token_promotes_it() -> None:
 
 def test_windows_cover_all_tokens() -> None:
     tokenizer = Tokenizer.train("byte", iter([]), vocab_size=260, special_tokens=["eos"], template="eos")
-    windows = list(token_windows(tokenizer, ["abcdefg", "hi"], 3))
+    windows = encode_examples(make_network("decoder"), tokenizer, ["abcdefg", "hi"], max_length=3)
     assert all(len(window) <= 3 for window in windows)
     assert [i for window in windows for i in window] == tokenizer.encode("abcdefg") + tokenizer.encode("hi")
 
@@ -130,6 +131,21 @@ def test_windows_cover_all_tokens() -> None:
 def test_wrong_sites_and_units_are_usage_errors(site: str, units: list[int] | None, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         top_examples(make_network("decoder"), make_corpus("decoder"), site, units)
+
+
+def test_the_examples_of_an_encoder_decoder_are_pairs() -> None:
+    tokenizer = Tokenizer.train("byte", iter([]), vocab_size=260, special_tokens=["eos"], template="eos")
+    network = make_network("seq2seq")
+    network.config = replace(network.config, decoder_start_token_id=5)
+    ids = tokenizer.encode("ab", add_special_tokens=False)
+    assert encode_examples(network, tokenizer, [("xyz", "ab")]) == [(tokenizer.encode("xyz"), [5, *ids])]
+    assert encode_examples(network, tokenizer, [("xyz", "ab")], max_length=2) == [
+        (tokenizer.encode("xy")[:2], [5, ids[0]])
+    ]
+    decoder = make_network("decoder")
+    for wrong, texts in ((network, ["xyz"]), (decoder, [("a", "b")]), (decoder, "text")):
+        with pytest.raises(UsageError, match="texts"):
+            encode_examples(wrong, tokenizer, texts)
 
 
 def test_other_wrong_calls_are_usage_errors() -> None:

@@ -8,6 +8,11 @@
     edits        change activations, also while generating     edit_tap     the tap that applies edits
     patching     activation patching of each position or head, attribution patching
 
+    neurons/     the top examples of a unit, and the tokens that it promotes
+    autoencoder/ sparse autoencoders of the activations of a site
+    facts/       find a fact in an MLP, and edit it
+    doctor/      the checks of `qkv doctor`                    look/        the page of `qkv look`
+
 The sites have the names of `qkv.blocks.tap`. Recording leaves the fast attention kernels on.
 """
 
@@ -20,6 +25,15 @@ from qkv.inside.attention import (
     value_weighted_pattern,
 )
 from qkv.inside.attribution import ATTRIBUTION_SITES, Attribution, Component, logit_attribution
+from qkv.inside.autoencoder import (
+    AutoencoderOptions,
+    AutoencoderReport,
+    FeatureReport,
+    SparseAutoencoder,
+    evaluate_autoencoder,
+    fit_autoencoder,
+    summarise_features,
+)
 from qkv.inside.edit_tap import Edit, EditTap, check_edits
 from qkv.inside.edits import (
     change,
@@ -30,7 +44,9 @@ from qkv.inside.edits import (
     steer,
     zero_ablate,
 )
+from qkv.inside.forward import encode_examples
 from qkv.inside.lens import LensReading, lens_logits, logit_lens
+from qkv.inside.neurons import UnitExamples, VocabularyEffect, direction_effect, top_examples, vocabulary_effect
 from qkv.inside.patching import (
     PatchingResult,
     activation_patching,
@@ -50,22 +66,32 @@ __all__ = [
     "DEFAULT_SITES",
     "MAX_TRACE_BYTES",
     "Attribution",
+    "AutoencoderOptions",
+    "AutoencoderReport",
     "Component",
     "Edit",
     "EditTap",
+    "FeatureReport",
     "HeadSummary",
     "LensComparison",
     "LensReading",
     "PatchingResult",
     "Rollout",
+    "SparseAutoencoder",
     "TokenList",
     "Trace",
     "TunedLens",
+    "UnitExamples",
+    "VocabularyEffect",
     "activation_patching",
     "attention_pattern",
     "attribution_patching",
     "change",
     "check_edits",
+    "direction_effect",
+    "encode_examples",
+    "evaluate_autoencoder",
+    "fit_autoencoder",
     "head_summaries",
     "lens_logits",
     "lens_sites",
@@ -81,11 +107,14 @@ __all__ = [
     "resample_ablate",
     "rollout",
     "steer",
+    "summarise_features",
     "token_logprob",
+    "top_examples",
     "trace",
     "trace_many",
     "train_tuned_lens",
     "value_weighted_pattern",
+    "vocabulary_effect",
     "write_traces",
     "zero_ablate",
 ]

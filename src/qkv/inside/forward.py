@@ -6,7 +6,7 @@ the ids of the source, and the ids that its decoder reads, which begin with `dec
 B batch, T target length, S source length, V vocabulary
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +15,44 @@ from torch import Tensor
 
 from qkv.blocks import Tap
 from qkv.blocks.padding import pad_sequences
+from qkv.decode.runner import start_token
 from qkv.errors import UsageError
 from qkv.inside.trace import Trace
 from qkv.models import Encoder, Network, Seq2Seq
+from qkv.text import Tokenizer
 
 Example = Sequence[int] | tuple[Sequence[int], Sequence[int]]
 """Token ids; for an encoder-decoder, the ids of the source and of the decoder's input."""
+MAX_WINDOW_TOKENS = 256
+
+
+def encode_examples(
+    network: Network, tokenizer: Tokenizer, texts: Iterable[str | tuple[str, str]], *, max_length: int | None = None
+) -> list[Example]:
+    """Encode texts as examples for this network; for an encoder-decoder, a text is a pair of source and target.
+
+    A long text is split into windows of at most `max_length` tokens, so that nothing is left out. A long source or
+    target is cut off. By default, `max_length` is 256, or the number of positions of the model if that is smaller.
+    """
+    if max_length is None:
+        max_length = min(MAX_WINDOW_TOKENS, network.config.stack.max_positions)
+    if max_length < 1:
+        raise UsageError(f"max_length = {max_length} must be at least 1")
+    if isinstance(texts, str):
+        raise UsageError("texts: give a list of texts, not one text")
+    examples: list[Example] = []
+    for text in texts:
+        if isinstance(network, Seq2Seq):
+            if isinstance(text, str) or len(text) != 2:
+                raise UsageError("texts: a text of an encoder-decoder is a pair, (source, target)")
+            target = tokenizer.target.encode(text[1], add_special_tokens=False)
+            examples.append((tokenizer.encode(text[0])[:max_length], [start_token(network), *target][:max_length]))
+            continue
+        if not isinstance(text, str):
+            raise UsageError(f"texts: each must be a string, got {str(text)[:80]!r}")
+        ids = tokenizer.encode(text)
+        examples += [ids[start : start + max_length] for start in range(0, len(ids), max_length)]
+    return examples
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,20 @@
 """Sparse autoencoders: train them on the activations of a site, measure them, and see their features.
 
-model         the autoencoder, saved as one file       train       the training loop
-activations   streamed and shuffled training data      evaluate    explained variance, L0, loss recovered
-features      the features with their top examples
+model         the autoencoder, saved as one file       train         the training loop
+activations   streamed and shuffled training data      fit           all of this in one call
+evaluate      explained variance, L0, loss recovered   superposition a toy model with known features
+features      the features with their top examples     feature_page  the features as a page
 
-    chunks = stream_activations(network, examples, "decoder.2.resid_post")
-    batches = shuffle_activations(chunks, buffer_tokens=50_000, batch_tokens=1024)
-    autoencoder = train_autoencoder(batches, AutoencoderConfig(width=128, features=1024, site="decoder.2.resid_post"))
-    evaluate_autoencoder(network, autoencoder, other_examples)
+    autoencoder = fit_autoencoder(network, examples, "decoder.2.resid_post", features=1024, k=16)
+    report = evaluate_autoencoder(network, autoencoder, other_examples)
+    summarise_features(network, autoencoder, other_examples, tokenizer=tokenizer, report=report).save("features.html")
 """
 
 from qkv.inside.autoencoder.activations import shuffle_activations, stream_activations
 from qkv.inside.autoencoder.evaluate import AutoencoderReport, evaluate_autoencoder
-from qkv.inside.autoencoder.features import FeatureReport, FeatureSummary, summarise_features
+from qkv.inside.autoencoder.feature_page import FeatureReport, FeatureSummary
+from qkv.inside.autoencoder.features import summarise_features
+from qkv.inside.autoencoder.fit import fit_autoencoder
 from qkv.inside.autoencoder.model import AutoencoderConfig, SparseAutoencoder
 from qkv.inside.autoencoder.train import AutoencoderOptions, AutoencoderProgress, train_autoencoder
 
@@ -25,6 +27,7 @@ __all__ = [
     "FeatureSummary",
     "SparseAutoencoder",
     "evaluate_autoencoder",
+    "fit_autoencoder",
     "shuffle_activations",
     "stream_activations",
     "summarise_features",

@@ -1,41 +1,19 @@
 """The features of a sparse autoencoder, with the examples that excite them and the tokens that they promote."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 
 from qkv.inside.autoencoder.evaluate import AutoencoderReport
+from qkv.inside.autoencoder.feature_page import FeatureReport, FeatureSummary
 from qkv.inside.autoencoder.model import SparseAutoencoder
 from qkv.inside.forward import Example
 from qkv.inside.neurons import (
-    ActivatingExample,
-    VocabularyEffect,
     direction_effect,
     top_examples,
 )
 from qkv.models import Network
 from qkv.text import Tokenizer
-
-
-@dataclass(frozen=True)
-class FeatureSummary:
-    """One feature: where it is active, and what it promotes."""
-
-    number: int
-    active_fraction: float  # the fraction of tokens at which it is active
-    examples: tuple[ActivatingExample, ...]
-    effect: VocabularyEffect | None  # None for a site from which no token is predicted directly
-
-
-@dataclass(frozen=True)
-class FeatureReport:
-    """The features of an autoencoder, for a page. `report` has the measures of the whole autoencoder."""
-
-    site: str
-    features: tuple[FeatureSummary, ...]
-    num_features: int  # of the whole autoencoder
-    report: AutoencoderReport | None = None
 
 
 def summarise_features(

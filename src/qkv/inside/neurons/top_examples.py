@@ -1,15 +1,9 @@
-"""Neurons: which examples of a corpus excite a unit most, and which tokens it promotes.
-
-    texts = ["…", "…"]
-    examples = token_windows(tokenizer, texts, max_length=64)
-    found = top_examples(network, examples, "decoder.3.mlp_post", [5, 17], tokenizer=tokenizer)
-    print(found[5].examples[0].text)
-    print(vocabulary_effect(network, 3, 5, tokenizer).promoted)
+"""The examples of a corpus that excite a unit most.
 
 A unit is one entry of the last axis of a site: a neuron of `mlp_post`, a dimension of the residual stream, or, with
 `encode`, a feature of a sparse autoencoder. The corpus is read once, in batches, and only the best examples are kept.
 
-B batch, T tokens, U units, K kept examples, W tokens of a context window, C model width, F neurons, V vocabulary
+B batch, T tokens, U units, K kept examples, W tokens of a context window, C model width
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,14 +11,14 @@ from dataclasses import dataclass
 from itertools import islice
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from qkv.blocks import Stack, Tap
+from qkv.blocks import Tap
 from qkv.errors import UsageError
 from qkv.inside.forward import Example, make_inputs, run
 from qkv.inside.sites import check_sites
 from qkv.inside.tokens import TokenList, list_tokens
-from qkv.models import Encoder, Network, Seq2Seq
+from qkv.models import Network, Seq2Seq
 from qkv.models.eval_mode import eval_mode
 from qkv.progress import OnProgress
 from qkv.text import Tokenizer
@@ -63,19 +57,6 @@ class UnitExamples:
     unit: int
     examples: tuple[ActivatingExample, ...]
     active_fraction: float  # the fraction of all tokens at which the unit is above 0
-
-
-def token_windows(tokenizer: Tokenizer, texts: Iterable[str], max_length: int) -> Iterator[list[int]]:
-    """Encode texts, and split them into windows of at most `max_length` tokens. Nothing is left out.
-
-    >>> tokenizer = Tokenizer.train("byte", iter([]), vocab_size=259)
-    >>> list(token_windows(tokenizer, ["abcde"], 3))
-    [[97, 98, 99], [100, 101]]
-    """
-    for text in texts:
-        ids = tokenizer.encode(text)
-        for start in range(0, len(ids), max_length):
-            yield ids[start : start + max_length]
 
 
 def top_examples(
@@ -216,80 +197,3 @@ class Ranking:
             values=tuple(self.values[row, column][inside].tolist()),
             offset=int(inside[: self.context].sum()),
         )
-
-
-@dataclass(frozen=True)
-class TokenEffect:
-    """How much a direction changes the logit of a token, per unit of activation."""
-
-    token_id: int
-    text: str
-    logit: float
-
-
-@dataclass(frozen=True)
-class VocabularyEffect:
-    """The tokens whose logits a direction raises most, and those that it lowers most."""
-
-    promoted: tuple[TokenEffect, ...]
-    suppressed: tuple[TokenEffect, ...]
-
-
-def vocabulary_effect(
-    network: Network, layer: int, neuron: int, tokenizer: Tokenizer | None = None, *, num_tokens: int = 10
-) -> VocabularyEffect:
-    """Return what a neuron of the feed-forward of a layer writes into the vocabulary.
-
-    The neuron writes its column of the output matrix into the residual stream. This function projects that vector to
-    the vocabulary, as if it reached the head directly: the effect through later layers is left out.
-    """
-    stack = output_stack(network)
-    if not 0 <= layer < stack.config.layers:
-        raise UsageError(f"layer = {layer}: this model has layers 0 … {stack.config.layers - 1}")
-    weight: Tensor = stack.block_of(layer).ffn.down.weight  # type: ignore[union-attr, assignment]
-    if not 0 <= neuron < weight.shape[1]:
-        raise UsageError(f"neuron = {neuron}: this layer has neurons 0 … {weight.shape[1] - 1}")
-    return direction_effect(network, weight[:, neuron], tokenizer, num_tokens=num_tokens)
-
-
-def direction_effect(
-    network: Network, direction: Tensor, tokenizer: Tokenizer | None = None, *, num_tokens: int = 10
-) -> VocabularyEffect:
-    """Return the tokens that a direction (C,) of the last residual stream promotes and suppresses."""
-    logits = direction_logits(network, direction)
-    count = min(num_tokens, len(logits))
-    side = None if tokenizer is None else tokenizer.target
-
-    def list_effects(values: Tensor, indices: Tensor) -> tuple[TokenEffect, ...]:
-        texts = list_tokens(indices.tolist(), side).texts
-        return tuple(TokenEffect(*row) for row in zip(indices.tolist(), texts, values.tolist(), strict=True))
-
-    return VocabularyEffect(list_effects(*logits.topk(count)), list_effects(*logits.topk(count, largest=False)))
-
-
-@torch.no_grad()
-def direction_logits(network: Network, direction: Tensor) -> Tensor:
-    """Project a direction (C,) of the last residual stream to the vocabulary: the change of each logit, (V,).
-
-    The last norm multiplies by its gain and, if it is a layer norm, subtracts the mean; its division by the size of the
-    residual stream is left out. A dense layer of the head (masked language models) counts as linear.
-    """
-    head, stack = network.head, output_stack(network)
-    if head.config.kind not in ("lm", "mlm") or head.out is None:
-        raise UsageError(f"this model has a {head.config.kind} head, which does not predict tokens")
-    norm = stack.norm if stack.norm is not None else stack.blocks[-1].ffn_sub.norm
-    x = direction.float()
-    for one in (norm, *(part for part in (head.dense, head.norm) if part is not None)):
-        if isinstance(one, nn.Linear):
-            x = one.weight.float() @ x
-            continue
-        if isinstance(one, nn.LayerNorm):
-            x = x - x.mean()
-        gain = getattr(one, "weight", None)
-        x = x if gain is None else x * gain.float()
-    return head.out.weight.float() @ (x * head.scale)
-
-
-def output_stack(network: Network) -> Stack:
-    """The stack under the head."""
-    return network.encoder if isinstance(network, Encoder) else network.decoder

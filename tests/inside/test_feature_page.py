@@ -6,7 +6,6 @@ from pathlib import Path
 from qkv.inside.autoencoder import AutoencoderReport, FeatureReport, FeatureSummary
 from qkv.inside.neurons import ActivatingExample, TokenEffect, VocabularyEffect
 from qkv.inside.tokens import TokenList
-from qkv.render.feature_page import feature_page, write_feature_page
 
 TEXTS = ("<b>", "&", "\n", "x")
 
@@ -41,7 +40,7 @@ class Reader(HTMLParser):
 
 
 def test_the_page_is_well_formed_and_loads_nothing() -> None:
-    page = feature_page(make_report(), "A <title>")
+    page = make_report().to_html("A <title>")
     reader = Reader()
     reader.feed(page)
     assert not reader.open
@@ -54,13 +53,13 @@ def test_the_page_is_well_formed_and_loads_nothing() -> None:
 
 
 def test_the_page_shows_the_measures_and_the_activations() -> None:
-    page = feature_page(make_report())
+    page = make_report().to_html()
     assert 'class="peak" style="--heat-alpha: 0.60" title="2.00"' in page
     assert 'style="--heat-alpha: 0.30" title="1.00"' in page
-    assert "97 %" in page
+    assert "96.7%" in page
     assert "1 of 64 features" in page
 
 
 def test_the_page_is_written(tmp_path: Path) -> None:
-    write_feature_page(make_report(), tmp_path / "features.html")
-    assert (tmp_path / "features.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    make_report().save(tmp_path / "new" / "features.html")
+    assert (tmp_path / "new" / "features.html").read_text(encoding="utf-8").startswith("<!doctype html>")

@@ -1,12 +1,13 @@
-"""A page of the features of a sparse autoencoder with their top examples: one HTML file without scripts or network."""
+"""The features of a sparse autoencoder with their top examples, as a page: one HTML file without scripts or network."""
 
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from qkv.files import write_atomically
-from qkv.inside.autoencoder import FeatureReport, FeatureSummary
-from qkv.inside.neurons import ActivatingExample, TokenEffect
-from qkv.render.formatting import escape_controls, format_percent
+from qkv.errors import QkvError
+from qkv.files import describe_os_error, to_path, write_atomically
+from qkv.inside.autoencoder.evaluate import AutoencoderReport
+from qkv.inside.neurons import ActivatingExample, TokenEffect, VocabularyEffect
 
 STYLE = """
 :root { color-scheme: light dark;
@@ -33,11 +34,41 @@ mark.peak { outline: 2px solid rgb(var(--heat)); }
 """
 MAX_ALPHA = 0.6
 """The opacity of the background of the most active token."""
+CONTROL_PICTURES = {code: 0x2400 + code for code in range(32)} | {127: 0x2421}
+"""Control characters, and the visible signs that Unicode has for them."""
 
 
-def write_feature_page(report: FeatureReport, path: str | Path, *, title: str = "Features") -> None:
-    """Write the page of a feature report."""
-    write_atomically(Path(path), feature_page(report, title))
+@dataclass(frozen=True)
+class FeatureSummary:
+    """One feature: where it is active, and what it promotes."""
+
+    number: int
+    active_fraction: float  # the fraction of tokens at which it is active
+    examples: tuple[ActivatingExample, ...]
+    effect: VocabularyEffect | None  # None for a site from which no token is predicted directly
+
+
+@dataclass(frozen=True)
+class FeatureReport:
+    """The features of an autoencoder, for a page. `report` has the measures of the whole autoencoder."""
+
+    site: str
+    features: tuple[FeatureSummary, ...]
+    num_features: int  # of the whole autoencoder
+    report: AutoencoderReport | None = None
+
+    def to_html(self, title: str = "Features") -> str:
+        """One HTML page that needs no scripts and no network."""
+        return feature_page(self, title)
+
+    def save(self, path: str | Path, *, title: str = "Features") -> None:
+        """Write the page. Missing folders are made."""
+        file = to_path(path)
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(file, self.to_html(title))
+        except OSError as error:
+            raise QkvError(f"{path}: cannot be written ({describe_os_error(error)}); choose another file") from error
 
 
 def feature_page(report: FeatureReport, title: str = "Features") -> str:
@@ -70,13 +101,13 @@ def _measures(report: FeatureReport) -> str:
         return ""
     measured = report.report
     rows = {
-        "explained variance": format_percent(measured.explained_variance),
+        "explained variance": f"{measured.explained_variance:.1%}",
         "active features per token (L0)": f"{measured.l0:.1f}",
-        "dead features": format_percent(measured.dead_fraction),
+        "dead features": f"{measured.dead_fraction:.1%}",
         "loss": f"{measured.loss:.3f}",
         "loss with the autoencoder": f"{measured.loss_spliced:.3f}",
         "loss with zeros": f"{measured.loss_zero:.3f}",
-        "loss recovered": format_percent(measured.loss_recovered),
+        "loss recovered": f"{measured.loss_recovered:.1%}",
         "tokens": f"{measured.num_tokens:,}",
     }
     listed = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in rows.items())
@@ -117,4 +148,4 @@ def _example_item(example: ActivatingExample, largest: float) -> str:
 
 def _visible(text: str) -> str:
     """A token as HTML, with a visible sign for line breaks and other control characters."""
-    return escape(escape_controls(text.replace("\n", "⏎")))
+    return escape(text.replace("\n", "⏎").translate(CONTROL_PICTURES))
