@@ -16,7 +16,10 @@ norm norm_placement norm_affine norm_eps embedding_norm qk_norm feedforward bias
 embedding_scale token_types
 dropout attention_dropout ffn_dropout init init_std
 """
-HEAD = "kind outputs labels pool dense dense_bias dense_norm tied bias scale normalize sentence_outputs dropout"
+HEAD = """
+kind outputs labels pool dense dense_bias dense_norm tied bias scale normalize multi_label temperature sentence_outputs
+dropout
+"""
 CONFIG = "encoder decoder head share_embeddings pad_token_id decoder_start_token_id eos_token_ids architecture"
 SCALING = "kind factor low_freq_factor high_freq_factor original_max_positions"
 RECIPE = {
@@ -53,8 +56,9 @@ OPTIONS = {
     "doctor": ["--json"],
     "export": ["--format", "--json"],
     "run": [
-        *("--batch-size", "--beam", "--device", "--draft", "--int8", "--json", "--max-tokens", "--seed", "--stop"),
-        *("--temperature", "--top-k", "--top-p"),
+        *("--align", "--batch-size", "--beam", "--device", "--draft", "--int8", "--json", "--max-tokens"),
+        *("--must-answer", "--prefix", "--seed", "--sentences", "--stop", "--temperature", "--threshold"),
+        *("--too-long", "--top", "--top-k", "--top-p"),
     ],
     "data": [
         *("--columns", "--examples", "--format", "--json", "--key", "--max-length", "--test", "--tokenizer", "--valid"),

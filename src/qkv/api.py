@@ -17,7 +17,7 @@ from qkv.errors import QkvError, UsageError, suggest_name
 from qkv.models import Config, Encoder, Network, Seq2Seq, build
 from qkv.models.tables import presets
 from qkv.progress import OnProgress
-from qkv.tasks import evaluate as tasks
+from qkv.tasks.calls import TaskCalls
 from qkv.tasks.run.classify import check_text_lengths
 from qkv.tasks.run.embed import embed_texts
 from qkv.tasks.run.example_batches import batches
@@ -132,8 +132,8 @@ def _parse_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     return dtype
 
 
-class Model:
-    """A network with its config and tokenizer."""
+class Model(TaskCalls):
+    """A network with its config and tokenizer. Its calls on texts are in `TaskCalls`."""
 
     def __init__(
         self, config: Config, network: Network, tokenizer: Tokenizer | None = None, notes: Iterable[str] = ()
@@ -321,18 +321,6 @@ class Model:
         if pooling is None:
             check_text_lengths(listed, lengths, self.config.stack.max_positions)
         return vectors[0] if isinstance(texts, str) else vectors
-
-    def run(self, texts: Any, **options: Any) -> Any:
-        """Run the model on texts: generate, classify, tag, answer, embed or fill masks, depending on its head.
-
-        One text gives one result, and a list of texts gives a list. A pair of texts (a question and its context, or two
-        texts to classify) is a tuple. `qkv.tasks.run` documents the options and results of each task.
-        """
-        one = isinstance(texts, str | tuple)
-        if not one:
-            check_list(texts, "texts must be a text, a pair of texts as a tuple, or a list of these")
-        results = tasks.run(self.network, self.tokenizer, self.config, [texts] if one else texts, **options)
-        return results[0] if one else results
 
     @overload
     def generate(self, prompts: str, **options: Any) -> GenerationResult: ...

@@ -104,7 +104,7 @@ def test_wrong_options_and_texts_are_named() -> None:
     made = encoder(qkv.HeadConfig(kind="classify", labels=("a", "b")))
     with pytest.raises(UsageError, match="has no option 'batch_sizes'; did you mean 'batch_size'"):
         made.run(["fox"], batch_sizes=2)
-    with pytest.raises(UsageError, match="text 1 is int"):
+    with pytest.raises(UsageError, match=r"text 1 is 3 \(int\)"):
         made.run([3])
     with pytest.raises(UsageError, match="reads one text at a time"):
         decoder().run([("fox", "dog")])

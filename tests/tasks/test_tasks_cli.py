@@ -217,7 +217,7 @@ def test_the_limit_takes_the_first(models: Path, files: Path, capsys: pytest.Cap
         ("text_to_text", ["labels.csv"], 2, ["target", "text, label", "--columns"]),
         ("classify", ["pairs.tsv"], 2, ["label"]),
         ("tag", ["labels.csv"], 2, ["tokens"]),
-        ("nothere", ["pairs.tsv"], 1, ["nothere"]),
+        ("nothere", ["pairs.tsv"], 2, ["nothere"]),
     ],
 )
 def test_mistakes_are_one_clear_error(
@@ -239,8 +239,8 @@ def test_mistakes_are_one_clear_error(
 LINES = {
     "classify": (["the fox", "a\tdog"], {"label", "probability", "probabilities"}),
     "score": (["the fox"], {"score"}),
-    "tag": (["Anna runs, fox"], {"words"}),
-    "answer": (["who?\tAnna runs"], {"text", "start", "end", "score"}),
+    "tag": (["Anna runs, fox"], {"text", "words", "entities"}),
+    "answer": (["who?\tAnna runs"], {"text", "start", "end", "score", "probability", "alternatives"}),
     "embed": (["the fox", "dog"], {"vector"}),
     "fill": (["the <mask> fox"], {"text", "candidates"}),
 }
@@ -277,7 +277,7 @@ def test_lines_say_what_the_model_says(models: Path, capsys: pytest.CaptureFixtu
         == f"{expected.label}\t{expected.probability:.4f}\n"
     )
     tagged = qkv.load(models / "tag").run("Anna runs")
-    shown = " ".join(f"{one.word}/{one.tag}" for one in tagged)
+    shown = " ".join(f"{one.word}/{one.tag}" for one in tagged.words)
     assert said(capsys, ["run", str(models / "tag"), "Anna runs"])[0] == shown + "\n"
     vector = qkv.load(models / "embed").run("fox")
     found = [float(number) for number in said(capsys, ["run", str(models / "embed"), "fox"])[0].split()]

@@ -44,6 +44,10 @@ class HeadConfig:
     bias: bool = False
     scale: Literal["none", "rsqrt"] = "none"  # "rsqrt": multiply hidden states by 1/√C, as T5 does if tied
     normalize: bool = False  # embed: scale each vector to length 1
+    multi_label: bool = False  # classify: a document may have several labels, so outputs are sigmoids, not a softmax
+    temperature: float = (
+        1.0  # classify: divides the logits before softmax or sigmoid, so that probabilities are calibrated
+    )
     sentence_outputs: int = 0  # mlm: outputs of a second head on the first token (next-sentence prediction: 2)
     dropout: float = 0.0
 
@@ -62,6 +66,10 @@ class HeadConfig:
             raise ValueError("dense_norm follows a dense layer: choose one with dense")
         if self.sentence_outputs and self.kind != "mlm":
             raise ValueError(f"sentence_outputs is for an mlm head, not {self.kind!r}")
+        if self.multi_label and self.kind != "classify":
+            raise ValueError(f"multi_label is for a classify head, not {self.kind!r}")
+        if not 1e-3 <= self.temperature <= 1e3:
+            raise ValueError(f"temperature = {self.temperature} must lie in 0.001 … 1000")
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout = {self.dropout} must lie in [0, 1)")
 

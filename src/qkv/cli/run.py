@@ -4,7 +4,9 @@ import json as json_format
 import sys
 from collections.abc import Sequence
 from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
 
 from qkv.cli.shared import Int8, Json, StringList, app, check_minimum, print_notes, replace_nonfinite
 from qkv.errors import UsageError
@@ -12,6 +14,18 @@ from qkv.errors import UsageError
 if TYPE_CHECKING:
     from qkv.api import Model
     from qkv.cli.input_lines import InputLines
+    from qkv.tasks.task import Task
+
+TASK_OPTIONS: dict[str, tuple[str, ...]] = {
+    "text_to_text": ("top", "sentences", "align", "prefix"),
+    "language": (),
+    "fill": ("top",),
+    "classify": ("top", "threshold", "too_long"),
+    "tag": (),
+    "answer": ("top", "must_answer"),
+    "embed": (),
+}
+"""The options of `qkv run` that are for some tasks only."""
 
 
 @app.command
@@ -26,6 +40,13 @@ def run(
     top_p: float = 1.0,
     seed: int | None = None,
     stop: StringList = None,
+    top: int = 0,
+    threshold: float | None = None,
+    too_long: str = "",
+    sentences: Annotated[bool, Parameter(negative=())] = False,
+    align: Annotated[bool, Parameter(negative=())] = False,
+    prefix: str = "",
+    must_answer: Annotated[bool, Parameter(negative=())] = False,
     draft: str | None = None,
     batch_size: int = 16,
     device: str = "cpu",
@@ -43,7 +64,8 @@ def run(
         qkv run models/mine "Once upon a time" --temperature 0.8 --seed 1
         qkv run models/translator --beam 5 < source.txt > target.txt
         qkv run models/translator "a dog runs" "two men" --json
-        qkv run models/reviews < reviews.txt
+        qkv run models/translator --sentences --align "Two men. A dog runs."
+        qkv run models/reviews --top 3 --threshold 0.7 --json < reviews.txt
 
     Parameters
     ----------
@@ -65,6 +87,20 @@ def run(
         Seed for sampling; the same seed gives the same text.
     stop
         A string at which generation stops; may be given several times.
+    top
+        Number of results: hypotheses of a beam search, classes, answers or words for a mask; 0 for the default.
+    threshold
+        Probability that a class must have; below it, the text has no class (out of scope).
+    too_long
+        What happens to a text to classify that is too long: error (the default), truncate, or split into parts.
+    sentences
+        Encoder-decoders: generate sentence by sentence, for texts of any length.
+    align
+        Encoder-decoders: add the source word of each generated word, as the cross-attention aligns them; see --json.
+    prefix
+        Encoder-decoders: the text that the output must begin with.
+    must_answer
+        Question answering: return the most likely span even if "no answer" is more likely.
     draft
         Speculative decoding, one text at a time: the folder of a smaller model with the same tokenizer, or "lookup".
     batch_size
@@ -78,8 +114,10 @@ def run(
     from qkv.cli.input_lines import InputLines
     from qkv.decode import GenerationOptions
     from qkv.tasks.evaluate import find_task
+    from qkv.tasks.results import GeneratedText
 
     check_minimum("batch-size", batch_size, 1)
+    check_minimum("top", top, 0)
     options: dict[str, Any] = {"max_tokens": max_tokens, "beam": beam, "temperature": temperature, "top_k": top_k}
     options |= {"top_p": top_p, "seed": seed, "stop": stop}
     GenerationOptions(**{**options, "stop": tuple(stop or ())}).check_values()  # an error before the model is loaded
@@ -91,15 +129,23 @@ def run(
         loaded = loaded.quantize()
     lines = InputLines(texts, batch_size)
     task = find_task(loaded.config)
+    of_task: dict[str, Any] = {"top": top, "threshold": threshold, "too_long": too_long, "must_answer": must_answer}
+    of_task |= {"sentences": sentences, "align": align, "prefix": prefix}
+    chosen = check_task_options(of_task, task)
     if not task.generates:
         for option in given_options(options):
             raise UsageError(f"{option} is for models that generate text, but this one {task.description}; remove it")
-        return run_task(loaded, task.accepts_pairs, lines, json)
+        return run_task(loaded, task, chosen, lines, json)
     unused = given_options({name: options[name] for name in ("top_k", "top_p", "seed")})
     if unused and not temperature:
         raise UsageError(
             f"{' and '.join(unused)}: only used for sampling, which is off at --temperature 0; add --temperature 1"
         )
+    if chosen:
+        if draft is not None:
+            raise UsageError(f"--draft does not go with {' and '.join(given_options(chosen))}; leave one of them out")
+        given = {name: value for name, value in options.items() if given_options({name: value})}
+        return run_task(loaded, task, {"sentences": False, **chosen, **given}, lines, json)
     notes = RunNotes(loaded, max_tokens)
     streams = beam == 1 and not json and sys.stdout.isatty() and lines.is_interactive
     try:
@@ -111,8 +157,7 @@ def run(
                 with lines.show_progress() as progress:
                     results = loaded.generate_lines(chunk, batch_size=batch_size, progress=progress, **options)
                 for line, result in zip(chunk, results, strict=True):
-                    values = {name: getattr(result, name) for name in ("text", "score", "finish_reason", "ids")}
-                    print_line(line, values, " ".join(result.text.splitlines()), json)
+                    print_line(line, GeneratedText.from_generation(line, result), json)
                 sys.stdout.flush()
             notes.add(chunk, results)
     finally:
@@ -120,13 +165,27 @@ def run(
     return None
 
 
-def print_line(line: str, values: dict[str, Any], text: str, json: bool) -> None:
-    """Print the result for one input line: its values as JSON, or its text."""
+def check_task_options(options: dict[str, Any], task: "Task") -> dict[str, Any]:
+    """The given options of the model's task; an error for an option of another task."""
+    chosen = {name: value for name, value in options.items() if given_options({name: value})}
+    for name in chosen:
+        if name not in TASK_OPTIONS[task.name]:
+            users = ", ".join(other for other, names in TASK_OPTIONS.items() if name in names)
+            (option,) = given_options({name: chosen[name]})
+            raise UsageError(f"{option} is for {users}, but this model {task.description}; remove it")
+    return chosen
+
+
+def print_line(line: str, result: Any, json: bool) -> None:
+    """Print the result for one input line, as JSON or as one line; None is the result of an empty line."""
+    is_vector = hasattr(result, "tolist")
     if json:
-        row = replace_nonfinite({"input": line, **values})
-        print(json_format.dumps(row, ensure_ascii=False, allow_nan=False))
+        values = {} if result is None else {"vector": result.tolist()} if is_vector else result.to_dict()
+        print(json_format.dumps(replace_nonfinite({"input": line, **values}), ensure_ascii=False, allow_nan=False))
+    elif is_vector:
+        print(" ".join(f"{value:.6g}" for value in result.tolist()))
     else:
-        print(text)
+        print("" if result is None else result.summary())
 
 
 class RunNotes:
@@ -172,16 +231,17 @@ def given_options(options: dict[str, Any]) -> list[str]:
     return [f"--{name.replace('_', '-')}" for name, value in options.items() if value != known[name].default]
 
 
-def run_task(model: "Model", accepts_pairs: bool, lines: "InputLines", json: bool) -> None:
-    """Run a model that does not generate text, and print a result for each line; an empty one for an empty line."""
-    from qkv.render.task_results import format_result, result_to_dict
-
+def run_task(model: "Model", task: "Task", options: dict[str, Any], lines: "InputLines", json: bool) -> None:
+    """Run a model's task, and print a result for each line; an empty one for an empty line."""
+    if options.pop("must_answer", False):
+        options["no_answer"] = False
+    call: Any = model.translate if task.generates else model.run
     for chunk in lines:
         filled = [line for line in chunk if line.strip()]
-        texts = [tuple(line.split("\t")) if accepts_pairs and line.count("\t") == 1 else line for line in filled]
+        texts = [tuple(line.split("\t")) if task.accepts_pairs and line.count("\t") == 1 else line for line in filled]
         with lines.show_progress() as progress:
-            results = iter(model.run(texts, batch_size=lines.batch_size, progress=progress) if texts else [])
+            found = call(texts, batch_size=lines.batch_size, progress=progress, **options) if texts else []
+        results = iter(found)
         for line in chunk:
-            result = next(results) if line.strip() else None
-            print_line(line, result_to_dict(result), format_result(result), json)
+            print_line(line, next(results) if line.strip() else None, json)
         sys.stdout.flush()

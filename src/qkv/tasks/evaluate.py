@@ -7,7 +7,7 @@ from typing import Any
 
 from qkv.data.objectives.table import OBJECTIVES
 from qkv.data.records import Record
-from qkv.errors import UsageError, suggest_name
+from qkv.errors import UsageError, shorten, suggest_name
 from qkv.models import Config, Network
 from qkv.tasks.run import answer, classify, embed, fill, language, tag, text_to_text
 from qkv.tasks.task import Evaluation, EvaluationOptions, Task, TextModel, require_tokenizer
@@ -62,18 +62,26 @@ def run(
 ) -> Sequence[Any]:
     """Run a model on each text, in order; results and options are those of its task's `run`."""
     task = find_task(config)
-    for number, text in enumerate(texts):
-        if not isinstance(text, str | list | tuple) or (isinstance(text, tuple) and not task.accepts_pairs):
-            raise UsageError(
-                f"text {number + 1} is {type(text).__name__}, but a model that {task.description} reads one text at "
-                "a time; give a list of strings"
-            )
+    check_texts(task, texts)
     known = [one.name for one in signature(task.run).parameters.values() if one.kind is one.KEYWORD_ONLY]
     for name in () if task.generates else options:
         if name not in known:
             raise UsageError(f"a model that {task.description} has no option {name!r}; {suggest_name(name, known)}")
     results: Sequence[Any] = task.run(TextModel(network, require_tokenizer(tokenizer), config), texts, **options)
     return results
+
+
+def check_texts(task: Task, texts: Sequence[Any]) -> None:
+    """Raise an error if a text is not of a type that the task reads."""
+    for number, text in enumerate(texts):
+        is_list = isinstance(text, list | tuple) and all(isinstance(one, str) for one in text)
+        is_known = task.reads_words or (task.accepts_pairs and len(text) == 2) if is_list else isinstance(text, str)
+        if not is_known:
+            wanted = "words" if task.reads_words else "two texts" if task.accepts_pairs else "one text at a time"
+            raise UsageError(
+                f"text {number + 1} is {shorten(repr(text), 60)} ({type(text).__name__}), but a model that "
+                f"{task.description} reads {wanted}; give {'a list of strings' if not is_list else 'these'}"
+            )
 
 
 def evaluate(

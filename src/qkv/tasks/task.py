@@ -74,6 +74,11 @@ class Task:
         """Whether the model can read two texts together."""
         return self.name in ("classify", "answer")
 
+    @property
+    def reads_words(self) -> bool:
+        """Whether a tuple is the words of one text, and not a pair of texts."""
+        return self.name == "tag"
+
 
 def select_usable(records: Sequence[Record], **needed: type | tuple[type, ...]) -> tuple[list[Record], list[str]]:
     """The records that have all fields with the right types, and a note that counts the others."""
@@ -113,6 +118,12 @@ def require_tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:
             "this model has no tokenizer, so it cannot read text; use a model with a tokenizer, or pass token ids"
         )
     return tokenizer
+
+
+def check_top(top: int) -> None:
+    """Raise an error if the number of requested results is not positive."""
+    if not isinstance(top, int) or isinstance(top, bool) or top < 1:
+        raise UsageError(f"top = {top!r}: must be an integer of at least 1")
 
 
 def select_metrics(requested: Sequence[str], available: Sequence[str], default: Sequence[str]) -> list[str]:

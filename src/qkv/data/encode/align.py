@@ -8,16 +8,13 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
+from qkv.text.sentences import sentence_breaks
+
 CharOffsets = Sequence[tuple[int, int]]
 
 # A word is a run of letters and digits, a single punctuation mark, or a single ideograph.
 IDEOGRAPH = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 WORD_PATTERN = re.compile(f"[{IDEOGRAPH}]|[^\\W{IDEOGRAPH}]+|[^\\w\\s]")
-# A sentence may begin after white space, and always begins after an ideographic full stop. The first character decides
-# whether an alternative matches, so there is no backtracking, and the search takes linear time in any text.
-SENTENCE_GAP = re.compile(r"\s+|[。！？]+[」』）]*\s*")
-SENTENCE_ENDINGS = (".", "!", "?", "…")
-CLOSING_MARKS = "\"'”’»)]"
 
 
 def first_nonspace_character(text: str, offset: tuple[int, int]) -> int:
@@ -26,16 +23,6 @@ def first_nonspace_character(text: str, offset: tuple[int, int]) -> int:
     while start < end - 1 and text[start].isspace():
         start += 1
     return start
-
-
-def sentence_breaks(text: str) -> list[int]:
-    """The indices at which sentences begin: after an end mark, closing marks and white space, or on a new line."""
-    breaks = []
-    for gap in SENTENCE_GAP.finditer(text):
-        before = text[max(0, gap.start() - 4) : gap.start()].rstrip(CLOSING_MARKS)
-        if not gap[0].isspace() or "\n" in gap[0] or before.endswith(SENTENCE_ENDINGS):
-            breaks.append(gap.end())
-    return breaks
 
 
 def span_indices(starts: Sequence[int], text: str, offsets: CharOffsets) -> list[int]:

@@ -24,6 +24,8 @@ from qkv.values import list_differences
 
 Json = dict[str, Any]
 _REQUIRED = object()
+MULTI_LABEL = "multi_label_classification"  # their problem_type of a head whose outputs are independent
+TEMPERATURE_KEY = "calibration_temperature"  # ours: transformers keeps it in the config and does not use it
 
 
 # ── Config rows ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -285,6 +287,10 @@ def write_config(architecture: Architecture, config: Config) -> tuple[Json, Head
             labels = config.head.labels or [f"LABEL_{i}" for i in range(config.head.outputs)]
             theirs["id2label"] = {str(i): label for i, label in enumerate(labels)}
             theirs["label2id"] = {label: i for i, label in enumerate(labels)}
+            if config.head.multi_label:
+                theirs["problem_type"] = MULTI_LABEL
+            if config.head.temperature != 1:
+                theirs[TEMPERATURE_KEY] = config.head.temperature
         try:
             again = read_config(architecture, theirs)
             different = _config_differences(_inference_config(again), _inference_config(config))
@@ -316,6 +322,9 @@ def _read_head(table: HeadTable, theirs: Json, vocab: int) -> HeadConfig:
         values["outputs"] = len(labels)
         if any(label != f"LABEL_{i}" for i, label in enumerate(labels)):
             values["labels"] = labels
+        if values["kind"] == "classify":
+            values["multi_label"] = theirs.get("problem_type") == MULTI_LABEL
+            values["temperature"] = theirs.get(TEMPERATURE_KEY, 1.0)
     else:
         values["outputs"] = table.outputs
     return HeadConfig(**values)

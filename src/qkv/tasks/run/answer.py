@@ -5,7 +5,7 @@ As in training, the logits of a window's first position stand for "no answer": a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,38 +22,33 @@ from qkv.models import Config
 from qkv.models.eval_mode import eval_mode
 from qkv.progress import OnProgress
 from qkv.tasks import metrics
+from qkv.tasks.results import Answer
 from qkv.tasks.run.example_batches import ExampleBatches, at_least_float32, batches, max_sequence_length
-from qkv.tasks.task import Evaluation, EvaluationOptions, TextModel, select_metrics, select_usable
+from qkv.tasks.task import Evaluation, EvaluationOptions, TextModel, check_top, select_metrics, select_usable
 from qkv.train.watch import Sample
 
 METRICS = OBJECTIVES["question_answering"].metrics[""]
 MAX_ANSWER_TOKENS = 30
 MAX_QUESTION_TOKENS = 64  # or a quarter of the model's positions, if that is less
 WINDOW_OVERLAP_TOKENS = 128  # or a quarter of the model's positions, if that is less
-
-
-@dataclass(frozen=True)
-class Answer:
-    """An answer: its text, its character span in the passage, and its score.
-
-    The score is the sum of the span's logits minus that of "no answer".
-    """
-
-    text: str  # empty if there is no answer
-    start: int  # −1 if there is no answer
-    end: int  # one past the last character
-    score: float
+MAX_OVERLAPPING = 64  # spans of a window that are compared for each answer; most of them overlap a better one
 
 
 def run(
     model: TextModel,
     texts: Sequence[tuple[str, str]],
     *,
+    top: int = 1,
     no_answer: bool = True,
     batch_size: int = 32,
     progress: OnProgress | None = None,
 ) -> list[Answer]:
-    """The answer to each (question, passage). If `no_answer` is false, the best span is returned, however unlikely."""
+    """The answer to each (question, passage). If `no_answer` is false, the best span is returned, however unlikely.
+
+    With `top` above 1, an answer has up to `top` − 1 alternatives, which do not overlap it or each other. "No answer"
+    is one of them if it is allowed.
+    """
+    check_top(top)
     for number, pair in enumerate(texts):
         if isinstance(pair, str) or len(pair) != 2:
             raise UsageError(
@@ -65,7 +60,8 @@ def run(
         Record({"question": question, "context": passage, **no_labels}, FileLocation("text", number + 1))
         for number, (question, passage) in enumerate(texts)
     ]
-    return find_answers(model, records, no_answer, batch_size, progress, Problems(max_invalid_fraction=0))
+    problems = Problems(max_invalid_fraction=0)
+    return find_answers(model, records, no_answer, batch_size, progress, problems, top)
 
 
 def available_metrics(config: Config, records: Sequence[Record]) -> tuple[str, ...]:
@@ -110,8 +106,12 @@ def find_answers(
     batch_size: int,
     progress: OnProgress | None,
     problems: Problems,
+    top: int = 1,
 ) -> list[Answer]:
-    """An answer for each record, in order; an empty one for a passage without tokens."""
+    """An answer for each record, in order; an empty one for a passage without tokens.
+
+    The probability of a span is the softmax over all spans of all windows, and over "no answer" if it is allowed.
+    """
     network, tokenizer, config = model.network, model.tokenizer, model.config
     if config.head.outputs != 2:
         raise QkvError(
@@ -142,50 +142,63 @@ def find_answers(
     owner, question, _, length = objective.locate(windows)
     first = objective.passage_start(question)
     batched = ExampleBatches(network, examples, objective.pad_token_id)
-    spans = np.zeros((len(windows), 2), np.int64)
-    span_logits, none_logits = np.zeros(len(windows)), np.zeros(len(windows))
+    num_kept = MAX_OVERLAPPING * top
+    spans: list[np.ndarray] = [np.zeros((0, 2), np.int64)] * len(windows)  # the best spans of each window
+    sums: list[np.ndarray] = [np.zeros(0)] * len(windows)  # their sums of logits
+    totals, none_logits = np.zeros(len(windows)), np.zeros(len(windows))
     with eval_mode(network):
         for chosen in batches(examples.lengths, batch_size, progress):
             x, _ = batched.hidden(chosen)
             logits = at_least_float32(network.head.project(x)).cpu().double().numpy()  # (B, T, 2)
             for row, i in enumerate(chosen):
                 passage = logits[row, first[i] : first[i] + length[i]]
-                span, span_logits[i] = best_span(passage[:, 0], passage[:, 1])
-                spans[i] = np.array(span) + first[i]
+                spans[i], sums[i], totals[i] = best_spans(passage[:, 0], passage[:, 1], num_kept)
+                spans[i] += first[i]
                 none_logits[i] = logits[row, 0].sum()
-    _, characters = objective.character_spans(windows, spans)
     for index, number in enumerate(encoded):
         own = np.arange(*np.searchsorted(owner, [index, index + 1]))  # the windows of this passage
-        best = own[span_logits[own].argmax()]
-        score = float(span_logits[best] - none_logits[own].min())
-        if no_answer and score < 0:
-            answers[number] = Answer("", -1, -1, score)
-        else:
+        none = float(none_logits[own].min())
+        total = float(np.logaddexp.reduce([*totals[own], *([none] if no_answer else [])]))
+        repeated = np.repeat(own, [len(sums[i]) for i in own])
+        values = np.concatenate([sums[i] for i in own])
+        _, characters = objective.character_spans(repeated, np.concatenate([spans[i] for i in own]))
+        context = records[number].fields["context"]
+        found: list[Answer] = []
+        for best in (-values).argsort(kind="stable"):
+            if len(found) == top:
+                break
             start, end = characters[best].tolist()
-            answers[number] = trim_answer(records[number].fields["context"], start, end, score)
+            answer = trim_answer(context, start, end, float(values[best]) - none, float(np.exp(values[best] - total)))
+            if answer.text and not any(answer.start < other.end and other.start < answer.end for other in found):
+                found.append(answer)
+        if no_answer:
+            found.append(Answer("", -1, -1, 0.0, float(np.exp(none - total)), context=context))
+        found.sort(key=lambda answer: -answer.score)  # a stable sort: "no answer" is the last of equal scores
+        answers[number] = replace(found[0], alternatives=found[1:top]) if found else answers[number]
     return answers
 
 
-def best_span(
-    starts: np.ndarray, ends: np.ndarray, max_tokens: int = MAX_ANSWER_TOKENS
-) -> tuple[tuple[int, int], float]:
-    """The first and last token of the span of at most `max_tokens` with the largest sum of logits, and that sum.
+def best_spans(
+    starts: np.ndarray, ends: np.ndarray, count: int, max_tokens: int = MAX_ANSWER_TOKENS
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """The `count` spans (first and last token) of at most `max_tokens` with the largest sums of logits, and the sums.
 
-    >>> best_span(np.array([0.0, 3.0, 1.0]), np.array([5.0, 0.0, 1.0]))
-    ((0, 0), 5.0)
+    The last value is the log of the sum of exp over all spans, with which the sums become probabilities.
+
+    >>> best_spans(np.array([0.0, 3.0, 1.0]), np.array([5.0, 0.0, 1.0]), 1)[:2]
+    (array([[0, 0]]), array([5.]))
     """
-    best, span = -np.inf, (0, 0)
-    for extra in range(min(max_tokens, len(starts))):  # all spans of 1 + extra tokens
-        sums = starts[: len(starts) - extra] + ends[extra:]
-        first = int(sums.argmax())
-        if sums[first] > best:
-            best, span = float(sums[first]), (first, first + extra)
-    return span, best
+    by_length = [starts[: len(starts) - extra] + ends[extra:] for extra in range(min(max_tokens, len(starts)))]
+    sums = np.concatenate(by_length)
+    first = np.concatenate([np.arange(len(one)) for one in by_length])
+    last = first + np.repeat(np.arange(len(by_length)), [len(one) for one in by_length])
+    best = (-sums).argsort(kind="stable")[:count]
+    return np.stack([first[best], last[best]], axis=1), sums[best], float(np.logaddexp.reduce(sums))
 
 
-def trim_answer(passage: str, start: int, end: int, score: float) -> Answer:
+def trim_answer(passage: str, start: int, end: int, score: float, probability: float) -> Answer:
     """An answer without the spaces around it."""
     text = passage[start:end]
     start += len(text) - len(text.lstrip())
     text = text.strip()
-    return Answer(text, start, start + len(text), score)
+    return Answer(text, start, start + len(text), score, probability, context=passage)

@@ -1,7 +1,6 @@
 """Classify: predict the class of a text or of a pair of texts, or a score if the head has a single output."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,57 +11,90 @@ from qkv.data.objectives.table import OBJECTIVES
 from qkv.data.problems import InvalidRecord
 from qkv.data.records import Record
 from qkv.data.stream.random_bits import EpochRng
-from qkv.errors import UsageError
+from qkv.errors import UsageError, suggest_name
 from qkv.models import Config
 from qkv.models.eval_mode import eval_mode
 from qkv.progress import OnProgress
 from qkv.tasks import metrics
+from qkv.tasks.results import ClassPrediction, LabelsPrediction, ScorePrediction
 from qkv.tasks.run.example_batches import ExampleBatches, batches, max_sequence_length
 from qkv.tasks.task import Evaluation, EvaluationOptions, TextModel, select_metrics, select_usable
+from qkv.text.sentences import fit_spans
 from qkv.train.watch import Sample
 
 TextOrPair = str | tuple[str, str]
 """A text, or two texts that are read together."""
 
 METRICS = OBJECTIVES["classification"].metrics
+TOO_LONG_CHOICES = ("error", "truncate", "split")
+SPLIT_HINT = ', or set too_long to "split" or "truncate"'
 MAX_SHOWN_CHARS = 40  # characters of a text that an error message shows
 
 
-@dataclass(frozen=True)
-class ClassPrediction:
-    """The most likely class with its probability, and the probabilities of all classes."""
-
-    label: str
-    probability: float
-    probabilities: dict[str, float]
-
-
-@dataclass(frozen=True)
-class ScorePrediction:
-    """A number, predicted by a head with a single output."""
-
-    score: float
-
-
 def run(
-    model: TextModel, texts: Sequence[TextOrPair], *, batch_size: int = 32, progress: OnProgress | None = None
-) -> list[ClassPrediction] | list[ScorePrediction]:
-    """The class (or score) of each text, or of each pair of texts. A text that is too long is an error."""
-    logits, lengths = compute_logits(model, texts, batch_size, progress)
-    check_text_lengths(texts, lengths, max_sequence_length(model.config))
-    if model.config.head.outputs == 1:
-        return [ScorePrediction(float(row[0])) for row in logits]
-    names = class_names(model.config)
-    return [make_prediction(names, row) for row in logits]
+    model: TextModel,
+    texts: Sequence[TextOrPair],
+    *,
+    top: int = 0,
+    threshold: float | None = None,
+    too_long: str = "error",
+    batch_size: int = 32,
+    progress: OnProgress | None = None,
+) -> list[ClassPrediction] | list[LabelsPrediction] | list[ScorePrediction]:
+    """The class, the labels or the score of each text, or of each pair of texts.
+
+    `top` is the number of classes to list (0: all). If no class has a probability of at least `threshold`, the text is
+    out of scope and its label is None. A model with several labels per text gives all labels that reach the threshold
+    (default: 0.5). `too_long` is what happens to a text with too many tokens: "error"; "truncate", as in training; or
+    "split", which takes the mean of the logits of its parts.
+    """
+    if too_long not in TOO_LONG_CHOICES:
+        raise UsageError(f"too_long = {too_long!r} is unknown; {suggest_name(str(too_long), TOO_LONG_CHOICES)}")
+    head = model.config.head
+    if head.outputs == 1 and not head.multi_label:
+        if top or threshold is not None:
+            raise UsageError(
+                "this model predicts a score, not a class, so it has no top and no threshold; leave them out"
+            )
+    elif threshold is not None and not 0 <= threshold <= 1:
+        raise UsageError(f"threshold = {threshold}: a probability lies between 0 and 1")
+    if too_long == "split":
+        logits = compute_mean_logits(model, texts, batch_size, progress)
+    else:
+        logits, lengths = compute_logits(model, texts, batch_size, progress)
+        if too_long == "error":
+            check_text_lengths(texts, lengths, max_sequence_length(model.config), SPLIT_HINT)
+    return [make_prediction(model.config, row, top, threshold) for row in logits]  # type: ignore[return-value]
 
 
-def make_prediction(names: Sequence[str], logits: np.ndarray) -> ClassPrediction:
+def make_prediction(
+    config: Config, logits: np.ndarray, top: int = 0, threshold: float | None = None
+) -> ClassPrediction | LabelsPrediction | ScorePrediction:
     """Convert the logits of one text to a prediction."""
-    probabilities = np.exp(logits.astype(np.float64) - logits.max())
-    probabilities = probabilities / probabilities.sum()
-    best = int(logits.argmax())
-    by_name = dict(zip(names, probabilities.tolist(), strict=True))
-    return ClassPrediction(names[best], float(probabilities[best]), by_name)
+    if config.head.outputs == 1 and not config.head.multi_label:
+        return ScorePrediction(float(logits[0]))
+    probabilities = class_probabilities(config, logits[None])[0]
+    names = class_names(config)
+    order = (-probabilities).argsort(kind="stable")
+    shown = {names[i]: float(probabilities[i]) for i in order[: top or None]}
+    if config.head.multi_label:
+        limit = 0.5 if threshold is None else threshold
+        return LabelsPrediction([names[i] for i in order if probabilities[i] >= limit], shown)
+    best = int(order[0])
+    is_in_scope = threshold is None or probabilities[best] >= threshold
+    return ClassPrediction(names[best] if is_in_scope else None, float(probabilities[best]), shown)
+
+
+def class_probabilities(config: Config, logits: np.ndarray) -> np.ndarray:
+    """Logits (N, V) → probabilities (N, V): softmax, or sigmoid if a text may have several labels.
+
+    The logits are divided by the temperature that was fitted on the validation data.
+    """
+    scaled = logits.astype(np.float64) / config.head.temperature
+    if config.head.multi_label:
+        return np.exp(-np.logaddexp(0, -scaled))
+    probabilities = np.exp(scaled - scaled.max(-1, keepdims=True))
+    return probabilities / probabilities.sum(-1, keepdims=True)  # type: ignore[no-any-return]
 
 
 def class_names(config: Config) -> tuple[str, ...]:
@@ -153,6 +185,29 @@ def compute_logits(
     return logits, objective.required_lengths(slice(None))[:, 0]
 
 
+def compute_mean_logits(
+    model: TextModel, texts: Sequence[TextOrPair], batch_size: int, progress: OnProgress | None = None
+) -> np.ndarray:
+    """The logits of each text (N, V). A text that is too long is split at sentences, and its logits are the mean."""
+    max_length = max_sequence_length(model.config)
+
+    def fits(part: str) -> bool:
+        return len(model.tokenizer.encode(part)) <= max_length
+
+    parts: list[TextOrPair] = []
+    owner: list[int] = []
+    for number, text in enumerate(texts):
+        spans = [] if not isinstance(text, str) or fits(text) else fit_spans(str(text), fits)
+        parts += [str(text)[start:end] for start, end in spans] or [text]
+        owner += [number] * max(1, len(spans))
+    logits, lengths = compute_logits(model, parts, batch_size, progress)
+    check_text_lengths(parts, lengths, max_length)  # a pair of texts cannot be split
+    sums = np.zeros((len(texts), logits.shape[1]))
+    np.add.at(sums, owner, logits)
+    mean: np.ndarray = sums / np.bincount(owner, minlength=len(texts))[:, None]
+    return mean
+
+
 def build_unlabelled_examples(model: TextModel, texts: Sequence[tuple[str, ...]]) -> Classification:
     """Texts and pairs as unlabelled examples, truncated to the model's positions."""
     tokenizer = model.tokenizer
@@ -165,8 +220,8 @@ def build_unlabelled_examples(model: TextModel, texts: Sequence[tuple[str, ...]]
     return Classification(examples, tokenizer, max_length=max_sequence_length(model.config), too_long="truncate")
 
 
-def check_text_lengths(texts: Sequence[TextOrPair], lengths: np.ndarray, max_length: int) -> None:
-    """Raise an error if a text has more than `max_length` tokens; it names the first of them."""
+def check_text_lengths(texts: Sequence[TextOrPair], lengths: np.ndarray, max_length: int, hint: str = "") -> None:
+    """Raise an error if a text has more than `max_length` tokens; it names the first of them. `hint` ends it."""
     too_long = (lengths > max_length).nonzero()[0]
     if not len(too_long):
         return
@@ -177,6 +232,7 @@ def check_text_lengths(texts: Sequence[TextOrPair], lengths: np.ndarray, max_len
     raise UsageError(
         f"{which} longer than the {max_length:,} tokens that this model can read: text {first + 1:,}, which begins "
         f"with {start}, has {lengths[first]:,} with special tokens; shorten {'them' if len(too_long) > 1 else 'it'}"
+        f"{hint}"
     )
 
 

@@ -1,7 +1,6 @@
 """Fill: predict masked words ("Paris is the [MASK] of France.")."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from torch.nn import functional as F
@@ -19,40 +18,41 @@ from qkv.models import Config
 from qkv.models.eval_mode import eval_mode
 from qkv.progress import OnProgress
 from qkv.tasks import metrics
+from qkv.tasks.results import FilledText
 from qkv.tasks.run.example_batches import ExampleBatches, batches, max_sequence_length
-from qkv.tasks.task import Evaluation, EvaluationOptions, TextModel, select_metrics, select_usable
+from qkv.tasks.task import Evaluation, EvaluationOptions, TextModel, check_top, select_metrics, select_usable
 from qkv.text import Tokenizer
 from qkv.train.watch import Sample
 
 METRICS = OBJECTIVES["masked_lm"].metrics[""]
+USUAL_MASK = "[MASK]"
 MASKING_RNG = EpochRng(0)  # every evaluation masks the same words
-
-
-@dataclass(frozen=True)
-class FilledText:
-    """A text with its masks filled in, and for each mask the most likely words with their probabilities."""
-
-    text: str
-    candidates: list[dict[str, float]]
 
 
 def run(
     model: TextModel,
     texts: Sequence[str],
     *,
-    num_candidates: int = 5,
+    top: int = 5,
     batch_size: int = 32,
     progress: OnProgress | None = None,
 ) -> list[FilledText]:
-    """The most likely word for each mask token in each text; the mask is written as the tokenizer spells it."""
+    """The `top` most likely words for each mask in each text. A mask is written as the tokenizer spells it, or [MASK].
+
+    Of a text that is too long, the model reads the tokens around the masks.
+    """
+    check_top(top)
     tokenizer = model.tokenizer
     mask = require_token("mask", tokenizer.special_tokens.mask, "filling in masked words")
-    ids = [tokenizer.encode(text, parse_special_tokens=True) for text in texts]
+    spelling = str(tokenizer.id_to_token(mask))
+    ids = [tokenizer.encode(text.replace(USUAL_MASK, spelling), parse_special_tokens=True) for text in texts]
     for number, sequence in enumerate(ids):
         if mask not in sequence:
-            raise UsageError(
-                f"text {number + 1} has nothing to fill in; write {tokenizer.id_to_token(mask)} for the missing word"
-            )
+            raise UsageError(f"text {number + 1} has nothing to fill in; write {spelling} for the missing word")
+    whole, starts = ids, [0] * len(ids)
+    if model.config.stack.has_max_positions:
+        starts = [window_start(sequence, mask, model.config.stack.max_positions) for sequence in whole]
+        ids = [one[start : start + model.config.stack.max_positions] for one, start in zip(whole, starts, strict=True)]
     lengths = np.array([len(sequence) for sequence in ids], np.int64)
     flat = np.concatenate([*ids, []]).astype(np.int64)
     labels = np.where(flat == mask, mask, IGNORE_INDEX)
@@ -62,18 +62,29 @@ def run(
         for chosen in batches(lengths, batch_size, progress):
             predictions: list[tuple[list[float], list[int]]] = []  # probabilities and ids of all masks of the batch
             for logits, _ in batched.labelled_logits(chosen):
-                top = logits.softmax(-1).topk(min(num_candidates, logits.shape[-1]))
-                predictions += zip(top.values.tolist(), top.indices.tolist(), strict=True)
+                best = logits.softmax(-1).topk(min(top, logits.shape[-1]))
+                predictions += zip(best.values.tolist(), best.indices.tolist(), strict=True)
             remaining = iter(predictions)
             for i in chosen:
-                filled, candidates = list(ids[i]), []
+                filled, candidates = list(whole[i]), []
                 for position in [at for at, token in enumerate(ids[i]) if token == mask]:
                     probabilities, tokens = next(remaining)
-                    filled[position] = tokens[0]
+                    filled[starts[i] + position] = tokens[0]
                     words = [tokenizer.decode([one]).strip() or str(tokenizer.id_to_token(one)) for one in tokens]
                     candidates.append(dict(zip(words, probabilities, strict=True)))
                 results[i] = FilledText(tokenizer.decode(filled), candidates)
     return results
+
+
+def window_start(ids: Sequence[int], mask: int, max_length: int) -> int:
+    """The first token of a window of `max_length` tokens with all masks near its middle."""
+    positions = [position for position, token in enumerate(ids) if token == mask]
+    if positions[-1] - positions[0] >= max_length:
+        raise UsageError(
+            f"the masks of a text are {positions[-1] - positions[0]:,} tokens apart, but this model reads at most "
+            f"{max_length:,} tokens; give each mask with the text around it"
+        )
+    return max(0, min((positions[0] + positions[-1] - max_length) // 2, len(ids) - max_length))
 
 
 def available_metrics(config: Config, records: Sequence[Record]) -> tuple[str, ...]:

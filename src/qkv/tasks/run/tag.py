@@ -1,8 +1,7 @@
 """Tag: predict a class for each word of a text (names of people and places, parts of speech)."""
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -17,24 +16,15 @@ from qkv.models import Config
 from qkv.models.eval_mode import eval_mode
 from qkv.progress import OnProgress
 from qkv.tasks import metrics
+from qkv.tasks.results import TaggedEntity, TaggedText, TaggedWord
 from qkv.tasks.run.classify import class_names, format_names
 from qkv.tasks.run.example_batches import ExampleBatches, at_least_float32, batches, max_sequence_length
 from qkv.tasks.task import Evaluation, EvaluationOptions, TextModel, select_metrics, select_usable
 from qkv.text import Tokenizer
+from qkv.text.words import split_words
 from qkv.train.watch import Sample
 
 METRICS = OBJECTIVES["tagging"].metrics
-# A word consists of letters and digits, with punctuation inside it; any other sign is a separate word.
-WORD_PATTERN = re.compile(r"\w+(?:[-'’.]\w+)*|[^\w\s]")
-
-
-@dataclass(frozen=True)
-class TaggedWord:
-    """A word, its tag, and the probability of the tag."""
-
-    word: str
-    tag: str
-    probability: float
 
 
 def run(
@@ -43,14 +33,44 @@ def run(
     *,
     batch_size: int = 32,
     progress: OnProgress | None = None,
-) -> list[list[TaggedWord]]:
-    """The words of each text with their tags. A string is split into words; a list of words is used as it is."""
-    sentences = [WORD_PATTERN.findall(text) if isinstance(text, str) else list(text) for text in texts]
+) -> list[TaggedText]:
+    """The words of each text with their tags. A string is split into words; a list of words is used as it is.
+
+    A list of words becomes a text with one space between words. Character offsets refer to that text.
+    """
+    joined = [text if isinstance(text, str) else " ".join(text) for text in texts]
+    spans = [split_words(text) if isinstance(text, str) else word_spans(text) for text in texts]
+    sentences = [[text[start:end] for start, end in words] for text, words in zip(joined, spans, strict=True)]
     predictions = predict_tags(model, sentences, batch_size, progress)
-    return [
-        [TaggedWord(word, *prediction) for word, prediction in zip(words, tags, strict=True)]
-        for words, tags in zip(sentences, predictions, strict=True)
-    ]
+    has_entities = metrics.is_entity_tagging(class_names(model.config))
+    results = []
+    for text, words, tags in zip(joined, spans, predictions, strict=True):
+        tagged = [
+            TaggedWord(text[start:end], *prediction, start, end)
+            for (start, end), prediction in zip(words, tags, strict=True)
+        ]
+        results.append(TaggedText(text, tagged, merge_entities(text, tagged) if has_entities else []))
+    return results
+
+
+def word_spans(words: Sequence[str]) -> list[tuple[int, int]]:
+    """The characters of each word in a text that joins them with spaces.
+
+    >>> word_spans(["in", "Paris"])
+    [(0, 2), (3, 8)]
+    """
+    ends = [end - 1 for end in accumulate(len(word) + 1 for word in words)]
+    return [(end - len(word), end) for word, end in zip(words, ends, strict=True)]
+
+
+def merge_entities(text: str, words: Sequence[TaggedWord]) -> list[TaggedEntity]:
+    """Merge words with BIO or BIOES tags to entities."""
+    entities = []
+    for first, last, label in metrics.extract_entities([one.tag for one in words]):
+        start, end = words[first].start, words[last - 1].end
+        mean = sum(one.probability for one in words[first:last]) / (last - first)
+        entities.append(TaggedEntity(text[start:end], label, mean, start, end))
+    return entities
 
 
 def available_metrics(config: Config, records: Sequence[Record]) -> tuple[str, ...]:

@@ -9,12 +9,13 @@ from typing import Any
 
 from qkv.data.objectives.table import OBJECTIVES
 from qkv.data.records import Record
-from qkv.decode import GenerationOptions, GenerationResult
+from qkv.decode import GenerationOptions
 from qkv.errors import QkvError
 from qkv.models import Config
 from qkv.progress import OnProgress
 from qkv.tasks import metrics
 from qkv.tasks.metrics.text import References
+from qkv.tasks.results import GeneratedText
 from qkv.tasks.run.generate import generate_batched, limit_new_tokens, make_generation_options, prompt_ids
 from qkv.tasks.task import Evaluation, EvaluationOptions, TextModel, select_metrics, select_usable
 from qkv.text import Tokenizer
@@ -36,7 +37,7 @@ def run(
     batch_size: int = 64,
     progress: OnProgress | None = None,
     **options: Any,
-) -> list[GenerationResult]:
+) -> list[GeneratedText]:
     """Generate a result for each text, in order; `options` are the fields of `qkv.decode.GenerationOptions`.
 
     An empty text gives an empty result. A text longer than the model can read is an error. By default at most 64
@@ -49,7 +50,8 @@ def run(
         prompt_tokens = 1 if config.encoder is not None else max(map(len, prompts), default=1)
         limit = limit_new_tokens(config, GenerationOptions.max_tokens, prompt_tokens)
         chosen = make_generation_options({**options, "max_tokens": limit})
-    return generate_batched(model.network, tokenizer, prompts, chosen, batch_size, progress)
+    results = generate_batched(model.network, tokenizer, prompts, chosen, batch_size, progress)
+    return [GeneratedText.from_generation(text, result) for text, result in zip(texts, results, strict=True)]
 
 
 def available_metrics(config: Config, records: Sequence[Record]) -> tuple[str, ...]:

@@ -1,0 +1,189 @@
+"""Translate and summarise: generate a text for a text of any length, part by part.
+
+A translator reads sentence by sentence; the white space between sentences, with its line breaks, stays as it is. A
+summariser reads as many sentences at once as fit.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from qkv.decode import GenerationOptions
+from qkv.decode.result import FinishReason
+from qkv.errors import UsageError, suggest_name
+from qkv.progress import OnProgress
+from qkv.tasks.results import GeneratedText, WordLink
+from qkv.tasks.run.classify import TOO_LONG_CHOICES
+from qkv.tasks.run.generate import generate_batched, limit_new_tokens, make_generation_options, prompt_ids
+from qkv.tasks.task import TextModel, check_top
+from qkv.text.sentences import CharSpan, fit_spans, split_sentences, split_to_fit
+
+EXTRA_TOKENS = 16
+"""By default, a translation has at most twice the tokens of its source, and this many more."""
+NO_SPACE = "。！？、，」』）"  # no space follows these
+TRANSLATE_OPTIONS = ("sentences", "top", "align", "prefix", "prompt", "batch_size", "progress")
+SUMMARISE_OPTIONS = ("top", "too_long", "prompt", "batch_size", "progress")
+
+
+@dataclass
+class Part:
+    """A part of a source: its characters, and what is generated for it."""
+
+    source: str
+    span: CharSpan
+    prefix: str = ""
+    result: GeneratedText | None = None
+
+
+def translate(
+    model: TextModel,
+    texts: Sequence[str],
+    *,
+    sentences: bool = True,
+    top: int = 1,
+    align: bool = False,
+    prefix: str = "",
+    prompt: str = "",
+    batch_size: int = 64,
+    progress: OnProgress | None = None,
+    **options: Any,
+) -> list[GeneratedText]:
+    """Translate each text, sentence by sentence, or in one piece if `sentences` is false.
+
+    `top` above 1 adds the other hypotheses of a beam search with at least that many beams. `align` adds the source word
+    of each word. `prefix` is how the translation must begin; end it after a whole word. `prompt` is put before every
+    sentence, for models that were trained with one ("translate English to German: "). `options` are the fields of
+    `qkv.decode.GenerationOptions`. A sentence that is too long for the model is split after a clause or a word.
+    """
+    fits = fits_into(model, prompt)
+
+    def split(text: str) -> list[CharSpan]:
+        if sentences:
+            return [part for one in split_sentences(text) for part in split_to_fit(text, one, fits)]
+        return whole_span(text)
+
+    parts = [[Part(text[start:end], (start, end)) for start, end in split(text)] for text in texts]
+    for several in parts:
+        if several:
+            several[0].prefix = prefix
+    flat = [part for several in parts for part in several]
+    generate_parts(model, flat, prompt, with_beams(options, top), TRANSLATE_OPTIONS, batch_size, progress)
+    if align:
+        from qkv.tasks.run.align import align_words  # it imports `qkv.inside`, which other calls do not need
+
+        for part in flat:
+            assert part.result is not None
+            part.result = replace(part.result, alignment=align_words(model, part.source, part.result, prompt))
+    return [join_parts(text, several, keep_gaps=True) for text, several in zip(texts, parts, strict=True)]
+
+
+def summarise(
+    model: TextModel,
+    texts: Sequence[str],
+    *,
+    top: int = 1,
+    too_long: str = "split",
+    prompt: str = "",
+    batch_size: int = 16,
+    progress: OnProgress | None = None,
+    **options: Any,
+) -> list[GeneratedText]:
+    """Summarise each text.
+
+    If a text is too long for the model, `too_long` decides: "split" summarises part by part and joins the summaries;
+    "truncate" summarises the first part only; "error" refuses. The other options are those of `translate`.
+    """
+    if too_long not in TOO_LONG_CHOICES:
+        raise UsageError(f"too_long = {too_long!r} is unknown; {suggest_name(str(too_long), TOO_LONG_CHOICES)}")
+    fits = fits_into(model, prompt)
+
+    def split(text: str) -> list[CharSpan]:
+        if too_long == "error" or fits(text):
+            return whole_span(text)
+        return fit_spans(text, fits)[: 1 if too_long == "truncate" else None]
+
+    parts = [[Part(text[start:end], (start, end)) for start, end in split(text)] for text in texts]
+    flat = [part for several in parts for part in several]
+    generate_parts(model, flat, prompt, with_beams(options, top), SUMMARISE_OPTIONS, batch_size, progress)
+    return [join_parts(text, several, keep_gaps=False) for text, several in zip(texts, parts, strict=True)]
+
+
+def fits_into(model: TextModel, prompt: str) -> Callable[[str], bool]:
+    """A function that returns whether the encoder was made for a text of this length."""
+    assert model.config.encoder is not None
+    limit = model.config.encoder.max_positions
+    return lambda part: len(prompt_ids(model.tokenizer, model.config, prompt + part)) <= limit
+
+
+def whole_span(text: str) -> list[CharSpan]:
+    """The span of the whole text without white space around it; none if there is nothing else."""
+    start = len(text) - len(text.lstrip())
+    return [(start, len(text.rstrip()))] if text.strip() else []
+
+
+def with_beams(options: dict[str, Any], top: int) -> dict[str, Any]:
+    """The options of a search that returns `top` hypotheses."""
+    check_top(top)
+    if top == 1:
+        return options
+    return {**options, "beam": max(top, options.get("beam", 1)), "num_return_sequences": top}
+
+
+def generate_parts(
+    model: TextModel,
+    parts: Sequence[Part],
+    prompt: str,
+    options: dict[str, Any],
+    also_known: Sequence[str],
+    batch_size: int,
+    progress: OnProgress | None,
+) -> None:
+    """Generate the result of each part. Parts with the same prefix are generated together."""
+    tokenizer, config = model.tokenizer, model.config
+    make_generation_options(options, also_known)  # an error before anything runs
+    for prefix in dict.fromkeys(part.prefix for part in parts):
+        chosen = [part for part in parts if part.prefix == prefix]
+        sources = [prompt_ids(tokenizer, config, prompt + part.source) for part in chosen]
+        prefix_ids = tokenizer.target.encode(prefix, add_special_tokens=False)
+        longest = 2 * max(map(len, sources), default=1) + EXTRA_TOKENS
+        limit = limit_new_tokens(config, max(longest, GenerationOptions.max_tokens), 1 + len(prefix_ids))
+        generation = make_generation_options({"max_tokens": limit, **options, "prefix": prefix_ids})
+        results = generate_batched(model.network, tokenizer, sources, generation, batch_size, progress)
+        for part, result in zip(chosen, results, strict=True):
+            for one in (result, *result.alternatives) if prefix_ids else ():
+                one.ids = [*prefix_ids, *one.ids]
+                one.text = tokenizer.target.decode(one.ids)
+            part.result = GeneratedText.from_generation(part.source, result)
+
+
+def join_parts(text: str, parts: Sequence[Part], *, keep_gaps: bool) -> GeneratedText:
+    """Join the results of the parts of a text, with the white space of the text between them or with spaces."""
+    if not parts:
+        return GeneratedText(text, text if keep_gaps else "", 0.0, "end", [])
+    joined, position, links = "", 0, list[WordLink]()
+    for part in parts:
+        assert part.result is not None
+        gap = text[position : part.span[0]] if keep_gaps else " " if joined else ""
+        if not gap and joined and not joined.endswith(tuple(NO_SPACE)):
+            gap = " "  # the source has no spaces between sentences, but this language has
+        joined += gap
+        links += [shift_link(link, part.span[0], len(joined)) for link in part.result.alignment]
+        joined += part.result.text
+        position = part.span[1]
+    joined += text[position:] if keep_gaps else ""
+    results = [part.result for part in parts if part.result is not None]
+    ids = [token for result in results for token in result.ids]
+    reason: FinishReason = next((result.finish_reason for result in results if result.finish_reason != "end"), "end")
+    others, score = results[0].alternatives if len(results) == 1 else [], sum(result.score for result in results)
+    return GeneratedText(text, joined, score, reason, ids, others, results if len(results) > 1 else [], links)
+
+
+def shift_link(link: WordLink, source: int, target: int) -> WordLink:
+    """A link whose characters are counted from the beginning of the whole texts."""
+    return replace(
+        link,
+        source_start=link.source_start + source,
+        source_end=link.source_end + source,
+        target_start=link.target_start + target,
+        target_end=link.target_end + target,
+    )

@@ -1,0 +1,397 @@
+"""The calls of a model on texts: one text, lists, iterators, texts of any length, and exact character offsets."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from task_models import decoder, encoder, model, parts_of, seq2seq, stack
+
+import qkv
+from qkv.errors import UsageError
+from qkv.tasks.evaluate import TASKS
+from qkv.tasks.results import GeneratedText, Suggestion
+from qkv.tasks.run.complete import Completer, Hypothesis
+from qkv.tasks.run.parts import Part, join_parts
+from qkv.tasks.task import TextModel
+from qkv.text import Tokenizer
+
+CLASSES = ("bad", "good", "so so")
+TAGS = ("O", "B-PER", "I-PER", "E-PER", "S-LOC")
+MODELS: dict[str, Any] = {
+    "translate": (seq2seq, {"max_tokens": 6}),
+    "summarise": (seq2seq, {"max_tokens": 6}),
+    "classify": (lambda: encoder(qkv.HeadConfig(kind="classify", labels=CLASSES)), {}),
+    "tag": (lambda: encoder(qkv.HeadConfig(kind="tag", labels=TAGS)), {}),
+    "fill": (lambda: encoder(qkv.HeadConfig(kind="mlm", outputs=1)), {}),
+    "complete": (decoder, {"max_tokens": 2}),
+}
+
+
+def text_for(call: str, number: int = 0) -> str:
+    return f"the [MASK] fox {number}" if call == "fill" else f"the quick fox {number}"
+
+
+# ---------------------------------------------------------------- one text, lists, iterators
+
+
+@pytest.mark.parametrize("call", MODELS)
+def test_one_text_a_list_and_an_iterator_give_the_same(call: str) -> None:
+    make, options = MODELS[call]
+    run = getattr(make(), call)
+    texts = [text_for(call, number) for number in range(5)]
+    several = run(texts, **options)
+    assert isinstance(several, list)
+    assert [one.summary() for one in several] == [run(text, **options).summary() for text in texts]
+    streamed = run(iter(texts), **options)
+    assert isinstance(streamed, Iterator)
+    assert [one.summary() for one in streamed] == [one.summary() for one in several]
+    assert [one.summary() for one in run(np.array(texts), **options)] == [one.summary() for one in several]
+    assert run([], **options) == []
+
+
+def test_an_iterator_is_read_batch_by_batch() -> None:
+    made, read = MODELS["classify"][0](), []
+
+    def endless() -> Iterator[str]:
+        while True:
+            read.append("fox")
+            yield "fox"
+
+    results = made.classify(endless(), batch_size=3)
+    assert not read
+    next(results)
+    assert len(read) == 3
+
+
+@pytest.mark.parametrize("call", MODELS)
+@pytest.mark.parametrize("value", [3, {"a": 1}, b"x", None, {"a"}], ids=["number", "dict", "bytes", "None", "set"])
+def test_what_is_no_text_is_refused(call: str, value: Any) -> None:
+    run = getattr(MODELS[call][0](), call)
+    with pytest.raises(UsageError, match="texts must be a text"):
+        run(value)
+    with pytest.raises(UsageError, match="text 2 is "):
+        run([text_for(call), value])
+
+
+@pytest.mark.parametrize("call", MODELS)
+def test_empty_texts_and_misspelt_options(call: str) -> None:
+    make, options = MODELS[call]
+    run = getattr(make(), call)
+    if call == "fill":
+        with pytest.raises(UsageError, match="nothing to fill in"):
+            run("")
+    else:
+        assert [run(text, **options).summary() is not None for text in ("", " ", "\n")] == [True] * 3
+    with pytest.raises((UsageError, TypeError), match="tpo"):
+        run(text_for(call), tpo=2)
+
+
+@pytest.mark.parametrize("call", [*MODELS, "answer"])
+def test_a_model_of_another_task_says_what_it_is_and_can_do(call: str) -> None:
+    made = decoder() if call != "complete" else seq2seq()
+    arguments = ("who?", "Anna") if call == "answer" else ("fox",)
+    with pytest.raises(UsageError) as caught:
+        getattr(made, call)(*arguments)
+    message = str(caught.value)
+    assert message.startswith(f"m.{call} needs a model that ")
+    assert ("this model is a decoder" if call != "complete" else "an encoder-decoder") in message
+    assert f"it can: m.{'complete' if call != 'complete' else 'translate'}" in message
+
+
+def test_every_call_that_errors_name_exists() -> None:
+    from qkv.tasks.calls import CALLS
+
+    assert set(CALLS) == set(TASKS)
+    for names in CALLS.values():
+        assert all(hasattr(qkv.Model, name.split()[0]) for name in names)
+
+
+# ---------------------------------------------------------------- translate and summarise
+
+
+def echo(made: qkv.Model, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Make generation return its source in upper case, and record the sources."""
+    seen: list[str] = []
+
+    def generate(
+        network: Any, tokenizer: Any, prompts: Any, options: Any, *rest: Any
+    ) -> list[qkv.decode.GenerationResult]:
+        texts = [tokenizer.decode(prompt) for prompt in prompts]
+        seen.extend(texts)
+        lengths = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        assert all(len(prompt) <= made.config.encoder.max_positions for prompt in prompts)
+        return [qkv.decode.GenerationResult(t.upper(), ids, -1.0, "end") for t, ids in zip(texts, lengths, strict=True)]
+
+    monkeypatch.setattr("qkv.tasks.run.parts.generate_batched", generate)
+    return seen
+
+
+def test_a_long_text_is_translated_by_sentence_and_keeps_its_line_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = seq2seq()
+    seen = echo(made, monkeypatch)
+    text = "  the fox runs. A dog runs!\n\n\tover it.\n"
+    result = made.translate(text)
+    assert result.text == text.upper()
+    assert seen == ["the fox runs.", "A dog runs!", "over it."]
+    assert [part.source for part in result.parts] == seen
+    seen.clear()
+    assert made.translate(" a fox. A dog. ", sentences=False).text == " A FOX. A DOG. "
+    assert seen == ["a fox. A dog."]
+    seen.clear()
+    long = "the quick fox, " * 30
+    assert made.translate(long).text.split() == long.upper().split()
+    assert len(seen) > 4
+    seen.clear()
+    made.translate("the fox. a dog. Paris.", prompt="to it - ")
+    assert seen == ["to it - the fox. a dog.", "to it - Paris."]
+
+
+def test_sentences_without_spaces_between_them_get_spaces() -> None:
+    parts = [Part("来。", (0, 2)), Part("去。", (2, 4))]
+    for part, text in zip(parts, ["Come.", "Go."], strict=True):
+        part.result = GeneratedText(part.source, text, -1.0, "end", [1])
+    assert join_parts("来。去。", parts, keep_gaps=True).text == "Come. Go."
+
+
+def test_a_long_text_is_summarised_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = seq2seq()
+    seen = echo(made, monkeypatch)
+    text = "the fox runs over it. " * 10
+    assert made.summarise(text).text.split() == text.upper().split()
+    assert 1 < len(seen) < 10
+    seen.clear()
+    made.summarise(text, too_long="truncate")
+    assert len(seen) == 1
+    with pytest.raises(UsageError, match="did you mean 'truncate'"):
+        made.summarise(text, too_long="trunctate")
+
+
+def test_a_text_that_is_too_long_in_one_piece_is_an_error() -> None:
+    with pytest.raises(UsageError, match=r"source 0 has .* tokens, but this model has 64 positions"):
+        seq2seq().translate("the fox " * 30, sentences=False)
+
+
+def test_n_best_are_the_hypotheses_of_the_search() -> None:
+    made = seq2seq()
+    result = made.translate("the fox", top=3, max_tokens=6)
+    made.network.eval()
+    expected = made.generate("the fox", beam=3, num_return_sequences=3, max_tokens=6)
+    found = [(one.text, one.score) for one in (result, *result.alternatives)]
+    assert [text for text, _ in found] == [one.text for one in (expected, *expected.alternatives)]
+    assert [score for _, score in found] == pytest.approx([one.score for one in (expected, *expected.alternatives)])
+    assert len(result.to_dict()["alternatives"]) == 2
+    with pytest.raises(UsageError, match="top = 0"):
+        made.translate("the fox", top=0)
+
+
+def test_a_prefix_is_forced_and_conditions_the_rest() -> None:
+    made = seq2seq()
+    result = made.translate("the fox. The dog.", prefix="the dog", max_tokens=5)
+    assert result.text.startswith("the dog")
+    assert result.parts[0].text.startswith("the dog")
+    ids = tuple(made.tokenizer.encode("the dog", add_special_tokens=False))
+    made.network.eval()
+    expected = made.generate("the fox.", prefix=ids, max_tokens=5)
+    assert result.parts[0].ids == [*ids, *expected.ids]
+    assert result.parts[1].ids == made.generate("The dog.", max_tokens=5).ids
+
+
+def test_alignment_follows_the_attention_and_its_offsets_are_exact() -> None:
+    made = seq2seq()
+    text = "the fox. a dog runs"
+    result = made.translate(text, align=True, max_tokens=12)
+    assert result.alignment
+    for link in result.alignment:
+        assert text[link.source_start : link.source_end] == link.source
+        assert result.text[link.target_start : link.target_end] == link.target
+        assert 0 < link.weight <= 1
+    source, ids = "the fox", made.tokenizer.encode("the fox")
+    single = made.translate(source, align=True, max_tokens=12)
+    made.network.eval()
+    trace = made.trace(ids, single.ids[:-1], sites="decoder.0.cross_pattern")
+    weights = trace["decoder.0.cross_pattern"].mean(0)  # characters: 3 of "the", a space, 3 of "fox", EOS
+    link, end = single.alignment[0], single.alignment[0].target_end
+    the, fox = float(weights[:end, :3].sum()), float(weights[:end, 4:7].sum())
+    assert link.source == ("the" if the > fox else "fox")
+    assert link.weight == pytest.approx(max(the, fox) / (the + fox), abs=1e-4)
+
+
+# ---------------------------------------------------------------- classify
+
+
+def test_top_threshold_and_temperature() -> None:
+    made = MODELS["classify"][0]()
+    full = made.classify("the fox")
+    assert (
+        list(full.probabilities) == list(made.classify("the fox", top=2).probabilities) + list(full.probabilities)[2:]
+    )
+    assert made.classify("the fox", threshold=full.probability).label == full.label
+    above = made.classify("the fox", threshold=min(1.0, full.probability + 0.01))
+    assert (above.label, above.probability) == (None, full.probability)
+    assert above.summary().startswith("(none)")
+    with pytest.raises(UsageError, match="between 0 and 1"):
+        made.classify("the fox", threshold=2)
+    logits = np.log(list(full.probabilities.values()))
+    head = qkv.HeadConfig(kind="classify", labels=CLASSES, temperature=2.0)
+    cooled = qkv.Model(qkv.Config(encoder=made.config.encoder, head=head, pad_token_id=0), made.network, made.tokenizer)
+    expected = np.exp(logits / 2) / np.exp(logits / 2).sum()
+    assert list(cooled.classify("the fox").probabilities.values()) == pytest.approx(expected.tolist())
+
+
+def test_a_long_text_is_classified_by_the_mean_of_its_parts() -> None:
+    made = encoder(qkv.HeadConfig(kind="classify", labels=CLASSES), max_positions=12)
+    sentences = ["the fox runs over it.", "A lazy dog runs over."]
+    text = " ".join(sentences)
+    parts = [np.log([made.classify(one).probabilities[name] for name in CLASSES]) for one in sentences]
+    centred = np.mean(parts, axis=0)
+    expected = np.exp(centred) / np.exp(centred).sum()
+    found = made.classify(text, too_long="split").probabilities
+    assert [found[name] for name in CLASSES] == pytest.approx(expected.tolist(), abs=1e-4)
+    cut = made.classify(text, too_long="truncate").probabilities
+    assert [cut[name] for name in CLASSES] != pytest.approx(expected.tolist(), abs=1e-2)
+    with pytest.raises(UsageError, match='too_long to "split"'):
+        made.classify(text)
+
+
+# ---------------------------------------------------------------- tag
+
+
+def test_entities_are_merged_and_offsets_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = MODELS["tag"][0]()
+    by_word = {"Zoë": "B-PER", "de\u0301 Anna": "", "de\u0301": "I-PER", "Anna": "E-PER", "𝔓aris": "S-LOC"}
+
+    def tags(_: Any, sentences: Any, *rest: Any) -> list[list[tuple[str, float]]]:
+        return [[(by_word.get(word, "O"), 0.5) for word in words] for words in sentences]
+
+    monkeypatch.setattr("qkv.tasks.run.tag.predict_tags", tags)
+    text = "👩🏽\u200d🚀 Zoë de\u0301 Anna, in\n 𝔓aris!"
+    result = made.tag(text)
+    assert [(one.text, one.label) for one in result.entities] == [("Zoë de\u0301 Anna", "PER"), ("𝔓aris", "LOC")]
+    for one in result.entities:
+        assert text[one.start : one.end] == one.text
+    for word in result.words:
+        assert text[word.start : word.end] == word.word
+    words = ("Zoë", "Anna", "in", "𝔓aris")
+    given = made.tag(words)
+    assert given.text == " ".join(words)
+    assert [word.word for word in given.words] == list(words)
+    assert [given.text[one.start : one.end] for one in given.entities] == ["Zoë Anna", "𝔓aris"]
+    assert [one.text for one in made.tag([list(words), text])] == [given.text, text]
+
+
+# ---------------------------------------------------------------- answer
+
+SPAN = qkv.HeadConfig(kind="span", outputs=2)
+PASSAGE = "Anna runs over the lazy dog and the quick brown fox jumps in Paris with Anna"
+
+
+def test_questions_and_contexts_are_paired() -> None:
+    made = encoder(SPAN)
+    single = made.answer("who?", PASSAGE, no_answer=False)
+    assert made.answer(("who?", PASSAGE), no_answer=False) == single
+    assert made.answer(["who?", "where?"], PASSAGE, no_answer=False)[0] == single
+    assert made.answer("who?", [PASSAGE, "the fox"], no_answer=False)[0] == single
+    assert made.answer(["who?"], [PASSAGE], no_answer=False) == [single]
+    assert list(made.answer(iter([("who?", PASSAGE)]), no_answer=False)) == [single]
+    assert next(made.answer(iter(["who?"]), PASSAGE, no_answer=False)) == single
+    with pytest.raises(UsageError, match="2 questions for 1 contexts"):
+        made.answer(["a", "b"], [PASSAGE])
+    with pytest.raises(UsageError, match=r"m\.answer needs a passage"):
+        made.answer("who?")
+
+
+@pytest.mark.parametrize("max_positions", [64, 24])
+def test_answers_do_not_overlap_and_probabilities_add_up(max_positions: int) -> None:
+    made = encoder(SPAN, max_positions=max_positions)
+    context = "😀 e\u0301 " + PASSAGE
+    result = made.answer("who?", context, top=4)
+    answers = [result, *result.alternatives]
+    assert len(answers) == 4
+    assert sum(one.probability for one in answers) <= 1
+    assert [one.probability for one in answers] == sorted((one.probability for one in answers), reverse=True)
+    spans = sorted((one.start, one.end) for one in answers if one.text)
+    assert all(before[1] <= after[0] for before, after in pairwise(spans))
+    assert all(context[one.start : one.end] == one.text for one in answers if one.text)
+    always = made.answer("who?", context, no_answer=False)
+    assert always.probability > max(one.probability for one in answers if one.text) - 1e-12
+
+
+def test_the_probability_is_a_softmax_over_all_spans_and_none() -> None:
+    made = encoder(SPAN)
+    with torch.no_grad():
+        made.network.head.out.weight.zero_()  # all logits are equal
+    context = "the fox"  # n tokens have n·(n + 1) / 2 spans
+    count = len(made.tokenizer.encode(context, add_special_tokens=False))
+    result = made.answer("who?", context)
+    assert result.probability == pytest.approx(1 / (count * (count + 1) / 2 + 1))
+
+
+# ---------------------------------------------------------------- fill
+
+
+def test_masks_in_long_texts_and_both_spellings() -> None:
+    made = MODELS["fill"][0]()
+    spelling = made.tokenizer.id_to_token(made.tokenizer.special_tokens.mask)
+    result = made.fill("the [MASK] fox", top=3)
+    assert result == made.fill(f"the {spelling} fox", top=3)
+    assert [len(one) for one in result.candidates] == [3]
+    long = "dog " * 100 + "the [MASK] fox" + " dog" * 100
+    found = made.fill(long)
+    assert len(found.text.split()) >= 200
+    with pytest.raises(UsageError, match="tokens apart"):
+        made.fill("[MASK] " + "dog " * 100 + "[MASK]")
+
+
+# ---------------------------------------------------------------- complete
+
+
+def bpe_decoder() -> qkv.Model:
+    texts = ["the quick brown fox jumps over the lazy dog", "the quiet queen quits"] * 20
+    tokenizer = Tokenizer.train("byte-bpe", iter(texts), 300, special_tokens=["pad", "bos", "eos"], template="bos")
+    roles, tower = tokenizer.special_tokens, stack(tokenizer)
+    head = qkv.HeadConfig(kind="lm", outputs=tokenizer.vocab_size, tied=True)
+    config = qkv.Config(decoder=tower, head=head, pad_token_id=roles.pad, eos_token_ids=(roles.eos,))
+    return model(config, tokenizer)
+
+
+@pytest.mark.parametrize("make", [decoder, bpe_decoder])
+def test_suggestions_with_kept_keys_and_values_are_those_of_a_fresh_call(make: Any) -> None:
+    made = make()
+    made.network.eval()
+    text = "the quick brown fox "
+    for end in [*range(1, len(text)), 7, 3, 12]:  # typing, and deleting
+        typed = text[:end]
+        kept = made.complete(typed, top=2, max_tokens=3)
+        fresh = Completer(TextModel(*parts_of(made))).complete(typed, top=2, max_tokens=3)
+        assert [one.text for one in kept.suggestions] == [one.text for one in fresh.suggestions]
+        found, expected = ([one.probability for one in side.suggestions] for side in (kept, fresh))
+        assert found == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_word_may_be_finished_by_other_tokens() -> None:
+    """The tokens of "qu" are not the first tokens of "quick": what was typed is spelled again."""
+    made = bpe_decoder()
+    word = made.tokenizer.encode(" quick", add_special_tokens=False)
+    assert len(word) == 1
+    completer = Completer(TextModel(*parts_of(made)))
+    logits = torch.full((1, made.tokenizer.vocab_size), -5.0)
+    logits[0, word[0]] = 5.0
+    prompt = completer.split_prompt("the qu", 10)
+    assert prompt.typed == b" qu"
+    (best,) = completer.extend(Hypothesis([], b"", 0.0), logits[0], prompt.typed, 1, 8)
+    assert best.spelled == b" quick"
+
+
+def test_long_and_unknown_texts_are_completed() -> None:
+    made = decoder()
+    assert len(made.complete("the fox " * 50, max_tokens=2).suggestions) == 3
+    assert made.complete("the 猫", max_tokens=2).suggestions
+    assert isinstance(made.complete("").suggestions[0], Suggestion)
+    before = made.complete("the quick", max_tokens=2)
+    with torch.no_grad():
+        for parameter in made.network.parameters():
+            parameter.mul_(-1.5)
+    assert made.complete("the quick", max_tokens=2) != before  # keys and values of old weights are not used
