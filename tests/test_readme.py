@@ -29,11 +29,8 @@ SHORT_DATES = "train.steps=8 data.epoch_examples=600 train.eval_examples=4 data.
 
 @pytest.fixture(scope="module")
 def reader_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The working directory of a reader, with a small data file."""
-    folder = tmp_path_factory.mktemp("reader")
-    lines = [f"a sentence with number {i}\teine Zeile mit Nummer {i}" for i in range(60)]
-    (folder / "pairs.tsv").write_text("source\ttarget\n" + "\n".join(lines) + "\n", encoding="utf-8")
-    return folder
+    """The working directory of a reader."""
+    return tmp_path_factory.mktemp("reader")
 
 
 def run(command: list[str], folder: Path) -> None:
@@ -71,7 +68,11 @@ def run_examples(page: str, blocks: list[tuple[str, str]], folder: Path) -> None
             continue
         for line in text.strip().splitlines():
             words = shlex.split(line, comments=True)
-            if words[0] == "make":  # `make test` would run this test again, so only print what make would do
+            if words[0] == "python":  # python SCRIPT > FILE
+                _, script, _, output = words
+                process = subprocess.run([sys.executable, ROOT / script], capture_output=True, text=True, check=True)
+                (folder / output).write_text(process.stdout, encoding="utf-8")
+            elif words[0] == "make":  # `make test` would run this test again, so only print what make would do
                 run(["make", "--dry-run", *words[1:]], ROOT)
             else:
                 assert words[0] == "qkv", f"unknown command in {page}: {line}"
