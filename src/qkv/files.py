@@ -66,7 +66,9 @@ def report_write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise QkvError(f"{path}: cannot be written ({describe_os_error(error)})") from error
+        raise QkvError(
+            f"{path}: cannot be written ({describe_os_error(error)}); check permissions and free space"
+        ) from error
 
 
 def publish_file(temporary: Path, path: Path) -> None:

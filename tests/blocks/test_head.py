@@ -220,7 +220,7 @@ def test_labels_say_how_many_outputs_there_are() -> None:
         ({"kind": "lm"}, "a head of kind 'lm' needs outputs"),
         ({"kind": "classify", "outputs": 2, "tied": True}, "tied: only an lm or mlm head"),
         ({"kind": "classify", "outputs": 2, "sentence_outputs": 2}, "sentence_outputs is for an mlm head"),
-        ({"kind": "classify", "outputs": 2, "dense_norm": True}, "dense_norm follows a dense layer"),
+        ({"kind": "classify", "outputs": 2, "dense_norm": True}, "dense_norm = True needs a dense layer"),
         ({"kind": "classify", "outputs": 2, "dropout": 1.0}, "dropout = 1.0 must lie in"),
         ({"kind": "classify", "outputs": "2"}, "outputs = '2' must be a whole number"),
         ({"kind": "classify", "outputs": True}, "outputs = True must be a whole number"),

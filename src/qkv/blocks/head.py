@@ -63,7 +63,9 @@ class HeadConfig:
         if self.tied and self.kind not in ("lm", "mlm"):
             raise ValueError(f"tied: only an lm or mlm head can be tied to the embedding, not {self.kind!r}")
         if self.dense_norm and self.dense == "none":
-            raise ValueError("dense_norm follows a dense layer: choose one with dense")
+            raise ValueError(
+                'dense_norm = True needs a dense layer, but dense = "none"; set dense to an activation such as "gelu"'
+            )
         if self.sentence_outputs and self.kind != "mlm":
             raise ValueError(f"sentence_outputs is for an mlm head, not {self.kind!r}")
         if self.multi_label and self.kind != "classify":

@@ -61,7 +61,8 @@ def spell_template(template: str, name: str, tokens: Mapping[str, tuple[str, int
             role = tokens[role][0]
         else:
             raise UsageError(
-                f"the template {name!r} needs a token for the role {role!r}, which this tokenizer does not have"
+                f"the template {name!r} needs a token for the role {role!r}, which this tokenizer does not have; "
+                f"add {role!r} to special_tokens, or choose another template"
             )
         words.append(f"{role}:{token_type or 0}")
     return " ".join(words)

@@ -148,7 +148,9 @@ def test_indices_out_of_range(tmp_path):
     for wrong in ([0, 2], [-1]):
         with pytest.raises(IndexError):
             cache.gather("ids", np.array(wrong))
-    with pytest.raises(IndexError, match="ends after the end of its example"):
+    with pytest.raises(
+        IndexError, match="tokens 0 to 1 of example 0 were requested; its field 'ids' has tokens 0 to 0"
+    ):
         cache.gather("ids", np.array([0]), np.array([0]), np.array([2]))
     with pytest.raises(UsageError, match="no field 'idz'; did you mean 'ids'"):
         cache.lengths("idz")

@@ -72,8 +72,13 @@ class EncodedExamples(ABC):
         if starts is not None or counts is not None:
             starts = np.zeros(len(indices), np.int64) if starts is None else np.asarray(starts, np.int64)
             counts = length - starts if counts is None else np.asarray(counts, np.int64)
-            if not ((starts >= 0) & (counts >= 0) & (starts + counts <= length)).all():
-                raise IndexError(f"a slice of the field {field!r} ends after the end of its example")
+            is_invalid = (starts < 0) | (counts < 0) | (starts + counts > length)
+            if is_invalid.any():
+                i = int(is_invalid.argmax())
+                raise IndexError(
+                    f"tokens {starts[i]} to {starts[i] + counts[i] - 1} of example {indices[i]} were requested; "
+                    f"its field {field!r} has tokens 0 to {length[i] - 1}"
+                )
             begin, length = begin + starts, counts
         offsets = np.zeros(len(indices) + 1, np.int64)
         np.cumsum(length, out=offsets[1:])

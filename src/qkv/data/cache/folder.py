@@ -64,7 +64,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
         meta: dict[str, Any] = content["meta"]
         if content["checksum"] != _checksum(json.dumps(meta, sort_keys=True)):
-            raise DamagedCache(f"{path} does not match the checksum that it contains")
+            raise DamagedCache(f"{path} is damaged: it does not match the checksum that it contains")
         if meta["version"] != CACHE_VERSION:
             raise DamagedCache(
                 f"{folder} has version {meta['version']} of the cache format; this qkv reads {CACHE_VERSION}"

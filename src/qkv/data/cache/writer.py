@@ -253,9 +253,7 @@ def _smallest_dtype(flat: np.ndarray, name: str) -> str:
     if flat.dtype.kind == "f":
         return "float32"
     if flat.dtype.kind not in "iub":
-        raise QkvError(
-            f"the encoded field {name!r} has dtype {flat.dtype}; the encoder must return integers or fractions"
-        )
+        raise QkvError(f"the encoded field {name!r} has dtype {flat.dtype}; the encoder must return integers or floats")
     low, high = int(flat.min()), int(flat.max())
     if low >= 0 and high < 2**16:
         return "uint16"

@@ -35,7 +35,10 @@ def build_backend(
     """
     pieces = list(model.pieces if pieces is None else pieces)
     if model.treat_whitespace_as_suffix or not model.escape_whitespaces:
-        raise QkvError("a SentencePiece model that puts spaces after words, or drops them, is not supported")
+        raise QkvError(
+            "a SentencePiece model that puts spaces after words, or drops them, is not supported; use a tokenizer.json "
+            "of this model if there is one"
+        )
     if model.model_type == UNIGRAM:
         backend = Backend(unigram_model(pieces, model.byte_fallback))
     elif model.model_type == BPE:
