@@ -1,6 +1,7 @@
 """`qkv look`: the heat map, the files that it writes, and its errors."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from look_models import make_model
 
+import qkv
 from qkv import cli
 from qkv.page import unpack
 from qkv.render.heatmap import draw_heatmap
@@ -90,11 +92,27 @@ def test_an_svg_shows_the_tokens_as_text(models: Path, heads: list[str]) -> None
 def test_mask_packs_texts_and_pads_them(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["look", str(models / "decoder"), "cat", "mouse", "--mask", "--length", "10"]
     assert cli.run_command(arguments) == 0
-    assert "2 queries attend to no key" in capsys.readouterr().out
+    assert "2 queries are padding and attend to no key" in capsys.readouterr().out
     assert cli.run_command([*arguments, "--json"]) == 0
     mask = json.loads(capsys.readouterr().out)["attention"][0]["masks"][0]
     assert (unpack(mask["reasons"]) == 0).sum() == 3 * 4 // 2 + 5 * 6 // 2
-    assert mask["blind_queries"] == [8, 9]
+    assert mask["blind_queries"] == mask["padding_queries"] == [8, 9]
+
+
+def test_layers_that_only_one_stack_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = make_model("seq2seq")
+    assert model.config.encoder is not None
+    encoder = replace(model.config.encoder, layers=3)
+    qkv.new(replace(model.config, encoder=encoder), tokenizer=model.tokenizer).save(tmp_path / "deep-encoder")
+    assert cli.run_command(["look", "deep-encoder", "the cat", "--layers", "2", "--out", "look.json"]) == 0
+    assert "Encoder self-attention, layer 2" in capsys.readouterr().out
+    document = json.loads(Path("look.json").read_text(encoding="utf-8"))
+    assert [one["name"] for one in document["attention"]] == ["encoder"]
+    assert "alignment" not in document["views"]
+    decoder = replace(model.config.encoder, layers=3)
+    qkv.new(replace(model.config, decoder=decoder), tokenizer=model.tokenizer).save(tmp_path / "deep-decoder")
+    assert cli.run_command(["look", "deep-decoder", "the cat", "--mask", "--layers", "2"]) == 2
+    assert "needs a --target" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

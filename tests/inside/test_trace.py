@@ -276,7 +276,7 @@ def test_an_encoder_decoder_traces_its_own_output(tokenizer: Tokenizer) -> None:
     assert found.tokens["decoder"].ids[:5] == (0, *generated.ids[:4])
     given = model.trace("abc", target="xy", sites="logits")
     assert given.tokens["decoder"].texts[1:] == ("x", "y")
-    with pytest.raises(UsageError, match="target= is for an encoder-decoder"):
+    with pytest.raises(UsageError, match="a target is for an encoder-decoder"):
         text_model("decoder", tokenizer).trace("abc", target="x")
 
 

@@ -1,13 +1,14 @@
 """The page in a real browser: it draws every view, its numbers equal torch's, and it works without a mouse.
 
 These tests need Debian's `chromium` (or another one, named by CHROMIUM) and the playwright package. The accessibility
-test also needs a copy of axe-core (`npm install axe-core`), named by AXE.
+tests read axe-core from the axe-playwright-python package.
 """
 
 import json
 import os
 import shutil
 from collections.abc import Iterator
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +229,59 @@ def test_the_theme_follows_the_system_and_the_button(browser: Any, looks: dict[s
     assert page.evaluate(pixels) != dark_pixels
 
 
+def test_the_next_head_is_announced_and_its_keys_are_one_tab_stop(
+    browser: Any, looks: dict[str, Any], tmp_path: Path
+) -> None:
+    page = Opened(browser, tmp_path, looks["decoder"][1]).page
+    page.locator("button.head").last.click()
+    page.wait_for_selector("dialog[open] .steps table")
+    assert page.locator("dialog h2").get_attribute("aria-live") == "polite"
+    keys = page.locator("dialog .steps tbody button")
+    assert keys.count() == len(TEXT)
+    assert page.locator("dialog .steps tbody button[tabindex='0']").count() == 1
+    keys.first.focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    pressed = page.evaluate("document.activeElement.getAttribute('aria-pressed')")
+    assert pressed == "true"
+    assert page.evaluate("document.activeElement.textContent") == "1: h"
+    assert "→ h (1)" in page.locator("dialog [role=status]").inner_text()
+
+
+def test_a_mask_tells_the_reason_of_each_cell(browser: Any, looks: dict[str, Any], tmp_path: Path) -> None:
+    """In colours, in letters, in words for the cell that is clicked, and in a table."""
+    document = json.loads(looks["decoder"][0].look_at_mask(["the", "cat"], length=8).to_json())
+    page = Opened(browser, tmp_path, document).page
+    page.wait_for_selector("#mask .heatmap")
+    cells = page.locator("#mask .heatmap rect")
+    fills = [cell.get_attribute("fill") for cell in cells.all()]
+    assert len(fills) == 8 * 8
+    assert fills[0] == fills[8] != fills[1]  # h attends to t, but not t to h
+    assert len(set(fills)) == 4  # visible, future, other document, padding
+    cells.nth(1).click(force=True)  # its letter is above it
+    assert page.locator("#mask [role=status]").inner_text() == "t (0) → h (1): future; the key comes after the query."
+    page.get_by_text("Mask as a table").click()
+    rows = page.locator("#mask tbody tr").all()
+    assert rows[4].locator("th, td").all_inner_texts() == ["a (4)", "3–4", "6–7", "0–2", "5"]
+    text = page.locator("#mask").inner_text()
+    assert "2 queries are padding" in text
+    assert "Every token of the text attends to at least one key" in text
+
+
+def test_tokens_without_width_are_visible_and_long_ones_are_shortened(
+    browser: Any, looks: dict[str, Any], tmp_path: Path
+) -> None:
+    document = json.loads(json.dumps(looks["seq2seq"][1]))
+    for sequence in document["sequences"].values():
+        sequence["texts"][1:3] = ["\u200b", "x" * 300]
+    page = Opened(browser, tmp_path, document).page
+    page.wait_for_selector(".lens .cell")
+    assert page.locator("#tokens .token").nth(1).inner_text() == "�"
+    page.locator("button.head").last.click()
+    page.wait_for_selector("dialog[open] .steps table")
+    assert page.locator("dialog .steps table").bounding_box()["width"] < 700
+
+
 @pytest.mark.parametrize("width", [360, 1280, 3840])
 def test_the_page_does_not_scroll_sideways(browser: Any, looks: dict[str, Any], width: int, tmp_path: Path) -> None:
     page = Opened(browser, tmp_path, looks["seq2seq"][1], viewport={"width": width, "height": 800}).page
@@ -270,16 +324,29 @@ def test_a_notebook_frame_draws_the_page(browser: Any, looks: dict[str, Any]) ->
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_axe_finds_no_error(browser: Any, looks: dict[str, Any], family: str, scheme: str, tmp_path: Path) -> None:
-    if not os.environ.get("AXE"):
-        pytest.skip("axe-core was not found; set AXE to the path of its axe.min.js")
     page = Opened(browser, tmp_path, looks[family][1], color_scheme=scheme).page
     page.wait_for_selector(".lens .cell")
-    for summary in page.query_selector_all("summary"):
-        summary.click()
-    page.evaluate(Path(os.environ["AXE"]).read_text(encoding="utf-8"))
-    found = page.evaluate("axe.run().then((result) => result.violations)")
+    assert not find_axe_errors(page)
     page.locator("button.head").last.click()
     page.wait_for_selector("dialog[open] .steps table")
-    found += page.evaluate("axe.run('dialog').then((result) => result.violations)")
-    problems = [(one["id"], one["help"], [node["html"][:200] for node in one["nodes"][:3]]) for one in found]
-    assert not problems, "\n".join(map(str, problems))
+    assert not find_axe_errors(page, "dialog")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_error_in_a_mask(browser: Any, looks: dict[str, Any], scheme: str, tmp_path: Path) -> None:
+    document = json.loads(looks["decoder"][0].look_at_mask(["the", "cat"], length=8).to_json())
+    page = Opened(browser, tmp_path, document, color_scheme=scheme).page
+    page.wait_for_selector("#mask .heatmap")
+    assert not find_axe_errors(page)
+    page.evaluate("document.querySelector('#mask .heatmap').removeAttribute('aria-label')")  # a negative control
+    assert [name for name, *_ in find_axe_errors(page)] == ["svg-img-alt"]
+
+
+def find_axe_errors(page: Any, part: str = "body") -> list[tuple[str, str, list[str]]]:
+    """What axe finds in a part of a page with everything unfolded: the name, a sentence, and the first elements."""
+    axe = pytest.importorskip("axe_playwright_python", reason="the axe-playwright-python package is not installed")
+    for summary in page.query_selector_all(f"{part} details:not([open]) > summary"):
+        summary.click()
+    page.evaluate(files(axe).joinpath("axe.min.js").read_text(encoding="utf-8"))
+    found = page.evaluate("(part) => axe.run(part).then((result) => result.violations)", part)
+    return [(one["id"], one["help"], [node["html"][:200] for node in one["nodes"][:3]]) for one in found]

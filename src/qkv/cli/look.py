@@ -110,7 +110,8 @@ def look(
     else:
         print_look(result)
     if path is not None:
-        print_notes(str(path), [f"written, {path.stat().st_size / 1e3:,.0f} kB; open it in a browser"])
+        hint = "" if path.suffix == ".json" else "; open it in a browser"
+        print_notes(str(path), [f"written, {path.stat().st_size / 1e3:,.0f} kB{hint}"])
 
 
 def print_look(look: "Look") -> None:

@@ -50,10 +50,13 @@ def print_masks(document: Mapping[str, Any], console: Console) -> None:
             counts = [f"{(reasons == number).sum():,} {name}" for number, name in enumerate(REASONS)]
             shown = [count for count in counts if not count.startswith("0 ")]
             console.print(Text(f"{reasons.shape[0]} queries × {reasons.shape[1]} keys: {', '.join(shown)}"))
-            if mask["blind_queries"]:
-                blind = [f"{_label(queries[i])} ({i})" for i in mask["blind_queries"]]
+            if mask["padding_queries"]:
+                console.print(Text(f"{len(mask['padding_queries'])} queries are padding and attend to no key"))
+            padding = set(mask["padding_queries"])
+            blind = [f"{_label(queries[i])} ({i})" for i in mask["blind_queries"] if i not in padding]
+            if blind:
                 listed = ", ".join(blind[:MAX_LISTED]) + (", …" if len(blind) > MAX_LISTED else "")
-                console.print(Text(f"{len(blind)} queries attend to no key: {listed}", style="yellow"))
+                console.print(Text(f"{len(blind)} queries are tokens and attend to no key: {listed}", style="yellow"))
 
 
 def draw_heatmap(pattern: np.ndarray, queries: list[str], keys: list[str], width: int) -> list[Text]:

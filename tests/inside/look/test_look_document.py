@@ -218,6 +218,8 @@ def test_a_mask_document_flags_queries_that_attend_to_no_key() -> None:
     document = make_mask_document(network, sequences, None, LookOptions())
     blind = {one["name"]: one["masks"][0]["blind_queries"] for one in document["attention"]}
     assert blind == {"encoder": [3], "decoder": [], "cross": [1, 2]}  # no source document has the id 3
+    padding = {one["name"]: one["masks"][0]["padding_queries"] for one in document["attention"]}
+    assert padding == {"encoder": [3], "decoder": [], "cross": []}
     assert document["views"] == ["tokens", "mask"]
 
 

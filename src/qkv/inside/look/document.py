@@ -66,9 +66,10 @@ def make_document(
     """
     config = network.config
     layouts = {name: make_layout(torch.tensor([tokens.ids])) for name, tokens in trace.tokens.items()}
-    kinds = list_attentions(network, layouts)
-    layers = {kind.name: _choose(options.layers, kind.stack.config.layers, "layer", config) for kind in kinds}
-    heads = {kind.name: _choose(options.heads, kind.stack.config.heads, "head", config) for kind in kinds}
+    all_kinds = list_attentions(network, layouts)
+    layers = {kind.name: _choose(options.layers, kind.stack.config.layers, "layer", config) for kind in all_kinds}
+    heads = {kind.name: _choose(options.heads, kind.stack.config.heads, "head", config) for kind in all_kinds}
+    kinds = [kind for kind in all_kinds if layers[kind.name] and heads[kind.name]]
     check_size(kinds, layers, heads)
     exact_heads = choose_exact_heads(kinds, trace.values, layers, heads)
     attention = [
@@ -76,7 +77,7 @@ def make_document(
         for kind in kinds
     ]
     add_roles(attention, trace)
-    stacks = [(kind.stack, embedding_of(network, kind.name)) for kind in kinds if kind.name != "cross"]
+    stacks = [(kind.stack, embedding_of(network, kind.name)) for kind in all_kinds if kind.name != "cross"]
     document = describe_model(config, trace.tokens, tokenizer, options)
     document["embeddings"] = [
         describe_embedding(
@@ -96,7 +97,7 @@ def make_document(
     if config.head.kind in ("lm", "mlm"):
         document["lens"] = describe_lens(network, trace, tokenizer)
         document["views"].append("lens")
-    if "cross" in heads and config.head.kind == "lm":
+    if kinds[-1].name == "cross" and config.head.kind == "lm":
         document["alignment"] = {"attention": "cross", "written": describe_output_tokens(trace, tokenizer)}
         document["views"].append("alignment")
     for name, part in parts.items():
@@ -159,10 +160,14 @@ def make_mask_document(
     document["attention"] = []
     for kind in list_attentions(network, layouts):
         layers = _choose(options.layers, kind.stack.config.layers, "layer", network.config)
+        if not layers:
+            continue
         masks, mask_of_layer = describe_masks(kind, layers)
         part: dict[str, Any] = {"name": kind.name, "title": TITLES[kind.name], "description": DESCRIPTIONS[kind.name]}
         part |= {"queries": kind.stack_name, "keys": kind.key_stack_name, "layers": layers}
         document["attention"].append({**part, "masks": masks, "mask_of_layer": mask_of_layer})
+    if not document["attention"]:
+        raise UsageError("--layers: the layers are those of the decoder, whose mask needs a --target for each text")
     document["views"].append("mask")
     return document
 
@@ -234,6 +239,8 @@ def _choose(chosen: Sequence[int] | None, count: int, noun: str, config: Config)
     largest = max(stack.layers if noun == "layer" else stack.heads for stack in stacks)
     if chosen is None:
         return list(range(count))
+    if not chosen:
+        raise UsageError(f"--{noun}s: no {noun} is chosen; choose from 0 … {largest - 1}")
     for number in chosen:
         if not 0 <= number < largest:
             raise UsageError(f"--{noun}s {number}: this model has {noun}s 0 … {largest - 1}; choose from these")

@@ -32,9 +32,10 @@ def mask_reasons(mask: Mask) -> np.ndarray:
 
 
 def describe_mask(mask: Mask, layers: list[int]) -> dict[str, Any]:
-    """A mask as part of a document. `blind_queries` attend to no key."""
+    """A mask as part of a document. `blind_queries` attend to no key; `padding_queries` are those that are padding."""
     reasons = mask_reasons(mask)
     blind = np.flatnonzero((reasons != 0).all(axis=1)).tolist()
+    query_documents = mask.document_id_pair()[0][0]
     return {
         "layers": layers,
         "causal": mask.causal,
@@ -42,4 +43,5 @@ def describe_mask(mask: Mask, layers: list[int]) -> dict[str, Any]:
         "reasons": pack(reasons),
         "num_masked": int((reasons != 0).sum()),
         "blind_queries": blind,
+        "padding_queries": (query_documents == 0).nonzero()[:, 0].tolist(),
     }

@@ -62,7 +62,7 @@ def _describe_patterns(
         "heads": list(heads) if heads is not None else list(range(len(patterns[0]))),
         "patterns": [pack_weights(pattern) for pattern in patterns],
         "summaries": [[summarise_head(head) for head in pattern] for pattern in patterns],
-        "masks": [{"layers": layers, "reasons": pack(no_reasons), "num_masked": 0, "blind_queries": []}],
+        "masks": [{"layers": layers, "reasons": pack(no_reasons), "num_masked": 0}],
         "mask_of_layer": [0] * len(layers),
         "details": [],
     }

@@ -43,6 +43,12 @@ export function signedColours() {
   });
 }
 
+/** The colours of the cells of a mask, by the number of their reason (see mask_reasons.js). */
+export function maskColours() {
+  const names = ["visible", "padding", "document", "future", "window"];
+  return cached("mask", () => names.map((name) => variable(`--mask-${name}`)));
+}
+
 /** A colour as CSS writes it. */
 export function css([r, g, b]) {
   return `rgb(${r} ${g} ${b})`;

@@ -33,14 +33,26 @@ const VISIBLE = new Map([
   ["", "∅"],
 ]);
 
+const RIGHT_TO_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/;
+
+// Control characters, and characters without width that are not part of a letter or an emoji.
+const INVISIBLE = /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
+
 /** The text of a token, with spaces at its ends and control characters made visible. */
 export function visibleToken(text) {
   if (text === "") return VISIBLE.get("");
   const shown = text.replace(/^ +| +$/g, (spaces) => "␣".repeat(spaces.length));
-  return shown.replace(
-    /[\u0000-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g,
-    (c) => VISIBLE.get(c) ?? "�",
-  );
+  return shown.replace(INVISIBLE, (c) => VISIBLE.get(c) ?? "�");
+}
+
+/** A token and its position, because a text can have the same token several times. */
+export function tokenAt(texts, i) {
+  return withPosition(visibleToken(texts[i]), i);
+}
+
+/** A text with a position after it. Isolation keeps the order if the text runs from right to left. */
+export function withPosition(text, i) {
+  return `${RIGHT_TO_LEFT.test(text) ? `\u2068${text}\u2069` : text} (${i})`;
 }
 
 /** A text of at most `length` characters. */

@@ -1,12 +1,12 @@
 // One tab stop for a whole grid: arrow keys, Home and End move the focus inside it.
 
-/** `rows` are lists of focusable elements. The first one is the tab stop until another gets the focus. */
-export function roving(rows) {
+/** `rows` are lists of focusable elements. The first of row `start` is the tab stop until another gets the focus. */
+export function roving(rows, start = 0) {
   const place = new Map();
   rows.forEach((row, y) =>
     row.forEach((element, x) => {
       place.set(element, [y, x]);
-      element.tabIndex = y === 0 && x === 0 ? 0 : -1;
+      element.tabIndex = y === start && x === 0 ? 0 : -1;
       element.addEventListener("focus", () => {
         for (const other of place.keys()) other.tabIndex = -1;
         element.tabIndex = 0;

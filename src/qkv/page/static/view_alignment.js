@@ -1,12 +1,12 @@
 // Which source words each target word attends to, as lines between two columns.
 
-import {choice, disclosure, html, number, scrollBox, svg, table, visibleToken} from "./dom.js";
+import {choice, disclosure, html, number, scrollBox, shorten, svg, table, visibleToken} from "./dom.js";
 import {saveButton} from "./save.js";
 import {unpack} from "./unpack.js";
 
-const LINE = 26,
-  GAP = 220,
-  SIDE = 190;
+const [LINE, GAP] = [26, 220]; // pixels: the height of a line, and between the columns
+const LETTER = 7.9; // pixels: the width of a letter
+const [MIN_LETTERS, MAX_LETTERS] = [10, 24];
 
 export function alignmentView(data) {
   const attention = data.attention.find((one) => one.name === data.alignment.attention);
@@ -114,8 +114,13 @@ function order(row) {
 }
 
 function picture(left, right, rows) {
-  const height = Math.max(left.length, right.length) * LINE + 34,
-    width = 2 * SIDE + GAP;
+  const side = (names) => {
+    const longest = Math.max(MIN_LETTERS, ...names.map((name) => Array.from(name).length));
+    return 10 + LETTER * Math.min(MAX_LETTERS, longest);
+  };
+  const [height, start] = [Math.max(left.length, right.length) * LINE + 34, side(left)];
+  const [end, middle] = [start + GAP, start + GAP / 2];
+  const width = Math.max(end + side(right), end + 165); // at least the heading of the right column
   const offset = (count) => 30 + ((Math.max(left.length, right.length) - count) * LINE) / 2 + LINE / 2;
   const y = [(j) => offset(left.length) + j * LINE, (i) => offset(right.length) + i * LINE];
   const lines = [];
@@ -127,7 +132,7 @@ function picture(left, right, rows) {
           "path",
           {
             class: "link-line",
-            d: `M${SIDE} ${y[0](j)} C${SIDE + GAP / 2} ${y[0](j)} ${SIDE + GAP / 2} ${y[1](i)} ${SIDE + GAP} ${y[1](i)}`,
+            d: `M${start} ${y[0](j)} C${middle} ${y[0](j)} ${middle} ${y[1](i)} ${end} ${y[1](i)}`,
             "stroke-width": (0.75 + 4 * weight).toFixed(2),
             "stroke-opacity": (0.15 + 0.85 * weight).toFixed(2),
             "data-target": i,
@@ -138,7 +143,12 @@ function picture(left, right, rows) {
     }),
   );
   const text = (words, x, at, anchor, extra = {}) =>
-    svg("text", {x, y: at, "text-anchor": anchor, "dominant-baseline": "central", class: "token", ...extra}, words);
+    svg(
+      "text",
+      {x, y: at, "text-anchor": anchor, "dominant-baseline": "central", class: "token", ...extra},
+      svg("title", {}, words),
+      shorten(words, MAX_LETTERS),
+    );
   const graph = svg(
     "svg",
     {
@@ -149,12 +159,12 @@ function picture(left, right, rows) {
       class: "alignment",
       "aria-label": `Alignment of ${right.length} target units with ${left.length} source units`,
     },
-    svg("text", {x: SIDE - 8, y: 14, "text-anchor": "end", class: "step-number"}, "source"),
-    svg("text", {x: SIDE + GAP + 8, y: 14, class: "step-number"}, "target, as it is written"),
+    svg("text", {x: start - 8, y: 14, "text-anchor": "end", class: "step-number"}, "source"),
+    svg("text", {x: end + 8, y: 14, class: "step-number"}, "target, as it is written"),
     lines,
-    left.map((words, j) => text(words, SIDE - 8, y[0](j), "end")),
+    left.map((words, j) => text(words, start - 8, y[0](j), "end")),
     right.map((words, i) =>
-      text(words, SIDE + GAP + 8, y[1](i), "start", {onmouseenter: () => focus(i), onmouseleave: () => focus(-1)}),
+      text(words, end + 8, y[1](i), "start", {onmouseenter: () => focus(i), onmouseleave: () => focus(-1)}),
     ),
   );
   function focus(i) {

@@ -1,7 +1,7 @@
 // The grid of layers × heads of each attention. A head opens in a dialog.
 
 import {weightColours} from "./colour.js";
-import {html, number, visibleToken} from "./dom.js";
+import {html, number, tokenAt} from "./dom.js";
 import {drawPixels, shrink} from "./heatmap.js";
 import {headBytes, maskReasons} from "./patterns.js";
 import {roving} from "./roving.js";
@@ -65,7 +65,7 @@ function headButton(data, attention, y, x) {
     `${caption}. ${attention.title}, layer ${layer}, head ${head}.`,
     summary.role ? `Most of its weight is on the ${summary.role}.` : "",
     `Mean entropy ${number(summary.entropy, 2)} bits.`,
-    `Strongest: ${visibleToken(queries[query])} to ${visibleToken(keys[key])}, ${number(summary.strongest_weight, 2)}.`,
+    `Strongest: ${tokenAt(queries, query)} to ${tokenAt(keys, key)}, ${number(summary.strongest_weight, 2)}.`,
   ].join(" ");
   const shape = {aspectRatio: `${keys.length} / ${queries.length}`};
   return html(

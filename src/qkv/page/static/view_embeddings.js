@@ -1,11 +1,13 @@
 // The vectors that enter the first block: token embedding, position, and their sum.
 
 import {signedColours} from "./colour.js";
-import {disclosure, html, number, scrollBox, table, visibleToken} from "./dom.js";
+import {disclosure, html, number, scrollBox, shorten, table, tokenAt, visibleToken} from "./dom.js";
 import {drawPixels} from "./heatmap.js";
 import {onTheme} from "./theme.js";
 import {unpack} from "./unpack.js";
 
+const MAX_LABELLED = 30; // rows that are high enough for the text of a token
+const MAX_LETTERS = 14;
 const SINUSOIDAL = "Positions are sinusoids of different wavelengths, added to the token's vector.";
 const POSITIONS = {
   learned: "Positions are learned: each position has a vector of its own, which is added to the token's.",
@@ -55,7 +57,7 @@ function picture(part, tokens) {
     class: "pixels",
     role: "img",
     "aria-label": `${part.name}: ${rows} tokens by ${columns} numbers between −${size} and ${size}`,
-    style: {height: `${Math.max(60, Math.min(rows * 12, 360))}px`},
+    style: {height: `${Math.max(rows > 1 ? 60 : 16, Math.min(rows * 12, 360))}px`},
   });
   const readout = html("p", {class: "readout", "aria-hidden": "true"}, `±${size}`);
   unpack(part.values).then((array) => {
@@ -65,8 +67,15 @@ function picture(part, tokens) {
       const column = Math.floor((event.offsetX / canvas.clientWidth) * columns);
       if (row < 0 || row >= rows || column < 0 || column >= columns) return;
       const value = number(array.value(row * columns + column));
-      readout.textContent = `${visibleToken(tokens[row])}, dimension ${column}: ${value}`;
+      readout.textContent = `${tokenAt(tokens, row)}, dimension ${column}: ${value}`;
     });
   });
-  return html("figure", {}, html("figcaption", {}, part.name), canvas, readout);
+  const picture = rows <= MAX_LABELLED ? html("div", {class: "with-tokens"}, rowTokens(tokens), canvas) : canvas;
+  return html("figure", {}, html("figcaption", {}, part.name), picture, readout);
+}
+
+/** The tokens beside the rows of a picture. */
+function rowTokens(tokens) {
+  const names = tokens.map((text) => html("span", {class: "token"}, shorten(visibleToken(text), MAX_LETTERS)));
+  return html("div", {class: "row-tokens", "aria-hidden": "true"}, names);
 }

@@ -1,6 +1,6 @@
 // One head in a dialog: its pattern with its mask, and the numbers of one query.
 
-import {choice, disclosure, html, number, scrollBox, table, visibleToken} from "./dom.js";
+import {choice, disclosure, html, number, scrollBox, table, tokenAt, visibleToken} from "./dom.js";
 import {loadHead} from "./head_numbers.js";
 import {labelledHeatmap} from "./heatmap.js";
 import {REASONS} from "./mask_reasons.js";
@@ -8,16 +8,15 @@ import {saveButton} from "./save.js";
 import {onTheme} from "./theme.js";
 import {stepsTable, vectorStrips} from "./view_steps.js";
 
-const READING =
-  "Each row is a query; its weights over the keys sum to 1. Blank cells are masked. " +
-  "Click a cell to follow its numbers.";
+const READING = "Each row is a query; its weights over the keys sum to 1. Click a cell to follow its numbers.";
+const MASKED = " Empty cells are masked.";
 
 /** Show a head. Escape closes the dialog. */
 export async function openHead(data, attention, layerIndex, headIndex) {
   const numHeads = attention.heads.length;
   const count = attention.layers.length * numHeads;
   let index = layerIndex * numHeads + headIndex;
-  const title = html("h2", {id: "head-title"});
+  const title = html("h2", {id: "head-title", "aria-live": "polite"});
   const body = html("div", {});
   let fileName = "";
   const show = async () => {
@@ -86,7 +85,7 @@ function headBody(head, rounding) {
     queryChoice,
     readout,
     scrollBox("Attention weights", map),
-    html("p", {class: "note"}, READING),
+    html("p", {class: "note"}, READING, isMasked(head) ? MASKED : ""),
     vectors,
   ];
   return html(
@@ -95,6 +94,10 @@ function headBody(head, rounding) {
     html("div", {}, html("p", {class: "note"}, describeHead(head, rounding)), left, weightsTable(head)),
     head.steps ? steps : null,
   );
+}
+
+function isMasked(head) {
+  return head.queries.some((_, i) => head.keys.some((_, j) => head.reason(i, j)));
 }
 
 function strongestKey(head, i) {
@@ -119,7 +122,7 @@ function drawMap(head, query, pick) {
 function describePair(head, i, j) {
   const reason = head.reason(i, j);
   const what = reason ? `masked (${REASONS[reason].name})` : `weight ${number(head.weight(i, j), head.steps ? 4 : 3)}`;
-  return `${visibleToken(head.queries[i])} → ${visibleToken(head.keys[j])}: ${what}`;
+  return `${tokenAt(head.queries, i)} → ${tokenAt(head.keys, j)}: ${what}`;
 }
 
 /** What the head does on this text, and how exact its numbers are. */

@@ -1,7 +1,7 @@
 // The logit lens: what the model would predict if it stopped after each layer.
 
 import {css, inkOn, weightColours} from "./colour.js";
-import {html, number, scrollBox, shorten, visibleToken} from "./dom.js";
+import {html, number, scrollBox, shorten, tokenAt, visibleToken} from "./dom.js";
 import {roving} from "./roving.js";
 import {onTheme} from "./theme.js";
 import {unpack} from "./unpack.js";
@@ -39,9 +39,9 @@ async function loadLens(lens) {
 function fillLens(holder, lens, tokens) {
   const readout = html("div", {class: "readout tall", role: "status"}, "Choose a cell to see its best tokens.");
   const rows = Array.from({length: lens.numLayers}, (_, l) =>
-    tokens.map((token, t) => {
+    tokens.map((_, t) => {
       const show = () => {
-        readout.textContent = describeCell(lens, l, t, visibleToken(token));
+        readout.textContent = describeCell(lens, l, t, tokenAt(tokens, t));
       };
       return lensCell(lens, l, t, show);
     }),
@@ -58,7 +58,7 @@ function fillLens(holder, lens, tokens) {
   );
   const foot = [
     html("th", {scope: "row"}, lens.targetName),
-    lens.targets.map((id) => html("td", {class: "token"}, lens.word(id))),
+    lens.targets.map((id) => html("td", {class: "token", title: lens.word(id)}, shorten(lens.word(id), MAX_LETTERS))),
   ];
   const note =
     "The colour is the probability of the best token. " +
@@ -82,7 +82,8 @@ function fillLens(holder, lens, tokens) {
 }
 
 function columnHeading(text) {
-  return html("th", {scope: "col", class: "token"}, visibleToken(text));
+  const shown = visibleToken(text);
+  return html("th", {scope: "col", class: "token", title: shown}, shorten(shown, MAX_LETTERS));
 }
 
 function lensCell(lens, l, t, show) {

@@ -23,7 +23,7 @@ export function neuronsView(data) {
     );
   };
   show(0);
-  return html("div", {class: "block"}, choice("Layer", names, show), body);
+  return html("div", {class: "block"}, html("div", {class: "controls"}, choice("Layer", names, show)), body);
 }
 
 /** A line for each neuron, with the text coloured by its activation. */
@@ -36,7 +36,7 @@ function neuronTable(layer, name, tokens, activations) {
       chips.push([chip, layer.peaks[n] > 0 ? value / layer.peaks[n] : 0]);
       return chip;
     });
-    const peakToken = visibleToken(tokens[layer.peak_positions[n]]);
+    const peakToken = shorten(visibleToken(tokens[layer.peak_positions[n]]), MAX_LETTERS);
     const cells = [String(neuron), number(layer.peaks[n], 2), peakToken, html("span", {class: "chips"}, row)];
     if (layer.promotes)
       cells.push(layer.promotes[n].map((text) => shorten(visibleToken(text), MAX_LETTERS)).join("   "));

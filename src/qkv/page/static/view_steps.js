@@ -2,23 +2,27 @@
 
 import {norm} from "./attention_steps.js";
 import {signedColours} from "./colour.js";
-import {html, number, scrollBox, table, visibleToken} from "./dom.js";
+import {html, number, scrollBox, shorten, table, tokenAt, visibleToken, withPosition} from "./dom.js";
 import {signedBytes, strip} from "./heatmap.js";
 import {REASONS} from "./mask_reasons.js";
+import {roving} from "./roving.js";
 
 const MAX_MIXED = 5;
+const MAX_LETTERS = 20;
 
 /** The table of query i. `pick(j)` is called when the reader chooses key j. */
 export function stepsTable(head, i, chosen, pick) {
   const steps = head.steps(i);
-  const query = visibleToken(head.queries[i]);
+  const query = tokenAt(head.queries, i);
   const isMasked = head.keys.some((_, j) => head.reason(i, j));
   const headings = ["key", "q · k", `× ${number(head.scale, 4)}`];
   if (steps.bias) headings.push("+ bias");
   if (isMasked) headings.push("+ mask");
   headings.push("softmax: weight", "‖weight · v‖");
-  const rows = head.keys.map((text, j) => {
-    const cells = [keyButton(text, j === chosen, () => pick(j)), number(steps.dots[j]), number(steps.scaled[j])];
+  const buttons = head.keys.map((text, j) => [keyButton(text, j, j === chosen, () => pick(j))]);
+  roving(buttons, chosen);
+  const rows = head.keys.map((_, j) => {
+    const cells = [buttons[j], number(steps.dots[j]), number(steps.scaled[j])];
     if (steps.bias) cells.push(number(steps.bias[j]));
     if (isMasked) cells.push(head.reason(i, j) ? `−∞ ${REASONS[head.reason(i, j)].name}` : "0");
     return [...cells, weightBar(steps.weights[j]), number(steps.weights[j] * norm(steps.values[j]))];
@@ -31,9 +35,10 @@ export function stepsTable(head, i, chosen, pick) {
   ];
 }
 
-function keyButton(text, isChosen, onclick) {
+function keyButton(text, j, isChosen, onclick) {
+  const shown = visibleToken(text);
   const attributes = {type: "button", class: "link token", "aria-pressed": isChosen ? "true" : "false", onclick};
-  return html("button", attributes, visibleToken(text));
+  return html("button", {...attributes, title: shown}, `${j}: ${shorten(shown, MAX_LETTERS)}`);
 }
 
 function weightBar(weight) {
@@ -46,7 +51,7 @@ function formula(head, i, j) {
   const steps = head.steps(i);
   const reason = head.reason(i, j);
   if (reason) {
-    return `${visibleToken(head.keys[j])} is masked (${REASONS[reason].name}): its score is −∞ and its weight is 0.`;
+    return `${tokenAt(head.keys, j)} is masked (${REASONS[reason].name}): its score is −∞ and its weight is 0.`;
   }
   const bias = steps.bias ? `; with the bias ${number(steps.scores[j])}` : "";
   const largest = number(Math.max(...steps.scores));
@@ -69,15 +74,18 @@ export function vectorStrips(head, i, j) {
   return [
     html("h3", {}, "The vectors"),
     stripLine("q", steps.q, pairSize),
-    stripLine(`k of ${visibleToken(head.keys[j])}`, key, pairSize),
+    stripLine(`k of ${keyName(head, j)}`, key, pairSize),
     stripLine("q × k: its sum is q · k", product, largestOf(product)),
     html("p", {class: "note"}, "The values of the keys, each times its weight, add up to z, the output of this head."),
     ...mixed.map((n, at) => {
-      const label = `${number(steps.weights[n], 2)} × v of ${visibleToken(head.keys[n])}`;
-      return stripLine(label, parts[at], mixSize);
+      return stripLine(`${number(steps.weights[n], 2)} × v of ${keyName(head, n)}`, parts[at], mixSize);
     }),
     stripLine("z", steps.z, mixSize),
   ];
+}
+
+function keyName(head, j) {
+  return withPosition(shorten(visibleToken(head.keys[j]), MAX_LETTERS), j);
 }
 
 function largestOf(...lists) {

@@ -34,7 +34,7 @@ def trace_text(
     that the decoder reads after its start token; None is the text that the model generates greedily for this source.
     """
     if not isinstance(network, Seq2Seq) and target is not None:
-        raise UsageError(f"target= is for an encoder-decoder; this model is {config.family}-only, so leave it out")
+        raise UsageError(f"a target is for an encoder-decoder; this model is {config.family}-only, so leave it out")
     ids, token_types = encode_text(tokenizer, config, text)
     target_ids = None
     if isinstance(network, Seq2Seq):
