@@ -29,7 +29,7 @@ from rich.table import Table
 from decode_peers import DEVICE, HALF, free, peer, peer_seconds, prompts_of, timed
 from qkv.blocks import HeadConfig, StackConfig
 from qkv.decode import GenerationOptions, GenerationResult, generate
-from qkv.decode.backend import FUSED_GREEDY, REFERENCE, choose_backend
+from qkv.decode.backend import FUSED_GREEDY, REFERENCE, choose_backend, greedy_kernels, runner_class
 from qkv.decode.beam import beam_search
 from qkv.decode.gpu.beam import BeamTensors, static_beam_search
 from qkv.decode.gpu.graphs import STEPS_BETWEEN_CHECKS, GraphedSteps
@@ -111,15 +111,14 @@ def step_seconds(network: Network, prompts: list[list[int]], new: int, *, beam: 
         run = make_runner(network, prompts, options)
         search: BeamTensors | GreedyState
         if beam > 1:
-            static = StaticRunner(run, new, num_beams=beam)
+            static = runner_class(network, compiled=compiled)(run, new, num_beams=beam)
             search = BeamTensors(static, options, ())
             search.advance(static.prefill_logits.repeat_interleave(beam, dim=0), static.view(static.num_slots))
             steps, done = GraphedSteps(static, search.step, compiled=compiled), search.done
         else:
-            fused_step = None
-            if choose_backend(network, options, batch_size=len(prompts)) is FUSED_GREEDY:
-                from qkv.decode.gpu.fused_step import FusedGreedyStep as fused_step  # imports Triton
-            steps, search = greedy_steps(run, (), new, compiled=compiled, fused_step=fused_step)
+            fused = choose_backend(network, options, batch_size=len(prompts)) is FUSED_GREEDY
+            kernels = greedy_kernels(network, fused=fused, compiled=compiled)
+            steps, search = greedy_steps(run, (), new, compiled=compiled, kernels=kernels)
             done = search.ended
         again = Again(steps, search)
 

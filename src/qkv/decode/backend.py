@@ -12,6 +12,9 @@
 A copy here is a copy of the generated tokens from the GPU to the CPU. A call with a draft runs on `speculative`. Every
 other call runs on the first of the other backends, in this order, that supports it. The reference supports all of them.
 Only the reference runs a call with a `tap`, because the other backends do not compute all of its sites.
+
+The steps of the three `gpu` backends run in Triton kernels for batches (`gpu/batched_runner.py`) if these implement the
+network and the call does not ask for the compiler. Otherwise they run in PyTorch's operators.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +27,8 @@ from qkv.decode.cpu import step as cpu_step
 from qkv.decode.gpu import static_runner
 from qkv.decode.gpu.beam import static_beam_search
 from qkv.decode.gpu.graph_runner import GraphRunner
-from qkv.decode.gpu.greedy import decode_greedy
+from qkv.decode.gpu.greedy import Kernels, decode_greedy
+from qkv.decode.gpu.static_runner import StaticRunner
 from qkv.decode.loop import GenerationCall, decode_loop, generate_with_runner, result_until_stop, search_results
 from qkv.decode.options import GenerationOptions
 from qkv.decode.result import FinishReason, GenerationResult, TokenLogprob
@@ -71,8 +75,8 @@ def generate_greedy(call: GenerationCall, *, fused: bool) -> list[GenerationResu
     """Decode greedily on a GPU. The tokens are copied to the CPU once, after the last step."""
     runner, call = call.prepare_batch()
     options, eos_token_ids = call.options, call.eos_token_ids
-    fused_step = _fused_step().FusedGreedyStep if fused else None
-    greedy = decode_greedy(runner, eos_token_ids, options.max_tokens, compiled=options.compile, fused_step=fused_step)
+    kernels = greedy_kernels(call.network, fused=fused, compiled=options.compile)
+    greedy = decode_greedy(runner, eos_token_ids, options.max_tokens, compiled=options.compile, kernels=kernels)
     if bool(greedy.logprobs.isnan().any()):
         raise NonFiniteLogits()
     results = []
@@ -93,21 +97,48 @@ def generate_greedy(call: GenerationCall, *, fused: bool) -> list[GenerationResu
 def generate_with_graphs(call: GenerationCall, *, fused: bool) -> list[GenerationResult]:
     """Decode greedily or by sampling on a GPU. The tokens are copied to the CPU after every step."""
     runner, call = call.prepare_batch()
-    fused_decoder = _fused_step().FusedDecoder if fused else None
     options = call.options
-    graphs = GraphRunner(runner, options.max_tokens, compiled=options.compile, fused_decoder=fused_decoder)
+    graphs = GraphRunner(
+        runner,
+        options.max_tokens,
+        compiled=options.compile,
+        runner_class=StaticRunner if fused else runner_class(call.network, compiled=options.compile),
+        fused_decoder=_fused_step().FusedDecoder if fused else None,
+    )
     return decode_loop(graphs, call)
 
 
 def generate_beams(call: GenerationCall) -> list[GenerationResult]:
     """Run beam search on a GPU. The hypotheses are copied to the CPU once, after the last step."""
     runner, call = call.prepare_batch()
-    return search_results(call, static_beam_search(runner, call.options, call.eos_token_ids))
+    kind = runner_class(call.network, compiled=call.options.compile)
+    return search_results(call, static_beam_search(runner, call.options, call.eos_token_ids, runner_class=kind))
 
 
 def generate_with_draft(call: GenerationCall) -> list[SpeculativeResult]:
     """Run speculative decoding."""
     return generate_speculatively(call, cpu=cpu_step.is_supported(call.network))
+
+
+def runner_class(network: Decoder | Seq2Seq, *, compiled: bool = False) -> type[StaticRunner]:
+    """Return `BatchedRunner` if its kernels can run the steps, else `StaticRunner`."""
+    if compiled or not has_triton() or next(network.parameters()).device.type != "cuda":
+        return StaticRunner
+    from qkv.decode.gpu import batched_runner
+
+    return batched_runner.BatchedRunner if batched_runner.is_supported(network) else StaticRunner
+
+
+def greedy_kernels(network: Decoder | Seq2Seq, *, fused: bool, compiled: bool) -> Kernels | None:
+    """Return the kernels for greedy steps: those for one sequence if `fused`, else those for batches, or None."""
+    if fused:
+        return Kernels(StaticRunner, _fused_step().FusedGreedyStep)
+    kind = runner_class(network, compiled=compiled)
+    if kind is StaticRunner:
+        return None
+    from qkv.decode.gpu.batched_runner import BatchedGreedyStep
+
+    return Kernels(kind, BatchedGreedyStep)
 
 
 def _supports_fused(network: Decoder | Seq2Seq) -> bool:

@@ -13,14 +13,15 @@ TRITON = find_spec("triton")  # not loaded here: what is loaded decides whether 
 if TRITON is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
-OF_TRAINING = "cross_entropy_kernel|gelu_|paged_attention"
-"""Kernels of training and of the engine, which do not start before the last one has ended."""
+OF_TRAINING = "cross_entropy_kernel|gelu_|paged_attention|add_norm|activate_rows|slot_attention|row_argmax|finish_rows"
+"""Kernels of training, of the engine and of batches, which do not start before the last one has ended."""
 PROGRAM = """
 import sys, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from qkv.blocks.kernels import linear_gelu_triton as bias_gelu_kernels
 from qkv.decode.engine import paged_kernels
+from qkv.decode.gpu import batch_kernels
 from qkv.decode.gpu import fused_kernels as one_row_kernels
 from qkv.train.loss import fused_cross_entropy_triton as loss_kernels
 
@@ -33,6 +34,9 @@ KINDS = {
 } | dict.fromkeys(("token_ptr", "position_ptr", "slot_ptr", "argmax_ptr", "eos_ptr", "written_ptr", "count_ptr",
                    "target_ptr", "page_table_ptr"), ID)
 KINDS |= {"qkv_ptr": X, "input_stride": WHOLE}
+ROWS = dict.fromkeys(("x_ptr", "update_ptr", "sum_ptr", "out_ptr", "q_ptr", "mask_ptr"), HALF) | dict.fromkeys(
+    ("token_stride", "key_stride", "head_stride", "mask_stride", "mask_token_stride", "num_slots", "max_tokens"), WHOLE)
+BATCHED = {name for name in dir(batch_kernels) if hasattr(getattr(batch_kernels, name), "arg_names")}
 COMMON = {"NORM": "none", "NORM_WEIGHT": False, "NORM_BIAS": False, "BIAS": False, "RESIDUAL": False,
           "ACTIVATION": "none", "GATED": False, "EARLY": True}
 GELU = {"P0": 1.59, "P1": 0.0756, "P2": -0.00097, "P3": 8.7e-06, "UNROLLED": 4}
@@ -52,18 +56,30 @@ CASES = [
                                  "BLOCK": 2048}),
     ("paged_attention", 4, {"H": 12, "KV": 12, "D": 64, "ROTARY_DIM": 0, "PAGE_SIZE": 16, "WINDOW": 0, "BLOCK": 64}),
     ("paged_attention", 4, {"H": 32, "KV": 4, "D": 64, "ROTARY_DIM": 64, "PAGE_SIZE": 16, "WINDOW": 9, "BLOCK": 64}),
+    ("add_norm", 4, {"WIDTH": 768, "PADDED": 1024, "NORM": "layernorm", "UPDATE": True, "KEEP_SUM": True,
+                     "WEIGHT": True, "BIAS": True}),
+    ("add_norm", 8, {"WIDTH": 8192, "PADDED": 8192, "NORM": "rmsnorm", "UPDATE": True, "KEEP_SUM": True,
+                     "WEIGHT": True}),
+    ("activate_rows", 4, {"WIDTH": 5632, "ACTIVATION": "silu", "GATED": True, "BLOCK": 1024}),
+    ("slot_attention", 4, {"T": 1, "NEW": 1, "G": 8, "QUERIES": 16, "H": 32, "KV": 4, "D": 64, "ROTARY_DIM": 64,
+                           "WRITES": True, "HAS_MASK": True, "BLOCK": 64}),
+    ("slot_attention", 4, {"T": 4, "NEW": 4, "G": 1, "QUERIES": 16, "H": 8, "KV": 8, "D": 64, "ROTARY_DIM": 0,
+                           "WRITES": False, "HAS_MASK": True, "BLOCK": 64}),
+    ("row_argmax", 8, {"VOCAB": 50304, "BLOCK": 4096}),
+    ("finish_rows", 1, {"PARTS": 13, "PADDED": 16, "NUM_EOS": 2}),
     ("gelu_forward", 4, {"WIDTH": 3072, "ROWS": 8, "COLUMNS": 1024} | GELU),
     ("gelu_backward", 8, {"WIDTH": 3072, "ROWS": 32, "COLUMNS": 1024} | GELU),
     ("gelu_backward", 2, {"WIDTH": 1000, "ROWS": 32, "COLUMNS": 256} | GELU),
 ]
-MODULES = (one_row_kernels, loss_kernels, bias_gelu_kernels, paged_kernels)
+MODULES = (one_row_kernels, batch_kernels, loss_kernels, bias_gelu_kernels, paged_kernels)
 for number, (name, warps, values) in enumerate(CASES):
-    (kernel,) = (getattr(m, name) for m in MODULES if hasattr(m, name))
+    kernel = next(getattr(m, name) for m in MODULES if hasattr(m, name))
     names = kernel.arg_names
     KINDS |= BENT if name.startswith("gelu") else {}
+    special = ROWS if name in BATCHED - {"row_argmax", "finish_rows"} else {"max_tokens": WHOLE}
     values = {key: value for key, value in (COMMON | values).items() if key in names}
-    kinds = {n: "constexpr" if n in values else KINDS.get(n, X) for n in names}
-    even = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if kinds[n][0] == "*" or n == "stride"}
+    kinds = {n: "constexpr" if n in values else (KINDS | special).get(n, X) for n in names}
+    even = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if kinds[n][0] == "*" or "stride" in n}
     source = ASTSource(kernel, kinds, {(names.index(key),): value for key, value in values.items()}, even)
     built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
     with open(f"{sys.argv[1]}/{number}-{name}.ptx", "w") as file:

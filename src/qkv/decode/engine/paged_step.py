@@ -6,26 +6,24 @@ It supports decoders without biases of the scores and without norms of queries a
 R sequences, N pages of a sequence, C width, V vocabulary
 """
 
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from qkv.blocks import SequenceLayout
 from qkv.blocks.attention import SelfAttention
 from qkv.blocks.block import Block
 from qkv.decode.engine import paged_kernels as kernels
 from qkv.decode.engine.pages import PagePool
-from qkv.decode.filters import NEG_INF
-from qkv.decode.gpu import static_runner
+from qkv.decode.gpu import batched_blocks, static_runner
+from qkv.decode.gpu.batched_blocks import AlignedOutput, BatchedBlocks
 from qkv.models import Decoder, Seq2Seq
 
 MAX_TABLE_POSITIONS = 2**15
 """The position tables have at most this number of positions. The reference runs longer sequences."""
-VOCAB_MULTIPLE = 64
-"""The rows of the output matrix are padded to a multiple of this number, because matrix products need aligned rows."""
-SLOTS_PER_BLOCK, WARPS = 64, 4
+SLOTS_PER_BLOCK, WARPS = 32, 1
 """The slots that a program reads at a time, and its number of warps."""
 
 
@@ -54,19 +52,12 @@ class PagedStep:
         self.rotaries = self.stack.rotary_tables(page_pool.keys[0], SequenceLayout(None, every))
         vectors = self.embedding.position_vectors(every)
         self.position_table = None if vectors is None else vectors[0].to(self.embedding.token.weight.dtype)  # (P, C)
-        assert self.head.out is not None
-        self.vocab_size = self.head.out.out_features
-        extra = -self.vocab_size % VOCAB_MULTIPLE
-        self.padded_weight = F.pad(self.head.out.weight.detach(), (0, 0, 0, extra)) if extra else None
-        self.weight_version = self.head.out.weight._version
+        self.output = AlignedOutput(network.head)
+        self.blocks = BatchedBlocks(self.stack) if batched_blocks.is_supported(self.stack) else None
 
     def refresh_weights(self) -> None:
         """Copy the output matrix again if it has changed. Call it before a graph of this step is replayed."""
-        assert self.head.out is not None
-        weight = self.head.out.weight
-        if self.padded_weight is not None and self.weight_version != weight._version:
-            self.padded_weight[: self.vocab_size].copy_(weight)
-            self.weight_version = weight._version
+        self.output.refresh()
 
     def __call__(self, ids: Tensor, positions: Tensor, page_tables: Tensor) -> Tensor:
         """Read ids (R, 1) at positions (R, 1), and return the logits (R, V). `page_tables` are (R, N).
@@ -75,22 +66,18 @@ class PagedStep:
         tensor, so that their rows have the same stride.
         """
         x = self.embedding.combine(ids, None if self.position_table is None else self.position_table[positions])
+
+        def attend(layer: int, block: Block, h: Tensor) -> Tensor:
+            return self._attend(block.attention, h, layer, positions, page_tables)
+
+        if self.blocks is not None:
+            return self.output(self.blocks(x, attend)[:, 0])
         for layer in range(self.stack.config.layers):
             block = cast(Block, self.stack.block_of(layer))
-
-            def attend(h: Tensor, layer: int = layer, attention: SelfAttention = block.attention) -> Tensor:
-                return self._attend(attention, h, layer, positions, page_tables)
-
-            x = static_runner.run_block(block, x, attend)
+            x = static_runner.run_block(block, x, partial(attend, layer, block))
         if self.stack.norm is not None:
             x = self.stack.norm(x)
-        if self.padded_weight is None or self.head.out is None:
-            return self.head.project(x[:, 0])
-        logits = F.linear(self.head.transform(x[:, 0]).to(self.padded_weight.dtype), self.padded_weight)
-        if self.head.out.bias is not None:
-            logits[:, : self.vocab_size] += self.head.out.bias
-        logits[:, self.vocab_size :] = NEG_INF
-        return logits
+        return self.output(x[:, 0])
 
     def _attend(
         self, attention: SelfAttention, h: Tensor, layer: int, positions: Tensor, page_tables: Tensor

@@ -161,10 +161,14 @@ def grouped_topk(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def static_beam_search(
-    runner: ModelRunner, options: GenerationOptions, eos_token_ids: tuple[int, ...]
+    runner: ModelRunner,
+    options: GenerationOptions,
+    eos_token_ids: tuple[int, ...],
+    *,
+    runner_class: type[StaticRunner] = StaticRunner,
 ) -> list[BeamState]:
     """Run beam search for every prompt of a new runner, as `beam_search` does."""
-    static = StaticRunner(runner, options.max_tokens, num_beams=options.beam)
+    static = runner_class(runner, options.max_tokens, num_beams=options.beam)
     beams = BeamTensors(static, options, eos_token_ids)
     beams.advance(static.prefill_logits.repeat_interleave(options.beam, dim=0), static.view(static.num_slots))
     run_steps(GraphedSteps(static, beams.step, compiled=options.compile), options.max_tokens, beams.done)

@@ -31,9 +31,13 @@ class GraphRunner:
         max_new_tokens: int,
         *,
         compiled: bool = False,
+        runner_class: type[StaticRunner] = StaticRunner,
         fused_decoder: Callable[[StaticRunner, Tensor], Any] | None = None,
     ) -> None:
-        """If `fused_decoder` is given, it must return a `FusedDecoder`, and the fused kernels run the steps."""
+        """If `fused_decoder` is given, it must return a `FusedDecoder`, and the fused kernels run the steps.
+
+        A `runner_class` other than `StaticRunner` runs the steps in kernels that skip empty slots themselves.
+        """
         rows, self.length = runner.tokens.shape
         device = runner.tokens.device
         self.token_buffer = torch.cat([runner.tokens, runner.tokens.new_zeros(rows, max_new_tokens)], dim=1)  # (R, L)
@@ -41,14 +45,13 @@ class GraphRunner:
         self.active_index: Tensor | None = None  # `active` as a tensor on the device; None if all are active
         self.token = torch.zeros(rows, 1, dtype=torch.long, device=device)
         self.num_steps = 0
-        compiled = compiled and fused_decoder is None
+        has_kernels = fused_decoder is not None or runner_class is not StaticRunner
+        compiled = compiled and not has_kernels
         network = network_for_steps(runner, compiled=compiled)
-        self.static_runner = StaticRunner(runner, max_new_tokens, network=network)
+        self.static_runner = runner_class(runner, max_new_tokens, network=network)
         self.logits = self.static_runner.prefill_logits.clone()  # (N, V)
         self.fused_decoder = None if fused_decoder is None else fused_decoder(self.static_runner, self.token)
-        self.steps = GraphedSteps(
-            self.static_runner, self._step, compiled=compiled, uses_buckets=self.fused_decoder is None
-        )
+        self.steps = GraphedSteps(self.static_runner, self._step, compiled=compiled, uses_buckets=not has_kernels)
         self.uniforms = torch.zeros(rows, dtype=torch.float64, device=device)  # (N,) random numbers of sampling
         self.captures_selection = max_new_tokens > MIN_TOKENS_TO_CAPTURE
         self.step_output: Tensor | None = None  # (N, …) what the selector returned
@@ -108,7 +111,8 @@ class GraphRunner:
 
     def _step(self, view: CacheView) -> None:
         if self.fused_decoder is None:
-            self.logits.copy_(promote_to_float32(self.static_runner.logits(self.token, view)))
+            logits = self.static_runner.logits(self.token, view)[:, : self.logits.shape[1]]
+            self.logits.copy_(promote_to_float32(logits))
         else:
             self.logits.copy_(self.fused_decoder.logits())
             self.static_runner.next_positions.add_(1)

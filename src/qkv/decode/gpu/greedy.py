@@ -4,6 +4,8 @@ N sequences, V vocabulary
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,8 +46,16 @@ class GreedyState:
         self.choose(self.runner.logits(self.token, view))
 
 
-StepFactory = Callable[[StaticRunner, GreedyState], Callable[[CacheView], None]]
-"""A function that makes a greedy step, such as the class `FusedGreedyStep`."""
+StepFactory = Callable[[Any, GreedyState], Callable[[CacheView], None]]
+"""A function that makes a greedy step for a runner, such as the class `FusedGreedyStep`."""
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The Triton kernels that run the steps: a kind of `StaticRunner`, and the greedy step on it."""
+
+    runner_class: type[StaticRunner]
+    greedy_step: StepFactory
 
 
 def network_for_steps(runner: ModelRunner, *, compiled: bool) -> Decoder | Seq2Seq:
@@ -61,18 +71,19 @@ def greedy_steps(
     max_new_tokens: int,
     *,
     compiled: bool = False,
-    fused_step: StepFactory | None = None,
+    kernels: Kernels | None = None,
 ) -> tuple[GraphedSteps, GreedyState]:
     """Prefill a new runner and choose the first tokens. Returns the steps that generate the other tokens.
 
-    If `fused_step` is given, the fused kernels run the steps. They are not compiled.
+    If `kernels` are given, they run the steps, which are not compiled.
     """
-    compiled = compiled and fused_step is None
-    static = StaticRunner(runner, max_new_tokens, network=network_for_steps(runner, compiled=compiled))
+    compiled = compiled and kernels is None
+    runner_class = StaticRunner if kernels is None else kernels.runner_class
+    static = runner_class(runner, max_new_tokens, network=network_for_steps(runner, compiled=compiled))
     greedy = GreedyState(static, eos_token_ids, max_new_tokens)
     greedy.choose(static.prefill_logits)
-    step = greedy.step if fused_step is None else fused_step(static, greedy)
-    return GraphedSteps(static, step, compiled=compiled, uses_buckets=fused_step is None), greedy
+    step = greedy.step if kernels is None else kernels.greedy_step(static, greedy)
+    return GraphedSteps(static, step, compiled=compiled, uses_buckets=kernels is None), greedy
 
 
 def decode_greedy(
@@ -81,12 +92,12 @@ def decode_greedy(
     max_new_tokens: int,
     *,
     compiled: bool = False,
-    fused_step: StepFactory | None = None,
+    kernels: Kernels | None = None,
 ) -> GreedyState:
     """Generate up to `max_new_tokens` tokens for each prompt of a new runner.
 
     Compiled steps are faster, but the first steps wait for the compiler. So they suit long or repeated generation.
     """
-    steps, greedy = greedy_steps(runner, eos_token_ids, max_new_tokens, compiled=compiled, fused_step=fused_step)
+    steps, greedy = greedy_steps(runner, eos_token_ids, max_new_tokens, compiled=compiled, kernels=kernels)
     run_steps(steps, max_new_tokens, greedy.ended)
     return greedy

@@ -110,7 +110,10 @@ class StaticRunner:
         )
 
     def logits(self, token: Tensor, view: CacheView) -> Tensor:
-        """Read the newest tokens (N, T), and return the logits (N·T, V) of the next tokens."""
+        """Read the newest tokens (N, T), and return the logits (N·T, V) of the next tokens.
+
+        Subclasses may return more than V columns. The additional ones are −∞.
+        """
         # Each new token attends to its own slot.
         view.mask.scatter_(2, self.next_slots[None, :, None].expand(self.batch_size, -1, 1), 0.0)
         positions = None if self.position_table is None else self.position_table[self.next_positions]
