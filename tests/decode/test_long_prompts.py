@@ -19,7 +19,7 @@ def test_a_prompt_read_in_chunks_gives_the_same_tokens(position: str, monkeypatc
     prompts = [[3 + i % 5 for i in range(length)] for length in (1, 7, 8, 9, 23)]
     options = GenerationOptions(max_tokens=6, logprobs=2)
     whole = generate(network, prompts, options)
-    monkeypatch.setattr(runner, "MAX_PREFILL_TOKENS", 4)
+    monkeypatch.setattr(runner, "MAX_PREFILL_TOKENS", {"cpu": 4})
     chunks = generate(network, prompts, options)
     assert [one.ids for one in chunks] == [one.ids for one in whole]
     torch.testing.assert_close(torch.tensor([one.score for one in chunks]), torch.tensor([one.score for one in whole]))

@@ -32,6 +32,7 @@ from qkv.decode.gpu.static_runner import StaticRunner
 from qkv.decode.loop import GenerationCall, decode_loop, generate_with_runner, result_until_stop, search_results
 from qkv.decode.options import GenerationOptions
 from qkv.decode.result import FinishReason, GenerationResult, TokenLogprob
+from qkv.decode.runner import ModelRunner
 from qkv.decode.selection import NonFiniteLogits
 from qkv.decode.speculative.draft import Draft
 from qkv.decode.speculative.speculate import SpeculativeResult, generate_speculatively
@@ -73,7 +74,7 @@ class Backend:
 
 def generate_greedy(call: GenerationCall, *, fused: bool) -> list[GenerationResult]:
     """Decode greedily on a GPU. The tokens are copied to the CPU once, after the last step."""
-    runner, call = call.prepare_batch()
+    runner, call = prepare_batch_on_gpu(call)
     options, eos_token_ids = call.options, call.eos_token_ids
     kernels = greedy_kernels(call.network, fused=fused, compiled=options.compile)
     greedy = decode_greedy(runner, eos_token_ids, options.max_tokens, compiled=options.compile, kernels=kernels)
@@ -96,7 +97,7 @@ def generate_greedy(call: GenerationCall, *, fused: bool) -> list[GenerationResu
 
 def generate_with_graphs(call: GenerationCall, *, fused: bool) -> list[GenerationResult]:
     """Decode greedily or by sampling on a GPU. The tokens are copied to the CPU after every step."""
-    runner, call = call.prepare_batch()
+    runner, call = prepare_batch_on_gpu(call)
     options = call.options
     graphs = GraphRunner(
         runner,
@@ -110,7 +111,7 @@ def generate_with_graphs(call: GenerationCall, *, fused: bool) -> list[Generatio
 
 def generate_beams(call: GenerationCall) -> list[GenerationResult]:
     """Run beam search on a GPU. The hypotheses are copied to the CPU once, after the last step."""
-    runner, call = call.prepare_batch()
+    runner, call = prepare_batch_on_gpu(call)
     kind = runner_class(call.network, compiled=call.options.compile)
     return search_results(call, static_beam_search(runner, call.options, call.eos_token_ids, runner_class=kind))
 
@@ -118,6 +119,17 @@ def generate_beams(call: GenerationCall) -> list[GenerationResult]:
 def generate_with_draft(call: GenerationCall) -> list[SpeculativeResult]:
     """Run speculative decoding."""
     return generate_speculatively(call, cpu=cpu_step.is_supported(call.network))
+
+
+def prepare_batch_on_gpu(call: GenerationCall) -> tuple[ModelRunner, GenerationCall]:
+    """Prepare the batch of a call. The prompts are read in Triton kernels if these implement the network."""
+    runner, call = call.prepare_batch()
+    if has_triton() and runner.tokens.is_cuda:
+        from qkv.decode.gpu import batched_prefill
+
+        if batched_prefill.is_supported(call.network):
+            runner.next_logits = batched_prefill.next_logits
+    return runner, call
 
 
 def runner_class(network: Decoder | Seq2Seq, *, compiled: bool = False) -> type[StaticRunner]:

@@ -7,7 +7,7 @@ newest position.
 R sequences, T tokens, V vocabulary
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -25,7 +25,7 @@ from qkv.models import Decoder, Seq2Seq
 
 MAX_PREALLOCATED_TOKENS = 4096
 """The cache starts with room for at most this number of new tokens, and grows when there are more."""
-MAX_PREFILL_TOKENS = 2048
+MAX_PREFILL_TOKENS = {"cpu": 2048, "cuda": 16_384}
 """Longer prompts are read in chunks of this size, so that masks stay small and a run can be interrupted."""
 ALWAYS_ALLOWED_LENGTH = 32_768
 MAX_EXTRAPOLATION = 16
@@ -71,6 +71,8 @@ class ModelRunner:
         self.cache = network.new_cache(len(prompts), num_slots)
         self.cross_cache: CrossCache | None = None
         self._cpu_step = CpuStep(network) if cpu else None
+        self.next_logits: Callable[..., Tensor] = next_logits
+        """The function that runs the network. A GPU backend may set a faster one."""
 
     def encode_sources(self, sources: Sequence[Sequence[int]]) -> None:
         """Run the encoder of an encoder-decoder. Call it once, before `prefill`."""
@@ -89,8 +91,9 @@ class ModelRunner:
         ids, document_ids = model_inputs(self.tokens)
         start = 0
         if self.tap is None:  # a tap sees the prompt in one pass
-            while length - start > MAX_PREFILL_TOKENS:
-                chunk = slice(start, start + MAX_PREFILL_TOKENS)
+            chunk_length = MAX_PREFILL_TOKENS.get(ids.device.type, MAX_PREFILL_TOKENS["cpu"])
+            while length - start > chunk_length:
+                chunk = slice(start, start + chunk_length)
                 self._forward(ids[:, chunk], None if document_ids is None else document_ids[:, chunk])
                 start = chunk.stop
         return self._forward(ids[:, start:], None if document_ids is None else document_ids[:, start:])
@@ -138,7 +141,7 @@ class ModelRunner:
         return self._forward(ids[:, None], None)
 
     def _forward(self, ids: Tensor, document_ids: Tensor | None) -> Tensor:
-        logits = next_logits(
+        logits = self.next_logits(
             self.network, ids, document_ids, cache=self.cache, cross_cache=self.cross_cache, tap=self.tap
         )
         return promote_to_float32(logits)

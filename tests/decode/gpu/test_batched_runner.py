@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from qkv.decode import GenerationOptions
+from qkv.decode import runner as model_runner
 from qkv.decode.gpu import graphs
 from qkv.decode.gpu.beam import static_beam_search
 from qkv.decode.gpu.graph_runner import GraphRunner
@@ -185,3 +186,22 @@ def test_graphs_of_the_kernels_are_replayed() -> None:
     assert isinstance(network, Seq2Seq)
     compare(greedy(network, True, PROMPTS, new=12), greedy(network, False, PROMPTS, new=12))
     assert graphs.STEPS_BETWEEN_CHECKS
+
+
+@pytest.mark.parametrize("case", ["gpt2", "llama", "part rotates", "post-norm decoder"])
+@pytest.mark.parametrize("chunk", [None, 7])
+def test_prefill_is_that_of_the_network(case: str, chunk: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The logits and the caches, for prompts with padding, at once and in chunks."""
+    prefill: Any = pytest.importorskip("qkv.decode.gpu.batched_prefill")
+    monkeypatch.setattr(prefill, "MIN_TOKENS", 2)
+    if chunk is not None:
+        monkeypatch.setattr(model_runner, "MAX_PREFILL_TOKENS", {"cpu": chunk, "cuda": chunk})
+    network, results = made(CASES[case]), []
+    assert prefill.is_supported(network)
+    for function in (prefill.next_logits, model_runner.next_logits):
+        with torch.inference_mode():
+            runner = make_runner(network, [[*range(3, 21)], [9] * 11], GenerationOptions(max_tokens=2))
+            runner.next_logits = function
+            results.append([runner.prefill(), *runner.cache.keys, *runner.cache.values])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)

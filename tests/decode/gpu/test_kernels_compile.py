@@ -13,7 +13,7 @@ TRITON = find_spec("triton")  # not loaded here: what is loaded decides whether 
 if TRITON is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
-OF_TRAINING = "cross_entropy_kernel|gelu_|paged_attention|add_norm|activate_rows|slot_attention|row_argmax|finish_rows"
+OF_TRAINING = "cross_entropy_kernel|gelu_|paged_attention|add_norm|_rows|slot_attention|row_argmax"
 """Kernels of training, of the engine and of batches, which do not start before the last one has ended."""
 PROGRAM = """
 import sys, triton
@@ -35,7 +35,8 @@ KINDS = {
                    "target_ptr", "page_table_ptr"), ID)
 KINDS |= {"qkv_ptr": X, "input_stride": WHOLE}
 ROWS = dict.fromkeys(("x_ptr", "update_ptr", "sum_ptr", "out_ptr", "q_ptr", "mask_ptr"), HALF) | dict.fromkeys(
-    ("token_stride", "key_stride", "head_stride", "mask_stride", "mask_token_stride", "num_slots", "max_tokens"), WHOLE)
+    ("row_stride", "token_stride", "key_stride", "head_stride", "mask_stride", "mask_token_stride", "num_slots",
+     "max_tokens"), WHOLE)
 BATCHED = {name for name in dir(batch_kernels) if hasattr(getattr(batch_kernels, name), "arg_names")}
 COMMON = {"NORM": "none", "NORM_WEIGHT": False, "NORM_BIAS": False, "BIAS": False, "RESIDUAL": False,
           "ACTIVATION": "none", "GATED": False, "EARLY": True}
@@ -60,6 +61,7 @@ CASES = [
                      "WEIGHT": True, "BIAS": True}),
     ("add_norm", 8, {"WIDTH": 8192, "PADDED": 8192, "NORM": "rmsnorm", "UPDATE": True, "KEEP_SUM": True,
                      "WEIGHT": True}),
+    ("rotate_rows", 4, {"HEADS": 36, "PADDED": 64, "D": 64, "ROTARY_DIM": 64, "PADDED_HALF": 32}),
     ("activate_rows", 4, {"WIDTH": 5632, "ACTIVATION": "silu", "GATED": True, "BLOCK": 1024}),
     ("slot_attention", 4, {"T": 1, "NEW": 1, "G": 8, "QUERIES": 16, "H": 32, "KV": 4, "D": 64, "ROTARY_DIM": 64,
                            "WRITES": True, "HAS_MASK": True, "BLOCK": 64}),

@@ -2,6 +2,7 @@
 
     add_norm         residual sum and norm of each row
     activate_rows    activation or gate of the feed-forward network
+    rotate_rows      rotary embedding of queries and keys, in place
     slot_attention   rotary embedding, cache write, attention; a program takes one key/value head of one sequence
     row_argmax       the largest logit of each part of each row
     finish_rows      the argmax over all parts of a row; writes the next token
@@ -71,6 +72,33 @@ def activate_rows(
     if GATED:
         y = y * tl.load(x + WIDTH, mask=inside, other=0.0).to(tl.float32)
     tl.store(out_ptr + row * WIDTH + columns, y.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def rotate_rows(
+    x_ptr,  # (rows, row_stride): the heads to rotate are the first ones of each row
+    cos_ptr,  # (rows, ROTARY_DIM)
+    sin_ptr,
+    row_stride,
+    HEADS: tl.constexpr,
+    PADDED: tl.constexpr,  # HEADS, rounded up to a power of two
+    D: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,
+    PADDED_HALF: tl.constexpr,  # ROTARY_DIM / 2, rounded up to a power of two
+):
+    """Rotate the pairs (x_i, x_{i + ROTARY_DIM/2}) of all heads of one row, as `Rotary.rotate` does."""
+    half: tl.constexpr = ROTARY_DIM // 2
+    row = tl.program_id(0).to(tl.int64)
+    head, i = tl.arange(0, PADDED), tl.arange(0, PADDED_HALF)
+    inside = (head < HEADS)[:, None] & (i < half)[None, :]
+    first_ptrs = x_ptr + row * row_stride + head[:, None] * D + i[None, :]
+    first = tl.load(first_ptrs, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(first_ptrs + half, mask=inside, other=0.0).to(tl.float32)
+    cos = tl.load(cos_ptr + row * ROTARY_DIM + i, mask=i < half, other=0.0).to(tl.float32)[None, :]
+    sin = tl.load(sin_ptr + row * ROTARY_DIM + half + i, mask=i < half, other=0.0).to(tl.float32)[None, :]
+    dtype = x_ptr.dtype.element_ty
+    tl.store(first_ptrs, (first * cos - second * sin).to(dtype), mask=inside)
+    tl.store(first_ptrs + half, (second * cos + first * sin).to(dtype), mask=inside)
 
 
 @triton.jit
