@@ -4,6 +4,8 @@ import os
 import shutil
 import signal
 
+from hypothesis import settings
+
 # Some virtual machines advertise AMX and then stop the process at its first instruction; tests in bfloat16 do not
 # need it. It must be said before torch is loaded.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
@@ -18,3 +20,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 # Kernels written in Triton are interpreted where there is no GPU. It must be said before Triton is loaded.
 if shutil.which("nvidia-smi") is None:
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# Other work on the machine must not fail a test, so properties have no deadline.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")

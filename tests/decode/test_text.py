@@ -301,9 +301,9 @@ def test_prompts_that_are_none_are_refused(model: qkv.Model, prompts: object) ->
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["run", "no/such/model", "a"], 1, "no such folder"),
+        (["run", "no/such/model", "a"], 2, "no such folder"),
         (["run", "no/such/model", "a", "--temperature", "-1"], 2, "temperature"),  # before any model is looked for
-        (["run", "MODELS", "a"], 1, "; did you mean "),
+        (["run", "MODELS", "a"], 2, "; did you mean "),
         (["run", "MODEL", "a", "--beam", "9999"], 2, "vocabulary"),
         (["run", "MODEL", "a", "--batch-size", "0"], 2, "batch"),
         (["run", "MODEL", "a", "--max-tokens", "many"], 2, "many"),

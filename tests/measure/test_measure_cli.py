@@ -104,7 +104,7 @@ def test_help_shows_how(capsys: pytest.CaptureFixture[str]) -> None:
 def test_mistakes_are_one_clear_line(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cpu = ["--device", "cpu"]
     says(capsys, ["gtp2"], 2, "no such folder or preset", "did you mean 'gpt2'?")
-    says(capsys, [str(tmp_path / "gone")], 1, str(tmp_path / "gone"))
+    says(capsys, [str(tmp_path / "gone")], 2, str(tmp_path / "gone"))
     says(capsys, ["gpt2", "--device", "gpu"], 2, "--device gpu: no such device")
     says(capsys, ["gpt2", "--device", "meta"], 2, "does not support this device")
     says(capsys, ["gpt2", *cpu, "--dtype", "bflot16"], 2, "--dtype bflot16", "did you mean 'bfloat16'?")

@@ -28,9 +28,10 @@ def test_a_note_lists_newly_initialised_tensors(either):
     assert "head.out.weight" in notes
 
 
-def test_a_note_lists_the_unread_head_of_a_hugging_face_folder(foreign):
+def test_a_note_lists_the_new_head_and_not_the_one_that_it_replaces(foreign):
     notes = " ".join(qkv.load(foreign, head=CLASSIFY).notes)
-    assert "cls.predictions.transform.dense.weight" in notes
+    assert "head.out.weight" in notes
+    assert "cls.predictions" not in notes
 
 
 def test_a_model_without_a_head_has_no_new_tensors(either, model):

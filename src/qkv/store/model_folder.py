@@ -254,7 +254,8 @@ def write_model(
         return write_onnx(folder, config, network, tokenizer)  # type: ignore[arg-type]
     folder = to_path(folder)
     check_not_quantized(network)
-    hf_target, is_embedder = None, config.head.kind == "embed"
+    # transformers has a class for an embedding of a dense layer (BERT's pooler), but none for other embeddings.
+    hf_target, is_embedder = None, config.head.kind == "embed" and config.head.dense == "none"
     load_class: str = config.family
     if format == "hf":  # raises before anything is written
         hf_target = find_transformer_target(config) if is_embedder else find_hf_target(config)

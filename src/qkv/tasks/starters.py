@@ -445,7 +445,7 @@ def guess_columns(kind: str, names: Sequence[str], records: Sequence[Record] = (
         )
     if OBJECTIVES[kind].class_field == "label" and records:
         values = {name: [str(get_nested(record.fields, name)) for record in records] for name in columns}
-        label = min(columns, key=lambda name: len(set(values[name])))
+        label = min(columns, key=lambda name: (len(set(values[name])), sum(map(len, values[name]))))
         text = max((name for name in columns if name != label), key=lambda name: sum(map(len, values[name])))
         return {"text": text, "label": label}
     guessed = dict(zip(required, columns, strict=False))
