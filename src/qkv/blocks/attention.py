@@ -118,7 +118,7 @@ class SelfAttention(Attention):
         tap: LayerTap | None = None,
     ) -> Tensor:
         """x (B, T, C) → (B, T, C). If there is a cache, the new keys and values are written to it."""
-        if mask.kernel != "varlen":  # with varlen, padding forms separate documents, so no token attends to it
+        if mask.kernel != "varlen":  # varlen computes no scores between padding and other tokens
             x = (mask.mask.key if cache is None else mask.mask.query).zero_padding(x)
         q, k, v = self.qkv(x).split(self.split_sizes, dim=-1)
         q, k, v = split_heads(q, self.heads), split_heads(k, self.kv_heads), split_heads(v, self.kv_heads)

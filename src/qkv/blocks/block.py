@@ -93,7 +93,7 @@ class Block(nn.Module):
 
         x = tapped("resid_pre", x)
         update = self.attention_sub.residual_update(x, attention)
-        x = mask.select_residual(x)  # this changes x only in the last block, if only some outputs are needed
+        x = mask.select_residual(x)  # the last block may need only some positions of x
         if self.parallel:
             return tapped("resid_post", x + update + self.ffn_sub.residual_update(x, feedforward))
         x = tapped("resid_mid", self.attention_sub.add_and_norm(x, update))

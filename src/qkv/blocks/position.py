@@ -104,7 +104,7 @@ def t5_bucket(distance: Tensor, num_buckets: int, max_distance: int, causal: boo
         bucket = bucket + (distance > 0) * num_buckets
         distance = distance.abs()
     max_exact = num_buckets // 2
-    # The dtype and the order of operations are those of T5: rounding decides at the edge of a bucket.
+    # Keep T5's dtype and order of operations: other rounding would move some distances to the next bucket.
     fraction = torch.log(distance.clamp(min=1).float() / max_exact) / math.log(max_distance / max_exact)
     large = max_exact + (fraction * (num_buckets - max_exact)).long()
     return bucket + torch.where(distance < max_exact, distance, large.clamp(max=num_buckets - 1))

@@ -81,8 +81,8 @@ class Stack(nn.Module):
             block, window = self.block_of(layer), self.config.window_of(layer)
             mask = masks[window]
             if selected is not None and layer == last:
-                # With a cache, attention reads the layout of all queries, so it must run for all of them. Flat indices
-                # mean that: only the output of attention is selected.
+                # With a cache, attention needs the layout of all queries (see `zero_padding`), so only its output is
+                # selected: (N,) indices.
                 chosen = selected if cache is None else selected.flatten()
                 mask = restrict_mask(mask, x, chosen, score_bias=self._score_bias, dropout=self._dropout)
             arguments = (

@@ -38,7 +38,7 @@ class SkipTorchInit(TorchFunctionMode):
 
 
 def _initialise(network: Network) -> None:
-    """Sample all weights. The head is first, because the embedding then overwrites a matrix that is tied to it."""
+    """Sample all weights. The embedding comes after the head, so a matrix that they share is sampled as an embedding."""
     stack = network.encoder if isinstance(network, Encoder) else network.decoder
     embedding = network.target_embedding if isinstance(network, Seq2Seq) else network.embedding
     for part in (network.head, embedding, stack):

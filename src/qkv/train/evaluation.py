@@ -2,9 +2,9 @@
 
 The first evaluation of a run decides by the clock how much validation data the evaluations use, and how often they are
 done (`EvalPlan`), so that they take at most `train.max_eval_fraction` of the time. A small part is timed first. If all
-of the data fits, all of it is used. Otherwise every evaluation uses the same sample: the first pieces of the shuffled
-validation sequences, and the first of the shuffled examples. Checkpoints store the plan, because only values from the
-same sample can be compared.
+of the data fits, all of it is used. Otherwise every evaluation uses the same sample: the first batches of the shuffled
+validation data for the loss, and the first of the shuffled examples for the metrics. Checkpoints store the plan,
+because only values from the same sample can be compared.
 """
 
 import json
@@ -97,7 +97,8 @@ class Evaluator:
         """Evaluate the network, with the averages of `ema` if given. Record in `progress` if it is the best."""
         section, is_planned = self.stepper.section, progress.eval_plan is not None
         if section.max_eval_fraction >= 1:
-            if is_planned and progress.eval_plan != EvalPlan():  # resumed without the limit: other data, other values
+            # A run that is resumed without the limit uses more data, so its values cannot be compared with earlier ones.
+            if is_planned and progress.eval_plan != EvalPlan():
                 progress.best_value = progress.best_loss = None
             progress.eval_plan, is_planned = EvalPlan(), True
         try:
@@ -136,7 +137,7 @@ class Evaluator:
         limit = math.inf if plan is not None else max(tenth, minimum)
         if plan is not None:
             pieces, examples = plan.loss_pieces, plan.metric_examples
-        is_single = world.size == 1  # otherwise a rank must not leave the others in a collective
+        is_single = world.size == 1  # with several ranks, one that raises would leave the others in a collective
         with eval_mode(self.module), ema.use_averages() if ema is not None else nullcontext():
             if self.valid_data is not None:
                 with self.signals.use_mode("raise") if is_single else nullcontext():
@@ -213,7 +214,7 @@ class ValidationLoss:
         if self.world.device.type == "cpu":
             splits = max(splits, -(-data.batch_tokens // (PIECE_TOKENS * self.world.data_size)))
         self.pieces_per_batch = splits
-        # If sequences have document labels, their loss is a second forward pass.
+        # Document labels need a second forward pass, because the module returns the sum of both losses.
         optional = data.optional_fields
         self.has_answers = not optional <= {"labels", "token_type_ids", "source"} or "labels" not in optional
 
@@ -273,7 +274,7 @@ class ValidationLoss:
         one, zero = torch.ones((), device=device), torch.zeros((), device=device)
         labelled = label_batch(piece, device, self.stepper.label_multiple)
         labels, answers = count_labels(piece)
-        # In evaluation mode a compiled module would be compiled again. A single process calls the code as written.
+        # A compiled module would be compiled again for evaluation, so a single process calls the uncompiled `forward`.
         forward = self.module.forward if self.world.size == 1 else self.module
         with self.stepper.autocast():
             token_loss = forward(labelled, one, zero)

@@ -18,7 +18,7 @@ DEFAULT_EVALUATIONS = 10
 
 @dataclass(frozen=True)
 class EvalPlan:
-    """What the clock decided about the evaluations of a run, at the first of them."""
+    """How much data the evaluations of a run use. The first evaluation decides this, by its measured speed."""
 
     loss_pieces: int = 0  # the pieces of validation batches that the loss uses; 0: all
     metric_examples: int = 0  # the examples that the task's metrics use; 0: all

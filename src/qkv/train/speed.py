@@ -29,7 +29,7 @@ class SpeedMeter:
         self.sampled_seconds = progress.seconds
         self.sample_duration = FIRST_GPU_SAMPLE_SECONDS if world.device.type == "cuda" else 0.0
         self.excluded_seconds = 0.0  # the time of evaluations and predictions
-        self.eval_seconds = 0.0  # the duration of an evaluation: there is one more after the last step
+        self.eval_seconds = 0.0  # the duration of an evaluation; `seconds_left` includes that of the final one
         self.first_step, self.first_step_seconds = progress.step, 0.0
         self.is_projected = progress.step > 0  # a resumed run has said it before
 
@@ -72,7 +72,7 @@ class SpeedMeter:
 
     @contextmanager
     def time_sample(self) -> Iterator[None]:
-        """The same for a prediction. A slow one makes the next one wait longer."""
+        """Exclude the time of a prediction, and measure it: after a slow prediction, `is_sample_due` waits longer."""
         start = time.monotonic()
         with self.exclude_time():
             yield

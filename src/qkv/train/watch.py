@@ -54,7 +54,7 @@ class EvalReport:
     metrics: dict[str, float]  # "loss" and the task's metrics
     is_best: bool
     samples: Sequence[Sample] = ()
-    notes: tuple[str, ...] = ()  # messages for the user: that only a sample of the data is used
+    notes: tuple[str, ...] = ()  # messages for the user, for example that only a sample of the data was used
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ def make_block_mask(mask: Mask) -> BlockMask:
     key_documents, key_positions = key_documents.expand(batch, -1), key_positions.expand(batch, -1)
 
     def allows(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        row = b if batch > 1 else 0  # with one layout for all sequences, read row 0
+        row = b if batch > 1 else 0  # row 0 of the tensors is the layout of all sequences
         return mask.allows(
             query_documents[row, q], key_documents[row, k], query_positions[row, q], key_positions[row, k]
         )

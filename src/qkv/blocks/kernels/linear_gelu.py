@@ -15,7 +15,7 @@ def install_fused_gelu(network: nn.Module) -> int:
     """Install the fused kernel in all feed-forward layers with GELU, and return the number of these layers.
 
     A layer still uses torch's GELU in evaluation mode, with a tap, and where `is_supported` returns False (float32, for
-    example). Call this before the network is compiled: the compiler cannot trace the import.
+    example). Call this before the network is compiled: the compiler cannot trace the import of the kernel.
     """
     if not has_triton():
         return 0

@@ -42,8 +42,8 @@ def restrict_mask(
         return replace(prepared, selection=Selection(selected.flatten()))
     queries = _gather_layout(mask.query, selected % length)
     bias = score_bias(x, queries, mask.key)
-    # varlen takes positions from the order of the queries, which have gaps here. For few queries a dense mask is small,
-    # so flex is not needed either.
+    # varlen assumes that queries have consecutive positions, but there are gaps between the selected ones. The dense
+    # mask of a few queries is small, so flex would not be faster.
     kernel: AttentionKernel = "eager" if prepared.kernel == "eager" else "sdpa"
     few = prepare_mask(Mask(queries, mask.key, mask.causal, mask.window), x, kernel=kernel, bias=bias, dropout=dropout)
     return replace(few, selection=Selection(selected))

@@ -17,7 +17,10 @@ from qkv.models.tables import find_architecture, read_config
 def transformer(
     *, vocab_size: int = 37_000, width: int = 512, layers: int = 6, heads: int = 8, dropout: float = 0.1
 ) -> Config:
-    """The encoder-decoder of "Attention Is All You Need" (2017): post-norm, sinusoids, ReLU, one embedding for all."""
+    """The encoder-decoder of "Attention Is All You Need" (2017): post-norm, sinusoids, ReLU.
+
+    Source, target and output layer share one embedding matrix.
+    """
     stack = StackConfig(
         vocab_size=vocab_size,
         width=width,
@@ -79,7 +82,7 @@ LLAMA3_ROPE = {
 }
 QWEN = {"rope_theta": 1_000_000.0, "bos_token_id": 151_643}
 QWEN2 = {**QWEN, "max_position_embeddings": 131_072, "eos_token_id": 151_643}
-QWEN3 = {**QWEN, "max_position_embeddings": 40_960, "eos_token_id": 151_645, "head_dim": 128}  # chat: <|im_end|>
+QWEN3 = {**QWEN, "max_position_embeddings": 40_960, "eos_token_id": 151_645, "head_dim": 128}  # the id of <|im_end|>
 
 PRESETS: dict[str, Callable[..., Config]] = {
     "transformer-base": transformer,

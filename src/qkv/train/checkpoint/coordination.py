@@ -30,7 +30,7 @@ class ShardCoordinator:
 
     def publish(self, shard: ShardInfo) -> None:
         """Write the part file, which tells rank 0 that this rank's shard is on disk."""
-        sync_folder(self.folder)  # not after the part file is visible: rank 0 may then move or delete the folder
+        sync_folder(self.folder)  # before the part file exists: after that, rank 0 may move or delete the folder
         write_checksummed(self._part_path(self.rank), shard)
 
     def collect(self, own: ShardInfo) -> list[ShardInfo]:

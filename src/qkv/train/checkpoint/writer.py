@@ -23,7 +23,7 @@ _BLOCK_BYTES = 2**23  # a block stays in the CPU's cache while it is hashed and 
 
 
 class Snapshot:
-    """A copy of this rank's slices at one moment. `slices` has, for each key in the file: tensor name, slice."""
+    """A copy of this rank's slices at one moment. `slices` maps a key of the file to (tensor name, slice)."""
 
     def __init__(self) -> None:
         self.slices: dict[str, tuple[str, TensorSlice]] = {}

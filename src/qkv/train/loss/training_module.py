@@ -45,7 +45,7 @@ class LabelledBatch:
 
     batch: Batch
     positions: Tensor | None  # flat indices (N,), or (B, Q) if Q positions of each sequence are selected; None: all
-    targets: Tensor | None  # (N,) the label of each position; IGNORE_INDEX for filler
+    targets: Tensor | None  # (N,) the label of each position; IGNORE_INDEX for padding
 
 
 def label_batch(batch: Batch, device: torch.device, round_to: int = 1) -> LabelledBatch:
@@ -67,7 +67,7 @@ def label_batch(batch: Batch, device: torch.device, round_to: int = 1) -> Labell
 
 
 def find_labelled_positions(labels: np.ndarray, round_to: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the flat indices of the labelled positions in `labels` (B, T), with filler, and a mask: False for filler.
+    """Return the flat indices of the labelled positions in `labels` (B, T), and a mask that is False for padding indices.
 
     If the sequences have few labels and about the same number each, as in masked language modelling, both have the
     shape (B, Q), with Q positions of each sequence. Otherwise they have the shape (N,).
@@ -79,8 +79,8 @@ def find_labelled_positions(labels: np.ndarray, round_to: int) -> tuple[np.ndarr
     multiple = POSITIONS_MULTIPLE if round_to > 1 else 1
     max_count = -(-int(counts.max(initial=1)) // multiple) * multiple
     if MIN_QUERY_REDUCTION * max_count > length or batch_size * max_count > MAX_PADDING_RATIO * len(indices):
-        filler = -len(indices) % round_to if len(indices) else round_to
-        return np.pad(indices, (0, filler)), np.arange(len(indices) + filler) < len(indices)
+        padding = -len(indices) % round_to if len(indices) else round_to
+        return np.pad(indices, (0, padding)), np.arange(len(indices) + padding) < len(indices)
     positions = np.repeat(np.arange(batch_size) * length, max_count).reshape(batch_size, max_count)
     positions[row, np.arange(len(indices)) - np.repeat(np.cumsum(counts) - counts, counts)] = indices
     return positions, np.arange(max_count) < counts[:, None]
@@ -169,7 +169,7 @@ class TrainingModule(nn.Module):
         )
 
     def merge_flags(self, batch: Batch) -> Batch:
-        """Mark the batch as unpadded if its mask can be skipped. Steps that compute the same then share one graph."""
+        """Set the padding flags of a batch to `can_skip_mask`, so that batches with the same kernels share a CUDA graph."""
         can_skip = self.can_skip_mask(batch)
         return replace(batch, one_document_each=can_skip, unpadded=can_skip)
 

@@ -57,7 +57,7 @@ def _decay_factor(section: TrainSection, step: int, fraction_done: float) -> flo
 
 
 def _fraction_after_step(section: TrainSection, fraction_done: float) -> float:
-    """Return the spent fraction of the budget after this step. If the number of steps is unknown: before this step."""
+    """Return the spent fraction of the budget after this step, or before it if the budget is not in steps."""
     return fraction_done + (1.0 / section.steps if section.steps else 0.0)
 
 

@@ -34,7 +34,7 @@ class RowOrder:
         return torch.cat([torch.arange(first, first + rows) for first, rows in self.ranges])
 
     def old_ranges(self, first: int, last: int) -> list[tuple[int, int, int]]:
-        """Map the new rows first … last − 1 to old rows, as ranges (first new row, first old row, number of rows).
+        """Return ranges (new row, old row, number of rows) that cover the new rows from `first` to before `last`.
 
         >>> RowOrder.interleave([4, 2, 2], num_shards=2).old_ranges(1, 4)
         [(1, 1, 1), (2, 4, 1), (3, 6, 1)]

@@ -23,7 +23,7 @@ NOT_IN_KEY = re.compile(r"[^\w. \t-]")  # a character that is not part of a dott
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Parse TOML. A ValueError is raised for deep nesting and for integers of more than 64 bits, too.
+    """Parse TOML. Raise a ValueError for wrong TOML, for deep nesting, and for integers of more than 64 bits.
 
     >>> parse_toml("a.b = [1, 2]")
     {'a': {'b': [1, 2]}}

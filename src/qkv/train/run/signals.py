@@ -1,4 +1,4 @@
-"""Stop signals: SIGINT (Ctrl-C) and SIGTERM stop a run within two seconds, or it says that it saves a checkpoint first.
+"""Stop signals: SIGINT (Ctrl-C) and SIGTERM. Within two seconds, a run ends or announces that it saves a checkpoint.
 
 Python runs signal handlers only between two Python instructions, so they never run while the main thread is stuck in a
 collective or another long call. Therefore the low-level handler also writes the signal's number to a socket

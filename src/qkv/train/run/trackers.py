@@ -48,7 +48,7 @@ class Tracker(Watcher):
         """Log the numbers of a step."""
 
     def log_text(self, step: int, what: str, text: str) -> None:
-        """Log a text. Most trackers do not support it."""
+        """Log a text. The base class ignores it, because most trackers support only numbers."""
 
     def close_run(self) -> None:
         """Close the run in the tracker."""
