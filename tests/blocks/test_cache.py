@@ -27,7 +27,7 @@ def tokens(count: int, seed: int = 0, rows: int = ROWS) -> Tensor:
 def put(cache: SelfCache, keys: Tensor, segment: Tensor | None = None) -> SequenceLayout:
     """Write `keys` to every layer, their negatives as values, at the positions that the cache counts on to."""
     ids = torch.zeros(keys.shape[0], keys.shape[2], dtype=torch.long)
-    shown = cache.add_tokens(make_layout(ids, segment, cache.next_positions(ids, segment)))
+    shown = cache.add_layout(make_layout(ids, segment, cache.next_positions(ids, segment)))
     for layer in range(LAYERS):
         cache.write(layer, keys + layer, -keys - layer)
     return shown

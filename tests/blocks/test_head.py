@@ -155,7 +155,7 @@ def test_a_mean_in_float32_is_read_by_a_bfloat16_head(small: Config) -> None:
 
 
 def test_the_sentence_head_reads_the_first_token(small: Config) -> None:
-    layer, x = head(HeadConfig(kind="mlm", outputs=40, sentence_outputs=2), small()), vectors()
+    layer, x = head(HeadConfig(kind="mlm", outputs=40, next_sentence_classes=2), small()), vectors()
     assert layer.sentence is not None
     assert layer.sentence.dense is not None
     assert layer.sentence.out is not None
@@ -219,7 +219,7 @@ def test_labels_say_how_many_outputs_there_are() -> None:
         ({"kind": "classify"}, "a head of kind 'classify' needs outputs"),
         ({"kind": "lm"}, "a head of kind 'lm' needs outputs"),
         ({"kind": "classify", "outputs": 2, "tied": True}, "tied: only an lm or mlm head"),
-        ({"kind": "classify", "outputs": 2, "sentence_outputs": 2}, "sentence_outputs is for an mlm head"),
+        ({"kind": "classify", "outputs": 2, "next_sentence_classes": 2}, "next_sentence_classes is for an mlm head"),
         ({"kind": "classify", "outputs": 2, "dense_norm": True}, "dense_norm = True needs a dense layer"),
         ({"kind": "classify", "outputs": 2, "dropout": 1.0}, "dropout = 1.0 must lie in"),
         ({"kind": "classify", "outputs": "2"}, "outputs = '2' must be a whole number"),

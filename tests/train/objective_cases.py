@@ -16,7 +16,7 @@ LM = HeadConfig(kind="lm", outputs=400)
 CASES = {
     "next token": ("decoder", LM),
     "masked": ("encoder", HeadConfig(kind="mlm", outputs=400, dense="gelu", dense_norm=True)),
-    "next sentence": ("encoder", HeadConfig(kind="mlm", outputs=400, sentence_outputs=2)),
+    "next sentence": ("encoder", HeadConfig(kind="mlm", outputs=400, next_sentence_classes=2)),
     "pairs": ("seq2seq", LM),
     "span corruption": ("seq2seq", LM),
     "denoise": ("seq2seq", LM),

@@ -21,7 +21,7 @@ from qkv.blocks import HeadConfig, StackConfig
 from qkv.data.load.batch import Batch
 from qkv.data.objectives import IGNORE_INDEX
 from qkv.models import Config, Seq2Seq, build
-from qkv.train.loss.training_module import TrainingModule, label_batch
+from qkv.train.loss.training_module import TrainingModule, make_labelled_batch
 from qkv.train.optim.optimizers import make_optimizer, optimizer_tensors
 from qkv.train.parallel import parallelize as wrapping
 from qkv.train.parallel.parallelize import parallelize
@@ -44,7 +44,9 @@ def config_of(case: str) -> Config:
     if case == "encoder":  # BERT's parts
         learned = StackConfig(**SIZES, position="learned", norm_placement="post", embedding_norm="added", token_types=2)
         mlm = HeadConfig(kind="mlm", outputs=VOCAB, tied=True, dense="gelu", dense_norm=True, bias=True)
-        return Config(encoder=learned, head=replace(mlm, sentence_outputs=2))  # a second head, which nothing trains
+        return Config(
+            encoder=learned, head=replace(mlm, next_sentence_classes=2)
+        )  # nothing trains the second head
     if case == "seq2seq":  # T5's
         t5 = StackConfig(
             **SIZES, position="t5", relative_buckets=8, relative_max_distance=16, feedforward="geglu", norm="rmsnorm"
@@ -131,7 +133,7 @@ class Run:
         per_label = torch.tensor(1 / world.sum_scalar(mine.num_labels), dtype=self.named[0][1].dtype)
         for part, rows in enumerate(mine.split(micro_batches)):
             with world.gradient_sync(self.module, last=part == micro_batches - 1):
-                self.module(label_batch(rows, world.device), per_label, per_label).backward()
+                self.module(make_labelled_batch(rows, world.device), per_label, per_label).backward()
         norm = world.clip_gradients([p for _, p in self.named], self.section.max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -141,7 +143,7 @@ class Run:
     def evaluate_and_shrink(self) -> None:
         """A forward pass without a backward pass, after which weights are changed in place, as averages do it."""
         one = torch.ones((), dtype=self.named[0][1].dtype)
-        self.module(label_batch(batch_of(self.config, 99), self.world.device), one, one)
+        self.module(make_labelled_batch(batch_of(self.config, 99), self.world.device), one, one)
         assert all(
             one is other for (_, one), (_, other) in zip(self.named, self.network.named_parameters(), strict=True)
         )

@@ -17,7 +17,7 @@ from qkv.models import Network
 from qkv.models.eval_mode import eval_mode
 from qkv.train import evaluation
 from qkv.train.evaluation import Evaluator, ValidationLoss
-from qkv.train.loss.training_module import TrainingModule, count_labels, label_batch
+from qkv.train.loss.training_module import TrainingModule, count_labels, make_labelled_batch
 from qkv.train.optim.averages import Ema
 from qkv.train.optim.optimizers import make_optimizer
 from qkv.train.parallel.world import World
@@ -65,7 +65,7 @@ def test_the_loss_is_the_mean_over_all_labels_of_an_epoch(name: str) -> None:
     learner.eval()
     shares = [torch.tensor(1 / max(count, 1)) for count in (labels, answers)]
     with torch.no_grad():
-        whole = sum(float(learner(label_batch(batch, CPU), *shares)) for batch in batches)
+        whole = sum(float(learner(make_labelled_batch(batch, CPU), *shares)) for batch in batches)
     assert found == pytest.approx(whole, rel=1e-5)
 
 
@@ -248,7 +248,7 @@ def test_the_tasks_metrics_use_a_sample_that_fits(
     progress = Progress(seconds=seconds)
     report = limited(clock)(progress)
     assert progress.eval_plan is not None
-    assert (progress.eval_plan.metric_examples, progress.eval_plan.every) == (sample, every)
+    assert (progress.eval_plan.metric_examples, progress.eval_plan.stride) == (sample, every)
     assert clock.examples[-1] == sample
     assert bool(report.notes) == (sample > 0)
     limited(clock)(progress)
@@ -259,4 +259,4 @@ def test_steps_between_evaluations_that_the_recipe_sets_are_kept(monkeypatch: py
     progress = Progress(seconds=10.0)
     limited(Clock(monkeypatch), eval_every=5)(progress)
     assert progress.eval_plan is not None
-    assert progress.eval_plan.every == 1
+    assert progress.eval_plan.stride == 1

@@ -22,7 +22,7 @@ def said(steps: int = 21, epochs_read: float = 0.01, excluded: float = 0.0, **se
     for step in range(1, steps + 1):
         progress.step, progress.seconds = step, 30.0 + 2.0 * (step - 1) + excluded
         meter.excluded_seconds = excluded
-        notes.append(meter.projection(recipe, progress, 512, lambda: epochs_read))
+        notes.append(meter.budget_note(recipe, progress, 512, lambda: epochs_read))
     return [note for note in notes if note]
 
 
@@ -65,7 +65,7 @@ def test_evaluations_do_not_count_as_steps_and_short_runs_say_nothing() -> None:
 
 def test_a_resumed_run_does_not_say_it_again() -> None:
     meter = SpeedMeter(Progress(step=100), 0.5, World())
-    assert meter.projection(Recipe(), Progress(step=200, seconds=1e3), 64, lambda: 1.0) == ""
+    assert meter.budget_note(Recipe(), Progress(step=200, seconds=1e3), 64, lambda: 1.0) == ""
 
 
 def test_slow_predictions_are_seldom(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ def test_padding_that_has_no_effect_does_not_change_the_kind_of_step(name: str) 
     module = TrainingModule(net, ObjectiveSection())
     batch = a_batch(name)
     for one_each, unpadded in ((True, True), (True, False), (False, False)):
-        merged = module.merge_flags(replace(batch, one_document_each=one_each, unpadded=unpadded))
+        merged = module.normalize_padding_flags(replace(batch, one_document_each=one_each, unpadded=unpadded))
         causal = net.config.family != "encoder"
         assert merged.unpadded == merged.one_document_each == (unpadded or (one_each and causal))
 

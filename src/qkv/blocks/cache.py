@@ -76,8 +76,8 @@ class SelfCache:
         lengths = torch.where(self.document_ids != 0, self.positions + 1, 0).amax(dim=1, keepdim=True)  # (B, 1)
         return (lengths + real.cumsum(dim=1) - 1).clamp(min=0)
 
-    def add_tokens(self, layout: SequenceLayout) -> SequenceLayout:
-        """Add the layout of new tokens, and return the layout of all keys that attention sees. `write` adds keys."""
+    def add_layout(self, layout: SequenceLayout) -> SequenceLayout:
+        """Add the layout of new tokens. Return the layout of all tokens in the cache. `write` then adds their keys."""
         new = layout.positions.shape[1]
         if self.filled + new > self.capacity:
             self._grow(max(2 * self.capacity, self.filled + new))

@@ -48,12 +48,12 @@ class HeadConfig:
     temperature: float = (
         1.0  # classify: divides the logits before softmax or sigmoid, so that probabilities are calibrated
     )
-    sentence_outputs: int = 0  # mlm: outputs of a second head on the first token (next-sentence prediction: 2)
+    next_sentence_classes: int = 0  # mlm: outputs of a second head on the first token (next-sentence prediction: 2)
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
         check_field_types(self, list_fields=("labels",))
-        check_bounds(self, {"outputs": (0, 2**24), "sentence_outputs": (0, 2**24)})
+        check_bounds(self, {"outputs": (0, 2**24), "next_sentence_classes": (0, 2**24)})
         if not self.outputs and self.labels:
             object.__setattr__(self, "outputs", len(self.labels))
         if self.labels and len(self.labels) != self.outputs:
@@ -66,8 +66,8 @@ class HeadConfig:
             raise ValueError(
                 'dense_norm = True needs a dense layer, but dense = "none"; set dense to an activation such as "gelu"'
             )
-        if self.sentence_outputs and self.kind != "mlm":
-            raise ValueError(f"sentence_outputs is for an mlm head, not {self.kind!r}")
+        if self.next_sentence_classes and self.kind != "mlm":
+            raise ValueError(f"next_sentence_classes is for an mlm head, not {self.kind!r}")
         if self.multi_label and self.kind != "classify":
             raise ValueError(f"multi_label is for a classify head, not {self.kind!r}")
         if not 1e-3 <= self.temperature <= 1e3:
@@ -133,8 +133,8 @@ class Head(nn.Module):
                     raise ValueError(f"a tied head on vectors of {stack.width} needs a dense layer to reach {inner}")
                 self.out.weight = token.weight
         self.sentence = None  # the training loss calls this head directly; `forward` does not use it
-        if config.sentence_outputs:
-            sentence = HeadConfig(kind="classify", outputs=config.sentence_outputs, dense="tanh", bias=True)
+        if config.next_sentence_classes:
+            sentence = HeadConfig(kind="classify", outputs=config.next_sentence_classes, dense="tanh", bias=True)
             self.sentence = Head(sentence, stack)
 
     def project(self, x: Tensor) -> Tensor:

@@ -72,7 +72,7 @@ class Stack(nn.Module):
             tap.layouts[self.name] = layout
             if memory is not None:
                 tap.layouts["source"] = memory.layout
-        keys = layout if cache is None else cache.add_tokens(layout)
+        keys = layout if cache is None else cache.add_layout(layout)
         masks = self.prepare_masks(x, layout, keys, hints)
         rotaries = self.rotary_tables(x, layout)
         cross_mask = None if memory is None else self._prepare_cross_mask(x, layout, memory, hints)

@@ -68,8 +68,8 @@ class Tap:
             if dot and not any(fnmatchcase(known, stack) for known in STACK_NAMES):
                 raise ValueError(f"no site matches {pattern!r}; the first part must be one of {', '.join(STACK_NAMES)}")
         self.values: dict[str, Tensor] = {}
-        # Stack name → the layout of its input; "source" → the layout of cross-attention's keys. Each stack sets its entry
-        # before its first block, so that a subclass of Tap can find the document ids and positions of recorded tokens.
+        # Stack name → the layout of its input; "source" → the layout of cross-attention's keys. A stack sets its layout
+        # before its first block, so that a subclass of Tap knows the document ids and positions of the tokens.
         self.layouts: dict[str, SequenceLayout] = {}
 
     def __getitem__(self, name: str) -> Tensor:

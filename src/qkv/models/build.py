@@ -38,7 +38,7 @@ class SkipTorchInit(TorchFunctionMode):
 
 
 def _initialise(network: Network) -> None:
-    """Sample all weights. The embedding comes after the head, so a matrix that they share is sampled as an embedding."""
+    """Sample all weights. A tied matrix is sampled twice: for the head, and then for the embedding, which counts."""
     stack = network.encoder if isinstance(network, Encoder) else network.decoder
     embedding = network.target_embedding if isinstance(network, Seq2Seq) else network.embedding
     for part in (network.head, embedding, stack):

@@ -40,7 +40,9 @@ class Decoder(nn.Module):
         if cache is not None and positions is None:
             positions = cache.next_positions(ids, document_ids)
         layout = make_layout(ids, document_ids, positions)
-        hints = KernelHints(max_documents, max_document_length, is_plain=document_ids is None and positions is None)
+        hints = KernelHints(
+            max_documents, max_document_length, is_default_layout=document_ids is None and positions is None
+        )
         x = self.embedding(ids, layout.positions)
         return self.decoder(x, layout, cache, tap=tap, selected=selected, hints=hints), layout
 

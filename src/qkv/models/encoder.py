@@ -43,7 +43,9 @@ class Encoder(nn.Module):
         """
         check_length(self.encoder.config, ids, positions, document_ids=document_ids)
         layout = make_layout(ids, document_ids, positions)
-        hints = KernelHints(max_documents, max_document_length, is_plain=document_ids is None and positions is None)
+        hints = KernelHints(
+            max_documents, max_document_length, is_default_layout=document_ids is None and positions is None
+        )
         x = self.embedding(ids, layout.positions, token_type_ids)
         return self.encoder(x, layout, tap=tap, selected=selected, hints=hints), layout
 

@@ -49,7 +49,9 @@ class Seq2Seq(nn.Module):
         """Run the encoder on the source (B, S); parameters as in `Encoder`."""
         check_length(self.encoder.config, source, positions, document_ids=document_ids)
         layout = make_layout(source, document_ids, positions)
-        hints = KernelHints(max_documents, max_document_length, is_plain=document_ids is None and positions is None)
+        hints = KernelHints(
+            max_documents, max_document_length, is_default_layout=document_ids is None and positions is None
+        )
         x = self.source_embedding(source, layout.positions, token_type_ids)
         return EncoderMemory(self.encoder(x, layout, tap=tap, hints=hints), layout, hints)
 
@@ -78,7 +80,9 @@ class Seq2Seq(nn.Module):
         if cache is not None and positions is None:
             positions = cache.next_positions(target, document_ids)
         layout = make_layout(target, document_ids, positions)
-        hints = KernelHints(max_documents, max_document_length, is_plain=document_ids is None and positions is None)
+        hints = KernelHints(
+            max_documents, max_document_length, is_default_layout=document_ids is None and positions is None
+        )
         x = self.target_embedding(target, layout.positions)
         return self.decoder(x, layout, cache, memory, tap, hints=hints), layout
 

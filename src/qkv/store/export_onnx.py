@@ -164,7 +164,7 @@ class PastCache:
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
 
-    def add_tokens(self, new: SequenceLayout) -> SequenceLayout:
+    def add_layout(self, new: SequenceLayout) -> SequenceLayout:
         """Return the layout of past and new tokens, which is known from the start."""
         return self.layout
 

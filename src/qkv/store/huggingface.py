@@ -78,7 +78,7 @@ def read_hf_weights(
         if len(parts) < len(row.theirs):
             continue
         try:
-            tensor = row.ref.read(parts, row.suffix, row.stack)
+            tensor = row.rule.read(parts, row.suffix, row.stack)
         except RuntimeError:
             misshapen.append(f"{row.theirs[0]} {tuple(parts[0].shape)}")
             continue

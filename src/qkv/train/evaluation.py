@@ -25,7 +25,7 @@ from qkv.data.stream.sequences import SequenceStream
 from qkv.models import Network
 from qkv.models.eval_mode import eval_mode
 from qkv.progress import OnProgress
-from qkv.train.loss.training_module import count_labels, label_batch
+from qkv.train.loss.training_module import count_labels, make_labelled_batch
 from qkv.train.optim.averages import Ema
 from qkv.train.out_of_memory import is_out_of_memory, out_of_memory_error
 from qkv.train.parallel.shards import gather_network
@@ -97,7 +97,7 @@ class Evaluator:
         """Evaluate the network, with the averages of `ema` if given. Record in `progress` if it is the best."""
         section, is_planned = self.stepper.section, progress.eval_plan is not None
         if section.max_eval_fraction >= 1:
-            # A run that is resumed without the limit uses more data, so its values cannot be compared with earlier ones.
+            # A run that is resumed without the limit uses more data, so its values cannot be compared with older ones.
             if is_planned and progress.eval_plan != EvalPlan():
                 progress.best_value = progress.best_loss = None
             progress.eval_plan, is_planned = EvalPlan(), True
@@ -151,7 +151,7 @@ class Evaluator:
                 if network is not None:
                     try:
                         with self.signals.use_mode("raise"), self.stepper.autocast():
-                            task = TimedTask(self, self.task_metrics, network, progress.step)
+                            task = ValidationMetrics(self, self.task_metrics, network, progress.step)
                             if plan is None:
                                 examples = task.plan(max(limit - seconds, limit / 2))
                             evaluation = task.evaluate(examples)
@@ -171,7 +171,7 @@ class Evaluator:
             plan = EvalPlan(pieces, examples)
             if not section.eval_every:
                 allowed = max(tenth, 0.0 if section.minutes else MIN_SECONDS_WITHOUT_CLOCK, 1e-3)
-                plan = replace(plan, every=min(max(1, math.ceil(seconds / allowed - 0.1)), DEFAULT_EVALUATIONS))
+                plan = replace(plan, stride=min(max(1, math.ceil(seconds / allowed - 0.1)), DEFAULT_EVALUATIONS))
         return metrics, metric if metric in metrics else "loss", samples, plan
 
     def report(self, step: int, part: int, fraction: float) -> None:
@@ -191,8 +191,8 @@ class Evaluator:
             parts.append(f"the other metrics use {plan.metric_examples:,} of {total:,} examples")
         if parts:
             parts = [f"{' and '.join(parts)}: a random sample, the same in each evaluation"]
-        if plan.every > 1:
-            parts.append(f"one of {plan.every} evaluations is done")
+        if plan.stride > 1:
+            parts.append(f"one of {plan.stride} evaluations is done")
         if not parts:
             return ()
         fraction = self.stepper.section.max_eval_fraction
@@ -232,7 +232,7 @@ class ValidationLoss:
         sums, times = self._zeros(), [0.0]
         for count, piece in enumerate(self._pieces(self.pieces_per_batch), start=1):
             sums += self._sums(piece)
-            times.append(self._agree(start))
+            times.append(self._sync_ranks(start))
             if count == 2 and (times[2] - times[1]) * total <= limit:  # the first piece may include compiling
                 return 0
             if count >= 2 and times[-1] + (times[-1] - times[-2]) > limit:
@@ -249,7 +249,7 @@ class ValidationLoss:
         total = max_pieces or self.num_pieces() * self.stepper.num_micro_batches / self.pieces_per_batch
         for count, piece in enumerate(pieces, start=1):
             sums += self._sums(piece)
-            self._agree()
+            self._sync_ranks()
             self.evaluator.report(self.step, 0, count / total)
             if count == max_pieces:
                 break
@@ -272,7 +272,7 @@ class ValidationLoss:
         """Return the sums of: token losses, document losses, token labels, document labels."""
         device = self.world.device
         one, zero = torch.ones((), device=device), torch.zeros((), device=device)
-        labelled = label_batch(piece, device, self.stepper.label_multiple)
+        labelled = make_labelled_batch(piece, device, self.stepper.label_multiple)
         labels, answers = count_labels(piece)
         # A compiled module would be compiled again for evaluation, so a single process calls the uncompiled `forward`.
         forward = self.module.forward if self.world.size == 1 else self.module
@@ -281,7 +281,7 @@ class ValidationLoss:
             document_loss = forward(labelled, zero, one) if self.has_answers else zero
         return torch.stack([token_loss, document_loss, labels * one, answers * one])
 
-    def _agree(self, start: float | None = None) -> float:
+    def _sync_ranks(self, start: float | None = None) -> float:
         """Return the seconds since `start`, as the mean over ranks. If any rank was asked to stop, raise on all."""
         if start is not None and self.world.device.type == "cuda":
             torch.cuda.synchronize(self.world.device)
@@ -294,7 +294,7 @@ class ValidationLoss:
         return self.world.mean(seconds)
 
 
-class TimedTask:
+class ValidationMetrics:
     """The task's metrics, on all examples or on a sample."""
 
     def __init__(self, evaluator: Evaluator, metrics: TaskMetrics, network: Network, step: int) -> None:

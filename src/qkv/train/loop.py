@@ -103,13 +103,13 @@ def take_all_steps(job: Job, run: TrainingRun, speed: SpeedMeter, signals: StopS
         due.save |= stop or (fraction_done < 1 and progress.seconds - saved_seconds >= MAX_SECONDS_BETWEEN_SAVES)
         if due.log or due.evaluate or due.save or world.device.type == "cpu":
             check_finite(job, run, recent)
-            progress.loss += stepper.pop_loss()
+            progress.loss_sum += stepper.pop_loss()
             if world.size > 1:  # the synced time was measured before the step
                 progress.seconds = world.mean(time.monotonic() - start_time)
         if due.log:
             watcher.on_step(speed.report(progress, lr, float(stepper.grad_norm), fraction_done, batch.epoch))
         width = run.network.config.stack.width
-        if note := speed.projection(job.recipe, progress, width, lambda: run.budget.epochs_read(run.loader.cursor)):
+        if note := speed.budget_note(job.recipe, progress, width, lambda: run.budget.epochs_read(run.loader.cursor)):
             watcher.on_note(progress.step, note)
         show_sample(job, run, speed, signals)
         if due.evaluate and not stop:
@@ -195,7 +195,7 @@ def find_due(section: TrainSection, progress: Progress, fraction_before: float, 
     """
     scheduled_eval = is_due(section.eval_every, progress.step, fraction_before, fraction_done)
     save = is_due(section.save_every or section.eval_every, progress.step, fraction_before, fraction_done)
-    every = 1 if progress.eval_plan is None else progress.eval_plan.every
+    every = 1 if progress.eval_plan is None else progress.eval_plan.stride
     is_chosen = (progress.scheduled_evals + scheduled_eval) % every == 0
     # `finish_run` evaluates the final weights, so the last step needs no evaluation here. But with `final = "best"` the
     # last step may itself be the best, so evaluate it here, before `finish_run` loads the best weights.

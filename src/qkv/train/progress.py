@@ -22,7 +22,7 @@ class EvalPlan:
 
     loss_pieces: int = 0  # the pieces of validation batches that the loss uses; 0: all
     metric_examples: int = 0  # the examples that the task's metrics use; 0: all
-    every: int = 1  # one of this number of scheduled evaluations is done
+    stride: int = 1  # 3: every third scheduled evaluation is done, the others are skipped
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Progress:
     step: int = 0
     tokens: int = 0  # tokens of all ranks, without padding
     seconds: float = 0.0
-    loss: float = 0.0  # the sum of the losses since the last report
+    loss_sum: float = 0.0  # the sum of the losses since the last report
     loss_steps: int = 0  # the number of steps in that sum
     skipped_steps: int = 0  # steps skipped because the loss or gradient was not finite
     pending_eval: bool = False  # an evaluation was due at this step, but a signal or the run's end came first

@@ -14,7 +14,7 @@ SECONDS_BETWEEN_SAMPLES, MAX_SAMPLE_FRACTION = 4.0, 0.05
 """The least seconds between two predictions on a display, and the largest fraction of the time that they may take."""
 FIRST_GPU_SAMPLE_SECONDS = 5.0
 """The assumed duration of the first prediction on a GPU: it compiles kernels. A short run therefore shows none."""
-PROJECTION_STEPS, PROJECTION_SECONDS = 3, 10.0
+BUDGET_NOTE_STEPS, BUDGET_NOTE_SECONDS = 3, 10.0
 """After this number of steps and seconds, a note says how many steps and epochs the budget buys."""
 
 
@@ -31,7 +31,7 @@ class SpeedMeter:
         self.excluded_seconds = 0.0  # the time of evaluations and predictions
         self.eval_seconds = 0.0  # the duration of an evaluation; `seconds_left` includes that of the final one
         self.first_step, self.first_step_seconds = progress.step, 0.0
-        self.is_projected = progress.step > 0  # a resumed run has said it before
+        self.has_budget_note = progress.step > 0  # a resumed run had the note before
 
     def count_tokens(self, progress: Progress) -> None:
         """Add the new tokens of all ranks to `progress`."""
@@ -45,7 +45,7 @@ class SpeedMeter:
         rate = (fraction_done - self.start_fraction) / max(seconds - self.start_seconds, 1e-9)
         report = StepReport(
             step=progress.step,
-            loss=progress.loss / progress.loss_steps if progress.loss_steps else math.nan,
+            loss=progress.loss_sum / progress.loss_steps if progress.loss_steps else math.nan,
             lr=lr,
             grad_norm=grad_norm,
             tokens=progress.tokens,
@@ -56,7 +56,7 @@ class SpeedMeter:
             epoch=epoch,
         )
         self.reported_seconds, self.reported_tokens = seconds, progress.tokens
-        progress.loss, progress.loss_steps = 0.0, 0
+        progress.loss_sum, progress.loss_steps = 0.0, 0
         return report
 
     @contextmanager
@@ -86,8 +86,8 @@ class SpeedMeter:
         self.sampled_seconds = seconds
         return True
 
-    def projection(self, recipe: Recipe, progress: Progress, width: int, count_epochs: Callable[[], float]) -> str:
-        """Return a note on the number of steps and epochs that the budget buys; "" if it is too early, or was said.
+    def budget_note(self, recipe: Recipe, progress: Progress, width: int, count_epochs: Callable[[], float]) -> str:
+        """Return a note on the number of steps and epochs that the budget buys: once, as soon as it is known, else "".
 
         `count_epochs` returns the number of epochs of the data that were read, or 0 if this is not known. The first
         step is not counted, because it may include compiling.
@@ -96,9 +96,9 @@ class SpeedMeter:
         training_seconds = progress.seconds - self.excluded_seconds
         if steps == 1:
             self.first_step_seconds = training_seconds
-        if self.is_projected or steps < PROJECTION_STEPS or training_seconds < PROJECTION_SECONDS:
+        if self.has_budget_note or steps < BUDGET_NOTE_STEPS or training_seconds < BUDGET_NOTE_SECONDS:
             return ""
-        self.is_projected, epochs_read = True, count_epochs()
+        self.has_budget_note, epochs_read = True, count_epochs()
         step_seconds = (training_seconds - self.first_step_seconds) / (steps - 1)
         left = section.minutes * 60 * (1 - section.max_eval_fraction) - self.first_step_seconds
         counts = [max(left, 0.0) / step_seconds + 1] if section.minutes else []

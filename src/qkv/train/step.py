@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from qkv.data.load.batch import Batch
 from qkv.data.stream.random_bits import hash64
-from qkv.train.loss.training_module import LabelledBatch, TrainingModule, count_labels, label_batch
-from qkv.train.optim.optimizers import can_skip_on_device, optimizer_tensors, set_lr
+from qkv.train.loss.training_module import LabelledBatch, TrainingModule, count_labels, make_labelled_batch
+from qkv.train.optim.optimizers import can_skip_update_on_device, optimizer_tensors, set_lr
 from qkv.train.parallel.world import World
 from qkv.train.recipe.schema import TrainSection
 
@@ -59,7 +59,7 @@ class Stepper:
         self.precision = resolve_precision(section, self.device)
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.scaler = torch.amp.GradScaler(self.device.type) if self.precision == "float16" else None
-        self.updates_on_device = self.device.type == "cuda" and can_skip_on_device(optimizer)
+        self.updates_on_device = self.device.type == "cuda" and can_skip_update_on_device(optimizer)
         self.loss = torch.zeros((), dtype=torch.float64, device=self.device)  # the sum since the last `pop_loss`
         self.grad_norm = torch.zeros((), device=self.device)
         self.skip_update = torch.zeros((), device=self.device)  # 1 if this step's update is skipped, else 0
@@ -86,14 +86,14 @@ class Stepper:
         set_lr(self.optimizer, lr)
         self.step_number.fill_(step)
         if isinstance(self.module, TrainingModule):
-            batch = self.module.merge_flags(batch)
+            batch = self.module.normalize_padding_flags(batch)
         micro_batches = batch.split(self.num_micro_batches)
         if self._uses_cuda_graph(len(micro_batches)) and self._replay_graph(micro_batches[0], step, loss_weights):
             return
         total = self.loss.new_zeros(())
         for index, micro_batch in enumerate(micro_batches):
             seed_step(self.section.seed, step, index, self.world.data_rank)
-            labelled = label_batch(micro_batch, self.device, self.label_multiple)
+            labelled = make_labelled_batch(micro_batch, self.device, self.label_multiple)
             with self.world.gradient_sync(self.module, last=index == len(micro_batches) - 1), self.autocast():
                 loss = self.module(labelled, loss_weights[0], loss_weights[1])
             (loss if self.scaler is None else self.scaler.scale(loss)).backward()
@@ -190,7 +190,7 @@ class Stepper:
 
         Return False, and do nothing, if MAX_GRAPHS graphs for other shapes exist already.
         """
-        labelled = label_batch(batch, self.device, self.label_multiple)
+        labelled = make_labelled_batch(batch, self.device, self.label_multiple)
         key = (
             *(tensor.shape for tensor in tensors_in(labelled)),
             batch.max_documents,

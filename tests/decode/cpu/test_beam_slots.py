@@ -148,7 +148,7 @@ def test_what_nobody_sees_any_more_is_tidied_away(monkeypatch: pytest.MonkeyPatc
     cache = cache_of(2, 1)
     forks = BeamSlots(cache, 2, torch.float32)
     for parents in ([0, 1, 2, 3], [1, 1, 2, 3]):
-        cache.add_tokens(forks.advance())
+        cache.add_layout(forks.advance())
         cache.write(0, *(cache.positions[:, None, cache.filled - 2 : cache.filled, None].expand(-1, -1, -1, 2),) * 2)
         forks.reorder(torch.tensor(parents))
     assert cache.filled == 5, "most of it is seen"
@@ -166,7 +166,7 @@ def test_a_row_with_fewer_slots_sees_no_more_than_it_did(monkeypatch: pytest.Mon
     tidy_always(monkeypatch)
     cache = cache_of(2, 1)
     forks = BeamSlots(cache, 3, torch.float32)
-    cache.add_tokens(forks.advance())
+    cache.add_layout(forks.advance())
     forks.reorder(torch.tensor([2, 2, 2, 3, 4, 3]))
     assert cache.filled == 3
     assert seen(forks) == [[[0, 1]] * 3, [[0, 1], [0, 2], [0, 1]]]
@@ -185,7 +185,7 @@ def test_what_hypotheses_have_in_common_is_held_once() -> None:
     cache, beams, steps = cache_of(1, 1), 5, 64
     forks = BeamSlots(cache, beams, torch.float32)
     for _ in range(steps):
-        cache.add_tokens(forks.advance())
+        cache.add_layout(forks.advance())
         forks.reorder(torch.zeros(beams, dtype=torch.long))
     assert cache.filled <= 1 + steps + beam_slots.COMPACT_EVERY_STEPS * beams
     assert len(seen(forks)[0][0]) == 1 + steps

@@ -350,7 +350,7 @@ PUBLISHED = {
 def expected(name: str) -> Config:
     """The preset; bert-base-uncased is published without its next-sentence head."""
     config = presets.find_preset(name)
-    return replace(config, head=replace(config.head, sentence_outputs=0)) if name == "bert-base" else config
+    return replace(config, head=replace(config.head, next_sentence_classes=0)) if name == "bert-base" else config
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

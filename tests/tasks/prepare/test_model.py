@@ -126,8 +126,8 @@ def test_what_followed_from_a_changed_field_follows_again() -> None:
 def test_a_preset_under_another_head() -> None:
     config = config_of("classification", preset="bert-tiny", overrides={"head": {"pool": "mean"}})
     assert (config.head.kind, config.head.labels, config.head.pool) == ("classify", ("no", "yes"), "mean")
-    assert config_of("next_sentence", preset="bert-tiny").head.sentence_outputs == 2
-    assert config_of("masked_lm", preset="bert-tiny").head.sentence_outputs == 0
+    assert config_of("next_sentence", preset="bert-tiny").head.next_sentence_classes == 2
+    assert config_of("masked_lm", preset="bert-tiny").head.next_sentence_classes == 0
 
 
 def test_untied_and_unshared_when_asked() -> None:

@@ -15,7 +15,7 @@ from qkv.errors import QkvError, UsageError
 from qkv.tasks.prepare.prepare import PreparedRun, prepare
 from qkv.tasks.train import in_batch_negative_notes
 from qkv.text import Tokenizer
-from qkv.train.loss.training_module import TrainingModule, count_labels, label_batch
+from qkv.train.loss.training_module import TrainingModule, count_labels, make_labelled_batch
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def loss_of(prepared: PreparedRun, rows: Any) -> torch.Tensor:
     labels, answers = count_labels(batch)
     learner = TrainingModule(prepared.build_network(), prepared.recipe.objective)
     share = torch.tensor(1 / max(labels, 1)), torch.tensor(1 / max(answers, 1))
-    loss: torch.Tensor = learner(label_batch(batch, torch.device("cpu")), *share)
+    loss: torch.Tensor = learner(make_labelled_batch(batch, torch.device("cpu")), *share)
     return loss
 
 

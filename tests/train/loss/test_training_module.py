@@ -24,7 +24,7 @@ from qkv.train.loss.training_module import (
     TrainingModule,
     count_labels,
     find_labelled_positions,
-    label_batch,
+    make_labelled_batch,
 )
 from qkv.train.recipe.schema import ObjectiveSection
 
@@ -35,7 +35,8 @@ ONE = torch.ones((), dtype=torch.float64)
 def loss_of(learner: TrainingModule, batches: list[Batch], round_to: int = 1) -> torch.Tensor:
     labels, answers = (sum(counts) for counts in zip(*map(count_labels, batches), strict=True))
     shares = [
-        learner(label_batch(batch, CPU, round_to), ONE / max(labels, 1), ONE / max(answers, 1)) for batch in batches
+        learner(make_labelled_batch(batch, CPU, round_to), ONE / max(labels, 1), ONE / max(answers, 1))
+        for batch in batches
     ]
     return torch.stack(shares).sum()
 
@@ -206,7 +207,7 @@ def test_logits_are_made_for_labelled_places_only(monkeypatch: pytest.MonkeyPatc
 def test_rounding_up_the_places_changes_nothing() -> None:
     learner = TrainingModule(network(*CASES["masked"]), ObjectiveSection(label_smoothing=0.1))
     batch = a_batch("masked")
-    assert label_batch(batch, CPU, 64).positions.numel() % 64 == 0
+    assert make_labelled_batch(batch, CPU, 64).positions.numel() % 64 == 0
     torch.testing.assert_close(loss_of(learner, [batch]), loss_of(learner, [batch], 64), rtol=1e-13, atol=0)
 
 
@@ -253,7 +254,10 @@ def test_an_answer_is_chosen_within_its_own_text() -> None:
     other = replace(asked, ids=torch.where(batch.document_ids == 2, 9, batch.ids))
     assert not torch.equal(asked.ids[row], other.ids[row])
     torch.testing.assert_close(
-        learner(label_batch(asked, CPU), ONE, ONE), learner(label_batch(other, CPU), ONE, ONE), rtol=1e-12, atol=0
+        learner(make_labelled_batch(asked, CPU), ONE, ONE),
+        learner(make_labelled_batch(other, CPU), ONE, ONE),
+        rtol=1e-12,
+        atol=0,
     )
 
 

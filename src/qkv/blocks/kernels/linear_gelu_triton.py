@@ -30,7 +30,7 @@ COLUMNS, UNROLLED = 1024, 4
 """The number of columns of a program, and the number of rows by which its loop is unrolled."""
 FORWARD_TILE, BACKWARD_TILE = (8, 256), (32, 128)
 """(rows per program, columns per warp), tuned separately for the forward and the backward kernel."""
-MAX_SQUARE = tl.constexpr(1e4)
+MAX_Z_SQUARED = tl.constexpr(1e4)
 """z² is clamped to this value, where the sigmoid is already saturated: higher powers could overflow."""
 
 
@@ -57,7 +57,7 @@ def is_supported(kind: str, up: nn.Module, x: Tensor) -> bool:
 @triton.jit
 def sigmoid_of_polynomial(z, P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, P3: tl.constexpr):
     """Return σ(p(z))."""
-    q = tl.minimum(z * z, MAX_SQUARE)
+    q = tl.minimum(z * z, MAX_Z_SQUARED)
     return 1.0 / (1.0 + tl.exp(-z * (P0 + q * (P1 + q * (P2 + q * P3)))))
 
 
@@ -98,7 +98,7 @@ def gelu_backward(
             z = tl.load(x_ptr + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32) + bias
             grad_out = tl.load(grad_out_ptr + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
             gate = sigmoid_of_polynomial(z, P0, P1, P2, P3)
-            q = tl.minimum(z * z, MAX_SQUARE)
+            q = tl.minimum(z * z, MAX_Z_SQUARED)
             dp_dz = P0 + q * (3 * P1 + q * (5 * P2 + q * (7 * P3)))
             grad_x = grad_out * (gate + z * gate * (1.0 - gate) * dp_dz)
             tl.store(grad_x_ptr + row * WIDTH + column, grad_x.to(grad_x_ptr.dtype.element_ty), mask=inside)

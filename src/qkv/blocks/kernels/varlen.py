@@ -39,7 +39,7 @@ def _cumulative_lengths(
 ) -> Tensor:
     """Document ids (B, T) → where each document starts in the flattened batch, (B · documents + 1,).
 
-    Every sequence gets max_documents + num_padding_documents entries. If it has fewer documents, the others have length 0.
+    Every sequence gets max_documents + num_padding_documents entries. Entries that a sequence does not need are empty.
     """
     padding = document_ids == 0
     # The index of the padding document that a padding token belongs to.

@@ -81,7 +81,7 @@ class CpuStep:
             layout = make_layout(ids, None, cache.next_positions(ids, None))  # (N, T), or (1, T) if positions are equal
         else:
             ids, layout = ids.view(-1, self.beams.num_beams), self.beams.advance()
-        keys = cache.add_tokens(layout)
+        keys = cache.add_layout(layout)
         x = self.embedding.combine(ids, self._position_vectors(layout.positions, cache))  # (N, T, C)
         masks = self._masks(x, layout, keys)
         rotaries = self.stack.rotary_tables(x, layout)

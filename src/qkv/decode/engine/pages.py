@@ -198,7 +198,7 @@ class PagedCache:
         is_token = torch.ones_like(ids) if document_ids is None else (document_ids != 0).long()
         return (self.lengths[:, None] + is_token.cumsum(dim=1) - 1).clamp(min=0)
 
-    def add_tokens(self, layout: SequenceLayout) -> SequenceLayout:
+    def add_layout(self, layout: SequenceLayout) -> SequenceLayout:
         """Choose slots for new tokens. Returns the layout of all keys that `write` returns."""
         positions = layout.positions.expand(self.batch_size, -1)  # (R, T)
         size = self.page_pool.page_size
@@ -213,7 +213,7 @@ class PagedCache:
         return SequenceLayout((self._slot_positions < self.lengths[:, None]).long(), self._slot_positions)
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store one layer's new keys and values (R, KV, T, D) in the slots from `add_tokens`.
+        """Store one layer's new keys and values (R, KV, T, D) in the slots from `add_layout`.
 
         Returns all keys and values of that layer, (R, KV, L, D).
         """

@@ -86,7 +86,7 @@ def check_initial_loss(subject: Subject) -> Finding:
     name, head = "loss at the start", subject.config.head
     if not subject.is_new or head.kind not in ("lm", "mlm", "tag", "classify") or head.outputs < 2:
         return skipped(name, "only for new weights of a model that predicts tokens or classes")
-    if head.sentence_outputs:
+    if head.next_sentence_classes:
         return skipped(name, "the loss is the sum of two heads")
     with torch.no_grad():
         loss = float(subject.loss(subject.copy()))

@@ -19,7 +19,7 @@ from qkv.data.load.batch import Batch
 from qkv.data.objectives import IGNORE_INDEX
 from qkv.models import Config, Encoder, Network, Seq2Seq
 from qkv.text import Tokenizer
-from qkv.train.loss.training_module import TrainingModule, count_labels, label_batch
+from qkv.train.loss.training_module import TrainingModule, count_labels, make_labelled_batch
 from qkv.train.recipe.schema import ObjectiveSection, TrainSection
 
 MAX_POSITIONS = 512
@@ -69,7 +69,7 @@ class Subject:
         batch = batch or self.batch
         module = TrainingModule(network, self.objective).train(network.training)
         labels = torch.tensor([1 / max(count, 1) for count in count_labels(batch)], device=self.device)
-        loss: Tensor = module(label_batch(batch, self.device), labels[0], labels[1])
+        loss: Tensor = module(make_labelled_batch(batch, self.device), labels[0], labels[1])
         return loss
 
 
@@ -151,8 +151,8 @@ def random_batch(config: Config, seed: int = 0) -> Batch:
         if head.kind == "mlm":
             labels = labels.masked_fill(torch.rand(ids.shape, generator=generator) > 0.3, IGNORE_INDEX)
         values["labels"] = labels.masked_fill(document_ids == 0, IGNORE_INDEX)
-    if head.sentence_outputs:
-        values["class_labels"] = random_labels(head.sentence_outputs, size, 2)
+    if head.next_sentence_classes:
+        values["class_labels"] = random_labels(head.next_sentence_classes, size, 2)
     elif head.kind == "classify" and head.outputs > 1:
         values["class_labels"] = random_labels(head.outputs, size, 2)
     elif head.kind in ("classify", "choice"):

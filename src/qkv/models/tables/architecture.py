@@ -366,7 +366,7 @@ class ParameterMapping:
     """One of our parameters, and their tensors that it is made from."""
 
     name: str
-    ref: TensorRule
+    rule: TensorRule
     theirs: tuple[str, ...]  # without the class's prefix
     suffix: str
     stack: StackConfig
@@ -384,22 +384,22 @@ def map_parameters(
         pattern = name.replace(f".blocks.{i}.", ".blocks.{i}.", 1) if number else name
         module, suffix = pattern.rsplit(".", 1)
         exact = pattern in rows
-        ref = rows.get(pattern) or rows.get(module)
-        if ref is None:
+        rule = rows.get(pattern) or rows.get(module)
+        if rule is None:
             raise QkvError(
                 f"qkv does not know the name that {architecture.name} gives to our module {module!r}, because a row is "
                 "missing in src/qkv/models/tables; this is a bug in qkv: please report it, or add the row"
             )
         side = config.encoder if name.startswith(("encoder.", "source_")) else config.decoder
         stack = side or config.stack
-        if isinstance(ref, Conditional):
-            ref = ref.yes if ref.test(config, stack) else ref.no
-        if isinstance(ref, str):
-            ref = Renamed(ref)
-        in_body = (pattern if exact else module) not in table.names or ref.modules[0].startswith("{prefix}")
-        modules = [_strip_placeholder(m).replace("{i}", i) for m in ref.modules]
+        if isinstance(rule, Conditional):
+            rule = rule.yes if rule.test(config, stack) else rule.no
+        if isinstance(rule, str):
+            rule = Renamed(rule)
+        in_body = (pattern if exact else module) not in table.names or rule.modules[0].startswith("{prefix}")
+        modules = [_strip_placeholder(m).replace("{i}", i) for m in rule.modules]
         theirs = tuple(m if exact else f"{m}.{suffix}" for m in modules)
-        yield ParameterMapping(name, ref, theirs, suffix, stack, in_body)
+        yield ParameterMapping(name, rule, theirs, suffix, stack, in_body)
 
 
 def write_weights(
@@ -409,7 +409,7 @@ def write_weights(
     out: dict[str, Tensor] = {}
     prefix = _prefix(architecture, table)
     for row in map_parameters(architecture, table, config, ours):
-        for theirs, part in zip(row.theirs, row.ref.write(ours[row.name], row.suffix, row.stack), strict=True):
+        for theirs, part in zip(row.theirs, row.rule.write(ours[row.name], row.suffix, row.stack), strict=True):
             out[prefix + theirs if row.in_body else theirs] = part
     return out
 
@@ -442,9 +442,9 @@ def is_ignored(architecture: Architecture, name: str) -> bool:
 def belongs_to_head(architecture: Architecture, name: str) -> bool:
     """Whether one of their tensors belongs to any head of the architecture."""
     for other in architecture.heads:
-        for ref in other.names.values():
-            assert not isinstance(ref, Conditional)
-            modules = (ref,) if isinstance(ref, str) else ref.modules
+        for rule in other.names.values():
+            assert not isinstance(rule, Conditional)
+            modules = (rule,) if isinstance(rule, str) else rule.modules
             if any(
                 name == _strip_placeholder(module) or name.startswith(_strip_placeholder(module) + ".")
                 for module in modules

@@ -85,7 +85,7 @@ BERT = Architecture(
     heads=(
         HeadTable("BertModel", {"kind": "embed", "dense": "tanh"}, POOLER),
         HeadTable("BertForMaskedLM", MLM, PREDICTIONS, "vocab_size"),
-        HeadTable("BertForPreTraining", {**MLM, "sentence_outputs": 2}, {**PREDICTIONS, **SENTENCE}, "vocab_size"),
+        HeadTable("BertForPreTraining", {**MLM, "next_sentence_classes": 2}, {**PREDICTIONS, **SENTENCE}, "vocab_size"),
         HeadTable("BertForSequenceClassification", POOLED, CLASSIFIER, "labels"),
         HeadTable("BertForMultipleChoice", {**POOLED, "kind": "choice"}, CLASSIFIER, 1),
         HeadTable("BertForTokenClassification", TAG, {"head.out": "classifier"}, "labels"),
@@ -252,7 +252,7 @@ ALBERT = Architecture(
             "AlbertForPreTraining",
             {
                 **ALBERT_MLM,
-                "sentence_outputs": ComputedField(
+                "next_sentence_classes": ComputedField(
                     lambda theirs: len(theirs.get("id2label") or "ab"), _write_numbered_labels
                 ),
             },

@@ -91,10 +91,10 @@ MISTRAL_WINDOW = ComputedField(
 
 def _read_window(theirs: Json) -> int:
     on = theirs.get("use_sliding_window") and theirs.get("sliding_window")
-    return _max_distance(theirs["sliding_window"]) if on and _read_sliding_layers(theirs) != _NO_LAYERS else 0
+    return _max_distance(theirs["sliding_window"]) if on and _read_sliding_layers(theirs) != _NO_SLIDING_LAYERS else 0
 
 
-_NO_LAYERS = (-1,)
+_NO_SLIDING_LAYERS = (-1,)  # not (), which means all layers
 
 
 def _read_sliding_layers(theirs: Json) -> tuple[int, ...]:
@@ -106,7 +106,7 @@ def _read_sliding_layers(theirs: Json) -> tuple[int, ...]:
         local = tuple(i for i, kind in enumerate(kinds) if kind == "sliding_attention")
     else:
         local = tuple(range(int(theirs.get("max_window_layers", 28)), layers))
-    return () if len(local) == layers else local or _NO_LAYERS
+    return () if len(local) == layers else local or _NO_SLIDING_LAYERS
 
 
 def _write_sliding_layers(value: tuple[int, ...], stack: Any) -> Json:
@@ -122,7 +122,7 @@ def _write_sliding_layers(value: tuple[int, ...], stack: Any) -> Json:
 QWEN_WINDOW: FieldRows = {
     "sliding_window": ComputedField(_read_window, lambda value, stack: {}),
     "sliding_window_layers": ComputedField(
-        lambda theirs: () if _read_sliding_layers(theirs) == _NO_LAYERS else _read_sliding_layers(theirs),
+        lambda theirs: () if _read_sliding_layers(theirs) == _NO_SLIDING_LAYERS else _read_sliding_layers(theirs),
         _write_sliding_layers,
     ),
 }

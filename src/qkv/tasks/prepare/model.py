@@ -223,7 +223,7 @@ def build_head_config(
         "span": {"outputs": 2, "bias": True},
         "embed": {"pool": "mean", "normalize": True},
     }
-    values = {"kind": kind, "sentence_outputs": spec.next_sentence_classes, **defaults[kind]}
+    values = {"kind": kind, "next_sentence_classes": spec.next_sentence_classes, **defaults[kind]}
     if base is not None and base.kind == kind:
         kept = ("pool", "dense", "dense_bias", "dense_norm", "bias", "scale", "normalize", "dropout")
         values |= {name: getattr(base, name) for name in kept}
@@ -292,7 +292,7 @@ def _has_required_outputs(head: HeadConfig, requirements: ModelRequirements, rec
     """Whether a checkpoint's head has the outputs that the objective needs."""
     classes = OBJECTIVES[recipe.objective.kind].next_sentence_classes
     if classes:
-        return head.sentence_outputs == classes
+        return head.next_sentence_classes == classes
     if head.kind not in ("classify", "tag"):
         return True
     return head.outputs == 1 if requirements.is_regression else head.labels == requirements.classes

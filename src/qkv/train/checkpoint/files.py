@@ -96,7 +96,7 @@ def read_checksummed(path: Path) -> dict[str, Any]:
     body = data[len(_CHECKSUM_PREFIX) + _CHECKSUM_DIGITS :]
     if data != _CHECKSUM_PREFIX + sha256(body).hexdigest().encode() + body:
         raise DamagedCheckpoint(f"{path}: damaged: its content does not match its checksum")
-    with report_malformed(path):
+    with raise_as_damaged(path):
         content: dict[str, Any] = parse_json(data)["content"]
         version = content["version"]
     if version == 1:
@@ -113,7 +113,7 @@ def read_checksummed(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def report_malformed(path: Path) -> Iterator[None]:
+def raise_as_damaged(path: Path) -> Iterator[None]:
     """Raise `DamagedCheckpoint` if the block fails because a value in the file is missing or of the wrong type."""
     try:
         yield

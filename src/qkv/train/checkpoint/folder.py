@@ -23,9 +23,9 @@ from qkv.train.checkpoint.files import (
     DamagedCheckpoint,
     OtherFormatVersion,
     parse_step,
+    raise_as_damaged,
     read_checksummed,
     remove_folder,
-    report_malformed,
     step_folder_name,
     write_checksummed,
 )
@@ -217,7 +217,7 @@ class CheckpointFolder:
         path = self.folder / BEST_FILE
         if not path.exists():
             return None
-        with report_malformed(path):
+        with raise_as_damaged(path):
             return int(read_checksummed(path)["step"])
 
     def _write_best(self, step: int) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from qkv.data.load.loader import Loader
 from qkv.data.stream.sequences import SequenceStream
 from qkv.errors import QkvError
-from qkv.train.checkpoint.files import EMA_PREFIX, OPTIMIZER_PREFIX, WEIGHTS_PREFIX, report_malformed
+from qkv.train.checkpoint.files import EMA_PREFIX, OPTIMIZER_PREFIX, WEIGHTS_PREFIX, raise_as_damaged
 from qkv.train.checkpoint.folder import CheckpointFolder
 from qkv.train.checkpoint.reader import Checkpoint
 from qkv.train.optim.averages import Ema
@@ -68,7 +68,7 @@ class CheckpointManager:
 
     def restore(self, checkpoint: Checkpoint) -> Progress:
         """Restore the run's state. Raise if the checkpoint is of another model, tokenizer or data."""
-        with report_malformed(checkpoint.folder):
+        with raise_as_damaged(checkpoint.folder):
             saved = dict(checkpoint.state["invariants"])
         changed = [
             f"{name}: was {saved.get(name)!r}, is {self.invariants.get(name)!r}"
@@ -92,7 +92,7 @@ class CheckpointManager:
         with torch.no_grad():
             for name, tensor in tensors.items():
                 load_slices(tensor, checkpoint, name, self.stepper.world)
-        with report_malformed(checkpoint.folder):
+        with raise_as_damaged(checkpoint.folder):
             if self.stepper.scaler is not None and checkpoint.state["scaler"]:
                 self.stepper.scaler.load_state_dict(checkpoint.state["scaler"])
             if self.stepper.section.micro_batch_tokens == "auto":

@@ -20,8 +20,8 @@ from qkv.train.checkpoint.files import (
     MANIFEST_FILE,
     DamagedCheckpoint,
     parse_step,
+    raise_as_damaged,
     read_checksummed,
-    report_malformed,
     shard_name,
 )
 from qkv.train.checkpoint.slices import SliceBounds, index_within, intersection, is_inside, tiling_problem
@@ -85,7 +85,7 @@ class Checkpoint:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         manifest = read_checksummed(folder / MANIFEST_FILE)
-        with report_malformed(folder / MANIFEST_FILE):
+        with raise_as_damaged(folder / MANIFEST_FILE):
             self.step: int = manifest["step"]
             if self.step != parse_step(folder.name):
                 raise DamagedCheckpoint(
@@ -135,7 +135,7 @@ class Checkpoint:
     def verify(self) -> None:
         """Verify every byte of every file. Raise `DamagedCheckpoint` if one is wrong."""
         for name, file in self._files.items():
-            with report_malformed(self.folder / MANIFEST_FILE):
+            with raise_as_damaged(self.folder / MANIFEST_FILE):
                 ranges = [(0, index(file["header"]["bytes"]), file["header"]["checksum"], "the header")]
             ranges += [(one["start"], one["bytes"], one["checksum"], one["name"]) for one in file["slices"]]
             path = self.folder / name

@@ -48,8 +48,11 @@ class LabelledBatch:
     targets: Tensor | None  # (N,) the label of each position; IGNORE_INDEX for padding
 
 
-def label_batch(batch: Batch, device: torch.device, round_to: int = 1) -> LabelledBatch:
-    """A batch on a device with its labels. N is rounded up to a multiple of `round_to`: shapes seldom change."""
+def make_labelled_batch(batch: Batch, device: torch.device, round_to: int = 1) -> LabelledBatch:
+    """Move a batch to a device, and find its labels.
+
+    N is rounded up to a multiple of `round_to`, so that the shapes seldom change.
+    """
     positions = targets = None
     if batch.labels is not None:
         flat = batch.labels.flatten()
@@ -67,7 +70,7 @@ def label_batch(batch: Batch, device: torch.device, round_to: int = 1) -> Labell
 
 
 def find_labelled_positions(labels: np.ndarray, round_to: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the flat indices of the labelled positions in `labels` (B, T), and a mask that is False for padding indices.
+    """Return the flat indices of the labelled positions in `labels` (B, T), padded, and a mask: False for padding.
 
     If the sequences have few labels and about the same number each, as in masked language modelling, both have the
     shape (B, Q), with Q positions of each sequence. Otherwise they have the shape (N,).
@@ -168,8 +171,8 @@ class TrainingModule(nn.Module):
             max_document_length=batch.source_max_document_length,
         )
 
-    def merge_flags(self, batch: Batch) -> Batch:
-        """Set the padding flags of a batch to `can_skip_mask`, so that batches with the same kernels share a CUDA graph."""
+    def normalize_padding_flags(self, batch: Batch) -> Batch:
+        """Set the padding flags of a batch to `can_skip_mask`: batches with the same kernels share a CUDA graph."""
         can_skip = self.can_skip_mask(batch)
         return replace(batch, one_document_each=can_skip, unpadded=can_skip)
 

@@ -90,7 +90,7 @@ def _parameter_groups(named: list[tuple[str, nn.Parameter]], section: TrainSecti
     return [{"params": groups[key], "weight_decay": weight_decay[key[0]]} for key in sorted(groups)]
 
 
-def can_skip_on_device(optimizer: Optimizer) -> bool:
+def can_skip_update_on_device(optimizer: Optimizer) -> bool:
     """Whether the optimizer skips an update if its tensor `found_inf` is 1: Muon and torch's fused optimizers do."""
     parts = optimizer.parts if isinstance(optimizer, CombinedOptimizer) else [optimizer]
     return all(isinstance(part, Muon) or all(group.get("fused") for group in part.param_groups) for part in parts)

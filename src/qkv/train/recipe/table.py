@@ -27,7 +27,7 @@ SECTIONS = {
 }
 STACKS = ("encoder", "decoder")
 STACK_TYPES = get_type_hints(StackConfig)
-DERIVED_HEAD_FIELDS = {"kind", "outputs", "labels", "tied", "sentence_outputs"}
+DERIVED_HEAD_FIELDS = {"kind", "outputs", "labels", "tied", "next_sentence_classes"}
 """Fields of a head that follow from the data and from [model], so that a recipe cannot set them."""
 HEAD_TYPES = {name: kind for name, kind in get_type_hints(HeadConfig).items() if name not in DERIVED_HEAD_FIELDS}
 MODEL_TABLES = {**dict.fromkeys(STACKS, STACK_TYPES), "head": HEAD_TYPES}

@@ -29,7 +29,7 @@ from qkv.train.checkpoint.files import (
     WEIGHTS_PREFIX,
     DamagedCheckpoint,
     parse_step,
-    report_malformed,
+    raise_as_damaged,
     step_folder_name,
 )
 from qkv.train.checkpoint.reader import Checkpoint
@@ -134,7 +134,7 @@ def load_checkpoint(
 ) -> StoredModel:
     """Load the model of a checkpoint. Every tensor of the model is verified; the optimizer's state is not read."""
     tokenizer = Tokenizer.load(run)
-    with report_malformed(found.folder):
+    with raise_as_damaged(found.folder):
         fingerprint = found.state["invariants"].get("tokenizer")
     if tokenizer.fingerprint != fingerprint:
         raise QkvError(
@@ -178,7 +178,7 @@ def load_checkpoint(
 def read_config(checkpoint: Checkpoint) -> Config:
     """Return the config of a checkpoint's model. The checkpoint stores it among the invariants of its run."""
     values: dict[str, Any] = {}
-    with report_malformed(checkpoint.folder):
+    with raise_as_damaged(checkpoint.folder):
         for name, value in checkpoint.state["invariants"].items():
             *way, last = name.split(".")
             if way[:1] == ["model"]:
