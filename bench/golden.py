@@ -151,7 +151,7 @@ SHAPES: dict[str, Keys] = {
     "t5": {"model.position": "t5", "model.feedforward": "geglu_tanh", "model.score_scale": "none", "model.init": "t5"},
     "window": {"model.sliding_window": 8, "model.sliding_window_layers": [1], "model.rotary_fraction": 0.5},
     "post-norm": {"model.norm_placement": "post", "model.position": "sinusoidal_split", "model.bias": "all"},
-    "sandwich": {"model.norm_placement": "sandwich", "model.embedding_norm": "added", "model.norm_affine": "none"},
+    "sandwich": {"model.norm_placement": "sandwich", "model.embedding_norm": "extra", "model.norm_affine": "none"},
 }
 DECODER_SHAPES: dict[str, Keys] = {
     **SHAPES,

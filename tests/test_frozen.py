@@ -25,7 +25,7 @@ SCALING = "kind factor low_freq_factor high_freq_factor original_max_positions"
 RECIPE = {
     "run": "",
     "data": """
-    train valid test valid_fraction valid_split_by format columns key scale mix epoch_examples max_length
+    train valid test valid_fraction valid_split_by format columns records_key max_score mix epoch_examples max_length
     max_source_length too_long layout max_invalid_fraction cache
     """,
     "tokenizer": "from_ kind vocab_size lowercase min_frequency",
@@ -61,15 +61,17 @@ OPTIONS = {
         *("--too-long", "--top", "--top-k", "--top-p"),
     ],
     "data": [
-        *("--columns", "--examples", "--format", "--json", "--key", "--max-length", "--test", "--tokenizer", "--valid"),
+        *("--columns", "--examples", "--format", "--json", "--max-length", "--records-key", "--test", "--tokenizer"),
+        "--valid",
     ],
     "eval": [
-        *("--baseline", "--batch-size", "--beam", "--columns", "--device", "--format", "--int8", "--json", "--key"),
-        *("--limit", "--metric", "--samples", "--split", "--test", "--valid"),
+        *("--baseline", "--batch-size", "--beam", "--columns", "--device", "--format", "--int8", "--json", "--limit"),
+        *("--metric", "--records-key", "--samples", "--split", "--test", "--valid"),
     ],
     "train": ["--dry-run", "--json", "--processes"],
     "init": [
-        *("--columns", "--format", "--from", "--json", "--key", "--minutes", "--out", "--shape", "--test", "--valid"),
+        *("--columns", "--format", "--from", "--json", "--minutes", "--out", "--records-key", "--shape", "--test"),
+        "--valid",
     ],
     "verify-resume": ["--json", "--steps"],
 }

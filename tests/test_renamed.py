@@ -24,9 +24,9 @@ def test_new_names_exist_and_old_ones_do_not(part: str) -> None:
 
 @pytest.mark.parametrize("key", RENAMED_VALUES)
 def test_every_old_value_is_refused_with_the_new_one(key: str) -> None:
-    section, name = key.split(".")
+    section, name = key.replace("stack", "model").split(".")
     for old, new in RENAMED_VALUES[key].items():
-        with pytest.raises(UsageError, match=f'{key} = "{old}" → "{new}"'):
+        with pytest.raises(UsageError, match=f'{section}.{name} = "{old}" → "{new}"'):
             loads(f'[{section}]\n{name} = "{old}"\n')
         loads(f'[{section}]\n{name} = "{new}"\n')
 
@@ -47,8 +47,10 @@ def test_the_error_for_an_override_has_the_new_key() -> None:
 
 
 def test_the_error_for_a_config_lists_the_new_fields() -> None:
-    values = {"version": 1, "pad": 0, "decoder": {"vocab": 9, "rotary_scaling": {"kind": "linear", "low": 1.0}}}
+    decoder = {"vocab": 9, "embedding_norm": "first", "rotary_scaling": {"kind": "linear", "low": 1.0}}
+    values = {"version": 1, "pad": 0, "decoder": decoder}
     with pytest.raises(QkvError) as error:
         parse_config(values, "models/a/config.json")
     for line in ("pad → pad_token_id", "decoder.vocab → vocab_size", "decoder.rotary_scaling.low → low_freq_factor"):
         assert line in str(error.value)
+    assert 'decoder.embedding_norm = "first" → "replaces_first"' in str(error.value)

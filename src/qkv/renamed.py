@@ -15,6 +15,8 @@ RENAMED: dict[str, dict[str, str]] = {
         "length": "max_length",
         "source_length": "max_source_length",
         "most_bad": "max_invalid_fraction",
+        "key": "records_key",
+        "scale": "max_score",
     },
     "tokenizer": {"size": "vocab_size", "min_count": "min_frequency"},
     "model": {"shared_embedding": "share_embeddings", "tied": "tie_embeddings", "lora_on": "lora_targets"},
@@ -67,7 +69,7 @@ RENAMED: dict[str, dict[str, str]] = {
         "high": "high_freq_factor",
         "original_positions": "original_max_positions",
     },
-    "head": {"unit": "normalize"},
+    "head": {"unit": "normalize", "sentence_outputs": "next_sentence_classes"},
 }
 """Old name → new name, for each section of a recipe, then for a config and its parts."""
 
@@ -85,8 +87,9 @@ RENAMED_VALUES: dict[str, dict[str, str]] = {
         "answers": "question_answering",
         "contrast": "contrastive",
     },
+    "stack.embedding_norm": {"added": "extra", "first": "replaces_first"},
 }
-"""Recipe key → its renamed values, old → new."""
+"""Recipe key or config field → its renamed values, old → new."""
 
 _STACKS: dict[str, tuple[str, ...]] = {"encoder": ("stack",), "decoder": ("stack",), "head": ("head",)}
 _NESTED: dict[str, dict[str, tuple[str, ...]]] = {
@@ -103,7 +106,6 @@ def find_old_names(values: Mapping[str, Any], *parts: str, path: str = "") -> li
 
     `parts` is "recipe" or "config" for the outermost table.
 
-
     >>> find_old_names({"train": {"clip": 1.0}, "model": {"encoder": {"window": 8}}}, "recipe")
     ['train.clip → max_grad_norm', 'model.encoder.window → sliding_window']
     """
@@ -111,9 +113,9 @@ def find_old_names(values: Mapping[str, Any], *parts: str, path: str = "") -> li
     for name, value in values.items():
         key = f"{path}.{name}" if path else name
         found += [f"{key} → {RENAMED[part][name]}" for part in parts if name in RENAMED.get(part, {})][:1]
-        if isinstance(value, str) and value in RENAMED_VALUES.get(key, {}):
-            found.append(f'{key} = "{value}" → "{RENAMED_VALUES[key][value]}"')
         for part in parts:
+            if isinstance(value, str) and value in RENAMED_VALUES.get(f"{part}.{name}", {}):
+                found.append(f'{key} = "{value}" → "{RENAMED_VALUES[f"{part}.{name}"][value]}"')
             if isinstance(value, dict) and name in _NESTED.get(part, {}):
                 found += find_old_names(value, *_NESTED[part][name], path=key)
     return found

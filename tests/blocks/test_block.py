@@ -81,7 +81,7 @@ def test_cross_attention_comes_between_with_a_norm_of_its_own(make_stack: Make, 
 
 def test_an_embedding_norm_may_stand_in_for_the_first_norm(make_stack: Make, x: Tensor) -> None:
     """ModernBERT: block 0 reads the stream as it comes; the others norm it."""
-    stack = make_stack(embedding_norm="first")
+    stack = make_stack(embedding_norm="replaces_first")
     first, second = stack.blocks
     assert not list(first.attention_sub.norm.parameters())
     assert list(second.attention_sub.norm.parameters())

@@ -64,7 +64,7 @@ def test_types_are_added_and_default_to_the_first(small: Config) -> None:
 
 
 def test_the_norm_comes_after_the_sum_and_before_the_projection(small: Config) -> None:
-    layer = embedding(small(position="learned", token_types=2, embedding_norm="added", embedding_width=8))
+    layer = embedding(small(position="learned", token_types=2, embedding_norm="extra", embedding_width=8))
     assert layer.norm is not None
     assert layer.project is not None
     assert layer.position is not None

@@ -126,7 +126,7 @@ def test_t5_fan_in_follows_heads_that_are_wider_than_the_model(config: Config) -
 
 @pytest.mark.parametrize("init", KINDS)
 def test_biases_start_at_zero_and_norms_at_one_and_zero(config: Config, init: str) -> None:
-    parts = make(config(init, qk_norm="head", embedding_norm="added"))
+    parts = make(config(init, qk_norm="head", embedding_norm="extra"))
     for module in parts.modules():
         if isinstance(module, nn.Linear):
             assert module.bias is not None

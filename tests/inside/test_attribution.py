@@ -34,7 +34,7 @@ CASES: list[tuple[str, HeadConfig | None, dict[str, Any]]] = [
     ("decoder", None, {"norm_placement": "sandwich", "norm": "rmsnorm", "norm_affine": "none"}),
     ("decoder", None, {"residual": "parallel", "position": "rotary"}),
     ("decoder", None, {"residual": "parallel", "norm_placement": "sandwich", "feedforward": "swiglu"}),
-    ("decoder", None, {"embedding_norm": "first", "head_dim": 6}),
+    ("decoder", None, {"embedding_norm": "replaces_first", "head_dim": 6}),
     ("decoder", None, {"num_layer_groups": 1, "layers": 3, "norm_placement": "post"}),
     ("encoder", mlm("gelu"), {"norm_placement": "post"}),
     ("encoder", mlm("relu", tied=True), {"norm_placement": "post", "embedding_width": 8}),

@@ -20,7 +20,7 @@ STACK = StackConfig(
     max_positions=16,
     norm_placement="post",
     norm_eps=1e-12,
-    embedding_norm="added",
+    embedding_norm="extra",
     token_types=2,
 )
 CONFIG = qkv.Config(

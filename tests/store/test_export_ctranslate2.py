@@ -41,7 +41,7 @@ SEQ2SEQ: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"tied": True, "bias": True, "share_embeddings": True},
     ),
     "bart": (
-        {"position": "learned", "position_offset": 2, "norm_placement": "post", "embedding_norm": "added"},
+        {"position": "learned", "position_offset": 2, "norm_placement": "post", "embedding_norm": "extra"},
         {"tied": True, "bias": True},
     ),
     "t5": (T5, {"tied": True, "scale": "rsqrt"}),
@@ -221,7 +221,7 @@ def test_half_precision_is_kept(tmp_path: Path) -> None:
 
 REFUSED: dict[str, dict[str, Any]] = {
     "norm_placement": {"norm_placement": "sandwich"},
-    "embedding_norm": {"embedding_norm": "first"},
+    "embedding_norm": {"embedding_norm": "replaces_first"},
     "embedding_width": {"embedding_width": 8},
     "token_types": {"token_types": 2},
     "sliding_window": {"sliding_window": 4},

@@ -59,7 +59,7 @@ def check_near(theirs: Any, ours: torch.Tensor, where: torch.Tensor | None = Non
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Encoder, Session, Path]:
     stack = qkv.StackConfig(
-        **{**SIZE, "layers": 1}, position="learned", norm_placement="post", embedding_norm="added", token_types=2
+        **{**SIZE, "layers": 1}, position="learned", norm_placement="post", embedding_norm="extra", token_types=2
     )
     head = qkv.HeadConfig(kind="classify", outputs=3, dense="tanh")
     network = far_from_start(qkv.Config(encoder=stack, head=head, pad_token_id=0))

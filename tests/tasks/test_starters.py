@@ -233,7 +233,7 @@ def test_columns_of_real_tables_are_recognised_or_guessed_by_their_values(tmp_pa
     columns = loads(starter_recipe("classify", [str(table)])).data.columns
     assert columns == {"text": "sentence_A", "second": "sentence_B", "label": "entailment_judgment"}
     embed = loads(starter_recipe("embed", [str(table)])).data
-    assert (embed.columns["score"], embed.scale) == ("relatedness_score", 5.0)
+    assert (embed.columns["score"], embed.max_score) == ("relatedness_score", 5.0)
     table.write_text(rows)
     assert loads(starter_recipe("classify", [str(table)])).data.columns == {"text": "1", "label": "4"}
 

@@ -227,7 +227,7 @@ def test_init_data_and_eval_read_a_file_without_a_header_alike(here: Path, capsy
     out, _ = said(capsys, ["init", "embed", "sts.tsv", "--test", "test.txt"])
     assert "columns: first = 0, second = 1, score = 2; the first line is read as data" in out
     recipe = tomllib.loads((here / "embed.toml").read_text())["data"]
-    assert (recipe["scale"], recipe["test"]) == (5.0, "test.txt")
+    assert (recipe["max_score"], recipe["test"]) == (5.0, "test.txt")
     found = json.loads(said(capsys, ["data", "sts.tsv", "--test", "test.txt", "--json"])[0])
     assert found["train"]["examples"] == 60
     assert found["test"]["files"][0]["format"] == "tsv"
@@ -238,8 +238,8 @@ def test_init_data_and_eval_read_a_file_without_a_header_alike(here: Path, capsy
     assert json.loads(said(capsys, ["eval", "e", "--test", "sts.tsv", "--json"])[0])["records"] == 60
     _, err = said(capsys, ["eval", "e", "sts.tsv", "--test", "sts.tsv"], code=2)
     assert "one set of files is evaluated at a time" in err
-    _, err = said(capsys, ["train", "embed.toml", "run=f", "data.scale=1", *SHORT], code=2)
-    assert "divide them by 5 with data.scale" in err
+    _, err = said(capsys, ["train", "embed.toml", "run=f", "data.max_score=1", *SHORT], code=2)
+    assert "set data.max_score = 5" in err
 
 
 def test_a_key_a_format_and_columns_are_the_same_for_all_commands(
@@ -248,11 +248,11 @@ def test_a_key_a_format_and_columns_are_the_same_for_all_commands(
     rows = [{"review": f"fine thing {n}", "stars": str(n % 2)} for n in range(40)]
     (here / "two.json").write_text(json.dumps({"train": rows, "meta": [1]}), encoding="utf-8")
     _, err = said(capsys, ["init", "classify", "two.json"], code=2)
-    assert "choose one with --key train, or data.key in a recipe" in err
-    reading = ["--key", "train", "--columns", "text=review", "--columns", "label=stars"]
+    assert "choose one with --records-key train (data.records_key)" in err
+    reading = ["--records-key", "train", "--columns", "text=review", "--columns", "label=stars"]
     said(capsys, ["init", "classify", "two.json", *reading])
     data = tomllib.loads((here / "classify.toml").read_text())["data"]
-    assert (data["key"], data["columns"]) == ("train", {"text": "review", "label": "stars"})
+    assert (data["records_key"], data["columns"]) == ("train", {"text": "review", "label": "stars"})
     assert json.loads(said(capsys, ["data", "two.json", *reading, "--json"])[0])["examples"] == 40
     said(capsys, ["train", "classify.toml", "run=k", *SHORT])
     assert json.loads(said(capsys, ["eval", "k", "two.json", *reading, "--json"])[0])["records"] == 40
@@ -260,7 +260,7 @@ def test_a_key_a_format_and_columns_are_the_same_for_all_commands(
     arguments = ["init", "classify", "table", "--format", "tsv", "--out", "t.toml", *reading[2:]]
     said(capsys, arguments)
     assert tomllib.loads((here / "t.toml").read_text())["data"]["format"] == "tsv"
-    _, err = said(capsys, ["init", "classify", "two.json", "--columns", "text=revew", "--key", "train"], code=2)
+    _, err = said(capsys, ["init", "classify", "two.json", "--columns", "text=revew", "--records-key", "train"], code=2)
     assert "did you mean 'review'" in err
 
 

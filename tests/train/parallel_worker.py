@@ -42,11 +42,9 @@ def config_of(case: str) -> Config:
         )
         return Config(decoder=rotary, head=lm)
     if case == "encoder":  # BERT's parts
-        learned = StackConfig(**SIZES, position="learned", norm_placement="post", embedding_norm="added", token_types=2)
+        learned = StackConfig(**SIZES, position="learned", norm_placement="post", embedding_norm="extra", token_types=2)
         mlm = HeadConfig(kind="mlm", outputs=VOCAB, tied=True, dense="gelu", dense_norm=True, bias=True)
-        return Config(
-            encoder=learned, head=replace(mlm, next_sentence_classes=2)
-        )  # nothing trains the second head
+        return Config(encoder=learned, head=replace(mlm, next_sentence_classes=2))  # nothing trains the second head
     if case == "seq2seq":  # T5's
         t5 = StackConfig(
             **SIZES, position="t5", relative_buckets=8, relative_max_distance=16, feedforward="geglu", norm="rmsnorm"

@@ -111,8 +111,9 @@ class StackConfig:
     norm_placement: Literal["pre", "post", "sandwich"] = "pre"
     norm_affine: Literal["gain_bias", "gain", "none"] = "gain_bias"
     norm_eps: float = 1e-5
-    embedding_norm: Literal["none", "added", "first"] = "none"
-    # "added": a norm after the embedding. "first": the same, and block 0 then has no norm before attention.
+    embedding_norm: Literal["none", "extra", "replaces_first"] = "none"
+    # A norm after the embedding: "extra" to the norms of the blocks, or "replaces_first": block 0 then has no norm
+    # before attention (ModernBERT).
     qk_norm: Literal["none", "head"] = "none"  # normalise each head's query and key (Qwen3)
     feedforward: FeedForwardKind = "gelu"
     bias: Literal["all", "attention", "qkv", "none"] = "all"
@@ -177,8 +178,11 @@ class StackConfig:
             )
         if self.residual == "parallel" and self.norm_placement == "post":
             raise ValueError('residual = "parallel" needs norm_placement = "pre" or "sandwich", not "post"')
-        if self.embedding_norm == "first" and (self.norm_placement == "post" or self.num_layer_groups < self.layers):
-            raise ValueError('embedding_norm = "first" needs norms before the parts, and a block 0 that is not shared')
+        is_shared = self.num_layer_groups < self.layers
+        if self.embedding_norm == "replaces_first" and (self.norm_placement == "post" or is_shared):
+            raise ValueError(
+                'embedding_norm = "replaces_first" needs a block 0 that starts with a norm and is not shared'
+            )
 
     @property
     def rotary_dim(self) -> int:

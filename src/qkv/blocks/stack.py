@@ -34,7 +34,7 @@ class Stack(nn.Module):
         # The dtype of the residual stream in training. `train/setup.py` may set it to bfloat16, to save memory
         # and bandwidth. None: the dtype of the embedding.
         self.residual_dtype: torch.dtype | None = None
-        first = config.embedding_norm == "first"
+        first = config.embedding_norm == "replaces_first"
         self.blocks = nn.ModuleList(
             Block(config, cross=cross, skip_norm=first and i == 0) for i in range(config.num_layer_groups)
         )

@@ -18,7 +18,7 @@ def data(
     tokenizer: Path | None = None,
     format: str | None = None,
     columns: StringList = None,
-    key: str | None = None,
+    records_key: str | None = None,
     max_length: int = 512,
     examples: int = 3,
     json: Json = False,
@@ -45,7 +45,7 @@ def data(
         The format of the files; by default it follows from their extension and their first lines.
     columns
         field=column for each column to read; by default all columns are read.
-    key
+    records_key
         Where in a JSON document the list of records is.
     max_length
         The sequence length for which padding is estimated.
@@ -65,7 +65,7 @@ def data(
     chosen = parse_fields(columns or [], "--columns", required=True)
     splits = {"train": files, "valid": valid or (), "test": test or ()}
     sources = {
-        name: DataFiles.from_options(parse_files(given), format, columns=chosen or None, key=key)
+        name: DataFiles.from_options(parse_files(given), format, columns=chosen or None, records_key=records_key)
         for name, given in splits.items()
         if given
     }

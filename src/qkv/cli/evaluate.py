@@ -38,7 +38,7 @@ def evaluate(
     test: StringList = None,
     columns: StringList = None,
     format: str = "",
-    key: str = "",
+    records_key: str = "",
     split: str = "",
     metric: StringList = None,
     limit: int = 0,
@@ -75,7 +75,7 @@ def evaluate(
         field=column for each column to read; by default the columns are found by their names.
     format
         The format of the files; by default it follows from their extension and their first lines.
-    key
+    records_key
         Where in a JSON document the list of records is.
     split
         The split of a built-in dataset: train, valid or test (the default).
@@ -124,7 +124,8 @@ def evaluate(
             given = given or (trained.train if is_held_out else "")
         if trained is None or not (given or trained.mix):
             raise UsageError(f"no evaluation data was given; for example: qkv eval {model} test.tsv")
-        format, chosen, key = format or trained.format, chosen or dict(trained.columns), key or trained.key
+        format, chosen = format or trained.format, chosen or dict(trained.columns)
+        records_key = records_key or trained.records_key
         part = f"the {trained.valid_fraction:.0%} that the run held out of " if is_held_out else ""
         print_notes(model, [f"evaluated on the data of its recipe: {part}{format_files(given)}"])
     loaded = load(model, device=device)
@@ -142,7 +143,7 @@ def evaluate(
                 given,
                 format=format,
                 columns=columns,
-                key=key,
+                records_key=records_key,
                 split=split,
                 max_records=limit,
                 problems=problems,

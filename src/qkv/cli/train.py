@@ -127,7 +127,7 @@ def init(
     test: StringList = None,
     format: str = "",
     columns: StringList = None,
-    key: str = "",
+    records_key: str = "",
     from_: Annotated[str, Parameter(name="--from")] = "",
     shape: Literal["modern", "exportable"] = "modern",
     minutes: float = 0.0,
@@ -158,7 +158,7 @@ def init(
         The format of the files; by default it follows from their extension and their first lines.
     columns
         field=column for each column to read; by default the columns are found by their names.
-    key
+    records_key
         Where in a JSON document the list of records is.
     from_
         A model folder or hub id to fine-tune; by default a new model is trained.
@@ -184,7 +184,7 @@ def init(
         run=f"runs/{path.stem}",
         valid=parse_files(valid or ()),
         test=parse_files(test or ()),
-        reading=DataSection(format=format, columns=chosen, key=key),
+        reading=DataSection(format=format, columns=chosen, records_key=records_key),
         base_model=from_,
         shape=shape,
         minutes=minutes,

@@ -25,7 +25,7 @@ EVERY_CHOICE: Choices = {
     "norm": frozenset({"layernorm", "rmsnorm"}),
     "norm_placement": frozenset({"pre", "post", "sandwich"}),
     "norm_affine": frozenset({"gain_bias", "gain", "none"}),
-    "embedding_norm": frozenset({"none", "added", "first"}),
+    "embedding_norm": frozenset({"none", "extra", "replaces_first"}),
     "qk_norm": frozenset({"none", "head"}),
     "feedforward": frozenset({"relu", "gelu", "gelu_tanh", "silu", "reglu", "geglu", "geglu_tanh", "swiglu"}),
     "bias": frozenset({"all", "attention", "qkv", "none"}),

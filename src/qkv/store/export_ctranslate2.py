@@ -108,8 +108,8 @@ def _stack_rules(stack: StackConfig, *, cross: bool) -> dict[str, bool]:
             activation not in ACTIVATIONS
         ),
         'norm_placement = "sandwich": only "pre" and "post" are supported': stack.norm_placement == "sandwich",
-        'embedding_norm = "first": there must be no norm between the embedding and block 0': (
-            stack.embedding_norm == "first"
+        'embedding_norm = "replaces_first": there must be no norm between the embedding and block 0': (
+            stack.embedding_norm == "replaces_first"
         ),
         f"embedding_width = {stack.embedding_width}: the embedding must have the width of the model": (
             bool(stack.embedding_width)
@@ -142,7 +142,7 @@ def _spec_arguments(stack: StackConfig, specs: Any) -> dict[str, Any]:
         "rms_norm": stack.norm == "rmsnorm",
         "activation": getattr(specs.Activation, ACTIVATIONS[activation]),
         "ffn_glu": stack.feedforward in GATED_ACTIVATIONS,
-        "layernorm_embedding": stack.embedding_norm == "added",
+        "layernorm_embedding": stack.embedding_norm == "extra",
         "relative_attention_bias": stack.position == "t5",
         "qk_norm": stack.qk_norm == "head",
     }

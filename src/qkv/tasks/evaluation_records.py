@@ -25,7 +25,7 @@ def load_records(
     *,
     columns: Mapping[str, str] | None = None,
     format: str = "",
-    key: str = "",
+    records_key: str = "",
     split: str = "",
     max_records: int = 0,
     problems: Problems | None = None,
@@ -47,7 +47,7 @@ def load_records(
     if split and split not in SPLITS:
         raise UsageError(f"split = {split!r} is not a split; {suggest_name(split, SPLITS)}")
     check_columns(task.objective, columns or {}, "columns", f"a model that {task.description}")
-    section = DataSection(format=format, columns=dict(columns or {}), key=key)
+    section = DataSection(format=format, columns=dict(columns or {}), records_key=records_key)
     recipe = Recipe(data=section, objective=ObjectiveSection(kind=task.objective))
     try:
         source = open_source(recipe, section, files, split or "test")  # type: ignore[arg-type]

@@ -155,8 +155,11 @@ STARTERS: dict[str, Starter] = {
 
 EXAMPLE_BYTES = 2e7  # the assumed size of the data if the user gives no file
 
-READING_COMMENTS = {"format": "the format of the files", "key": "where in the JSON document the list of records is"}
-MAX_SCORES = 100_000  # records whose scores are read to choose a scale
+READING_COMMENTS = {
+    "format": "the format of the files",
+    "records_key": "where in the JSON document the list of records is",
+}
+MAX_SCORES = 100_000  # records whose scores are read to find the largest one
 INSPECTED_RECORDS = 100  # records from which the mean length of a text is computed
 SHORT_TEXT_CHARS = 32  # if texts have at most this mean length, a small model learns best from characters
 
@@ -241,11 +244,11 @@ def _data_lines(starter: Starter, summary: "FileSummary", size: StarterSize) -> 
     if starter.objective_kind == "seq2seq":
         length_comment = "tokens of a target sequence"
         length_comment += "" if starter.max_source_length else "; the source length follows in proportion"
-    for name in ("format", "key"):
+    for name in ("format", "records_key"):
         if value := getattr(summary.reading, name):
             lines.append((name, value, READING_COMMENTS[name]))
-    if summary.scale != 1:
-        lines.append(("scale", summary.scale, "scores are divided by this number, to be cosine similarities"))
+    if summary.max_score != 1:
+        lines.append(("max_score", summary.max_score, "the largest score; scores are divided by it"))
     if "valid" in summary.files:
         lines.append(("valid", summary.files["valid"], "files to validate on"))
     else:
@@ -343,7 +346,7 @@ class FileSummary:
     columns_guessed: bool = False
     is_given: bool = False  # whether the user gave files or a built-in dataset
     reading: DataSection = field(default_factory=DataSection)  # the format and the key that the user chose
-    scale: float = 1.0  # the number that scores are divided by
+    max_score: float = 1.0  # the number that scores are divided by
     mean_chars: float = float("inf")  # mean characters of a text, over the first records
 
 
@@ -360,7 +363,9 @@ def inspect_files(kind: str, files: Sequence[str] | Mapping[str, str], reading: 
         return inspect_aligned_files(kind, paths)
     check_columns(kind, reading.columns, "--columns")
     chosen = dict(reading.columns)
-    data = DataFiles.from_options(paths, reading.format or None, columns=chosen or None, key=reading.key or None)
+    data = DataFiles.from_options(
+        paths, reading.format or None, columns=chosen or None, records_key=reading.records_key or None
+    )
     records = first_records(data)
     names = nested_names(records[0].fields)
     found = FileSummary({"train": paths}, total_bytes(data), is_given=True, reading=reading)
@@ -373,10 +378,10 @@ def inspect_files(kind: str, files: Sequence[str] | Mapping[str, str], reading: 
         columns = guess_columns(kind, names, records)
         found = replace(found, columns_guessed=True)
     scores = {"score": "score"} if chosen else columns
-    scale = guess_scale(data, scores["score"]) if kind == "contrastive" and "score" in columns else 1.0
+    max_score = guess_max_score(data, scores["score"]) if kind == "contrastive" and "score" in columns else 1.0
     is_same = all(name == column for name, column in columns.items())
     chars = mean_characters(records, columns if chosen else columns.values())
-    return replace(found, columns=None if is_same else columns, mean_chars=chars, scale=scale)
+    return replace(found, columns=None if is_same else columns, mean_chars=chars, max_score=max_score)
 
 
 def add_splits(kind: str, summary: FileSummary, splits: Mapping[str, Sequence[str] | Mapping[str, str]]) -> FileSummary:
@@ -455,7 +460,7 @@ def guess_columns(kind: str, names: Sequence[str], records: Sequence[Record] = (
     return guessed
 
 
-def guess_scale(data: DataFiles, column: str) -> float:
+def guess_max_score(data: DataFiles, column: str) -> float:
     """The number by which scores must be divided to be at most 1: a round one for the first `MAX_SCORES` records."""
     highest = 0.0
     for record in islice(data.records(Problems(max_invalid_fraction=1)), MAX_SCORES):

@@ -269,17 +269,17 @@ def test_a_json_file_is_a_list_of_objects_or_of_lists(tmp_path):
     path = write(tmp_path, "a.json", json.dumps([{"q": "1 + 1", "a": "2"}, {"q": "2 + 2", "a": "4"}]))
     assert fields_of(path, columns=["q"]) == [{"q": "1 + 1"}, {"q": "2 + 2"}]
     keyed = write(tmp_path, "b.json", json.dumps({"splits": {"train": [["hello", "greeting"]], "test": []}}))
-    assert fields_of(keyed, key="splits.train", columns={"text": 0, "label": 1}) == [
+    assert fields_of(keyed, records_key="splits.train", columns={"text": 0, "label": 1}) == [
         {"text": "hello", "label": "greeting"}
     ]
 
 
 def test_a_json_file_that_is_no_list_says_where_lists_are(tmp_path):
     path = write(tmp_path, "a.json", json.dumps({"train": [], "test": [], "name": "x"}))
-    with pytest.raises(UsageError, match=r"several lists, train, test: choose one with --key train, or data\.key"):
+    with pytest.raises(UsageError, match="several lists, train, test: choose one with --records-key train"):
         fields_of(path)
-    with pytest.raises(UsageError, match="no list at key 'trian'; set key to one of its lists: train, test"):
-        fields_of(path, key="trian")
+    with pytest.raises(UsageError, match="no list at key 'trian'; set records_key to one of its lists: train, test"):
+        fields_of(path, records_key="trian")
 
 
 # ---------------------------------------------------------------- SQuAD

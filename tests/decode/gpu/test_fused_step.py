@@ -153,7 +153,7 @@ def test_an_end_ends_the_row() -> None:
         {"qk_norm": "head"},
         {"position": "alibi"},
         {"sliding_window": 4},
-        {"embedding_norm": "added"},
+        {"embedding_norm": "extra"},
     ],
 )
 def test_what_the_kernels_do_not_know_is_left_to_the_plain_steps(changes: dict[str, Any]) -> None:

@@ -136,7 +136,7 @@ def test_any_request(
         {"norm_placement": "post", "embedding_scale": "sqrt", "kv_heads": 1},
         {"norm_placement": "sandwich", "norm": "rmsnorm", "feedforward": "swiglu", "num_layer_groups": 1},
         {"residual": "parallel"},
-        {"embedding_norm": "first", "token_types": 2},
+        {"embedding_norm": "replaces_first", "token_types": 2},
         {"sides": 2, "position": "t5", "kv_heads": 2},
         {"sides": 2, "position": "sinusoidal", "norm_placement": "post", "qk_norm": "head"},
     ],

@@ -90,7 +90,7 @@ def test_no_weight_is_allocated(config: Make) -> None:
 
 CHOICES: list[dict[str, Any]] = [
     {},
-    {"position": "learned", "position_offset": 2, "token_types": 2, "embedding_norm": "added"},
+    {"position": "learned", "position_offset": 2, "token_types": 2, "embedding_norm": "extra"},
     {"position": "t5", "bias": "none", "norm": "rmsnorm"},
     {"position": "rotary", "kv_heads": 2, "feedforward": "swiglu", "qk_norm": "head", "head_dim": 6},
     {"embedding_width": 8, "num_layer_groups": 1, "layers": 3},

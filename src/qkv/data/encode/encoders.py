@@ -131,7 +131,7 @@ class EncodeClass(EncodeTexts):
     """Encodes one or two texts as `first` (and `second`), with `label`, `score` or neither (contrastive pairs).
 
     `classes` are the names of the labels, in the order of their ids; `find_classes` finds them in the data. Scores are
-    divided by `score_scale`.
+    divided by `max_score`.
     """
 
     def __init__(
@@ -143,16 +143,16 @@ class EncodeClass(EncodeTexts):
         label: str | None = None,
         classes: Sequence[str] = (),
         score: str | None = None,
-        score_scale: float = 1.0,
+        max_score: float = 1.0,
     ):
         fields = {"first": first, "second": second} if second else {"first": first}
-        scale = [score_scale] if score_scale != 1 else []
+        scale = [max_score] if max_score != 1 else []
         super().__init__("class", tokenizer, fields, first, second, label, classes, score, *scale)
         if label and score:
             raise UsageError(f"label = {label!r} and score = {score!r} exclude each other; set one of them")
         if label and not classes:
             raise UsageError(f"the classes of {label!r} are missing; find_classes(records, {label!r}) finds them")
-        self.label, self.score, self.score_scale = label, score, score_scale
+        self.label, self.score, self.max_score = label, score, max_score
         self.classes = tuple(classes)
         self.class_ids = {name: class_id for class_id, name in enumerate(self.classes)}
         self.fields += ("label",) * bool(label) + ("score",) * bool(score)
@@ -167,7 +167,7 @@ class EncodeClass(EncodeTexts):
                 hint = suggest_name(name, self.classes[:50])
                 raise InvalidRecord(f"the {self.label} {name!r} is not one of the classes; {hint}", "unknown class")
             return {"label": self.class_ids[name]}
-        return {"score": parse_number(record, self.score) / self.score_scale} if self.score else {}
+        return {"score": parse_number(record, self.score) / self.max_score} if self.score else {}
 
 
 def parse_number(record: Record, name: str) -> float:

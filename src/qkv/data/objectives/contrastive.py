@@ -56,7 +56,7 @@ class Contrastive(WholeRecords):
         if lowest < -1 or highest > 1:
             raise UsageError(
                 f"the scores range from {lowest:g} to {highest:g}, but they are compared with cosine similarities, "
-                f"which range from -1 to 1: divide them by {max(-lowest, highest):g} with data.scale in the recipe"
+                f"which range from -1 to 1: set data.max_score = {max(-lowest, highest):g} in the recipe"
             )
 
     def required_lengths(self, examples: IntArray | slice) -> IntArray:

@@ -57,7 +57,7 @@ class ObjectiveSetup:
     max_source_length: int | None = None  # None: the objective chooses a length
     too_long: TooLongPolicy = "error"
     decoder_start_token_id: int | None = None  # None: chosen by the tokenizer
-    score_scale: float = 1.0  # scores are divided by this number
+    max_score: float = 1.0  # scores are divided by this number
 
     @property
     def sequence_kwargs(self) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def encode_classification(setup: ObjectiveSetup) -> RecordEncoder:
 def encode_contrastive(setup: ObjectiveSetup) -> RecordEncoder:
     """The encoder of pairs of texts, with a score if the records have one."""
     score = "score" if "score" in setup.fields else None
-    return EncodeClass(setup.tokenizer, "first", "second", score=score, score_scale=setup.score_scale)
+    return EncodeClass(setup.tokenizer, "first", "second", score=score, max_score=setup.max_score)
 
 
 def causal_lm_examples(setup: ObjectiveSetup, encoded: EncodedExamples) -> Objective:

@@ -20,8 +20,8 @@ from qkv.errors import QkvError, UsageError
 def read_json(group: FileGroup, context: ReadContext) -> Iterator[Record]:
     """The rows of a JSON file: a list of objects, or of lists (with numbers as columns), or SQuAD's articles.
 
-    `options.key` says where in the document the list is (`data`, or dotted: `splits.train`); an object with one list
-    needs no key. The location counts rows from 1, because line numbers mean nothing in a document on one line.
+    `options.records_key` says where in the document the list is (`data`, or dotted: `splits.train`); an object with one
+    list needs no key. The location counts rows from 1, because line numbers mean nothing in a document on one line.
     """
     document = _parse_document(group, context)
     if document is not None:
@@ -59,7 +59,7 @@ def _parse_document(group: FileGroup, context: ReadContext) -> Any:
 
 
 def _find_rows(document: Any, format: str, file: str, context: ReadContext) -> Iterable[Any]:
-    key = context.options.key
+    key = context.options.records_key
     if format == "squad" or (key is None and is_squad(document)):
         if not is_squad(document):
             raise QkvError(f"{file} is not in SQuAD's format: a list `data` of articles with `paragraphs` is missing")
@@ -68,7 +68,7 @@ def _find_rows(document: Any, format: str, file: str, context: ReadContext) -> I
         inner = get_nested(document, key) if isinstance(document, dict) else None
         if not isinstance(inner, list):
             lists = ", ".join(_list_keys(document)) or "none at the top level"
-            raise UsageError(f"{file} has no list at key {key!r}; set key to one of its lists: {lists}")
+            raise UsageError(f"{file} has no list at key {key!r}; set records_key to one of its lists: {lists}")
         return inner
     if isinstance(document, list):
         return document
@@ -79,7 +79,7 @@ def _find_rows(document: Any, format: str, file: str, context: ReadContext) -> I
         return rows
     hint = "write its rows as a JSON list of objects, or as JSON Lines, one object a line"
     if keys:
-        hint = f"it has several lists, {', '.join(keys)}: choose one with --key {keys[0]}, or data.key in a recipe"
+        hint = f"it has several lists, {', '.join(keys)}: choose one with --records-key {keys[0]} (data.records_key)"
     raise UsageError(f"{file} is not a list of rows; {hint}")
 
 

@@ -40,7 +40,7 @@ class ReadOptions:
     quote: bool | None = None  # csv, tsv: whether fields may be quoted as in RFC 4180; default: yes for csv, no for tsv
     unit: TextUnit = "line"  # text: what one record is
     comments: bool | None = None  # conll: whether lines that start with # are comments; default: in CoNLL-U only
-    key: str | None = None  # json: where in the document the list of rows is
+    records_key: str | None = None  # json: where in the document the list of records is
     split: str | None = None  # datasets: which split
     config: str | None = None  # datasets: which configuration
     encoding: str | None = None  # default: UTF-8, or what the byte-order mark says

@@ -32,7 +32,7 @@ def stack_rows(side: str) -> FieldRows:
         "max_positions": ConfigKey("max_position_embeddings", 1024),
         "position_offset": 2,
         "norm_placement": "post",
-        "embedding_norm": "added",
+        "embedding_norm": "extra",
         "feedforward": ConfigKey("activation_function", "gelu", ACTIVATIONS_AND_ALIASES),
         "embedding_scale": ConfigKey("scale_embedding", False, {True: "sqrt", False: "none"}),
         "dropout": ConfigKey("dropout", 0.1),

@@ -24,7 +24,7 @@ STACK: FieldRows = {
     "max_positions": ConfigKey("max_position_embeddings", 512),
     "norm_placement": "post",
     "norm_eps": ConfigKey("layer_norm_eps", 1e-12),
-    "embedding_norm": "added",
+    "embedding_norm": "extra",
     "feedforward": ConfigKey("hidden_act", "gelu", ACTIVATIONS_AND_ALIASES),
     "token_types": ConfigKey("type_vocab_size", 2),
     "dropout": ConfigKey("hidden_dropout_prob", 0.1),

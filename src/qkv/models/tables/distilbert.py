@@ -28,7 +28,7 @@ DISTILBERT = Architecture(
             "max_positions": ConfigKey("max_position_embeddings", 512),
             "norm_placement": "post",
             "norm_eps": 1e-12,
-            "embedding_norm": "added",
+            "embedding_norm": "extra",
             "feedforward": ACTIVATION,
             "dropout": ConfigKey("dropout", 0.1),
             "attention_dropout": ConfigKey("attention_dropout", 0.1),

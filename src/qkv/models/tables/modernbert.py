@@ -93,7 +93,7 @@ MODERNBERT = Architecture(
             "norm_placement": "pre",
             "norm_affine": ConfigKey("norm_bias", False, {True: "gain_bias", False: "gain"}),
             "norm_eps": ConfigKey("norm_eps", 1e-5),
-            "embedding_norm": "first",
+            "embedding_norm": "replaces_first",
             "feedforward": ConfigKey("hidden_activation", "gelu", GATED_ACTIVATION_NAMES),
             "bias": ComputedField(read_bias, write_bias),
             "dropout": ConfigKey("embedding_dropout", 0.0),

@@ -129,7 +129,7 @@ def _prepare(
         max_source_length=data.max_source_length or None,
         too_long=data.too_long or spec.too_long_policies[0],
         decoder_start_token_id=config.decoder_start_token_id,
-        score_scale=data.scale,
+        max_score=data.max_score,
     )
     encode = spec.make_encoder(setup)
 

@@ -177,7 +177,9 @@ def open_source(recipe: Recipe, data: DataSection, data_files: Any, split: DataS
     if not data.format and isinstance(paths, str) and not Path(paths).exists() and paths.isidentifier():
         hint = suggest_name(paths, DATASETS)
         raise UsageError(f"{paths}: there is no file and no built-in dataset of this name; {hint}")
-    files = DataFiles.from_options(paths, data.format or None, columns=dict(data.columns) or None, key=data.key or None)
+    files = DataFiles.from_options(
+        paths, data.format or None, columns=dict(data.columns) or None, records_key=data.records_key or None
+    )
     if OBJECTIVES[kind].reads_documents:
         files = replace(files, options=replace(files.options, unit="document"))
     return match_file_columns(kind, files)

@@ -17,7 +17,7 @@ BOUNDS: dict[str, Bounds] = {
     "data.max_length": (1, 2**27),
     "data.max_source_length": (0, 2**27),
     "data.max_invalid_fraction": (0, 1),
-    "data.scale": (1e-6, 1e6),
+    "data.max_score": (1e-6, 1e6),
     "tokenizer.vocab_size": (1, 2**24),
     "tokenizer.min_frequency": (0, MAX_COUNT),
     "model.lora_rank": (0, 2**16),
@@ -99,8 +99,8 @@ def _data_problem(recipe: Recipe) -> str:
         weight = source.get("weight", 1.0)
         if not (isfinite(weight) and weight > 0):
             return f"data.mix.{name}.weight = {weight} must be above 0, and finite"
-    if data.scale != 1 and kind != "contrastive":
-        return f"data.scale is for contrastive, whose scores are cosine similarities, not for {kind}; leave it out"
+    if data.max_score != 1 and kind != "contrastive":
+        return f"data.max_score is for contrastive, whose scores are cosine similarities, not for {kind}; leave it out"
     policies = OBJECTIVES[kind].too_long_policies
     if data.too_long and data.too_long not in policies:
         return f'data.too_long = "{data.too_long}" does not work with {kind}; choose {_choices(policies)}'

@@ -38,8 +38,8 @@ class DataSection:
     valid_split_by: Literal["content", "tail"] = "content"
     format: str = ""  # the file format; "" detects it from the extension
     columns: dict[str, str] = field(default_factory=dict)  # which column has which field: field = column
-    key: str = ""  # json: where in the document the list of records is, such as "data" or "splits.train"
-    scale: float = 1.0  # contrastive: scores are divided by this number, so that they are at most 1
+    records_key: str = ""  # json: where in the document the list of records is, such as "data" or "splits.train"
+    max_score: float = 1.0  # contrastive: the largest score in the data; scores are divided by it
     mix: dict[str, dict[str, Any]] = field(default_factory=dict)  # name = {train = files, weight = number}
     epoch_examples: int = 0  # the number of examples in an epoch, for an endless built-in dataset
     max_length: int = 512  # the maximum sequence length in tokens
