@@ -199,7 +199,7 @@ def test_shortcuts_are_true_when_they_are_taken(case: tuple[Mask, int]) -> None:
 def test_shortcuts_are_taken_for_plain_rows() -> None:
     layout = make_layout(torch.zeros(2, 5))
     assert Mask(layout, layout).allows_all
-    mask, x, hints = Mask(layout, layout, causal=True), torch.zeros(2, 5, 8), KernelHints(is_default_layout=True)
+    mask, x, hints = Mask(layout, layout, causal=True), torch.zeros(2, 5, 8), KernelHints(is_default=True)
     assert torch.equal(mask.dense()[0, 0], torch.ones(5, 5).tril().bool())
     assert prepare_mask(mask, x, query_hints=hints).attn_mask is None
     assert prepare_mask(mask._replace(window=2), x, query_hints=hints).attn_mask is not None

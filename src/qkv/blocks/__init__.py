@@ -6,8 +6,8 @@ attention     softmax(QKᵀ/√D) V                   feedforward  the MLP of a 
 norm          LayerNorm, RMSNorm                  block        attention and MLP, residual sums
 stack         blocks in sequence                  head         hidden states → outputs
 cache         keys and values kept in decoding    tap          recording and changing activations
-init          initial weights                     padding      sequences of unequal length → one tensor
-kernels/      fast kernels; skip them on a first reading
+init          initial weights
+kernels/      fast kernels                        checks/      checks of configs; skip both at first
 """
 
 from qkv.blocks.cache import CrossCache, EncoderMemory, SelfCache

@@ -7,44 +7,13 @@ field only after review: `tests/test_frozen.py` fails until its list of fields i
 from dataclasses import dataclass
 from typing import Literal
 
-from qkv.values import Bounds, check_bounds, check_field_types
+from qkv.blocks.checks.config import check_scaling, check_stack_combinations, check_stack_values
 
 PositionKind = Literal["sinusoidal", "sinusoidal_split", "learned", "rotary", "alibi", "t5", "none"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 FeedForwardKind = Literal["relu", "gelu", "gelu_tanh", "silu", "reglu", "geglu", "geglu_tanh", "swiglu"]
 AttentionKernel = Literal["auto", "eager", "sdpa", "flex", "varlen"]
 """The implementation of attention. It is not part of a config, because every kernel gives the same result."""
-
-MAX_LENGTH = 2**27  # of a sequence, in tokens
-STACK_BOUNDS: dict[str, Bounds] = {
-    "vocab_size": (1, 2**24),
-    "width": (1, 2**20),
-    "layers": (1, 4096),
-    "heads": (1, 2**16),
-    "ffn_width": (1, 2**22),
-    "kv_heads": (0, 2**16),
-    "head_dim": (0, 2**16),
-    "embedding_width": (0, 2**20),
-    "num_layer_groups": (0, 4096),
-    "max_positions": (1, MAX_LENGTH),
-    "position_offset": (0, 2**20),
-    "rotary_base": (1e-3, 1e15),
-    "rotary_base_sliding": (0, 1e15),
-    "rotary_fraction": (1e-6, 1),
-    "relative_buckets": (1, 2**20),
-    "relative_max_distance": (1, MAX_LENGTH),
-    "sliding_window": (0, MAX_LENGTH),
-    "token_types": (0, 2**16),
-    "norm_eps": (1e-30, 1),
-    "init_std": (0, 1000),
-}
-"""The bounds of the numbers in a `StackConfig`. The largest published models stay far below the upper ones."""
-SCALING_BOUNDS: dict[str, Bounds] = {
-    "factor": (1e-3, 1e6),
-    "low_freq_factor": (0, 1e6),
-    "high_freq_factor": (0, 1e6),
-    "original_max_positions": (1, MAX_LENGTH),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,11 +32,7 @@ class RotaryScaling:
     original_max_positions: int = 8192
 
     def __post_init__(self) -> None:
-        check_field_types(self)
-        check_bounds(self, SCALING_BOUNDS)
-        low, high = self.low_freq_factor, self.high_freq_factor
-        if high <= low:
-            raise ValueError(f"high_freq_factor = {high} must be above low_freq_factor = {low}")
+        check_scaling(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,13 +96,7 @@ class StackConfig:
     init_std: float = 0.02
 
     def __post_init__(self) -> None:
-        check_field_types(self, list_fields=("sliding_window_layers",))
-        self._check_ranges()
-        if not self.head_dim and self.width % self.heads:
-            raise ValueError(
-                f"width = {self.width} does not divide into heads = {self.heads}; "
-                "set head_dim, or choose a width that is a multiple of heads"
-            )
+        check_stack_values(self)
         derived = {
             "head_dim": self.head_dim or self.width // self.heads,
             "kv_heads": self.kv_heads or self.heads,
@@ -147,42 +106,7 @@ class StackConfig:
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)
-        self._check_combinations()
-
-    def _check_ranges(self) -> None:
-        check_bounds(self, STACK_BOUNDS)
-        for name in ("dropout", "attention_dropout", "ffn_dropout"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ValueError(f"{name} = {getattr(self, name)} must lie in [0, 1)")
-        if any(not 0 <= layer < self.layers for layer in self.sliding_window_layers):
-            raise ValueError(f"sliding_window_layers = {self.sliding_window_layers} must lie in 0 … {self.layers - 1}")
-
-    def _check_combinations(self) -> None:
-        if self.heads % self.kv_heads:
-            raise ValueError(f"heads = {self.heads} must be a multiple of kv_heads = {self.kv_heads}")
-        if not 1 <= self.num_layer_groups <= self.layers:
-            raise ValueError(f"num_layer_groups = {self.num_layer_groups} must lie in 1 … layers = {self.layers}")
-        if self.position == "rotary" and (self.rotary_dim % 2 or not self.rotary_dim):
-            raise ValueError(
-                f"head_dim × rotary_fraction = {self.rotary_dim} must be even and not 0: rotary positions rotate pairs"
-            )
-        if self.position.startswith("sinusoidal") and (self.embedding_width or self.width) % 2:
-            name = "embedding_width" if self.embedding_width else "width"
-            raise ValueError(f"{name} = {getattr(self, name)} must be even: sinusoidal positions come in pairs")
-        if self.position == "t5" and (self.relative_buckets < 4 or self.relative_buckets % 2):
-            raise ValueError(f"relative_buckets = {self.relative_buckets} must be even and at least 4")
-        if self.position == "t5" and self.relative_max_distance <= self.relative_buckets // 2:
-            raise ValueError(
-                f"relative_max_distance = {self.relative_max_distance} must be above half of "
-                f"relative_buckets = {self.relative_buckets}"
-            )
-        if self.residual == "parallel" and self.norm_placement == "post":
-            raise ValueError('residual = "parallel" needs norm_placement = "pre" or "sandwich", not "post"')
-        is_shared = self.num_layer_groups < self.layers
-        if self.embedding_norm == "replaces_first" and (self.norm_placement == "post" or is_shared):
-            raise ValueError(
-                'embedding_norm = "replaces_first" needs a block 0 that starts with a norm and is not shared'
-            )
+        check_stack_combinations(self)
 
     @property
     def rotary_dim(self) -> int:

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from qkv.blocks.checks.config import check_head
 from qkv.blocks.config import Activation, StackConfig
 from qkv.blocks.feedforward import ACTIVATIONS
 from qkv.blocks.mask import SequenceLayout
 from qkv.blocks.norm import make_norm
-from qkv.values import check_bounds, check_field_types
 
 HeadKind = Literal["none", "lm", "mlm", "classify", "choice", "tag", "span", "embed"]
 POOLED_KINDS = ("classify", "choice", "embed")
@@ -45,35 +45,14 @@ class HeadConfig:
     scale: Literal["none", "rsqrt"] = "none"  # "rsqrt": multiply hidden states by 1/√C, as T5 does if tied
     normalize: bool = False  # embed: scale each vector to length 1
     multi_label: bool = False  # classify: a document may have several labels, so outputs are sigmoids, not a softmax
-    temperature: float = (
-        1.0  # classify: divides the logits before softmax or sigmoid, so that probabilities are calibrated
-    )
+    temperature: float = 1.0  # classify: divides the logits before softmax or sigmoid, to calibrate the probabilities
     next_sentence_classes: int = 0  # mlm: outputs of a second head on the first token (next-sentence prediction: 2)
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        check_field_types(self, list_fields=("labels",))
-        check_bounds(self, {"outputs": (0, 2**24), "next_sentence_classes": (0, 2**24)})
-        if not self.outputs and self.labels:
+        check_head(self)
+        if not self.outputs:
             object.__setattr__(self, "outputs", len(self.labels))
-        if self.labels and len(self.labels) != self.outputs:
-            raise ValueError(f"{len(self.labels)} labels for outputs = {self.outputs}: leave outputs out")
-        if self.kind not in ("none", "embed") and self.outputs < 1:
-            raise ValueError(f"a head of kind {self.kind!r} needs outputs (or labels)")
-        if self.tied and self.kind not in ("lm", "mlm"):
-            raise ValueError(f"tied: only an lm or mlm head can be tied to the embedding, not {self.kind!r}")
-        if self.dense_norm and self.dense == "none":
-            raise ValueError(
-                'dense_norm = True needs a dense layer, but dense = "none"; set dense to an activation such as "gelu"'
-            )
-        if self.next_sentence_classes and self.kind != "mlm":
-            raise ValueError(f"next_sentence_classes is for an mlm head, not {self.kind!r}")
-        if self.multi_label and self.kind != "classify":
-            raise ValueError(f"multi_label is for a classify head, not {self.kind!r}")
-        if not 1e-3 <= self.temperature <= 1e3:
-            raise ValueError(f"temperature = {self.temperature} must lie in 0.001 … 1000")
-        if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"dropout = {self.dropout} must lie in [0, 1)")
 
 
 def pool(x: Tensor, layout: SequenceLayout, method: str, max_documents: int = 1) -> Tensor:

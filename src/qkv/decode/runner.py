@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from qkv.blocks import CrossCache, EncoderMemory, SelfCache, Tap
-from qkv.blocks.padding import pad_sequences
 from qkv.decode.cache_edits import reorder_cache, select_sources
 from qkv.decode.cpu import encoder as cpu_encoder
 from qkv.decode.cpu.step import CpuStep
@@ -22,6 +21,7 @@ from qkv.decode.options import GenerationOptions
 from qkv.decode.selection import TokenSelector
 from qkv.errors import QkvError, UsageError
 from qkv.models import Decoder, Seq2Seq
+from qkv.models.runtime.padding import pad_sequences
 
 MAX_PREALLOCATED_TOKENS = 4096
 """The cache starts with room for at most this number of new tokens, and grows when there are more."""

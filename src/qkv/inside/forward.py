@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from qkv.blocks import Tap
-from qkv.blocks.padding import pad_sequences
 from qkv.decode.runner import start_token
 from qkv.errors import UsageError
 from qkv.inside.trace import Trace
 from qkv.models import Encoder, Network, Seq2Seq
+from qkv.models.runtime.padding import pad_sequences
 from qkv.text import Tokenizer
 
 Example = Sequence[int] | tuple[Sequence[int], Sequence[int]]

@@ -18,7 +18,7 @@ from qkv.errors import UsageError
 from qkv.inside.tokens import TokenList
 from qkv.inside.trace import Trace
 from qkv.models import Encoder, Network
-from qkv.models.eval_mode import eval_mode
+from qkv.models.runtime.eval_mode import eval_mode
 
 LENS_SITES = ("*.0.resid_pre", "*.resid_post")
 """The residual stream before the first layer and after each layer."""

@@ -27,7 +27,7 @@ from qkv.inside.forward import Example, Inputs, make_inputs, run
 from qkv.inside.lens import check_vocabulary_head, lens_logits
 from qkv.inside.trace import open_tensors, write_tensors
 from qkv.models import Encoder, Network
-from qkv.models.eval_mode import eval_mode
+from qkv.models.runtime.eval_mode import eval_mode
 
 
 class TunedLens(nn.Module):

@@ -24,7 +24,7 @@ from qkv.measure.cost import Cost, prefill_cost, step_cost, weight_bytes
 from qkv.measure.limits import Bound, MachineLimits, best_time, measure_limits, time_call
 from qkv.measure.machine import machine_name
 from qkv.models import Decoder, Encoder, Network, Seq2Seq
-from qkv.models.memory import free_memory
+from qkv.models.runtime.memory import free_memory
 
 BenchKind = Literal["prefill", "decode", "search", "encode"]
 BenchProgress = Callable[[str, int, int], None]

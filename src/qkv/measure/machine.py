@@ -8,7 +8,7 @@ import torch
 from qkv.decode.cpu.bfloat16 import ISA_VARIABLE, WITHOUT_AMX, supports_bfloat16
 from qkv.errors import QkvError, UsageError, suggest_name
 from qkv.models import Config
-from qkv.models.memory import free_memory
+from qkv.models.runtime.memory import free_memory
 from qkv.models.tables.summary import summarise_model
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}

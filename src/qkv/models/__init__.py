@@ -1,7 +1,7 @@
 """The three families of models, their configs, and the tables that convert public checkpoints.
 
 config    an encoder, a decoder or both, and a head          build      config → network
-encoder   decoder   seq2seq                                  length     checks the length of an input
+encoder   decoder   seq2seq                                  runtime/   checks of inputs, padding, memory
 tables/   published models: presets, config keys and tensor names; parameter and FLOP counts
 """
 

@@ -1,15 +1,14 @@
 """Build a network from a config."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from qkv.blocks import initialise
 from qkv.models.config import Config
 from qkv.models.decoder import Decoder
 from qkv.models.encoder import Encoder
+from qkv.models.runtime.skip_init import SkipTorchInit
 from qkv.models.seq2seq import Seq2Seq
 
 Network = Encoder | Decoder | Seq2Seq
@@ -25,16 +24,6 @@ def build(config: Config, *, device: torch.device | str = "cpu", dtype: torch.dt
         network = FAMILIES[config.family](config).to(dtype)
     _initialise(network)
     return network
-
-
-class SkipTorchInit(TorchFunctionMode):
-    """Inside, torch's modules do not sample weights. On the meta device, sampling would import torch's compiler."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if getattr(func, "__module__", "") == "torch.nn.init":
-            return args[0] if args else kwargs["tensor"]
-        return func(*args, **kwargs)
 
 
 def _initialise(network: Network) -> None:

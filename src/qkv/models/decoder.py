@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from qkv.blocks import Embedding, Head, KernelHints, SelfCache, SequenceLayout, Stack, Tap, make_layout
 from qkv.models.config import Config
-from qkv.models.length import check_length
+from qkv.models.runtime.length import check_length
 
 
 class Decoder(nn.Module):
@@ -40,9 +40,7 @@ class Decoder(nn.Module):
         if cache is not None and positions is None:
             positions = cache.next_positions(ids, document_ids)
         layout = make_layout(ids, document_ids, positions)
-        hints = KernelHints(
-            max_documents, max_document_length, is_default_layout=document_ids is None and positions is None
-        )
+        hints = KernelHints(max_documents, max_document_length, is_default=document_ids is None and positions is None)
         x = self.embedding(ids, layout.positions)
         return self.decoder(x, layout, cache, tap=tap, selected=selected, hints=hints), layout
 
@@ -56,10 +54,7 @@ class Decoder(nn.Module):
         cache: SelfCache | None = None,
         tap: Tap | None = None,
     ) -> Tensor:
-        """Return the head's output (B, T, V).
-
-        A head that pools documents returns (B, V) or, if `max_documents` is given, (B, max_documents, V).
-        """
+        """Return the head's output (B, T, V) or, if the head pools, the output that `Encoder` describes."""
         x, layout = self.hidden(ids, document_ids, positions, max_documents=max_documents, cache=cache, tap=tap)
         out: Tensor = self.head(x, layout, max_documents)
         return out

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from qkv.blocks import Embedding, Head, KernelHints, SequenceLayout, Stack, Tap, make_layout
 from qkv.models.config import Config
-from qkv.models.length import check_length
+from qkv.models.runtime.length import check_length
 
 
 class Encoder(nn.Module):
@@ -43,9 +43,7 @@ class Encoder(nn.Module):
         """
         check_length(self.encoder.config, ids, positions, document_ids=document_ids)
         layout = make_layout(ids, document_ids, positions)
-        hints = KernelHints(
-            max_documents, max_document_length, is_default_layout=document_ids is None and positions is None
-        )
+        hints = KernelHints(max_documents, max_document_length, is_default=document_ids is None and positions is None)
         x = self.embedding(ids, layout.positions, token_type_ids)
         return self.encoder(x, layout, tap=tap, selected=selected, hints=hints), layout
 
@@ -59,10 +57,7 @@ class Encoder(nn.Module):
         max_documents: int = 0,
         tap: Tap | None = None,
     ) -> Tensor:
-        """Return the head's output (B, T, V).
-
-        A head that pools documents returns (B, V) or, if `max_documents` is given, (B, max_documents, V).
-        """
+        """Return the head's output (B, T, V) or, if the head pools, (B, V) or (B, max_documents, V)."""
         x, layout = self.hidden(ids, document_ids, positions, token_type_ids, max_documents=max_documents, tap=tap)
         out: Tensor = self.head(x, layout, max_documents)
         return out

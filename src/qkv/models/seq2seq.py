@@ -9,7 +9,7 @@ from qkv.blocks import CrossCache, Embedding, EncoderMemory, Head, KernelHints, 
 from qkv.blocks.mask import SequenceLayout, make_layout
 from qkv.models.config import Config
 from qkv.models.decoder import new_cache
-from qkv.models.length import check_length
+from qkv.models.runtime.length import check_length
 
 
 class Seq2Seq(nn.Module):
@@ -49,9 +49,7 @@ class Seq2Seq(nn.Module):
         """Run the encoder on the source (B, S); parameters as in `Encoder`."""
         check_length(self.encoder.config, source, positions, document_ids=document_ids)
         layout = make_layout(source, document_ids, positions)
-        hints = KernelHints(
-            max_documents, max_document_length, is_default_layout=document_ids is None and positions is None
-        )
+        hints = KernelHints(max_documents, max_document_length, is_default=document_ids is None and positions is None)
         x = self.source_embedding(source, layout.positions, token_type_ids)
         return EncoderMemory(self.encoder(x, layout, tap=tap, hints=hints), layout, hints)
 
@@ -80,9 +78,7 @@ class Seq2Seq(nn.Module):
         if cache is not None and positions is None:
             positions = cache.next_positions(target, document_ids)
         layout = make_layout(target, document_ids, positions)
-        hints = KernelHints(
-            max_documents, max_document_length, is_default_layout=document_ids is None and positions is None
-        )
+        hints = KernelHints(max_documents, max_document_length, is_default=document_ids is None and positions is None)
         x = self.target_embedding(target, layout.positions)
         return self.decoder(x, layout, cache, memory, tap, hints=hints), layout
 
@@ -116,9 +112,6 @@ class Seq2Seq(nn.Module):
         max_documents: int = 0,
         tap: Tap | None = None,
     ) -> Tensor:
-        """Return the head's output (B, T, V) at all target positions (teacher forcing).
-
-        A head that pools documents returns (B, V) or, if `max_documents` is given, (B, max_documents, V).
-        """
+        """Return the head's output (B, T, V) at all target positions (teacher forcing)."""
         memory = self.encode(source, source_document_ids, source_positions, max_documents=max_documents, tap=tap)
         return self.decode(target, memory, target_document_ids, target_positions, max_documents=max_documents, tap=tap)

@@ -16,7 +16,7 @@ from qkv.data.objectives import IGNORE_INDEX
 from qkv.data.stream.collate import collate
 from qkv.data.stream.sequences import SequenceStream
 from qkv.errors import UsageError
-from qkv.models.memory import free_memory
+from qkv.models.runtime.memory import free_memory
 from qkv.models.tables.summary import ModelSummary, summarise_model
 from qkv.progress import OnStage
 from qkv.tasks.prepare.memory import MemoryEstimate, choose_micro_batch, estimate_memory, labelled_fraction

@@ -55,7 +55,7 @@ def prepare_mask(
     if kernel in ("flex", "varlen") and (dropout or (kernel == "varlen" and bias is not None)):
         kernel = "sdpa"  # flex and varlen have no dropout, and varlen takes no bias
     prepared = PreparedMask(mask, kernel, bias)
-    plain_causal = mask.causal and not mask.window and mask.query is mask.key and query_hints.is_default_layout
+    plain_causal = mask.causal and not mask.window and mask.query is mask.key and query_hints.is_default
     if kernel == "flex":
         prepared.block_mask = make_block_mask(mask)
     elif kernel == "varlen":

@@ -21,7 +21,7 @@ class KernelHints(NamedTuple):
 
     max_documents: int = 0  # no sequence has more documents; 0: unknown
     max_document_length: int = 0  # no document has more tokens; 0: unknown
-    is_default_layout: bool = False  # True: each sequence is one document without padding, at positions 0, 1, 2, …
+    is_default: bool = False  # True: each sequence is one document without padding, at positions 0, 1, 2, …
 
 
 NO_HINTS = KernelHints()

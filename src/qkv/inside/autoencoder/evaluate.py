@@ -27,7 +27,7 @@ from qkv.inside.autoencoder.model import SparseAutoencoder
 from qkv.inside.forward import Example, Inputs, make_inputs, run
 from qkv.inside.neurons import check_per_token_site
 from qkv.models import Encoder, Network, Seq2Seq
-from qkv.models.eval_mode import eval_mode
+from qkv.models.runtime.eval_mode import eval_mode
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qkv.blocks import HeadConfig, StackConfig, Tap
-from qkv.blocks.padding import pad_sequences
 from qkv.errors import UsageError
 from qkv.inside.facts.world import VALUES, FactPrompt, FactWorld
 from qkv.models import Config, Decoder, build
+from qkv.models.runtime.padding import pad_sequences
 from qkv.text import Tokenizer
 
 

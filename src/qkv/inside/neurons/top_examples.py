@@ -19,7 +19,7 @@ from qkv.inside.forward import Example, make_inputs, run
 from qkv.inside.sites import check_sites
 from qkv.inside.tokens import TokenList, list_tokens
 from qkv.models import Network, Seq2Seq
-from qkv.models.eval_mode import eval_mode
+from qkv.models.runtime.eval_mode import eval_mode
 from qkv.progress import OnProgress
 from qkv.text import Tokenizer
 

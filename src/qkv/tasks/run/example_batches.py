@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from qkv.blocks import SequenceLayout
-from qkv.blocks.padding import pad_sequences
 from qkv.data.objectives import IGNORE_INDEX, FlatExamples
 from qkv.errors import UsageError
 from qkv.models import Config, Encoder, Network, Seq2Seq
+from qkv.models.runtime.padding import pad_sequences
 from qkv.progress import OnProgress
 
 LOGITS_CHUNK = 4096  # positions whose logits are in memory at a time

@@ -15,7 +15,7 @@ from qkv.data.records import Record
 from qkv.data.stream.random_bits import EpochRng
 from qkv.errors import QkvError, UsageError
 from qkv.models import Config
-from qkv.models.eval_mode import eval_mode
+from qkv.models.runtime.eval_mode import eval_mode
 from qkv.progress import OnProgress
 from qkv.tasks import metrics
 from qkv.tasks.results import FilledText

@@ -8,7 +8,7 @@ from typing import Any
 from qkv.decode import GenerationOptions, GenerationResult, NonFiniteLogits, generate
 from qkv.errors import UsageError, suggest_name
 from qkv.models import Config, Network
-from qkv.models.eval_mode import eval_mode
+from qkv.models.runtime.eval_mode import eval_mode
 from qkv.progress import OnProgress
 from qkv.tasks.run.example_batches import batches
 from qkv.text import Tokenizer

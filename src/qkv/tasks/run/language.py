@@ -21,7 +21,7 @@ from qkv.data.stream.random_bits import EpochRng
 from qkv.decode import GenerationOptions
 from qkv.errors import QkvError
 from qkv.models import Config, Network
-from qkv.models.eval_mode import eval_mode
+from qkv.models.runtime.eval_mode import eval_mode
 from qkv.progress import OnProgress
 from qkv.tasks import metrics
 from qkv.tasks.run import text_to_text

@@ -1,0 +1,1 @@
+"""Checks of configs, with error messages; skip them on a first reading."""

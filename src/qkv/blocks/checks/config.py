@@ -1,0 +1,119 @@
+"""Checks of the values in a `StackConfig`, a `RotaryScaling` and a `HeadConfig`.
+
+These classes call the checks when they are created, so the parameters here have the type `Any`.
+"""
+
+from typing import Any
+
+from qkv.values import Bounds, check_bounds, check_field_types
+
+MAX_LENGTH = 2**27  # of a sequence, in tokens
+STACK_BOUNDS: dict[str, Bounds] = {
+    "vocab_size": (1, 2**24),
+    "width": (1, 2**20),
+    "layers": (1, 4096),
+    "heads": (1, 2**16),
+    "ffn_width": (1, 2**22),
+    "kv_heads": (0, 2**16),
+    "head_dim": (0, 2**16),
+    "embedding_width": (0, 2**20),
+    "num_layer_groups": (0, 4096),
+    "max_positions": (1, MAX_LENGTH),
+    "position_offset": (0, 2**20),
+    "rotary_base": (1e-3, 1e15),
+    "rotary_base_sliding": (0, 1e15),
+    "rotary_fraction": (1e-6, 1),
+    "relative_buckets": (1, 2**20),
+    "relative_max_distance": (1, MAX_LENGTH),
+    "sliding_window": (0, MAX_LENGTH),
+    "token_types": (0, 2**16),
+    "norm_eps": (1e-30, 1),
+    "init_std": (0, 1000),
+}
+"""The bounds of the numbers in a `StackConfig`. The largest published models stay far below the upper ones."""
+SCALING_BOUNDS: dict[str, Bounds] = {
+    "factor": (1e-3, 1e6),
+    "low_freq_factor": (0, 1e6),
+    "high_freq_factor": (0, 1e6),
+    "original_max_positions": (1, MAX_LENGTH),
+}
+HEAD_BOUNDS: dict[str, Bounds] = {"outputs": (0, 2**24), "next_sentence_classes": (0, 2**24)}
+
+
+def check_scaling(scaling: Any) -> None:
+    """Raise ValueError if a `RotaryScaling` is wrong."""
+    check_field_types(scaling)
+    check_bounds(scaling, SCALING_BOUNDS)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    if high <= low:
+        raise ValueError(f"high_freq_factor = {high} must be above low_freq_factor = {low}")
+
+
+def check_stack_values(stack: Any) -> None:
+    """Raise ValueError if a field of a `StackConfig` has a wrong type or lies outside its range."""
+    check_field_types(stack, list_fields=("sliding_window_layers",))
+    check_bounds(stack, STACK_BOUNDS)
+    for name in ("dropout", "attention_dropout", "ffn_dropout"):
+        _check_dropout(name, getattr(stack, name))
+    if any(not 0 <= layer < stack.layers for layer in stack.sliding_window_layers):
+        raise ValueError(f"sliding_window_layers = {stack.sliding_window_layers} must lie in 0 … {stack.layers - 1}")
+    if not stack.head_dim and stack.width % stack.heads:
+        raise ValueError(
+            f"width = {stack.width} does not divide into heads = {stack.heads}; "
+            "set head_dim, or choose a width that is a multiple of heads"
+        )
+
+
+def check_stack_combinations(stack: Any) -> None:
+    """Raise ValueError for fields that exclude each other. Default values of 0 are already replaced."""
+    if stack.heads % stack.kv_heads:
+        raise ValueError(f"heads = {stack.heads} must be a multiple of kv_heads = {stack.kv_heads}")
+    if not 1 <= stack.num_layer_groups <= stack.layers:
+        raise ValueError(f"num_layer_groups = {stack.num_layer_groups} must lie in 1 … layers = {stack.layers}")
+    if stack.position == "rotary" and (stack.rotary_dim % 2 or not stack.rotary_dim):
+        raise ValueError(
+            f"head_dim × rotary_fraction = {stack.rotary_dim} must be even and not 0: rotary positions rotate pairs"
+        )
+    if stack.position.startswith("sinusoidal") and (stack.embedding_width or stack.width) % 2:
+        name = "embedding_width" if stack.embedding_width else "width"
+        raise ValueError(f"{name} = {getattr(stack, name)} must be even: sinusoidal positions come in pairs")
+    if stack.position == "t5" and (stack.relative_buckets < 4 or stack.relative_buckets % 2):
+        raise ValueError(f"relative_buckets = {stack.relative_buckets} must be even and at least 4")
+    if stack.position == "t5" and stack.relative_max_distance <= stack.relative_buckets // 2:
+        raise ValueError(
+            f"relative_max_distance = {stack.relative_max_distance} must be above half of "
+            f"relative_buckets = {stack.relative_buckets}"
+        )
+    if stack.residual == "parallel" and stack.norm_placement == "post":
+        raise ValueError('residual = "parallel" needs norm_placement = "pre" or "sandwich", not "post"')
+    is_shared = stack.num_layer_groups < stack.layers
+    if stack.embedding_norm == "replaces_first" and (stack.norm_placement == "post" or is_shared):
+        raise ValueError('embedding_norm = "replaces_first" needs a block 0 that starts with a norm and is not shared')
+
+
+def check_head(head: Any) -> None:
+    """Raise ValueError if a `HeadConfig` is wrong."""
+    check_field_types(head, list_fields=("labels",))
+    check_bounds(head, HEAD_BOUNDS)
+    if head.labels and head.outputs not in (0, len(head.labels)):
+        raise ValueError(f"{len(head.labels)} labels for outputs = {head.outputs}: leave outputs out")
+    if head.kind not in ("none", "embed") and not head.outputs and not head.labels:
+        raise ValueError(f"a head of kind {head.kind!r} needs outputs (or labels)")
+    if head.tied and head.kind not in ("lm", "mlm"):
+        raise ValueError(f"tied: only an lm or mlm head can be tied to the embedding, not {head.kind!r}")
+    if head.dense_norm and head.dense == "none":
+        raise ValueError(
+            'dense_norm = True needs a dense layer, but dense = "none"; set dense to an activation such as "gelu"'
+        )
+    if head.next_sentence_classes and head.kind != "mlm":
+        raise ValueError(f"next_sentence_classes is for an mlm head, not {head.kind!r}")
+    if head.multi_label and head.kind != "classify":
+        raise ValueError(f"multi_label is for a classify head, not {head.kind!r}")
+    if not 1e-3 <= head.temperature <= 1e3:
+        raise ValueError(f"temperature = {head.temperature} must lie in 0.001 … 1000")
+    _check_dropout("dropout", head.dropout)
+
+
+def _check_dropout(name: str, value: float) -> None:
+    if not 0.0 <= value < 1.0:
+        raise ValueError(f"{name} = {value} must lie in [0, 1)")
