@@ -129,3 +129,10 @@ def parts(pieces: FlatExamples) -> list[dict[str, list]]:
             for example in range(len(listed)):
                 listed[example][field] = values[example].tolist()
     return listed
+
+
+def tokens_to_char_span(text: str, offsets: list[tuple[int, int]], first: int, last: int) -> tuple[int, int]:
+    """The (start, end) characters of the tokens first … last, without white space at both ends."""
+    start, end = offsets[first][0], offsets[last][1]
+    found = text[start:end]
+    return start + len(found) - len(found.lstrip()), max(end - len(found) + len(found.rstrip()), start)

@@ -5,9 +5,9 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from synthetic_data import quick
+from synthetic_data import quick, tokens_to_char_span
 
-from qkv.data.encode.align import char_span_to_tokens, sentence_starts, tokens_to_char_span, word_indices
+from qkv.data.encode.align import char_span_to_tokens, sentence_starts, word_indices
 from qkv.text import Tokenizer
 
 SAMPLE = ["the cat sat on the mat", "a cat, a hat and a bat", "naïve café! ¿qué?", "東京 は 大きい 。"]

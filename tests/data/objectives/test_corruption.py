@@ -10,7 +10,6 @@ from synthetic_data import documents, marked_texts, parts, quick, tokenizer
 
 from qkv.data.objectives import Denoising, SpanCorruption
 from qkv.data.objectives.denoising import poisson_cdf_table
-from qkv.data.objectives.span_corruption import restore_document
 from qkv.data.stream.random_bits import EpochRng
 
 ROLES = tokenizer().special_tokens
@@ -29,6 +28,17 @@ def check_teacher_forcing(part: dict, target: list[int]) -> None:
 
 
 # ---------------------------------------------------------------- span corruption
+
+
+def restore_document(source: list[int], target: list[int], sentinels: tuple[int, ...]) -> list[int]:
+    """Restore the original text from a corrupted source and its target, both without EOS."""
+    spans: dict[int, list[int]] = {}
+    for token in target:
+        if token in sentinels:
+            spans[token] = current = []
+        else:
+            current.append(token)
+    return [restored for token in source for restored in (spans[token] if token in sentinels else [token])]
 
 
 @quick

@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
-from synthetic_data import PAIRS, labelled, paired, parts, questions, tagged, texts, tokenizer
+from synthetic_data import PAIRS, labelled, paired, parts, questions, tagged, texts, tokenizer, tokens_to_char_span
 
 from qkv.data.cache.examples import InMemoryExamples
-from qkv.data.encode.align import tokens_to_char_span
 from qkv.data.objectives import (
     IGNORE_INDEX,
     Classification,

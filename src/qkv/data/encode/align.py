@@ -59,17 +59,3 @@ def char_span_to_tokens(offsets: CharOffsets, start: int, end: int) -> tuple[int
     first = bisect_right(offsets, start, key=lambda offset: offset[1])
     last = bisect_left(offsets, end, key=lambda offset: offset[0]) - 1
     return (first, last) if start < end and first <= last else None
-
-
-def tokens_to_char_span(text: str, offsets: CharOffsets, first: int, last: int) -> tuple[int, int]:
-    """The (start, end) characters of the tokens first … last, without white space at both ends.
-
-    >>> tokens_to_char_span("in Paris now", [(0, 2), (2, 8), (8, 12)], 1, 1)
-    (3, 8)
-    """
-    start, end = offsets[first][0], offsets[last][1]
-    while start < end and text[start].isspace():
-        start += 1
-    while start < end and text[end - 1].isspace():
-        end -= 1
-    return start, end

@@ -112,19 +112,3 @@ class SpanCorruption(WindowedDocuments):
         source, source_lengths = ragged_join([(source, count - noise + spans), (eos, np.ones_like(count))])
         ids, labels, lengths = shift_right(target, noise + spans, self.decoder_start_token_id, self.eos_token_id)
         return FlatExamples(lengths, ids, labels, source_lengths=source_lengths, source_ids=source)
-
-
-def restore_document(source: IntArray, target: IntArray, sentinels: tuple[int, ...]) -> list[int]:
-    """Restore the original text from a corrupted source and its target, both without EOS.
-
-    >>> restore_document([1, 90, 4], [90, 2, 3], (90, 91))
-    [1, 2, 3, 4]
-    """
-    known = set(sentinels)
-    spans: dict[int, list[int]] = {}
-    for token in target:
-        if token in known:
-            spans[token] = current = []
-        else:
-            current.append(token)
-    return [restored for token in source for restored in (spans[token] if token in known else [token])]
