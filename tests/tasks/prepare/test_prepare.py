@@ -327,7 +327,7 @@ def test_scores_beyond_a_cosine_are_refused(tmp_path: Path) -> None:
     """All from 1 on would ask for the same."""
     rows = [{"first": f"one {n}", "second": f"two {n}", "score": n % 6} for n in range(60)]
     (tmp_path / "sts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(UsageError, match=r"range from 0 to 5, but .* divide them by 5"):
+    with pytest.raises(UsageError, match=r"range from 0 to 5, but .* set data.max_score = 5"):
         prepare(sample_recipe(tmp_path, "contrastive", "sts.jsonl"))
 
 
