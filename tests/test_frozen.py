@@ -17,8 +17,8 @@ embedding_scale token_types
 dropout attention_dropout ffn_dropout init init_std
 """
 HEAD = """
-kind outputs labels pool dense dense_bias dense_norm tied bias scale normalize multi_label temperature next_sentence_classes
-dropout
+kind outputs labels pool dense dense_bias dense_norm tied bias scale normalize multi_label temperature
+next_sentence_classes dropout
 """
 CONFIG = "encoder decoder head share_embeddings pad_token_id decoder_start_token_id eos_token_ids architecture"
 SCALING = "kind factor low_freq_factor high_freq_factor original_max_positions"

@@ -21,7 +21,7 @@ from qkv.decode.constrained.token_bytes import TokenBytes
 from qkv.decode.runner import next_logits, promote_to_float32
 from qkv.errors import UsageError
 from qkv.models import Decoder
-from qkv.models.eval_mode import eval_mode
+from qkv.models.runtime.eval_mode import eval_mode
 from qkv.tasks.results import Completion, Suggestion
 from qkv.tasks.task import TextModel, check_top
 
