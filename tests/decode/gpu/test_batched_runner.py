@@ -46,7 +46,7 @@ CASES = {
     "a gate with biases": with_stack(GPT2, feedforward="geglu_tanh"),
     "part rotates": with_stack(LLAMA, rotary_fraction=0.5, feedforward="reglu"),
     "no gain": with_stack(LLAMA, norm_affine="none", feedforward="gelu"),
-    "post-norm decoder": with_stack(GPT2, norm_placement="post", embedding_norm="added"),
+    "post-norm decoder": with_stack(GPT2, norm_placement="post", embedding_norm="extra"),
 }
 
 
@@ -172,7 +172,7 @@ def test_logits_that_are_not_numbers_choose_a_token_still() -> None:
     "changes",
     [
         *({"position": "alibi"}, {"position": "t5"}, {"qk_norm": "head"}, {"residual": "parallel"}),
-        *({"norm_placement": "sandwich"}, {"sliding_window": 3}, {"head_dim": 12}, {"embedding_norm": "first"}),
+        *({"norm_placement": "sandwich"}, {"sliding_window": 3}, {"head_dim": 12}, {"embedding_norm": "replaces_first"}),
     ],
 )
 def test_what_the_kernels_do_not_implement_is_refused(changes: dict[str, Any]) -> None:

@@ -46,8 +46,8 @@ def next_logits(
     positions = cache.next_positions(ids, document_ids) if positions is None else positions
     layout = make_layout(ids, document_ids, positions)
     x = network.embedding(ids, layout.positions)
-    hints = KernelHints(is_plain=document_ids is None and positions is None)
-    masks = stack.prepare_masks(x, layout, cache.add_tokens(layout), hints)
+    hints = KernelHints(is_default=document_ids is None and positions is None)
+    masks = stack.prepare_masks(x, layout, cache.add_layout(layout), hints)
     rotaries = stack.rotary_tables(x, layout)
 
     def attend(layer: int, block: Block, h: Tensor) -> Tensor:
