@@ -38,7 +38,8 @@ RECIPE = {
     """,
     "train": """
     steps minutes epochs batch_tokens micro_batch_tokens
-    optimizer lr betas eps momentum weight_decay decay_parameters max_grad_norm schedule warmup decay_fraction final_lr
+    optimizer lr head_lr betas eps momentum weight_decay decay_parameters max_grad_norm
+    schedule warmup decay_fraction final_lr
     precision residual_dtype compile gradient_checkpointing seed device num_threads num_workers parallel tensor_parallel
     log_every eval_every eval_examples max_eval_fraction metric eval_beam patience trackers
     save_every keep_checkpoints ema_decay average_checkpoints final on_nonfinite

@@ -203,7 +203,7 @@ def starter_recipe(
         "data": _data_lines(starter, summary, size),
     }
     if base_model:
-        model, train = _fine_tuning_lines(base_model, summary, machine, minutes)
+        model, train = _fine_tuning_lines(starter, base_model, summary, machine, minutes)
     else:
         sections["tokenizer"] = _tokenizer_lines(starter, summary, size)
         model, train = _model_lines(starter, size, shape), _train_lines(size)
@@ -308,7 +308,7 @@ def _train_lines(size: StarterSize) -> list[RecipeLine]:
 
 
 def _fine_tuning_lines(
-    base_model: str, summary: "FileSummary", machine: Machine, minutes: float
+    starter: Starter, base_model: str, summary: "FileSummary", machine: Machine, minutes: float
 ) -> tuple[list[RecipeLine], list[RecipeLine]]:
     """The keys of [model] and [train] for fine-tuning."""
     config = load_model(base_model, device="meta").config
@@ -330,6 +330,8 @@ def _fine_tuning_lines(
         ("warmup", 0.1, "fraction of the budget in which the learning rate rises"),
         ("final", "best", "keep the weights with the best validation result (or last)"),
     ]
+    if OBJECTIVES[starter.objective_kind].head in ("classify", "tag", "span"):
+        train.insert(3, ("head_lr", 10.0, "the new head learns from scratch, with a rate of lr times this number"))
     return model, train
 
 

@@ -1,6 +1,7 @@
 """Optimizers: each equals torch's class or its formula; resuming from a copy of the state is exact."""
 
 import math
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -91,6 +92,24 @@ def test_norms_biases_and_embeddings_do_not_shrink(optimizer):
 def test_everything_may_shrink():
     made = make_optimizer(network().named_parameters(), section(decay_parameters="all"))
     assert [group["weight_decay"] for group in made.param_groups] == [0.1]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "lamb", "muon"])
+def test_the_head_has_its_own_learning_rate(optimizer):
+    net = build(replace(find_preset("bert-tiny"), head=HeadConfig(kind="classify", outputs=3, bias=True)))
+    made = make_optimizer(net.named_parameters(), section(optimizer=optimizer, head_lr=10.0))
+    set_lr(made, 2e-4)
+    rates = {id(p): group["lr"] for group in made.param_groups for p in group["params"]}
+    for name, p in net.named_parameters():
+        assert rates[id(p)] == pytest.approx(2e-3 if name.startswith("head.") else 2e-4), name
+    assert any(name.startswith("head.") for name, _ in net.named_parameters())
+
+
+def test_a_learning_rate_that_is_a_tensor_is_not_shared_with_the_head():
+    net = build(replace(find_preset("bert-tiny"), head=HeadConfig(kind="classify", outputs=3)))
+    made = make_optimizer(net.named_parameters(), section(head_lr=10.0), capturable=True)
+    set_lr(made, 2e-4)
+    assert sorted({round(float(group["lr"]), 6) for group in made.param_groups}) == [2e-4, 2e-3]
 
 
 def test_frozen_parameters_are_left_out():

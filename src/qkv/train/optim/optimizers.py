@@ -60,15 +60,15 @@ def make_optimizer(
     lr: Any = torch.tensor(section.lr, dtype=torch.float32, device=device) if capturable else section.lr
     adam: dict[str, Any] = {"lr": lr, "betas": (section.betas[0], section.betas[1]), "eps": section.eps}
     if section.optimizer == "lamb":
-        return Lamb(_parameter_groups(named, section), **adam)
+        return Lamb(_parameter_groups(named, section, lr), **adam)
     if section.optimizer == "sgd":
-        return SGD(_parameter_groups(named, section), lr=lr, momentum=section.momentum, fused=fused or None)
+        return SGD(_parameter_groups(named, section, lr), lr=lr, momentum=section.momentum, fused=fused or None)
     # torch refuses `capturable` on a CPU. There nothing is captured, and a tensor as learning rate works without it.
     adam |= {"fused": fused or None, "capturable": capturable and device.type != "cpu"}
     if section.optimizer == "adam":
-        return Adam(_parameter_groups(named, section), **adam)
+        return Adam(_parameter_groups(named, section, lr), **adam)
     if section.optimizer == "adamw":
-        return AdamW(_parameter_groups(named, section), **adam)
+        return AdamW(_parameter_groups(named, section, lr), **adam)
     matrices = [p for name, p in named if parameter_kind(name, p) == "matrix" and p.dim() == 2 and "blocks." in name]
     muon_ids = {id(p) for p in matrices}
     others = [(name, p) for name, p in named if id(p) not in muon_ids]
@@ -76,18 +76,26 @@ def make_optimizer(
     if matrices:
         parts.append(Muon(matrices, lr=lr, weight_decay=section.weight_decay))
     if others:
-        parts.append(AdamW(_parameter_groups(others, section), **adam))
+        parts.append(AdamW(_parameter_groups(others, section, lr), **adam))
     return CombinedOptimizer(parts)
 
 
-def _parameter_groups(named: list[tuple[str, nn.Parameter]], section: TrainSection) -> list[dict[str, Any]]:
-    """Make groups with and without weight decay. DTensors get separate groups: torch cannot mix them."""
-    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+def _parameter_groups(
+    named: list[tuple[str, nn.Parameter]], section: TrainSection, lr: float | Tensor
+) -> list[dict[str, Any]]:
+    """Make groups with and without weight decay, of the head and the rest. DTensors get separate groups, too."""
+    groups: dict[tuple[bool, bool, bool], list[nn.Parameter]] = {}
     for name, parameter in named:
         decays = section.decay_parameters == "all" or parameter_kind(name, parameter) == "matrix"
-        groups.setdefault((not decays, hasattr(parameter, "placements")), []).append(parameter)
-    weight_decay = {False: section.weight_decay, True: 0.0}
-    return [{"params": groups[key], "weight_decay": weight_decay[key[0]]} for key in sorted(groups)]
+        is_head = section.head_lr != 1 and name.startswith("head.")
+        groups.setdefault((not decays, hasattr(parameter, "placements"), is_head), []).append(parameter)
+    made: list[dict[str, Any]] = []
+    for (no_decay, _, is_head), parameters in sorted(groups.items(), key=lambda item: item[0]):
+        group: dict[str, Any] = {"params": parameters, "weight_decay": 0.0 if no_decay else section.weight_decay}
+        if is_head:  # with its own learning rate: a tensor must not be shared with other groups
+            group |= {"lr_factor": section.head_lr, "lr": lr.clone() if isinstance(lr, Tensor) else lr}
+        made.append(group)
+    return made
 
 
 def can_skip_update_on_device(optimizer: Optimizer) -> bool:
@@ -97,12 +105,13 @@ def can_skip_update_on_device(optimizer: Optimizer) -> bool:
 
 
 def set_lr(optimizer: Optimizer, lr: float) -> None:
-    """Set the learning rate of every group, in place if it is a tensor."""
+    """Set the learning rate of every group, in place if it is a tensor. The rate of the head has its own factor."""
     for group in optimizer.param_groups:
+        rate = lr * group.get("lr_factor", 1.0)
         if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(lr)
+            group["lr"].fill_(rate)
         else:
-            group["lr"] = lr
+            group["lr"] = rate
 
 
 def optimizer_tensors(optimizer: Optimizer, named: NamedParameters) -> dict[str, Tensor]:

@@ -30,6 +30,7 @@ BOUNDS: dict[str, Bounds] = {
     "train.epochs": (0, MAX_COUNT),
     "train.batch_tokens": (1, 2**27),  # a batch must fit into memory
     "train.lr": (1e-30, 1e6),
+    "train.head_lr": (1e-6, 1e6),
     "train.eps": (1e-30, 1e6),
     "train.weight_decay": (0, 1e6),
     "train.max_grad_norm": (0, 1e30),

@@ -117,6 +117,7 @@ class TrainSection:
     # Optimizer
     optimizer: Literal["adamw", "adam", "sgd", "lamb", "muon"] = "adamw"
     lr: float = 1e-3
+    head_lr: float = 1.0
     betas: tuple[float, ...] = (0.9, 0.98)
     eps: float = 1e-8
     momentum: float = 0.9  # sgd
