@@ -31,7 +31,7 @@ VOCAB_MULTIPLE = 64
 CHOICES: Choices = {
     **EVERY_CHOICE,
     "norm_placement": frozenset({"pre", "post"}),
-    "embedding_norm": frozenset({"none", "added"}),
+    "embedding_norm": frozenset({"none", "extra"}),
     "residual": frozenset({"serial"}),
 }
 """The config values that `BatchedBlocks` implements. Attention is the caller's."""
