@@ -322,5 +322,8 @@ def test_the_command_examines_a_model(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "random tokens" in capsys.readouterr().out
     assert cli.run_command(["doctor", str(tmp_path / "model"), "train.lr=1"]) == 2
     assert "is a model" in capsys.readouterr().err
+    assert cli.run_command(["doctor", "gpt3-175b"]) == 2  # it is not built
+    assert "3,492 GB" in (shown := capsys.readouterr().err)
+    assert "fewer layers" in shown
     assert cli.run_command(["doctor", "datse"]) == 2
     assert "dates" in capsys.readouterr().err

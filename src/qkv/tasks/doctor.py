@@ -15,7 +15,8 @@ from qkv.errors import QkvError, UsageError, suggest_name
 from qkv.files import to_path
 from qkv.inside.doctor import Finding, Subject, random_batch, take_sequences
 from qkv.inside.doctor import examine as run_checks
-from qkv.models import build
+from qkv.models import Config, build
+from qkv.models.memory import free_memory
 from qkv.models.tables import presets
 from qkv.progress import OnStage
 from qkv.tasks.describe import first_batch
@@ -23,6 +24,9 @@ from qkv.tasks.prepare.model import apply_adapters
 from qkv.tasks.prepare.prepare import prepare
 from qkv.train.recipe import recipe_file
 from qkv.train.run.load import load_model, run_path
+
+BYTES_PER_PARAMETER = 20
+"""The memory of the largest check: the weights, and a copy of them that is trained with AdamW."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,7 @@ def open_subject(name: str, overrides: Sequence[str], progress: OnStage | None) 
         raise UsageError(f"{overrides[0]!r}: key=value changes a recipe, but {name} is a model; leave it out")
     if not path.exists() and name in presets.PRESETS:
         config = presets.find_preset(name)
+        check_memory(name, config)
         torch.manual_seed(0)
         note = "new weights of a preset, on random tokens; to examine them on data, give a recipe"
         return Subject(build(config), None, random_batch(config), is_new=True, has_random_batch=True), [note]
@@ -82,10 +87,22 @@ def open_subject(name: str, overrides: Sequence[str], progress: OnStage | None) 
     return model_subject(name, progress)
 
 
+def check_memory(name: str, config: Config) -> None:
+    """Raise an error if the checks of a model need more memory than there is."""
+    parameters = sum(parameter.numel() for parameter in build(config, device="meta").parameters())
+    needed, free = BYTES_PER_PARAMETER * parameters, free_memory(torch.device("cpu"))
+    if free is not None and needed > free:
+        raise UsageError(
+            f"{name} has {parameters / 1e6:,.0f}M parameters; checks need about {needed / 1e9:,.0f} GB of memory, "
+            f"and only {free / 1e9:,.0f} GB are free. Examine a recipe with the same choices and fewer layers "
+            "(qkv doctor my.toml model.layers=2), or use a machine with more memory"
+        )
+
+
 def recipe_subject(name: str, overrides: Sequence[str], progress: OnStage | None) -> tuple[Subject, list[str]]:
     """The new network of a recipe, with the first sequences of its data."""
     recipe = recipe_file.read(name, overrides)
-    prepared = prepare(recipe, progress)
+    prepared = prepare(recipe, progress, free_memory=free_memory(torch.device("cpu")))
     network = apply_adapters(prepared.build_network(), recipe, prepared.config)
     batch = take_sequences(first_batch(prepared.train_data))
     subject = Subject(network, prepared.tokenizer, batch, recipe.objective, recipe.train, is_new=True)
@@ -96,6 +113,7 @@ def recipe_subject(name: str, overrides: Sequence[str], progress: OnStage | None
 def model_subject(name: str, progress: OnStage | None) -> tuple[Subject, list[str]]:
     """A trained model, with data of its recipe if it is a run whose data is still there, else with random tokens."""
     stored = load_model(name)
+    check_memory(name, stored.config)
     notes = list(stored.notes)
     file = run_path(to_path(name)) / "recipe.toml"
     if file.is_file() and stored.tokenizer is not None:

@@ -123,6 +123,8 @@ def check_overfit(subject: Subject) -> Finding:
         lowest = value if step == 0 else min(lowest, value)
         goal = max(OVERFIT_FRACTION * start, OVERFIT_LOSS)
         if value <= goal:
+            if step == 0:
+                return passed(name, f"the loss is only {value:.3g} already", start=start, end=value, steps=step)
             return passed(name, f"loss {start:.3g} → {value:.3g} in {step} steps", start=start, end=value, steps=step)
         if time.monotonic() - began > OVERFIT_SECONDS or not math.isfinite(value) or not loss.requires_grad:
             break
