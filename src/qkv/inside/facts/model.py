@@ -61,7 +61,7 @@ def train_fact_model(
     *,
     width: int = 64,
     layers: int = 3,
-    steps: int = 350,
+    steps: int = 500,
     batch_size: int = 256,
     lr: float = 3e-3,
     seed: int = 0,

@@ -87,7 +87,10 @@ def make_world(
     *,
     seed: int = 0,
 ) -> FactWorld:
-    """Make up a person for each pair of a first name and a last name, and random facts about each person."""
+    """Make up a person for each pair of a first name and a last name, and random facts about each person.
+
+    The values of a relation are equally frequent, so that a model learns to say each of them.
+    """
     for name, count, names in (
         ("num_first_names", num_first_names, FIRST_NAMES),
         ("num_last_names", num_last_names, LAST_NAMES),
@@ -95,7 +98,9 @@ def make_world(
         if not 1 <= count <= len(names):
             raise UsageError(f"{name} = {count} must lie in 1 … {len(names)}")
     people = [f"{first} {last}" for first in FIRST_NAMES[:num_first_names] for last in LAST_NAMES[:num_last_names]]
-    generator = random.Random(seed)
-    return FactWorld(
-        tuple(Fact(person, relation, generator.choice(VALUES[relation])) for person in people for relation in relations)
-    )
+    generator, facts = random.Random(seed), []
+    for relation in relations:
+        values = [VALUES[relation][number % len(VALUES[relation])] for number in range(len(people))]
+        generator.shuffle(values)
+        facts += [Fact(person, relation, value) for person, value in zip(people, values, strict=True)]
+    return FactWorld(tuple(facts))
