@@ -61,7 +61,9 @@ class SparseAutoencoder(nn.Module):
         directions = torch.randn(config.features, config.width, generator=torch.Generator().manual_seed(seed))
         directions = F.normalize(directions, dim=1)
         self.decoder = nn.Parameter(directions)  # (F, C)
-        self.encoder = nn.Parameter(directions.clone())  # (F, C)
+        # With relu, half of the random features are active, and their sum is F / 2C times as long as the input.
+        gain = 1.0 if config.kind == "topk" else min(1.0, 2 * config.width / config.features)
+        self.encoder = nn.Parameter(gain * directions)  # (F, C)
         self.encoder_bias = nn.Parameter(torch.zeros(config.features))
         self.bias = nn.Parameter(torch.zeros(config.width))
         self.register_buffer("scale", torch.ones(()))  # the root mean square of an entry of the inputs

@@ -27,7 +27,7 @@ class AutoencoderOptions:
 
     steps: int = 2000
     lr: float = 1e-3
-    l1: float = 0.03  # relu: the weight of the sum of the features
+    l1: float = 0.01  # relu: the weight of the sum of the features
     warmup: float = 0.05  # the fraction of the steps in which the learning rate and l1 rise from 0
     decay_fraction: float = 0.2  # the fraction of the steps, at the end, in which the learning rate falls to 0
     aux_loss_coefficient: float = 1 / 32  # the weight of the loss that revives dead features
