@@ -102,6 +102,21 @@ def test_a_batch_gives_the_traces_of_its_examples(family: str) -> None:
             torch.testing.assert_close(a[name], b[name], atol=1e-10, rtol=0, msg=name)
 
 
+def test_edits_apply_to_every_example_of_a_corpus() -> None:
+    """An edit of a position is an error only if no example has this position."""
+    network = make_network("decoder")
+    examples = [IDS[:2], IDS, IDS[:3]]
+    edit = zero_ablate("decoder.0.z", positions=[4])
+    for batch_size in (1, 3):
+        found = list(trace_many(network, examples, sites="*.resid_post", edits=edit, batch_size=batch_size))
+        for example, one in zip(examples, found, strict=True):
+            edits = [edit] if len(example) > 4 else []
+            alone = trace(network, example, sites="*.resid_post", edits=edits)
+            torch.testing.assert_close(one["decoder.1.resid_post"], alone["decoder.1.resid_post"], atol=1e-10, rtol=0)
+    with pytest.raises(UsageError, match="never applied"):
+        list(trace_many(network, examples, sites="logits", edits=zero_ablate("decoder.0.z", positions=[7])))
+
+
 def test_a_head_that_pools_has_one_output() -> None:
     network = make_network("encoder", head=HeadConfig(kind="classify", outputs=3))
     assert trace(network, IDS, sites="logits")["logits"].shape == (3,)
@@ -163,6 +178,8 @@ def test_wrong_calls_are_refused() -> None:
         (lambda: trace(network, IDS, token_type_ids=[0] * len(IDS)), "no token types"),
         (lambda: trace(make_network("seq2seq"), IDS), "is a pair"),
         (lambda: next(trace_many(network, [IDS], batch_size=0)), "batch_size = 0"),
+        (lambda: next(trace_many(network, ["a text"])), "encode_examples"),  # type: ignore[list-item]
+        (lambda: next(trace_many(make_network("seq2seq"), [("a", "b")])), "encode_examples"),  # type: ignore[list-item]
     ):
         with pytest.raises(UsageError, match=message):
             call()

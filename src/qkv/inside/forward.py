@@ -71,6 +71,8 @@ def make_inputs(
 ) -> Inputs:
     """Check examples and convert them to tensors on the network's device."""
     config, device = network.config, next(network.parameters()).device
+    if any(isinstance(part, str) for example in examples for part in (example, *example[:1])):
+        raise UsageError("an example has token ids, not texts; encode texts with qkv.inside.encode_examples")
     if isinstance(network, Seq2Seq):
         sources, targets = [], []
         for example in examples:

@@ -49,7 +49,10 @@ def trace(
     example: Example = ids if target_ids is None else (ids, target_ids)
     types = None if token_type_ids is None else [token_type_ids]
     tap = RecordingTap(network.config, sites, heads, max_bytes, edits)
-    return _trace_batch(network, [example], tap, tokenizer, types)[0]
+    found = _trace_batch(network, [example], tap, tokenizer, types)[0]
+    for problem in tap.unapplied():
+        raise UsageError(problem)
+    return found
 
 
 def trace_many(
@@ -59,21 +62,29 @@ def trace_many(
     sites: str | Iterable[str] = DEFAULT_SITES,
     heads: Iterable[int] | None = None,
     tokenizer: Tokenizer | None = None,
+    edits: Edit | Iterable[Edit] = (),
     batch_size: int = 8,
     max_bytes: int = MAX_TRACE_BYTES,
 ) -> Iterator[Trace]:
     """Yield one trace per example. `batch_size` examples share a forward pass, and only their traces are in memory.
 
-    An example is a list of token ids; for an encoder-decoder, it is a pair of source ids and decoder input ids. The
-    traces of one batch may have at most `max_bytes`.
+    An example is a list of token ids; for an encoder-decoder, it is a pair of source ids and decoder input ids
+    (`encode_examples` makes them from texts). `edits` apply to every example. The traces of one batch may have at most
+    `max_bytes`.
     """
     if batch_size < 1:
         raise UsageError(f"batch_size = {batch_size}: must be at least 1")
     sites = [sites] if isinstance(sites, str) else list(sites)
     heads = None if heads is None else list(heads)
+    edits = check_edits(network.config, edits)
     remaining = iter(examples)
+    unapplied: set[str] | None = None  # the problems of every batch so far
     while batch := list(islice(remaining, batch_size)):
-        yield from _trace_batch(network, batch, RecordingTap(network.config, sites, heads, max_bytes), tokenizer)
+        tap = RecordingTap(network.config, sites, heads, max_bytes, edits)
+        yield from _trace_batch(network, batch, tap, tokenizer)
+        unapplied = set(tap.unapplied()) if unapplied is None else unapplied & set(tap.unapplied())
+    for problem in sorted(unapplied or ()):
+        raise UsageError(problem)
 
 
 class RecordingTap(EditTap):
@@ -123,8 +134,6 @@ def _trace_batch(
     inputs = make_inputs(network, examples, token_type_ids)
     with eval_mode(network):
         out = run(network, inputs, tap, with_head=tap.records_logits)
-    for problem in tap.unapplied():
-        raise UsageError(problem)
     if tap.records_logits:
         tap.store(LOGITS, out)
     types = [None] * len(examples) if token_type_ids is None else [tuple(one) for one in token_type_ids]
