@@ -5,6 +5,7 @@ reading order. Tables list every option, paths exist, and links lead somewhere.
 """
 
 import contextlib
+import json
 import os
 import re
 import shlex
@@ -24,6 +25,7 @@ from qkv.train.recipe.values import format_value
 
 ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", "docs/training.md", "docs/decoding.md", "docs/inside.md")
+SHORT_TRAINING = "train.steps=1 train.minutes=0 train.eval_examples=4 model.layers=1"
 SHORT_DATES = "train.steps=8 data.epoch_examples=600 train.eval_examples=4 data.cache=cache"
 
 
@@ -31,6 +33,34 @@ SHORT_DATES = "train.steps=8 data.epoch_examples=600 train.eval_examples=4 data.
 def reader_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The working directory of a reader."""
     return tmp_path_factory.mktemp("reader")
+
+
+def write_task_files(folder: Path) -> None:
+    """Write the files of docs/tasks.md."""
+    passages = [f"Anna lives in house number {i}. Ben lives in house number {i + 1}." for i in range(80)]
+    asked = [
+        {
+            "context": passage,
+            "qas": [
+                {"id": str(i), "question": "Where does Anna live?", "answers": [{"text": answer, "answer_start": 14}]}
+            ],
+        }
+        for i, passage in enumerate(passages)
+        for answer in [passage[14:].split(".")[0]]
+    ]
+    mails = [{"document": f"The meeting about number {i} is on Monday.", "summary": f"Number {i}"} for i in range(80)]
+    tagged = [f"Anna B-PER\nlives O\nin O\nParis B-LOC\n{i} O\n" for i in range(80)]
+    files = {
+        "reviews.csv": "text,label\n"
+        + "".join(f"a {kind} book {i},{kind}\n" for i in range(60) for kind in ("fine", "bad")),
+        "lines.txt": "a fine book\na bad book\n",
+        "names.conll": "\n".join(tagged),
+        "questions.json": json.dumps({"version": "1.1", "data": [{"title": "houses", "paragraphs": asked}]}),
+        "mails.jsonl": "".join(json.dumps(mail) + "\n" for mail in mails),
+        "notes.txt": "\n".join(passages),
+    }
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def run(command: list[str], folder: Path) -> None:
@@ -49,6 +79,14 @@ def test_examples_run_in_reading_order(reader_folder: Path) -> None:
         blocks = re.findall(r"```(sh|python)\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
         assert blocks
         run_examples(page, [(language, shorten_training(text)) for language, text in blocks], reader_folder)
+
+
+def test_examples_of_tasks_run(reader_folder: Path) -> None:
+    page = "docs/tasks.md"
+    blocks = re.findall(r"```(sh|python)\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+    write_task_files(reader_folder)
+    shortened = [(kind, re.sub(r"train\.minutes=[0-9]+", SHORT_TRAINING, text)) for kind, text in blocks]
+    run_examples(page, shortened, reader_folder)
 
 
 def shorten_training(text: str) -> str:

@@ -232,8 +232,9 @@ def test_top_threshold_and_temperature() -> None:
     above = made.classify("the fox", threshold=min(1.0, full.probability + 0.01))
     assert (above.label, above.probability) == (None, full.probability)
     assert above.summary().startswith("(none)")
-    with pytest.raises(UsageError, match="between 0 and 1"):
-        made.classify("the fox", threshold=2)
+    for wrong in ({"threshold": 2}, {"threshold": "high"}, {"top": -1}, {"top": 1.5}):
+        with pytest.raises(UsageError, match=f"{next(iter(wrong))} = .*: must be"):
+            made.classify("the fox", **wrong)
     logits = np.log(list(full.probabilities.values()))
     head = qkv.HeadConfig(kind="classify", labels=CLASSES, temperature=2.0)
     cooled = qkv.Model(qkv.Config(encoder=made.config.encoder, head=head, pad_token_id=0), made.network, made.tokenizer)

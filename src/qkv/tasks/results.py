@@ -15,7 +15,7 @@ from qkv.decode.result import FinishReason
 
 MAX_ROWS = 10
 """A printed table has at most this many rows."""
-MAX_SUMMARY_CHARS = 80
+MAX_CELL_CHARS = 80  # of a cell of a printed table, and of a summary in `repr`
 EXCERPT_CHARS = 120
 """A marked text shows this many characters before its first span and after its last."""
 
@@ -38,6 +38,10 @@ class Result:
         """The details, one row for each."""
         return []
 
+    def tables(self) -> list[list[Row]]:
+        """The tables of details; by default, the only one is `rows`."""
+        return [self.rows()]
+
     def marked_text(self) -> tuple[str, Sequence[Span]] | None:
         """A text with labelled spans, which HTML shows instead of `body`."""
         return None
@@ -47,18 +51,16 @@ class Result:
         return asdict(self)  # type: ignore[call-overload, no-any-return]
 
     def __repr__(self) -> str:
-        text = self.summary()
-        return f"<{type(self).__name__}: {text[:MAX_SUMMARY_CHARS]}{'…' if len(text) > MAX_SUMMARY_CHARS else ''}>"
+        return f"<{type(self).__name__}: {cut_text(self.summary(), MAX_CELL_CHARS)}>"
 
     def __str__(self) -> str:
-        return "\n".join([self.body(), *format_rows(self.rows())])
+        return "\n".join([self.body(), *(line for rows in self.tables() for line in format_rows(rows))])
 
     def _repr_html_(self) -> str:
         marked = self.marked_text()
         body = escape(self.body()) if marked is None else mark_spans(*marked)
-        cells = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in self.rows()[:MAX_ROWS]]
-        table = f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>" if cells else ""
-        return f'<div><p style="white-space:pre-wrap">{body}</p>{table}</div>'
+        tables = "".join(map(html_table, filter(None, self.tables())))
+        return f'<div><p style="white-space:pre-wrap">{body}</p>{tables}</div>'
 
 
 @dataclass(frozen=True, repr=False)
@@ -252,9 +254,12 @@ class GeneratedText(Result):
         return self.text
 
     def rows(self) -> list[Row]:
-        """The other hypotheses with their scores, and the alignment."""
-        rows: list[Row] = [(other.summary(), f"{other.score:.3f}") for other in self.alternatives]
-        return rows + [(link.target, "←", link.source, f"{link.weight:.2f}") for link in self.alignment]
+        """The other hypotheses with their scores."""
+        return [(f"{other.score:.3f}", other.summary()) for other in self.alternatives]
+
+    def tables(self) -> list[list[Row]]:
+        """The other hypotheses, and the alignment."""
+        return [self.rows(), [(link.target, link.source, f"{link.weight:.2f}") for link in self.alignment]]
 
     def to_dict(self) -> dict[str, Any]:
         """The result as JSON values. The source is left out, and so are lists that were not requested."""
@@ -317,7 +322,7 @@ def format_rows(rows: Sequence[Row]) -> list[str]:
     """
     from rich.cells import cell_len
 
-    shown = rows[:MAX_ROWS]
+    shown = [tuple(cut_text(cell, MAX_CELL_CHARS) for cell in row) for row in rows[:MAX_ROWS]]
     num_columns = max(map(len, shown), default=0)
     widths = [max((cell_len(row[i]) for row in shown if i < len(row)), default=0) for i in range(num_columns)]
     lines = [
@@ -326,6 +331,21 @@ def format_rows(rows: Sequence[Row]) -> list[str]:
         for row in shown
     ]
     return lines + ([f"  … and {len(rows) - MAX_ROWS} more"] if len(rows) > MAX_ROWS else [])
+
+
+def html_table(rows: Sequence[Row]) -> str:
+    """HTML of the first rows."""
+    cells = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows[:MAX_ROWS]]
+    return f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
+
+
+def cut_text(text: str, max_chars: int) -> str:
+    """The beginning of a text that is too long.
+
+    >>> cut_text("a long text", 7)
+    'a long…'
+    """
+    return text if len(text) <= max_chars else text[: max_chars - 1] + "…"
 
 
 def mark_spans(text: str, spans: Sequence[Span]) -> str:

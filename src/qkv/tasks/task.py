@@ -120,10 +120,10 @@ def require_tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:
     return tokenizer
 
 
-def check_top(top: int) -> None:
-    """Raise an error if the number of requested results is not positive."""
-    if not isinstance(top, int) or isinstance(top, bool) or top < 1:
-        raise UsageError(f"top = {top!r}: must be an integer of at least 1")
+def check_top(top: int, minimum: int = 1) -> None:
+    """Raise an error if the number of requested results is not an integer or too small."""
+    if not isinstance(top, int) or isinstance(top, bool) or top < minimum:
+        raise UsageError(f"top = {top!r}: must be an integer of at least {minimum}")
 
 
 def select_metrics(requested: Sequence[str], available: Sequence[str], default: Sequence[str]) -> list[str]:

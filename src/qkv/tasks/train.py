@@ -23,11 +23,12 @@ from qkv.models import Config, Network, build
 from qkv.models.runtime.memory import free_memory
 from qkv.progress import OnProgress, OnStage
 from qkv.store.hub import resolve_folder
+from qkv.tasks.calibrate import calibrate
 from qkv.tasks.evaluate import evaluate, find_task, main_metric
 from qkv.tasks.prepare.memory import choose_micro_batch
 from qkv.tasks.prepare.model import apply_adapters
 from qkv.tasks.prepare.prepare import PreparedRun, prepare, uses_in_batch_negatives
-from qkv.tasks.task import Evaluation
+from qkv.tasks.task import Evaluation, TextModel
 from qkv.text import Tokenizer
 from qkv.train.adapt import merge_lora
 from qkv.train.loop import StoppedBySignal, fit
@@ -168,14 +169,17 @@ def train_on_rank(
             initial_network=prepared.build_network if world.is_sharded else None,
         )
         end = fit(job)
+        config = prepared.config
         whole = gather_network(network, world, torch.device("cpu"))
         if whole is not None:
             if recipe.model.lora_rank:
                 merge_lora(whole)
-            write_model(folder, prepared, whole.eval(), end)
+            model = TextModel(whole.eval(), prepared.tokenizer, config)
+            config, calibration = calibrate(model, prepared.valid_records)
+            write_model(folder, prepared, replace(model, config=config), end, calibration)
             log.log_end(end)
         world.barrier()
-    return TrainingResult(recipe, prepared.config, whole or network, prepared.tokenizer, end, notes)
+    return TrainingResult(recipe, config, whole or network, prepared.tokenizer, end, notes)
 
 
 def in_batch_negative_notes(prepared: PreparedRun, data_parallel_size: int) -> list[str]:
@@ -350,7 +354,7 @@ class MetricsLog(Watcher):
         self.folder.sync_log()
 
 
-def write_model(folder: RunFolder, prepared: PreparedRun, network: Network, end: RunEnd) -> None:
+def write_model(folder: RunFolder, prepared: PreparedRun, model: TextModel, end: RunEnd, calibration: str = "") -> None:
     """Make a run's folder a model folder: weights, tokenizer, and a model card with the facts of the run."""
     recipe, metrics, mix = prepared.recipe, end.metrics, prepared.recipe.data.mix
     facts = {
@@ -361,7 +365,9 @@ def write_model(folder: RunFolder, prepared: PreparedRun, network: Network, end:
     if metrics:
         scores = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         facts["scores"] = f"{scores} on validation data"
-    store.write_model(folder.path, prepared.config, network, prepared.tokenizer, facts=facts)
+    if calibration:
+        facts["calibration"] = calibration
+    store.write_model(folder.path, model.config, model.network, model.tokenizer, facts=facts)
 
 
 def format_files(files: Files) -> str:

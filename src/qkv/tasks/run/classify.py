@@ -18,7 +18,7 @@ from qkv.progress import OnProgress
 from qkv.tasks import metrics
 from qkv.tasks.results import ClassPrediction, LabelsPrediction, ScorePrediction
 from qkv.tasks.run.example_batches import ExampleBatches, batches, max_sequence_length
-from qkv.tasks.task import Evaluation, EvaluationOptions, TextModel, select_metrics, select_usable
+from qkv.tasks.task import Evaluation, EvaluationOptions, TextModel, check_top, select_metrics, select_usable
 from qkv.text.sentences import fit_spans
 from qkv.train.watch import Sample
 
@@ -51,13 +51,12 @@ def run(
     if too_long not in TOO_LONG_CHOICES:
         raise UsageError(f"too_long = {too_long!r} is unknown; {suggest_name(str(too_long), TOO_LONG_CHOICES)}")
     head = model.config.head
-    if head.outputs == 1 and not head.multi_label:
-        if top or threshold is not None:
-            raise UsageError(
-                "this model predicts a score, not a class, so it has no top and no threshold; leave them out"
-            )
-    elif threshold is not None and not 0 <= threshold <= 1:
-        raise UsageError(f"threshold = {threshold}: a probability lies between 0 and 1")
+    if head.outputs == 1 and not head.multi_label and (top or threshold is not None):
+        raise UsageError("this model predicts a score, not a class, so it has no top and no threshold; leave them out")
+    check_top(top, minimum=0)
+    is_number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
+    if threshold is not None and not (is_number and 0 <= threshold <= 1):
+        raise UsageError(f"threshold = {threshold!r}: must be a number between 0 and 1, because it is a probability")
     if too_long == "split":
         logits = compute_mean_logits(model, texts, batch_size, progress)
     else:
