@@ -2,11 +2,12 @@
 
 import os
 import stat
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
-from qkv.files import partial_path, replace_folder, write_atomically
+from qkv.files import partial_path, read_bytes, replace_folder, write_atomically
 
 
 def test_a_file_is_written_and_replaced(tmp_path: Path) -> None:
@@ -63,3 +64,12 @@ def test_a_folder_is_replaced_or_stays(fails: bool, tmp_path: Path) -> None:
         assert replace_folder(new, old, on_phase) == tmp_path / ".step.replaced"
         assert (old / "file").exists()
         assert phases == ["aside", "rename", "renamed"]
+
+
+def test_reading_a_small_file_needs_little_memory(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("{}")
+    tracemalloc.start()
+    read_bytes(tmp_path / "a.json")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**20

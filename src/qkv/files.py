@@ -162,7 +162,7 @@ def read_bytes(path: Path, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         if size > max_bytes:
             raise QkvError(f"{path}: {size:,} bytes, but at most {max_bytes:,} are read; is this the right file?")
         try:
-            return file.read(max_bytes)
+            return file.read(size)  # a larger number would allocate as many bytes
         except OSError as error:
             raise QkvError(f"{path}: cannot be read ({describe_os_error(error)}); check the disk") from None
 

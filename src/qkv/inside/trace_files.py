@@ -16,7 +16,7 @@ from torch import Tensor
 
 from qkv.errors import QkvError, UsageError
 from qkv.files import read_json_object, write_atomically
-from qkv.inside.trace import Trace, describe_trace, open_tensors, read_trace, write_tensors
+from qkv.inside.trace import Trace, describe_trace, open_tensors, read_trace, report_damage, write_tensors
 
 INDEX_FILE = "index.json"
 MAX_FILE_BYTES = 256 * 1024**2
@@ -59,14 +59,20 @@ def read_traces(folder: str | Path) -> Iterator[Trace]:
             f"{folder}: no {INDEX_FILE}, so this is no folder of traces, or writing it was interrupted; "
             "write the traces again"
         )
-    return _read_files(folder, read_json_object(folder / INDEX_FILE)["traces_in_file"])
+    counts = read_json_object(folder / INDEX_FILE).get("traces_in_file")
+    if not isinstance(counts, list) or not all(type(count) is int for count in counts):
+        raise QkvError(f"{folder / INDEX_FILE}: traces_in_file must be a list of whole numbers; write the traces again")
+    return _read_files(folder, counts)
 
 
 def _read_files(folder: Path, counts: list[int]) -> Iterator[Trace]:
     for number in range(len(counts)):
-        file, description = open_tensors(folder / _file_name(number))
-        for i, one in enumerate(description["traces"]):
-            yield read_trace(file, one, prefix=f"{i}/")
+        path = folder / _file_name(number)
+        file, description = open_tensors(path)
+        for i in range(counts[number]):
+            with report_damage(path):
+                trace = read_trace(file, description["traces"][i], prefix=f"{i}/")
+            yield trace
 
 
 def _file_name(number: int) -> str:

@@ -25,7 +25,7 @@ from qkv.blocks import Tap
 from qkv.errors import UsageError
 from qkv.inside.forward import Example, Inputs, make_inputs, run
 from qkv.inside.lens import check_vocabulary_head, lens_logits
-from qkv.inside.trace import open_tensors, write_tensors
+from qkv.inside.trace import open_tensors, read_weights, report_damage, write_tensors
 from qkv.models import Encoder, Network
 from qkv.models.runtime.eval_mode import eval_mode
 
@@ -57,10 +57,12 @@ class TunedLens(nn.Module):
         file, description = open_tensors(Path(path))
         if "tuned_lens_sites" not in description:
             raise UsageError(f"{path}: not a tuned lens; give a file that TunedLens.save wrote")
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - a safetensors file is not a dict
-        lens = TunedLens(description["tuned_lens_sites"], tensors["biases.0"].shape[0])
-        lens.load_state_dict(tensors)
-        return lens
+        with report_damage(Path(path)):
+            tensors = read_weights(file)
+            with torch.device("meta"):  # the file's tensors take the place of these
+                lens = TunedLens(description["tuned_lens_sites"], tensors["biases.0"].shape[0])
+            lens.load_state_dict(tensors, assign=True)
+            return lens
 
 
 @dataclass(frozen=True)

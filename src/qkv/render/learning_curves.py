@@ -6,14 +6,13 @@ The upper panel shows the loss over the steps, with thin lines for training and 
 panel shows a metric of the task, if there is one.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from qkv.errors import QkvError, UsageError, suggest_name
-from qkv.files import describe_os_error
+from qkv.errors import QkvError, UsageError, shorten, suggest_name
+from qkv.files import parse_json, read_text
 from qkv.render.formatting import format_number
 from qkv.render.svg import (
     COLOURS,
@@ -71,28 +70,25 @@ def read_curves(name: str, path: Path) -> RunCurves:
     checkpoint, or an average.
     """
     path = path / "metrics.jsonl" if path.is_dir() else path
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise QkvError(f"{path}: cannot be read ({describe_os_error(error)}); give a run folder") from error
+    lines = read_text(path, may_be_empty=True).splitlines()
     training: dict[float, float] = {}
     evaluated: dict[float, dict[str, float]] = {}
     evaluated_again: dict[float, dict[str, float]] = {}
     for number, line in enumerate(lines, start=1):
         try:
-            row = json.loads(line)
+            row = parse_json(line)
             kind, step = row.get("kind"), float(row["step"])
+            if kind == "step" and row["loss"] is not None:  # skipped steps have no loss
+                training[step] = float(row["loss"])
+            elif kind == "eval":
+                metrics = {key: float(value) for key, value in row.items() if _is_metric(key, value)}
+                (evaluated_again if step in evaluated else evaluated)[step] = metrics
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             if number == 1 and len(lines) > 1:
                 raise QkvError(
-                    f"{path}, line {number}: not a line of a metrics.jsonl ({error}); give a run folder"
+                    f"{path}, line {number}: not a line of a metrics.jsonl ({shorten(str(error))}); give a run folder"
                 ) from error
             continue  # an incomplete line of a run that is still writing or was killed
-        if kind == "step" and row["loss"] is not None:  # skipped steps have no loss
-            training[step] = float(row["loss"])
-        elif kind == "eval":
-            metrics = {key: float(value) for key, value in row.items() if _is_metric(key, value)}
-            (evaluated_again if step in evaluated else evaluated)[step] = metrics
     validation: dict[str, Points] = {}
     for step, metrics in sorted(evaluated.items()):
         for key, value in metrics.items():

@@ -24,7 +24,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from qkv.errors import QkvError, UsageError
-from qkv.files import describe_os_error, hidden_sibling, replace_folder, write_atomically
+from qkv.files import describe_os_error, hidden_sibling, read_json_object, replace_folder, write_atomically
 
 CACHE_VERSION = 2
 META_FILE = "meta.json"
@@ -60,8 +60,10 @@ def write_meta(folder: Path, meta: dict[str, Any]) -> None:
 def read_meta(folder: Path) -> dict[str, Any]:
     """Read `meta.json`; raises `DamagedCache`."""
     path = folder / META_FILE
+    if not path.exists():
+        raise DamagedCache(f"{folder} is not a token cache: it has no {META_FILE}")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json_object(path)
         meta: dict[str, Any] = content["meta"]
         if content["checksum"] != _checksum(json.dumps(meta, sort_keys=True)):
             raise DamagedCache(f"{path} is damaged: it does not match the checksum that it contains")
@@ -69,9 +71,9 @@ def read_meta(folder: Path) -> dict[str, Any]:
             raise DamagedCache(
                 f"{folder} has version {meta['version']} of the cache format; this qkv reads {CACHE_VERSION}"
             )
-    except FileNotFoundError:
-        raise DamagedCache(f"{folder} is not a token cache: it has no {META_FILE}") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except DamagedCache:
+        raise
+    except (QkvError, KeyError, TypeError) as error:
         raise DamagedCache(f"{path} cannot be read: {error}") from None
     return meta
 

@@ -13,7 +13,7 @@ N tokens, C model width, F features, K active features of a token
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qkv.errors import QkvError
-from qkv.files import describe_os_error, partial_path, publish_file
+from qkv.files import describe_os_error, parse_json, partial_path, publish_file
+from qkv.inside.trace import read_weights, report_damage
 from qkv.values import check_field_types
 
 FORMAT = "qkv-autoencoder"
@@ -115,14 +116,14 @@ class SparseAutoencoder(nn.Module):
     @classmethod
     def load(cls, path: str | Path) -> "SparseAutoencoder":
         """Read a file that `save` has written."""
-        try:
-            with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (OSError, SafetensorError) as error:
-            raise QkvError(f"{path}: not a sparse autoencoder ({describe_os_error(error)}); check the path") from error
-        if metadata.get("format") != FORMAT:
-            raise QkvError(f"{path}: another safetensors file; give a file that SparseAutoencoder.save has written")
-        autoencoder = cls(AutoencoderConfig(**json.loads(metadata["config"])))
-        autoencoder.load_state_dict(tensors)
-        return autoencoder
+        with report_damage(Path(path)):
+            file: Any = safe_open(path, framework="pt")
+            metadata = file.metadata() or {}
+            if metadata.get("format") != FORMAT:
+                raise QkvError(f"{path}: another safetensors file; give a file that SparseAutoencoder.save has written")
+            config, tensors = AutoencoderConfig(**parse_json(metadata["config"])), read_weights(file)
+            if tuple(tensors["decoder"].shape) != (config.features, config.width):
+                raise ValueError(f"the decoder has shape {tuple(tensors['decoder'].shape)}")
+            autoencoder = cls(config)
+            autoencoder.load_state_dict(tensors)
+            return autoencoder
