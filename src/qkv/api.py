@@ -18,7 +18,7 @@ from qkv.models import Config, Encoder, Network, Seq2Seq, build
 from qkv.models.tables import presets
 from qkv.progress import OnProgress
 from qkv.tasks.calls import TaskCalls
-from qkv.tasks.run.classify import check_text_lengths
+from qkv.tasks.run.classify import handle_long_texts
 from qkv.tasks.run.embed import embed_texts
 from qkv.tasks.run.example_batches import batches
 from qkv.tasks.run.generate import make_generation_options, prompt_ids
@@ -293,12 +293,14 @@ class Model(TaskCalls):
         texts: str | Sequence[str],
         *,
         pooling: Literal["first", "last", "mean"] | None = None,
+        too_long: Literal["error", "truncate"] = "error",
         batch_size: int = 32,
     ) -> Tensor:
         """A vector for each text, (N, C); for one text, (C,).
 
         A model with an embedding head has its own pooling, which `pooling` overrides. Any other model needs `pooling`:
-        the vector is the hidden state of the first or last token, or the mean of all.
+        the vector is the hidden state of the first or last token, or the mean of all. A text longer than the model can
+        read is an error; with `too_long="truncate"`, an embedding head reads its start.
         """
         if isinstance(self.network, Seq2Seq):
             raise UsageError(
@@ -319,7 +321,7 @@ class Model(TaskCalls):
                 raise UsageError(f"texts[{number}] is {describe_value(text)}, not a text; give a list of strings")
         vectors, lengths = embed_texts(model, listed, batch_size, pooling=pooling, longest_first=False)
         if pooling is None:
-            check_text_lengths(listed, lengths, self.config.stack.max_positions)
+            handle_long_texts(listed, lengths, self.config, too_long, ', or set too_long to "truncate"')
         return vectors[0] if isinstance(texts, str) else vectors
 
     @overload

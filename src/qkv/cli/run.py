@@ -23,7 +23,7 @@ TASK_OPTIONS: dict[str, tuple[str, ...]] = {
     "classify": ("top", "threshold", "too_long"),
     "tag": (),
     "answer": ("top", "must_answer"),
-    "embed": (),
+    "embed": ("too_long",),
 }
 """The options of `qkv run` that are for some tasks only."""
 
@@ -92,7 +92,8 @@ def run(
     threshold
         Probability that a class must have; below it, the text has no class (out of scope).
     too_long
-        What happens to a text to classify that is too long: error (the default), truncate, or split into parts.
+        What happens to a text that is too long to classify or embed: error (the default) or truncate; split into parts,
+        to classify it.
     sentences
         Encoder-decoders: generate sentence by sentence, for texts of any length.
     align

@@ -111,7 +111,7 @@ def test_a_text_that_is_too_long_is_named(task: Any) -> None:
         task.run(TextModel(*parts_of(made)), ["fox", long, "dog", long + "!"])
     many = len(framed(made, ids(made, long)))
     begins = repr(long[:40]) + "…"
-    hint = classify.SPLIT_HINT if task is classify else ""
+    hint = classify.SPLIT_HINT if task is classify else ', or set too_long to "truncate"'
     assert str(caught.value) == (
         f"2 of 4 texts are longer than the 8 tokens that this model can read: text 2, which begins "
         f"with {begins}, has {many:,} with special tokens; shorten them" + hint

@@ -78,7 +78,8 @@ def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOpt
         no_answer = any(not record.fields["answers"] for record in records)
     problems = Problems(max_invalid_fraction=1)
     questions = [Record({**record.fields, "answers": [], "starts": []}, record.location) for record in records]
-    answers = find_answers(model, questions, no_answer, options.batch_size, options.progress, problems)
+    progress = options.progress
+    answers = find_answers(model, questions, no_answer, options.batch_size, progress, problems, notes=notes)
     if problems.num_invalid:
         notes.append(f"{problems.num_invalid:,} questions could not be encoded, and count as having no answer")
     predictions = [answer.text for answer in answers]
@@ -107,10 +108,12 @@ def find_answers(
     progress: OnProgress | None,
     problems: Problems,
     top: int = 1,
+    notes: list[str] | None = None,
 ) -> list[Answer]:
     """An answer for each record, in order; an empty one for a passage without tokens.
 
     The probability of a span is the softmax over all spans of all windows, and over "no answer" if it is allowed.
+    `notes` count the passages that are read in windows, and the questions that are truncated.
     """
     network, tokenizer, config = model.network, model.tokenizer, model.config
     if config.head.outputs != 2:
@@ -137,6 +140,11 @@ def find_answers(
         overlap=min(WINDOW_OVERLAP_TOKENS, max_length // 4),
         too_long="truncate",
     )
+    tally = objective.tally
+    if notes is not None and tally.split:
+        notes.append(f"{tally.split:,} passages were read in windows of {max_length:,} tokens")
+    if notes is not None and tally.truncated:
+        notes.append(f"{tally.truncated:,} questions were truncated to {objective.max_question_length} tokens")
     windows = np.arange(objective.num_examples(EpochRng(0)))
     examples = objective.build(windows, EpochRng(0))
     owner, question, _, length = objective.locate(windows)

@@ -1,5 +1,6 @@
 """Classify: predict the class of a text or of a pair of texts, or a score if the head has a single output."""
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,6 +25,8 @@ from qkv.train.watch import Sample
 
 TextOrPair = str | tuple[str, str]
 """A text, or two texts that are read together."""
+
+log = logging.getLogger("qkv")
 
 METRICS = OBJECTIVES["classification"].metrics
 TOO_LONG_CHOICES = ("error", "truncate", "split")
@@ -61,8 +64,7 @@ def run(
         logits = compute_mean_logits(model, texts, batch_size, progress)
     else:
         logits, lengths = compute_logits(model, texts, batch_size, progress)
-        if too_long == "error":
-            check_text_lengths(texts, lengths, max_sequence_length(model.config), SPLIT_HINT)
+        handle_long_texts(texts, lengths, model.config, too_long, SPLIT_HINT)
     return [make_prediction(model.config, row, top, threshold) for row in logits]  # type: ignore[return-value]
 
 
@@ -233,6 +235,18 @@ def check_text_lengths(texts: Sequence[TextOrPair], lengths: np.ndarray, max_len
         f"with {start}, has {lengths[first]:,} with special tokens; shorten {'them' if len(too_long) > 1 else 'it'}"
         f"{hint}"
     )
+
+
+def handle_long_texts(
+    texts: Sequence[TextOrPair], lengths: np.ndarray, config: Config, too_long: str, hint: str
+) -> None:
+    """Raise an error if a text is too long, or, if `too_long` is "truncate", log how many were truncated."""
+    if too_long == "error":
+        return check_text_lengths(texts, lengths, max_sequence_length(config), hint)
+    notes: list[str] = []
+    add_truncation_note(notes, lengths, config)
+    for note in notes:
+        log.warning(note)
 
 
 def add_truncation_note(notes: list[str], lengths: np.ndarray, config: Config) -> None:

@@ -12,12 +12,13 @@ from qkv.data.objectives import FlatExamples
 from qkv.data.objectives.table import OBJECTIVES
 from qkv.data.records import Record
 from qkv.data.stream.random_bits import EpochRng
+from qkv.errors import UsageError
 from qkv.models import Config
 from qkv.models.runtime.eval_mode import eval_mode
 from qkv.progress import OnProgress
 from qkv.tasks import metrics
-from qkv.tasks.run.classify import add_truncation_note, build_unlabelled_examples, check_text_lengths, select_scored
-from qkv.tasks.run.example_batches import ExampleBatches, at_least_float32, batches, max_sequence_length
+from qkv.tasks.run.classify import add_truncation_note, build_unlabelled_examples, handle_long_texts, select_scored
+from qkv.tasks.run.example_batches import ExampleBatches, at_least_float32, batches
 from qkv.tasks.task import Evaluation, EvaluationOptions, TextModel, select_metrics, select_usable
 from qkv.train.watch import Sample
 
@@ -25,10 +26,19 @@ METRICS = OBJECTIVES["contrastive"].metrics
 SIMILARITY_BATCH = 1024  # queries whose similarities to all candidates are in memory at a time
 
 
-def run(model: TextModel, texts: Sequence[str], *, batch_size: int = 32, progress: OnProgress | None = None) -> Tensor:
-    """The vectors of texts, (N, C), on the CPU. A text that is too long is an error."""
+def run(
+    model: TextModel,
+    texts: Sequence[str],
+    *,
+    too_long: str = "error",
+    batch_size: int = 32,
+    progress: OnProgress | None = None,
+) -> Tensor:
+    """The vectors of texts, (N, C), on the CPU. A text that is too long is an error, or truncated (`too_long`)."""
+    if too_long not in ("error", "truncate"):
+        raise UsageError(f'too_long = {too_long!r}: an embedding needs the whole text; choose "error" or "truncate"')
     vectors, lengths = embed_texts(model, texts, batch_size, progress)
-    check_text_lengths(texts, lengths, max_sequence_length(model.config))
+    handle_long_texts(texts, lengths, model.config, too_long, ', or set too_long to "truncate"')
     return at_least_float32(vectors).cpu()
 
 

@@ -99,7 +99,7 @@ def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOpt
     has_entities = metrics.is_entity_tagging(classes)
     usual = METRICS["entities" if has_entities else "words"]
     names = select_metrics(options.metrics, available_metrics(model.config, aligned), usual)
-    answers = predict_tags(model, sentences, options.batch_size, options.progress)
+    answers = predict_tags(model, sentences, options.batch_size, options.progress, notes)
     predictions = [[tag for tag, _ in tags] for tags in answers]
     flat_predictions, flat_targets = ([tag for tags in side for tag in tags] for side in (predictions, targets))
     scores = {
@@ -116,11 +116,16 @@ def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOpt
 
 
 def predict_tags(
-    model: TextModel, sentences: Sequence[Sequence[str]], batch_size: int, progress: OnProgress | None = None
+    model: TextModel,
+    sentences: Sequence[Sequence[str]],
+    batch_size: int,
+    progress: OnProgress | None = None,
+    notes: list[str] | None = None,
 ) -> list[list[tuple[str, float]]]:
     """The tag of each word and its probability, predicted at the word's first token.
 
-    Long sentences are read in windows, as in training. A word without tokens gets the tag O, or else the first class.
+    Long sentences are read in windows, as in training; `notes` count them. A word without tokens gets the tag O, or
+    else the first class.
     """
     classes = class_names(model.config)
     default = "O" if "O" in classes else classes[0]
@@ -132,6 +137,8 @@ def predict_tags(
     # These examples have word numbers instead of tags, so that `Tagging` aligns the word numbers with token positions.
     encoded = InMemoryExamples([marked[i] for i in filled], ("ids", "tags"))
     objective = Tagging(encoded, model.tokenizer, max_length=max_sequence_length(model.config), too_long="split")
+    if notes is not None and objective.tally.split:
+        notes.append(f"{objective.tally.split:,} texts were read in windows of {objective.capacity[0]:,} tokens")
     windows = np.arange(objective.num_examples(EpochRng(0)))
     examples = objective.build(windows, EpochRng(0))
     owner = objective.windows.locate(windows, EpochRng(0))[0]

@@ -81,10 +81,10 @@ def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOpt
     prompts = [prompt_ids(tokenizer, config, source) if source.strip() else [] for source in targets_by_source]
     stack = config.encoder if config.encoder is not None else config.stack
     if stack.has_max_positions:
-        max_prompt = stack.max_positions - (0 if config.encoder is not None else max_tokens)
+        max_prompt = max(1, stack.max_positions - (0 if config.encoder is not None else max_tokens))
         if num_long := sum(len(prompt) > max_prompt for prompt in prompts):
-            notes.append(f"{num_long:,} sources are too long for this model: their predictions count as empty")
-        prompts = [prompt if len(prompt) <= max_prompt else [] for prompt in prompts]
+            notes.append(f"{num_long:,} sources were truncated to the {max_prompt:,} tokens that fit")
+        prompts = [prompt[:max_prompt] for prompt in prompts]
     generation = GenerationOptions(max_tokens=max_tokens, beam=options.beam, **options.generation)
     results = generate_batched(model.network, tokenizer, prompts, generation, options.batch_size, options.progress)
     if num_cut := sum(result.finish_reason == "length" for result in results):
