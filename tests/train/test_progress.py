@@ -25,7 +25,7 @@ def test_progress_goes_through_json_and_back() -> None:
         step=3,
         tokens=70,
         seconds=1.5,
-        loss=0.1 + 0.2,
+        loss_sum=0.1 + 0.2,
         best_value=0.3,
         best_step=2,
         evals_since_best=1,
