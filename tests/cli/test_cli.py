@@ -91,11 +91,11 @@ def test_info_describes_an_intact_folder(folder: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["inf", "gpt2"], 2, ["info"]),
+        (["inf", "gpt2"], 2, ["info", "Try: qkv --help"]),
         (["info"], 2, ["MODEL"]),
         (["info", "gtp2"], 2, ["gpt2"]),
         (["info", "gpt2", "--context", "0"], 2, ["--context"]),
-        (["info", "gpt2", "--jsn"], 2, ["--json"]),
+        (["info", "gpt2", "--jsn"], 2, ["--json", "Try: qkv info --help"]),
         (["run", "gpt2", "x"], 2, ["preset", "hub id"]),
         (["data"], 2, ["files"]),
         (["data", "nothere.tsv"], 1, ["nothere.tsv"]),

@@ -24,7 +24,8 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
     try:
         app(list(arguments) if arguments is not None else None, exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        print(f"qkv: {shorten(str(error), 500)}\nTry: qkv --help", file=sys.stderr)
+        command = " ".join(["qkv", *(error.command_chain or ())])
+        print(f"qkv: {shorten(str(error), 500)}\nTry: {command} --help", file=sys.stderr)
         return 2
     except QkvError as error:
         print(f"qkv: {error}", file=sys.stderr)

@@ -280,6 +280,11 @@ def test_a_json_file_that_is_no_list_says_where_lists_are(tmp_path):
         fields_of(path)
     with pytest.raises(UsageError, match="no list at key 'trian'; set records_key to one of its lists: train, test"):
         fields_of(path, records_key="trian")
+    deeper = write(tmp_path, "b.json", json.dumps({"splits": {"train": [["a"]], "test": []}, "name": "x"}))
+    with pytest.raises(UsageError, match=r"several lists, splits.train, splits.test: .* --records-key splits.train"):
+        fields_of(deeper)
+    only = write(tmp_path, "c.json", json.dumps({"result": {"rows": [{"text": "a"}], "count": 1}}))
+    assert fields_of(only) == [{"text": "a"}]
 
 
 # ---------------------------------------------------------------- SQuAD

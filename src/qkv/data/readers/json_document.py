@@ -5,6 +5,7 @@ Unlike JSON Lines it must be held in memory, so its size has a limit.
 
 import json
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 from qkv.data.problems import InvalidRecord
@@ -15,6 +16,8 @@ from qkv.data.readers.options import ReadContext
 from qkv.data.readers.squad import is_squad, squad_rows
 from qkv.data.records import FileLocation, Record
 from qkv.errors import QkvError, UsageError
+
+MAX_KEYS = 20  # keys that are searched for lists at each level
 
 
 def read_json(group: FileGroup, context: ReadContext) -> Iterator[Record]:
@@ -75,7 +78,7 @@ def _find_rows(document: Any, format: str, file: str, context: ReadContext) -> I
     keys = _list_keys(document)
     if len(keys) == 1:
         context.problems.note("key", FileLocation(file), f"the rows are read from its only list, {keys[0]!r}")
-        rows: list[Any] = document[keys[0]]
+        rows: list[Any] = get_nested(document, keys[0])
         return rows
     hint = "write its rows as a JSON list of objects, or as JSON Lines, one object a line"
     if keys:
@@ -92,4 +95,14 @@ def _as_object(row: Any) -> dict[str, Any] | InvalidRecord:
 
 
 def _list_keys(document: Any) -> list[str]:
-    return [key for key, value in document.items() if isinstance(value, list)] if isinstance(document, dict) else []
+    """The keys of a document's lists; if there is none at the top, those of the lists one level below."""
+    if not isinstance(document, dict):
+        return []
+    keys = [key for key, value in document.items() if isinstance(value, list)]
+    inner = [(key, value) for key, value in islice(document.items(), MAX_KEYS) if isinstance(value, dict)]
+    return keys or [
+        f"{key}.{name}"
+        for key, value in inner
+        for name, found in islice(value.items(), MAX_KEYS)
+        if isinstance(found, list)
+    ]
