@@ -289,8 +289,25 @@ def test_options_for_writing_are_refused_where_nothing_is_written(
 ) -> None:
     _, err = said(capsys, ["run", str(models / "classify"), "fox", "--temperature", "0.5"], code=2)
     assert "--temperature is for models that generate text" in err
+    _, err = said(capsys, ["run", str(models / "classify"), "fox", "--align"], code=2)
+    assert "--align is for a model that generates a text for a text, but this one predicts the class" in err
+    _, err = said(capsys, ["run", str(models / "text_to_text"), "fox", "--threshold", "0.5"], code=2)
+    assert "--threshold is for a model that predicts the class" in err
     _, err = said(capsys, ["run", str(models / "answer"), "who?"], code=2)
     assert "with a tab between them" in err
+
+
+def test_options_of_a_task_reach_it(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = said(capsys, ["run", str(models / "classify"), "the fox", "--top", "1", "--threshold", "1", "--json"])
+    assert (json.loads(out)["label"], len(json.loads(out)["probabilities"])) == (None, 1)
+    out, _ = said(capsys, ["run", str(models / "answer"), "who?\tAnna runs", "--must-answer", "--top", "2", "--json"])
+    assert json.loads(out)["text"]
+    options = ["--sentences", "--top", "2", "--align", "--prefix", "the", "--max-tokens", "4", "--json"]
+    out, _ = said(capsys, ["run", str(models / "text_to_text"), "a fox. A dog", *options])
+    found = json.loads(out)
+    assert found["text"].startswith("the")
+    assert [len(part["alternatives"]) for part in found["parts"]] == [1, 1]
+    assert {"source", "target", "weight"} <= set(found["alignment"][0])
 
 
 def test_a_model_that_writes_still_writes(models: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -168,12 +168,14 @@ def run(
 
 def check_task_options(options: dict[str, Any], task: "Task") -> dict[str, Any]:
     """The given options of the model's task; an error for an option of another task."""
+    from qkv.tasks.evaluate import TASKS
+
     chosen = {name: value for name, value in options.items() if given_options({name: value})}
     for name in chosen:
         if name not in TASK_OPTIONS[task.name]:
-            users = ", ".join(other for other, names in TASK_OPTIONS.items() if name in names)
+            users = " or ".join(TASKS[other].description for other, names in TASK_OPTIONS.items() if name in names)
             (option,) = given_options({name: chosen[name]})
-            raise UsageError(f"{option} is for {users}, but this model {task.description}; remove it")
+            raise UsageError(f"{option} is for a model that {users}, but this one {task.description}; remove it")
     return chosen
 
 

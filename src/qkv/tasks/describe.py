@@ -181,6 +181,9 @@ def example_parts(
     if batch.class_labels is not None and (number := int(batch.class_labels[sequence, document - 1])) != IGNORE_INDEX:
         names = labels or ("the second text follows the first", "it does not")
         parts["class"] = names[number]
+    if batch.label_sets is not None:
+        chosen = batch.label_sets[sequence].view(batch.max_documents, -1)[document - 1]
+        parts["labels"] = ", ".join(name for name, value in zip(labels, chosen.tolist(), strict=True) if value == 1)
     if batch.scores is not None:
         parts["score"] = f"{float(batch.scores[sequence, document - 1]):g}"
     if batch.span_starts is not None and batch.span_ends is not None:

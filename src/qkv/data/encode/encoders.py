@@ -128,10 +128,10 @@ class EncodePair(EncodeTexts):
 
 
 class EncodeClass(EncodeTexts):
-    """Encodes one or two texts as `first` (and `second`), with `label`, `score` or neither (contrastive pairs).
+    """Encodes one or two texts as `first` (and `second`), with `label`, `labels`, `score` or none (contrastive pairs).
 
-    `classes` are the names of the labels, in the order of their ids; `find_classes` finds them in the data. Scores are
-    divided by `max_score`.
+    `classes` are the names of the labels, in the order of their ids; `find_classes` finds them in the data. With
+    `multi_label`, the label of a record is a list of any number of names. Scores are divided by `max_score`.
     """
 
     def __init__(
@@ -142,32 +142,40 @@ class EncodeClass(EncodeTexts):
         *,
         label: str | None = None,
         classes: Sequence[str] = (),
+        multi_label: bool = False,
         score: str | None = None,
         max_score: float = 1.0,
     ):
         fields = {"first": first, "second": second} if second else {"first": first}
-        scale = [max_score] if max_score != 1 else []
-        super().__init__("class", tokenizer, fields, first, second, label, classes, score, *scale)
+        choices = [*(["multi_label"] if multi_label else []), *([max_score] if max_score != 1 else [])]
+        super().__init__("class", tokenizer, fields, first, second, label, classes, score, *choices)
         if label and score:
             raise UsageError(f"label = {label!r} and score = {score!r} exclude each other; set one of them")
         if label and not classes:
             raise UsageError(f"the classes of {label!r} are missing; find_classes(records, {label!r}) finds them")
-        self.label, self.score, self.max_score = label, score, max_score
+        self.label, self.multi_label, self.score, self.max_score = label, multi_label, score, max_score
         self.classes = tuple(classes)
         self.class_ids = {name: class_id for class_id, name in enumerate(self.classes)}
-        self.fields += ("label",) * bool(label) + ("score",) * bool(score)
+        self.fields += ("labels" if multi_label else "label",) * bool(label) + ("score",) * bool(score)
 
     def other_fields(self, record: Record) -> EncodedFields:
-        """The id of the label, or the score."""
+        """The id of the label, the ids of all labels, or the score."""
+        if self.label and self.multi_label:
+            value = get_field(record, self.label, (list, str, int))
+            names = value if isinstance(value, list) else [value]
+            return {"labels": sorted({self.find_class(str(name)) for name in names})}
         if self.label:
-            name = str(get_field(record, self.label, (str, int)))
-            if not name.strip():
-                raise InvalidRecord(f"the {self.label} is empty", "no label")
-            if name not in self.class_ids:
-                hint = suggest_name(name, self.classes[:50])
-                raise InvalidRecord(f"the {self.label} {name!r} is not one of the classes; {hint}", "unknown class")
-            return {"label": self.class_ids[name]}
+            return {"label": self.find_class(str(get_field(record, self.label, (str, int))))}
         return {"score": parse_number(record, self.score) / self.max_score} if self.score else {}
+
+    def find_class(self, name: str) -> int:
+        """The id of a class; raises `InvalidRecord` for an unknown one."""
+        if not name.strip():
+            raise InvalidRecord(f"the {self.label} is empty", "no label")
+        if name not in self.class_ids:
+            hint = suggest_name(name, self.classes[:50])
+            raise InvalidRecord(f"the {self.label} {name!r} is not one of the classes; {hint}", "unknown class")
+        return self.class_ids[name]
 
 
 def parse_number(record: Record, name: str) -> float:

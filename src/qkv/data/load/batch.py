@@ -38,6 +38,7 @@ class Batch:
     source_document_ids: Tensor | None = None  # (B, S)
     source_positions: Tensor | None = None  # (B, S)
     class_labels: Tensor | None = None  # (B, E)
+    label_sets: Tensor | None = None  # (B, E·V) 1 for each label of a document that may have several, else 0
     scores: Tensor | None = None  # (B, E) float32
     span_starts: Tensor | None = None  # (B, E) positions in the sequence
     span_ends: Tensor | None = None  # (B, E)
@@ -88,6 +89,7 @@ class Batch:
             tokens_per_sequence=tokens,
             labels_per_sequence=count_labels("labels"),
             example_labels_per_sequence=count_labels("class_labels")
+            + count_labels("label_sets") * max_documents // arrays.get("label_sets", np.zeros((1, 1))).shape[1]
             + count_labels("scores")
             + count_labels("span_starts"),
         )
@@ -96,6 +98,11 @@ class Batch:
     def batch_size(self) -> int:
         """The number of sequences."""
         return self.ids.shape[0]
+
+    @property
+    def has_document_labels(self) -> bool:
+        """Whether documents have a class, a set of labels or a score to learn."""
+        return any(values is not None for values in (self.class_labels, self.label_sets, self.scores))
 
     @property
     def examples(self) -> list[list[int]]:

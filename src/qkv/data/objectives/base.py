@@ -37,6 +37,7 @@ class FlatExamples:
     source_lengths: IntArray | None = None  # (n,)
     source_ids: IntArray | None = None  # (sum of source_lengths,)
     class_ids: IntArray | None = None  # (n,)
+    label_sets: IntArray | None = None  # (n, V) 1 for each label of an example that may have several, else 0
     scores: np.ndarray | None = None  # (n,) float32
     answer_spans: IntArray | None = None  # (n, 2)
 

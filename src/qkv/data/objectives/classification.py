@@ -1,4 +1,4 @@
-"""Classification of one or two texts: a class, or a score such as the similarity of two sentences."""
+"""Classification of one or two texts: a class, any number of labels, or a score such as the similarity of texts."""
 
 import numpy as np
 
@@ -10,17 +10,27 @@ from qkv.data.ragged import IntArray
 from qkv.data.stream.random_bits import EpochRng
 from qkv.text import Tokenizer
 
+TARGETS = {"score": "scores", "labels": "label_sets", "label": "class_ids"}
+"""The field of the records → the field of `FlatExamples`."""
+
 
 class Classification(WholeRecords):
-    """Records with the fields `first`, optionally `second`, and `label` or `score` (a number).
+    """Records with the fields `first`, optionally `second`, and `label`, `labels` (of `num_classes`) or `score`.
 
     If two texts together are too long, the longer one is truncated first.
     """
 
     def __init__(
-        self, examples: EncodedExamples, tokenizer: Tokenizer, *, max_length: int, too_long: TooLongPolicy = "error"
+        self,
+        examples: EncodedExamples,
+        tokenizer: Tokenizer,
+        *,
+        max_length: int,
+        too_long: TooLongPolicy = "error",
+        num_classes: int = 0,
     ):
-        self.target_field = "score" if "score" in examples.fields else "label"
+        self.target_field = next((name for name in TARGETS if name in examples.fields), "label")
+        self.num_classes = num_classes
         super().__init__(examples, tokenizer, "first", self.target_field)
         self.is_pair = "second" in examples.fields
         self.too_long = too_long
@@ -28,7 +38,7 @@ class Classification(WholeRecords):
         self.num_special_tokens = self.template.num_special_tokens(self.is_pair)
         check_length("max_length", max_length, self.num_special_tokens + 2)
         self.capacity = (max_length,)
-        target = "scores" if self.target_field == "score" else "class_ids"
+        target = TARGETS[self.target_field]
         self.optional_fields = frozenset({target, "token_type_ids"} if self.is_pair else {target})
         self.count_records()
 
@@ -44,13 +54,16 @@ class Classification(WholeRecords):
         first = self.gather_first("first", examples, one)
         second = self.gather_first("second", examples, two) if self.is_pair else None
         ids, lengths = self.template.add_special_tokens(first, second)
-        target, _ = self.examples.gather(self.target_field, examples)
+        target, offsets = self.examples.gather(self.target_field, examples)
+        if self.target_field == "labels":
+            sets = np.zeros((len(examples), self.num_classes), np.int64)
+            sets[np.repeat(np.arange(len(examples)), np.diff(offsets)), target] = 1
+            target = sets
         return FlatExamples(
             lengths,
             ids,
             token_type_ids=self.template.token_type_ids(one, two) if self.is_pair else None,
-            class_ids=target if self.target_field == "label" else None,
-            scores=target if self.target_field == "score" else None,
+            **{TARGETS[self.target_field]: target},
         )
 
     def _text_lengths(self, examples: IntArray | slice) -> tuple[IntArray, IntArray]:

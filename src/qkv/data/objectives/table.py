@@ -53,6 +53,7 @@ class ObjectiveSetup:
     tokenizer: Tokenizer
     fields: frozenset[str]  # the fields of the records
     classes: tuple[str, ...] = ()
+    multi_label: bool = False  # classification: a record has a list of labels
     max_length: int = 512  # tokens of a sequence; for encoder-decoder models, of the target
     max_source_length: int | None = None  # None: the objective chooses a length
     too_long: TooLongPolicy = "error"
@@ -132,7 +133,8 @@ def encode_classification(setup: ObjectiveSetup) -> RecordEncoder:
     second = "second" if "second" in setup.fields else None
     if "score" in setup.fields:
         return EncodeClass(setup.tokenizer, "text", second, score="score")
-    return EncodeClass(setup.tokenizer, "text", second, label="label", classes=setup.classes)
+    labels: dict[str, Any] = {"classes": setup.classes, "multi_label": setup.multi_label}
+    return EncodeClass(setup.tokenizer, "text", second, label="label", **labels)
 
 
 def encode_contrastive(setup: ObjectiveSetup) -> RecordEncoder:
@@ -331,7 +333,7 @@ OBJECTIVES: dict[str, ObjectiveSpec] = {
             RecordField("second", ("sentence2", "sentence_b", "hypothesis", "question2", "text2", "b"), optional=True),
             RecordField(
                 "label",
-                ("class", "category", "sentiment", "topic", "intent", "gold_label", "entailment_judgment"),
+                ("class", "labels", "category", "sentiment", "topic", "intent", "gold_label", "entailment_judgment"),
                 optional=True,
             ),
             RecordField("score", ("similarity", "relatedness_score", "rating", "value"), optional=True),
@@ -344,9 +346,15 @@ OBJECTIVES: dict[str, ObjectiveSpec] = {
         too_long_policies=WHOLE,
         options=("label_smoothing",),
         make_encoder=encode_classification,
-        make_examples=lambda setup, encoded: Classification(encoded, setup.tokenizer, **setup.sequence_kwargs),
+        make_examples=lambda setup, encoded: Classification(
+            encoded, setup.tokenizer, **setup.sequence_kwargs, num_classes=len(setup.classes)
+        ),
         task="classify",
-        metrics={"label": ("accuracy", "macro_f1", "matthews"), "score": ("spearman", "pearson")},
+        metrics={
+            "label": ("accuracy", "macro_f1", "matthews"),
+            "labels": ("micro_f1", "macro_f1", "accuracy"),
+            "score": ("spearman", "pearson"),
+        },
     ),
     # The tag of each word.
     "tagging": ObjectiveSpec(

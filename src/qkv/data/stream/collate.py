@@ -45,6 +45,9 @@ def empty_arrays(stream: SequenceStream, plan: BatchPlan) -> BatchArrays:
     shape = (plan.num_sequences, stream.max_documents)
     if "class_ids" in stream.optional_fields:
         arrays["class_labels"] = np.full(shape, IGNORE_INDEX, np.int32)
+    if "label_sets" in stream.optional_fields:
+        num_classes = max(getattr(objective, "num_classes", 0) for objective in stream.objectives)
+        arrays["label_sets"] = np.full((shape[0], shape[1] * num_classes), IGNORE_INDEX, np.int32)
     if "scores" in stream.optional_fields:
         arrays["scores"] = np.full(shape, np.nan, np.float32)
     if "answer_spans" in stream.optional_fields:
@@ -66,6 +69,9 @@ def write_examples(
         write_tokens(arrays, "source_", *source, sequence, document, offset[:, 1])
     if examples.class_ids is not None:
         arrays["class_labels"][sequence, document - 1] = examples.class_ids
+    if examples.label_sets is not None:
+        sets = arrays["label_sets"].reshape(len(arrays["ids"]), -1, examples.label_sets.shape[1])
+        sets[sequence, document - 1] = examples.label_sets
     if examples.scores is not None:
         arrays["scores"][sequence, document - 1] = examples.scores
     if examples.answer_spans is not None:

@@ -10,7 +10,7 @@ All metrics are plain functions on lists, without torch. Fractions lie between 0
 from qkv.tasks.metrics.answers import answer_exact_match, answer_f1
 from qkv.tasks.metrics.bleu import bleu, bleu_lowercase, chrf, metric_signatures, sacrebleu, tokenised_bleu
 from qkv.tasks.metrics.entities import entity_scores, extract_entities, is_entity_tagging
-from qkv.tasks.metrics.labels import accuracy, macro_f1, matthews
+from qkv.tasks.metrics.labels import accuracy, label_set_scores, macro_f1, matthews
 from qkv.tasks.metrics.numbers import bits_per_unit, pearson, perplexity, spearman
 from qkv.tasks.metrics.text import exact_match, word_error_rate
 
@@ -26,6 +26,7 @@ __all__ = [
     "exact_match",
     "extract_entities",
     "is_entity_tagging",
+    "label_set_scores",
     "macro_f1",
     "matthews",
     "metric_signatures",

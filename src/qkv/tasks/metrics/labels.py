@@ -1,7 +1,7 @@
 """Metrics of labels: accuracy, the mean F1 of the classes, and Matthews' correlation."""
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from math import sqrt
 
 
@@ -28,6 +28,28 @@ def macro_f1(predictions: Sequence[Hashable], expected: Sequence[Hashable]) -> f
     )  # in a fixed order, on which a sum of floats depends
     scores = [2 * right[one] / (times_predicted[one] + times_expected[one]) for one in classes]
     return sum(scores) / len(scores) if scores else 0.0
+
+
+def label_set_scores(predictions: Sequence[Collection[str]], expected: Sequence[Collection[str]]) -> dict[str, float]:
+    """Scores of texts with several labels: F1 of all labels, the mean F1 of the labels, and whole sets that are right.
+
+    >>> label_set_scores([["a"], ["a", "b"]], [["a"], ["b"]])
+    {'micro_f1': 0.8, 'macro_f1': 0.8333333333333333, 'accuracy': 0.5}
+    """
+    pairs = list(zip(map(frozenset, predictions), map(frozenset, expected), strict=True))
+    right = Counter(one for ours, theirs in pairs for one in ours & theirs)
+    times_predicted = Counter(one for ours, _ in pairs for one in ours)
+    times_expected = Counter(one for _, theirs in pairs for one in theirs)
+    total = times_predicted.total() + times_expected.total()
+    each = [
+        2 * right[one] / (times_predicted[one] + times_expected[one])
+        for one in sorted(times_predicted.keys() | times_expected.keys())
+    ]
+    return {
+        "micro_f1": 2 * right.total() / total if total else 0.0,
+        "macro_f1": sum(each) / len(each) if each else 0.0,
+        "accuracy": accuracy([ours for ours, _ in pairs], [theirs for _, theirs in pairs]),
+    }
 
 
 def matthews(predictions: Sequence[Hashable], expected: Sequence[Hashable]) -> float:

@@ -42,6 +42,7 @@ class ModelRequirements:
     tokenizer: Tokenizer
     classes: tuple[str, ...] = ()
     is_regression: bool = False  # classification: the model predicts a number instead of a class
+    multi_label: bool = False  # classification: a text may have several labels
     has_text_pairs: bool = False  # an example has two texts, which token types distinguish
     max_length: int = 512  # tokens of the longest sequence, and the number of positions of a new stack
 
@@ -236,6 +237,7 @@ def build_head_config(
     if kind in ("classify", "tag"):
         values["labels"] = requirements.classes
         values["outputs"] = 1 if requirements.is_regression else len(requirements.classes)
+        values["multi_label"] = requirements.multi_label
     if kind == "classify" and family == "decoder":
         values["pool"] = "last"  # under a causal mask, only the last token attends to the whole text
     return construct_config(HeadConfig, {**values, **recipe.model.overrides.get("head", {})}, "model.head")
@@ -295,7 +297,9 @@ def _has_required_outputs(head: HeadConfig, requirements: ModelRequirements, rec
         return head.next_sentence_classes == classes
     if head.kind not in ("classify", "tag"):
         return True
-    return head.outputs == 1 if requirements.is_regression else head.labels == requirements.classes
+    if requirements.is_regression:
+        return head.outputs == 1
+    return (head.labels, head.multi_label) == (requirements.classes, requirements.multi_label)
 
 
 def needs_new_head(recipe: Recipe, config: Config) -> bool:

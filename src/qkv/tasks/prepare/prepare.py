@@ -7,7 +7,7 @@
 Contradictions between recipe, data and model are errors here, before the first step.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -101,13 +101,14 @@ def _prepare(
     if tokenizer is None:
         tokenizer, origin = load_or_train_tokenizer(recipe, train_sources, root, progress)
         notes.append(origin)
-    classes = _find_classes(recipe, train_sources, fields)
+    classes, multi_label = _find_classes(recipe, train_sources, fields)
 
     # The config depends only on the fields of the records, so it is checked before they are tokenised.
     requirements = ModelRequirements(
         tokenizer,
         classes,
         is_regression=spec.head == "classify" and "score" in fields,
+        multi_label=multi_label,
         has_text_pairs=spec.pair_field in fields,
         max_length=max(data.max_length, data.max_source_length),
     )
@@ -125,6 +126,7 @@ def _prepare(
         tokenizer,
         fields,
         classes,
+        multi_label,
         max_length=data.max_length,
         max_source_length=data.max_source_length or None,
         too_long=data.too_long or spec.too_long_policies[0],
@@ -195,13 +197,24 @@ def _prepare(
     )
 
 
-def _find_classes(recipe: Recipe, sources: Sequence[DataSource], fields: frozenset[str]) -> tuple[str, ...]:
-    """The classes of labels or tags in all of the training data."""
+def _find_classes(
+    recipe: Recipe, sources: Sequence[DataSource], fields: frozenset[str]
+) -> tuple[tuple[str, ...], bool]:
+    """The classes of labels or tags in all of the training data, and whether texts have lists of labels."""
     spec = OBJECTIVES[recipe.objective.kind]
     if spec.class_field not in fields:
-        return ()
+        return (), False
     problems = Problems(max_invalid_fraction=1)
-    found = {one for source in sources for one in find_classes(source.records(problems), spec.class_field)}
+    multi_label = False
+
+    def notice_lists(records: Iterable[Record]) -> Iterator[Record]:
+        nonlocal multi_label
+        for record in records:
+            multi_label = multi_label or isinstance(record.fields.get(spec.class_field), list)
+            yield record
+
+    readers = [notice_lists(source.records(problems)) for source in sources]
+    found = {one for records in readers for one in find_classes(records, spec.class_field)}
     name = sources[0].description
     if len(found) > MAX_CLASSES:
         raise UsageError(
@@ -214,7 +227,7 @@ def _find_classes(recipe: Recipe, sources: Sequence[DataSource], fields: frozens
             f"{name}: all labels are {', '.join(found) or 'missing'}, but a classifier needs at least two classes; set "
             f"data.columns if label is another column{invalid}"
         )
-    return tuple(sorted(found))
+    return tuple(sorted(found)), multi_label and spec.head == "classify"
 
 
 def _make_objectives(

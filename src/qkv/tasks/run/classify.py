@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -105,6 +106,8 @@ def class_names(config: Config) -> tuple[str, ...]:
 
 def available_metrics(config: Config, records: Sequence[Record]) -> tuple[str, ...]:
     """The metrics, the main one first."""
+    if config.head.multi_label:
+        return METRICS["labels"]
     return METRICS["score" if config.head.outputs == 1 else "label"]
 
 
@@ -115,10 +118,11 @@ def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOpt
     counts as wrong.
     """
     config = model.config
-    is_regression = config.head.outputs == 1
+    is_regression = config.head.outputs == 1 and not config.head.multi_label
     usual = available_metrics(config, records)
     names = select_metrics(options.metrics, usual, usual)
-    needed = {"score": (int, float, str)} if is_regression else {"label": (str, int)}
+    label_types = (str, int, list) if config.head.multi_label else (str, int)
+    needed: dict[str, Any] = {"score": (int, float, str)} if is_regression else {"label": label_types}
     records, notes = select_usable(records, text=str, **needed)
     target_scores: list[float] = []
     if is_regression:
@@ -130,6 +134,14 @@ def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOpt
         predicted_scores = logits[:, 0].tolist()
         scores = {name: getattr(metrics, name)(predicted_scores, target_scores) for name in names}
         predictions, targets = [f"{one:.3g}" for one in predicted_scores], [f"{one:.3g}" for one in target_scores]
+    elif config.head.multi_label:
+        predicted_labels = [make_prediction(config, row).labels for row in logits]  # type: ignore[union-attr]
+        target_labels = [record_labels(record) for record in records]
+        every_score = metrics.label_set_scores(predicted_labels, target_labels)
+        scores = {name: every_score[name] for name in names}
+        predictions, targets = (
+            [", ".join(sorted(labels)) or "(none)" for labels in side] for side in (predicted_labels, target_labels)
+        )
     else:
         classes = class_names(config)
         predictions = [classes[best] for best in logits.argmax(1)]
@@ -254,6 +266,12 @@ def add_truncation_note(notes: list[str], lengths: np.ndarray, config: Config) -
     max_length = max_sequence_length(config)
     if truncated := int((lengths > max_length).sum()):
         notes.append(f"{truncated:,} of {len(lengths):,} texts were truncated to the {max_length:,} tokens that fit")
+
+
+def record_labels(record: Record) -> list[str]:
+    """All labels of a record, whose label may be a list."""
+    label = record.fields["label"]
+    return [str(one) for one in (label if isinstance(label, list) else [label])]
 
 
 def record_text(record: Record) -> TextOrPair:

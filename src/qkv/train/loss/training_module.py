@@ -128,7 +128,7 @@ class TrainingModule(nn.Module):
             loss = loss + self.token_loss(labelled.reshape(-1, x.shape[-1]), labelled_batch.targets) * per_token
         if batch.span_starts is not None:
             loss = loss + self.span_loss(x, batch) * per_document
-        elif batch.class_labels is not None or batch.scores is not None:
+        elif batch.has_document_labels:
             loss = loss + self.document_loss(x, layout, batch) * per_document
         return loss
 
@@ -137,9 +137,8 @@ class TrainingModule(nn.Module):
         batch, pooling = labelled_batch.batch, self.network.head.config.pool
         if isinstance(self.network, Seq2Seq) or batch.span_starts is not None:
             return None
-        has_document_labels = batch.class_labels is not None or batch.scores is not None
         if batch.labels is not None:
-            return None if has_document_labels else labelled_batch.positions
+            return None if batch.has_document_labels else labelled_batch.positions
         if pooling == "mean":
             return None
         index = pooled_index(document_membership(batch.document_ids, batch.max_documents), pooling)  # (B, E)
@@ -224,7 +223,7 @@ class TrainingModule(nn.Module):
         return cross_entropy(logits, targets, self._smoothing)
 
     def document_loss(self, x: Tensor, layout: SequenceLayout, batch: Batch) -> Tensor:
-        """The summed loss of document labels: cross-entropy of classes, or squared error of scores."""
+        """The summed loss of document labels: cross-entropy of classes or label sets, or squared error of scores."""
         head = self.network.head if self.network.head.sentence is None else self.network.head.sentence
         if x.dim() == 2:  # the last block has computed only what the head would pool
             out: Tensor = head.project(x.view(batch.batch_size, batch.max_documents, -1))
@@ -234,6 +233,11 @@ class TrainingModule(nn.Module):
             error = out[..., 0].float() - batch.scores.nan_to_num()
             squares: Tensor = (error.square() * batch.scores.isfinite()).sum()
             return squares
+        if batch.label_sets is not None:  # one binary cross-entropy for each label
+            sets = batch.label_sets.view(out.shape)
+            targets = sets.clamp(min=0) * (1 - self._smoothing) + self._smoothing / 2
+            losses = F.binary_cross_entropy_with_logits(out.float(), targets.float(), reduction="none")
+            return (losses * (sets != IGNORE_INDEX)).sum()
         assert batch.class_labels is not None
         return cross_entropy(out.flatten(0, 1), batch.class_labels.flatten(), self._smoothing)
 
