@@ -50,7 +50,9 @@ def write_task_files(folder: Path) -> None:
     ]
     mails = [{"document": f"The meeting about number {i} is on Monday.", "summary": f"Number {i}"} for i in range(80)]
     tagged = [f"Anna B-PER\nlives O\nin O\nParis B-LOC\n{i} O\n" for i in range(80)]
+    pairs = [f"a sentence with number {i}\teine Zeile mit Nummer {i}\n" for i in range(60)]
     files = {
+        "pairs.tsv": "source\ttarget\n" + "".join(pairs),
         "reviews.csv": "text,label\n"
         + "".join(f"a {kind} book {i},{kind}\n" for i in range(60) for kind in ("fine", "bad")),
         "lines.txt": "a fine book\na bad book\n",
@@ -81,12 +83,12 @@ def test_examples_run_in_reading_order(reader_folder: Path) -> None:
         run_examples(page, [(language, shorten_training(text)) for language, text in blocks], reader_folder)
 
 
-def test_examples_of_tasks_run(reader_folder: Path) -> None:
+def test_examples_of_tasks_run(tmp_path: Path) -> None:
     page = "docs/tasks.md"
     blocks = re.findall(r"```(sh|python)\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
-    write_task_files(reader_folder)
+    write_task_files(tmp_path)
     shortened = [(kind, re.sub(r"train\.minutes=[0-9]+", SHORT_TRAINING, text)) for kind, text in blocks]
-    run_examples(page, shortened, reader_folder)
+    run_examples(page, shortened, tmp_path)
 
 
 def shorten_training(text: str) -> str:
