@@ -85,7 +85,7 @@ def test_empty_texts_and_misspelt_options(call: str) -> None:
             run("")
     else:
         assert [run(text, **options).summary() is not None for text in ("", " ", "\n")] == [True] * 3
-    with pytest.raises((UsageError, TypeError), match="tpo"):
+    with pytest.raises(UsageError, match=r"'tpo'; (did you mean 'top'|known)"):
         run(text_for(call), tpo=2)
 
 
@@ -382,13 +382,18 @@ def test_a_word_may_be_finished_by_other_tokens() -> None:
     logits[0, word[0]] = 5.0
     prompt = completer.split_prompt("the qu", 10)
     assert prompt.typed == b" qu"
+    assert made.complete("the quick\n", max_tokens=2).suggestions
+    with pytest.raises(UsageError, match="max_tokens is too large"):
+        made.complete("the", max_tokens=1000)
     (best,) = completer.extend(Hypothesis([], b"", 0.0), logits[0], prompt.typed, 1, 8)
     assert best.spelled == b" quick"
 
 
 def test_long_and_unknown_texts_are_completed() -> None:
     made = decoder()
-    assert len(made.complete("the fox " * 50, max_tokens=2).suggestions) == 3
+    long = made.complete("the fox " * 50, max_tokens=2)
+    assert len(long.suggestions) == 3
+    assert len(long.summary()) < 60
     assert made.complete("the 猫", max_tokens=2).suggestions
     assert isinstance(made.complete("").suggestions[0], Suggestion)
     before = made.complete("the quick", max_tokens=2)

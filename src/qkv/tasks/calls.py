@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import islice
 from typing import TYPE_CHECKING, Any, overload
 
-from qkv.errors import UsageError
+from qkv.errors import UsageError, suggest_name
 from qkv.models import Config, Network
 from qkv.tasks.evaluate import TASKS, check_texts, find_task
 from qkv.tasks.evaluate import run as run_task
@@ -30,6 +30,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     "embed": ("embed",),
 }
 """The calls that a model of each task supports."""
+COMPLETE_OPTIONS = ("top", "max_tokens")
 ARTICLES = {"encoder": "an encoder", "decoder": "a decoder", "seq2seq": "an encoder-decoder"}
 
 
@@ -137,6 +138,9 @@ class TaskCalls:
         kept for the next call, which is fast if its text begins in the same way.
         """
         model = self._text_model("complete", "language")
+        for name in options:
+            if name not in COMPLETE_OPTIONS:
+                raise UsageError(f"m.complete has no option {name!r}; {suggest_name(name, COMPLETE_OPTIONS)}")
 
         def run(several: Sequence[Any]) -> Sequence[Any]:
             check_texts(TASKS["language"], several)

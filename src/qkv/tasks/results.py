@@ -292,8 +292,9 @@ class Completion(Result):
     suggestions: list[Suggestion]  # the most likely first
 
     def summary(self) -> str:
-        """The text with the first suggestion."""
-        return one_line(self.text + (self.suggestions[0].text if self.suggestions else ""))
+        """The end of the text with the first suggestion."""
+        text = one_line(self.text[-MAX_CELL_CHARS // 2 :] + (self.suggestions[0].text if self.suggestions else ""))
+        return f"…{text}" if len(self.text) > MAX_CELL_CHARS // 2 else text
 
     def rows(self) -> list[Row]:
         """The suggestions."""

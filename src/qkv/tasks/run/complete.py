@@ -95,11 +95,10 @@ class Completer:
         num_read = sum(end <= start for _, end in offsets)
         num_read = max(min(1, len(ids)), num_read, len(ids) - MAX_RETYPED_TOKENS)
         read_chars = max((end for _, end in offsets[:num_read]), default=0)
-        limit = self.config.stack.max_positions - num_reserved
+        max_positions = self.config.stack.max_positions
+        limit = max_positions - num_reserved
         if limit < 1:
-            raise UsageError(
-                f"max_tokens is too large: this model has {self.config.stack.max_positions} positions; lower it"
-            )
+            raise UsageError(f"max_tokens is too large for this model, which has {max_positions} positions; lower it")
         step = max(1, limit // 4)  # the window moves in steps, so that most calls can use the cache
         dropped = -(-max(0, num_read - limit) // step) * step
         typed = text[read_chars:].encode("utf-8", "surrogatepass")
@@ -159,7 +158,9 @@ class Completer:
             text = self.token_bytes.later_bytes[token]
             spelled = beam.spelled + text
             num_new = beam.num_new + (len(spelled) > len(typed))
-            ends = not text or b"\n" in text or num_new == max_tokens  # a special token, such as EOS, has no text
+            ends = (
+                not text or b"\n" in spelled[len(typed) :] or num_new == max_tokens
+            )  # a special token, such as EOS, has no text
             extended.append(Hypothesis([*beam.ids, token], spelled, beam.logprob + logprob, num_new, ends))
         return extended
 
