@@ -1,7 +1,7 @@
 """The public interface: `qkv.load`, `qkv.new` and `qkv.train` return a `Model`."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
@@ -17,7 +17,7 @@ from qkv.errors import QkvError, UsageError, suggest_name
 from qkv.models import Config, Encoder, Network, Seq2Seq, build
 from qkv.models.tables import presets
 from qkv.progress import OnProgress
-from qkv.tasks.calls import TaskCalls
+from qkv.tasks.calls import TaskCalls, stream_batches
 from qkv.tasks.run.classify import handle_long_texts
 from qkv.tasks.run.embed import embed_texts
 from qkv.tasks.run.example_batches import batches
@@ -287,16 +287,25 @@ class Model(TaskCalls):
         sides = (list(texts), list(targets))
         return look_at_mask(self.network, self.tokenizer, self.config, *sides, length=length, options=options)
 
+    @overload
+    def embed(
+        self, texts: str | Sequence[str], *, pooling: Any = None, too_long: Any = "error", batch_size: int = 32
+    ) -> Tensor: ...
+    @overload
+    def embed(
+        self, texts: Iterator[str], *, pooling: Any = None, too_long: Any = "error", batch_size: int = 32
+    ) -> Iterator[Tensor]: ...
+
     @torch.no_grad()
     def embed(
         self,
-        texts: str | Sequence[str],
+        texts: str | Sequence[str] | Iterator[str],
         *,
         pooling: Literal["first", "last", "mean"] | None = None,
         too_long: Literal["error", "truncate"] = "error",
         batch_size: int = 32,
-    ) -> Tensor:
-        """A vector for each text, (N, C); for one text, (C,).
+    ) -> Tensor | Iterator[Tensor]:
+        """A vector for each text, (N, C); for one text, (C,); for an iterator of texts, a generator of vectors.
 
         A model with an embedding head has its own pooling, which `pooling` overrides. Any other model needs `pooling`:
         the vector is the hidden state of the first or last token, or the mean of all. A text longer than the model can
@@ -314,6 +323,12 @@ class Model(TaskCalls):
                 'choose how to pool its hidden states: pooling="mean", "first" or "last"'
             )
         model = TextModel(self.network, self._require_tokenizer("use .hidden(ids)"), self.config)
+        if isinstance(texts, Iterator):
+
+            def embed(batch: Sequence[str]) -> Any:
+                return self.embed(batch, pooling=pooling, too_long=too_long, batch_size=batch_size)
+
+            return stream_batches(embed, texts, batch_size)
         check_list(texts, "texts must be a text or a list of texts")
         listed = [texts] if isinstance(texts, str) else list(texts)
         for number, text in enumerate(listed):

@@ -109,6 +109,13 @@ def test_every_call_that_errors_name_exists() -> None:
         assert all(hasattr(qkv.Model, name.split()[0]) for name in names)
 
 
+def test_an_iterator_of_texts_gives_vectors() -> None:
+    made = encoder(qkv.HeadConfig(kind="embed", pool="mean", normalize=True))
+    made.network.eval()
+    texts = ["the fox", "a dog", "Anna"]
+    torch.testing.assert_close(torch.stack(list(made.embed(iter(texts), batch_size=2))), made.embed(texts))
+
+
 # ---------------------------------------------------------------- translate and summarise
 
 

@@ -303,7 +303,8 @@ def test_options_of_a_task_reach_it(models: Path, capsys: pytest.CaptureFixture[
     out, _ = said(capsys, ["run", str(models / "answer"), "who?\tAnna runs", "--must-answer", "--top", "2", "--json"])
     assert json.loads(out)["text"]
     options = ["--sentences", "--top", "2", "--align", "--prefix", "the", "--max-tokens", "4", "--json"]
-    out, _ = said(capsys, ["run", str(models / "text_to_text"), "a fox. A dog", *options])
+    out, err = said(capsys, ["run", str(models / "text_to_text"), "a fox. A dog", *options])
+    assert "1 of 1 outputs were cut off after 4 tokens" in err
     found = json.loads(out)
     assert found["text"].startswith("the")
     assert [len(part["alternatives"]) for part in found["parts"]] == [1, 1]

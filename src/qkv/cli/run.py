@@ -146,7 +146,9 @@ def run(
         if draft is not None:
             raise UsageError(f"--draft does not go with {' and '.join(given_options(chosen))}; leave one of them out")
         given = {name: value for name, value in options.items() if given_options({name: value})}
-        return run_task(loaded, task, {"sentences": False, **chosen, **given}, lines, json)
+        notes = RunNotes(loaded, given.get("max_tokens", 0))
+        run_task(loaded, task, {"sentences": False, **chosen, **given}, lines, json, notes)
+        return print_notes(model, notes.messages())
     notes = RunNotes(loaded, max_tokens)
     streams = beam == 1 and not json and sys.stdout.isatty() and lines.is_interactive
     try:
@@ -217,7 +219,8 @@ class RunNotes:
         notes = []
         if self.num_truncated:
             notes.append(
-                f"{self.num_truncated} of {self.num_lines} outputs were cut off after {self.max_tokens} tokens; "
+                f"{self.num_truncated} of {self.num_lines} outputs were cut off"
+                f"{f' after {self.max_tokens} tokens' if self.max_tokens else ''}; "
                 "raise --max-tokens for longer ones"
             )
         if self.num_with_unknown:
@@ -234,7 +237,14 @@ def given_options(options: dict[str, Any]) -> list[str]:
     return [f"--{name.replace('_', '-')}" for name, value in options.items() if value != known[name].default]
 
 
-def run_task(model: "Model", task: "Task", options: dict[str, Any], lines: "InputLines", json: bool) -> None:
+def run_task(
+    model: "Model",
+    task: "Task",
+    options: dict[str, Any],
+    lines: "InputLines",
+    json: bool,
+    notes: RunNotes | None = None,
+) -> None:
     """Run a model's task, and print a result for each line; an empty one for an empty line."""
     if options.pop("must_answer", False):
         options["no_answer"] = False
@@ -244,6 +254,8 @@ def run_task(model: "Model", task: "Task", options: dict[str, Any], lines: "Inpu
         texts = [tuple(line.split("\t")) if task.accepts_pairs and line.count("\t") == 1 else line for line in filled]
         with lines.show_progress() as progress:
             found = call(texts, batch_size=lines.batch_size, progress=progress, **options) if texts else []
+        if notes is not None:
+            notes.add(filled, found)
         results = iter(found)
         for line in chunk:
             print_line(line, next(results) if line.strip() else None, json)
