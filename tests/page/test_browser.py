@@ -313,9 +313,15 @@ def test_a_server_can_serve_the_scripts_as_they_are(browser: Any, looks: dict[st
 def test_a_notebook_frame_draws_the_page(browser: Any, looks: dict[str, Any]) -> None:
     model, _ = looks["seq2seq"]
     page = browser.new_page()
-    page.set_content(model.trace(TEXT)._repr_html_())
+    page.set_content(model.trace(TEXT)._repr_html_() + model.look(TEXT)._repr_html_())
+    for frame in page.frames[1:]:
+        frame.wait_for_selector("#look[data-ready]", state="attached")
     frame = page.frames[1]
-    frame.wait_for_selector("#look[data-ready]", state="attached")
+    assert frame.locator("h1").inner_text().startswith(TEXT)
+    frame.locator("nav a").last.click()
+    assert frame.evaluate("document.activeElement.id") == "attention"
+    frame.wait_for_function("() => scrollY > 0")
+    assert page.frames[2].evaluate("scrollY") == 0
     assert frame.locator("button.head").count() == 3 * 2 * 3
     frame.locator("button.head").first.click()
     frame.wait_for_selector("dialog[open]")

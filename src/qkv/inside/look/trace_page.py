@@ -15,6 +15,9 @@ from qkv.inside.look.sequences import start_document
 from qkv.inside.tokens import TokenList
 from qkv.page import WEIGHT_ERROR, pack, pack_weights
 
+MAX_SITES = 8
+"""The heading names this many sites."""
+
 
 def look_at_trace(values: Mapping[str, Tensor], tokens: Mapping[str, TokenList], heads: tuple[int, ...] | None) -> Look:
     """The tokens and patterns of a trace. `heads` are the heads of its patterns, or None for all."""
@@ -27,14 +30,21 @@ def look_at_trace(values: Mapping[str, Tensor], tokens: Mapping[str, TokenList],
         )
     ]
     found = [one for one in attention if one is not None]
-    title = " → ".join("".join(one.texts) for one in tokens.values())
+    title = " → ".join(join_tokens(one) for one in tokens.values())
     words = {name: range(len(one)) for name, one in tokens.items()}
-    document = start_document(title, f"trace of {len(values)} sites", tokens, words)
-    document["footer"] = f"Weights of heads are rounded to {WEIGHT_ERROR:.4f} or better."
+    names = [*list(values)[:MAX_SITES], *["…"] * (len(values) > MAX_SITES)]
+    document = start_document(title, f"Trace of {len(values)} sites: {', '.join(names)}", tokens, words)
+    document["footer"] = "Made by Trace in qkv.inside; Model.look shows more."
     if found:
+        document["footer"] = f"Weights of heads are rounded to {WEIGHT_ERROR:.4f} or better. {document['footer']}"
         document["attention"] = found
         document["views"].append("attention")
     return Look(document)
+
+
+def join_tokens(tokens: TokenList) -> str:
+    """The text of tokens without special tokens."""
+    return "".join(text for text, special in zip(tokens.texts, tokens.special, strict=True) if not special).strip()
 
 
 def _describe_patterns(

@@ -61,6 +61,11 @@ export function shorten(text, length) {
   return characters.length <= length ? text : characters.slice(0, length - 1).join("") + "…";
 }
 
+/** A number of things: `count(2, "token")` is "2 tokens". */
+export function count(number, noun) {
+  return `${number} ${noun}${number === 1 ? "" : "s"}`;
+}
+
 /** A number for a reader: `digits` after the decimal point, and a true minus sign. */
 export function number(value, digits = 3) {
   if (value === -Infinity) return "−∞";

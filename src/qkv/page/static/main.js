@@ -68,7 +68,7 @@ export function mount(root, data) {
     html(
       "nav",
       {"aria-label": "Views"},
-      views.map(([name, title]) => html("a", {href: `#${name}`}, title)),
+      views.map(([name, title]) => html("a", {href: `#${name}`, onclick: (event) => goTo(event, name)}, title)),
     ),
     html(
       "main",
@@ -77,7 +77,7 @@ export function mount(root, data) {
       views.map(([name, title, sentence, view]) =>
         html(
           "section",
-          {id: name, "aria-labelledby": `${name}-title`},
+          {id: name, tabindex: "-1", "aria-labelledby": `${name}-title`},
           html("h2", {id: `${name}-title`}, title),
           html("p", {class: "lead"}, sentence),
           view(data),
@@ -87,6 +87,15 @@ export function mount(root, data) {
     html("footer", {}, data.footer),
   );
   root.dataset.ready = "true";
+}
+
+/** Go to a section. The frame of a notebook has no address of its own, so its links to sections would lead nowhere. */
+function goTo(event, name) {
+  if (location.protocol !== "about:") return;
+  event.preventDefault();
+  const section = document.getElementById(name);
+  section.scrollIntoView();
+  section.focus({preventScroll: true});
 }
 
 const embedded = document.getElementById("look-data");

@@ -1,13 +1,13 @@
 // The tokens of each sequence, with ids and positions.
 
-import {html, visibleToken} from "./dom.js";
+import {count, html, visibleToken} from "./dom.js";
 
 export function tokensView(data) {
   return Object.entries(data.sequences).map(([name, sequence]) =>
     html(
       "div",
       {class: "block"},
-      html("h3", {}, `${sequence.label}: ${sequence.texts.length} tokens`),
+      html("h3", {}, `${sequence.label}: ${count(sequence.texts.length, "token")}`),
       html(
         "ol",
         {class: "tokens", "aria-label": `Tokens of the ${name}`},
