@@ -58,6 +58,14 @@ def test_unknown_tokens_are_counted(models: Path, capsys: pytest.CaptureFixture[
     assert note in Path("look.html").read_text(encoding="utf-8")
 
 
+def test_the_mask_token_of_another_model_is_noted(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    note = "[MASK] is plain text for this model; its mask is <mask>."
+    assert cli.run_command(["look", str(models / "encoder"), "the [MASK]"]) == 0
+    assert note in capsys.readouterr().err
+    assert cli.run_command(["look", str(models / "encoder"), "the <mask>"]) == 0
+    assert "plain text" not in capsys.readouterr().err
+
+
 def test_the_page_is_written_even_if_nobody_reads_the_heat_map(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(look: object) -> None:
         raise BrokenPipeError

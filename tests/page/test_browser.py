@@ -261,6 +261,7 @@ def test_a_mask_tells_the_reason_of_each_cell(browser: Any, looks: dict[str, Any
     cells.nth(1).click(force=True)  # its letter is above it
     assert page.locator("#mask [role=status]").inner_text() == "t (0) → h (1): future; the key comes after the query."
     page.get_by_text("Mask as a table").click()
+    page.wait_for_selector("#mask tbody tr")
     rows = page.locator("#mask tbody tr").all()
     assert rows[4].locator("th, td").all_inner_texts() == ["a (4)", "3–4", "6–7", "0–2", "5"]
     text = page.locator("#mask").inner_text()
@@ -353,6 +354,7 @@ def find_axe_errors(page: Any, part: str = "body") -> list[tuple[str, str, list[
     axe = pytest.importorskip("axe_playwright_python", reason="the axe-playwright-python package is not installed")
     for summary in page.query_selector_all(f"{part} details:not([open]) > summary"):
         summary.click()
+    page.wait_for_function("() => [...document.querySelectorAll('details')].every((one) => one.children.length > 1)")
     page.evaluate(files(axe).joinpath("axe.min.js").read_text(encoding="utf-8"))
     found = page.evaluate("(part) => axe.run(part).then((result) => result.violations)", part)
     return [(one["id"], one["help"], [node["html"][:200] for node in one["nodes"][:3]]) for one in found]

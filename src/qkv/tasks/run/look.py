@@ -36,7 +36,8 @@ def look_at_text(
     check_num_tokens(len(ids), "the text")
     trace = trace_text(network, tokenizer, config, text, target, sites=document_sites(config, options.layers))
     check_num_tokens(max(map(len, trace.tokens.values())), "the target")
-    options = replace(options, notes=(*options.notes, *list_unknown_tokens(tokenizer, ids)))
+    notes = [*list_unknown_tokens(tokenizer, ids), *list_unread_masks(tokenizer, text, ids)]
+    options = replace(options, notes=(*options.notes, *notes))
     parts = {}
     if search is not None:
         stack = config.stack
@@ -54,6 +55,15 @@ def list_unknown_tokens(tokenizer: Tokenizer | None, ids: Sequence[int]) -> list
     unk = None if tokenizer is None else tokenizer.special_tokens.unk
     count = 0 if unk is None else list(ids).count(unk)
     return [f"{count} of {len(ids)} tokens of the text are not in the vocabulary."] if count else []
+
+
+def list_unread_masks(tokenizer: Tokenizer | None, text: Text, ids: Sequence[int]) -> list[str]:
+    """A note if a text has the mask token of other models, which this tokenizer reads as plain text."""
+    mask = None if tokenizer is None else tokenizer.special_tokens.mask
+    if tokenizer is None or mask is None or mask in ids:
+        return []
+    written = [spelling for spelling in ("[MASK]", "<mask>") if spelling in str(text)]
+    return [f"{written[0]} is plain text for this model; its mask is {tokenizer.id_to_token(mask)}."] if written else []
 
 
 def search_from(
