@@ -1,5 +1,7 @@
 """What `qkv init` writes: every starter parses, is sound, and prepares on files as users have them."""
 
+import gzip
+import random
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -245,3 +247,16 @@ def test_a_table_in_a_text_file_says_how_to_read_it_as_text(tmp_path: Path) -> N
     book.write_text("one\ttwo\n" * 20)
     with pytest.raises(UsageError, match=r'Its lines have tabs: .* write data\.format = "text"'):
         open_sources(loads(f'[data]\ntrain = "{book}"\n[objective]\nkind = "causal_lm"\n[train]\nsteps = 1\n'))
+
+
+def test_a_compressed_file_counts_as_the_text_in_it(tmp_path: Path) -> None:
+    words = random.Random(0).randbytes(1_200_000).hex()
+    pairs = [f"{words[start : start + 40]}\t{words[start + 40 : start + 80]}\n" for start in range(0, len(words), 80)]
+    text = "".join(pairs).encode()
+    (tmp_path / "a.tsv").write_bytes(text)
+    (tmp_path / "a.tsv.gz").write_bytes(gzip.compress(text))
+    assert (tmp_path / "a.tsv.gz").stat().st_size < SIZES[0].max_bytes < len(text)
+    recipes = [
+        loads(starter_recipe("translate", [str(tmp_path / name)], machine=LAPTOP)) for name in ("a.tsv", "a.tsv.gz")
+    ]
+    assert recipes[0].tokenizer.vocab_size == recipes[1].tokenizer.vocab_size == SIZES[1].vocab_size

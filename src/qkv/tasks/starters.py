@@ -15,6 +15,7 @@ from qkv.data import DataFiles, Problems
 from qkv.data.builtin import DATASETS
 from qkv.data.objectives.table import OBJECTIVES
 from qkv.data.readers.columns import get_nested, is_number, nested_names
+from qkv.data.readers.decompress import COMPRESSION_BY_EXTENSION
 from qkv.data.records import Record
 from qkv.errors import UsageError, suggest_name
 from qkv.tasks.prepare.columns import check_columns, field_names, match_columns
@@ -160,6 +161,7 @@ READING_COMMENTS = {
     "records_key": "where in the JSON document the list of records is",
 }
 MAX_SCORES = 100_000  # records whose scores are read to find the largest one
+TEXT_COMPRESSION = 3  # text is about this many times as large as its compressed file
 INSPECTED_RECORDS = 100  # records from which the mean length of a text is computed
 SHORT_TEXT_CHARS = 32  # if texts have at most this mean length, a small model learns best from characters
 
@@ -423,9 +425,12 @@ def first_records(data: DataFiles) -> list[Record]:
 
 
 def total_bytes(data: DataFiles) -> int:
-    """The size of all files, in bytes."""
+    """The size of the text in all files, in bytes; for compressed files an estimate."""
     groups = data.find_groups(Problems(max_invalid_fraction=1))
-    return sum(path.stat().st_size for group in groups for path in group.paths if path.is_file())
+    files = [path for group in groups for path in group.paths if path.is_file()]
+    return sum(
+        path.stat().st_size * (TEXT_COMPRESSION if path.suffix in COMPRESSION_BY_EXTENSION else 1) for path in files
+    )
 
 
 def mean_characters(records: Sequence[Record], columns: Collection[str] = ()) -> float:
