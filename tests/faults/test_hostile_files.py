@@ -254,6 +254,16 @@ def test_a_template_without_ids_adds_nothing(model: Path) -> None:
     assert Tokenizer.load(model).encode("the") == Tokenizer.load(model).encode("the", add_special_tokens=False)
 
 
+def test_a_template_with_an_id_that_no_token_has_is_refused_at_load(model: Path) -> None:
+    def change(values: dict[str, Any]) -> None:
+        for token in values["post_processor"]["special_tokens"].values():
+            token["ids"] = [2**31]
+
+    change_tokenizer(model, change)
+    with pytest.raises(QkvError, match="its template adds the id 2147483648, which no token has"):
+        qkv.load(model)
+
+
 @pytest.mark.parametrize("entry", [{"content": 5}, {}, [], None])
 def test_an_added_token_of_the_wrong_type(entry: object, model: Path) -> None:
     vocabulary = json.loads((model / "tokenizer.json").read_text())["model"]["vocab"]

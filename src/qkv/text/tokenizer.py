@@ -239,7 +239,11 @@ class Tokenizer:
             return cls.from_marian_side(files.marian_tokenizers.source, files, target)
         special_tokens = find_special_tokens(files.backend, files.config, files.model_config)
         if files.target_backend is None:
-            return cls(files.backend, files.config, special_tokens)
+            tokenizer = cls(files.backend, files.config, special_tokens)
+            for token_id in tokenizer.encode("", ""):  # the tokens that its template adds
+                if tokenizer.backend.id_to_token(token_id) is None:
+                    raise ValueError(f"its template adds the id {token_id}, which no token has")
+            return tokenizer
         target = cls(files.target_backend, files.config, special_tokens)
         return cls(files.backend, files.config, special_tokens, target=target)
 
