@@ -47,7 +47,7 @@ RECIPE = {
 }
 
 OPTIONS = {
-    "bench": ["--device", "--dtype", "--int8", "--json", "--picture", "--seconds"],
+    "bench": ["--device", "--dtype", "--int4", "--int8", "--json", "--picture", "--seconds"],
     "info": ["--context", "--json"],
     "import": ["--json"],
     "look": [
@@ -57,7 +57,7 @@ OPTIONS = {
     "doctor": ["--json"],
     "export": ["--format", "--json"],
     "run": [
-        *("--align", "--batch-size", "--beam", "--device", "--draft", "--int8", "--json", "--max-tokens"),
+        *("--align", "--batch-size", "--beam", "--device", "--draft", "--int4", "--int8", "--json", "--max-tokens"),
         *("--must-answer", "--prefix", "--seed", "--sentences", "--stop", "--temperature", "--threshold"),
         *("--too-long", "--top", "--top-k", "--top-p"),
     ],
@@ -66,8 +66,8 @@ OPTIONS = {
         "--valid",
     ],
     "eval": [
-        *("--baseline", "--batch-size", "--beam", "--columns", "--device", "--format", "--int8", "--json", "--limit"),
-        *("--metric", "--records-key", "--samples", "--split", "--test", "--valid"),
+        *("--baseline", "--batch-size", "--beam", "--columns", "--device", "--format", "--int4", "--int8", "--json"),
+        *("--limit", "--metric", "--records-key", "--samples", "--split", "--test", "--valid"),
     ],
     "train": ["--dry-run", "--json", "--processes"],
     "init": [

@@ -13,6 +13,7 @@ from torch import Tensor
 from qkv import decode, store
 from qkv.blocks import HeadConfig, Tap
 from qkv.decode import GenerationOptions, GenerationResult, TokenLogprob
+from qkv.decode.cpu.quantize import int8_note
 from qkv.errors import QkvError, UsageError, suggest_name
 from qkv.models import Config, Encoder, Network, Seq2Seq, build
 from qkv.models.tables import presets
@@ -469,10 +470,15 @@ class Model(TaskCalls):
             raise QkvError(f"this model has no tokenizer, so it cannot encode text; {alternative}")
         return self.tokenizer
 
-    def quantize(self) -> "Model":
-        """Return a copy of the model for decoding, with its linear layers in int8. This model is not changed."""
+    def quantize(self, precision: decode.WeightPrecision = "int8") -> "Model":
+        """Return a copy of the model for decoding on a CPU, with its linear layers in int8 or int4.
+
+        This model is not changed. If "int4" leaves matrices in int8 because of their shape, the copy has a note on it.
+        """
         network: Any = self.network  # Any, because the type checker does not know that the copy has the same class
-        return Model(self.config, decode.quantize(network), self.tokenizer, self.notes)
+        quantized = decode.quantize(network, precision)
+        note = int8_note(network) if precision == "int4" else None
+        return Model(self.config, quantized, self.tokenizer, [*self.notes, *([note] if note else [])])
 
     def save(self, folder: str | Path) -> None:
         """Write a qkv model folder."""

@@ -31,6 +31,20 @@ def tiny(family: str, vocab: int = 12, seed: int = 0, position: str = "rotary", 
     return network
 
 
+def drawn(seed: int, *shape: int) -> torch.Tensor:
+    """The same random numbers for the same seed and shape."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def linear(inputs: int, outputs: int, seed: int = 0, *, bias: bool = True) -> torch.nn.Linear:
+    """A linear map with random weights."""
+    made = torch.nn.Linear(inputs, outputs, bias=bias)
+    with torch.no_grad():
+        for number, parameter in enumerate(made.parameters()):
+            parameter.copy_(drawn(seed + number, *parameter.shape))
+    return made
+
+
 def run_backend(
     backend: Backend, network: Any, prompts: Sequence[Sequence[int]], options: GenerationOptions, **more: Any
 ) -> list[GenerationResult]:

@@ -33,10 +33,10 @@ def measured(model: qkv.Model, **more: Any) -> BenchResult:
         ("decoder", "label", ["prefill", "encode"]),
     ],
 )
-@pytest.mark.parametrize("int8", [False, True])
-def test_every_family_is_measured(tiny: Make, family: str, head: str, kinds: list[str], int8: bool) -> None:
+@pytest.mark.parametrize("precision", [None, "int8", "int4"])
+def test_every_family_is_measured(tiny: Make, family: str, head: str, kinds: list[str], precision: Any) -> None:
     model = tiny(family, head)
-    found = measured(model.quantize() if int8 else model, int8=int8)
+    found = measured(model.quantize(precision) if precision else model, precision=precision)
     assert list(dict.fromkeys(point.kind for point in found.points)) == kinds
     assert [point.length for point in found.points_of_kind("prefill")][:1] == [4]
     for kind in kinds[1:]:
@@ -56,7 +56,7 @@ def test_every_family_is_measured(tiny: Make, family: str, head: str, kinds: lis
         )
         assert point.tokens == point.batch * (point.length if point.kind in ("prefill", "encode") else 1)
         assert point.beams == (4 if point.kind == "search" else 1)
-    assert (found.family, found.parameters, found.dtype, found.int8) == (family, 123, "float32", int8)
+    assert (found.family, found.parameters, found.dtype, found.precision) == (family, 123, "float32", precision)
     values = json.loads(json.dumps(found.to_dict()))
     assert values["limits"]["bandwidth"] == max(found.limits.memory_bandwidth, found.limits.weights_bandwidth)
     assert values["points"][0]["fraction_of_limit"] == found.points[0].fraction_of_limit
@@ -200,9 +200,12 @@ def test_a_point_tells_its_share() -> None:
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize(("dtype", "int8"), [(torch.float32, False), (torch.float64, False), (torch.float32, True)])
-def test_limits_are_measured(dtype: torch.dtype, int8: bool) -> None:
-    limits = measure_limits(CPU, dtype, int8=int8, weight_bytes=1000, seconds=0.02)
+@pytest.mark.parametrize(
+    ("dtype", "precision"),
+    [(torch.float32, None), (torch.float64, None), (torch.float32, "int8"), (torch.float32, "int4")],
+)
+def test_limits_are_measured(dtype: torch.dtype, precision: Any) -> None:
+    limits = measure_limits(CPU, dtype, precision=precision, weight_bytes=1000, seconds=0.02)
     assert min(limits.flops_per_second, limits.memory_bandwidth, limits.weights_bandwidth) > 0
 
 

@@ -145,14 +145,14 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_made(
 def test_int8_needs_room_for_both() -> None:
     config = presets.find_preset("bert-tiny")
     size = summarise_model(config).weight_bytes["float32"]
-    for free, int8, fits in ((size, False, True), (size, True, False), (size * 5 // 4, True, True)):
+    for free, precision, fits in ((size, None, True), (size, "int8", False), (size * 5 // 4, "int8", True)):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(machine, "free_memory", lambda device, free=free: free)
             if fits:
-                check_memory("bert-tiny", config, torch.float32, CPU, int8=int8)
+                check_memory("bert-tiny", config, torch.float32, CPU, precision=precision)
             else:
                 with pytest.raises(qkv.errors.QkvError, match="and int8"):
-                    check_memory("bert-tiny", config, torch.float32, CPU, int8=int8)
+                    check_memory("bert-tiny", config, torch.float32, CPU, precision=precision)
 
 
 def test_a_cpu_that_dies_of_bfloat16_is_not_asked(

@@ -105,6 +105,17 @@ def test_int8_reads_a_quarter_of_the_matrices(tiny: Make, family: str) -> None:
         assert step_cost(rough, 1, 5).flops == step_cost(exact, 1, 5).flops
 
 
+def test_int4_reads_five_bits_for_each_weight() -> None:
+    stack = qkv.StackConfig(vocab_size=50, width=64, layers=1, heads=1, ffn_width=128, bias="none")
+    model = qkv.new(qkv.Config(decoder=stack, head=qkv.HeadConfig(kind="lm", outputs=50)))
+    exact, rough = model.network, model.quantize("int4").network
+    numbers = sum(m.weight.numel() for m in exact.decoder.modules() if isinstance(m, torch.nn.Linear))
+    head = 4 * 50 * 64 - (50 * 64 + 12 * 50)  # the head is in int8
+    assert weight_bytes(exact) - weight_bytes(rough) == 4 * numbers - numbers * 5 // 8 + head
+    assert step_cost(rough, 1, 5).bytes < step_cost(model.quantize().network, 1, 5).bytes
+    assert step_cost(rough, 1, 5).flops == step_cost(exact, 1, 5).flops
+
+
 def test_tied_weights_are_counted_once_in_memory() -> None:
     stack: dict[str, Any] = {"vocab_size": 50, "width": 8, "layers": 1, "heads": 1, "ffn_width": 8}
     sizes = []

@@ -3,10 +3,23 @@
 import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from qkv.cli.shared import Int8, Json, StdoutConsole, app, print_json, print_notes
+from qkv.cli.shared import (
+    Int4,
+    Int8,
+    Json,
+    StdoutConsole,
+    app,
+    print_json,
+    print_notes,
+    quantize_model,
+    weight_precision,
+)
 from qkv.errors import UsageError, suggest_name
+
+if TYPE_CHECKING:
+    from qkv.decode import WeightPrecision
 
 
 @app.command
@@ -17,6 +30,7 @@ def bench(
     device: str = "auto",
     dtype: str = "auto",
     int8: Int8 = False,
+    int4: Int4 = False,
     seconds: float = 20.0,
     picture: Path | None = None,
     json: Json = False,
@@ -42,6 +56,8 @@ def bench(
         float32, bfloat16, float16, float64, or auto: the dtype of the stored weights; for a preset bfloat16 on a GPU.
     int8
         Quantize the linear layers to int8.
+    int4
+        Quantize the linear layers to int4, in groups of 32 weights.
     seconds
         Approximate duration in seconds; a large model may need longer.
     picture
@@ -53,17 +69,17 @@ def bench(
         raise UsageError(f"--picture {picture}: the picture is an SVG file; for example: --picture bench.svg")
     if picture is not None and picture.is_dir():
         raise UsageError(f"--picture {picture}: this is a folder; give a file")
+    precision = weight_precision(int8, int4)
 
     from qkv.measure import run_bench
     from qkv.render.bench import draw_bench, print_bench
     from qkv.render.progress import stages_bar
 
-    loaded = open_model(model, device, dtype, int8)
+    loaded = open_model(model, device, dtype, precision)
     parameters = sum(p.numel() for p in loaded.network.parameters())
-    if int8:
-        loaded = loaded.quantize()
+    loaded = quantize_model(loaded, model, precision)
     with stages_bar() as report:
-        result = run_bench(model, loaded.network, parameters, int8=int8, seconds=seconds, report=report)
+        result = run_bench(model, loaded.network, parameters, precision=precision, seconds=seconds, report=report)
     if picture is not None:
         draw_bench(result, picture)
     if json:
@@ -74,7 +90,7 @@ def bench(
         print_notes("picture", [f"written to {picture}"])
 
 
-def open_model(name: str, device: str, dtype: str, int8: bool) -> Any:
+def open_model(name: str, device: str, dtype: str, precision: "WeightPrecision | None") -> Any:
     """Load a folder, or make a preset with random weights. Before that, check that the weights fit in memory."""
     from qkv import api
     from qkv.measure import check_memory, choose_device, choose_dtype
@@ -84,7 +100,7 @@ def open_model(name: str, device: str, dtype: str, int8: bool) -> Any:
     target = choose_device(device)
     if name in presets.PRESETS and not Path(name).is_dir():
         config, chosen = presets.find_preset(name), choose_dtype(dtype, target)
-        check_memory(name, config, chosen, target, int8=int8)
+        check_memory(name, config, chosen, target, precision=precision)
         return api.new(config, device=target, dtype=chosen)
     if os.sep not in name and not Path(name).exists():
         raise UsageError(f"{name}: no such folder or preset; {suggest_name(name, presets.PRESETS)}")
@@ -92,5 +108,5 @@ def open_model(name: str, device: str, dtype: str, int8: bool) -> Any:
         stored = load_model(name, device="meta")
         if dtype == "auto":
             dtype = str(next(stored.network.parameters()).dtype).removeprefix("torch.")
-        check_memory(name, stored.config, choose_dtype(dtype, target), target, int8=int8)
+        check_memory(name, stored.config, choose_dtype(dtype, target), target, precision=precision)
     return api.load(name, device=target, dtype=None if dtype == "auto" else dtype)

@@ -6,7 +6,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from qkv.cli.data import parse_fields, parse_files
-from qkv.cli.shared import Int8, Json, StdoutConsole, StringList, app, check_minimum, print_json, print_notes
+from qkv.cli.shared import (
+    Int4,
+    Int8,
+    Json,
+    StdoutConsole,
+    StringList,
+    app,
+    check_minimum,
+    print_json,
+    print_notes,
+    quantize_model,
+    weight_precision,
+)
 from qkv.errors import QkvError, UsageError
 
 if TYPE_CHECKING:
@@ -47,6 +59,7 @@ def evaluate(
     samples: int = 5,
     device: str = "cpu",
     int8: Int8 = False,
+    int4: Int4 = False,
     compare: Annotated[bool, Parameter(name="--baseline")] = True,
     json: Json = False,
 ) -> None:
@@ -93,6 +106,8 @@ def evaluate(
         Device: cpu, cuda or mps.
     int8
         Quantize the linear layers to int8, to measure the loss in quality.
+    int4
+        Quantize the linear layers to int4, in groups of 32 weights.
     compare
         Compare a classifier that a run has trained with a linear SVM on the same data (extra: qkv[baseline]).
     """
@@ -129,8 +144,7 @@ def evaluate(
         part = f"the {trained.valid_fraction:.0%} that the run held out of " if is_held_out else ""
         print_notes(model, [f"evaluated on the data of its recipe: {part}{format_files(given)}"])
     loaded = load(model, device=device)
-    if int8:
-        loaded = loaded.quantize()
+    loaded = quantize_model(loaded, model, weight_precision(int8, int4))
     task = find_task(loaded.config)
 
     def read_records(columns: dict[str, str]) -> Any:

@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from qkv.cli.shared import Int8, Json, StringList, app, check_minimum, print_notes, replace_nonfinite
+from qkv.cli.shared import (
+    Int4,
+    Int8,
+    Json,
+    StringList,
+    app,
+    check_minimum,
+    print_notes,
+    quantize_model,
+    replace_nonfinite,
+    weight_precision,
+)
 from qkv.errors import UsageError
 
 if TYPE_CHECKING:
@@ -51,6 +62,7 @@ def run(
     batch_size: int = 16,
     device: str = "cpu",
     int8: Int8 = False,
+    int4: Int4 = False,
     json: Json = False,
 ) -> None:
     """Run a model on texts: generate text, classify, tag, answer, embed, or fill masks.
@@ -110,6 +122,8 @@ def run(
         Device: cpu, cuda or mps.
     int8
         Quantize the linear layers to int8: faster on a CPU, slightly less precise.
+    int4
+        Quantize the linear layers to int4, in groups of 32 weights: half the memory of int8, less precise.
     """
     from qkv.api import load
     from qkv.cli.input_lines import InputLines
@@ -119,6 +133,7 @@ def run(
 
     check_minimum("batch-size", batch_size, 1)
     check_minimum("top", top, 0)
+    precision = weight_precision(int8, int4)
     options: dict[str, Any] = {"max_tokens": max_tokens, "beam": beam, "temperature": temperature, "top_k": top_k}
     options |= {"top_p": top_p, "seed": seed, "stop": stop}
     GenerationOptions(**{**options, "stop": tuple(stop or ())}).check_values()  # an error before the model is loaded
@@ -126,8 +141,7 @@ def run(
         raise UsageError(f"--draft with --beam {beam}: speculative decoding has no beam search; leave one of them out")
     loaded = load(model, device=device)
     options["draft"] = draft if draft in (None, "lookup") else load(draft, device=device)
-    if int8:
-        loaded = loaded.quantize()
+    loaded = quantize_model(loaded, model, precision)
     lines = InputLines(texts, batch_size)
     task = find_task(loaded.config)
     of_task: dict[str, Any] = {"top": top, "threshold": threshold, "too_long": too_long, "must_answer": must_answer}

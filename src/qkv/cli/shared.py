@@ -4,13 +4,16 @@ import json as json_format
 import math
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
 from qkv import __version__
 from qkv.errors import UsageError
 from qkv.render.console import PlainableConsole
+
+if TYPE_CHECKING:
+    from qkv.api import Model
 
 HELP = """The whole Transformer in one readable toolkit.
 
@@ -31,6 +34,7 @@ app = App(
 )
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print the result as JSON.")]
 Int8 = Annotated[bool, Parameter(name="--int8", negative=())]
+Int4 = Annotated[bool, Parameter(name="--int4", negative=())]
 StringList = Annotated[list[str] | None, Parameter(negative=())]
 
 
@@ -46,6 +50,22 @@ def print_notes(subject: str, notes: Sequence[str]) -> None:
     """Print notes on a subject, such as a model, to stderr."""
     for note in notes:
         print(f"{subject}: {note}", file=sys.stderr)
+
+
+def weight_precision(int8: bool, int4: bool) -> Literal["int8", "int4"] | None:
+    """Return the precision that --int8 or --int4 chooses, or None. Both at once are an error."""
+    if int8 and int4:
+        raise UsageError("--int8 and --int4: the weights have one precision; leave one of them out")
+    return "int8" if int8 else "int4" if int4 else None
+
+
+def quantize_model(model: "Model", name: str, precision: Literal["int8", "int4"] | None) -> "Model":
+    """Return a quantized copy of a model, or the model itself. Notes on the quantization are printed."""
+    if precision is None:
+        return model
+    quantized = model.quantize(precision)
+    print_notes(name, quantized.notes[len(model.notes) :])
+    return quantized
 
 
 def print_result(json: bool, text: str, values: dict[str, Any]) -> None:

@@ -10,13 +10,13 @@ backend     chooses the code that runs a call        support     the config choi
 generate    `generate` and `score`                   sequence    the tokens and the text of one sequence
 cache_edits reorder and crop caches between steps
 
-cpu/           a faster step, packed and int8 weights       gpu/           steps as CUDA graphs, fused kernels
+cpu/           a faster step, packed, int8, int4 weights      gpu/           steps as CUDA graphs, fused kernels
 engine/        continuous batching over paged caches        speculative/   drafts and their verification
 constrained/   regular expressions, JSON schemas, grammars
 """
 
 from qkv.decode.constrained.constraints import grammar, json_schema, regex
-from qkv.decode.cpu.int8 import quantize
+from qkv.decode.cpu.quantize import WeightPrecision, quantize
 from qkv.decode.engine.engine import Engine
 from qkv.decode.engine.request import Request
 from qkv.decode.generate import generate, score
@@ -42,6 +42,7 @@ __all__ = [
     "SearchStep",
     "SpeculativeResult",
     "TokenLogprob",
+    "WeightPrecision",
     "generate",
     "grammar",
     "json_schema",

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import torch
 
-from qkv.decode import GenerationOptions, generate
+from qkv.decode import GenerationOptions, WeightPrecision, generate
 from qkv.measure.cost import Cost, prefill_cost, step_cost, weight_bytes
 from qkv.measure.limits import Bound, MachineLimits, best_time, measure_limits, time_call
 from qkv.measure.machine import machine_name
@@ -110,7 +110,7 @@ class BenchResult:
     device: str
     threads: int
     dtype: str
-    int8: bool
+    precision: WeightPrecision | None  # of quantized weights
     torch: str
     limits: MachineLimits
     points: list[BenchPoint] = field(default_factory=list)
@@ -133,7 +133,7 @@ def run_bench(
     network: Network,
     parameters: int,
     *,
-    int8: bool = False,
+    precision: WeightPrecision | None = None,
     seconds: float = 20.0,
     report: BenchProgress | None = None,
 ) -> BenchResult:
@@ -142,7 +142,9 @@ def run_bench(
     device, dtype, weights = parameter.device, parameter.dtype, weight_bytes(network)
     report = report or (lambda what, done, total: None)
     report("limits of the machine", 0, 100)
-    limits = measure_limits(device, dtype, int8=int8, weight_bytes=weights, seconds=seconds * TIME_FRACTIONS["limits"])
+    limits = measure_limits(
+        device, dtype, precision=precision, weight_bytes=weights, seconds=seconds * TIME_FRACTIONS["limits"]
+    )
     bench = BenchResult(
         model=name,
         family=network.config.family,
@@ -152,7 +154,7 @@ def run_bench(
         device=str(device),
         threads=torch.get_num_threads(),
         dtype=str(dtype).removeprefix("torch."),
-        int8=int8,
+        precision=precision,
         torch=torch.__version__,
         limits=limits,
     )

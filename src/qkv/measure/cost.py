@@ -17,7 +17,7 @@ from torch import nn
 
 from qkv.blocks import Stack
 from qkv.blocks.block import Block
-from qkv.decode.cpu.int8 import Int8Linear
+from qkv.decode.cpu.quantize import QuantizedLinear
 from qkv.models import Encoder, Network, Seq2Seq
 
 
@@ -94,8 +94,8 @@ def linear_cost(module: nn.Module, *, num_tokens: int) -> Cost:
         size += sum(t.numel() * t.element_size() for t in (*part.parameters(False), *part.buffers(False)))
         inputs, outputs = getattr(part, "in_features", 0), getattr(part, "out_features", 0)
         matrix_weights += inputs * outputs
-        if isinstance(part, Int8Linear):
-            size += _packed_bytes(part)
+        if isinstance(part, QuantizedLinear):
+            size += part.packed_bytes
     return Cost(size, 2 * matrix_weights * num_tokens)
 
 
@@ -109,14 +109,9 @@ def attention_cost(stack: Stack, num_keys: int, num_pairs: int) -> Cost:
 def weight_bytes(network: Network) -> int:
     """The bytes of all weights and buffers of a network; a shared tensor is counted once."""
     seen = {id(t): t for t in (*network.parameters(), *network.buffers())}
-    packed = [module for module in network.modules() if isinstance(module, Int8Linear)]
+    packed = [module.packed_bytes for module in network.modules() if isinstance(module, QuantizedLinear)]
     plain = sum(t.numel() * t.element_size() for t in seen.values())
-    return plain + sum(map(_packed_bytes, packed))
-
-
-def _packed_bytes(linear: Int8Linear) -> int:
-    """The bytes of the packed weights, which are not a parameter, and of scale, bias and weight sum per output."""
-    return linear.in_features * linear.out_features + 12 * linear.out_features
+    return plain + sum(packed)
 
 
 def _encoder_cost(stack: Stack, project: nn.Module | None, batch_size: int, length: int) -> Cost:

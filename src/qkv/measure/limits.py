@@ -17,6 +17,8 @@ from typing import Literal
 import torch
 from torch import nn
 
+from qkv.decode import WeightPrecision
+from qkv.decode.cpu.int4 import Int4Linear
 from qkv.decode.cpu.int8 import Int8Linear
 from qkv.measure.cost import Cost
 
@@ -52,27 +54,33 @@ class MachineLimits:
 
 
 def measure_limits(
-    device: torch.device, dtype: torch.dtype, *, int8: bool, weight_bytes: int, seconds: float
+    device: torch.device, dtype: torch.dtype, *, precision: WeightPrecision | None, weight_bytes: int, seconds: float
 ) -> MachineLimits:
     """Measure both limits in about `seconds`. `weight_bytes` is the size of the model's weights."""
     large = UNCACHED_BYTES.get(device.type, UNCACHED_BYTES["cpu"])
     return MachineLimits(
-        flops_per_second=measure_flops(device, dtype, int8=int8, seconds=seconds / 2),
+        flops_per_second=measure_flops(device, dtype, precision=precision, seconds=seconds / 2),
         memory_bandwidth=measure_bandwidth(device, large, seconds / 4),
         weights_bandwidth=measure_bandwidth(device, min(max(weight_bytes, 2**12), large), seconds / 4),
     )
 
 
 @torch.inference_mode()
-def measure_flops(device: torch.device, dtype: torch.dtype, *, int8: bool, seconds: float) -> float:
+def measure_flops(
+    device: torch.device, dtype: torch.dtype, *, precision: WeightPrecision | None, seconds: float
+) -> float:
     """The highest FLOP/s over matrix products of several sizes.
 
-    With `int8` on a CPU, the int8 kernel is measured; on a GPU, the product in `dtype`.
+    With `precision`, the kernel of the quantized weights is measured instead of the product in `dtype`.
     """
     best, stop = 0.0, time.perf_counter() + seconds
     for size in MATRIX_SIZES:
         x = torch.randn(size, size, device=device).to(dtype)
-        product = Int8Linear(nn.Linear(size, size, bias=False)) if int8 and device.type == "cpu" else x.matmul
+        if precision is None:
+            product: Callable[[torch.Tensor], torch.Tensor] = x.matmul
+        else:
+            linear = nn.Linear(size, size, bias=False)
+            product = Int8Linear(linear) if precision == "int8" else Int4Linear(linear)
         taken = best_time(partial(product, x), device, seconds / len(MATRIX_SIZES))
         best = max(best, 2 * size**3 / taken)
         # The next size takes 8 times as long, and `best_time` runs it at least 3 times.

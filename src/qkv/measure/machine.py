@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from qkv.decode import WeightPrecision
 from qkv.decode.cpu.bfloat16 import ISA_VARIABLE, WITHOUT_AMX, supports_bfloat16
 from qkv.errors import QkvError, UsageError, suggest_name
 from qkv.models import Config
@@ -57,13 +58,15 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     return dtype
 
 
-def check_memory(name: str, config: Config, dtype: torch.dtype, device: torch.device, *, int8: bool) -> None:
+def check_memory(
+    name: str, config: Config, dtype: torch.dtype, device: torch.device, *, precision: WeightPrecision | None
+) -> None:
     """Raise an error if the weights do not fit into free memory, before they are allocated."""
     size = summarise_model(config).total * dtype.itemsize
-    wanted, free = (size + size // dtype.itemsize if int8 else size), free_memory(device)
+    wanted, free = (size + size // dtype.itemsize if precision else size), free_memory(device)
     if free is not None and wanted > free:
         smaller = "" if dtype.itemsize == 2 else "--dtype bfloat16, or "
-        dtypes = f"{str(dtype).removeprefix('torch.')}{' and int8' if int8 else ''}"
+        dtypes = f"{str(dtype).removeprefix('torch.')}{f' and {precision}' if precision else ''}"
         raise QkvError(
             f"{name} needs {wanted / 1e9:,.1f} GB of memory in {dtypes}, but only {free / 1e9:,.1f} GB are free on "
             f"{device}; try {smaller}a smaller model"

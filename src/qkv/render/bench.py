@@ -103,7 +103,7 @@ def _describe_bandwidth(result: BenchResult) -> str:
 
 
 def _dtype_name(result: BenchResult) -> str:
-    return f"int8 and {result.dtype}" if result.int8 else result.dtype
+    return f"{result.precision} and {result.dtype}" if result.precision else result.dtype
 
 
 def _describe_machine(result: BenchResult) -> str:

@@ -6,29 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from decode_models import tiny
+from decode_models import drawn, linear, tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import qkv
-from qkv.decode import GenerationOptions, generate, score
-from qkv.decode.cpu.int8 import Int8Linear, quantize, to_int8
+from qkv.decode import GenerationOptions, generate, quantize, score
+from qkv.decode.cpu.int8 import Int8Linear, to_int8
 from qkv.errors import QkvError
 from qkv.models import Network
 from qkv.models.tables.presets import find_preset
-
-
-def drawn(seed: int, *shape: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def linear(inputs: int, outputs: int, seed: int = 0, *, bias: bool = True) -> torch.nn.Linear:
-    made = torch.nn.Linear(inputs, outputs, bias=bias)
-    with torch.no_grad():
-        for number, parameter in enumerate(made.parameters()):
-            parameter.copy_(drawn(seed + number, *parameter.shape))
-    return made
-
 
 # ── One linear map ───────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -1,5 +1,7 @@
 """The flat step and the unpadded reading of sources give what the modules give, whatever a decoder is made of."""
 
+from typing import Any
+
 import pytest
 import torch
 from decode_models import START, tiny
@@ -7,12 +9,11 @@ from decode_stacks import DECODERS, PROMPTS, STACKS, VOCAB, apart, make
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qkv.decode import GenerationOptions
+from qkv.decode import GenerationOptions, quantize
 from qkv.decode.backend import CPU, REFERENCE, choose_backend
 from qkv.decode.cpu import encoder as fast_encode
 from qkv.decode.cpu import packed_linear as packed
 from qkv.decode.cpu import step as fast_cpu
-from qkv.decode.cpu.int8 import quantize
 from qkv.decode.cpu.step import CpuStep, is_supported
 from qkv.decode.runner import ModelRunner, left_pad
 from qkv.models import Decoder, Network, Seq2Seq
@@ -131,9 +132,10 @@ def test_an_encoder_that_was_given_a_kernel_runs_on_the_reference() -> None:
     assert choose_backend(network, GenerationOptions()) is REFERENCE
 
 
-def test_a_network_in_int8_steps_as_its_modules_do(network: Network) -> None:
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_a_quantized_network_steps_as_its_modules_do(network: Network, precision: Any) -> None:
     """The same kernels on the same numbers; sums may be rounded in another order."""
-    twin = quantize(network)
+    twin = quantize(network, precision)
     assert isinstance(twin, Decoder | Seq2Seq)
     prompts = PROMPTS["even"]  # padding would move the scale of what the padded reference reads
     assert apart(*(written(twin, prompts, fast=fast) for fast in (True, False))) < 1e-4

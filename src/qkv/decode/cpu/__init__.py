@@ -1,1 +1,1 @@
-"""Decoding on a CPU: a fast step, packed and int8 weights, encoding without padding."""
+"""Decoding on a CPU: a fast step, packed, int8 and int4 weights, encoding without padding."""

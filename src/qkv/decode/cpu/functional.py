@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from qkv.blocks.block import Block, ResidualWrapper
 from qkv.blocks.feedforward import FeedForward
+from qkv.decode.cpu.int4 import Int4Linear
 from qkv.decode.cpu.int8 import Int8Linear
 from qkv.decode.cpu.packed_linear import make_packed_linear
 
@@ -87,12 +88,12 @@ def make_linear(linear: nn.Module) -> VectorFunction:
     """Return a linear map as a function of x (M, I)."""
     if type(linear) is nn.Linear:
         return make_packed_linear(linear)
-    return linear.forward if type(linear) is Int8Linear else linear
+    return linear.forward if type(linear) in (Int8Linear, Int4Linear) else linear
 
 
 def make_linear_add(linear: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
     """Return a function of `residual` and x that computes residual + linear(x)."""
-    if type(linear) is Int8Linear:
+    if type(linear) is Int8Linear or type(linear) is Int4Linear:
         return linear.add_to
     project = make_linear(linear)
     return lambda residual, x: project(x).add_(residual)

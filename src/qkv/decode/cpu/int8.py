@@ -1,4 +1,4 @@
-"""int8 decoding on a CPU: a copy of a network, in which the weights of all linear maps are quantized to int8.
+"""Linear maps with int8 weights on a CPU. `quantize.py` makes a network of them.
 
     w ≈ scale[o] · round(w / scale[o])                       each output has its own scale, computed once
     x ≈ scale_x · (q − zero), q = round(x / scale_x) + zero  all inputs of a call share one ("dynamic")
@@ -10,38 +10,12 @@ Embeddings, norms, attention and residual sums stay in float32. The kernels are 
 I inputs, O outputs
 """
 
-import copy
 import warnings
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from qkv.errors import QkvError
-from qkv.models import Decoder, Encoder, Seq2Seq
-
-AnyNetwork = TypeVar("AnyNetwork", Encoder, Decoder, Seq2Seq)
-
-
-def quantize(network: AnyNetwork) -> AnyNetwork:
-    """Return a copy of a network for decoding on a CPU, with linear maps in int8. The original does not change.
-
-    The copy cannot be trained, saved or exported. Use the original for that.
-    """
-    devices = {parameter.device.type for parameter in network.parameters()}
-    if devices != {"cpu"}:
-        names = ", ".join(sorted(devices))
-        raise QkvError(f'int8 decoding runs on a CPU only, and this network is on {names}; load it with device="cpu"')
-    if any(isinstance(module, Int8Linear) for module in network.modules()):
-        raise QkvError("this network is quantized to int8 already, and its original weights are gone; use it as it is")
-    # deepcopy takes the copies of the linear maps from the memo, so that it does not copy their weights.
-    linears = {id(module): Int8Linear(module) for module in network.modules() if isinstance(module, nn.Linear)}
-    quantized: AnyNetwork = copy.deepcopy(network, memo=dict(linears))
-    for parameter in quantized.parameters():
-        parameter.data = parameter.data.float()
-        parameter.requires_grad_(False)
-    quantized.eval()
-    return quantized
 
 
 class Int8Linear(nn.Module):
@@ -85,6 +59,11 @@ class Int8Linear(nn.Module):
         return torch.fbgemm_linear_int8_weight_fp32_activation(
             x, self.weight_shape, self.packed_weight, self.weight_sums, 1.0, 0, self.scaled_bias
         )
+
+    @property
+    def packed_bytes(self) -> int:
+        """The bytes of the packed weights, which are not a parameter, and of scale, bias and weight sum per output."""
+        return self.in_features * self.out_features + 12 * self.out_features
 
     def extra_repr(self) -> str:
         """The sizes, for the module's `repr`."""
