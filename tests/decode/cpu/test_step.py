@@ -5,16 +5,17 @@ from typing import Any
 import pytest
 import torch
 from decode_models import START, tiny
-from decode_stacks import DECODERS, PROMPTS, STACKS, VOCAB, apart, make
+from decode_stacks import DECODERS, MODERN, PROMPTS, STACKS, VOCAB, apart, make
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from qkv.blocks.position import Rotary
 from qkv.decode import GenerationOptions, quantize
 from qkv.decode.backend import CPU, REFERENCE, choose_backend
 from qkv.decode.cpu import encoder as fast_encode
 from qkv.decode.cpu import packed_linear as packed
 from qkv.decode.cpu import step as fast_cpu
-from qkv.decode.cpu.step import CpuStep, is_supported
+from qkv.decode.cpu.step import CpuStep, is_supported, make_rotation
 from qkv.decode.runner import ModelRunner, left_pad
 from qkv.models import Decoder, Network, Seq2Seq
 
@@ -61,6 +62,27 @@ def test_an_encoder_and_decoder_steps_as_its_modules_do(
     monkeypatch.setattr(fast_cpu, "MIN_BATCHED_QUERIES", many)
     network = make("seq2seq", STACKS[name])
     assert apart(*(written(network, PROMPTS[prompts], fast=fast) for fast in (True, False))) < 1e-12
+
+
+@pytest.mark.parametrize("name", [*DECODERS, "partial rotation"])
+def test_one_sequence_steps_as_its_modules_do(name: str) -> None:
+    """One vector has its own norm, and its heads are rotated by a matrix."""
+    network = make("decoder", DECODERS.get(name, {**MODERN, "head_dim": 8, "rotary_fraction": 0.5}))
+    logits = []
+    for fast in (True, False):
+        run = ModelRunner(network, [[5, 6, 7]], max_new_tokens=2, cpu=fast)
+        with torch.inference_mode():
+            logits.append([run.prefill(), *(run.step(torch.tensor([token])) for token in (3, 8, 5, 9))])
+    assert apart(*logits) < 1e-12
+
+
+def test_a_rotation_by_a_matrix_is_the_rotation() -> None:
+    x = torch.randn(2, 3, 1, 8, dtype=torch.float64)
+    here, elsewhere = (Rotary(torch.tensor([[position]]), 6, 100.0, None, x.dtype) for position in (5, 6))
+    torch.testing.assert_close(make_rotation(here, 8)(x), here.rotate(x))
+    assert float((make_rotation(elsewhere, 8)(x) - here.rotate(x)).abs().max()) > 0.1, "negative control"
+    two = Rotary(torch.tensor([[5], [6]]), 8, 100.0, None, x.dtype)
+    torch.testing.assert_close(make_rotation(two, 8)(x), two.rotate(x))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

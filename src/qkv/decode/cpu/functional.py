@@ -104,4 +104,21 @@ def make_norm(norm: nn.Module) -> VectorFunction:
     if type(norm) is nn.LayerNorm:
         shape, weight, bias, eps = list(norm.normalized_shape), norm.weight, norm.bias, norm.eps
         return lambda x: torch.layer_norm(x, shape, weight, bias, eps, False)
-    return norm
+    return make_rms_norm(norm) if type(norm) is nn.RMSNorm else norm
+
+
+def make_rms_norm(norm: nn.RMSNorm) -> VectorFunction:
+    """Return an RMSNorm as a function. For one vector it runs two operators, where torch's own norm runs six."""
+    shape, weight, eps, width = list(norm.normalized_shape), norm.weight, norm.eps, norm.normalized_shape[-1]
+    if weight is None or not eps or weight.dtype not in (torch.float32, torch.float64):
+        return lambda x: torch.rms_norm(x, shape, weight, eps)
+    zero = torch.zeros((), dtype=weight.dtype)
+
+    def rms_norm(x: Tensor) -> Tensor:
+        if x.numel() != width or x.dtype != weight.dtype:
+            return torch.rms_norm(x, shape, weight, eps)
+        vector = x.reshape(-1)
+        inverse_rms = (float(torch.dot(vector, vector)) / width + eps) ** -0.5
+        return torch.addcmul(zero, x, weight, value=inverse_rms)
+
+    return rms_norm

@@ -4,7 +4,7 @@ Multiplying a few vectors by a matrix takes as long as reading the matrix. Two o
 the default one:
 
     blocked       oneDNN's own layout: 1.1 to 3.5 times as fast, on one core of an EPYC
-    transposed    inputs before outputs, for one vector and many outputs: twice as fast
+    transposed    inputs before outputs, for one vector and many outputs in float32: twice as fast
 
 A repacked matrix is a second copy of the weights. So a matrix is repacked only when a layout is first used, up to
 `MAX_PACKED_BYTES` in total, and again when the weights have changed. The result equals `F.linear`, except for the
@@ -75,7 +75,8 @@ def make_packed_linear(linear: nn.Linear) -> Callable[[Tensor], Tensor]:
 def best_layout(rows: int, weight: Tensor) -> WeightLayout:
     """Return the layout in which W (O, I) is read fastest for this number of vectors."""
     outputs, inputs = weight.shape
-    return "transposed" if rows == 1 and outputs >= 2 * inputs else "blocked"
+    is_wide = outputs >= 2 * inputs and weight.dtype == torch.float32
+    return "transposed" if rows == 1 and is_wide else "blocked"
 
 
 def packed_weight(linear: nn.Linear, layout: WeightLayout) -> Tensor | None:
@@ -86,8 +87,8 @@ def packed_weight(linear: nn.Linear, layout: WeightLayout) -> Tensor | None:
         packed = _PACKED[linear] = PackedWeights(fingerprint, {})
     if layout in packed.layouts:
         return packed.layouts[layout]
-    numel = sum(matrix.numel() for other in _PACKED.values() for matrix in other.layouts.values())
-    if 4 * (numel + weight.numel()) > MAX_PACKED_BYTES:
+    matrices = [matrix for other in _PACKED.values() for matrix in other.layouts.values()]
+    if sum(tensor.numel() * tensor.dtype.itemsize for tensor in (weight, *matrices)) > MAX_PACKED_BYTES:
         return None
     if layout == "transposed":
         packed.layouts[layout] = weight.detach().t().contiguous()
@@ -101,10 +102,18 @@ def packed_weight(linear: nn.Linear, layout: WeightLayout) -> Tensor | None:
 
 def _can_pack(weight: Tensor) -> bool:
     """Return whether oneDNN can repack these weights, and torch keeps a version counter for them."""
-    has_onednn = torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled
-    return (
-        bool(has_onednn) and weight.dtype == torch.float32 and weight.device.type == "cpu" and not weight.is_inference()
-    )
+    if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):
+        return False
+    has_dtype = weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and _has_bfloat16_kernels())
+    return has_dtype and weight.device.type == "cpu" and not weight.is_inference()
+
+
+def _has_bfloat16_kernels() -> bool:
+    """Return whether oneDNN has bfloat16 kernels for this CPU."""
+    try:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    except (RuntimeError, AttributeError):  # a version of torch without this operator
+        return False
 
 
 def _fingerprint(weight: Tensor) -> WeightFingerprint:

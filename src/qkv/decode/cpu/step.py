@@ -28,6 +28,8 @@ from qkv.decode.cpu.functional import SublayerFunction, make_block, make_linear,
 from qkv.decode.support import EVERY_CHOICE, supports
 from qkv.models import Decoder, Seq2Seq
 
+HeadFunction = Callable[[Tensor], Tensor]
+"""A function of queries or keys (N, H, T, D) that returns a tensor of the same shape."""
 MIN_BATCHED_QUERIES = 8
 """With this number of queries or more, attention runs as batched matrix products."""
 
@@ -39,7 +41,7 @@ class StepContext(NamedTuple):
     cache: SelfCache
     cross_cache: CrossCache | None
     masks: dict[int, Tensor | None]  # by window size, (N or 1, 1 or H, T, S): 0, −∞ or a bias; empty: no mask
-    rotaries: dict[int, Rotary]  # by window size; empty if positions are not rotary
+    rotations: dict[int, HeadFunction]  # by window size; empty if positions are not rotary
     source_mask: Tensor | None  # (sources, 1, 1, S): 0 or −∞; None if there is no padding
 
 
@@ -84,8 +86,11 @@ class CpuStep:
         keys = cache.add_layout(layout)
         x = self.embedding.combine(ids, self._position_vectors(layout.positions, cache))  # (N, T, C)
         masks = self._masks(x, layout, keys)
-        rotaries = self.stack.rotary_tables(x, layout)
-        context = StepContext(ids.shape[0], cache, cross_cache, masks, rotaries, self._source_mask(x, cross_cache))
+        rotations = {
+            window: make_rotation(rotary, self.stack.config.head_dim)
+            for window, rotary in self.stack.rotary_tables(x, layout).items()
+        }
+        context = StepContext(ids.shape[0], cache, cross_cache, masks, rotations, self._source_mask(x, cross_cache))
         x = x.flatten(0, 1)
         for layer in self.layers:
             x = layer(x, context)
@@ -150,22 +155,41 @@ def _make_block(block: Block, layer: int, window: int) -> SublayerFunction:
 
 def _make_self_attention(attention: SelfAttention, layer: int, window: int) -> SublayerFunction:
     qkv, attend, width = make_linear(attention.qkv), _make_attention(attention), attention.head_dim
-    split = (attention.heads, attention.kv_heads, attention.kv_heads)
+    split_qk = (attention.heads, attention.kv_heads)
+    split_qk_v = (sum(split_qk), attention.kv_heads)
     q_norm = None if attention.q_norm is None else make_norm(attention.q_norm)
     k_norm = None if attention.k_norm is None else make_norm(attention.k_norm)
 
     def self_attention(x: Tensor, context: StepContext) -> Tensor:
-        heads = qkv(x).view(context.cache_rows, -1, sum(split), width).transpose(1, 2)  # (N, H + 2KV, T, D)
-        q, k, v = torch.split_with_sizes(heads, split, 1)
+        heads = qkv(x).view(context.cache_rows, -1, sum(split_qk_v), width).transpose(1, 2)  # (N, H + 2KV, T, D)
+        qk, v = torch.split_with_sizes(heads, split_qk_v, 1)
         if q_norm is not None and k_norm is not None:
-            q, k = q_norm(q), k_norm(k)
-        if context.rotaries:
-            rotary = context.rotaries[window]
-            q, k = rotary.rotate(q), rotary.rotate(k)
+            q, k = torch.split_with_sizes(qk, split_qk, 1)
+            qk = torch.cat([q_norm(q), k_norm(k)], dim=1)
+        if context.rotations:
+            qk = context.rotations[window](qk)
+        q, k = torch.split_with_sizes(qk, split_qk, 1)
         k, v = context.cache.write(layer, k, v)
         return attend(q, k, v, context.masks.get(window))
 
     return self_attention
+
+
+def make_rotation(rotary: Rotary, head_dim: int) -> HeadFunction:
+    """Return `rotary.rotate` as a function. If all tokens are at one position, it is a single matrix product."""
+    cos, sin = rotary.cos.flatten(), rotary.sin.flatten()
+    width = rotary.cos.shape[-1]
+    if len(cos) != width:
+        return rotary.rotate
+    matrix = torch.eye(head_dim, dtype=cos.dtype)  # dimensions that do not rotate stay
+    index = torch.arange(width)
+    matrix[index, index] = cos
+    matrix[index.roll(width // 2), index] = sin  # xᵢ · cosᵢ + xⱼ · sinᵢ, where j is i ± width / 2
+
+    def rotate(x: Tensor) -> Tensor:
+        return torch.mm(x.reshape(-1, head_dim).to(matrix.dtype), matrix).to(x.dtype).view(x.shape)
+
+    return rotate
 
 
 def _make_cross_attention(attention: CrossAttention, layer: int) -> SublayerFunction:
