@@ -33,4 +33,5 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MATRIX_SIZES", (32, 64))
     monkeypatch.setattr(bench, "PREFILL_LENGTHS", (4, 8, 4096))
     monkeypatch.setattr(bench, "ENCODE_LENGTH", 8)
+    monkeypatch.setattr(bench, "SINGLE_PREFILL_LENGTH", 8)
     monkeypatch.setattr(bench, "MAX_BATCH_SIZE", {"cpu": 4})

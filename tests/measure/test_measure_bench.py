@@ -142,7 +142,7 @@ def test_a_step_is_told_from_the_noise_of_reading(tiny: Make, noise: float, monk
     model = tiny("decoder", max_positions=512)
     bench = measured(tiny("decoder"), seconds=1e-9)
     subject = bench_module.Bencher(without_eos(model.network), bench, lambda *_: None)
-    subject._measure_decode(8, 1, 0.0)
+    subject.measure_decode(8, 1, 0.0)
     assert max(asked) > 50
     assert bench.points[-1].seconds == pytest.approx(0.002 - noise / bench_module.MAX_EXTRA_TOKENS)
 

@@ -16,7 +16,7 @@ from rich.console import Console
 import qkv
 from qkv import cli
 from qkv.measure import BenchResult, MachineLimits, check_memory, choose_device, choose_dtype
-from qkv.measure.bench import BenchPoint
+from qkv.measure.bench import BenchPoint, PrecisionBench
 from qkv.measure.machine import free_memory, machine_name
 from qkv.models.tables import presets
 from qkv.models.tables.summary import summarise_model
@@ -54,6 +54,10 @@ def test_a_folder_is_measured_and_drawn(folder: Path, tmp_path: Path, capsys: py
     assert values["parameters"] == sum(one.numel() for one in qkv.load(folder).network.parameters())
     assert values["picture"] == str(picture)
     assert {point["kind"] for point in values["points"]} == {"prefill", "decode"}
+    assert [one["precision"] for one in values["precisions"]] == ["float32", "bfloat16", "int8", "int4"]
+    sizes = [one["weight_bytes"] for one in values["precisions"]]
+    assert sizes[0] == 2 * sizes[1] > sizes[2], "random models of width 16 have no groups of 32: int4 is int8 there"
+    assert values["load_seconds"] > 0 < values["first_token_seconds"]
     assert ET.parse(picture).getroot().tag.endswith("svg")
 
 
@@ -79,7 +83,9 @@ def test_the_type_is_that_of_the_weights_unless_another_is_asked_for(
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_run_is_measured_before_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_measured_before_its_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     sample_files(tmp_path)
     keys = {"steps": 2, "num_workers": 0, "micro_batch_tokens": 0, "ema_decay": 0.0, "save_every": 1, "eval_every": 2}
     recipe = tiny_recipe(tmp_path, "run", "causal_lm", train=keys)
@@ -88,9 +94,8 @@ def test_a_run_is_measured_before_its_end(tmp_path: Path, capsys: pytest.Capture
     for name in ("config.json", "model.safetensors"):  # as if it had been stopped
         (Path(recipe.run) / name).unlink()
     assert cli.run_command(["bench", recipe.run, "--device", "cpu", "--seconds", "0.1", "--json"]) == 0
-    caught = capsys.readouterr()
-    assert json.loads(caught.out)["parameters"] == parameters
-    assert "has not finished" in caught.err
+    assert json.loads(capsys.readouterr().out)["parameters"] == parameters
+    assert "has not finished" in caplog.text
 
 
 def test_help_shows_how(capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,7 +193,7 @@ def found(model: str = "mine", family: str = "seq2seq") -> BenchResult:
     points.append(point("search", 1, 0.1, beams=4))
     limits = MachineLimits(1e11, 2e10, 3e10)
     return BenchResult(
-        model, family, 10**6, 4 * 10**6, "A <CPU> & Co", "cpu", 2, "float32", False, "2.13", limits, points, ["a note"]
+        model, family, 10**6, 4 * 10**6, "A <CPU> & Co", "cpu", 2, "float32", None, "2.13", limits, points, ["a note"]
     )
 
 
@@ -201,6 +206,21 @@ def test_the_table_shows_everything_in_80_columns(capsys: pytest.CaptureFixture[
     row = next(line for line in out.splitlines() if line.startswith("decode") and " 2 " in line)
     assert row.split()[:7] == ["decode", "2", "16", "97.6", "200", "49", "%"]
     assert "…" not in out
+
+
+def test_precisions_have_a_table_of_their_own_in_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    result = found()
+    result.precisions = [
+        PrecisionBench(name, size, point("decode", 1, 0.02), point("prefill", 1, 0.05))  # type: ignore[arg-type]
+        for name, size in (("float32", 538_000_000), ("int4", 95_000_000))
+    ]
+    result.load_seconds = 1.25
+    shown.print_bench(result, Console(width=80, force_terminal=False))
+    out = capsys.readouterr().out
+    assert all(len(line) <= 80 for line in out.splitlines())
+    row = next(line for line in out.splitlines() if line.startswith("int4"))
+    assert row.split() == ["int4", "95.0", "MB", "50.0", "100", "50", "%", "20.0", "100", "20", "%"]
+    assert "first answer: 1.25 s to load the model, 50.0 ms to the first token" in out
 
 
 def test_a_name_does_nothing_to_the_terminal_or_the_picture(capsys: pytest.CaptureFixture[str]) -> None:

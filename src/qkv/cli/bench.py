@@ -2,6 +2,7 @@
 
 import math
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,9 @@ from qkv.errors import UsageError, suggest_name
 if TYPE_CHECKING:
     from qkv.decode import WeightPrecision
 
+PRECISIONS_FRACTION = 0.4
+"""The fraction of the time in which the precisions of the weights are measured."""
+
 
 @app.command
 def bench(
@@ -39,7 +43,8 @@ def bench(
 
     The limits are memory bandwidth and matrix-multiply FLOP/s; they are measured in the model's dtype. A step must read
     all weights and the cache once, so the limits give a minimum time for it. The table shows the fraction of the limit
-    that is reached at each batch size. The batch size grows until the time is spent.
+    that is reached at each batch size. The batch size grows until the time is spent. On a CPU, a second table compares
+    weights in float32, bfloat16, int8 and int4 for one sequence, unless --dtype, --int8 or --int4 chooses one.
 
     Examples:
         qkv bench gpt2
@@ -71,15 +76,22 @@ def bench(
         raise UsageError(f"--picture {picture}: this is a folder; give a file")
     precision = weight_precision(int8, int4)
 
-    from qkv.measure import run_bench
+    from qkv.measure import can_measure_precisions, measure_precisions, run_bench
     from qkv.render.bench import draw_bench, print_bench
     from qkv.render.progress import stages_bar
 
+    start = time.perf_counter()
     loaded = open_model(model, device, dtype, precision)
+    load_seconds = time.perf_counter() - start
     parameters = sum(p.numel() for p in loaded.network.parameters())
     loaded = quantize_model(loaded, model, precision)
     with stages_bar() as report:
-        result = run_bench(model, loaded.network, parameters, precision=precision, seconds=seconds, report=report)
+        all_precisions = dtype == "auto" and precision is None and can_measure_precisions(loaded.network)
+        left = seconds * (1 - PRECISIONS_FRACTION) if all_precisions else seconds
+        result = run_bench(model, loaded.network, parameters, precision=precision, seconds=left, report=report)
+        result.load_seconds = load_seconds
+        if all_precisions:
+            measure_precisions(loaded.network, result, seconds * PRECISIONS_FRACTION, report)
     if picture is not None:
         draw_bench(result, picture)
     if json:

@@ -27,11 +27,14 @@ from qkv.models import Decoder, Encoder, Network, Seq2Seq
 from qkv.models.runtime.memory import free_memory
 
 BenchKind = Literal["prefill", "decode", "search", "encode"]
+Precision = Literal["float32", "bfloat16", "int8", "int4"]
 BenchProgress = Callable[[str, int, int], None]
 """Called with the name of the current measurement, the work done so far, and the total work."""
 
 PREFILL_LENGTHS = (16, 64, 256, 1024, 4096)
 """Prompt lengths in tokens for prefill; those above the model's number of positions are left out."""
+SINGLE_PREFILL_LENGTH = 512
+"""Length in tokens of the prompt that is measured at each precision of the weights."""
 DECODE_PROMPT_LENGTH = 16
 """Length in tokens of the prompts or sources for decoding."""
 ENCODE_LENGTH = 128
@@ -98,6 +101,21 @@ class BenchPoint:
         }
 
 
+@dataclass(frozen=True)
+class PrecisionBench:
+    """The measurements of one sequence at one precision of the weights."""
+
+    precision: Precision
+    weight_bytes: int
+    decode: BenchPoint
+    prefill: BenchPoint
+
+    def to_dict(self) -> dict[str, Any]:
+        """The measurements for JSON."""
+        points = {"decode": self.decode.to_dict(), "prefill": self.prefill.to_dict()}
+        return {"precision": self.precision, "weight_bytes": self.weight_bytes, **points}
+
+
 @dataclass
 class BenchResult:
     """All measurements of one model on one machine."""
@@ -115,16 +133,26 @@ class BenchResult:
     limits: MachineLimits
     points: list[BenchPoint] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    precisions: list[PrecisionBench] = field(default_factory=list)
+    load_seconds: float | None = None  # time to load the model; None if it was not measured
 
     def points_of_kind(self, *kinds: BenchKind) -> list[BenchPoint]:
         """The measurements of the given kinds."""
         return [point for point in self.points if point.kind in kinds]
+
+    @property
+    def first_token_seconds(self) -> float | None:
+        """The time from a short prompt to its first new token; None if the model does not generate."""
+        prefills = self.points_of_kind("prefill") if self.points_of_kind("decode") else []
+        return prefills[0].seconds if prefills else None
 
     def to_dict(self) -> dict[str, Any]:
         """All measurements for JSON."""
         values = asdict(self)
         values["limits"] = {**asdict(self.limits), "bandwidth": self.limits.bandwidth}
         values["points"] = [point.to_dict() for point in self.points]
+        values["precisions"] = [one.to_dict() for one in self.precisions]
+        values["first_token_seconds"] = self.first_token_seconds
         return values
 
 
@@ -138,26 +166,9 @@ def run_bench(
     report: BenchProgress | None = None,
 ) -> BenchResult:
     """Measure a network in about `seconds`. A large network takes longer: everything runs at least once."""
-    parameter = next(network.parameters())
-    device, dtype, weights = parameter.device, parameter.dtype, weight_bytes(network)
     report = report or (lambda what, done, total: None)
     report("limits of the machine", 0, 100)
-    limits = measure_limits(
-        device, dtype, precision=precision, weight_bytes=weights, seconds=seconds * TIME_FRACTIONS["limits"]
-    )
-    bench = BenchResult(
-        model=name,
-        family=network.config.family,
-        parameters=parameters,
-        weight_bytes=weights,
-        machine=machine_name(device),
-        device=str(device),
-        threads=torch.get_num_threads(),
-        dtype=str(dtype).removeprefix("torch."),
-        precision=precision,
-        torch=torch.__version__,
-        limits=limits,
-    )
+    bench = start_bench(name, network, parameters, precision, seconds * TIME_FRACTIONS["limits"])
     bencher = Bencher(without_eos(network), bench, report)
     bencher.measure_prefill(seconds * TIME_FRACTIONS["prefill"])
     left = seconds * (1 - sum(TIME_FRACTIONS.values()))
@@ -171,6 +182,37 @@ def run_bench(
     if any(point.exceeds_limit for point in bench.points):
         bench.notes.append(ABOVE_LIMIT_NOTE)
     return bench
+
+
+def measure_one_sequence(network: Network, *, precision: WeightPrecision | None, seconds: float) -> BenchResult:
+    """Measure only the prefill of one prompt and the decoding of one sequence, in about `seconds`."""
+    bench = start_bench("", network, 0, precision, seconds / 4)
+    bencher = Bencher(without_eos(network), bench, lambda what, done, total: None)
+    bencher.measure_one_prefill(SINGLE_PREFILL_LENGTH, seconds / 4)
+    bencher.measure_decode(1, 1, seconds / 4)
+    return bench
+
+
+def start_bench(
+    name: str, network: Network, parameters: int, precision: WeightPrecision | None, seconds: float
+) -> BenchResult:
+    """Measure the limits of the machine in about `seconds`, and return a result without points."""
+    parameter = next(network.parameters())
+    device, dtype, weights = parameter.device, parameter.dtype, weight_bytes(network)
+    limits = measure_limits(device, dtype, precision=precision, weight_bytes=weights, seconds=seconds)
+    return BenchResult(
+        model=name,
+        family=network.config.family,
+        parameters=parameters,
+        weight_bytes=weights,
+        machine=machine_name(device),
+        device=str(device),
+        threads=torch.get_num_threads(),
+        dtype=str(dtype).removeprefix("torch."),
+        precision=precision,
+        torch=torch.__version__,
+        limits=limits,
+    )
 
 
 def without_eos(network: Network) -> Network:
@@ -197,14 +239,19 @@ class Bencher:
             0.0  # estimated time to measure the last batch size: the next one takes about twice it
         )
 
+    @property
+    def max_prefill_length(self) -> int:
+        """The largest number of tokens in a prompt or text."""
+        # `generate` needs one free position for the new token of a decoder.
+        needed = 1 if self.generates and isinstance(self.network, Decoder) else 0
+        return max(1, self.max_source_length - needed)
+
     # ── Prefill ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def measure_prefill(self, seconds: float) -> None:
         """Measure the prefill of one text at a time, for growing lengths."""
-        max_length = self.max_source_length
-        if self.generates and isinstance(self.network, Decoder):
-            max_length -= 1  # `generate` needs one free position for the new token
-        lengths = [length for length in PREFILL_LENGTHS if length <= max_length] or [max(1, max_length)]
+        max_length = self.max_prefill_length
+        lengths = [length for length in PREFILL_LENGTHS if length <= max_length] or [max_length]
         stop, last = time.perf_counter() + seconds, 0.0
         for number, length in enumerate(lengths):
             # This length is 4 times the last one, and `best_time` runs it at least 3 times.
@@ -212,8 +259,14 @@ class Bencher:
                 self.bench.notes.append(f"prefill: {length:,} tokens and more were left out, because time ran out")
                 return
             self.report(f"prefill of {length:,} tokens", int(100 * TIME_FRACTIONS["limits"]) + number, 100)
-            last = best_time(self._prefill_call(1, length), self.device, seconds / TIME_SLOTS)
-            self._add("prefill", 1, 1, length, last, length, prefill_cost(self.network, 1, length, head=self.generates))
+            last = self.measure_one_prefill(length, seconds / TIME_SLOTS)
+
+    def measure_one_prefill(self, length: int, seconds: float) -> float:
+        """Measure the prefill of one text of at most `length` tokens. Returns its time in seconds."""
+        length = min(length, self.max_prefill_length)
+        taken = best_time(self._prefill_call(1, length), self.device, seconds)
+        self._add("prefill", 1, 1, length, taken, length, prefill_cost(self.network, 1, length, head=self.generates))
+        return taken
 
     def _prefill_call(self, batch_size: int, length: int) -> Callable[[], object]:
         """A function that prefills random prompts."""
@@ -244,7 +297,7 @@ class Bencher:
                 if kind == "encode":
                     self._measure_encode(batch, seconds / TIME_SLOTS)
                 else:
-                    self._measure_decode(batch, SEARCH_BEAMS if kind == "search" else 1, seconds / TIME_SLOTS)
+                    self.measure_decode(batch, SEARCH_BEAMS if kind == "search" else 1, seconds / TIME_SLOTS)
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
@@ -259,7 +312,8 @@ class Bencher:
             "encode", batch, 1, length, taken, batch * length, prefill_cost(self.network, batch, length, head=False)
         )
 
-    def _measure_decode(self, batch: int, beams: int, seconds: float) -> None:
+    def measure_decode(self, batch: int, beams: int, seconds: float) -> None:
+        """Measure the decoding steps of a batch, greedily or with beams."""
         beams = min(beams, self.network.config.stack.vocab_size)
         seq2seq = isinstance(self.network, Seq2Seq)
         prompt = min(DECODE_PROMPT_LENGTH, self.max_source_length if seq2seq else max(1, self.max_target_length // 4))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rich.bar import Bar
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from qkv.measure.bench import BenchKind, BenchPoint, BenchResult
@@ -75,8 +76,41 @@ def print_bench(result: BenchResult, console: Console) -> None:
             Text(point.bound, "dim"),
         )
     console.print(table)
+    if result.precisions:
+        console.print()
+        console.print(_precisions_table(result))
+    if result.load_seconds is not None and result.first_token_seconds is not None:
+        load, first = format_seconds(result.load_seconds), format_seconds(result.first_token_seconds)
+        console.print(Text(f"first answer: {load} to load the model, {first} to the first token"))
     for note in result.notes:
         console.print(Text(escape_controls(note), "yellow"))
+
+
+def _precisions_table(result: BenchResult) -> Table:
+    """One row for each precision of the weights: decoding and prefill of one sequence."""
+    length = result.precisions[0].prefill.length
+    table = plain_table("weights", "size", "tokens/s", "limit", "reached", f"prefill {length:,}", "limit", "reached")
+    for one in result.precisions:
+        cells = [
+            cell
+            for point in (one.decode, one.prefill)
+            for cell in (
+                format_rate(point.tokens_per_second),
+                format_rate(point.max_tokens_per_second),
+                Text(f"{100 * point.fraction_of_limit:.0f} %", "yellow" if point.exceeds_limit else ""),
+            )
+        ]
+        table.add_row(one.precision, format_count(one.weight_bytes, "B"), *cells)
+    return table
+
+
+def format_seconds(seconds: float) -> str:
+    """A time with three significant digits, in ms or s.
+
+    >>> format_seconds(0.01234), format_seconds(2.5)
+    ('12.3 ms', '2.50 s')
+    """
+    return f"{format_rate(1e3 * seconds)} ms" if seconds < 1 else f"{format_rate(seconds)} s"
 
 
 def format_rate(value: float) -> str:
