@@ -20,9 +20,13 @@ pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason
 
 @pytest.fixture(autouse=True)
 def nothing_held() -> Iterator[None]:
+    """No packed weights at the start, and one thread: the layout depends on the number of threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     packed._PACKED.clear()
     yield
     packed._PACKED.clear()
+    torch.set_num_threads(threads)
 
 
 def made(inputs: int, outputs: int, *, bias: bool = True, seed: int = 0) -> nn.Linear:
@@ -82,6 +86,14 @@ def test_one_row_reads_a_wide_matrix_in_a_layout_of_its_own(layout: str) -> None
     assert best_layout(2, linear.weight) == "blocked"
     check(make_packed_linear(linear), linear, 1)
     assert list(packed._PACKED[linear].layouts) == [layout]
+
+
+def test_several_threads_read_blocks() -> None:
+    linear = made(*SHAPES["transposed"])
+    torch.set_num_threads(2)
+    assert best_layout(1, linear.weight) == "blocked"
+    check(make_packed_linear(linear), linear, 1)
+    assert list(packed._PACKED[linear].layouts) == ["blocked"]
 
 
 @pytest.mark.parametrize(("rows", "layout"), [(1, "transposed"), (2, "blocked"), (MIN_KERNEL_ROWS, "blocked")])

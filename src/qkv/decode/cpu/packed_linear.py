@@ -4,7 +4,7 @@ Multiplying a few vectors by a matrix takes as long as reading the matrix. Two o
 the default one:
 
     blocked       oneDNN's own layout: 1.1 to 3.5 times as fast, on one core of an EPYC
-    transposed    inputs before outputs, for one vector and many outputs in float32: twice as fast
+    transposed    inputs before outputs, for one vector and many outputs in float32 on one thread: twice as fast
 
 A repacked matrix is a second copy of the weights. So a matrix is repacked only when a layout is first used, up to
 `MAX_PACKED_BYTES` in total, and again when the weights have changed. The result equals `F.linear`, except for the
@@ -73,10 +73,13 @@ def make_packed_linear(linear: nn.Linear) -> Callable[[Tensor], Tensor]:
 
 
 def best_layout(rows: int, weight: Tensor) -> WeightLayout:
-    """Return the layout in which W (O, I) is read fastest for this number of vectors."""
+    """Return the layout in which W (O, I) is read fastest for this number of vectors.
+
+    torch multiplies one vector by a transposed matrix on one thread, so with several threads `blocked` is faster.
+    """
     outputs, inputs = weight.shape
     is_wide = outputs >= 2 * inputs and weight.dtype == torch.float32
-    return "transposed" if rows == 1 and is_wide else "blocked"
+    return "transposed" if rows == 1 and is_wide and torch.get_num_threads() == 1 else "blocked"
 
 
 def packed_weight(linear: nn.Linear, layout: WeightLayout) -> Tensor | None:
