@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qkv.text.sentences import fit_spans, split_sentences, split_to_fit
-from qkv.text.words import split_words
+from qkv.text.words import include_marks, split_words
 
 Spans = list[tuple[int, int]]
 
@@ -65,6 +65,15 @@ def test_long_sentences_are_split_after_clauses_then_words() -> None:
     ]
     assert texts("aaaa bbbb", split_to_fit("aaaa bbbb", (0, 9), lambda part: len(part) < 6)) == ["aaaa", "bbbb"]
     assert split_to_fit("abcd", (0, 4), lambda part: False) == [(0, 1), (1, 2), (2, 3), (3, 4)]
+
+
+def test_spans_do_not_cut_a_character_from_its_marks() -> None:
+    text = "Zoe\u0301\u0302 👍🏽!"
+    assert include_marks(text, 0, 3) == (0, 5)
+    assert include_marks(text, 3, 5) == (2, 5)
+    assert include_marks(text, 6, 7) == (6, 8)
+    assert include_marks(text, 0, 2) == (0, 2)
+    assert include_marks("\u0301" * 100, 50, 51)[1] <= 51 + 16
 
 
 @pytest.mark.parametrize(

