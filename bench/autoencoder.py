@@ -1,13 +1,15 @@
 """Training throughput of a sparse autoencoder, beside SAELens: the same data, sizes, batch and steps, in one run.
 
-    python bench/autoencoder.py --width 256 --features 4096 --k 32 --seconds 20
+    python bench/autoencoder.py --width 256 --features 4096 --k 32 --seconds 20 --rounds 3
 
 Both train a TopK autoencoder on the same activations in memory, on the same device with the same number of threads, and
-each starts with a few steps that are not timed. SAELens (pip install sae-lens) is left out if it is not installed.
+each starts with a few steps that are not timed. They take turns, and the result is the median of the rounds.
+SAELens (pip install sae-lens) is left out if it is not installed.
 """
 
 import argparse
 import json
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -62,6 +64,7 @@ def train_sae_lens(x: Tensor, arguments: argparse.Namespace, steps: int) -> Any:
         total_training_samples=steps * arguments.batch_tokens,
         train_batch_size_samples=arguments.batch_tokens,
         lr=arguments.lr,
+        lr_end=arguments.lr,
         device=arguments.device,
     )
     return SAETrainer(config, sae, endless_batches(x, arguments.batch_tokens)).fit()
@@ -98,7 +101,8 @@ def main() -> None:
     for name, default in (("width", 256), ("features", 4096), ("k", 32), ("batch-tokens", 1024), ("probe-steps", 5)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each library, in each round")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--sparse", action="store_true", help="SAELens with use_sparse_activations")
     arguments = parser.parse_args()
@@ -112,14 +116,18 @@ def main() -> None:
         result["sae_lens_version"] = sae_lens.__version__
     except ImportError:
         result["sae_lens_version"] = "not installed"
-    for name, train in peers.items():
-        speed, trained = measure(lambda steps, train=train: train(x, arguments, steps), arguments)  # type: ignore[misc]
-        with torch.no_grad():
-            reconstructed = trained(x[: arguments.batch_tokens])
-        result[name] = {
-            "tokens_per_second": round(speed),
-            "explained_variance": round(explained_variance(x[: arguments.batch_tokens], reconstructed), 4),
-        }
+    speeds: dict[str, list[float]] = {name: [] for name in peers}
+    for _ in range(arguments.rounds):
+        for name, train in peers.items():
+            speed, trained = measure(lambda steps, train=train: train(x, arguments, steps), arguments)  # type: ignore[misc]
+            speeds[name].append(speed)
+            with torch.no_grad():
+                reconstructed = trained(x[: arguments.batch_tokens])
+            result[name] = {
+                "tokens_per_second": round(statistics.median(speeds[name])),
+                "rounds": [round(one) for one in speeds[name]],
+                "explained_variance": round(explained_variance(x[: arguments.batch_tokens], reconstructed), 4),
+            }
     print(json.dumps(result, indent=2))
 
 

@@ -23,7 +23,7 @@ from qkv.inside.facts.model import FactModel
 from qkv.inside.facts.world import TEMPLATES, VALUES, Fact, FactPrompt, FactWorld
 
 EDIT_TEMPLATES = 2
-VALUE_LR, SIZE_WEIGHT, KEEP_WEIGHT = 0.05, 1e-3, 0.5
+VALUE_LR, SIZE_WEIGHT, KEEP_WEIGHT = 0.05, 0.03, 0.5
 """The learning rate of a new value, and the weights of two parts of its loss: the size of the change, and other answers
 about the same person."""
 
