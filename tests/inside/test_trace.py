@@ -14,6 +14,7 @@ from qkv.blocks import HeadConfig, Tap
 from qkv.errors import QkvError, UsageError
 from qkv.inside import Trace, list_sites, read_traces, trace, trace_many, write_traces, zero_ablate
 from qkv.inside.forward import make_inputs, run
+from qkv.inside.tuned_lens import TunedLens
 from qkv.models import Network
 from qkv.text import Tokenizer
 
@@ -214,6 +215,20 @@ def test_files_that_are_no_traces_are_refused(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(1)}, path)
     with pytest.raises(QkvError, match="another safetensors file"):
         Trace.load(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"description": "true"}, {"description": "{}"}, {"description": "["}, {"version": "x"}, {"version": "9"}],
+)
+def test_a_trace_with_forged_metadata_is_refused(change: dict[str, str], tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    metadata = {"format": "qkv-trace", "version": "1", "description": "{}", **change}
+    save_file({"a": torch.zeros(1)}, tmp_path / "t.safetensors", metadata=metadata)
+    for load in (Trace.load, TunedLens.load):
+        with pytest.raises(QkvError, match=r"t\.safetensors"):
+            load(tmp_path / "t.safetensors")
 
 
 def test_a_corpus_is_streamed_to_several_files(tmp_path: Path) -> None:

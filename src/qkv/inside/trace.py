@@ -149,7 +149,10 @@ def open_tensors(path: Path) -> tuple[Any, dict[str, Any]]:
         if int(metadata["version"]) > VERSION:
             version = shorten(metadata["version"], 20)
             raise QkvError(f"{path}: written by a newer qkv (version {version} of the format); update qkv")
-        return file, parse_json(metadata["description"])
+        description = parse_json(metadata["description"])
+        if not isinstance(description, dict):
+            raise ValueError("its description is not a JSON object")
+        return file, description
 
 
 def read_weights(file: Any) -> dict[str, Tensor]:
