@@ -70,6 +70,11 @@ OPTIONS = {
         *("--limit", "--metric", "--records-key", "--samples", "--split", "--test", "--valid"),
     ],
     "train": ["--dry-run", "--json", "--processes"],
+    "index": [
+        *("--batch-size", "--device", "--dtype", "--json", "--max-tokens", "--model", "--out", "--pooling"),
+        "--rebuild",
+    ],
+    "search": ["--device", "--json", "--method", "--model", "--top"],
     "init": [
         *("--columns", "--format", "--from", "--json", "--minutes", "--out", "--records-key", "--shape", "--test"),
         "--valid",

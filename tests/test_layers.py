@@ -23,11 +23,12 @@ MAY_IMPORT["inside"] = {"page", "train", "decode", *MAY_IMPORT["train"]}
 MAY_IMPORT["tasks"] = {"inside", *MAY_IMPORT["inside"]}
 MAY_IMPORT["api"] = {"tasks", *MAY_IMPORT["tasks"]}
 MAY_IMPORT["measure"] = {"decode", *MAY_IMPORT["decode"]}
-MAY_IMPORT["render"] = {"api", "measure", *MAY_IMPORT["api"]}
+MAY_IMPORT["search"] = {"api", *MAY_IMPORT["api"]}
+MAY_IMPORT["render"] = {"api", "measure", "search", *MAY_IMPORT["api"]}
 MAY_IMPORT["lab"] = MAY_IMPORT["serve"] = {"render", *MAY_IMPORT["render"]}
 MAY_IMPORT["cli"] = {"lab", "serve", *MAY_IMPORT["lab"]}
 MAY_IMPORT["__main__"] = {"cli"}
-MAY_IMPORT["__init__"] = set(MAY_IMPORT["api"]) | {"api"}
+MAY_IMPORT["__init__"] = set(MAY_IMPORT["search"]) | {"search"}
 
 TREES = {path.relative_to(ROOT): ast.parse(path.read_text(encoding="utf-8")) for path in sorted(ROOT.rglob("*.py"))}
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from qkv.api import Model, load, new, train
     from qkv.blocks import HeadConfig, RotaryScaling, StackConfig, Tap
     from qkv.models import Config, build
+    from qkv.search import Index, open_index
     from qkv.text import Tokenizer
 
 __version__ = "0.1.0"
@@ -30,6 +31,8 @@ _LAZY_MODULES = {
     "new": "qkv.api",
     "Config": "qkv.models",
     "build": "qkv.models",
+    "Index": "qkv.search",
+    "open_index": "qkv.search",
     "HeadConfig": "qkv.blocks",
     "RotaryScaling": "qkv.blocks",
     "StackConfig": "qkv.blocks",
@@ -40,6 +43,7 @@ _LAZY_MODULES = {
 __all__ = [
     "Config",
     "HeadConfig",
+    "Index",
     "Model",
     "QkvError",
     "RotaryScaling",
@@ -51,6 +55,7 @@ __all__ = [
     "build",
     "load",
     "new",
+    "open_index",
     "train",
 ]
 

@@ -9,6 +9,7 @@ one.
     to_path(name)                         a path that a user named
     open_file(path)                       open a regular file: no pipe, no device
     read_text(path), read_json(path)      read a file of bounded size; if that fails, a `QkvError` says why
+    seal_json(content), is_sealed(data)   JSON that starts with a checksum of itself
 
 Every write flushes the file to disk (`fsync`) before it renames it. Otherwise the renamed file could be empty after a
 power cut.
@@ -20,6 +21,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,8 @@ PARTIAL = ".partial"
 MAX_FILE_BYTES = 2**29
 """The largest file that is read whole. The largest tokenizer files have a tenth of this size."""
 
+_CHECKSUM_PREFIX = b'{"sha256": "'
+_CHECKSUM_DIGITS = 64
 MAX_DIGITS = 300
 """The most digits of an integer in JSON, so that it can become a float."""
 
@@ -225,3 +229,19 @@ def read_json_object(path: Path) -> dict[str, Any]:
 def describe_os_error(error: BaseException) -> str:
     """The operating system's message, such as "No space left on device", without error number and path."""
     return getattr(error, "strerror", None) or str(error)
+
+
+def seal_json(content: dict[str, Any]) -> str:
+    """JSON of `{"sha256": …, "content": content}`, whose checksum covers all bytes after it."""
+    body = f'", "content": {json.dumps(content)}}}\n'
+    return _CHECKSUM_PREFIX.decode() + sha256(body.encode()).hexdigest() + body
+
+
+def is_sealed(data: bytes) -> bool:
+    """Whether this is the unchanged output of `seal_json`.
+
+    >>> is_sealed(seal_json({"step": 1}).encode()), is_sealed(seal_json({"step": 1}).encode().replace(b"1}", b"2}"))
+    (True, False)
+    """
+    body = data[len(_CHECKSUM_PREFIX) + _CHECKSUM_DIGITS :]
+    return data == _CHECKSUM_PREFIX + sha256(body).hexdigest().encode() + body

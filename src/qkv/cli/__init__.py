@@ -11,12 +11,35 @@ from typing import NoReturn
 
 from cyclopts import CycloptsError
 
-from qkv.cli import bench, data, doctor, evaluate, look, models, run, train  # importing a file registers its commands
+from qkv.cli import (
+    bench,
+    data,
+    doctor,
+    evaluate,
+    look,
+    models,
+    run,
+    search,
+    train,
+)  # importing a file registers its commands
 from qkv.cli.openmp import BUSY_FRACTION, fraction_in_use, limit_spinning
 from qkv.cli.shared import app
 from qkv.errors import QkvError, shorten
 
-__all__ = ["app", "bench", "data", "doctor", "evaluate", "look", "main", "models", "run", "run_command", "train"]
+__all__ = [
+    "app",
+    "bench",
+    "data",
+    "doctor",
+    "evaluate",
+    "look",
+    "main",
+    "models",
+    "run",
+    "run_command",
+    "search",
+    "train",
+]
 
 
 def run_command(arguments: Sequence[str] | None = None) -> int:

@@ -14,20 +14,18 @@ and it releases Python's global lock. A checksum of 32 bits would be faster, but
 billion.
 """
 
-import json
 import os
 import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from qkv.errors import QkvError, shorten
-from qkv.files import hidden_sibling, parse_json, read_bytes, write_atomically
+from qkv.files import hidden_sibling, is_sealed, parse_json, read_bytes, seal_json, write_atomically
 
 VERSION = 2
 """The version of the format. In version 1, keys of the state and of the config had other names."""
@@ -50,9 +48,6 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 """The dtypes by their names in safetensors files."""
-
-_CHECKSUM_PREFIX = b'{"sha256": "'
-_CHECKSUM_DIGITS = 64
 
 
 class DamagedCheckpoint(QkvError):
@@ -81,8 +76,7 @@ def shard_name(rank: int, world_size: int) -> str:
 
 def write_checksummed(path: Path, content: dict[str, Any]) -> None:
     """Write a JSON object that starts with the checksum of the bytes after it, and flush the file to disk."""
-    body = f'", "content": {json.dumps(content)}}}\n'
-    write_atomically(path, _CHECKSUM_PREFIX.decode() + sha256(body.encode()).hexdigest() + body)
+    write_atomically(path, seal_json(content))
 
 
 def read_checksummed(path: Path) -> dict[str, Any]:
@@ -93,8 +87,7 @@ def read_checksummed(path: Path) -> dict[str, Any]:
         data = read_bytes(path)
     except QkvError as error:
         raise DamagedCheckpoint(str(error)) from None
-    body = data[len(_CHECKSUM_PREFIX) + _CHECKSUM_DIGITS :]
-    if data != _CHECKSUM_PREFIX + sha256(body).hexdigest().encode() + body:
+    if not is_sealed(data):
         raise DamagedCheckpoint(f"{path}: damaged: its content does not match its checksum")
     with raise_as_damaged(path):
         content: dict[str, Any] = parse_json(data)["content"]

@@ -1,0 +1,137 @@
+"""`qkv index` and `qkv search`: search in text files."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from qkv.cli.shared import Json, app, check_minimum, print_json, print_notes, print_result
+from qkv.errors import UsageError
+
+MAX_SKIPPED_SHOWN = 5
+
+
+@app.command
+def index(
+    source: Path,
+    /,
+    *,
+    out: Path,
+    model: str | None = None,
+    pooling: str | None = None,
+    max_tokens: int | None = None,
+    dtype: str | None = None,
+    batch_size: int = 32,
+    device: str = "cpu",
+    rebuild: Annotated[bool, Parameter(negative=())] = False,
+    json: Json = False,
+) -> None:
+    """Index text files for search, or update an index: only new and changed files are embedded.
+
+    Files are split into passages. The index has a vector and the words of each passage. Hidden files, files that are
+    not UTF-8 text, and files over 16 MiB are skipped. An interrupted build leaves the old index as it was.
+
+    Examples:
+        qkv index notes --model models/minilm --out notes.index
+        qkv index notes --out notes.index
+        qkv index book.txt --model models/bert --pooling mean --out book.index
+
+    Parameters
+    ----------
+    source
+        A folder, or a text file.
+    out
+        The folder of the index.
+    model
+        A model folder or hub id. To update an index, it can be left out.
+    pooling
+        For a model without an embedding head: how to pool its hidden states (mean, first or last).
+    max_tokens
+        Maximum number of tokens of a passage; 256 for a new index.
+    dtype
+        Dtype of the stored vectors: float32 (for a new index) or float16.
+    batch_size
+        Number of passages in a batch.
+    device
+        Device: cpu, cuda or mps.
+    rebuild
+        Replace an existing index, and embed all files.
+    """
+    from qkv.render.progress import stages_bar
+    from qkv.search import Index
+
+    with stages_bar() as progress:
+        built = Index.build(
+            source,
+            model=model,
+            out=out,
+            pooling=pooling,
+            max_tokens=max_tokens,
+            dtype=dtype,
+            batch_size=batch_size,
+            device=device,
+            rebuild=rebuild,
+            progress=progress,
+        )
+    report = built.report
+    assert report is not None
+    skipped = list(report.skipped.items())
+    shown = [f"{name}: skipped: {reason}" for name, reason in skipped[:MAX_SKIPPED_SHOWN]]
+    more = len(skipped) - len(shown)
+    print_notes(
+        str(source), [*shown, *([f"… and {more:,} more files were skipped (--json lists them)"] if more else [])]
+    )
+    text = (
+        f"{out}: {report.files:,} files, {report.passages:,} passages; embedded {report.embedded_passages:,} passages "
+        f"of {report.embedded_files:,} new or changed files, removed {report.removed_files:,} files"
+    )
+    print_result(json, text, {"index": str(out), **vars(report)})
+
+
+@app.command
+def search(
+    index: Path,
+    /,
+    *query: str,
+    top: int = 10,
+    method: Literal["fused", "dense", "bm25"] = "fused",
+    model: str | None = None,
+    device: str = "cpu",
+    json: Json = False,
+) -> None:
+    """Search an index: prints the file and line, the score and the beginning of each passage that is found.
+
+    Examples:
+        qkv search notes.index how to renew a passport
+        qkv search notes.index "passport" --method bm25 --top 3 --json
+
+    Parameters
+    ----------
+    index
+        The folder of an index, which `qkv index` has written.
+    query
+        What to search for: a question, a sentence or words.
+    top
+        Number of passages.
+    method
+        "dense" compares meanings by vectors, "bm25" compares words, and "fused" combines both rankings.
+    model
+        The model that built the index, if it is not at its old place.
+    device
+        Device: cpu, cuda or mps.
+    """
+    check_minimum("top", top, 1)
+    text = " ".join(query)
+    if not text.strip():
+        raise UsageError("the query is empty; give words to search for, such as: qkv search notes.index passport")
+
+    from qkv.search import open_index
+
+    result = open_index(index, model=model, device=device).search(text, top=top, method=method)
+    if json:
+        print_json(result.to_dict())
+        return
+    for hit in result:
+        print(hit.summary())
+    if not result.hits:
+        print_notes(str(index), ["nothing found; try other words"])

@@ -1,0 +1,119 @@
+"""BM25: rank passages by the words that they share with a query.
+
+The inverted index is a few flat arrays, which can be memory-mapped. Words are sorted by their UTF-8 bytes; word w is
+`word_bytes[word_starts[w] : word_starts[w + 1]]`, and its postings are at `posting_starts[w]` to
+`posting_starts[w + 1]`: the passages that contain it, and how often.
+
+N passages, W words, P postings
+"""
+
+import math
+import re
+from array import array
+from collections import Counter
+from collections.abc import Mapping
+from unicodedata import normalize
+
+import numpy as np
+
+from qkv.search.ranking import Ranking, top_k
+
+K1 = 1.2
+"""How soon more occurrences of a word stop to raise the score."""
+B = 0.75
+"""How much long passages are discounted: 0 not at all, 1 in proportion to their length."""
+# Chinese and Japanese do not separate words, so each of their characters is a word.
+WORD_PATTERN = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]|[^\W\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]+")
+
+
+def normalized_words(text: str) -> list[str]:
+    """The words of a text, in lower case and Unicode's composed form, in order.
+
+    >>> normalized_words("The Éclair's 3.5 東京")
+    ['the', 'éclair', 's', '3', '5', '東', '京']
+    """
+    return WORD_PATTERN.findall(normalize("NFC", text.lower()))
+
+
+class InvertedIndexBuilder:
+    """Collects the words of passages, and makes the arrays of `BM25`."""
+
+    def __init__(self) -> None:
+        self.word_ids: dict[str, int] = {}
+        self.tokens = array("i")  # the word ids of all passages
+        self.lengths = array("i")
+
+    def add(self, text: str) -> None:
+        """Add the next passage."""
+        words = normalized_words(text)
+        self.lengths.append(len(words))
+        self.tokens.extend(self.word_ids.setdefault(word, len(self.word_ids)) for word in words)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The arrays by name."""
+        lengths = np.array(self.lengths, np.int32)
+        encoded = [word.encode() for word in self.word_ids]
+        order = sorted(range(len(encoded)), key=encoded.__getitem__)
+        rank = np.empty(len(order), np.int64)
+        rank[order] = np.arange(len(order))
+        passages = np.repeat(np.arange(len(lengths)), lengths)
+        keys = rank[np.array(self.tokens, np.int64)] * max(1, len(lengths)) + passages
+        postings, counts = np.unique(keys, return_counts=True)
+        words, posting_passages = np.divmod(postings, max(1, len(lengths)))
+        return {
+            "word_bytes": np.frombuffer(b"".join(encoded[i] for i in order), np.uint8),
+            "word_starts": np.cumsum([0, *(len(encoded[i]) for i in order)], dtype=np.int64),
+            "posting_starts": np.searchsorted(words, np.arange(len(order) + 1)).astype(np.int64),
+            "posting_passages": posting_passages.astype(np.int32),
+            "posting_counts": counts.astype(np.int32),
+            "passage_words": lengths,
+        }
+
+
+class BM25:
+    """Scores passages against a query.
+
+    A passage of length n, in words, with f occurrences of a word scores idf · f (k1 + 1) / (f + k1 (1 − b + b n / mean
+    n)) for each word of the query, where idf = ln(1 + (N − d + 0.5) / (d + 0.5)) and d is the number of passages with
+    the word (Robertson and Zaragoza 2009; this idf is never negative).
+    """
+
+    def __init__(self, arrays: Mapping[str, np.ndarray], k1: float = K1, b: float = B) -> None:
+        self.word_bytes, self.word_starts = arrays["word_bytes"], arrays["word_starts"]
+        self.posting_starts = arrays["posting_starts"]
+        self.posting_passages, self.posting_counts = arrays["posting_passages"], arrays["posting_counts"]
+        self.lengths = arrays["passage_words"]
+        self.k1, self.b = k1, b
+        self.mean_length = float(self.lengths.mean(dtype=np.float64)) or 1.0 if len(self.lengths) else 1.0
+
+    def find_word(self, word: str) -> int | None:
+        """The number of a word, by binary search; None if no passage contains it."""
+        wanted, low, high = word.encode(), 0, len(self.word_starts) - 1
+        while low < high:
+            middle = (low + high) // 2
+            found = self.word_bytes[self.word_starts[middle] : self.word_starts[middle + 1]].tobytes()
+            if found == wanted:
+                return middle
+            low, high = (middle + 1, high) if found < wanted else (low, middle)
+        return None
+
+    def scores(self, query: str) -> np.ndarray:
+        """The score of every passage, (N,); 0 for a passage without any word of the query."""
+        scores = np.zeros(len(self.lengths))
+        for word, occurrences in Counter(normalized_words(query)).items():
+            number = self.find_word(word)
+            if number is None:
+                continue
+            start, end = self.posting_starts[number], self.posting_starts[number + 1]
+            passages, counts = self.posting_passages[start:end], self.posting_counts[start:end].astype(np.float64)
+            idf = math.log(1 + (len(scores) - len(passages) + 0.5) / (len(passages) + 0.5))
+            discount = self.k1 * (1 - self.b + self.b * self.lengths[passages] / self.mean_length)
+            scores[passages] += occurrences * idf * (counts * (self.k1 + 1) / (counts + discount))
+        return scores
+
+    def search(self, query: str, top: int) -> Ranking:
+        """The best passages that share a word with the query."""
+        scores = self.scores(query)
+        best = top_k(scores, top)
+        best = best[scores[best] > 0]
+        return best, scores[best]

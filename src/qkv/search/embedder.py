@@ -1,0 +1,105 @@
+"""A model that turns passages and queries into unit vectors."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from qkv.api import Model, load
+from qkv.errors import QkvError, UsageError
+from qkv.search.vectors import normalize
+from qkv.tasks.run.classify import build_unlabelled_examples
+from qkv.tasks.task import TextModel
+
+PROBE_TEXT = "The quick brown fox jumps over the lazy dog, 0123456789 times."
+"""Its vector is stored in an index, and shows whether a model is the one that built the index."""
+MIN_PROBE_COSINE = 0.999  # the same model on another device or in another dtype reaches it
+MIN_PASSAGE_TOKENS = 8
+BATCHES_PER_CHUNK = 32
+"""A chunk has several batches, so that a batch has passages of similar length."""
+
+
+class Embedder:
+    """A `Model` and its pooling. The model may be given by its folder or hub id."""
+
+    def __init__(
+        self,
+        model: Model | str | Path,
+        pooling: str | None = None,
+        device: torch.device | str = "cpu",
+        batch_size: int = 32,
+    ) -> None:
+        if batch_size < 1:
+            raise UsageError(f"batch_size = {batch_size}: a batch needs at least 1 passage; raise it")
+        self.name = "" if isinstance(model, Model) else _absolute_name(model)
+        self.model = model if isinstance(model, Model) else load(model, device=device)
+        self.pooling, self.batch_size = pooling, batch_size
+        if self.model.tokenizer is None:
+            raise QkvError(f"{self.name or 'the model'}: no tokenizer, so it cannot read text; save one with the model")
+        self.tokenizer = self.model.tokenizer
+        try:
+            self.probe = self.embed([PROBE_TEXT])[0]
+        except UsageError as error:
+            raise UsageError(f"{self.name or 'this model'} cannot embed passages: {error}") from None
+        if pooling is None:
+            text_model = TextModel(self.model.network, self.tokenizer, self.model.config)
+            self.num_special_tokens = int(build_unlabelled_examples(text_model, [("a",)]).num_special_tokens)
+        else:
+            self.num_special_tokens = len(self.tokenizer.encode(""))
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model."""
+        return self.model.device
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        """The number of tokens of each text, without special tokens."""
+        return [len(ids) for ids in self.tokenizer.encode_batch(texts)]
+
+    def passage_tokens(self, max_tokens: int) -> int:
+        """The most tokens of a passage, without special tokens, so that at most `max_tokens` with them are read."""
+        fitting = min(max_tokens, self.model.config.stack.max_positions) - self.num_special_tokens
+        if fitting < MIN_PASSAGE_TOKENS:
+            raise UsageError(
+                f"max_tokens = {max_tokens} leaves {fitting} tokens for a passage of this model, which reads at most "
+                f"{self.model.config.stack.max_positions} tokens with {self.num_special_tokens} special tokens; "
+                f"{MIN_PASSAGE_TOKENS} is the minimum: raise it"
+            )
+        return fitting
+
+    def embed(self, texts: Sequence[str]) -> np.ndarray:
+        """Unit vectors (N, C) in float32 of texts that fit."""
+        pooling: Any = self.pooling  # `embed` checks it
+        vectors = self.model.embed(list(texts), pooling=pooling, batch_size=self.batch_size)
+        found = normalize(vectors.float().cpu().numpy())
+        if not np.isfinite(found).all():
+            first = int((~np.isfinite(found).all(axis=1)).nonzero()[0][0])
+            raise QkvError(f"the vector of {texts[first][:60]!r} has NaN or infinite values; check the model's weights")
+        return found
+
+    def embed_queries(self, queries: Sequence[str]) -> np.ndarray:
+        """Unit vectors of queries. A query that is too long is an error."""
+        limit = self.model.config.stack.max_positions - self.num_special_tokens
+        for query, count in zip(queries, self.count_tokens(queries), strict=True):
+            if count > limit:
+                raise UsageError(
+                    f"the query that begins with {query[:40]!r} has {count:,} tokens, and the model reads at most "
+                    f'{limit:,}; shorten it, or search with method "bm25"'
+                )
+        return self.embed(queries)
+
+    def check_probe(self, probe: Sequence[float], subject: str, remedy: str) -> None:
+        """Raise an error unless this model computes the stored vector of `PROBE_TEXT`."""
+        same_width = len(probe) == len(self.probe)
+        cosine = float(np.dot(self.probe, np.array(probe, np.float32))) if same_width else 0.0
+        if cosine < MIN_PROBE_COSINE:
+            why = f"the vectors of a test sentence have cosine {cosine:.3f}" if same_width else "other vector widths"
+            raise UsageError(f"{subject}: built by another model than {self.name or 'this one'} ({why}); {remedy}")
+
+
+def _absolute_name(model: str | Path) -> str:
+    """The absolute path of a model folder, or a hub id as it is."""
+    path = Path(model).expanduser()
+    return str(path.absolute()) if path.exists() else str(model)

@@ -1,0 +1,191 @@
+"""An index of text files, and search in it.
+
+index = qkv.Index.build("notes", model="models/minilm", out="notes.index")
+index = qkv.open_index("notes.index")
+for hit in index.search("how to renew a passport"):
+    print(hit.file, hit.first_line, hit.score, hit.text)
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args, overload
+
+import numpy as np
+import torch
+
+from qkv.errors import QkvError, UsageError, suggest_name
+from qkv.files import to_path
+from qkv.progress import OnStage
+from qkv.search.bm25 import BM25
+from qkv.search.build import BuildReport, build_index
+from qkv.search.embedder import Embedder
+from qkv.search.folder import MANIFEST_FILE, DamagedIndex, read_arrays, read_manifest
+from qkv.search.ranking import FUSION_DEPTH, Ranking, fuse
+from qkv.search.results import Method, SearchHit, SearchResult
+from qkv.search.vectors import VectorSearch
+
+if TYPE_CHECKING:
+    from qkv.api import Model
+
+DEFAULT_SETTINGS = {"max_tokens": 256, "dtype": "float32", "pooling": None}
+
+
+class Index:
+    """An index that was opened for search. `report` says what the build did, if this index was just built."""
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        model: "Model | str | Path | None" = None,
+        device: torch.device | str = "cpu",
+        verify: bool = True,
+    ) -> None:
+        self.folder = to_path(folder)
+        manifest = read_manifest(self.folder)
+        arrays = read_arrays(self.folder, manifest, verify=verify)
+        try:
+            self.files: list[str] = [file["name"] for file in manifest["files"]]
+            self.root, self.source = Path(manifest["root"]), Path(manifest["source"])
+            self.settings: dict[str, Any] = {name: manifest[name] for name in DEFAULT_SETTINGS}
+            self.model_name, self._probe = str(manifest["model"]), [float(value) for value in manifest["probe"]]
+        except (LookupError, TypeError, ValueError) as error:
+            raise DamagedIndex(self.folder, f"manifest.json: {error}") from None
+        self._ends = list(accumulate(file["passages"] for file in manifest["files"]))
+        self._texts, self._text_starts, self._lines = arrays["texts"], arrays["text_starts"], arrays["lines"]
+        self._model, self._device = model, device
+        self._embedder: Embedder | None = None
+        self.bm25 = BM25(arrays)
+        self.vectors = VectorSearch(arrays["vectors"])
+        self.report: BuildReport | None = None
+
+    @classmethod
+    def build(
+        cls,
+        source: str | Path,
+        *,
+        out: str | Path,
+        model: "Model | str | Path | None" = None,
+        pooling: str | None = None,
+        max_tokens: int | None = None,
+        dtype: str | None = None,
+        batch_size: int = 32,
+        device: torch.device | str = "cpu",
+        rebuild: bool = False,
+        progress: OnStage | None = None,
+    ) -> "Index":
+        """Build the index of a text file, or of all text files in a folder, and write it to the folder `out`.
+
+        If `out` has an index, it is updated: only new and changed files are embedded, and options that are not given
+        stay as they are. `rebuild` embeds all files. `pooling` ("mean", "first" or "last") is for a model without an
+        embedding head. A passage has at most `max_tokens` tokens (256). `dtype` is "float32" or "float16", which halves
+        the size of the vectors.
+        """
+        settings: dict[str, Any] = DEFAULT_SETTINGS
+        if (to_path(out) / MANIFEST_FILE).exists() and not rebuild:
+            old = cls(out, verify=False)
+            model, settings = model or old.model_name, old.settings
+        if not model:
+            raise UsageError(f"{out}: a model is needed to build this index; give model= (--model MODEL)")
+        given = {"pooling": pooling, "max_tokens": max_tokens, "dtype": dtype}
+        settings = settings | {name: value for name, value in given.items() if value is not None}
+        embedder = Embedder(model, settings.pop("pooling"), device, batch_size)
+        report = build_index(source, out, embedder, **settings, rebuild=rebuild, progress=progress)
+        index = cls(out, verify=False)
+        index._use(embedder)
+        index.report = report
+        return index
+
+    def update(self, *, progress: OnStage | None = None) -> "Index":
+        """Bring the index up to date with its files, and open it again. Only new and changed files are embedded."""
+        return Index.build(self.source, out=self.folder, model=self._open_embedder().model, progress=progress)
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def __repr__(self) -> str:
+        return f"<qkv index of {self.source}: {len(self.files):,} files, {len(self):,} passages>"
+
+    @overload
+    def search(self, query: str, *, top: int = 10, method: Method = "fused") -> SearchResult: ...
+    @overload
+    def search(self, query: Sequence[str], *, top: int = 10, method: Method = "fused") -> Any: ...
+
+    def search(self, query: Any, *, top: int = 10, method: Method = "fused") -> Any:
+        """Find the passages that match a query best; a list of queries gives a list of results.
+
+        `method` is "dense" (the cosine of the vectors), "bm25" (words in common), or "fused": the reciprocal rank
+        fusion of both. Search is exact: every passage is compared.
+        """
+        queries = [query] if isinstance(query, str) else list(query)
+        for number, one in enumerate(queries):
+            if not isinstance(one, str) or not one.strip():
+                where = "the query" if isinstance(query, str) else f"query {number + 1}"
+                raise UsageError(f"{where} is empty or not a text; give at least one word to search for")
+        if method not in get_args(Method):
+            raise UsageError(f"method = {method!r} is unknown; {suggest_name(str(method), get_args(Method))}")
+        if top < 1:
+            raise UsageError(f"top = {top}: at least 1 passage must be returned; raise it")
+        rankings = self._rank(queries, top, method)
+        results = [
+            SearchResult(one, method, [self._hit(int(i), float(score)) for i, score in zip(*ranking, strict=True)])
+            for one, ranking in zip(queries, rankings, strict=True)
+        ]
+        return results[0] if isinstance(query, str) else results
+
+    def _rank(self, queries: list[str], top: int, method: Method) -> list[Ranking]:
+        if method == "bm25":
+            return [self.bm25.search(query, top) for query in queries]
+        vectors = self._open_embedder().embed_queries(queries) if queries else np.zeros((0, len(self._probe)))
+        if method == "dense":
+            return self.vectors.search(vectors, top)
+        depth = max(top, FUSION_DEPTH)
+        dense = self.vectors.search(vectors, depth)
+        words = [self.bm25.search(query, depth) for query in queries]
+        return [fuse([one[0], other[0]], top) for one, other in zip(dense, words, strict=True)]
+
+    def passage_text(self, number: int) -> str:
+        """The text of a passage."""
+        return bytes(self._texts[self._text_starts[number] : self._text_starts[number + 1]]).decode()
+
+    def _hit(self, number: int, score: float) -> SearchHit:
+        first, last = (int(line) for line in self._lines[number])
+        file = self.files[bisect_right(self._ends, number)]
+        return SearchHit(file, first, last, score, self.passage_text(number), number)
+
+    def _open_embedder(self) -> Embedder:
+        """The model, which is loaded when it is first needed."""
+        if self._embedder is None:
+            model = self._model or self.model_name
+            if not model:
+                raise QkvError(
+                    f"{self.folder}: built by a model in memory, so its folder is unknown; give model= (--model), or "
+                    'search with method "bm25" (--method bm25), which needs no model'
+                )
+            embedder = Embedder(model, self.settings["pooling"], self._device)
+            remedy = "give the model that built it (--model), or build the index again"
+            embedder.check_probe(self._probe, str(self.folder), remedy)
+            self._use(embedder)
+        assert self._embedder is not None
+        return self._embedder
+
+    def _use(self, embedder: Embedder) -> None:
+        """Use a model for queries, and search on its device."""
+        self._embedder, self.vectors.device = embedder, embedder.device
+
+
+def open_index(
+    folder: str | Path,
+    *,
+    model: "Model | str | Path | None" = None,
+    device: torch.device | str = "cpu",
+    verify: bool = True,
+) -> Index:
+    """Open an index that `Index.build` or `qkv index` has written.
+
+    The model is loaded when a search first needs it, from the folder that built the index, or from `model`. All bytes
+    are checked against their checksums, unless `verify` is off.
+    """
+    return Index(folder, model=model, device=device, verify=verify)

@@ -1,0 +1,41 @@
+"""Rankings of passages: the best k by score, and the fusion of several rankings."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+Ranking = tuple[np.ndarray, np.ndarray]
+"""Passage numbers (n,) and their scores (n,), the best first. Equal scores are in the order of passage numbers."""
+
+FUSION_CONSTANT = 60
+"""The constant of reciprocal rank fusion (Cormack, Clarke and Büttcher 2009)."""
+FUSION_DEPTH = 1000
+"""The number of passages of each ranking that are fused."""
+
+
+def top_k(scores: np.ndarray, k: int) -> np.ndarray:
+    """The indices of the k highest scores, the highest first; of equal scores, the lower index first.
+
+    >>> top_k(np.array([1.0, 3.0, 3.0, 2.0]), 3).tolist()
+    [1, 2, 3]
+    """
+    candidates = np.arange(len(scores))
+    if k < len(scores):
+        kth = np.partition(scores, len(scores) - k)[len(scores) - k]
+        candidates = (scores >= kth).nonzero()[0]
+    return candidates[np.argsort(-scores[candidates], kind="stable")[:k]]
+
+
+def fuse(rankings: Sequence[np.ndarray], top: int, constant: int = FUSION_CONSTANT) -> Ranking:
+    """Reciprocal rank fusion: a passage scores the sum of 1 / (constant + rank) over the rankings that contain it.
+
+    >>> passages, scores = fuse([np.array([7, 3]), np.array([3, 5])], top=2)
+    >>> passages.tolist(), [round(float(score), 4) for score in scores]
+    ([3, 7], [0.0325, 0.0164])
+    """
+    passages = np.unique(np.concatenate(rankings)).astype(np.int64)
+    scores = np.zeros(len(passages))
+    for ranking in rankings:
+        scores[np.searchsorted(passages, ranking)] += 1 / (constant + np.arange(1, len(ranking) + 1))
+    best = top_k(scores, top)
+    return passages[best], scores[best]

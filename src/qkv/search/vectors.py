@@ -1,0 +1,77 @@
+"""Exact search for the most similar vectors, on a CPU or a GPU.
+
+Similarities of all vectors are computed quickly in float32, whose rounding depends on the device and on the shapes of
+the matrices. So all vectors that may be among the best, given the largest possible rounding error, are then compared in
+float64. Results therefore do not depend on the device or on the chunk size.
+
+N vectors, Q queries, C width
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from qkv.search.ranking import Ranking, top_k
+
+CHUNK_ROWS = 1 << 16
+"""The number of vectors that are converted to float32 at a time."""
+QUERY_GROUP = 16
+"""The number of queries whose similarities to all vectors are in memory at a time."""
+MAX_ROUNDING = 2.0**-23
+"""The rounding error of a float32 dot product of unit vectors is below this times C, in any order of summation."""
+
+
+def normalize(vectors: np.ndarray) -> np.ndarray:
+    """Vectors of length 1 in float32; a zero vector stays as it is."""
+    norms = np.linalg.norm(vectors.astype(np.float64), axis=-1, keepdims=True)
+    unit: np.ndarray = (vectors / np.maximum(norms, np.finfo(np.float32).tiny)).astype(np.float32)
+    return unit
+
+
+class VectorSearch:
+    """Unit vectors (N, C), perhaps memory-mapped, and a search for those with the highest cosine.
+
+    On a GPU, the vectors are copied to its memory at the first search.
+    """
+
+    def __init__(self, vectors: np.ndarray, device: torch.device | str = "cpu", chunk_rows: int = CHUNK_ROWS) -> None:
+        self.vectors, self.device, self.chunk_rows = vectors, torch.device(device), chunk_rows
+        self._resident: list[torch.Tensor] = []
+
+    def search(self, queries: np.ndarray, top: int) -> list[Ranking]:
+        """For each query, a unit vector in float32, the most similar vectors and their cosines."""
+        rankings = []
+        for start in range(0, len(queries), QUERY_GROUP):
+            group = queries[start : start + QUERY_GROUP]
+            approximate = np.concatenate(list(self._chunk_similarities(group)), axis=1)
+            rankings += [self._rank(query, row, top) for query, row in zip(group, approximate, strict=True)]
+        return rankings
+
+    def _chunk_similarities(self, queries: np.ndarray) -> Iterator[np.ndarray]:
+        """The similarities (Q, n) of queries and the vectors of each chunk, in float32."""
+        return self._similarities_on_cpu(queries) if self.device.type == "cpu" else self._similarities_on_gpu(queries)
+
+    def _similarities_on_cpu(self, queries: np.ndarray) -> Iterator[np.ndarray]:
+        for start in range(0, len(self.vectors), self.chunk_rows):
+            yield queries @ self.vectors[start : start + self.chunk_rows].astype(np.float32).T
+
+    def _similarities_on_gpu(self, queries: np.ndarray) -> Iterator[np.ndarray]:
+        if not self._resident:
+            starts = range(0, len(self.vectors), self.chunk_rows)
+            copies = (np.array(self.vectors[start : start + self.chunk_rows]) for start in starts)
+            self._resident = [torch.from_numpy(copy).to(self.device) for copy in copies]
+        on_device = torch.from_numpy(queries).to(self.device)
+        for chunk in self._resident:
+            # A product and a sum rather than a matrix product, which may round its inputs to TensorFloat-32.
+            yield torch.stack([(chunk.float() * query).sum(-1) for query in on_device]).cpu().numpy()
+
+    def _rank(self, query: np.ndarray, approximate: np.ndarray, top: int) -> Ranking:
+        candidates = np.arange(len(approximate))
+        if top < len(approximate):
+            kth = np.partition(approximate, len(approximate) - top)[len(approximate) - top]
+            candidates = (approximate >= kth - 2 * MAX_ROUNDING * len(query)).nonzero()[0]
+        chunks = np.array_split(candidates, range(self.chunk_rows, len(candidates), self.chunk_rows))
+        scores = np.concatenate([(self.vectors[chunk].astype(np.float64) * query).sum(axis=1) for chunk in chunks])
+        best = top_k(scores, top)
+        return candidates[best], scores[best]

@@ -1,0 +1,274 @@
+"""Building, updating, opening and searching an index."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from search_models import make_embedder, write_files
+
+import qkv
+from qkv.cli import run_command
+from qkv.errors import QkvError, UsageError
+from qkv.search import folder as index_folder
+from qkv.search.embedder import Embedder
+from qkv.search.folder import DamagedIndex, read_arrays, read_manifest
+
+
+@pytest.fixture(scope="module")
+def model() -> qkv.Model:
+    return make_embedder()
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Path:
+    return write_files(tmp_path / "notes")
+
+
+def build(notes: Path, model: Any, **options: Any) -> qkv.Index:
+    return qkv.Index.build(notes, model=model, out=notes.parent / "index", **({"max_tokens": 12} | options))
+
+
+def contents(folder: Path) -> dict[str, Any]:
+    manifest = read_manifest(folder)
+    arrays = {name: np.array(array) for name, array in read_arrays(folder, manifest).items()}
+    return {"files": manifest["files"], **arrays}
+
+
+def assert_same_content(first: Path, second: Path) -> None:
+    one, other = contents(first), contents(second)
+    assert one.pop("files") == other.pop("files")
+    np.testing.assert_allclose(one.pop("vectors"), other.pop("vectors"), atol=2e-6)
+    for name, array in one.items():
+        assert np.array_equal(array, other[name]), name
+
+
+def test_results_have_file_lines_and_text(notes: Path, model: qkv.Model) -> None:
+    index = build(notes, model)
+    assert index.report is not None
+    assert index.files == ["deep/dog.txt", "empty.txt", "fox.md"]
+    assert set(index.report.skipped) == {"latin.txt", "picture.bin"}
+    assert not any("secret" in index.passage_text(i) for i in range(len(index)))
+    (hit,) = index.search("BROWN", method="bm25").hits
+    assert (hit.file, hit.first_line, hit.last_line) == ("fox.md", 3, 4)
+    assert hit.text == "The quick brown fox jumps.\nIt sleeps."
+    result = index.search(hit.text, method="dense", top=2)
+    assert result.hits[0].passage == hit.passage
+    assert result.hits[0].score == pytest.approx(1, abs=1e-5)
+    assert "fox.md:3" in str(result)
+    assert "fox.md:3" in result._repr_html_()
+    assert repr(result).startswith("<SearchResult")
+    assert result.to_dict()["hits"][0]["first_line"] == 3
+    assert not index.search("unknown", method="bm25").hits
+
+
+def test_fused_search_fuses_both_rankings(notes: Path, model: qkv.Model) -> None:
+    index = build(notes, model)
+    dense, words = ([hit.passage for hit in index.search("the warm dog", method=m)] for m in ("dense", "bm25"))
+    scores = {i: sum(1 / (61 + ranks.index(i)) for ranks in (dense, words) if i in ranks) for i in range(len(index))}
+    expected = sorted(scores, key=lambda i: (-scores[i], i))
+    found = index.search("the warm dog").hits
+    assert [hit.passage for hit in found] == expected
+    assert [hit.score for hit in found] == pytest.approx([scores[i] for i in expected])
+    assert index.search(["the warm dog", "sea"])[0].hits == found
+    assert index.search([]) == []
+
+
+def test_update_embeds_only_changed_files(notes: Path, model: qkv.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = build(notes, model)
+    (notes / "deep/dog.txt").rename(notes / "dog.txt")
+    (notes / "new.txt").write_text("a quick dog")
+    embedded: list[str] = []
+    embed = Embedder.embed
+    monkeypatch.setattr(Embedder, "embed", lambda self, texts: (embedded.extend(texts), embed(self, texts))[1])
+    index = index.update()
+    assert [text for text in embedded if "times" not in text] == [
+        "a quick dog"
+    ]  # and the sentence that tests the model
+    report = index.report
+    assert report is not None
+    assert (report.files, report.embedded_files, report.embedded_passages, report.removed_files) == (4, 1, 1, 1)
+
+
+def test_updated_index_equals_a_fresh_one(notes: Path, model: qkv.Model) -> None:
+    build(notes, model)
+    (notes / "fox.md").write_text("The fox.\n\nThe fox sleeps by the sea, in a warm house.")
+    (notes / "empty.txt").unlink()
+    build(notes, model)
+    qkv.Index.build(notes, model=model, out=notes.parent / "fresh", max_tokens=12)
+    assert_same_content(notes.parent / "index", notes.parent / "fresh")
+    assert [path.name for path in (notes.parent / "index").glob("data-*")] == ["data-000002"]
+
+
+def test_other_settings_embed_all_files_again(notes: Path, model: qkv.Model) -> None:
+    build(notes, model)
+    index = build(notes, model, max_tokens=30, dtype="float16")
+    assert index.report is not None
+    assert index.report.embedded_files == index.report.files
+    assert index.vectors.vectors.dtype == np.float16
+    assert index.update().report.embedded_files == 0  # type: ignore[union-attr] # the settings stay
+
+
+def test_index_inside_the_indexed_folder_is_not_indexed(notes: Path, model: qkv.Model) -> None:
+    for _ in range(2):
+        index = qkv.Index.build(notes, model=model, out=notes / "index", max_tokens=12)
+        assert index.files == ["deep/dog.txt", "empty.txt", "fox.md"]
+
+
+def test_model_without_embedding_head_needs_pooling(notes: Path) -> None:
+    plain = make_embedder(head="none")
+    with pytest.raises(UsageError, match=r"cannot embed passages.*pooling"):
+        build(notes, plain)
+    index = build(notes, plain, pooling="mean")
+    assert index.search("fox", method="dense").hits
+    with pytest.raises(UsageError, match="shorten it"):
+        index.search("fox " * 50)
+
+
+def test_another_model_is_refused(notes: Path, model: qkv.Model) -> None:
+    build(notes, model)
+    other = make_embedder(seed=2)
+    with pytest.raises(UsageError, match=r"another model.*--rebuild"):
+        build(notes, other)
+    index = qkv.open_index(notes.parent / "index", model=other)
+    assert index.search("fox", method="bm25").hits  # needs no model
+    with pytest.raises(UsageError, match="another model"):
+        index.search("fox")
+    with pytest.raises(QkvError, match="built by a model in memory"):
+        qkv.open_index(notes.parent / "index").search("fox")
+    assert build(notes, other, rebuild=True).search("fox").hits
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "vectors.npy", "texts.txt", "posting_counts.npy", "lines.npy"])
+def test_damaged_files_are_found(notes: Path, model: qkv.Model, name: str) -> None:
+    folder = build(notes, model).folder
+    (path,) = folder.rglob(name)
+    data = bytearray(path.read_bytes())
+    data[-2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DamagedIndex, match=f"{name} does not match its checksum.*--rebuild"):
+        qkv.open_index(folder)
+    if name != "manifest.json":
+        path.unlink()
+        with pytest.raises(DamagedIndex, match=f"{name} is missing"):
+            qkv.open_index(folder)
+    assert len(build(notes, model, rebuild=True)) == len(qkv.open_index(folder))
+
+
+def test_arrays_that_do_not_belong_together_are_refused(notes: Path, model: qkv.Model) -> None:
+    """Checksums alone do not help against a folder that somebody made."""
+    folder = build(notes, model).folder
+    for name, array in (("lines", np.zeros((1, 2), np.int32)), ("posting_passages", np.full(3, 99, np.int32))):
+        np.save(next(folder.rglob(f"{name}.npy")), array)
+        with pytest.raises(DamagedIndex):
+            qkv.open_index(folder, verify=False)
+        build(notes, model, rebuild=True)
+
+
+def test_failed_update_keeps_the_old_index(notes: Path, model: qkv.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = build(notes, model).folder
+    before = contents(folder)
+    (notes / "new.txt").write_text("a quick dog")
+
+    def fail(path: Path, content: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(index_folder, "write_atomically", fail)
+        with pytest.raises(QkvError, match="No space left"):
+            build(notes, model)
+    assert contents(folder)["files"] == before["files"]
+    assert len(list(folder.glob("data-*"))) == 1
+    for path in notes.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises(QkvError, match="no text found"):
+        build(notes, model)
+    assert contents(folder)["files"] == before["files"]
+
+
+KILLED_WRITER = """
+import os, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from search_models import make_embedder
+from qkv.search import build, Index
+write = build._write_vectors
+def kill(*arguments):
+    write(*arguments)
+    os._exit(9)
+build._write_vectors = kill
+Index.build(sys.argv[2], model=make_embedder(), out=sys.argv[3], max_tokens=12)
+"""
+
+
+def test_killed_writer_leaves_the_old_index_intact(notes: Path, model: qkv.Model) -> None:
+    folder = build(notes, model).folder
+    before = contents(folder)
+    (notes / "new.txt").write_text("a quick dog")
+    arguments = [sys.executable, "-c", KILLED_WRITER, str(Path(__file__).parent), str(notes), str(folder)]
+    assert subprocess.run(arguments, env=os.environ, timeout=120).returncode == 9
+    assert len(list(folder.glob("data-*"))) == 2  # what the killed writer left
+    assert contents(folder)["files"] == before["files"]
+    assert len(build(notes, model)) == len(before["lines"]) + 1
+    assert [path.name for path in folder.glob("data-*")] == ["data-000003"]
+
+
+def test_folder_with_other_files_is_refused(notes: Path, model: qkv.Model) -> None:
+    with pytest.raises(QkvError, match="other files and no index"):
+        qkv.Index.build(notes, model=model, out=notes / "deep")
+    with pytest.raises(QkvError, match="this is a file"):
+        qkv.Index.build(notes, model=model, out=notes / "fox.md")
+    with index_folder.lock_for_writing(notes.parent / "index"), pytest.raises(QkvError, match="another process"):
+        build(notes, model)
+
+
+def test_commands(notes: Path, model: qkv.Model, capsys: pytest.CaptureFixture[str]) -> None:
+    model.save(notes.parent / "model")
+    out = str(notes.parent / "index")
+    options = ["--model", str(notes.parent / "model"), "--max-tokens", "12"]
+    assert run_command(["index", str(notes), "--out", out, *options]) == 0
+    printed = capsys.readouterr()
+    assert "3 files, 4 passages; embedded 4 passages of 3 new" in printed.out
+    assert "latin.txt: skipped: not UTF-8" in printed.err
+    assert run_command(["index", str(notes), "--out", out, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["embedded_files"] == 0
+    assert run_command(["search", out, "brown", "fox", "--method", "bm25", "--top", "1"]) == 0
+    assert capsys.readouterr().out.startswith("fox.md:3\t")
+    assert run_command(["search", out, "brown fox", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["hits"][0]["file"] == "fox.md"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["search", "nothing", "fox"], "no such index"),
+        (["search", "notes", "fox"], "not an index"),
+        (["search", "notes"], "the query is empty"),
+        (["index", "notes", "--out", "new"], "--model MODEL"),
+        (["index", "nothing", "--out", "new"], "--model MODEL"),
+    ],
+)
+def test_errors_say_what_to_do(
+    notes: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(notes.parent)
+    assert run_command(arguments) != 0
+    assert message in capsys.readouterr().err
+
+
+def test_wrong_options_are_refused(notes: Path, model: qkv.Model) -> None:
+    index = build(notes, model)
+    for options, message in (({"method": "denser"}, "did you mean 'dense'"), ({"top": 0}, "at least 1")):
+        with pytest.raises(UsageError, match=message):
+            index.search("fox", **options)  # type: ignore[call-overload]
+    with pytest.raises(UsageError, match="query 2 is empty"):
+        index.search(["fox", " "])
+    with pytest.raises(UsageError, match="raise it"):
+        build(notes, model, max_tokens=4, rebuild=True)
+    with pytest.raises(UsageError, match="dtype = 'float8'"):
+        build(notes, model, dtype="float8")
