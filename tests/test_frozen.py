@@ -49,7 +49,7 @@ RECIPE = {
 OPTIONS = {
     "bench": ["--device", "--dtype", "--int4", "--int8", "--json", "--picture", "--seconds"],
     "info": ["--context", "--json"],
-    "import": ["--json"],
+    "import": ["--json", "--out"],
     "look": [
         *("--beam", "--device", "--heads", "--json", "--layers", "--length", "--mask", "--max-tokens", "--out"),
         "--target",

@@ -48,7 +48,7 @@ def load(
     dtype: torch.dtype | str | None = None,
     head: HeadConfig | None = None,
 ) -> "Model":
-    """Load a model from a qkv folder, a Hugging Face folder, or a hub id.
+    """Load a model from a qkv folder, a Hugging Face folder, a hub id, or a GGUF file (extra `gguf`).
 
     For the folder of an unfinished run, this loads its newest checkpoint. The folder of a checkpoint works, too.
     Weights keep their stored dtype unless `dtype` is given. `head` replaces the model's head by a newly initialised

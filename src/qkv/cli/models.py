@@ -67,21 +67,25 @@ def _show_presets(json: bool) -> None:
 
 
 @app.command(name="import")
-def import_(model: str, folder: Path, /, *, json: Json = False) -> None:
-    """Turn a Hugging Face folder or hub id into a qkv model folder.
+def import_(model: str, /, out: Path | None = None, *, json: Json = False) -> None:
+    """Turn a Hugging Face folder, a hub id or a GGUF file into a qkv model folder.
 
-    Example:
+    Examples:
         qkv import path/to/huggingface/model models/mine
+        qkv import model.gguf
 
     Parameters
     ----------
     model
-        A Hugging Face folder or hub id.
-    folder
-        The folder to write.
+        A Hugging Face folder, a hub id, or a GGUF file (extra gguf), which is dequantized.
+    out
+        The folder to write; for a GGUF file, the default is its name without the ending.
     """
     from qkv import store
 
+    if out is None and not model.lower().endswith(".gguf"):
+        raise UsageError("qkv import needs the folder to write: qkv import MODEL FOLDER")
+    folder = out or Path(Path(model).stem)
     check_not_same_folder(model, folder)
     stored = store.read_model(model)
     print_notes(model, stored.notes)

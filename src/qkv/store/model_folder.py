@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,9 @@ from qkv.models import Config, Network, build
 from qkv.store.config_json import parse_config
 from qkv.store.export_ctranslate2 import write_ctranslate2
 from qkv.store.export_onnx import write_onnx
+from qkv.store.gguf.architectures import hf_config_values
+from qkv.store.gguf.gguf_file import GgufFile
+from qkv.store.gguf.gguf_weights import GgufWeights
 from qkv.store.hub import resolve_folder
 from qkv.store.huggingface import (
     find_hf_target,
@@ -38,6 +41,7 @@ from qkv.store.staged_folder import staged_folder
 from qkv.store.weights import MAX_LISTED, Weights, check_not_quantized, describe_mismatches, write_weights
 from qkv.text import Tokenizer
 
+GGUF_SUFFIX = ".gguf"
 FORMATS = ("qkv", "hf", "ctranslate2", "onnx")
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -84,11 +88,50 @@ def read_model(
     dtype: torch.dtype | None = None,
     head: HeadConfig | None = None,
 ) -> StoredModel:
-    """Read a qkv folder, a Hugging Face folder or a hub id.
+    """Read a qkv folder, a Hugging Face folder, a hub id or a GGUF file (extra `gguf`).
 
     `head` replaces the model's head by a newly initialised one. Weights keep their stored dtype unless `dtype` is
     given. On `device="meta"` the folder is checked but no weights are read.
     """
+    device = torch.device(device)
+    is_gguf = to_path(name).suffix.lower() == GGUF_SUFFIX and not to_path(name).is_dir()
+    opened = (_open_gguf if is_gguf else _open_folder)(name, device.type == "meta")
+    config, weights, notes = opened.config, opened.weights, opened.notes
+    head = head or opened.head
+    config, token_notes = drop_unknown_tokens(config, opened.config_path)
+    notes += token_notes
+    new_head = head is not None and head != config.head
+    if new_head and head is not None:
+        config = replace_head(config, head)
+    check_vocabulary(opened.tokenizer, config, weights.folder)
+    network = build_on_meta(config, len(weights.shapes), opened.config_path)
+    shapes = {name: tuple(p.shape) for name, p in network.named_parameters()}
+    if opened.hf_config is not None:
+        tensors, more_notes = read_hf_weights(config, opened.hf_config, weights, shapes, new_head)
+        notes += more_notes
+    else:
+        tensors = _read_own_weights(weights, shapes, new_head)
+    if missing := [name for name in shapes if name not in tensors]:
+        initialise_missing(config, tensors, missing, notes, device)
+    assign_parameters(network, tensors, device, dtype or weights.dtype)
+    return StoredModel(config, network.eval(), opened.tokenizer, notes)
+
+
+@dataclass
+class _OpenedModel:
+    """A model whose config and tokenizer have been read, but not its weights."""
+
+    config_path: Path  # the file of the config, for messages
+    config: Config
+    weights: Weights
+    tokenizer: Tokenizer | None
+    hf_config: dict[str, Any] | None = None  # the values of config.json, for weights with Hugging Face's names
+    head: HeadConfig | None = None  # of an embedding model of sentence-transformers
+    notes: list[str] = field(default_factory=list)
+
+
+def _open_folder(name: str | Path, shapes_only: bool) -> _OpenedModel:
+    """Open a qkv folder, a Hugging Face folder or a hub id."""
     folder = resolve_folder(name)
     config_path = folder / "config.json"
     if not config_path.exists() and not (folder / "modules.json").exists():
@@ -101,30 +144,28 @@ def read_model(
     from_hf = is_huggingface(folder)
     body = transformer_folder(folder) if from_hf else folder
     values = read_json_object(body / "config.json")
-    device = torch.device(device)
-    weights = Weights(body, shapes_only=device.type == "meta")
-    if from_hf:
-        config, notes = read_hf_config(body, values, weights)
-        head = head or sentence_transformers_head(folder)
-    else:
-        config, notes = parse_config(values, str(config_path)), []
-    config, token_notes = drop_unknown_tokens(config, config_path)
-    notes += token_notes
-    new_head = head is not None and head != config.head
-    if new_head and head is not None:
-        config = replace_head(config, head)
-    tokenizer = _load_tokenizer(body, config)
-    network = build_on_meta(config, len(weights.shapes), body / "config.json")
-    shapes = {name: tuple(p.shape) for name, p in network.named_parameters()}
-    if from_hf:
-        tensors, more_notes = read_hf_weights(config, values, weights, shapes, new_head)
-        notes += more_notes
-    else:
-        tensors = _read_own_weights(weights, shapes, new_head)
-    if missing := [name for name in shapes if name not in tensors]:
-        initialise_missing(config, tensors, missing, notes, device)
-    assign_parameters(network, tensors, device, dtype or weights.dtype)
-    return StoredModel(config, network.eval(), tokenizer, notes)
+    weights = Weights(body, shapes_only=shapes_only)
+    if not from_hf:
+        config = parse_config(values, str(config_path))
+        return _OpenedModel(config_path, config, weights, _load_tokenizer(body))
+    config, notes = read_hf_config(body, values, weights)
+    head = sentence_transformers_head(folder)
+    return _OpenedModel(body / "config.json", config, weights, _load_tokenizer(body), values, head, notes)
+
+
+def _open_gguf(name: str | Path, shapes_only: bool) -> _OpenedModel:
+    """Open a GGUF file."""
+    path = to_path(name)
+    file = GgufFile(path)
+    try:
+        values = hf_config_values(file.metadata, {name: tensor.shape for name, tensor in file.tensors.items()})
+        weights = GgufWeights(file, values, shapes_only=shapes_only)
+        tokenizer = Tokenizer.from_gguf(file.metadata)
+        config, notes = read_hf_config(path, values, weights)
+    except QkvError as error:
+        message = str(error).removeprefix(f"{path / 'config.json'}: ").removeprefix(f"{path}: ")
+        raise QkvError(f"{path}: {message}") from error
+    return _OpenedModel(path, config, weights, tokenizer, values, None, notes)
 
 
 def drop_unknown_tokens(config: Config, config_path: Path) -> tuple[Config, list[str]]:
@@ -217,18 +258,22 @@ def assign_parameters(
             module._parameters[key] = parameter
 
 
-def _load_tokenizer(folder: Path, config: Config) -> Tokenizer | None:
-    """Load the tokenizer of a folder, if it has one, and check that the model's vocabulary has all of its ids."""
-    if not any(os.path.lexists(folder / name) for name in TOKENIZER_FILES):
-        return None
-    tokenizer = Tokenizer.load(folder)
+def _load_tokenizer(folder: Path) -> Tokenizer | None:
+    """Load the tokenizer of a folder, if it has one."""
+    has_tokenizer = any(os.path.lexists(folder / name) for name in TOKENIZER_FILES)
+    return Tokenizer.load(folder) if has_tokenizer else None
+
+
+def check_vocabulary(tokenizer: Tokenizer | None, config: Config, path: Path) -> None:
+    """Check that the model's vocabulary has all ids of the tokenizer."""
+    if tokenizer is None:
+        return
     for side, stack in ((tokenizer, config.encoder), (tokenizer.target, config.decoder)):
         if stack is not None and side.vocab_size > stack.vocab_size:
             raise QkvError(
-                f"{folder}: the tokenizer has {side.vocab_size} ids, but the model's vocabulary has only "
+                f"{path}: the tokenizer has {side.vocab_size} ids, but the model's vocabulary has only "
                 f"{stack.vocab_size}; use the tokenizer of this model"
             )
-    return tokenizer
 
 
 def write_model(

@@ -19,6 +19,7 @@ from qkv.errors import QkvError, UsageError, shorten
 from qkv.files import write_atomically
 from qkv.progress import OnProgress
 from qkv.text.formats.folder import CONFIG_FILE, TOKENIZER_FILE, TokenizerFiles, load_tokenizer_files
+from qkv.text.formats.gguf import build_gguf_tokenizer
 from qkv.text.formats.marian import MarianSide
 from qkv.text.literal import make_literal_backend
 from qkv.text.special_tokens import SpecialTokens, find_special_tokens, special_tokens_config
@@ -246,6 +247,17 @@ class Tokenizer:
             return tokenizer
         target = cls(files.target_backend, files.config, special_tokens)
         return cls(files.backend, files.config, special_tokens, target=target)
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, Any]) -> "Tokenizer":
+        """The tokenizer in the metadata of a GGUF file (`qkv.text.formats.gguf`)."""
+        try:
+            return cls(*build_gguf_tokenizer(metadata))
+        except QkvError:
+            raise
+        except Exception as error:  # the library raises plain Exception
+            reason = shorten(f"{type(error).__name__}: {error}", 300)
+            raise QkvError(f"its tokenizer cannot be used ({reason}); fetch or convert the file again") from error
 
     @classmethod
     def from_marian_side(
