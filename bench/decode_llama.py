@@ -32,6 +32,8 @@ TARGETS = {"float32": 0.95, "bfloat16": 0.95, "int8": 1.1, "int4": 1.1}
 PROMPT_TOKENS = 16
 PREFILL_TOKENS = 512
 Work = Callable[[], object]
+QUIET = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda level, text, data: None)
+"""A log function of llama.cpp that prints nothing."""
 
 
 def smollm2() -> qkv.Model:
@@ -67,6 +69,7 @@ def convert(gguf: Path, kind: str, folder: Path) -> Path:
     import llama_cpp
 
     out = folder / f"{kind}.gguf"
+    llama_cpp.llama_log_set(QUIET, None)
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype, params.allow_requantize = FILE_TYPES[kind], True
     if llama_cpp.llama_model_quantize(str(gguf).encode(), str(out).encode(), ctypes.byref(params)):
