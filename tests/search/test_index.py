@@ -114,6 +114,25 @@ def test_other_settings_embed_all_files_again(notes: Path, model: qkv.Model) -> 
     assert index.update().report.embedded_files == 0  # type: ignore[union-attr] # the settings stay
 
 
+def test_index_of_other_files_is_not_overwritten(notes: Path, model: qkv.Model) -> None:
+    build(notes, model)
+    with pytest.raises(UsageError, match=r"this is the index of .*notes, not of .*fox\.md"):
+        qkv.Index.build(notes / "fox.md", model=model, out=notes.parent / "index")
+    notes.rename(notes.parent / "moved")
+    moved = qkv.Index.build(notes.parent / "moved", model=model, out=notes.parent / "index")
+    assert moved.report is not None
+    assert moved.report.embedded_files == 0
+
+
+def test_control_characters_have_no_effect_on_a_terminal(
+    notes: Path, model: qkv.Model, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (notes / "evil.txt").write_text("red \x1b[31m herring")
+    folder = build(notes, model, max_tokens=30).folder
+    assert run_command(["search", str(folder), "herring", "--method", "bm25"]) == 0
+    assert "red ␛[31m herring" in capsys.readouterr().out
+
+
 def test_index_inside_the_indexed_folder_is_not_indexed(notes: Path, model: qkv.Model) -> None:
     for _ in range(2):
         index = qkv.Index.build(notes, model=model, out=notes / "index", max_tokens=12)

@@ -57,6 +57,7 @@ def index(
     rebuild
         Replace an existing index, and embed all files.
     """
+    from qkv.render.formatting import escape_controls
     from qkv.render.progress import stages_bar
     from qkv.search import Index
 
@@ -76,7 +77,7 @@ def index(
     report = built.report
     assert report is not None
     skipped = list(report.skipped.items())
-    shown = [f"{name}: skipped: {reason}" for name, reason in skipped[:MAX_SKIPPED_SHOWN]]
+    shown = [escape_controls(f"{name}: skipped: {reason}") for name, reason in skipped[:MAX_SKIPPED_SHOWN]]
     more = len(skipped) - len(shown)
     print_notes(
         str(source), [*shown, *([f"… and {more:,} more files were skipped (--json lists them)"] if more else [])]
@@ -125,6 +126,7 @@ def search(
     if not text.strip():
         raise UsageError("the query is empty; give words to search for, such as: qkv search notes.index passport")
 
+    from qkv.render.formatting import escape_controls
     from qkv.search import open_index
 
     result = open_index(index, model=model, device=device).search(text, top=top, method=method)
@@ -132,6 +134,6 @@ def search(
         print_json(result.to_dict())
         return
     for hit in result:
-        print(hit.summary())
+        print(escape_controls(hit.summary(), keep="\t"))
     if not result.hits:
         print_notes(str(index), ["nothing found; try other words"])

@@ -74,7 +74,8 @@ def build_index(
 ) -> BuildReport:
     """Write the index of a folder or file. Files that an existing index has with the same content are not embedded.
 
-    An existing index must be of the same model. With `rebuild`, it is ignored and replaced.
+    An existing index must be of the same model and source; the source may have moved. With `rebuild`, it is ignored and
+    replaced.
     """
     if dtype not in VECTOR_DTYPES:
         raise UsageError(f"dtype = {dtype!r} is unknown; {suggest_name(str(dtype), VECTOR_DTYPES)}")
@@ -88,6 +89,7 @@ def build_index(
         if old is not None:
             remedy = "give that model, choose another folder for the index, or add --rebuild to replace it"
             embedder.check_probe(old.manifest["probe"], str(folder), remedy)
+            _check_source(old.manifest["source"], source, folder)
             if {name: old.manifest[name] for name in settings} != settings:
                 old.ranges = {}
         with write_data(folder) as (data, manifest):
@@ -132,7 +134,7 @@ def build_index(
             counts = [file["passages"] for file in files]
             _write_vectors(data, embedder, counts, reused, old, dtype, text_starts, progress)
             manifest |= settings | {
-                "source": str(to_path(source).absolute()),
+                "source": _absolute_source(source),
                 "root": str(root),
                 "model": embedder.name,
                 "probe": embedder.probe.tolist(),
@@ -172,6 +174,19 @@ def _write_vectors(
         if progress is not None:
             progress("embedding", done, len(pending))
     vectors.flush()
+
+
+def _absolute_source(source: str | Path) -> str:
+    return str(to_path(source).resolve())
+
+
+def _check_source(old: str, source: str | Path, folder: Path) -> None:
+    """Raise an error if an index of other files, which still exist, would be overwritten."""
+    if old != _absolute_source(source) and Path(old).exists():
+        raise UsageError(
+            f"{folder}: this is the index of {old}, not of {source}; choose another folder for the index, or add "
+            "--rebuild to replace it"
+        )
 
 
 def _chunks(numbers: list[int], size: int) -> Iterator[list[int]]:
