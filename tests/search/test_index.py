@@ -287,6 +287,10 @@ def test_wrong_options_are_refused(notes: Path, model: qkv.Model) -> None:
             index.search("fox", **options)  # type: ignore[call-overload]
     with pytest.raises(UsageError, match="query 2 is empty"):
         index.search(["fox", " "])
+    with pytest.raises(QkvError, match="lone surrogate"):
+        index.search("fox \udcff", method="bm25")
+    assert not index.search("?!", method="bm25").hits
+    assert index.search("?!").hits  # found by vectors alone
     with pytest.raises(UsageError, match="raise it"):
         build(notes, model, max_tokens=4, rebuild=True)
     with pytest.raises(UsageError, match="dtype = 'float8'"):

@@ -25,6 +25,7 @@ from qkv.search.folder import MANIFEST_FILE, DamagedIndex, read_arrays, read_man
 from qkv.search.ranking import FUSION_DEPTH, Ranking, fuse
 from qkv.search.results import Method, SearchHit, SearchResult
 from qkv.search.vectors import VectorSearch
+from qkv.text.training_text import check_text
 
 if TYPE_CHECKING:
     from qkv.api import Model
@@ -121,9 +122,10 @@ class Index:
         """
         queries = [query] if isinstance(query, str) else list(query)
         for number, one in enumerate(queries):
-            if not isinstance(one, str) or not one.strip():
-                where = "the query" if isinstance(query, str) else f"query {number + 1}"
-                raise UsageError(f"{where} is empty or not a text; give at least one word to search for")
+            where = "the query" if isinstance(query, str) else f"query {number + 1}"
+            check_text(one, where)
+            if not one.strip():
+                raise UsageError(f"{where} is empty; give at least one word to search for")
         if method not in get_args(Method):
             raise UsageError(f"method = {method!r} is unknown; {suggest_name(str(method), get_args(Method))}")
         if top < 1:
