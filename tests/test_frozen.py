@@ -48,6 +48,10 @@ RECIPE = {
 
 OPTIONS = {
     "bench": ["--device", "--dtype", "--int4", "--int8", "--json", "--picture", "--seconds"],
+    "chat": [
+        *("--device", "--int8", "--json", "--max-tokens", "--seed", "--special", "--system", "--temperature"),
+        *("--template", "--top-p"),
+    ],
     "info": ["--context", "--json"],
     "import": ["--json", "--out"],
     "look": [

@@ -13,6 +13,7 @@ from cyclopts import CycloptsError
 
 from qkv.cli import (
     bench,
+    chat,
     data,
     doctor,
     evaluate,
@@ -29,6 +30,7 @@ from qkv.errors import QkvError, shorten
 __all__ = [
     "app",
     "bench",
+    "chat",
     "data",
     "doctor",
     "evaluate",

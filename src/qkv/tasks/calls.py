@@ -6,23 +6,25 @@ that reads and runs one batch at a time.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import islice
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from qkv.errors import UsageError, suggest_name
 from qkv.models import Config, Network
 from qkv.tasks.evaluate import TASKS, check_texts, find_task
 from qkv.tasks.evaluate import run as run_task
-from qkv.tasks.results import Answer, ClassPrediction, Completion, FilledText, GeneratedText, TaggedText
+from qkv.tasks.results import Answer, ChatReply, ClassPrediction, Completion, FilledText, GeneratedText, TaggedText
 from qkv.tasks.run import parts
 from qkv.tasks.task import TextModel, require_tokenizer
 from qkv.text import Tokenizer
 
 if TYPE_CHECKING:
+    from qkv.tasks.chat.conversation import Chat
+    from qkv.tasks.chat.reply_stream import ReplyStream
     from qkv.tasks.run.complete import Completer
 
 CALLS: dict[str, tuple[str, ...]] = {
     "text_to_text": ("translate", "summarise", "generate", "score"),
-    "language": ("complete", "generate", "score", "embed with pooling="),
+    "language": ("complete", "chat", "generate", "score", "embed with pooling="),
     "fill": ("fill", "embed with pooling="),
     "classify": ("classify", "embed with pooling="),
     "tag": ("tag", "embed with pooling="),
@@ -41,6 +43,7 @@ class TaskCalls:
     network: Network
     tokenizer: Tokenizer | None
     _completer: "Completer | None" = None
+    _chat: "tuple[str | None, Chat] | None" = None
 
     def run(self, texts: Any, *, batch_size: int = 32, **options: Any) -> Any:
         """Run the model on texts: generate, classify, tag, answer, embed or fill masks, depending on its head.
@@ -148,6 +151,46 @@ class TaskCalls:
             return [completer.complete(text, **options) for text in several]
 
         return map_texts(run, texts, batch_size=1)
+
+    @overload
+    def chat(self, messages: Any, *, stream: Literal[False] = False, **options: Any) -> ChatReply: ...
+    @overload
+    def chat(self, messages: Any, *, stream: Literal[True], **options: Any) -> "ReplyStream": ...
+
+    def chat(
+        self,
+        messages: str | Sequence[Mapping[str, str]],
+        *,
+        system: str | None = None,
+        template: str | None = None,
+        stream: bool = False,
+        **options: Any,
+    ) -> Any:
+        """The reply to a text, or to a list of messages such as {"role": "user", "content": "Hello"}.
+
+        To continue a chat, append a message to `reply.messages`. The prompt is made by the chat template of the
+        tokenizer; `template="plain"` is for a model without one. If the chat is longer than the model's context, the
+        oldest messages are left out, with a warning. The names of control tokens inside messages are ordinary text
+        without `special=True`. With `stream=True`, the result is an iterator of texts; `on_text` is a function that is
+        called with each text instead. Other options are the fields of `qkv.decode.GenerationOptions`; `max_tokens` is
+        512 by default.
+        """
+        chat = self.find_chat(template)
+        if stream:
+            from qkv.tasks.chat.reply_stream import ReplyStream
+
+            return ReplyStream(lambda on_text: chat.reply(messages, system, on_text=on_text, **options))
+        return chat.reply(messages, system, **options)
+
+    def find_chat(self, template: str | None = None) -> "Chat":
+        """The model with its chat template, as `chat` uses it; an error if the model cannot chat."""
+        from qkv.tasks.chat.conversation import Chat
+
+        model = self._text_model("chat", "language")
+        kept = self._chat
+        if kept is None or kept[0] != template or kept[1].model != model:
+            kept = self._chat = (template, Chat(model, template))
+        return kept[1]
 
     def _find_completer(self, model: TextModel) -> "Completer":
         from qkv.tasks.run.complete import Completer, weights_version

@@ -4,7 +4,7 @@ A result describes itself once: `summary` is one line, as `qkv run` prints it; `
 `marked_text` is a text with labelled spans. `str`, HTML and `repr` are made of these three.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
 from itertools import zip_longest
@@ -299,6 +299,31 @@ class Completion(Result):
     def rows(self) -> list[Row]:
         """The suggestions."""
         return [(repr(one.text), f"{one.probability:.4f}") for one in self.suggestions]
+
+
+@dataclass(frozen=True, repr=False)
+class ChatReply(Result):
+    """The reply of a model in a chat. `messages` is the chat with the reply at its end, for the next call."""
+
+    text: str
+    finish_reason: FinishReason
+    ids: list[int]
+    score: float  # the log-probability of the reply
+    messages: list[Mapping[str, str]]
+    num_dropped: int = 0  # old messages that the model did not see, because its context is too short
+
+    def summary(self) -> str:
+        """The text in one line."""
+        return one_line(self.text)
+
+    def body(self) -> str:
+        """The text."""
+        return self.text
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as JSON values, without the chat."""
+        names = ("text", "finish_reason", "ids", "score", "num_dropped")
+        return {name: getattr(self, name) for name in names}
 
 
 def one_line(text: str) -> str:

@@ -1,0 +1,163 @@
+"""`qkv chat`: chat with a model at a terminal, or with the lines of stdin as messages."""
+
+import json as json_format
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from qkv.cli.shared import Int8, Json, app, check_minimum, replace_nonfinite
+from qkv.errors import QkvError, UsageError
+
+if TYPE_CHECKING:
+    from qkv.tasks.chat.conversation import Chat
+
+PROMPT = "> "
+HELP = """/reset          forget the chat
+/system TEXT    forget the chat, and begin a new one with this system prompt
+/help           this help
+Ctrl-C          stop an answer
+Ctrl-D          end"""
+
+
+@app.command
+def chat(
+    model: str,
+    /,
+    *,
+    system: str | None = None,
+    max_tokens: int = 512,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    seed: int | None = None,
+    template: str | None = None,
+    special: Annotated[bool, Parameter(negative=())] = False,
+    device: str = "cpu",
+    int8: Int8 = False,
+    json: Json = False,
+) -> None:
+    """Chat with a model.
+
+    At a terminal, type a message and press Enter. Ctrl-C stops an answer, Ctrl-D ends the program, and /help lists the
+    commands. Without a terminal, each line of stdin is a message.
+
+    Example:
+        qkv chat models/smollm2 --system "Answer in one sentence."
+
+    Parameters
+    ----------
+    model
+        A model folder, a hub id or a GGUF file with a chat template.
+    system
+        The system prompt: instructions for the model before the first message.
+    max_tokens
+        The largest number of new tokens of an answer.
+    temperature
+        0 always takes the most likely token; higher values give more varied answers.
+    top_p
+        Sample from the most likely tokens with this total probability.
+    seed
+        The same seed gives the same answers.
+    template
+        "plain" for a model without a chat template: "User: …" and "Assistant: …".
+    special
+        Parse the names of control tokens in messages, such as <|im_end|>. Use it only for messages of your own.
+    device
+        cpu, cuda, or mps.
+    int8
+        Quantize the linear layers to int8, for CPUs.
+    json
+        Print one JSON object for each answer.
+    """
+    check_minimum("max-tokens", max_tokens, 1)
+    if sys.stdin is None:
+        raise QkvError("there is no input: stdin is closed; give messages on stdin, one for each line")
+    from qkv import api
+
+    loaded = api.load(model, device=device)
+    sampling = {"temperature": temperature, "top_p": top_p, "seed": seed}
+    chat = (loaded.quantize() if int8 else loaded).find_chat(template)
+    session = ChatSession(chat, system, {"max_tokens": max_tokens, "special": special, **sampling}, json)
+    if sys.stdin.isatty():
+        session.run_at_terminal()
+    else:
+        for number, line in enumerate(sys.stdin.buffer, 1):
+            try:
+                text = line.decode("utf-8").rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                raise QkvError(f"stdin, line {number}: not UTF-8 ({error.reason}); convert the input") from None
+            if text.strip():
+                session.answer(text)
+
+
+class ChatSession:
+    """A chat with its messages so far."""
+
+    def __init__(self, chat: "Chat", system: str | None, options: dict[str, Any], json: bool) -> None:
+        self.chat, self.options, self.json = chat, options, json
+        self.messages: list[Any] = []
+        self.reset(system)
+
+    def reset(self, system: str | None) -> None:
+        """Forget all messages."""
+        self.system = system
+        self.messages = [] if system is None else [{"role": "system", "content": system}]
+
+    def run_at_terminal(self) -> None:
+        """Read messages and commands from the terminal until Ctrl-D."""
+        with suppress(ImportError):
+            import readline  # noqa: F401 - gives input() line editing and a history
+        print("Type a message; /help lists the commands; Ctrl-D ends.", file=sys.stderr)
+        while True:
+            try:
+                line = input(PROMPT)
+            except EOFError:
+                print()
+                return
+            except KeyboardInterrupt:  # Ctrl-C discards the line
+                print()
+                continue
+            if line.startswith("/"):
+                self.run_command(line)
+            elif line.strip():
+                self.answer(line)
+
+    def run_command(self, line: str) -> None:
+        """Run a command such as /reset."""
+        name, _, rest = line.strip().partition(" ")
+        if name == "/reset":
+            self.reset(self.system)
+        elif name == "/system":
+            self.reset(rest.strip() or None)
+        else:
+            print(HELP if name == "/help" else f"there is no command {name}\n{HELP}", file=sys.stderr)
+
+    def answer(self, text: str) -> None:
+        """Print the answer to a message while it is generated, and keep both."""
+        asked, parts = [*self.messages, {"role": "user", "content": text}], []
+
+        def on_text(part: str) -> None:
+            parts.append(part)
+            if not self.json:
+                print(part, end="", flush=True)
+
+        try:
+            reply = self.chat.reply(asked, on_text=on_text, **self.options)
+        except KeyboardInterrupt:
+            if not sys.stdin.isatty():
+                raise
+            print(" [stopped]", flush=True)
+            self.messages = [*asked, {"role": "assistant", "content": "".join(parts)}]
+            return
+        except UsageError as error:  # a message that is too long: the chat goes on without it
+            if not sys.stdin.isatty():
+                raise
+            print(f"qkv: {error}", file=sys.stderr)
+            return
+        self.messages = reply.messages
+        if self.json:
+            values = replace_nonfinite({"input": text, **reply.to_dict()})
+            print(json_format.dumps(values, ensure_ascii=False, allow_nan=False), flush=True)
+        else:
+            print(flush=True)

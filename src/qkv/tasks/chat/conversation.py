@@ -1,0 +1,137 @@
+"""The reply of a model in a chat: the prompt from the template, the history cut to the context, the generation."""
+
+import copy
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from qkv.decode import generate
+from qkv.errors import UsageError
+from qkv.models import Network
+from qkv.models.runtime.eval_mode import eval_mode
+from qkv.tasks.results import ChatReply
+from qkv.tasks.run.generate import make_generation_options
+from qkv.tasks.task import TextModel
+from qkv.text.chat_template import ChatTemplate, Message, check_message
+
+log = logging.getLogger("qkv")
+
+DEFAULT_MAX_TOKENS = 512
+MIN_REPLY_TOKENS = 64
+"""The history is cut so that a reply of this length, or of `max_tokens` if that is less, fits into the context."""
+PLAIN_STOP = ("\nUser:", "\nSystem:")
+
+OnReplyText = Callable[[str], None]
+
+
+class Chat:
+    """A model with its chat template."""
+
+    def __init__(self, model: TextModel, template: str | None = None) -> None:
+        self.model = model
+        self.template = ChatTemplate(model.tokenizer, template)
+        self.network = self._add_end_token(model.network)
+
+    def reply(
+        self,
+        messages: str | Sequence[Message],
+        system: str | None = None,
+        *,
+        special: bool = False,
+        on_text: OnReplyText | None = None,
+        max_tokens: int = DEFAULT_MAX_TOKENS,
+        **options: Any,
+    ) -> ChatReply:
+        """Generate the assistant's reply to the last message."""
+        listed = make_messages(messages, system)
+        generation = make_generation_options({"max_tokens": max_tokens, **options})
+        if self.template.is_plain:
+            generation = replace(generation, stop=(*generation.stop, *PLAIN_STOP))
+        context = self.model.config.stack.max_positions
+        ids, num_dropped = self.fit(listed, min(generation.max_tokens, MIN_REPLY_TOKENS), special)
+        if context:
+            generation = replace(generation, max_tokens=min(generation.max_tokens, context - len(ids)))
+        if num_dropped:
+            log.warning(describe_dropped(num_dropped, context))
+
+        def forward_text(_: int, text: str) -> None:
+            if on_text is not None:
+                on_text(text)
+
+        callback = None if on_text is None else forward_text
+        with eval_mode(self.network):
+            (result,) = generate(self.network, [ids], generation, self.model.tokenizer, callback)
+        text = result.text.strip() if self.template.is_plain else result.text
+        history = [*listed, {"role": "assistant", "content": text}]
+        return ChatReply(text, result.finish_reason, result.ids, result.score, history, num_dropped)
+
+    def fit(self, messages: Sequence[Message], reply_tokens: int, special: bool = False) -> tuple[list[int], int]:
+        """The ids of the longest part of a chat that leaves room for a reply, and how many messages were left out.
+
+        The oldest messages are left out first, so that the chat begins with a message of the user. The system prompt
+        and the last message are always kept.
+        """
+        max_prompt = self.model.config.stack.max_positions - reply_tokens
+        is_unlimited = self.model.config.stack.max_positions == 0
+        num_system = int(messages[0]["role"] == "system")
+        starts = [i for i in range(num_system, len(messages)) if i == num_system or messages[i]["role"] == "user"]
+
+        def encode_from(start: int) -> list[int]:
+            return self.template.encode([*messages[:num_system], *messages[start:]], special=special)
+
+        ids = encode_from(starts[0])
+        if is_unlimited or len(ids) <= max_prompt:
+            return ids, 0
+        low, high, fitting = 1, len(starts) - 1, (ids, -1)
+        while low <= high:  # the first start from which the chat fits
+            middle = (low + high) // 2
+            ids = encode_from(starts[middle])
+            if len(ids) <= max_prompt:
+                fitting, high = (ids, starts[middle] - num_system), middle - 1
+            else:
+                low = middle + 1
+        if fitting[1] < 0:
+            raise UsageError(
+                f"the last message and the system prompt have {len(ids):,} tokens, but the model's context has "
+                f"{self.model.config.stack.max_positions:,}, of which {reply_tokens} are for the reply; shorten them"
+            )
+        return fitting
+
+    def _add_end_token(self, network: Network) -> Network:
+        """The network, with the token that ends the assistant's message as an end token, if it is not one already."""
+        if self.template.is_plain:
+            return network
+        exchange = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}]
+        ids = self.template.encode(exchange, add_generation_prompt=False)
+        special = [i for i in ids if i in self.model.tokenizer.special_ids]
+        if not special or special[-1] in network.config.eos_token_ids:
+            return network
+        changed = copy.copy(network)  # shares all weights
+        changed.config = replace(network.config, eos_token_ids=(*network.config.eos_token_ids, special[-1]))
+        return changed
+
+
+def make_messages(messages: str | Sequence[Message], system: str | None) -> list[Message]:
+    """The messages of a chat as a list; a text is one message of the user."""
+    given: Any = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+    if not isinstance(given, Sequence) or isinstance(given, bytes | bytearray):
+        raise UsageError(f"m.chat takes a text or a list of messages, got a {type(messages).__name__}")
+    listed: list[Message] = list(given)
+    for number, message in enumerate(listed):
+        check_message(message, number)
+    if not listed:
+        raise UsageError('the list of messages is empty; give at least one: {"role": "user", "content": "…"}')
+    if system is not None:
+        if listed[0]["role"] == "system":
+            raise UsageError("system= is given, but the messages already begin with a system prompt; leave out one")
+        listed = [{"role": "system", "content": system}, *listed]
+    return listed
+
+
+def describe_dropped(num_dropped: int, context: int) -> str:
+    """The notice that old messages were left out."""
+    return (
+        f"the chat is longer than the model's context of {context:,} tokens, so the model does not see its first "
+        f"{num_dropped} messages"
+    )

@@ -1,0 +1,158 @@
+"""Chat templates: from messages to the token ids of a prompt.
+
+A template is a jinja2 program in the tokenizer's config that writes messages with the control tokens of the model, such
+as `<|im_start|>user`. It is rendered in a sandboxed process. Only control tokens that the template itself writes become
+control tokens: their spellings inside a message are ordinary text, unless `special` is set.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from qkv.errors import QkvError, UsageError, shorten, suggest_name
+from qkv.text.special_tokens import ROLE_NAMES
+from qkv.text.tokenizer import Tokenizer
+
+Message = Mapping[str, str]
+"""A message of a chat: {"role": "user", "content": "…"}."""
+ROLES = ("system", "user", "assistant", "tool")
+PLAIN_TEMPLATE = (
+    "{% for m in messages %}{{ m['role'] | capitalize }}: {{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}Assistant:{% endif %}"
+)
+"""The template "plain", for a model that has none."""
+MAX_CHARACTERS = 20_000_000  # of a rendered chat
+MAX_SECONDS = 5  # of CPU time; a real template takes milliseconds
+MAX_WALL_SECONDS = 60.0  # on a busy machine, the process waits for the CPU
+MAX_BYTES = 2**29
+PRIVATE_CHARACTERS = range(0xF0000, 0xFFFFE)
+
+
+class ChatTemplate:
+    """The chat template of a tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer, template: str | None = None) -> None:
+        """`template` is "plain", the text of a template, or None for the tokenizer's own."""
+        self.tokenizer = tokenizer
+        self.is_plain = template == "plain"
+        self.template = PLAIN_TEMPLATE if self.is_plain else template or _find_template(tokenizer)
+        added = tokenizer.backend.get_added_tokens_decoder()
+        self._special = {token.content: (i, token) for i, token in added.items() if token.special and token.content}
+        spellings = sorted(self._special, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, spellings)) if spellings else r"(?!)")
+
+    def encode(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, special: bool = False
+    ) -> list[int]:
+        """The ids of a chat, up to where the assistant's next message begins."""
+        for number, message in enumerate(messages):
+            check_message(message, number)
+        copied = [{"role": message["role"], "content": message["content"]} for message in messages]
+        hidden: dict[str, str] = {}  # private character → the character that it stands for
+        if not special:
+            unused = _unused_characters(copied)
+            for message in copied:
+                message["content"] = self._hide_control_tokens(message["content"], unused, hidden)
+        text = self._render(copied, add_generation_prompt)
+        originals = {ord(private): character for private, character in hidden.items()}
+        ids: list[int] = []
+        start, strip_start = 0, False
+        for match in [*self._pattern.finditer(text), None]:
+            token_id, token = (None, None) if match is None else self._special[match.group()]
+            piece = text[start : len(text) if match is None else match.start()].translate(originals)
+            piece = piece.lstrip() if strip_start else piece
+            piece = piece.rstrip() if token is not None and token.lstrip else piece
+            if piece:
+                ids += self.tokenizer.encode(piece, add_special_tokens=False)
+            if match is not None and token is not None and token_id is not None:
+                ids.append(token_id)
+                start, strip_start = match.end(), token.rstrip
+        return ids
+
+    def _hide_control_tokens(self, text: str, unused: Iterator[str], hidden: dict[str, str]) -> str:
+        """Replace one character of each spelling of a control token by a private one.
+
+        The same is done for the beginning of a spelling at the end of the text, and the end of one at its start, which
+        the template could complete.
+        """
+        places = {match.start() for match in self._pattern.finditer(text)}
+        first, last = len(text) - len(text.lstrip()), len(text.rstrip())  # a template may strip the text
+        for spelling in self._special:
+            for size in range(1, len(spelling)):
+                if text.endswith(spelling[:size], 0, last):
+                    places.add(last - size)
+                if text.startswith(spelling[-size:], first):
+                    places.add(first + size - 1)
+        characters = list(text)
+        names = {character: private for private, character in hidden.items()}
+        for place in places:
+            character = characters[place]
+            if character not in names:
+                names[character] = next(unused)
+                hidden[names[character]] = character
+            characters[place] = names[character]
+        return "".join(characters)
+
+    def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        ids = {role: getattr(self.tokenizer.special_tokens, role) for role in ROLE_NAMES}
+        variables: dict[str, Any] = {
+            f"{role}_token": "" if i is None else self.tokenizer.id_to_token(i) for role, i in ids.items()
+        }
+        variables |= {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
+        return render_in_sandbox(self.template, variables)
+
+
+def render_in_sandbox(template: str, variables: Mapping[str, Any]) -> str:
+    """Render a template in a process of its own, with limits on time, memory and output."""
+    limits = {"max_characters": MAX_CHARACTERS, "max_seconds": MAX_SECONDS, "max_bytes": MAX_BYTES}
+    request = json.dumps({"template": template, "variables": variables, **limits}).encode()
+    program = [sys.executable, "-P", str(Path(__file__).with_name("render_template.py"))]
+    try:
+        done = subprocess.run(program, input=request, capture_output=True, timeout=MAX_WALL_SECONDS, check=False)
+        answer = json.loads(done.stdout) if done.returncode == 0 else {}
+    except subprocess.TimeoutExpired:
+        answer = {}
+    except ValueError:
+        answer = {"error": "its output cannot be read"}
+    if "text" in answer:
+        return str(answer["text"])
+    reason = answer.get("error", "it needs too much time or memory")
+    raise QkvError(
+        f'the chat template cannot be rendered ({shorten(reason, 300)}); use another one: template="plain" '
+        "(--template plain) needs none"
+    )
+
+
+def check_message(message: Any, number: int) -> None:
+    """Raise an error for a message without a known role or without a text."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("content"), str):
+        raise UsageError(f'message {number}: expected {{"role": "user", "content": "…"}}, got {shorten(repr(message))}')
+    if message.get("role") not in ROLES:
+        role = message.get("role")
+        raise UsageError(f"message {number}: unknown role {role!r}; {suggest_name(str(role), ROLES)}")
+
+
+def _find_template(tokenizer: Tokenizer) -> str:
+    """The template in the tokenizer's config, which may have several by name."""
+    found = tokenizer.config.get("chat_template")
+    if isinstance(found, list):
+        named = {one.get("name"): one.get("template") for one in found if isinstance(one, Mapping)}
+        found = named.get("default")
+    if not isinstance(found, str) or not found.strip():
+        raise UsageError(
+            "this model has no chat template, so it was probably not trained to chat. To continue a text, use "
+            'm.generate or qkv run; to chat nevertheless, choose template="plain" (--template plain), which writes '
+            '"User: …" and "Assistant: …"'
+        )
+    return found
+
+
+def _unused_characters(messages: Sequence[Message]) -> Iterator[str]:
+    """Private characters that occur in no message."""
+    used: set[str] = set().union(*(message["content"] for message in messages))
+    yield from (chr(number) for number in PRIVATE_CHARACTERS if chr(number) not in used)
+    raise UsageError("the messages contain all private characters of Unicode, so none is left; remove some of them")

@@ -1,0 +1,64 @@
+"""Render a chat template in a sandbox. This file is a program of its own, run by `qkv.text.chat_template`.
+
+A template comes with a model, so it is not trusted. The sandbox of jinja2 keeps it from Python's objects; this process
+limits its time and memory, and is the only one that a hostile template can slow down or crash.
+
+stdin has {"template", "variables", "max_characters", "max_seconds", "max_bytes"} as JSON; stdout gets {"text"} or
+{"error"}.
+"""
+
+import json
+import sys
+from contextlib import suppress
+from datetime import datetime
+from typing import Any
+
+
+def limit_process(max_seconds: int, max_bytes: int) -> None:
+    """Limit the CPU time and the memory of this process, on systems that can."""
+    with suppress(ImportError, ValueError, OSError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CPU, (max_seconds, max_seconds + 1))
+        resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
+
+
+def render(template: str, variables: dict[str, Any], max_characters: int) -> str:
+    """Render a template with the settings and functions that chat templates expect."""
+    from jinja2.exceptions import TemplateError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def raise_exception(message: str) -> None:
+        raise TemplateError(message)
+
+    def to_json(value: Any, indent: int | None = None, **_: Any) -> str:
+        return json.dumps(value, ensure_ascii=False, indent=indent)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = to_json
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+    parts, num_characters = [], 0
+    for part in environment.from_string(template).generate(**variables):
+        num_characters += len(part)
+        if num_characters > max_characters:
+            raise TemplateError(f"its output has more than {max_characters:,} characters")
+        parts.append(part)
+    return "".join(parts)
+
+
+def main() -> None:
+    """Read one request from stdin, and write the answer to stdout."""
+    request = json.loads(sys.stdin.buffer.read())
+    limit_process(request["max_seconds"], request["max_bytes"])
+    try:
+        answer = {"text": render(request["template"], request["variables"], request["max_characters"])}
+    except Exception as error:  # a template can raise anything
+        answer = {"error": f"{type(error).__name__}: {str(error)[:500]}"}
+    sys.stdout.buffer.write(json.dumps(answer).encode())
+
+
+if __name__ == "__main__":
+    main()

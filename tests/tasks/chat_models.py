@@ -1,0 +1,23 @@
+"""A tiny model with a chat template."""
+
+import qkv
+from qkv.blocks import HeadConfig, StackConfig
+from qkv.text import Tokenizer
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def chat_model(max_positions: int = 256, template: str | None = CHAT_TEMPLATE) -> qkv.Model:
+    """A decoder with random weights over bytes."""
+    names = {"unk": "<|endoftext|>", "bos": "<|im_start|>", "eos": "<|im_end|>"}
+    tokenizer = Tokenizer.train("byte", iter([]), 259, special_tokens=names)
+    if template:
+        tokenizer.config["chat_template"] = template
+    stack = StackConfig(
+        vocab_size=259, width=16, layers=1, heads=2, ffn_width=32, position="learned", max_positions=max_positions
+    )
+    config = qkv.Config(decoder=stack, head=HeadConfig(kind="lm", outputs=259, tied=True), eos_token_ids=(0,))
+    return qkv.new(config, tokenizer=tokenizer)

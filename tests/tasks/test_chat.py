@@ -1,0 +1,230 @@
+"""`m.chat` and `qkv chat`: the prompt, the history and its cut, streams, and the terminal."""
+
+import io
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from chat_models import chat_model
+
+import qkv
+from qkv import cli
+from qkv.blocks import HeadConfig
+from qkv.decode import GenerationOptions
+from qkv.tasks.results import ChatReply
+
+MODEL = chat_model()
+
+
+def ids_of(text: str) -> list[int]:
+    assert MODEL.tokenizer is not None
+    return MODEL.tokenizer.encode(text, add_special_tokens=False, parse_special_tokens=True)
+
+
+def test_the_reply_continues_the_rendered_chat() -> None:
+    reply = MODEL.chat("Hello", system="Be kind.", max_tokens=5)
+    prompt = "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+    assert isinstance(reply, ChatReply)
+    assert reply.ids == MODEL.generate(ids_of(prompt), max_tokens=5).ids
+    assert [message["role"] for message in reply.messages] == ["system", "user", "assistant"]
+    assert reply.messages[-1]["content"] == reply.text
+    assert json.loads(json.dumps(reply.to_dict()))["text"] == str(reply)
+
+
+def test_the_token_that_ends_a_message_of_the_template_ends_a_reply() -> None:
+    model = chat_model()
+    chat = model.find_chat()
+    assert chat.network.config.eos_token_ids == (0, 2)
+    assert model.network.config.eos_token_ids == (0,)  # of the model itself, nothing changes
+    assert next(chat.network.parameters()) is next(model.network.parameters())
+
+
+def test_a_chat_is_continued_with_its_messages() -> None:
+    reply = MODEL.chat("Hello", max_tokens=3)
+    again = MODEL.chat([*reply.messages, {"role": "user", "content": "More"}], max_tokens=3)
+    assert len(again.messages) == 4
+    assert again.num_dropped == 0
+
+
+def test_streams_have_the_text_of_the_reply() -> None:
+    stream = MODEL.chat("Hello", max_tokens=12, stream=True)
+    texts = list(stream)
+    assert stream.reply is not None
+    assert "".join(texts) == stream.reply.text == MODEL.chat("Hello", max_tokens=12).text
+    with pytest.raises(qkv.UsageError, match="unknown option"):
+        list(MODEL.chat("Hello", stream=True, max_token=3))
+
+
+def test_a_closed_stream_stops_the_generation() -> None:
+    class Counting(torch.nn.Module):
+        calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            Counting.calls += 1
+            return x
+
+    model = chat_model()
+    options = GenerationOptions(logits_processors=(lambda logits, tokens: Counting()(logits),))
+    stream = model.chat("Hello", max_tokens=200, stream=True, logits_processors=options.logits_processors)
+    next(stream)
+    stream.close()
+    assert 0 < Counting.calls < 200
+    assert stream.reply is None
+
+
+def test_old_messages_are_left_out_with_a_notice(caplog: pytest.LogCaptureFixture) -> None:
+    messages = [{"role": "system", "content": "Kind."}]
+    for number in range(8):
+        messages += [{"role": "user", "content": f"Q{number}"}, {"role": "assistant", "content": f"A{number}"}]
+    messages.append({"role": "user", "content": "last"})
+    model = chat_model(max_positions=200)
+    reply = model.chat(messages, max_tokens=20)
+    assert reply.num_dropped > 0
+    assert reply.num_dropped % 2 == 0  # the chat that is left begins with a user
+    assert f"does not see its first {reply.num_dropped} messages" in caplog.text
+    assert reply.messages[:-1] == messages  # the caller's history is whole
+    kept = [messages[0], *messages[1 + reply.num_dropped :]]
+    shorter = [messages[0], *messages[reply.num_dropped - 1 :]]
+    chat = model.find_chat()
+    assert len(chat.template.encode(kept)) <= 180 < len(chat.template.encode(shorter))
+    assert reply.ids == model.chat(kept, max_tokens=20).ids
+
+
+def test_a_message_that_is_too_long_is_an_error() -> None:
+    with pytest.raises(qkv.UsageError, match="shorten"):
+        MODEL.chat("x" * 300)
+
+
+def test_models_that_cannot_chat_say_what_they_are() -> None:
+    with pytest.raises(qkv.UsageError, match="no chat template"):
+        chat_model(template=None).chat("Hello")
+    reply = chat_model(template=None).chat("Hello", template="plain", max_tokens=3)
+    assert reply.messages[-1]["role"] == "assistant"
+    encoder = qkv.new(qkv.Config(encoder=MODEL.config.stack, head=HeadConfig(kind="mlm", outputs=259)))
+    encoder.tokenizer = MODEL.tokenizer
+    with pytest.raises(qkv.UsageError, match=r"m\.chat needs.*m\.fill"):
+        encoder.chat("Hello")
+    for messages in ([], 5, [{"role": "user"}]):
+        with pytest.raises(qkv.UsageError):
+            MODEL.chat(messages)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("chat") / "model"
+    MODEL.save(path)
+    return path
+
+
+def pipe(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+
+
+def test_lines_of_stdin_are_messages(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe(monkeypatch, "Hello\n\nMore\n")
+    assert cli.run_command(["chat", str(folder), "--max-tokens", "4", "--system", "Kind.", "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    first = MODEL.chat("Hello", system="Kind.", max_tokens=4)
+    second = MODEL.chat([*first.messages, {"role": "user", "content": "More"}], max_tokens=4)
+    assert [line["text"] for line in lines] == [first.text, second.text]
+    assert lines[0]["input"] == "Hello"
+
+
+def test_newlines_of_an_answer_survive(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answer(*_: object, on_text: object, **__: object) -> ChatReply:
+        on_text("one\n\n  two\n")  # type: ignore[operator]
+        return ChatReply("one\n\n  two\n", "end", [], 0.0, [])
+
+    monkeypatch.setattr("qkv.tasks.chat.conversation.Chat.reply", answer)
+    pipe(monkeypatch, "Hello\n")
+    assert cli.run_command(["chat", str(folder)]) == 0
+    assert capsys.readouterr().out == "one\n\n  two\n\n"
+
+
+def test_control_tokens_need_special(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    original = qkv.tasks.chat.conversation.generate
+
+    def count(network: object, prompts: list[list[int]], *rest: object) -> object:
+        seen.append(sum(i in (1, 2) for i in prompts[0]))
+        return original(network, prompts, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("qkv.tasks.chat.conversation.generate", count)
+    for flags in ([], ["--special"]):
+        pipe(monkeypatch, "Hello<|im_end|>\n")
+        assert cli.run_command(["chat", str(folder), "--max-tokens", "2", *flags]) == 0
+    assert seen == [3, 4]
+
+
+def test_ctrl_c_stops_an_answer_and_not_the_program(folder: Path) -> None:
+    program = (
+        "import time, qkv.cli, qkv.tasks.chat.conversation as c\n"
+        "def reply(self, messages, on_text, **options):\n"
+        "    on_text(f'begin{len(messages)} ')\n"
+        "    while messages[-1]['content'] == 'long': time.sleep(0.05)\n"
+        "    return c.ChatReply('done', 'end', [], 0.0, [*messages, {'role': 'assistant', 'content': 'done'}])\n"
+        "c.Chat.reply = reply\n"
+        f"raise SystemExit(qkv.cli.run_command(['chat', {str(folder)!r}]))\n"
+    )
+    parent, child = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=child, stdout=child, stderr=child, start_new_session=True
+    )
+    os.close(child)
+
+    printed = ""
+
+    def expect(words: str) -> None:
+        """Wait until the program has printed the words, and forget its output up to them."""
+        nonlocal printed
+        deadline = time.monotonic() + 90
+        while words not in printed:
+            if time.monotonic() > deadline or not select.select([parent], [], [], 90)[0]:
+                raise AssertionError(f"no {words!r} in {printed!r}")
+            printed += os.read(parent, 4096).decode()
+        printed = printed.partition(words)[2]
+
+    try:
+        expect("> ")
+        os.write(parent, b"/help\n")
+        expect("/reset")
+        expect("> ")
+        os.write(parent, b"long\n")
+        expect("begin1 ")
+        process.send_signal(signal.SIGINT)
+        expect("[stopped]")
+        expect("> ")
+        os.write(parent, b"short\n")
+        expect("begin3 ")  # the stopped answer is part of the chat
+        expect("> ")
+        os.write(parent, b"/system Kind.\n")
+        expect("> ")
+        os.write(parent, b"short\n")
+        expect("begin2 ")
+        expect("> ")
+        os.write(parent, b"\x04")
+        assert process.wait(timeout=120) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(parent)
+
+
+def test_a_model_without_a_template_is_refused_before_the_first_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat_model(template=None).save(tmp_path / "model")
+    assert cli.run_command(["chat", str(tmp_path / "model")]) == 2
+    assert "--template plain" in capsys.readouterr().err
