@@ -231,6 +231,7 @@ def test_a_signal_that_was_ignored_stays_ignored():
 
 def test_everything_is_as_before_when_the_block_ends():
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    threads = set(threading.enumerate())
     descriptor = signal.set_wakeup_fd(-1)  # an event loop of another test may have set one
     signal.set_wakeup_fd(descriptor)
     with StopSignals() as stop:
@@ -239,7 +240,18 @@ def test_everything_is_as_before_when_the_block_ends():
         assert stop.requested == signal.SIGTERM
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
     assert signal.set_wakeup_fd(descriptor) == descriptor
-    assert "stop signals" not in {thread.name for thread in threading.enumerate()}
+    assert "stop signals" not in {thread.name for thread in set(threading.enumerate()) - threads}
+
+
+def test_blocks_may_be_nested():
+    """The inner block leaves the outer one working, and the outer one restores what was there before."""
+    before = signal.getsignal(signal.SIGTERM)
+    with StopSignals() as outer:
+        with StopSignals():
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert outer.requested == signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_outside_the_main_thread_nothing_is_asked_and_nothing_breaks():

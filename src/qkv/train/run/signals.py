@@ -79,6 +79,7 @@ class StopSignals:
         self._last_check, self._longest_gap = time.monotonic(), 0.0
         self._acknowledged = self._has_no_deadline = self._raised = False
         self._old_handlers: dict[int, object] = {}
+        self._outer: StopSignals | None = None  # the block around this one
 
     @property
     def requested(self) -> int | None:
@@ -131,7 +132,7 @@ class StopSignals:
         for number in SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:  # shells ignore SIGINT for background jobs
                 self._old_handlers[number] = signal.signal(number, self._handle)
-        _active = self
+        self._outer, _active = _active, self
         self._thread = threading.Thread(target=self._listen, name="stop signals", daemon=True)
         self._thread.start()
         return self
@@ -140,9 +141,9 @@ class StopSignals:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         global _active
-        if _active is not self:
+        if _active is not self:  # never entered, or this is a forked process
             return
-        _active = None
+        _active = self._outer
         for number, handler in self._old_handlers.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
         signal.set_wakeup_fd(self._old_wakeup_fd)
@@ -212,9 +213,10 @@ def _after_fork_in_child() -> None:
     global _active
     if _active is not None:
         signal.set_wakeup_fd(-1)
-        for number, handler in _active._old_handlers.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
-        _active = None
+        while _active is not None:
+            for number, handler in _active._old_handlers.items():
+                signal.signal(number, handler)  # type: ignore[arg-type]
+            _active = _active._outer
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
