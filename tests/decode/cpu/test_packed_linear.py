@@ -88,12 +88,19 @@ def test_one_row_reads_a_wide_matrix_in_a_layout_of_its_own(layout: str) -> None
     assert list(packed._PACKED[linear].layouts) == [layout]
 
 
-def test_several_threads_read_blocks() -> None:
-    linear = made(*SHAPES["transposed"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_several_threads_read_one_part_each(bias: bool) -> None:
+    """Outputs that cannot be split into equal parts are read in blocks."""
+    linear, odd = made(64, 96, bias=bias), made(64, 97, bias=bias)
     torch.set_num_threads(2)
-    assert best_layout(1, linear.weight) == "blocked"
-    check(make_packed_linear(linear), linear, 1)
-    assert list(packed._PACKED[linear].layouts) == ["blocked"]
+    assert best_layout(1, linear.weight) == "split"
+    assert best_layout(1, odd.weight) == best_layout(2, linear.weight) == "blocked"
+    assert best_layout(1, linear.weight.bfloat16()) == "blocked"
+    for each in (linear, odd):
+        apply = make_packed_linear(each)
+        for rows in (1, 2, 5):
+            check(apply, each, rows)
+    assert packed._PACKED[linear].layouts["split"].shape == (2, 64, 48)
 
 
 @pytest.mark.parametrize(("rows", "layout"), [(1, "transposed"), (2, "blocked"), (MIN_KERNEL_ROWS, "blocked")])
