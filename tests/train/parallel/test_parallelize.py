@@ -6,6 +6,7 @@ look at what they wrote.
 
 import ast
 import json
+import os
 import subprocess
 import sys
 from collections import defaultdict
@@ -14,6 +15,7 @@ from pathlib import Path
 import parallel_worker
 import pytest
 import torch
+from filelock import FileLock
 from hypothesis import given
 from hypothesis import strategies as st
 from parallel_worker import CASES, FAMILIES, STEPS_OF, FakeCheckpoint, Run, config_of, section_of
@@ -56,17 +58,29 @@ def jobs_of(mode: str, folder: Path) -> list[dict[str, object]]:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """The folder that the worlds wrote into, and what one process comes to, step for step the same."""
-    folder = tmp_path_factory.mktemp("scale")
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "scale"  # one for all workers of xdist
+    with FileLock(f"{folder}.lock"):
+        return folder, run_all(folder)
+
+
+def run_all(folder: Path) -> dict[str, Run]:
+    """Run one process here, and the worlds in processes of their own unless another worker has done so."""
+    folder.mkdir(exist_ok=True)
+    is_done = (folder / "done").exists()
     alone: dict[str, Run] = {}
     for case in CASES:
         run = alone[case] = Run(case, World(), section_of("ddp", 1, exact=False))
         norms = []
         for number in range(STEPS_OF[case]):
             norms.append(run.step(number, micro_batches=1))
-            if number == 0:
+            if number == 0 and not is_done:
                 save_file(run.whole(), folder / f"alone-{case}.first.safetensors")
-        save_file(run.whole(), folder / f"alone-{case}.safetensors")
-        (folder / f"alone-{case}.json").write_text(json.dumps({"norms": norms}))
+        if not is_done:
+            save_file(run.whole(), folder / f"alone-{case}.safetensors")
+            (folder / f"alone-{case}.json").write_text(json.dumps({"norms": norms}))
+    if is_done:
+        return alone
     for case in FAMILIES:
         run = Run(case, World(), section_of("ddp", 1, exact=True))
         for number in range(2 * HALF):
@@ -87,7 +101,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
             worlds.append(subprocess.Popen([sys.executable, "-c", code], stdout=log, stderr=log))
     for size, world in zip((2, 4), worlds, strict=True):
         assert world.wait(timeout=300) == 0, (folder / f"world{size}.log").read_text()[-3000:]
-    return folder, alone
+    (folder / "done").touch()
+    return alone
 
 
 def apart(one: dict[str, Tensor], other: dict[str, Tensor], prefix: str = "model.") -> float:
