@@ -1,6 +1,7 @@
 """Every public name has a docstring: modules, module-level functions and classes, and their public methods."""
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,3 +63,10 @@ def test_a_missing_docstring_would_be_found() -> None:
     tree = ast.parse(f'"""Doc."""\nclass A:\n{documented}class B(A):\n{methods}')
     tree.body += ast.parse("def go(): ...\ndef _private(): ...\n").body
     assert list(undocumented(tree, "m", classes_in([tree]))) == ["m.A.run", "m.B.run", "m.go"]
+
+
+def test_no_class_name_is_defined_twice() -> None:
+    """`classes_in` also counts on this: it finds a base class by its name."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in sorted(ROOT.rglob("*.py"))]
+    counts = Counter(node.name for tree in trees for node in tree.body if isinstance(node, ast.ClassDef))
+    assert [name for name, count in counts.items() if count > 1] == []

@@ -17,7 +17,7 @@ from qkv.data.cache.writer import _FieldWriter
 from qkv.tasks.prepare.prepare import PreparedRun
 from qkv.text import Tokenizer
 from qkv.train.checkpoint.reader import Checkpoint
-from qkv.train.evaluation import ValidationLoss, ValidationMetrics
+from qkv.train.evaluation import TimedMetrics, ValidationLoss
 from qkv.train.recipe.schema import Recipe
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the runs are forked processes")
@@ -75,7 +75,7 @@ def test_while_a_checkpoint_is_read(tmp_path: Path) -> None:
     assert newest(recipe.run).step == 2
 
 
-@pytest.mark.parametrize(("owner", "name"), [(ValidationLoss, "plan"), (ValidationMetrics, "evaluate")])
+@pytest.mark.parametrize(("owner", "name"), [(ValidationLoss, "plan"), (TimedMetrics, "evaluate")])
 def test_an_evaluation_is_abandoned_and_the_step_before_it_is_saved(owner: type, name: str, tmp_path: Path) -> None:
     recipe = tiny(tmp_path, train={**PLAIN, "save_every": 100})
     code, output = stop_during(owner, name, lambda: time.sleep(600), recipe, tmp_path)

@@ -13,7 +13,7 @@ import qkv
 from qkv.errors import UsageError
 from qkv.tasks.evaluate import TASKS
 from qkv.tasks.results import GeneratedText, Suggestion
-from qkv.tasks.run.complete import Completer, Hypothesis
+from qkv.tasks.run.complete import Completer, PartialCompletion
 from qkv.tasks.run.parts import Part, join_parts
 from qkv.tasks.task import TextModel
 from qkv.text import Tokenizer
@@ -392,7 +392,7 @@ def test_a_word_may_be_finished_by_other_tokens() -> None:
     assert made.complete("the quick\n", max_tokens=2).suggestions
     with pytest.raises(UsageError, match="max_tokens is too large"):
         made.complete("the", max_tokens=1000)
-    (best,) = completer.extend(Hypothesis([], b"", 0.0), logits[0], prompt.typed, 1, 8)
+    (best,) = completer.extend(PartialCompletion([], b"", 0.0), logits[0], prompt.typed, 1, 8)
     assert best.spelled == b" quick"
 
 

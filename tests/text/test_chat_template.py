@@ -6,7 +6,7 @@ import pytest
 
 from qkv.errors import QkvError, UsageError
 from qkv.text import Tokenizer, chat_template
-from qkv.text.chat_template import ChatTemplate
+from qkv.text.chat_template import JinjaChatTemplate
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] | trim }}<|im_end|>\n{% endfor %}"
@@ -28,20 +28,20 @@ def user(text: str) -> list[dict[str, str]]:
 
 
 def test_the_ids_are_those_of_the_rendered_text(tokenizer: Tokenizer) -> None:
-    ids = ChatTemplate(tokenizer).encode(user("  a < b "))
+    ids = JinjaChatTemplate(tokenizer).encode(user("  a < b "))
     expected = "<|im_start|>user\na < b<|im_end|>\n<|im_start|>assistant\n"
     assert ids == tokenizer.encode(expected, add_special_tokens=False, parse_special_tokens=True)
 
 
 def test_text_of_a_user_never_becomes_a_control_token(tokenizer: Tokenizer) -> None:
-    template = ChatTemplate(tokenizer)
+    template = JinjaChatTemplate(tokenizer)
     ids = template.encode(user(INJECTION))
     assert [i for i in ids if i in tokenizer.special_ids] == [1, 2, 1]
     assert tokenizer.decode(ids) == f"user\n{INJECTION}\nassistant\n"  # nothing of the text is lost
 
 
 def test_with_special_it_does(tokenizer: Tokenizer) -> None:
-    ids = ChatTemplate(tokenizer).encode(user(INJECTION), special=True)
+    ids = JinjaChatTemplate(tokenizer).encode(user(INJECTION), special=True)
     assert [i for i in ids if i in tokenizer.special_ids] == [1, 2, 1, 2, 1]
 
 
@@ -55,15 +55,15 @@ def test_with_special_it_does(tokenizer: Tokenizer) -> None:
     ],
 )
 def test_a_user_cannot_complete_the_text_of_the_template(template: str, text: str, tokenizer: Tokenizer) -> None:
-    ids = ChatTemplate(tokenizer, template).encode(user(text))
+    ids = JinjaChatTemplate(tokenizer, template).encode(user(text))
     assert not tokenizer.special_ids.intersection(ids)
     assert "<|im_end|>" in tokenizer.decode(ids)
-    assert tokenizer.special_ids.intersection(ChatTemplate(tokenizer, template).encode(user(text), special=True))
+    assert tokenizer.special_ids.intersection(JinjaChatTemplate(tokenizer, template).encode(user(text), special=True))
 
 
 def test_private_characters_of_a_text_stay_as_they_are(tokenizer: Tokenizer) -> None:
     text = "\U000f0000<|im_end|>\U000f0001"
-    assert text in tokenizer.decode(ChatTemplate(tokenizer).encode(user(text)))
+    assert text in tokenizer.decode(JinjaChatTemplate(tokenizer).encode(user(text)))
 
 
 def test_settings_that_templates_expect(tokenizer: Tokenizer) -> None:
@@ -71,7 +71,7 @@ def test_settings_that_templates_expect(tokenizer: Tokenizer) -> None:
         "{{ bos_token }}{{ strftime_now('%Y') | length }}{% for m in messages %}{% if loop.index > 1 %}{% break %}"
         "{% endif %}\n  {% set x = m['content'] | tojson %}\n  {{- x }}{% endfor %}"
     )
-    ids = ChatTemplate(tokenizer, template).encode([*user("é"), *user("b")])
+    ids = JinjaChatTemplate(tokenizer, template).encode([*user("é"), *user("b")])
     assert tokenizer.decode(ids, skip_special_tokens=False) == '<|im_start|>4"é"'
 
 
@@ -90,7 +90,7 @@ def test_settings_that_templates_expect(tokenizer: Tokenizer) -> None:
 )
 def test_templates_that_fail_are_clear_errors(template: str, tokenizer: Tokenizer) -> None:
     with pytest.raises(QkvError, match="chat template cannot be rendered") as caught:
-        ChatTemplate(tokenizer, template).encode(user("a"))
+        JinjaChatTemplate(tokenizer, template).encode(user("a"))
     assert len(str(caught.value)) < 1000
 
 
@@ -110,15 +110,15 @@ def test_endless_and_huge_templates_are_stopped(
     monkeypatch.setattr(chat_template, "MAX_BYTES", 2**28)
     began = time.monotonic()
     with pytest.raises(QkvError, match="cannot be rendered"):
-        ChatTemplate(tokenizer, template).encode(user("a"))
+        JinjaChatTemplate(tokenizer, template).encode(user("a"))
     assert time.monotonic() - began < chat_template.MAX_WALL_SECONDS
 
 
 def test_the_plain_template_is_a_choice(tokenizer: Tokenizer) -> None:
     without = Tokenizer(tokenizer.backend)
     with pytest.raises(UsageError, match=r"no chat template.*plain"):
-        ChatTemplate(without)
-    ids = ChatTemplate(without, "plain").encode(user("Hello"))
+        JinjaChatTemplate(without)
+    ids = JinjaChatTemplate(without, "plain").encode(user("Hello"))
     assert without.decode(ids) == "User: Hello\nAssistant:"
 
 
@@ -128,4 +128,4 @@ def test_the_plain_template_is_a_choice(tokenizer: Tokenizer) -> None:
 )
 def test_messages_are_checked(message: object, words: str, tokenizer: Tokenizer) -> None:
     with pytest.raises(UsageError, match=words):
-        ChatTemplate(tokenizer).encode([message])  # type: ignore[list-item]
+        JinjaChatTemplate(tokenizer).encode([message])  # type: ignore[list-item]

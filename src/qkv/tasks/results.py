@@ -4,6 +4,7 @@ A result describes itself once: `summary` is one line, as `qkv run` prints it; `
 `marked_text` is a text with labelled spans. `str`, HTML and `repr` are made of these three.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
@@ -23,12 +24,12 @@ Span = tuple[int, int, str]  # first character, last character + 1, label
 Row = tuple[str, ...]
 
 
-class Result:
+class Result(ABC):
     """Base of all results. Its subclasses are frozen dataclasses."""
 
+    @abstractmethod
     def summary(self) -> str:
         """The result in one line."""
-        raise NotImplementedError
 
     def body(self) -> str:
         """The result as text, with its line breaks."""

@@ -32,7 +32,7 @@ MAX_BYTES = 2**29
 PRIVATE_CHARACTERS = range(0xF0000, 0xFFFFE)
 
 
-class ChatTemplate:
+class JinjaChatTemplate:
     """The chat template of a tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer, template: str | None = None) -> None:

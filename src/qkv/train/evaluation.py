@@ -151,7 +151,7 @@ class Evaluator:
                 if network is not None:
                     try:
                         with self.signals.use_mode("raise"), self.stepper.autocast():
-                            task = ValidationMetrics(self, self.task_metrics, network, progress.step)
+                            task = TimedMetrics(self, self.task_metrics, network, progress.step)
                             if plan is None:
                                 examples = task.plan(max(limit - seconds, limit / 2))
                             evaluation = task.evaluate(examples)
@@ -294,7 +294,7 @@ class ValidationLoss:
         return self.world.mean(seconds)
 
 
-class ValidationMetrics:
+class TimedMetrics:
     """The task's metrics, on all examples or on a sample."""
 
     def __init__(self, evaluator: Evaluator, metrics: TaskMetrics, network: Network, step: int) -> None:

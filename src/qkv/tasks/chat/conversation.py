@@ -13,7 +13,7 @@ from qkv.models.runtime.eval_mode import eval_mode
 from qkv.tasks.results import ChatReply
 from qkv.tasks.run.generate import make_generation_options
 from qkv.tasks.task import TextModel
-from qkv.text.chat_template import ChatTemplate, Message, check_message
+from qkv.text.chat_template import JinjaChatTemplate, Message, check_message
 
 log = logging.getLogger("qkv")
 
@@ -30,7 +30,7 @@ class Chat:
 
     def __init__(self, model: TextModel, template: str | None = None) -> None:
         self.model = model
-        self.template = ChatTemplate(model.tokenizer, template)
+        self.template = JinjaChatTemplate(model.tokenizer, template)
         self.network = self._add_end_token(model.network)
 
     def reply(

@@ -31,7 +31,7 @@ MAX_RETYPED_TOKENS = 8
 
 
 @dataclass
-class Hypothesis:
+class PartialCompletion:
     """A continuation during the search."""
 
     ids: list[int]
@@ -119,12 +119,12 @@ class Completer:
         self.cached_ids = list(ids)
         return promote_to_float32(next_logits(self.network, new, None, cache=self.cache, cross_cache=None))
 
-    def search(self, logits: Tensor, typed: bytes, width: int, max_tokens: int) -> list[Hypothesis]:
+    def search(self, logits: Tensor, typed: bytes, width: int, max_tokens: int) -> list[PartialCompletion]:
         """A beam search whose hypotheses begin with the bytes `typed`; the most likely first."""
         assert self.cache is not None
         cache = self.network.new_cache(1, self.cache.filled + max_tokens + MAX_RETYPED_TOKENS)
         copy_cache(self.cache, cache)
-        beams, finished = [Hypothesis([], b"", 0.0)], list[Hypothesis]()
+        beams, finished = [PartialCompletion([], b"", 0.0)], list[PartialCompletion]()
         for _ in range(max_tokens + MAX_RETYPED_TOKENS):
             grown = [
                 (row, new)
@@ -143,7 +143,9 @@ class Completer:
         found = [one for one in finished if one.spelled.startswith(typed)]
         return sorted(found, key=lambda one: -one.logprob)[:width]
 
-    def extend(self, beam: Hypothesis, logits: Tensor, typed: bytes, width: int, max_tokens: int) -> list[Hypothesis]:
+    def extend(
+        self, beam: PartialCompletion, logits: Tensor, typed: bytes, width: int, max_tokens: int
+    ) -> list[PartialCompletion]:
         """The most likely continuations of a hypothesis by one token."""
         rest = typed[len(beam.spelled) :]
         if rest:  # among the tokens that agree with what was typed
@@ -161,7 +163,7 @@ class Completer:
             ends = (
                 not text or b"\n" in spelled[len(typed) :] or num_new == max_tokens
             )  # a special token, such as EOS, has no text
-            extended.append(Hypothesis([*beam.ids, token], spelled, beam.logprob + logprob, num_new, ends))
+            extended.append(PartialCompletion([*beam.ids, token], spelled, beam.logprob + logprob, num_new, ends))
         return extended
 
     def matching_tokens(self, rest: bytes) -> list[int]:
