@@ -1,0 +1,223 @@
+"""What the rows share: reading compressed files, training a recipe, predictions, scores with bootstrap intervals."""
+
+import gzip
+import json
+import lzma
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import qkv
+from qkv.data.records import FileLocation, Record
+from qkv.tasks.evaluate import evaluate
+from qkv.tasks.metrics.bleu import BLEU_OPTIONS, transpose_references
+from qkv.tasks.task import Evaluation
+from qkv.tasks.train import open_recipe
+from qkv.tasks.train import train as train_recipe
+from qkv.train.recipe.values import format_value
+
+RESAMPLES = 1000
+QUICK_RECORDS = 48
+"""With --quick, the number of records of each file that are used."""
+QUICK_CHANGES = {
+    "train.steps": 3,
+    "train.epochs": 0,
+    "train.minutes": 0.0,
+    "train.batch_tokens": 1024,
+    "train.eval_every": 3,
+    "train.eval_examples": 4,
+    "train.save_every": 1,
+    "train.num_workers": 0,
+    "train.warmup": 1.0,
+    "train.compile": "no",
+}
+
+
+@dataclass
+class Settings:
+    """What the command line says about every training run."""
+
+    device: str = "auto"
+    changes: tuple[str, ...] = ()  # key=value for every recipe
+
+
+settings = Settings()
+
+
+def device() -> str:
+    """The device of this run: the one that was asked for, or a GPU if there is one."""
+    return ("cuda" if torch.cuda.is_available() else "cpu") if settings.device == "auto" else settings.device
+
+
+# -------------------------------------------------------------------- files
+
+
+def read_text(path: Path) -> str:
+    """The text of a file that may be compressed: `path`, `path`.gz or `path`.xz."""
+    openers: dict[str, Callable[..., Any]] = {"": open, ".gz": gzip.open, ".xz": lzma.open}
+    for suffix, opener in openers.items():
+        if (file := path.with_name(path.name + suffix)).exists():
+            with opener(file, "rt", encoding="utf-8", newline="\n") as stream:
+                text: str = stream.read()
+                return text
+    raise SystemExit(f"{path}: no such file, and none with .gz or .xz; give the folder of the data sets with --data")
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a file that may be compressed."""
+    return read_text(path).removesuffix("\n").split("\n")
+
+
+def read_jsonl(path: Path) -> list[Any]:
+    """The values of a file of JSON lines that may be compressed."""
+    return [json.loads(line) for line in read_lines(path)]
+
+
+def write_jsonl(path: Path, values: Iterable[Any]) -> Path:
+    """Write one JSON value per line, and return the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(value, ensure_ascii=False) + "\n" for value in values), encoding="utf-8")
+    return path
+
+
+def shorten(records: Sequence[Any], quick: bool) -> list[Any]:
+    """The records; with `quick`, only the first few."""
+    return list(records[:QUICK_RECORDS] if quick else records)
+
+
+# -------------------------------------------------------------------- training
+
+
+@dataclass
+class Trained:
+    """A finished training run."""
+
+    run: Path
+    steps: int
+    seconds: float
+    parameters: int
+    metrics: dict[str, float]  # on the validation data, at the end
+
+    def load(self) -> qkv.Model:
+        """The trained model, on the device of this run."""
+        return qkv.load(self.run, device=device())
+
+    def to_dict(self) -> dict[str, Any]:
+        """The facts of the run for the results."""
+        facts = {"parameters": self.parameters, "seconds": round(self.seconds, 1), "steps": self.steps}
+        return {**facts, "validation": self.metrics}
+
+
+def train(recipe: str, out: Path, changes: Mapping[str, Any], *, seed: int, quick: bool, name: str = "run") -> Trained:
+    """Train a recipe, given as TOML or as the name of a built-in recipe, in the folder out/name.
+
+    `changes` are keys of the recipe with dots, such as "data.train". An interrupted run is resumed.
+    """
+    file: str | Path = recipe
+    if "\n" in recipe:
+        file = out / f"{name}.toml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(recipe, encoding="utf-8")
+    fixed = {
+        "run": str(out / name),
+        "train.seed": seed,
+        "train.device": device(),
+        "data.cache": str(out / "data/cache"),
+    }
+    values = {**changes, **fixed, **(QUICK_CHANGES if quick else {})}
+    words = [f"{key}={_format(value)}" for key, value in values.items()]
+    words += [change for change in settings.changes if not quick]
+    opened = open_recipe(file, words)
+    if quick:  # a batch must hold one sequence
+        longest = opened.data.max_length + opened.data.max_source_length
+        words.append(f"train.batch_tokens={max(longest, QUICK_CHANGES['train.batch_tokens'])}")  # type: ignore[type-var]
+        opened = open_recipe(file, words)
+    result = train_recipe(opened)
+    end = result.run_end
+    parameters = sum(one.numel() for one in result.network.parameters())
+    return Trained(out / name, end.step, end.seconds, parameters, dict(end.metrics))
+
+
+def _format(value: Any) -> str:
+    return format_value(str(value) if isinstance(value, Path) else value)
+
+
+# -------------------------------------------------------------------- predictions
+
+
+def evaluate_records(trained: Trained, records: Sequence[Mapping[str, Any]], **options: Any) -> Evaluation:
+    """Evaluate a trained model as `qkv eval` does. The result has a sample for each record: the predictions."""
+    model = trained.load()
+    listed = [Record(dict(fields), FileLocation("test", number)) for number, fields in enumerate(records, 1)]
+    return evaluate(model.network, model.tokenizer, model.config, listed, max_samples=len(listed), **options)
+
+
+def text_losses(trained: Trained, texts: Sequence[str], **options: Any) -> list[dict[str, Any]]:
+    """The summed loss of each text in nats, and its number of predicted tokens and bytes, as `qkv eval` counts them."""
+    model, lines = trained.load(), []
+    for text in texts:
+        record = Record({"text": text}, FileLocation("test"))
+        found = evaluate(model.network, model.tokenizer, model.config, [record], max_samples=0, **options).metrics
+        num_bytes = len(text.encode())
+        nats = found["bits_per_byte"] * math.log(2) * num_bytes
+        lines.append({"text": text, "nats": nats, "tokens": round(nats / found["loss"]), "bytes": num_bytes})
+    return lines
+
+
+def generate(trained: Trained, records: Sequence[Mapping[str, Any]], **options: Any) -> list[dict[str, Any]]:
+    """A prediction for the `source` of each record, with its `target`. Options are those of an evaluation: beam, …"""
+    found = evaluate_records(trained, records, **{"batch_size": 256, "metrics": ["exact_match"], **options})
+    return [{"source": one.source, "prediction": one.prediction, "references": [one.expected]} for one in found.samples]
+
+
+def group_references(predictions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One line for each source, with all its references."""
+    grouped: dict[str, dict[str, Any]] = {}
+    for line in predictions:
+        kept = grouped.setdefault(line["source"], {**line, "references": []})
+        kept["references"] += line["references"]
+    return list(grouped.values())
+
+
+# -------------------------------------------------------------------- scores
+
+
+def interval(numerators: Sequence[float], denominators: Sequence[float] | None = None, scale: float = 1.0) -> Any:
+    """The ratio of two sums over the test examples, or a mean, with its 95 % bootstrap interval.
+
+    >>> interval([1, 0, 1, 1], scale=100)["value"]
+    75.0
+    """
+    top = np.asarray(numerators, np.float64)
+    bottom = np.ones_like(top) if denominators is None else np.asarray(denominators, np.float64)
+    rng = np.random.default_rng(0)
+    ratios = []
+    for _ in range(RESAMPLES):
+        chosen = rng.integers(0, len(top), len(top))
+        ratios.append(top[chosen].sum() / max(bottom[chosen].sum(), 1e-12))
+    low, high = np.percentile(ratios, [2.5, 97.5])
+    value = top.sum() / max(bottom.sum(), 1e-12)
+    return {"value": float(value * scale), "low": float(low * scale), "high": float(high * scale)}
+
+
+def exact_match(predictions: Sequence[Mapping[str, Any]]) -> Any:
+    """The percentage of predictions that equal one of their references, with its interval."""
+    return interval(
+        [line["prediction"].strip() in {r.strip() for r in line["references"]} for line in predictions], scale=100
+    )
+
+
+def corpus_score(metric: str, predictions: Sequence[Mapping[str, Any]]) -> Any:
+    """BLEU or chrF of a corpus, with its 95 % bootstrap interval as the sacrebleu library computes it."""
+    from sacrebleu.metrics import BLEU, CHRF
+
+    scorer = CHRF() if metric == "chrf" else BLEU(**BLEU_OPTIONS[metric])
+    references = transpose_references([line["references"] for line in predictions])
+    found = scorer.corpus_score([line["prediction"] for line in predictions], references, n_bootstrap=RESAMPLES)
+    bounds = found._mean - found._ci, found._mean + found._ci
+    return {"value": float(found.score), "low": float(bounds[0]), "high": float(bounds[1])}
