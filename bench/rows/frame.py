@@ -16,6 +16,7 @@ import qkv
 from qkv.data.records import FileLocation, Record
 from qkv.tasks.evaluate import evaluate
 from qkv.tasks.metrics.bleu import BLEU_OPTIONS, transpose_references
+from qkv.tasks.metrics.text import edit_distance
 from qkv.tasks.task import Evaluation
 from qkv.tasks.train import open_recipe
 from qkv.tasks.train import train as train_recipe
@@ -83,6 +84,19 @@ def write_jsonl(path: Path, values: Iterable[Any]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(value, ensure_ascii=False) + "\n" for value in values), encoding="utf-8")
     return path
+
+
+def write_parts(out: Path, name: str = "data", **parts: Iterable[Any]) -> dict[str, Any]:
+    """Write the records of parts, such as train=… and valid=…, and return the keys of a recipe that read them."""
+    return {f"data.{part}": write_jsonl(out / name / f"{part}.jsonl", records) for part, records in parts.items()}
+
+
+def hold_out(records: Sequence[Any], size: int) -> tuple[list[Any], list[Any]]:
+    """Split records at random, always in the same way: the rest, and at most `size` of them, or a tenth."""
+    order = np.random.default_rng(0).permutation(len(records))
+    size = min(size, len(records) // 10)
+    chosen = set(order[:size].tolist())
+    return [r for i, r in enumerate(records) if i not in chosen], [records[i] for i in sorted(chosen)]
 
 
 def shorten(records: Sequence[Any], quick: bool) -> list[Any]:
@@ -173,6 +187,18 @@ def generate(trained: Trained, records: Sequence[Mapping[str, Any]], **options: 
     """A prediction for the `source` of each record, with its `target`. Options are those of an evaluation: beam, …"""
     found = evaluate_records(trained, records, **{"batch_size": 256, "metrics": ["exact_match"], **options})
     return [{"source": one.source, "prediction": one.prediction, "references": [one.expected]} for one in found.samples]
+
+
+def edit_distance_rate(predictions: Sequence[Mapping[str, Any]]) -> Any:
+    """Edits in per cent of the words of the nearest reference, with the interval: the word or phoneme error rate."""
+    edits, lengths = [], []
+    for line in predictions:
+        predicted = line["prediction"].split()
+        each = [(edit_distance(predicted, words), len(words)) for words in (one.split() for one in line["references"])]
+        wrong, length = min(each, key=lambda pair: (pair[0] / max(pair[1], 1), -pair[1]))
+        edits.append(wrong)
+        lengths.append(length)
+    return interval(edits, lengths, scale=100)
 
 
 def group_references(predictions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

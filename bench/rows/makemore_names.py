@@ -58,11 +58,8 @@ def run(data: Path, out: Path, seed: int, quick: bool) -> dict[str, Any]:
     """Train on the names, and write the loss of each test name."""
     names = [name.strip() for name in frame.read_lines(data / "makemore_names/names.txt")]
     parts = split(frame.shorten([name for name in names if name], quick))
-    files = [
-        frame.write_jsonl(out / "data" / f"{part}.jsonl", ({"text": name} for name in part_names))
-        for part, part_names in zip(("train", "valid", "test"), parts, strict=True)
-    ]
-    changes = {"data.train": files[0], "data.valid": files[1]}
+    records = [[{"text": name} for name in part] for part in parts]
+    changes = frame.write_parts(out, train=records[0], valid=records[1])
     trained = frame.train(RECIPE, out, changes, seed=seed, quick=quick)
     frame.write_jsonl(out / "predictions.jsonl", frame.text_losses(trained, parts[2]))
     return trained.to_dict()
