@@ -98,7 +98,6 @@ class Engine:
         self._max_pending_steps = 1 if is_gpu else 0
         self._pending: deque[list[PendingTokens]] = deque()  # the forward passes of each step, the oldest step first
         self._changed: list[Request] = []  # the requests whose `on_change` is called at the end of the step
-        self._eos_token_ids = network.config.eos_token_ids
         self._arrivals: deque[Request] = deque()  # new requests; the next step moves them to the scheduler's queue
         self._cancelled: list[Request] = []  # requests to cancel; the next step removes them
         self._num_submitted = 0
@@ -108,10 +107,19 @@ class Engine:
 
     # ── Requests ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def submit(self, prompt: Sequence[int], options: GenerationOptions, on_change: OnChange | None = None) -> Request:
+    def submit(
+        self,
+        prompt: Sequence[int],
+        options: GenerationOptions,
+        on_change: OnChange | None = None,
+        *,
+        eos_token_ids: tuple[int, ...] | None = None,
+    ) -> Request:
         """Queue a request for a continuation of this prompt, and return immediately.
 
-        For an encoder-decoder, `prompt` is the source. Raises an error if the request needs more pages than there are.
+        For an encoder-decoder, `prompt` is the source. `eos_token_ids` replaces the end-of-sequence tokens of the
+        config, because a chat may end with another token than a text. Raises an error if the request needs more pages
+        than there are.
         """
         options.check(self.network.config)
         if options.beam > 1:
@@ -143,11 +151,12 @@ class Engine:
                 f"of {pool.page_size} tokens, and this engine has {pool.num_pages}; shorten the prompt, "
                 "lower max_tokens, or raise num_pages"
             )
-        bound = options.bind_constraint(self.tokenizer, self._eos_token_ids, len(tokens))
-        filters = make_filters(bound, self._eos_token_ids, len(tokens))
+        ends = config.eos_token_ids if eos_token_ids is None else eos_token_ids
+        filters = make_filters(options.bind_constraint(self.tokenizer, ends, len(tokens)), ends, len(tokens))
         request = Request(
             request_id=-1,
             options=options,
+            eos_token_ids=ends,
             tokens=tokens,
             source=None if source is None else tuple(source[0]),
             filters=filters,
@@ -314,7 +323,7 @@ class Engine:
             self._scheduler.share_full_pages(request, len(request.tokens) - 1)
         self.stats.generated_tokens += 1
         shown = unpack_alternatives(alternatives, options.logprobs) if options.logprobs else None
-        reason = sequence.append(token, logprob, options, self._eos_token_ids, shown)
+        reason = sequence.append(token, logprob, options, request.eos_token_ids, shown)
         if sequence.text or reason is not None:
             sequence.emit_text(options, request.queue_text, is_last=reason is not None)
         if reason is not None:

@@ -28,6 +28,7 @@ class Request:
 
     request_id: int  # counts up in the order of arrival
     options: GenerationOptions
+    eos_token_ids: tuple[int, ...]
     tokens: list[int]  # the prompt and the generated tokens
     source: tuple[int, ...] | None
     filters: list[LogitsProcessor]

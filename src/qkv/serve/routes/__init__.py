@@ -1,0 +1,1 @@
+"""The routes: OpenAI's API, qkv's own tasks, and operations."""

@@ -1,0 +1,298 @@
+"""The thread that runs the steps of an engine, and the requests that clients have there.
+
+The event loop only submits, cancels and reads. After a step, the thread notifies the event loop once for all requests
+that changed, so a client that reads slowly delays nobody.
+
+A forward pass that raises an error fails all requests of its batch, and one of them may be the reason. So each of them
+is submitted once more, one after the other: the reason fails again, alone, and the others finish. The second attempt
+generates the same tokens, because sampling has a seed, and clients receive only what they have not received yet.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, replace
+from threading import Lock, Thread
+from typing import Any
+
+from qkv.decode import Engine, GenerationOptions, GenerationResult, Request
+from qkv.errors import QkvError
+from qkv.serve.http.api_error import ApiError
+
+log = logging.getLogger("qkv.serve")
+
+IDLE_SECONDS = 0.2
+"""An idle thread looks this often whether it must end."""
+
+
+@dataclass(frozen=True)
+class TextChunk:
+    """New text of a generation, and the range of its new tokens."""
+
+    text: str
+    first_token: int
+    last_token: int  # one past the last
+
+
+class Generation:
+    """A text that an engine generates for a client."""
+
+    def __init__(
+        self,
+        thread: "EngineThread",
+        prompt: Sequence[int],
+        options: GenerationOptions,
+        eos_token_ids: tuple[int, ...] | None,
+    ) -> None:
+        if options.temperature > 0 and options.seed is None:
+            options = replace(options, seed=secrets.randbits(63))
+        self.prompt, self.options, self.eos_token_ids = prompt, options, eos_token_ids
+        self.engine: Engine | None = None
+        self.request: Request | None = None
+        self.outcome: GenerationResult | Exception | None = None
+        self.is_cancelled, self.num_attempts = False, 0
+        self.submitted_at, self.first_token_at = time.monotonic(), 0.0
+        self._thread, self.loop, self._changed = thread, asyncio.get_running_loop(), asyncio.Event()
+
+    async def chunks(self) -> AsyncIterator[TextChunk]:
+        """Yield new text and tokens as they come. Raises the error of a generation that fails.
+
+        If the reader stops early, the generation is cancelled.
+        """
+        num_chars = num_tokens = 0
+        try:
+            while True:
+                await self._changed.wait()
+                self._changed.clear()
+                outcome = self.outcome  # read before the text, so that the last text is not missed
+                if isinstance(outcome, Exception):
+                    raise outcome
+                if self.request is not None:
+                    sequence = self.request.sequence
+                    end, count = sequence.num_emitted_chars, len(sequence.ids)
+                    if end > num_chars or count > num_tokens:
+                        yield TextChunk(sequence.text[num_chars:end], num_tokens, count)
+                        num_chars, num_tokens = max(end, num_chars), max(count, num_tokens)
+                if outcome is not None:
+                    return
+        finally:
+            if self.outcome is None:
+                self.cancel()
+
+    async def result(self) -> GenerationResult:
+        """Wait for the whole text."""
+        async for _ in self.chunks():
+            pass
+        assert isinstance(self.outcome, GenerationResult)
+        return self.outcome
+
+    def cancel(self) -> None:
+        """Stop the generation. The next step of the engine frees its pages."""
+        self.is_cancelled = True
+        self._thread.cancel(self)
+
+    def notify(self) -> None:
+        """Wake the reader. Called in the event loop."""
+        self._changed.set()
+
+
+class EngineThread:
+    """Runs an engine. If a step raises an error that the engine does not handle, a new engine replaces it."""
+
+    def __init__(
+        self,
+        name: str,
+        make_engine: Callable[[], Engine],
+        *,
+        max_queue: int,
+        flush_seconds: float,
+        device_lock: AbstractContextManager[Any],
+    ) -> None:
+        self.name, self.max_queue, self.flush_seconds = name, max_queue, flush_seconds
+        self.engine: Engine = make_engine()
+        self.num_faults = 0
+        self._make_engine, self._device_lock = make_engine, device_lock
+        self._lock = Lock()  # protects `engine`, `_unfinished` and `_retries`
+        self._unfinished: set[Generation] = set()
+        self._retries: deque[Generation] = deque()
+        self._retried: Generation | None = None
+        self._changed: list[Generation] = []  # the generations that the last step has changed
+        self._to_notify: dict[Generation, None] = {}  # a set that keeps its order
+        self._flushed_at = 0.0
+        self._stopped = False
+        self._thread = Thread(target=self._work, name=f"engine {name}", daemon=True)
+        self._thread.start()
+
+    # ── For the event loop ───────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def num_unfinished(self) -> int:
+        """The number of generations that wait or run."""
+        return len(self._unfinished)
+
+    def check_room(self, count: int = 1) -> None:
+        """Raise a 429 if the queue has no room for this number of generations."""
+        if self._stopped:
+            raise dropped_error(self.name)
+        if len(self._unfinished) + count > self.max_queue:
+            raise ApiError(
+                429,
+                f"{len(self._unfinished)} generations of model {self.name!r} are unfinished, and max_queue = "
+                f"{self.max_queue}; try again later",
+                code="queue_full",
+                retry_after=1,
+            )
+
+    async def submit(
+        self, prompt: Sequence[int], options: GenerationOptions, eos_token_ids: tuple[int, ...] | None = None
+    ) -> Generation:
+        """Queue a generation. It runs in another thread for a moment, because a constraint has to be compiled."""
+        self.check_room()
+        generation = Generation(self, prompt, options, eos_token_ids)
+        with self._lock:
+            self._unfinished.add(generation)
+        try:
+            if options.constraint is None:
+                self._submit(generation)
+            else:
+                await asyncio.to_thread(self._submit, generation)
+        except BaseException:
+            self.cancel(generation)
+            raise
+        return generation
+
+    def cancel(self, generation: Generation) -> None:
+        """Stop a generation and free its place."""
+        generation.is_cancelled = True
+        with self._lock:
+            self._unfinished.discard(generation)
+            if generation.engine is not None and generation.request is not None:
+                generation.engine.cancel(generation.request)
+
+    def stop(self) -> None:
+        """End the thread. Unfinished generations fail."""
+        self._stopped = True
+        self._thread.join()
+
+    # ── In the thread ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _submit(self, generation: Generation) -> None:
+        """Submit a generation to the engine. If the engine is replaced at this moment, the new one gets it."""
+
+        def on_change(request: Request) -> None:
+            generation.request = request
+            self._changed.append(generation)
+
+        engine, generation.num_attempts = self.engine, generation.num_attempts + 1
+        request = engine.submit(
+            generation.prompt, generation.options, on_change, eos_token_ids=generation.eos_token_ids
+        )
+        with self._lock:
+            generation.engine, generation.request = engine, request
+            if generation.is_cancelled:
+                engine.cancel(request)
+            elif engine is not self.engine:
+                self._retries.append(generation)
+
+    def _work(self) -> None:
+        while not self._stopped:
+            if not self.engine.wait(IDLE_SECONDS) and not self._retries:
+                continue
+            has_work = True
+            try:
+                with self._device_lock:
+                    has_work = self.engine.step()
+            except Exception as error:
+                self._replace_engine(error)
+            self._handle_changes()
+            self._retry_next()
+            is_due = time.monotonic() - self._flushed_at >= self.flush_seconds
+            if is_due or not has_work or any(generation.outcome is not None for generation in self._to_notify):
+                self._flush()
+        with self._lock:
+            unfinished = list(self._unfinished)
+        for generation in unfinished:
+            self._finish(generation, dropped_error(self.name))
+        self._flush()
+
+    def _handle_changes(self) -> None:
+        """Note which of the changed generations have ended, and queue those for a retry that a fault has failed."""
+        changed, self._changed = self._changed, []
+        for generation in changed:
+            request = generation.request
+            assert request is not None
+            self._to_notify[generation] = None
+            if request.ids and not generation.first_token_at:
+                generation.first_token_at = time.monotonic()
+            if request.state == "done":
+                self._finish(generation, request.result)
+            elif request.state == "failed":
+                self._handle_failure(generation, request.error or RuntimeError("the engine failed"))
+
+    def _handle_failure(self, generation: Generation, error: Exception) -> None:
+        is_fault = not isinstance(error, QkvError)
+        if is_fault:
+            self.num_faults += 1
+            log.error("model %s: a forward pass failed: %r", self.name, error, exc_info=error)
+        if is_fault and generation.num_attempts == 1 and not generation.is_cancelled:
+            with self._lock:
+                self._retries.append(generation)
+        else:
+            self._finish(generation, error)
+
+    def _retry_next(self) -> None:
+        """Submit the next generation that a fault has failed, after the one before it has ended."""
+        while self._retries and (self._retried is None or self._retried not in self._unfinished):
+            with self._lock:
+                generation = self._retried = self._retries.popleft()
+            if not generation.is_cancelled:
+                try:
+                    self._submit(generation)
+                except Exception as error:
+                    self._finish(generation, error)
+
+    def _replace_engine(self, error: Exception) -> None:
+        """After a fault that the engine did not handle, its state is unknown: fail all its requests, and replace it."""
+        log.error("model %s: a step failed, and the engine is replaced: %r", self.name, error, exc_info=error)
+        with self._lock:
+            self._changed.clear()
+            unfinished = [g for g in self._unfinished if g not in self._retries and g.request is not None]
+            try:
+                self.engine = self._make_engine()
+            except Exception as second:
+                log.critical("model %s: no new engine can be made: %r", self.name, second)
+                self._stopped = True
+        for generation in unfinished:
+            self._handle_failure(generation, error)
+
+    def _finish(self, generation: Generation, outcome: GenerationResult | Exception | None) -> None:
+        generation.outcome = outcome
+        with self._lock:
+            self._unfinished.discard(generation)
+        self._to_notify[generation] = None
+
+    def _flush(self) -> None:
+        """Notify the event loop of all generations that changed since the last time."""
+        self._flushed_at = time.monotonic()
+        by_loop: dict[asyncio.AbstractEventLoop, list[Generation]] = {}
+        for generation in self._to_notify:
+            by_loop.setdefault(generation.loop, []).append(generation)
+        self._to_notify = {}
+        for loop, generations in by_loop.items():
+            with suppress(RuntimeError):  # the loop is closed: the server has stopped
+                loop.call_soon_threadsafe(notify_all, generations)
+
+
+def notify_all(generations: list[Generation]) -> None:
+    """Wake the readers of these generations."""
+    for generation in generations:
+        generation.notify()
+
+
+def dropped_error(name: str) -> ApiError:
+    """The error for requests of a model that was dropped."""
+    return ApiError(503, f"model {name!r} was dropped; load it again", code="model_dropped", retry_after=1)

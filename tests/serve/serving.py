@@ -1,0 +1,55 @@
+"""Servers for tests: an app in this process, or uvicorn in a thread with a real socket."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
+
+import qkv
+from qkv.serve.app import make_app
+from qkv.serve.settings import ServeSettings
+
+
+def settings(**changes: Any) -> ServeSettings:
+    """Settings whose log is nowhere."""
+    return ServeSettings(**{"log_file": Path("/dev/null"), "max_sequences": 8, **changes})
+
+
+@contextlib.contextmanager
+def client(models: Mapping[str, str | qkv.Model], **changes: Any) -> Iterator[TestClient]:
+    """A client of an app in this process."""
+    with TestClient(make_app(models, settings(**changes))) as opened:
+        yield opened
+
+
+@contextlib.contextmanager
+def served(models: Mapping[str, str | qkv.Model], **changes: Any) -> Iterator[tuple[str, Starlette]]:
+    """A server with a real socket. Yields its address and its app."""
+    app = make_app(models, settings(**changes))
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    wait_until(lambda: server.started)
+    address = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    wait_until(lambda: httpx.get(f"{address}/readyz").status_code == 200)
+    try:
+        yield address, app
+    finally:
+        server.should_exit = True
+        thread.join(timeout=20)
+        assert not thread.is_alive()
+
+
+def wait_until(is_true: Any, seconds: float = 20.0) -> None:
+    """Wait for a condition, or fail."""
+    deadline = time.monotonic() + seconds
+    while not is_true():
+        assert time.monotonic() < deadline, "the condition did not become true in time"
+        time.sleep(0.005)

@@ -1,0 +1,69 @@
+"""Health, metrics, models by name, and the OpenAPI document."""
+
+import json
+
+from chat_models import chat_model
+from serving import client
+from task_models import decoder
+
+
+def test_models_are_listed_dropped_and_loaded_by_name() -> None:
+    with client({"a": decoder(), "b": chat_model()}) as http:
+        listed = http.get("/v1/models").json()["data"]
+        assert [(one["id"], one["state"], one["task"]) for one in listed] == [
+            ("a", "loaded", "language"),
+            ("b", "loaded", "language"),
+        ]
+        assert http.post("/models/a/drop").json()["state"] == "dropped"
+        assert http.get("/v1/models/a").json()["state"] == "dropped"
+        assert http.get("/v1/models/b").json()["state"] == "loaded"
+        assert http.post("/models/a/load").json()["state"] == "loaded"
+        missing = http.post("/models/..%2f..%2fetc/load")
+        assert missing.status_code == 404
+        assert "/etc" not in missing.text
+
+
+def test_a_server_is_ready_once_a_model_is_loaded() -> None:
+    with client({"a": decoder()}) as http:
+        assert http.get("/readyz").status_code == 200
+        http.post("/models/a/drop")
+        refused = http.get("/readyz")
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"] == "1"
+        assert http.get("/healthz").json()["status"] == "ok"
+
+
+def test_metrics_count_requests_and_pages() -> None:
+    with client({"a": decoder()}) as http:
+        http.get("/healthz")
+        http.get("/nowhere")
+        text = http.get("/metrics").text
+    assert 'qkv_requests_total{path="/healthz",status="200"} 1' in text
+    assert 'qkv_requests_total{path="other",status="404"} 1' in text
+    assert 'qkv_pages{model="a",state="in use"} 0' in text
+
+
+def test_the_document_is_json_and_the_page_needs_no_network() -> None:
+    with client({"a": decoder()}) as http:
+        document, page = http.get("/openapi.json").json(), http.get("/docs").text
+    assert document["openapi"] == "3.1.0"
+    assert "/v1/models" in document["paths"]
+    for path in document["paths"]:
+        assert f"<code>{path}</code>" in page
+    assert "http://" not in page
+    assert "https://" not in page
+    assert "<script" not in page
+    references = [part.split('"')[0] for part in json.dumps(document).split("#/components/schemas/")[1:]]
+    assert set(references) <= set(document["components"]["schemas"])
+
+
+def test_pages_of_other_sites_and_other_host_names_are_refused() -> None:
+    with client({"a": decoder()}) as http:
+        assert http.get("/healthz", headers={"Host": "evil.example"}).status_code == 403
+        refused = http.post("/models/a/drop", headers={"Origin": "https://evil.example"})
+        assert refused.status_code == 403
+        assert http.get("/v1/models/a").json()["state"] == "loaded"
+        assert http.get("/healthz", headers={"Origin": "http://testserver"}).status_code == 200
+    with client({"a": decoder()}, cors_origins=("https://good.example",)) as http:
+        allowed = http.get("/healthz", headers={"Origin": "https://good.example"})
+        assert allowed.headers["access-control-allow-origin"] == "https://good.example"
