@@ -29,7 +29,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-SHARED_MODULES = ("__init__", "frame")
+SHARED_MODULES = ("__init__", "frame", "encoders")
 
 
 def list_modules() -> list[str]:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -59,3 +60,36 @@ def test_an_unknown_row_is_refused(published):
         published.expand(["makemore"])
     with pytest.raises(SystemExit, match="no such variant"):
         published.expand(["multi30k:klingon"])
+
+
+CLASSES = [{"part": "dev", "label": "1", "prediction": "1", "probability": 0.9}] * 3
+WRONG = {"part": "dev", "label": "0", "prediction": "1", "probability": 0.6}
+SCORED = {
+    "sst": ([*CLASSES, WRONG], "dev", 75.0),
+    "cola": ([*CLASSES, {**WRONG, "prediction": "0"}], "dev_matthews", 100.0),
+    "atis": ([{"tags": ["B-a", "I-a", "O"], "prediction": ["B-a", "O", "O"]}], "slot_f1", 0.0),
+    "ud_english_ewt": ([{"part": "dev", "tags": ["NOUN", "VERB"], "prediction": ["PROPN", "VERB"]}], "dev", 50.0),
+    "stsb": ([{"part": "dev", "score": i / 5, "prediction": i**3} for i in range(5)], "dev_spearman", 1.0),
+    "cranfield": ([{"part": "fused", "prediction": [3, 1], "relevant": [3, 4]}], "fused", 1 / (1 + 1 / math.log2(3))),
+    "squadshifts": (
+        [{"part": "reddit", "answers": ["a cat"], "prediction": "", "forced": "the cat"}],
+        "reddit, answerable, answer_exact_match",
+        100.0,
+    ),
+}
+
+
+@pytest.mark.parametrize("row", SCORED)
+def test_a_row_scores_its_predictions(published, row):
+    lines, name, value = SCORED[row]
+    module, _ = published.find_row(row)
+    assert module.score(lines)[name]["value"] == pytest.approx(value)
+
+
+def test_the_threshold_of_clinc150_rejects_requests_out_of_scope(published):
+    module, _ = published.find_row("clinc150")
+    inside = [{"label": "a", "prediction": "a", "probability": p} for p in (0.9, 0.8, 0.7)]
+    outside = [{"label": "oos", "prediction": "a", "probability": p} for p in (0.3, 0.2)]
+    scores = module.score([{**line, "part": part} for part in ("valid", "test") for line in [*inside, *outside]])
+    assert scores["threshold"] == 0.7
+    assert scores["out_of_scope_recall"]["value"] == scores["in_scope_with_threshold"]["value"] == 100.0

@@ -1,0 +1,85 @@
+"""Sentiment of sentences from film reviews (Stanford Sentiment Treebank).
+
+Data: sst/stsa.binary.*.txt and sst/stsa.fine.*.txt: 6,920 sentences with two classes, 8,544 with five. The phrases of
+the treebank are not used. A tenth of the training sentences is for validation; dev (872, 1,101) is only scored, and so
+is test (1,821, 2,210) if its file is there.
+Published: GLUE SST-2 test, trained on phrases as well: BERT-Tiny 83.2, BERT-Mini 85.9, BERT-Small 89.7 (README of
+github.com/google-research/bert).
+Goal: SST-2 dev at least 88 % from MiniLM, and at least 80 % from scratch.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from rows import encoders, frame
+
+VARIANTS = ("binary", "fine", "binary-scratch")
+
+SCRATCH = """
+[data]
+max_length = 128
+valid_fraction = 0.1
+
+[tokenizer]
+kind = "wordpiece"
+vocab_size = 16000
+lowercase = true
+
+[model]
+width = 256
+layers = 1
+dropout = 0.5
+head = {pool = "mean", dense = "none", dropout = 0.5}
+
+[objective]
+kind = "classification"
+label_smoothing = 0.1
+
+[train]
+steps = 1200
+batch_tokens = 1024
+lr = 1e-3
+weight_decay = 0.1
+decay_parameters = "all"
+ema_decay = 0.99
+eval_examples = 1000
+keep_checkpoints = 1
+final = "best"
+"""
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """The sentences of a file and their labels."""
+    pairs = [line.split(" ", 1) for line in frame.read_lines(path)]
+    return [{"text": text, "label": label} for label, text in pairs]
+
+
+def run(data: Path, out: Path, seed: int, quick: bool, variant: str) -> dict[str, Any]:
+    """Train on the sentences, and predict those of dev and test."""
+    name = variant.partition("-")[0]
+    parts = {
+        part: encoders.sample(read(file), quick)
+        for part in ("train", "dev", "test")
+        if (file := find(data, name, part))
+    }
+    changes = encoders.write_parts(out, {"train": parts.pop("train")}, quick)
+    if variant == "binary-scratch":
+        trained = frame.train(SCRATCH, out, changes, seed=seed, quick=quick)
+    else:
+        changes["model.from"] = encoders.find_minilm(data)
+        trained = frame.train(encoders.CLASSIFIER, out, changes, seed=seed, quick=quick)
+    model = trained.load()
+    lines = [line for part, records in parts.items() for line in encoders.classify(model, records, part)]
+    frame.write_jsonl(out / "predictions.jsonl", lines)
+    return trained.to_dict()
+
+
+def find(data: Path, name: str, part: str) -> Path | None:
+    """The file of a part; None for a test set that is not there."""
+    path = data / f"sst/stsa.{name}.{part}.txt"
+    return None if part == "test" and not list(path.parent.glob(path.name + "*")) else path
+
+
+def score(predictions: list[dict[str, Any]]) -> dict[str, Any]:
+    """The accuracy on each part."""
+    return {part: encoders.accuracy(lines) for part, lines in encoders.split_parts(predictions).items()}
