@@ -29,6 +29,7 @@ from qkv.store.huggingface import (
     replace_head,
     write_hf,
 )
+from qkv.store.int8_weights import quantize_rows
 from qkv.store.model_card import model_card
 from qkv.store.sentence_transformers import (
     SENTENCE_TRANSFORMERS_FILES,
@@ -284,12 +285,13 @@ def write_model(
     format: str = "qkv",
     *,
     facts: Mapping[str, str] | None = None,
+    int8: bool = False,
 ) -> str:
     """Write a model folder: a qkv folder, or one for transformers ("hf"), CTranslate2 or ONNX.
 
     Returns the name of the class that loads the folder, or of the ONNX files. `facts` are lines of a new model card:
-    data, scores, licence and more. All files are complete before the first one replaces an old one, so that a failure
-    leaves an old model intact.
+    data, scores, licence and more. `int8` stores the matrices of a qkv folder in int8 (`store/int8_weights.py`). All
+    files are complete before the first one replaces an old one, so that a failure leaves an old model intact.
     """
     if format not in FORMATS:
         raise UsageError(f"unknown format {format!r}; {suggest_name(format, FORMATS)}")
@@ -314,7 +316,7 @@ def write_model(
             if is_embedder:
                 write_sentence_transformers(staging, config)
         else:
-            write_weights(staging, parameters)
+            write_weights(staging, quantize_rows(parameters) if int8 else parameters)
             write_atomically(staging / "config.json", json.dumps(config.to_dict(), indent=2) + "\n")
         if facts is not None or not (folder / "README.md").exists():
             write_atomically(

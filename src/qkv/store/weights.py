@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from qkv.errors import QkvError
 from qkv.files import open_file, partial_path, publish_file, read_json_object, write_atomically
+from qkv.store.int8_weights import SCALE_SUFFIX, dequantize_rows
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -46,6 +47,7 @@ class Weights:
         self._files: dict[str, Any] = {}  # tensor name → the open file that contains it
         for path in _find_files(folder):
             self._open(path)
+        self._int8 = self._find_int8()
 
     def __contains__(self, name: str) -> bool:
         return name in self.shapes
@@ -60,6 +62,11 @@ class Weights:
         if self.shapes_only:
             return torch.empty(self.shapes[name], dtype=self.dtypes[name], device="meta")
         tensor: Tensor = self._files[name].get_tensor(name)
+        if name in self._int8:
+            try:
+                return dequantize_rows(name, tensor, self._int8[name].get_tensor(name + SCALE_SUFFIX))
+            except QkvError as error:
+                raise QkvError(f"{self.folder}: {error}") from None
         return tensor.clone()  # a copy, because safetensors returns a view of the mapped file
 
     @property
@@ -69,6 +76,16 @@ class Weights:
         for name, dtype in self.dtypes.items():
             sizes[dtype] = sizes.get(dtype, 0) + torch.Size(self.shapes[name]).numel()
         return max(sizes, key=lambda dtype: sizes[dtype], default=torch.float32)
+
+    def _find_int8(self) -> dict[str, Any]:
+        """Count matrices in int8 as float32, and hide their scales. Returns the open file of each one's scales."""
+        found: dict[str, Any] = {}
+        for name in [name for name, dtype in self._other_dtypes.items() if dtype == "I8"]:
+            scale = name + SCALE_SUFFIX
+            if scale in self.dtypes and len(self.shapes[name]) == 2 and self.shapes[scale] == self.shapes[name][:1]:
+                del self.shapes[scale], self.dtypes[scale], self._other_dtypes[name]
+                found[name], self.dtypes[name] = self._files[scale], torch.float32
+        return found
 
     def _open(self, path: Path) -> None:
         with open_file(path) as file:
