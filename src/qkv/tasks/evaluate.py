@@ -9,6 +9,7 @@ from qkv.data.objectives.table import OBJECTIVES
 from qkv.data.records import Record
 from qkv.errors import UsageError, shorten, suggest_name
 from qkv.models import Config, Network
+from qkv.tasks.metrics import confidence_intervals
 from qkv.tasks.run import answer, classify, embed, fill, language, tag, text_to_text
 from qkv.tasks.task import Evaluation, EvaluationOptions, Task, TextModel, require_tokenizer
 from qkv.text import Tokenizer
@@ -102,7 +103,8 @@ def evaluate(
         batch_size=chosen.batch_size or task.batch_size,
         max_samples=task.max_samples if chosen.max_samples is None else chosen.max_samples,
     )
-    return task.evaluate(TextModel(network, require_tokenizer(tokenizer), config), records, chosen)
+    found = task.evaluate(TextModel(network, require_tokenizer(tokenizer), config), records, chosen)
+    return replace(found, intervals=confidence_intervals(found.metrics, chosen.resamples))
 
 
 def main_metric(config: Config, records: Sequence[Record]) -> str:

@@ -8,6 +8,7 @@ from qkv.data.records import Record
 from qkv.errors import UsageError, suggest_name
 from qkv.models import Config, Network
 from qkv.progress import OnProgress
+from qkv.tasks.metrics import ClassReport, Interval
 from qkv.text import Tokenizer
 from qkv.train.watch import Sample
 
@@ -16,12 +17,14 @@ from qkv.train.watch import Sample
 class Evaluation:
     """The result of an evaluation: metrics, and some predictions."""
 
-    metrics: dict[str, float]
+    metrics: dict[str, float]  # each is a `Score`, unless it cannot be resampled
     samples: list[Sample]
     main_metric: str  # the metric that decides which model is better
     num_records: int = 0
     notes: tuple[str, ...] = ()  # what the user should know: records left out, texts truncated
     signatures: Mapping[str, str] = field(default_factory=dict)  # how a metric was computed, as sacreBLEU states it
+    report: ClassReport | None = None  # the scores of each class, and the confusion matrix
+    intervals: Mapping[str, Interval] = field(default_factory=dict)  # 95 % confidence intervals of metrics
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class EvaluationOptions:
     metrics: Sequence[str] = ()  # names of metrics; empty: the task's default
     max_samples: int | None = None  # number of predictions to show; None: the task's default
     progress: OnProgress | None = None
+    resamples: int = 0  # of the bootstrap, for confidence intervals; 0: none
     beam: int = 1  # text_to_text: number of beams
     max_tokens: int = 0  # text_to_text: maximum of new tokens; 0: derived from the longest target
     generation: Mapping[str, Any] = field(default_factory=dict)  # text_to_text: other fields of `GenerationOptions`

@@ -125,7 +125,7 @@ def is_better(
 def lower_is_better(metric: str) -> bool:
     """Return whether lower values of a metric are better.
 
-    >>> lower_is_better("loss"), lower_is_better("word_error"), lower_is_better("exact")
+    >>> lower_is_better("loss"), lower_is_better("word_error_rate"), lower_is_better("exact_match")
     (True, True, False)
     """
-    return any(word in metric for word in ("loss", "perplexity", "bits", "error"))
+    return metric == "ter" or any(word in metric for word in ("loss", "perplexity", "bits", "error"))

@@ -71,7 +71,7 @@ def test_entity_scores_by_hand() -> None:
     expected = ["B-PER I-PER O B-PER O", "B-LOC B-LOC"]
     scores = metrics.entity_scores([one.split() for one in said], [one.split() for one in expected])
     # Said 3 (PER, LOC, LOC), expected 4 (PER, PER, LOC, LOC), right 2.
-    assert scores == pytest.approx({"precision": 2 / 3, "recall": 2 / 4, "f1": 2 * 2 / 7})
+    assert scores == pytest.approx({"precision": 2 / 3, "recall": 2 / 4, "f1": 2 * 2 / 7, "strict_f1": 2 * 2 / 7})
 
 
 tags = st.lists(st.sampled_from(["O", "B-X", "I-X", "B-Y", "I-Y"]), min_size=1, max_size=12)

@@ -228,7 +228,10 @@ OBJECTIVES: dict[str, ObjectiveSpec] = {
         make_examples=seq2seq_examples,
         task="text_to_text",
         metrics={
-            "each": ("exact_match", "bleu", "bleu_lowercase", "tokenised_bleu", "sacrebleu", "chrf"),
+            "each": (
+                *("exact_match", "bleu", "bleu_lowercase", "tokenised_bleu", "sacrebleu", "chrf", "ter"),
+                *("rouge1", "rouge2", "rougeL"),
+            ),
             "best": ("exact_match_any", "word_error_rate"),
         },
     ),
@@ -373,7 +376,7 @@ OBJECTIVES: dict[str, ObjectiveSpec] = {
         ),
         make_examples=lambda setup, encoded: Tagging(encoded, setup.tokenizer, **setup.sequence_kwargs),
         task="tag",
-        metrics={"entities": ("f1", "precision", "recall", "accuracy"), "words": ("accuracy", "macro_f1")},
+        metrics={"entities": ("f1", "precision", "recall", "strict_f1", "accuracy"), "words": ("accuracy", "macro_f1")},
     ),
     # The span of a passage that answers a question.
     "question_answering": ObjectiveSpec(
@@ -395,7 +398,10 @@ OBJECTIVES: dict[str, ObjectiveSpec] = {
             encoded, setup.tokenizer, **setup.sequence_kwargs, overlap=setup.options.overlap
         ),
         task="answer",
-        metrics={"": ("f1", "exact_match")},
+        metrics={
+            "all": ("f1", "exact_match"),
+            "no_answer": ("has_answer_f1", "has_answer_exact_match", "no_answer_accuracy"),
+        },
     ),
     # Embeddings: texts that belong together come close.
     "contrastive": ObjectiveSpec(

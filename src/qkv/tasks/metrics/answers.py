@@ -9,6 +9,7 @@ import string
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from qkv.tasks.metrics.score import Score, mean_score
 from qkv.tasks.metrics.text import References
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -24,38 +25,34 @@ def normalized_words(text: str) -> list[str]:
     return ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split()
 
 
-def answer_exact_match(predictions: Sequence[str], references: References) -> float:
+def answer_exact_match(predictions: Sequence[str], references: References) -> Score:
     """The fraction of answers that equal one of their references.
 
     >>> answer_exact_match(["the Seine", ""], [["Seine", "river Seine"], []])
     1.0
     """
-    right = [
-        _best_reference_score(text, expected, lambda a, b: float(a == b))
-        for text, expected in zip(predictions, references, strict=True)
-    ]
-    return sum(right) / len(right) if right else 0.0
+    return _mean_of_best(predictions, references, lambda a, b: float(a == b))
 
 
-def answer_f1(predictions: Sequence[str], references: References) -> float:
+def answer_f1(predictions: Sequence[str], references: References) -> Score:
     """The mean F1 of the words of an answer, each compared with the best of its references.
 
     >>> answer_f1(["in Paris"], [["Paris, France", "Paris"]])
     0.6666666666666666
     """
-    scores = [
-        _best_reference_score(text, expected, _word_f1) for text, expected in zip(predictions, references, strict=True)
-    ]
-    return sum(scores) / len(scores) if scores else 0.0
+    return _mean_of_best(predictions, references, _word_f1)
 
 
-def _best_reference_score(
-    text: str, references: Sequence[str], compare: Callable[[list[str], list[str]], float]
-) -> float:
-    words = normalized_words(text)
-    # A reference without words after normalization does not count, unless all references are like that.
-    usable = [reference for reference in map(normalized_words, references) if reference] or [[]]
-    return max(compare(words, reference) for reference in usable)
+def _mean_of_best(
+    predictions: Sequence[str], references: References, compare: Callable[[list[str], list[str]], float]
+) -> Score:
+    best = []
+    for text, expected in zip(predictions, references, strict=True):
+        words = normalized_words(text)
+        # A reference without words after normalization does not count, unless all references are like that.
+        usable = [reference for reference in map(normalized_words, expected) if reference] or [[]]
+        best.append(max(compare(words, reference) for reference in usable))
+    return mean_score(best)
 
 
 def _word_f1(predicted: list[str], expected: list[str]) -> float:

@@ -1,4 +1,4 @@
-"""BLEU (Papineni et al. 2002) and chrF (Popović 2015) of a whole corpus, computed by the sacrebleu library.
+"""BLEU (Papineni et al. 2002), chrF (Popović 2015) and TER (Snover et al. 2006), computed by the sacrebleu library.
 
 Published BLEU scores differ in their tokenization, so each tokenization has a name:
 
@@ -17,6 +17,9 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
+import numpy as np
+
+from qkv.tasks.metrics.score import Score
 from qkv.tasks.metrics.text import References
 
 BLEU_OPTIONS: dict[str, dict[str, Any]] = {
@@ -27,41 +30,56 @@ BLEU_OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def bleu(predictions: Sequence[str], references: References) -> float:
+def bleu(predictions: Sequence[str], references: References) -> Score:
     """BLEU-4 on words as mteval-v13a splits them, case kept.
 
     >>> round(bleu(["The cat sat on the mat."], [["The cat sat on a mat."]]), 2)
     48.89
     """
-    return corpus_score("bleu", predictions, references)[0]
+    return corpus_score("bleu", predictions, references)
 
 
-def bleu_lowercase(predictions: Sequence[str], references: References) -> float:
+def bleu_lowercase(predictions: Sequence[str], references: References) -> Score:
     """`bleu` in lower case."""
-    return corpus_score("bleu_lowercase", predictions, references)[0]
+    return corpus_score("bleu_lowercase", predictions, references)
 
 
-def tokenised_bleu(predictions: Sequence[str], references: References) -> float:
+def tokenised_bleu(predictions: Sequence[str], references: References) -> Score:
     """BLEU-4 on the words between spaces, as multi-bleu.perl scores tokenised texts."""
-    return corpus_score("tokenised_bleu", predictions, references)[0]
+    return corpus_score("tokenised_bleu", predictions, references)
 
 
-def sacrebleu(predictions: Sequence[str], references: References) -> float:
+def sacrebleu(predictions: Sequence[str], references: References) -> Score:
     """BLEU as the sacrebleu library scores it by default."""
-    return corpus_score("sacrebleu", predictions, references)[0]
+    return corpus_score("sacrebleu", predictions, references)
 
 
-def chrf(predictions: Sequence[str], references: References) -> float:
+def chrf(predictions: Sequence[str], references: References) -> Score:
     """chrF, an F-score over characters, as the sacrebleu library scores it by default (chrF2)."""
-    return corpus_score("chrf", predictions, references)[0]
+    return corpus_score("chrf", predictions, references)
 
 
-def corpus_score(name: str, predictions: Sequence[str], references: References) -> tuple[float, str]:
-    """The score of a metric of this file, and sacreBLEU's signature of it."""
-    library: Any = import_module("sacrebleu.metrics")  # here, because `import qkv` should stay fast
-    metric = library.CHRF() if name == "chrf" else library.BLEU(**BLEU_OPTIONS[name])
-    score: float = metric.corpus_score(list(predictions), transpose_references(references)).score
-    return score, str(metric.get_signature())
+def ter(predictions: Sequence[str], references: References) -> Score:
+    """The translation edit rate: edits, including moved phrases, per 100 words of the references; lower is better.
+
+    >>> round(ter(["the cat sat on the mat"], [["the cat sat on a mat"]]), 2)      # one of six words
+    16.67
+    """
+    return corpus_score("ter", predictions, references)
+
+
+def corpus_score(name: str, predictions: Sequence[str], references: References) -> Score:
+    """The score of a metric of this file. Each text is a unit; its statistics, such as n-gram counts, can be summed."""
+    metric = _make_metric(name)
+    # The library has no public function that returns the statistics of each text.
+    statistics = metric._extract_corpus_statistics(list(predictions), transpose_references(references))
+    table = np.array(statistics, np.float64)
+
+    def weighted(weights: np.ndarray) -> float:
+        score: float = metric._compute_score_from_stats((weights @ table).tolist()).score
+        return score
+
+    return Score(len(table), weighted)
 
 
 def metric_signatures(names: Sequence[str]) -> dict[str, str]:
@@ -70,8 +88,19 @@ def metric_signatures(names: Sequence[str]) -> dict[str, str]:
     >>> metric_signatures(["exact_match", "chrf"])["chrf"].partition("|version")[0]
     'nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no'
     """
-    computed = [name for name in names if name in BLEU_OPTIONS or name == "chrf"]
-    return {name: corpus_score(name, ["a"], [["a"]])[1] for name in computed}
+    signatures = {}
+    for name in names:
+        if name in (*BLEU_OPTIONS, "chrf", "ter"):
+            metric = _make_metric(name)
+            metric.corpus_score(["a"], [["a"]])  # the signature needs the number of references
+            signatures[name] = str(metric.get_signature())
+    return signatures
+
+
+def _make_metric(name: str) -> Any:
+    library: Any = import_module("sacrebleu.metrics")  # here, because `import qkv` should stay fast
+    others = {"chrf": library.CHRF, "ter": library.TER}
+    return others[name]() if name in others else library.BLEU(**BLEU_OPTIONS[name])
 
 
 def transpose_references(references: References) -> list[list[str | None]]:

@@ -1,17 +1,26 @@
 """Entities in tagged words: an entity counts only if its whole span and its type are right, as in CoNLL's conlleval.
 
 Tags are `O`, or a prefix and a type: `B-PER` begins an entity and `I-PER` continues it. Some data sets also have `E-`
-(or `L-`) for the last word of an entity and `S-` (or `U-`) for an entity of one word. An `I-` that does
-not follow an entity of its type begins an entity, as if it were `B-`. conlleval does the same; for a weak model this
-rule changes F1 by a few points.
+(or `L-`) for the last word of an entity and `S-` (or `U-`) for an entity of one word.
+
+Models also predict tags in an impossible order, such as an `I-` that does not follow an entity of its type. There are
+two ways to count them, and for a weak model they differ by a few points of F1:
+
+    default    such an `I-` begins an entity, as if it were `B-`: CoNLL's conlleval, and seqeval's default
+    strict     only entities whose tags follow the scheme (IOB2, IOBES or BILOU) count: seqeval with mode="strict"
 """
 
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
+
+from qkv.tasks.metrics.class_counts import ClassCounts
+from qkv.tasks.metrics.score import Score
 
 Entity = tuple[int, int, str]  # index of the first word, index one past the last word, type
 
 PREFIXES = "BIESLU"
 BEGIN_PREFIXES, END_PREFIXES = "BSU", "ESLU"
+SINGLE_PREFIXES = "SU"
 
 
 def is_entity_tagging(tags: Iterable[str]) -> bool:
@@ -22,6 +31,11 @@ def is_entity_tagging(tags: Iterable[str]) -> bool:
     """
     marked = [tag for tag in tags if tag != "O"]
     return bool(marked) and all(len(tag) > 2 and tag[0] in PREFIXES and tag[1] == "-" for tag in marked)
+
+
+def has_end_prefixes(tags: Iterable[str]) -> bool:
+    """Whether the tags mark the last word of an entity (IOBES, BILOU), so that an entity without it is incomplete."""
+    return any(tag[0] in END_PREFIXES and tag[1:2] == "-" for tag in tags)
 
 
 def extract_entities(tags: Sequence[str]) -> list[Entity]:
@@ -49,23 +63,50 @@ def extract_entities(tags: Sequence[str]) -> list[Entity]:
     return found
 
 
-def entity_scores(predictions: Sequence[Sequence[str]], expected: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Precision, recall and F1 of the entities of all sentences. An entity is right if its span and its type are right.
+def extract_strict_entities(tags: Sequence[str], marks_ends: bool) -> list[Entity]:
+    """The entities of a sentence whose tags follow the scheme. With `marks_ends`, an entity needs an end tag.
+
+    >>> extract_strict_entities(["B-PER", "I-PER", "O", "I-LOC", "B-LOC"], marks_ends=False)
+    [(0, 2, 'PER'), (4, 5, 'LOC')]
+    """
+    found: list[Entity] = []
+    for begin, end, kind in extract_entities(tags):
+        first, last = tags[begin][0], tags[end - 1][0]
+        if marks_ends and end - begin == 1:
+            follows_scheme = first in SINGLE_PREFIXES
+        else:
+            follows_scheme = first == "B" and (last in END_PREFIXES or not marks_ends)
+        if follows_scheme:
+            found.append((begin, end, kind))
+    return found
+
+
+def entity_counts(
+    predictions: Sequence[Sequence[str]], expected: Sequence[Sequence[str]], *, strict: bool = False
+) -> ClassCounts:
+    """The counts of each type of entity; `strict` is explained at the top of this file."""
+    for number, (tags, wanted) in enumerate(zip(predictions, expected, strict=True), 1):
+        if len(tags) != len(wanted):
+            raise ValueError(f"sentence {number}: {len(tags)} predicted tags, but {len(wanted)} expected tags")
+    if not strict:
+        return ClassCounts(
+            list(map(extract_entities, predictions)), list(map(extract_entities, expected)), itemgetter(2)
+        )
+    marks_ends = has_end_prefixes(tag for tags in (*expected, *predictions) for tag in tags)
+    sides = [[extract_strict_entities(tags, marks_ends) for tags in side] for side in (predictions, expected)]
+    return ClassCounts(*sides, itemgetter(2))
+
+
+def entity_scores(predictions: Sequence[Sequence[str]], expected: Sequence[Sequence[str]]) -> dict[str, Score]:
+    """Precision, recall and F1 of the entities of all sentences, and F1 as seqeval counts it with mode="strict".
 
     >>> entity_scores([["B-PER", "O", "B-LOC"]], [["B-PER", "I-PER", "O"]])["f1"]
     0.0
     """
-    right = num_predicted = num_expected = 0
-    for number, (tags, wanted) in enumerate(zip(predictions, expected, strict=True), 1):
-        if len(tags) != len(wanted):
-            raise ValueError(f"sentence {number}: {len(tags)} predicted tags, but {len(wanted)} expected tags")
-        ours, theirs = set(extract_entities(tags)), set(extract_entities(wanted))
-        right += len(ours & theirs)
-        num_predicted += len(ours)
-        num_expected += len(theirs)
-    total = num_predicted + num_expected
+    counts = entity_counts(predictions, expected)
     return {
-        "f1": 2 * right / total if total else 0.0,
-        "precision": right / num_predicted if num_predicted else 0.0,
-        "recall": right / num_expected if num_expected else 0.0,
+        "f1": counts.micro_f1(),
+        "precision": counts.precision(),
+        "recall": counts.recall(),
+        "strict_f1": entity_counts(predictions, expected, strict=True).micro_f1(),
     }

@@ -5,23 +5,23 @@ A text may have several references; it is compared with the best one.
 
 from collections.abc import Hashable, Sequence
 
+from qkv.tasks.metrics.score import Score, mean_score, ratio_score
+
 References = Sequence[Sequence[str]]
 """The references of each text."""
 
 
-def exact_match(predictions: Sequence[str], references: References) -> float:
+def exact_match(predictions: Sequence[str], references: References) -> Score:
     """The fraction of texts that equal one of their references; spaces around a text are ignored.
 
     >>> exact_match(["2021-05-04", "2021-05-05"], [["2021-05-04"], ["2021-05-06"]])
     0.5
     """
-    right = sum(
-        text.strip() in {one.strip() for one in several} for text, several in zip(predictions, references, strict=True)
-    )
-    return right / len(predictions) if predictions else 0.0
+    pairs = zip(predictions, references, strict=True)
+    return mean_score([float(text.strip() in {one.strip() for one in several}) for text, several in pairs])
 
 
-def word_error_rate(predictions: Sequence[str], references: References) -> float:
+def word_error_rate(predictions: Sequence[str], references: References) -> Score:
     """The number of inserted, deleted or replaced words, divided by the number of words of the references.
 
     Each text is compared with its nearest reference. The rate exceeds 1 if texts are much too long.
@@ -29,13 +29,14 @@ def word_error_rate(predictions: Sequence[str], references: References) -> float
     >>> word_error_rate(["EY T R", "B IY"], [["EY T R AH", "AE T R AH"], ["B IY"]])
     0.16666666666666666
     """
-    errors = total = 0
+    errors, lengths = [], []
     for text, several in zip(predictions, references, strict=True):
         predicted = text.split()
         counted = [(edit_distance(predicted, words), len(words)) for words in (one.split() for one in several)]
         wrong, length = min(counted, key=lambda pair: (pair[0] / max(pair[1], 1), -pair[1]))
-        errors, total = errors + wrong, total + length
-    return errors / max(total, 1)
+        errors.append(wrong)
+        lengths.append(length)
+    return ratio_score(errors, lengths if any(lengths) else [1] * len(lengths))
 
 
 def edit_distance(one: Sequence[Hashable], two: Sequence[Hashable]) -> int:

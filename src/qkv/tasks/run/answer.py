@@ -28,7 +28,7 @@ from qkv.tasks.task import Evaluation, EvaluationOptions, TextModel, check_top, 
 from qkv.text.words import include_marks
 from qkv.train.watch import Sample
 
-METRICS = OBJECTIVES["question_answering"].metrics[""]
+METRICS = OBJECTIVES["question_answering"].metrics
 MAX_ANSWER_TOKENS = 30
 MAX_QUESTION_TOKENS = 64  # or a quarter of the model's positions, if that is less
 WINDOW_OVERLAP_TOKENS = 128  # or a quarter of the model's positions, if that is less
@@ -66,14 +66,16 @@ def run(
 
 
 def available_metrics(config: Config, records: Sequence[Record]) -> tuple[str, ...]:
-    """The metrics, the main one first."""
-    return METRICS
+    """The metrics, the main one first; some only if there are questions with and without an answer."""
+    has_answer = {bool(record.fields["answers"]) for record in records if isinstance(record.fields["answers"], list)}
+    return METRICS["all"] + (METRICS["no_answer"] if len(has_answer) == 2 else ())
 
 
 def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOptions) -> Evaluation:
     """SQuAD's exact match and F1 against the best of each question's answers."""
     records, notes = select_usable(records, question=str, context=str, answers=list)
-    names = select_metrics(options.metrics, METRICS, METRICS)
+    usual = available_metrics(model.config, records)
+    names = select_metrics(options.metrics, usual, usual)
     no_answer = options.no_answer
     if no_answer is None:
         no_answer = any(not record.fields["answers"] for record in records)
@@ -85,10 +87,7 @@ def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOpt
         notes.append(f"{problems.num_invalid:,} questions could not be encoded, and count as having no answer")
     predictions = [answer.text for answer in answers]
     references = [[str(text) for text in record.fields["answers"]] for record in records]
-    scores = {
-        "f1": metrics.answer_f1(predictions, references),
-        "exact_match": metrics.answer_exact_match(predictions, references),
-    }
+    scores = answer_scores(predictions, references)
     samples = [
         Sample(
             record.fields["question"],
@@ -98,7 +97,25 @@ def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOpt
         )
         for record, text, several in list(zip(records, predictions, references, strict=True))[: options.max_samples]
     ]
-    return Evaluation({name: scores[name] for name in names}, samples, names[0], len(records), tuple(notes))
+    chosen: dict[str, float] = {name: scores[name] for name in names}
+    return Evaluation(chosen, samples, names[0], len(records), tuple(notes))
+
+
+def answer_scores(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, metrics.Score]:
+    """SQuAD's F1 and exact match; SQuAD 2.0's of the questions with an answer; and how often "no answer" is right."""
+    scores = {
+        "f1": metrics.answer_f1(predictions, references),
+        "exact_match": metrics.answer_exact_match(predictions, references),
+    }
+    asked = {True: ([], []), False: ([], [])}  # by whether there is an answer
+    for text, several in zip(predictions, references, strict=True):
+        asked[bool(several)][0].append(text)
+        asked[bool(several)][1].append(several)
+    return scores | {
+        "has_answer_f1": metrics.answer_f1(*asked[True]),
+        "has_answer_exact_match": metrics.answer_exact_match(*asked[True]),
+        "no_answer_accuracy": metrics.answer_exact_match(*asked[False]),
+    }
 
 
 def find_answers(

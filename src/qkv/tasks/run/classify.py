@@ -133,12 +133,14 @@ def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOpt
     if is_regression:
         predicted_scores = logits[:, 0].tolist()
         scores = {name: getattr(metrics, name)(predicted_scores, target_scores) for name in names}
+        report = None
         predictions, targets = [f"{one:.3g}" for one in predicted_scores], [f"{one:.3g}" for one in target_scores]
     elif config.head.multi_label:
         predicted_labels = [make_prediction(config, row).labels for row in logits]  # type: ignore[union-attr]
         target_labels = [record_labels(record) for record in records]
         every_score = metrics.label_set_scores(predicted_labels, target_labels)
         scores = {name: every_score[name] for name in names}
+        report = metrics.make_report(metrics.ClassCounts(predicted_labels, target_labels))
         predictions, targets = (
             [", ".join(sorted(labels)) or "(none)" for labels in side] for side in (predicted_labels, target_labels)
         )
@@ -155,11 +157,13 @@ def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOpt
         if unknown:
             notes.append(f"labels that the model does not have, counted as wrong: {format_names(unknown)}")
         scores = {name: getattr(metrics, name)(predictions, targets) for name in names}
+        counts = metrics.label_counts(predictions, targets)
+        report = metrics.make_report(counts, zip(predictions, targets, strict=True))
     samples = [
         Sample(" ‖ ".join(_as_tuple(text)), prediction, target, model_input="\t".join(_as_tuple(text)))
         for text, prediction, target in list(zip(texts, predictions, targets, strict=True))[: options.max_samples]
     ]
-    return Evaluation(scores, samples, names[0], len(records), tuple(notes))
+    return Evaluation(scores, samples, names[0], len(records), tuple(notes), report=report)
 
 
 def select_scored(records: Sequence[Record], notes: list[str]) -> tuple[list[Record], list[float]]:

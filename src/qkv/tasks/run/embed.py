@@ -82,8 +82,8 @@ def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOpt
         partner = torch.tensor([number[text] for text in second_texts])
         rank, nearest = rank_partners(first, vectors[[index[text] for text in candidates]], partner)
         both = {
-            "retrieval_accuracy": float((rank == 1).double().mean()),
-            "mean_reciprocal_rank": float((1 / rank.double()).mean()),
+            "retrieval_accuracy": metrics.mean_score((rank == 1).double().numpy()),
+            "mean_reciprocal_rank": metrics.mean_score((1 / rank.double()).numpy()),
         }
         scores = {name: both[name] for name in names}
         samples = [Sample(first_texts[i], candidates[int(nearest[i])], second_texts[i]) for i in shown]

@@ -20,6 +20,7 @@ from qkv.progress import OnProgress
 from qkv.tasks import metrics
 from qkv.tasks.results import FilledText
 from qkv.tasks.run.example_batches import ExampleBatches, batches, max_sequence_length
+from qkv.tasks.run.language import sampling_units
 from qkv.tasks.task import Evaluation, EvaluationOptions, TextModel, check_top, select_metrics, select_usable
 from qkv.text import Tokenizer
 from qkv.train.watch import Sample
@@ -108,31 +109,35 @@ def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOpt
         raise QkvError(f"none of the {len(records):,} records has a token to mask: {reason}; give other texts")
     examples = objective.build(np.arange(num_windows), MASKING_RNG)
     batched = ExampleBatches(model.network, examples, objective.pad_token_id)
-    num_right = num_masked = 0
-    nats = 0.0
+    num_masked = np.array([len(_masked_ids(batched, i)) for i in range(num_windows)], np.int64)
+    num_right, nats = np.zeros(num_windows), np.zeros(num_windows)
     shown: dict[int, list[int]] = {}  # the predictions of the first examples
     with eval_mode(model.network):
         for chosen in batches(examples.lengths, options.batch_size, options.progress):
+            owner = np.repeat(chosen, num_masked[chosen])  # the window of each masked token of the batch
             predictions: list[int] = []
             for logits, labels in batched.labelled_logits(chosen):
+                owners = owner[len(predictions) : len(predictions) + len(labels)]
                 best = logits.argmax(-1)
-                num_right += int((best == labels).sum())
-                num_masked += len(labels)
-                nats += float(F.cross_entropy(logits, labels, reduction="none").cpu().double().sum())
+                np.add.at(num_right, owners, (best == labels).cpu().numpy())
+                np.add.at(nats, owners, F.cross_entropy(logits, labels, reduction="none").cpu().double().numpy())
                 predictions += best.tolist()
-            start = 0
             for i in chosen:
-                end = start + len(_masked_ids(batched, i))
                 if i < (options.max_samples or 0):
-                    shown[i] = predictions[start:end]
-                start = end
-    loss = nats / max(num_masked, 1)
-    accuracy = num_right / max(num_masked, 1)
-    scores = {"masked_accuracy": accuracy, "loss": loss, "perplexity": metrics.perplexity(loss)}
+                    shown[i] = [token for token, window in zip(predictions, owner, strict=True) if window == i]
+    units = sampling_units(objective.windows.locate(np.arange(num_windows), MASKING_RNG)[0])
+    unit_right, unit_nats, unit_masked = (np.bincount(units, side) for side in (num_right, nats, num_masked))
+    loss = metrics.ratio_score(unit_nats, unit_masked)
+    scores = {
+        "masked_accuracy": metrics.ratio_score(unit_right, unit_masked),
+        "loss": loss,
+        "perplexity": metrics.Score(len(unit_nats), lambda weights: metrics.perplexity(loss.weighted(weights))),
+    }
     if objective.tally.split:
         notes.append(f"{objective.tally.split:,} texts were read in windows of {objective.capacity[0]:,} tokens")
     samples = [_make_sample(tokenizer, batched, i, shown[i]) for i in sorted(shown)]
-    return Evaluation({name: scores[name] for name in names}, samples, names[0], len(usable), tuple(notes))
+    chosen_scores: dict[str, float] = {name: scores[name] for name in names}
+    return Evaluation(chosen_scores, samples, names[0], len(usable), tuple(notes))
 
 
 def _masked_ids(batched: ExampleBatches, i: int) -> list[int]:

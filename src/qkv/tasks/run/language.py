@@ -3,17 +3,20 @@
 A text is laid out as in training (`CausalLM`): BOS, its tokens, EOS. A long text is split into consecutive windows, so
 that every token is predicted exactly once; the first tokens of a window do not see the window before. In a chat (a
 record with `messages` instead of `text`), only the answers of the assistant are evaluated.
+
+W windows
 """
 
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from torch.nn import functional as F
 
 from qkv.data.cache.examples import InMemoryExamples
 from qkv.data.encode.chat import ChatTemplate, EncodeChat
 from qkv.data.encode.encoders import EncodeText
-from qkv.data.objectives import CausalLM, FlatExamples
+from qkv.data.objectives import IGNORE_INDEX, CausalLM, FlatExamples
 from qkv.data.objectives.table import OBJECTIVES
 from qkv.data.problems import InvalidRecord, Problems
 from qkv.data.records import Record
@@ -33,6 +36,7 @@ from qkv.train.watch import Sample
 run = text_to_text.run
 METRICS = OBJECTIVES["causal_lm"].metrics[""]
 MAX_WINDOW_TOKENS = 2048  # limits the windows of models with more positions
+MIN_DOCUMENTS = 30  # with fewer documents, confidence intervals are over windows
 SAMPLE_TOKENS = 32  # maximum tokens of a sample's prompt, and of its continuation
 
 
@@ -63,19 +67,16 @@ def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOpt
         raise QkvError(
             "the texts are too short: a token is predicted from the one before it; give texts of 2 tokens or more"
         )
-    windows = objective.build(np.arange(num_windows), EpochRng(0))
-    nats, num_tokens = total_loss(model.network, windows, objective.pad_token_id, options.batch_size, options.progress)
-    text = "".join(map(evaluated_text, records))
-    scores = {
-        "loss": nats / num_tokens,
-        "perplexity": metrics.perplexity(nats / num_tokens),
-        "bits_per_character": metrics.bits_per_unit(nats, len(text)),
-        "bits_per_byte": metrics.bits_per_unit(nats, len(text.encode("utf-8", "surrogatepass"))),
-    }
+    numbers = np.arange(num_windows)
+    windows = objective.build(numbers, EpochRng(0))
+    nats, tokens = window_losses(model.network, windows, objective.pad_token_id, options.batch_size, options.progress)
+    texts = list(map(evaluated_text, records))
+    scores = loss_scores(nats, tokens, objective.windows.locate(numbers, EpochRng(0))[0], texts)
     if objective.tally.split:
         notes.append(f"{objective.tally.split:,} texts were read in windows of {objective.capacity[0]:,} tokens")
     samples = sample_continuations(model, records[: options.max_samples])
-    return Evaluation({name: scores[name] for name in names}, samples, names[0], len(records), tuple(notes))
+    chosen: dict[str, float] = {name: scores[name] for name in names}
+    return Evaluation(chosen, samples, names[0], len(records), tuple(notes))
 
 
 def encode_records(
@@ -103,18 +104,57 @@ def evaluated_text(record: Record) -> str:
     return "".join(turn["content"] for turn in record.fields["messages"] if turn["role"] == ChatTemplate.assistant_role)
 
 
-def total_loss(
+def window_losses(
     network: Network, examples: FlatExamples, pad_token_id: int, batch_size: int, progress: OnProgress | None = None
-) -> tuple[float, int]:
-    """The summed loss of all labels in nats, and their number."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """The summed loss of each window's labels in nats (W,), and their number (W,)."""
     batched = ExampleBatches(network, examples, pad_token_id)
-    total, count = 0.0, 0
+    assert batched.labels is not None
+    num_labels = np.array([(labels != IGNORE_INDEX).sum() for labels in batched.labels], np.int64)
+    nats = np.zeros(len(num_labels))
     with eval_mode(network):
         for chosen in batches(examples.lengths, batch_size, progress):
-            for logits, labels in batched.labelled_logits(chosen):
-                total += float(F.cross_entropy(logits, labels, reduction="none").cpu().double().sum())
-                count += len(labels)
-    return total, count
+            losses = [
+                F.cross_entropy(logits, labels, reduction="none").cpu().double()
+                for logits, labels in batched.labelled_logits(chosen)
+            ]
+            np.add.at(nats, np.repeat(chosen, num_labels[chosen]), torch.cat(losses).numpy())
+    return nats, num_labels
+
+
+def loss_scores(
+    nats: np.ndarray, tokens: np.ndarray, documents: np.ndarray, texts: Sequence[str]
+) -> dict[str, metrics.Score]:
+    """Loss, perplexity and bits from the loss, the tokens and the document number of each window, (W,) each."""
+    units = sampling_units(documents)
+
+    def split_size(sizes: np.ndarray) -> np.ndarray:
+        """The size of each window: that of its document, in proportion to its tokens. The sum is that of all texts."""
+        split = sizes[documents] * tokens / np.maximum(np.bincount(documents, tokens)[documents], 1)
+        return split * (sizes.sum() / max(split.sum(), 1))
+
+    chars = split_size(np.array([len(text) for text in texts]))
+    num_bytes = split_size(np.array([len(text.encode("utf-8", "surrogatepass")) for text in texts]))
+    unit_nats, unit_tokens, unit_chars, unit_bytes = (
+        np.bincount(units, values) for values in (nats, tokens, chars, num_bytes)
+    )
+    loss = metrics.ratio_score(unit_nats, unit_tokens)
+
+    def bits_per(unit_sizes: np.ndarray) -> metrics.Score:
+        return metrics.Score(len(unit_nats), lambda w: metrics.bits_per_unit(w @ unit_nats, w @ unit_sizes))
+
+    return {
+        "loss": loss,
+        "perplexity": metrics.Score(len(unit_nats), lambda weights: metrics.perplexity(loss.weighted(weights))),
+        "bits_per_character": bits_per(unit_chars),
+        "bits_per_byte": bits_per(unit_bytes),
+    }
+
+
+def sampling_units(documents: np.ndarray) -> np.ndarray:
+    """The unit of each window (W,) that the bootstrap resamples: its document, or itself if documents are few."""
+    distinct, units = np.unique(documents, return_inverse=True)
+    return units if len(distinct) >= MIN_DOCUMENTS else np.arange(len(documents))
 
 
 def sample_continuations(model: TextModel, records: Sequence[Record]) -> list[Sample]:

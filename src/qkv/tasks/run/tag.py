@@ -1,7 +1,8 @@
 """Tag: predict a class for each word of a text (names of people and places, parts of speech)."""
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
+from operator import itemgetter
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from qkv.models import Config
 from qkv.models.runtime.eval_mode import eval_mode
 from qkv.progress import OnProgress
 from qkv.tasks import metrics
+from qkv.tasks.metrics.report import NO_CLASS
 from qkv.tasks.results import TaggedEntity, TaggedText, TaggedWord
 from qkv.tasks.run.classify import class_names, format_names
 from qkv.tasks.run.example_batches import ExampleBatches, at_least_float32, batches, max_sequence_length
@@ -101,18 +103,35 @@ def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOpt
     names = select_metrics(options.metrics, available_metrics(model.config, aligned), usual)
     answers = predict_tags(model, sentences, options.batch_size, options.progress, notes)
     predictions = [[tag for tag, _ in tags] for tags in answers]
-    flat_predictions, flat_targets = ([tag for tags in side for tag in tags] for side in (predictions, targets))
-    scores = {
-        "accuracy": metrics.accuracy(flat_predictions, flat_targets),
-        "macro_f1": metrics.macro_f1(flat_predictions, flat_targets),
-    }
+    numbered = [[list(enumerate(tags)) for tags in side] for side in (predictions, targets)]
+    tag_counts = metrics.ClassCounts(*numbered, itemgetter(1))
+    scores = {"accuracy": tag_counts.precision(), "macro_f1": tag_counts.macro_f1()}
     if has_entities:
         scores |= metrics.entity_scores(predictions, targets)
+        report = metrics.make_report(
+            metrics.entity_counts(predictions, targets),
+            chain.from_iterable(map(pair_entities, predictions, targets)),
+        )
+    else:
+        flat = (chain.from_iterable(side) for side in (predictions, targets))
+        report = metrics.make_report(tag_counts, zip(*flat, strict=True))
     samples = [
         Sample(" ".join(words), " ".join(tags), " ".join(wanted))
         for words, tags, wanted in list(zip(sentences, predictions, targets, strict=True))[: options.max_samples]
     ]
-    return Evaluation({name: scores[name] for name in names}, samples, names[0], len(aligned), tuple(notes))
+    chosen: dict[str, float] = {name: scores[name] for name in names}
+    return Evaluation(chosen, samples, names[0], len(aligned), tuple(notes), report=report)
+
+
+def pair_entities(tags: Sequence[str], wanted: Sequence[str]) -> list[tuple[str, str]]:
+    """The predicted and the expected type of each span that is an entity, or `NO_CLASS`.
+
+    >>> pair_entities(["B-PER", "O", "B-LOC"], ["B-ORG", "O", "O"])
+    [('PER', 'ORG'), ('LOC', '(none)')]
+    """
+    entities = (metrics.extract_entities(side) for side in (tags, wanted))
+    ours, theirs = ({(first, last): kind for first, last, kind in side} for side in entities)
+    return [(ours.get(span, NO_CLASS), theirs.get(span, NO_CLASS)) for span in sorted({*ours, *theirs})]
 
 
 def predict_tags(

@@ -4,7 +4,7 @@ A target is generated once for each source, even if several records have the sam
 with the record's target; `exact_match_any` and `word_error_rate` compare it with the best of all targets of the source.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from qkv.data.objectives.table import OBJECTIVES
@@ -14,6 +14,7 @@ from qkv.errors import QkvError
 from qkv.models import Config
 from qkv.progress import OnProgress
 from qkv.tasks import metrics
+from qkv.tasks.metrics.rouge import ROUGE_NAMES
 from qkv.tasks.metrics.text import References
 from qkv.tasks.results import GeneratedText
 from qkv.tasks.run.generate import generate_batched, limit_new_tokens, make_generation_options, prompt_ids
@@ -22,6 +23,8 @@ from qkv.text import Tokenizer
 from qkv.train.watch import Sample
 
 MIN_BLEU_WORDS = 3  # mean words of a target above which BLEU is useful: shorter texts have few n-grams
+MAX_TER_WORDS = 60  # mean words of a target up to which TER is computed by default: its time grows with the square
+SUMMARY_RATIO = 3  # sources that are longer than their targets by this factor are probably summarised: ROUGE
 PER_RECORD_METRICS = OBJECTIVES["seq2seq"].metrics["each"]  # compare each record with its own target
 BEST_REFERENCE_METRICS = OBJECTIVES["seq2seq"].metrics["best"]  # compare each source with its best target
 METRIC_FUNCTIONS: dict[str, Callable[[Sequence[str], References], float]] = {
@@ -63,8 +66,7 @@ def available_metrics(config: Config, records: Sequence[Record]) -> tuple[str, .
 def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOptions) -> Evaluation:
     """Generate a target for each source, and compare it with the expected target.
 
-    By default the metrics are exact match; `exact_match_any` if a source has several targets; and BLEU and chrF if
-    targets have more than three words on average. BLEU, if computed, is the main metric. The default of `max_tokens` is
+    `default_metrics` lists the default metrics. BLEU, if computed, is the main metric. The default of `max_tokens` is
     1.5 times the tokens of the longest target, plus 8.
     """
     tokenizer, config = model.tokenizer, model.config
@@ -74,7 +76,7 @@ def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOpt
     for record in records:
         targets_by_source.setdefault(record.fields["source"], []).append(record.fields["target"])
     requested = [*options.metrics, "exact_match"] if options.metrics else ()
-    names = select_metrics(requested, available_metrics(config, records), default_metrics(targets, targets_by_source))
+    names = select_metrics(requested, available_metrics(config, records), default_metrics(targets_by_source))
     max_tokens = options.max_tokens or max_target_tokens(tokenizer, targets) * 3 // 2 + 8
     max_tokens = limit_new_tokens(config, max_tokens)
 
@@ -100,22 +102,39 @@ def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOpt
         for record, prediction in zip(records[: options.max_samples], predictions, strict=False)
     ]
     main = names[0] if options.metrics else "bleu" if "bleu" in names else "exact_match"
-    return Evaluation(scores, samples, main, len(records), tuple(notes), metrics.metric_signatures(names))
+    signatures = metrics.metric_signatures(names) | metrics.rouge_signatures(names)
+    return Evaluation(scores, samples, main, len(records), tuple(notes), signatures)
 
 
-def default_metrics(targets: Sequence[str], targets_by_source: Mapping[str, Sequence[str]]) -> list[str]:
-    """The metrics that are useful for targets like these."""
+def default_metrics(targets_by_source: Mapping[str, Sequence[str]]) -> list[str]:
+    """The metrics that are useful for targets like these.
+
+    They are exact match; exact match and word error rate against the best target, if a source has several targets;
+    BLEU, chrF and TER if targets have more than three words on average; and ROUGE, if the sources are much longer than
+    the targets and rouge-score is installed.
+    """
     names = ["exact_match"]
+    targets = [target for several in targets_by_source.values() for target in several]
     if any(len(set(several)) > 1 for several in targets_by_source.values()):
-        names.append("exact_match_any")
-    if has_long_targets(targets):
-        names += ["bleu", "tokenised_bleu", "sacrebleu", "chrf"]
+        names += ["exact_match_any", "word_error_rate"]
+    if not has_long_targets(targets):
+        return names
+    names += ["bleu", "tokenised_bleu", "sacrebleu", "chrf"]
+    mean_words = _count_words(targets) / len(targets)
+    if mean_words <= MAX_TER_WORDS:
+        names.append("ter")
+    if metrics.has_rouge() and _count_words(targets_by_source) > SUMMARY_RATIO * mean_words * len(targets_by_source):
+        names += ROUGE_NAMES
     return names
 
 
 def has_long_targets(targets: Sequence[str]) -> bool:
     """Whether targets have more than three words on average, so that n-grams of words are useful."""
-    return sum(len(target.split()) for target in targets) > MIN_BLEU_WORDS * len(targets)
+    return _count_words(targets) > MIN_BLEU_WORDS * len(targets)
+
+
+def _count_words(texts: Iterable[str]) -> int:
+    return sum(len(text.split()) for text in texts)
 
 
 def max_target_tokens(tokenizer: Tokenizer, targets: Sequence[str]) -> int:

@@ -1,0 +1,96 @@
+"""The bootstrap (Efron 1979): how much a score would vary if the test data were another sample of the same kind.
+
+The records are resampled with replacement, and the metric is computed for each sample. The 95 % interval holds the
+values between the 2.5th and the 97.5th percentile. Two models are compared on the same samples (Koehn 2004,
+"Statistical Significance Tests for Machine Translation Evaluation"): the interval of their difference is narrower than
+those of their scores, because both models find the same records hard. The random numbers are seeded, so the same
+predictions give the same intervals.
+
+R resamples, N units
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from qkv.tasks.metrics.score import Score
+
+Interval = tuple[float, float]
+"""The lower and the upper end of a 95 % confidence interval."""
+
+DEFAULT_RESAMPLES = 1000
+CONFIDENCE = 0.95
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The score of the second model minus that of the first, on the same records."""
+
+    value: float
+    interval: Interval
+    p_value: float  # of the null hypothesis that both models are equally good; two-sided
+
+
+def confidence_intervals(metrics: Mapping[str, float], resamples: int = DEFAULT_RESAMPLES) -> dict[str, Interval]:
+    """The 95 % interval of each metric that is a `Score` of at least two units.
+
+    >>> from qkv.tasks.metrics.labels import accuracy
+    >>> confidence_intervals({"accuracy": accuracy("aabb" * 25, "aaba" * 25)})
+    {'accuracy': (0.66, 0.83)}
+    """
+    return {name: percentiles(values) for name, values in bootstrap(metrics, resamples).items()}
+
+
+def compare_metrics(
+    one: Mapping[str, float], other: Mapping[str, float], resamples: int = DEFAULT_RESAMPLES
+) -> dict[str, Difference]:
+    """The differences of the metrics that two models have in common, by the paired bootstrap.
+
+    Both must be scores of the same records, in the same order. The p-value is the fraction of resamples whose
+    difference is further from the mean of all differences than the observed one is from 0, as in sacreBLEU.
+    """
+    common = [name for name in one if num_units(one[name]) == num_units(other.get(name, 0.0)) >= 2]
+    samples = [bootstrap({name: metrics[name] for name in common}, resamples) for metrics in (one, other)]
+    differences = {}
+    for name in common if resamples else ():
+        value, resampled = float(other[name]) - float(one[name]), samples[1][name] - samples[0][name]
+        num_further = int((np.abs(resampled - resampled.mean()) > abs(value)).sum())
+        differences[name] = Difference(value, percentiles(resampled), (num_further + 1) / (resamples + 1))
+    return differences
+
+
+def bootstrap(metrics: Mapping[str, float], resamples: int, seed: int = SEED) -> dict[str, np.ndarray]:
+    """The values (R,) of each metric, for resamples that depend only on the seed and the number of units.
+
+    Metrics that are plain floats, or have a single unit, are left out.
+    """
+    found: dict[str, np.ndarray] = {}
+    for count in sorted({num_units(score) for score in metrics.values()} - {0, 1}) if resamples else ():
+        scores = {
+            name: score for name, score in metrics.items() if isinstance(score, Score) and num_units(score) == count
+        }
+        found |= {name: np.zeros(resamples) for name in scores}
+        for number, weights in enumerate(resample_weights(count, resamples, seed)):
+            for name, score in scores.items():
+                found[name][number] = score.weighted(weights)
+    return {name: found[name] for name in metrics if name in found}
+
+
+def resample_weights(num_units: int, resamples: int, seed: int = SEED) -> Iterator[np.ndarray]:
+    """For each resample, how often it has each unit, (N,)."""
+    rng = np.random.default_rng(seed)
+    for _ in range(resamples):
+        yield np.bincount(rng.integers(num_units, size=num_units), minlength=num_units).astype(np.float64)
+
+
+def percentiles(values: np.ndarray, confidence: float = CONFIDENCE) -> Interval:
+    """The central interval that holds this fraction of the values."""
+    low, high = np.quantile(values, [(1 - confidence) / 2, (1 + confidence) / 2]).tolist()
+    return low, high
+
+
+def num_units(score: float) -> int:
+    """The number of units of a score; 0 for a plain float."""
+    return score.num_units if isinstance(score, Score) else 0
