@@ -71,7 +71,7 @@ OPTIONS = {
     ],
     "eval": [
         *("--baseline", "--batch-size", "--beam", "--columns", "--device", "--format", "--int4", "--int8", "--json"),
-        *("--limit", "--metric", "--records-key", "--samples", "--split", "--test", "--valid"),
+        *("--limit", "--metric", "--records-key", "--resamples", "--samples", "--split", "--test", "--valid"),
     ],
     "train": ["--dry-run", "--json", "--processes"],
     "index": [

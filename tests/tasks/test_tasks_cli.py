@@ -126,6 +126,68 @@ def test_files_in_step_and_a_search(models: Path, files: Path, capsys: pytest.Ca
     assert side["metrics"]["exact_match"] == values["metrics"]["exact_match"]
 
 
+def test_scores_have_intervals_and_classes_a_report(
+    models: Path, files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("more.csv").write_text("text,label\n" + "the fox,fox\na dog,dog\nlazy,cat\n" * 5, encoding="utf-8")
+    command = ["eval", str(models / "classify"), "more.csv"]
+    values = json.loads(said(capsys, [*command, "--json"])[0])
+    low, high = values["intervals"]["accuracy"]
+    assert 0 <= low < values["metrics"]["accuracy"] < high <= 1
+    assert values["resamples"] == 1000
+    confusion = values["report"]["confusion"]
+    assert sum(confusion["fox"].values()) == 5
+    assert values["report"]["classes"]["cat"] == {
+        "precision": 0.0,
+        "recall": 0.0,
+        "f1": 0.0,
+        "expected": 5,
+        "predicted": 0,
+    }
+    out, _ = said(capsys, command)
+    assert "95 % interval" in out
+    assert "most confused" in out
+    out, _ = said(capsys, [*command, "--resamples", "0"])
+    assert "95 % interval" not in out
+    tagged = json.loads(said(capsys, ["eval", str(models / "tag"), "names.conll", "--json"])[0])
+    assert tagged["report"]["classes"]["PER"]["expected"] == 1
+
+
+def test_two_models_are_compared_on_the_same_records(
+    models: Path, files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    constant = encoder(HEADS["classify"])
+    with torch.no_grad():  # equal logits: the first class, fox, for every text
+        for parameter in constant.network.head.parameters():
+            parameter.zero_()
+    constant.save(files / "fox")
+    Path("more.csv").write_text("text,label\n" + "the fox,fox\na dog,fox\nlazy,dog\n" * 10, encoding="utf-8")
+    first = str(models / "classify")
+    values = json.loads(said(capsys, ["eval", first, "fox", "more.csv", "--json"])[0])
+    assert [one["model"] for one in values["models"]] == [first, "fox"]
+    alone = json.loads(said(capsys, ["eval", "fox", "more.csv", "--json"])[0])
+    assert values["models"][1]["metrics"] == alone["metrics"]
+    assert alone["metrics"]["accuracy"] == pytest.approx(2 / 3)
+    difference = values["differences"]["accuracy"]
+    scores = [one["metrics"]["accuracy"] for one in values["models"]]
+    assert difference["value"] == pytest.approx(scores[1] - scores[0])
+    assert difference["interval"][0] <= difference["value"] <= difference["interval"][1]
+    assert 0 < difference["p_value"] <= 1
+    out, _ = said(capsys, ["eval", first, "fox", "more.csv"])
+    assert "B − A" in out
+    assert "p-value" in out
+    same = json.loads(said(capsys, ["eval", "fox", "fox", "more.csv", "--json"])[0])["differences"]["accuracy"]
+    assert (same["value"], same["p_value"]) == (0.0, 1.0)
+    _, err = said(capsys, ["eval", first, str(models / "tag"), "more.csv"], code=2)
+    assert "compare models of the same task" in err
+
+
+def test_a_missing_model_is_named_before_missing_data(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, err = said(capsys, ["eval", "nope"], code=2)
+    assert "nope" in err
+    assert "evaluation data" not in err
+
+
 TRAINED = (
     '[data]\ntrain = "labels.csv"\nvalid_fraction = 0.0\n[objective]\nkind = "classification"\n[train]\nsteps = 1\n'
 )

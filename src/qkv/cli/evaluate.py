@@ -1,5 +1,7 @@
-"""`qkv eval`: evaluate a model on data."""
+"""`qkv eval`: evaluate a model on data, or compare two models."""
 
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,23 +24,10 @@ from qkv.cli.shared import (
 from qkv.errors import QkvError, UsageError
 
 if TYPE_CHECKING:
+    from qkv.data import Problems, Record
+    from qkv.tasks.metrics import Difference
+    from qkv.tasks.task import Evaluation, Task
     from qkv.train.recipe.schema import DataSection, Recipe
-
-
-def read_run_recipe(model: str) -> "Recipe | None":
-    """Read the recipe of a run; None if the model is not the folder of a run."""
-    from qkv.train.recipe.recipe_file import read as read_recipe
-    from qkv.train.run.load import run_path
-
-    path = run_path(Path(model)) / "recipe.toml"
-    return read_recipe(path) if path.exists() else None
-
-
-def evaluation_data(data: "DataSection") -> Any:
-    """The data to evaluate on: the recipe's test files, else its validation files, else its built-in dataset."""
-    from qkv.data.builtin import DATASETS
-
-    return data.test or data.valid or (data.train if data.train in DATASETS else "")
 
 
 @app.command(name="eval")
@@ -57,20 +46,23 @@ def evaluate(
     beam: int = 1,
     batch_size: int = 0,
     samples: int = 5,
+    resamples: int = 1000,
     device: str = "cpu",
     int8: Int8 = False,
     int4: Int4 = False,
     compare: Annotated[bool, Parameter(name="--baseline")] = True,
     json: Json = False,
 ) -> None:
-    """Evaluate a model on data: the metrics of its task, and examples of its predictions.
+    """Evaluate a model on data: the metrics of its task with 95 % intervals, and examples of its predictions.
 
+    With two models before the data, both are evaluated, and the differences are printed with intervals and p-values.
     Without data, a run is evaluated on the test files of its own recipe, else on its validation files, else on the
     fraction of the training files that it held out for validation.
 
     Examples:
         qkv eval runs/dates
         qkv eval runs/dates dates --split test
+        qkv eval runs/small runs/large test.tsv
         qkv eval models/translator source=test.en target=test.de --beam 5 --metric bleu --metric chrf
         qkv eval models/reviews reviews.csv.gz --columns text=review --columns label=stars --json
 
@@ -79,7 +71,8 @@ def evaluate(
     model
         A model folder or hub id, with a tokenizer.
     data
-        Files, globs or folders; field=file for each of several line-aligned files; or a built-in dataset.
+        Files, globs or folders; field=file for each of several line-aligned files; or a built-in dataset. The folder of
+        a second model may come first.
     valid
         A file to evaluate on, once for each: the same as `data`, as in qkv init.
     test
@@ -102,6 +95,8 @@ def evaluate(
         Number of records in a batch; 0 for the default of the task.
     samples
         Number of examples to show.
+    resamples
+        Number of bootstrap samples for confidence intervals; 0 for no intervals.
     device
         Device: cpu, cuda or mps.
     int8
@@ -112,101 +107,214 @@ def evaluate(
         Compare a classifier that a run has trained with a linear SVM on the same data (extra: qkv[baseline]).
     """
     from qkv.api import load
-    from qkv.data import Problems
-    from qkv.render.evaluation import print_evaluation
+    from qkv.render.evaluation import print_comparison, print_evaluation
     from qkv.render.progress import progress_bar
     from qkv.tasks.evaluate import evaluate as evaluate_model
     from qkv.tasks.evaluate import find_task
-    from qkv.tasks.evaluation_records import held_out_records, load_records
-    from qkv.tasks.train import format_files
+    from qkv.tasks.metrics import compare_metrics
 
-    run_recipe = read_run_recipe(model)
-    trained = None if run_recipe is None else run_recipe.data
-    check_minimum("limit", limit, 0)
-    check_minimum("beam", beam, 1)
-    check_minimum("batch-size", batch_size, 0)
+    for option, value, minimum in (("limit", limit, 0), ("beam", beam, 1), ("batch-size", batch_size, 0)):
+        check_minimum(option, value, minimum)
     check_minimum("samples", samples, 0)
-    sets = [files for files in (data, tuple(test or ()), tuple(valid or ())) if files]
+    check_minimum("resamples", resamples, 0)
+    models, files = split_models(model, data)
+    sets = [chosen for chosen in (files, list(test or ()), list(valid or ())) if chosen]
     if len(sets) > 1:
         raise UsageError("one set of files is evaluated at a time; give files, or --test, or --valid")
-    given: Any = parse_files(sets[0]) if sets else ()
-    chosen = parse_fields(columns or [], "--columns", required=True)
-    is_held_out = False
-    if not given:
-        if trained is not None:
-            given = evaluation_data(trained)
-            is_held_out = not given and trained.valid_fraction > 0
-            given = given or (trained.train if is_held_out else "")
-        if trained is None or not (given or trained.mix):
-            raise UsageError(f"no evaluation data was given; for example: qkv eval {model} test.tsv")
-        format, chosen = format or trained.format, chosen or dict(trained.columns)
-        records_key = records_key or trained.records_key
-        part = f"the {trained.valid_fraction:.0%} that the run held out of " if is_held_out else ""
-        print_notes(model, [f"evaluated on the data of its recipe: {part}{format_files(given)}"])
-    loaded = load(model, device=device)
-    loaded = quantize_model(loaded, model, weight_precision(int8, int4))
-    task = find_task(loaded.config)
+    source = EvaluationSource(
+        model,
+        parse_files(sets[0]) if sets else (),
+        format=format,
+        columns=parse_fields(columns or [], "--columns", required=True),
+        records_key=records_key,
+        split=split,
+        limit=limit,
+    )
+    source = source.or_from_recipe()
+    precision = weight_precision(int8, int4)
+    results: list[Evaluation] = []
+    for name in models:
+        loaded = quantize_model(load(name, device=device), name, precision)
+        if not results:
+            task = find_task(loaded.config)
+            records, problems = source.read(task)
+        elif find_task(loaded.config).name != task.name:
+            other = find_task(loaded.config).description
+            raise UsageError(f"{model} {task.description}, but {name} {other}; compare models of the same task")
+        with progress_bar("evaluating") as progress:
+            result = evaluate_model(
+                loaded.network,
+                loaded.tokenizer,
+                loaded.config,
+                records,
+                batch_size=batch_size,
+                beam=beam,
+                progress=progress,
+                metrics=metric or (),
+                max_samples=samples,
+                resamples=resamples,
+            )
+        results.append(result)
+    given = sets[0] if sets else [source.describe()]
+    described = {"data": given, "task": task.name, "main": results[0].main_metric, "resamples": resamples}
+    described |= {"beam": beam, "problems": problems.summary().to_dict()}
+    if problems.categories and not json:
+        print_notes(source.describe(), str(problems.summary()).splitlines())
+    if len(models) == 2:
+        differences = compare_metrics(results[0].metrics, results[1].metrics, resamples)
+        if json:
+            both = [to_json(name, result) for name, result in zip(models, results, strict=True)]
+            print_json(described | {"models": both, "differences": differences_to_json(differences)})
+        else:
+            print_comparison(models, results, differences, StdoutConsole())
+        return
+    baseline = source.evaluate_baseline(records, results[0]) if compare else {}
+    if json:
+        print_json(to_json(model, results[0]) | described | {"baseline": baseline})
+    else:
+        print_evaluation(model, results[0], StdoutConsole(), baseline)
 
-    def read_records(columns: dict[str, str]) -> Any:
+
+@dataclass(frozen=True)
+class EvaluationSource:
+    """Where the records of an evaluation come from: the files of the command line, or the recipe of a run."""
+
+    model: str
+    files: Any  # as `parse_files` returns them
+    format: str
+    columns: dict[str, str]
+    records_key: str
+    split: str
+    limit: int
+    is_held_out: bool = False  # the fraction of the training files that the run held out
+    recipe: "Recipe | None" = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "recipe", read_run_recipe(self.model))
+
+    def or_from_recipe(self) -> "EvaluationSource":
+        """The data of the run's recipe, if no files are given."""
+        from qkv.api import load
+
+        if self.files:
+            return self
+        data = None if self.recipe is None else self.recipe.data
+        files = None if data is None else evaluation_data(data)
+        is_held_out = data is not None and not files and data.valid_fraction > 0
+        if data is None or not (files or is_held_out or data.mix):
+            load(self.model)  # a model that does not exist is the first mistake to report
+            raise UsageError(f"no evaluation data was given; for example: qkv eval {self.model} test.tsv")
+        chosen = replace(
+            self,
+            files=files or (data.train if is_held_out else ""),
+            format=self.format or data.format,
+            columns=self.columns or dict(data.columns),
+            records_key=self.records_key or data.records_key,
+            is_held_out=is_held_out,
+        )
+        part = f"the {data.valid_fraction:.0%} that the run held out of " if is_held_out else ""
+        print_notes(self.model, [f"evaluated on the data of its recipe: {part}{chosen.describe()}"])
+        return chosen
+
+    def read(self, task: "Task") -> "tuple[list[Record], Problems]":
+        """The records of a task. If its columns are not found, those of the run's recipe are tried."""
+        trained = None if self.recipe is None else self.recipe.data.columns
+        try:
+            return self._read(task)
+        except UsageError:
+            if self.columns or not trained:
+                raise
+            records, problems = replace(self, columns=dict(trained))._read(task)
+            listed = ", ".join(f"{name} = {column}" for name, column in trained.items())
+            print_notes(self.model, [f"columns from the recipe of this run: {listed}"])
+            return records, problems
+
+    def _read(self, task: "Task") -> "tuple[list[Record], Problems]":
+        from qkv.data import Problems
+        from qkv.render.progress import progress_bar
+        from qkv.tasks.evaluation_records import held_out_records, load_records
+
         problems = Problems(max_invalid_fraction=1)
         with progress_bar("reading") as progress:
-            if is_held_out and run_recipe is not None:
-                return held_out_records(run_recipe, limit, problems, progress), problems
+            if self.is_held_out and self.recipe is not None:
+                return held_out_records(self.recipe, self.limit, problems, progress), problems
             records = load_records(
                 task,
-                given,
-                format=format,
-                columns=columns,
-                records_key=records_key,
-                split=split,
-                max_records=limit,
+                self.files,
+                format=self.format,
+                columns=self.columns,
+                records_key=self.records_key,
+                split=self.split,
+                max_records=self.limit,
                 problems=problems,
                 progress=progress,
             )
             return records, problems
 
-    try:
-        records, problems = read_records(chosen)
-    except UsageError:
-        if chosen or trained is None or not trained.columns:
-            raise
-        records, problems = read_records(dict(trained.columns))
-        listed = ", ".join(f"{name} = {column}" for name, column in trained.columns.items())
-        print_notes(model, [f"columns from the recipe of this run: {listed}"])
-    with progress_bar("evaluating") as progress:
-        result = evaluate_model(
-            loaded.network,
-            loaded.tokenizer,
-            loaded.config,
-            records,
-            batch_size=batch_size,
-            beam=beam,
-            progress=progress,
-            metrics=metric or (),
-            max_samples=samples,
-        )
-    baseline: dict[str, float] = {}
-    if compare and run_recipe is not None:
+    def evaluate_baseline(self, records: "list[Record]", result: "Evaluation") -> dict[str, float]:
+        """The metrics of a simple classifier that is trained on the run's data; {} if there is none."""
         from qkv.tasks.baseline import evaluate_baseline
 
+        if self.recipe is None:
+            return {}
         try:
-            baseline = evaluate_baseline(run_recipe, records, list(result.metrics))
+            return evaluate_baseline(self.recipe, records, list(result.metrics))
         except QkvError as error:
-            print_notes(model, [f"no baseline was trained: {error}"])
-    if json:
-        values: dict[str, Any] = {
-            "model": model,
-            "data": list(data) or [format_files(given)],
-            "task": task.name,
-            "main": result.main_metric,
-        }
-        values |= {"metrics": result.metrics, "records": result.num_records, "beam": beam, "notes": list(result.notes)}
-        values |= {"signatures": dict(result.signatures), "baseline": baseline}
-        values["problems"] = problems.summary().to_dict()
-        shown = ("source", "prediction", "expected")
-        values["samples"] = [{name: getattr(sample, name) for name in shown} for sample in result.samples]
-        print_json(values)
-        return
-    if problems.categories:
-        print_notes(format_files(given), str(problems.summary()).splitlines())
-    print_evaluation(model, result, StdoutConsole(), baseline)
+            print_notes(self.model, [f"no baseline was trained: {error}"])
+            return {}
+
+    def describe(self) -> str:
+        """The files, for messages."""
+        from qkv.tasks.train import format_files
+
+        return format_files(self.files)
+
+
+def split_models(model: str, data: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The models and the data of a command line: the folder of a second model may precede the data."""
+    from qkv.train.run.folder import RunFolder
+    from qkv.train.run.load import is_checkpoint
+
+    def is_model(name: str) -> bool:
+        path = Path(name)
+        is_folder = (path / "config.json").is_file() or RunFolder(path).is_run or is_checkpoint(path)
+        return is_folder or (path.suffix == ".gguf" and path.is_file())
+
+    has_second = bool(data) and is_model(data[0])
+    return [model, *data[:has_second]], list(data[has_second:])
+
+
+def read_run_recipe(model: str) -> "Recipe | None":
+    """Read the recipe of a run; None if the model is not the folder of a run."""
+    from qkv.train.recipe.recipe_file import read as read_recipe
+    from qkv.train.run.load import run_path
+
+    path = run_path(Path(model)) / "recipe.toml"
+    return read_recipe(path) if path.exists() else None
+
+
+def evaluation_data(data: "DataSection") -> Any:
+    """The data to evaluate on: the recipe's test files, else its validation files, else its built-in dataset."""
+    from qkv.data.builtin import DATASETS
+
+    return data.test or data.valid or (data.train if data.train in DATASETS else "")
+
+
+def to_json(model: str, result: "Evaluation") -> dict[str, Any]:
+    """The JSON values of an evaluation."""
+    shown = ("source", "prediction", "expected")
+    return {
+        "model": model,
+        "metrics": result.metrics,
+        "intervals": dict(result.intervals),
+        "records": result.num_records,
+        "signatures": dict(result.signatures),
+        "report": None if result.report is None else result.report.to_dict(),
+        "notes": list(result.notes),
+        "samples": [{name: getattr(sample, name) for name in shown} for sample in result.samples],
+    }
+
+
+def differences_to_json(differences: "dict[str, Difference]") -> dict[str, Any]:
+    """The JSON values of a comparison: the second model's score minus the first's."""
+    return {name: asdict(one) for name, one in differences.items()}

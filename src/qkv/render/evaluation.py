@@ -1,37 +1,42 @@
-"""The output of `qkv eval`: a table of the metrics, and examples with the model's predictions."""
+"""The output of `qkv eval`: a table of the metrics, scores by class, and examples with the model's predictions."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.text import Text
 
 from qkv.render.formatting import escape_controls, plain_table, truncate
 from qkv.tasks.baseline import BASELINE_NAME
+from qkv.tasks.metrics import ClassReport, Difference, Interval
 from qkv.tasks.task import Evaluation
 
-SCORES_TO_100 = ("bleu", "bleu_lowercase", "tokenised_bleu", "sacrebleu", "chrf")
+SCORES_TO_100 = ("bleu", "bleu_lowercase", "tokenised_bleu", "sacrebleu", "chrf", "ter")
 """Metrics from 0 to 100, printed with two decimals."""
 PLAIN_METRICS = (
     *("loss", "perplexity", "bits_per_character", "bits_per_byte"),
-    *("matthews", "pearson", "spearman", "mean_reciprocal_rank"),
+    *("matthews", "pearson", "spearman", "mean_reciprocal_rank", "ndcg", "mean_average_precision"),
 )
 """Metrics that are printed with four decimals. All other metrics are fractions, printed as percentages."""
 MAX_TEXT_CHARS = 300
+MAX_CLASSES = 12
+MAX_CLASS_CHARS = 30
+INTERVAL_HEADING = "95 % interval"
 
 
 def print_evaluation(
     model: str, result: Evaluation, console: Console, baseline: Mapping[str, float] | None = None
 ) -> None:
-    """Print the metrics, beside those of a baseline if there is one, and the examples."""
+    """Print the metrics, beside those of a baseline if there is one, the scores by class, and the examples."""
     console.print(Text.assemble((escape_controls(model), "bold"), f"   {result.num_records:,} records"))
-    table = plain_table("", "model", BASELINE_NAME) if baseline else plain_table("", "", "")
-    table.columns[1].justify = "right"
+    headings = [INTERVAL_HEADING] if result.intervals else []
+    table = plain_table("", "model", *headings, BASELINE_NAME) if baseline else plain_table("", " ", *headings, "")
     for name, value in result.metrics.items():
         style = "bold" if name == result.main_metric else ""
+        interval = [Text(format_interval(name, result.intervals.get(name)), "dim")] if headings else []
         beside = Text(result.signatures.get(name, ""), "dim")
         if baseline:
             beside = Text(format_metric(name, baseline[name]), "dim")
-        table.add_row(name.replace("_", " "), format_metric(name, value), beside, style=style)
+        table.add_row(name.replace("_", " "), format_metric(name, value), *interval, beside, style=style)
     console.print(table)
     if baseline and baseline[result.main_metric] > result.metrics[result.main_metric]:
         console.print(
@@ -43,6 +48,8 @@ def print_evaluation(
         )
     for note in result.notes:
         console.print(Text(escape_controls(note, keep="\n"), "yellow"))
+    if result.report is not None:
+        print_report(result.report, console)
     for sample in result.samples:
         console.print()
         is_correct = sample.prediction.strip() == sample.expected.strip()
@@ -57,6 +64,58 @@ def print_evaluation(
             )
 
 
+def print_report(report: ClassReport, console: Console) -> None:
+    """Print precision, recall and F1 of the classes with the lowest F1, and the most frequent mistakes."""
+    worst = sorted(report.classes.items(), key=lambda item: (item[1].f1, item[0]))
+    console.print()
+    heading = "class" if len(worst) <= MAX_CLASSES else f"{MAX_CLASSES} of {len(worst):,} classes"
+    table = plain_table(heading, "precision", "recall", "F1", "expected", "predicted")
+    for name, scores in worst[:MAX_CLASSES]:
+        values = (format_metric("f1", value) for value in (scores.precision, scores.recall, scores.f1))
+        table.add_row(_class_name(name), *values, f"{scores.expected:,}", f"{scores.predicted:,}")
+    console.print(table)
+    mistakes = report.most_confused()
+    if mistakes:
+        console.print()
+        table = plain_table("most confused: expected", "predicted", "times")
+        table.columns[1].justify = "left"
+        for expected, predicted, times in mistakes:
+            table.add_row(_class_name(expected), _class_name(predicted), f"{times:,}")
+        console.print(table)
+
+
+def print_comparison(
+    models: Sequence[str], results: Sequence[Evaluation], differences: Mapping[str, Difference], console: Console
+) -> None:
+    """Print the scores of two models with their intervals, and the differences with intervals and p-values."""
+    for letter, model, result in zip("AB", models, results, strict=True):
+        console.print(
+            Text.assemble(
+                (f"{letter}  ", "dim"), (escape_controls(model), "bold"), f"   {result.num_records:,} records"
+            )
+        )
+    table = plain_table("", "A", INTERVAL_HEADING, "B", INTERVAL_HEADING, "B − A", INTERVAL_HEADING, "p-value")
+    for name in results[0].metrics:
+        if name not in results[1].metrics:
+            continue
+        cells = []
+        for result in results:
+            cells.append(Text(format_metric(name, result.metrics[name])))
+            cells.append(Text(format_interval(name, result.intervals.get(name)), "dim"))
+        difference = differences.get(name)
+        if difference is not None:
+            low, high = (format_difference(name, end) for end in difference.interval)
+            is_clear = difference.interval[0] > 0 or difference.interval[1] < 0
+            cells.append(Text(format_difference(name, difference.value), "bold" if is_clear else ""))
+            cells += [Text(f"{low} … {high}", "dim"), Text(f"{difference.p_value:.3f}")]
+        style = "bold" if name == results[0].main_metric else ""
+        table.add_row(name.replace("_", " "), *cells, style=style)
+    console.print(table)
+    for letter, result in zip("AB", results, strict=True):
+        for note in result.notes:
+            console.print(Text(f"{letter}: {escape_controls(note, keep=chr(10))}", "yellow"))
+
+
 def format_metric(name: str, value: float) -> str:
     """A metric in its usual notation.
 
@@ -67,6 +126,32 @@ def format_metric(name: str, value: float) -> str:
     """
     if name in SCORES_TO_100:
         return f"{value:.2f}"
-    if name in PLAIN_METRICS:
+    if name.partition("@")[0] in PLAIN_METRICS:
         return f"{value:.4f}"
     return f"{100 * value:.1f} %"
+
+
+def format_interval(name: str, interval: Interval | None) -> str:
+    """A confidence interval in the notation of its metric; "" if there is none.
+
+    >>> format_interval("accuracy", (0.9421, 0.9603)), format_interval("bleu", (40.1, 42.0))
+    ('94.2 … 96.0 %', '40.10 … 42.00')
+    """
+    if interval is None:
+        return ""
+    low, high = (format_metric(name, end) for end in interval)
+    return f"{low.removesuffix(' %')} … {high}"
+
+
+def format_difference(name: str, value: float) -> str:
+    """A difference of two metrics with its sign, in points if the metric is printed as a percentage.
+
+    >>> format_difference("accuracy", 0.0102), format_difference("bleu", -0.5)
+    ('+1.0', '−0.50')
+    """
+    sign = "−" if value < 0 else "+"
+    return sign + format_metric(name, abs(value)).removesuffix(" %")
+
+
+def _class_name(name: str) -> str:
+    return truncate(escape_controls(name), MAX_CLASS_CHARS)

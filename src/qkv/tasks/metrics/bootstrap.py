@@ -49,14 +49,14 @@ def compare_metrics(
     """The differences of the metrics that two models have in common, by the paired bootstrap.
 
     Both must be scores of the same records, in the same order. The p-value is the fraction of resamples whose
-    difference is further from the mean of all differences than the observed one is from 0, as in sacreBLEU.
+    difference is at least as far from the mean of all differences as the observed one is from 0.
     """
     common = [name for name in one if num_units(one[name]) == num_units(other.get(name, 0.0)) >= 2]
     samples = [bootstrap({name: metrics[name] for name in common}, resamples) for metrics in (one, other)]
     differences = {}
     for name in common if resamples else ():
         value, resampled = float(other[name]) - float(one[name]), samples[1][name] - samples[0][name]
-        num_further = int((np.abs(resampled - resampled.mean()) > abs(value)).sum())
+        num_further = int((np.abs(resampled - resampled.mean()) >= abs(value)).sum())
         differences[name] = Difference(value, percentiles(resampled), (num_further + 1) / (resamples + 1))
     return differences
 

@@ -32,6 +32,7 @@ class ClassCounts:
         self,
         predictions: Sequence[Collection[Hashable]],
         expected: Sequence[Collection[Hashable]],
+        *,
         class_of: Callable[..., Hashable] = lambda item: item,
     ) -> None:
         sides = [(set(ours), set(theirs)) for ours, theirs in zip(predictions, expected, strict=True)]

@@ -88,13 +88,12 @@ def entity_counts(
     for number, (tags, wanted) in enumerate(zip(predictions, expected, strict=True), 1):
         if len(tags) != len(wanted):
             raise ValueError(f"sentence {number}: {len(tags)} predicted tags, but {len(wanted)} expected tags")
-    if not strict:
-        return ClassCounts(
-            list(map(extract_entities, predictions)), list(map(extract_entities, expected)), itemgetter(2)
-        )
     marks_ends = has_end_prefixes(tag for tags in (*expected, *predictions) for tag in tags)
-    sides = [[extract_strict_entities(tags, marks_ends) for tags in side] for side in (predictions, expected)]
-    return ClassCounts(*sides, itemgetter(2))
+
+    def extract(tags: Sequence[str]) -> list[Entity]:
+        return extract_strict_entities(tags, marks_ends) if strict else extract_entities(tags)
+
+    return ClassCounts(list(map(extract, predictions)), list(map(extract, expected)), class_of=itemgetter(2))
 
 
 def entity_scores(predictions: Sequence[Sequence[str]], expected: Sequence[Sequence[str]]) -> dict[str, Score]:

@@ -107,14 +107,13 @@ def answer_scores(predictions: Sequence[str], references: Sequence[Sequence[str]
         "f1": metrics.answer_f1(predictions, references),
         "exact_match": metrics.answer_exact_match(predictions, references),
     }
-    asked = {True: ([], []), False: ([], [])}  # by whether there is an answer
-    for text, several in zip(predictions, references, strict=True):
-        asked[bool(several)][0].append(text)
-        asked[bool(several)][1].append(several)
+    pairs = list(zip(predictions, references, strict=True))
+    with_answer, without = ([pair for pair in pairs if bool(pair[1]) is has_answer] for has_answer in (True, False))
+    answered = [text for text, _ in with_answer], [several for _, several in with_answer]
     return scores | {
-        "has_answer_f1": metrics.answer_f1(*asked[True]),
-        "has_answer_exact_match": metrics.answer_exact_match(*asked[True]),
-        "no_answer_accuracy": metrics.answer_exact_match(*asked[False]),
+        "has_answer_f1": metrics.answer_f1(*answered),
+        "has_answer_exact_match": metrics.answer_exact_match(*answered),
+        "no_answer_accuracy": metrics.mean_score([float(not text) for text, _ in without]),
     }
 
 

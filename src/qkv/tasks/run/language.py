@@ -130,8 +130,9 @@ def loss_scores(
 
     def split_size(sizes: np.ndarray) -> np.ndarray:
         """The size of each window: that of its document, in proportion to its tokens. The sum is that of all texts."""
-        split = sizes[documents] * tokens / np.maximum(np.bincount(documents, tokens)[documents], 1)
-        return split * (sizes.sum() / max(split.sum(), 1))
+        split: np.ndarray = sizes[documents] * tokens / np.maximum(np.bincount(documents, tokens)[documents], 1)
+        split *= sizes.sum() / max(split.sum(), 1)
+        return split
 
     chars = split_size(np.array([len(text) for text in texts]))
     num_bytes = split_size(np.array([len(text.encode("utf-8", "surrogatepass")) for text in texts]))
@@ -141,7 +142,9 @@ def loss_scores(
     loss = metrics.ratio_score(unit_nats, unit_tokens)
 
     def bits_per(unit_sizes: np.ndarray) -> metrics.Score:
-        return metrics.Score(len(unit_nats), lambda w: metrics.bits_per_unit(w @ unit_nats, w @ unit_sizes))
+        return metrics.Score(
+            len(unit_nats), lambda w: metrics.bits_per_unit(float(w @ unit_nats), float(w @ unit_sizes))
+        )
 
     return {
         "loss": loss,

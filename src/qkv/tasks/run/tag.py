@@ -103,8 +103,8 @@ def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOpt
     names = select_metrics(options.metrics, available_metrics(model.config, aligned), usual)
     answers = predict_tags(model, sentences, options.batch_size, options.progress, notes)
     predictions = [[tag for tag, _ in tags] for tags in answers]
-    numbered = [[list(enumerate(tags)) for tags in side] for side in (predictions, targets)]
-    tag_counts = metrics.ClassCounts(*numbered, itemgetter(1))
+    ours, theirs = ([list(enumerate(tags)) for tags in side] for side in (predictions, targets))
+    tag_counts = metrics.ClassCounts(ours, theirs, class_of=itemgetter(1))
     scores = {"accuracy": tag_counts.precision(), "macro_f1": tag_counts.macro_f1()}
     if has_entities:
         scores |= metrics.entity_scores(predictions, targets)
