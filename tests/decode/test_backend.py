@@ -74,6 +74,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "length_penalty_kind": {"beam": 3, "length_penalty_kind": "gnmt"},
     "num_return_sequences": {"beam": 3, "num_return_sequences": 3},
     "return_search_steps": {"beam": 3, "return_search_steps": True},
+    "on_search_step": {"beam": 3, "on_search_step": lambda step: None},
     "compile": {"compile": True},
     "logprobs": {"logprobs": 2},
     "tap": {"tap": Tap(change={"decoder.0.mlp_out": torch.zeros_like})},

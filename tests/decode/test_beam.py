@@ -12,6 +12,7 @@ from qkv.decode.cache_edits import reorder_cache
 from qkv.decode.cpu.beam_slots import BeamSlots
 from qkv.decode.loop import GenerationCall, search_results
 from qkv.decode.options import length_divisor
+from qkv.decode.result import SearchStep
 from qkv.models import Network
 
 VOCAB = 5
@@ -94,7 +95,10 @@ def test_a_recorded_search_explains_its_result(network: Network) -> None:
         scores = [candidate.score for candidate in step.candidates]
         assert scores == sorted(scores, reverse=True)
         assert sum(c.kept and not c.ended for c in step.candidates) <= 3
-    assert not generate(network, [[3, 4]], GenerationOptions(max_tokens=5, beam=3))[0].search_steps
+    reported: list[SearchStep] = []
+    options = GenerationOptions(max_tokens=5, beam=3, on_search_step=reported.append)
+    assert not generate(network, [[3, 4]], options)[0].search_steps
+    assert reported == result.search_steps
 
 
 def test_a_batch_of_unequal_prompts_is_each_alone(network: Network) -> None:

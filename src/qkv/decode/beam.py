@@ -54,6 +54,13 @@ class BeamState:
         self.finished.sort(key=lambda h: -h.normalized_score)
         del self.finished[max_kept:]
 
+    def report_step(self, step: SearchStep, options: GenerationOptions) -> None:
+        """Store a step, and hand it to the caller, as the options ask."""
+        if options.return_search_steps:
+            self.search_steps.append(step)
+        if options.on_search_step is not None:
+            options.on_search_step(step)
+
     def advance(
         self, candidates: list[BeamCandidate], options: GenerationOptions, length: int, eos_token_ids: tuple[int, ...]
     ) -> list[BeamCandidate]:
@@ -76,12 +83,12 @@ class BeamState:
             elif len(running) < options.beam:
                 running.append(candidate)
                 kept.add(rank)
-        if options.return_search_steps:
-            step = [
+        if options.return_search_steps or options.on_search_step is not None:
+            described = [
                 SearchCandidate(c.beam, c.token, c.score, rank in kept, c.token in eos_token_ids)
                 for rank, c in enumerate(candidates)
             ]
-            self.search_steps.append(SearchStep(step))
+            self.report_step(SearchStep(described), options)
         self.done = not running or _is_done(self, options, length, running[0].score)
         return running + [BeamCandidate(NEG_INF, 0, 0)] * (options.beam - len(running))
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 from torch import Tensor
 
 from qkv.blocks import Tap
+from qkv.decode.result import SearchStep
 from qkv.errors import UsageError, shorten, suggest_name
 from qkv.models import Config
 from qkv.text import Tokenizer
@@ -36,7 +37,9 @@ LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
 
 SAMPLING_OPTIONS = frozenset({"top_k", "top_p", "min_p", "seed"})
 """These options have no effect at temperature 0."""
-SEARCH_OPTIONS = frozenset({"length_penalty", "length_penalty_kind", "num_return_sequences", "return_search_steps"})
+SEARCH_OPTIONS = frozenset(
+    {"length_penalty", "length_penalty_kind", "num_return_sequences", "return_search_steps", "on_search_step"}
+)
 """These options have an effect only if `beam` is above 1."""
 
 
@@ -79,6 +82,7 @@ class GenerationOptions:
     length_penalty_kind: Literal["power", "gnmt"] = "power"  # divisor n^α, or ((5 + n) / 6)^α
     num_return_sequences: int = 1
     return_search_steps: bool = False  # store every step of the search in the result
+    on_search_step: Callable[[SearchStep], None] | None = None  # called after each step of the search of a prompt
     compile: bool = False  # compile the steps on a GPU: slower to start, then faster
     logprobs: int = 0  # how many alternative tokens to report at each step
     tap: Tap | None = None  # changes activations in every forward pass; recorded values are those of the last one

@@ -29,7 +29,7 @@ def record(network: Network, family: str, layers: tuple[int, ...] | None = None)
     example = make_example(family)
     ids = example if family != "seq2seq" else example[0]
     target_ids = None if family != "seq2seq" else example[1]
-    sites = [*document_sites(network.config, layers), "*z"]
+    sites = [*document_sites(network.config, LookOptions(layers=layers)), "*z"]
     return trace(network, ids, target_ids, sites=sites)  # type: ignore[arg-type]
 
 
@@ -135,7 +135,7 @@ def test_embeddings_add_up_to_the_input_of_the_first_layer() -> None:
 @pytest.mark.parametrize("types", [None, [0, 0, 0, 1, 1, 1, 1]])
 def test_token_types_are_part_of_the_sum(types: list[int] | None) -> None:
     network = make_network("encoder", position="learned", token_types=2)
-    sites = document_sites(network.config, None)
+    sites = document_sites(network.config, LookOptions())
     recorded = trace(network, make_example("encoder"), sites=sites, token_type_ids=types)  # type: ignore[arg-type]
     document = make_document(network, recorded, None, LookOptions(), {}, types)
     parts = document["embeddings"][0]["parts"]
@@ -287,7 +287,7 @@ def test_twelve_layers_of_twelve_heads_and_128_tokens_fit_into_three_megabytes()
         "encoder", layers=12, heads=12, width=768, ffn_width=64, max_positions=128, init_std=0.08, dtype=torch.float32
     )
     ids = torch.randint(0, 40, (128,), generator=torch.Generator().manual_seed(0)).tolist()
-    recorded = trace(network, ids, sites=document_sites(network.config, None))
+    recorded = trace(network, ids, sites=document_sites(network.config, LookOptions()))
     document = make_document(network, recorded, None, LookOptions(), {})
     num_bytes = len(Look(document).to_html().encode())
     assert num_bytes < 3_000_000

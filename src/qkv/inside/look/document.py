@@ -31,8 +31,8 @@ from qkv.models import Config, Network, Seq2Seq
 from qkv.page import WEIGHT_ERROR
 from qkv.text import Tokenizer
 
-SITES = ("resid_pre", "resid_post", "pattern", "q", "k", "v", "mlp_post")
-"""What is recorded in the layers that the page shows, also with the prefix cross_."""
+VIEWS = ("embeddings", "attention", "neurons", "mask", "lens", "alignment")
+"""The views of a trace, besides its tokens. A model may lack some of them."""
 
 FAMILY_NAMES = {"encoder": "encoder-only model", "decoder": "decoder-only model", "seq2seq": "encoder-decoder"}
 MAX_WEIGHTS = 50_000_000
@@ -41,13 +41,23 @@ MAX_WEIGHTS = 50_000_000
 
 @dataclass(frozen=True)
 class LookOptions:
-    """What to show. `layers` and `heads` are numbers from 0, of every stack; None shows all of them."""
+    """What to show. `layers` and `heads` are numbers from 0, of every stack; None shows all of them.
+
+    `exact` adds q, k and v of the heads that fit into a page, from which it computes their numbers step by step.
+    """
 
     model_name: str = "model"
     title: str = ""
     layers: tuple[int, ...] | None = None
     heads: tuple[int, ...] | None = None
     notes: tuple[str, ...] = ()
+    views: tuple[str, ...] = VIEWS
+    exact: bool = True
+
+    @property
+    def shows_attention(self) -> bool:
+        """Whether one of the views needs the attention patterns."""
+        return not {"attention", "mask", "alignment"}.isdisjoint(self.views)
 
 
 def make_document(
@@ -66,50 +76,72 @@ def make_document(
     """
     config = network.config
     layouts = {name: make_layout(torch.tensor([tokens.ids])) for name, tokens in trace.tokens.items()}
-    all_kinds = list_attentions(network, layouts)
+    kinds = list_attentions(network, layouts)
+    stacks = [kind.stack for kind in kinds if kind.name != "cross"]
+    document = describe_model(config, trace.tokens, tokenizer, options)
+    available = {"embeddings", "neurons"}
+    if config.head.kind in ("lm", "mlm"):
+        available.add("lens")
+    if "embeddings" in options.views:
+        document["embeddings"] = [
+            describe_embedding(
+                stack,
+                embedding_of(network, stack.name),
+                trace.tokens[stack.name].ids,
+                trace[f"{stack.name}.0.resid_pre"],
+                token_type_ids,
+            )
+            for stack in stacks
+        ]
+    if options.shows_attention:
+        document["attention"] = describe_attentions(kinds, trace, config, options)
+        available |= {"attention", "mask"}
+        document["footer"] = describe_rounding(document["attention"])
+        if document["attention"][-1]["name"] == "cross" and config.head.kind == "lm":
+            document["alignment"] = {"attention": "cross", "written": describe_output_tokens(trace, tokenizer)}
+            available.add("alignment")
+    if "neurons" in options.views:
+        document["neurons"] = {
+            "layers": [
+                describe_layer(network, trace.values, stack, layer, tokenizer)
+                for stack in stacks
+                for layer in _choose(options.layers, stack.config.layers, "layer", config)
+            ]
+        }
+    if "lens" in options.views and "lens" in available:
+        document["lens"] = describe_lens(network, trace, tokenizer)
+    document["views"] += [name for name in options.views if name in available]
+    for name, part in parts.items():
+        document[name] = part
+        document["views"].append(name)
+    return document
+
+
+def describe_attentions(
+    all_kinds: Sequence[AttentionKind], trace: Trace, config: Config, options: LookOptions
+) -> list[dict[str, Any]]:
+    """The chosen layers and heads of each attention, with their roles."""
     layers = {kind.name: _choose(options.layers, kind.stack.config.layers, "layer", config) for kind in all_kinds}
     heads = {kind.name: _choose(options.heads, kind.stack.config.heads, "head", config) for kind in all_kinds}
     kinds = [kind for kind in all_kinds if layers[kind.name] and heads[kind.name]]
     check_size(kinds, layers, heads)
-    exact_heads = choose_exact_heads(kinds, trace.values, layers, heads)
+    exact_heads = choose_exact_heads(kinds, trace.values, layers, heads) if options.exact else {}
     attention = [
-        describe_attention(kind, trace.values, layers[kind.name], heads[kind.name], exact_heads[kind.name])
+        describe_attention(kind, trace.values, layers[kind.name], heads[kind.name], exact_heads.get(kind.name, ()))
         for kind in kinds
     ]
     add_roles(attention, trace)
-    stacks = [(kind.stack, embedding_of(network, kind.name)) for kind in all_kinds if kind.name != "cross"]
-    document = describe_model(config, trace.tokens, tokenizer, options)
-    document["embeddings"] = [
-        describe_embedding(
-            stack, embedding, trace.tokens[stack.name].ids, trace[f"{stack.name}.0.resid_pre"], token_type_ids
-        )
-        for stack, embedding in stacks
-    ]
-    document["attention"] = attention
-    document["neurons"] = {
-        "layers": [
-            describe_layer(network, trace.values, stack, layer, tokenizer)
-            for stack, _ in stacks
-            for layer in layers[stack.name]
-        ]
-    }
-    document["views"] += ["embeddings", "attention", "neurons", "mask"]
-    if config.head.kind in ("lm", "mlm"):
-        document["lens"] = describe_lens(network, trace, tokenizer)
-        document["views"].append("lens")
-    if kinds[-1].name == "cross" and config.head.kind == "lm":
-        document["alignment"] = {"attention": "cross", "written": describe_output_tokens(trace, tokenizer)}
-        document["views"].append("alignment")
-    for name, part in parts.items():
-        document[name] = part
-        document["views"].append(name)
-    num_heads = sum(len(layers[kind.name]) * len(heads[kind.name]) for kind in kinds)
-    num_exact = sum(map(len, exact_heads.values()))
-    document["footer"] = (
+    return attention
+
+
+def describe_rounding(attention: Sequence[Mapping[str, Any]]) -> str:
+    """The footer of a page with patterns: how exact their weights are."""
+    num_heads = sum(len(part["layers"]) * len(part["heads"]) for part in attention)
+    num_exact = sum(len(part["details"]) for part in attention)
+    return (
         f"Weights of heads are rounded to {WEIGHT_ERROR:.4f} or better. {num_exact} of {num_heads} heads also have "
         "their q, k and v in float32, from which this page computes the steps. Made by qkv look."
     )
-    return document
 
 
 def check_size(kinds: Sequence[AttentionKind], layers: dict[str, list[int]], heads: dict[str, list[int]]) -> None:
@@ -172,16 +204,20 @@ def make_mask_document(
     return document
 
 
-def document_sites(config: Config, layers: Sequence[int] | None) -> list[str]:
+def document_sites(config: Config, options: LookOptions) -> list[str]:
     """The sites that `make_document` reads, as glob patterns for `qkv.inside.trace`."""
-    names = [*SITES, *(f"cross_{site}" for site in ("pattern", "q", "k", "v") if config.family == "seq2seq")]
-    sites = ["*.0.resid_pre", "*.resid_post", "logits"]
+    sites = ["*.0.resid_pre", "logits"]
+    if "lens" in options.views:
+        sites.append("*.resid_post")
+    names = ["mlp_post"] if "neurons" in options.views else []
+    patterns = ["pattern", *(("q", "k", "v") if options.exact else ())] if options.shows_attention else []
     for stack, stack_config in (("encoder", config.encoder), ("decoder", config.decoder)):
         if stack_config is None:
             continue
-        for layer in _choose(layers, stack_config.layers, "layer", config):
-            known = [name for name in names if stack == "decoder" or not name.startswith("cross_")]
-            sites += [f"{stack}.{layer}.{name}" for name in known]
+        has_cross = stack == "decoder" and config.family == "seq2seq"
+        recorded = [*names, *patterns, *(f"cross_{name}" for name in patterns if has_cross)]
+        for layer in _choose(options.layers, stack_config.layers, "layer", config):
+            sites += [f"{stack}.{layer}.{name}" for name in recorded]
     return sites
 
 

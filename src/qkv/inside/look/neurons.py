@@ -23,29 +23,34 @@ NUM_PROMOTED = 4
 def describe_layer(
     network: Network, values: Mapping[str, Tensor], stack: Stack, layer: int, tokenizer: Tokenizer | None
 ) -> dict[str, Any]:
-    """The neurons of one layer with the highest peaks, and the strongest neurons of each token.
+    """The neurons of one layer, with the tokens whose logits they raise most.
 
-    `promotes` has the tokens whose logits each neuron raises most. It is None if the head does not read this stack, or
-    does not predict tokens.
+    `promotes` is None if the head does not read this stack, or does not predict tokens.
     """
     activations = values[f"{stack.name}.{layer}.mlp_post"].float()  # (T, F)
+    described = describe_units(activations)
+    promotes = None
+    if network.config.head.kind in ("lm", "mlm") and stack is output_stack(network):
+        effects = [
+            vocabulary_effect(network, layer, neuron, tokenizer, num_tokens=NUM_PROMOTED)
+            for neuron in described["neurons"]
+        ]
+        promotes = [[one.text for one in effect.promoted] for effect in effects]
+    return {"stack": stack.name, "layer": layer, "promotes": promotes, **described}
+
+
+def describe_units(activations: Tensor) -> dict[str, Any]:
+    """Of activations (T, F): the units with the highest peaks, and the strongest units of each token."""
     size = activations.shape[1]
     peaks, positions = activations.max(dim=0)
     chosen = peaks.topk(min(NUM_NEURONS, size)).indices
     strongest, neurons = activations.topk(min(NUM_PER_TOKEN, size), dim=1)
     shown: Tensor = activations[:, chosen].T
-    promotes = None
-    if network.config.head.kind in ("lm", "mlm") and stack is output_stack(network):
-        effects = [vocabulary_effect(network, layer, n, tokenizer, num_tokens=NUM_PROMOTED) for n in chosen.tolist()]
-        promotes = [[one.text for one in effect.promoted] for effect in effects]
     return {
-        "stack": stack.name,
-        "layer": layer,
         "size": size,
         "neurons": chosen.tolist(),
         "peaks": [round(one, 4) for one in peaks[chosen].tolist()],
         "peak_positions": positions[chosen].tolist(),
-        "promotes": promotes,
         "activations": pack_signed(shown.numpy()),
         "token_neurons": pack(neurons.to(torch.int32).numpy()),
         "token_values": pack(strongest.numpy()),

@@ -31,38 +31,49 @@ def describe_search(
 ) -> dict[str, Any]:
     """The search of a result that has `search_steps`."""
     steps = result.search_steps
-    target = None if tokenizer is None else tokenizer.target
-    parents = find_parents(steps)
     finished = find_finished(steps, options)
-    described = [
-        [
-            {
-                "parent": parents[s][n],
-                "token": candidate.token,
-                "text": token_text(candidate.token, target),
-                "score": round(candidate.score, 6),
-                "kept": candidate.kept,
-                "ended": candidate.ended,
-            }
-            for n, candidate in enumerate(step.candidates)
-        ]
-        for s, step in enumerate(steps)
-    ]
-    hypotheses = [
-        {
-            "text": hypothesis_text(steps, parents, one, target),
-            "logprob": round(one.logprob, 6),
-            "score": round(one.score, 6),
-            "length": one.length,
-        }
-        for one in finished
-    ]
     return {
         "beam": options.beam,
-        "steps": described,
-        "hypotheses": hypotheses,
-        "best": {"step": finished[0].step, "index": finished[0].index},
+        "steps": [describe_step(steps[: s + 1], tokenizer) for s in range(len(steps))],
+        **describe_hypotheses(steps, finished, tokenizer),
         "stop_reason": stop_reason(steps, finished, options),
+    }
+
+
+def describe_step(steps: list[SearchStep], tokenizer: Tokenizer | None) -> list[dict[str, Any]]:
+    """The candidates of the last one of these steps."""
+    target = None if tokenizer is None else tokenizer.target
+    parents = find_parents(steps[-2:])[-1]
+    return [
+        {
+            "parent": parent,
+            "token": candidate.token,
+            "text": token_text(candidate.token, target),
+            "score": round(candidate.score, 6),
+            "kept": candidate.kept,
+            "ended": candidate.ended,
+        }
+        for candidate, parent in zip(steps[-1].candidates, parents, strict=True)
+    ]
+
+
+def describe_hypotheses(
+    steps: list[SearchStep], finished: list[FinishedHypothesis], tokenizer: Tokenizer | None
+) -> dict[str, Any]:
+    """The finished hypotheses, and the last candidate of the best one; None if none is finished yet."""
+    target = None if tokenizer is None else tokenizer.target
+    parents = find_parents(steps)
+    return {
+        "hypotheses": [
+            {
+                "text": hypothesis_text(steps, parents, one, target),
+                "logprob": round(one.logprob, 6),
+                "score": round(one.score, 6),
+                "length": one.length,
+            }
+            for one in finished
+        ],
+        "best": {"step": finished[0].step, "index": finished[0].index} if finished else None,
     }
 
 

@@ -34,7 +34,7 @@ def look_at_text(
     """Trace a text and describe everything that the page shows. `search` adds the tree of a beam search."""
     ids, token_type_ids = encode_text(tokenizer, config, text)
     check_num_tokens(len(ids), "the text")
-    trace = trace_text(network, tokenizer, config, text, target, sites=document_sites(config, options.layers))
+    trace = trace_text(network, tokenizer, config, text, target, sites=document_sites(config, options))
     check_num_tokens(max(map(len, trace.tokens.values())), "the target")
     notes = [*list_unknown_tokens(tokenizer, ids), *list_unread_masks(tokenizer, text, ids)]
     options = replace(options, notes=(*options.notes, *notes))
