@@ -19,14 +19,18 @@ const ROLES_NOTE =
   " A word beside the number of a head names where more than half of its weight lies: on the previous, the first or " +
   "special tokens, or on the token after an earlier copy of the query (induction).";
 
-export function attentionView(data) {
-  return data.attention.map((attention) => grid(data, attention));
+/**
+ * `actions` is what a studio can do with a head: `isOff`, `load` and `buttons` take (attention, layer, head), and
+ * `opened` gets the head that is shown, or null.
+ */
+export function attentionView(data, actions = {}) {
+  return data.attention.map((attention) => grid(data, attention, actions));
 }
 
-function grid(data, attention) {
+function grid(data, attention, actions) {
   const queries = data.sequences[attention.queries].texts;
   const keys = data.sequences[attention.keys].texts;
-  const buttons = attention.layers.map((_, y) => attention.heads.map((_, x) => headButton(data, attention, y, x)));
+  const buttons = attention.layers.map((_, y) => attention.heads.map((_, x) => headButton(data, attention, y, x, actions)));
   roving(buttons);
   buttons.forEach(async (row, y) => {
     const visible = (await maskReasons(attention, y)).data.map((reason) => (reason ? 0 : 1));
@@ -55,22 +59,32 @@ function grid(data, attention) {
   );
 }
 
-function headButton(data, attention, y, x) {
+function headButton(data, attention, y, x, actions) {
   const queries = data.sequences[attention.queries].texts;
   const keys = data.sequences[attention.keys].texts;
   const [layer, head, summary] = [attention.layers[y], attention.heads[x], attention.summaries[y][x]];
-  const caption = `${layer}.${head}${summary.role ? ` ${SHORT_ROLES[summary.role]}` : ""}`;
+  const isOff = actions.isOff?.(attention, layer, head);
+  const caption = `${layer}.${head}${isOff ? " off" : summary.role ? ` ${SHORT_ROLES[summary.role]}` : ""}`;
   const [query, key] = summary.strongest;
   const label = [
     `${caption}. ${attention.title}, layer ${layer}, head ${head}.`,
+    isOff ? "It is switched off." : "",
     summary.role ? `Most of its weight is on the ${summary.role}.` : "",
     `Mean entropy ${number(summary.entropy, 2)} bits.`,
     `Strongest: ${tokenAt(queries, query)} to ${tokenAt(keys, key)}, ${number(summary.strongest_weight, 2)}.`,
-  ].join(" ");
+  ]
+    .filter(Boolean)
+    .join(" ");
   const shape = {aspectRatio: `${keys.length} / ${queries.length}`};
   return html(
     "button",
-    {type: "button", class: "head", "aria-label": label, title: label, onclick: () => openHead(data, attention, y, x)},
+    {
+      type: "button",
+      class: isOff ? "head off" : "head",
+      "aria-label": label,
+      title: label,
+      onclick: () => openHead(data, attention, y, x, actions),
+    },
     html("canvas", {"aria-hidden": "true", class: "pixels", style: shape}),
     html("span", {class: "caption", "aria-hidden": "true"}, caption),
   );

@@ -11,15 +11,20 @@ import {stepsTable, vectorStrips} from "./view_steps.js";
 const READING = "Each row is a query; its weights over the keys sum to 1. Click a cell to follow its numbers.";
 const MASKED = " Empty cells are masked.";
 
-/** Show a head. Escape closes the dialog. */
-export async function openHead(data, attention, layerIndex, headIndex) {
+/** Show a head. Escape closes the dialog. `actions` are those of view_attention.js. */
+export async function openHead(data, attention, layerIndex, headIndex, actions = {}) {
   const numHeads = attention.heads.length;
   const count = attention.layers.length * numHeads;
   let index = layerIndex * numHeads + headIndex;
   const title = html("h2", {id: "head-title", "aria-live": "polite"});
   const body = html("div", {});
   let fileName = "";
+  const extra = html("span", {class: "buttons"});
   const show = async () => {
+    const place = [attention, attention.layers[Math.floor(index / numHeads)], attention.heads[index % numHeads]];
+    await actions.load?.(...place);
+    actions.opened?.(place);
+    extra.replaceChildren(...(actions.buttons?.(...place, () => dialog.close()) ?? []));
     const head = await loadHead(data, attention, Math.floor(index / numHeads), index % numHeads);
     title.textContent = `${attention.title} · layer ${head.layer} · head ${head.head}`;
     fileName = `${attention.name}-${head.layer}-${head.head}`;
@@ -37,13 +42,16 @@ export async function openHead(data, attention, layerIndex, headIndex) {
     () => body.querySelector(".heatmap"),
     () => fileName,
   );
-  const buttons = [save, close];
+  const buttons = [extra, save, close];
   if (count > 1) buttons.unshift(stepButton(-1, "← Previous head"), stepButton(1, "Next head →"));
   const dialog = html(
     "dialog",
     {
       "aria-labelledby": "head-title",
-      onclose: () => dialog.remove(),
+      onclose: () => {
+        dialog.remove();
+        actions.opened?.(null);
+      },
       onclick: (event) => event.target === dialog && dialog.close(), // a click outside
     },
     html("header", {}, title, html("div", {class: "buttons"}, buttons)),

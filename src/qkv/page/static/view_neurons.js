@@ -2,14 +2,16 @@
 
 import {css, inkOn, weightColours} from "./colour.js";
 import {choice, disclosure, html, number, scrollBox, shorten, table, visibleToken} from "./dom.js";
+import {roving} from "./roving.js";
 import {onTheme} from "./theme.js";
 import {unpack} from "./unpack.js";
 
 const MAX_LETTERS = 14;
 
-export function neuronsView(data) {
+/** `pick(layer, unit)` is called when the reader chooses a neuron; without it, neurons cannot be chosen. */
+export function neuronsView(data, pick = null) {
   const layers = data.neurons.layers;
-  const names = layers.map((layer) => `${layer.stack} layer ${layer.layer}`);
+  const names = layers.map(layerName);
   const body = html("div", {});
   const show = async (index) => {
     const layer = layers[index];
@@ -18,7 +20,7 @@ export function neuronsView(data) {
       [layer.activations, layer.token_neurons, layer.token_values].map(unpack),
     );
     body.replaceChildren(
-      neuronTable(layer, names[index], tokens, activations),
+      neuronTable(layer, tokens, activations, pick),
       disclosure("The strongest neurons of each token", () => tokenTable(tokens, ids, values)),
     );
   };
@@ -26,28 +28,47 @@ export function neuronsView(data) {
   return html("div", {class: "block"}, html("div", {class: "controls"}, choice("Layer", names, show)), body);
 }
 
+/** The neurons of a layer, or the features of a sparse autoencoder. */
+function layerName(layer) {
+  return layer.autoencoder ? `features of ${layer.autoencoder}` : `${layer.stack} layer ${layer.layer}`;
+}
+
+/** The tokens of a text, coloured by the activation of a unit relative to its peak. */
+export function tokenChips(tokens, values, peak) {
+  const chips = tokens.map((text, t) => [
+    html("span", {class: "token chip", title: number(values[t], 2)}, visibleToken(text)),
+    peak > 0 ? values[t] / peak : 0,
+  ]);
+  const box = html(
+    "span",
+    {class: "chips"},
+    chips.map(([chip]) => chip),
+  );
+  onTheme(box, () => colourChips(chips));
+  return box;
+}
+
 /** A line for each neuron, with the text coloured by its activation. */
-function neuronTable(layer, name, tokens, activations) {
-  const chips = [];
+function neuronTable(layer, tokens, activations, pick) {
+  const buttons = layer.neurons.map((neuron) => [
+    html("button", {type: "button", class: "link", onclick: () => pick(layer, neuron)}, String(neuron)),
+  ]);
+  if (pick) roving(buttons);
   const rows = layer.neurons.map((neuron, n) => {
-    const row = tokens.map((text, t) => {
-      const value = activations.value(n * tokens.length + t);
-      const chip = html("span", {class: "token chip", title: number(value, 2)}, visibleToken(text));
-      chips.push([chip, layer.peaks[n] > 0 ? value / layer.peaks[n] : 0]);
-      return chip;
-    });
+    const values = tokens.map((_, t) => activations.value(n * tokens.length + t));
     const peakToken = shorten(visibleToken(tokens[layer.peak_positions[n]]), MAX_LETTERS);
-    const cells = [String(neuron), number(layer.peaks[n], 2), peakToken, html("span", {class: "chips"}, row)];
+    const name = pick ? buttons[n] : String(neuron);
+    const cells = [name, number(layer.peaks[n], 2), peakToken, tokenChips(tokens, values, layer.peaks[n])];
     if (layer.promotes)
       cells.push(layer.promotes[n].map((text) => shorten(visibleToken(text), MAX_LETTERS)).join("   "));
     return cells;
   });
-  const headings = ["neuron", "peak", "at", "activation at each token, relative to the peak"];
+  const noun = layer.autoencoder ? "feature" : "neuron";
+  const headings = [noun, "peak", "at", "activation at each token, relative to the peak"];
   if (layer.promotes) headings.push("promotes");
-  const caption = `The ${rows.length} most active of ${layer.size} neurons of ${name}`;
-  const box = scrollBox("Neurons", table(caption, headings, rows));
-  onTheme(box, () => colourChips(chips));
-  return box;
+  const source = layer.autoencoder ? `at ${layer.site}` : `of ${layerName(layer)}`;
+  const caption = `The ${rows.length} most active of ${layer.size} ${noun}s ${source}`;
+  return scrollBox("Neurons", table(caption, headings, rows));
 }
 
 function colourChips(chips) {

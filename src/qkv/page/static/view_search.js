@@ -1,6 +1,6 @@
 // Beam search as a tree: every candidate of every step, which were kept, and why the search stopped.
 
-import {disclosure, html, number, scrollBox, shorten, svg, table, visibleToken} from "./dom.js";
+import {count, disclosure, html, number, scrollBox, shorten, svg, table, visibleToken} from "./dom.js";
 import {saveButton} from "./save.js";
 
 const [LEFT, TOP] = [70, 30]; // pixels, as all of these
@@ -11,11 +11,14 @@ const LEGEND = "Solid: kept. Dashed: pruned. A box with a double border: finishe
 export function searchView(data) {
   const search = data.search;
   const picture = tree(search);
-  const summary = `Beam search with ${search.beam} beams ran for ${search.steps.length} steps.`;
+  const steps = count(search.steps.length, "step");
+  const summary = search.stop_reason
+    ? `Beam search with ${search.beam} beams ran for ${steps}. It stopped because ${search.stop_reason}`
+    : `Beam search with ${search.beam} beams: ${steps} so far.`;
   return html(
     "div",
     {class: "block"},
-    html("p", {}, `${summary} It stopped because ${search.stop_reason}`),
+    html("p", {}, summary),
     html(
       "div",
       {class: "controls"},
@@ -65,6 +68,7 @@ function prefix(search, step, one) {
 /** The candidates of the best hypothesis, as "step.index". */
 function bestPath(search) {
   const path = new Set();
+  if (!search.best) return path;
   for (let {step, index} = search.best; index !== null; step--) {
     path.add(`${step}.${index}`);
     index = search.steps[step][index].parent;
