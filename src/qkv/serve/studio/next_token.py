@@ -1,0 +1,68 @@
+"""The distribution over the next token, or over the labels of a classifier, at one position.
+
+The page gets all logits, sorted, because temperature, top-k and top-p depend on all of them. It names only the first.
+
+T tokens, V vocabulary
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from qkv.api import Model
+from qkv.errors import UsageError
+from qkv.inside import Trace
+from qkv.inside.tokens import token_text
+from qkv.page import pack
+from qkv.serve.studio.answer import label_text
+
+NUM_NAMED = 100
+KINDS = {"lm": "token", "mlm": "token", "classify": "label", "tag": "label"}
+"""The heads whose outputs are a distribution, and what it is over."""
+
+
+def describe_next(model: Model, trace: Trace, position: int | None) -> dict[str, Any] | None:
+    """The logits at a position, largest first; None for a head without such a distribution."""
+    head, logits = model.config.head, trace["logits"].float()
+    if head.kind not in KINDS or head.outputs < 2:
+        return None
+    tokens = trace.tokens[trace.output_stack]
+    is_pooled = logits.dim() == 1
+    if position is None:
+        position = default_position(model, tokens.ids)
+    if not is_pooled and position >= len(tokens):
+        raise UsageError(f"position {position}: the text has {len(tokens)} tokens; choose from 0 … {len(tokens) - 1}")
+    row, order = (logits if is_pooled else logits[position]).sort(descending=True)
+    tokenizer = None if model.tokenizer is None else model.tokenizer.target
+    named = order[:NUM_NAMED].tolist()
+    is_label = KINDS[head.kind] == "label"
+    return {
+        "kind": KINDS[head.kind],
+        "sequence": None if is_pooled else trace.output_stack,
+        "position": None if is_pooled else position,
+        "predicts": describe_prediction(head.kind),
+        "ids": named,
+        "texts": [label_text(head.labels, i) if is_label else token_text(i, tokenizer) for i in named],
+        "logits": pack(row.to(torch.float32).numpy()),
+        "temperature": head.temperature,
+        "multi_label": head.multi_label,
+    }
+
+
+def default_position(model: Model, ids: Sequence[int]) -> int:
+    """The last token of a decoder, the start of an encoder-decoder, and the first mask of a masked language model."""
+    if model.config.family == "decoder":
+        return len(ids) - 1
+    mask = None if model.tokenizer is None else model.tokenizer.special_tokens.mask
+    return list(ids).index(mask) if model.config.family == "encoder" and mask in ids else 0
+
+
+def describe_prediction(kind: str) -> str:
+    """What the distribution is, as the heading of its picture."""
+    return {
+        "lm": "The next token after",
+        "mlm": "The token at",
+        "classify": "The label of the text",
+        "tag": "The tag of",
+    }[kind]

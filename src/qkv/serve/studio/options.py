@@ -1,0 +1,45 @@
+"""What the studio is started with: folders of runs, sparse autoencoders, example texts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from qkv.inside import SparseAutoencoder, list_sites
+from qkv.models import Config
+from qkv.serve.studio.runs import Runs, read_examples
+
+
+@dataclass(frozen=True)
+class StudioOptions:
+    """What the studio is started with. `autoencoders` are those of all models, by name."""
+
+    runs: Runs = field(default_factory=lambda: Runs([Path("runs")]))
+    autoencoders: dict[str, SparseAutoencoder] = field(default_factory=dict)
+    examples: Sequence[str] = ()
+
+    def find_autoencoders(self, config: Config) -> dict[str, SparseAutoencoder]:
+        """The autoencoders whose site and width a model has."""
+        sites = set(list_sites(config))
+        return {
+            name: one
+            for name, one in self.autoencoders.items()
+            if one.config.site in sites and one.config.width == site_width(config, one.config.site)
+        }
+
+    def list_examples(self, source: str | Path | None) -> list[str]:
+        """Texts for a model: those given at the start, or those of the run that trained it."""
+        if self.examples or source is None:
+            return list(self.examples)
+        return read_examples(Path(source))
+
+
+def site_width(config: Config, site: str) -> int:
+    """The size of a vector at a site."""
+    stack = config.encoder if site.startswith("encoder") else config.decoder
+    assert stack is not None
+    return stack.ffn_width if site.rsplit(".", 1)[-1] in ("mlp_pre", "mlp_post") else stack.width
+
+
+def load_autoencoders(paths: Sequence[Path]) -> dict[str, SparseAutoencoder]:
+    """Read autoencoders; each is named by its file."""
+    return {path.stem: SparseAutoencoder.load(path) for path in paths}

@@ -1,0 +1,85 @@
+// Translation: the alignment, the source as words that can be changed one by one, and the answer without each word.
+
+import {html, scrollBox, table} from "./page/dom.js";
+import {alignmentView} from "./page/view_alignment.js";
+import {post} from "./server.js";
+import {changedWords, parts} from "./words.js";
+
+export function wordsPanel(context) {
+  const {data, info, request} = context;
+  return html(
+    "div",
+    {},
+    html("h3", {}, "Change a word"),
+    wordInputs(context),
+    data.alignment
+      ? [html("h3", {}, "Word alignment"), alignmentView(data)]
+      : html("p", {class: "note"}, `${alignmentNote(info)} The answer without each word works for every model.`),
+    html("h3", {}, "Leave out each word"),
+    leaveOut(request, context),
+  );
+}
+
+function alignmentNote(info) {
+  return info.family === "seq2seq"
+    ? "There is no alignment, because this model does not generate text."
+    : `This model is ${info.family}-only: it has no cross-attention, so there is no alignment of source and target.`;
+}
+
+/** An input for each word of the text. A change is a change of the text. */
+function wordInputs({state, update, side}) {
+  const pieces = parts(state.text);
+  const input = (piece, i) => {
+    const element = html("input", {
+      class: "word token",
+      value: piece.part,
+      size: Math.max(2, Array.from(piece.part).length),
+      "aria-label": `Word ${piece.part}`,
+      onchange: () => {
+        const text = pieces.map(({part}, j) => (j === i ? element.value : part)).join("");
+        update({text});
+      },
+    });
+    return element;
+  };
+  if (side > 0) return null;
+  return html(
+    "div",
+    {class: "words"},
+    pieces.map((piece, i) => (piece.isWord ? input(piece, i) : null)),
+  );
+}
+
+function leaveOut(request, {fail, signal}) {
+  const body = html("div", {"aria-live": "polite"});
+  const button = html("button", {type: "button", class: "quiet"}, "Compute the answers");
+  button.addEventListener("click", async () => {
+    button.disabled = true;
+    try {
+      const found = await post("words", {...request, views: []}, signal);
+      body.replaceChildren(answers(found));
+    } catch (error) {
+      fail(error);
+    } finally {
+      button.disabled = false;
+    }
+  });
+  const note = "The answer to the text without one of its words. New words of the answer are underlined.";
+  return html("div", {class: "block"}, html("p", {class: "note"}, note), button, body);
+}
+
+function answers(found) {
+  const rows = found.words.map(({word, answer}) => [word, answer === found.answer ? "the same" : marked(found, answer)]);
+  return scrollBox("Answers without each word", table(`With all words: ${found.answer}`, ["without", "answer"], rows));
+}
+
+/** An answer with its new words underlined. */
+export function marked(found, answer) {
+  const words = changedWords(found.answer, answer);
+  if (!words.length) return html("em", {}, "(empty)");
+  return html(
+    "span",
+    {class: "token"},
+    words.map(({text, isNew}) => [isNew ? html("ins", {}, text) : text, " "]),
+  );
+}

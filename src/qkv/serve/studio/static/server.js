@@ -1,0 +1,60 @@
+// Requests to the server, and their errors.
+
+const API = new URL("./api/", import.meta.url);
+
+/** An error with a message for the reader. `isGone` says that the server did not answer at all. */
+export class ServerError extends Error {
+  constructor(message, isGone = false) {
+    super(message);
+    this.isGone = isGone;
+  }
+}
+
+const GONE = "The server does not answer. It may have been stopped: start it again with qkv studio, then try again.";
+
+/** The JSON of an address. */
+export async function get(path, signal) {
+  return (await request(path, {signal})).json();
+}
+
+/** The JSON that the server returns for a body. */
+export async function post(path, body, signal) {
+  return (await send(path, body, signal)).json();
+}
+
+/** The lines of an answer that the server writes while it computes, as JSON. */
+export async function* stream(path, body, signal) {
+  const reader = (await send(path, body, signal)).body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  while (true) {
+    const {value, done} = await reader.read().catch((error) => Promise.reject(asError(error)));
+    if (done) break;
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    for (const line of lines) {
+      const record = JSON.parse(line);
+      if (record.error) throw new ServerError(record.error.message);
+      yield record;
+    }
+  }
+}
+
+function send(path, body, signal) {
+  return request(path, {
+    method: "POST",
+    headers: {"Content-Type": "application/json"},
+    body: JSON.stringify(body),
+    signal,
+  });
+}
+
+async function request(path, options) {
+  const response = await fetch(new URL(path, API), options).catch((error) => Promise.reject(asError(error)));
+  if (response.ok) return response;
+  const found = await response.json().catch(() => null);
+  throw new ServerError(found?.error?.message ?? `The server answered with status ${response.status}.`);
+}
+
+function asError(error) {
+  return error.name === "AbortError" ? error : new ServerError(GONE, true);
+}

@@ -1,0 +1,262 @@
+// The studio: the controls, the panel that is shown, and the trace that it draws.
+
+import {choice, html} from "./page/dom.js";
+import {themeButton} from "./page/theme.js";
+import {pictureButtons} from "./export.js";
+import {PANELS} from "./panels.js";
+import {marked} from "./panel_words.js";
+import {get, post} from "./server.js";
+import {fromLink, toLink} from "./state.js";
+import {stepPanel, walkCard} from "./walk.js";
+
+const TYPING_MS = 250; // a trace starts this long after the last key
+const RETRY_MS = 3000;
+
+const state = fromLink(location.hash);
+const models = []; // the names of all models
+const infos = new Map(); // what the server says of a model
+let contexts = []; // what is drawn, of each side
+let running = new AbortController();
+
+const root = document.getElementById("studio");
+const parts = {
+  controls: html("div", {class: "controls models"}),
+  text: html("textarea", {id: "text", rows: 2, spellcheck: "false", oninput: () => typed("text", parts.text)}),
+  target: html("textarea", {id: "target", rows: 2, spellcheck: "false", oninput: () => typed("target", parts.target)}),
+  targetLine: html("div", {class: "field", hidden: true}),
+  error: html("div", {role: "alert"}),
+  answers: html("div", {class: "columns", "aria-live": "polite"}),
+  walk: html("div", {}),
+  nav: html("nav", {"aria-label": "Panels"}),
+  title: html("h2", {id: "panel-title", tabindex: "-1"}),
+  sentence: html("p", {class: "lead"}),
+  body: html("div", {class: "columns", id: "panel"}),
+  busy: html("span", {class: "busy", role: "status"}),
+};
+
+/** Change the choices. `quiet` only writes the link; `redraw` draws again without a new trace. */
+function update(change, {quiet = false, redraw = false} = {}) {
+  for (const [name, value] of Object.entries(change)) {
+    state[name] = typeof value === "function" ? value(state[name]) : value;
+  }
+  history.replaceState(null, "", toLink(state));
+  if (quiet) return;
+  showControls();
+  if (redraw) drawPanel();
+  else refresh();
+}
+
+let timer = 0;
+function typed(name, element) {
+  state[name] = element.value;
+  state.position = null;
+  clearTimeout(timer);
+  timer = setTimeout(() => update({}), TYPING_MS);
+}
+
+/** Trace the text with each model, for the present panel, and draw it. */
+async function refresh() {
+  running.abort();
+  running = new AbortController();
+  const {signal} = running;
+  const panel = currentPanel();
+  parts.busy.textContent = "Computing …";
+  try {
+    const sides = state.other ? [0, 1] : [0];
+    const found = await Promise.all(sides.map((side) => makeContext(side, panel, signal)));
+    if (signal.aborted) return;
+    contexts = found;
+    parts.error.replaceChildren();
+    drawPanel();
+  } catch (error) {
+    fail(error);
+  } finally {
+    if (!signal.aborted) parts.busy.textContent = "";
+  }
+}
+
+async function makeContext(side, panel, signal) {
+  const [model, offName] = side === 0 ? [state.model, "off"] : [state.other, "otherOff"];
+  const info = await loadInfo(model, signal);
+  if (side === 0) beginWithExample(info);
+  const off = state[offName].filter((name) => hasPart(info, name));
+  const target = info.family === "seq2seq" && state.target ? {target: state.target} : {};
+  const request = {model, text: state.text, off, ...target};
+  const wanted = {...request, views: panel.views ?? []};
+  if (panel.name === "next" && state.position !== null) wanted.position = state.position;
+  const data = panel.views === null ? null : await post("trace", wanted, signal);
+  const setOff = (names) => update({[offName]: names});
+  return {side, info, data, request, off, setOff, state, update, fail, signal};
+}
+
+async function loadInfo(model, signal) {
+  if (!infos.has(model)) infos.set(model, await get(`models/${encodeURIComponent(model)}`, signal));
+  return infos.get(model);
+}
+
+function beginWithExample(info) {
+  parts.targetLine.hidden = info.family !== "seq2seq" || info.head !== "lm";
+  if (state.text.trim()) return;
+  update({text: info.examples[0]}, {quiet: true});
+  parts.text.value = state.text;
+}
+
+function hasPart(info, name) {
+  const [stack, layer, kind, head] = name.split(".");
+  const found = info.stacks.find((one) => one.name === stack);
+  if (!found || Number(layer) >= found.layers || (kind === "cross" && !found.cross)) return false;
+  return head === undefined || Number(head) < found.heads;
+}
+
+/** Show an error. The pictures of the last trace stay. */
+function fail(error) {
+  if (error.name === "AbortError") return;
+  const again = html("button", {type: "button", class: "quiet", onclick: () => update({})}, "Try again");
+  parts.error.replaceChildren(html("p", {class: "warning"}, `${error.message} `, again));
+  parts.busy.textContent = "";
+  if (error.isGone) setTimeout(() => parts.error.contains(again) && update({}), RETRY_MS);
+}
+
+function currentPanel() {
+  return PANELS.find((panel) => panel.name === state.panel) ?? PANELS[0];
+}
+
+function drawPanel() {
+  const panel = currentPanel();
+  parts.title.textContent = panel.title;
+  parts.sentence.textContent = panel.sentence;
+  const focused = document.activeElement?.dataset.part;
+  const shown = panel.views === null ? contexts.slice(0, 1) : contexts;
+  const column = (context) => {
+    const heading = shown.length > 1 ? html("h3", {class: "side"}, context.info.name) : null;
+    const notes = (context.data?.notes ?? []).map((note) => html("p", {class: "warning"}, note));
+    return html("div", {class: "column"}, heading, notes, panel.draw(context));
+  };
+  parts.body.replaceChildren(...shown.map(column));
+  parts.body.classList.toggle("two", shown.length > 1);
+  if (focused) parts.body.querySelector(`[data-part="${CSS.escape(focused)}"]`)?.focus();
+  parts.answers.replaceChildren(...contexts.filter((one) => one.data).map(answerLine));
+  parts.answers.classList.toggle("two", contexts.length > 1);
+  drawWalk();
+  root.dataset.ready = panel.name;
+}
+
+function answerLine({data, info, off, setOff}) {
+  const answer = data.answer;
+  const name = contexts.length > 1 ? `${info.name}: ` : "";
+  const isChanged = off.length && answer.text !== answer.with_all;
+  return html(
+    "div",
+    {class: "answer column"},
+    answer.title ? html("p", {}, html("span", {class: "note"}, `${name}${answer.title}: `), marked({answer: answer.with_all}, answer.text)) : null,
+    off.length
+      ? html(
+          "p",
+          {class: "note"},
+          `${off.length} ${off.length === 1 ? "part is" : "parts are"} off. `,
+          isChanged ? `With all parts: ${answer.with_all || "(empty)"} ` : "The answer is the same with all parts. ",
+          html("button", {type: "button", class: "quiet", onclick: () => setOff([])}, "Switch all on"),
+        )
+      : null,
+  );
+}
+
+function drawWalk() {
+  const focused = document.activeElement?.closest(".walk") ? document.activeElement.textContent : "";
+  parts.walk.replaceChildren(state.step ? walkCard({state, update, context: contexts[0] ?? {}}) : "");
+  const buttons = [...parts.walk.querySelectorAll("button")];
+  if (focused) (buttons.find((one) => one.textContent === focused && !one.disabled) ?? buttons[0])?.focus();
+}
+
+function showControls() {
+  const index = (name) => Math.max(0, models.indexOf(name));
+  parts.controls.replaceChildren(
+    choice("Model", models, (i) => update({model: models[i], off: [], position: null, head: ""}), index(state.model)),
+    choice(
+      "Beside it",
+      ["no second model", ...models],
+      (i) => update({other: i ? models[i - 1] : "", otherOff: []}),
+      state.other ? 1 + index(state.other) : 0,
+    ),
+    html(
+      "button",
+      {type: "button", class: "quiet", onclick: () => update({step: state.step || 1, panel: stepPanel(state.step || 1)})},
+      "What is attention? Try it",
+    ),
+    linkButton(),
+  );
+  if (parts.text.value !== state.text) parts.text.value = state.text;
+  if (parts.target.value !== state.target) parts.target.value = state.target;
+  for (const link of parts.nav.querySelectorAll("a")) {
+    if (link.dataset.panel === currentPanel().name) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+}
+
+function linkButton() {
+  const button = html("button", {type: "button", class: "quiet"}, "Copy link");
+  button.addEventListener("click", async () => {
+    await navigator.clipboard?.writeText(location.href).catch(() => {});
+    button.textContent = "Link copied";
+    setTimeout(() => (button.textContent = "Copy link"), 2000);
+  });
+  return button;
+}
+
+function navigation() {
+  return PANELS.map(({name, title}) =>
+    html(
+      "a",
+      {
+        href: `#${name}`,
+        "data-panel": name,
+        onclick: (event) => {
+          event.preventDefault();
+          update({panel: name});
+        },
+      },
+      title,
+    ),
+  );
+}
+
+async function start() {
+  parts.nav.append(...navigation());
+  parts.targetLine.append(html("label", {for: "target"}, "Target (empty: the model's own output)"), parts.target);
+  root.replaceChildren(
+    html("header", {class: "top"}, html("h1", {}, "qkv studio"), parts.controls, themeButton()),
+    html("div", {class: "fields"}, html("div", {class: "field"}, html("label", {for: "text"}, "Text"), parts.text), parts.targetLine),
+    parts.error,
+    parts.answers,
+    parts.nav,
+    html(
+      "main",
+      {},
+      parts.walk,
+      html("div", {class: "panel-head"}, parts.title, parts.busy, html("div", {class: "buttons"}, pictureButtons(() => parts.body, () => state.panel))),
+      parts.sentence,
+      parts.body,
+    ),
+  );
+  await connect();
+}
+
+async function connect() {
+  try {
+    const found = await get("models");
+    models.splice(0, models.length, ...found.models);
+    if (!models.includes(state.model)) state.model = models[0] ?? "";
+    if (!models.includes(state.other)) state.other = "";
+    update({});
+  } catch (error) {
+    fail(error);
+    setTimeout(connect, RETRY_MS);
+  }
+}
+
+window.addEventListener("hashchange", () => {
+  Object.assign(state, fromLink(location.hash));
+  if (!models.includes(state.model)) state.model = models[0] ?? "";
+  update({});
+});
+start();

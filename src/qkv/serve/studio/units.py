@@ -1,0 +1,115 @@
+"""Neurons and sparse features: how active they are on a text, and the example texts that excite them most.
+
+T tokens, F features of an autoencoder
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from qkv.api import Model
+from qkv.decode.runner import start_token
+from qkv.errors import UsageError
+from qkv.inside import SparseAutoencoder, Trace, direction_effect, top_examples, vocabulary_effect
+from qkv.inside.forward import Example
+from qkv.inside.look.neurons import NUM_PROMOTED, describe_units
+from qkv.inside.neurons import VocabularyEffect, output_stack
+from qkv.models import Seq2Seq
+from qkv.serve.studio.answer import find_answers, read_text
+from qkv.serve.studio.requests import MAX_TOKENS, ExamplesRequest
+
+NUM_EXAMPLES = 8
+CONTEXT = 8
+"""The number of tokens shown on each side of the token that excites a unit."""
+NUM_EFFECTS = 8
+RESIDUAL_SITES = ("resid_pre", "resid_mid", "resid_post", "mlp_out", "attn_out")
+"""The sites whose directions can be projected to the vocabulary."""
+
+
+@torch.no_grad()
+def describe_features(
+    model: Model, trace: Trace, autoencoders: Mapping[str, SparseAutoencoder]
+) -> list[dict[str, Any]]:
+    """The active features of each autoencoder, in the form of a layer of neurons."""
+    described = []
+    for name, autoencoder in autoencoders.items():
+        site = autoencoder.config.site
+        units = describe_units(autoencoder.encode(trace[site].float()))
+        promotes = None
+        if promotes_tokens(model, site):
+            effects = [
+                direction_effect(model.network, autoencoder.decoder[unit], model.tokenizer) for unit in units["neurons"]
+            ]
+            promotes = [[one.text for one in effect.promoted[:NUM_PROMOTED]] for effect in effects]
+        described.append(
+            {"stack": site.split(".")[0], "autoencoder": name, "site": site, "promotes": promotes, **units}
+        )
+    return described
+
+
+def promotes_tokens(model: Model, site: str) -> bool:
+    """Whether a direction at a site has a direct effect on the logits of tokens."""
+    stack, activation = site.split(".")[0], site.rsplit(".", 1)[-1]
+    predicts = model.config.head.kind in ("lm", "mlm") and stack == output_stack(model.network).name
+    return predicts and activation in RESIDUAL_SITES
+
+
+@torch.no_grad()
+def find_examples(
+    model: Model, request: ExamplesRequest, autoencoders: Mapping[str, SparseAutoencoder]
+) -> dict[str, Any]:
+    """The examples among the given texts that excite a unit most, and the tokens that the unit promotes."""
+    autoencoder = autoencoders.get(request.site)
+    site = request.site if autoencoder is None else autoencoder.config.site
+    texts = [text for text in dict.fromkeys([*request.texts, request.text]) if text.strip()]
+    found = top_examples(
+        model.network,
+        [make_example(model, text, site) for text in texts],
+        site,
+        [request.unit],
+        num_examples=NUM_EXAMPLES,
+        context=CONTEXT,
+        encode=None if autoencoder is None else autoencoder.encode,
+        tokenizer=model.tokenizer,
+    )[request.unit]
+    effect = find_effect(model, site, request.unit, autoencoder)
+    return {
+        "num_texts": len(texts),
+        "active_fraction": found.active_fraction,
+        "examples": [
+            {
+                "value": round(one.value, 4),
+                "tokens": list(one.tokens.texts),
+                "values": [round(value, 4) for value in one.values],
+                "offset": one.offset,
+            }
+            for one in found.examples
+        ],
+        "promoted": None if effect is None else [one.text for one in effect.promoted],
+        "suppressed": None if effect is None else [one.text for one in effect.suppressed],
+    }
+
+
+def find_effect(model: Model, site: str, unit: int, autoencoder: SparseAutoencoder | None) -> VocabularyEffect | None:
+    """The tokens that a unit promotes; None if it has no direct effect on them."""
+    stack, layer, activation = (site.split(".") + ["", ""])[:3]
+    if autoencoder is not None:
+        if not promotes_tokens(model, site):
+            return None
+        return direction_effect(model.network, autoencoder.decoder[unit], model.tokenizer, num_tokens=NUM_EFFECTS)
+    is_read = model.config.head.kind in ("lm", "mlm") and stack == output_stack(model.network).name
+    if activation != "mlp_post" or not is_read:
+        return None
+    return vocabulary_effect(model.network, int(layer), unit, model.tokenizer, num_tokens=NUM_EFFECTS)
+
+
+def make_example(model: Model, text: str, site: str) -> Example:
+    """The token ids of an example text. The decoder of an encoder-decoder reads the model's own output."""
+    ids = read_text(model, text)[0]
+    if len(ids) > MAX_TOKENS:
+        raise UsageError(f"an example has {len(ids):,} tokens, and at most {MAX_TOKENS} are read; shorten it")
+    if not isinstance(model.network, Seq2Seq):
+        return ids
+    written = find_answers(model, [text])[0].ids if site.startswith("decoder") else ()
+    return ids, [start_token(model.network), *written]
