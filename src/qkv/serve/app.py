@@ -4,8 +4,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from importlib import import_module
-from importlib.util import find_spec
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -26,6 +24,7 @@ from qkv.serve.routes import operations
 from qkv.serve.running.pool import ModelPool
 from qkv.serve.settings import ServeSettings
 from qkv.serve.state import ServerState
+from qkv.serve.studio.routes import static_routes, studio_routes
 
 log = logging.getLogger("qkv.serve")
 
@@ -55,9 +54,9 @@ def make_app(models: Mapping[str, str | Model], settings: ServeSettings | None =
         return HTMLResponse(page)
 
     routes: list[BaseRoute] = [endpoint.to_route() for endpoint in ENDPOINTS]
-    routes += [Route("/openapi.json", show_document), Route("/docs", show_page), *find_studio_routes()]
+    routes += [Route("/openapi.json", show_document), Route("/docs", show_page), *studio_routes()]
     open_paths = {endpoint.path: not endpoint.needs_key for endpoint in ENDPOINTS}
-    open_paths |= dict.fromkeys(("/", "/docs", "/openapi.json"), True)
+    open_paths |= dict.fromkeys(("/docs", "/openapi.json", *(route.path for route in static_routes())), True)
     middleware = [Middleware(Guard, server=server, open_paths=open_paths)]
     if settings.cors_origins:
         cors = Middleware(
@@ -99,13 +98,6 @@ async def load_models(server: ServerState) -> None:
         except Exception as error:
             server.log.write("not loaded", model=name, error=str(error))
             log.error("model %s cannot be loaded: %s", name, error)
-
-
-def find_studio_routes() -> list[BaseRoute]:
-    """The routes of the studio, the web page at `/`, if it is there."""
-    if find_spec("qkv.serve.studio") is None:
-        return []
-    return list(import_module("qkv.serve.studio").studio_routes())
 
 
 async def report_http_error(_: Request, error: Exception) -> Response:

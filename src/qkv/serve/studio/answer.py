@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from qkv.api import Model
@@ -81,8 +80,9 @@ def answer_from_logits(model: Model, ids: Sequence[int], logits: Tensor) -> Stud
     if head.kind == "classify" and head.outputs > 1:
         scaled = logits.float() / head.temperature
         probabilities = scaled.sigmoid() if head.multi_label else scaled.softmax(-1)
-        best = probabilities.topk(min(3, len(probabilities)))
-        names = [f"{label_text(head.labels, i)} {p:.2f}" for p, i in zip(*map(torch.Tensor.tolist, best), strict=True)]
+        largest, indices = probabilities.topk(min(3, len(probabilities)))
+        pairs = zip(largest.tolist(), indices.tolist(), strict=True)
+        names = [f"{label_text(head.labels, index)} {probability:.2f}" for probability, index in pairs]
         return StudioAnswer(title, " · ".join(names))
     if head.kind == "tag" and tokenizer is not None:
         special = tokenizer.special_ids

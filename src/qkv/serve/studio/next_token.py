@@ -55,7 +55,8 @@ def default_position(model: Model, ids: Sequence[int]) -> int:
     if model.config.family == "decoder":
         return len(ids) - 1
     mask = None if model.tokenizer is None else model.tokenizer.special_tokens.mask
-    return list(ids).index(mask) if model.config.family == "encoder" and mask in ids else 0
+    is_masked = mask is not None and model.config.family == "encoder" and mask in ids
+    return list(ids).index(mask) if is_masked else 0  # type: ignore[arg-type]
 
 
 def describe_prediction(kind: str) -> str:

@@ -40,7 +40,7 @@ class Runs:
         ]
 
     def read(self, run: str, cursor: str) -> dict[str, Any]:
-        """The records of a log after a cursor, at most about a megabyte. `reset` says that the log was written again."""
+        """The records of a log after a cursor, at most a megabyte. `reset` says that the log was written again."""
         if run not in self._folders:
             self.list()
         if run not in self._folders:

@@ -93,7 +93,7 @@ def find_examples(
 
 def find_effect(model: Model, site: str, unit: int, autoencoder: SparseAutoencoder | None) -> VocabularyEffect | None:
     """The tokens that a unit promotes; None if it has no direct effect on them."""
-    stack, layer, activation = (site.split(".") + ["", ""])[:3]
+    stack, layer, activation = [*site.split("."), "", ""][:3]
     if autoencoder is not None:
         if not promotes_tokens(model, site):
             return None

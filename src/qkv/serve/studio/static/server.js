@@ -2,12 +2,19 @@
 
 const API = new URL("./api/", import.meta.url);
 
-/** An error with a message for the reader. `isGone` says that the server did not answer at all. */
+const KEY = "qkv-api-key"; // kept until the tab is closed
+
+/** An error with a message for the reader. `status` is 0 if the server did not answer at all. */
 export class ServerError extends Error {
-  constructor(message, isGone = false) {
+  constructor(message, status) {
     super(message);
-    this.isGone = isGone;
+    this.status = status;
   }
+}
+
+/** Send this API key with every request. */
+export function setKey(key) {
+  sessionStorage.setItem(KEY, key);
 }
 
 const GONE = "The server does not answer. It may have been stopped: start it again with qkv studio, then try again.";
@@ -33,7 +40,7 @@ export async function* stream(path, body, signal) {
     rest = lines.pop();
     for (const line of lines) {
       const record = JSON.parse(line);
-      if (record.error) throw new ServerError(record.error.message);
+      if (record.error) throw new ServerError(record.error.message, 500);
       yield record;
     }
   }
@@ -49,12 +56,14 @@ function send(path, body, signal) {
 }
 
 async function request(path, options) {
-  const response = await fetch(new URL(path, API), options).catch((error) => Promise.reject(asError(error)));
+  const key = sessionStorage.getItem(KEY);
+  const headers = {...options.headers, ...(key ? {Authorization: `Bearer ${key}`} : {})};
+  const response = await fetch(new URL(path, API), {...options, headers}).catch((error) => Promise.reject(asError(error)));
   if (response.ok) return response;
   const found = await response.json().catch(() => null);
-  throw new ServerError(found?.error?.message ?? `The server answered with status ${response.status}.`);
+  throw new ServerError(found?.error?.message ?? `The server answered with status ${response.status}.`, response.status);
 }
 
 function asError(error) {
-  return error.name === "AbortError" ? error : new ServerError(GONE, true);
+  return error.name === "AbortError" ? error : new ServerError(GONE, 0);
 }

@@ -5,7 +5,7 @@ import {themeButton} from "./page/theme.js";
 import {pictureButtons} from "./export.js";
 import {PANELS} from "./panels.js";
 import {marked} from "./panel_words.js";
-import {get, post} from "./server.js";
+import {get, post, setKey} from "./server.js";
 import {fromLink, toLink} from "./state.js";
 import {stepPanel, walkCard} from "./walk.js";
 
@@ -111,10 +111,24 @@ function hasPart(info, name) {
 /** Show an error. The pictures of the last trace stay. */
 function fail(error) {
   if (error.name === "AbortError") return;
-  const again = html("button", {type: "button", class: "quiet", onclick: () => update({})}, "Try again");
-  parts.error.replaceChildren(html("p", {class: "warning"}, `${error.message} `, again));
+  const retry = () => (models.length ? update({}) : connect());
+  const again = html("button", {type: "button", class: "quiet", onclick: retry}, "Try again");
+  const more = error.status === 401 ? keyForm(retry) : again;
+  parts.error.replaceChildren(html("div", {class: "warning"}, `${error.message} `, more));
   parts.busy.textContent = "";
-  if (error.isGone) setTimeout(() => parts.error.contains(again) && update({}), RETRY_MS);
+  if (error.status === 0) setTimeout(() => again.isConnected && retry(), RETRY_MS);
+}
+
+/** A server with API keys needs one of them. */
+function keyForm(retry) {
+  const input = html("input", {type: "password", id: "key", autocomplete: "off"});
+  const submit = (event) => {
+    event.preventDefault();
+    setKey(input.value);
+    retry();
+  };
+  const button = html("button", {class: "quiet"}, "Use this key");
+  return html("form", {class: "controls", onsubmit: submit}, html("label", {for: "key"}, "API key"), input, button);
 }
 
 function currentPanel() {
@@ -250,7 +264,6 @@ async function connect() {
     update({});
   } catch (error) {
     fail(error);
-    setTimeout(connect, RETRY_MS);
   }
 }
 

@@ -1,0 +1,81 @@
+"""The routes of the studio: a small page without network, errors as JSON, keys, and no path of a request."""
+
+import json
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from look_models import make_model
+from serving import client
+
+from qkv.serve.http.keys import add_key
+from qkv.serve.studio.routes import static_routes
+
+MAX_PAGE_BYTES = 300_000
+
+
+@pytest.fixture(scope="module")
+def http() -> Any:
+    with client({"decoder": make_model("decoder"), "gone": "/nowhere/model"}) as opened:
+        yield opened
+
+
+def test_the_page_is_small_and_names_no_address(http: Any) -> None:
+    paths = {route.path for route in static_routes()}
+    answers = {path: http.get(path) for path in paths}
+    assert all(answer.status_code == 200 for answer in answers.values())
+    sizes = [len(answer.content) for path, answer in answers.items() if path != "/studio"]
+    assert sum(sizes) < MAX_PAGE_BYTES
+    for path, answer in answers.items():
+        assert not set(answer.text.split("https://")[1:])
+        addresses = [part.split('"')[0] for part in answer.text.split("http://")[1:]]
+        assert set(addresses) <= {"www.w3.org/2000/svg"}, path
+        assert "script-src 'self'" in answer.headers["content-security-policy"]
+    text = "".join(answer.text for answer in answers.values())
+    assert not any(word in text for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("))
+
+
+def test_every_import_of_the_page_is_served(http: Any) -> None:
+    paths = {route.path for route in static_routes()}
+    for file in files("qkv.serve.studio").joinpath("static").iterdir():
+        for part in file.read_text(encoding="utf-8").split('from "./')[1:]:
+            assert f"/studio/{part.split(chr(34))[0]}" in paths
+
+
+def test_errors_are_json_that_says_what_to_do(http: Any) -> None:
+    body = {"model": "decoder", "text": "a"}
+    cases = {
+        "trace": ({**body, "text": "a" * 9000}, 400, "shorten it"),
+        "words": ({**body, "model": "decoderr"}, 404, "did you mean 'decoder'"),
+        "examples": ({**body, "site": "decoder.9.mlp_post", "unit": 0}, 400, "no site"),
+        "search": ({**body, "beam": 1}, 400, "beam"),
+    }
+    for path, (sent, status, message) in cases.items():
+        answer = http.post(f"/studio/api/{path}", json=sent)
+        assert answer.status_code == status
+        assert message in answer.json()["error"]["message"]
+    gone = http.post("/studio/api/trace", json={**body, "model": "gone"})
+    assert gone.status_code == 400
+    assert "/nowhere/model" in gone.json()["error"]["message"]
+    assert http.get("/studio/api/runs/..%2f..%2fetc%2fpasswd").status_code in (400, 404)
+    assert http.get("/studio/..%2fapp.py").status_code == 404
+
+
+def test_a_search_arrives_in_lines(http: Any) -> None:
+    body = {"model": "decoder", "text": "the cat", "beam": 2, "max_tokens": 4}
+    with http.stream("POST", "/studio/api/search", json=body) as answer:
+        records = [json.loads(line) for line in answer.iter_lines()]
+    assert [set(record) for record in records[:-1]] == [{"step", "hypotheses", "best"}] * (len(records) - 1)
+    assert records[-1]["stop_reason"]
+
+
+def test_with_keys_the_page_is_open_and_its_numbers_are_not(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    key = add_key(file, "me")
+    with client({"decoder": make_model("decoder")}, keys=file) as guarded:
+        assert guarded.get("/").status_code == 200
+        assert guarded.get("/studio/page/dom.js").status_code == 200
+        assert guarded.get("/studio/api/models").status_code == 401
+        assert guarded.get("/studio/api/runs").status_code == 401
+        assert guarded.get("/studio/api/models", headers={"Authorization": f"Bearer {key}"}).status_code == 200
