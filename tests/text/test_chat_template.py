@@ -129,3 +129,30 @@ def test_the_plain_template_is_a_choice(tokenizer: Tokenizer) -> None:
 def test_messages_are_checked(message: object, words: str, tokenizer: Tokenizer) -> None:
     with pytest.raises(UsageError, match=words):
         JinjaChatTemplate(tokenizer).encode([message])  # type: ignore[list-item]
+
+
+CHAT = [
+    *user(INJECTION),
+    {"role": "assistant", "content": " Yes. "},
+    *user("é"),
+    {"role": "assistant", "content": "No."},
+]
+
+
+def test_a_training_chat_has_the_ids_of_the_rendered_text_and_a_mask_of_the_answers(tokenizer: Tokenizer) -> None:
+    template = JinjaChatTemplate(tokenizer)
+    ids, mask = template.encode_answers(CHAT)
+    assert ids == template.encode(CHAT, add_generation_prompt=False)
+    answers = [i for i, is_answer in zip(ids, mask, strict=True) if is_answer]
+    assert tokenizer.decode(answers, skip_special_tokens=False) == "Yes.<|im_end|>No.<|im_end|>"
+    prompt = template.encode(CHAT[:3])
+    assert ids[: len(prompt)] == prompt  # generation starts where the last answer does
+
+
+def test_a_template_that_changes_messages_cannot_be_trained(tokenizer: Tokenizer, monkeypatch) -> None:
+    template = JinjaChatTemplate(tokenizer, "{{ messages[-1]['content'] }}")
+    with pytest.raises(QkvError, match="one after the other"):
+        template.encode_answers(CHAT)
+    monkeypatch.setattr(template, "_render", None)  # not rendered again
+    with pytest.raises(QkvError, match="one after the other"):
+        template.encode_answers(CHAT)

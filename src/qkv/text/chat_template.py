@@ -44,6 +44,7 @@ class JinjaChatTemplate:
         self._special = {token.content: (i, token) for i, token in added.items() if token.special and token.content}
         spellings = sorted(self._special, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, spellings)) if spellings else r"(?!)")
+        self._around_contents: dict[tuple[str, ...], tuple[list[str], bool] | QkvError] = {}  # by the roles of a chat
 
     def encode(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, special: bool = False
@@ -57,7 +58,65 @@ class JinjaChatTemplate:
             unused = _unused_characters(copied)
             for message in copied:
                 message["content"] = self._hide_control_tokens(message["content"], unused, hidden)
-        text = self._render(copied, add_generation_prompt)
+        return self._tokenize(self._render(copied, add_generation_prompt), hidden)
+
+    def encode_answers(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
+        """The ids of a whole chat, and a mask that is 1 for the assistant's messages and the token that ends each.
+
+        A message of the assistant is encoded apart from the text before it, as it is generated after a prompt. The
+        template is rendered once for each sequence of roles, so it must write every message as it is, in order.
+        """
+        for number, message in enumerate(messages):
+            check_message(message, number)
+        hidden: dict[str, str] = {}
+        unused = _unused_characters(messages)
+        contents = [self._hide_control_tokens(message["content"], unused, hidden) for message in messages]
+        roles = tuple(message["role"] for message in messages)
+        (text, *after), is_stripped = self._split_around_contents(roles)
+        ids: list[int] = []
+        mask: list[int] = []
+        for role, content, rest in zip(roles, contents, after, strict=True):
+            content = content.strip() if is_stripped else content
+            if role != "assistant":
+                text += content + rest
+                continue
+            prompt, answer = self._tokenize(text, hidden), self._tokenize(content, hidden)
+            end = self._pattern.match(rest)
+            text = rest if end is None else rest[end.end() :]
+            answer += [] if end is None else [self._special[end.group()][0]]
+            ids += prompt + answer
+            mask += [0] * len(prompt) + [1] * len(answer)
+        closing = self._tokenize(text, hidden)
+        return ids + closing, mask + [0] * len(closing)
+
+    def _split_around_contents(self, roles: tuple[str, ...]) -> tuple[list[str], bool]:
+        """The texts that the template writes before, between and after the messages, and whether it strips them."""
+        if roles not in self._around_contents:
+            try:
+                self._around_contents[roles] = self._render_around_contents(roles)
+            except QkvError as error:  # kept, so that a template that takes long to fail does so once
+                self._around_contents[roles] = error
+        found = self._around_contents[roles]
+        if isinstance(found, QkvError):
+            raise found
+        return found
+
+    def _render_around_contents(self, roles: tuple[str, ...]) -> tuple[list[str], bool]:
+        marks = [chr(PRIVATE_CHARACTERS[number]) for number in range(len(roles))]
+        messages = [{"role": role, "content": f" {mark} "} for role, mark in zip(roles, marks, strict=True)]
+        text = self._render(messages, add_generation_prompt=False)
+        is_stripped = f" {marks[0]} " not in text
+        pieces = re.split("|".join(mark if is_stripped else f" {mark} " for mark in marks), text)
+        if [one for one in text if one in marks] != marks or len(pieces) != len(roles) + 1:
+            raise QkvError(
+                f"the chat template does not write the messages of a chat ({', '.join(roles)}) one after the other, "
+                "so the answers cannot be found in its text; remove chat_template from tokenizer_config.json to train "
+                "with qkv's own format"
+            )
+        return pieces, is_stripped
+
+    def _tokenize(self, text: str, hidden: Mapping[str, str]) -> list[int]:
+        """The ids of a rendered text: control tokens, and ordinary text between them."""
         originals = {ord(private): character for private, character in hidden.items()}
         ids: list[int] = []
         start, strip_start = 0, False

@@ -205,6 +205,20 @@ def test_the_loss_falls_on_the_answers_only():
     assert said == [*ids("Hi."), ROLES.eos, *ids("Bye."), ROLES.eos]
 
 
+def test_a_chat_is_written_by_the_template_of_its_tokenizer(monkeypatch):
+    own = "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}</s>{% endfor %}"
+    own += "{% if add_generation_prompt %}[assistant] {% endif %}"
+    monkeypatch.setitem(MADE.config, "chat_template", own)
+    encode = EncodeChat(MADE)
+    (example,) = encode([record(messages=messages([("user", "Hello!"), ("assistant", "Hi.")]))])
+    assert MADE.decode(example["ids"], skip_special_tokens=False) == "[user] Hello!</s>[assistant] Hi.</s>"
+    prompt = encode.encode_prompt([("user", "Hello!")])
+    assert example["ids"] == [*prompt, *ids("Hi."), ROLES.eos]
+    assert example["answer"] == [0] * len(prompt) + [1] * (len(example["ids"]) - len(prompt))
+    monkeypatch.delitem(MADE.config, "chat_template")
+    assert EncodeChat(MADE).fingerprint != encode.fingerprint
+
+
 def test_a_prompt_has_the_tokens_of_training():
     template = ChatTemplate()
     whole, _ = template.encode(MADE, TURNS)

@@ -1,7 +1,8 @@
 """Chats: the turns of a conversation as one text. Only the answers of the assistant are predicted.
 
-In the default template, a turn is a line with the role, the content, and a blank line. An answer ends with the EOS
-token instead of the blank line, so the model learns to stop:
+If the tokenizer has a chat template, it writes the chat (`qkv.text.chat_template`), so that a fine-tuned model replies
+to the prompts of `m.chat`. Otherwise, a turn is a line with the role, the content, and a blank line. An answer ends
+with the EOS token instead of the blank line, so the model learns to stop:
 
     system:⏎You are helpful.⏎⏎user:⏎Hello!⏎⏎assistant:⏎Hi, how can I help?</s>user:⏎…
 
@@ -18,6 +19,7 @@ from qkv.data.objectives.base import require_token
 from qkv.data.problems import InvalidRecord
 from qkv.data.records import Record
 from qkv.text import Tokenizer
+from qkv.text.chat_template import JinjaChatTemplate
 
 
 @dataclass(frozen=True)
@@ -61,9 +63,12 @@ class EncodeChat(EncodeOneByOne):
         require_token("eos", tokenizer.special_tokens.eos, "a chat")
         self.tokenizer = tokenizer
         self.turns = turns
+        has_own = template is None and bool(tokenizer.config.get("chat_template"))
+        self.own_template = JinjaChatTemplate(tokenizer) if has_own else None
         self.template = template or ChatTemplate()
         self.fields = ("ids", "answer")
-        self.fingerprint = encode_fingerprint("chat", tokenizer, turns, asdict(self.template))
+        written = asdict(self.template) if self.own_template is None else self.own_template.template
+        self.fingerprint = encode_fingerprint("chat", tokenizer, turns, written)
 
     def encode_one(self, record: Record) -> EncodedFields:
         """Encode one chat."""
@@ -72,8 +77,18 @@ class EncodeChat(EncodeOneByOne):
             raise InvalidRecord(
                 f"the chat has no turn with the role {self.template.assistant_role!r} to learn from", "no answer"
             )
-        ids, loss_mask = self.template.encode(self.tokenizer, turns)
+        if self.own_template is None:
+            ids, loss_mask = self.template.encode(self.tokenizer, turns)
+        else:
+            messages = [{"role": role, "content": content} for role, content in turns]
+            ids, loss_mask = self.own_template.encode_answers(messages)
         return {"ids": ids, "answer": loss_mask}
+
+    def encode_prompt(self, turns: Sequence[tuple[str, str]]) -> list[int]:
+        """The prompt that the model continues with its next answer."""
+        if self.own_template is None:
+            return self.template.encode_prompt(self.tokenizer, turns)
+        return self.own_template.encode([{"role": role, "content": content} for role, content in turns])
 
     def _check_turn(self, turn: Any, number: int) -> tuple[str, str]:
         if not isinstance(turn, dict) or not all(isinstance(turn.get(key), str) for key in ("role", "content")):

@@ -181,5 +181,5 @@ def make_prompt(model: TextModel, record: Record, max_tokens: int) -> tuple[list
         return prompt_ids(tokenizer, model.config, text), text
     turns = [(turn["role"], turn["content"]) for turn in record.fields["messages"]]
     last = max(i for i, (role, _) in enumerate(turns) if role == ChatTemplate.assistant_role)
-    prompt = ChatTemplate().encode_prompt(tokenizer, turns[:last])
+    prompt = EncodeChat(tokenizer).encode_prompt(turns[:last])
     return prompt, "\n".join(f"{role}: {content}" for role, content in turns[:last])
