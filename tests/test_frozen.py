@@ -53,6 +53,7 @@ OPTIONS = {
         *("--template", "--top-p"),
     ],
     "info": ["--context", "--json"],
+    "models": ["--json"],
     "import": ["--json", "--out"],
     "look": [
         *("--beam", "--device", "--heads", "--json", "--layers", "--length", "--mask", "--max-tokens", "--out"),

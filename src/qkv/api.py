@@ -50,6 +50,8 @@ def load(
 ) -> "Model":
     """Load a model from a qkv folder, a Hugging Face folder, a hub id, or a GGUF file (extra `gguf`).
 
+    The name of a model that comes with qkv, such as "en-fr", loads that one (`qkv models` lists them).
+
     For the folder of an unfinished run, this loads its newest checkpoint. The folder of a checkpoint works, too.
     Weights keep their stored dtype unless `dtype` is given. `head` replaces the model's head by a newly initialised
     one. Notes on tensors that were ignored or newly initialised are logged, and are in `.notes`.

@@ -54,7 +54,8 @@ def bench(
     Parameters
     ----------
     model
-        A model folder, a hub id, an unfinished run, or a preset with random weights (see qkv info presets).
+        A model folder, a hub id, an unfinished run, a model in the box (qkv models), or a preset with random
+        weights (qkv info presets).
     device
         Device: cpu, cuda, mps, or auto for a GPU if there is one.
     dtype
@@ -107,6 +108,7 @@ def open_model(name: str, device: str, dtype: str, precision: "WeightPrecision |
     from qkv import api
     from qkv.measure import check_memory, choose_device, choose_dtype
     from qkv.models.tables import presets
+    from qkv.store.box import box_folders
     from qkv.train.run.load import load_model
 
     target = choose_device(device)
@@ -114,9 +116,11 @@ def open_model(name: str, device: str, dtype: str, precision: "WeightPrecision |
         config, chosen = presets.find_preset(name), choose_dtype(dtype, target)
         check_memory(name, config, chosen, target, precision=precision)
         return api.new(config, device=target, dtype=chosen)
-    if os.sep not in name and not Path(name).exists():
-        raise UsageError(f"{name}: no such folder or preset; {suggest_name(name, presets.PRESETS)}")
-    if Path(name).exists():
+    is_local = Path(name).exists() or name in box_folders()
+    if os.sep not in name and not is_local:
+        known = [*presets.PRESETS, *box_folders()]
+        raise UsageError(f"{name}: no such folder, preset or model in the box; {suggest_name(name, known)}")
+    if is_local:
         stored = load_model(name, device="meta")
         if dtype == "auto":
             dtype = str(next(stored.network.parameters()).dtype).removeprefix("torch.")

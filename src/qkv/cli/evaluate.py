@@ -69,7 +69,7 @@ def evaluate(
     Parameters
     ----------
     model
-        A model folder or hub id, with a tokenizer.
+        A model folder, a hub id, or a model in the box (see qkv models), with a tokenizer.
     data
         Files, globs or folders; field=file for each of several line-aligned files; or a built-in dataset. The folder of
         a second model may come first.

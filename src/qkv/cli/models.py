@@ -1,4 +1,4 @@
-"""`qkv info`, `qkv import` and `qkv export`: inspect and convert model folders."""
+"""`qkv models`, `qkv info`, `qkv import` and `qkv export`: list, inspect and convert models."""
 
 import os
 from pathlib import Path
@@ -23,13 +23,15 @@ def info(model: str, /, *, context: int | None = None, json: Json = False) -> No
     Parameters
     ----------
     model
-        A preset (qkv info presets lists them), a qkv or Hugging Face folder, or a hub id.
+        A preset (qkv info presets lists them), a qkv or Hugging Face folder, a hub id, or a model in the box (qkv
+        models).
     context
         The context length at which FLOPs are counted; by default the model's maximum, but at most 2,048.
     """
     from qkv.models.tables import presets
     from qkv.models.tables.summary import summarise_model
     from qkv.render.info import print_info
+    from qkv.store.box import box_folders
     from qkv.train.run.load import load_model
 
     if model == "presets" and not Path(model).exists():
@@ -38,11 +40,12 @@ def info(model: str, /, *, context: int | None = None, json: Json = False) -> No
         check_minimum("context", context, 1)
     if model in presets.PRESETS and not Path(model).is_dir():
         config, notes = presets.find_preset(model), []
-    elif os.sep in model or Path(model).exists():
+    elif os.sep in model or Path(model).exists() or model in box_folders():
         stored = load_model(model, device="meta")
         config, notes = stored.config, stored.notes
     else:
-        raise UsageError(f"{model}: no such folder or preset; {suggest_name(model, presets.PRESETS)}")
+        known = [*presets.PRESETS, *box_folders()]
+        raise UsageError(f"{model}: no such folder, preset or model in the box; {suggest_name(model, known)}")
     summary = summarise_model(config, context)
     print_notes(model, notes)
     if json:
@@ -64,6 +67,24 @@ def _show_presets(json: bool) -> None:
         return
     for name, one in summaries.items():
         print(f"{name:<18} {FAMILY_NAMES[one.family]:<16} {format_count(one.total):>14}")
+
+
+@app.command(name="models")
+def list_models(*, json: Json = False) -> None:
+    """List the models that can be used by name: those that come with qkv ("in the box"), and the runs in ./runs.
+
+    Examples:
+        qkv models
+        qkv models --json
+    """
+    from qkv.render.model_list import print_models
+    from qkv.tasks.model_list import list_models
+
+    found = list_models()
+    if json:
+        print_json([one.to_dict() for one in found])
+    else:
+        print_models(found, StdoutConsole())
 
 
 @app.command(name="import")

@@ -73,6 +73,7 @@ def run(
     question and its context, or two texts to classify) is one line with a tab between the two texts.
 
     Examples:
+        qkv run en-fr "The cat chased the mouse."
         qkv run models/mine "Once upon a time" --temperature 0.8 --seed 1
         qkv run models/translator --beam 5 < source.txt > target.txt
         qkv run models/translator "a dog runs" "two men" --json
@@ -82,7 +83,7 @@ def run(
     Parameters
     ----------
     model
-        A model folder or hub id, with a tokenizer.
+        A model folder, a hub id, or a model in the box (see qkv models), with a tokenizer.
     texts
         Prompts, source texts of an encoder-decoder, or texts to classify, tag or embed.
     max_tokens

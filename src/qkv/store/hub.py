@@ -3,9 +3,10 @@
 import re
 from pathlib import Path
 
-from qkv.errors import QkvError, UsageError, suggest_path
+from qkv.errors import QkvError, UsageError, suggest_name, suggest_path
 from qkv.files import to_path
 from qkv.models.tables.presets import PRESETS
+from qkv.store.box import box_folders, find_in_box
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 DOWNLOAD_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "*.jinja"]
@@ -15,7 +16,8 @@ DOWNLOAD_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "*.
 def resolve_folder(name: str | Path) -> Path:
     """Find the folder of a model.
 
-    A name `owner/model` that does not exist locally is downloaded from the hub, which needs `qkv[hub]`.
+    A name of a model in the box is its folder there, unless there is a local folder of this name. A name `owner/model`
+    that does not exist locally is downloaded from the hub, which needs `qkv[hub]`.
     """
     path = to_path(name)
     if not str(name):
@@ -24,11 +26,15 @@ def resolve_folder(name: str | Path) -> Path:
         return path
     if path.exists():
         raise UsageError(f"{path}: this is a file; give its folder")
+    if (in_box := find_in_box(name)) is not None:
+        return in_box
     if str(name) in PRESETS:
         raise UsageError(f"{name}: no such folder; {name} is a preset, which has no weights; give a folder or a hub id")
     if not _HUB_ID.fullmatch(str(name)) or path.parent.is_dir():
         run = Path("runs") / path  # users often forget the prefix runs/
         hint = f"; did you mean {run}?" if run.is_dir() else suggest_path(path, folders=True)
+        if not hint and len(path.parts) == 1:
+            hint = f", and no such model in the box; {suggest_name(str(path), box_folders())}"
         raise UsageError(f"{path}: no such folder{hint}")
     try:
         from huggingface_hub import snapshot_download

@@ -1,7 +1,10 @@
 """The model card, which is the README.md of a model folder."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
+from qkv.errors import QkvError
+from qkv.files import read_text
 from qkv.models import Config
 
 CARD_FACTS = ("data", "scores", "licence")
@@ -37,3 +40,13 @@ def model_card(config: Config, parameters: int, load_class: str, facts: Mapping[
             "",
         ]
     )
+
+
+def read_card(folder: Path) -> dict[str, str]:
+    """The facts in the tables of a folder's model card, by name. Empty if there is no card that can be read."""
+    try:
+        text = read_text(folder / "README.md")
+    except QkvError:
+        return {}
+    rows = [line.strip().strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
+    return {row[0].strip(): row[1].strip() for row in rows if len(row) == 2}

@@ -2,6 +2,7 @@
 
 load_model("runs/a")                                an unfinished run: its newest checkpoint
 load_model("runs/a/checkpoints/step-000000400")     this checkpoint
+load_model("en-fr")                                 a model that comes with qkv
 load_model("models/b")                              anything else that `store.read_model` can load
 """
 
@@ -18,6 +19,7 @@ from qkv.errors import QkvError
 from qkv.files import to_path
 from qkv.models import Config
 from qkv.store import StoredModel
+from qkv.store.box import box_notes
 from qkv.store.config_json import parse_config
 from qkv.store.huggingface import replace_head
 from qkv.store.model_folder import assign_parameters, build_on_meta, initialise_missing
@@ -53,6 +55,18 @@ def load_model(
     With `unfinished=False`, the newest checkpoint of an unfinished run is not loaded, only a checkpoint that `name`
     gives. This is for `model.from`, which must not change its meaning while that run trains.
     """
+    stored = _load_model(name, device, dtype, head, unfinished)
+    stored.notes += box_notes(name)
+    return stored
+
+
+def _load_model(
+    name: str | Path,
+    device: torch.device | str,
+    dtype: torch.dtype | None,
+    head: HeadConfig | None,
+    unfinished: bool,
+) -> StoredModel:
     path = to_path(name)
     run = RunFolder(path)
     if unfinished and run.is_run and not (path / MODEL_CONFIG).exists() and run.checkpoints.steps():

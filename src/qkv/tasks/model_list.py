@@ -1,0 +1,76 @@
+"""The models that can be used by name here: those in the box, and the runs in a folder. For `qkv models`."""
+
+import tomllib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from qkv.errors import QkvError
+from qkv.store.box import box_folders
+from qkv.store.model_card import read_card
+from qkv.train.run.folder import RunFolder
+
+LOSS = "loss"
+
+
+@dataclass(frozen=True)
+class ListedModel:
+    """A model that can be used by name."""
+
+    name: str
+    place: str  # "box" or "runs"
+    task: str
+    scores: str
+    bytes: int = 0  # of its weights; 0 if it has none yet
+    licence: str = ""
+    state: str = "finished"  # of a run: finished, or the step that it has reached
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields by name, for JSON."""
+        return asdict(self)
+
+
+def list_models(runs: Path = Path("runs")) -> list[ListedModel]:
+    """The models in the box, and the runs in the folder `runs`."""
+    found = [box_model(name, folder) for name, folder in box_folders().items()]
+    folders = sorted(path for path in runs.iterdir() if path.is_dir()) if runs.is_dir() else []
+    return found + [run_model(RunFolder(folder)) for folder in folders if RunFolder(folder).is_run]
+
+
+def box_model(name: str, folder: Path) -> ListedModel:
+    """A model in the box, as its card describes it."""
+    card = read_card(folder)
+    facts = {field: card.get(field, "") for field in ("task", "scores", "licence")}
+    return ListedModel(name, "box", bytes=weight_bytes(folder), **facts)
+
+
+def run_model(run: RunFolder) -> ListedModel:
+    """A run: its objective, the metrics of its last evaluation, and how far it is. What cannot be read is left out."""
+    try:
+        recipe = tomllib.loads(run.read_recipe())
+        records = run.log_records()
+    except (QkvError, ValueError):
+        return ListedModel(str(run.path), "runs", "", "", weight_bytes(run.path), state="not readable")
+    evaluations = [record for record in records if record.get("kind") == "eval"]
+    step = max((int(record.get("step", 0)) for record in records), default=0)
+    task = str(recipe.get("objective", {}).get("kind", "seq2seq"))
+    state = "finished" if run.has_model else f"step {step:,}"
+    scores = format_scores(evaluations[-1]) if evaluations else ""
+    return ListedModel(str(run.path), "runs", task, scores, weight_bytes(run.path), state=state)
+
+
+def format_scores(evaluation: dict[str, Any]) -> str:
+    """The main metric of an evaluation and the loss, in one line.
+
+    >>> format_scores({"kind": "eval", "step": 9, "seconds": 1.5, "bleu": 41.257, "chrf": 60.0, "loss": 2.0})
+    'bleu 41.26, loss 2.000'
+    """
+    metrics = {k: v for k, v in evaluation.items() if k not in ("kind", "step", "seconds") and isinstance(v, float)}
+    main = next((name for name in ("bleu", *metrics) if name in metrics and name != LOSS), None)
+    parts = [] if main is None else [f"{main} {metrics[main]:.4g}"]
+    return ", ".join(parts + ([f"loss {metrics[LOSS]:.3f}"] if LOSS in metrics else []))
+
+
+def weight_bytes(folder: Path) -> int:
+    """The size of a folder's weight files."""
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
