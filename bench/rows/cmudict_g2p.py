@@ -35,15 +35,17 @@ kind = "seq2seq"
 label_smoothing = 0.1
 
 [train]
-steps = 6000
+steps = 4000
 batch_tokens = 16_384
-lr = 1e-3
-warmup = 1000
-schedule = "cosine"
+optimizer = "muon"
+lr = 4e-3
+weight_decay = 0.1
+warmup = 200
+schedule = "linear"
 num_workers = 2
 eval_every = 1000
 eval_examples = 500
-ema_decay = 0.999
+ema_decay = 0.995
 """
 
 

@@ -29,7 +29,6 @@ QUICK_CHANGES = {
     "train.steps": 3,
     "train.epochs": 0,
     "train.minutes": 0.0,
-    "train.batch_tokens": 1024,
     "train.eval_every": 3,
     "train.eval_examples": 4,
     "train.save_every": 1,
@@ -147,10 +146,9 @@ def train(recipe: str, out: Path, changes: Mapping[str, Any], *, seed: int, quic
     words = [f"{key}={_format(value)}" for key, value in values.items()]
     words += [change for change in settings.changes if not quick]
     opened = open_recipe(file, words)
-    if quick:  # a batch must hold one sequence
+    if quick:  # a small batch that holds one sequence
         longest = opened.data.max_length + opened.data.max_source_length
-        words.append(f"train.batch_tokens={max(longest, QUICK_CHANGES['train.batch_tokens'])}")  # type: ignore[type-var]
-        opened = open_recipe(file, words)
+        opened = open_recipe(file, [*words, f"train.batch_tokens={max(longest, 1024)}"])
     result = train_recipe(opened)
     end = result.run_end
     parameters = sum(one.numel() for one in result.network.parameters())
@@ -247,3 +245,16 @@ def corpus_score(metric: str, predictions: Sequence[Mapping[str, Any]]) -> Any:
     found = scorer.corpus_score([line["prediction"] for line in predictions], references, n_bootstrap=RESAMPLES)
     bounds = found._mean - found._ci, found._mean + found._ci
     return {"value": float(found.score), "low": float(bounds[0]), "high": float(bounds[1])}
+
+
+def rouge(predictions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """ROUGE-1, 2 and L (F1 in per cent, with stemming) against the best reference. Needs rouge-score."""
+    from rouge_score.rouge_scorer import RougeScorer
+
+    names = {"ROUGE-1": "rouge1", "ROUGE-2": "rouge2", "ROUGE-L": "rougeL"}
+    scorer = RougeScorer(list(names.values()), use_stemmer=True)
+    each = [[scorer.score(one, line["prediction"]) for one in line["references"]] for line in predictions]
+    return {
+        name: interval([max(scores[key].fmeasure for scores in several) for several in each], scale=100)
+        for name, key in names.items()
+    }

@@ -36,15 +36,17 @@ kind = "seq2seq"
 label_smoothing = 0.1
 
 [train]
-steps = 5000
+steps = 3000
 batch_tokens = 10_240     # about 400 forms
-lr = 1e-3
-warmup = 1000
-schedule = "cosine"
+optimizer = "muon"
+lr = 4e-3
+weight_decay = 0.1
+warmup = 200
+schedule = "linear"
 num_workers = 2
 eval_every = 1000
 eval_examples = 250
-ema_decay = 0.998
+ema_decay = 0.995
 """
 
 
