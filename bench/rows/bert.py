@@ -128,6 +128,6 @@ def score(predictions: list[dict[str, Any]]) -> dict[str, Any]:
     for part, lines in encoders.split_parts(predictions).items():
         seeds = sorted({line["seed"] for line in lines})
         metric = metrics.accuracy if part.startswith("sst2") else metrics.matthews
-        each = [encoders.bootstrap(metric, [line for line in lines if line["seed"] == seed]) for seed in seeds]
+        each = [encoders.compute(metric, [line for line in lines if line["seed"] == seed]) for seed in seeds]
         scores[part] = {"mean": mean(one["value"] for one in each), "seeds": each}
     return scores

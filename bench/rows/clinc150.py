@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.tasks import metrics
 from rows import encoders, frame
 
 OUT_OF_SCOPE = "oos"
@@ -50,8 +51,10 @@ def score(predictions: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "in_scope": encoders.accuracy(in_scope),
         "threshold": threshold,
-        "in_scope_with_threshold": frame.interval(right, scale=100),
-        "out_of_scope_recall": frame.interval([line["probability"] < threshold for line in rest], scale=100),
+        "in_scope_with_threshold": encoders.with_interval(metrics.mean_score(right)),
+        "out_of_scope_recall": encoders.with_interval(
+            metrics.mean_score([line["probability"] < threshold for line in rest])
+        ),
         "out_of_scope_auroc": auroc([line["probability"] for line in in_scope], [line["probability"] for line in rest]),
     }
 

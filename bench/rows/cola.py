@@ -41,5 +41,5 @@ def predict(trained: frame.Trained, data: Path, quick: bool) -> list[dict[str, A
 def score(predictions: list[dict[str, Any]]) -> dict[str, Any]:
     """Matthews' correlation × 100 on both files together and on each, and the accuracy on both."""
     parts = {"dev": predictions, **encoders.split_parts(predictions)}
-    scores = {f"{part}_matthews": encoders.bootstrap(metrics.matthews, lines) for part, lines in parts.items()}
+    scores = {f"{part}_matthews": encoders.compute(metrics.matthews, lines) for part, lines in parts.items()}
     return {**scores, "dev_accuracy": encoders.accuracy(predictions)}

@@ -6,11 +6,11 @@ Published: none; measured on this data: BM25 0.358, all-MiniLM-L6-v2 0.400 (nDCG
 Goal: fused search above both.
 """
 
-import math
 from pathlib import Path
 from typing import Any
 
 import qkv
+from qkv.tasks import metrics
 from rows import encoders, frame
 
 METHODS = ("bm25", "dense", "fused")
@@ -45,17 +45,10 @@ def run(data: Path, out: Path, seed: int, quick: bool) -> dict[str, Any]:
 
 def score(predictions: list[dict[str, Any]]) -> dict[str, Any]:
     """The mean nDCG@10 of each method over the queries with a relevant abstract; each judgement above 0 is relevant."""
-    return {
-        method: frame.interval([ndcg(line["prediction"], set(line["relevant"])) for line in lines if line["relevant"]])
-        for method, lines in encoders.split_parts(predictions).items()
-    }
-
-
-def ndcg(ranked: list[int], relevant: set[int]) -> float:
-    """The normalized discounted cumulative gain of the first ten.
-
-    >>> ndcg([7, 1], {7})
-    1.0
-    """
-    gain = sum(1 / math.log2(place + 2) for place, one in enumerate(ranked[:TOP]) if one in relevant)
-    return gain / sum(1 / math.log2(place + 2) for place in range(min(len(relevant), TOP)))
+    scores = {}
+    for method, lines in encoders.split_parts(predictions).items():
+        judged = [line for line in lines if line["relevant"]]
+        relevant = [dict.fromkeys(line["relevant"], 1) for line in judged]
+        found = metrics.ndcg([line["prediction"] for line in judged], relevant, k=TOP)
+        scores[method] = encoders.with_interval(found, scale=1)
+    return scores

@@ -132,34 +132,28 @@ def split_parts(lines: Lines) -> dict[str, list[Mapping[str, Any]]]:
     return dict(parts)
 
 
-def bootstrap(metric: Callable[[Any, Any], float], lines: Lines, expected: str = "label", scale: float = 100) -> Any:
-    """A metric of predictions and expected values, with its 95 % bootstrap interval."""
-    pairs = [(line["prediction"], line[expected]) for line in lines]
-    rng, values = np.random.default_rng(0), []
-    for _ in range(frame.RESAMPLES):
-        chosen = [pairs[i] for i in rng.integers(0, len(pairs), len(pairs))]
-        values.append(metric(*zip(*chosen, strict=True)))
-    low, high = np.percentile(values, [2.5, 97.5])
-    value = metric(*zip(*pairs, strict=True))
-    return {"value": value * scale, "low": float(low * scale), "high": float(high * scale)}
+def with_interval(score: metrics.Score, scale: float = 100) -> dict[str, float]:
+    """A score with its 95 % bootstrap interval."""
+    low, high = metrics.confidence_intervals({"score": score}).get("score", (score, score))
+    return {"value": score * scale, "low": low * scale, "high": high * scale}
+
+
+def compute(metric: Callable[..., metrics.Score], lines: Lines, expected: str = "label", scale: float = 100) -> Any:
+    """A metric of the predictions and the expected values of the lines, with its interval."""
+    return with_interval(metric([line["prediction"] for line in lines], [line[expected] for line in lines]), scale)
 
 
 def accuracy(lines: Lines) -> Any:
     """The percentage of lines whose prediction is their label, with its interval."""
-    return frame.interval([line["prediction"] == line["label"] for line in lines], scale=100)
+    return compute(metrics.accuracy, lines)
 
 
 def entity_f1(lines: Lines) -> Any:
-    """The F1 of whole entities, as conlleval counts it, with its interval; sentences are resampled."""
-    right, total = [], []
-    for line in lines:
-        ours, theirs = (set(metrics.extract_entities(line[name])) for name in ("prediction", "tags"))
-        right.append(2 * len(ours & theirs))
-        total.append(len(ours) + len(theirs))
-    return frame.interval(right, total, scale=100)
+    """The F1 of whole entities, as conlleval and seqeval count it, with its interval; sentences are resampled."""
+    return compute(lambda ours, theirs: metrics.entity_scores(ours, theirs)["f1"], lines, "tags")
 
 
 def tag_accuracy(lines: Lines) -> Any:
     """The percentage of words with the right tag, with its interval; sentences are resampled."""
     right = [sum(a == b for a, b in zip(line["prediction"], line["tags"], strict=True)) for line in lines]
-    return frame.interval(right, [len(line["tags"]) for line in lines], scale=100)
+    return with_interval(metrics.ratio_score(right, [len(line["tags"]) for line in lines]))

@@ -115,9 +115,9 @@ def score(predictions: list[dict[str, Any]]) -> dict[str, Any]:
         rest = [line for line in lines if not line["answers"]]
         for name, chosen, field in (("answerable", answerable, "forced"), ("all", lines, "prediction")):
             for metric in (metrics.answer_f1, metrics.answer_exact_match):
-                each = [metric([line[field]], [line["answers"]]) for line in chosen]
-                scores[f"{domain}, {name}, {metric.__name__}"] = frame.interval(each, scale=100)
+                found = metric([line[field] for line in chosen], [line["answers"] for line in chosen])
+                scores[f"{domain}, {name}, {metric.__name__}"] = encoders.with_interval(found)
         for name, chosen in (("unanswerable", rest), ("answerable", answerable)):
-            rejected = [not line["prediction"] for line in chosen]
-            scores[f"{domain}, {name}, rejected"] = frame.interval(rejected, scale=100)
+            rejected = metrics.mean_score([not line["prediction"] for line in chosen])
+            scores[f"{domain}, {name}, rejected"] = encoders.with_interval(rejected)
     return scores

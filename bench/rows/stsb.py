@@ -75,7 +75,7 @@ def fine_tune(data: Path, out: Path, seed: int, quick: bool, variant: str, parts
 def score(predictions: list[dict[str, Any]]) -> dict[str, Any]:
     """Spearman's and Pearson's correlation of cosines and scores, on each part."""
     return {
-        f"{part}_{metric.__name__}": encoders.bootstrap(metric, lines, "score", scale=1)
+        f"{part}_{metric.__name__}": encoders.compute(metric, lines, "score", scale=1)
         for part, lines in encoders.split_parts(predictions).items()
         for metric in (metrics.spearman, metrics.pearson)
     }
