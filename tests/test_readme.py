@@ -12,14 +12,16 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
+import qkv
 from qkv import cli
 from qkv.decode import GenerationOptions
 from qkv.renamed import RENAMED
+from qkv.tasks.starter_sizes import SIZES
 from qkv.train.recipe.schema import Recipe
 from qkv.train.recipe.values import format_value
 
@@ -89,6 +91,43 @@ def test_examples_of_tasks_run(tmp_path: Path) -> None:
     write_task_files(tmp_path)
     shortened = [(kind, re.sub(r"train\.minutes=[0-9]+", SHORT_TRAINING, text)) for kind, text in blocks]
     run_examples(page, shortened, tmp_path)
+
+
+def write_bert(folder: Path) -> None:
+    """Write a small BERT as a folder of `transformers`, with a tokenizer."""
+    words = ["Paris is the capital of France. a fine book, a bad book"] * 3
+    roles = ["pad", "unk", "cls", "sep", "mask"]
+    tokenizer = qkv.Tokenizer.train("wordpiece", iter(words), vocab_size=120, special_tokens=roles, template="bert")
+    shape = qkv.new("bert-tiny").config
+    assert shape.encoder is not None
+    encoder = replace(shape.encoder, vocab_size=tokenizer.vocab_size)
+    config = replace(shape, encoder=encoder, head=replace(shape.head, outputs=tokenizer.vocab_size))
+    qkv.new(config, tokenizer=tokenizer).export(folder)
+
+
+@pytest.mark.parametrize("page", ["docs/huggingface.md", "docs/choosing.md"])
+def test_examples_of_pages_for_users_run(page: str, tmp_path: Path) -> None:
+    blocks = re.findall(r"```(sh|python)\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+    write_task_files(tmp_path)
+    write_bert(tmp_path / "downloaded")
+    shortened = [(kind, re.sub(r"train\.minutes=[0-9]+", SHORT_TRAINING, text)) for kind, text in blocks]
+    run_examples(page, shortened, tmp_path)
+
+
+def test_the_sizes_of_a_new_model_are_documented() -> None:
+    text = (ROOT / "docs/choosing.md").read_text(encoding="utf-8")
+    for size in SIZES:
+        limit = f"up to {size.max_bytes / 1e6:.0f} MB" if size.max_bytes < float("inf") else "more"
+        cells = (
+            limit,
+            f"{size.vocab_size:,}",
+            size.width,
+            size.layers,
+            size.dropout,
+            f"{size.batch_tokens:,}",
+            size.minutes,
+        )
+        assert f"| {' | '.join(map(str, cells))} |" in text
 
 
 def shorten_training(text: str) -> str:

@@ -23,7 +23,6 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from consensus import choose_consensus, collect_votes
 from pairs import (
@@ -43,7 +42,8 @@ from pairs import (
 
 import qkv
 from qkv.decode import GenerationOptions, generate
-from qkv.tasks.metrics.bleu import transpose_references
+from qkv.tasks.metrics.bleu import chrf, sacrebleu
+from qkv.tasks.metrics.bootstrap import confidence_intervals
 
 HERE = Path(__file__).parent
 TEACHERS = {
@@ -219,29 +219,21 @@ def score(out: Path) -> None:
     for name, column in list(zip(names, zip(*rows, strict=True), strict=True))[1:]:
         texts = list(column[: len(first)])
         found[name] = {
-            "one reference": corpus_scores(texts, [first]),
+            "one reference": corpus_scores(texts, [[text] for text in first]),
             "references that are not in training": corpus_scores(
-                [texts[i] for i in unseen], [[first[i] for i in unseen]]
+                [texts[i] for i in unseen], [[first[i]] for i in unseen]
             ),
-            "all references": corpus_scores(texts, transpose_references(list(references.values()))),
+            "all references": corpus_scores(texts, list(references.values())),
         }
         log(f"{name}: {found[name]}")
     (out / "scores.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
-def corpus_scores(texts: list[str], references: list[Any]) -> dict[str, list[float]]:
-    """BLEU and chrF as sacreBLEU computes them by default, each with its 95 % bootstrap interval."""
-    from sacrebleu.metrics import BLEU, CHRF
-
-    random = np.random.default_rng(0)
-    scores = {}
-    for name, metric in (("bleu", BLEU(references=references)), ("chrf", CHRF(references=references))):
-        counts = np.array(metric._extract_corpus_statistics(texts, None))  # one row for each sentence
-        samples = [counts[random.integers(len(counts), size=len(counts))].sum(0).tolist() for _ in range(1000)]
-        several = sorted(metric._compute_score_from_stats(sample).score for sample in samples)
-        score = metric._compute_score_from_stats(counts.sum(0).tolist()).score
-        scores[name] = [round(float(value), 2) for value in (score, several[25], several[974])]
-    return scores
+def corpus_scores(texts: list[str], references: list[list[str]]) -> dict[str, list[float]]:
+    """BLEU and chrF as sacreBLEU computes them by default, each with the ends of its 95 % bootstrap interval."""
+    scores = {"bleu": sacrebleu(texts, references), "chrf": chrf(texts, references)}
+    intervals = confidence_intervals(scores)
+    return {name: [round(float(value), 2) for value in (score, *intervals[name])] for name, score in scores.items()}
 
 
 def main() -> None:
