@@ -70,6 +70,11 @@ def find_minilm(data: Path) -> Path:
     return Path(package.origin).parent / "model"
 
 
+def has_file(path: Path) -> bool:
+    """Whether there is a file `path`, compressed or not."""
+    return bool(list(path.parent.glob(path.name + "*")))
+
+
 def sample(records: Sequence[Any], quick: bool) -> list[Any]:
     """The records; with `quick`, a few random ones."""
     return Random(0).sample(records, min(len(records), frame.QUICK_RECORDS)) if quick else list(records)
@@ -112,7 +117,7 @@ def tag(model: Model, records: Lines, part: str) -> list[dict[str, Any]]:
 def compare(model: Model, records: Lines, part: str) -> list[dict[str, Any]]:
     """The cosine of the embeddings of `first` and `second` of each record."""
     texts = list(dict.fromkeys(one[side] for one in records for side in ("first", "second")))
-    vectors = model.embed(texts, batch_size=BATCH_SIZE, too_long="truncate").double().numpy()
+    vectors = model.embed(texts, batch_size=BATCH_SIZE, too_long="truncate").cpu().double().numpy()
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     index = {text: number for number, text in enumerate(texts)}
     return [

@@ -50,7 +50,7 @@ def run(data: Path, out: Path, seed: int, quick: bool, variant: str) -> dict[str
     tests = {
         part: encoders.sample(read(path), quick)
         for part, path in parts.items()
-        if part == "dev" or list(folder.glob(path.name + "*"))
+        if part == "dev" or encoders.has_file(path)
     }
     return fine_tune(data, out, seed, quick, variant, {"train": read(folder / "stsb-en-train.csv")}, tests)
 
