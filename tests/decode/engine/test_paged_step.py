@@ -109,6 +109,27 @@ def test_changed_weights_are_used() -> None:
     torch.testing.assert_close(step(ids, inputs[:, :1], inputs[:, 1:])[:, :41], 2.0 * before)
 
 
+@torch.inference_mode()
+def test_the_choice_is_the_argmax_of_each_row() -> None:
+    network = made(GPT2)
+    step = paged_step.PagedStep(network, PagePool(network.new_cache(1, 1), 4, 4))
+    logits = torch.randn(4, 9000, device=DEVICE)
+    logits[1, 3] = logits[1, 8000] = 9.0  # the first of equal ones
+    logits[2, 5000] = float("nan")
+    logits[3, 17] = float("inf")
+    slots, tokens = (
+        torch.tensor([[2, 0], [0, 0], [4, 0], [1, 0]], device=DEVICE)[:, :1],
+        torch.full((5,), -7, device=DEVICE),
+    )
+    output = step.choose(logits, slots, tokens)
+    assert output[1, 0] == 3
+    assert tokens.tolist() == [3, 17, int(output[0, 0]), -7, int(output[2, 0])]
+    wanted, token = logits[:2].double().log_softmax(-1).max(-1)
+    torch.testing.assert_close(output[:2], torch.stack([token.double(), wanted, logits[:2].max(-1)[0].double()], dim=1))
+    assert output[2:, 1].isnan().all(), "a row with NaN or infinity has no log-probability, which the engine reports"
+    assert 0 <= output[2, 0] < 9000
+
+
 @pytest.mark.parametrize("changes", [{"position": "alibi"}, {"position": "t5"}, {"qk_norm": "head"}, {"head_dim": 12}])
 def test_what_the_kernel_does_not_implement_runs_on_the_reference(changes: dict[str, Any]) -> None:
     assert not paged_step.is_supported(made(with_stack(LLAMA, **changes)))

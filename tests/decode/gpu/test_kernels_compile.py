@@ -36,7 +36,7 @@ KINDS = {
 KINDS |= {"qkv_ptr": X, "input_stride": WHOLE}
 ROWS = dict.fromkeys(("x_ptr", "update_ptr", "sum_ptr", "out_ptr", "q_ptr", "mask_ptr"), HALF) | dict.fromkeys(
     ("row_stride", "token_stride", "key_stride", "head_stride", "mask_stride", "mask_token_stride", "num_slots",
-     "max_tokens"), WHOLE)
+     "max_tokens", "slot_stride"), WHOLE) | {"output_ptr": "*fp64"}
 BATCHED = {name for name in dir(batch_kernels) if hasattr(getattr(batch_kernels, name), "arg_names")}
 COMMON = {"NORM": "none", "NORM_WEIGHT": False, "NORM_BIAS": False, "BIAS": False, "RESIDUAL": False,
           "ACTIVATION": "none", "GATED": False, "EARLY": True}
@@ -69,6 +69,7 @@ CASES = [
                            "WRITES": False, "HAS_MASK": True, "BLOCK": 64}),
     ("row_argmax", 8, {"VOCAB": 50304, "BLOCK": 4096}),
     ("finish_rows", 1, {"PARTS": 13, "PADDED": 16, "NUM_EOS": 2}),
+    ("store_rows", 1, {"PARTS": 13, "PADDED": 16}),
     ("gelu_forward", 4, {"WIDTH": 3072, "ROWS": 8, "COLUMNS": 1024} | GELU),
     ("gelu_backward", 8, {"WIDTH": 3072, "ROWS": 32, "COLUMNS": 1024} | GELU),
     ("gelu_backward", 2, {"WIDTH": 1000, "ROWS": 32, "COLUMNS": 256} | GELU),

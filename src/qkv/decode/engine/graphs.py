@@ -12,7 +12,7 @@ R sequences, T new tokens, N pages of a sequence, S source tokens, V vocabulary,
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 from weakref import ref
 
 import numpy as np
@@ -28,14 +28,15 @@ from qkv.decode.gpu.static_runner import LENGTH_MULTIPLE, round_up
 from qkv.decode.runner import next_logits
 from qkv.models import Decoder, Seq2Seq
 
+if TYPE_CHECKING:
+    from qkv.decode.engine.paged_step import PagedStep
+
 SLOT_MULTIPLE, SOURCE_MULTIPLE, PROMPT_MULTIPLE = SLOTS_PER_BUCKET, LENGTH_MULTIPLE, 16
 """The slots of a sequence, the tokens of a source and the tokens of a prompt are rounded up to multiples of these."""
 MAX_BUCKET_TOKENS = 1024
 """Passes with more tokens, padding included, run without a graph."""
 MAX_BUCKETS = 64
 """When there are more buckets, the least recently used one is dropped."""
-StepFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""A function of ids (R, 1), positions (R, 1) and page tables (R, N). It returns logits (R, V)."""
 
 
 class TokenBatch(NamedTuple):
@@ -55,7 +56,7 @@ class GraphBucket:
         num_tokens: int,
         num_pages: int,
         source_length: int,
-        step: StepFunction | None,
+        step: "PagedStep | None",
     ) -> None:
         """If `step` is given, it runs the passes, instead of the network with a `PagedCache`."""
         self.graphs, self.step = graphs, step
@@ -133,16 +134,17 @@ class GraphBucket:
         ids = torch.where(ids < 0, graphs.tokens[slots], ids)
         if self.step is not None:
             self.logits = self.step(ids, positions, page_tables)
+            self.output = self.step.choose(self.logits, slots, graphs.tokens)
         else:
             lengths = torch.zeros_like(slots[:, 0])  # the cache computes them from `positions`
             cache = cast(SelfCache, PagedCache(graphs.page_pool, page_tables, lengths))
             sources = self.cross_cache
             self.logits = next_logits(graphs.network, ids, document_ids, positions, cache=cache, cross_cache=sources)
-        token = self.logits.argmax(-1, keepdim=True)
-        dtype = torch.promote_types(self.logits.dtype, torch.float32)
-        logprob = self.logits.log_softmax(-1, dtype=dtype).gather(1, token)
-        graphs.tokens.index_copy_(0, slots[:, 0], token[:, 0])
-        self.output = torch.cat([token.double(), logprob.double(), self.logits.gather(1, token).double()], dim=1)
+            token = self.logits.argmax(-1, keepdim=True)
+            dtype = torch.promote_types(self.logits.dtype, torch.float32)
+            logprob = self.logits.log_softmax(-1, dtype=dtype).gather(1, token)
+            graphs.tokens.index_copy_(0, slots[:, 0], token[:, 0])
+            self.output = torch.cat([token.double(), logprob.double(), self.logits.gather(1, token).double()], dim=1)
 
 
 class EngineGraphs:
@@ -156,7 +158,7 @@ class EngineGraphs:
         self.copied_pages: list[list[int] | None] = [None] * max_sequences  # by slot: the list that was copied
         self.buckets: dict[tuple[int, int, int, int], GraphBucket] = {}
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
-        self.paged_step: Any = _make_paged_step(network, page_pool) if device.type == "cuda" else None
+        self.paged_step = _make_paged_step(network, page_pool) if device.type == "cuda" else None
 
     def split(self, batch: TokenBatch) -> list[TokenBatch]:
         """Split chunks of prompts into passes, in order, so that each is small enough for a graph if possible."""
@@ -230,7 +232,7 @@ class EngineGraphs:
         self.page_tables = np.pad(self.page_tables, ((0, 0), (0, more)), constant_values=NULL_PAGE)
 
 
-def _make_paged_step(network: Decoder | Seq2Seq, page_pool: PagePool) -> Any:
+def _make_paged_step(network: Decoder | Seq2Seq, page_pool: PagePool) -> "PagedStep | None":
     """Return a `PagedStep`, or None if the network does not support it, or Triton cannot run."""
     if not has_triton():
         return None

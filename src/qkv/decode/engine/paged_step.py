@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, cast
 
 import torch
+import triton
 from torch import Tensor
 
 from qkv.blocks import SequenceLayout
@@ -17,8 +18,9 @@ from qkv.blocks.attention import SelfAttention
 from qkv.blocks.block import Block
 from qkv.decode.engine import paged_kernels as kernels
 from qkv.decode.engine.pages import PagePool
-from qkv.decode.gpu import batched_blocks, static_runner
+from qkv.decode.gpu import batch_kernels, batched_blocks, static_runner
 from qkv.decode.gpu.batched_blocks import AlignedOutput, BatchedBlocks
+from qkv.decode.gpu.batched_runner import argmax_of_parts
 from qkv.models import Decoder, Seq2Seq
 
 MAX_TABLE_POSITIONS = 2**15
@@ -78,6 +80,25 @@ class PagedStep:
         if self.stack.norm is not None:
             x = self.stack.norm(x)
         return self.output(x[:, 0])
+
+    def choose(self, logits: Tensor, slots: Tensor, tokens: Tensor) -> Tensor:
+        """Write the argmax of each row to `tokens` at its slot (R, 1).
+
+        Returns a tensor (R, 3): the argmax, its log-probability and its logit.
+        """
+        parts = argmax_of_parts(logits)
+        output = logits.new_empty(len(logits), 3, dtype=torch.float64)
+        batch_kernels.store_rows[(len(logits),)](
+            *parts,
+            slots,
+            tokens,
+            output,
+            slots.stride(0),
+            PARTS=parts[0].shape[1],
+            PADDED=triton.next_power_of_2(parts[0].shape[1]),
+            num_warps=1,
+        )
+        return output
 
     def _attend(
         self, attention: SelfAttention, h: Tensor, layer: int, positions: Tensor, page_tables: Tensor

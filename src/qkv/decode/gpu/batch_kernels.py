@@ -5,7 +5,8 @@
     rotate_rows      rotary embedding of queries and keys, in place
     slot_attention   rotary embedding, cache write, attention; a program takes one key/value head of one sequence
     row_argmax       the largest logit of each part of each row
-    finish_rows      the argmax over all parts of a row; writes the next token
+    finish_rows      the argmax over all parts of a row; writes the next token of greedy decoding
+    store_rows       the same for the engine, whose sequences have slots
 
 N sequences, T new tokens of each, H heads, KV key/value heads, G = H / KV heads that share a key, D head dim, S slots
 """
@@ -224,13 +225,7 @@ def finish_rows(
 ):
     """Choose the token of one row from its partial argmaxes, and store it with its log-probability."""
     row = tl.program_id(0).to(tl.int64)
-    part = tl.arange(0, PADDED)
-    inside = part < PARTS
-    tops = tl.load(max_ptr + row * PARTS + part, mask=inside, other=float("-inf"))
-    sums = tl.load(sum_ptr + row * PARTS + part, mask=inside, other=0.0)
-    top = tl.max(tops, axis=0)
-    token = tl.load(argmax_ptr + row * PARTS + tl.minimum(tl.argmax(tops, axis=0), PARTS - 1))
-    logprob = -tl.log(tl.sum(sums * tl.exp(tops - top), axis=0))
+    token, logprob, _ = combine_parts(max_ptr, argmax_ptr, sum_ptr, row, PARTS, PADDED)
     count, ended = tl.load(count_ptr), tl.load(ended_ptr + row) != 0
     tl.store(written_ptr + row * max_tokens + count, tl.where(ended, -1, token))
     tl.store(logprob_ptr + row * max_tokens + count, tl.where(ended, 0.0, logprob.to(tl.float64)))
@@ -238,3 +233,36 @@ def finish_rows(
         ended = ended | (token == tl.load(eos_ptr + one))
     tl.store(ended_ptr + row, ended)
     tl.store(token_ptr + row, token)
+
+
+@triton.jit
+def store_rows(
+    max_ptr,
+    argmax_ptr,
+    sum_ptr,
+    slot_ptr,
+    token_ptr,  # by slot
+    output_ptr,  # (R, 3)
+    slot_stride,  # between the slots of two rows
+    PARTS: tl.constexpr,
+    PADDED: tl.constexpr,  # PARTS, rounded up to a power of two
+):
+    """Store the token of one row at its slot, and the token, its log-probability and its logit in the output."""
+    row = tl.program_id(0).to(tl.int64)
+    token, logprob, logit = combine_parts(max_ptr, argmax_ptr, sum_ptr, row, PARTS, PADDED)
+    tl.store(token_ptr + tl.load(slot_ptr + row * slot_stride), token)
+    tl.store(output_ptr + row * 3, token.to(tl.float64))
+    tl.store(output_ptr + row * 3 + 1, logprob.to(tl.float64))
+    tl.store(output_ptr + row * 3 + 2, logit.to(tl.float64))
+
+
+@triton.jit
+def combine_parts(max_ptr, argmax_ptr, sum_ptr, row, PARTS: tl.constexpr, PADDED: tl.constexpr):
+    """Return the argmax of a row, its log-probability and its logit, from the results of `row_argmax`."""
+    part = tl.arange(0, PADDED)
+    inside = part < PARTS
+    tops = tl.load(max_ptr + row * PARTS + part, mask=inside, other=float("-inf"))
+    sums = tl.load(sum_ptr + row * PARTS + part, mask=inside, other=0.0)
+    top = tl.max(tops, axis=0)
+    token = tl.load(argmax_ptr + row * PARTS + tl.minimum(tl.argmax(tops, axis=0), PARTS - 1))
+    return token, -tl.log(tl.sum(sums * tl.exp(tops - top), axis=0)), top

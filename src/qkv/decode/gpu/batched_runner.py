@@ -132,17 +132,9 @@ class BatchedGreedyStep:
 
     def choose(self, logits: Tensor) -> None:
         """Append the argmax of the logits (N, V) to each sequence that has not ended, as `GreedyState.choose` does."""
-        greedy, (rows, vocab) = self.greedy, logits.shape
-        parts = triton.cdiv(vocab, LOGITS_PER_PROGRAM)
-        largest, sums = (logits.new_empty(rows, parts, dtype=torch.float32) for _ in range(2))
-        argmax = logits.new_empty(rows, parts, dtype=torch.long)
-        kernels.row_argmax[(rows, parts)](
-            logits, largest, argmax, sums, VOCAB=vocab, BLOCK=LOGITS_PER_PROGRAM, num_warps=8
-        )
-        kernels.finish_rows[(rows,)](
-            largest,
-            argmax,
-            sums,
+        greedy, parts = self.greedy, argmax_of_parts(logits)
+        kernels.finish_rows[(len(logits),)](
+            *parts,
             self.eos,
             greedy.token,
             greedy.ended,
@@ -150,9 +142,19 @@ class BatchedGreedyStep:
             greedy.logprobs,
             greedy.num_written,
             greedy.written.shape[1],
-            PARTS=parts,
-            PADDED=triton.next_power_of_2(parts),
+            PARTS=parts[0].shape[1],
+            PADDED=triton.next_power_of_2(parts[0].shape[1]),
             NUM_EOS=len(greedy.eos_token_ids),
             num_warps=1,
         )
         greedy.num_written.add_(1)
+
+
+def argmax_of_parts(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Split each row of the logits (R, V) into parts. Returns the maximum, argmax and sum of exponentials of each."""
+    rows, vocab = logits.shape
+    parts = triton.cdiv(vocab, LOGITS_PER_PROGRAM)
+    largest, sums = (logits.new_empty(rows, parts, dtype=torch.float32) for _ in range(2))
+    argmax = logits.new_empty(rows, parts, dtype=torch.long)
+    kernels.row_argmax[(rows, parts)](logits, largest, argmax, sums, VOCAB=vocab, BLOCK=LOGITS_PER_PROGRAM, num_warps=8)
+    return largest, argmax, sums
