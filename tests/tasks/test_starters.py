@@ -147,6 +147,12 @@ def test_batches_are_small_where_time_or_memory_is_short() -> None:
     assert 1024 <= choose_size(1e9, LAPTOP, minutes=1).batch_tokens < choose_size(1e9, LAPTOP).batch_tokens
 
 
+@pytest.mark.parametrize("task", STARTERS)
+def test_a_step_has_at_least_one_sequence_however_short_the_time(task: str) -> None:
+    recipe = loads(starter_recipe(task, machine=LAPTOP, minutes=0.1))
+    assert recipe.train.batch_tokens >= recipe.data.max_length + recipe.data.max_source_length
+
+
 @pytest.fixture(scope="module")
 def trained(folder: Path) -> str:
     """A small trained encoder."""

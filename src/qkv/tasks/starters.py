@@ -3,6 +3,7 @@
 Sizes depend on the data, the machine and the training time. The recipe maps columns to fields if their names differ.
 """
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -208,7 +209,7 @@ def starter_recipe(
         model, train = _fine_tuning_lines(starter, base_model, summary, machine, minutes)
     else:
         sections["tokenizer"] = _tokenizer_lines(starter, summary, size)
-        model, train = _model_lines(starter, size, shape), _train_lines(size)
+        model, train = _model_lines(starter, size, shape), _train_lines(starter, size)
     sections["model"] = model
     sections["objective"] = [("kind", starter.objective_kind, "what the model learns"), *starter.objective_lines]
     sections["train"] = train
@@ -298,11 +299,17 @@ def _tokenizer_lines(starter: Starter, summary: "FileSummary", size: StarterSize
     return [*lines, ("#from", "models/mine", "or use the tokenizer of another model instead of training one")]
 
 
-def _train_lines(size: StarterSize) -> list[RecipeLine]:
+def _batch_tokens(starter: Starter, suited: int) -> int:
+    """The tokens of a step: those that suit the data and the machine, but at least one sequence."""
+    longest = starter.max_length + starter.max_source_length
+    return max(suited, 2 ** math.ceil(math.log2(longest)))
+
+
+def _train_lines(starter: Starter, size: StarterSize) -> list[RecipeLine]:
     """The keys of [train] for a new model."""
     return [
         ("minutes", float(size.minutes), "training time (or steps = …, or epochs = …)"),
-        ("batch_tokens", size.batch_tokens, "tokens per step; lower it if memory runs out"),
+        ("batch_tokens", _batch_tokens(starter, size.batch_tokens), "tokens per step; lower it if memory runs out"),
         ("lr", size.lr, "peak learning rate; try a third and three times as much"),
         ("#optimizer", "muon", "often needs fewer steps than adamw for a small model; try lr = 0.005"),
         ("final", "best", "keep the weights with the best validation result (or last)"),
@@ -327,7 +334,7 @@ def _fine_tuning_lines(
         budget = ("minutes", float(minutes), "training time (or epochs = …, or steps = …)")
     train: list[RecipeLine] = [
         budget,
-        ("batch_tokens", chosen.batch_tokens, "tokens per step; lower it if memory runs out"),
+        ("batch_tokens", _batch_tokens(starter, chosen.batch_tokens), "tokens per step; lower it if memory runs out"),
         ("lr", chosen.lr, "peak learning rate; small, so that the model keeps what it has learnt"),
         ("warmup", 0.1, "fraction of the budget in which the learning rate rises"),
         ("final", "best", "keep the weights with the best validation result (or last)"),
