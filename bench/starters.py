@@ -97,9 +97,9 @@ def stsb(data: Path) -> tuple[list[Any], list[Any]]:
 
 
 def shakespeare(data: Path) -> tuple[list[Any], list[Any]]:
-    text = read_text(data / "tinyshakespeare/input.txt")
-    cut = len(text) * 9 // 10
-    return [{"text": text[:cut]}], [{"text": text[cut:]}]
+    lines = read_lines(data / "tinyshakespeare/input.txt")
+    cut = len(lines) * 9 // 10
+    return lines[:cut], lines[cut:]
 
 
 STARTERS = {
@@ -114,6 +114,15 @@ STARTERS = {
 }
 
 
+def write_records(path: Path, records: list[Any]) -> str:
+    """Write lines to a text file, and other records to a file of JSON lines; the name of the file."""
+    if not isinstance(records[0], str):
+        return str(write_jsonl(path.with_suffix(".jsonl"), records))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_suffix(".txt").write_text("\n".join(records) + "\n")
+    return str(path.with_suffix(".txt"))
+
+
 def run_starter(name: str, start: str, minutes: float, data: Path, out: Path, cores: list[int]) -> dict[str, Any]:
     """Write the recipe, train it on these cores, and score it."""
     starter = STARTERS[name]
@@ -123,9 +132,7 @@ def run_starter(name: str, start: str, minutes: float, data: Path, out: Path, co
         done: dict[str, Any] = json.loads(result_file.read_text())
         return done
     parts = starter.records(data)
-    files = [
-        str(write_jsonl(folder / f"{part}.jsonl", one)) for part, one in zip(("train", "test"), parts, strict=True)
-    ]
+    files = [write_records(folder / part, one) for part, one in zip(("train", "test"), parts, strict=True)]
     recipe, run = folder / "recipe.toml", folder / "run"
     log = (folder / "log.txt").open("a")
 
