@@ -3,7 +3,6 @@
 Sizes depend on the data, the machine and the training time. The recipe maps columns to fields if their names differ.
 """
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -302,7 +301,7 @@ def _tokenizer_lines(starter: Starter, summary: "FileSummary", size: StarterSize
 def _batch_tokens(starter: Starter, suited: int) -> int:
     """The tokens of a step: those that suit the data and the machine, but at least one sequence."""
     longest = starter.max_length + starter.max_source_length
-    return max(suited, 2 ** math.ceil(math.log2(longest)))
+    return max(suited, 1 << (longest - 1).bit_length())
 
 
 def _train_lines(starter: Starter, size: StarterSize) -> list[RecipeLine]:
