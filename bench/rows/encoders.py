@@ -53,9 +53,8 @@ schedule = "linear"
 warmup = 0.1
 eval_examples = 1000
 keep_checkpoints = 1
-final = "best"
 """
-"""Fine-tuning for tags. The weights with the best validation result are used."""
+"""Fine-tuning for tags, likewise."""
 
 
 def find_minilm(data: Path) -> Path:

@@ -45,6 +45,8 @@ weight_decay = 0.1
 decay_parameters = "all"
 ema_decay = 0.99
 eval_examples = 1000
+eval_every = 25
+max_eval_fraction = 1.0
 keep_checkpoints = 1
 final = "best"
 """
