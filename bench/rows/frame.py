@@ -142,7 +142,7 @@ def train(recipe: str, out: Path, changes: Mapping[str, Any], *, seed: int, quic
         "train.device": device(),
         "data.cache": str(out / "data/cache"),
     }
-    values = {**changes, **fixed, **(QUICK_CHANGES if quick else {})}
+    values = {"train.keep_checkpoints": 1, **changes, **fixed, **(QUICK_CHANGES if quick else {})}
     words = [f"{key}={_format(value)}" for key, value in values.items()]
     words += [change for change in settings.changes if not quick]
     opened = open_recipe(file, words)

@@ -14,6 +14,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from qkv.data.builtin.stdlib import Stdlib
 from rows import frame
 
@@ -86,7 +88,8 @@ def run(data: Path, out: Path, seed: int, quick: bool) -> dict[str, Any]:
     bos = tokenizer.special_tokens.bos
     options: dict[str, Any] = {"max_tokens": 16 if quick else SAMPLE_TOKENS, "temperature": 0.8, "top_p": 0.95}
     count = 4 if quick else NUM_SAMPLES
-    drawn = model.generate([[bos]] * count, seed=seed, **options)
+    torch.manual_seed(seed)  # the option `seed` would give the same text for each equal prompt
+    drawn = model.generate([[bos]] * count, **options)
     samples = [{"sample": one.text, "ended": one.finish_reason != "length"} for one in drawn]
     # The control: real files, cut after as many characters as the samples have on average.
     length = sum(len(one.text) for one in drawn) // count
