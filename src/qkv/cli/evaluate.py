@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from qkv.cli.data import parse_fields, parse_files
+from qkv.cli.search import evaluate_search, is_index
 from qkv.cli.shared import (
     Int4,
     Int8,
@@ -65,11 +66,13 @@ def evaluate(
         qkv eval runs/small runs/large test.tsv
         qkv eval models/translator source=test.en target=test.de --beam 5 --metric bleu --metric chrf
         qkv eval models/reviews reviews.csv.gz --columns text=review --columns label=stars --json
+        qkv eval notes.index queries=queries.tsv judgements=qrels.tsv
 
     Parameters
     ----------
     model
-        A model folder, a hub id, or a model in the box (see qkv models), with a tokenizer.
+        A model folder, a hub id, or a model in the box (see qkv models), with a tokenizer; or an index, which is
+        evaluated by judgements of its files.
     data
         Files, globs or folders; field=file for each of several line-aligned files; or a built-in dataset. The folder of
         a second model may come first.
@@ -117,6 +120,8 @@ def evaluate(
         check_minimum(option, value, minimum)
     check_minimum("samples", samples, 0)
     check_minimum("resamples", resamples, 0)
+    if is_index(Path(model)):
+        return evaluate_search(Path(model), data, limit=limit, resamples=resamples, device=device, json=json)
     models, files = split_models(model, data)
     sets = [chosen for chosen in (files, list(test or ()), list(valid or ())) if chosen]
     if len(sets) > 1:

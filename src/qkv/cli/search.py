@@ -1,11 +1,13 @@
 """`qkv index` and `qkv search`: search in text files."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from qkv.cli.shared import Json, app, check_minimum, print_json, print_notes, print_result
+from qkv.cli.data import parse_files
+from qkv.cli.shared import Json, StdoutConsole, app, check_minimum, print_json, print_notes, print_result
 from qkv.errors import UsageError
 
 MAX_SKIPPED_SHOWN = 5
@@ -137,3 +139,33 @@ def search(
         print(escape_controls(hit.summary(), keep="\t"))
     if not result.hits:
         print_notes(str(index), ["nothing found; try other words"])
+
+
+def is_index(path: Path) -> bool:
+    """Whether a path is the folder of an index."""
+    return (path / "manifest.json").is_file() and any(path.glob("data-*/texts.txt"))
+
+
+def evaluate_search(index: Path, data: Sequence[str], *, limit: int, resamples: int, device: str, json: bool) -> None:
+    """`qkv eval INDEX`: compare the rankings of all methods with relevance judgements."""
+    from qkv.render.search import print_search_evaluation
+    from qkv.search import open_index, read_judged_queries
+
+    files = parse_files(data)
+    if isinstance(files, dict) and set(files) == {"queries", "judgements"}:
+        queries, judgements = read_judged_queries(files["judgements"], files["queries"])
+    elif not isinstance(files, dict) and len(data) == 1:
+        queries, judgements = read_judged_queries(data[0])
+    else:
+        raise UsageError(
+            "an index is evaluated by judgements: give one file with the columns query, document and relevance, or two "
+            "files: queries=queries.tsv judgements=qrels.tsv"
+        )
+    chosen = dict(list(queries.items())[: limit or None])
+    result = open_index(index, device=device).evaluate(chosen, judgements, resamples=resamples)
+    if json:
+        values = {"index": str(index), "data": list(data), "queries": result.num_queries, "resamples": resamples}
+        values |= {"metrics": result.metrics, "intervals": result.intervals, "notes": list(result.notes)}
+        print_json(values)
+    else:
+        print_search_evaluation(str(index), result, StdoutConsole())

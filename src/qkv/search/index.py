@@ -7,7 +7,7 @@ for hit in index.search("how to renew a passport"):
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, overload
@@ -21,10 +21,12 @@ from qkv.progress import OnStage
 from qkv.search.bm25 import BM25
 from qkv.search.build import BuildReport, build_index
 from qkv.search.embedder import Embedder
+from qkv.search.evaluate import METHODS, Judgements, SearchEvaluation, evaluate_index
 from qkv.search.folder import MANIFEST_FILE, DamagedIndex, read_arrays, read_manifest
 from qkv.search.ranking import FUSION_DEPTH, Ranking, fuse
 from qkv.search.results import Method, SearchHit, SearchResult
 from qkv.search.vectors import VectorSearch
+from qkv.tasks.metrics.bootstrap import DEFAULT_RESAMPLES
 from qkv.text.training_text import check_text
 
 if TYPE_CHECKING:
@@ -147,6 +149,21 @@ class Index:
         dense = self.vectors.search(vectors, depth)
         words = [self.bm25.search(query, depth) for query in queries]
         return [fuse([one[0], other[0]], top) for one, other in zip(dense, words, strict=True)]
+
+    def evaluate(
+        self,
+        queries: Mapping[str, str],
+        judgements: Judgements,
+        *,
+        methods: Sequence[Method] = METHODS,
+        resamples: int = DEFAULT_RESAMPLES,
+    ) -> SearchEvaluation:
+        """How well each method finds the files that are relevant: nDCG@10, MAP, recall@100 and MRR@10, with intervals.
+
+        `queries` maps ids to texts, and `judgements` maps ids to the relevance of files. A file ranks as high as its
+        best passage.
+        """
+        return evaluate_index(self, queries, judgements, methods=methods, resamples=resamples)
 
     def passage_text(self, number: int) -> str:
         """The text of a passage."""

@@ -1,0 +1,157 @@
+"""Evaluate an index: how well it finds the files that people judged relevant to queries.
+
+A file ranks as high as its best passage. Judgements name a file as the index does (`deep/dog.txt`), or by its name
+without folder and suffix (`dog`), if only one file has it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol, get_args
+
+from qkv.data.problems import Problems
+from qkv.data.readers import read
+from qkv.data.records import Record
+from qkv.errors import UsageError
+from qkv.search.results import Method
+from qkv.tasks import metrics
+from qkv.tasks.metrics.bootstrap import DEFAULT_RESAMPLES
+
+TOP_PASSAGES = 1000
+"""The number of passages that are searched for each query; files that are not among them are not found."""
+METHODS: tuple[Method, ...] = get_args(Method)
+COLUMN_NAMES = {
+    "query_id": ("id", "_id", "query_id", "query-id", "qid"),
+    "text": ("text", "query", "question"),
+    "query": ("query", "query_id", "query-id", "qid", "question"),
+    "document": ("document", "file", "document_id", "doc_id", "docid", "corpus-id", "corpus_id"),
+    "relevance": ("relevance", "score", "grade", "rel", "label"),
+}
+"""Field → names of its column, the preferred one first."""
+
+Judgements = Mapping[str, Mapping[str, float]]
+"""Query → file → relevance. A relevance above 0 is relevant, and higher is better."""
+
+
+class Searchable(Protocol):
+    """The part of an index that an evaluation needs."""
+
+    files: list[str]
+
+    def search(self, query: Any, *, top: int = 10, method: Method = "fused") -> Any:
+        """Find the passages that match each query."""
+
+
+@dataclass(frozen=True)
+class SearchEvaluation:
+    """The metrics of each search method, with 95 % intervals over the queries."""
+
+    metrics: dict[Method, dict[str, float]]
+    intervals: dict[Method, dict[str, metrics.Interval]]
+    num_queries: int
+    notes: tuple[str, ...]
+
+
+def evaluate_index(
+    index: Searchable,
+    queries: Mapping[str, str],
+    judgements: Judgements,
+    *,
+    methods: Sequence[Method] = METHODS,
+    resamples: int = DEFAULT_RESAMPLES,
+) -> SearchEvaluation:
+    """Search for each query (id → text), and compare the ranking of files with the judgements of the query."""
+    notes = []
+    names = known_files(index.files)
+    judged: dict[str, dict[Any, float]] = {}
+    unknown: set[str] = set()
+    for query, files in judgements.items():
+        if query in queries and any(relevance > 0 for relevance in files.values()):
+            judged[query] = {names.get(file, ("not in the index", file)): value for file, value in files.items()}
+            unknown |= files.keys() - names.keys()
+    if not judged:
+        raise UsageError(
+            f"none of the {len(queries):,} queries has a judgement that a file is relevant; the ids of queries must "
+            "be those of the judgements, and the relevance must be above 0"
+        )
+    if left_out := len(queries.keys() | judgements.keys()) - len(judged):
+        notes.append(f"{left_out:,} queries left out: they have no text, or no file that is relevant")
+    if unknown:
+        if not any(file in names for files in judgements.values() for file in files):
+            raise UsageError(
+                f"none of the judged files, such as {min(unknown)!r}, is in the index, whose files are "
+                f"{', '.join(index.files[:3])}, …; name files as the index does, or without folder and suffix"
+            )
+        notes.append(f"{len(unknown):,} judged files are not in the index, such as {min(unknown)!r}: not found")
+    texts = [queries[query] for query in judged]
+    scores: dict[Method, dict[str, float]] = {}
+    for method in methods:
+        results = index.search(texts, top=TOP_PASSAGES, method=method)
+        rankings = [list(dict.fromkeys(hit.file for hit in result)) for result in results]
+        scores[method] = search_scores(rankings, list(judged.values()))
+    intervals = {method: metrics.confidence_intervals(found, resamples) for method, found in scores.items()}
+    return SearchEvaluation(scores, intervals, len(judged), tuple(notes))
+
+
+def search_scores(rankings: Sequence[Sequence[str]], judgements: Sequence[Mapping[Any, float]]) -> dict[str, float]:
+    """The usual metrics of rankings."""
+    return {
+        "ndcg@10": metrics.ndcg(rankings, judgements, k=10),
+        "mean_average_precision": metrics.mean_average_precision(rankings, judgements),
+        "recall@100": metrics.recall_at(rankings, judgements, k=100),
+        "mean_reciprocal_rank@10": metrics.mean_reciprocal_rank(rankings, judgements, k=10),
+    }
+
+
+def known_files(files: Sequence[str]) -> dict[str, str]:
+    """The names by which judgements may refer to files.
+
+    >>> known_files(["deep/dog.txt", "fox.md", "deep/fox.md"])
+    {'dog': 'deep/dog.txt', 'deep/dog.txt': 'deep/dog.txt', 'fox.md': 'fox.md', 'deep/fox.md': 'deep/fox.md'}
+    """
+    stems = [PurePosixPath(file).stem for file in files]
+    short = {stem: file for stem, file in zip(stems, files, strict=True) if stems.count(stem) == 1}
+    return short | {file: file for file in files}
+
+
+def read_judged_queries(
+    judgements: str | Path, queries: str | Path | None = None
+) -> tuple[dict[str, str], dict[str, dict[str, float]]]:
+    """Queries (id → text) and judgements (query id → file → relevance) from files.
+
+    `judgements` has the columns query, document and, if it is not always 1, relevance. With a file of `queries` (id and
+    text), the query is an id. It may also be in the format of trec_eval: query id, 0, document and relevance.
+    """
+    texts: dict[str, str] = {}
+    for record in read(str(queries), problems=Problems(max_invalid_fraction=1)) if queries is not None else ():
+        texts[_value(record, "query_id", 0)] = _value(record, "text", 1)
+    judged: dict[str, dict[str, float]] = {}
+    for record in read(str(judgements), problems=Problems(max_invalid_fraction=1)):
+        words = str(record.fields["text"]).split() if list(record.fields) == ["text"] else []
+        if words:
+            record = Record(dict(zip("0123", words, strict=False)), record.location)
+        is_trec = list(record.fields) == ["0", "1", "2", "3"]
+        query, file = _value(record, "query", 0), _value(record, "document", 2 if is_trec else 1)
+        judged.setdefault(query, {})[file] = _relevance(record, 3 if is_trec else 2)
+    return texts if queries is not None else {query: query for query in judged}, judged
+
+
+def _value(record: Record, field: str, number: int) -> str:
+    """A field of a record, whose column has one of the usual names, or a number if the columns have no names."""
+    for name in (*COLUMN_NAMES[field], str(number)):
+        if name in record.fields:
+            return str(record.fields[name])
+    raise UsageError(
+        f"{record.location}: no {field}; its columns are {', '.join(record.fields)}; name one of them "
+        f"{COLUMN_NAMES[field][0]!r}"
+    )
+
+
+def _relevance(record: Record, number: int) -> float:
+    name = next((name for name in (*COLUMN_NAMES["relevance"], str(number)) if name in record.fields), None)
+    try:
+        return 1.0 if name is None else float(record.fields[name])
+    except (TypeError, ValueError):
+        raise UsageError(
+            f"{record.location}: the relevance is {record.fields[name]!r}, but must be a number; 0 is not relevant"
+        ) from None

@@ -1,0 +1,97 @@
+"""An index evaluated by relevance judgements, from Python and from files of several formats."""
+
+import json
+from pathlib import Path
+
+import pytest
+from search_models import make_embedder
+
+import qkv
+from qkv.cli import run_command
+from qkv.errors import UsageError
+from qkv.search import read_judged_queries
+
+TEXTS = {"deep/fox.md": "the quick brown fox", "dog.txt": "the lazy dog sleeps", "sea.txt": "a warm house by the sea"}
+QUERIES = {"q1": "brown fox", "q2": "the lazy dog", "q3": "house"}
+JUDGEMENTS = {"q1": {"fox": 2.0}, "q2": {"dog.txt": 1.0, "fox": 0.0}, "q3": {"sea": 1.0}}
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> qkv.Index:
+    folder = tmp_path_factory.mktemp("search")
+    for name, text in TEXTS.items():
+        (folder / "texts" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "texts" / name).write_text(text, encoding="utf-8")
+    make_embedder().save(folder / "model")
+    return qkv.Index.build(folder / "texts", model=folder / "model", out=folder / "index")
+
+
+def test_words_find_what_was_judged_relevant(index: qkv.Index) -> None:
+    found = index.evaluate(QUERIES, JUDGEMENTS)
+    assert (found.num_queries, found.notes) == (3, ())
+    assert set(found.metrics) == {"fused", "dense", "bm25"}
+    assert found.metrics["bm25"] == {
+        "ndcg@10": 1.0,
+        "mean_average_precision": 1.0,
+        "recall@100": 1.0,
+        "mean_reciprocal_rank@10": 1.0,
+    }
+    assert found.intervals["bm25"]["ndcg@10"] == (1.0, 1.0)
+    wrong = index.evaluate(QUERIES, {"q1": {"dog": 1.0}, "q2": {"sea": 1.0}}, methods=["bm25"])  # a negative control
+    assert wrong.metrics["bm25"]["ndcg@10"] < 1
+    assert wrong.notes == ("1 queries left out: they have no text, or no file that is relevant",)
+
+
+def test_files_that_are_not_in_the_index_count_as_not_found(index: qkv.Index) -> None:
+    found = index.evaluate(QUERIES, {"q1": {"fox": 1.0, "gone": 1.0}}, methods=["bm25"])
+    assert found.metrics["bm25"]["recall@100"] == 0.5
+    assert "1 judged files are not in the index, such as 'gone'" in found.notes[1]
+    with pytest.raises(UsageError, match="none of the judged files, such as 'gone'"):
+        index.evaluate(QUERIES, {"q1": {"gone": 1.0}})
+    with pytest.raises(UsageError, match="none of the 3 queries has a judgement"):
+        index.evaluate(QUERIES, {"q1": {"fox": 0.0}})
+
+
+FILES = {
+    "judged.tsv": "query\tdocument\trelevance\nbrown fox\tfox\t2\nthe lazy dog\tdog.txt\t1\nthe lazy dog\tfox\t0\n",
+    "trec.txt": "q1 0 fox 2\nq2 0 dog.txt 1\nq2 0 fox 0\n",
+    "beir.tsv": "query-id\tcorpus-id\tscore\nq1\tfox\t2\nq2\tdog.txt\t1\nq2\tfox\t0\n",
+    "numbers.tsv": "1\tfox\t2\n2\tdog.txt\t1\n2\tfox\t0\n",
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_judgements_are_read_from_the_usual_formats(name: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    file.write_text(FILES[name], encoding="utf-8")
+    if name == "judged.tsv":
+        queries, judged = read_judged_queries(file)
+        assert queries == {"brown fox": "brown fox", "the lazy dog": "the lazy dog"}
+    else:
+        first = "1" if name == "numbers.tsv" else "q1"
+        listed = [{"_id": first, "text": "brown fox"}, {"_id": first.replace("1", "2"), "text": "the lazy dog"}]
+        (tmp_path / "queries.jsonl").write_text("".join(json.dumps(one) + "\n" for one in listed))
+        queries, judged = read_judged_queries(file, tmp_path / "queries.jsonl")
+        assert queries == {first: "brown fox", first.replace("1", "2"): "the lazy dog"}
+    assert list(judged) == list(queries)
+    assert list(judged.values()) == [{"fox": 2.0}, {"dog.txt": 1.0, "fox": 0.0}]
+
+
+def test_the_command_prints_all_methods(
+    index: qkv.Index, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    Path("judged.tsv").write_text(FILES["judged.tsv"])
+    Path("trec.txt").write_text(FILES["trec.txt"])
+    Path("queries.tsv").write_text("id\ttext\nq1\tbrown fox\nq2\tthe lazy dog\n")
+    assert run_command(["eval", str(index.folder), "judged.tsv"]) == 0
+    out = capsys.readouterr().out
+    assert all(word in out for word in ("2 queries", "bm25", "fused", "ndcg@10", "95 % interval"))
+    command = ["eval", str(index.folder), "queries=queries.tsv", "judgements=trec.txt", "--json"]
+    assert run_command(command) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["metrics"]["bm25"]["ndcg@10"] == 1.0
+    assert values["queries"] == 2
+    assert run_command(["eval", str(index.folder)]) == 2
+    assert "queries=queries.tsv judgements=qrels.tsv" in capsys.readouterr().err
