@@ -19,8 +19,10 @@ import pytest
 
 import qkv
 from qkv import cli
+from qkv.data.objectives.table import OBJECTIVES
 from qkv.decode import GenerationOptions
 from qkv.renamed import RENAMED
+from qkv.search.evaluate import search_scores
 from qkv.tasks.starter_sizes import SIZES
 from qkv.train.recipe.schema import Recipe
 from qkv.train.recipe.values import format_value
@@ -38,7 +40,7 @@ def reader_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_task_files(folder: Path) -> None:
-    """Write the files of docs/tasks.md."""
+    """Write the files of docs/tasks.md and docs/evaluation.md."""
     passages = [f"Anna lives in house number {i}. Ben lives in house number {i + 1}." for i in range(80)]
     asked = [
         {
@@ -62,6 +64,7 @@ def write_task_files(folder: Path) -> None:
         "questions.json": json.dumps({"version": "1.1", "data": [{"title": "houses", "paragraphs": asked}]}),
         "mails.jsonl": "".join(json.dumps(mail) + "\n" for mail in mails),
         "notes.txt": "\n".join(passages),
+        "judged.tsv": "query\tdocument\trelevance\nWhere does Anna live?\tnotes.txt\t1\n",
     }
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")
@@ -86,11 +89,12 @@ def test_examples_run_in_reading_order(reader_folder: Path) -> None:
 
 
 def test_examples_of_tasks_run(tmp_path: Path) -> None:
-    page = "docs/tasks.md"
-    blocks = re.findall(r"```(sh|python)\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+    """The page on evaluation uses the models of the page on tasks."""
     write_task_files(tmp_path)
-    shortened = [(kind, re.sub(r"train\.minutes=[0-9]+", SHORT_TRAINING, text)) for kind, text in blocks]
-    run_examples(page, shortened, tmp_path)
+    for page in ("docs/tasks.md", "docs/evaluation.md"):
+        blocks = re.findall(r"```(sh|python)\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+        shortened = [(kind, re.sub(r"train\.minutes=[0-9]+", SHORT_TRAINING, text)) for kind, text in blocks]
+        run_examples(page, shortened, tmp_path)
 
 
 def write_bert(folder: Path) -> None:
@@ -163,6 +167,13 @@ def test_decoding_page_lists_every_option() -> None:
     listed = re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
     named = [name for cell in listed for name in re.findall(r"`(\w+)`", cell)]
     assert sorted(named) == sorted(field.name for field in fields(GenerationOptions))
+
+
+def test_evaluation_page_lists_every_metric() -> None:
+    text = (ROOT / "docs/evaluation.md").read_text(encoding="utf-8").split("## Which metric when")[1].split("##")[0]
+    listed = {name for row in re.findall(r"^\|[^|]*\| ([^|]*) \|", text, re.MULTILINE) for name in row.split("`")[1::2]}
+    known = {name for spec in OBJECTIVES.values() for names in spec.metrics.values() for name in names}
+    assert listed == known | set(search_scores([], []))
 
 
 def test_training_page_lists_every_key_and_its_default() -> None:

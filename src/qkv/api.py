@@ -1,7 +1,7 @@
 """The public interface: `qkv.load`, `qkv.new` and `qkv.train` return a `Model`."""
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
@@ -19,11 +19,12 @@ from qkv.models import Config, Encoder, Network, Seq2Seq, build
 from qkv.models.tables import presets
 from qkv.progress import OnProgress
 from qkv.tasks.calls import TaskCalls, stream_batches
+from qkv.tasks.metrics.bootstrap import DEFAULT_RESAMPLES
 from qkv.tasks.run.classify import handle_long_texts
 from qkv.tasks.run.embed import embed_texts
 from qkv.tasks.run.example_batches import batches
 from qkv.tasks.run.generate import make_generation_options, prompt_ids
-from qkv.tasks.task import TextModel
+from qkv.tasks.task import Evaluation, TextModel
 from qkv.text import Tokenizer
 from qkv.train.run import load as run_models
 
@@ -471,6 +472,32 @@ class Model(TaskCalls):
         if self.tokenizer is None:
             raise QkvError(f"this model has no tokenizer, so it cannot encode text; {alternative}")
         return self.tokenizer
+
+    def evaluate(
+        self,
+        data: str | Sequence[str] | Mapping[str, str],
+        *,
+        columns: Mapping[str, str] | None = None,
+        format: str = "",
+        limit: int = 0,
+        metrics: Sequence[str] = (),
+        resamples: int = DEFAULT_RESAMPLES,
+        **options: Any,
+    ) -> Evaluation:
+        """Evaluate the model on files or a built-in dataset, as `qkv eval` does.
+
+        `columns` maps fields to columns, `limit` is the maximum number of records, and `resamples` is the number of
+        bootstrap samples of the confidence intervals (0: none). Other options are the fields of
+        `qkv.tasks.task.EvaluationOptions`, such as `beam`. `first.compare(second)` compares the evaluations of two
+        models on the same data.
+        """
+        from qkv.tasks.evaluate import evaluate, find_task
+        from qkv.tasks.evaluation_records import load_records
+
+        task = find_task(self.config)
+        records = load_records(task, data, columns=columns, format=format, max_records=limit)
+        chosen = {"metrics": metrics, "resamples": resamples, **options}
+        return evaluate(self.network, self.tokenizer, self.config, records, **chosen)
 
     def quantize(self, precision: decode.WeightPrecision = "int8") -> "Model":
         """Return a copy of the model for decoding on a CPU, with its linear layers in int8 or int4.

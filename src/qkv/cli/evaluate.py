@@ -114,7 +114,6 @@ def evaluate(
     from qkv.render.progress import progress_bar
     from qkv.tasks.evaluate import evaluate as evaluate_model
     from qkv.tasks.evaluate import find_task
-    from qkv.tasks.metrics import compare_metrics
 
     for option, value, minimum in (("limit", limit, 0), ("beam", beam, 1), ("batch-size", batch_size, 0)):
         check_minimum(option, value, minimum)
@@ -166,7 +165,7 @@ def evaluate(
     if problems.categories and not json:
         print_notes(source.describe(), str(problems.summary()).splitlines())
     if len(models) == 2:
-        differences = compare_metrics(results[0].metrics, results[1].metrics, resamples)
+        differences = results[0].compare(results[1], resamples)
         if json:
             both = [to_json(name, result) for name, result in zip(models, results, strict=True)]
             print_json(described | {"models": both, "differences": differences_to_json(differences)})
@@ -277,13 +276,14 @@ class EvaluationSource:
 
 def split_models(model: str, data: Sequence[str]) -> tuple[list[str], list[str]]:
     """The models and the data of a command line: the folder of a second model may precede the data."""
+    from qkv.store.box import find_in_box
     from qkv.train.run.folder import RunFolder
     from qkv.train.run.load import is_checkpoint
 
     def is_model(name: str) -> bool:
         path = Path(name)
         is_folder = (path / "config.json").is_file() or RunFolder(path).is_run or is_checkpoint(path)
-        return is_folder or (path.suffix == ".gguf" and path.is_file())
+        return is_folder or (path.suffix == ".gguf" and path.is_file()) or find_in_box(name) is not None
 
     has_second = bool(data) and is_model(data[0])
     return [model, *data[:has_second]], list(data[has_second:])

@@ -15,7 +15,7 @@ from qkv.data.records import Record
 from qkv.errors import UsageError
 from qkv.search.results import Method
 from qkv.tasks import metrics
-from qkv.tasks.metrics.bootstrap import DEFAULT_RESAMPLES
+from qkv.tasks.metrics.bootstrap import DEFAULT_RESAMPLES, Interval
 
 TOP_PASSAGES = 1000
 """The number of passages that are searched for each query; files that are not among them are not found."""
@@ -47,7 +47,7 @@ class SearchEvaluation:
     """The metrics of each search method, with 95 % intervals over the queries."""
 
     metrics: dict[Method, dict[str, float]]
-    intervals: dict[Method, dict[str, metrics.Interval]]
+    intervals: dict[Method, dict[str, Interval]]
     num_queries: int
     notes: tuple[str, ...]
 
@@ -149,8 +149,10 @@ def _value(record: Record, field: str, number: int) -> str:
 
 def _relevance(record: Record, number: int) -> float:
     name = next((name for name in (*COLUMN_NAMES["relevance"], str(number)) if name in record.fields), None)
+    if name is None:
+        return 1.0
     try:
-        return 1.0 if name is None else float(record.fields[name])
+        return float(record.fields[name])
     except (TypeError, ValueError):
         raise UsageError(
             f"{record.location}: the relevance is {record.fields[name]!r}, but must be a number; 0 is not relevant"

@@ -8,7 +8,8 @@ from qkv.data.records import Record
 from qkv.errors import UsageError, suggest_name
 from qkv.models import Config, Network
 from qkv.progress import OnProgress
-from qkv.tasks.metrics import ClassReport, Interval
+from qkv.tasks.metrics import ClassReport, Difference, Interval, compare_metrics
+from qkv.tasks.metrics.bootstrap import DEFAULT_RESAMPLES
 from qkv.text import Tokenizer
 from qkv.train.watch import Sample
 
@@ -25,6 +26,10 @@ class Evaluation:
     signatures: Mapping[str, str] = field(default_factory=dict)  # how a metric was computed, as sacreBLEU states it
     report: ClassReport | None = None  # the scores of each class, and the confusion matrix
     intervals: Mapping[str, Interval] = field(default_factory=dict)  # 95 % confidence intervals of metrics
+
+    def compare(self, other: "Evaluation", resamples: int = DEFAULT_RESAMPLES) -> dict[str, Difference]:
+        """The metrics of another model on the same records minus those of this one, with intervals and p-values."""
+        return compare_metrics(self.metrics, other.metrics, resamples)
 
 
 @dataclass(frozen=True)
