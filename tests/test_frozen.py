@@ -84,6 +84,14 @@ OPTIONS = {
         *("--columns", "--format", "--from", "--json", "--minutes", "--out", "--records-key", "--shape", "--test"),
         "--valid",
     ],
+    "serve": [
+        *("--allowed-hosts", "--body-seconds", "--cache-mib", "--cors-origins", "--device", "--drain-seconds"),
+        *("--dtype", "--flush-seconds", "--gather-seconds", "--host", "--insecure", "--json", "--keys", "--log-file"),
+        *("--log-texts", "--max-body-bytes", "--max-choices", "--max-connections", "--max-queue", "--max-sequences"),
+        *("--max-texts", "--max-tokens", "--max-trace-bytes", "--min-free-mib", "--port", "--precision"),
+        "--request-seconds",
+    ],
+    "new-key": ["--json"],
     "verify-resume": ["--json", "--steps"],
 }
 

@@ -21,6 +21,7 @@ from qkv.cli import (
     models,
     run,
     search,
+    serve,
     train,
 )  # importing a file registers its commands
 from qkv.cli.openmp import BUSY_FRACTION, fraction_in_use, limit_spinning
@@ -40,6 +41,7 @@ __all__ = [
     "run",
     "run_command",
     "search",
+    "serve",
     "train",
 ]
 

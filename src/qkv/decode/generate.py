@@ -92,9 +92,12 @@ def make_draft(draft: Draft | Network | str | None) -> Draft | None:
 
 @torch.inference_mode()
 def score(
-    network: Network, prompts: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
+    network: Network, prompts: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], *, logprobs: int = 0
 ) -> list[list[TokenLogprob]]:
-    """Return the log-probability of every token of each target, given its prompt or source. Runs one forward pass."""
+    """Return the log-probability of every token of each target, given its prompt or source. Runs one forward pass.
+
+    `logprobs` is the number of alternative tokens to report for each token.
+    """
     GenerationOptions(max_tokens=1).check(network.config)
     assert isinstance(network, Decoder | Seq2Seq)
     device, memory = next(network.parameters()).device, None
@@ -111,5 +114,5 @@ def score(
     scored = []
     for row, target in enumerate(targets):
         logits = network.head.project(x[row, x.shape[1] - len(target) :])
-        scored.append(token_logprobs(logits, torch.as_tensor(target, device=device), 0))
+        scored.append(token_logprobs(logits, torch.as_tensor(target, device=device), logprobs))
     return scored

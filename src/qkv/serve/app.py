@@ -20,7 +20,7 @@ from qkv.serve.http.guard import Guard
 from qkv.serve.http.keys import ApiKeys
 from qkv.serve.http.openapi import build_openapi, render_docs
 from qkv.serve.http.request_log import RequestLog
-from qkv.serve.routes import operations
+from qkv.serve.routes import chat_completions, completions, embeddings, operations, text_calls, trace
 from qkv.serve.running.pool import ModelPool
 from qkv.serve.settings import ServeSettings
 from qkv.serve.state import ServerState
@@ -28,7 +28,14 @@ from qkv.serve.studio.routes import static_routes, studio_routes
 
 log = logging.getLogger("qkv.serve")
 
-ENDPOINTS: tuple[Endpoint, ...] = (*operations.ENDPOINTS,)
+ENDPOINTS: tuple[Endpoint, ...] = (
+    *completions.ENDPOINTS,
+    *chat_completions.ENDPOINTS,
+    *embeddings.ENDPOINTS,
+    *text_calls.ENDPOINTS,
+    *trace.ENDPOINTS,
+    *operations.ENDPOINTS,
+)
 
 
 def make_app(models: Mapping[str, str | Model], settings: ServeSettings | None = None) -> Starlette:

@@ -67,12 +67,16 @@ class Guard:
         # Without this, a page of any site could read answers, by a host name that resolves to this machine.
         host = re.sub(r":\d+$", "", headers.get("host", ""))
         if "*" not in hosts and host.lower() not in hosts:
-            raise ApiError(403, f"this server does not answer requests for the host {host[:100]!r}; see --allow-host")
+            raise ApiError(
+                403, f"this server does not answer requests for the host {host[:100]!r}; see --allowed-hosts"
+            )
         # Nor may the page of another site make a browser send requests.
         origin = headers.get("origin")
         is_own = origin is None or origin.partition("://")[2] == headers.get("host")
         if not is_own and origin not in server.settings.cors_origins:
-            raise ApiError(403, f"pages of the origin {str(origin)[:100]!r} may not use this server; see --cors")
+            raise ApiError(
+                403, f"pages of the origin {str(origin)[:100]!r} may not use this server; see --cors-origins"
+            )
         if server.is_draining and path not in OPEN_WHILE_DRAINING:
             raise ApiError(503, "the server is stopping; send the request again", code="draining", retry_after=1)
         if server.keys is None or self.open_paths.get(path, False):

@@ -11,8 +11,14 @@ from typing import Any
 
 from qkv.serve.http.api_error import ApiError
 
-Run = Callable[[list[Any]], Sequence[Any]]
-"""A function of several inputs that returns a result for each."""
+OnProgress = Callable[[int, int], None]
+Run = Callable[[list[Any], OnProgress], Sequence[Any]]
+"""A function of several inputs that returns a result for each. It calls its second argument between parts of its work,
+which raises `Abandoned` if nobody waits for the results any more."""
+
+
+class Abandoned(Exception):
+    """All clients of a batch have gone away."""
 
 
 @dataclass(eq=False)
@@ -92,7 +98,7 @@ class Gatherer:
 
     async def call(self, function: Callable[[], Any]) -> Any:
         """Run one function in the thread, alone."""
-        return (await self.map(lambda _: [function()], [None]))[0]
+        return (await self.map(lambda _, __: [function()], [None]))[0]
 
     def stop(self) -> None:
         """End the thread. Calls that wait fail."""
@@ -136,10 +142,16 @@ class Gatherer:
     def _run(self, batch: list[GatheredCall]) -> None:
         """Run a batch. If it fails, each call runs alone, so that one bad input does not fail the others."""
         self.num_batches += 1
+
+        def check(*_: int) -> None:
+            if all(call.future.cancelled() for call in batch):
+                raise Abandoned
+
         inputs = [one for call in batch for one in call.inputs]
         try:
             with self._device_lock:
-                results = list(batch[0].run(inputs))
+                check()
+                results = list(batch[0].run(inputs, check))
         except Exception as error:
             if len(batch) == 1:
                 batch[0].finish(None, error)

@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Literal
 
 import torch
@@ -21,6 +21,7 @@ from qkv.serve.running.engine_thread import EngineThread
 from qkv.serve.running.fair_lock import FairLock
 from qkv.serve.running.gatherer import Gatherer
 from qkv.serve.running.memory import MemoryGuard
+from qkv.serve.running.token_texts import TokenTexts
 from qkv.serve.settings import MIB, ServeSettings
 from qkv.tasks.evaluate import find_task
 
@@ -58,6 +59,13 @@ class ServedModel:
                 flush_seconds=settings.flush_seconds,
                 device_lock=lock,
             )
+
+    @cached_property
+    def token_texts(self) -> TokenTexts:
+        """The texts of single tokens. The first use takes a moment."""
+        tokenizer = self.model.tokenizer
+        assert tokenizer is not None
+        return TokenTexts(tokenizer.target, self.model.config.stack.vocab_size)
 
     @contextmanager
     def in_use(self) -> Iterator["ServedModel"]:

@@ -1,0 +1,272 @@
+"""POST /v1/chat/completions: reply in a chat."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from qkv.decode import GenerationResult, TokenLogprob
+from qkv.serve.http.api_error import ApiError
+from qkv.serve.http.endpoint import Call, Endpoint
+from qkv.serve.http.typed_json import Limits
+from qkv.serve.routes.choices import (
+    StopReason,
+    Usage,
+    cancel_choices,
+    count_usage,
+    find_engine,
+    make_head,
+    stop_reason,
+    submit_choices,
+    token_logprobs,
+)
+from qkv.serve.routes.event_stream import EventStream, merge
+from qkv.serve.routes.generation_body import MAX_LOGPROBS, GenerationBody
+from qkv.serve.running.engine_thread import Generation
+from qkv.serve.running.pool import ServedModel
+from qkv.tasks.chat.conversation import DEFAULT_MAX_TOKENS, MIN_REPLY_TOKENS, PLAIN_STOP, Chat
+
+
+@dataclass(frozen=True)
+class TextPart:
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+@dataclass(frozen=True)
+class ChatMessageBody:
+    """A message of a chat."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart]
+    name: Annotated[str, "Accepted, without effect."] | None = None
+    refusal: Annotated[str, "Accepted, without effect."] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatBody(GenerationBody):
+    """A request for a reply."""
+
+    messages: Annotated[list[ChatMessageBody], Limits(1, 4096)]
+    max_tokens: Annotated[int, Limits(1, 2**31), "The largest number of new tokens."] | None = None
+    max_completion_tokens: Annotated[int, Limits(1, 2**31), "Another name of `max_tokens`."] | None = None
+    logprobs: Annotated[bool, "Whether to report the log-probability of each token."] = False
+    top_logprobs: Annotated[int, Limits(0, MAX_LOGPROBS), "The number of alternatives to report."] = 0
+    template: (
+        Annotated[Literal["plain"], 'For a model without a chat template: "User: …" and "Assistant: …".'] | None
+    ) = None
+
+
+@dataclass(frozen=True)
+class TopLogprob:
+    """An alternative token."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+@dataclass(frozen=True)
+class ChatLogprob:
+    """A token and its alternatives."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+@dataclass(frozen=True)
+class ChatLogprobs:
+    """The log-probabilities of the tokens of a reply."""
+
+    content: list[ChatLogprob]
+    refusal: None = None
+
+
+@dataclass(frozen=True)
+class ChatMessageAnswer:
+    """The reply."""
+
+    role: Literal["assistant"]
+    content: str
+    refusal: None = None
+
+
+@dataclass(frozen=True)
+class ChatChoice:
+    """A reply and why it ended."""
+
+    index: int
+    message: ChatMessageAnswer
+    logprobs: ChatLogprobs | None
+    finish_reason: StopReason
+
+
+@dataclass(frozen=True)
+class ChatAnswer:
+    """The replies."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+async def reply(call: Call) -> Any:
+    """Answer a request."""
+    body: ChatBody = call.body
+    served = call.server.pool.find(body.model)
+    find_engine(served)
+    if body.top_logprobs and not body.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs = true", param="top_logprobs")
+    wanted = body.max_tokens or body.max_completion_tokens or min(DEFAULT_MAX_TOKENS, call.server.settings.max_tokens)
+    with served.in_use():
+        messages = [{"role": to_role(message.role), "content": join_text(message)} for message in body.messages]
+        chat, ids = await asyncio.to_thread(encode_chat, served, messages, wanted, body.template)
+        context = served.model.config.stack.max_positions
+        generations = await submit_choices(
+            call,
+            served,
+            [ids],
+            max_tokens=min(wanted, context - len(ids)) if context else wanted,
+            logprobs=body.top_logprobs,
+            extra_stop=PLAIN_STOP if chat.template.is_plain else (),
+            eos_token_ids=chat.network.config.eos_token_ids,
+        )
+        writer = ChatWriter(call, served, body, strips=chat.template.is_plain)
+        if body.logprobs:
+            await served.gatherer.call(lambda: served.token_texts)
+        if body.stream:
+            events = writer.stream(generations, len(ids))
+            return EventStream(call, events, lambda: cancel_choices(generations))
+        try:
+            results = [await generation.result() for generation in generations]
+        finally:
+            cancel_choices(generations)
+        return writer.write(results, count_usage(call, served, len(ids), generations))
+
+
+def to_role(role: str) -> str:
+    """The role of a message. A developer's message is a system prompt."""
+    return "system" if role == "developer" else role
+
+
+def join_text(message: ChatMessageBody) -> str:
+    """The text of a message, which may come in parts."""
+    if isinstance(message.content, str):
+        return message.content
+    return "".join(part.text for part in message.content)
+
+
+def encode_chat(
+    served: ServedModel, messages: list[dict[str, str]], max_tokens: int, template: str | None
+) -> tuple[Chat, list[int]]:
+    """The chat of a model, and the ids of the messages. This blocks, because a template runs in another process."""
+    chat = served.model.find_chat(template)
+    ids, num_dropped = chat.fit(messages, min(max_tokens, MIN_REPLY_TOKENS))
+    if num_dropped:
+        context = served.model.config.stack.max_positions
+        raise ApiError(
+            400,
+            f"the messages have too many tokens for the model's context of {context:,}; without the first "
+            f"{num_dropped} of them, they would fit",
+            param="messages",
+            code="context_length_exceeded",
+        )
+    return chat, ids
+
+
+class ChatWriter:
+    """Writes the reply to one request, whole or in chunks."""
+
+    def __init__(self, call: Call, served: ServedModel, body: ChatBody, *, strips: bool) -> None:
+        """`strips` removes white space around the reply, as `m.chat` does for a model without a template."""
+        self.call, self.served, self.body, self.strips = call, served, body, strips
+        self.head = make_head("chatcmpl", served)
+
+    def write(self, results: Sequence[GenerationResult], usage: Usage) -> ChatAnswer:
+        """The whole answer."""
+        choices = [
+            ChatChoice(
+                i,
+                ChatMessageAnswer("assistant", result.text.strip() if self.strips else result.text),
+                self.describe(result.logprobs[: len(result.ids)]),
+                stop_reason(result.finish_reason),
+            )
+            for i, result in enumerate(results)
+        ]
+        return ChatAnswer(self.head.id, "chat.completion", self.head.created, self.head.model, choices, usage)
+
+    async def stream(self, generations: Sequence[Generation], num_prompt: int) -> AsyncIterator[dict[str, Any]]:
+        """The answer in chunks."""
+        with self.served.in_use():
+            async for chunk in merge([self.stream_choice(i, one) for i, one in enumerate(generations)]):
+                yield chunk
+            usage = count_usage(self.call, self.served, num_prompt, generations)
+            if self.body.stream_options is not None and self.body.stream_options.include_usage:
+                yield {**self.chunk(), "usage": usage}
+
+    async def stream_choice(self, index: int, generation: Generation) -> AsyncIterator[dict[str, Any]]:
+        """The chunks of one choice."""
+        yield self.chunk(index, {"role": "assistant", "content": ""})
+        withheld, is_first = "", self.strips
+        async for new in generation.chunks():
+            found = token_logprobs(generation, new.first_token, new.last_token) if self.body.logprobs else []
+            text = withheld + new.text
+            if self.strips:  # white space at the end may turn out to be the end of the reply
+                text = text.lstrip() if is_first else text
+                withheld = text[len(text.rstrip()) :]
+                text = text.rstrip()
+                is_first = is_first and not text
+            if text or found:
+                yield self.chunk(index, {"content": text}, self.describe(found))
+        assert isinstance(generation.outcome, GenerationResult)
+        yield self.chunk(index, {}, reason=stop_reason(generation.outcome.finish_reason))
+
+    def chunk(
+        self,
+        index: int = 0,
+        delta: dict[str, str] | None = None,
+        logprobs: ChatLogprobs | None = None,
+        reason: StopReason | None = None,
+    ) -> dict[str, Any]:
+        """A chunk with one choice, or with none."""
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        head = {"id": self.head.id, "object": "chat.completion.chunk", "created": self.head.created}
+        return {**head, "model": self.head.model, "choices": [] if delta is None else [choice]}
+
+    def describe(self, found: Sequence[TokenLogprob]) -> ChatLogprobs | None:
+        """Log-probabilities in the form of the API, or None if they are not asked for."""
+        if not self.body.logprobs:
+            return None
+        texts = self.served.token_texts
+
+        def name(token: int, logprob: float) -> tuple[str, float, list[int]]:
+            return texts.text_of(token), logprob, list(texts.bytes_of(token))
+
+        return ChatLogprobs(
+            [
+                ChatLogprob(
+                    *name(one.id, one.logprob), [TopLogprob(*name(*other)) for other in one.alternatives.items()]
+                )
+                for one in found
+            ]
+        )
+
+
+ENDPOINTS = (
+    Endpoint(
+        "POST",
+        "/v1/chat/completions",
+        reply,
+        "Reply in a chat.",
+        body=ChatBody,
+        answer=ChatAnswer,
+        has_stream=True,
+    ),
+)

@@ -1,0 +1,142 @@
+"""What completions and chats share: submitting generations, counting tokens, and the names of OpenAI's API."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+from qkv.decode import GenerationOptions, TokenLogprob
+from qkv.decode.result import FinishReason
+from qkv.serve.http.api_error import ApiError
+from qkv.serve.http.endpoint import Call
+from qkv.serve.routes.generation_body import GenerationBody, make_options
+from qkv.serve.running.engine_thread import EngineThread, Generation
+from qkv.serve.running.pool import ServedModel
+from qkv.tasks.run.generate import prompt_ids
+
+LONG_TEXT = 2_000
+"""Longer texts are tokenized in a thread, so that other requests need not wait."""
+
+StopReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Numbers of tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+@dataclass(frozen=True)
+class AnswerHead:
+    """What every chunk of an answer repeats."""
+
+    id: str
+    created: int
+    model: str
+
+
+def make_head(prefix: str, served: ServedModel) -> AnswerHead:
+    """A new id, the time and the name of the model."""
+    return AnswerHead(f"{prefix}-{secrets.token_hex(12)}", int(time.time()), served.name)
+
+
+def find_engine(served: ServedModel) -> EngineThread:
+    """The engine of a model; an error if the model does not generate text."""
+    if served.engine is None:
+        GenerationOptions().check(served.model.config)
+        raise ApiError(400, f"model {served.name!r} cannot generate text", param="model")
+    return served.engine
+
+
+async def encode_prompt(served: ServedModel, prompt: str | list[int]) -> list[int]:
+    """The token ids of a prompt."""
+    if not isinstance(prompt, str):
+        return prompt
+    tokenizer, config = served.model.tokenizer, served.model.config
+    if tokenizer is None:
+        raise ApiError(400, f"model {served.name!r} has no tokenizer; send token ids", param="prompt")
+    if len(prompt) > LONG_TEXT:
+        return await asyncio.to_thread(prompt_ids, tokenizer, config, prompt)
+    return prompt_ids(tokenizer, config, prompt)
+
+
+async def submit_choices(
+    call: Call,
+    served: ServedModel,
+    prompts: Sequence[list[int]],
+    *,
+    max_tokens: int,
+    logprobs: int,
+    extra_stop: tuple[str, ...] = (),
+    eos_token_ids: tuple[int, ...] | None = None,
+) -> list[Generation]:
+    """Submit `n` generations for each prompt. If one cannot be submitted, none is."""
+    body: GenerationBody = call.body
+    engine, settings = find_engine(served), call.server.settings
+    count = len(prompts) * body.n
+    if count > settings.max_choices:
+        raise ApiError(
+            400, f"{len(prompts)} prompts with n = {body.n}: max_choices = {settings.max_choices}; ask for fewer"
+        )
+    engine.check_room(count)
+    generations: list[Generation] = []
+    try:
+        for prompt in prompts:
+            length = 1 if served.model.config.encoder is not None else len(prompt)
+            make = partial(make_options, body, settings, max_tokens=max_tokens, logprobs=logprobs, prompt_length=length)
+            options = await asyncio.to_thread(make) if has_constraint(body) else make()
+            options = replace(options, stop=(*options.stop, *extra_stop))
+            for i in range(body.n):
+                seed = None if body.seed is None else body.seed + i
+                generations.append(await engine.submit(prompt, replace(options, seed=seed), eos_token_ids))
+    except BaseException:
+        cancel_choices(generations)
+        raise
+    return generations
+
+
+def has_constraint(body: GenerationBody) -> bool:
+    """Whether a request has a constraint, which takes time to compile."""
+    form = body.response_format
+    return body.regex is not None or body.grammar is not None or (form is not None and form.type != "text")
+
+
+def cancel_choices(generations: Sequence[Generation]) -> None:
+    """Cancel all generations that have not finished."""
+    for generation in generations:
+        if generation.outcome is None:
+            generation.cancel()
+
+
+def count_usage(call: Call, served: ServedModel, num_prompt: int, generations: Sequence[Generation]) -> Usage:
+    """Count the tokens of an answer, for the client, the metrics and the log."""
+    generated = sum(len(one.request.ids) for one in generations if one.request is not None)
+    metrics, state = call.server.metrics, call.request.state
+    metrics.add("qkv_prompt_tokens_total", num_prompt, model=served.name)
+    metrics.add("qkv_generated_tokens_total", generated, model=served.name)
+    for one in generations:
+        if one.first_token_at:
+            metrics.observe("qkv_first_token_seconds", one.first_token_at - one.submitted_at, model=served.name)
+    state.model, state.prompt_tokens, state.generated_tokens = served.name, num_prompt, generated
+    return Usage(num_prompt, generated, num_prompt + generated)
+
+
+def stop_reason(reason: FinishReason) -> StopReason:
+    """The name of a reason in OpenAI's API, which does not distinguish the end token from a stop text."""
+    return "length" if reason == "length" else "stop"
+
+
+def token_logprobs(generation: Generation, first: int, last: int) -> list[TokenLogprob]:
+    """The log-probabilities of some tokens of a generation."""
+    assert generation.request is not None
+    sequence = generation.request.sequence
+    return [
+        TokenLogprob(sequence.tokens[i], sequence.logprobs[i], sequence.alternatives.get(i, {}))
+        for i in range(first, last)
+    ]
