@@ -1,6 +1,7 @@
 """Servers for tests: an app in this process, or uvicorn in a thread with a real socket."""
 
 import contextlib
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -30,14 +31,19 @@ def client(models: Mapping[str, str | qkv.Model], **changes: Any) -> Iterator[Te
 
 
 @contextlib.contextmanager
-def served(models: Mapping[str, str | qkv.Model], **changes: Any) -> Iterator[tuple[str, Starlette]]:
-    """A server with a real socket. Yields its address and its app."""
+def served(
+    models: Mapping[str, str | qkv.Model], *, send_buffer: int = 0, **changes: Any
+) -> Iterator[tuple[str, Starlette]]:
+    """A server with a real socket. Yields its address and its app. `send_buffer` limits what the system buffers."""
     app = make_app(models, settings(**changes))
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
-    thread = threading.Thread(target=server.run, daemon=True)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+    listener = socket.create_server(("127.0.0.1", 0))
+    if send_buffer:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     wait_until(lambda: server.started)
-    address = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    address = f"http://127.0.0.1:{listener.getsockname()[1]}"
     wait_until(lambda: httpx.get(f"{address}/readyz").status_code == 200)
     try:
         yield address, app

@@ -169,11 +169,10 @@ def slow_down(monkeypatch: pytest.MonkeyPatch, engine: Any) -> None:
 
 
 def test_a_slow_reader_delays_nobody(model: qkv.Model) -> None:
-    with served({"a": model}) as (url, app):
+    with served({"a": model}, send_buffer=4096) as (url, app):
         connection = open_socket(url)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         no_end = {str(token): -100 for token in model.config.eos_token_ids}
-        body = {"prompt": "a", "max_tokens": 500, "stream": True, "n": 8, "logprobs": 20, "logit_bias": no_end}
+        body = {"prompt": "a", "max_tokens": 300, "stream": True, "n": 8, "logprobs": 20, "logit_bias": no_end}
         send(connection, body)
         wait_until(lambda: app.state.server.pool.find(None).engine.num_unfinished == 8)
         assert ask(url, "the fox").json()["choices"][0]["text"] == model.generate("the fox", max_tokens=LENGTH).text

@@ -14,7 +14,8 @@ from task_models import decoder
 
 from qkv import cli
 from qkv.errors import UsageError
-from qkv.serve.server import find_newest_run, name_models
+from qkv.serve import server
+from qkv.serve.server import find_default, name_models
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_server_drains_after_sigterm(folder: Path) -> None:
-    command = [sys.executable, "-m", "qkv", "serve", "--port", "0", "--json", "--drain-seconds", "20"]
+    command = [sys.executable, "-m", "qkv", "serve", "runs/model", "--port", "0", "--json", "--drain-seconds", "20"]
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         line = "".join(iter(process.stdout.readline, "}\n")) + "}"
@@ -76,10 +77,13 @@ def test_new_key_prints_a_key(tmp_path: Path, capsys: Any) -> None:
     assert (tmp_path / "keys.txt").read_text().startswith("laptop ")
 
 
-def test_models_have_names(folder: Path) -> None:
+def test_models_have_names(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert name_models(["runs/dates/", "b=x/y"]) == {"dates": "runs/dates/", "b": "x/y"}
     with pytest.raises(UsageError, match="NAME=PATH"):
         name_models(["a b"])
-    assert find_newest_run(folder / "runs") == str(folder / "runs" / "model")
+    monkeypatch.setattr(server, "box_folders", dict)
+    assert find_default(folder / "runs") == str(folder / "runs" / "model")
     with pytest.raises(UsageError, match="give a model"):
-        find_newest_run(folder / "nothing")
+        find_default(folder / "nothing")
+    monkeypatch.setattr(server, "box_folders", lambda: {"en-fr": folder})
+    assert find_default(folder / "runs") == "en-fr"

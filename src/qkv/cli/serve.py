@@ -38,7 +38,8 @@ def serve(
     Parameters
     ----------
     models
-        Models by their paths, or as NAME=PATH; the first is the default. Without any, the newest run is served.
+        Models by their paths, or as NAME=PATH; the first is the default. Without any, a model in the
+        box (qkv models) or the newest run is served.
     host
         The address to listen on.
     port
@@ -47,11 +48,11 @@ def serve(
         Allow a public address without API keys.
     """
     try:
-        from qkv.serve.server import find_newest_run, name_models, run_server
+        from qkv.serve.server import find_default, name_models, run_server
     except ImportError as error:
         raise QkvError("qkv serve needs starlette and uvicorn; install them with: pip install 'qkv[serve]'") from error
 
-    sources = name_models(models or [find_newest_run()])
+    sources = name_models(models or [find_default()])
 
     def announce(address: str) -> None:
         names = ", ".join(sources)

@@ -16,6 +16,7 @@ from starlette.applications import Starlette
 from qkv.errors import QkvError, UsageError
 from qkv.serve.app import make_app
 from qkv.serve.settings import LOCAL_HOSTS, ServeSettings
+from qkv.store.box import box_folders
 from qkv.train.run.folder import RunFolder
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
@@ -123,8 +124,10 @@ def name_models(arguments: Sequence[str]) -> dict[str, str]:
     return sources
 
 
-def find_newest_run(folder: Path = Path("runs")) -> str:
-    """The newest run that has a model or a checkpoint."""
+def find_default(folder: Path = Path("runs")) -> str:
+    """The model to serve if none is named: a model in the box, or else the newest run with a model or a checkpoint."""
+    if in_box := list(box_folders()):
+        return in_box[0]
     found = [
         (path.stat().st_mtime, str(path))
         for path in (folder.iterdir() if folder.is_dir() else ())

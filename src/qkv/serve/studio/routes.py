@@ -116,7 +116,7 @@ async def run_in_model(request: Request, name: str, compute: Callable[[Model], A
     request.app.state.server.pool.memory.check_request()
     with (await find_model(request, name)).in_use() as served:
         request.state.model = name
-        return (await served.gatherer.map(lambda _: [compute(served.model)], [None]))[0]
+        return await served.gatherer.call(lambda: compute(served.model))
 
 
 async def list_models(request: Request) -> dict[str, Any]:
