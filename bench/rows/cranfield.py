@@ -26,7 +26,8 @@ def run(data: Path, out: Path, seed: int, quick: bool) -> dict[str, Any]:
     texts.mkdir(parents=True, exist_ok=True)
     for one in documents:
         (texts / f"{one['id']}.txt").write_text(f"{one['title']}\n\n{one['text']}", encoding="utf-8")
-    index = qkv.Index.build(texts, model=encoders.find_minilm(data), out=out / "data/index", max_tokens=256)
+    model = qkv.load(encoders.find_minilm(data), device=frame.device(), dtype="float32")
+    index = qkv.Index.build(texts, model=model, out=out / "data/index", max_tokens=256)
     relevant: dict[int, dict[int, int]] = {}
     for line in frame.read_lines(folder / "qrels.tsv"):
         query, document, grade = map(int, line.split("\t"))
@@ -40,7 +41,7 @@ def run(data: Path, out: Path, seed: int, quick: bool) -> dict[str, Any]:
             judged = [one for one, grade in relevant.get(query["id"], {}).items() if grade > 0]
             lines.append({"part": method, "query": query["id"], "prediction": ranked[:TOP], "relevant": judged})
     frame.write_jsonl(out / "predictions.jsonl", lines)
-    return {"seconds": 0.0}
+    return {"parameters": sum(one.numel() for one in model.network.parameters()), "seconds": 0.0}
 
 
 def score(predictions: list[dict[str, Any]]) -> dict[str, Any]:
