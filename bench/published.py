@@ -86,6 +86,7 @@ def run_row(row: str, seed: int, asked: argparse.Namespace) -> None:
 
 def score_folder(folder: Path) -> None:
     """Score the predictions of a folder, if the row has a `score`, and add the scores to its result."""
+    from qkv.errors import QkvError
     from rows.frame import read_jsonl
 
     result = json.loads((folder / "result.json").read_text())
@@ -94,7 +95,7 @@ def score_folder(folder: Path) -> None:
         lines = read_jsonl(folder / "predictions.jsonl")
         try:
             result["scores"] = module.score(lines)
-        except ImportError as error:
+        except (ImportError, QkvError) as error:  # a package for scores is missing
             result["note"] = f"not scored here ({error}); run bench/published.py --score where it is installed"
         else:
             result.pop("note", None)

@@ -45,6 +45,7 @@ schedule = "linear"
 num_workers = 2
 eval_every = 1000
 eval_examples = 500
+metric = "exact_match"
 ema_decay = 0.995
 """
 
@@ -75,5 +76,5 @@ def score(predictions: list[dict[str, Any]]) -> dict[str, Any]:
     wrong = [line["prediction"] not in line["references"] for line in predictions]
     return {
         "word error rate": frame.interval(wrong, scale=100),
-        "phoneme error rate": frame.edit_distance_rate(predictions),
+        "phoneme error rate": frame.compute("word_error_rate", predictions, scale=100),
     }

@@ -43,6 +43,7 @@ final_lr = 0.1
 weight_decay = 0.0
 num_workers = 2
 eval_examples = 200
+metric = "exact_match"
 eval_every = 1000
 ema_decay = 0.995
 """

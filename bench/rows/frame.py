@@ -14,15 +14,13 @@ import torch
 
 import qkv
 from qkv.data.records import FileLocation, Record
+from qkv.tasks import metrics
 from qkv.tasks.evaluate import evaluate
-from qkv.tasks.metrics.bleu import BLEU_OPTIONS, transpose_references
-from qkv.tasks.metrics.text import edit_distance
 from qkv.tasks.task import Evaluation
 from qkv.tasks.train import open_recipe
 from qkv.tasks.train import train as train_recipe
 from qkv.train.recipe.values import format_value
 
-RESAMPLES = 1000
 QUICK_RECORDS = 48
 """With --quick, the number of records of each file that are used."""
 QUICK_CHANGES = {
@@ -187,18 +185,6 @@ def generate(trained: Trained, records: Sequence[Mapping[str, Any]], **options: 
     return [{"source": one.source, "prediction": one.prediction, "references": [one.expected]} for one in found.samples]
 
 
-def edit_distance_rate(predictions: Sequence[Mapping[str, Any]]) -> Any:
-    """Edits in per cent of the words of the nearest reference, with the interval: the word or phoneme error rate."""
-    edits, lengths = [], []
-    for line in predictions:
-        predicted = line["prediction"].split()
-        each = [(edit_distance(predicted, words), len(words)) for words in (one.split() for one in line["references"])]
-        wrong, length = min(each, key=lambda pair: (pair[0] / max(pair[1], 1), -pair[1]))
-        edits.append(wrong)
-        lengths.append(length)
-    return interval(edits, lengths, scale=100)
-
-
 def group_references(predictions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """One line for each source, with all its references."""
     grouped: dict[str, dict[str, Any]] = {}
@@ -211,50 +197,36 @@ def group_references(predictions: Sequence[Mapping[str, Any]]) -> list[dict[str,
 # -------------------------------------------------------------------- scores
 
 
+def with_interval(score: float, scale: float = 1.0) -> dict[str, float]:
+    """A score with its 95 % bootstrap interval, as `qkv eval` computes it."""
+    low, high = metrics.confidence_intervals({"score": score}).get("score", (score, score))
+    return {"value": score * scale, "low": low * scale, "high": high * scale}
+
+
 def interval(numerators: Sequence[float], denominators: Sequence[float] | None = None, scale: float = 1.0) -> Any:
-    """The ratio of two sums over the test examples, or a mean, with its 95 % bootstrap interval.
+    """The ratio of two sums over the test examples, or a mean, with its interval.
 
     >>> interval([1, 0, 1, 1], scale=100)["value"]
     75.0
     """
-    top = np.asarray(numerators, np.float64)
-    bottom = np.ones_like(top) if denominators is None else np.asarray(denominators, np.float64)
-    rng = np.random.default_rng(0)
-    ratios = []
-    for _ in range(RESAMPLES):
-        chosen = rng.integers(0, len(top), len(top))
-        ratios.append(top[chosen].sum() / max(bottom[chosen].sum(), 1e-12))
-    low, high = np.percentile(ratios, [2.5, 97.5])
-    value = top.sum() / max(bottom.sum(), 1e-12)
-    return {"value": float(value * scale), "low": float(low * scale), "high": float(high * scale)}
+    if denominators is None:
+        return with_interval(metrics.mean_score(numerators), scale)
+    return with_interval(metrics.ratio_score(numerators, denominators), scale)
+
+
+def compute(metric: str, predictions: Sequence[Mapping[str, Any]], scale: float = 1.0) -> Any:
+    """A metric of `qkv eval`, such as "chrf", of the predictions against their references, with its interval."""
+    function = getattr(metrics, metric)
+    texts, references = [line["prediction"] for line in predictions], [line["references"] for line in predictions]
+    return with_interval(function(texts, references), scale)
 
 
 def exact_match(predictions: Sequence[Mapping[str, Any]]) -> Any:
     """The percentage of predictions that equal one of their references, with its interval."""
-    return interval(
-        [line["prediction"].strip() in {r.strip() for r in line["references"]} for line in predictions], scale=100
-    )
-
-
-def corpus_score(metric: str, predictions: Sequence[Mapping[str, Any]]) -> Any:
-    """BLEU or chrF of a corpus, with its 95 % bootstrap interval as the sacrebleu library computes it."""
-    from sacrebleu.metrics import BLEU, CHRF
-
-    scorer = CHRF() if metric == "chrf" else BLEU(**BLEU_OPTIONS[metric])
-    references = transpose_references([line["references"] for line in predictions])
-    found = scorer.corpus_score([line["prediction"] for line in predictions], references, n_bootstrap=RESAMPLES)
-    bounds = found._mean - found._ci, found._mean + found._ci
-    return {"value": float(found.score), "low": float(bounds[0]), "high": float(bounds[1])}
+    return compute("exact_match", predictions, scale=100)
 
 
 def rouge(predictions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """ROUGE-1, 2 and L (F1 in per cent, with stemming) against the best reference. Needs rouge-score."""
-    from rouge_score.rouge_scorer import RougeScorer
-
     names = {"ROUGE-1": "rouge1", "ROUGE-2": "rouge2", "ROUGE-L": "rougeL"}
-    scorer = RougeScorer(list(names.values()), use_stemmer=True)
-    each = [[scorer.score(one, line["prediction"]) for one in line["references"]] for line in predictions]
-    return {
-        name: interval([max(scores[key].fmeasure for scores in several) for several in each], scale=100)
-        for name, key in names.items()
-    }
+    return {name: compute(metric, predictions, scale=100) for name, metric in names.items()}

@@ -63,5 +63,5 @@ def score(predictions: list[dict[str, Any]]) -> dict[str, Any]:
     scores = {}
     for part in dict.fromkeys(line["part"] for line in predictions):
         lines = [line for line in predictions if line["part"] == part]
-        scores |= {f"{part} {metric}": frame.corpus_score(metric, lines) for metric in ("tokenised_bleu", "chrf")}
+        scores |= {f"{part} {metric}": frame.compute(metric, lines) for metric in ("tokenised_bleu", "chrf")}
     return scores

@@ -52,6 +52,7 @@ weight_decay = 0.0
 num_workers = 2
 eval_every = 3000
 eval_examples = 100
+metric = "exact_match"
 """
 
 

@@ -46,6 +46,7 @@ schedule = "linear"
 num_workers = 2
 eval_every = 1000
 eval_examples = 250
+metric = "exact_match"
 ema_decay = 0.995
 """
 

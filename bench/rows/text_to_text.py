@@ -45,7 +45,7 @@ weight_decay = 0.1
 schedule = "linear"
 num_workers = 2
 eval_examples = 300
-metric = "loss"
+metric = "chrf"
 ema_decay = 0.995
 """
 LABELS = {"0": "negative", "1": "positive"}
@@ -113,7 +113,7 @@ def score(predictions: list[dict[str, Any]]) -> dict[str, Any]:
     for task in dict.fromkeys(line["task"] for line in predictions):
         lines = [line for line in predictions if line["task"] == task]
         if task == "translate":
-            scores["translate, BLEU"] = frame.corpus_score("sacrebleu", lines)
+            scores["translate, BLEU"] = frame.compute("sacrebleu", lines)
         elif task == "summarise":
             scores["summarise, ROUGE-L"] = frame.rouge(lines)["ROUGE-L"]
         else:
