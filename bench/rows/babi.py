@@ -103,7 +103,7 @@ def run(data: Path, out: Path, seed: int, quick: bool, variant: str) -> dict[str
         for task in tasks
         for record in (files.get((folder, task, "train")) or files["en", task, "train"])[: 20 if quick else None]
     ]
-    test = [record for task in tasks for record in files["en", task, "test"][: 4 if quick else None]]
+    test = [record for task in tasks for record in files[folder, task, "test"][: 4 if quick else None]]
     known = {record["label"] for record in train}
     train, valid = frame.hold_out(train, 2000)
     changes = frame.write_parts(out, train=train, valid=valid) | CHANGES[variant]
