@@ -17,7 +17,7 @@ import torch
 
 from qkv import store
 from qkv.data.records import Record
-from qkv.errors import QkvError, UsageError
+from qkv.errors import QkvError, UsageError, shorten
 from qkv.files import to_path
 from qkv.models import Config, Network, build
 from qkv.models.runtime.memory import free_memory
@@ -316,6 +316,11 @@ class WatcherGroup(Watcher):
     on_end = _forward_to_all("on_end")
 
 
+MAX_LOGGED_SAMPLES = 4
+"""The number of predictions that the log keeps of each evaluation."""
+MAX_SAMPLE_CHARACTERS = 500
+
+
 class MetricsLog(Watcher):
     """Writes metrics.jsonl, and the recipe when the run starts."""
 
@@ -335,8 +340,13 @@ class MetricsLog(Watcher):
         self.folder.append_log({"kind": "step", **{name: getattr(report, name) for name in kept}})
 
     def on_evaluate(self, report: EvalReport) -> None:
-        """Log the metrics."""
+        """Log the metrics, and some of the samples."""
         self.folder.append_log({"kind": "eval", "step": report.step, "seconds": report.seconds, **report.metrics})
+        for sample in report.samples[:MAX_LOGGED_SAMPLES]:
+            texts = {"source": sample.model_input or sample.source, "prediction": sample.prediction}
+            texts["expected"] = sample.expected
+            shown = {name: shorten(text, MAX_SAMPLE_CHARACTERS) for name, text in texts.items()}
+            self.folder.append_log({"kind": "sample", "step": report.step, **shown})
         self.folder.sync_log()
 
     def on_note(self, step: int, text: str) -> None:
