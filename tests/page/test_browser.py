@@ -5,24 +5,17 @@ tests read axe-core from the axe-playwright-python package.
 """
 
 import json
-import os
-import shutil
 from collections.abc import Iterator
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from browsing import find_axe_errors, open_browser
 from look_models import make_model
 
 from qkv.page import build_page, bundle_scripts, pack, pack_signed, pack_weights, unpack
 from qkv.page.html import read_static
-
-playwright = pytest.importorskip("playwright.sync_api", reason="the playwright package is not installed")
-CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-if CHROMIUM is None:
-    pytest.skip("no chromium was found; install it or set CHROMIUM", allow_module_level=True)
 
 FAMILIES = ("encoder", "decoder", "seq2seq")
 TEXT = "the cat chased"
@@ -31,10 +24,8 @@ VIEWS = {"tokens", "embeddings", "attention", "lens", "neurons", "mask"}
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as started:
-        running = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+    with open_browser() as running:
         yield running
-        running.close()
 
 
 class Opened:
@@ -347,14 +338,3 @@ def test_axe_finds_no_error_in_a_mask(browser: Any, looks: dict[str, Any], schem
     assert not find_axe_errors(page)
     page.evaluate("document.querySelector('#mask .heatmap').removeAttribute('aria-label')")  # a negative control
     assert [name for name, *_ in find_axe_errors(page)] == ["svg-img-alt"]
-
-
-def find_axe_errors(page: Any, part: str = "body") -> list[tuple[str, str, list[str]]]:
-    """What axe finds in a part of a page with everything unfolded: the name, a sentence, and the first elements."""
-    axe = pytest.importorskip("axe_playwright_python", reason="the axe-playwright-python package is not installed")
-    for summary in page.query_selector_all(f"{part} details:not([open]) > summary"):
-        summary.click()
-    page.wait_for_function("() => [...document.querySelectorAll('details')].every((one) => one.children.length > 1)")
-    page.evaluate(files(axe).joinpath("axe.min.js").read_text(encoding="utf-8"))
-    found = page.evaluate("(part) => axe.run(part).then((result) => result.violations)", part)
-    return [(one["id"], one["help"], [node["html"][:200] for node in one["nodes"][:3]]) for one in found]

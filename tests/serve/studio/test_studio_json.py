@@ -142,7 +142,14 @@ def test_words_are_left_out_one_by_one(models: dict[str, qkv.Model]) -> None:
 def test_top_examples_of_a_neuron(models: dict[str, qkv.Model], family: str) -> None:
     model = models[family]
     stack = "decoder" if family != "encoder" else "encoder"
-    body = {"model": "m", "text": TEXT, "site": f"{stack}.1.mlp_post", "unit": 3, "texts": ["le chat", "14 mai"]}
+    body = {
+        "model": "m",
+        "text": TEXT,
+        "site": f"{stack}.1.mlp_post",
+        "unit": 3,
+        "texts": ["le chat", "14 mai"],
+        "off": [],
+    }
     found = find_examples(model, parse_request(ExamplesRequest, body), {})
     assert found["num_texts"] == 3
     values = [

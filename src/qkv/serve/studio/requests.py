@@ -38,7 +38,7 @@ class TraceRequest:
     position: int | None = None
 
     def __post_init__(self) -> None:
-        check_field_types(self, ("off", "views"))
+        check_field_types(self, tuple(field.name for field in fields(self)))
         for name in ("text", "target"):
             check_length(name, getattr(self, name) or "")
         if not self.text.strip():
@@ -76,7 +76,6 @@ class ExamplesRequest(TraceRequest):
     texts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_field_types(self, ("texts",))
         super().__post_init__()
         check_bounds(self, {"unit": (0, MAX_INDEX)})
         if len(self.texts) > MAX_EXAMPLES:

@@ -2,27 +2,36 @@
 
 import {number, shorten, svg} from "./page/dom.js";
 
-const [WIDTH, HEIGHT] = [760, 270];
-const [LEFT, RIGHT, TOP, BOTTOM] = [56, 150, 26, 34];
+const [MAX_WIDTH, MIN_WIDTH, HEIGHT] = [900, 280, 270]; // pixels, as all of these
+const NARROW = 560; // a narrower picture has no room for names beside it
+const [LEFT, TOP, BOTTOM] = [48, 26, 34];
 const DASHES = ["none", "6 3", "2 3", "10 3 2 3", "1 4", "14 4"];
+const MARKS = ["──", "╌╌", "┈┈", "─·", "··", "━╌"]; // the dashes, beside the names
 const MAX_POINTS = 600;
-const MAX_LETTERS = 16;
+const MAX_LETTERS = 18;
 
-/** `series` is a list of {name, points}; a point is [step, value]. The loss may have a logarithmic axis. */
-export function curves({label, series, logarithmic = false}) {
-  const scale = logarithmic ? Math.log10 : (value) => value;
-  const drawn = series.map((one, i) => ({...one, index: i, points: thin(usable(one.points, logarithmic))}));
+/** `series` is a list of {name, points}; a point is [step, value]. `room` is the width of the page. */
+export function curves({label, series, room}) {
+  const width = Math.max(MIN_WIDTH, Math.min(MAX_WIDTH, room));
+  const right = width < NARROW ? 16 : 170;
+  const drawn = series.map((one, i) => ({...one, index: i, points: thin(usable(one.points))}));
   const all = drawn.flatMap((one) => one.points);
   if (!all.length) return null;
   const steps = range(all.map(([step]) => step), 0);
-  const values = range(all.map(([, value]) => scale(value)));
-  const x = (step) => LEFT + ((step - steps[0]) / (steps[1] - steps[0])) * (WIDTH - LEFT - RIGHT);
-  const y = (value) => HEIGHT - BOTTOM - ((scale(value) - values[0]) / (values[1] - values[0])) * (HEIGHT - TOP - BOTTOM);
-  const names = labelPlaces(drawn, y);
+  const values = range(all.map(([, value]) => value));
+  const x = (step) => LEFT + ((step - steps[0]) / (steps[1] - steps[0])) * (width - LEFT - right);
+  const y = (value) => HEIGHT - BOTTOM - ((value - values[0]) / (values[1] - values[0])) * (HEIGHT - TOP - BOTTOM);
   return svg(
     "svg",
-    {viewBox: `0 0 ${WIDTH} ${HEIGHT}`, width: WIDTH, height: HEIGHT, role: "img", class: "curves", "aria-label": describe(label, drawn)},
-    axis(values, steps, x, y, logarithmic, label),
+    {
+      viewBox: `0 0 ${width} ${HEIGHT}`,
+      width,
+      height: HEIGHT,
+      role: "img",
+      class: "curves",
+      "aria-label": describe(label, drawn),
+    },
+    axis(values, steps, x, y, label),
     drawn.map(({points, index}) =>
       svg("polyline", {
         class: `run run-${index % 6}`,
@@ -30,21 +39,36 @@ export function curves({label, series, logarithmic = false}) {
         points: points.map(([step, value]) => `${x(step).toFixed(1)},${y(value).toFixed(1)}`).join(" "),
       }),
     ),
-    drawn
-      .filter(({points}) => points.length)
-      .map(({name, points, index}) =>
-        svg(
-          "text",
-          {x: x(points.at(-1)[0]) + 6, y: names.get(index), class: `run-name run-${index % 6}`, "dominant-baseline": "central"},
-          svg("title", {}, name),
-          `${shorten(name, MAX_LETTERS)} ${number(points.at(-1)[1], 3)}`,
-        ),
-      ),
+    names(drawn, x, y, width < NARROW),
   );
 }
 
-function usable(points, logarithmic) {
-  return points.filter(([step, value]) => Number.isFinite(step) && Number.isFinite(value) && (!logarithmic || value > 0));
+/** The names at the ends of the lines, with the last values; moved apart where they would overlap. */
+function names(drawn, x, y, isNarrow) {
+  const ended = drawn.filter((one) => one.points.length);
+  const places = ended.map((one) => ({...one, last: one.points.at(-1), at: y(one.points.at(-1)[1])}));
+  places.sort((a, b) => a.at - b.at);
+  places.forEach((one, i) => {
+    if (i > 0) one.at = Math.max(one.at, places[i - 1].at + 14);
+  });
+  return places.map(({name, last, at, index}) =>
+    svg(
+      "text",
+      {
+        x: isNarrow ? x(last[0]) : x(last[0]) + 6,
+        y: isNarrow ? at - 10 : at,
+        "text-anchor": isNarrow ? "end" : "start",
+        class: "run-name",
+        "dominant-baseline": "central",
+      },
+      svg("title", {}, name),
+      `${MARKS[index % 6]} ${shorten(name, MAX_LETTERS)} ${number(last[1], 3)}`,
+    ),
+  );
+}
+
+function usable(points) {
+  return points.filter(([step, value]) => Number.isFinite(step) && Number.isFinite(value));
 }
 
 /** At most MAX_POINTS points: the last of each group. */
@@ -59,26 +83,18 @@ function range(numbers, lowest = Infinity) {
   return high > low ? [low, high] : [low - 0.5, low + 0.5];
 }
 
-/** The heights of the names at the ends of the lines, moved apart where they would overlap. */
-function labelPlaces(drawn, y) {
-  const wanted = drawn.filter((one) => one.points.length).map((one) => [one.index, y(one.points.at(-1)[1])]);
-  wanted.sort((a, b) => a[1] - b[1]);
-  wanted.forEach((one, i) => {
-    if (i > 0) one[1] = Math.max(one[1], wanted[i - 1][1] + 14);
-  });
-  return new Map(wanted);
-}
-
-function axis(values, steps, x, y, logarithmic, label) {
-  const parts = [svg("text", {x: LEFT, y: 10, class: "tick"}, label)];
-  const unscale = logarithmic ? (value) => 10 ** value : (value) => value;
+function axis(values, steps, x, y, label) {
+  const parts = [svg("text", {x: LEFT, y: 12, class: "tick"}, label)];
+  const end = x(steps[1]);
   for (let i = 0; i <= 4; i++) {
-    const value = unscale(values[0] + ((values[1] - values[0]) * i) / 4);
+    const value = values[0] + ((values[1] - values[0]) * i) / 4;
     const step = steps[0] + ((steps[1] - steps[0]) * i) / 4;
+    const beside = {x: LEFT - 6, y: y(value), "text-anchor": "end", "dominant-baseline": "central", class: "tick"};
+    const below = {x: x(step), y: HEIGHT - BOTTOM + 18, "text-anchor": i === 4 ? "end" : "middle", class: "tick"};
     parts.push(
-      svg("line", {x1: LEFT, x2: WIDTH - RIGHT, y1: y(value), y2: y(value), class: "grid"}),
-      svg("text", {x: LEFT - 6, y: y(value), "text-anchor": "end", "dominant-baseline": "central", class: "tick"}, number(value, value < 10 ? 2 : 0)),
-      svg("text", {x: x(step), y: HEIGHT - BOTTOM + 18, "text-anchor": "middle", class: "tick"}, Math.round(step).toLocaleString("en")),
+      svg("line", {x1: LEFT, x2: end, y1: y(value), y2: y(value), class: "grid"}),
+      svg("text", beside, number(value, value < 10 ? 2 : 0)),
+      svg("text", below, Math.round(step).toLocaleString("en")),
     );
   }
   return parts;

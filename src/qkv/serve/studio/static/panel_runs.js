@@ -34,7 +34,7 @@ export function runsPanel({state, update, fail, signal}) {
     const metrics = [...new Set(found.flatMap((run) => Object.keys(run.metrics)))];
     metric = metrics.includes(metric) ? metric : (metrics.find((name) => name !== "loss") ?? metrics[0]);
     body.replaceChildren(
-      ...charts(found, metrics, metric, (i) => {
+      ...charts(found, metrics, metric, body.clientWidth, (i) => {
         metric = metrics[i];
         draw();
       }),
@@ -100,10 +100,11 @@ function summarise(records) {
   return found;
 }
 
-function charts(found, metrics, metric, change) {
-  const training = curves({label: "training loss", series: found.map(({name, training}) => ({name, points: training}))});
+function charts(found, metrics, metric, room, change) {
+  const losses = found.map(({name, training}) => ({name, points: training}));
+  const training = curves({label: "training loss", series: losses, room});
   const series = found.map(({name, metrics}) => ({name, points: metrics[metric] ?? []}));
-  const evaluated = metric ? curves({label: `validation: ${metric}`, series}) : null;
+  const evaluated = metric ? curves({label: `validation: ${metric}`, series, room}) : null;
   const rows = found.map(({name, state, last}) => [
     name,
     state,

@@ -162,7 +162,14 @@ function answerLine({data, info, off, setOff}) {
   return html(
     "div",
     {class: "answer column"},
-    answer.title ? html("p", {}, html("span", {class: "note"}, `${name}${answer.title}: `), marked({answer: answer.with_all}, answer.text)) : null,
+    answer.title
+      ? html(
+          "p",
+          {},
+          html("span", {class: "note"}, `${name}${answer.title}: `),
+          html("span", {class: "answer-text"}, marked({answer: answer.with_all}, answer.text)),
+        )
+      : null,
     off.length
       ? html(
           "p",
@@ -237,17 +244,30 @@ function navigation() {
 async function start() {
   parts.nav.append(...navigation());
   parts.targetLine.append(html("label", {for: "target"}, "Target (empty: the model's own output)"), parts.target);
+  const savers = pictureButtons(
+    () => parts.body,
+    () => state.panel,
+  );
   root.replaceChildren(
     html("header", {class: "top"}, html("h1", {}, "qkv studio"), parts.controls, themeButton()),
-    html("div", {class: "fields"}, html("div", {class: "field"}, html("label", {for: "text"}, "Text"), parts.text), parts.targetLine),
-    parts.error,
-    parts.answers,
+    html(
+      "div",
+      {role: "region", "aria-label": "Text and answer"},
+      html(
+        "div",
+        {class: "fields"},
+        html("div", {class: "field"}, html("label", {for: "text"}, "Text"), parts.text),
+        parts.targetLine,
+      ),
+      parts.error,
+      parts.answers,
+    ),
     parts.nav,
     html(
       "main",
       {},
       parts.walk,
-      html("div", {class: "panel-head"}, parts.title, parts.busy, html("div", {class: "buttons"}, pictureButtons(() => parts.body, () => state.panel))),
+      html("div", {class: "panel-head"}, parts.title, parts.busy, html("div", {class: "buttons"}, savers)),
       parts.sentence,
       parts.body,
     ),

@@ -1,0 +1,319 @@
+"""The studio in a real browser: every panel on every family, its numbers, its errors, and its use without a mouse."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+import torch
+from browsing import find_axe_errors, open_browser
+from look_models import make_model
+from serving import served
+
+from qkv.decode import GenerationOptions
+from qkv.decode.filters import make_filters
+from qkv.inside import zero_ablate
+from qkv.serve.studio.options import StudioOptions
+from qkv.serve.studio.runs import Runs
+
+FAMILIES = ("encoder", "decoder", "seq2seq")
+TEXT = "the cat chased"
+PANELS = {
+    "tokens": ".tokens li",
+    "attention": "button.head",
+    "mask": "#panel .heatmap",
+    "lens": ".lens .cell",
+    "next": "#panel .bar",
+    "search": "#panel [data-done] .tree",
+    "words": ".word",
+    "neurons": "#panel .chip",
+    "switches": ".switch",
+    "runs": ".curves",
+}
+OWN_PANELS = ("tokens", "next", "words", "switches", "runs")
+"""Panels with elements of the studio's own. The tests of `qkv look` check the other pictures with axe."""
+NOTES = {("encoder", "search"): "it does not generate text"}
+"""A panel that a family does not have says so."""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with open_browser() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A server with a model of each family, and a run."""
+    folder = tmp_path_factory.mktemp("runs") / "small"
+    folder.mkdir()
+    (folder / "recipe.toml").write_text("")
+    records: list[dict[str, Any]] = [
+        {"kind": "step", "step": step, "loss": 5 / step, "tokens": step} for step in (1, 2, 3)
+    ]
+    records.append({"kind": "eval", "step": 3, "loss": 1.5, "exact_match": 0.25})
+    records.append({"kind": "sample", "step": 3, "source": "le chat", "prediction": "the", "expected": "the cat"})
+    records.append({"kind": "note", "step": 1, "text": "a char tokenizer"})
+    log = folder / "metrics.jsonl"
+    log.write_text("".join(json.dumps(record) + "\n" for record in records))
+    models = {family: make_model(family) for family in FAMILIES}
+    with served({**models, "gone": "/nowhere/model"}) as (address, app):
+        app.state.studio = StudioOptions(runs=Runs([folder.parent]))
+        yield SimpleNamespace(address=address, models=models, log=log, server=app.state.server)
+
+
+class Studio:
+    """The studio in the browser, and the errors that it caused."""
+
+    def __init__(self, browser: Any, address: str, panel: str, model: str, text: str = TEXT, **choices: Any) -> None:
+        context = {name: choices.pop(name) for name in ("color_scheme", "viewport") if name in choices}
+        self.page = browser.new_context(reduced_motion="reduce", **context).new_page()
+        self.errors: list[str] = []
+        self.page.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.goto(f"{address}/#{panel}?{urlencode({'model': model, 'text': text, **choices})}")
+        self.wait(panel)
+
+    def wait(self, panel: str) -> None:
+        self.page.wait_for_selector(f"#studio[data-ready={panel}]", state="attached")
+
+    def go(self, panel: str) -> None:
+        self.page.locator(f"nav a[data-panel={panel}]").click()
+        self.wait(panel)
+
+    def answer(self) -> str:
+        return self.page.locator(".answer-text").first.inner_text().strip()
+
+    def alert(self, pattern: str) -> None:
+        self.page.locator("[role=alert]", has_text=re.compile(pattern)).wait_for()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_panel_is_drawn_without_errors(browser: Any, studio: Any, family: str) -> None:
+    opened = Studio(browser, studio.address, "tokens", family, viewport={"width": 360, "height": 800})
+    for panel, drawn in PANELS.items():
+        opened.go(panel)
+        if note := NOTES.get((family, panel)):
+            assert note in opened.page.locator("#panel").inner_text()
+        else:
+            opened.page.wait_for_selector(drawn)
+        assert opened.page.evaluate("document.documentElement.scrollWidth") <= 360
+    assert not opened.errors
+    assert (opened.page.locator("#target").is_visible()) == (family == "seq2seq")
+
+
+@pytest.mark.parametrize(("family", "scheme"), [("seq2seq", "light"), ("decoder", "dark")])
+def test_axe_finds_no_error(browser: Any, studio: Any, family: str, scheme: str) -> None:
+    other = "encoder" if scheme == "dark" else ""
+    opened = Studio(
+        browser, studio.address, "tokens", family, color_scheme=scheme, step=1, other=other, off="decoder.0"
+    )
+    for panel in OWN_PANELS:
+        opened.go(panel)
+        opened.page.wait_for_selector(PANELS[panel])
+        assert not find_axe_errors(opened.page, "body" if panel == "tokens" else "#panel", unfold=False), panel
+
+
+def test_the_numbers_of_a_head_equal_torch(browser: Any, studio: Any) -> None:
+    """The exact numbers are fetched when the head is opened, with the switches of the page."""
+    model = studio.models["decoder"]
+    opened = Studio(browser, studio.address, "attention", "decoder", off="decoder.0.mlp", head="decoder.1.2")
+    page = opened.page
+    page.wait_for_selector("dialog[open] .steps table")
+    pattern = model.trace(TEXT, sites=["*pattern"], edits=zero_ablate("decoder.0.mlp_out"))["decoder.1.pattern"][2]
+    page.get_by_label("Query").select_option(index=7)
+    shown = [float(text) for text in page.locator("dialog .steps .bar b").all_inner_texts()]
+    assert shown == pytest.approx(pattern[7].tolist(), abs=6e-5)
+    unedited = model.trace(TEXT, sites=["*pattern"])["decoder.1.pattern"][2]
+    assert shown != pytest.approx(unedited[7].tolist(), abs=6e-5)  # a negative control: the switch matters
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (0.5, 5, 1.0), (1.7, 0, 0.6), (0.8, 12, 0.9), (1.0, 1, 0.05)]
+)
+def test_the_distribution_equals_the_filters_of_torch(
+    browser: Any, studio: Any, temperature: float, top_k: int, top_p: float
+) -> None:
+    logits = torch.randn(1, 40, generator=torch.Generator().manual_seed(top_k), dtype=torch.float64) * 2
+    logits[0, 7] = logits[0].topk(5).values[-1]  # a tie at the end of the top 5
+    options = GenerationOptions(temperature=temperature, top_k=top_k, top_p=top_p)
+    filtered = logits
+    for apply in make_filters(options, (), 0):
+        filtered = apply(filtered, torch.zeros(1, 0, dtype=torch.long))
+    expected = sorted(filtered.softmax(-1)[0].tolist(), reverse=True)
+    page = browser.new_page()
+    code = """async ([logits, settings]) => {
+        const {distribution} = await import("/studio/distribution.js");
+        return distribution(logits, settings); }"""
+    settings = {"temperature": temperature, "topK": top_k, "topP": top_p}
+    page.goto(f"{studio.address}/")
+    found = page.evaluate(code, [sorted(logits[0].tolist(), reverse=True), settings])
+    assert found["kept"] == sum(value > 0 for value in expected)
+    assert found["probabilities"] == pytest.approx(expected[: found["kept"]], abs=1e-9)
+    page.close()
+
+
+def test_typing_traces_again_and_long_texts_are_refused(browser: Any, studio: Any) -> None:
+    opened = Studio(browser, studio.address, "tokens", "decoder")
+    page = opened.page
+    page.locator("#text").fill("le chat")
+    page.wait_for_function("() => document.querySelectorAll('.tokens li').length === 7")
+    page.wait_for_function("() => location.hash.includes('le+chat')")
+    page.locator("#text").fill("a" * 9000)
+    opened.alert("9,000 characters, and the studio reads at most 8,000; shorten it")
+    assert page.locator(".tokens li").count() == 7  # the last picture stays
+    page.locator("#text").fill("the")
+    page.wait_for_function("() => document.querySelectorAll('.tokens li').length === 3")
+    assert page.locator("[role=alert]").inner_text() == ""
+
+
+def test_a_missing_model_and_a_missing_server_are_reported(browser: Any, studio: Any) -> None:
+    opened = Studio(browser, studio.address, "tokens", "encoder")
+    page = opened.page
+    page.locator(".models select").first.select_option("gone")
+    opened.alert("/nowhere/model")
+    page.locator(".models select").first.select_option("encoder")
+    page.wait_for_function("() => document.querySelector('[role=alert]').textContent === ''")
+    page.route("**/studio/api/**", lambda route: route.abort())
+    page.locator("#text").fill("cat")
+    opened.alert("The server does not answer. It may have been stopped")
+    page.unroute("**/studio/api/**")
+    page.get_by_role("button", name="Try again").click()
+    page.wait_for_function("() => document.querySelectorAll('.tokens li').length === 3")
+
+
+def test_switches_recompute_the_answer_and_a_link_reproduces_the_view(browser: Any, studio: Any) -> None:
+    """With the keyboard alone."""
+    model = studio.models["decoder"]
+    opened = Studio(browser, studio.address, "switches", "decoder")
+    page = opened.page
+    assert opened.answer() == model.generate(TEXT, max_tokens=16).text.strip()
+    page.locator(".switch").first.focus()
+    for key in ("ArrowDown", "ArrowRight", "ArrowRight", "Space"):
+        page.keyboard.press(key)
+    page.wait_for_selector(".switch[data-part='decoder.1.head.1'][aria-pressed=true]")
+    assert page.evaluate("document.activeElement.dataset.part") == "decoder.1.head.1"  # the focus stays
+    page.keyboard.press("End")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".switch[data-part='decoder.1.mlp'][aria-pressed=true]")
+    edits = [zero_ablate("decoder.1.z", heads=[1]), zero_ablate("decoder.1.mlp_out")]
+    expected = model.generate(TEXT, max_tokens=16, edits=edits).text.strip()
+    assert opened.answer() == expected
+    again = browser.new_page()
+    again.goto(page.url)
+    again.wait_for_selector(".switch[data-part='decoder.1.mlp'][aria-pressed=true]")
+    assert again.locator(".switch.off").count() == 2
+    assert again.locator(".answer-text").first.inner_text().strip() == expected
+    again.get_by_role("button", name="Switch all on").first.click()
+    again.wait_for_function("() => !document.querySelector('.switch.off')")
+    assert not opened.errors
+
+
+def test_a_head_is_switched_off_where_it_is_shown(browser: Any, studio: Any) -> None:
+    opened = Studio(browser, studio.address, "attention", "seq2seq")
+    opened.page.locator("button.head").last.click()
+    opened.page.get_by_role("button", name="Switch this head off").click()
+    opened.page.wait_for_selector("button.head.off")
+    assert "off=decoder.1.cross.2" in opened.page.url
+    assert "switched off" in opened.page.locator("button.head.off").get_attribute("aria-label")
+
+
+def test_two_models_are_shown_side_by_side(browser: Any, studio: Any) -> None:
+    opened = Studio(browser, studio.address, "next", "decoder", viewport={"width": 1280, "height": 900})
+    opened.page.locator(".models select").last.select_option("seq2seq")
+    opened.page.wait_for_selector("#panel .column:nth-child(2) .bar")
+    headings = opened.page.locator("#panel .side").all_inner_texts()
+    assert headings == ["decoder", "seq2seq"]
+    left, right = (opened.page.locator("#panel .column").nth(i).bounding_box() for i in (0, 1))
+    assert left["x"] + left["width"] < right["x"]
+
+
+@pytest.mark.parametrize("panel", ["attention", "lens"])
+def test_pictures_are_saved_as_svg_and_png(browser: Any, studio: Any, panel: str) -> None:
+    opened = Studio(browser, studio.address, panel, "decoder")
+    opened.page.wait_for_selector(PANELS[panel])
+    saved = {}
+    for kind in ("SVG", "PNG"):
+        with opened.page.expect_download() as download:
+            opened.page.locator(f"[data-picture={kind}]").click()
+        assert download.value.suggested_filename == f"{panel}.{kind.lower()}"
+        saved[kind] = Path(download.value.path()).read_bytes()
+    assert saved["PNG"].startswith(b"\x89PNG")
+    assert len(saved["PNG"]) > 5000
+    text = saved["SVG"].decode()
+    assert ("<image" in text) == (panel == "attention")
+    assert "layer 1" in text
+    assert "class=" not in text
+    assert "foreignObject" not in text
+    assert not opened.errors
+
+
+def test_a_beam_search_grows(browser: Any, studio: Any) -> None:
+    opened = Studio(browser, studio.address, "search", "decoder", maxTokens=5)
+    opened.page.wait_for_selector("[data-done] .tree")
+    assert "ran for 5 steps" in opened.page.locator("#panel").inner_text()
+    assert opened.page.locator(".tree .best").count() >= 5
+    with opened.page.expect_request("**/api/search"):
+        opened.page.get_by_label("Beams").fill("2")
+        opened.page.get_by_label("Beams").press("Enter")
+    opened.page.wait_for_selector("[data-done] .tree")
+    assert "with 2 beams" in opened.page.locator("#panel").inner_text()
+
+
+def test_a_source_is_changed_word_by_word(browser: Any, studio: Any) -> None:
+    model = studio.models["seq2seq"]
+    opened = Studio(browser, studio.address, "words", "seq2seq")
+    opened.page.locator(".word").nth(1).fill("chat")
+    opened.page.locator(".word").nth(1).press("Enter")
+    opened.page.wait_for_function("() => document.getElementById('text').value === 'the chat chased'")
+    opened.page.wait_for_selector(".word[value=chat]")
+    expected = model.generate("the chat chased", max_tokens=47).text.strip()
+    assert opened.answer() == (" ".join(expected.split()) or "(empty)")
+    opened.page.get_by_role("button", name="Compute the answers").click()
+    rows = opened.page.locator("#panel tbody tr th")
+    rows.first.wait_for()
+    assert rows.all_inner_texts()[-3:] == ["the", "chat", "chased"]
+
+
+def test_top_examples_of_a_neuron_are_shown(browser: Any, studio: Any) -> None:
+    opened = Studio(browser, studio.address, "neurons", "encoder")
+    opened.page.locator("#panel textarea").fill("le chat\n14 mai 1989")
+    opened.page.locator("#panel .numbers .link").first.click()
+    opened.page.wait_for_selector(".examples tbody tr")
+    assert opened.page.locator(".examples tbody tr").count() == 3  # these two, and the text itself
+    assert "of 3 texts" in opened.page.locator(".examples").inner_text()
+
+
+def test_a_run_is_followed_while_it_trains(browser: Any, studio: Any) -> None:
+    opened = Studio(browser, studio.address, "runs", "decoder")
+    opened.page.wait_for_selector(".curves polyline")
+    before = opened.page.locator(".curves polyline").first.get_attribute("points").split()
+    text = opened.page.locator("#panel").inner_text()
+    assert all(part in text for part in ("the cat", "a char tokenizer", "exact_match"))
+    with studio.log.open("a") as file:
+        file.write(json.dumps({"kind": "step", "step": 4, "loss": 0.5, "tokens": 4}) + "\n")
+    opened.page.wait_for_function(
+        f"() => document.querySelector('.curves polyline').points.length === {len(before) + 1}"
+    )
+    assert not opened.errors
+
+
+def test_the_walk_through_has_eight_steps(browser: Any, studio: Any) -> None:
+    opened = Studio(browser, studio.address, "tokens", "encoder")
+    opened.page.get_by_role("button", name="What is attention? Try it").click()
+    titles = []
+    for number in range(1, 9):
+        opened.page.get_by_role("heading", name=f"{number} of 8").wait_for()
+        titles.append(opened.page.locator("#walk-title").inner_text())
+        if number < 8:
+            opened.page.get_by_role("button", name="Next →").click()
+    assert len(set(titles)) == 8
+    opened.page.get_by_role("button", name="Try it", exact=True).click()
+    opened.page.wait_for_selector(".switch[data-part='encoder.0'].off")
+    opened.page.get_by_role("button", name="End the walk-through").click()
+    opened.page.wait_for_function("() => !document.querySelector('.walk')")
+    assert not opened.errors
