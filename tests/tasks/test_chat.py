@@ -19,6 +19,7 @@ import qkv
 from qkv import cli
 from qkv.blocks import HeadConfig
 from qkv.decode import GenerationOptions
+from qkv.errors import UsageError
 from qkv.tasks.results import ChatReply
 
 MODEL = chat_model()
@@ -228,3 +229,8 @@ def test_a_model_without_a_template_is_refused_before_the_first_message(
     chat_model(template=None).save(tmp_path / "model")
     assert cli.run_command(["chat", str(tmp_path / "model")]) == 2
     assert "--template plain" in capsys.readouterr().err
+
+
+def test_a_system_prompt_alone_has_no_reply() -> None:
+    with pytest.raises(UsageError, match="only a system prompt"):
+        chat_model().chat([{"role": "system", "content": "Be brief."}])

@@ -56,7 +56,7 @@ def describe_endpoint(endpoint: Endpoint, schemas: dict[str, Any]) -> dict[str, 
     if endpoint.answer is not None:
         content = {"application/json": {"schema": describe_schema(endpoint.answer, schemas)}}
     if endpoint.has_stream:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {}
     error = {"application/json": {"schema": describe_schema(ErrorAnswer, schemas)}}
     responses: dict[str, Any] = {"200": {"description": "The answer.", "content": content}}
     for status in endpoint.statuses:
@@ -115,7 +115,8 @@ def _render_operation(operation: dict[str, Any]) -> str:
     if "requestBody" in operation:
         rows.append(("Body", _render_type(operation["requestBody"]["content"]["application/json"]["schema"])))
     for status, response in operation["responses"].items():
-        answers = [_render_type(one["schema"]) for one in response["content"].values()]
+        content = response["content"].items()
+        answers = [_render_type(one["schema"]) if one else f"<code>{kind}</code>" for kind, one in content]
         rows.append((escape(status), f"{escape(response['description'])} {' or '.join(answers)}"))
     return _render_table(rows)
 

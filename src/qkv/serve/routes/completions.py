@@ -27,6 +27,7 @@ from qkv.serve.running.engine_thread import Generation
 from qkv.serve.running.pool import ServedModel
 from qkv.serve.running.token_texts import TokenTexts
 
+DEFAULT_TOKENS = 16
 TokenId = Annotated[int, Limits(0, 2**31)]
 Prompt = Annotated[list[TokenId], Limits(1)]
 
@@ -39,7 +40,7 @@ class CompletionBody(GenerationBody):
         str | Annotated[list[str], Limits(1)] | Prompt | Annotated[list[Prompt], Limits(1)],
         "A text, a list of token ids, or a list of either.",
     ]
-    max_tokens: Annotated[int, Limits(0, 2**31), "The largest number of new tokens. 0 needs `echo`."] = 16
+    max_tokens: Annotated[int, Limits(0, 2**31), "The largest number of new tokens; 16 by default."] | None = None
     logprobs: Annotated[int, Limits(0, MAX_LOGPROBS), "The number of alternatives to report for each token."] | None = (
         None
     )
@@ -92,7 +93,8 @@ async def complete(call: Call) -> Any:
     body: CompletionBody = call.body
     served = call.server.pool.find(body.model)
     find_engine(served)
-    if body.max_tokens == 0 and not body.echo:
+    max_tokens = min(DEFAULT_TOKENS, call.server.settings.max_tokens) if body.max_tokens is None else body.max_tokens
+    if max_tokens == 0 and not body.echo:
         raise ApiError(400, "max_tokens = 0 generates nothing; raise it, or set echo", param="max_tokens")
     if body.echo and served.model.config.encoder is not None:
         raise ApiError(400, "echo is for decoders; an encoder-decoder does not continue its source", param="echo")
@@ -105,9 +107,9 @@ async def complete(call: Call) -> Any:
         if body.logprobs is not None and served.model.tokenizer is not None:
             await served.gatherer.call(lambda: served.token_texts)
         generations: list[Generation] = []
-        if body.max_tokens:
+        if max_tokens:
             generations = await submit_choices(
-                call, served, prompts, max_tokens=body.max_tokens, logprobs=body.logprobs or 0
+                call, served, prompts, max_tokens=max_tokens, logprobs=body.logprobs or 0
             )
         writer = CompletionWriter(call, served, body, [echo for echo in echoes for _ in range(body.n)])
         num_prompt = sum(map(len, prompts))

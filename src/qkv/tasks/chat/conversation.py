@@ -76,6 +76,8 @@ class Chat:
         is_unlimited = self.model.config.stack.max_positions == 0
         num_system = int(messages[0]["role"] == "system")
         starts = [i for i in range(num_system, len(messages)) if i == num_system or messages[i]["role"] == "user"]
+        if not starts:
+            raise UsageError("the chat has only a system prompt; add a message of the user to reply to")
 
         def encode_from(start: int) -> list[int]:
             return self.template.encode([*messages[:num_system], *messages[start:]], special=special)
