@@ -17,7 +17,7 @@ embedding_scale token_types
 dropout attention_dropout ffn_dropout init init_std
 """
 HEAD = """
-kind outputs labels pool dense dense_bias dense_norm tied bias scale normalize multi_label temperature
+kind outputs labels pool dense dense_bias dense_norm tied bias scale normalize multi_label temperature threshold
 next_sentence_classes dropout
 """
 CONFIG = "encoder decoder head share_embeddings pad_token_id decoder_start_token_id eos_token_ids architecture"
@@ -34,7 +34,7 @@ RECIPE = {
     """,
     "objective": """
     kind label_smoothing mask_prob mean_span_length whole_word_masking permute_sentences random_offset add_bos_eos
-    label_subwords overlap temperature
+    label_subwords out_of_scope overlap temperature
     """,
     "train": """
     steps minutes epochs batch_tokens micro_batch_tokens

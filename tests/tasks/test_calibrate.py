@@ -1,11 +1,15 @@
 """The fitted temperature makes probabilities as high as the classifier is right, and changes no label."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 from task_models import encoder, parts_of, records
 
 import qkv
-from qkv.tasks.calibrate import MIN_RECORDS, calibrate, calibration_error, fit_temperature
+from qkv.tasks.calibrate import MIN_RECORDS, calibrate, calibration_error, fit_temperature, fit_threshold
+from qkv.tasks.evaluate import evaluate
 from qkv.tasks.run.classify import class_probabilities
 from qkv.tasks.task import TextModel
 
@@ -57,6 +61,21 @@ def test_hugging_face_folders_keep_temperature_and_several_labels(tmp_path: str)
     assert (found.multi_label, found.temperature, found.labels) == (True, 1.5, ("a", "b"))
 
 
+def test_hugging_face_folders_keep_the_threshold(tmp_path: str) -> None:
+    base = qkv.new("bert-tiny").config
+    head = qkv.HeadConfig(kind="classify", labels=("a", "b"), dense="tanh", bias=True, threshold=0.6, dropout=0.1)
+    qkv.new(qkv.Config(encoder=base.encoder, head=head, pad_token_id=0, architecture="bert")).export(tmp_path)
+    assert qkv.load(tmp_path).config.head == head
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"threshold": 1.0}, {"threshold": -0.1}, {"threshold": 0.5, "multi_label": True}], ids=str
+)
+def test_a_threshold_is_a_probability_of_one_label(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="threshold"):
+        replace(LABELS, **wrong)
+
+
 def test_several_labels_are_independent() -> None:
     made = encoder(qkv.HeadConfig(kind="classify", labels=("a", "b", "c"), multi_label=True))
     result = made.classify("the fox")
@@ -66,3 +85,82 @@ def test_several_labels_are_independent() -> None:
     assert result.probabilities == pytest.approx(expected, abs=1e-5)
     assert result.labels == [name for name in result.probabilities if expected[name] >= 0.5]
     assert made.classify("the fox", threshold=1.0).labels == []
+
+
+def slow_threshold_accuracy(probabilities: np.ndarray, expected: np.ndarray, threshold: float) -> float:
+    predicted = np.where(probabilities.max(1) >= threshold, probabilities.argmax(1), -1)
+    return float((predicted == expected).mean())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_threshold_has_a_higher_accuracy_than_the_fitted_one(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    probabilities = rng.dirichlet(np.ones(3), size=60).round(1 + seed % 2)  # rounded, so that some are equal
+    expected = rng.integers(-1, 3, 60)
+    fitted = slow_threshold_accuracy(probabilities, expected, fit_threshold(probabilities, expected))
+    others = [slow_threshold_accuracy(probabilities, expected, one) for one in np.linspace(0, 0.999, 400)]
+    assert fitted == pytest.approx(max(others))
+
+
+def test_a_threshold_without_use_is_zero() -> None:
+    probabilities = np.array([[0.9, 0.1], [0.6, 0.4]])
+    assert fit_threshold(probabilities, np.array([0, 0])) == 0.0  # nothing is out of scope
+    assert fit_threshold(probabilities, np.array([0, -1])) == 0.75
+
+
+def test_a_model_recognises_texts_out_of_scope_and_is_evaluated_on_them(tmp_path: str) -> None:
+    made = encoder(LABELS)
+    listed = records(
+        [{"text": f"the fox {i}", "label": "a"} for i in range(40)]
+        + [{"text": f"lazy dog {i}", "label": "none"} for i in range(20)]
+    )
+    model = TextModel(*parts_of(made))
+    config, message = calibrate(model, [], listed, "none")
+    assert "fitted on 60 validation records" in message
+    calibrated = qkv.Model(config, made.network, made.tokenizer)
+    calibrated.save(tmp_path)
+    loaded = qkv.load(tmp_path)
+    assert loaded.config.head.threshold == config.head.threshold
+
+    both = records([{"text": "the fox", "label": "none"}, {"text": "the fox", "label": "a"}])
+    sure = encoder(LABELS)
+    sure.config = qkv.Config(encoder=sure.config.encoder, head=replace(LABELS, threshold=0.4), pad_token_id=0)
+    probability = sure.classify("the fox").probability
+    for threshold, label in ((probability - 0.01, True), (probability + 0.01, False)):
+        sure.config = replace(sure.config, head=replace(LABELS, threshold=threshold))
+        assert (sure.classify("the fox").label is not None) is label
+        assert sure.classify("the fox", threshold=0.0).label is not None  # the option has precedence
+    found = evaluate(*parts_of(sure), both)
+    assert found.metrics["out_of_scope_recall"] == 1.0
+    assert (found.metrics["in_scope_accuracy"], found.metrics["accuracy"]) == (0.0, 0.5)
+    assert "out of scope, because the model does not have these labels: 'none'" in found.notes
+    sure.config = replace(sure.config, head=LABELS)  # without a threshold, the label is a mistake in the data
+    found = evaluate(*parts_of(sure), both)
+    assert "out_of_scope_recall" not in found.metrics
+    assert any("counted as wrong" in note for note in found.notes)
+
+
+def test_too_few_texts_out_of_scope_fit_no_threshold() -> None:
+    model = TextModel(*parts_of(encoder(LABELS)))
+    listed = records([{"text": f"fox {i}", "label": "a" if i else "none"} for i in range(40)])
+    config, message = calibrate(model, [], listed, "none")
+    assert config.head.threshold == 0.0
+    assert message == "no threshold was fitted: of 40 validation records, 1 are out of scope"
+
+
+def test_training_leaves_out_what_is_out_of_scope_and_fits_the_threshold(tmp_path: Path) -> None:
+    lines = [f"a fine book {i},fine\na bad book {i},bad\nxyzzy {i} plugh,none\n" for i in range(40)]
+    (tmp_path / "train.csv").write_text("text,label\n" + "".join(lines[:20]))
+    (tmp_path / "valid.csv").write_text("text,label\n" + "".join(lines[20:]))
+    overrides = {"data.train": str(tmp_path / "train.csv"), "data.valid": str(tmp_path / "valid.csv")}
+    overrides |= {"data.cache": str(tmp_path / "cache"), "run": str(tmp_path / "run"), "objective.out_of_scope": "none"}
+    (tmp_path / "recipe.toml").write_text(
+        '[objective]\nkind = "classification"\n[data]\nmax_length = 32\n[tokenizer]\nkind = "char"\n'
+        '[model]\npreset = "bert-tiny"\nlayers = 1\n[train]\nsteps = 15\nbatch_tokens = 512\nlr = 0.002\n'
+    )
+    made = qkv.train(str(tmp_path / "recipe.toml"), **overrides)
+    assert made.config.head.labels == ("bad", "fine")
+    assert made.config.head.threshold > 0
+    assert "of the 20 records out of scope are recognised" in (tmp_path / "run/README.md").read_text()
+    found = qkv.load(tmp_path / "run").evaluate(str(tmp_path / "valid.csv"))
+    assert found.metrics["out_of_scope_recall"] > 0

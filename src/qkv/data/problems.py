@@ -27,16 +27,19 @@ MIN_RECORDS_TO_JUDGE = 10_000  # the fraction over fewer records is too noisy to
 
 
 class InvalidRecord(Exception):
-    """The reason why a record cannot be used. An encoder returns it in place of the encoded record.
+    """The reason why a record is not used. An encoder returns it in place of the encoded record.
+
+    `is_expected` is true if the user asked to leave such records out; then it is no problem of the data.
 
     >>> InvalidRecord("the label 'maybe' is not one of: no, yes").reason
     "the label 'maybe' is not one of: no, yes"
     """
 
-    def __init__(self, reason: str, category: str = "not encodable"):
+    def __init__(self, reason: str, category: str = "not encodable", *, is_expected: bool = False):
         super().__init__(reason)
         self.reason = reason
         self.category = category
+        self.is_expected = is_expected
 
 
 class TooManyProblems(QkvError):
@@ -127,6 +130,11 @@ class Problems:
         self._add(category, "invalid", location, reason)
         if self.num_seen >= MIN_RECORDS_TO_JUDGE or self.max_invalid_fraction == 0:
             self._check_fraction()
+
+    def leave_out(self, invalid: InvalidRecord, location: FileLocation) -> None:
+        """Report a record that an encoder does not use: as a note if this is expected, else as skipped."""
+        report = self.note if invalid.is_expected else self.skip
+        report(invalid.category, location, invalid.reason)
 
     def note(self, category: str, location: FileLocation, reason: str, count: int = 1) -> None:
         """Report something unusual that was handled without loss."""

@@ -3,6 +3,10 @@
 A classifier that is trained to the end is usually too sure of itself. One number, fitted on the validation data,
 corrects most of that and changes no label (Guo et al. 2017, "On Calibration of Modern Neural Networks").
 
+A threshold on the probability of the best class recognises texts that belong to no class. It is fitted if the
+validation data has such texts (Larson et al. 2019, "An Evaluation Dataset for Intent Classification and Out-of-Scope
+Prediction"): it gives the highest accuracy over all texts, where "out of scope" is one more label.
+
 N texts, V classes
 """
 
@@ -18,33 +22,104 @@ from qkv.tasks.task import TextModel
 
 MIN_RECORDS = 50
 """With fewer validation records, the temperature stays 1."""
+MIN_OUT_OF_SCOPE = 10
+"""With fewer validation records in scope or out of scope, no threshold is fitted."""
 MAX_RECORDS = 1000
 TEMPERATURE_RANGE = (0.05, 20.0)
 GOLDEN_RATIO = (5**0.5 - 1) / 2
 NUM_BINS = 10
 
 
-def calibrate(model: TextModel, records: Sequence[Record], batch_size: int = 32) -> tuple[Config, str]:
-    """The model's config with a fitted temperature, and a sentence on it; the same config and "" if there is no fit."""
-    head, classes = model.config.head, class_names(model.config)
-    numbers = {name: number for number, name in enumerate(classes)}
-    usable = [
-        one for one in records if str(one.fields.get("label")) in numbers and isinstance(one.fields.get("text"), str)
-    ]
-    usable = usable[:MAX_RECORDS]
-    if head.kind != "classify" or head.multi_label or head.outputs < 2 or len(usable) < MIN_RECORDS:
-        return model.config, ""
-    logits, _ = compute_logits(model, [record_text(one) for one in usable], batch_size)
-    expected = np.array([numbers[str(one.fields["label"])] for one in usable])
-    if not np.isfinite(logits).all():
+def calibrate(
+    model: TextModel,
+    records: Sequence[Record],
+    scope_records: Sequence[Record] = (),
+    out_of_scope: str = "",
+    batch_size: int = 32,
+) -> tuple[Config, str]:
+    """The model's config with a fitted temperature and threshold, and a sentence on each.
+
+    The threshold is fitted on `scope_records`, some of which have the label `out_of_scope`. If there are too few
+    records, the config is the same and the text is "".
+    """
+    config, on_temperature = calibrate_temperature(model, records, batch_size)
+    config, on_threshold = calibrate_threshold(replace(model, config=config), scope_records, out_of_scope, batch_size)
+    return config, "; ".join(filter(None, (on_temperature, on_threshold)))
+
+
+def calibrate_temperature(model: TextModel, records: Sequence[Record], batch_size: int) -> tuple[Config, str]:
+    """The model's config with a fitted temperature, and a sentence on it."""
+    head = model.config.head
+    logits, expected = labelled_logits(model, records[:MAX_RECORDS], batch_size)
+    expected, logits = expected[expected >= 0], logits[expected >= 0]
+    if len(expected) < MIN_RECORDS or not np.isfinite(logits).all():
         return model.config, ""
     fitted = replace(model.config, head=replace(head, temperature=fit_temperature(logits, expected)))
     raw = replace(model.config, head=replace(head, temperature=1.0))
     before, after = (calibration_error(class_probabilities(one, logits), expected) for one in (raw, fitted))
     return fitted, (
-        f"temperature {fitted.head.temperature:.3f}, fitted on {len(usable):,} validation records, on which it changes "
-        f"the expected calibration error from {before:.3f} to {after:.3f}"
+        f"temperature {fitted.head.temperature:.3f}, fitted on {len(expected):,} validation records, on which it "
+        f"changes the expected calibration error from {before:.3f} to {after:.3f}"
     )
+
+
+def calibrate_threshold(
+    model: TextModel, records: Sequence[Record], out_of_scope: str, batch_size: int
+) -> tuple[Config, str]:
+    """The model's config with a fitted threshold for texts out of scope, and a sentence on it."""
+    logits, expected = labelled_logits(model, records, batch_size, out_of_scope)
+    num_outside = int((expected < 0).sum())
+    if min(num_outside, len(expected) - num_outside) < MIN_OUT_OF_SCOPE or not np.isfinite(logits).all():
+        few = f"no threshold was fitted: of {len(expected):,} validation records, {num_outside:,} are out of scope"
+        return model.config, few if out_of_scope else ""
+    probabilities = class_probabilities(model.config, logits)
+    threshold = fit_threshold(probabilities, expected)
+    accepted = probabilities.max(1) >= threshold
+    accuracy = (accepted & (probabilities.argmax(1) == expected))[expected >= 0].mean()
+    recall = 1 - accepted[expected < 0].mean()
+    return replace(model.config, head=replace(model.config.head, threshold=threshold)), (
+        f"threshold {threshold:.4f}, fitted on {len(expected):,} validation records, on which the accuracy in scope is "
+        f"{accuracy:.3f} and {recall:.3f} of the {num_outside:,} records out of scope are recognised"
+    )
+
+
+def labelled_logits(
+    model: TextModel, records: Sequence[Record], batch_size: int, out_of_scope: str = ""
+) -> tuple[np.ndarray, np.ndarray]:
+    """The logits (N, V) and classes (N,) of the records with a known label; −1 is the class of `out_of_scope`.
+
+    There are none if the model is not a classifier with one label for each text.
+    """
+    head = model.config.head
+    numbers = {name: number for number, name in enumerate(class_names(model.config))}
+    if out_of_scope:
+        numbers[out_of_scope] = -1
+    if head.kind != "classify" or head.multi_label or head.outputs < 2:
+        records = ()
+    usable = [
+        one for one in records if str(one.fields.get("label")) in numbers and isinstance(one.fields.get("text"), str)
+    ]
+    logits, _ = compute_logits(model, [record_text(one) for one in usable], batch_size)
+    return logits, np.array([numbers[str(one.fields["label"])] for one in usable], np.int64)
+
+
+def fit_threshold(probabilities: np.ndarray, expected: np.ndarray) -> float:
+    """The threshold with the highest accuracy, in which a text out of scope (class −1) is right if it is rejected.
+
+    It lies between the probabilities of two texts: (N, V), classes (N,).
+
+    >>> fit_threshold(np.array([[0.9, 0.1], [0.2, 0.8], [0.4, 0.6]]), np.array([0, 1, -1]))
+    0.7
+    """
+    best, is_right = probabilities.max(1), probabilities.argmax(1) == expected
+    order = np.argsort(best)
+    # Right if the first n in this order are rejected: those out of scope among them, and the right ones of the others.
+    rejected = np.concatenate([[0], np.cumsum(expected[order] < 0)])
+    accepted = is_right.sum() - np.concatenate([[0], np.cumsum(is_right[order])])
+    limits = np.concatenate([[0.0], best[order], [1.0]])
+    can_split = limits[1:] > limits[:-1]  # equal probabilities are accepted or rejected together
+    count = int(np.argmax(np.where(can_split, rejected + accepted, -1)))
+    return 0.0 if count == 0 else round(float(limits[count] + limits[count + 1]) / 2, 6)
 
 
 def fit_temperature(logits: np.ndarray, expected: np.ndarray) -> float:

@@ -175,7 +175,9 @@ def train_on_rank(
             if recipe.model.lora_rank:
                 merge_lora(whole)
             model = TextModel(whole.eval(), prepared.tokenizer, config)
-            config, calibration = calibrate(model, prepared.valid_records)
+            config, calibration = calibrate(
+                model, prepared.valid_records, prepared.scope_records, recipe.objective.out_of_scope
+            )
             write_model(folder, prepared, replace(model, config=config), end, calibration)
             log.log_end(end)
         world.barrier()

@@ -111,6 +111,10 @@ def check_head(head: Any) -> None:
         raise ValueError(f"multi_label is for a classify head, not {head.kind!r}")
     if not 1e-3 <= head.temperature <= 1e3:
         raise ValueError(f"temperature = {head.temperature} must lie in 0.001 … 1000")
+    if not 0 <= head.threshold < 1:
+        raise ValueError(f"threshold = {head.threshold} is a probability; it must lie in [0, 1)")
+    if head.threshold and (head.kind != "classify" or head.multi_label):
+        raise ValueError("threshold is for a classify head with one label for each text")
     _check_dropout("dropout", head.dropout)
 
 

@@ -115,7 +115,7 @@ class InMemoryExamples(EncodedExamples):
         valid = []
         for record, example in zip(listed, encode(listed), strict=True):
             if isinstance(example, InvalidRecord):
-                problems.skip(example.category, record.location, example.reason)
+                problems.leave_out(example, record.location)
             else:
                 valid.append(example)
         problems.finish()

@@ -88,7 +88,7 @@ def _drop_invalid(
     kept_records = []
     for record, result in zip(batch, results, strict=True):
         if isinstance(result, InvalidRecord):
-            problems.skip(result.category, record.location, result.reason)
+            problems.leave_out(result, record.location)
         else:
             kept_records.append(record)
     return kept, kept_records

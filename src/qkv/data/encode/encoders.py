@@ -131,7 +131,8 @@ class EncodeClass(EncodeTexts):
     """Encodes one or two texts as `first` (and `second`), with `label`, `labels`, `score` or none (contrastive pairs).
 
     `classes` are the names of the labels, in the order of their ids; `find_classes` finds them in the data. With
-    `multi_label`, the label of a record is a list of any number of names. Scores are divided by `max_score`.
+    `multi_label`, the label of a record is a list of any number of names. Scores are divided by `max_score`. Records
+    with the label `out_of_scope` are left out.
     """
 
     def __init__(
@@ -145,15 +146,18 @@ class EncodeClass(EncodeTexts):
         multi_label: bool = False,
         score: str | None = None,
         max_score: float = 1.0,
+        out_of_scope: str = "",
     ):
         fields = {"first": first, "second": second} if second else {"first": first}
         choices = [*(["multi_label"] if multi_label else []), *([max_score] if max_score != 1 else [])]
+        choices += [out_of_scope] if out_of_scope else []
         super().__init__("class", tokenizer, fields, first, second, label, classes, score, *choices)
         if label and score:
             raise UsageError(f"label = {label!r} and score = {score!r} exclude each other; set one of them")
         if label and not classes:
             raise UsageError(f"the classes of {label!r} are missing; find_classes(records, {label!r}) finds them")
         self.label, self.multi_label, self.score, self.max_score = label, multi_label, score, max_score
+        self.out_of_scope = out_of_scope
         self.classes = tuple(classes)
         self.class_ids = {name: class_id for class_id, name in enumerate(self.classes)}
         self.fields += ("labels" if multi_label else "label",) * bool(label) + ("score",) * bool(score)
@@ -172,6 +176,8 @@ class EncodeClass(EncodeTexts):
         """The id of a class; raises `InvalidRecord` for an unknown one."""
         if not name.strip():
             raise InvalidRecord(f"the {self.label} is empty", "no label")
+        if name == self.out_of_scope:
+            raise InvalidRecord(f"the {self.label} is {name!r}: not trained on", "out of scope", is_expected=True)
         if name not in self.class_ids:
             hint = suggest_name(name, self.classes[:50])
             raise InvalidRecord(f"the {self.label} {name!r} is not one of the classes; {hint}", "unknown class")

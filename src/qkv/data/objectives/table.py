@@ -134,7 +134,8 @@ def encode_classification(setup: ObjectiveSetup) -> RecordEncoder:
     if "score" in setup.fields:
         return EncodeClass(setup.tokenizer, "text", second, score="score")
     labels: dict[str, Any] = {"classes": setup.classes, "multi_label": setup.multi_label}
-    return EncodeClass(setup.tokenizer, "text", second, label="label", **labels)
+    out_of_scope = setup.options.out_of_scope
+    return EncodeClass(setup.tokenizer, "text", second, label="label", out_of_scope=out_of_scope, **labels)
 
 
 def encode_contrastive(setup: ObjectiveSetup) -> RecordEncoder:
@@ -347,7 +348,7 @@ OBJECTIVES: dict[str, ObjectiveSpec] = {
         group_by="text",
         required_tokens=bert_tokens,
         too_long_policies=WHOLE,
-        options=("label_smoothing",),
+        options=("label_smoothing", "out_of_scope"),
         make_encoder=encode_classification,
         make_examples=lambda setup, encoded: Classification(
             encoded, setup.tokenizer, **setup.sequence_kwargs, num_classes=len(setup.classes)
@@ -355,6 +356,7 @@ OBJECTIVES: dict[str, ObjectiveSpec] = {
         task="classify",
         metrics={
             "label": ("accuracy", "macro_f1", "matthews"),
+            "scope": ("in_scope_accuracy", "out_of_scope_recall"),
             "labels": ("micro_f1", "macro_f1", "accuracy"),
             "score": ("spearman", "pearson"),
         },

@@ -25,7 +25,9 @@ from qkv.values import list_differences
 Json = dict[str, Any]
 _REQUIRED = object()
 MULTI_LABEL = "multi_label_classification"  # their problem_type of a head whose outputs are independent
-TEMPERATURE_KEY = "calibration_temperature"  # ours: transformers keeps it in the config and does not use it
+# Ours: transformers keeps these keys in the config and does not use them.
+TEMPERATURE_KEY = "calibration_temperature"
+THRESHOLD_KEY = "out_of_scope_threshold"
 
 
 # ── Config rows ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -291,6 +293,8 @@ def write_config(architecture: Architecture, config: Config) -> tuple[Json, Head
                 theirs["problem_type"] = MULTI_LABEL
             if config.head.temperature != 1:
                 theirs[TEMPERATURE_KEY] = config.head.temperature
+            if config.head.threshold:
+                theirs[THRESHOLD_KEY] = config.head.threshold
         try:
             again = read_config(architecture, theirs)
             different = _config_differences(_inference_config(again), _inference_config(config))
@@ -325,6 +329,7 @@ def _read_head(table: HeadTable, theirs: Json, vocab: int) -> HeadConfig:
         if values["kind"] == "classify":
             values["multi_label"] = theirs.get("problem_type") == MULTI_LABEL
             values["temperature"] = theirs.get(TEMPERATURE_KEY, 1.0)
+            values["threshold"] = theirs.get(THRESHOLD_KEY, 0.0)
     else:
         values["outputs"] = table.outputs
     return HeadConfig(**values)

@@ -35,6 +35,7 @@ from qkv.train.recipe.check import check_recipe
 from qkv.train.recipe.schema import Recipe
 
 MAX_CLASSES = 10_000  # a column with more distinct values is not a label
+MAX_SCOPE_RECORDS = 4000  # validation records that fit the threshold for texts out of scope
 CHUNK_EXAMPLES = 2**18  # examples whose lengths are read at a time
 
 
@@ -48,6 +49,7 @@ class PreparedRun:
     train_data: SequenceStream
     valid_data: SequenceStream | None
     valid_records: list[Record]  # for the task's metrics, with the objective's field names
+    scope_records: list[Record]  # validation records in and out of scope, if the recipe has objective.out_of_scope
     labels: tuple[str, ...]
     notes: list[str]  # for the user: what was skipped, truncated, held out and decided
     problems: Problems  # problems in the training files
@@ -118,7 +120,9 @@ def _prepare(
     word_vectors = load_word_vectors(recipe.model, config, tokenizer)
     if word_vectors is not None:
         notes.append(word_vectors.describe(tokenizer.vocab_size))
-    valid_records = _sample_validation(sources.valid, train.eval_examples) if sources.valid else []
+    out_of_scope = recipe.objective.out_of_scope
+    valid_records = _sample_validation(sources.valid, train.eval_examples, without=out_of_scope)
+    scope_records = _sample_validation(sources.valid, MAX_SCOPE_RECORDS) if out_of_scope else []
     check_evaluation(recipe, config, valid_records)
 
     setup = ObjectiveSetup(
@@ -189,6 +193,7 @@ def _prepare(
         train_data=train_data,
         valid_data=valid_data,
         valid_records=valid_records,
+        scope_records=scope_records,
         labels=classes,
         notes=notes,
         problems=problems,
@@ -215,6 +220,7 @@ def _find_classes(
 
     readers = [notice_lists(source.records(problems)) for source in sources]
     found = {one for records in readers for one in find_classes(records, spec.class_field)}
+    found -= {recipe.objective.out_of_scope}
     name = sources[0].description
     if len(found) > MAX_CLASSES:
         raise UsageError(
@@ -251,10 +257,14 @@ def _make_objectives(
     return objectives, setup
 
 
-def _sample_validation(sources: Sequence[DataSource], count: int) -> list[Record]:
-    """`count` validation records, the same number from each source."""
+def _sample_validation(sources: Sequence[DataSource], count: int, without: str = "") -> list[Record]:
+    """`count` validation records, the same number from each source; none with the label `without`."""
+    if not sources:
+        return []
     each = -(-count // len(sources))
-    readers = [source.records(Problems(max_invalid_fraction=1)) for source in sources]
+    readers: list[Iterable[Record]] = [source.records(Problems(max_invalid_fraction=1)) for source in sources]
+    if without:
+        readers = [(one for one in records if str(one.fields.get("label")) != without) for records in readers]
     return [record for records in readers for record in sample_records(records, each)][:count]
 
 

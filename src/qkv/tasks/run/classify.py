@@ -32,6 +32,7 @@ log = logging.getLogger("qkv")
 METRICS = OBJECTIVES["classification"].metrics
 TOO_LONG_CHOICES = ("error", "truncate", "split")
 SPLIT_HINT = ', or set too_long to "split" or "truncate"'
+OUT_OF_SCOPE = "(out of scope)"
 MAX_SHOWN_CHARS = 40  # characters of a text that an error message shows
 
 
@@ -48,9 +49,10 @@ def run(
     """The class, the labels or the score of each text, or of each pair of texts.
 
     `top` is the number of classes to list (0: all). If no class has a probability of at least `threshold`, the text is
-    out of scope and its label is None. A model with several labels per text gives all labels that reach the threshold
-    (default: 0.5). `too_long` is what happens to a text with too many tokens: "error"; "truncate", as in training; or
-    "split", which takes the mean of the logits of its parts.
+    out of scope and its label is None; the default is the threshold that was fitted on the validation data, or 0. A
+    model with several labels per text gives all labels that reach the threshold (default: 0.5). `too_long` is what
+    happens to a text with too many tokens: "error"; "truncate", as in training; or "split", which takes the mean of the
+    logits of its parts.
     """
     if too_long not in TOO_LONG_CHOICES:
         raise UsageError(f"too_long = {too_long!r} is unknown; {suggest_name(str(too_long), TOO_LONG_CHOICES)}")
@@ -83,7 +85,7 @@ def make_prediction(
         limit = 0.5 if threshold is None else threshold
         return LabelsPrediction([names[i] for i in order if probabilities[i] >= limit], shown)
     best = int(order[0])
-    is_in_scope = threshold is None or probabilities[best] >= threshold
+    is_in_scope = not probabilities[best] < (config.head.threshold if threshold is None else threshold)
     return ClassPrediction(names[best] if is_in_scope else None, float(probabilities[best]), shown)
 
 
@@ -105,17 +107,20 @@ def class_names(config: Config) -> tuple[str, ...]:
 
 
 def available_metrics(config: Config, records: Sequence[Record]) -> tuple[str, ...]:
-    """The metrics, the main one first."""
+    """The metrics, the main one first; some only if the model has a threshold and some texts are out of scope."""
     if config.head.multi_label:
         return METRICS["labels"]
-    return METRICS["score" if config.head.outputs == 1 else "label"]
+    if config.head.outputs == 1:
+        return METRICS["score"]
+    is_outside = [str(record.fields.get("label")) not in class_names(config) for record in records]
+    return METRICS["label"] + (METRICS["scope"] if config.head.threshold and any(is_outside) else ())
 
 
 def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOptions) -> Evaluation:
     """Compare predicted labels with expected labels or, if the head has a single output, scores with scores.
 
     Texts that are too long are truncated as in training, and counted in the notes. A label that the model does not have
-    counts as wrong.
+    counts as wrong. If the model has a threshold, a text with such a label is out of scope: to reject it is right.
     """
     config = model.config
     is_regression = config.head.outputs == 1 and not config.head.multi_label
@@ -146,17 +151,23 @@ def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOpt
         )
     else:
         classes = class_names(config)
-        predictions = [classes[best] for best in logits.argmax(1)]
+        found = [make_prediction(config, row, top=1).label for row in logits]  # type: ignore[union-attr]
+        predictions = [OUT_OF_SCOPE if label is None else label for label in found]
         targets = [str(record.fields["label"]) for record in records]
         unknown = sorted(set(targets) - set(classes))
-        if len(unknown) == len(set(targets)):
+        if len(unknown) == len(set(targets)) and not config.head.threshold:
             raise UsageError(
                 f"none of the labels is a class of this model: the labels are {format_names(unknown)}, but the classes "
                 f"are {format_names(classes)}; is this the right column? Choose another with --columns label=COLUMN"
             )
-        if unknown:
+        if unknown and config.head.threshold:
+            notes.append(f"out of scope, because the model does not have these labels: {format_names(unknown)}")
+            targets = [label if label in classes else OUT_OF_SCOPE for label in targets]
+        elif unknown:
             notes.append(f"labels that the model does not have, counted as wrong: {format_names(unknown)}")
-        scores = {name: getattr(metrics, name)(predictions, targets) for name in names}
+        scores = scope_scores(predictions, targets)
+        scores |= {name: getattr(metrics, name)(predictions, targets) for name in names if name not in scores}
+        scores = {name: scores[name] for name in names}
         counts = metrics.label_counts(predictions, targets)
         report = metrics.make_report(counts, zip(predictions, targets, strict=True))
     samples = [
@@ -164,6 +175,15 @@ def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOpt
         for text, prediction, target in list(zip(texts, predictions, targets, strict=True))[: options.max_samples]
     ]
     return Evaluation(scores, samples, names[0], len(records), tuple(notes), report=report)
+
+
+def scope_scores(predictions: Sequence[str], targets: Sequence[str]) -> dict[str, float]:
+    """The accuracy of the texts in scope, and the fraction of the other texts that is rejected."""
+    is_right, is_outside = np.array(predictions) == np.array(targets), np.array(targets) == OUT_OF_SCOPE
+    return {
+        "in_scope_accuracy": metrics.ratio_score(is_right & ~is_outside, ~is_outside),
+        "out_of_scope_recall": metrics.ratio_score(is_right & is_outside, is_outside),
+    }
 
 
 def select_scored(records: Sequence[Record], notes: list[str]) -> tuple[list[Record], list[float]]:

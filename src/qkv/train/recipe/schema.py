@@ -96,6 +96,7 @@ class ObjectiveSection:
     random_offset: bool = False  # in each epoch, split long documents at another random offset
     add_bos_eos: bool = True  # causal_lm: add BOS and EOS tokens around each document
     label_subwords: Literal["first", "all"] = "first"  # tagging: which tokens of a word get its tag
+    out_of_scope: str = ""  # classification: the label of texts that belong to no class
     overlap: int = 128  # question_answering: tokens that two windows of a passage share
     temperature: float = 0.05  # contrastive
 
