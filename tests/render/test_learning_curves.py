@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qkv.errors import QkvError, UsageError
-from qkv.render.learning_curves import downsample, draw_curves, read_curves
+from qkv.render.learning_curves import downsample, draw_curves
 from qkv.render.svg import COLOURS, Scale
+from qkv.train.run.curves import read_curves
 
 SVG = "{http://www.w3.org/2000/svg}"
 

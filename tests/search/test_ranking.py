@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qkv.search import vectors as vector_search
-from qkv.search.bm25 import BM25, K1, B, InvertedIndexBuilder, normalized_words
-from qkv.search.ranking import fuse, top_k
+from qkv.search.ranking import fuse, rank_matches, top_k
 from qkv.search.vectors import VectorSearch, normalize
+from qkv.text.bm25 import BM25, K1, B, InvertedIndexBuilder, normalized_words
 
 WORDS = ["a", "b", "ab", "é", "E\u0301", "Zebra", "zebra", "東京", "3", "x_y", ",", "."]
 passages = st.lists(st.lists(st.sampled_from(WORDS), max_size=12).map(" ".join), min_size=1, max_size=12)
@@ -47,7 +47,7 @@ def test_bm25_equals_its_definition(texts: list[str], query: str, top: int) -> N
     expected = reference_bm25(texts, query)
     index = index_words(texts)
     assert index.scores(query).tolist() == pytest.approx(expected, rel=1e-12)
-    found, scores = index.search(query, top)
+    found, scores = rank_matches(index.scores(query), top)
     best = sorted((i for i, score in enumerate(expected) if score > 0), key=lambda i: (-index.scores(query)[i], i))
     assert found.tolist() == best[:top]
     assert scores.tolist() == index.scores(query)[found].tolist()

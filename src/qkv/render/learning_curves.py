@@ -8,11 +8,9 @@ panel shows a metric of the task, if there is one.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from qkv.errors import QkvError, UsageError, shorten, suggest_name
-from qkv.files import parse_json, read_text
+from qkv.errors import QkvError, UsageError, suggest_name
 from qkv.render.formatting import format_number
 from qkv.render.svg import (
     COLOURS,
@@ -20,7 +18,6 @@ from qkv.render.svg import (
     PAPER,
     Axes,
     LegendEntry,
-    Points,
     Scale,
     document,
     legend,
@@ -28,23 +25,12 @@ from qkv.render.svg import (
     save_svg,
     text,
 )
+from qkv.train.run.curves import Points, RunCurves, read_curves
 
 WIDTH, LEFT, RIGHT = 760, 64, 72  # width of the picture, and the margins beside the panels
-NOT_METRICS = ("kind", "step", "loss", "seconds", "tokens", "best")
-"""Entries in the log line of an evaluation that are no metrics of the task."""
 
 CurveTriple = tuple[Points, Points, Points]
 """The training points, the validation points and the point of the kept weights of one run."""
-
-
-@dataclass
-class RunCurves:
-    """The curves of one run, each a list of (step, value)."""
-
-    name: str
-    training: Points = field(default_factory=list)
-    validation: dict[str, Points] = field(default_factory=dict)  # "loss" and the metrics of the task
-    kept: dict[str, Points] = field(default_factory=dict)  # metrics of the kept weights, if not from the last step
 
 
 def draw_curves(runs: Mapping[str, Path], out: Path, *, metric: str = "", title: str = "") -> None:
@@ -61,67 +47,6 @@ def draw_curves(runs: Mapping[str, Path], out: Path, *, metric: str = "", title:
             f"nothing to draw yet in {', '.join(str(path) for path in runs.values())}: no step was logged; train first"
         )
     save_svg(out, _draw_svg(curves, metric or next(iter(known), ""), title))
-
-
-def read_curves(name: str, path: Path) -> RunCurves:
-    """Read the curves of one run.
-
-    If the last step was evaluated twice, the second evaluation is of the weights that the run kept at its end: the best
-    checkpoint, or an average.
-    """
-    path = path / "metrics.jsonl" if path.is_dir() else path
-    lines = read_text(path, may_be_empty=True).splitlines()
-    training: dict[float, float] = {}
-    evaluated: dict[float, dict[str, float]] = {}
-    evaluated_again: dict[float, dict[str, float]] = {}
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = parse_json(line)
-            kind, step = row.get("kind"), float(row["step"])
-            if kind == "step" and row["loss"] is not None:  # skipped steps have no loss
-                training[step] = float(row["loss"])
-            elif kind == "eval":
-                metrics = {key: float(value) for key, value in row.items() if _is_metric(key, value)}
-                (evaluated_again if step in evaluated else evaluated)[step] = metrics
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            if number == 1 and len(lines) > 1:
-                raise QkvError(
-                    f"{path}, line {number}: not a line of a metrics.jsonl ({shorten(str(error))}); give a run folder"
-                ) from error
-            continue  # an incomplete line of a run that is still writing or was killed
-    validation: dict[str, Points] = {}
-    for step, metrics in sorted(evaluated.items()):
-        for key, value in metrics.items():
-            validation.setdefault(key, []).append((step, value))
-    return RunCurves(name, sorted(training.items()), validation, _metrics_of_kept_weights(evaluated, evaluated_again))
-
-
-def _is_metric(key: str, value: object) -> bool:
-    """Whether an entry in the line of an evaluation is a metric."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and (key == "loss" or key not in NOT_METRICS)
-
-
-def _metrics_of_kept_weights(
-    evaluated: Mapping[float, dict[str, float]], evaluated_again: Mapping[float, dict[str, float]]
-) -> dict[str, Points]:
-    """The metrics of the weights that the run kept, or {} if it kept the weights of its last step.
-
-    The log has these metrics at the last step. If an earlier evaluation has equal metrics, the kept weights are from
-    its step, and the point is drawn there.
-    """
-    last = max(evaluated, default=0.0)
-    metrics = evaluated_again.get(last, {})
-    if not metrics or _same_metrics(evaluated[last], metrics):
-        return {}
-    step = next((step for step in sorted(evaluated) if _same_metrics(evaluated[step], metrics)), last)
-    return {key: [(step, value)] for key, value in metrics.items()}
-
-
-def _same_metrics(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
-    """Whether the metrics that two evaluations have in common are equal."""
-    shared = [(one[key], other[key]) for key in one if key in other]
-    return bool(shared) and all(math.isclose(a, b, rel_tol=1e-6) or (a != a and b != b) for a, b in shared)
 
 
 def _draw_svg(runs: Sequence[RunCurves], metric: str, title: str) -> str:

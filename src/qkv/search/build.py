@@ -12,7 +12,6 @@ import numpy as np
 from qkv.errors import QkvError, UsageError, suggest_name
 from qkv.files import to_path
 from qkv.progress import OnStage
-from qkv.search.bm25 import InvertedIndexBuilder
 from qkv.search.embedder import BATCHES_PER_CHUNK, Embedder
 from qkv.search.folder import (
     MANIFEST_FILE,
@@ -25,6 +24,7 @@ from qkv.search.folder import (
     write_data,
 )
 from qkv.search.passages import Passage, decode_source, find_files, read_source, split_passages
+from qkv.text.bm25 import InvertedIndexBuilder
 
 
 @dataclass

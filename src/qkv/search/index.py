@@ -18,15 +18,15 @@ import torch
 from qkv.errors import QkvError, UsageError, suggest_name
 from qkv.files import to_path
 from qkv.progress import OnStage
-from qkv.search.bm25 import BM25
 from qkv.search.build import BuildReport, build_index
 from qkv.search.embedder import Embedder
 from qkv.search.evaluate import METHODS, Judgements, SearchEvaluation, evaluate_index
 from qkv.search.folder import MANIFEST_FILE, DamagedIndex, read_arrays, read_manifest
-from qkv.search.ranking import FUSION_DEPTH, Ranking, fuse
+from qkv.search.ranking import FUSION_DEPTH, Ranking, fuse, rank_matches
 from qkv.search.results import Method, SearchHit, SearchResult
 from qkv.search.vectors import VectorSearch
 from qkv.tasks.metrics.bootstrap import DEFAULT_RESAMPLES
+from qkv.text.bm25 import BM25
 from qkv.text.training_text import check_text
 
 if TYPE_CHECKING:
@@ -141,13 +141,13 @@ class Index:
 
     def _rank(self, queries: list[str], top: int, method: Method) -> list[Ranking]:
         if method == "bm25":
-            return [self.bm25.search(query, top) for query in queries]
+            return [rank_matches(self.bm25.scores(query), top) for query in queries]
         vectors = self._open_embedder().embed_queries(queries) if queries else np.zeros((0, len(self._probe)))
         if method == "dense":
             return self.vectors.search(vectors, top)
         depth = max(top, FUSION_DEPTH)
         dense = self.vectors.search(vectors, depth)
-        words = [self.bm25.search(query, depth) for query in queries]
+        words = [rank_matches(self.bm25.scores(query), depth) for query in queries]
         return [fuse([one[0], other[0]], top) for one, other in zip(dense, words, strict=True)]
 
     def evaluate(

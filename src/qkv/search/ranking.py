@@ -26,6 +26,17 @@ def top_k(scores: np.ndarray, k: int) -> np.ndarray:
     return candidates[np.argsort(-scores[candidates], kind="stable")[:k]]
 
 
+def rank_matches(scores: np.ndarray, top: int) -> Ranking:
+    """The best passages that share a word with the query: those with a positive score.
+
+    >>> rank_matches(np.array([0.0, 1.5, 0.5]), 3)[0].tolist()
+    [1, 2]
+    """
+    best = top_k(scores, top)
+    best = best[scores[best] > 0]
+    return best, scores[best]
+
+
 def fuse(rankings: Sequence[np.ndarray], top: int, constant: int = FUSION_CONSTANT) -> Ranking:
     """Reciprocal rank fusion: a passage scores the sum of 1 / (constant + rank) over the rankings that contain it.
 

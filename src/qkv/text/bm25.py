@@ -16,8 +16,6 @@ from unicodedata import normalize
 
 import numpy as np
 
-from qkv.search.ranking import Ranking, top_k
-
 K1 = 1.2
 """How soon more occurrences of a word stop to raise the score."""
 B = 0.75
@@ -110,10 +108,3 @@ class BM25:
             discount = self.k1 * (1 - self.b + self.b * self.lengths[passages] / self.mean_length)
             scores[passages] += occurrences * idf * (counts * (self.k1 + 1) / (counts + discount))
         return scores
-
-    def search(self, query: str, top: int) -> Ranking:
-        """The best passages that share a word with the query."""
-        scores = self.scores(query)
-        best = top_k(scores, top)
-        best = best[scores[best] > 0]
-        return best, scores[best]
