@@ -60,6 +60,7 @@ OPTIONS = {
         "--target",
     ],
     "doctor": ["--json"],
+    "report": ["--curve-minutes", "--device", "--json", "--limit", "--out", "--seconds"],
     "export": ["--format", "--json"],
     "run": [
         *("--align", "--batch-size", "--beam", "--device", "--draft", "--int4", "--int8", "--json", "--max-tokens"),

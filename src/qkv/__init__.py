@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from qkv.errors import QkvError, UsageError
 
 if TYPE_CHECKING:
-    from qkv.api import Model, load, new, train
+    from qkv.api import Model, load, new, report, train
     from qkv.blocks import HeadConfig, RotaryScaling, StackConfig, Tap
     from qkv.models import Config, build
     from qkv.search import Index, open_index
@@ -29,6 +29,7 @@ _LAZY_MODULES = {
     "Model": "qkv.api",
     "load": "qkv.api",
     "new": "qkv.api",
+    "report": "qkv.api",
     "Config": "qkv.models",
     "build": "qkv.models",
     "Index": "qkv.search",
@@ -56,6 +57,7 @@ __all__ = [
     "load",
     "new",
     "open_index",
+    "report",
     "train",
 ]
 

@@ -31,6 +31,7 @@ from qkv.train.run import load as run_models
 if TYPE_CHECKING:  # imported in the methods that need them, so that `qkv run` answers sooner
     from qkv.inside import Edit, Trace
     from qkv.inside.look.page import Look
+    from qkv.tasks.report import RunReport
     from qkv.train.watch import Watcher
 
 log = logging.getLogger("qkv")
@@ -82,6 +83,18 @@ def new(
         torch.manual_seed(seed)
         network = build(config, dtype=dtype)
     return Model(config, network.to(device).eval(), tokenizer, [])
+
+
+def report(run: str | Path, **options: Any) -> "RunReport":
+    """Is the model of a run good, and what next? The score beside baselines, errors, data problems, and advice.
+
+    `options` are the fields of `qkv.tasks.report.ReportOptions`. `.save("report.html")` writes a page.
+
+    >>> report("runs/reviews").save("reviews.html")     # doctest: +SKIP
+    """
+    from qkv.tasks.report import ReportOptions, make_report
+
+    return make_report(run, ReportOptions(**options))
 
 
 def train(recipe: str | Path, *, watcher: "Watcher | None" = None, **overrides: Any) -> "Model":

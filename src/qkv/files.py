@@ -17,6 +17,7 @@ power cut.
 
 import errno
 import json
+import math
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -245,3 +246,16 @@ def is_sealed(data: bytes) -> bool:
     """
     body = data[len(_CHECKSUM_PREFIX) + _CHECKSUM_DIGITS :]
     return data == _CHECKSUM_PREFIX + sha256(body).hexdigest().encode() + body
+
+
+def replace_nonfinite(values: Any) -> Any:
+    """Replace NaN and infinities, which JSON does not have, by None.
+
+    >>> replace_nonfinite({"loss": float("nan"), "each": [1.5, float("inf")]})
+    {'loss': None, 'each': [1.5, None]}
+    """
+    if isinstance(values, float):
+        return values if math.isfinite(values) else None
+    if isinstance(values, dict):
+        return {name: replace_nonfinite(value) for name, value in values.items()}
+    return [replace_nonfinite(value) for value in values] if isinstance(values, list | tuple) else values

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from qkv.cli.shared import Int8, Json, app, check_minimum, replace_nonfinite
+from qkv.cli.shared import Int8, Json, app, check_minimum
 from qkv.errors import QkvError, UsageError
+from qkv.files import replace_nonfinite
 
 if TYPE_CHECKING:
     from qkv.tasks.chat.conversation import Chat

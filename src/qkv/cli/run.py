@@ -17,10 +17,10 @@ from qkv.cli.shared import (
     check_minimum,
     print_notes,
     quantize_model,
-    replace_nonfinite,
     weight_precision,
 )
 from qkv.errors import UsageError
+from qkv.files import replace_nonfinite
 
 if TYPE_CHECKING:
     from qkv.api import Model

@@ -1,7 +1,6 @@
 """Shared by all commands: the app, the console, and functions that print results, notes and JSON."""
 
 import json as json_format
-import math
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -10,6 +9,7 @@ from cyclopts import App, Parameter
 
 from qkv import __version__
 from qkv.errors import UsageError
+from qkv.files import replace_nonfinite
 from qkv.render.console import PlainableConsole
 
 if TYPE_CHECKING:
@@ -81,19 +81,6 @@ def print_result(json: bool, text: str, values: dict[str, Any]) -> None:
 def print_json(values: Any) -> None:
     """Print values as JSON."""
     print(json_format.dumps(replace_nonfinite(values), indent=2, ensure_ascii=False, default=str, allow_nan=False))
-
-
-def replace_nonfinite(values: Any) -> Any:
-    """Replace NaN and infinities, which JSON does not have, by None.
-
-    >>> replace_nonfinite({"loss": float("nan"), "each": [1.5, float("inf")]})
-    {'loss': None, 'each': [1.5, None]}
-    """
-    if isinstance(values, float):
-        return values if math.isfinite(values) else None
-    if isinstance(values, dict):
-        return {name: replace_nonfinite(value) for name, value in values.items()}
-    return [replace_nonfinite(value) for value in values] if isinstance(values, list | tuple) else values
 
 
 def check_minimum(option: str, value: int, minimum: int) -> None:

@@ -75,14 +75,29 @@ def train(recipe: str, /, *overrides: str, dry_run: bool = False, processes: int
         curves = f"Learning curves: {folder / 'curves.svg'}"
     except QkvError as error:  # the run is complete even without the picture
         curves = f"The learning curves could not be drawn: {error}"
+    report = report_lines(end.folder)
     summary = [f"{end.step:,} steps", *(f"{name} {value:.4g}" for name, value in end.metrics.items())]
-    print_result(
-        json,
-        f"{end.folder}: {', '.join(summary)}\n{curves}\n"
+    lines = [
+        f"{end.folder}: {', '.join(summary)}",
+        *report,
+        curves,
         f"Try it: qkv run {shlex.quote(end.folder)} {example_input(watcher.state.sample)}",
-        {"run": end.folder, "step": end.step, "seconds": end.seconds, "reason": end.reason, "metrics": end.metrics},
-    )
+        f"Is it good, and what next? qkv report {shlex.quote(end.folder)}",
+    ]
+    values = {"run": end.folder, "step": end.step, "seconds": end.seconds, "reason": end.reason, "metrics": end.metrics}
+    print_result(json, "\n".join(lines), {**values, "report": report})
     return None
+
+
+def report_lines(run: str) -> list[str]:
+    """Two lines on a run that has just ended: its score beside a baseline, and the most important advice."""
+    from qkv.render.report import summarise_report
+    from qkv.tasks.report import ReportOptions, make_report
+
+    try:
+        return summarise_report(make_report(run, ReportOptions(quick=True)))
+    except QkvError:  # the run is complete, and `qkv report` shows the error
+        return []
 
 
 def example_input(sample: "Sample | None") -> str:

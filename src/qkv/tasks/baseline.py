@@ -35,12 +35,20 @@ def evaluate_baseline(recipe: Recipe, records: Sequence[Record], names: Sequence
     training = sample_records(chain.from_iterable(source.records(unread) for source in sources), MAX_TRAINING_RECORDS)
     train_texts, train_labels = _split_labels(training)
     texts, labels = _split_labels(records)
+    predictions = predict_svm(train_texts, train_labels, texts)
+    return {name: getattr(metrics, name)(predictions, labels) for name in names}
+
+
+def predict_svm(training: Sequence[str], labels: Sequence[str], texts: Sequence[str]) -> list[str]:
+    """Train on texts with labels, and predict the labels of other texts. It needs scikit-learn."""
+    if len(set(labels)) < 2:  # there is nothing to learn
+        return [labels[0] if labels else ""] * len(texts)
     features: Any = import_module("sklearn.feature_extraction.text")
     vectorizer = features.TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=WORD_PATTERN)
     classifier: Any = import_module("sklearn.svm").LinearSVC(random_state=0)
-    classifier.fit(vectorizer.fit_transform(train_texts), train_labels)
-    predictions = classifier.predict(vectorizer.transform(texts)).tolist()
-    return {name: getattr(metrics, name)(predictions, labels) for name in names}
+    classifier.fit(vectorizer.fit_transform(training), labels)
+    predictions: list[str] = classifier.predict(vectorizer.transform(texts)).tolist()
+    return predictions
 
 
 def _split_labels(records: Sequence[Record]) -> tuple[list[str], list[str]]:

@@ -21,6 +21,7 @@ class RunCurves:
 
     name: str
     training: Points = field(default_factory=list)
+    lr: Points = field(default_factory=list)  # the learning rate
     validation: dict[str, Points] = field(default_factory=dict)  # "loss" and the metrics of the task
     kept: dict[str, Points] = field(default_factory=dict)  # metrics of the kept weights, if not from the last step
 
@@ -34,6 +35,7 @@ def read_curves(name: str, path: Path) -> RunCurves:
     path = path / "metrics.jsonl" if path.is_dir() else path
     lines = read_text(path, may_be_empty=True).splitlines()
     training: dict[float, float] = {}
+    lr: dict[float, float] = {}
     evaluated: dict[float, dict[str, float]] = {}
     evaluated_again: dict[float, dict[str, float]] = {}
     for number, line in enumerate(lines, start=1):
@@ -42,6 +44,7 @@ def read_curves(name: str, path: Path) -> RunCurves:
             kind, step = row.get("kind"), float(row["step"])
             if kind == "step" and row["loss"] is not None:  # skipped steps have no loss
                 training[step] = float(row["loss"])
+                lr[step] = float(row.get("lr") or 0.0)
             elif kind == "eval":
                 metrics = {key: float(value) for key, value in row.items() if _is_metric(key, value)}
                 (evaluated_again if step in evaluated else evaluated)[step] = metrics
@@ -55,7 +58,8 @@ def read_curves(name: str, path: Path) -> RunCurves:
     for step, metrics in sorted(evaluated.items()):
         for key, value in metrics.items():
             validation.setdefault(key, []).append((step, value))
-    return RunCurves(name, sorted(training.items()), validation, _metrics_of_kept_weights(evaluated, evaluated_again))
+    kept = _metrics_of_kept_weights(evaluated, evaluated_again)
+    return RunCurves(name, sorted(training.items()), sorted(lr.items()), validation, kept)
 
 
 def _is_metric(key: str, value: object) -> bool:

@@ -1,0 +1,172 @@
+// The page of `qkv report`: what to do next, and what it follows from.
+
+import {html} from "./dom.js";
+import {curveChart, lossChart, scoreChart} from "./report_charts.js";
+import {classTable, confusionTable, errorList, leakList, lengthTable} from "./report_tables.js";
+import {themeButton} from "./theme.js";
+
+const TASKS = {
+  text_to_text: "text to text",
+  language: "language model",
+  fill: "masked language model",
+  classify: "classifier",
+  tag: "tagger",
+  answer: "question answering",
+  embed: "embeddings",
+};
+
+/** The sections: id, title, and what it shows; a section without content is left out. */
+const SECTIONS = [
+  ["next", "What next", adviceView],
+  ["score", "Score", scoreView],
+  ["training", "Training", trainingView],
+  ["classes", "Classes and lengths", classesView],
+  ["errors", "Errors", errorsView],
+  ["data", "Data", dataView],
+  ["curve", "Learning curve", curveView],
+];
+
+function mount(root, data) {
+  const made = SECTIONS.map(([id, title, view]) => [id, title, view(data).flat().filter(Boolean)]);
+  const sections = made.filter(([, , content]) => content.length);
+  root.replaceChildren(
+    html(
+      "header",
+      {class: "top"},
+      html(
+        "div",
+        {},
+        html("h1", {}, data.run),
+        html("p", {class: "subtitle"}, `${TASKS[data.task] ?? data.task} · ${data.data_name}`),
+      ),
+      themeButton(),
+    ),
+    html(
+      "nav",
+      {"aria-label": "Sections"},
+      sections.map(([id, title]) => html("a", {href: `#${id}`}, title)),
+    ),
+    html(
+      "main",
+      {},
+      sections.map(([id, title, content]) =>
+        html(
+          "section",
+          {id, "aria-labelledby": `${id}-title`},
+          html("h2", {id: `${id}-title`}, title),
+          content,
+        ),
+      ),
+    ),
+    html("footer", {}, data.notes.map((note) => html("p", {class: "note"}, note)), `Made by qkv report in ${Math.round(data.seconds)} s.`),
+  );
+  root.dataset.ready = "true";
+}
+
+function adviceView(data) {
+  if (!data.advice.length) {
+    return [html("p", {}, "Nothing stands out: no change to the recipe is clearly better.")];
+  }
+  const shown = data.advice.slice(0, data.num_main_advice);
+  const rest = data.advice.slice(data.num_main_advice);
+  return [
+    html(
+      "ol",
+      {class: "advice"},
+      shown.map((advice) =>
+        html(
+          "li",
+          {},
+          html("h3", {}, advice.title),
+          html("p", {}, advice.reason),
+          advice.command ? html("pre", {class: "command", tabindex: "0"}, html("code", {}, advice.command)) : null,
+        ),
+      ),
+    ),
+    rest.length ? html("p", {class: "note"}, `Also: ${rest.map((advice) => advice.title).join("; ")}.`) : null,
+  ];
+}
+
+function scoreView(data) {
+  if (!data.score) return [];
+  return [
+    html("p", {class: "lead"}, scoreSentence(data)),
+    scoreChart(data.score),
+    html("p", {class: "note"}, "Lines mark 95 % confidence intervals: resampling the records gives scores between their ends."),
+  ];
+}
+
+function scoreSentence({score}) {
+  const records = `on ${score.num_records.toLocaleString("en")} records`;
+  const unusable = score.num_unusable ? ` ${score.num_unusable.toLocaleString("en")} more lack a field of the task.` : "";
+  const best = score.baselines.at(-1);
+  if (!best) return `The score ${records}.${unusable}`;
+  const lower = score.metric === "loss";
+  const [low, high] = score.model.interval ?? [score.model.value, score.model.value];
+  const isAbove = lower ? high < best.value : low > best.value;
+  const isBelow = lower ? low > best.value : high < best.value;
+  const words = isAbove ? "better than" : isBelow ? "worse than" : "not clearly different from";
+  return `Measured ${records}, the model is ${words} the best baseline.${unusable}`;
+}
+
+function trainingView(data) {
+  const summary = data.fit.summary;
+  return [html("p", {class: "lead"}, `${summary[0].toUpperCase()}${summary.slice(1)}.`), lossChart(data.curves)];
+}
+
+function classesView({score}) {
+  if (!score) return [];
+  return [classTable(score.classes), confusionTable(score.confusion), lengthTable(score.lengths)];
+}
+
+function errorsView({errors, score}) {
+  if (!errors || !errors.num_wrong) return [];
+  const isClass = Object.keys(score.confusion).length > 0;
+  return [
+    errors.has_suspect_labels
+      ? errorList(
+          "Suspect labels",
+          `The model is sure of its prediction, and the baseline agrees with it against the label: ${errors.num_suspects} of ` +
+            `the ${errors.num_sure} records of which the model is surest.`,
+          errors.suspects,
+          isClass,
+        )
+      : null,
+    errors.has_suspect_labels
+      ? null
+      : errorList("Surest errors", "The model was sure, and wrong. Read these first: the label may be wrong.", errors.surest, isClass),
+    errorList("Worst errors", "The predictions with the lowest scores.", errors.worst, isClass),
+  ];
+}
+
+function dataView(data) {
+  const counted = data.data;
+  const parts = [];
+  if (counted) {
+    const counts = [
+      [counted.truncated, "truncated"],
+      [counted.skipped, "left out because they are too long"],
+      [counted.empty, "empty"],
+      [counted.invalid, "invalid"],
+    ];
+    const lost = counts.filter(([count]) => count).map(([count, name]) => `${count.toLocaleString("en")} ${name}`);
+    parts.push(
+      html(
+        "p",
+        {},
+        `${counted.records.toLocaleString("en")} training records of ${counted.tokens.toLocaleString("en")} tokens: ` +
+          `${lost.join(", ") || "none truncated or unusable"}.`,
+      ),
+    );
+  }
+  parts.push(leakList("evaluation", data.leakage), leakList("test", data.test_leakage));
+  return parts;
+}
+
+function curveView(data) {
+  const curve = data.learning_curve;
+  return curve ? [curveChart(curve)] : [];
+}
+
+const embedded = document.getElementById("report-data");
+if (embedded) mount(document.getElementById("report"), JSON.parse(embedded.textContent));

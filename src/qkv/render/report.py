@@ -1,0 +1,194 @@
+"""The output of `qkv report`: what to do next, the score, the errors and the data, on one page of a terminal."""
+
+import math
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from qkv.render.formatting import escape_controls, plain_table, truncate
+from qkv.tasks.report import RunReport
+from qkv.tasks.report.facts import capitalise
+from qkv.tasks.report.leakage import LeakageReport
+from qkv.tasks.report.rules_data import describe_gain, name_metric
+from qkv.tasks.report.score import JudgedRecord, Measured, ScoreReport, format_score
+
+MAX_TEXT_CHARS = 140
+MAX_ERRORS, MAX_CLASSES, MAX_CONFUSIONS, MAX_LEAKS = 5, 8, 5, 3
+BAR_WIDTH = 24
+
+
+def print_report(report: RunReport, console: Console) -> None:
+    """Print the whole report."""
+    console.print(Text.assemble((escape_controls(report.run), "bold"), f"   {escape_controls(report.data_name)}"))
+    print_advice(report, console)
+    if report.score is not None:
+        print_score(report.score, console)
+    _heading("Training", console)
+    console.print(Text(f"{capitalise(report.fit.summary)}."))
+    if report.score is not None:
+        print_groups(report.score, console)
+    if report.errors is not None:
+        errors = report.errors
+        if errors.has_suspect_labels:
+            print_errors("Suspect labels: the model is sure, and the baseline agrees with it", errors.suspects, console)
+        else:
+            print_errors("Surest errors: read these first; the label may be wrong", errors.surest, console)
+        print_errors("Worst errors", errors.worst, console)
+    print_data(report, console)
+    if report.learning_curve is not None:
+        curve = report.learning_curve
+        _heading(f"Learning curve of {curve.model}", console)
+        points = [f"{one.records:,} records: {format_score(curve.metric, one.score)}" for one in curve.points]
+        console.print(Text(", ".join(points)))
+        console.print(Text(f"Twice the data: about {describe_gain(curve)}"))
+    for note in report.notes:
+        console.print(Text(escape_controls(note, keep="\n"), "yellow"))
+
+
+def print_advice(report: RunReport, console: Console) -> None:
+    """Print what to do next."""
+    _heading("What next", console)
+    if not report.advice:
+        console.print(Text("Nothing stands out: no change to the recipe is clearly better."))
+    for number, advice in enumerate(report.main_advice, 1):
+        console.print(Text.assemble((f"{number}. ", "bold"), (advice.title, "bold")))
+        console.print(Padding(Text(escape_controls(advice.reason)), (0, 0, 0, 3)))
+        if advice.command:
+            console.print(Text(f"   {escape_controls(advice.command)}", "cyan"), soft_wrap=True)  # to be copied
+    if rest := report.advice[len(report.main_advice) :]:
+        console.print(Text("Also: " + "; ".join(one.title for one in rest), "dim"))
+
+
+def print_score(score: ScoreReport, console: Console) -> None:
+    """Print the score beside the baselines."""
+    _heading(f"{capitalise(name_metric(score.metric))} on {score.num_records:,} records", console)
+    best = score.best_baseline
+    table = plain_table("", "", "", "")
+    table.columns[1].justify = "right"
+    rows = [*([("training data", score.training)] if score.training else []), ("this model", score.model)]
+    rows += [(one.name, one) for one in reversed(score.baselines)]
+    longest = max([one.value for _, one in rows if math.isfinite(one.value)], default=1.0)
+    for name, one in rows:
+        bar = "█" * round(BAR_WIDTH * max(0.0, one.value) / longest) if longest > 0 and one.value == one.value else ""
+        style = "bold" if one is score.model else "dim"
+        cells = (name, format_score(score.metric, one.value), format_interval(score.metric, one), bar)
+        table.add_row(*cells, style=style)
+    console.print(table)
+    if best is not None and (verdict := compare_with_baseline(score, best)) != "better than":
+        console.print(Text(f"The model is {verdict} the baseline ({best.name}).", "yellow"))
+
+
+def compare_with_baseline(score: ScoreReport, best: Measured) -> str:
+    """Whether the model's interval lies above the baseline, below it, or around it."""
+    ends = score.model.interval or (score.model.value, score.model.value)
+    low, high = (-ends[1], -ends[0]) if score.metric == "loss" else ends
+    value = -best.value if score.metric == "loss" else best.value
+    return "better than" if low > value else "worse than" if high < value else "not clearly different from"
+
+
+def format_interval(metric: str, measured: Measured) -> str:
+    """The 95 % confidence interval, or nothing."""
+    return "" if measured.interval is None else " … ".join(format_score(metric, end) for end in measured.interval)
+
+
+def print_groups(score: ScoreReport, console: Console) -> None:
+    """Print the score by class and by length, and which classes are confused."""
+    if score.classes:
+        _heading("By class, the worst first", console)
+        table = plain_table("", "F1", "precision", "recall", "records")
+        present = [(name, one) for name, one in score.classes.items() if one["expected"]]
+        ordered = sorted(present, key=lambda one: (one[1]["f1"], one[0]))
+        for name, one in ordered[:MAX_CLASSES]:
+            percent = [f"{100 * one[key]:.0f} %" for key in ("f1", "precision", "recall")]
+            table.add_row(truncate(escape_controls(name), 30), *percent, f"{one['expected']:,}")
+        console.print(table)
+        if len(ordered) > MAX_CLASSES:
+            console.print(Text(f"… and {len(ordered) - MAX_CLASSES:,} more classes", "dim"))
+    if confused := most_confused(score):
+        listed = [f"{expected} → {predicted} ({times:,}×)" for expected, predicted, times in confused]
+        console.print(Text(escape_controls("Expected → predicted: " + ", ".join(listed))))
+    if score.lengths:
+        groups = [f"{one.shortest}–{one.longest} words: {100 * one.score:.0f} %" for one in score.lengths]
+        console.print(Text("By length: " + ", ".join(groups)))
+
+
+def most_confused(score: ScoreReport) -> list[tuple[str, str, int]]:
+    """The most frequent mistakes: expected class, predicted class, and how often."""
+    pairs = [(a, b, times) for a, row in score.confusion.items() for b, times in row.items() if a != b]
+    return sorted(pairs, key=lambda one: (-one[2], one[:2]))[:MAX_CONFUSIONS]
+
+
+def print_errors(title: str, errors: Sequence[JudgedRecord], console: Console) -> None:
+    """Print some errors."""
+    if not errors:
+        return
+    _heading(title, console)
+    for one in errors[:MAX_ERRORS]:
+        sure = "" if one.confidence is None else f", {100 * one.confidence:.0f} % sure"
+        location = escape_controls(one.location)
+        console.print(Text.assemble((f"{location}  ", "dim"), truncate(escape_controls(one.text), MAX_TEXT_CHARS)))
+        words = [
+            ("   predicted ", "dim"),
+            (truncate(escape_controls(one.predicted), MAX_TEXT_CHARS), "red"),
+            (f"{sure}; expected ", "dim"),
+            truncate(escape_controls(one.expected), MAX_TEXT_CHARS),
+        ]
+        console.print(Text.assemble(*words))
+
+
+def print_data(report: RunReport, console: Console) -> None:
+    """Print what training left out, and what occurs in both training and evaluation."""
+    _heading("Data", console)
+    data = report.data
+    if data is not None:
+        counts = {"truncated": data.truncated, "too long": data.skipped, "empty": data.empty, "invalid": data.invalid}
+        lost = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or "none truncated or unusable"
+        console.print(Text(f"{data.records:,} training records of {data.tokens:,} tokens: {lost}"))
+    for name, found in (("evaluation", report.leakage), ("test", report.test_leakage)):
+        if found is not None:
+            print_leakage(name, found, console)
+
+
+def print_leakage(name: str, found: LeakageReport, console: Console) -> None:
+    """Print which records occur in the training data too."""
+    near = len(found.leaks) - found.num_exact
+    console.print(
+        Text(
+            f"{len(found.leaks):,} of {found.num_evaluation:,} {name} records also occur among {found.num_training:,} "
+            f"training records: {found.num_exact:,} word for word, {near:,} nearly"
+        )
+    )
+    for leak in sorted(found.leaks.values(), key=lambda leak: -leak.similarity)[:MAX_LEAKS]:
+        place = escape_controls(f"{leak.evaluation} = {leak.training}  ")
+        shown = truncate(escape_controls(leak.text), MAX_TEXT_CHARS)
+        console.print(Padding(Text.assemble((place, "dim"), shown), (0, 0, 0, 3)))
+    if found.conflicts:
+        text, one, other = found.conflicts[0]
+        shown = truncate(escape_controls(f"{one} and {other}: {text}"), MAX_TEXT_CHARS)
+        console.print(Text(f"{len(found.conflicts):,} training texts have different labels, such as {shown}"))
+
+
+def summarise_report(report: RunReport) -> list[str]:
+    """The two lines after a training: the score beside a baseline, and the most important advice."""
+    lines = []
+    score = report.score
+    if score is not None:
+        interval = format_interval(score.metric, score.model)
+        beside = (
+            ""
+            if score.best_baseline is None
+            else (f"; {score.best_baseline.name}: {format_score(score.metric, score.best_baseline.value)}")
+        )
+        shown = f"{name_metric(score.metric)} {format_score(score.metric, score.model.value)}"
+        lines.append(f"{shown}{f' ({interval})' if interval else ''} on {score.num_records:,} records{beside}")
+    if report.advice:
+        first = report.advice[0]
+        lines.append(f"{first.title}. {first.reason}")
+    return lines
+
+
+def _heading(title: str, console: Console) -> None:
+    console.print()
+    console.print(Text(title, "bold underline"))

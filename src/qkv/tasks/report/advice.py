@@ -1,0 +1,43 @@
+"""What to change next: all rules, in the order of importance.
+
+First comes what makes the score itself doubtful, then what keeps the model from learning, then what would make it
+better. To add a rule, write a function from `Facts` to an `Advice` or None, and add a row.
+"""
+
+from collections.abc import Callable
+
+from qkv.tasks.report.facts import Advice, Facts
+from qkv.tasks.report.rules_data import (
+    advise_evaluation,
+    advise_imbalance,
+    advise_labels,
+    advise_leakage,
+    advise_more_data,
+    advise_truncation,
+    advise_unusable,
+)
+from qkv.tasks.report.rules_training import advise_baseline, advise_lr, advise_overfitting, advise_underfitting
+
+MAX_ADVICE = 3
+"""The number of changes that a report shows first."""
+
+Rule = Callable[[Facts], Advice | None]
+
+RULES: dict[str, Rule] = {
+    "leakage": advise_leakage,
+    "labels": advise_labels,
+    "lr": advise_lr,
+    "unusable": advise_unusable,
+    "truncation": advise_truncation,
+    "overfitting": advise_overfitting,
+    "underfitting": advise_underfitting,
+    "imbalance": advise_imbalance,
+    "baseline": advise_baseline,
+    "more_data": advise_more_data,
+    "few_records": advise_evaluation,
+}
+
+
+def give_advice(facts: Facts) -> list[Advice]:
+    """All advice that applies, the most important first."""
+    return [advice for rule in RULES.values() if (advice := rule(facts)) is not None]

@@ -1,0 +1,156 @@
+"""The data of a run for a report: evaluation records, training records, and what training truncated or left out."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from qkv.data import Problems, Record
+from qkv.data.builtin import DATASETS
+from qkv.errors import QkvError
+from qkv.progress import OnStage
+from qkv.tasks.prepare.prepare import PreparedRun, prepare
+from qkv.tasks.prepare.sources import DataSource, open_source, open_sources, sample_records
+from qkv.tasks.train import split_long_texts
+from qkv.text import Tokenizer
+from qkv.train.recipe.schema import Recipe
+
+MAX_EVALUATION_RECORDS = 20_000  # read, to sample from and to compare with the training data
+MAX_TRAINING_RECORDS = 50_000  # for baselines; leakage is searched in all records
+MAX_LENGTH_SAMPLE = 2000  # records whose tokens are counted
+MIN_PARAGRAPH_WORDS = 8
+
+
+@dataclass
+class ReportData:
+    """The records of a run. Evaluation records are those of the validation data, else those of the test data."""
+
+    recipe: Recipe
+    task: str
+    evaluation: list[Record]
+    name: str  # where the evaluation records are from
+    training_sources: list[DataSource]
+    test: list[Record] = field(default_factory=list)  # only for leakage, if `evaluation` is the validation data
+    problems: Problems = field(default_factory=lambda: Problems(max_invalid_fraction=1))
+
+    def training(self) -> Iterator[Record]:
+        """All training records."""
+        return chain.from_iterable(source.records(Problems(max_invalid_fraction=1)) for source in self.training_sources)
+
+    def sample_training(self, count: int = MAX_TRAINING_RECORDS) -> list[Record]:
+        """Some training records, always the same ones."""
+        return split_long_texts(sample_records(self.training(), count), self.task)[:count]
+
+
+def read_data(recipe: Recipe, task: str) -> ReportData:
+    """Read the evaluation records of a run, and open its training data."""
+    sources = open_sources(recipe)
+    problems = Problems(max_invalid_fraction=1)
+    test_files = recipe.data.test or (recipe.data.train if recipe.data.train in DATASETS else "")
+    test = [open_source(recipe, recipe.data, test_files, "test")] if test_files else []
+
+    def read(parts: Sequence[DataSource]) -> list[Record]:
+        records = chain.from_iterable(source.records(problems) for source in parts)
+        return sample_records(records, MAX_EVALUATION_RECORDS)
+
+    valid, tested = read(sources.valid), read(test)
+    if not (valid or tested):
+        raise QkvError(
+            f"{recipe.run}: this run has neither validation nor test data, so there is nothing to report on; set "
+            "data.valid, data.valid_fraction or data.test and train again"
+        )
+    parts = sources.valid if valid else test
+    name = f"{'validation' if valid else 'test'} data ({', '.join(one.description for one in parts)})"
+    chosen = split_long_texts(valid or tested, task)
+    return ReportData(recipe, task, chosen, name, [*sources.train.values()], tested if valid else [], problems)
+
+
+def split_paragraphs(records: Iterator[Record] | Sequence[Record]) -> Iterator[Record]:
+    """The lines of documents as records of their own, because a whole document hardly occurs twice."""
+    for record in records:
+        for line in str(record.fields.get("text", "")).splitlines():
+            if len(line.split()) >= MIN_PARAGRAPH_WORDS:
+                yield Record({"text": line}, record.location)
+
+
+@dataclass(frozen=True)
+class DataReport:
+    """What became of the training records."""
+
+    records: int
+    tokens: int  # in an epoch
+    truncated: int
+    skipped: int  # too long
+    empty: int
+    invalid: int  # could not be read or encoded
+    max_length: int
+    suggested_length: int  # holds 99 % of the records
+    is_source: bool = False  # whether it is the source that is too long: max_source_length
+    classes: dict[str, int] = field(default_factory=dict)  # how often each class occurs in a sample
+    problems: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def cut_fraction(self) -> float:
+        """The fraction of records that were truncated or left out because they are too long."""
+        return (self.truncated + self.skipped) / max(1, self.records)
+
+    @property
+    def unusable_fraction(self) -> float:
+        """The fraction of records that could not be used."""
+        return (self.invalid + self.empty) / max(1, self.records + self.invalid)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The counts for JSON."""
+        return asdict(self)
+
+
+def report_data(
+    data: ReportData, tokenizer: Tokenizer, classes: dict[str, int], progress: OnStage | None = None
+) -> tuple[DataReport, PreparedRun]:
+    """Count what training used; the token cache of the run makes this fast."""
+    prepared = prepare(data.recipe, progress, tokenizer=tokenizer)
+    tallies = [objective.tally for objective in prepared.train_data.objectives]
+    lengths = token_lengths(data, tokenizer)
+    sides = prepared.train_data.capacity  # (max_length,), or (max_length, max_source_length)
+    wanted = [round_up(one) for one in lengths]
+    is_source = len(sides) == 2 and len(wanted) == 2 and wanted[1] - sides[1] > wanted[0] - sides[0]
+    return (
+        DataReport(
+            sum(one.records for one in tallies),
+            sum(one.tokens for one in tallies),
+            sum(one.truncated for one in tallies),
+            sum(one.skipped for one in tallies),
+            sum(one.empty for one in tallies),
+            prepared.problems.num_invalid,
+            sides[1] if is_source else sides[0],
+            wanted[1] if is_source else wanted[0],
+            is_source,
+            classes,
+            prepared.problems.summary().to_dict(),
+        ),
+        prepared,
+    )
+
+
+def token_lengths(data: ReportData, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The length that 99 % of a sample do not exceed: of all texts of a record; of pairs, of the target and source."""
+    sample = sample_records(data.training(), MAX_LENGTH_SAMPLE)
+    names = [("target",), ("source",)] if any("source" in one.fields for one in sample) else [("",)]
+
+    def length(record: Record, wanted: tuple[str, ...]) -> int:
+        chosen = [value for name, value in record.fields.items() if name in wanted or wanted == ("",)]
+        texts = [" ".join(map(str, one)) if isinstance(one, list) else one for one in chosen]
+        return sum(len(tokenizer.encode(text)) for text in texts if isinstance(text, str))
+
+    return tuple(int(np.quantile([length(one, side) for one in sample] or [0], 0.99)) for side in names)
+
+
+def round_up(length: int, multiple: int = 8) -> int:
+    """A length with room for special tokens, rounded up.
+
+    >>> round_up(13)
+    24
+    """
+    return -(-(length + 4) // multiple) * multiple

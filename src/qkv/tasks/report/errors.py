@@ -1,0 +1,92 @@
+"""The errors to read first: the worst, those of which the model was surest, and labels that are probably wrong."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from qkv.tasks.baseline import BASELINE_NAME
+from qkv.tasks.report.judges import LabelJudge, LabelSetJudge
+from qkv.tasks.report.score import JudgedRecord, Judgement
+
+MAX_LISTED = 8
+SLACK = 0.02  # a model this much worse than the second one may still be right against a label
+WRONG = 0.5  # a record with a lower score is wrong
+MIN_SUSPECTS = 5
+SUSPECT_FRACTION = 0.05
+"""Labels are suspect if at least this fraction of the model's surest predictions, and of the second opinion, differ."""
+
+
+@dataclass(frozen=True)
+class ErrorReport:
+    """The errors to read first."""
+
+    num_wrong: int
+    worst: tuple[JudgedRecord, ...]
+    surest: tuple[JudgedRecord, ...]  # wrong, although the model was sure
+    suspects: tuple[JudgedRecord, ...]  # the model is sure, and a second model agrees with it against the label
+    num_suspects: int = 0
+    num_sure: int = 0  # the number of records of which the model is surest: the surer half
+    is_reliable: bool = True  # whether the model is at least as good as the second model
+
+    @property
+    def has_suspect_labels(self) -> bool:
+        """Whether there are too many suspects to be mistakes of both models."""
+        is_many = self.num_suspects >= MIN_SUSPECTS and self.num_suspects >= SUSPECT_FRACTION * self.num_sure
+        return is_many and self.is_reliable
+
+    def to_dict(self) -> dict[str, Any]:
+        """The errors for JSON."""
+        return asdict(self) | {"has_suspect_labels": self.has_suspect_labels}
+
+
+def report_errors(judgement: Judgement) -> ErrorReport:
+    """List the worst errors, and the surest ones."""
+    wrong = [i for i, score in enumerate(judgement.scores) if score < WRONG]
+    sure = [i for i in wrong if judgement.confidences[i] is not None]
+    sure.sort(key=lambda i: -(judgement.confidences[i] or 0.0))
+    is_label = isinstance(judgement.judge, LabelJudge) and not isinstance(judgement.judge, LabelSetJudge)
+    worst = [] if is_label else sorted(wrong, key=lambda i: judgement.scores[i])  # a wrong class is just wrong
+    suspects, num_sure = find_suspects(judgement) if is_label else ([], 0)
+    opinion = second_opinion(judgement)
+    others = judgement.judge.score_each(opinion, judgement.expected) if len(opinion) else []
+    return ErrorReport(
+        len(wrong),
+        list_records(judgement, worst),
+        list_records(judgement, sure),
+        list_records(judgement, suspects),
+        len(suspects),
+        num_sure,
+        sum(judgement.scores) >= sum(others) - SLACK * len(others),
+    )
+
+
+def find_suspects(judgement: Judgement) -> tuple[list[int], int]:
+    """Records whose label is probably wrong, the surest first, and the number of records that were considered.
+
+    The model is surer of them than of most records, and a second model, trained on other features, predicts the same
+    class. Both together are rarely wrong.
+    """
+    opinion = second_opinion(judgement)
+    confidences = [one or 0.0 for one in judgement.confidences]
+    if not opinion or not confidences:
+        return [], 0
+    median = sorted(confidences)[len(confidences) // 2]
+    sure = [i for i, confidence in enumerate(confidences) if confidence >= median]
+    found = [i for i in sure if judgement.predicted[i] == opinion[i] != judgement.expected[i]]
+    return sorted(found, key=lambda i: -confidences[i]), len(sure)
+
+
+def second_opinion(judgement: Judgement) -> Sequence[Any]:
+    """The predictions of the best baseline that reads the text, or () if there is none."""
+    for name in (BASELINE_NAME, "nearest text (BM25)"):
+        if name in judgement.opinions:
+            return judgement.opinions[name]
+    return ()
+
+
+def list_records(judgement: Judgement, numbers: Sequence[int]) -> tuple[JudgedRecord, ...]:
+    """The first of these records."""
+    opinion = second_opinion(judgement)
+    return tuple(
+        judgement.judged(i, judgement.judge.show(opinion[i]) if len(opinion) else "") for i in numbers[:MAX_LISTED]
+    )

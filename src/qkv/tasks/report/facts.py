@@ -1,0 +1,106 @@
+"""The facts of a report that advice depends on, and the form of an advice."""
+
+import shlex
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from qkv.inside.doctor import Finding
+from qkv.models import Config
+from qkv.tasks.report.data import DataReport
+from qkv.tasks.report.errors import ErrorReport
+from qkv.tasks.report.fit import Fit
+from qkv.tasks.report.leakage import LeakageReport
+from qkv.tasks.report.learning_curve import LearningCurve
+from qkv.tasks.report.score import ScoreReport, to_points
+from qkv.train.recipe.schema import Recipe
+
+NEARLY_PERFECT = 0.98
+SAME_OUTPUT = 0.9  # the fraction of equal predictions of a model that has learned nothing
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A change that is likely to help."""
+
+    name: str
+    title: str  # what to do
+    reason: str  # what was measured
+    overrides: tuple[str, ...] = ()  # changes to the recipe
+    command: str = ""  # to run as it is
+
+    def to_dict(self) -> dict[str, Any]:
+        """The advice for JSON."""
+        return asdict(self)
+
+
+@dataclass
+class Facts:
+    """What the rules read. Parts that were not examined are None."""
+
+    run: str
+    recipe: Recipe
+    config: Config
+    fit: Fit
+    score: ScoreReport | None = None
+    errors: ErrorReport | None = None
+    leakage: LeakageReport | None = None
+    score_without_leaks: float | None = None
+    data: DataReport | None = None
+    curve: LearningCurve | None = None
+    lr_check: Finding | None = None
+    same_output: float = 0.0  # the fraction of predictions that are equal, if what is expected differs
+    metric_curve: list[tuple[float, float]] = field(default_factory=list)  # the main metric in the run
+
+    def command(self, *overrides: str) -> str:
+        """The command that trains a new run with these changes."""
+        words = ["qkv", "train", f"{self.run}/recipe.toml", f"run={self.run}-2", *overrides]
+        return " ".join(map(shlex.quote, words))
+
+    def advise(self, name: str, title: str, reason: str, *overrides: str) -> Advice:
+        """An advice whose command trains a new run."""
+        return Advice(name, title, reason, overrides, self.command(*overrides))
+
+    @property
+    def budget_overrides(self) -> tuple[str, ...]:
+        """Twice the budget of the run."""
+        train = self.recipe.train
+        limits = {"steps": train.steps, "minutes": train.minutes, "epochs": train.epochs}
+        return tuple(f"train.{name}={2 * value:g}" for name, value in limits.items() if value)
+
+    @property
+    def is_trained_from_scratch(self) -> bool:
+        """Whether the run started with new weights."""
+        return not self.recipe.model.from_
+
+    @property
+    def training_gap(self) -> float:
+        """By how many points the score on the training data is better; 0 if it was not measured."""
+        if self.score is None or self.score.training is None:
+            return 0.0
+        return to_points(self.score.metric, self.score.training.value - self.score.model.value)
+
+    @property
+    def is_nearly_perfect(self) -> bool:
+        """Whether there is hardly anything left to gain."""
+        if self.score is None or self.score.metric in ("loss", "bleu"):
+            return False
+        return self.score.model.value >= NEARLY_PERFECT
+
+    @property
+    def is_below_baseline(self) -> bool:
+        """Whether a baseline is clearly better than the model: outside the model's interval."""
+        if self.score is None or self.score.best_baseline is None:
+            return False
+        low, high = self.score.model.interval or (self.score.model.value, self.score.model.value)
+        best = self.score.best_baseline.value
+        return best < low if self.score.metric == "loss" else best > high
+
+    @property
+    def has_not_learned(self) -> bool:
+        """Whether the training loss did not fall, or the model predicts the same for all records."""
+        return self.fit.verdict in ("diverged", "stalled") or self.same_output >= SAME_OUTPUT
+
+
+def capitalise(text: str) -> str:
+    """The text with a capital letter at its start; the rest stays as it is."""
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,114 @@
+"""Over- and underfitting, read from the curves of a run.
+
+diverged    the training loss ended well above its lowest value, or was not finite
+stalled     the training loss hardly fell
+overfitted  the validation loss rose again while the training loss still fell
+improving   the validation loss still fell at the end: the run was too short
+settled     none of these
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from qkv.train.run.curves import Points, RunCurves
+
+Verdict = Literal["diverged", "stalled", "overfitted", "improving", "settled", "unknown"]
+
+MIN_EVALUATIONS = 3
+MAX_RISE = 0.05  # of the validation loss above its minimum, as a fraction
+MIN_CHANGE = 0.01  # of a loss that matters, in nats
+EARLY = 0.8  # a minimum before this fraction of the run is early
+LATE_GAIN = 0.05  # a fall of the validation loss in the last quarter, as a fraction, that is worth a longer run
+MAX_GAP = 0.7  # a training loss below this fraction of the validation loss: a longer run would overfit
+MIN_FALL = 0.1  # of the training loss in a whole run, as a fraction
+DIVERGED = 0.5  # the fraction of the fall that a diverged run lost again
+NOISE = 1.15  # a training loss within this factor of the validation loss shows no gap
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What the curves of a run show."""
+
+    verdict: Verdict
+    summary: str
+    first_loss: float = math.nan  # training loss, smoothed
+    last_loss: float = math.nan
+    best_valid_loss: float = math.nan
+    best_step: int = 0
+    last_valid_loss: float = math.nan
+    steps: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fit for JSON."""
+        return asdict(self)
+
+
+def judge_fit(curves: RunCurves) -> Fit:
+    """Judge the curves of a run."""
+    losses = curves.training
+    finite = [(step, value) for step, value in losses if math.isfinite(value)]
+    valid = [(step, value) for step, value in curves.validation.get("loss", []) if math.isfinite(value)]
+    if len(finite) < MIN_EVALUATIONS:
+        return Fit("unknown", "too few steps were logged to judge the training")
+    smooth = smooth_losses(finite)
+    steps = int(finite[-1][0])
+    first, last, lowest = smooth[0], smooth[-1], min(smooth)
+    best_step, best = min(valid, key=lambda point: point[1]) if valid else (0.0, math.nan)
+    last_valid = valid[-1][1] if valid else math.nan
+
+    def fit(verdict: Verdict, summary: str) -> Fit:
+        return Fit(verdict, summary, first, last, best, int(best_step), last_valid, steps)
+
+    has_risen = last - lowest > max(DIVERGED * (first - lowest), MIN_FALL * first)
+    if len(finite) < len(losses) or has_risen:
+        return fit("diverged", f"the training loss fell from {first:.3g} to {lowest:.3g}, but ended at {last:.3g}")
+    if first - last < MIN_FALL * first:
+        return fit("stalled", f"the training loss hardly fell: {first:.3g} at the start, {last:.3g} at the end")
+    fall = f"the training loss fell from {first:.3g} to {last:.3g}"
+    if len(valid) < MIN_EVALUATIONS:
+        return fit("unknown", f"{fall}; there are too few evaluations to judge the validation loss")
+    is_early = best_step <= EARLY * steps
+    if last_valid - best > max(MAX_RISE * best, MIN_CHANGE) and is_early and last * NOISE < last_valid:
+        return fit(
+            "overfitted",
+            f"the validation loss was lowest at step {int(best_step):,} of {steps:,} ({best:.3g}) and rose to "
+            f"{last_valid:.3g}, while {fall}",
+        )
+    gain = late_gain(valid, curves.lr or finite)
+    if gain > LATE_GAIN and gain * last_valid > MIN_CHANGE and not is_early and last > MAX_GAP * last_valid:
+        return fit(
+            "improving",
+            f"the validation loss still fell by {100 * gain:.0f} % in the last quarter of the training, to "
+            f"{last_valid:.3g}",
+        )
+    return fit("settled", f"{fall}, and the validation loss settled at {last_valid:.3g}")
+
+
+def late_gain(valid: Points, lr: Points) -> float:
+    """By which fraction the loss fell in the last quarter of the training.
+
+    Training is measured by the sum of the learning rates, because steps with a low learning rate change little: with a
+    cosine schedule, the loss of a run that is far too short is flat at its end, too.
+    """
+    total = sum(rate for _, rate in lr)
+    done, border = 0.0, lr[-1][0]
+    for step, rate in lr:
+        done += rate
+        if done > 0.75 * total:
+            border = step
+            break
+    before = [value for step, value in valid if step <= border]
+    return (before[-1] - valid[-1][1]) / max(before[-1], 1e-9) if before else 0.0
+
+
+def smooth_losses(points: Sequence[tuple[float, float]]) -> list[float]:
+    """Means over a tenth of the points, because the loss of a single batch is noisy.
+
+    >>> smooth_losses([(1, 4.0), (2, 2.0), (3, 1.0)])
+    [4.0, 2.0, 1.0]
+    """
+    width = max(1, len(points) // 10)
+    values = [value for _, value in points]
+    return [sum(values[i : i + width]) / width for i in range(0, len(values) - width + 1, width)]

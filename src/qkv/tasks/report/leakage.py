@@ -1,0 +1,132 @@
+"""Records of the evaluation that also occur in the training data, word for word or nearly, and contradictory labels.
+
+Two texts are equal if their words are equal, whatever their case, punctuation and spaces. They are near-duplicates if
+the sets of their word pairs have a Jaccard similarity of at least `MIN_SIMILARITY`. The search is exact: if the sets of
+two texts have a Jaccard similarity of t, they share one of any (1 − t) n + 1 pairs of the evaluation text's n. So only
+its rarest pairs are indexed ("prefix filtering", Chaudhuri, Ganti and Kaushik 2006). The training data is read once,
+record by record, for a limited time; only the index of the evaluation data and the hashes of labelled texts are in
+memory.
+"""
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import pairwise
+
+from qkv.data.records import Record
+from qkv.text.bm25 import normalized_words
+
+MIN_SIMILARITY = 0.7
+MIN_WORDS = 8
+"""Shorter texts are compared word for word only: a short question resembles many others."""
+MAX_POSTINGS = 100
+"""A word pair that more evaluation records have is not used to find candidates."""
+MAX_WORDS = 2000  # words of a text that are compared
+MAX_LABELLED = 1_000_000  # training texts whose labels are compared with each other
+CLOCK_INTERVAL = 256  # records between two looks at the clock
+
+
+@dataclass(frozen=True)
+class Leak:
+    """A record of the evaluation, and the record of the training data that resembles it."""
+
+    evaluation: str  # the location of each
+    training: str
+    text: str
+    similarity: float  # 1 for equal words
+
+
+@dataclass
+class LeakageReport:
+    """The leaks, at most one for each evaluation record, the most similar."""
+
+    num_evaluation: int
+    num_training: int = 0  # the number of training records that were compared
+    complete: bool = True  # whether all training records were compared
+    leaks: dict[int, Leak] = field(default_factory=dict)  # by the number of the evaluation record
+    conflicts: list[tuple[str, str, str]] = field(default_factory=list)  # text, and its different labels
+
+    @property
+    def num_exact(self) -> int:
+        """The number of evaluation records whose words are those of a training record."""
+        return sum(leak.similarity == 1 for leak in self.leaks.values())
+
+    @property
+    def fraction(self) -> float:
+        """The fraction of evaluation records that occur in the training data."""
+        return len(self.leaks) / max(1, self.num_evaluation)
+
+
+def find_leakage(
+    evaluation: Sequence[Record],
+    training: Iterable[Record],
+    text_of: Callable[[Record], str],
+    *,
+    label_of: Callable[[Record], str] | None = None,
+    max_seconds: float = 20.0,
+) -> LeakageReport:
+    """Compare the evaluation records with the training records, for at most `max_seconds`.
+
+    With `label_of`, training records with equal words and different labels are listed as conflicts.
+    """
+    report = LeakageReport(len(evaluation))
+    exact: defaultdict[bytes, list[int]] = defaultdict(list)
+    shingles: list[frozenset[int]] = []
+    for number, record in enumerate(evaluation):
+        words = normalized_words(text_of(record))[:MAX_WORDS]
+        exact[digest_words(words)].append(number)
+        shingles.append(word_pairs(words))
+    index = index_rarest(shingles)
+    labels: dict[bytes, str] = {}
+    deadline = time.monotonic() + max_seconds
+    for count, record in enumerate(training, 1):
+        if count % CLOCK_INTERVAL == 0 and time.monotonic() > deadline:
+            report.complete = False
+            break
+        report.num_training = count
+        text = text_of(record)
+        words = normalized_words(text)[:MAX_WORDS]
+        key = digest_words(words)
+        if label_of is not None and words and (key in labels or len(labels) < MAX_LABELLED):
+            label = label_of(record)
+            if labels.setdefault(key, label) != label:
+                report.conflicts.append((text, labels[key], label))
+        for number in exact.get(key, ()) if words else ():
+            report.leaks[number] = Leak(str(evaluation[number].location), str(record.location), text, 1.0)
+        pairs = word_pairs(words)
+        for number in {number for pair in pairs & index.keys() for number in index[pair]}:
+            common = len(pairs & shingles[number])
+            similarity = common / (len(pairs) + len(shingles[number]) - common)
+            known = report.leaks.get(number)
+            if similarity >= MIN_SIMILARITY and (known is None or similarity > known.similarity):
+                # Equal sets of pairs can come from different texts, so only equal words count as 1.
+                leak = Leak(str(evaluation[number].location), str(record.location), text, min(similarity, 0.999))
+                report.leaks[number] = leak
+    return report
+
+
+def index_rarest(shingles: Sequence[frozenset[int]]) -> dict[int, list[int]]:
+    """For the rarest word pairs of each record, the records that have them: enough to find every near-duplicate."""
+    frequency = Counter(pair for pairs in shingles for pair in pairs)
+    index: defaultdict[int, list[int]] = defaultdict(list)
+    for number, pairs in enumerate(shingles):
+        count = int((1 - MIN_SIMILARITY) * len(pairs)) + 1
+        for pair in sorted(pairs, key=lambda pair: (frequency[pair], pair))[:count]:
+            index[pair].append(number)
+    return {pair: numbers for pair, numbers in index.items() if len(numbers) <= MAX_POSTINGS}
+
+
+def word_pairs(words: Sequence[str]) -> frozenset[int]:
+    """The hashes of neighbouring words; none for a short text."""
+    if len(words) < MIN_WORDS:
+        return frozenset()
+    return frozenset(
+        int.from_bytes(blake2b(f"{one} {two}".encode(), digest_size=8).digest(), "big") for one, two in pairwise(words)
+    )
+
+
+def digest_words(words: Sequence[str]) -> bytes:
+    """A hash of the words in order."""
+    return blake2b(" ".join(words).encode("utf-8", "surrogatepass"), digest_size=12).digest()

@@ -1,0 +1,188 @@
+"""A learning curve: the score of models trained on fractions of the data, and what twice the data would bring.
+
+The error e of a model falls with the number n of training records about as e = a · n^(−b) (Hestness et al. 2017, "Deep
+Learning Scaling is Predictable, Empirically"). A line is fitted to log e over log n, and followed to twice the data.
+The evaluation records are resampled to find how uncertain this is.
+
+For classifiers the curve is that of the baseline (TF-IDF with a linear SVM), which takes seconds. With a budget of
+minutes, it is that of the run's own recipe, trained on each fraction for an equal part of the time.
+"""
+
+import json
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from qkv.data.records import Record
+from qkv.tasks.metrics.bootstrap import bootstrap, percentiles
+from qkv.tasks.report.judges import Judge
+from qkv.tasks.report.score import judge_records
+from qkv.tasks.task import TextModel
+from qkv.tasks.train import train
+from qkv.train.recipe.schema import DataSection, Recipe
+
+BASELINE_FRACTIONS = (1 / 8, 1 / 4, 1 / 2, 1.0)
+RUN_FRACTIONS = (1 / 4, 1 / 2, 1.0)
+MIN_RECORDS = 40  # of the smallest fraction
+RESAMPLES = 500
+MIN_ERROR = 1e-3  # the logarithm of an error of 0 is not finite
+
+Scores = list[tuple[int, float]]
+TrainAndScore = Callable[[Sequence[Record]], float]
+"""Train on these records, and return the score on the evaluation records."""
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """The score of a model that was trained on some of the records."""
+
+    records: int
+    score: float
+
+
+@dataclass(frozen=True)
+class LearningCurve:
+    """The points of the curve, and the gain that twice the data would bring, with its 95 % interval."""
+
+    metric: str
+    model: str  # what was trained on the fractions
+    points: tuple[CurvePoint, ...]
+    gain: float
+    interval: tuple[float, float]
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """The curve for JSON."""
+        return asdict(self)
+
+
+def learn_fractions(
+    metric: str,
+    name: str,
+    training: Sequence[Record],
+    fractions: Sequence[float],
+    train_and_score: TrainAndScore,
+    max_seconds: float,
+) -> LearningCurve | None:
+    """Train on nested random fractions, the smallest first, until the time is up; None for fewer than three points."""
+    began = time.monotonic()
+    shuffled = Random(0).sample(list(training), len(training))
+    scores: dict[int, float] = {}
+    for fraction in fractions:
+        count = int(fraction * len(shuffled))
+        if count >= MIN_RECORDS and time.monotonic() - began < max_seconds:
+            scores[count] = train_and_score(shuffled[:count])
+    if len(scores) < 3:
+        return None
+    gain, interval = extrapolate(metric, scores)
+    points = tuple(CurvePoint(count, float(score)) for count, score in scores.items())
+    return LearningCurve(metric, name, points, gain, interval, time.monotonic() - began)
+
+
+def extrapolate(metric: str, scores: dict[int, float]) -> tuple[float, tuple[float, float]]:
+    """The gain of twice the largest number of records, and its 95 % interval.
+
+    >>> gain, _ = extrapolate("accuracy", {100: 0.6, 200: 0.8, 400: 0.9})
+    >>> round(gain, 3)
+    0.05
+    """
+    best = 100.0 if metric == "bleu" else 1.0
+    sizes = np.log(list(scores))
+
+    def gain(values: np.ndarray) -> np.ndarray:
+        """The gain by each row of scores (R, points)."""
+        errors = np.log(np.maximum((best - values) / best, MIN_ERROR))
+        centred = sizes - sizes.mean()
+        slope = errors @ centred / (centred @ centred)
+        last = errors.mean(-1) + slope * (sizes[-1] - sizes.mean())
+        found: np.ndarray = best * (np.exp(last) - np.exp(last + slope * np.log(2)))
+        return found
+
+    value = float(gain(np.array([list(scores.values())], np.float64))[0])
+    samples = bootstrap({str(size): score for size, score in scores.items()}, RESAMPLES)
+    if len(samples) < len(scores):  # a score that cannot be resampled
+        return value, (value, value)
+    return value, percentiles(gain(np.stack(list(samples.values()), axis=1)))
+
+
+def baseline_curve(
+    judge: Judge,
+    training: Sequence[Record],
+    records: Sequence[Record],
+    name: str,
+    predict: Callable[[Judge, Sequence[Record], Sequence[Record]], list[Any]],
+    max_seconds: float,
+) -> LearningCurve | None:
+    """The learning curve of a baseline."""
+    usable = [one for one in training if judge.is_usable(one)]
+    expected = [judge.expected(one) for one in records]
+    return learn_fractions(
+        judge.metric,
+        name,
+        usable,
+        BASELINE_FRACTIONS,
+        lambda chosen: judge.measure(predict(judge, chosen, records), expected),
+        max_seconds,
+    )
+
+
+def recipe_curve(
+    judge: Judge,
+    recipe: Recipe,
+    model_folder: str,
+    training: Sequence[Record],
+    records: Sequence[Record],
+    minutes: float,
+) -> LearningCurve | None:
+    """The learning curve of the run's own recipe, which is trained on each fraction for an equal part of `minutes`."""
+    usable = [one for one in training if judge.is_usable(one)]
+    each = minutes / len(RUN_FRACTIONS)
+    with tempfile.TemporaryDirectory(prefix="qkv-report-") as name:
+        folder = Path(name)
+        valid = write_records(folder / "valid.jsonl", records)
+
+        def train_and_score(chosen: Sequence[Record]) -> float:
+            made = train(shorten_recipe(recipe, folder / str(len(chosen)), model_folder, chosen, valid, each))
+            model = TextModel(made.network.to("cpu"), made.tokenizer, made.config)
+            found = judge_records(judge, model, records, 60 * each, len(records))
+            return judge.measure(found.predicted, found.expected)
+
+        label = f"this recipe, {each:.2g} minutes on each fraction"
+        return learn_fractions(judge.metric, label, usable, RUN_FRACTIONS, train_and_score, 60 * minutes)
+
+
+def shorten_recipe(
+    recipe: Recipe, folder: Path, model_folder: str, training: Sequence[Record], valid: Path, minutes: float
+) -> Recipe:
+    """The recipe for a short run on these records, with the tokenizer of the run."""
+    columns = {name: name for name in training[0].fields}
+    data = DataSection(
+        train=str(write_records(folder.with_suffix(".jsonl"), training)),
+        valid=str(valid),
+        format="jsonl",
+        columns=columns,
+        max_length=recipe.data.max_length,
+        max_source_length=recipe.data.max_source_length,
+        too_long=recipe.data.too_long,
+        layout=recipe.data.layout,
+        max_score=recipe.data.max_score,
+        max_invalid_fraction=1.0,
+        cache=str(folder.parent / "cache"),
+    )
+    budget = replace(
+        recipe.train, minutes=minutes, steps=0, epochs=0, patience=0, eval_examples=0, trackers=(), metric=""
+    )
+    tokenizer = replace(recipe.tokenizer, from_=model_folder)
+    return replace(recipe, run=str(folder), data=data, tokenizer=tokenizer, train=replace(budget, final="last"))
+
+
+def write_records(path: Path, records: Sequence[Record]) -> Path:
+    """Write the fields of records as JSON lines."""
+    path.write_text("".join(json.dumps(one.fields) + "\n" for one in records), encoding="utf-8")
+    return path

@@ -1,0 +1,194 @@
+"""Advice on the data: what makes a score doubtful, what is lost, and what is missing."""
+
+import shlex
+
+from qkv.tasks.report.facts import Advice, Facts
+from qkv.tasks.report.learning_curve import LearningCurve
+from qkv.tasks.report.score import format_score, to_points
+
+MIN_LEAKS, LEAK_FRACTION, LEAK_POINTS = 3, 0.05, 1.0
+"""Leaks matter if they are this fraction of the records, or if they change the score by this many points."""
+MIN_CONFLICTS, CONFLICT_FRACTION = 3, 0.01
+UNUSABLE_FRACTION = 0.01
+CUT_FRACTION = 0.05  # of records that are truncated or too long
+RARE_CLASS, CLASS_GAP = 0.25, 10.0
+"""A rare class has less than this part of an equal share of the records; its F1 is this many points below the mean."""
+MIN_CLASS_RECORDS = 5  # of a class in the evaluation, to judge its F1
+MIN_GAIN_POINTS = 1.0  # of twice the data
+WIDE_INTERVAL = 5.0  # points on either side
+MAX_VALID_FRACTION = 0.2
+
+
+def advise_leakage(facts: Facts) -> Advice | None:
+    """Evaluation records that occur in the training data make the score too high."""
+    found = facts.leakage
+    if found is None or len(found.leaks) < MIN_LEAKS:
+        return None
+    without, change = "", 0.0
+    if facts.score is not None and facts.score_without_leaks is not None:
+        metric = facts.score.metric
+        change = to_points(metric, facts.score.model.value - facts.score_without_leaks)
+        without = (
+            f" Without them, {name_metric(metric)} is {format_score(metric, facts.score_without_leaks)} instead of "
+            f"{format_score(metric, facts.score.model.value)}."
+        )
+    if found.fraction < LEAK_FRACTION and abs(change) < LEAK_POINTS:
+        return None
+    near = len(found.leaks) - found.num_exact
+    listed = f"{found.num_exact:,} word for word" + (f" and {near:,} nearly" if near else "")
+    reason = (
+        f"{len(found.leaks):,} of {found.num_evaluation:,} evaluation records ({100 * found.fraction:.0f} %) also "
+        f"occur in the training data, {listed}.{without}"
+    )
+    if facts.recipe.data.valid:
+        return facts.advise(
+            "leakage",
+            "Keep the evaluation records out of the training data: hold out a part of it by its content",
+            reason,
+            "data.valid=",
+            "data.valid_fraction=0.1",
+        )
+    return Advice(
+        "leakage",
+        "Remove the listed records from the training data or from the evaluation data",
+        reason,
+        command=f"qkv report {shlex.quote(facts.run)} --json",
+    )
+
+
+def advise_labels(facts: Facts) -> Advice | None:
+    """Labels that two different models contradict are probably wrong; so are different labels of equal texts."""
+    conflicts = facts.leakage.conflicts if facts.leakage is not None else []
+    records = facts.leakage.num_training if facts.leakage is not None else 0
+    reasons = []
+    if facts.errors is not None and facts.errors.has_suspect_labels:
+        reasons.append(
+            f"{facts.errors.num_suspects:,} of the {facts.errors.num_sure:,} records of which the model is surest have "
+            "another label than the model and the baseline predict."
+        )
+    if len(conflicts) >= MIN_CONFLICTS and len(conflicts) >= CONFLICT_FRACTION * records:
+        reasons.append(f"{len(conflicts):,} of {records:,} training texts occur again with another label.")
+    if not reasons:
+        return None
+    return Advice(
+        "labels",
+        "Check the labels: read the listed records, and correct the files",
+        " ".join(reasons),
+        command=f"qkv report {shlex.quote(facts.run)} --json",
+    )
+
+
+def advise_unusable(facts: Facts) -> Advice | None:
+    """Records that cannot be read are lost."""
+    data = facts.data
+    if data is None or data.unusable_fraction < UNUSABLE_FRACTION:
+        return None
+    count = data.invalid + data.empty
+    files = facts.recipe.data.train
+    listed = [files] if isinstance(files, str) else list(files.values() if isinstance(files, dict) else files)
+    return Advice(
+        "unusable",
+        "Correct the records that could not be used",
+        f"{count:,} of {data.records + data.invalid:,} training records ({100 * data.unusable_fraction:.1f} %) are "
+        "invalid or empty.",
+        command=" ".join(map(shlex.quote, ["qkv", "data", *listed])),
+    )
+
+
+def advise_truncation(facts: Facts) -> Advice | None:
+    """What is cut off cannot be learned."""
+    data = facts.data
+    if data is None or data.cut_fraction < CUT_FRACTION or data.suggested_length <= data.max_length:
+        return None
+    counts = [
+        f"{count:,} {name}" for name, count in (("truncated", data.truncated), ("left out", data.skipped)) if count
+    ]
+    reason = (
+        f"{100 * data.cut_fraction:.0f} % of the training records are longer than {data.max_length:,} tokens "
+        f"({', '.join(counts)}); {data.suggested_length:,} tokens hold 99 % of them."
+    )
+    limit = facts.config.stack.max_positions if facts.config.stack.has_max_positions else 0
+    if not facts.is_trained_from_scratch and limit and data.suggested_length > limit:
+        if limit <= data.max_length:
+            return Advice("truncation", "Split long texts: this model cannot read more", reason)
+        data_length = limit
+    else:
+        data_length = data.suggested_length
+    key = "data.max_source_length" if data.is_source else "data.max_length"
+    return facts.advise("truncation", "Let the model read whole texts", reason, f"{key}={data_length}")
+
+
+def advise_imbalance(facts: Facts) -> Advice | None:
+    """Rare classes that the model hardly finds."""
+    score = facts.score
+    if score is None or not score.confusion or len(score.classes) < 2:
+        return None
+    total = sum(one["expected"] for one in score.classes.values())
+    judged = {name: one for name, one in score.classes.items() if one["expected"] >= MIN_CLASS_RECORDS}
+    rare = {name: one for name, one in judged.items() if one["expected"] < RARE_CLASS * total / len(judged)}
+    frequent = [one["f1"] for name, one in judged.items() if name not in rare]
+    if not rare or not frequent:
+        return None
+    mean = sum(frequent) / len(frequent)
+    missed = {name: one for name, one in rare.items() if 100 * (mean - one["f1"]) >= CLASS_GAP}
+    if not missed or len(missed) < len(rare) / 2:
+        return None
+    worst = sorted(missed, key=lambda name: missed[name]["f1"])[:3]
+    listed = ", ".join(
+        f"{name} ({missed[name]['expected']:,} records, F1 {100 * missed[name]['f1']:.0f} %)" for name in worst
+    )
+    known = "macro_f1" if score.metric == "accuracy" else ""
+    overrides = (f"train.metric={known}", "train.final=best") if known else ()
+    return facts.advise(
+        "imbalance",
+        "Add records of the rare classes, or repeat those that you have; choose the weights by macro F1",
+        f"Rare classes are hardly found: {listed}, while frequent classes have an F1 of {100 * mean:.0f} %.",
+        *overrides,
+    )
+
+
+def advise_more_data(facts: Facts) -> Advice | None:
+    """The learning curve still rises."""
+    curve = facts.curve
+    if curve is None or facts.is_nearly_perfect:
+        return None
+    gain, low = to_points(curve.metric, curve.gain), to_points(curve.metric, curve.interval[0])
+    if gain < MIN_GAIN_POINTS or low <= 0:
+        return None
+    return Advice(
+        "more_data",
+        "Label more data",
+        f"Twice the data would bring about {describe_gain(curve)}.",
+    )
+
+
+def advise_evaluation(facts: Facts) -> Advice | None:
+    """A score of few records says little."""
+    score = facts.score
+    if score is None or score.model.interval is None or score.metric == "loss":
+        return None
+    low, high = score.model.interval
+    width = to_points(score.metric, high - low) / 2
+    if width < WIDE_INTERVAL or score.num_records < score.num_usable:
+        return None
+    reason = f"On {score.num_records:,} records, the score is known to ±{width:.0f} points only."
+    fraction = facts.recipe.data.valid_fraction
+    if facts.recipe.data.valid or not fraction or fraction >= MAX_VALID_FRACTION:
+        return Advice("few_records", "Evaluate on more records", reason)
+    larger = min(2 * fraction, MAX_VALID_FRACTION)
+    return facts.advise("few_records", "Evaluate on more records", reason, f"data.valid_fraction={larger:g}")
+
+
+def describe_gain(curve: LearningCurve) -> str:
+    """The gain of twice the data, with its interval.
+
+    >>> describe_gain(LearningCurve("accuracy", "SVM", (), 0.013, (0.004, 0.022), 1.0))
+    '+1.3 points (between +0.4 and +2.2)'
+    """
+    gain, low, high = (to_points(curve.metric, one) for one in (curve.gain, *curve.interval))
+    return f"{gain:+.1f} points (between {low:+.1f} and {high:+.1f})"
+
+
+def name_metric(metric: str) -> str:
+    """A metric in a sentence."""
+    return {"bleu": "BLEU", "f1": "F1", "micro_f1": "micro F1"}.get(metric, metric.replace("_", " "))

@@ -1,0 +1,115 @@
+"""Advice on the training: the learning rate, over- and underfitting, and the start from a pretrained model."""
+
+from qkv.inside.doctor import Finding
+from qkv.tasks.report.facts import Advice, Facts, capitalise
+from qkv.tasks.report.score import format_score
+
+GAP_POINTS = 8.0  # between the scores on training and validation data
+SMALL_MODEL = 0.9  # a lower score on the training data shows that the model is too small
+PRETRAINED = "sentence-transformers/all-MiniLM-L6-v2"
+ENCODER_OBJECTIVES = ("classification", "tagging", "question_answering", "contrastive")
+
+
+def advise_lr(facts: Facts) -> Advice | None:
+    """A learning rate that is too high lets the loss rise; one that is too low leaves it where it is."""
+    lr = facts.recipe.train.lr
+    check = facts.lr_check
+    if not facts.has_not_learned:
+        return None
+    reason = f"{capitalise(facts.fit.summary)}." if facts.fit.verdict in ("diverged", "stalled") else ""
+    if facts.same_output:
+        reason += f" The model predicts the same for {100 * facts.same_output:.0f} % of the records."
+    best = best_lr(check) if check is not None and check.status in ("failed", "warning") else None
+    if facts.fit.verdict == "diverged" and (best is None or best > lr):
+        return facts.advise("lr_too_high", "Lower the learning rate", reason, f"train.lr={lr / 10:.3g}")
+    if best is None or best == lr:
+        return None
+    tried = f" In a short test with new weights, {best:.3g} learned faster than {lr:.3g}."
+    if best < lr:
+        return facts.advise("lr_too_high", "Lower the learning rate", reason + tried, f"train.lr={best:.3g}")
+    return facts.advise("lr_too_low", "Raise the learning rate", reason + tried, f"train.lr={best:.3g}")
+
+
+def advise_overfitting(facts: Facts) -> Advice | None:
+    """Keep the best weights, and regularise."""
+    if facts.fit.verdict != "overfitted" or facts.is_nearly_perfect:
+        return None
+    metric = dict(facts.metric_curve)
+    if metric and facts.score is not None and facts.score.metric != "loss":
+        last = facts.metric_curve[-1][1]
+        if last >= max(metric.values()) and facts.training_gap < GAP_POINTS:
+            return None  # the loss rose because the model became too sure, but it is still getting better
+    dropout = facts.config.stack.dropout
+    overrides = [f"model.dropout={min(dropout + 0.1, 0.4):.1g}"]
+    if facts.recipe.train.final != "best":
+        overrides.append("train.final=best")
+    if not facts.recipe.train.patience:
+        overrides.append("train.patience=3")
+    gap = ""
+    if facts.training_gap >= GAP_POINTS and facts.score is not None:
+        gap = f" The score is {facts.training_gap:.0f} points better on the training data."
+    return facts.advise(
+        "overfitting",
+        "Stop at the best weights, and use more dropout",
+        f"{capitalise(facts.fit.summary)}.{gap}",
+        *overrides,
+    )
+
+
+def advise_underfitting(facts: Facts) -> Advice | None:
+    """A run whose validation loss still falls is too short; one that stops far from its training data is too small."""
+    has_passed = facts.lr_check is not None and facts.lr_check.status == "ok"
+    is_slow = facts.has_not_learned and facts.fit.verdict != "diverged" and has_passed
+    if facts.is_nearly_perfect or (facts.has_not_learned and not is_slow):
+        return None
+    if facts.fit.verdict == "improving" or is_slow:
+        return facts.advise(
+            "underfitting", "Train longer", f"{capitalise(facts.fit.summary)}.", *facts.budget_overrides
+        )
+    if facts.fit.verdict != "settled" or not facts.is_below_baseline or not facts.is_trained_from_scratch:
+        return None
+    is_cut = facts.data is not None and facts.data.truncated + facts.data.skipped > 0
+    training = None if facts.score is None else facts.score.training
+    if training is not None and training.value < SMALL_MODEL and facts.training_gap < GAP_POINTS and not is_cut:
+        assert facts.score is not None
+        stack, reached = facts.config.stack, format_score(facts.score.metric, training.value)
+        return facts.advise(
+            "too_small",
+            "Use a larger model",
+            f"The model settled, but reaches only {reached} even on its training data, with {stack.layers} layers of "
+            f"width {stack.width}.",
+            f"model.width={2 * stack.width}",
+            f"model.layers={stack.layers + 2}",
+        )
+    return None
+
+
+def advise_baseline(facts: Facts) -> Advice | None:
+    """A model that a simple baseline beats needs better initial weights, or more training."""
+    if not facts.is_below_baseline or facts.has_not_learned:
+        return None
+    if facts.score is None or facts.score.best_baseline is None:
+        return None
+    best, metric = facts.score.best_baseline, facts.score.metric
+    reason = (
+        f"The baseline ({best.name}) reaches {format_score(metric, best.value)}, the model "
+        f"{format_score(metric, facts.score.model.value)}."
+    )
+    if facts.is_trained_from_scratch and facts.recipe.objective.kind in ENCODER_OBJECTIVES:
+        return facts.advise(
+            "pretrained",
+            "Fine-tune a pretrained model instead of training a new one",
+            reason,
+            f"model.from={PRETRAINED}",
+            f"tokenizer.from={PRETRAINED}",
+            "train.lr=5e-5",
+        )
+    return facts.advise(
+        "baseline", "Train longer; the model has learned less than a simple rule", reason, *facts.budget_overrides
+    )
+
+
+def best_lr(check: Finding) -> float | None:
+    """The learning rate with the lowest loss in the range test of `qkv doctor`."""
+    losses = {float(lr): loss for lr, loss in check.values.get("losses", {}).items() if loss == loss}
+    return min(losses, key=lambda lr: losses[lr], default=None)

@@ -1,0 +1,203 @@
+"""The score of a model with its confidence interval, beside baselines; by class, by length, on the training data."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from qkv.data.records import Record
+from qkv.tasks import metrics
+from qkv.tasks.metrics.bootstrap import confidence_intervals
+from qkv.tasks.report.baselines import applicable_baselines
+from qkv.tasks.report.judges import Judge
+from qkv.tasks.task import TextModel
+from qkv.text.bm25 import normalized_words
+
+TIMED_RECORDS = 32
+"""The records that are predicted first, to find out how many fit into the time."""
+LENGTH_GROUPS = 4
+MIN_GROUP = 10  # records of a group of lengths
+POINTS = {"bleu": 1.0, "loss": 1.0}
+"""Factors that turn a metric into points; all others are fractions: 0.01 is one point."""
+
+
+@dataclass(frozen=True)
+class JudgedRecord:
+    """A record of the evaluation with the model's prediction."""
+
+    location: str
+    text: str
+    predicted: str
+    expected: str
+    score: float  # 1 is right, 0 is wrong
+    confidence: float | None = None
+    second_opinion: str = ""  # what the best baseline predicts, if the task has classes
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The main metric of a model or a baseline, with its 95 % confidence interval if there is one."""
+
+    name: str
+    value: float
+    interval: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class LengthGroup:
+    """The mean score of the records of similar length, in words."""
+
+    shortest: int
+    longest: int
+    records: int
+    score: float
+
+
+@dataclass(frozen=True)
+class ScoreReport:
+    """The score of a model on records of its task."""
+
+    metric: str
+    model: Measured
+    baselines: tuple[Measured, ...] = ()
+    training: Measured | None = None  # the score on a sample of the training data
+    num_records: int = 0
+    num_usable: int = 0  # the number of records that could have been evaluated
+    num_unusable: int = 0  # the number of records that lack a field of the task
+    classes: dict[str, Any] = field(default_factory=dict)  # precision, recall, f1 and counts of each class
+    confusion: dict[str, dict[str, int]] = field(default_factory=dict)  # expected class → predicted class → count
+    lengths: tuple[LengthGroup, ...] = ()
+
+    @property
+    def best_baseline(self) -> Measured | None:
+        """The baseline with the best score."""
+        sign = -1 if self.metric == "loss" else 1
+        return max(self.baselines, key=lambda one: sign * one.value, default=None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The score for JSON."""
+        return asdict(self)
+
+
+@dataclass
+class Judgement:
+    """The predictions of a model, and what is made of them."""
+
+    judge: Judge
+    records: list[Record]
+    predicted: list[Any]
+    expected: list[Any]
+    scores: list[float]
+    confidences: list[float | None]
+    opinions: dict[str, list[Any]] = field(default_factory=dict)  # the predictions of each baseline
+
+    def judged(self, number: int, second_opinion: str = "") -> JudgedRecord:
+        """One record."""
+        record = self.records[number]
+        return JudgedRecord(
+            str(record.location),
+            self.judge.text(record),
+            self.judge.show(self.predicted[number]),
+            self.judge.show(self.expected[number]),
+            self.scores[number],
+            self.confidences[number],
+            second_opinion,
+        )
+
+
+def judge_records(
+    judge: Judge, model: TextModel, records: Sequence[Record], max_seconds: float, max_records: int
+) -> Judgement:
+    """Predict a random sample of the records, as many as the time and `max_records` allow.
+
+    At least `TIMED_RECORDS` are predicted. The sample is always the same, because files are often sorted by class.
+    """
+    usable = [one for one in records if judge.is_usable(one)]
+    usable = Random(0).sample(usable, len(usable))[:max_records]
+    began = time.monotonic()
+    made = judge.predict(model, usable[:TIMED_RECORDS])
+    each = (time.monotonic() - began) / max(1, len(made))
+    count = min(len(usable), max(len(made), int(max_seconds / max(each, 1e-9))))
+    if count > len(made):
+        made = judge.predict(model, usable[:count])
+    predicted, expected = [one for one, _ in made], [judge.expected(one) for one in usable[:count]]
+    scores = judge.score_each(predicted, expected)
+    return Judgement(judge, usable[:count], predicted, expected, scores, [confidence for _, confidence in made])
+
+
+def add_baselines(judgement: Judgement, training: Sequence[Record], only_cheap: bool = False) -> None:
+    """Add the predictions of the task's baselines, made from the training records."""
+    usable = [one for one in training if judgement.judge.is_usable(one)]
+    chosen = applicable_baselines(judgement.judge, judgement.records, only_cheap) if usable else {}
+    for name, baseline in chosen.items():
+        judgement.opinions[name] = baseline(judgement.judge, usable, judgement.records)
+
+
+def measure(name: str, score: float) -> Measured:
+    """A score with its interval."""
+    interval = confidence_intervals({name: score}).get(name)
+    return Measured(name, float(score), interval)
+
+
+def report_score(judgement: Judgement, num_records: int, num_usable: int, training: Judgement | None) -> ScoreReport:
+    """The score of all predictions, and of groups of them."""
+    judge, predicted, expected = judgement.judge, judgement.predicted, judgement.expected
+    classes: dict[str, Any] = {}
+    confusion: dict[str, dict[str, int]] = {}
+    if judge.has_classes:
+        counts = metrics.ClassCounts([*map(judge.items, predicted)], [*map(judge.items, expected)], judge.class_of)
+        pairs = [pair for one in map(judge.pair_classes, predicted, expected) for pair in one]
+        made = metrics.make_report(counts, pairs)
+        classes = {name: asdict(one) for name, one in made.classes.items()}
+        confusion = made.confusion
+    baselines = [measure(name, judge.measure(made, expected)) for name, made in judgement.opinions.items()]
+    return ScoreReport(
+        judge.metric,
+        measure("model", judge.measure(predicted, expected)),
+        tuple(sorted(baselines, key=lambda one: one.value)),
+        None if training is None else measure("training", judge.measure(training.predicted, training.expected)),
+        len(judgement.records),
+        num_usable,
+        num_records - num_usable,
+        classes,
+        confusion,
+        group_lengths(judgement),
+    )
+
+
+def group_lengths(judgement: Judgement) -> tuple[LengthGroup, ...]:
+    """The mean score of the shortest quarter of the records, the next, and so on; () for few records."""
+    lengths = np.array([len(normalized_words(judgement.judge.text(one))) for one in judgement.records])
+    if len(lengths) < LENGTH_GROUPS * MIN_GROUP:
+        return ()
+    bounds = np.unique(np.quantile(lengths, np.linspace(0, 1, LENGTH_GROUPS + 1)[1:-1]))
+    groups = np.searchsorted(bounds, lengths, side="left")  # a length on a bound belongs to the shorter group
+    scores = np.array(judgement.scores)
+    return tuple(
+        LengthGroup(
+            int(lengths[groups == one].min()),
+            int(lengths[groups == one].max()),
+            int((groups == one).sum()),
+            float(scores[groups == one].mean()),
+        )
+        for one in np.unique(groups)
+    )
+
+
+def format_score(metric: str, value: float) -> str:
+    """A score in its usual notation.
+
+    >>> format_score("accuracy", 0.9512), format_score("bleu", 41.02), format_score("loss", 1.46971)
+    ('95.1 %', '41.0', '1.470')
+    """
+    if metric in ("loss", "spearman"):
+        return f"{value:.3f}"
+    return f"{value:.1f}" if metric in POINTS else f"{100 * value:.1f} %"
+
+
+def to_points(metric: str, difference: float) -> float:
+    """A difference of scores in points: one BLEU, or one percent."""
+    return difference * POINTS.get(metric, 100.0)

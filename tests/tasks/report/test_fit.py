@@ -1,0 +1,99 @@
+"""The verdict on curves, with the curve of each fault planted, and the extrapolation of a learning curve."""
+
+import math
+
+import pytest
+
+from qkv.data import FileLocation, Record
+from qkv.tasks.metrics.score import mean_score
+from qkv.tasks.report.fit import Verdict, judge_fit
+from qkv.tasks.report.learning_curve import extrapolate, learn_fractions
+from qkv.train.run.curves import RunCurves
+
+STEPS = range(10, 410, 10)
+
+
+def make_curves(training: list[float], valid: list[float], lr: list[float] | None = None) -> RunCurves:
+    places = [400 * (i + 1) / len(valid) for i in range(len(valid))]
+    rates = lr or [1e-3] * len(STEPS)
+    return RunCurves(
+        "run",
+        list(zip(STEPS, training, strict=True)),
+        list(zip(STEPS, rates, strict=True)),
+        {"loss": list(zip(places, valid, strict=True))},
+    )
+
+
+def falling(start: float, end: float, rate: float = 8.0) -> list[float]:
+    return [end + (start - end) * math.exp(-rate * step / 400) for step in STEPS]
+
+
+SETTLED = [1.0, 0.6, 0.52, 0.51, 0.505, 0.5, 0.5, 0.5, 0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "training", "valid"),
+    [
+        ("settled", falling(2.0, 0.4), SETTLED),
+        ("overfitted", falling(2.0, 0.05), [0.9, 0.6, 0.5, 0.52, 0.56, 0.6, 0.65, 0.7, 0.75, 0.8]),
+        ("improving", falling(2.0, 1.0, 2.0), [1.9, 1.8, 1.7, 1.6, 1.5, 1.42, 1.34, 1.26, 1.2, 1.12]),
+        ("diverged", [*falling(2.0, 0.5)[:20], *([3.0] * 20)], SETTLED),
+        ("diverged", [*falling(2.0, 0.5)[:39], math.nan], SETTLED),
+        ("stalled", [0.693] * 40, [0.693] * 10),
+        ("unknown", falling(2.0, 0.4), [0.5]),
+    ],
+)
+def test_planted_curves(verdict: Verdict, training: list[float], valid: list[float]) -> None:
+    assert judge_fit(make_curves(training, valid)).verdict == verdict
+
+
+def test_a_rise_of_a_tiny_loss_and_a_late_minimum_are_no_overfitting() -> None:
+    tiny = [value / 500 for value in [0.9, 0.6, 0.5, 0.52, 0.56, 0.6, 0.65, 0.7, 0.75, 0.8]]
+    assert judge_fit(make_curves(falling(2.0, 0.0005), tiny)).verdict == "settled"
+    late = [*SETTLED[:8], 0.49, 0.54]
+    assert judge_fit(make_curves(falling(2.0, 0.05), late)).verdict == "settled"
+
+
+def test_a_flat_end_is_judged_by_the_learning_rate() -> None:
+    """With a learning rate that falls to 0, the loss is flat at the end of a run that is too short, too."""
+    decayed = [1e-3 * (1 - step / 400) ** 2 for step in STEPS]
+    valid = [1.8, 1.6, 1.45, 1.35, 1.28, 1.23, 1.2, 1.19, 1.185, 1.184]
+    training = falling(2.0, 1.0)
+    assert judge_fit(make_curves(training, valid, decayed)).verdict == "improving"
+    assert judge_fit(make_curves(training, valid)).verdict == "settled"
+
+
+def make_records(count: int) -> list[Record]:
+    return [Record({"text": str(i)}, FileLocation("train", i)) for i in range(count)]
+
+
+def test_a_power_law_is_extrapolated_and_its_uncertainty_depends_on_the_records() -> None:
+    """The planted error is 3 / √n."""
+
+    def train_and_score(repeat: int) -> LearnedCurve:
+        def score(chosen: object) -> float:
+            error = 3 / math.sqrt(len(chosen))  # type: ignore[arg-type]
+            wrong = round(200 * error)
+            return mean_score(([0.0] * wrong + [1.0] * (200 - wrong)) * repeat)
+
+        curve = learn_fractions("accuracy", "planted", make_records(800), (1 / 8, 1 / 4, 1 / 2, 1), score, 60)
+        assert curve is not None
+        return curve.gain, curve.interval
+
+    expected = 3 / math.sqrt(800) - 3 / math.sqrt(1600)
+    gain, (low, high) = train_and_score(1)
+    assert gain == pytest.approx(expected, abs=0.003)
+    assert low < gain < high
+    _, (narrow_low, narrow_high) = train_and_score(25)
+    assert narrow_high - narrow_low < (high - low) / 2
+
+
+LearnedCurve = tuple[float, tuple[float, float]]
+
+
+def test_a_flat_curve_promises_nothing_and_few_records_give_no_curve() -> None:
+    flat = {size: mean_score([1.0, 0.0] * 100) for size in (100, 200, 400)}
+    gain, (low, high) = extrapolate("accuracy", dict(flat))
+    assert gain == pytest.approx(0, abs=1e-9)
+    assert (low, high) == pytest.approx((0, 0), abs=1e-9)
+    assert learn_fractions("accuracy", "few", make_records(100), (1 / 4, 1 / 2, 1), lambda chosen: 0.5, 60) is None

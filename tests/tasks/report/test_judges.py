@@ -1,0 +1,175 @@
+"""Judges and baselines of all tasks: right predictions score 1, baselines are judged like the model."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from task_models import TEXT, decoder, encoder, parts_of, records, seq2seq
+
+import qkv
+from qkv.tasks.evaluate import evaluate
+from qkv.tasks.report.baselines import BASELINES, applicable_baselines, unigram_scores
+from qkv.tasks.report.errors import report_errors
+from qkv.tasks.report.judges import find_judge
+from qkv.tasks.report.score import add_baselines, group_lengths, judge_records, report_score
+from qkv.tasks.task import TextModel
+
+WORDS = [
+    "the",
+    "quick",
+    "brown",
+    "fox",
+    "jumps",
+    "over",
+    "the",
+    "lazy",
+    "dog",
+    "and",
+    "runs",
+    "in",
+    "Paris",
+    "with",
+    "Anna",
+]
+SENTENCES = [" ".join(TEXT.split()[i : i + 6]) for i in range(9)]
+
+
+def head(**values: Any) -> qkv.HeadConfig:
+    return qkv.HeadConfig(**values)
+
+
+def listed(make: Any) -> list[dict[str, Any]]:
+    return [make(i, SENTENCES[i % 9]) for i in range(12)]
+
+
+CASES: dict[str, tuple[Any, list[dict[str, Any]], str]] = {
+    "label": (
+        lambda: encoder(head(kind="classify", labels=("a", "b", "c"))),
+        listed(lambda i, text: {"text": text, "label": "abc"[i % 3]}),
+        "accuracy",
+    ),
+    "labels": (
+        lambda: encoder(head(kind="classify", labels=("a", "b", "c"), multi_label=True)),
+        listed(lambda i, text: {"text": text, "label": ["a", "b"][: i % 3]}),
+        "micro_f1",
+    ),
+    "number": (
+        lambda: encoder(head(kind="classify", outputs=1)),
+        listed(lambda i, text: {"text": text, "second": text, "score": i}),
+        "spearman",
+    ),
+    "entities": (
+        lambda: encoder(head(kind="tag", labels=("O", "B-PER", "I-PER"))),
+        listed(lambda i, text: {"tokens": text.split(), "tags": ["B-PER", "I-PER", "O", "O", "O", "O"]}),
+        "f1",
+    ),
+    "words": (
+        lambda: encoder(head(kind="tag", labels=("NOUN", "VERB"))),
+        listed(lambda i, text: {"tokens": text.split(), "tags": ["NOUN", "VERB"] * 3}),
+        "accuracy",
+    ),
+    "text": (seq2seq, listed(lambda i, text: {"source": text, "target": text[::-1]}), "bleu"),
+    "short text": (decoder, listed(lambda i, text: {"source": text, "target": text[:2]}), "exact_match"),
+    "answer": (
+        lambda: encoder(head(kind="span", outputs=2)),
+        listed(lambda i, text: {"question": "the fox?", "context": f"{text}. no.", "answers": [text], "starts": [0]}),
+        "f1",
+    ),
+    "similarity": (
+        lambda: encoder(head(kind="embed")),
+        listed(lambda i, text: {"first": text, "second": text[::-1], "score": i}),
+        "spearman",
+    ),
+    "retrieval": (
+        lambda: encoder(head(kind="embed")),
+        listed(lambda i, text: {"first": text, "second": f"{text} {i}"}),
+        "retrieval_accuracy",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_predictions_of_each_task_are_scored_beside_baselines(name: str) -> None:
+    make, rows, metric = CASES[name]
+    model, found = TextModel(*parts_of(make())), records(rows)
+    if name == "short text":  # a decoder's task is language modelling, so its judge is made for text to text
+        model = TextModel(*parts_of(seq2seq()))
+    judge = find_judge(model.config, found)
+    assert judge is not None
+    assert judge.metric == metric
+    expected = [judge.expected(one) for one in found]
+    right = [one[0] if name == "answer" else one for one in expected]
+    assert judge.score_each(right, expected) == pytest.approx([1.0] * 12)
+    best = 100 if metric == "bleu" else 1
+    assert judge.measure(right, expected) == pytest.approx(best)
+    judgement = judge_records(judge, model, found, max_seconds=60, max_records=8)
+    assert len(judgement.records) == len(judgement.predicted) == 8
+    add_baselines(judgement, found)
+    assert judgement.opinions.keys() == applicable_baselines(judge, found).keys()
+    report = report_score(judgement, 12, 12, None)
+    assert [one.value for one in report.baselines] == sorted(one.value for one in report.baselines)
+    assert bool(report.classes) == judge.has_classes
+    errors = report_errors(judgement)
+    assert all(one.score < 0.5 for one in (*errors.worst, *errors.surest))
+    assert all(judge.show(value) for value in (*judgement.predicted[:1], *expected[:1])) or name in (
+        "text",
+        "short text",
+    )
+
+
+def test_the_score_is_that_of_an_evaluation() -> None:
+    make, rows, _ = CASES["label"]
+    model, found = TextModel(*parts_of(make())), records(rows)
+    judge = find_judge(model.config, found)
+    assert judge is not None
+    made = judge_records(judge, model, found, 60, 100)
+    whole = evaluate(model.network, model.tokenizer, model.config, found).metrics["accuracy"]
+    assert judge.measure(made.predicted, made.expected) == pytest.approx(whole)
+
+
+def test_baselines_predict_what_they_say() -> None:
+    training = records(
+        [{"text": "red rose", "label": "a"}, {"text": "blue sea", "label": "b"}, {"text": "x", "label": "b"}]
+    )
+    asked = records([{"text": "a rose", "label": "a"}, {"text": "the sea", "label": "b"}])
+    config = encoder(head(kind="classify", labels=("a", "b"))).config
+    judge = find_judge(config, asked)
+    assert judge is not None
+    every = BASELINES[type(judge)]
+    assert every["most frequent class"](judge, training, asked) == ["b", "b"]
+    assert every["nearest text (BM25)"](judge, training, asked) == ["a", "b"]
+    pairs = records([{"source": "ein Haus", "target": "a house"}, {"source": "ein Hund", "target": "a dog"}])
+    text = find_judge(seq2seq().config, pairs)
+    assert text is not None
+    every = BASELINES[type(text)]
+    assert every["copy of the source"](text, pairs, pairs) == ["ein Haus", "ein Hund"]
+    assert every["nearest source's target (BM25)"](text, pairs, pairs[::-1]) == ["a dog", "a house"]
+    tagged = records([{"tokens": ["Anna", "runs"], "tags": ["B-PER", "O"]}, {"tokens": ["Anna"], "tags": ["B-PER"]}])
+    tags = find_judge(encoder(head(kind="tag", labels=("O", "B-PER"))).config, tagged)
+    assert tags is not None
+    new = records([{"tokens": ["anna", "sings"], "tags": ["O", "O"]}])
+    assert BASELINES[type(tags)]["most frequent tag of each word"](tags, tagged, new) == [("B-PER", "O")]
+
+
+def test_a_unigram_model_is_better_on_frequent_tokens() -> None:
+    tokenizer = decoder().tokenizer
+    assert tokenizer is not None
+    common, rare = (unigram_scores(tokenizer, ["aaaab" * 20], [text])[0] for text in ("aaaa", "bbbb"))
+    assert 0 < common < rare
+
+
+def test_lengths_are_grouped_only_if_there_are_enough_records() -> None:
+    make, _, _ = CASES["label"]
+    model = TextModel(*parts_of(make()))
+    many = records([{"text": " ".join(["fox"] * (1 + i % 20)), "label": "a"} for i in range(60)])
+    judge = find_judge(model.config, many)
+    assert judge is not None
+    groups = group_lengths(judge_records(judge, model, many, 60, 100))
+    assert sum(one.records for one in groups) == 60
+    assert all(one.longest < two.shortest for one, two in pairwise(groups))
+    assert group_lengths(judge_records(judge, model, many[:20], 60, 100)) == ()
+
+
+def test_language_models_have_no_judge() -> None:
+    assert find_judge(decoder().config, records([{"text": "a fox"}])) is None
+    assert find_judge(seq2seq().config, records([{"text": "a fox"}])) is None

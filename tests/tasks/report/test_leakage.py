@@ -1,0 +1,68 @@
+"""Leakage: every near-duplicate is found, as by comparing all pairs; time is limited."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qkv.data import FileLocation, Record
+from qkv.tasks.report.leakage import MIN_SIMILARITY, MIN_WORDS, find_leakage, word_pairs
+from qkv.text.bm25 import normalized_words
+
+LONG = "the quick brown fox jumps over the lazy dog near the old stone bridge at noon every single day of the week"
+texts = st.lists(st.lists(st.sampled_from("abcdefgh"), max_size=14).map(" ".join), max_size=8)
+
+
+def make_records(listed: list[str], file: str) -> list[Record]:
+    return [Record({"text": text}, FileLocation(file, number + 1)) for number, text in enumerate(listed)]
+
+
+def text_of(record: Record) -> str:
+    return str(record.fields["text"])
+
+
+@given(texts, texts)
+@settings(max_examples=60, deadline=None)
+def test_the_index_finds_what_all_pairs_find(evaluation: list[str], training: list[str]) -> None:
+    report = find_leakage(make_records(evaluation, "valid"), make_records(training, "train"), text_of)
+    expected = set()
+    for number, one in enumerate(evaluation):
+        for other in training:
+            words, others = normalized_words(one), normalized_words(other)
+            ours, theirs = word_pairs(words), word_pairs(others)
+            is_near = bool(ours and theirs) and len(ours & theirs) >= MIN_SIMILARITY * len(ours | theirs)
+            if (words and words == others) or is_near:
+                expected.add(number)
+    assert report.leaks.keys() == expected
+
+
+def test_equal_words_count_whatever_their_case_and_punctuation() -> None:
+    evaluation = make_records(["Cool!", "cool story"], "valid")
+    report = find_leakage(evaluation, make_records(["  cool ."], "train"), text_of)
+    assert report.num_exact == len(report.leaks) == 1
+    assert (report.leaks[0].evaluation, report.leaks[0].training) == ("valid:1", "train:1")
+    assert report.fraction == 0.5
+
+
+def test_one_changed_word_is_nearly_the_same_and_another_text_is_not() -> None:
+    changed = LONG.replace("stone", "wooden")
+    other = " ".join(reversed(LONG.split()))
+    report = find_leakage(make_records([LONG], "valid"), make_records([other, changed], "train"), text_of)
+    assert report.leaks[0].training == "train:2"
+    assert MIN_SIMILARITY <= report.leaks[0].similarity < 1
+    assert not find_leakage(make_records([LONG], "valid"), make_records([other], "train"), text_of).leaks
+    short = " ".join(LONG.split()[: MIN_WORDS - 1])
+    assert not find_leakage(make_records([short], "valid"), make_records([short + " x"], "train"), text_of).leaks
+
+
+def test_contradictory_labels_are_listed_once_for_each_repetition() -> None:
+    rows = [("good film", "a"), ("Good film!", "b"), ("good film", "a"), ("bad film", "b"), ("bad film", "b")]
+    training = [Record({"text": text, "label": label}, FileLocation("t", i)) for i, (text, label) in enumerate(rows)]
+    report = find_leakage([], training, text_of, label_of=lambda record: str(record.fields["label"]))
+    assert report.conflicts == [("Good film!", "a", "b")]
+
+
+def test_the_search_stops_when_the_time_is_up() -> None:
+    training = make_records([f"text {i}" for i in range(2000)], "train")
+    report = find_leakage(make_records(["text 1999"], "valid"), training, text_of, max_seconds=0)
+    assert not report.complete
+    assert 0 < report.num_training < 2000
+    assert find_leakage(make_records(["text 1999"], "valid"), training, text_of).leaks

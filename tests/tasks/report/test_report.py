@@ -1,0 +1,155 @@
+"""Each piece of advice is given for a run with that fault planted in it, and not for a healthy run."""
+
+from pathlib import Path
+
+import pytest
+from planted_runs import copy_run, make_rows, train_run, write_rows
+
+from qkv.cli import run_command
+from qkv.errors import UsageError
+from qkv.tasks.report import ReportOptions, RunReport, make_report
+from qkv.tasks.report.advice import RULES
+from qkv.train.recipe import recipe_file
+
+TRAINING, VALID = make_rows(800, seed=1), make_rows(160, seed=2)
+OPTIONS = ReportOptions(max_records=400, seconds=20)
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_run(tmp_path_factory.mktemp("runs") / "healthy", TRAINING, VALID)
+
+
+def examine(run: Path) -> tuple[RunReport, set[str]]:
+    """The report, and the names of its advice, whose overrides must be valid for the recipe of the run."""
+    report = make_report(run, OPTIONS)
+    for advice in report.advice:
+        recipe_file.read(run / "recipe.toml", advice.overrides)
+        assert advice.reason.endswith(".")
+        assert all(override in advice.command for override in advice.overrides)
+    return report, {advice.name for advice in report.advice}
+
+
+def test_a_healthy_run_gets_no_advice(healthy: Path) -> None:
+    report, names = examine(healthy)
+    assert not names
+    assert report.fit.verdict == "settled"
+    assert report.score is not None
+    assert report.score.model.value > 0.95
+    assert report.score.model.interval is not None
+    assert {one.name for one in report.score.baselines} >= {"most frequent class", "nearest text (BM25)"}
+    assert report.leakage is not None
+    assert not report.leakage.leaks
+    assert report.data is not None
+    assert report.data.classes.keys() == {"good", "bad"}
+
+
+def test_leakage_is_found(healthy: Path, tmp_path: Path) -> None:
+    mixed = write_rows(tmp_path / "mixed.jsonl", [*TRAINING[:30], *VALID])
+    report, names = examine(copy_run(healthy, tmp_path / "run", f"data.valid={mixed}"))
+    assert names == {"leakage"}
+    assert report.leakage is not None
+    assert report.leakage.num_exact == 30
+    assert "30 of 190 evaluation records (16 %) also occur in the training data" in report.advice[0].reason
+    assert report.advice[0].overrides == ("data.valid=", "data.valid_fraction=0.1")
+
+
+def test_wrong_labels_are_found(healthy: Path, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn", reason="the second opinion on labels is scikit-learn's")
+    noisy = write_rows(tmp_path / "noisy.jsonl", make_rows(160, seed=2, noise=0.15))
+    report, names = examine(copy_run(healthy, tmp_path / "run", f"data.valid={noisy}"))
+    assert "labels" in names
+    assert report.errors is not None
+    right = {row["text"]: row["label"] for row in VALID}
+    assert all(right[one.text] == one.predicted != one.expected for one in report.errors.suspects)
+
+
+def test_contradictory_labels_are_found(healthy: Path, tmp_path: Path) -> None:
+    again = [{**row, "label": "bad" if row["label"] == "good" else "good"} for row in TRAINING[:20]]
+    files = write_rows(tmp_path / "train.jsonl", [*TRAINING, *again])
+    report, names = examine(copy_run(healthy, tmp_path / "run", f"data.train={files}"))
+    assert names == {"labels"}
+    assert report.leakage is not None
+    assert len(report.leakage.conflicts) == 20
+
+
+def test_truncation_is_found(healthy: Path, tmp_path: Path) -> None:
+    report, names = examine(copy_run(healthy, tmp_path / "run", "data.max_length=10"))
+    assert names == {"truncation"}
+    assert report.advice[0].overrides == ("data.max_length=24",)  # 12 words and special tokens, rounded up
+    assert "100 % of the training records are longer than 10 tokens" in report.advice[0].reason
+
+
+def test_unusable_records_are_found(healthy: Path, tmp_path: Path) -> None:
+    broken = write_rows(tmp_path / "broken.jsonl", [*TRAINING, *({"text": "no label"} for _ in range(30))])
+    run = copy_run(healthy, tmp_path / "run", f"data.train={broken}", "data.max_invalid_fraction=0.2")
+    report, names = examine(run)
+    assert names == {"unusable"}
+    assert report.advice[0].command == f"qkv data {broken}"
+
+
+def test_few_records_are_found(healthy: Path, tmp_path: Path) -> None:
+    hard = [{**row, "label": "good"} for row in VALID[:24]]  # half of them wrong, so that the interval is wide
+    few = write_rows(tmp_path / "few.jsonl", hard)
+    _, names = examine(copy_run(healthy, tmp_path / "run", f"data.valid={few}"))
+    assert "few_records" in names
+
+
+def test_overfitting_is_found(tmp_path: Path) -> None:
+    run = train_run(tmp_path / "small", make_rows(40, seed=1), VALID, **{"train.steps": 48})
+    report, names = examine(run)
+    assert "overfitting" in names
+    assert report.fit.verdict == "overfitted"
+    changes = next(one.overrides for one in report.advice if one.name == "overfitting")
+    assert changes == ("model.dropout=0.1", "train.final=best", "train.patience=3")
+
+
+def test_underfitting_is_found(tmp_path: Path) -> None:
+    short = {"train.steps": 16, "train.eval_every": 2, "train.lr": 1e-3, "train.log_every": 1}
+    _, names = examine(train_run(tmp_path / "short", TRAINING, VALID, **short))
+    assert "underfitting" in names
+
+
+@pytest.mark.parametrize(("lr", "name", "better"), [(5.0, "lr_too_high", 0.5), (1e-6, "lr_too_low", 1e-5)])
+def test_wrong_learning_rates_are_found(lr: float, name: str, better: float, tmp_path: Path) -> None:
+    run = train_run(tmp_path / "run", TRAINING, VALID, **{"train.lr": lr, "train.steps": 12, "train.log_every": 1})
+    report, names = examine(run)
+    assert name in names
+    assert "pretrained" not in names  # the learning rate explains the score
+    (change,) = next(one.overrides for one in report.advice if one.name == name)
+    suggested = float(change.removeprefix("train.lr="))
+    assert suggested <= better if lr > 1 else suggested >= better
+
+
+def test_missed_rare_classes_and_a_better_baseline_are_found(tmp_path: Path) -> None:
+    training, valid = make_rows(800, seed=1, rare=0.03), make_rows(300, seed=2, rare=0.06)
+    run = train_run(tmp_path / "rare", training, valid, **{"train.steps": 10, "train.eval_every": 2})
+    report, names = examine(run)
+    assert {"imbalance", "pretrained"} <= names
+    advice = next(one for one in report.advice if one.name == "imbalance")
+    assert "bad (" in advice.reason
+    assert advice.overrides == ("train.metric=macro_f1", "train.final=best")
+
+
+def test_every_rule_is_independent_of_what_was_not_examined(healthy: Path) -> None:
+    report = make_report(healthy, ReportOptions(quick=True))
+    assert not report.advice
+    assert report.errors is None
+    assert report.score is not None
+    assert [one.name for one in report.score.baselines] == ["most frequent class"]
+    assert len(RULES) == 11
+
+
+def test_a_model_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="not the folder of a run"):
+        make_report(tmp_path)
+
+
+def test_the_command_writes_a_page_and_json(healthy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["report", str(healthy), "--limit", "50"]) == 0
+    out = capsys.readouterr().out
+    assert "Nothing stands out" in out
+    assert "most frequent class" in out
+    assert (healthy / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert run_command(["report", str(healthy), "--seconds", "0"]) == 2
+    assert run_command(["report", str(healthy), "--out", "page.txt"]) == 2
