@@ -15,8 +15,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from qkv.search.bm25 import BM25, InvertedIndexBuilder
+from qkv.search.ranking import rank_matches
 from qkv.tasks import metrics
+from qkv.text.bm25 import BM25, InvertedIndexBuilder
 from rows import encoders, frame
 
 FILES = {"amazon": "amazon_reviews_v1.0.json", "reddit": "reddit_v1.0.json"}
@@ -77,7 +78,11 @@ def make_records(articles: list[Any], domain: str) -> list[dict[str, Any]]:
                 fields = {"question": text, "context": context, "domain": domain}
                 records.append({**fields, "answers": list(answers), "starts": list(answers.values())})
                 if len(records) % (UNANSWERABLE_EVERY + 1) == 0:
-                    found = [passages[i] for i in index.search(text, NUM_CANDIDATES)[0] if passages[i] != context]
+                    found = [
+                        passages[i]
+                        for i in rank_matches(index.scores(text), NUM_CANDIDATES)[0]
+                        if passages[i] != context
+                    ]
                     wrong = [one for one in found if not any(answer.lower() in one.lower() for answer in answers)]
                     if wrong:
                         records.append({**fields, "context": wrong[0], "answers": [], "starts": []})

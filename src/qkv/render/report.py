@@ -129,13 +129,11 @@ def print_errors(title: str, errors: Sequence[JudgedRecord], console: Console) -
         sure = "" if one.confidence is None else f", {100 * one.confidence:.0f} % sure"
         location = escape_controls(one.location)
         console.print(Text.assemble((f"{location}  ", "dim"), truncate(escape_controls(one.text), MAX_TEXT_CHARS)))
-        words = [
-            ("   predicted ", "dim"),
-            (truncate(escape_controls(one.predicted), MAX_TEXT_CHARS), "red"),
-            (f"{sure}; expected ", "dim"),
-            truncate(escape_controls(one.expected), MAX_TEXT_CHARS),
-        ]
-        console.print(Text.assemble(*words))
+        predicted, expected = (
+            truncate(escape_controls(text), MAX_TEXT_CHARS) for text in (one.predicted, one.expected)
+        )
+        words = Text.assemble(("   predicted ", "dim"), (predicted, "red"), (f"{sure}; expected ", "dim"), expected)
+        console.print(words)
 
 
 def print_data(report: RunReport, console: Console) -> None:

@@ -1,14 +1,18 @@
 """Each piece of advice is given for a run with that fault planted in it, and not for a healthy run."""
 
+import shlex
 from pathlib import Path
 
 import pytest
 from planted_runs import copy_run, make_rows, train_run, write_rows
+from task_models import bert_tokenizer
 
+import qkv
 from qkv.cli import run_command
 from qkv.errors import UsageError
 from qkv.tasks.report import ReportOptions, RunReport, make_report
 from qkv.tasks.report.advice import RULES
+from qkv.tasks.report.rules_training import PRETRAINED
 from qkv.train.recipe import recipe_file
 
 TRAINING, VALID = make_rows(800, seed=1), make_rows(160, seed=2)
@@ -129,6 +133,11 @@ def test_missed_rare_classes_and_a_better_baseline_are_found(tmp_path: Path) -> 
     advice = next(one for one in report.advice if one.name == "imbalance")
     assert "bad (" in advice.reason
     assert advice.overrides == ("train.metric=macro_f1", "train.final=best")
+    qkv.new("bert-tiny", tokenizer=bert_tokenizer()).save(tmp_path / "bert")
+    command = next(one.command for one in report.advice if one.name == "pretrained")
+    init, and_then = command.replace(PRETRAINED, str(tmp_path / "bert")).split(" && ")
+    assert run_command(shlex.split(init)[1:]) == 0
+    assert run_command([*shlex.split(and_then)[1:], "--dry-run"]) == 0
 
 
 def test_every_rule_is_independent_of_what_was_not_examined(healthy: Path) -> None:

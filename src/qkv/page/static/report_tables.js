@@ -47,7 +47,7 @@ export function confusionTable(confusion) {
     });
     return [expected, ...cells];
   });
-  const made = table("Expected ↓ predicted →", ["", ...names], rows);
+  const made = table("Confusion", ["expected ↓ predicted →", ...names], rows);
   return html("div", {class: "block"}, scrollBox("Confusion matrix", made));
 }
 

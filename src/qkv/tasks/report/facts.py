@@ -12,7 +12,7 @@ from qkv.tasks.report.fit import Fit
 from qkv.tasks.report.leakage import LeakageReport
 from qkv.tasks.report.learning_curve import LearningCurve
 from qkv.tasks.report.score import ScoreReport, to_points
-from qkv.train.recipe.schema import Recipe
+from qkv.train.recipe.schema import Files, Recipe
 
 NEARLY_PERFECT = 0.98
 SAME_OUTPUT = 0.9  # the fraction of equal predictions of a model that has learned nothing
@@ -104,3 +104,10 @@ class Facts:
 def capitalise(text: str) -> str:
     """The text with a capital letter at its start; the rest stays as it is."""
     return text[:1].upper() + text[1:]
+
+
+def list_files(files: Files) -> list[str]:
+    """The files of a recipe as arguments of a command; aligned files as field=file."""
+    if isinstance(files, dict):
+        return [f"{field}={file}" for field, file in files.items()]
+    return [files] * bool(files) if isinstance(files, str) else list(files)

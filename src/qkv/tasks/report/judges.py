@@ -73,6 +73,11 @@ class Judge(ABC):
         """The items that precision and recall of the classes count; only if `has_classes`."""
         return {value}
 
+    def count_classes(self, predicted: Sequence[Any], expected: Sequence[Any]) -> metrics.ClassCounts:
+        """The counts of each class."""
+        ours, theirs = ([*map(self.items, side)] for side in (predicted, expected))
+        return metrics.ClassCounts(ours, theirs, class_of=self.class_of)
+
     def pair_classes(self, predicted: Any, expected: Any) -> list[tuple[str, str]]:
         """The predicted and the expected class of each item, for the confusion matrix."""
         return []
@@ -265,7 +270,7 @@ class TagJudge(Judge):
 
     def measure(self, predicted: Sequence[Any], expected: Sequence[Any]) -> float:
         """F1 of entities, or the accuracy of words."""
-        counts = metrics.ClassCounts([*map(self.items, predicted)], [*map(self.items, expected)], self.class_of)
+        counts = self.count_classes(predicted, expected)
         return counts.micro_f1() if self.has_entities else counts.precision()
 
     def score_each(self, predicted: Sequence[Any], expected: Sequence[Any]) -> list[float]:

@@ -2,7 +2,7 @@
 
 import shlex
 
-from qkv.tasks.report.facts import Advice, Facts
+from qkv.tasks.report.facts import Advice, Facts, list_files
 from qkv.tasks.report.learning_curve import LearningCurve
 from qkv.tasks.report.score import format_score, to_points
 
@@ -84,14 +84,12 @@ def advise_unusable(facts: Facts) -> Advice | None:
     if data is None or data.unusable_fraction < UNUSABLE_FRACTION:
         return None
     count = data.invalid + data.empty
-    files = facts.recipe.data.train
-    listed = [files] if isinstance(files, str) else list(files.values() if isinstance(files, dict) else files)
     return Advice(
         "unusable",
         "Correct the records that could not be used",
         f"{count:,} of {data.records + data.invalid:,} training records ({100 * data.unusable_fraction:.1f} %) are "
         "invalid or empty.",
-        command=" ".join(map(shlex.quote, ["qkv", "data", *listed])),
+        command=" ".join(map(shlex.quote, ["qkv", "data", *list_files(facts.recipe.data.train)])),
     )
 
 

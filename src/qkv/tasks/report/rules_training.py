@@ -1,13 +1,21 @@
 """Advice on the training: the learning rate, over- and underfitting, and the start from a pretrained model."""
 
+import shlex
+
 from qkv.inside.doctor import Finding
-from qkv.tasks.report.facts import Advice, Facts, capitalise
+from qkv.tasks.report.facts import Advice, Facts, capitalise, list_files
 from qkv.tasks.report.score import format_score
 
 GAP_POINTS = 8.0  # between the scores on training and validation data
 SMALL_MODEL = 0.9  # a lower score on the training data shows that the model is too small
 PRETRAINED = "sentence-transformers/all-MiniLM-L6-v2"
-ENCODER_OBJECTIVES = ("classification", "tagging", "question_answering", "contrastive")
+INIT_TASKS = {
+    "classification": "classify",
+    "tagging": "tag",
+    "question_answering": "answer",
+    "contrastive": "embed",
+}
+"""The tasks of `qkv init` by objective, for which a pretrained encoder helps."""
 
 
 def advise_lr(facts: Facts) -> Advice | None:
@@ -95,15 +103,9 @@ def advise_baseline(facts: Facts) -> Advice | None:
         f"The baseline ({best.name}) reaches {format_score(metric, best.value)}, the model "
         f"{format_score(metric, facts.score.model.value)}."
     )
-    if facts.is_trained_from_scratch and facts.recipe.objective.kind in ENCODER_OBJECTIVES:
-        return facts.advise(
-            "pretrained",
-            "Fine-tune a pretrained model instead of training a new one",
-            reason,
-            f"model.from={PRETRAINED}",
-            f"tokenizer.from={PRETRAINED}",
-            "train.lr=5e-5",
-        )
+    if facts.is_trained_from_scratch and facts.recipe.objective.kind in INIT_TASKS:
+        title = "Fine-tune a pretrained model instead of training a new one"
+        return Advice("pretrained", title, reason, command=init_command(facts, PRETRAINED))
     return facts.advise(
         "baseline", "Train longer; the model has learned less than a simple rule", reason, *facts.budget_overrides
     )
@@ -113,3 +115,16 @@ def best_lr(check: Finding) -> float | None:
     """The learning rate with the lowest loss in the range test of `qkv doctor`."""
     losses = {float(lr): loss for lr, loss in check.values.get("losses", {}).items() if loss == loss}
     return min(losses, key=lambda lr: losses[lr], default=None)
+
+
+def init_command(facts: Facts, checkpoint: str) -> str:
+    """The commands that write a recipe for the data of the run, to fine-tune a checkpoint, and train it."""
+    data, recipe = facts.recipe.data, f"{facts.run}-2.toml"
+    words = ["qkv", "init", INIT_TASKS[facts.recipe.objective.kind], *list_files(data.train)]
+    for option, files in (("--valid", data.valid), ("--test", data.test)):
+        words += [word for file in list_files(files) for word in (option, file)]
+    words += [word for field, column in data.columns.items() for word in ("--columns", f"{field}={column}")]
+    words += ["--format", data.format] if data.format else []
+    words += ["--records-key", data.records_key] if data.records_key else []
+    words += ["--from", checkpoint, "--out", recipe]
+    return f"{shlex.join(words)} && {shlex.join(['qkv', 'train', recipe])}"

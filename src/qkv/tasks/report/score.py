@@ -148,9 +148,8 @@ def report_score(judgement: Judgement, num_records: int, num_usable: int, traini
     classes: dict[str, Any] = {}
     confusion: dict[str, dict[str, int]] = {}
     if judge.has_classes:
-        counts = metrics.ClassCounts([*map(judge.items, predicted)], [*map(judge.items, expected)], judge.class_of)
         pairs = [pair for one in map(judge.pair_classes, predicted, expected) for pair in one]
-        made = metrics.make_report(counts, pairs)
+        made = metrics.make_report(judge.count_classes(predicted, expected), pairs)
         classes = {name: asdict(one) for name, one in made.classes.items()}
         confusion = made.confusion
     baselines = [measure(name, judge.measure(made, expected)) for name, made in judgement.opinions.items()]
