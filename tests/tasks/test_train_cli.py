@@ -80,8 +80,11 @@ def test_training_says_what_came_of_it(here: Path, capsys: pytest.CaptureFixture
     out, err = said(capsys, ["train", "mine.toml"])
     assert out.splitlines()[0].startswith(f"{here / 'mine'}: 3 steps, exact_match ")
     curves = here / "mine" / "curves.svg"
-    assert out.splitlines()[1] == f"Learning curves: {curves}"
-    found = shlex.split(out.splitlines()[2].removeprefix("Try it: qkv run "))
+    _, score, *_, drawn, tried, next_command = out.splitlines()
+    assert score.startswith("BLEU 0.0 (0.0 … 0.0) on 16 records; copy of the source: ")
+    assert drawn == f"Learning curves: {curves}"
+    assert next_command == f"Is it good, and what next? qkv report {here / 'mine'}"
+    found = shlex.split(tried.removeprefix("Try it: qkv run "))
     assert found[0] == str(here / "mine")
     assert found[1] in (here / "pairs.tsv").read_text(encoding="utf-8"), "a text of the user's own"
     assert len(found) == 2
