@@ -78,6 +78,7 @@ def index(
         )
     report = built.report
     assert report is not None
+    print_notes(str(out), report.notes)
     skipped = list(report.skipped.items())
     shown = [escape_controls(f"{name}: skipped: {reason}") for name, reason in skipped[:MAX_SKIPPED_SHOWN]]
     more = len(skipped) - len(shown)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from itertools import accumulate
 from pathlib import Path
@@ -12,8 +13,10 @@ import numpy as np
 from qkv.errors import QkvError, UsageError, suggest_name
 from qkv.files import to_path
 from qkv.progress import OnStage
+from qkv.search import approximate
 from qkv.search.embedder import BATCHES_PER_CHUNK, Embedder
 from qkv.search.folder import (
+    CANDIDATES_FILE,
     MANIFEST_FILE,
     TEXTS_FILE,
     VECTOR_DTYPES,
@@ -37,6 +40,7 @@ class BuildReport:
     embedded_passages: int = 0
     removed_files: int = 0  # names that were in the index before and are not in it now
     skipped: dict[str, str] = field(default_factory=dict)  # files that are not in the index, and why
+    notes: list[str] = field(default_factory=list)
 
 
 class OldIndex:
@@ -133,6 +137,7 @@ def build_index(
                 np.save(data / f"{array_name}.npy", array, allow_pickle=False)
             counts = [file["passages"] for file in files]
             _write_vectors(data, embedder, counts, reused, old, dtype, text_starts, progress)
+            report.notes += _write_candidates(data, progress)
             manifest |= settings | {
                 "source": _absolute_source(source),
                 "root": str(root),
@@ -174,6 +179,18 @@ def _write_vectors(
         if progress is not None:
             progress("embedding", done, len(pending))
     vectors.flush()
+
+
+def _write_candidates(data: Path, progress: OnStage | None) -> list[str]:
+    """Write the inverted file of the vectors, if there are many. Returns a note if faiss is not installed."""
+    vectors = np.load(data / VECTORS_FILE, mmap_mode="r", allow_pickle=False)
+    if len(vectors) <= approximate.MAX_EXACT_VECTORS:
+        return []
+    if not approximate.has_faiss():
+        return [approximate.exact_search_note(len(vectors))]
+    stage = partial(progress, "clustering") if progress is not None else None
+    approximate.write_candidates(data / CANDIDATES_FILE, vectors, stage)
+    return []
 
 
 def _absolute_source(source: str | Path) -> str:

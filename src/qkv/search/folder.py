@@ -8,6 +8,7 @@
         text_starts.npy    (N + 1,)
         lines.npy          (N, 2) the first and last line of each passage in its file
         word_bytes.npy …   the inverted index of BM25
+        candidates.faiss   only above a million vectors, if faiss is installed: the inverted file of the vectors
 
 A new version is written beside the old one, and replaces it when `manifest.json` is renamed. A killed writer leaves the
 old version intact, and the next writer removes what it left. Arrays are memory-mapped. Passages are in the order of the
@@ -42,6 +43,7 @@ VERSION = 1
 MANIFEST_FILE = "manifest.json"
 TEXTS_FILE = "texts.txt"
 VECTORS_FILE = "vectors.npy"
+CANDIDATES_FILE = "candidates.faiss"
 LOCK_FILE = ".lock"
 DATA_FOLDER = re.compile(r"data-\d{6,18}")
 ARRAYS = {
@@ -94,7 +96,8 @@ def read_arrays(folder: Path, manifest: dict[str, Any], *, verify: bool = True) 
         data, checksums = manifest["data"], dict(manifest["checksums"])
         if not DATA_FOLDER.fullmatch(data):
             raise ValueError(f"bad data folder {data!r}")
-        for name in (VECTORS_FILE, TEXTS_FILE, *(f"{name}.npy" for name in ARRAYS)):
+        optional = [CANDIDATES_FILE] if CANDIDATES_FILE in checksums else []
+        for name in (VECTORS_FILE, TEXTS_FILE, *(f"{name}.npy" for name in ARRAYS), *optional):
             if not (folder / data / name).exists():
                 raise DamagedIndex(folder, f"{data}/{name} is missing")
             if verify and checksum(folder / data / name) != checksums[name]:

@@ -6,6 +6,7 @@ for hit in index.search("how to renew a passport"):
     print(hit.file, hit.first_line, hit.score, hit.text)
 """
 
+import logging
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -18,10 +19,12 @@ import torch
 from qkv.errors import QkvError, UsageError, suggest_name
 from qkv.files import to_path
 from qkv.progress import OnStage
+from qkv.search import approximate
+from qkv.search.approximate import CandidateIndex, exact_search_note, has_faiss
 from qkv.search.build import BuildReport, build_index
 from qkv.search.embedder import Embedder
 from qkv.search.evaluate import METHODS, Judgements, SearchEvaluation, evaluate_index
-from qkv.search.folder import MANIFEST_FILE, DamagedIndex, read_arrays, read_manifest
+from qkv.search.folder import CANDIDATES_FILE, MANIFEST_FILE, DamagedIndex, read_arrays, read_manifest
 from qkv.search.ranking import FUSION_DEPTH, Ranking, fuse, rank_matches
 from qkv.search.results import Method, SearchHit, SearchResult
 from qkv.search.vectors import VectorSearch
@@ -31,6 +34,8 @@ from qkv.text.training_text import check_text
 
 if TYPE_CHECKING:
     from qkv.api import Model
+
+log = logging.getLogger("qkv")
 
 DEFAULT_SETTINGS = {"max_tokens": 256, "dtype": "float32", "pooling": None}
 
@@ -61,8 +66,20 @@ class Index:
         self._model, self._device = model, device
         self._embedder: Embedder | None = None
         self.bm25 = BM25(arrays)
-        self.vectors = VectorSearch(arrays["vectors"])
+        candidates = self._open_candidates(manifest, arrays["vectors"].shape)
+        self.vectors = VectorSearch(arrays["vectors"], candidates=candidates)
         self.report: BuildReport | None = None
+
+    def _open_candidates(self, manifest: dict[str, Any], shape: Any) -> CandidateIndex | None:
+        """The inverted file of a large index. Without it, or without faiss, search is exact, and a warning says so."""
+        if CANDIDATES_FILE in manifest["checksums"] and has_faiss():
+            try:
+                return CandidateIndex(self.folder / manifest["data"] / CANDIDATES_FILE, shape)
+            except ValueError as error:
+                raise DamagedIndex(self.folder, str(error)) from None
+        if shape[0] > approximate.MAX_EXACT_VECTORS:
+            log.warning("%s: %s", self.folder, exact_search_note(shape[0]))
+        return None
 
     @classmethod
     def build(
@@ -120,7 +137,8 @@ class Index:
         """Find the passages that match a query best; a list of queries gives a list of results.
 
         `method` is "dense" (the cosine of the vectors), "bm25" (words in common), or "fused": the reciprocal rank
-        fusion of both. Search is exact: every passage is compared.
+        fusion of both. Search is exact: every passage is compared. Above a million passages, vectors are searched
+        approximately, if faiss is installed.
         """
         queries = [query] if isinstance(query, str) else list(query)
         for number, one in enumerate(queries):

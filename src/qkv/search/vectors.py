@@ -1,4 +1,4 @@
-"""Exact search for the most similar vectors, on a CPU or a GPU.
+"""Search for the most similar vectors, on a CPU or a GPU: exact, or among the candidates of an inverted file.
 
 Similarities of all vectors are computed quickly in float32, whose rounding depends on the device and on the shapes of
 the matrices. So all vectors that may be among the best, given the largest possible rounding error, are then compared in
@@ -12,12 +12,15 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from qkv.search.approximate import CandidateIndex
 from qkv.search.ranking import Ranking, top_k
 
 CHUNK_ROWS = 1 << 16
 """The number of vectors that are converted to float32 at a time."""
 QUERY_GROUP = 16
 """The number of queries whose similarities to all vectors are in memory at a time."""
+MIN_CANDIDATES = 200
+CANDIDATES_PER_RESULT = 4
 MAX_ROUNDING = 2.0**-23
 """The rounding error of a float32 dot product of unit vectors is below this times C, in any order of summation."""
 
@@ -32,20 +35,35 @@ def normalize(vectors: np.ndarray) -> np.ndarray:
 class VectorSearch:
     """Unit vectors (N, C), perhaps memory-mapped, and a search for those with the highest cosine.
 
-    On a GPU, the vectors are copied to its memory at the first search.
+    On a GPU, the vectors are copied to its memory at the first search. On a CPU, only the `candidates` are compared, if
+    there is such an index.
     """
 
-    def __init__(self, vectors: np.ndarray, device: torch.device | str = "cpu", chunk_rows: int = CHUNK_ROWS) -> None:
+    def __init__(
+        self,
+        vectors: np.ndarray,
+        device: torch.device | str = "cpu",
+        chunk_rows: int = CHUNK_ROWS,
+        candidates: CandidateIndex | None = None,
+    ) -> None:
         self.vectors, self.device, self.chunk_rows = vectors, torch.device(device), chunk_rows
+        self.candidates = candidates
         self._resident: list[torch.Tensor] = []
 
     def search(self, queries: np.ndarray, top: int) -> list[Ranking]:
         """For each query, a unit vector in float32, the most similar vectors and their cosines."""
+        if self.candidates is not None and self.device.type == "cpu":
+            count = max(MIN_CANDIDATES, CANDIDATES_PER_RESULT * top)
+            found = self.candidates.find(queries, count) if len(queries) else []
+            return [self._rank(query, numbers, top) for query, numbers in zip(queries, found, strict=True)]
         rankings = []
         for start in range(0, len(queries), QUERY_GROUP):
             group = queries[start : start + QUERY_GROUP]
             approximate = np.concatenate(list(self._chunk_similarities(group)), axis=1)
-            rankings += [self._rank(query, row, top) for query, row in zip(group, approximate, strict=True)]
+            rankings += [
+                self._rank(query, self._select(row, len(query), top), top)
+                for query, row in zip(group, approximate, strict=True)
+            ]
         return rankings
 
     def _chunk_similarities(self, queries: np.ndarray) -> Iterator[np.ndarray]:
@@ -66,12 +84,16 @@ class VectorSearch:
             # A product and a sum rather than a matrix product, which may round its inputs to TensorFloat-32.
             yield torch.stack([(chunk.float() * query).sum(-1) for query in on_device]).cpu().numpy()
 
-    def _rank(self, query: np.ndarray, approximate: np.ndarray, top: int) -> Ranking:
-        candidates = np.arange(len(approximate))
-        if top < len(approximate):
-            kth = np.partition(approximate, len(approximate) - top)[len(approximate) - top]
-            candidates = (approximate >= kth - 2 * MAX_ROUNDING * len(query)).nonzero()[0]
-        chunks = np.array_split(candidates, range(self.chunk_rows, len(candidates), self.chunk_rows))
+    def _select(self, approximate: np.ndarray, width: int, top: int) -> np.ndarray:
+        """The numbers of all vectors that may be among the best, given their similarities in float32."""
+        if top >= len(approximate):
+            return np.arange(len(approximate))
+        kth = np.partition(approximate, len(approximate) - top)[len(approximate) - top]
+        return (approximate >= kth - 2 * MAX_ROUNDING * width).nonzero()[0]
+
+    def _rank(self, query: np.ndarray, numbers: np.ndarray, top: int) -> Ranking:
+        """The best of the vectors with these numbers, which are in increasing order."""
+        chunks = np.array_split(numbers, range(self.chunk_rows, len(numbers), self.chunk_rows))
         scores = np.concatenate([(self.vectors[chunk].astype(np.float64) * query).sum(axis=1) for chunk in chunks])
         best = top_k(scores, top)
-        return candidates[best], scores[best]
+        return numbers[best], scores[best]
