@@ -75,6 +75,7 @@ OPTIONS = {
         *("--baseline", "--batch-size", "--beam", "--columns", "--device", "--format", "--int4", "--int8", "--json"),
         *("--limit", "--metric", "--records-key", "--resamples", "--samples", "--split", "--test", "--valid"),
     ],
+    "studio": ["--autoencoder", "--browser", "--device", "--examples", "--json", "--log-file", "--port", "--runs"],
     "train": ["--dry-run", "--json", "--processes"],
     "index": [
         *("--batch-size", "--device", "--dtype", "--json", "--max-tokens", "--model", "--out", "--pooling"),

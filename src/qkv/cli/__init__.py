@@ -23,6 +23,7 @@ from qkv.cli import (
     run,
     search,
     serve,
+    studio,
     train,
 )  # importing a file registers its commands
 from qkv.cli.openmp import BUSY_FRACTION, fraction_in_use, limit_spinning
@@ -44,6 +45,7 @@ __all__ = [
     "run_command",
     "search",
     "serve",
+    "studio",
     "train",
 ]
 

@@ -24,6 +24,7 @@ from qkv.serve.routes import chat_completions, completions, embeddings, operatio
 from qkv.serve.running.pool import ModelPool
 from qkv.serve.settings import ServeSettings
 from qkv.serve.state import ServerState
+from qkv.serve.studio.options import StudioOptions
 from qkv.serve.studio.routes import static_routes, studio_routes
 
 log = logging.getLogger("qkv.serve")
@@ -92,7 +93,7 @@ def make_app(models: Mapping[str, str | Model], settings: ServeSettings | None =
         exception_handlers={HTTPException: report_http_error, Exception: report_failure},
         lifespan=run_models,
     )
-    app.state.server = server
+    app.state.server, app.state.studio = server, StudioOptions()
     return app
 
 

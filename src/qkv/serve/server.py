@@ -16,6 +16,7 @@ from starlette.applications import Starlette
 from qkv.errors import QkvError, UsageError
 from qkv.serve.app import make_app
 from qkv.serve.settings import LOCAL_HOSTS, ServeSettings
+from qkv.serve.studio.options import StudioOptions
 from qkv.store.box import box_folders
 from qkv.train.run.folder import RunFolder
 
@@ -62,6 +63,7 @@ def run_server(
     port: int = 8000,
     insecure: bool = False,
     announce: Callable[[str], None],
+    studio: StudioOptions | None = None,
 ) -> None:
     """Load the models and serve them until a signal stops the server. Running requests are finished first."""
     if not is_local(host):
@@ -73,6 +75,7 @@ def run_server(
         if settings.allowed_hosts == LOCAL_HOSTS:
             settings = replace(settings, allowed_hosts=("*",))
     app = make_app(sources, settings)
+    app.state.studio = studio or app.state.studio
     for name in sources:
         app.state.server.pool.load(name)
     config = uvicorn.Config(

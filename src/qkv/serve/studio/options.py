@@ -1,12 +1,16 @@
 """What the studio is started with: folders of runs, sparse autoencoders, example texts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from qkv.errors import UsageError
+from qkv.files import read_text
 from qkv.inside import SparseAutoencoder, list_sites
 from qkv.models import Config
+from qkv.serve.studio.requests import MAX_EXAMPLES
 from qkv.serve.studio.runs import Runs, read_examples
+from qkv.train.run.folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,18 @@ def site_width(config: Config, site: str) -> int:
     return stack.ffn_width if site.rsplit(".", 1)[-1] in ("mlp_pre", "mlp_post") else stack.width
 
 
-def load_autoencoders(paths: Sequence[Path]) -> dict[str, SparseAutoencoder]:
-    """Read autoencoders; each is named by its file."""
-    return {path.stem: SparseAutoencoder.load(path) for path in paths}
+def make_options(
+    models: Iterable[str], runs: Sequence[Path], autoencoders: Sequence[Path], examples: Path | None
+) -> StudioOptions:
+    """The options of `qkv studio`. Without folders of runs, these are `runs` and the folders of the models."""
+    for folder in runs:
+        if not folder.is_dir():
+            raise UsageError(f"--runs {folder}: there is no such folder; give one that has runs")
+    folders = [Path(model).absolute() for model in models if RunFolder(model).is_run]
+    roots = list(dict.fromkeys([Path("runs").absolute(), *(folder.parent for folder in folders)]))
+    lines = [] if examples is None else read_text(examples).splitlines()
+    return StudioOptions(
+        Runs(runs or [root for root in roots if root.is_dir()]),
+        {path.stem: SparseAutoencoder.load(path) for path in autoencoders},
+        [line for line in lines if line.strip()][:MAX_EXAMPLES],
+    )

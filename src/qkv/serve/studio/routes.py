@@ -38,7 +38,7 @@ Handler = Callable[[Request], Awaitable[Any]]
 
 
 def studio_routes() -> list[BaseRoute]:
-    """All routes of the studio. `app.state.studio` may hold its `StudioOptions`."""
+    """All routes of the studio. `app.state.studio` holds its `StudioOptions`."""
     return [
         *static_routes(),
         api_route("GET", "models", list_models),
@@ -92,7 +92,8 @@ def api_route(method: str, path: str, handle: Handler) -> Route:
 
 def options_of(request: Request) -> StudioOptions:
     """The options that the server was started with."""
-    return getattr(request.app.state, "studio", None) or StudioOptions()
+    options: StudioOptions = request.app.state.studio
+    return options
 
 
 async def read_request(kind: type[Any], request: Request) -> Any:

@@ -1,0 +1,84 @@
+"""`qkv studio`: a web page to see models think."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from qkv.cli.shared import Json, app, print_json
+from qkv.errors import QkvError
+
+PathList = Annotated[list[Path] | None, Parameter(negative=())]
+
+
+@app.command
+def studio(
+    *models: str,
+    port: int = 8100,
+    browser: bool = True,
+    runs: PathList = None,
+    autoencoder: PathList = None,
+    examples: Path | None = None,
+    device: str = "cpu",
+    log_file: Path | None = None,
+    json: Json = False,
+) -> None:
+    """See models think, in a web page: attention, predictions, neurons, beam search, and the trainings on this machine.
+
+    The page is served by this computer for its own browsers, and needs no network. Ctrl-C stops it. qkv serve has the
+    same page.
+
+    Examples:
+        qkv studio runs/dates
+        qkv studio runs/small runs/large
+        qkv studio models/gpt2 --autoencoder features.safetensors --examples lines.txt
+
+    Parameters
+    ----------
+    models
+        Models by their paths, or as NAME=PATH. Without any, a model in the box (qkv models) or the newest run is shown.
+    port
+        The port to listen on; 0 chooses a free one.
+    browser
+        Open a browser; with --no-browser, only print the address.
+    runs
+        Folders with trainings; by default, runs and the folders of the models.
+    autoencoder
+        Files of sparse autoencoders, whose features are shown beside the neurons.
+    examples
+        A text file. Its lines are the texts among which the top examples of a neuron are found.
+    device
+        Device: cpu, cuda or mps.
+    log_file
+        A file for the log of requests.
+    """
+    try:
+        from qkv.serve.server import find_default, name_models, run_server
+    except ImportError as error:
+        raise QkvError("qkv studio needs starlette and uvicorn; install them with: pip install 'qkv[serve]'") from error
+    from qkv.serve.settings import ServeSettings
+    from qkv.serve.studio.options import make_options
+
+    sources = name_models(models or [find_default()])
+    options = make_options(sources.values(), runs or [], autoencoder or [], examples)
+    settings = ServeSettings(device=device, max_sequences=4, cache_mib=64, log_file=log_file or Path(os.devnull))
+
+    def announce(address: str) -> None:
+        if json:
+            print_json({"url": address, "models": list(sources)})
+            sys.stdout.flush()
+        print(f"qkv studio is at {address}; Ctrl-C stops it", file=sys.stderr, flush=True)
+        if browser:
+            open_browser(address)
+
+    run_server(sources, settings, port=port, announce=announce, studio=options)
+
+
+def open_browser(address: str) -> None:
+    """Open the page in a browser, without waiting for it."""
+    import webbrowser
+    from threading import Thread
+
+    Thread(target=webbrowser.open, args=(address,), daemon=True).start()
