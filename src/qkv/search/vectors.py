@@ -89,7 +89,8 @@ class VectorSearch:
         if top >= len(approximate):
             return np.arange(len(approximate))
         kth = np.partition(approximate, len(approximate) - top)[len(approximate) - top]
-        return (approximate >= kth - 2 * MAX_ROUNDING * width).nonzero()[0]
+        selected: np.ndarray = (approximate >= kth - 2 * MAX_ROUNDING * width).nonzero()[0]
+        return selected
 
     def _rank(self, query: np.ndarray, numbers: np.ndarray, top: int) -> Ranking:
         """The best of the vectors with these numbers, which are in increasing order."""
