@@ -96,8 +96,8 @@ def report_lines(run: str) -> list[str]:
 
     try:
         return summarise_report(make_report(run, ReportOptions(quick=True)))
-    except QkvError:  # the run is complete, and `qkv report` shows the error
-        return []
+    except Exception as error:  # whatever happens here, the run is complete
+        return [f"No report was made: {error}"]
 
 
 def example_input(sample: "Sample | None") -> str:

@@ -13,6 +13,7 @@ from qkv.errors import UsageError
 from qkv.tasks.report import ReportOptions, RunReport, make_report
 from qkv.tasks.report.advice import RULES
 from qkv.tasks.report.rules_training import PRETRAINED
+from qkv.tasks.train import open_recipe, train
 from qkv.train.recipe import recipe_file
 
 TRAINING, VALID = make_rows(800, seed=1), make_rows(160, seed=2)
@@ -147,6 +148,38 @@ def test_every_rule_is_independent_of_what_was_not_examined(healthy: Path) -> No
     assert report.score is not None
     assert [one.name for one in report.score.baselines] == ["most frequent class"]
     assert len(RULES) == 11
+
+
+def test_aligned_files_are_read(tmp_path: Path) -> None:
+    """Two text files, line by line, whose targets are copies of the sources: the baseline is perfect."""
+    lines = [f"{chr(97 + i % 26)}{i % 10}" for i in range(120)]
+    for name in ("source", "target"):
+        (tmp_path / f"{name}.txt").write_text("\n".join(lines), encoding="utf-8")
+    recipe = tmp_path / "copy.toml"
+    recipe.write_text(
+        f"""run = "{tmp_path / "run"}"
+[data]
+train = {{source = "{tmp_path / "source.txt"}", target = "{tmp_path / "target.txt"}"}}
+cache = "{tmp_path / "cache"}"
+max_length = 32
+[tokenizer]
+kind = "char"
+[model]
+width = 16
+layers = 1
+heads = 2
+[train]
+steps = 2
+batch_tokens = 256
+device = "cpu"
+""",
+        encoding="utf-8",
+    )
+    train(open_recipe(recipe))
+    report, _ = examine(tmp_path / "run")
+    assert report.score is not None
+    assert report.score.metric == "exact_match"
+    assert {one.name: one.value for one in report.score.baselines}["copy of the source"] == 1
 
 
 def test_a_model_without_a_run_is_refused(tmp_path: Path) -> None:

@@ -48,7 +48,8 @@ def read_data(recipe: Recipe, task: str) -> ReportData:
     """Read the evaluation records of a run, and open its training data."""
     sources = open_sources(recipe)
     problems = Problems(max_invalid_fraction=1)
-    test_files = recipe.data.test or (recipe.data.train if recipe.data.train in DATASETS else "")
+    files = recipe.data.train
+    test_files = recipe.data.test or (files if isinstance(files, str) and files in DATASETS else "")
     test = [open_source(recipe, recipe.data, test_files, "test")] if test_files else []
 
     def read(parts: Sequence[DataSource]) -> list[Record]:

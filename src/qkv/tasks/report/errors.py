@@ -10,6 +10,7 @@ from qkv.tasks.report.score import JudgedRecord, Judgement
 
 MAX_LISTED = 8
 SLACK = 0.02  # a model this much worse than the second one may still be right against a label
+SURE = 0.5  # the lowest confidence of a sure prediction
 WRONG = 0.5  # a record with a lower score is wrong
 MIN_SUSPECTS = 5
 SUSPECT_FRACTION = 0.05
@@ -42,7 +43,7 @@ class ErrorReport:
 def report_errors(judgement: Judgement) -> ErrorReport:
     """List the worst errors, and the surest ones."""
     wrong = [i for i, score in enumerate(judgement.scores) if score < WRONG]
-    sure = [i for i in wrong if judgement.confidences[i] is not None]
+    sure = [i for i in wrong if (judgement.confidences[i] or 0.0) >= SURE]
     sure.sort(key=lambda i: -(judgement.confidences[i] or 0.0))
     is_label = isinstance(judgement.judge, LabelJudge) and not isinstance(judgement.judge, LabelSetJudge)
     worst = [] if is_label else sorted(wrong, key=lambda i: judgement.scores[i])  # a wrong class is just wrong
