@@ -340,7 +340,7 @@ def test_the_probability_is_a_softmax_over_all_spans_and_none() -> None:
 # ---------------------------------------------------------------- fill
 
 
-def test_masks_in_long_texts_and_both_spellings() -> None:
+def test_masks_in_long_texts_and_both_spellings(caplog: pytest.LogCaptureFixture) -> None:
     made = MODELS["fill"][0]()
     spelling = made.tokenizer.id_to_token(made.tokenizer.special_tokens.mask)
     result = made.fill("the [MASK] fox", top=3)
@@ -349,8 +349,22 @@ def test_masks_in_long_texts_and_both_spellings() -> None:
     long = "dog " * 100 + "the [MASK] fox" + " dog" * 100
     found = made.fill(long)
     assert len(found.text.split()) >= 200
-    with pytest.raises(UsageError, match="tokens apart"):
-        made.fill("[MASK] " + "dog " * 100 + "[MASK]")
+    assert "1 of 1 texts are longer than 64 tokens: only the tokens around their masks were read" in caplog.messages
+    with pytest.raises(UsageError, match='set too_long to "window"'):
+        made.fill(long, too_long="error")
+    with pytest.raises(UsageError, match="did you mean 'window'"):
+        made.fill(long, too_long="windows")
+
+
+def test_masks_that_are_far_apart_are_each_read_with_the_text_around_them() -> None:
+    made = MODELS["fill"][0]()
+    first, second = "the [MASK] fox" + " dog" * 100, "dog " * 100 + "a lazy [MASK]"
+    both = made.fill(f"{first} {second}", top=2)
+    for found, alone in zip(both.candidates, (first, second), strict=True):
+        assert found == pytest.approx(made.fill(alone, top=2).candidates[0], abs=1e-5)
+    single = made.fill([f"{first} {second}", "a [MASK]"], top=2, batch_size=1)[0]
+    assert [list(one) for one in single.candidates] == [list(one) for one in both.candidates]
+    assert "[MASK]" not in both.text
 
 
 # ---------------------------------------------------------------- complete

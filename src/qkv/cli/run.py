@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 TASK_OPTIONS: dict[str, tuple[str, ...]] = {
     "text_to_text": ("top", "sentences", "align", "prefix"),
     "language": (),
-    "fill": ("top",),
+    "fill": ("top", "too_long"),
     "classify": ("top", "threshold", "too_long"),
     "tag": (),
     "answer": ("top", "must_answer"),
@@ -106,7 +106,7 @@ def run(
         Probability that a class must have; below it, the text has no class (out of scope).
     too_long
         What happens to a text that is too long to classify or embed: error (the default) or truncate; split into parts,
-        to classify it.
+        to classify it. To fill in masks: window (the default), which reads the text around them, or error.
     sentences
         Encoder-decoders: generate sentence by sentence, for texts of any length.
     align

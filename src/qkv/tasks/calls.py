@@ -127,7 +127,10 @@ class TaskCalls:
     def fill(self, texts: Iterable[str], **options: Any) -> Any: ...
 
     def fill(self, texts: Any, *, batch_size: int = 32, **options: Any) -> Any:
-        """Fill in the masked words of texts ("Paris is the [MASK] of France."); `top` candidates for each mask."""
+        """Fill in the masked words of texts ("Paris is the [MASK] of France."); `top` candidates for each mask.
+
+        Of a text that is too long, the text around the masks is read; `too_long="error"` refuses it.
+        """
         return self._map_task("fill", texts, batch_size, options)
 
     @overload

@@ -1,6 +1,7 @@
 """Fill: predict masked words ("Paris is the [MASK] of France.")."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from torch.nn import functional as F
@@ -13,20 +14,24 @@ from qkv.data.objectives.table import OBJECTIVES
 from qkv.data.problems import Problems
 from qkv.data.records import Record
 from qkv.data.stream.random_bits import EpochRng
-from qkv.errors import QkvError, UsageError
+from qkv.errors import QkvError, UsageError, suggest_name
 from qkv.models import Config
 from qkv.models.runtime.eval_mode import eval_mode
 from qkv.progress import OnProgress
 from qkv.tasks import metrics
 from qkv.tasks.results import FilledText
+from qkv.tasks.run.classify import check_text_lengths
 from qkv.tasks.run.example_batches import ExampleBatches, batches, max_sequence_length
 from qkv.tasks.run.language import sampling_units
 from qkv.tasks.task import Evaluation, EvaluationOptions, TextModel, check_top, select_metrics, select_usable
 from qkv.text import Tokenizer
 from qkv.train.watch import Sample
 
+log = logging.getLogger("qkv")
+
 METRICS = OBJECTIVES["masked_lm"].metrics[""]
 USUAL_MASK = "[MASK]"
+TOO_LONG_CHOICES = ("window", "error")
 MASKING_RNG = EpochRng(0)  # every evaluation masks the same words
 
 
@@ -35,14 +40,18 @@ def run(
     texts: Sequence[str],
     *,
     top: int = 5,
+    too_long: str = "window",
     batch_size: int = 32,
     progress: OnProgress | None = None,
 ) -> list[FilledText]:
     """The `top` most likely words for each mask in each text. A mask is written as the tokenizer spells it, or [MASK].
 
-    Of a text that is too long, the model reads the tokens around the masks.
+    `too_long` is what happens to a text with too many tokens: "window", where the model reads the tokens around the
+    masks, several times if they are far apart, and the log counts these texts; or "error".
     """
     check_top(top)
+    if too_long not in TOO_LONG_CHOICES:
+        raise UsageError(f"too_long = {too_long!r} is unknown; {suggest_name(str(too_long), TOO_LONG_CHOICES)}")
     tokenizer = model.tokenizer
     mask = require_token("mask", tokenizer.special_tokens.mask, "filling in masked words")
     spelling = str(tokenizer.id_to_token(mask))
@@ -50,42 +59,67 @@ def run(
     for number, sequence in enumerate(ids):
         if mask not in sequence:
             raise UsageError(f"text {number + 1} has nothing to fill in; write {spelling} for the missing word")
-    whole, starts = ids, [0] * len(ids)
-    if model.config.stack.has_max_positions:
-        starts = [window_start(sequence, mask, model.config.stack.max_positions) for sequence in whole]
-        ids = [one[start : start + model.config.stack.max_positions] for one, start in zip(whole, starts, strict=True)]
-    lengths = np.array([len(sequence) for sequence in ids], np.int64)
-    flat = np.concatenate([*ids, []]).astype(np.int64)
+    stack = model.config.stack
+    max_length = stack.max_positions if stack.has_max_positions else max(map(len, ids), default=1)
+    if too_long == "error":
+        check_text_lengths(texts, np.array([len(one) for one in ids]), max_length, ', or set too_long to "window"')
+    elif num_long := sum(len(sequence) > max_length for sequence in ids):
+        log.warning(
+            f"{num_long:,} of {len(ids):,} texts are longer than {max_length:,} tokens: only the tokens around their "
+            "masks were read"
+        )
+    windows = [(i, start) for i, sequence in enumerate(ids) for start in window_starts(sequence, mask, max_length)]
+    parts = [ids[i][start : start + max_length] for i, start in windows]
+    lengths = np.array([len(part) for part in parts], np.int64)
+    flat = np.concatenate([*parts, []]).astype(np.int64)
     labels = np.where(flat == mask, mask, IGNORE_INDEX)
-    results: list[FilledText] = [FilledText("", [])] * len(ids)
+    found: list[dict[int, tuple[list[float], list[int]]]] = [{} for _ in ids]  # position → probabilities and tokens
     batched = ExampleBatches(model.network, FlatExamples(lengths, flat, labels), model.config.pad_token_id or 0)
     with eval_mode(model.network):
         for chosen in batches(lengths, batch_size, progress):
-            predictions: list[tuple[list[float], list[int]]] = []  # probabilities and ids of all masks of the batch
+            predictions: list[tuple[list[float], list[int]]] = []  # of all masks of the batch
             for logits, _ in batched.labelled_logits(chosen):
                 best = logits.softmax(-1).topk(min(top, logits.shape[-1]))
                 predictions += zip(best.values.tolist(), best.indices.tolist(), strict=True)
             remaining = iter(predictions)
-            for i in chosen:
-                filled, candidates = list(whole[i]), []
-                for position in [at for at, token in enumerate(ids[i]) if token == mask]:
-                    probabilities, tokens = next(remaining)
-                    filled[starts[i] + position] = tokens[0]
-                    words = [tokenizer.decode([one]).strip() or str(tokenizer.id_to_token(one)) for one in tokens]
-                    candidates.append(dict(zip(words, probabilities, strict=True)))
-                results[i] = FilledText(tokenizer.decode(filled), candidates)
-    return results
+            for number in chosen:
+                i, start = windows[number]
+                for position in mask_positions(parts[number], mask):
+                    found[i].setdefault(start + position, next(remaining))
+    return [_fill_text(tokenizer, sequence, found[i]) for i, sequence in enumerate(ids)]
 
 
-def window_start(ids: Sequence[int], mask: int, max_length: int) -> int:
-    """The first token of a window of `max_length` tokens with all masks near its middle."""
-    positions = [position for position, token in enumerate(ids) if token == mask]
-    if positions[-1] - positions[0] >= max_length:
-        raise UsageError(
-            f"the masks of a text are {positions[-1] - positions[0]:,} tokens apart, but this model reads at most "
-            f"{max_length:,} tokens; give each mask with the text around it"
-        )
-    return max(0, min((positions[0] + positions[-1] - max_length) // 2, len(ids) - max_length))
+def mask_positions(ids: Sequence[int], mask: int) -> list[int]:
+    """The positions of the masks."""
+    return [position for position, token in enumerate(ids) if token == mask]
+
+
+def window_starts(ids: Sequence[int], mask: int, max_length: int) -> list[int]:
+    """The first tokens of windows of `max_length` tokens, each with as many masks as fit near its middle.
+
+    >>> window_starts([7, 0, 7, 7, 7, 7, 7, 7, 0, 0, 7, 7], mask=0, max_length=4)
+    [0, 7]
+    """
+    starts = []
+    positions = mask_positions(ids, mask)
+    while positions:
+        fitting = [position for position in positions if position < positions[0] + max_length]
+        middle = (fitting[0] + fitting[-1] + 1 - max_length) // 2
+        starts.append(max(0, min(middle, len(ids) - max_length)))
+        positions = positions[len(fitting) :]
+    return starts
+
+
+def _fill_text(
+    tokenizer: Tokenizer, ids: Sequence[int], predictions: Mapping[int, tuple[list[float], list[int]]]
+) -> FilledText:
+    """The text with the most likely word at each mask, and the candidates of each mask in order."""
+    filled, candidates = list(ids), []
+    for position, (probabilities, tokens) in sorted(predictions.items()):
+        filled[position] = tokens[0]
+        words = [tokenizer.decode([one]).strip() or str(tokenizer.id_to_token(one)) for one in tokens]
+        candidates.append(dict(zip(words, probabilities, strict=True)))
+    return FilledText(tokenizer.decode(filled), candidates)
 
 
 def available_metrics(config: Config, records: Sequence[Record]) -> tuple[str, ...]:
