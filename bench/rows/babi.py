@@ -40,12 +40,12 @@ attention_dropout = 0.0
 kind = "classification"
 
 [train]
-steps = 2500
+steps = 1500
 batch_tokens = 65_536
 optimizer = "muon"
 lr = 4e-3
 weight_decay = 0.01
-warmup = 200
+warmup = 100
 schedule = "linear"
 num_workers = 4
 eval_every = 500
@@ -55,7 +55,7 @@ ema_decay = 0.995
 CHANGES: dict[str, dict[str, Any]] = {
     "10k": {},
     "10k-shared": {"model.num_layer_groups": 1, "model.layers": 8},
-    "1k": {"train.steps": 1200, "model.dropout": 0.2},
+    "1k": {"train.steps": 800, "model.dropout": 0.2},
 }
 
 

@@ -34,7 +34,7 @@ dropout = 0.1
 kind = "seq2seq"
 
 [train]
-steps = 5000
+steps = 3000
 batch_tokens = 16384
 lr = 5e-4
 warmup = 500

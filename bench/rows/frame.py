@@ -4,6 +4,7 @@ import gzip
 import json
 import lzma
 import math
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 
 import qkv
 from qkv.data.records import FileLocation, Record
+from qkv.errors import QkvError
 from qkv.tasks import metrics
 from qkv.tasks.evaluate import evaluate
 from qkv.tasks.task import Evaluation
@@ -147,7 +149,13 @@ def train(recipe: str, out: Path, changes: Mapping[str, Any], *, seed: int, quic
     if quick:  # a small batch that holds one sequence
         longest = opened.data.max_length + opened.data.max_source_length
         opened = open_recipe(file, [*words, f"train.batch_tokens={max(longest, 1024)}"])
-    result = train_recipe(opened)
+    try:
+        result = train_recipe(opened)
+    except QkvError as error:
+        if "cannot be resumed" not in str(error):
+            raise
+        shutil.rmtree(out / name)  # the code has changed since the run was interrupted
+        result = train_recipe(opened)
     end = result.run_end
     parameters = sum(one.numel() for one in result.network.parameters())
     return Trained(out / name, end.step, end.seconds, parameters, dict(end.metrics))

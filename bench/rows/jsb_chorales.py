@@ -38,7 +38,7 @@ dropout = 0.3
 kind = "causal_lm"
 
 [train]
-steps = 1800
+steps = 1200
 batch_tokens = 36_864
 optimizer = "muon"
 lr = 4e-3

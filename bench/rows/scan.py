@@ -43,14 +43,14 @@ embedding_scale = "sqrt"
 kind = "seq2seq"
 
 [train]
-steps = 12_000
+steps = 4000
 batch_tokens = 16_384
 lr = 1e-3
 warmup = 200
 schedule = "linear"
 weight_decay = 0.0
 num_workers = 2
-eval_every = 3000
+eval_every = 2000
 eval_examples = 100
 metric = "exact_match"
 """
@@ -75,7 +75,7 @@ def run(data: Path, out: Path, seed: int, quick: bool, variant: str) -> dict[str
     test = frame.shorten(test, quick)
     changes = frame.write_parts(out, train=train, valid=valid) | {"model.position": position or "rotary"}
     if split == "simple":
-        changes |= {"model.dropout": 0.1, "train.steps": 4000}
+        changes |= {"model.dropout": 0.1, "train.steps": 2000}
     trained = frame.train(RECIPE, out, changes, seed=seed, quick=quick)
     frame.write_jsonl(out / "predictions.jsonl", frame.generate(trained, test))
     return trained.to_dict()

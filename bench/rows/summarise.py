@@ -111,7 +111,7 @@ schedule = "linear"
 num_workers = 2
 metric = "loss"
 """
-STEPS = {"aeslc": {"pretraining": 2500, "training": 1500}, "scitldr": {"pretraining": 1200, "training": 400}}
+STEPS = {"aeslc": {"pretraining": 2000, "training": 1200}, "scitldr": {"pretraining": 800, "training": 300}}
 FINE_TUNING_LR = 1.5e-3
 
 
