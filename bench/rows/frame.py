@@ -19,7 +19,7 @@ from qkv.errors import QkvError
 from qkv.tasks import metrics
 from qkv.tasks.evaluate import evaluate
 from qkv.tasks.task import Evaluation
-from qkv.tasks.train import open_recipe
+from qkv.tasks.train import TrainingResult, open_recipe
 from qkv.tasks.train import train as train_recipe
 from qkv.train.recipe.values import format_value
 
@@ -129,7 +129,8 @@ class Trained:
 def train(recipe: str, out: Path, changes: Mapping[str, Any], *, seed: int, quick: bool, name: str = "run") -> Trained:
     """Train a recipe, given as TOML or as the name of a built-in recipe, in the folder out/name.
 
-    `changes` are keys of the recipe with dots, such as "data.train". An interrupted run is resumed.
+    `changes` are keys of the recipe with dots, such as "data.train". An interrupted run is resumed if its
+    recipe and the code are the same, else it starts again.
     """
     file: str | Path = recipe
     if "\n" in recipe:
@@ -145,20 +146,24 @@ def train(recipe: str, out: Path, changes: Mapping[str, Any], *, seed: int, quic
     values = {"train.keep_checkpoints": 1, **changes, **fixed, **(QUICK_CHANGES if quick else {})}
     words = [f"{key}={_format(value)}" for key, value in values.items()]
     words += [change for change in settings.changes if not quick]
+    try:
+        result = _train(file, words, quick)
+    except QkvError as error:
+        if not any(reason in str(error) for reason in ("cannot be resumed", "started with another recipe")):
+            raise
+        shutil.rmtree(out / name)  # the code or the row has changed since the run was interrupted
+        result = _train(file, words, quick)
+    end = result.run_end
+    parameters = sum(one.numel() for one in result.network.parameters())
+    return Trained(out / name, end.step, end.seconds, parameters, dict(end.metrics))
+
+
+def _train(file: str | Path, words: list[str], quick: bool) -> TrainingResult:
     opened = open_recipe(file, words)
     if quick:  # a small batch that holds one sequence
         longest = opened.data.max_length + opened.data.max_source_length
         opened = open_recipe(file, [*words, f"train.batch_tokens={max(longest, 1024)}"])
-    try:
-        result = train_recipe(opened)
-    except QkvError as error:
-        if "cannot be resumed" not in str(error):
-            raise
-        shutil.rmtree(out / name)  # the code has changed since the run was interrupted
-        result = train_recipe(opened)
-    end = result.run_end
-    parameters = sum(one.numel() for one in result.network.parameters())
-    return Trained(out / name, end.step, end.seconds, parameters, dict(end.metrics))
+    return train_recipe(opened)
 
 
 def _format(value: Any) -> str:
