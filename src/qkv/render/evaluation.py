@@ -29,15 +29,15 @@ def print_evaluation(
     """Print the metrics, beside those of a baseline if there is one, the scores by class, and the examples."""
     console.print(Text.assemble((escape_controls(model), "bold"), f"   {result.num_records:,} records"))
     headings = [INTERVAL_HEADING] if result.intervals else []
-    table = plain_table("", "model", *headings, BASELINE_NAME) if baseline else plain_table("", " ", *headings, "")
+    table = plain_table("", "model", *headings, BASELINE_NAME) if baseline else plain_table("", " ", *headings)
     for name, value in result.metrics.items():
         style = "bold" if name == result.main_metric else ""
         interval = [Text(format_interval(name, result.intervals.get(name)), "dim")] if headings else []
-        beside = Text(result.signatures.get(name, ""), "dim")
-        if baseline:
-            beside = Text(format_metric(name, baseline[name]), "dim")
-        table.add_row(name.replace("_", " "), format_metric(name, value), *interval, beside, style=style)
+        beside = [Text(format_metric(name, baseline[name]), "dim")] if baseline else []
+        table.add_row(name.replace("_", " "), format_metric(name, value), *interval, *beside, style=style)
     console.print(table)
+    for name, signature in result.signatures.items():
+        console.print(Text(f"{name.replace('_', ' ')}: {signature}", "dim"), soft_wrap=True)
     if baseline and baseline[result.main_metric] > result.metrics[result.main_metric]:
         console.print(
             Text(
@@ -94,22 +94,19 @@ def print_comparison(
                 (f"{letter}  ", "dim"), (escape_controls(model), "bold"), f"   {result.num_records:,} records"
             )
         )
-    table = plain_table("", "A", INTERVAL_HEADING, "B", INTERVAL_HEADING, "B − A", INTERVAL_HEADING, "p-value")
+    table = plain_table("", "", " ", INTERVAL_HEADING, "p-value")
     for name in results[0].metrics:
         if name not in results[1].metrics:
             continue
-        cells = []
-        for result in results:
-            cells.append(Text(format_metric(name, result.metrics[name])))
-            cells.append(Text(format_interval(name, result.intervals.get(name)), "dim"))
-        difference = differences.get(name)
-        if difference is not None:
-            low, high = (format_difference(name, end) for end in difference.interval)
-            is_clear = difference.interval[0] > 0 or difference.interval[1] < 0
-            cells.append(Text(format_difference(name, difference.value), "bold" if is_clear else ""))
-            cells += [Text(f"{low} … {high}", "dim"), Text(f"{difference.p_value:.3f}")]
         style = "bold" if name == results[0].main_metric else ""
-        table.add_row(name.replace("_", " "), *cells, style=style)
+        for letter, heading, result in zip("AB", (name.replace("_", " "), ""), results, strict=True):
+            interval = Text(format_interval(name, result.intervals.get(name)), "dim")
+            table.add_row(heading, letter, format_metric(name, result.metrics[name]), interval, style=style)
+        if name in differences:
+            difference = differences[name]
+            low, high = (format_difference(name, end) for end in difference.interval)
+            value = Text(format_difference(name, difference.value))
+            table.add_row("", "B − A", value, Text(f"{low} … {high}", "dim"), f"{difference.p_value:.3f}", style=style)
     console.print(table)
     for letter, result in zip("AB", results, strict=True):
         for note in result.notes:

@@ -11,13 +11,13 @@ from qkv.search.evaluate import SearchEvaluation
 def print_search_evaluation(index: str, result: SearchEvaluation, console: Console) -> None:
     """Print the metrics of each method with their intervals."""
     console.print(Text.assemble((escape_controls(index), "bold"), f"   {result.num_queries:,} queries"))
-    table = plain_table("", *(heading for method in result.metrics for heading in (method, INTERVAL_HEADING)))
+    table = plain_table("", "", " ", INTERVAL_HEADING)
     for name in next(iter(result.metrics.values())):
-        cells = []
+        heading = name.replace("_", " ")
         for method, scores in result.metrics.items():
-            cells.append(Text(format_metric(name, scores[name])))
-            cells.append(Text(format_interval(name, result.intervals[method].get(name)), "dim"))
-        table.add_row(name.replace("_", " "), *cells, style="bold" if name.startswith("ndcg") else "")
+            interval = Text(format_interval(name, result.intervals[method].get(name)), "dim")
+            table.add_row(heading, method, format_metric(name, scores[name]), interval)
+            heading = ""
     console.print(table)
     for note in result.notes:
         console.print(Text(escape_controls(note), "yellow"))
