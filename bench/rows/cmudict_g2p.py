@@ -28,14 +28,14 @@ heads = 4
 ffn_width = 1024
 feedforward = "gelu"
 layers = 4
-dropout = 0.2
+dropout = 0.3
 
 [objective]
 kind = "seq2seq"
 label_smoothing = 0.1
 
 [train]
-steps = 4000
+steps = 2500
 batch_tokens = 16_384
 optimizer = "muon"
 lr = 4e-3
@@ -43,7 +43,7 @@ weight_decay = 0.1
 warmup = 200
 schedule = "linear"
 num_workers = 2
-eval_every = 1000
+eval_every = 500
 eval_examples = 500
 metric = "exact_match"
 ema_decay = 0.995
