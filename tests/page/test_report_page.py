@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_browser import CHROMIUM, find_axe_errors, playwright
+from browsing import find_axe_errors, open_browser
 
 from qkv.tasks.report import Advice, RunReport
 from qkv.tasks.report.data import DataReport
@@ -63,10 +63,8 @@ def make_report() -> RunReport:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as started:
-        running = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+    with open_browser() as running:
         yield running
-        running.close()
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 360)])

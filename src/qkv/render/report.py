@@ -43,6 +43,12 @@ def print_report(report: RunReport, console: Console) -> None:
         points = [f"{one.records:,} records: {format_score(curve.metric, one.score)}" for one in curve.points]
         console.print(Text(", ".join(points)))
         console.print(Text(f"Twice the data: about {describe_gain(curve)}"))
+    elif report.errors is not None:
+        _heading("Learning curve", console)
+        console.print(
+            Text("Not computed. To train the recipe on a quarter, half and all of the data, for 15 minutes in all:")
+        )
+        console.print(Text(f"   qkv report {escape_controls(report.run)} --curve-minutes 15", "cyan"), soft_wrap=True)
     for note in report.notes:
         console.print(Text(escape_controls(note, keep="\n"), "yellow"))
 

@@ -150,6 +150,14 @@ def test_every_rule_is_independent_of_what_was_not_examined(healthy: Path) -> No
     assert len(RULES) == 11
 
 
+def test_the_recipe_itself_is_trained_on_fractions_if_there_is_time(healthy: Path) -> None:
+    curve = make_report(healthy, ReportOptions(max_records=40, curve_minutes=0.01)).learning_curve
+    assert curve is not None
+    assert curve.model == "this recipe, 0.0033 minutes on each fraction"
+    assert [point.records for point in curve.points] == [200, 400, 800]
+    assert curve.interval[0] <= curve.gain <= curve.interval[1]
+
+
 def test_aligned_files_are_read(tmp_path: Path) -> None:
     """Two text files, line by line, whose targets are copies of the sources: the baseline is perfect."""
     lines = [f"{chr(97 + i % 26)}{i % 10}" for i in range(120)]

@@ -119,9 +119,9 @@ function classesView({score}) {
   return [classTable(score.classes), confusionTable(score.confusion), lengthTable(score.lengths)];
 }
 
-function errorsView({errors, score}) {
+function errorsView({errors, task}) {
   if (!errors || !errors.num_wrong) return [];
-  const isClass = Object.keys(score.confusion).length > 0;
+  const isClass = task === "classify";
   return [
     errors.has_suspect_labels
       ? errorList(
@@ -164,8 +164,13 @@ function dataView(data) {
 }
 
 function curveView(data) {
-  const curve = data.learning_curve;
-  return curve ? [curveChart(curve)] : [];
+  if (data.learning_curve) return [curveChart(data.learning_curve)];
+  if (!data.errors) return [];
+  const command = `qkv report ${data.run} --curve-minutes 15`;
+  return [
+    html("p", {}, "What would more data bring? To train the recipe on a quarter, half and all of the data, in 15 minutes:"),
+    html("pre", {class: "command", tabindex: "0"}, html("code", {}, command)),
+  ];
 }
 
 const embedded = document.getElementById("report-data");

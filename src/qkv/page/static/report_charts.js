@@ -59,7 +59,7 @@ export function lossChart(curves) {
     "figure",
     {class: "chart"},
     html("figcaption", {}, "Loss over the steps: thin for training, bold for validation"),
-    drawChart(label, drawn, {y: (value) => value.toPrecision(2)}),
+    drawChart(label, drawn, {y: (value) => String(Number(value.toPrecision(3)))}),
   );
 }
 
@@ -102,8 +102,8 @@ function drawChart(label, lines, {y: formatY, log = false, dots = [], band = nul
   const [y0, y1] = spread(Math.min(...ys), Math.max(...ys));
   const px = (x) => LEFT + ((WIDTH - LEFT - RIGHT) * ((log ? Math.log(x) : x) - x0)) / (x1 - x0 || 1);
   const py = (y) => bottom - ((bottom - top) * (y - y0)) / (y1 - y0 || 1);
-  const ticks = [0, 0.25, 0.5, 0.75, 1].map((part) => y0 + part * (y1 - y0));
-  const xTicks = log ? [...new Set(all.map(([x]) => x))] : [0, 0.25, 0.5, 0.75, 1].map((part) => x0 + part * (x1 - x0));
+  const ticks = roundTicks(y0, y1);
+  const xTicks = log ? [...new Set(all.map(([x]) => x))] : roundTicks(x0, x1);
   return svg(
     "svg",
     {viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": label},
@@ -118,6 +118,16 @@ function drawChart(label, lines, {y: formatY, log = false, dots = [], band = nul
     ),
     dots.map(([x, y]) => svg("circle", {class: "dot", cx: px(x), cy: py(y), r: 4})),
   );
+}
+
+/** Round numbers inside a range, about five. */
+function roundTicks(low, high) {
+  const raw = (high - low) / 4 || 1;
+  const size = 10 ** Math.floor(Math.log10(raw));
+  const step = size * [1, 2, 5, 10].find((digit) => size * digit >= raw * 0.8);
+  const first = Math.ceil(low / step - 1e-9);
+  const count = Math.floor(high / step + 1e-9) - first + 1;
+  return Array.from({length: Math.max(0, count)}, (_, i) => (first + i) * step);
 }
 
 /** The range of an axis with some room at both ends. */

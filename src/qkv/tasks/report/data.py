@@ -1,7 +1,7 @@
 """The data of a run for a report: evaluation records, training records, and what training truncated or left out."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -19,6 +19,8 @@ from qkv.train.recipe.schema import Recipe
 
 MAX_EVALUATION_RECORDS = 20_000  # read, to sample from and to compare with the training data
 MAX_TRAINING_RECORDS = 50_000  # for baselines; leakage is searched in all records
+MAX_TEXT_CHARS = 20_000_000  # of documents
+DOCUMENT_TASKS = ("language", "fill")
 MAX_LENGTH_SAMPLE = 2000  # records whose tokens are counted
 MIN_PARAGRAPH_WORDS = 8
 
@@ -40,8 +42,9 @@ class ReportData:
         return chain.from_iterable(source.records(Problems(max_invalid_fraction=1)) for source in self.training_sources)
 
     def sample_training(self, count: int = MAX_TRAINING_RECORDS) -> list[Record]:
-        """Some training records, always the same ones."""
-        return split_long_texts(sample_records(self.training(), count), self.task)[:count]
+        """Some training records, always the same ones; of documents, excerpts of the first ones."""
+        records = limit_text(self.training()) if self.task in DOCUMENT_TASKS else self.training()
+        return split_long_texts(sample_records(records, count), self.task)[:count]
 
 
 def read_data(recipe: Recipe, task: str) -> ReportData:
@@ -54,7 +57,7 @@ def read_data(recipe: Recipe, task: str) -> ReportData:
 
     def read(parts: Sequence[DataSource]) -> list[Record]:
         records = chain.from_iterable(source.records(problems) for source in parts)
-        return sample_records(records, MAX_EVALUATION_RECORDS)
+        return sample_records(limit_text(records) if task in DOCUMENT_TASKS else records, MAX_EVALUATION_RECORDS)
 
     valid, tested = read(sources.valid), read(test)
     if not (valid or tested):
@@ -66,6 +69,19 @@ def read_data(recipe: Recipe, task: str) -> ReportData:
     name = f"{'validation' if valid else 'test'} data ({', '.join(one.description for one in parts)})"
     chosen = split_long_texts(valid or tested, task)
     return ReportData(recipe, task, chosen, name, [*sources.train.values()], tested if valid else [], problems)
+
+
+def limit_text(records: Iterator[Record]) -> Iterator[Record]:
+    """The first documents, as many as have `MAX_TEXT_CHARS`; the last one is truncated."""
+    room = MAX_TEXT_CHARS
+    for record in records:
+        text = record.fields.get("text")
+        if isinstance(text, str):
+            record = replace(record, fields={**record.fields, "text": text[:room]})
+            room -= len(text)
+        yield record
+        if room <= 0:
+            return
 
 
 def split_paragraphs(records: Iterator[Record] | Sequence[Record]) -> Iterator[Record]:
@@ -137,7 +153,7 @@ def report_data(
 
 def token_lengths(data: ReportData, tokenizer: Tokenizer) -> tuple[int, ...]:
     """The length that 99 % of a sample do not exceed: of all texts of a record; of pairs, of the target and source."""
-    sample = sample_records(data.training(), MAX_LENGTH_SAMPLE)
+    sample = data.sample_training(MAX_LENGTH_SAMPLE)
     names = [("target",), ("source",)] if any("source" in one.fields for one in sample) else [("",)]
 
     def length(record: Record, wanted: tuple[str, ...]) -> int:

@@ -88,6 +88,4 @@ def second_opinion(judgement: Judgement) -> Sequence[Any]:
 def list_records(judgement: Judgement, numbers: Sequence[int]) -> tuple[JudgedRecord, ...]:
     """The first of these records."""
     opinion = second_opinion(judgement)
-    return tuple(
-        judgement.judged(i, judgement.judge.show(opinion[i]) if len(opinion) else "") for i in numbers[:MAX_LISTED]
-    )
+    return tuple(judgement.judged(i, opinion) for i in numbers[:MAX_LISTED])

@@ -65,8 +65,8 @@ class Judge(ABC):
         values = [record.fields[name] for name in self.input_fields if record.fields.get(name)]
         return "\n".join(" ".join(map(str, one)) if isinstance(one, list) else str(one) for one in values)
 
-    def show(self, value: Any) -> str:
-        """A prediction, or what is expected, for a reader."""
+    def show(self, value: Any, record: Record | None = None) -> str:
+        """A prediction, or what is expected, for a reader; the record may have its words."""
         return str(value)
 
     def items(self, value: Any) -> set[Any]:
@@ -149,7 +149,7 @@ class LabelSetJudge(LabelJudge):
         pairs = zip(predicted, expected, strict=True)
         return [2 * len(one & two) / (len(one) + len(two)) if one or two else 1.0 for one, two in pairs]
 
-    def show(self, value: Any) -> str:
+    def show(self, value: Any, record: Record | None = None) -> str:
         """The labels with commas."""
         return ", ".join(sorted(value)) or "(none)"
 
@@ -190,7 +190,7 @@ class NumberJudge(Judge):
         last = max(1, len(ours) - 1)
         return [1 - abs(one - two) / last for one, two in zip(ours, theirs, strict=True)]
 
-    def show(self, value: float) -> str:
+    def show(self, value: float, record: Record | None = None) -> str:
         """Three significant digits."""
         return f"{value:.3g}"
 
@@ -239,7 +239,7 @@ class RetrievalJudge(Judge):
         """The reciprocal ranks."""
         return [1 / rank for rank in predicted]
 
-    def show(self, value: int) -> str:
+    def show(self, value: int, record: Record | None = None) -> str:
         """The rank."""
         return f"rank {value}"
 
@@ -281,11 +281,13 @@ class TagJudge(Judge):
             scores.append(2 * len(ours & theirs) / (len(ours) + len(theirs)) if ours or theirs else 1.0)
         return scores
 
-    def show(self, value: Any) -> str:
-        """The tags of the words, or the entities."""
+    def show(self, value: Any, record: Record | None = None) -> str:
+        """The entities with their words, or the tags of all words."""
+        words = [str(index + 1) for index in range(len(value))] if record is None else record.fields["tokens"]
         if not self.has_entities:
-            return " ".join(value)
-        found = [f"{label} {first + 1}–{end}" for first, end, label in metrics.extract_entities(value)]
+            return " ".join(f"{word}/{tag}" for word, tag in zip(words, value, strict=True))
+        spans = metrics.extract_entities(value)
+        found = [f"{' '.join(map(str, words[first:end]))} ({label})" for first, end, label in spans]
         return ", ".join(found) or "(no entity)"
 
     def items(self, value: Any) -> set[Any]:
@@ -380,7 +382,7 @@ class AnswerJudge(Judge):
         """The question."""
         return str(record.fields["question"])
 
-    def show(self, value: Any) -> str:
+    def show(self, value: Any, record: Record | None = None) -> str:
         """The answer, or all accepted answers."""
         shown = value if isinstance(value, str) else " / ".join(dict.fromkeys(value))
         return shown or "(no answer)"

@@ -30,6 +30,7 @@ from qkv.train.recipe.schema import DataSection, Recipe
 BASELINE_FRACTIONS = (1 / 8, 1 / 4, 1 / 2, 1.0)
 RUN_FRACTIONS = (1 / 4, 1 / 2, 1.0)
 MIN_RECORDS = 40  # of the smallest fraction
+OVERHEAD_SECONDS = 60.0
 RESAMPLES = 500
 MIN_ERROR = 1e-3  # the logarithm of an error of 0 is not finite
 
@@ -154,7 +155,8 @@ def recipe_curve(
             return judge.measure(found.predicted, found.expected)
 
         label = f"this recipe, {each:.2g} minutes on each fraction"
-        return learn_fractions(judge.metric, label, usable, RUN_FRACTIONS, train_and_score, 60 * minutes)
+        limit = 2 * 60 * minutes + OVERHEAD_SECONDS  # to prepare the data and to evaluate takes time, too
+        return learn_fractions(judge.metric, label, usable, RUN_FRACTIONS, train_and_score, limit)
 
 
 def shorten_recipe(

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from qkv.tasks.prepare.model import apply_adapters
 from qkv.tasks.prepare.prepare import PreparedRun
 from qkv.tasks.report.advice import MAX_ADVICE, give_advice
 from qkv.tasks.report.baselines import applicable_baselines, unigram_scores
-from qkv.tasks.report.data import DataReport, ReportData, read_data, report_data, split_paragraphs
+from qkv.tasks.report.data import DOCUMENT_TASKS, DataReport, ReportData, read_data, report_data, split_paragraphs
 from qkv.tasks.report.errors import ErrorReport, report_errors
 from qkv.tasks.report.facts import SAME_OUTPUT, Advice, Facts
 from qkv.tasks.report.fit import Fit, judge_fit
@@ -55,7 +56,9 @@ from qkv.train.run.load import load_model, run_path
 QUICK_FRACTION, QUICK_SECONDS = 0.03, 5.0
 """A quick report evaluates for at most this fraction of the run's time, and at most this long."""
 BASELINE_CURVE_SECONDS = 20.0
-LANGUAGE_RECORDS = 200  # excerpts of a language model's data that are evaluated
+LANGUAGE_RECORDS, TIMED_EXCERPTS = 200, 8
+"""Excerpts of a language model's data that are evaluated, and those that are timed first."""
+MAX_PARAGRAPHS = 20_000  # of the evaluation data that are compared with the training data
 
 
 @dataclass(frozen=True)
@@ -185,7 +188,7 @@ class Reporter:
         self.stage("reading")
         data = read_data(self.recipe, self.task)
         judge = find_judge(self.model.config, data.evaluation, self.recipe.train.eval_beam)
-        training = data.sample_training()
+        training = [] if quick and self.task in DOCUMENT_TASKS else data.sample_training()
         self.stage("evaluating")
         score, judgement = self.score(data, judge, training)
         errors = None if judgement is None or quick else report_errors(judgement)
@@ -254,8 +257,12 @@ class Reporter:
         if not records or self.options.quick:
             return None
         records = records[:: max(1, len(records) // LANGUAGE_RECORDS)][:LANGUAGE_RECORDS]
-        model = self.model
-        found = evaluate(model.network, model.tokenizer, model.config, records, max_samples=0)
+        model, began = self.model, time.monotonic()
+        found = evaluate(model.network, model.tokenizer, model.config, records[:TIMED_EXCERPTS], max_samples=0)
+        each = (time.monotonic() - began) / TIMED_EXCERPTS
+        records = records[: max(TIMED_EXCERPTS, int(self.seconds / max(each, 1e-9)))]
+        if len(records) > TIMED_EXCERPTS:
+            found = evaluate(model.network, model.tokenizer, model.config, records, max_samples=0)
         texts, known = (
             [str(one.fields["text"]) for one in side if "text" in one.fields] for side in (records, training)
         )
@@ -271,9 +278,9 @@ class Reporter:
         """Leaks of the evaluation data, the score without them, and leaks of the test data."""
         limit = self.seconds / 3
         if judge is None:
-            if not any("text" in one.fields for one in data.evaluation):
+            if self.options.quick or not any("text" in one.fields for one in data.evaluation):
                 return None, None, None
-            lines = list(split_paragraphs(data.evaluation))
+            lines = list(islice(split_paragraphs(data.evaluation), MAX_PARAGRAPHS))
             training = split_paragraphs(data.training())
             return find_leakage(lines, training, lambda one: str(one.fields["text"]), max_seconds=limit), None, None
         label_of = (lambda one: judge.show(judge.expected(one))) if isinstance(judge, LabelJudge) else None

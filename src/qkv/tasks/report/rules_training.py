@@ -106,9 +106,10 @@ def advise_baseline(facts: Facts) -> Advice | None:
     if facts.is_trained_from_scratch and facts.recipe.objective.kind in INIT_TASKS:
         title = "Fine-tune a pretrained model instead of training a new one"
         return Advice("pretrained", title, reason, command=init_command(facts, PRETRAINED))
-    return facts.advise(
-        "baseline", "Train longer; the model has learned less than a simple rule", reason, *facts.budget_overrides
-    )
+    if facts.fit.verdict == "improving":
+        return None  # the advice to train longer is given already
+    title = "Train longer: the model has learned less than a simple rule"
+    return facts.advise("baseline", title, reason, *facts.budget_overrides)
 
 
 def best_lr(check: Finding) -> float | None:

@@ -94,17 +94,17 @@ class Judgement:
     confidences: list[float | None]
     opinions: dict[str, list[Any]] = field(default_factory=dict)  # the predictions of each baseline
 
-    def judged(self, number: int, second_opinion: str = "") -> JudgedRecord:
-        """One record."""
+    def judged(self, number: int, opinion: Sequence[Any] = ()) -> JudgedRecord:
+        """One record, with the prediction of a second model if there is one."""
         record = self.records[number]
         return JudgedRecord(
             str(record.location),
             self.judge.text(record),
-            self.judge.show(self.predicted[number]),
-            self.judge.show(self.expected[number]),
+            self.judge.show(self.predicted[number], record),
+            self.judge.show(self.expected[number], record),
             self.scores[number],
             self.confidences[number],
-            second_opinion,
+            self.judge.show(opinion[number], record) if len(opinion) else "",
         )
 
 
