@@ -88,8 +88,9 @@ def test_a_row_scores_its_predictions(published, row):
 
 def test_the_threshold_of_clinc150_rejects_requests_out_of_scope(published):
     module, _ = published.find_row("clinc150")
-    inside = [{"label": "a", "prediction": "a", "probability": p} for p in (0.9, 0.8, 0.7)]
-    outside = [{"label": "oos", "prediction": "a", "probability": p} for p in (0.3, 0.2)]
-    scores = module.score([{**line, "part": part} for part in ("valid", "test") for line in [*inside, *outside]])
-    assert scores["threshold"] == 0.7
-    assert scores["out_of_scope_recall"]["value"] == scores["in_scope_with_threshold"]["value"] == 100.0
+    inside = [{"label": "a", "prediction": "a", "probability": p, "threshold": 0.75} for p in (0.9, 0.8, 0.7)]
+    outside = [{"label": "oos", "prediction": "a", "probability": p, "threshold": 0.75} for p in (0.9, 0.2)]
+    scores = module.score([*inside, *outside])
+    assert scores["in_scope"]["value"] == 100.0
+    assert scores["in_scope_with_threshold"]["value"] == pytest.approx(200 / 3)
+    assert scores["out_of_scope_recall"]["value"] == 50.0

@@ -92,11 +92,12 @@ def write_parts(out: Path, parts: Mapping[str, Sequence[Any]], quick: bool) -> d
 # -------------------------------------------------------------------- predictions
 
 
-def classify(model: Model, records: Lines, part: str) -> list[dict[str, Any]]:
+def classify(model: Model, records: Lines, part: str, **options: Any) -> list[dict[str, Any]]:
     """The class or the score that the model predicts for each record with `text` and perhaps `second`."""
     texts = [(one["text"], one["second"]) if "second" in one else one["text"] for one in records]
     lines = []
-    for one, found in zip(records, model.classify(texts, batch_size=BATCH_SIZE, too_long="truncate"), strict=True):
+    results = model.classify(texts, batch_size=BATCH_SIZE, too_long="truncate", **options)
+    for one, found in zip(records, results, strict=True):
         if "score" in one:
             lines.append({"part": part, **one, "prediction": found.score})
         else:
