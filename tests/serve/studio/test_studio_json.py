@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from look_models import make_model
 
 import qkv
@@ -15,6 +16,7 @@ from qkv.inside import SparseAutoencoder, zero_ablate
 from qkv.inside.autoencoder.model import AutoencoderConfig
 from qkv.inside.look.search import describe_search
 from qkv.page import unpack
+from qkv.serve.studio.answer import AnswerCache
 from qkv.serve.studio.document import describe_model, trace_document
 from qkv.serve.studio.options import StudioOptions
 from qkv.serve.studio.requests import ExamplesRequest, SearchRequest, TraceRequest, parse_request
@@ -33,6 +35,10 @@ def models() -> dict[str, qkv.Model]:
     return {family: make_model(family) for family in FAMILIES}
 
 
+def trace(model: qkv.Model, request: TraceRequest, autoencoders: Any) -> dict[str, Any]:
+    return trace_document(model, request, autoencoders, AnswerCache())
+
+
 def ask(**values: Any) -> TraceRequest:
     return parse_request(TraceRequest, {"model": "m", "text": TEXT, **values})
 
@@ -41,10 +47,10 @@ def ask(**values: Any) -> TraceRequest:
 def test_a_document_has_the_views_that_are_asked_for(models: dict[str, qkv.Model], family: str) -> None:
     model = models[family]
     for view in ("embeddings", "attention", "neurons", "mask", "lens", "next"):
-        document = json.loads(json.dumps(trace_document(model, ask(views=[view]), {}), allow_nan=False))
+        document = json.loads(json.dumps(trace(model, ask(views=[view]), {}), allow_nan=False))
         assert document["views"] == ["tokens", view]
         assert document["answer"]["text"] == document["answer"]["with_all"]
-    alignment = trace_document(model, ask(views=["alignment"]), {})["views"]
+    alignment = trace(model, ask(views=["alignment"]), {})["views"]
     assert ("alignment" in alignment) == (family == "seq2seq")
 
 
@@ -52,28 +58,28 @@ def test_a_document_has_the_views_that_are_asked_for(models: dict[str, qkv.Model
 def test_the_logits_of_the_next_token_equal_torch(models: dict[str, qkv.Model], family: str) -> None:
     model = models[family]
     logits = model.trace(TEXT, sites=["logits"])["logits"]
-    described = trace_document(model, ask(views=["next"], position=2), {})["next"]
+    described = trace(model, ask(views=["next"], position=2), {})["next"]
     expected, order = logits[2].sort(descending=True)
     np.testing.assert_allclose(unpack(described["logits"]), expected.numpy(), rtol=1e-5, atol=1e-6)
     assert described["ids"] == order.tolist()[:100]
     with pytest.raises(UsageError, match=r"position 500: the text has \d+ tokens"):
-        trace_document(model, ask(views=["next"], position=500), {})
+        trace(model, ask(views=["next"], position=500), {})
 
 
 def test_one_head_is_asked_for_with_exact_numbers(models: dict[str, qkv.Model]) -> None:
     model = models["seq2seq"]
-    document = trace_document(model, ask(views=["attention"], layer=1, head=2), {})
-    trace = model.trace(TEXT, sites=["*.q", "*.cross_q"])
+    document = trace(model, ask(views=["attention"], layer=1, head=2), {})
+    recorded = model.trace(TEXT, sites=["*.q", "*.cross_q"])
     cross = next(one for one in document["attention"] if one["name"] == "cross")
-    np.testing.assert_allclose(unpack(cross["details"][0]["q"]), trace["decoder.1.cross_q"][2].numpy(), rtol=1e-5)
-    assert not trace_document(model, ask(views=["attention"]), {})["attention"][0]["details"]
+    np.testing.assert_allclose(unpack(cross["details"][0]["q"]), recorded["decoder.1.cross_q"][2].numpy(), rtol=1e-5)
+    assert not trace(model, ask(views=["attention"]), {})["attention"][0]["details"]
 
 
 def test_switched_off_parts_are_ablated(models: dict[str, qkv.Model]) -> None:
     model = models["decoder"]
     off = ["decoder.0.head.1", "decoder.0.head.2", "decoder.1.mlp"]
     edits = [zero_ablate("decoder.0.z", heads=[1, 2]), zero_ablate("decoder.1.mlp_out")]
-    document = trace_document(model, ask(off=off, views=["next"]), {})
+    document = trace(model, ask(off=off, views=["next"]), {})
     expected = model.trace(TEXT, sites=["logits"], edits=edits)["logits"][-1].sort(descending=True)[0]
     np.testing.assert_allclose(unpack(document["next"]["logits"]), expected.numpy(), rtol=1e-5, atol=1e-6)
     assert document["answer"]["text"] == model.generate(TEXT, max_tokens=16, edits=edits).text
@@ -81,12 +87,22 @@ def test_switched_off_parts_are_ablated(models: dict[str, qkv.Model]) -> None:
     assert document["answer"]["text"] != document["answer"]["with_all"]  # a negative control: these parts matter
 
 
+def test_answers_are_kept_until_the_weights_change() -> None:
+    model, answers = make_model("decoder"), AnswerCache()
+    first = answers.find(model, TEXT, ())
+    assert answers.find(model, TEXT, ()) is first
+    assert answers.find(model, TEXT, ("decoder.0",)).text != first.text
+    with torch.no_grad():
+        next(model.network.parameters()).mul_(-1)
+    assert answers.find(model, TEXT, ()).text == model.generate(TEXT, max_tokens=16).text != first.text
+
+
 def test_a_switched_off_layer_leaves_the_residual_stream_alone(models: dict[str, qkv.Model]) -> None:
     for family, stack in (("encoder", "encoder"), ("seq2seq", "decoder")):
         model = models[family]
-        trace = model.trace(TEXT, sites=["*resid*"], edits=make_edits(model.config, [f"{stack}.0"]))
-        np.testing.assert_array_equal(trace[f"{stack}.0.resid_pre"], trace[f"{stack}.0.resid_post"])
-        assert not np.array_equal(trace[f"{stack}.1.resid_pre"], trace[f"{stack}.1.resid_post"])
+        values = model.trace(TEXT, sites=["*resid*"], edits=make_edits(model.config, [f"{stack}.0"]))
+        np.testing.assert_array_equal(values[f"{stack}.0.resid_pre"], values[f"{stack}.0.resid_post"])
+        assert not np.array_equal(values[f"{stack}.1.resid_pre"], values[f"{stack}.1.resid_post"])
 
 
 @pytest.mark.parametrize(
@@ -169,7 +185,7 @@ def test_features_of_an_autoencoder_are_units_of_a_text(models: dict[str, qkv.Mo
     found = studio.find_autoencoders(model.config)
     assert list(found) == ["sae"]
     assert not studio.find_autoencoders(models["encoder"].config)  # another stack
-    document = trace_document(model, ask(views=["neurons", "features"]), found)
+    document = trace(model, ask(views=["neurons", "features"]), found)
     layer = document["neurons"]["layers"][-1]
     expected = autoencoder.encode(model.trace(TEXT)["decoder.0.resid_post"]).detach()
     assert (layer["autoencoder"], layer["size"]) == ("sae", 32)
@@ -202,9 +218,9 @@ def test_bad_requests_say_what_is_wrong(body: Any, message: str) -> None:
 def test_a_text_of_too_many_tokens_is_refused(models: dict[str, qkv.Model]) -> None:
     long = make_model("decoder", max_positions=400)
     with pytest.raises(UsageError, match="the text has 300 tokens, and the studio shows at most 256; shorten it"):
-        trace_document(long, ask(text="a" * 300), {})
+        trace(long, ask(text="a" * 300), {})
     with pytest.raises(UsageError):  # longer than the model itself can read
-        trace_document(models["decoder"], ask(text="a" * 60), {})
+        trace(models["decoder"], ask(text="a" * 60), {})
 
 
 def test_a_model_describes_itself(models: dict[str, qkv.Model]) -> None:

@@ -43,7 +43,7 @@ function grid(data, attention, actions) {
   const columns = `max-content repeat(${attention.heads.length}, minmax(44px, ${headWidth}px))`;
   return html(
     "div",
-    {class: "block"},
+    {class: "block", style: {flexBasis: `${80 + 110 * attention.heads.length}px`}}, // where blocks are side by side
     html("h3", {}, attention.title),
     html("p", {class: "note"}, attention.description, hasRoles ? ROLES_NOTE : ""),
     html(

@@ -1,7 +1,9 @@
 """What a model answers: a continuation, a translation, the words for its masks, or a label."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from threading import Lock
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
@@ -10,11 +12,14 @@ from qkv.decode import GenerationOptions, generate
 from qkv.inside import Edit, EditTap, trace
 from qkv.models import Config
 from qkv.models.runtime.eval_mode import eval_mode
+from qkv.serve.studio.switches import make_edits
+from qkv.tasks.run.complete import weights_version
 from qkv.tasks.run.generate import limit_new_tokens
 from qkv.tasks.run.trace import encode_text
 
 MAX_CONTINUATION = 16
 """The number of tokens with which a decoder continues a text."""
+MAX_KEPT_ANSWERS = 32
 MAX_OUTPUT = 64
 """The number of tokens that an encoder-decoder writes."""
 TITLES = {"lm": "Continuation", "mlm": "Masks filled in", "classify": "Label", "tag": "Tags"}
@@ -39,6 +44,26 @@ def split_pair(config: Config, text: str) -> str | tuple[str, str]:
 def read_text(model: Model, text: str) -> tuple[list[int], list[int] | None]:
     """The ids and the token types of a text."""
     return encode_text(model.tokenizer, model.config, split_pair(model.config, text))
+
+
+class AnswerCache:
+    """The latest answers of each model, so that another panel of the same text does not generate them again."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._kept: WeakKeyDictionary[Model, dict[Hashable, StudioAnswer]] = WeakKeyDictionary()
+
+    def find(self, model: Model, text: str, off: tuple[str, ...]) -> StudioAnswer:
+        """The answer of a model with some parts switched off, as it is now or was computed before."""
+        key = (text, off, weights_version(model.network))
+        with self._lock:
+            kept = self._kept.setdefault(model, {})
+        if key not in kept:
+            answer = find_answers(model, [text], make_edits(model.config, off))[0]
+            while len(kept) >= MAX_KEPT_ANSWERS:
+                kept.pop(next(iter(kept)))
+            kept[key] = answer
+        return kept[key]
 
 
 def find_answers(model: Model, texts: Sequence[str], edits: Sequence[Edit] = ()) -> list[StudioAnswer]:

@@ -7,7 +7,7 @@ from qkv.api import Model
 from qkv.errors import UsageError
 from qkv.inside import SparseAutoencoder
 from qkv.inside.look.document import VIEWS, LookOptions, document_sites, make_document
-from qkv.serve.studio.answer import StudioAnswer, find_answers, read_text, split_pair
+from qkv.serve.studio.answer import AnswerCache, StudioAnswer, read_text, split_pair
 from qkv.serve.studio.next_token import describe_next
 from qkv.serve.studio.requests import MAX_TOKENS, TraceRequest
 from qkv.serve.studio.switches import list_stacks, make_edits
@@ -20,14 +20,15 @@ Autoencoders = Mapping[str, SparseAutoencoder]
 """The sparse autoencoders of a model, by name."""
 
 
-def trace_document(model: Model, request: TraceRequest, autoencoders: Autoencoders) -> dict[str, Any]:
+def trace_document(
+    model: Model, request: TraceRequest, autoencoders: Autoencoders, answers: AnswerCache
+) -> dict[str, Any]:
     """Trace a text with some parts switched off; describe the requested views and the answer."""
     config, tokenizer = model.config, model.tokenizer
     edits = make_edits(config, request.off)
     ids, token_types = read_text(model, request.text)
     check_num_tokens(len(ids), "text")
-    answer = find_answers(model, [request.text], edits)[0]
-    answer_with_all = find_answers(model, [request.text])[0] if edits else answer
+    answer, answer_with_all = (answers.find(model, request.text, off) for off in (request.off, ()))
     target: str | list[int] | None = None
     if config.family == "seq2seq":
         target = list(answer.ids) if request.target is None else request.target

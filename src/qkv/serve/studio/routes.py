@@ -143,7 +143,7 @@ async def show_trace(request: Request) -> Any:
     body, options = await read_request(TraceRequest, request), options_of(request)
 
     def compute(model: Model) -> dict[str, Any]:
-        return trace_document(model, body, options.find_autoencoders(model.config))
+        return trace_document(model, body, options.find_autoencoders(model.config), options.answers)
 
     return await run_in_model(request, body.model, compute)
 

@@ -85,6 +85,7 @@ def find_examples(
                 "offset": one.offset,
             }
             for one in found.examples
+            if one.value > 0
         ],
         "promoted": None if effect is None else [one.text for one in effect.promoted],
         "suppressed": None if effect is None else [one.text for one in effect.suppressed],

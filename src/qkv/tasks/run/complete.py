@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from qkv.blocks import SelfCache
 from qkv.decode.cache_edits import crop_cache, reorder_cache
@@ -186,6 +186,6 @@ def copy_cache(source: SelfCache, target: SelfCache) -> None:
     target.filled, target.no_padding = count, source.no_padding
 
 
-def weights_version(network: Decoder) -> int:
+def weights_version(network: nn.Module) -> int:
     """A number that changes when weights are changed in place, because keys and values are then out of date."""
     return sum(parameter._version for parameter in network.parameters())

@@ -24,8 +24,7 @@ export function neuronsPanel({data, info, request, fail, signal, side}) {
     neuronsView(data, pick),
     html("p", {class: "note"}, info.autoencoders.length ? "The list of layers ends with the sparse autoencoders." : noFeatures),
     body,
-    html("label", {for: texts.id, class: "note"}, "Example texts, one in each line"),
-    texts,
+    html("div", {class: "field"}, html("label", {for: texts.id}, "Example texts, one in each line"), texts),
   );
 }
 

@@ -57,7 +57,7 @@ function leaveOut(request, {fail, signal}) {
     button.disabled = true;
     try {
       const found = await post("words", {...request, views: []}, signal);
-      body.replaceChildren(answers(found));
+      body.replaceChildren(...answers(found));
     } catch (error) {
       fail(error);
     } finally {
@@ -70,7 +70,10 @@ function leaveOut(request, {fail, signal}) {
 
 function answers(found) {
   const rows = found.words.map(({word, answer}) => [word, answer === found.answer ? "the same" : marked(found, answer)]);
-  return scrollBox("Answers without each word", table(`With all words: ${found.answer}`, ["without", "answer"], rows));
+  return [
+    html("p", {class: "readout"}, `With all words: ${found.answer || "(empty)"}`),
+    scrollBox("Answers without each word", table("The answer without each word", ["without", "answer"], rows)),
+  ];
 }
 
 /** An answer with its new words underlined. */

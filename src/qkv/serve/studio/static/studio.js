@@ -36,10 +36,11 @@ const parts = {
 
 /** Change the choices. `quiet` only writes the link; `redraw` draws again without a new trace. */
 function update(change, {quiet = false, redraw = false} = {}) {
+  const isNewPanel = change.panel && change.panel !== state.panel;
   for (const [name, value] of Object.entries(change)) {
     state[name] = typeof value === "function" ? value(state[name]) : value;
   }
-  history.replaceState(null, "", toLink(state));
+  history[isNewPanel ? "pushState" : "replaceState"](null, "", toLink(state)); // "back" leads to the last panel
   if (quiet) return;
   showControls();
   if (redraw) drawPanel();
@@ -155,18 +156,18 @@ function drawPanel() {
   root.dataset.ready = panel.name;
 }
 
-function answerLine({data, info, off, setOff}) {
+function answerLine({data, off, setOff}) {
   const answer = data.answer;
-  const name = contexts.length > 1 ? `${info.name}: ` : "";
   const isChanged = off.length && answer.text !== answer.with_all;
   return html(
     "div",
     {class: "answer column"},
+    html("p", {class: "note"}, data.subtitle),
     answer.title
       ? html(
           "p",
           {},
-          html("span", {class: "note"}, `${name}${answer.title}: `),
+          html("span", {class: "note"}, `${answer.title} `),
           html("span", {class: "answer-text"}, marked({answer: answer.with_all}, answer.text)),
         )
       : null,
