@@ -3,6 +3,7 @@
 import ipaddress
 import re
 import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,6 +21,8 @@ from qkv.serve.studio.options import StudioOptions
 from qkv.store.box import box_folders
 from qkv.train.run.folder import RunFolder
 
+SWITCH_SECONDS = 0.001
+"""How long the thread of an engine may wait for the event loop to release Python's lock; by default, it is 5 ms."""
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
 
@@ -90,6 +93,7 @@ def run_server(
         timeout_graceful_shutdown=int(settings.drain_seconds),
     )
     server = DrainingServer(config, app, announce)
+    sys.setswitchinterval(SWITCH_SECONDS)
     try:
         server.run()
     except SystemExit as stop:  # uvicorn's way to say that the port is in use

@@ -46,8 +46,8 @@ class ServeSettings:
     """The largest number of connections."""
     gather_seconds: float = 0.004
     """How long a request waits for others to join its batch, if it is not a generation."""
-    flush_seconds: float = 0.005
-    """The shortest time between two chunks of a stream."""
+    max_chunks_per_second: int = 2000
+    """The largest number of chunks per second of all streams of a model; beyond it, a chunk has several tokens."""
     drain_seconds: float = 30.0
     """How long running requests may take after a stop signal."""
     keys: Path | None = None

@@ -359,6 +359,13 @@ def test_characters_that_take_several_byte_tokens(way: str) -> None:
 # ── Errors ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "array"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
 @needed
 @pytest.mark.parametrize(
     ("make", "message"),
@@ -370,6 +377,8 @@ def test_characters_that_take_several_byte_tokens(way: str) -> None:
         (lambda: json_schema("{"), "the JSON schema is not JSON itself"),
         (lambda: json_schema({"enum": [{1, 2}]}), "the JSON schema is not JSON itself"),
         (lambda: grammar("start: nothing"), "unknown name"),
+        (lambda: json_schema(nested(200)), "recursion limit exceeded"),
+        (lambda: json_schema(nested(100_000)), "nested too deeply"),
     ],
 )
 def test_a_wrong_constraint_is_refused_when_it_is_made(make: Callable[[], object], message: str) -> None:

@@ -52,6 +52,8 @@ def json_schema(schema: str | dict[str, Any] | bool, *, max_whitespace: int = 32
     try:
         schema = json.loads(schema) if isinstance(schema, str) else schema
         text = json.dumps(schema)
+    except RecursionError:
+        raise UsageError("the JSON schema is nested too deeply; make it flatter, for example with $defs") from None
     except (ValueError, TypeError) as error:
         raise UsageError(
             f"the JSON schema is not JSON itself: {error}; pass a dictionary, or a string that json.loads can read"
@@ -61,9 +63,11 @@ def json_schema(schema: str | dict[str, Any] | bool, *, max_whitespace: int = 32
         if max_whitespace > 0
         else {"whitespace_flexible": False}
     )
-    return GrammarConstraint(
-        "the JSON schema", _import_llguidance().LLMatcher.grammar_from_json_schema(text, overrides=between)
-    )
+    matcher = _import_llguidance().LLMatcher
+    try:
+        return GrammarConstraint("the JSON schema", matcher.grammar_from_json_schema(text, overrides=between))
+    except ValueError as error:  # llguidance has its own limit of nesting
+        raise UsageError(f"the JSON schema is not a valid constraint: {_first_part(str(error))}") from None
 
 
 def grammar(lark_grammar: str) -> "GrammarConstraint":

@@ -4,7 +4,7 @@ import asyncio
 import json
 import math
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -170,5 +170,5 @@ def to_json(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [to_json(item) for item in value]
     if is_dataclass(value):
-        return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
+        return {name: to_json(item) for name, item in vars(value).items()}
     return value

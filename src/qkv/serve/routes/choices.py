@@ -94,7 +94,8 @@ async def submit_choices(
             options = replace(options, stop=(*options.stop, *extra_stop))
             for i in range(body.n):
                 seed = None if body.seed is None else body.seed + i
-                generations.append(await engine.submit(prompt, replace(options, seed=seed), eos_token_ids))
+                seeded = replace(options, seed=seed)
+                generations.append(await engine.submit(prompt, seeded, eos_token_ids, is_streamed=body.stream))
     except BaseException:
         cancel_choices(generations)
         raise

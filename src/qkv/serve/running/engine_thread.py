@@ -1,7 +1,9 @@
 """The thread that runs the steps of an engine, and the requests that clients have there.
 
 The event loop only submits, cancels and reads. After a step, the thread notifies the event loop once for all requests
-that changed, so a client that reads slowly delays nobody.
+that changed, so a client that reads slowly delays nobody. Sending a chunk takes CPU time, which the thread needs for
+the next step, so the number of chunks per second is limited: then a chunk has several tokens. The first token and the
+end of a text are sent at once.
 
 A forward pass that raises an error fails all requests of its batch, and one of them may be the reason. So each of them
 is submitted once more, one after the other: the reason fails again, alone, and the others finish. The second attempt
@@ -47,10 +49,11 @@ class Generation:
         prompt: Sequence[int],
         options: GenerationOptions,
         eos_token_ids: tuple[int, ...] | None,
+        is_streamed: bool,
     ) -> None:
         if options.temperature > 0 and options.seed is None:
             options = replace(options, seed=secrets.randbits(63))
-        self.prompt, self.options, self.eos_token_ids = prompt, options, eos_token_ids
+        self.prompt, self.options, self.eos_token_ids, self.is_streamed = prompt, options, eos_token_ids, is_streamed
         self.engine: Engine | None = None
         self.request: Request | None = None
         self.outcome: GenerationResult | Exception | None = None
@@ -109,10 +112,10 @@ class EngineThread:
         make_engine: Callable[[], Engine],
         *,
         max_queue: int,
-        flush_seconds: float,
+        max_chunks_per_second: float,
         device_lock: AbstractContextManager[Any],
     ) -> None:
-        self.name, self.max_queue, self.flush_seconds = name, max_queue, flush_seconds
+        self.name, self.max_queue, self.max_chunks_per_second = name, max_queue, max_chunks_per_second
         self.engine: Engine = make_engine()
         self.num_faults = 0
         self._make_engine, self._device_lock = make_engine, device_lock
@@ -121,7 +124,8 @@ class EngineThread:
         self._retries: deque[Generation] = deque()
         self._retried: Generation | None = None
         self._changed: list[Generation] = []  # the generations that the last step has changed
-        self._to_notify: dict[Generation, None] = {}  # a set that keeps its order
+        # Generations with new text, each with whether its reader has to be notified at once.
+        self._to_notify: dict[Generation, bool] = {}
         self._flushed_at = 0.0
         self._stopped = False
         self._thread = Thread(target=self._work, name=f"engine {name}", daemon=True)
@@ -148,11 +152,16 @@ class EngineThread:
             )
 
     async def submit(
-        self, prompt: Sequence[int], options: GenerationOptions, eos_token_ids: tuple[int, ...] | None = None
+        self,
+        prompt: Sequence[int],
+        options: GenerationOptions,
+        eos_token_ids: tuple[int, ...] | None = None,
+        *,
+        is_streamed: bool = False,
     ) -> Generation:
-        """Queue a generation. It runs in another thread for a moment, because a constraint has to be compiled."""
+        """Queue a generation. It runs in another thread for a moment if a constraint has to be compiled."""
         self.check_room()
-        generation = Generation(self, prompt, options, eos_token_ids)
+        generation = Generation(self, prompt, options, eos_token_ids, is_streamed)
         with self._lock:
             self._unfinished.add(generation)
         try:
@@ -210,9 +219,8 @@ class EngineThread:
                 self._replace_engine(error)
             self._handle_changes()
             self._retry_next()
-            is_due = time.monotonic() - self._flushed_at >= self.flush_seconds
-            if is_due or not has_work or any(generation.outcome is not None for generation in self._to_notify):
-                self._flush()
+            is_due = time.monotonic() - self._flushed_at >= len(self._to_notify) / self.max_chunks_per_second
+            self._flush(only_urgent=has_work and not is_due)
         with self._lock:
             unfinished = list(self._unfinished)
         for generation in unfinished:
@@ -225,9 +233,11 @@ class EngineThread:
         for generation in changed:
             request = generation.request
             assert request is not None
-            self._to_notify[generation] = None
-            if request.ids and not generation.first_token_at:
+            is_first = bool(request.ids) and not generation.first_token_at
+            if is_first:
                 generation.first_token_at = time.monotonic()
+            if generation.is_streamed:
+                self._to_notify[generation] = is_first or self._to_notify.get(generation, False)
             if request.state == "done":
                 self._finish(generation, request.result)
             elif request.state == "failed":
@@ -273,15 +283,17 @@ class EngineThread:
         generation.outcome = outcome
         with self._lock:
             self._unfinished.discard(generation)
-        self._to_notify[generation] = None
+        self._to_notify[generation] = True
 
-    def _flush(self) -> None:
-        """Notify the event loop of all generations that changed since the last time."""
-        self._flushed_at = time.monotonic()
+    def _flush(self, *, only_urgent: bool = False) -> None:
+        """Notify the event loop of generations that changed since the last time."""
+        chosen = [generation for generation, is_urgent in self._to_notify.items() if is_urgent or not only_urgent]
         by_loop: dict[asyncio.AbstractEventLoop, list[Generation]] = {}
-        for generation in self._to_notify:
+        for generation in chosen:
+            del self._to_notify[generation]
             by_loop.setdefault(generation.loop, []).append(generation)
-        self._to_notify = {}
+        if not only_urgent:
+            self._flushed_at = time.monotonic()
         for loop, generations in by_loop.items():
             with suppress(RuntimeError):  # the loop is closed: the server has stopped
                 loop.call_soon_threadsafe(notify_all, generations)

@@ -56,7 +56,7 @@ class ServedModel:
                 name,
                 lambda: make_engine(model, settings),
                 max_queue=settings.max_queue,
-                flush_seconds=settings.flush_seconds,
+                max_chunks_per_second=settings.max_chunks_per_second,
                 device_lock=lock,
             )
 
