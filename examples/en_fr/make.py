@@ -1,10 +1,11 @@
-"""Train the English→French translator that comes with qkv, from the Tatoeba pairs: seven phases, each one command.
+"""Train the English→French translator that comes with qkv, from the Tatoeba pairs: eight phases, each one command.
 
     python examples/en_fr/make.py split out --data fra.txt.gz     # parts by English sentence
     python examples/en_fr/make.py language out --minutes 2        # a language model writes new English sentences
     python examples/en_fr/make.py teachers out --minutes 6        # three large models, side by side
     python examples/en_fr/make.py distil out                      # their translations, and the consensus of these
     python examples/en_fr/make.py students out --minutes 6        # small models, side by side
+    python examples/en_fr/make.py polish out --minutes 2.5        # the better student, on generated sentences too
     python examples/en_fr/make.py test out                        # int8; translates the test part and the probes
     python examples/en_fr/make.py score out                       # BLEU and chrF with intervals
 
@@ -25,6 +26,7 @@ from typing import Any
 
 import torch
 from consensus import choose_consensus, collect_votes
+from generated import generate_pairs
 from pairs import (
     Pair,
     group_references,
@@ -55,6 +57,8 @@ STUDENTS = {
     "student-adamw": ["train.seed=1"],
     "student-muon": ["train.seed=1", "train.optimizer=muon", "train.lr=5e-3"],
 }
+POLISHED = "polished"
+BEST_STUDENT = "student-muon-int8"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -186,9 +190,33 @@ def distil(out: Path, shards: int, beam: int) -> None:
     log(f"student.tsv: {len(pairs):,} human pairs, {len(together) - len(pairs):,} more by consensus")
 
 
+def polish(out: Path, minutes: float, count: int, changes: list[str]) -> None:
+    """Train the better student on, with its own translations, the human pairs, and generated pairs."""
+    path = out / "polish.tsv"
+    if not path.exists():
+        model = qkv.load(out / BEST_STUDENT, device=DEVICE)
+        texts = read_texts(out / "english.tsv")
+        results = model.generate_lines(texts, beam=5, max_tokens=96, batch_size=512)
+        own = [
+            (text, normalise_french(result.text))
+            for text, result in zip(texts, results, strict=True)
+            if result.finish_reason == "end" and result.text.strip()
+        ]
+        human = read_pairs(out / "train.tsv")
+        held_out = [source for part in ("valid", "test") for source, _ in read_pairs(out / f"{part}.tsv")]
+        known = {sentence_key(text) for text in [*held_out, *(text for _, text in read_pairs(HERE / "probes.tsv"))]}
+        generated = [pair for pair in generate_pairs(human, count) if sentence_key(pair[0]) not in known]
+        together = list(dict.fromkeys(human + own + generated))
+        write_pairs(path, [*together, *typing_variants(together)])
+        log(f"polish.tsv: {len(human):,} human pairs, {len(own):,} of the student, {len(generated):,} generated")
+    own_keys = [f"data.train={path}", f"data.valid={out}/valid.tsv", f"model.from={out / BEST_STUDENT}"]
+    own_keys += ["train.optimizer=muon", "train.lr=2e-3"]
+    train(out, "student.toml", {POLISHED: own_keys}, minutes, changes)
+
+
 def test(out: Path) -> None:
     """Store the students in int8, and translate the test part and the probes with all models: translations.tsv."""
-    for name in STUDENTS:
+    for name in [*STUDENTS, POLISHED]:
         if (out / name / "model.safetensors").exists():
             qkv.load(out / name).save(out / f"{name}-int8", int8=True)
     sentences = [
@@ -196,7 +224,7 @@ def test(out: Path) -> None:
         *(text for _, text in read_pairs(HERE / "probes.tsv")),
     ]
     columns = {"english": sentences}
-    for name in [name + end for name in STUDENTS for end in ("", "-int8")] + list(TEACHERS):
+    for name in [name + end for name in [*STUDENTS, POLISHED] for end in ("", "-int8")] + list(TEACHERS):
         if (out / name / "model.safetensors").exists():
             model = qkv.load(out / name, device=DEVICE)
             for beam in (1, 5):
@@ -239,13 +267,14 @@ def corpus_scores(texts: list[str], references: list[list[str]]) -> dict[str, li
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "phase", choices=["split", "language", "teachers", "translate", "distil", "students", "test", "score"]
+        "phase", choices=["split", "language", "teachers", "translate", "distil", "students", "polish", "test", "score"]
     )
     parser.add_argument("out", type=Path)
     parser.add_argument("changes", nargs="*", help="key=value for the recipes, as model.width=64")
     parser.add_argument("--data", type=Path, help="split: the pairs, fra.txt or fra.txt.gz")
     parser.add_argument("--minutes", type=float, default=6.0, help="the time of each training run")
     parser.add_argument("--samples", type=int, default=200_000, help="language: the number of new sentences")
+    parser.add_argument("--generated", type=int, default=20_000, help="polish: the number of generated pairs")
     parser.add_argument("--beam", type=int, default=4, help="distil: the number of hypotheses of each teacher")
     parser.add_argument("--shards", type=int, default=2, help="distil: processes for each teacher")
     parser.add_argument("--teacher", help=argparse.SUPPRESS)
@@ -274,6 +303,8 @@ def main() -> None:
             pairs[0] = f"data.train={out}/student.tsv"
             runs = {name: [*pairs, *own] for name, own in STUDENTS.items()}
             train(out, "student.toml", runs, asked.minutes, asked.changes)
+        case "polish":
+            polish(out, asked.minutes, asked.generated, asked.changes)
         case "test":
             test(out)
         case "score":
