@@ -166,6 +166,8 @@ def evaluate(
         print_notes(source.describe(), str(problems.summary()).splitlines())
     if len(models) == 2:
         differences = results[0].compare(results[1], resamples)
+        if resamples and not differences:
+            print_notes(models[1], [f"not compared with {model}: the models did not use the same records"])
         if json:
             both = [to_json(name, result) for name, result in zip(models, results, strict=True)]
             print_json(described | {"models": both, "differences": differences_to_json(differences)})

@@ -118,3 +118,17 @@ def test_texts_that_hold_nothing_to_judge_are_an_error() -> None:
         evaluate(*parts_of(made), records([{"text": "a"}]), add_bos_eos=False)
     with pytest.raises(UsageError, match="no field 'text'"):
         evaluate(*parts_of(made), records([{"txt": "a"}]))
+
+
+def test_models_with_different_windows_have_the_same_units_and_can_be_compared() -> None:
+    """One long text is resampled by blocks of characters, which do not depend on the tokens or the windows."""
+    made = decoder()
+    text = records([{"text": "the lazy dog runs over the fox. " * 120}])
+    one, other = (evaluate(*parts_of(made), text, max_length=length, resamples=200) for length in (16, 50))
+    assert one.metrics["bits_per_byte"].num_units == other.metrics["bits_per_byte"].num_units == 3
+    difference = one.compare(other, 200)["bits_per_byte"]
+    assert difference.interval[0] <= difference.value <= difference.interval[1]
+    low, high = one.intervals["loss"]
+    assert low < one.metrics["loss"] < high
+    many = evaluate(*parts_of(made), records([{"text": f"the fox {i}"} for i in range(40)]))
+    assert many.metrics["loss"].num_units == 40

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from torch.nn import functional as F
 
-from qkv.data.cache.examples import InMemoryExamples
 from qkv.data.encode.encoders import EncodeText
 from qkv.data.objectives import IGNORE_INDEX, FlatExamples, MaskedLM
 from qkv.data.objectives.base import require_token
@@ -14,15 +13,16 @@ from qkv.data.objectives.table import OBJECTIVES
 from qkv.data.problems import Problems
 from qkv.data.records import Record
 from qkv.data.stream.random_bits import EpochRng
-from qkv.errors import QkvError, UsageError, suggest_name
+from qkv.errors import UsageError, suggest_name
 from qkv.models import Config
 from qkv.models.runtime.eval_mode import eval_mode
 from qkv.progress import OnProgress
 from qkv.tasks import metrics
+from qkv.tasks.metrics.text_units import TextUnits
 from qkv.tasks.results import FilledText
 from qkv.tasks.run.classify import check_text_lengths
 from qkv.tasks.run.example_batches import ExampleBatches, batches, max_sequence_length
-from qkv.tasks.run.language import sampling_units
+from qkv.tasks.run.language import encode_records, label_units
 from qkv.tasks.task import Evaluation, EvaluationOptions, TextModel, check_top, select_metrics, select_usable
 from qkv.text import Tokenizer
 from qkv.train.watch import Sample
@@ -133,39 +133,39 @@ def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOpt
     usable, notes = select_usable(records, text=str)
     names = select_metrics(options.metrics, METRICS, METRICS)
     problems = Problems(max_invalid_fraction=1)
-    encoded = InMemoryExamples.from_records(usable, EncodeText(tokenizer), problems)
+    usable, encoded = encode_records(usable, EncodeText(tokenizer), problems)
     notes += [str(problems.summary())] if problems.num_invalid else []
     max_length = options.max_length or max_sequence_length(model.config)
     objective = MaskedLM(encoded, tokenizer, max_length=max_length, mask_prob=options.mask_prob)
     num_windows = objective.num_examples(MASKING_RNG)
-    if num_windows == 0:
-        reason = problems.summary() if problems.num_invalid else "the texts are empty"
-        raise QkvError(f"none of the {len(records):,} records has a token to mask: {reason}; give other texts")
     examples = objective.build(np.arange(num_windows), MASKING_RNG)
     batched = ExampleBatches(model.network, examples, objective.pad_token_id)
-    num_masked = np.array([len(_masked_ids(batched, i)) for i in range(num_windows)], np.int64)
-    num_right, nats = np.zeros(num_windows), np.zeros(num_windows)
+    units = TextUnits([record.fields["text"] for record in usable])
+    unit_of_label = label_units(objective, batched, units, MASKING_RNG)
+    right, nats = np.zeros(units.num_units), np.zeros(units.num_units)
+    masked = np.bincount(np.concatenate(unit_of_label), minlength=units.num_units)
     shown: dict[int, list[int]] = {}  # the predictions of the first examples
     with eval_mode(model.network):
         for chosen in batches(examples.lengths, options.batch_size, options.progress):
-            owner = np.repeat(chosen, num_masked[chosen])  # the window of each masked token of the batch
+            unit_of_mask = np.concatenate([unit_of_label[i] for i in chosen])
             predictions: list[int] = []
             for logits, labels in batched.labelled_logits(chosen):
-                owners = owner[len(predictions) : len(predictions) + len(labels)]
+                own = unit_of_mask[len(predictions) : len(predictions) + len(labels)]
                 best = logits.argmax(-1)
-                np.add.at(num_right, owners, (best == labels).cpu().numpy())
-                np.add.at(nats, owners, F.cross_entropy(logits, labels, reduction="none").cpu().double().numpy())
+                np.add.at(right, own, (best == labels).cpu().numpy())
+                np.add.at(nats, own, F.cross_entropy(logits, labels, reduction="none").cpu().double().numpy())
                 predictions += best.tolist()
+            start = 0
             for i in chosen:
+                end = start + len(unit_of_label[i])
                 if i < (options.max_samples or 0):
-                    shown[i] = [token for token, window in zip(predictions, owner, strict=True) if window == i]
-    units = sampling_units(objective.windows.locate(np.arange(num_windows), MASKING_RNG)[0])
-    unit_right, unit_nats, unit_masked = (np.bincount(units, side) for side in (num_right, nats, num_masked))
-    loss = metrics.ratio_score(unit_nats, unit_masked)
+                    shown[i] = predictions[start:end]
+                start = end
+    loss = metrics.ratio_score(nats, masked)
     scores = {
-        "masked_accuracy": metrics.ratio_score(unit_right, unit_masked),
+        "masked_accuracy": metrics.ratio_score(right, masked),
         "loss": loss,
-        "perplexity": metrics.Score(len(unit_nats), lambda weights: metrics.perplexity(loss.weighted(weights))),
+        "perplexity": metrics.Score(len(nats), lambda weights: metrics.perplexity(loss.weighted(weights))),
     }
     if objective.tally.split:
         notes.append(f"{objective.tally.split:,} texts were read in windows of {objective.capacity[0]:,} tokens")

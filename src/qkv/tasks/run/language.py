@@ -3,8 +3,6 @@
 A text is laid out as in training (`CausalLM`): BOS, its tokens, EOS. A long text is split into consecutive windows, so
 that every token is predicted exactly once; the first tokens of a window do not see the window before. In a chat (a
 record with `messages` instead of `text`), only the answers of the assistant are evaluated.
-
-W windows
 """
 
 from collections.abc import Sequence
@@ -16,17 +14,18 @@ from torch.nn import functional as F
 from qkv.data.cache.examples import InMemoryExamples
 from qkv.data.encode.chat import ChatTemplate, EncodeChat
 from qkv.data.encode.encoders import EncodeText
-from qkv.data.objectives import IGNORE_INDEX, CausalLM, FlatExamples
+from qkv.data.objectives import IGNORE_INDEX, CausalLM
 from qkv.data.objectives.table import OBJECTIVES
+from qkv.data.objectives.windows import WindowedDocuments
 from qkv.data.problems import InvalidRecord, Problems
 from qkv.data.records import Record
 from qkv.data.stream.random_bits import EpochRng
 from qkv.decode import GenerationOptions
 from qkv.errors import QkvError
-from qkv.models import Config, Network
+from qkv.models import Config
 from qkv.models.runtime.eval_mode import eval_mode
-from qkv.progress import OnProgress
 from qkv.tasks import metrics
+from qkv.tasks.metrics.text_units import TextUnits
 from qkv.tasks.run import text_to_text
 from qkv.tasks.run.example_batches import ExampleBatches, batches, max_sequence_length
 from qkv.tasks.run.generate import generate_batched, prompt_ids
@@ -36,7 +35,6 @@ from qkv.train.watch import Sample
 run = text_to_text.run
 METRICS = OBJECTIVES["causal_lm"].metrics[""]
 MAX_WINDOW_TOKENS = 2048  # limits the windows of models with more positions
-MIN_DOCUMENTS = 30  # with fewer documents, confidence intervals are over windows
 SAMPLE_TOKENS = 32  # maximum tokens of a sample's prompt, and of its continuation
 
 
@@ -67,16 +65,24 @@ def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOpt
         raise QkvError(
             "the texts are too short: a token is predicted from the one before it; give texts of 2 tokens or more"
         )
-    numbers = np.arange(num_windows)
-    windows = objective.build(numbers, EpochRng(0))
-    nats, tokens = window_losses(model.network, windows, objective.pad_token_id, options.batch_size, options.progress)
-    texts = list(map(evaluated_text, records))
-    scores = loss_scores(nats, tokens, objective.windows.locate(numbers, EpochRng(0))[0], texts)
+    windows = objective.build(np.arange(num_windows), EpochRng(0))
+    units = TextUnits(list(map(evaluated_text, records)))
+    batched = ExampleBatches(model.network, windows, objective.pad_token_id)
+    unit_of_label = label_units(objective, batched, units, EpochRng(0))
+    nats, tokens = np.zeros(units.num_units), np.bincount(np.concatenate(unit_of_label), minlength=units.num_units)
+    with eval_mode(model.network):
+        for chosen in batches(windows.lengths, options.batch_size, options.progress):
+            losses = [
+                F.cross_entropy(logits, labels, reduction="none").cpu().double()
+                for logits, labels in batched.labelled_logits(chosen)
+            ]
+            np.add.at(nats, np.concatenate([unit_of_label[i] for i in chosen]), torch.cat(losses).numpy())
+    scores = loss_scores(nats, tokens, units)
     if objective.tally.split:
         notes.append(f"{objective.tally.split:,} texts were read in windows of {objective.capacity[0]:,} tokens")
     samples = sample_continuations(model, records[: options.max_samples])
-    chosen: dict[str, float] = {name: scores[name] for name in names}
-    return Evaluation(chosen, samples, names[0], len(records), tuple(notes))
+    selected: dict[str, float] = {name: scores[name] for name in names}
+    return Evaluation(selected, samples, names[0], len(records), tuple(notes))
 
 
 def encode_records(
@@ -104,60 +110,33 @@ def evaluated_text(record: Record) -> str:
     return "".join(turn["content"] for turn in record.fields["messages"] if turn["role"] == ChatTemplate.assistant_role)
 
 
-def window_losses(
-    network: Network, examples: FlatExamples, pad_token_id: int, batch_size: int, progress: OnProgress | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """The summed loss of each window's labels in nats (W,), and their number (W,)."""
-    batched = ExampleBatches(network, examples, pad_token_id)
+def label_units(
+    objective: WindowedDocuments, batched: ExampleBatches, units: TextUnits, rng: EpochRng
+) -> list[np.ndarray]:
+    """The unit of each label of each window, for the bootstrap."""
     assert batched.labels is not None
-    num_labels = np.array([(labels != IGNORE_INDEX).sum() for labels in batched.labels], np.int64)
-    nats = np.zeros(len(num_labels))
-    with eval_mode(network):
-        for chosen in batches(examples.lengths, batch_size, progress):
-            losses = [
-                F.cross_entropy(logits, labels, reduction="none").cpu().double()
-                for logits, labels in batched.labelled_logits(chosen)
-            ]
-            np.add.at(nats, np.repeat(chosen, num_labels[chosen]), torch.cat(losses).numpy())
-    return nats, num_labels
+    documents, first, lengths = objective.windows.locate(np.arange(len(batched.labels)), rng)
+    total = np.bincount(documents, lengths)
+    places = [np.flatnonzero(labels != IGNORE_INDEX) for labels in batched.labels]
+    return [
+        units.find(np.full(len(place), document), np.minimum((start + place) / total[document], 1))
+        for place, document, start in zip(places, documents, first, strict=True)
+    ]
 
 
-def loss_scores(
-    nats: np.ndarray, tokens: np.ndarray, documents: np.ndarray, texts: Sequence[str]
-) -> dict[str, metrics.Score]:
-    """Loss, perplexity and bits from the loss, the tokens and the document number of each window, (W,) each."""
-    units = sampling_units(documents)
+def loss_scores(nats: np.ndarray, tokens: np.ndarray, units: TextUnits) -> dict[str, metrics.Score]:
+    """Loss, perplexity and bits from the loss and the number of tokens of each unit."""
+    loss = metrics.ratio_score(nats, tokens)
 
-    def split_size(sizes: np.ndarray) -> np.ndarray:
-        """The size of each window: that of its document, in proportion to its tokens. The sum is that of all texts."""
-        split: np.ndarray = sizes[documents] * tokens / np.maximum(np.bincount(documents, tokens)[documents], 1)
-        split *= sizes.sum() / max(split.sum(), 1)
-        return split
-
-    chars = split_size(np.array([len(text) for text in texts]))
-    num_bytes = split_size(np.array([len(text.encode("utf-8", "surrogatepass")) for text in texts]))
-    unit_nats, unit_tokens, unit_chars, unit_bytes = (
-        np.bincount(units, values) for values in (nats, tokens, chars, num_bytes)
-    )
-    loss = metrics.ratio_score(unit_nats, unit_tokens)
-
-    def bits_per(unit_sizes: np.ndarray) -> metrics.Score:
-        return metrics.Score(
-            len(unit_nats), lambda w: metrics.bits_per_unit(float(w @ unit_nats), float(w @ unit_sizes))
-        )
+    def bits_per(sizes: np.ndarray) -> metrics.Score:
+        return metrics.Score(len(nats), lambda w: metrics.bits_per_unit(float(w @ nats), float(w @ sizes)))
 
     return {
         "loss": loss,
-        "perplexity": metrics.Score(len(unit_nats), lambda weights: metrics.perplexity(loss.weighted(weights))),
-        "bits_per_character": bits_per(unit_chars),
-        "bits_per_byte": bits_per(unit_bytes),
+        "perplexity": metrics.Score(len(nats), lambda weights: metrics.perplexity(loss.weighted(weights))),
+        "bits_per_character": bits_per(units.chars),
+        "bits_per_byte": bits_per(units.num_bytes),
     }
-
-
-def sampling_units(documents: np.ndarray) -> np.ndarray:
-    """The unit of each window (W,) that the bootstrap resamples: its document, or itself if documents are few."""
-    distinct, units = np.unique(documents, return_inverse=True)
-    return units if len(distinct) >= MIN_DOCUMENTS else np.arange(len(documents))
 
 
 def sample_continuations(model: TextModel, records: Sequence[Record]) -> list[Sample]:
