@@ -8,9 +8,9 @@ from task_models import TEXT, decoder, encoder, parts_of, records, seq2seq
 
 import qkv
 from qkv.tasks.evaluate import evaluate
+from qkv.tasks.judges import find_judge
 from qkv.tasks.report.baselines import BASELINES, applicable_baselines, unigram_scores
 from qkv.tasks.report.errors import report_errors
-from qkv.tasks.report.judges import find_judge
 from qkv.tasks.report.score import add_baselines, group_lengths, judge_records, report_score
 from qkv.tasks.task import TextModel
 

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from qkv.tasks.baseline import BASELINE_NAME
-from qkv.tasks.report.judges import LabelJudge, LabelSetJudge
+from qkv.tasks.judges import LabelJudge, LabelSetJudge
 from qkv.tasks.report.score import JudgedRecord, Judgement
 
 MAX_LISTED = 8

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from qkv.data.records import Record
+from qkv.tasks.judges import Judge
 from qkv.tasks.metrics.bootstrap import bootstrap, percentiles
-from qkv.tasks.report.judges import Judge
 from qkv.tasks.report.score import judge_records
 from qkv.tasks.task import TextModel
 from qkv.tasks.train import train

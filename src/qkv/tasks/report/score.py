@@ -10,9 +10,9 @@ import numpy as np
 
 from qkv.data.records import Record
 from qkv.tasks import metrics
+from qkv.tasks.judges import Judge
 from qkv.tasks.metrics.bootstrap import confidence_intervals
 from qkv.tasks.report.baselines import applicable_baselines
-from qkv.tasks.report.judges import Judge
 from qkv.tasks.task import TextModel
 from qkv.text.bm25 import normalized_words
 

@@ -1,0 +1,287 @@
+"""Make the report on a run: is the model good, and what next?
+
+    report = make_report("runs/reviews")
+    report.score.model.value, [advice.title for advice in report.advice]
+
+The model is evaluated on the validation data, so that the test data stays unseen. `quick=True` is for the lines after a
+training: only what takes a small fraction of the run's time.
+"""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import torch
+
+from qkv.data.records import Record
+from qkv.errors import QkvError, UsageError
+from qkv.files import to_path
+from qkv.inside.doctor import Finding, Subject, take_sequences
+from qkv.inside.doctor.learning import check_lr
+from qkv.progress import OnStage
+from qkv.tasks.baseline import BASELINE_NAME
+from qkv.tasks.describe import first_batch
+from qkv.tasks.evaluate import evaluate, find_task
+from qkv.tasks.judges import Judge, LabelJudge, find_judge
+from qkv.tasks.prepare.model import apply_adapters
+from qkv.tasks.prepare.prepare import PreparedRun
+from qkv.tasks.report.advice import give_advice
+from qkv.tasks.report.baselines import applicable_baselines, unigram_scores
+from qkv.tasks.report.data import DOCUMENT_TASKS, DataReport, ReportData, read_data, report_data, split_paragraphs
+from qkv.tasks.report.errors import report_errors
+from qkv.tasks.report.facts import SAME_OUTPUT, Facts
+from qkv.tasks.report.fit import judge_fit
+from qkv.tasks.report.leakage import LeakageReport, find_leakage
+from qkv.tasks.report.learning_curve import LearningCurve, baseline_curve, recipe_curve
+from qkv.tasks.report.report import RunReport
+from qkv.tasks.report.score import (
+    Judgement,
+    Measured,
+    ScoreReport,
+    add_baselines,
+    judge_records,
+    measure,
+    report_score,
+)
+from qkv.tasks.task import TextModel, require_tokenizer
+from qkv.train.recipe import recipe_file
+from qkv.train.run.curves import read_curves
+from qkv.train.run.folder import RunFolder
+from qkv.train.run.load import load_model, run_path
+
+QUICK_FRACTION, QUICK_SECONDS = 0.03, 5.0
+"""A quick report evaluates for at most this fraction of the run's time, and at most this long."""
+BASELINE_CURVE_SECONDS = 20.0
+LANGUAGE_RECORDS, TIMED_EXCERPTS = 200, 8
+"""Excerpts of a language model's data that are evaluated, and those that are timed first."""
+MAX_PARAGRAPHS = 20_000  # of the evaluation data that are compared with the training data
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """How much a report examines."""
+
+    max_records: int = 1000  # to evaluate
+    seconds: float = 60.0  # for the evaluation; leakage is searched for a third of it
+    curve_minutes: float = 0.0  # to train the recipe on fractions of the data; 0: only the curve of the baseline
+    device: str = "cpu"
+    quick: bool = False
+
+
+def make_report(run: str | Path, options: ReportOptions | None = None, progress: OnStage | None = None) -> RunReport:
+    """Examine a run: its score, errors, data and curves, and what to change next."""
+    return Reporter(run, options or ReportOptions(), progress).make()
+
+
+class Reporter:
+    """Collects the parts of a report, one method for each."""
+
+    def __init__(self, run: str | Path, options: ReportOptions, progress: OnStage | None) -> None:
+        self.began, self.options, self.progress = time.monotonic(), options, progress
+        self.path = run_path(to_path(run))
+        folder = RunFolder(self.path)
+        if not folder.is_run:
+            raise UsageError(
+                f"{run}: not the folder of a run, which has a recipe and a log; to evaluate another model, use "
+                f"qkv eval {run} DATA"
+            )
+        self.run = str(self.path)
+        self.recipe = recipe_file.loads(folder.read_recipe(), str(self.path / "recipe.toml"))
+        stored = load_model(run, device=options.device)
+        self.notes = list(stored.notes)
+        self.model = TextModel(stored.network, require_tokenizer(stored.tokenizer), stored.config)
+        self.task = find_task(stored.config).name
+        self.curves = read_curves(self.path.name, self.path)
+        self.fit = judge_fit(self.curves)
+        self.seconds = options.seconds
+        if options.quick:
+            trained = max((float(one.get("seconds", 0)) for one in folder.log_records()), default=0.0)
+            self.seconds = min(QUICK_FRACTION * trained, QUICK_SECONDS)
+
+    def stage(self, name: str) -> None:
+        """Report what is done now."""
+        if self.progress is not None:
+            self.progress(name, 0, 1)
+
+    def make(self) -> RunReport:
+        """All parts."""
+        quick = self.options.quick
+        self.stage("reading")
+        data = read_data(self.recipe, self.task)
+        judge = find_judge(self.model.config, data.evaluation, self.recipe.train.eval_beam)
+        training = [] if quick and self.task in DOCUMENT_TASKS else data.sample_training()
+        self.stage("evaluating")
+        score, judgement = self.score(data, judge, training)
+        errors = None if judgement is None or quick else report_errors(judgement)
+        self.stage("comparing records")
+        leakage, clean, test_leakage = self.leakage(data, judge, judgement)
+        counted, prepared = self.count_data(data, judge, training)
+        self.stage("learning curve")
+        curve = self.learning_curve(judge, judgement, training)
+        facts = Facts(
+            self.run,
+            self.recipe,
+            self.model.config,
+            self.fit,
+            score,
+            errors,
+            leakage,
+            clean,
+            counted,
+            curve,
+            self.check_lr(prepared, judgement),
+            same_output(judgement),
+            self.curves.validation.get(score.metric, []) if score is not None else [],
+        )
+        return RunReport(
+            self.run,
+            self.task,
+            data.name,
+            tuple(give_advice(facts)),
+            score,
+            self.fit,
+            self.curves,
+            errors,
+            leakage,
+            clean,
+            test_leakage,
+            counted,
+            curve,
+            facts.lr_check,
+            tuple(self.notes),
+            time.monotonic() - self.began,
+        )
+
+    def score(
+        self, data: ReportData, judge: Judge | None, training: Sequence[Record]
+    ) -> tuple[ScoreReport | None, Judgement | None]:
+        """The score of the model and of the baselines, and the predictions."""
+        if judge is None:
+            return (self.language_score(data, training) if self.task in ("language", "fill") else None), None
+        usable = sum(map(judge.is_usable, data.evaluation))
+        count = self.options.max_records
+        judgement = judge_records(judge, self.model, data.evaluation, self.seconds, count)
+        on_training = None
+        if not self.options.quick:
+            on_training = judge_records(judge, self.model, training, self.seconds / 4, len(judgement.records))
+        add_baselines(judgement, training, only_cheap=self.options.quick)
+        score = report_score(judgement, len(data.evaluation), usable, on_training)
+        if score.num_records < usable:
+            self.notes.append(
+                f"the score is over a sample of {score.num_records:,} of {usable:,} records (--limit, --seconds)"
+            )
+        return score, judgement
+
+    def language_score(self, data: ReportData, training: Sequence[Record]) -> ScoreReport | None:
+        """The loss of a language model, or the accuracy of a masked one, beside a unigram model."""
+        records = [one for one in data.evaluation if "text" in one.fields or "messages" in one.fields]
+        if not records or self.options.quick:
+            return None
+        records = records[:: max(1, len(records) // LANGUAGE_RECORDS)][:LANGUAGE_RECORDS]
+        model, began = self.model, time.monotonic()
+        found = evaluate(model.network, model.tokenizer, model.config, records[:TIMED_EXCERPTS], max_samples=0)
+        each = (time.monotonic() - began) / TIMED_EXCERPTS
+        records = records[: max(TIMED_EXCERPTS, int(self.seconds / max(each, 1e-9)))]
+        if len(records) > TIMED_EXCERPTS:
+            found = evaluate(model.network, model.tokenizer, model.config, records, max_samples=0)
+        texts, known = (
+            [str(one.fields["text"]) for one in side if "text" in one.fields] for side in (records, training)
+        )
+        loss, accuracy = unigram_scores(model.tokenizer, known, texts)
+        is_loss = found.main_metric == "loss"
+        baseline = Measured("unigram model" if is_loss else "most frequent token", loss if is_loss else accuracy)
+        baselines = () if math.isnan(loss) else (baseline,)  # chats have no plain text
+        own = measure("model", found.metrics[found.main_metric])
+        return ScoreReport(found.main_metric, own, baselines, None, found.num_records, len(data.evaluation))
+
+    def leakage(
+        self, data: ReportData, judge: Judge | None, judgement: Judgement | None
+    ) -> tuple[LeakageReport | None, float | None, LeakageReport | None]:
+        """Leaks of the evaluation data, the score without them, and leaks of the test data."""
+        limit = self.seconds / 3
+        if judge is None:
+            if self.options.quick or not any("text" in one.fields for one in data.evaluation):
+                return None, None, None
+            lines = list(islice(split_paragraphs(data.evaluation), MAX_PARAGRAPHS))
+            training = split_paragraphs(data.training())
+            return find_leakage(lines, training, lambda one: str(one.fields["text"]), max_seconds=limit), None, None
+        label_of = (lambda one: judge.show(judge.expected(one))) if isinstance(judge, LabelJudge) else None
+        used = [one for one in data.evaluation if judge.is_usable(one)]
+        training = (one for one in data.training() if judge.is_usable(one))
+
+        def full_text(record: Record) -> str:
+            return Judge.text(judge, record)  # of an answer, with its passage
+
+        found = find_leakage(used, training, full_text, label_of=label_of, max_seconds=limit)
+        if not found.complete:
+            self.notes.append(f"the first {found.num_training:,} training records were compared (--seconds)")
+        clean = None
+        if found.leaks and judgement is not None:
+            leaked = {id(used[i]) for i in found.leaks}
+            kept = [i for i, one in enumerate(judgement.records) if id(one) not in leaked]
+            predicted, expected = ([side[i] for i in kept] for side in (judgement.predicted, judgement.expected))
+            clean = float(judge.measure(predicted, expected)) if kept else None
+        tested = [one for one in data.test if judge.is_usable(one)]
+        test = None
+        if tested and not self.options.quick:
+            training = (one for one in data.training() if judge.is_usable(one))
+            test = find_leakage(tested, training, full_text, max_seconds=limit)
+        return found, clean, test
+
+    def count_data(
+        self, data: ReportData, judge: Judge | None, training: Sequence[Record]
+    ) -> tuple[DataReport | None, PreparedRun | None]:
+        """What training truncated and left out."""
+        if self.options.quick:
+            return None, None
+        classes: Counter[str] = Counter()
+        if judge is not None and judge.has_classes:
+            usable = (one for one in training if judge.is_usable(one))
+            classes.update(str(judge.class_of(item)) for one in usable for item in judge.items(judge.expected(one)))
+        try:
+            return report_data(data, self.model.tokenizer, dict(classes.most_common()), self.progress)
+        except QkvError as error:
+            self.notes.append(f"the training data could not be prepared again, so nothing was counted: {error}")
+            return None, None
+
+    def learning_curve(
+        self, judge: Judge | None, judgement: Judgement | None, training: Sequence[Record]
+    ) -> LearningCurve | None:
+        """The curve of the recipe, if there is time for it, else that of the SVM, for a classifier."""
+        if judge is None or judgement is None or self.options.quick:
+            return None
+        if self.options.curve_minutes:
+            minutes = self.options.curve_minutes
+            return recipe_curve(judge, self.recipe, self.run, training, judgement.records, minutes)
+        linear = applicable_baselines(judge, judgement.records).get(BASELINE_NAME)
+        if linear is None:
+            return None
+        return baseline_curve(judge, training, judgement.records, BASELINE_NAME, linear, BASELINE_CURVE_SECONDS)
+
+    def check_lr(self, prepared: PreparedRun | None, judgement: Judgement | None) -> Finding | None:
+        """The learning-rate test of `qkv doctor`, if the run has learned little."""
+        has_failed = self.fit.verdict in ("diverged", "stalled") or same_output(judgement) >= SAME_OUTPUT
+        if prepared is None or not has_failed:
+            return None
+        self.stage("testing learning rates")
+        network = apply_adapters(prepared.build_network(), self.recipe, prepared.config)
+        batch = take_sequences(first_batch(prepared.train_data))
+        recipe, tokenizer = self.recipe, prepared.tokenizer
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return check_lr(Subject(network, tokenizer, batch, recipe.objective, recipe.train, is_new=True))
+
+
+def same_output(judgement: Judgement | None) -> float:
+    """The fraction of predictions that are equal; 0 if that is what is expected."""
+    if judgement is None or not judgement.predicted:
+        return 0.0
+    shown, wanted = (
+        Counter(map(judgement.judge.show, side)).most_common(1)[0][1] / len(side)
+        for side in (judgement.predicted, judgement.expected)
+    )
+    return shown if wanted < 0.8 * shown else 0.0
