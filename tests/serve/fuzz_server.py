@@ -12,7 +12,7 @@ import copy
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -107,7 +107,7 @@ def run_examples(strategy: Any, check: Callable[[Any], None], num_examples: int,
     run()
 
 
-def fuzz(url: str, num_requests: int, seed: int = 0) -> dict[str, collections.Counter[int]]:
+def fuzz(url: str, num_requests: int, seed: int = 0, only: Sequence[str] = ()) -> dict[str, collections.Counter[int]]:
     """Send requests, and return the number of each status by operation. Raises an error for a wrong response."""
     whole = httpx.get(f"{url}/openapi.json").json()
     counts: dict[str, collections.Counter[int]] = {}
@@ -125,9 +125,12 @@ def fuzz(url: str, num_requests: int, seed: int = 0) -> dict[str, collections.Co
         operations = [one.ok() for one in schemathesis.openapi.from_dict(document).get_all_operations()]
         with_body = [one for one in operations if one.body]
         for operation in operations if is_valid else with_body:
+            if only and operation.path not in only:
+                continue
             counted = counts.setdefault(f"{operation.method.upper()} {operation.path}", collections.Counter())
             share = num_requests // (2 * len(with_body)) if operation.body else num_requests // 400
             check = partial(send, is_valid=is_valid, counted=counted)
+            print(f"{time.strftime('%H:%M:%S')} {operation.path} {mode.name}", flush=True)
             run_examples(operation.as_strategy(generation_mode=mode), check, max(1, share), seed)
     assert httpx.get(f"{url}/readyz").status_code == 200
     return counts
@@ -142,11 +145,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", nargs="+", default=[], help="some paths, such as /trace")
     arguments = parser.parse_args()
     models: Mapping[str, qkv.Model] = make_models()
     began = time.perf_counter()
     with served(models, max_tokens=MAX_TOKENS) as (url, app):
-        counts = fuzz(url, arguments.requests, arguments.seed)
+        counts = fuzz(url, arguments.requests, arguments.seed, arguments.only)
         for name in models:
             thread = app.state.server.pool.find(name).engine
             if thread is not None:

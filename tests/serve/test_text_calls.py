@@ -104,3 +104,10 @@ def test_a_bad_input_fails_alone_and_an_abandoned_call_is_not_run() -> None:
         await asyncio.to_thread(gatherer.stop)
 
     asyncio.run(run())
+
+
+def test_token_ids_outside_the_vocabulary_are_an_error(running: Any) -> None:
+    for name in ("text", "pairs", "classes"):
+        response = httpx.post(f"{running.url}/trace", json={"model": name, "text": [9999, 3]}, timeout=60)
+        assert response.status_code == 400
+        assert "token id 9999 is outside" in response.json()["error"]["message"]

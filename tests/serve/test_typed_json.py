@@ -32,6 +32,14 @@ class Outer:
     many: Annotated[list[Inner], Limits(0, 2)] | None = None
 
 
+@dataclass(frozen=True)
+class Holder:
+    """An object with a field of any type."""
+
+    text: str
+    any: Any = None
+
+
 def test_values_are_converted() -> None:
     given = {"text": "abc", "count": 4.0, "share": 1, "inner": {"kind": "b", "weights": {"x": 1}}, "either": [1, 2]}
     assert from_json(Outer, given) == Outer("abc", 4, 1.0, False, Inner("b", {"x": 1.0}), [1, 2])
@@ -65,6 +73,16 @@ def test_errors_name_the_field(value: Any, message: str) -> None:
 def test_what_is_not_json_is_an_error(body: bytes) -> None:
     with pytest.raises(InvalidJson, match="the body is"):
         decode_json(body)
+
+
+@pytest.mark.parametrize("depth", [400, 2_000, 50_000])
+def test_a_deep_value_is_read_or_an_error(depth: int) -> None:
+    body = b'{"text": "a", "any": ' + b"[" * depth + b"]" * depth + b"}"
+    if depth == 400:
+        assert from_json(Holder, decode_json(body)).text == "a"
+    else:
+        with pytest.raises(InvalidJson, match="nested too deeply"):
+            from_json(Holder, decode_json(body))
 
 
 JSON = st.recursive(

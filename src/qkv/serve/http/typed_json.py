@@ -23,6 +23,7 @@ from qkv.errors import shorten, suggest_name
 T = TypeVar("T")
 
 NAMES = {str: "a string", int: "an integer", float: "a number", bool: "true or false", NoneType: "null"}
+TOO_DEEP = "the body is nested too deeply; send a flatter one"
 SCHEMA_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", NoneType: "null"}
 
 
@@ -70,7 +71,7 @@ def decode_json(body: bytes) -> Any:
     try:
         return json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
     except RecursionError:
-        raise InvalidJson("", "the body is nested too deeply; send a flatter one") from None
+        raise InvalidJson("", TOO_DEEP) from None
     except ValueError as error:
         raise InvalidJson("", f"the body is not JSON ({shorten(str(error))}); send a JSON object") from None
 
@@ -81,7 +82,10 @@ def _refuse_constant(name: str) -> None:
 
 def from_json(expected: type[T], value: Any) -> T:
     """Convert JSON values to a dataclass. Raises `InvalidJson` with the path of the first wrong field."""
-    result: T = _convert(expected, value, "")
+    try:
+        result: T = _convert(expected, value, "")
+    except RecursionError:
+        raise InvalidJson("", TOO_DEEP) from None
     return result
 
 

@@ -69,6 +69,9 @@ def _encode_target(
         return require_tokenizer(tokenizer).target.encode(target, add_special_tokens=False)
     if target is not None:
         return [int(i) for i in target]
+    assert network.config.encoder is not None
+    if any(not 0 <= token < network.config.encoder.vocab_size for token in source):
+        return []  # `trace` raises the error for such a source
     options = GenerationOptions(max_tokens=limit_new_tokens(network.config, MAX_GENERATED_TOKENS))
     with eval_mode(network):
         return generate(network, [source], options, tokenizer)[0].ids
