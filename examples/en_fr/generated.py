@@ -1,12 +1,13 @@
-"""Generated pairs for what the data has too little of: pronouns that agree with a noun, and numbers.
+"""Generated pairs for what the data has too little of: pronouns that agree with a noun, names, and numbers.
 
-Only 900 of 160,000 pairs have a digit, and few say which noun an "it" stands for. These pairs are made by rule, so
-their French is right by construction. The nouns for which "it" stands in the probes are not among them.
+Only 900 of 160,000 pairs have a digit, people are mostly called Tom, and few sentences say what an "it" stands for.
+These pairs are made by rule, so their French is right by construction, or from pairs of the data. The nouns for which
+"it" stands in the probes are not among them.
 """
 
 import random
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import product
 
 from pairs import Pair
@@ -68,6 +69,17 @@ COUNTED = read_nouns("""
     books livres m, apples pommes f, chairs chaises f, dogs chiens m, cars voitures f, students étudiants m,
     letters lettres f, eggs œufs m, days jours m, houses maisons f
 """)
+MEN = """
+    Paul Peter John David Michael Robert Daniel Nicolas Simon Lucas Victor Gabriel Samuel Kevin Brian Carlos Mohamed
+    Yuki Ravi Boris Karim Ben Max Leo Jack Sam Mark Steve George Frank Martin Philip Richard Bill Bob Jim Ken Nick Tim Dan
+    Joe Luke Matt Ryan Sean Scott Walter Wei Juan Pierre Jean Adam Eric Oscar Omar Ivan Alex Arthur Antoine
+"""
+WOMEN = """
+    Maria Julia Sarah Laura Sophie Kate Linda Jane Lucy Lisa Susan Nancy Claire Julie Nadia Fatima Yoko Rachel Rosa
+    Clara Diana Vera Zoe Betty Carol Jessica Jennifer Karen Lea Manon Nina Paula Ruth Sandra Tina Wendy Mei Priya Camille
+    Anna Emma Alice Eva Olivia Isabelle Emily Ingrid
+"""
+NAMES = {"Tom": MEN.split(), "Mary": WOMEN.split()}
 FRENCH_UNITS = "zéro un deux trois quatre cinq six sept huit neuf dix onze douze treize quatorze quinze seize"
 FRENCH_TENS = {20: "vingt", 30: "trente", 40: "quarante", 50: "cinquante", 60: "soixante", 80: "quatre-vingt"}
 ENGLISH_UNITS = (
@@ -192,10 +204,28 @@ def swap_numbers(pairs: Iterable[Pair], copies: int, chosen: random.Random) -> l
     return found
 
 
-def generate_pairs(pairs: Iterable[Pair], count: int) -> list[Pair]:
-    """At most `count` generated pairs: half on agreement, a quarter with numbers in words, a quarter with digits."""
+def swap_names(pairs: Iterable[Pair], chosen: random.Random) -> list[Pair]:
+    """Copies of pairs with Tom or Mary on both sides, with another name, so that a model learns to copy names.
+
+    >>> swap_names([("I saw Tom.", "J'ai vu Tom."), ("Wait.", "Attends.")], random.Random(0))
+    [('I saw Omar.', "J'ai vu Omar.")]
+    """
+    found: list[Pair] = []
+    for english, french in pairs:
+        for name, others in NAMES.items():
+            if len(re.findall(rf"\b{name}\b", english)) == len(re.findall(rf"\b{name}\b", french)) > 0:
+                other = chosen.choice(others)
+                if other[0] in "AEIO" and re.search(rf"e {name}\b", french):
+                    continue  # "de" and "que" would have to become "d'" and "qu'"
+                swapped = [re.sub(rf"\b{name}\b", other, text) for text in (english, french)]
+                found.append((swapped[0], swapped[1]))
+    return found
+
+
+def generate_pairs(pairs: Sequence[Pair], count: int) -> list[Pair]:
+    """At most `count` generated pairs, of four kinds: agreement, names, numbers in words, and numbers in digits."""
     chosen = random.Random(0)
-    agreement, words = agreement_pairs(), number_pairs()
+    agreement, names, words = agreement_pairs(), swap_names(pairs, chosen), number_pairs()
     digits = swap_numbers(pairs, 12, chosen)
-    sizes = ((agreement, count // 2), (words, count // 4), (digits, count // 4))
+    sizes = ((agreement, count // 3), (names, count // 3), (words, count // 6), (digits, count // 6))
     return [pair for several, size in sizes for pair in chosen.sample(several, min(size, len(several)))]

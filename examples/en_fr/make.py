@@ -274,7 +274,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="split: the pairs, fra.txt or fra.txt.gz")
     parser.add_argument("--minutes", type=float, default=6.0, help="the time of each training run")
     parser.add_argument("--samples", type=int, default=200_000, help="language: the number of new sentences")
-    parser.add_argument("--generated", type=int, default=20_000, help="polish: the number of generated pairs")
+    parser.add_argument("--generated", type=int, default=30_000, help="polish: the number of generated pairs")
     parser.add_argument("--beam", type=int, default=4, help="distil: the number of hypotheses of each teacher")
     parser.add_argument("--shards", type=int, default=2, help="distil: processes for each teacher")
     parser.add_argument("--teacher", help=argparse.SUPPRESS)

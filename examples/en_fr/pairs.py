@@ -110,7 +110,7 @@ def group_references(pairs: Iterable[Pair]) -> dict[str, list[str]]:
 
 
 def typing_variants(pairs: Iterable[Pair]) -> list[Pair]:
-    """Copies of a few pairs, typed as people type: without the full stop, in lower case, with curly apostrophes."""
+    """Copies of a few pairs, typed as people type: without the full stop, in another case, with curly apostrophes."""
     variants: list[Pair] = []
     for english, french in pairs:
         number = hash_number(english + french) % 100
@@ -118,6 +118,8 @@ def typing_variants(pairs: Iterable[Pair]) -> list[Pair]:
             variants.append((english[:-1], french[:-1]))
         elif 4 <= number < 8:
             variants.append((english.lower(), french))
-        elif "'" in english and 8 <= number < 12:
+        elif number == 8:
+            variants.append((english.upper(), french.upper()))
+        elif "'" in english and 9 <= number < 13:
             variants.append((english.replace("'", "’"), french))
     return variants
