@@ -91,11 +91,13 @@ def train(recipe: str, /, *overrides: str, dry_run: bool = False, processes: int
 
 def report_lines(run: str) -> list[str]:
     """Two lines on a run that has just ended: its score beside a baseline, and the most important advice."""
+    from qkv.files import read_json_object
     from qkv.render.report import summarise_report
     from qkv.tasks.report import ReportOptions, make_report
 
     try:
-        return summarise_report(make_report(run, ReportOptions(quick=True)))
+        device = str(read_json_object(Path(run) / "env.json")["device"])  # the device of the training
+        return summarise_report(make_report(run, ReportOptions(quick=True, device=device)))
     except Exception as error:  # whatever happens here, the run is complete
         return [f"No report was made: {error}"]
 

@@ -116,7 +116,7 @@ def print_groups(score: ScoreReport, console: Console) -> None:
         listed = [f"{expected} → {predicted} ({times:,}×)" for expected, predicted, times in confused]
         console.print(Text(escape_controls("Expected → predicted: " + ", ".join(listed))))
     if score.lengths:
-        groups = [f"{one.shortest}–{one.longest} words: {100 * one.score:.0f} %" for one in score.lengths]
+        groups = [f"up to {one.longest} words: {100 * one.score:.0f} %" for one in score.lengths]
         console.print(Text("By length: " + ", ".join(groups)))
 
 

@@ -1,5 +1,6 @@
 """Each piece of advice is given for a run with that fault planted in it, and not for a healthy run."""
 
+import json
 import shlex
 from pathlib import Path
 
@@ -201,5 +202,10 @@ def test_the_command_writes_a_page_and_json(healthy: Path, capsys: pytest.Captur
     assert "Nothing stands out" in out
     assert "most frequent class" in out
     assert (healthy / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert run_command(["report", str(healthy), "--limit", "50", "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["score"]["num_records"] == 50
+    assert values["score"]["model"]["interval"][0] <= values["score"]["model"]["value"]
+    assert {"advice", "fit", "curves", "errors", "leakage", "data", "learning_curve"} <= values.keys()
     assert run_command(["report", str(healthy), "--seconds", "0"]) == 2
     assert run_command(["report", str(healthy), "--out", "page.txt"]) == 2

@@ -67,7 +67,7 @@ function confusedPairs(confusion) {
 /** The mean score of short and long texts. */
 export function lengthTable(lengths) {
   if (!lengths.length) return null;
-  const rows = lengths.map((one) => [`${one.shortest}–${one.longest} words`, bar(one.score), count(one.records)]);
+  const rows = lengths.map((one) => [`up to ${one.longest} words`, bar(one.score), count(one.records)]);
   return html("div", {class: "block"}, table("Mean score by length of the text", ["length", "score", "records"], rows));
 }
 

@@ -53,8 +53,9 @@ from qkv.train.run.curves import read_curves
 from qkv.train.run.folder import RunFolder
 from qkv.train.run.load import load_model, run_path
 
-QUICK_FRACTION, QUICK_SECONDS = 0.03, 5.0
-"""A quick report evaluates for at most this fraction of the run's time, and at most this long."""
+QUICK_FRACTION, MIN_QUICK_SECONDS, MAX_QUICK_SECONDS = 0.03, 1.0, 5.0
+"""A quick report evaluates for this fraction of the run's time, but at least and at most for these seconds."""
+MIN_QUICK_RECORDS = 30  # with fewer, a quick report has no score
 BASELINE_CURVE_SECONDS = 20.0
 LANGUAGE_RECORDS, TIMED_EXCERPTS = 200, 8
 """Excerpts of a language model's data that are evaluated, and those that are timed first."""
@@ -100,7 +101,7 @@ class Reporter:
         self.seconds = options.seconds
         if options.quick:
             trained = max((float(one.get("seconds", 0)) for one in folder.log_records()), default=0.0)
-            self.seconds = min(QUICK_FRACTION * trained, QUICK_SECONDS)
+            self.seconds = min(max(QUICK_FRACTION * trained, MIN_QUICK_SECONDS), MAX_QUICK_SECONDS)
 
     def stage(self, name: str) -> None:
         """Report what is done now."""
@@ -165,6 +166,8 @@ class Reporter:
         usable = sum(map(judge.is_usable, data.evaluation))
         count = self.options.max_records
         judgement = judge_records(judge, self.model, data.evaluation, self.seconds, count)
+        if self.options.quick and len(judgement.records) < min(usable, MIN_QUICK_RECORDS):
+            return None, None
         on_training = None
         if not self.options.quick:
             on_training = judge_records(judge, self.model, training, self.seconds / 4, len(judgement.records))

@@ -121,6 +121,8 @@ def best_lr(check: Finding) -> float | None:
 def init_command(facts: Facts, checkpoint: str) -> str:
     """The commands that write a recipe for the data of the run, to fine-tune a checkpoint, and train it."""
     data, recipe = facts.recipe.data, f"{facts.run}-2.toml"
+    if not data.train:  # a mixture, which `qkv init` does not write
+        return ""
     words = ["qkv", "init", INIT_TASKS[facts.recipe.objective.kind], *list_files(data.train)]
     for option, files in (("--valid", data.valid), ("--test", data.test)):
         words += [word for file in list_files(files) for word in (option, file)]

@@ -16,8 +16,8 @@ from qkv.tasks.report.baselines import applicable_baselines
 from qkv.tasks.task import TextModel
 from qkv.text.bm25 import normalized_words
 
-TIMED_RECORDS = 32
-"""The records that are predicted first, to find out how many fit into the time."""
+TIMED_RECORDS, SAMPLE_GROWTH = 4, 8
+"""The number of records that are predicted first, and the largest ratio of two sizes of the sample."""
 LENGTH_GROUPS = 4
 MIN_GROUP = 10  # records of a group of lengths
 POINTS = {"bleu": 1.0, "loss": 1.0}
@@ -113,19 +113,23 @@ def judge_records(
 ) -> Judgement:
     """Predict a random sample of the records, as many as the time and `max_records` allow.
 
-    At least `TIMED_RECORDS` are predicted. The sample is always the same, because files are often sorted by class.
+    The sample grows from `TIMED_RECORDS`, and the time of one size decides on the next. It is always the same sample,
+    because files are often sorted by class.
     """
     usable = [one for one in records if judge.is_usable(one)]
     usable = Random(0).sample(usable, len(usable))[:max_records]
-    began = time.monotonic()
-    made = judge.predict(model, usable[:TIMED_RECORDS])
-    each = (time.monotonic() - began) / max(1, len(made))
-    count = min(len(usable), max(len(made), int(max_seconds / max(each, 1e-9))))
-    if count > len(made):
-        made = judge.predict(model, usable[:count])
-    predicted, expected = [one for one, _ in made], [judge.expected(one) for one in usable[:count]]
+    deadline, size = time.monotonic() + max_seconds, TIMED_RECORDS
+    while True:
+        began = time.monotonic()
+        made = judge.predict(model, usable[:size])
+        ended = time.monotonic()
+        fitting = int(size * (deadline - ended) / max(ended - began, 1e-9))
+        if size >= len(usable) or fitting <= size:
+            break
+        size = min(fitting, SAMPLE_GROWTH * size)
+    predicted, expected = [one for one, _ in made], [judge.expected(one) for one in usable[:size]]
     scores = judge.score_each(predicted, expected)
-    return Judgement(judge, usable[:count], predicted, expected, scores, [confidence for _, confidence in made])
+    return Judgement(judge, usable[:size], predicted, expected, scores, [confidence for _, confidence in made])
 
 
 def add_baselines(judgement: Judgement, training: Sequence[Record], only_cheap: bool = False) -> None:
