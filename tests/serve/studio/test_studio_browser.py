@@ -171,10 +171,25 @@ def test_typing_traces_again_and_long_texts_are_refused(browser: Any, studio: An
     assert page.locator("[role=alert]").inner_text() == ""
 
 
+def test_hostile_texts_stay_text(browser: Any, studio: Any) -> None:
+    attack = "<img src=x onerror='window.broken=1'>"
+    opened = Studio(browser, studio.address, "tokens", "decoder", attack)
+    for panel in ("words", "next", "search", "attention"):
+        opened.go(panel)
+        opened.page.wait_for_selector(PANELS[panel])
+    assert opened.page.evaluate("window.broken") is None
+    assert opened.page.locator("img").count() == 0
+    assert opened.page.locator("#text").input_value() == attack
+
+
 def test_a_missing_model_and_a_missing_server_are_reported(browser: Any, studio: Any) -> None:
     opened = Studio(browser, studio.address, "tokens", "encoder")
     page = opened.page
     page.locator(".models select").first.select_option("gone")
+    opened.alert("/nowhere/model")
+    opened.go("runs")  # it needs no model
+    page.wait_for_selector(".curves")
+    opened.page.locator("nav a[data-panel=tokens]").click()
     opened.alert("/nowhere/model")
     page.locator(".models select").first.select_option("encoder")
     page.wait_for_function("() => document.querySelector('[role=alert]').textContent === ''")

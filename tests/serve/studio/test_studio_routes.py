@@ -62,6 +62,42 @@ def test_errors_are_json_that_says_what_to_do(http: Any) -> None:
     assert http.get("/studio/..%2fapp.py").status_code == 404
 
 
+@pytest.mark.parametrize("path", ["trace", "words", "examples", "search"])
+def test_odd_requests_are_refused_without_a_failure(http: Any, path: str) -> None:
+    """A request is answered, or refused with a reason; it never makes the server fail."""
+    good = {"model": "decoder", "text": "the cat"}
+    good |= {"examples": {"site": "decoder.0.mlp_post", "unit": 1}, "search": {"max_tokens": 2}}.get(path, {})
+    assert http.post(f"/studio/api/{path}", json=good).status_code == 200
+    odd: list[Any] = [
+        *({"text": text} for text in ("\x00", "\ud800", "\u202e", "a" * 47, "a" * 48, "🏳️‍🌈" * 5, "\t\t", None, 1e400)),
+        *({"off": off} for off in (["decoder.0.head.99"], ["decoder.000000"], [None], "decoder.0", [["decoder.0"]])),
+        *({"model": name} for name in ("../decoder", "", None, ["decoder"], "gone")),
+        *({"layer": layer} for layer in (2, 99, -1, 1.5, 2**70)),
+        *({"layer": 0, "head": head} for head in (3, -1, "0")),
+        *({"position": position} for position in (7, 2**64, -1)),
+        *({"views": views} for views in (["search"], "lens", [3], ["lens"] * 50)),
+        *({"target": target} for target in ("le chat", 5)),
+        *({"site": site} for site in ("*", "decoder.0.pattern", "decoder.-1.mlp_post", "", None)),
+        *({"unit": unit} for unit in (24, 2**20, -1, None)),
+        *({"texts": texts} for texts in (["a" * 300], [""] * 401, [1], "abc")),
+        *({"beam": beam} for beam in (13, 1, 0, True)),
+        *({"max_tokens": count} for count in (0, 65, 64)),
+    ]
+    statuses = set()
+    for change in odd:
+        content = json.dumps({**good, **change}).encode()
+        answer = http.post(f"/studio/api/{path}", content=content, headers={"Content-Type": "application/json"})
+        assert answer.status_code in (200, 400, 404), (change, answer.text)
+        if answer.status_code != 200:
+            assert len(answer.json()["error"]["message"]) > 10
+        statuses.add(answer.status_code)
+    assert statuses == {200, 400, 404}
+    for content in (b"", b"{", b"[" * 5000, b'"a"', b"\xff", b'{"model": NaN}'):
+        answer = http.post(f"/studio/api/{path}", content=content, headers={"Content-Type": "application/json"})
+        assert answer.status_code == 400
+    assert http.post(f"/studio/api/{path}", content=b"{}").status_code == 415
+
+
 def test_a_search_arrives_in_lines(http: Any) -> None:
     body = {"model": "decoder", "text": "the cat", "beam": 2, "max_tokens": 4}
     with http.stream("POST", "/studio/api/search", json=body) as answer:

@@ -57,7 +57,7 @@ def make_options(
     roots = list(dict.fromkeys([Path("runs").absolute(), *(folder.parent for folder in folders)]))
     lines = [] if examples is None else read_text(examples).splitlines()
     return StudioOptions(
-        Runs(runs or [root for root in roots if root.is_dir()]),
+        Runs(runs or roots),
         {path.stem: SparseAutoencoder.load(path) for path in autoencoders},
         [line for line in lines if line.strip()][:MAX_EXAMPLES],
     )

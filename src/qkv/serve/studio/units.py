@@ -3,7 +3,7 @@
 T tokens, F features of an autoencoder
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -65,7 +65,7 @@ def find_examples(
     texts = [text for text in dict.fromkeys([*request.texts, request.text]) if text.strip()]
     found = top_examples(
         model.network,
-        [make_example(model, text, site) for text in texts],
+        make_examples(model, texts, site),
         site,
         [request.unit],
         num_examples=NUM_EXAMPLES,
@@ -105,12 +105,15 @@ def find_effect(model: Model, site: str, unit: int, autoencoder: SparseAutoencod
     return vocabulary_effect(model.network, int(layer), unit, model.tokenizer, num_tokens=NUM_EFFECTS)
 
 
-def make_example(model: Model, text: str, site: str) -> Example:
-    """The token ids of an example text. The decoder of an encoder-decoder reads the model's own output."""
-    ids = read_text(model, text)[0]
-    if len(ids) > MAX_TOKENS:
-        raise UsageError(f"an example has {len(ids):,} tokens, and at most {MAX_TOKENS} are read; shorten it")
-    if not isinstance(model.network, Seq2Seq):
-        return ids
-    written = find_answers(model, [text])[0].ids if site.startswith("decoder") else ()
-    return ids, [start_token(model.network), *written]
+def make_examples(model: Model, texts: Sequence[str], site: str) -> list[Example]:
+    """The token ids of example texts. The decoder of an encoder-decoder reads the model's own outputs."""
+    sources = [read_text(model, text)[0] for text in texts]
+    longest = max(map(len, sources))
+    if longest > MAX_TOKENS:
+        raise UsageError(f"an example has {longest:,} tokens, and at most {MAX_TOKENS} are read; shorten it")
+    network = model.network
+    if not isinstance(network, Seq2Seq):
+        return list(sources)
+    reads_outputs = site.startswith("decoder") and model.config.head.kind == "lm"
+    written = [answer.ids for answer in find_answers(model, texts)] if reads_outputs else [()] * len(texts)
+    return [(ids, [start_token(network), *target]) for ids, target in zip(sources, written, strict=True)]

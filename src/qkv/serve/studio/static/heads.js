@@ -2,6 +2,7 @@
 
 import {html} from "./page/dom.js";
 import {openHead} from "./page/view_head.js";
+import {pictureButtons} from "./export.js";
 import {post} from "./server.js";
 
 /** The actions of view_attention.js. */
@@ -24,7 +25,11 @@ export function headActions({data, request, off, setOff, update, state, side, fa
         setOff(off.includes(name) ? off.filter((one) => one !== name) : [...off, name]);
       };
       const text = off.includes(name) ? "Switch this head on" : "Switch this head off";
-      return [html("button", {type: "button", class: "quiet", onclick: toggle}, text)];
+      const savers = pictureButtons(
+        () => document.querySelector("dialog .head-body"),
+        () => name,
+      );
+      return [html("button", {type: "button", class: "quiet", onclick: toggle}, text), savers[1]]; // the dialog saves SVG
     },
   };
   if (state.head && side === 0 && !document.querySelector("dialog")) reopen(data, state.head, actions);

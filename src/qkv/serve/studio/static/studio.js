@@ -77,17 +77,19 @@ async function refresh() {
 }
 
 async function makeContext(side, panel, signal) {
+  const shared = {side, state, update, fail, signal};
+  if (panel.views === null) return shared; // it needs no model
   const [model, offName] = side === 0 ? [state.model, "off"] : [state.other, "otherOff"];
   const info = await loadInfo(model, signal);
   if (side === 0) beginWithExample(info);
   const off = state[offName].filter((name) => hasPart(info, name));
   const target = info.family === "seq2seq" && state.target ? {target: state.target} : {};
   const request = {model, text: state.text, off, ...target};
-  const wanted = {...request, views: panel.views ?? []};
+  const wanted = {...request, views: panel.views};
   if (panel.name === "next" && state.position !== null) wanted.position = state.position;
-  const data = panel.views === null ? null : await post("trace", wanted, signal);
+  const data = await post("trace", wanted, signal);
   const setOff = (names) => update({[offName]: names});
-  return {side, info, data, request, off, setOff, state, update, fail, signal};
+  return {...shared, info, data, request, off, setOff};
 }
 
 async function loadInfo(model, signal) {
@@ -138,8 +140,6 @@ function currentPanel() {
 
 function drawPanel() {
   const panel = currentPanel();
-  parts.title.textContent = panel.title;
-  parts.sentence.textContent = panel.sentence;
   const focused = document.activeElement?.dataset.part;
   const shown = panel.views === null ? contexts.slice(0, 1) : contexts;
   const column = (context) => {
@@ -191,6 +191,8 @@ function drawWalk() {
 }
 
 function showControls() {
+  parts.title.textContent = currentPanel().title;
+  parts.sentence.textContent = currentPanel().sentence;
   const index = (name) => Math.max(0, models.indexOf(name));
   parts.controls.replaceChildren(
     choice("Model", models, (i) => update({model: models[i], off: [], position: null, head: ""}), index(state.model)),
@@ -210,8 +212,11 @@ function showControls() {
   if (parts.text.value !== state.text) parts.text.value = state.text;
   if (parts.target.value !== state.target) parts.target.value = state.target;
   for (const link of parts.nav.querySelectorAll("a")) {
-    if (link.dataset.panel === currentPanel().name) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
+    if (link.dataset.panel !== currentPanel().name) link.removeAttribute("aria-current");
+    else {
+      link.setAttribute("aria-current", "page");
+      if (parts.nav.scrollWidth > parts.nav.clientWidth) parts.nav.scrollLeft = link.offsetLeft - 60; // on a narrow screen
+    }
   }
 }
 
