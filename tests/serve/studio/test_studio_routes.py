@@ -1,6 +1,7 @@
 """The routes of the studio: a small page without network, errors as JSON, keys, and no path of a request."""
 
 import json
+import re
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,6 @@ from look_models import make_model
 from serving import client
 
 from qkv.serve.http.keys import add_key
-from qkv.serve.studio.routes import static_routes
 
 MAX_PAGE_BYTES = 300_000
 
@@ -21,26 +21,37 @@ def http() -> Any:
         yield opened
 
 
+def list_loaded(http: Any, path: str = "/studio/studio.js", found: dict[str, str] | None = None) -> dict[str, str]:
+    """The scripts that a script loads, with their texts."""
+    found = {} if found is None else found
+    if path not in found:
+        answer = http.get(path)
+        assert answer.status_code == 200, path
+        found[path] = answer.text
+        for name in re.findall(r'^(?:import|export) .*from "\./([\w./]+)";$', answer.text, re.MULTILINE):
+            list_loaded(http, f"{path.rpartition('/')[0]}/{name}", found)
+    return found
+
+
 def test_the_page_is_small_and_names_no_address(http: Any) -> None:
-    paths = {route.path for route in static_routes()}
-    answers = {path: http.get(path) for path in paths}
-    assert all(answer.status_code == 200 for answer in answers.values())
-    sizes = [len(answer.content) for path, answer in answers.items() if path != "/studio"]
-    assert sum(sizes) < MAX_PAGE_BYTES
-    for path, answer in answers.items():
-        assert not set(answer.text.split("https://")[1:])
-        addresses = [part.split('"')[0] for part in answer.text.split("http://")[1:]]
-        assert set(addresses) <= {"www.w3.org/2000/svg"}, path
-        assert "script-src 'self'" in answer.headers["content-security-policy"]
-    text = "".join(answer.text for answer in answers.values())
-    assert not any(word in text for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("))
+    loaded = list_loaded(http)
+    assert len(loaded) > 30
+    others = {path: http.get(path) for path in ("/", "/studio/studio.css", "/studio/page/style.css")}
+    assert all("script-src 'self'" in answer.headers["content-security-policy"] for answer in others.values())
+    text = "".join([*loaded.values(), *(answer.text for answer in others.values())])
+    assert len(text.encode()) < MAX_PAGE_BYTES
+    assert set(re.findall(r"https?://[^\"' ]*", text)) == {
+        "http://www.w3.org/2000/svg"
+    }  # a name, which nothing fetches
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(", text)
 
 
-def test_every_import_of_the_page_is_served(http: Any) -> None:
-    paths = {route.path for route in static_routes()}
-    for file in files("qkv.serve.studio").joinpath("static").iterdir():
-        for part in file.read_text(encoding="utf-8").split('from "./')[1:]:
-            assert f"/studio/{part.split(chr(34))[0]}" in paths
+def test_every_script_of_the_page_is_loaded(http: Any) -> None:
+    loaded = set(list_loaded(http))
+    scripts = {
+        file.name for file in files("qkv.serve.studio").joinpath("static").iterdir() if file.name.endswith(".js")
+    }
+    assert {f"/studio/{name}" for name in scripts} <= loaded
 
 
 def test_errors_are_json_that_says_what_to_do(http: Any) -> None:

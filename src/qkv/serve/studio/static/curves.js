@@ -101,6 +101,7 @@ function axis(values, steps, x, y, label) {
 }
 
 function describe(label, drawn) {
-  const ends = drawn.filter((one) => one.points.length).map(({name, points}) => `${name} ends at ${number(points.at(-1)[1], 3)}`);
+  const ended = drawn.filter((one) => one.points.length);
+  const ends = ended.map(({name, points}) => `${name} ends at ${number(points.at(-1)[1], 3)}`);
   return `${label} over the steps: ${ends.join("; ")}`;
 }

@@ -21,23 +21,33 @@ export function pictureButtons(find, name) {
   ];
 }
 
-/** An element as {text, width, height}: an SVG without style sheet. Controls are left out, except buttons in pictures. */
+/**
+ * An element as {text, width, height}: an SVG without style sheet. Controls are left out, except buttons in pictures.
+ * While it is measured, columns are below each other, and boxes that scroll are at their beginning.
+ */
 export function toSvg(element) {
-  const frame = element.getBoundingClientRect();
-  const full = {left: frame.left, top: frame.top};
+  const scrolled = [...element.querySelectorAll(".scroll, .heads")].map((box) => [box, box.scrollLeft, box.scrollTop]);
+  element.classList.add("exporting");
+  for (const [box] of scrolled) box.scrollTo(0, 0);
   const parts = [];
-  visit(element, full, parts);
-  const right = Math.max(frame.right, ...parts.map((part) => part.right)) - frame.left;
-  const bottom = Math.max(frame.bottom, ...parts.map((part) => part.bottom)) - frame.top;
-  const [width, height] = [right + 2 * MARGIN, bottom + 2 * MARGIN].map(Math.ceil);
-  const paper = svg("rect", {width, height, fill: getComputedStyle(document.body).backgroundColor});
-  const moved = svg(
-    "g",
-    {transform: `translate(${MARGIN} ${MARGIN})`},
-    parts.map((part) => part.node),
+  const frame = element.getBoundingClientRect();
+  visit(element, frame, parts);
+  element.classList.remove("exporting");
+  for (const [box, left, top] of scrolled) box.scrollTo(left, top);
+  const right = parts.reduce((most, part) => Math.max(most, part.right), frame.left + 1) - frame.left;
+  const bottom = parts.reduce((most, part) => Math.max(most, part.bottom), frame.top + 1) - frame.top;
+  const size = {width: Math.ceil(right + 2 * MARGIN), height: Math.ceil(bottom + 2 * MARGIN)};
+  const picture = svg(
+    "svg",
+    {xmlns: "http://www.w3.org/2000/svg", viewBox: `0 0 ${size.width} ${size.height}`, ...size},
+    svg("rect", {...size, fill: getComputedStyle(document.body).backgroundColor}),
+    svg(
+      "g",
+      {transform: `translate(${MARGIN} ${MARGIN})`},
+      parts.map((part) => part.node),
+    ),
   );
-  const picture = svg("svg", {xmlns: "http://www.w3.org/2000/svg", viewBox: `0 0 ${width} ${height}`, width, height}, paper, moved);
-  return {text: new XMLSerializer().serializeToString(picture), width, height};
+  return {text: new XMLSerializer().serializeToString(picture), ...size};
 }
 
 function visit(element, origin, parts) {
@@ -50,7 +60,8 @@ function visit(element, origin, parts) {
   const add = (node) => parts.push({node, right: box.right, bottom: box.bottom});
   if (element.tagName === "svg") {
     const copy = new DOMParser().parseFromString(standalone(element), "image/svg+xml").documentElement;
-    for (const [name, value] of Object.entries({...place, width: box.width, height: box.height})) copy.setAttribute(name, value);
+    const size = {...place, width: box.width, height: box.height};
+    for (const [name, value] of Object.entries(size)) copy.setAttribute(name, value);
     add(document.importNode(copy, true));
     return;
   }
@@ -65,7 +76,8 @@ function visit(element, origin, parts) {
     const stroke = hasBorder ? {stroke: style.borderTopColor, "stroke-width": parseFloat(style.borderTopWidth)} : {};
     if (style.borderTopStyle === "dashed") stroke["stroke-dasharray"] = "3 3";
     const fill = isFilled ? style.backgroundColor : "none";
-    add(svg("rect", {...place, width: box.width, height: box.height, rx: parseFloat(style.borderRadius) || 0, fill, ...stroke}));
+    const rx = parseFloat(style.borderRadius) || 0;
+    add(svg("rect", {...place, width: box.width, height: box.height, rx, fill, ...stroke}));
   }
   for (const child of element.childNodes) {
     if (child.nodeType === Node.TEXT_NODE) addText(child, style, origin, parts);

@@ -4,6 +4,9 @@ import {html, number, scrollBox, table, visibleToken} from "./page/dom.js";
 import {neuronsView, tokenChips} from "./page/view_neurons.js";
 import {post} from "./server.js";
 
+const FEATURES = "The list of layers ends with the sparse autoencoders.";
+const NO_FEATURES = "To see sparse features, give a trained autoencoder: qkv studio MODEL --autoencoder FILE.";
+
 export function neuronsPanel({data, info, request, fail, signal, side}) {
   const texts = html("textarea", {id: `examples-${side}`, rows: 5, spellcheck: "false"}, info.examples.join("\n"));
   const body = html("div", {class: "examples", role: "status"}, "Choose a neuron above to see its top examples.");
@@ -17,12 +20,11 @@ export function neuronsPanel({data, info, request, fail, signal, side}) {
       fail(error);
     }
   };
-  const noFeatures = "To see sparse features, give a trained autoencoder: qkv studio MODEL --autoencoder FILE.";
   return html(
     "div",
     {},
     neuronsView(data, pick),
-    html("p", {class: "note"}, info.autoencoders.length ? "The list of layers ends with the sparse autoencoders." : noFeatures),
+    html("p", {class: "note"}, info.autoencoders.length ? FEATURES : NO_FEATURES),
     body,
     html("div", {class: "field"}, html("label", {for: texts.id}, "Example texts, one in each line"), texts),
   );

@@ -55,7 +55,12 @@ function fillList(list, runs, chosen, toggle) {
     html(
       "label",
       {},
-      html("input", {type: "checkbox", checked: chosen.includes(run.id), "data-run": run.id, onchange: () => toggle(run.id)}),
+      html("input", {
+        type: "checkbox",
+        checked: chosen.includes(run.id),
+        "data-run": run.id,
+        onchange: () => toggle(run.id),
+      }),
       ` ${run.name} `,
       html("span", {class: `state ${run.state}`}, run.state),
     );
@@ -105,6 +110,7 @@ function charts(found, metrics, metric, room, change) {
   const training = curves({label: "training loss", series: losses, room});
   const series = found.map(({name, metrics}) => ({name, points: metrics[metric] ?? []}));
   const evaluated = metric ? curves({label: `validation: ${metric}`, series, room}) : null;
+  const headings = ["run", "state", "step", "loss", "tokens", "time"];
   const rows = found.map(({name, state, last}) => [
     name,
     state,
@@ -117,7 +123,7 @@ function charts(found, metrics, metric, room, change) {
     training ? scrollBox("Training loss", training) : html("p", {class: "note"}, "No step is logged yet."),
     metrics.length > 1 ? choice("Metric", metrics, change, metrics.indexOf(metric)) : null,
     evaluated ? scrollBox("Validation", evaluated) : null,
-    scrollBox("Runs as a table", table("The latest step of each run", ["run", "state", "step", "loss", "tokens", "time"], rows)),
+    scrollBox("Runs as a table", table("The latest step of each run", headings, rows)),
   ].filter(Boolean);
 }
 

@@ -39,7 +39,7 @@ export const PANELS = [
     sentence: sentences.lens,
     views: ["lens"],
     draw: ({data, info}) =>
-      data.lens ? lensView(data) : html("p", {}, `This model has a ${info.head} head, which predicts no tokens to read off.`),
+      data.lens ? lensView(data) : html("p", {}, `This model has a ${info.head} head, which predicts no tokens.`),
   },
   {
     name: "next",

@@ -12,7 +12,7 @@ const STEPS = [
       const first = sequence.texts.slice(0, 4).map((text) => `“${visibleToken(text)}”`);
       return (
         `Your text has ${count(sequence.texts.length, "token")}, beginning with ${first.join(", ")}. Each has a number ` +
-        `in the vocabulary. The ${name} never sees letters, only these numbers. Type another text above and watch them change.`
+        `in the vocabulary. The ${name} reads these numbers, and no letters. Type another text above to change them.`
       );
     },
   },
@@ -27,9 +27,9 @@ const STEPS = [
     title: "What is attention?",
     panel: "attention",
     text: ({info}) =>
-      `Each token has three vectors: a query, a key and a value. The better the query of one token matches the key of ` +
-      `another, the more of that other token's value it takes. This model computes this in ${info.stacks.map((one) => `${count(one.layers, "layer")} of ` +
-        `${count(one.heads, "head")} in the ${one.name}`).join(" and ")}. Rows are queries, columns are keys.`,
+      "Each token has three vectors: a query, a key and a value. The better the query of one token matches the key of " +
+      "another, the more of that other token's value it takes. This model computes this in " +
+      `${listHeads(info)}. Rows are queries, columns are keys.`,
   },
   {
     title: "One head, number by number",
@@ -45,18 +45,18 @@ const STEPS = [
     panel: "mask",
     text: ({info}) =>
       info.family === "encoder"
-        ? "This model is an encoder: every token sees the whole text, so nothing is masked here. A decoder would hide the future."
-        : "A decoder predicts the next token, so no token may see what comes after it. The masked scores become −∞ and their " +
-          "weights 0. An encoder would see everything.",
+        ? "This model is an encoder: every token attends to the whole text, so nothing is masked. A decoder masks the future."
+        : "A decoder predicts the next token, so no token may attend to the tokens after it. Their scores become −∞, and " +
+          "their weights 0. An encoder has no such mask.",
   },
   {
     title: "Layer by layer to an answer",
     panel: "lens",
     text: ({info}) =>
       ["lm", "mlm"].includes(info.head)
-        ? "Each layer adds to the residual stream. The logit lens reads the prediction off after every layer, as if the rest " +
-          "did nothing. Often the answer appears only in the last layers."
-        : `This model has a ${info.head} head. It predicts no tokens, so there is nothing to read off between its layers.`,
+        ? "Each layer adds to the residual stream. The logit lens reads the prediction after every layer, as if the rest did " +
+          "nothing. Often the answer appears only in the last layers."
+        : `This model has a ${info.head} head. It predicts no tokens, so there is nothing to read between its layers.`,
   },
   {
     title: "From probabilities to text",
@@ -70,11 +70,17 @@ const STEPS = [
     title: "What is each part good for?",
     panel: "switches",
     text: ({data}) =>
-      `With all parts the answer is “${data.answer.with_all || "(empty)"}”. Switch a head off, then the whole first layer, and ` +
-      "read the answer again. Many heads can go without a trace, and some cannot. Press Try it to switch off layer 0.",
+      `With all parts the answer is “${data.answer.with_all || "(empty)"}”. Switch a head off, then the whole first layer, ` +
+      "and read the answer again. Some parts change nothing on this text, and others change everything. Press Try it to " +
+      "switch off layer 0.",
     attempt: ({info}) => ({off: [`${info.stacks.at(-1).name}.0`], panel: "switches"}),
   },
 ];
+
+function listHeads(info) {
+  const stacks = info.stacks.map((one) => `${count(one.layers, "layer")} of ${count(one.heads, "head")} in the ${one.name}`);
+  return stacks.join(" and ");
+}
 
 export const NUM_STEPS = STEPS.length;
 
@@ -87,7 +93,8 @@ export function stepPanel(number) {
 export function walkCard({state, update, context}) {
   const step = STEPS[state.step - 1];
   const go = (number) => update({step: number, ...(number ? {panel: stepPanel(number)} : {})});
-  const button = (text, onclick, disabled = false) => html("button", {type: "button", class: "quiet", onclick, disabled}, text);
+  const button = (text, onclick, disabled = false) =>
+    html("button", {type: "button", class: "quiet", onclick, disabled}, text);
   return html(
     "section",
     {class: "walk", "aria-labelledby": "walk-title"},
