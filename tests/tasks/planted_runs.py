@@ -9,19 +9,19 @@ from typing import Any
 from qkv.tasks.train import open_recipe, train
 from qkv.train.recipe import recipe_file
 
-GOOD = [f"good{i}" for i in range(30)]
-BAD = [f"bad{i}" for i in range(30)]
 NEUTRAL = [f"word{i}" for i in range(60)]
 Row = dict[str, Any]
 
 
-def make_rows(count: int, seed: int, *, rare: float = 0.5, noise: float = 0.0, words: int = 9) -> list[Row]:
+def make_rows(
+    count: int, seed: int, *, rare: float = 0.5, noise: float = 0.0, words: int = 9, vocabulary: int = 30
+) -> list[Row]:
     """Sentences whose label is that of three of their words: `rare` of them are bad, `noise` have the wrong label."""
     rng = Random(seed)
     rows = []
     for _ in range(count):
         label = "bad" if rng.random() < rare else "good"
-        text = rng.sample(NEUTRAL, words) + rng.sample(BAD if label == "bad" else GOOD, 3)
+        text = rng.sample(NEUTRAL, words) + rng.sample([f"{label}{i}" for i in range(vocabulary)], 3)
         rng.shuffle(text)
         if rng.random() < noise:
             label = {"bad": "good", "good": "bad"}[label]

@@ -150,6 +150,8 @@ def print_data(report: RunReport, console: Console) -> None:
         counts = {"truncated": data.truncated, "too long": data.skipped, "empty": data.empty, "invalid": data.invalid}
         lost = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or "none truncated or unusable"
         console.print(Text(f"{data.records:,} training records of {data.tokens:,} tokens: {lost}"))
+    if report.score is not None and report.score.num_unusable:
+        console.print(Text(f"{report.score.num_unusable:,} evaluation records lack a field of the task"))
     for name, found in (("evaluation", report.leakage), ("test", report.test_leakage)):
         if found is not None:
             print_leakage(name, found, console)

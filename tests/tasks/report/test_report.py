@@ -142,6 +142,19 @@ def test_missed_rare_classes_and_a_better_baseline_are_found(tmp_path: Path) -> 
     assert run_command([*shlex.split(and_then)[1:], "--dry-run"]) == 0
 
 
+def test_too_little_data_is_found(healthy: Path, tmp_path: Path) -> None:
+    """Of 600 words of each class, the training data has too few, so that the curve of the SVM still rises."""
+    pytest.importorskip("sklearn", reason="the learning curve is that of scikit-learn's SVM")
+    training, valid = (
+        write_rows(tmp_path / f"{seed}.jsonl", make_rows(400, seed=seed, vocabulary=600)) for seed in (3, 4)
+    )
+    report, names = examine(copy_run(healthy, tmp_path / "run", f"data.train={training}", f"data.valid={valid}"))
+    assert "more_data" in names
+    assert report.learning_curve is not None
+    assert report.learning_curve.interval[0] > 0
+    assert [point.records for point in report.learning_curve.points] == [50, 100, 200, 400]
+
+
 def test_every_rule_is_independent_of_what_was_not_examined(healthy: Path) -> None:
     report = make_report(healthy, ReportOptions(quick=True))
     assert not report.advice

@@ -2,6 +2,7 @@
 
 import shlex
 
+from qkv.tasks.baseline import BASELINE_NAME
 from qkv.tasks.report.facts import Advice, Facts, list_files
 from qkv.tasks.report.learning_curve import LearningCurve
 from qkv.tasks.report.score import format_score, to_points
@@ -135,14 +136,12 @@ def advise_imbalance(facts: Facts) -> Advice | None:
     listed = ", ".join(
         f"{name} ({missed[name]['expected']:,} records, F1 {100 * missed[name]['f1']:.0f} %)" for name in worst
     )
-    known = "macro_f1" if score.metric == "accuracy" else ""
-    overrides = (f"train.metric={known}", "train.final=best") if known else ()
-    return facts.advise(
-        "imbalance",
-        "Add records of the rare classes, or repeat those that you have; choose the weights by macro F1",
-        f"Rare classes are hardly found: {listed}, while frequent classes have an F1 of {100 * mean:.0f} %.",
-        *overrides,
-    )
+    reason = f"Rare classes are hardly found: {listed}, while frequent classes have an F1 of {100 * mean:.0f} %."
+    title = "Add records of the rare classes, or repeat those that you have"
+    if score.metric != "accuracy":  # entities have no macro F1
+        return Advice("imbalance", title, reason)
+    title += "; choose the weights by macro F1"
+    return facts.advise("imbalance", title, reason, "train.metric=macro_f1", "train.final=best")
 
 
 def advise_more_data(facts: Facts) -> Advice | None:
@@ -153,11 +152,11 @@ def advise_more_data(facts: Facts) -> Advice | None:
     gain, low = to_points(curve.metric, curve.gain), to_points(curve.metric, curve.interval[0])
     if gain < MIN_GAIN_POINTS or low <= 0:
         return None
-    return Advice(
-        "more_data",
-        "Label more data",
-        f"Twice the data would bring about {describe_gain(curve)}.",
-    )
+    reason = f"Twice the data would bring about {describe_gain(curve)}, by the curve of {curve.model}."
+    is_baseline = curve.model == BASELINE_NAME
+    command = f"qkv report {shlex.quote(facts.run)} --curve-minutes 15" if is_baseline else ""
+    title = "Label more data" + ("; first measure the curve of this recipe" if is_baseline else "")
+    return Advice("more_data", title, reason, command=command)
 
 
 def advise_evaluation(facts: Facts) -> Advice | None:

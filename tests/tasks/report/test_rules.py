@@ -1,0 +1,115 @@
+"""Rules that a short training cannot plant: on facts with the fault, and on the same facts without it."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import qkv
+from qkv.inside.doctor import Finding
+from qkv.tasks.report.advice import give_advice
+from qkv.tasks.report.data import DataReport
+from qkv.tasks.report.facts import Facts
+from qkv.tasks.report.fit import Fit
+from qkv.tasks.report.learning_curve import LearningCurve
+from qkv.tasks.report.score import Measured, ScoreReport
+from qkv.train.recipe.schema import DataSection, ModelSection, ObjectiveSection, Recipe, TrainSection
+
+SETTLED = Fit("settled", "the training loss fell from 2 to 1, and the validation loss settled at 1.1")
+IMPROVING = Fit("improving", "the validation loss still fell by 20 % in the last quarter of the training, to 1")
+DATA = DataReport(900, 9000, 0, 0, 0, 0, 64, 32)
+RECIPE = Recipe(
+    data=DataSection(train="train.tsv", test="test.tsv", columns={"text": "review"}),
+    objective=ObjectiveSection(kind="classification"),
+    train=TrainSection(steps=100, epochs=3),
+)
+
+
+def make_facts(**changes: Any) -> Facts:
+    """The facts of a healthy classifier, with changes."""
+    config = qkv.new("bert-tiny").config
+    score = ScoreReport(
+        "accuracy",
+        Measured("model", 0.85, (0.82, 0.88)),
+        (Measured("TF-IDF + linear SVM", 0.8),),
+        Measured("training", 0.9),
+        500,
+        500,
+    )
+    return replace(Facts("runs/a", RECIPE, config, SETTLED, score, data=DATA), **changes)
+
+
+def with_scores(model: float, baseline: float, training: float, metric: str = "accuracy") -> ScoreReport:
+    own = Measured("model", model, (model - 0.03, model + 0.03))
+    return ScoreReport(metric, own, (Measured("baseline", baseline),), Measured("training", training), 500, 500)
+
+
+def names(**changes: Any) -> list[str]:
+    return [advice.name for advice in give_advice(make_facts(**changes))]
+
+
+def test_healthy_facts_give_no_advice() -> None:
+    assert names() == []
+
+
+def test_a_model_that_cannot_fit_its_training_data_is_too_small() -> None:
+    assert names(score=with_scores(0.58, 0.9, 0.6)) == ["too_small", "pretrained"]
+    assert "too_small" not in names(score=with_scores(0.58, 0.9, 0.99)), "it fits its training data"
+    assert "too_small" not in names(score=with_scores(0.58, 0.9, 0.6), data=replace(DATA, truncated=1))
+    (advice, _) = give_advice(make_facts(score=with_scores(0.58, 0.9, 0.6)))
+    assert advice.overrides == ("model.width=256", "model.layers=4")
+    assert advice.command == "qkv train runs/a/recipe.toml run=runs/a-2 model.width=256 model.layers=4"
+
+
+def test_a_generator_below_its_baseline_trains_longer() -> None:
+    translator = replace(RECIPE, objective=ObjectiveSection(kind="seq2seq"))
+    score = with_scores(0.5, 0.9, 0.95)
+    (advice,) = give_advice(make_facts(score=score, recipe=translator))
+    assert (advice.name, advice.overrides) == ("baseline", ("train.steps=200", "train.epochs=6"))
+    assert names(score=score, recipe=translator, fit=IMPROVING) == ["underfitting"], "not said twice"
+
+
+def test_a_lower_loss_is_better() -> None:
+    language = replace(RECIPE, objective=ObjectiveSection(kind="causal_lm"))
+    assert names(score=with_scores(4.0, 3.0, 4.0, "loss"), recipe=language) == ["baseline"]
+    assert names(score=with_scores(2.0, 3.0, 2.0, "loss"), recipe=language) == []
+
+
+def test_the_commands_for_a_pretrained_model_name_the_data() -> None:
+    (advice,) = give_advice(make_facts(score=with_scores(0.7, 0.9, 0.99)))
+    assert advice.command == (
+        "qkv init classify train.tsv --test test.tsv --columns text=review "
+        "--from sentence-transformers/all-MiniLM-L6-v2 --out runs/a-2.toml && qkv train runs/a-2.toml"
+    )
+    fine_tuned = replace(RECIPE, model=ModelSection(from_="models/bert"))
+    assert names(score=with_scores(0.7, 0.9, 0.99), recipe=fine_tuned) == ["baseline"]
+
+
+def test_a_slow_run_whose_learning_rate_is_right_trains_longer() -> None:
+    stalled = Fit("stalled", "the training loss hardly fell: 0.69 at the start, 0.66 at the end")
+    passed = Finding("learning rate", "ok", "")
+    assert names(fit=stalled, lr_check=passed) == ["underfitting"]
+    assert names(fit=stalled) == [], "it was not tested, so it may be too high or too low"
+    losses = {"1e-5": 0.6, "0.001": 0.69, "0.01": float("nan")}
+    warned = Finding("learning rate", "warning", "", values={"losses": losses})
+    assert names(fit=stalled, lr_check=warned) == ["lr_too_high"]
+
+
+def test_a_curve_that_may_be_flat_promises_nothing() -> None:
+    def curve(low: float) -> LearningCurve:
+        return LearningCurve("accuracy", "this recipe, 5 minutes on each fraction", (), 0.02, (low, 0.04), 1.0)
+
+    assert names(curve=curve(0.01)) == ["more_data"]
+    assert names(curve=curve(-0.01)) == []
+
+
+@pytest.mark.parametrize(("positions", "override"), [(128, "data.max_length=128"), (64, "")])
+def test_a_fine_tuned_model_reads_no_more_than_its_positions(positions: int, override: str) -> None:
+    config = qkv.new("bert-tiny").config
+    assert config.encoder is not None
+    config = replace(config, encoder=replace(config.encoder, max_positions=positions))
+    fine_tuned = replace(RECIPE, model=ModelSection(from_="models/bert"))
+    cut = replace(DATA, truncated=300, suggested_length=200)
+    (advice,) = give_advice(make_facts(config=config, recipe=fine_tuned, data=cut))
+    assert advice.name == "truncation"
+    assert advice.overrides == ((override,) if override else ())
