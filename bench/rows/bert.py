@@ -11,6 +11,7 @@ Goal: fine-tuned on SST-2 and CoLA, better than the same model without pre-train
 
 import json
 import re
+from itertools import product
 from pathlib import Path
 from random import Random
 from statistics import mean
@@ -106,19 +107,20 @@ def run(data: Path, out: Path, seed: int, quick: bool) -> dict[str, Any]:
     changes = encoders.write_parts(out, {"valid": documents[:num_valid], "train": documents[num_valid:]}, quick)
     pretrained = frame.train(PRETRAINING, out, changes, seed=seed, quick=quick, name="pretraining")
     parts = {"sst2": sst.read(data / "sst/stsa.binary.train.txt"), "cola": cola.read(data / "cola/in_domain_train.tsv")}
+    starts = {"pretrained": {"model.from": pretrained.run}, "new": {**SHAPE, "tokenizer.from": pretrained.run}}
+    files = {
+        task: frame.write_jsonl(out / f"data/{task}.jsonl", encoders.sample(records, quick))
+        for task, records in parts.items()
+    }
     lines, seconds = [], []
-    for task, records in parts.items():
-        file = frame.write_jsonl(out / f"data/{task}.jsonl", encoders.sample(records, quick))
-        starts = {"pretrained": {"model.from": pretrained.run}, "new": {**SHAPE, "tokenizer.from": pretrained.run}}
-        for start, choice in starts.items():
-            for number in range(1 if quick else NUM_SEEDS):
-                changes = {"data.train": file, **FINE_TUNING, **choice}
-                name = f"{task}-{start}-{number}"
-                trained = frame.train(encoders.CLASSIFIER, out, changes, seed=seed + number, quick=quick, name=name)
-                seconds.append(trained.seconds)
-                found = encoders.classify(trained.load(), encoders.sample(tests[task], quick), f"{task}, {start}")
-                lines += [{**line, "seed": seed + number} for line in found]
-    frame.write_jsonl(out / "predictions.jsonl", lines)
+    for number, task, start in product(range(1 if quick else NUM_SEEDS), parts, starts):
+        changes = {"data.train": files[task], **FINE_TUNING, **starts[start]}
+        name = f"{task}-{start}-{number}"
+        trained = frame.train(encoders.CLASSIFIER, out, changes, seed=seed + number, quick=quick, name=name)
+        seconds.append(trained.seconds)
+        found = encoders.classify(trained.load(), encoders.sample(tests[task], quick), f"{task}, {start}")
+        lines += [{**line, "seed": seed + number} for line in found]
+        frame.write_jsonl(out / "predictions.jsonl", lines)  # after each run, in case that the next one is stopped
     return {**pretrained.to_dict(), "fine_tuning_seconds": [round(one, 1) for one in seconds], "documents": len(texts)}
 
 
