@@ -5,7 +5,7 @@ import time
 import pytest
 
 from qkv.errors import QkvError, UsageError
-from qkv.text import Tokenizer, chat_template
+from qkv.text import Tokenizer, template_process
 from qkv.text.chat_template import JinjaChatTemplate
 
 CHATML = (
@@ -106,12 +106,12 @@ def test_templates_that_fail_are_clear_errors(template: str, tokenizer: Tokenize
 def test_endless_and_huge_templates_are_stopped(
     template: str, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chat_template, "MAX_SECONDS", 1)
-    monkeypatch.setattr(chat_template, "MAX_BYTES", 2**28)
+    monkeypatch.setattr(template_process, "MAX_SECONDS", 1)
+    monkeypatch.setattr(template_process, "MAX_BYTES", 2**28)
     began = time.monotonic()
     with pytest.raises(QkvError, match="cannot be rendered"):
         JinjaChatTemplate(tokenizer, template).encode(user("a"))
-    assert time.monotonic() - began < chat_template.MAX_WALL_SECONDS
+    assert time.monotonic() - began < template_process.MAX_WALL_SECONDS
 
 
 def test_the_plain_template_is_a_choice(tokenizer: Tokenizer) -> None:
@@ -156,3 +156,20 @@ def test_a_template_that_changes_messages_cannot_be_trained(tokenizer: Tokenizer
     monkeypatch.setattr(template, "_render", None)  # not rendered again
     with pytest.raises(QkvError, match="one after the other"):
         template.encode_answers(CHAT)
+
+
+def test_one_process_renders_many_templates_and_is_replaced_when_it_ends() -> None:
+    process = template_process.TemplateProcess()
+    try:
+        assert [process.render("{{ a }}!", {"a": i}) for i in range(3)] == ["0!", "1!", "2!"]
+        first = process._process
+        with pytest.raises(QkvError, match="unexpected end of template"):
+            process.render("{{ a", {})
+        assert process._process is first
+        assert first is not None
+        first.kill()
+        first.wait()
+        assert process.render("{{ a }}?", {"a": "é\n"}) == "é\n?"
+        assert process._process is not first
+    finally:
+        process.close()

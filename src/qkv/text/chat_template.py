@@ -5,16 +5,13 @@ as `<|im_start|>user`. It is rendered in a sandboxed process. Only control token
 control tokens: their spellings inside a message are ordinary text, unless `special` is set.
 """
 
-import json
 import re
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from qkv.errors import QkvError, UsageError, shorten, suggest_name
 from qkv.text.special_tokens import ROLE_NAMES
+from qkv.text.template_process import render_in_sandbox
 from qkv.text.tokenizer import Tokenizer
 
 Message = Mapping[str, str]
@@ -25,10 +22,6 @@ PLAIN_TEMPLATE = (
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
 """The template "plain", for a model that has none."""
-MAX_CHARACTERS = 20_000_000  # of a rendered chat
-MAX_SECONDS = 5  # of CPU time; a real template takes milliseconds
-MAX_WALL_SECONDS = 60.0  # on a busy machine, the process waits for the CPU
-MAX_BYTES = 2**29
 PRIVATE_CHARACTERS = range(0xF0000, 0xFFFFE)
 
 
@@ -38,6 +31,7 @@ class JinjaChatTemplate:
     def __init__(self, tokenizer: Tokenizer, template: str | None = None) -> None:
         """`template` is "plain", the text of a template, or None for the tokenizer's own."""
         self.tokenizer = tokenizer
+        self.render: Callable[[str, Mapping[str, Any]], str] = render_in_sandbox  # of a template and its variables
         self.is_plain = template == "plain"
         self.template = PLAIN_TEMPLATE if self.is_plain else template or _find_template(tokenizer)
         added = tokenizer.backend.get_added_tokens_decoder()
@@ -162,28 +156,7 @@ class JinjaChatTemplate:
             f"{role}_token": "" if i is None else self.tokenizer.id_to_token(i) for role, i in ids.items()
         }
         variables |= {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
-        return render_in_sandbox(self.template, variables)
-
-
-def render_in_sandbox(template: str, variables: Mapping[str, Any]) -> str:
-    """Render a template in a process of its own, with limits on time, memory and output."""
-    limits = {"max_characters": MAX_CHARACTERS, "max_seconds": MAX_SECONDS, "max_bytes": MAX_BYTES}
-    request = json.dumps({"template": template, "variables": variables, **limits}).encode()
-    program = [sys.executable, "-P", str(Path(__file__).with_name("render_template.py"))]
-    try:
-        done = subprocess.run(program, input=request, capture_output=True, timeout=MAX_WALL_SECONDS, check=False)
-        answer = json.loads(done.stdout) if done.returncode == 0 else {}
-    except subprocess.TimeoutExpired:
-        answer = {}
-    except ValueError:
-        answer = {"error": "its output cannot be read"}
-    if "text" in answer:
-        return str(answer["text"])
-    reason = answer.get("error", "it needs too much time or memory")
-    raise QkvError(
-        f'the chat template cannot be rendered ({shorten(reason, 300)}); use another one: template="plain" '
-        "(--template plain) needs none"
-    )
+        return self.render(self.template, variables)
 
 
 def check_message(message: Any, number: int) -> None:

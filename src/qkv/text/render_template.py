@@ -1,25 +1,27 @@
-"""Render a chat template in a sandbox. This file is a program of its own, run by `qkv.text.chat_template`.
+"""Render chat templates in a sandbox. This file is a program of its own, run by `qkv.text.template_process`.
 
 A template comes with a model, so it is not trusted. The sandbox of jinja2 keeps it from Python's objects; this process
 limits its time and memory, and is the only one that a hostile template can slow down or crash.
 
-stdin has {"template", "variables", "max_characters", "max_seconds", "max_bytes"} as JSON; stdout gets {"text"} or
-{"error"}.
+A line of stdin is {"template", "variables", "max_characters", "max_seconds", "max_bytes"} as JSON; stdout gets a line
+with {"text"} or {"error"} for each.
 """
 
 import json
 import sys
+import time
 from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
 
 def limit_process(max_seconds: int, max_bytes: int) -> None:
-    """Limit the CPU time and the memory of this process, on systems that can."""
+    """Limit the CPU time from now on and the memory of this process, on systems that can."""
     with suppress(ImportError, ValueError, OSError):
         import resource
 
-        resource.setrlimit(resource.RLIMIT_CPU, (max_seconds, max_seconds + 1))
+        _, hard_limit = resource.getrlimit(resource.RLIMIT_CPU)
+        resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + 1 + max_seconds, hard_limit))
         resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
 
 
@@ -50,14 +52,16 @@ def render(template: str, variables: dict[str, Any], max_characters: int) -> str
 
 
 def main() -> None:
-    """Read one request from stdin, and write the answer to stdout."""
-    request = json.loads(sys.stdin.buffer.read())
-    limit_process(request["max_seconds"], request["max_bytes"])
-    try:
-        answer = {"text": render(request["template"], request["variables"], request["max_characters"])}
-    except Exception as error:  # a template can raise anything
-        answer = {"error": f"{type(error).__name__}: {str(error)[:500]}"}
-    sys.stdout.buffer.write(json.dumps(answer).encode())
+    """Read requests from stdin, and write their answers to stdout."""
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
+        limit_process(request["max_seconds"], request["max_bytes"])
+        try:
+            answer = {"text": render(request["template"], request["variables"], request["max_characters"])}
+        except Exception as error:  # a template can raise anything
+            answer = {"error": f"{type(error).__name__}: {str(error)[:500]}"}
+        sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
+        sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":

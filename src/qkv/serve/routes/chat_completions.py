@@ -167,7 +167,7 @@ def encode_chat(
     served: ServedModel, messages: list[dict[str, str]], max_tokens: int, template: str | None
 ) -> tuple[Chat, list[int]]:
     """The chat of a model, and the ids of the messages. This blocks, because a template runs in another process."""
-    chat = served.model.find_chat(template)
+    chat = served.find_chat(template)
     ids, num_dropped = chat.fit(messages, min(max_tokens, MIN_REPLY_TOKENS))
     if num_dropped:
         context = served.model.config.stack.max_positions

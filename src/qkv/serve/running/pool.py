@@ -23,7 +23,9 @@ from qkv.serve.running.gatherer import Gatherer
 from qkv.serve.running.memory import MemoryGuard
 from qkv.serve.running.token_texts import TokenTexts
 from qkv.serve.settings import MIB, ServeSettings
+from qkv.tasks.chat.conversation import Chat
 from qkv.tasks.evaluate import find_task
+from qkv.text.template_process import TemplateProcess
 
 log = logging.getLogger("qkv.serve")
 
@@ -42,6 +44,7 @@ class ServedModel:
         self.created = int(time.time())
         self.task = find_task(model.config).name
         self.num_users = 0
+        self._templates = TemplateProcess()
         lock = device_lock(str(model.device))
         self.gatherer = Gatherer(
             name,
@@ -67,6 +70,12 @@ class ServedModel:
         assert tokenizer is not None
         return TokenTexts(tokenizer.target, self.model.config.stack.vocab_size)
 
+    def find_chat(self, template: str | None) -> Chat:
+        """The model with its chat template, which one process renders for all requests."""
+        chat = self.model.find_chat(template)
+        chat.template.render = self._templates.render
+        return chat
+
     @contextmanager
     def in_use(self) -> Iterator["ServedModel"]:
         """Inside, the model is not dropped."""
@@ -77,7 +86,8 @@ class ServedModel:
             self.num_users -= 1
 
     def stop(self) -> None:
-        """End the threads of the model."""
+        """End the threads and the process of the model."""
+        self._templates.close()
         self.gatherer.stop()
         if self.engine is not None:
             self.engine.stop()

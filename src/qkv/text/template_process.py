@@ -1,0 +1,96 @@
+"""A process that renders chat templates, with limits on time, memory and output.
+
+A template comes with a model, so it is not trusted. If it takes too long or too much memory, only this process ends.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from threading import Lock, Timer
+from typing import Any
+
+from qkv.errors import QkvError, shorten
+
+PROGRAM = Path(__file__).with_name("render_template.py")
+MAX_CHARACTERS = 20_000_000  # of a rendered chat
+MAX_SECONDS = 5  # of CPU time; a real template takes milliseconds
+MAX_WALL_SECONDS = 60.0  # on a busy machine, the process waits for the CPU
+MAX_BYTES = 2**29
+
+
+class TemplateProcess:
+    """Renders templates one after the other in one process, which starts with the first of them.
+
+    If a template ends the process, the next one starts another. Every method may be called from any thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def render(self, template: str, variables: Mapping[str, Any]) -> str:
+        """Render a template, or raise an error that says why it cannot be rendered."""
+        limits = {"max_characters": MAX_CHARACTERS, "max_seconds": MAX_SECONDS, "max_bytes": MAX_BYTES}
+        request = json.dumps({"template": template, "variables": variables, **limits}).encode() + b"\n"
+        with self._lock:
+            answer = self._ask(request)
+            if not answer:
+                self._stop()
+        if "text" in answer:
+            return str(answer["text"])
+        reason = answer.get("error", "it needs too much time or memory")
+        raise QkvError(
+            f'the chat template cannot be rendered ({shorten(reason, 300)}); use another one: template="plain" '
+            "(--template plain) needs none"
+        )
+
+    def close(self) -> None:
+        """End the process."""
+        with self._lock:
+            self._stop()
+
+    def _ask(self, request: bytes) -> dict[str, Any]:
+        """Send a request and return the answer. It is empty if the process has ended."""
+        if self._process is None or self._process.poll() is not None:
+            self._stop()
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", str(PROGRAM)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                process_group=0,  # Ctrl-C is for the program that waits for it
+            )
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        timer = Timer(MAX_WALL_SECONDS, process.kill)
+        timer.start()
+        try:
+            process.stdin.write(request)
+            process.stdin.flush()
+            line = process.stdout.readline()
+            answer: dict[str, Any] = json.loads(line) if line.endswith(b"\n") else {}
+            return answer
+        except OSError:
+            return {}
+        except ValueError:
+            return {"error": "its output cannot be read"}
+        finally:
+            timer.cancel()
+
+    def _stop(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+
+def render_in_sandbox(template: str, variables: Mapping[str, Any]) -> str:
+    """Render one template in a process of its own."""
+    process = TemplateProcess()
+    try:
+        return process.render(template, variables)
+    finally:
+        process.close()
