@@ -84,6 +84,7 @@ def test_all_sections_are_drawn_and_accessible(browser: Any, tmp_path: Path, sch
     assert page.locator("svg[role=img]").count() == 2
     assert page.locator("img").count() == 0
     text = page.inner_text("#report")
+    assert "Accuracy on 100 records: the model is not clearly different from the best baseline (TF-IDF" in text
     shown = ("85.0 %", "80.0 % to 90.0 %", "Suspect labels", "+2.0 points, between +1.0 and +3.0", HOSTILE, "a note")
     assert all(words in text for words in shown)
     assert not errors

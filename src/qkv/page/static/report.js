@@ -97,16 +97,23 @@ function scoreView(data) {
 }
 
 function scoreSentence({score}) {
-  const records = `on ${score.num_records.toLocaleString("en")} records`;
+  const measured = `${metricName(score.metric)} on ${score.num_records.toLocaleString("en")} records`;
   const unusable = score.num_unusable ? ` ${score.num_unusable.toLocaleString("en")} more lack a field of the task.` : "";
-  const best = score.baselines.at(-1);
-  if (!best) return `The score ${records}.${unusable}`;
+  const best = score.metric === "loss" ? score.baselines[0] : score.baselines.at(-1);
+  if (!best) return `${measured}.${unusable}`;
   const lower = score.metric === "loss";
   const [low, high] = score.model.interval ?? [score.model.value, score.model.value];
   const isAbove = lower ? high < best.value : low > best.value;
   const isBelow = lower ? low > best.value : high < best.value;
   const words = isAbove ? "better than" : isBelow ? "worse than" : "not clearly different from";
-  return `Measured ${records}, the model is ${words} the best baseline.${unusable}`;
+  return `${measured}: the model is ${words} the best baseline (${best.name}).${unusable}`;
+}
+
+/** A metric at the beginning of a sentence. */
+function metricName(metric) {
+  const known = {bleu: "BLEU", f1: "F1", micro_f1: "Micro F1"};
+  const words = metric.replaceAll("_", " ");
+  return known[metric] ?? words[0].toUpperCase() + words.slice(1);
 }
 
 function trainingView(data) {
