@@ -20,14 +20,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count, product
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
+from urllib.request import urlopen
 
-import httpx
 import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -185,11 +185,9 @@ def run_server(command: list[str], port: int, health: str) -> Iterator[None]:
         try:
             deadline = time.monotonic() + START_SECONDS
             while True:
-                try:
-                    if httpx.get(f"http://127.0.0.1:{port}{health}", timeout=5).status_code == 200:
+                with suppress(OSError):
+                    if urlopen(f"http://127.0.0.1:{port}{health}", timeout=5).status == 200:
                         break
-                except httpx.HTTPError:
-                    pass
                 if process.poll() is not None or time.monotonic() > deadline:
                     output.seek(0)
                     raise RuntimeError(output.read()[-300:])

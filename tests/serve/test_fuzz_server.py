@@ -9,9 +9,9 @@ from serving import served
 
 def test_random_requests_have_documented_responses(running: Any) -> None:
     with served(running.models, max_tokens=MAX_TOKENS) as (url, _):
-        counts = fuzz(url, 130)
+        counts = fuzz(url, 88)
     assert set().union(*counts.values()) <= {200, 400, 404}
-    assert sum(found[200] for found in counts.values()) > 10
+    assert sum(found[200] for found in counts.values()) > 6
 
 
 def test_an_undocumented_response_would_be_found(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:

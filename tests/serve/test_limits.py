@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from task_models import decoder
 
 from qkv.errors import QkvError, UsageError
 from qkv.serve.http.keys import ApiKeys, add_key, hash_key
+from qkv.serve.http.request_log import PrivateHandler, RequestLog
 from qkv.serve.running.engine_thread import EngineThread
 from qkv.serve.running.memory import MemoryGuard
 
@@ -133,6 +135,19 @@ def test_logs_have_ids_and_numbers_but_no_texts(tmp_path: Path, log_texts: bool)
     assert line["prompt_tokens"] == 7
     assert line["generated_tokens"] == 4
     assert ("the fox" in path.read_text()) == log_texts
+
+
+def test_messages_of_a_model_are_logged_without_their_texts(tmp_path: Path) -> None:
+    for log_texts in (False, True):
+        log = RequestLog(path := tmp_path / f"{log_texts}.jsonl")
+        logger = logging.getLogger("qkv.a-test")
+        logger.addHandler(PrivateHandler(log, log_texts))
+        logger.propagate = False
+        logger.warning("the text %r is too long", "my secret")
+        log.close()
+        logger.handlers.clear()
+        assert logged(path)[0]["level"] == "warning"
+        assert ("my secret" in path.read_text()) == log_texts
 
 
 def test_a_dropped_model_finishes_its_requests() -> None:

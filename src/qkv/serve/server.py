@@ -1,6 +1,7 @@
 """Runs the application with uvicorn until a signal stops it."""
 
 import ipaddress
+import logging
 import re
 import signal
 import sys
@@ -16,6 +17,7 @@ from starlette.applications import Starlette
 
 from qkv.errors import QkvError, UsageError
 from qkv.serve.app import make_app
+from qkv.serve.http.request_log import PrivateHandler
 from qkv.serve.settings import LOCAL_HOSTS, ServeSettings
 from qkv.serve.studio.options import StudioOptions
 from qkv.store.box import box_folders
@@ -93,6 +95,9 @@ def run_server(
         timeout_graceful_shutdown=int(settings.drain_seconds),
     )
     server = DrainingServer(config, app, announce)
+    logger = logging.getLogger("qkv")
+    logger.addHandler(PrivateHandler(app.state.server.log, settings.log_texts))
+    logger.propagate = False
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
         server.run()

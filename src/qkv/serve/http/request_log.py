@@ -5,6 +5,7 @@ the disk is full, they are counted and dropped.
 """
 
 import json
+import logging
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +14,26 @@ from threading import Thread
 from typing import IO, Any
 
 MAX_WAITING_LINES = 10_000
+
+
+class PrivateHandler(logging.Handler):
+    """Sends the messages of Python's logging to the log of a server, without their texts unless they are asked for.
+
+    A warning of a model may quote the text that it is about.
+    """
+
+    def __init__(self, log: "RequestLog", log_texts: bool) -> None:
+        super().__init__(logging.WARNING)
+        self.log, self.log_texts = log, log_texts
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the level and the place in the code, and the message if texts may be logged."""
+        values = {"level": record.levelname.lower(), "place": f"{record.name}, {record.filename}:{record.lineno}"}
+        if record.exc_info and record.exc_info[0]:
+            values["error"] = record.exc_info[0].__name__
+        if self.log_texts:
+            values["message"] = record.getMessage()
+        self.log.write("message", **values)
 
 
 class RequestLog:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, cached_property
+from threading import Lock
 from typing import Any, Literal
 
 import torch
@@ -102,6 +103,7 @@ class ModelPool:
         self.memory = MemoryGuard(settings)
         self._served: dict[str, ServedModel] = {}
         self._loading: set[str] = set()
+        self._lock = Lock()  # protects `_loading`
         for name, source in self.sources.items():
             if isinstance(source, Model):
                 self._served[name] = ServedModel(name, source, settings)
@@ -134,11 +136,12 @@ class ModelPool:
     def load(self, name: str) -> ServedModel:
         """Load a model by its name. This blocks; a server calls it in a thread."""
         self.check_name(name)
-        if name in self._served:
-            return self._served[name]
-        if name in self._loading:
-            raise ApiError(503, f"model {name!r} is being loaded; try again later", param="model", retry_after=5)
-        self._loading.add(name)
+        with self._lock:
+            if name in self._served:
+                return self._served[name]
+            if name in self._loading:
+                raise ApiError(503, f"model {name!r} is being loaded; try again later", param="model", retry_after=5)
+            self._loading.add(name)
         try:
             source = self.sources[name]
             if not isinstance(source, Model):
