@@ -88,12 +88,21 @@ def test_a_power_law_is_extrapolated_and_its_uncertainty_depends_on_the_records(
     assert narrow_high - narrow_low < (high - low) / 2
 
 
+def test_subsets_with_different_scores_widen_the_interval() -> None:
+    same, other = (mean_score([1.0] * count + [0.0] * (200 - count)) for count in (140, 100))
+    large = {400: [mean_score([1.0] * 150 + [0.0] * 50)], 800: [mean_score([1.0] * 160 + [0.0] * 40)]}
+    (low, high), (wide_low, wide_high) = (
+        extrapolate("accuracy", {200: several, **large})[1] for several in ([same, same], [same, other])
+    )
+    assert wide_high - wide_low > 1.5 * (high - low)
+
+
 LearnedCurve = tuple[float, tuple[float, float]]
 
 
 def test_a_flat_curve_promises_nothing_and_few_records_give_no_curve() -> None:
-    flat = {size: mean_score([1.0, 0.0] * 100) for size in (100, 200, 400)}
-    gain, (low, high) = extrapolate("accuracy", dict(flat))
+    flat = {size: [mean_score([1.0, 0.0] * 100)] for size in (100, 200, 400)}
+    gain, (low, high) = extrapolate("accuracy", flat)
     assert gain == pytest.approx(0, abs=1e-9)
     assert (low, high) == pytest.approx((0, 0), abs=1e-9)
     assert learn_fractions("accuracy", "few", make_records(100), (1 / 4, 1 / 2, 1), lambda chosen: 0.5, 60) is None

@@ -2,7 +2,7 @@
 
 The error e of a model falls with the number n of training records about as e = a · n^(−b) (Hestness et al. 2017, "Deep
 Learning Scaling is Predictable, Empirically"). A line is fitted to log e over log n, and followed to twice the data.
-The evaluation records are resampled to find how uncertain this is.
+The evaluation records are resampled, and small fractions are trained on several subsets, to find how uncertain this is.
 
 For classifiers the curve is that of the baseline (TF-IDF with a linear SVM), which takes seconds. With a budget of
 minutes, it is that of the run's own recipe, trained on each fraction for an equal part of the time.
@@ -11,7 +11,7 @@ minutes, it is that of the run's own recipe, trained on each fraction for an equ
 import json
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
@@ -32,9 +32,9 @@ RUN_FRACTIONS = (1 / 4, 1 / 2, 1.0)
 MIN_RECORDS = 40  # of the smallest fraction
 OVERHEAD_SECONDS = 60.0
 RESAMPLES = 500
+MAX_SUBSETS = 4  # of the smallest fraction, for a baseline
 MIN_ERROR = 1e-3  # the logarithm of an error of 0 is not finite
 
-Scores = list[tuple[int, float]]
 TrainAndScore = Callable[[Sequence[Record]], float]
 """Train on these records, and return the score on the evaluation records."""
 
@@ -70,26 +70,33 @@ def learn_fractions(
     fractions: Sequence[float],
     train_and_score: TrainAndScore,
     max_seconds: float,
+    max_subsets: int = 1,
 ) -> LearningCurve | None:
-    """Train on nested random fractions, the smallest first, until the time is up; None for fewer than three points."""
+    """Train on random fractions, the smallest first, until the time is up; None for fewer than three points.
+
+    Of a fraction below a half, up to `max_subsets` disjoint subsets are used: the score of one depends on its records.
+    """
     began = time.monotonic()
     shuffled = Random(0).sample(list(training), len(training))
-    scores: dict[int, float] = {}
+    scores: dict[int, list[float]] = {}
     for fraction in fractions:
         count = int(fraction * len(shuffled))
-        if count >= MIN_RECORDS and time.monotonic() - began < max_seconds:
-            scores[count] = train_and_score(shuffled[:count])
+        for subset in range(max(1, min(max_subsets, int(0.5 / fraction)))):
+            if count >= MIN_RECORDS and time.monotonic() - began < max_seconds:
+                scores.setdefault(count, []).append(train_and_score(shuffled[subset * count :][:count]))
     if len(scores) < 3:
         return None
     gain, interval = extrapolate(metric, scores)
-    points = tuple(CurvePoint(count, float(score)) for count, score in scores.items())
+    points = tuple(CurvePoint(count, sum(several) / len(several)) for count, several in scores.items())
     return LearningCurve(metric, name, points, gain, interval, time.monotonic() - began)
 
 
-def extrapolate(metric: str, scores: dict[int, float]) -> tuple[float, tuple[float, float]]:
-    """The gain of twice the largest number of records, and its 95 % interval.
+def extrapolate(metric: str, scores: Mapping[int, Sequence[float]]) -> tuple[float, tuple[float, float]]:
+    """The gain of twice the largest number of records, and its 95 % interval, from the scores of each number.
 
-    >>> gain, _ = extrapolate("accuracy", {100: 0.6, 200: 0.8, 400: 0.9})
+    Each resample takes one of the scores of each number, with resampled evaluation records.
+
+    >>> gain, _ = extrapolate("accuracy", {100: [0.6], 200: [0.8], 400: [0.9]})
     >>> round(gain, 3)
     0.05
     """
@@ -105,11 +112,16 @@ def extrapolate(metric: str, scores: dict[int, float]) -> tuple[float, tuple[flo
         found: np.ndarray = best * (np.exp(last) - np.exp(last + slope * np.log(2)))
         return found
 
-    value = float(gain(np.array([list(scores.values())], np.float64))[0])
-    samples = bootstrap({str(size): score for size, score in scores.items()}, RESAMPLES)
-    if len(samples) < len(scores):  # a score that cannot be resampled
-        return value, (value, value)
-    return value, percentiles(gain(np.stack(list(samples.values()), axis=1)))
+    value = float(gain(np.array([[np.mean(several) for several in scores.values()]], np.float64))[0])
+    columns = []
+    rng = np.random.default_rng(0)
+    for several in scores.values():
+        samples = bootstrap({str(number): score for number, score in enumerate(several)}, RESAMPLES)
+        if len(samples) < len(several):  # a score that cannot be resampled
+            return value, (value, value)
+        chosen = rng.integers(len(several), size=RESAMPLES)
+        columns.append(np.stack(list(samples.values()))[chosen, np.arange(RESAMPLES)])
+    return value, percentiles(gain(np.stack(columns, axis=1)))
 
 
 def baseline_curve(
@@ -130,6 +142,7 @@ def baseline_curve(
         BASELINE_FRACTIONS,
         lambda chosen: judge.measure(predict(judge, chosen, records), expected),
         max_seconds,
+        MAX_SUBSETS,
     )
 
 
