@@ -191,9 +191,14 @@ def test_graphs_of_the_kernels_are_replayed() -> None:
 
 
 @pytest.mark.parametrize("case", ["gpt2", "llama", "part rotates", "post-norm decoder"])
-@pytest.mark.parametrize("chunk", [None, 7])
-def test_prefill_is_that_of_the_network(case: str, chunk: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The logits and the caches, for prompts with padding, at once and in chunks."""
+@pytest.mark.parametrize(
+    ("prompts", "chunk"),
+    [([[*range(3, 21)], [9] * 11], None), ([[*range(3, 21)], [9] * 11], 7), ([[5], [6], [7]], None)],
+)
+def test_prefill_is_that_of_the_network(
+    case: str, prompts: list[list[int]], chunk: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The logits and the caches, for prompts with padding, at once and in chunks, and for prompts of one token."""
     prefill: Any = pytest.importorskip("qkv.decode.gpu.batched_prefill")
     monkeypatch.setattr(prefill, "MIN_TOKENS", 2)
     if chunk is not None:
@@ -202,7 +207,7 @@ def test_prefill_is_that_of_the_network(case: str, chunk: int | None, monkeypatc
     assert prefill.is_supported(network)
     for function in (prefill.next_logits, model_runner.next_logits):
         with torch.inference_mode():
-            runner = make_runner(network, [[*range(3, 21)], [9] * 11], GenerationOptions(max_tokens=2))
+            runner = make_runner(network, prompts, GenerationOptions(max_tokens=2))
             runner.next_logits = function
             results.append([runner.prefill(), *runner.cache.keys, *runner.cache.values])
     for ours, theirs in zip(*results, strict=True):

@@ -23,7 +23,7 @@ from qkv.blocks import CrossCache, SelfCache, SequenceLayout
 from qkv.blocks.kernels.gpu import has_triton
 from qkv.decode.engine.pages import NULL_PAGE, PagedCache, PagePool, to_device
 from qkv.decode.engine.request import Request
-from qkv.decode.gpu.graphs import SLOTS_PER_BUCKET, capture
+from qkv.decode.gpu.graphs import SLOTS_PER_BUCKET, capture, graph_pool
 from qkv.decode.gpu.static_runner import LENGTH_MULTIPLE, round_up
 from qkv.decode.runner import next_logits
 from qkv.models import Decoder, Seq2Seq
@@ -157,7 +157,7 @@ class EngineGraphs:
         self.page_tables = np.full((max_sequences + 1, 1), NULL_PAGE)  # by slot, with null pages at the end
         self.copied_pages: list[list[int] | None] = [None] * max_sequences  # by slot: the list that was copied
         self.buckets: dict[tuple[int, int, int, int], GraphBucket] = {}
-        self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self.pool = graph_pool(device) if device.type == "cuda" else None
         self.paged_step = _make_paged_step(network, page_pool) if device.type == "cuda" else None
 
     def split(self, batch: TokenBatch) -> list[TokenBatch]:

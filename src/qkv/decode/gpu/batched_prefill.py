@@ -73,7 +73,9 @@ def next_logits(
 def rotate_in_place(qkv: Tensor, rotary: Rotary, heads: int, head_dim: int) -> None:
     """Rotate the first `heads` heads of each token of qkv (R, T, …)."""
     rotary_dim, tokens = rotary.cos.shape[-1], qkv.shape[0] * qkv.shape[1]
-    cos, sin = (t.expand(len(qkv), 1, -1, -1).reshape(tokens, rotary_dim) for t in (rotary.cos, rotary.sin))
+    # With one token in each sequence, `reshape` returns a view in which all rows are the same memory; the kernel needs
+    # a row for each token.
+    cos, sin = (t.expand(len(qkv), 1, -1, -1).reshape(tokens, -1).contiguous() for t in (rotary.cos, rotary.sin))
     kernels.rotate_rows[(tokens,)](
         qkv,
         cos,

@@ -11,7 +11,7 @@ cache, and is captured again when n grows. Without CUDA the same code runs witho
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -48,7 +48,7 @@ class GraphedSteps:
         if self.compiled:
             options = MATVEC_COMPILE_OPTIONS if runner.batch_size * runner.num_beams == 1 else {}
             self.step = torch.compile(step, dynamic=False, fullgraph=True, options=options)
-        self.pool = torch.cuda.graph_pool_handle() if self.cuda else None
+        self.pool = graph_pool(runner.mask.device) if self.cuda else None
         self.views: dict[int, CacheView] = {}  # by number of slots
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
@@ -72,20 +72,41 @@ class GraphedSteps:
         return SLOTS_PER_BUCKET * (1 << (buckets - 1).bit_length() if self.compiled else buckets)
 
 
-def capture(step: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
+def capture(step: Callable[[], object], pool: Any) -> torch.cuda.CUDAGraph:
     """Capture a step as a CUDA graph, without running it.
 
     Unlike `torch.cuda.graph`, this does not empty torch's memory cache, which the next batch uses again.
     """
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
-    with torch.cuda.stream(torch.cuda.Stream()):
+    with torch.cuda.stream(_capture_stream(torch.cuda.current_device())):
         graph.capture_begin(pool=pool)
         try:
             step()
         finally:
             graph.capture_end()
     return graph
+
+
+@cache
+def graph_pool(device: torch.device) -> Any:
+    """Return the memory pool that all decoding graphs on this GPU share. Graphs run one after another.
+
+    Torch keeps the pool of a deleted graph for itself, and cannot free it during a capture. So with a pool for each
+    call, a process that decodes many batches would run out of memory.
+    """
+    pool = torch.cuda.graph_pool_handle()
+    _first_graphs.append(capture(torch.zeros(1, device=device).zero_, pool))
+    return pool
+
+
+_first_graphs: list[torch.cuda.CUDAGraph] = []  # of each pool, because torch gives up a pool without graphs
+
+
+@cache
+def _capture_stream(device: int) -> torch.cuda.Stream:
+    """Return the stream of all captures on a GPU, because memory of a pool is only reused on the same stream."""
+    return torch.cuda.Stream(device)
 
 
 def run_steps(steps: GraphedSteps, max_new_tokens: int, done: Tensor) -> None:
