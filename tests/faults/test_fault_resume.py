@@ -339,3 +339,22 @@ def test_without_the_limit_a_resumed_run_evaluates_everything(tmp_path: Path, mo
     assert end.metrics != every.metrics, "the schedule of the rate differs"
     sampled, whole = (log_of(folder, "eval")[0]["loss"] for folder in (recipe.run, changed(recipe, "every").run))
     assert sampled != whole
+
+
+@pytest.mark.parametrize(("value", "accepted"), [(0.0, True), (None, True), (0.5, False)])
+def test_a_setting_of_a_newer_version_must_be_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: Any, accepted: bool
+) -> None:
+    recipe = tiny(tmp_path)
+    run = crash(recipe, 7)
+    fingerprint = __import__("qkv.tasks.train", fromlist=["train"]).resume_fingerprint
+
+    def newer(prepared: Any) -> dict[str, Any]:
+        return {**fingerprint(prepared), "model.decoder.new_in_a_later_version": value}
+
+    monkeypatch.setattr("qkv.tasks.train.resume_fingerprint", newer)
+    if accepted:
+        assert go_on(run, "train.steps=8").run_end.step == 8
+    else:
+        with pytest.raises(QkvError, match="new_in_a_later_version: was None, is 0.5"):
+            go_on(run, "train.steps=8")

@@ -73,7 +73,7 @@ class CheckpointManager:
         changed = [
             f"{name}: was {saved.get(name)!r}, is {self.invariants.get(name)!r}"
             for name in sorted({*saved, *self.invariants})
-            if saved.get(name) != self.invariants.get(name)
+            if _has_changed(name, saved, self.invariants)
         ]
         if changed:
             raise QkvError(
@@ -105,3 +105,10 @@ class CheckpointManager:
                 self.notes.append("the validation data has changed: the best metric so far is forgotten")
                 progress.best_value = progress.best_loss = None
         return progress
+
+
+def _has_changed(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Return whether a value has changed. A setting that only one version of qkv has is unchanged if it is off there."""
+    if name in before and name in now:
+        return bool(before[name] != now[name])
+    return bool(before.get(name) or now.get(name))
