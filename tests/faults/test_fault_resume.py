@@ -356,5 +356,5 @@ def test_a_setting_of_a_newer_version_must_be_off(
     if accepted:
         assert go_on(run, "train.steps=8").run_end.step == 8
     else:
-        with pytest.raises(QkvError, match="new_in_a_later_version: was None, is 0.5"):
+        with pytest.raises(QkvError, match=r"new_in_a_later_version: was None, is 0\.5"):
             go_on(run, "train.steps=8")

@@ -108,7 +108,7 @@ class CheckpointManager:
 
 
 def _has_changed(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Return whether a value has changed. A setting that only one version of qkv has is unchanged if it is off there."""
+    """Return whether a value has changed. A setting that only one version of qkv has must be off there."""
     if name in before and name in now:
         return bool(before[name] != now[name])
     return bool(before.get(name) or now.get(name))
