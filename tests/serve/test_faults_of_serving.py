@@ -86,6 +86,25 @@ def test_requests_finish_after_a_fault(
         check_pages(app)
 
 
+def test_an_engine_that_cannot_be_replaced_is_a_503_until_the_model_is_loaded_again(
+    model: qkv.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> Any:
+        raise MemoryError
+
+    with served({"a": model}) as (url, app):
+        thread = app.state.server.pool.find(None).engine
+        monkeypatch.setattr(thread, "_make_engine", fail)
+        fail_once(app, monkeypatch, RuntimeError("a bug"), "step")
+        assert 503 in [one.status_code for one in ask_all(url, PROMPTS)]
+        assert ask(url, "a").status_code == 503
+        assert httpx.get(f"{url}/readyz").status_code == 503
+        assert httpx.get(f"{url}/healthz").status_code == 200
+        assert httpx.post(f"{url}/models/a/drop").status_code == 200
+        assert httpx.post(f"{url}/models/a/load").status_code == 200
+        assert ask(url, "a").status_code == 200
+
+
 def test_the_reason_of_a_fault_fails_alone(model: qkv.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that makes every pass fail gets a 500 (503 if memory runs out); the others finish."""
     assert model.tokenizer is not None

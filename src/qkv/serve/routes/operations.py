@@ -11,6 +11,7 @@ from starlette.responses import PlainTextResponse, Response
 from qkv.serve.http.api_error import ApiError
 from qkv.serve.http.endpoint import Call, Endpoint
 from qkv.serve.http.metrics import Sample
+from qkv.serve.running.engine_thread import dropped_error
 from qkv.serve.running.pool import ModelPool, ModelState
 from qkv.serve.state import ServerState
 
@@ -92,12 +93,15 @@ async def check_health(call: Call) -> Health:
 
 
 async def check_ready(call: Call) -> Health:
-    """Whether the server accepts work now: a 503 while it drains, while it loads, or if memory is short."""
+    """Whether the server accepts work now: a 503 while it drains or loads, or if a model failed or memory is short."""
     server = call.server
     if server.is_draining:
         raise ApiError(503, "the server is stopping", code="draining", retry_after=1)
     if not server.pool.loaded:
         raise ApiError(503, "no model is loaded yet", code="model_not_loaded", retry_after=1)
+    for served in server.pool.loaded.values():
+        if served.engine is not None and served.engine.has_stopped:
+            raise dropped_error(served.name)
     server.pool.memory.check_request()
     return await check_health(call)
 

@@ -138,6 +138,11 @@ class EngineThread:
         """The number of generations that wait or run."""
         return len(self._unfinished)
 
+    @property
+    def has_stopped(self) -> bool:
+        """Whether the thread has ended: the model was dropped, or its engine could not be replaced after a fault."""
+        return self._stopped
+
     def check_room(self, count: int = 1) -> None:
         """Raise a 429 if the queue has no room for this number of generations."""
         if self._stopped:
@@ -306,5 +311,6 @@ def notify_all(generations: list[Generation]) -> None:
 
 
 def dropped_error(name: str) -> ApiError:
-    """The error for requests of a model that was dropped."""
-    return ApiError(503, f"model {name!r} was dropped; load it again", code="model_dropped", retry_after=1)
+    """The error for requests of a model that was dropped, or whose engine has failed for good."""
+    message = f"model {name!r} has stopped; drop it and load it again: POST /models/{name}/drop, then /load"
+    return ApiError(503, message, code="model_dropped", retry_after=1)
