@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from qkv.blocks import Stack
-from qkv.inside.neurons import output_stack, vocabulary_effect
+from qkv.inside.neurons import output_stack, promoted_texts
 from qkv.models import Network
 from qkv.page import pack, pack_signed
 from qkv.text import Tokenizer
@@ -31,11 +31,8 @@ def describe_layer(
     described = describe_units(activations)
     promotes = None
     if network.config.head.kind in ("lm", "mlm") and stack is output_stack(network):
-        effects = [
-            vocabulary_effect(network, layer, neuron, tokenizer, num_tokens=NUM_PROMOTED)
-            for neuron in described["neurons"]
-        ]
-        promotes = [[one.text for one in effect.promoted] for effect in effects]
+        weight: Tensor = stack.block_of(layer).ffn.down.weight  # type: ignore[union-attr, assignment]
+        promotes = promoted_texts(network, weight[:, described["neurons"]].T, tokenizer, NUM_PROMOTED)
     return {"stack": stack.name, "layer": layer, "promotes": promotes, **described}
 
 

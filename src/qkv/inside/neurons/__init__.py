@@ -19,6 +19,7 @@ from qkv.inside.neurons.vocabulary import (
     direction_effect,
     direction_logits,
     output_stack,
+    promoted_texts,
     vocabulary_effect,
 )
 
@@ -31,6 +32,7 @@ __all__ = [
     "direction_effect",
     "direction_logits",
     "output_stack",
+    "promoted_texts",
     "stream_site",
     "top_examples",
     "vocabulary_effect",

@@ -66,9 +66,19 @@ def direction_effect(
     return VocabularyEffect(list_effects(*logits.topk(count)), list_effects(*logits.topk(count, largest=False)))
 
 
+def promoted_texts(
+    network: Network, directions: Tensor, tokenizer: Tokenizer | None, num_tokens: int
+) -> list[list[str]]:
+    """The tokens that each of several directions (N, C) promotes most. One product computes all of them."""
+    logits = direction_logits(network, directions)
+    best = logits.topk(min(num_tokens, logits.shape[-1])).indices
+    side = None if tokenizer is None else tokenizer.target
+    return [list(list_tokens(ids, side).texts) for ids in best.tolist()]
+
+
 @torch.no_grad()
 def direction_logits(network: Network, direction: Tensor) -> Tensor:
-    """Project a direction (C,) of the last residual stream to the vocabulary: the change of each logit, (V,).
+    """Project directions (…, C) of the last residual stream to the vocabulary: the change of each logit, (…, V).
 
     The last norm multiplies by its gain and, if it is a layer norm, subtracts the mean; its division by the size of the
     residual stream is left out. A dense layer of the head (masked language models) counts as linear.
@@ -80,13 +90,13 @@ def direction_logits(network: Network, direction: Tensor) -> Tensor:
     x = direction.float()
     for one in (norm, *(part for part in (head.dense, head.norm) if part is not None)):
         if isinstance(one, nn.Linear):
-            x = one.weight.float() @ x
+            x = x @ one.weight.float().T
             continue
         if isinstance(one, nn.LayerNorm):
-            x = x - x.mean()
+            x = x - x.mean(-1, keepdim=True)
         gain = getattr(one, "weight", None)
         x = x if gain is None else x * gain.float()
-    return head.out.weight.float() @ (x * head.scale)
+    return (x * head.scale) @ head.out.weight.float().T
 
 
 def output_stack(network: Network) -> Stack:

@@ -14,7 +14,7 @@ from qkv.errors import UsageError
 from qkv.inside import SparseAutoencoder, Trace, direction_effect, top_examples, vocabulary_effect
 from qkv.inside.forward import Example
 from qkv.inside.look.neurons import NUM_PROMOTED, describe_units
-from qkv.inside.neurons import VocabularyEffect, output_stack
+from qkv.inside.neurons import VocabularyEffect, output_stack, promoted_texts
 from qkv.models import Seq2Seq
 from qkv.serve.studio.answer import find_answers, read_text
 from qkv.serve.studio.requests import MAX_TOKENS, ExamplesRequest
@@ -38,10 +38,8 @@ def describe_features(
         units = describe_units(autoencoder.encode(trace[site].float()))
         promotes = None
         if promotes_tokens(model, site):
-            effects = [
-                direction_effect(model.network, autoencoder.decoder[unit], model.tokenizer) for unit in units["neurons"]
-            ]
-            promotes = [[one.text for one in effect.promoted[:NUM_PROMOTED]] for effect in effects]
+            directions = autoencoder.decoder[units["neurons"]]
+            promotes = promoted_texts(model.network, directions, model.tokenizer, NUM_PROMOTED)
         described.append(
             {"stack": site.split(".")[0], "autoencoder": name, "site": site, "promotes": promotes, **units}
         )
