@@ -16,7 +16,8 @@ from serving import served
 
 from qkv.decode import GenerationOptions
 from qkv.decode.filters import make_filters
-from qkv.inside import zero_ablate
+from qkv.inside import SparseAutoencoder, zero_ablate
+from qkv.inside.autoencoder.model import AutoencoderConfig
 from qkv.serve.studio.options import StudioOptions
 from qkv.serve.studio.runs import Runs
 
@@ -61,8 +62,9 @@ def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     log = folder / "metrics.jsonl"
     log.write_text("".join(json.dumps(record) + "\n" for record in records))
     models = {family: make_model(family) for family in FAMILIES}
+    autoencoder = SparseAutoencoder(AutoencoderConfig(width=16, features=8, k=2, site="encoder.0.resid_post"))
     with served({**models, "gone": "/nowhere/model"}) as (address, app):
-        app.state.studio = StudioOptions(runs=Runs([folder.parent]))
+        app.state.studio = StudioOptions(Runs([folder.parent]), {"sae": autoencoder})
         yield SimpleNamespace(address=address, models=models, log=log, server=app.state.server)
 
 
@@ -197,7 +199,7 @@ def test_a_missing_model_and_a_missing_server_are_reported(browser: Any, studio:
     page.locator("#text").fill("cat")
     opened.alert("The server does not answer. It may have been stopped")
     page.unroute("**/studio/api/**")
-    page.get_by_role("button", name="Try again").click()
+    page.evaluate("document.querySelector('[role=alert] button')?.click()")  # unless the page has tried again by itself
     page.wait_for_function("() => document.querySelectorAll('.tokens li').length === 3")
 
 
@@ -301,6 +303,13 @@ def test_top_examples_of_a_neuron_are_shown(browser: Any, studio: Any) -> None:
     opened.page.wait_for_selector(".examples tbody tr")
     assert opened.page.locator(".examples tbody tr").count() == 3  # these two, and the text itself
     assert "of 3 texts" in opened.page.locator(".examples").inner_text()
+    opened.page.locator("#panel select").select_option("features of sae")
+    opened.page.wait_for_selector("caption:has-text('8 features at encoder.0.resid_post')")
+    opened.page.locator("#panel .numbers .link").first.click()
+    opened.page.wait_for_selector(".examples h3:has-text('Feature')")
+    opened.page.reload()  # the link keeps the chosen layer
+    opened.page.wait_for_selector("caption:has-text('8 features at encoder.0.resid_post')")
+    assert not opened.errors
 
 
 def test_a_run_is_followed_while_it_trains(browser: Any, studio: Any) -> None:

@@ -21,7 +21,7 @@ export function neuronsView(data, pick = null) {
     );
     body.replaceChildren(
       neuronTable(layer, tokens, activations, pick),
-      disclosure("The strongest neurons of each token", () => tokenTable(tokens, ids, values)),
+      disclosure(`The strongest ${noun(layer)}s of each token`, () => tokenTable(tokens, ids, values)),
     );
   };
   show(0);
@@ -31,6 +31,10 @@ export function neuronsView(data, pick = null) {
 /** The neurons of a layer, or the features of a sparse autoencoder. */
 function layerName(layer) {
   return layer.autoencoder ? `features of ${layer.autoencoder}` : `${layer.stack} layer ${layer.layer}`;
+}
+
+function noun(layer) {
+  return layer.autoencoder ? "feature" : "neuron";
 }
 
 /** The tokens of a text, coloured by the activation of a unit relative to its peak. */
@@ -63,11 +67,10 @@ function neuronTable(layer, tokens, activations, pick) {
       cells.push(layer.promotes[n].map((text) => shorten(visibleToken(text), MAX_LETTERS)).join("   "));
     return cells;
   });
-  const noun = layer.autoencoder ? "feature" : "neuron";
-  const headings = [noun, "peak", "at", "activation at each token, relative to the peak"];
+  const headings = [noun(layer), "peak", "at", "activation at each token, relative to the peak"];
   if (layer.promotes) headings.push("promotes");
   const source = layer.autoencoder ? `at ${layer.site}` : `of ${layerName(layer)}`;
-  const caption = `The ${rows.length} most active of ${layer.size} ${noun}s ${source}`;
+  const caption = `The ${rows.length} most active of ${layer.size} ${noun(layer)}s ${source}`;
   return scrollBox("Neurons", table(caption, headings, rows));
 }
 

@@ -4,8 +4,8 @@ import {count, disclosure, html, number, scrollBox, shorten, svg, table, visible
 import {saveButton} from "./save.js";
 
 const [LEFT, TOP] = [70, 30]; // pixels, as all of these
-const [COLUMN, ROW] = [112, 30]; // from one box to the next
-const [WIDTH, HEIGHT] = [88, 22]; // of a box
+const [COLUMN, ROW] = [128, 30]; // from one box to the next
+const [WIDTH, HEIGHT] = [104, 22]; // of a box
 const LEGEND = "Solid: kept. Dashed: pruned. A box with a double border: finished. Bold line: the best hypothesis.";
 
 export function searchView(data) {

@@ -44,11 +44,9 @@ function heading(data, next, update) {
   if (next.position === null) return html("h3", {}, next.predicts);
   const tokens = data.sequences[next.sequence].texts;
   const names = tokens.map((_, i) => tokenAt(tokens, i));
-  return html(
-    "div",
-    {class: "controls"},
-    choice(next.predicts, names, (position) => update({position}), next.position),
-  );
+  const menu = choice(next.predicts, names, (position) => update({position}), next.position);
+  menu.lastChild.dataset.state = "position"; // the link has it under its own name
+  return html("div", {class: "controls"}, menu);
 }
 
 function slider(label, min, max, step, value, change) {

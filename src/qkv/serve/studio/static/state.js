@@ -17,6 +17,7 @@ export const DEFAULTS = {
   maxTokens: 24,
   head: "", // the head that is open, such as "decoder.0.3"
   runs: [],
+  choices: "", // the menus inside the panel, such as the layer of the neurons: the number of each chosen line
   step: 0, // of the walk-through; 0 is no walk-through
 };
 

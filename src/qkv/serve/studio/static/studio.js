@@ -37,6 +37,7 @@ const parts = {
 /** Change the choices. `quiet` only writes the link; `redraw` draws again without a new trace. */
 function update(change, {quiet = false, redraw = false} = {}) {
   const isNewPanel = change.panel && change.panel !== state.panel;
+  if (isNewPanel || change.model || change.other !== undefined) state.choices = "";
   for (const [name, value] of Object.entries(change)) {
     state[name] = typeof value === "function" ? value(state[name]) : value;
   }
@@ -149,11 +150,27 @@ function drawPanel() {
   };
   parts.body.replaceChildren(...shown.map(column));
   parts.body.classList.toggle("two", shown.length > 1);
+  restoreChoices();
   if (focused) parts.body.querySelector(`[data-part="${CSS.escape(focused)}"]`)?.focus();
   parts.answers.replaceChildren(...contexts.filter((one) => one.data).map(answerLine));
   parts.answers.classList.toggle("two", contexts.length > 1);
   drawWalk();
   root.dataset.ready = panel.name;
+}
+
+function panelMenus() {
+  return [...parts.body.querySelectorAll("select:not([data-state])")];
+}
+
+/** Choose again in the menus of the panel what was chosen before it was drawn anew. */
+function restoreChoices() {
+  const [chosen, menus] = [state.choices.split("-").map(Number), panelMenus()];
+  if (!state.choices || chosen.length !== menus.length) return;
+  menus.forEach((menu, i) => {
+    if (menu.selectedIndex === chosen[i] || chosen[i] >= menu.options.length) return;
+    menu.selectedIndex = chosen[i];
+    menu.dispatchEvent(new Event("change"));
+  });
 }
 
 function answerLine({data, off, setOff}) {
@@ -248,6 +265,10 @@ function navigation() {
 }
 
 async function start() {
+  parts.body.addEventListener("change", () => {
+    const choices = panelMenus().map((menu) => menu.selectedIndex);
+    update({choices: choices.join("-")}, {quiet: true});
+  });
   parts.nav.append(...navigation());
   parts.targetLine.append(html("label", {for: "target"}, "Target (empty: the model's own output)"), parts.target);
   const savers = pictureButtons(
