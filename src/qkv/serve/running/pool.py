@@ -46,7 +46,7 @@ class ServedModel:
         self.task = find_task(model.config).name
         self.num_users = 0
         self._templates = TemplateProcess()
-        lock = device_lock(str(model.device))
+        lock = device_lock(model.device.type)
         self.gatherer = Gatherer(
             name,
             gather_seconds=settings.gather_seconds,
@@ -143,12 +143,13 @@ class ModelPool:
                 raise ApiError(503, f"model {name!r} is being loaded; try again later", param="model", retry_after=5)
             self._loading.add(name)
         try:
-            source = self.sources[name]
-            if not isinstance(source, Model):
-                self.memory.check_load(name, source)
-                model = load(source, device=self.settings.device, dtype=self.settings.dtype)
-                source = model if self.settings.precision is None else model.quantize(self.settings.precision)
-            self._served[name] = ServedModel(name, source, self.settings)
+            source, settings = self.sources[name], self.settings
+            with device_lock(torch.device(settings.device).type):
+                if not isinstance(source, Model):
+                    self.memory.check_load(name, source)
+                    model = load(source, device=settings.device, dtype=settings.dtype)
+                    source = model if settings.precision is None else model.quantize(settings.precision)
+                self._served[name] = ServedModel(name, source, settings)
             return self._served[name]
         finally:
             self._loading.discard(name)
@@ -202,6 +203,6 @@ def make_engine(model: Model, settings: ServeSettings) -> Engine:
 
 
 @cache
-def device_lock(device: str) -> AbstractContextManager[Any]:
-    """The lock of a GPU. The threads of a CPU need none."""
-    return nullcontext() if device == "cpu" else FairLock()
+def device_lock(device_type: str) -> AbstractContextManager[Any]:
+    """The lock of the threads that use a GPU. Those that use a CPU need none."""
+    return nullcontext() if device_type == "cpu" else FairLock()
