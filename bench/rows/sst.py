@@ -30,6 +30,7 @@ lowercase = true
 [model]
 width = 256
 layers = 1
+position = "none"
 dropout = 0.5
 head = {pool = "mean", dense = "none", dropout = 0.5}
 
