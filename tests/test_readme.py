@@ -205,6 +205,7 @@ def test_architecture_page_lists_every_folder() -> None:
         listed.add(name if parent == name and len(indent) == 2 else f"{parent}/{name}")
     root = ROOT / "src/qkv"
     files = {path.parent.relative_to(root).as_posix() for path in (*root.glob("*/**/*.py"), *root.glob("*/*.toml"))}
+    files |= {path.parents[1].relative_to(root).as_posix() for path in root.glob("box/*/config.json")}
     assert listed == files
 
 
@@ -221,7 +222,9 @@ def test_quickstart_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> N
     make = ["make", "--dry-run", "--always-make", "quickstart"]
     printed = subprocess.run(make, cwd=ROOT, capture_output=True, text=True).stdout
     lines = [shlex.split(line) for line in printed.splitlines() if "/bin/qkv" in line]
-    train, use, echo = ([Path(words[0]).name, *words[1:]] for words in lines)
+    translate, train, use, echo = ([Path(words[0]).name, *words[1:]] for words in lines)
+    run(translate, tmp_path)
+    assert capfd.readouterr().out.splitlines()[0] == "Le chat a poursuivi la souris."
     assert train == ["qkv", "train", "dates"]
     run(
         [*train, "train.steps=8", "data.epoch_examples=600", "train.eval_examples=4", f"data.cache={tmp_path}"],

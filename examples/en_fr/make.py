@@ -1,11 +1,11 @@
 """Train the English→French translator that comes with qkv, from the Tatoeba pairs: eight phases, each one command.
 
     python examples/en_fr/make.py split out --data fra.txt.gz     # parts by English sentence
-    python examples/en_fr/make.py language out --minutes 2        # a language model writes new English sentences
+    python examples/en_fr/make.py language out --minutes 2        # optional: a language model writes new sentences
     python examples/en_fr/make.py teachers out --minutes 6        # three large models, side by side
     python examples/en_fr/make.py distil out                      # their translations, and the consensus of these
     python examples/en_fr/make.py students out --minutes 6        # small models, side by side
-    python examples/en_fr/make.py polish out --minutes 2.5        # the better student, on generated sentences too
+    python examples/en_fr/make.py polish out --minutes 2.5        # optional: the better student, on generated pairs
     python examples/en_fr/make.py test out                        # int8; translates the test part and the probes
     python examples/en_fr/make.py score out                       # BLEU and chrF with intervals
 
@@ -132,7 +132,8 @@ def sample_english(out: Path, count: int) -> None:
 
 def translate(out: Path, teacher: str, shard: int, shards: int, beam: int) -> None:
     """Write the best hypotheses of one teacher for one shard of the English sentences, with relative probabilities."""
-    texts = (read_texts(out / "english.tsv") + read_texts(out / "samples.tsv"))[shard::shards]
+    samples = out / "samples.tsv"
+    texts = (read_texts(out / "english.tsv") + (read_texts(samples) if samples.exists() else []))[shard::shards]
     model = qkv.load(out / teacher, device=DEVICE, dtype="bfloat16" if DEVICE == "cuda" else None)
     assert model.tokenizer is not None
     ids = model.tokenizer.encode_batch(texts, add_special_tokens=True)
