@@ -10,6 +10,7 @@ from qkv.tasks.report.score import JudgedRecord, Judgement
 
 MAX_LISTED = 8
 SLACK = 0.02  # a model this much worse than the second one may still be right against a label
+MANY_CLASSES = 10  # of so many, two models rarely choose the same wrong one, even if one of them is weak
 SURE = 0.5  # the lowest confidence of a sure prediction
 WRONG = 0.5  # a record with a lower score is wrong
 MIN_SUSPECTS = 5
@@ -27,7 +28,7 @@ class ErrorReport:
     suspects: tuple[JudgedRecord, ...]  # the model is sure, and a second model agrees with it against the label
     num_suspects: int = 0
     num_sure: int = 0  # the number of records of which the model is surest: the surer half
-    is_reliable: bool = True  # whether the model is at least as good as the second model
+    is_reliable: bool = True  # whether both models together can judge a label
 
     @property
     def has_suspect_labels(self) -> bool:
@@ -57,7 +58,7 @@ def report_errors(judgement: Judgement) -> ErrorReport:
         list_records(judgement, suspects),
         len(suspects),
         num_sure,
-        sum(judgement.scores) >= sum(others) - SLACK * len(others),
+        sum(judgement.scores) >= sum(others) - SLACK * len(others) or len(set(judgement.expected)) >= MANY_CLASSES,
     )
 
 

@@ -1,0 +1,56 @@
+"""Suspect labels: planted wrong labels are found, and shared mistakes of weak models are not taken for them."""
+
+from random import Random
+
+import pytest
+
+import qkv
+from qkv.data import FileLocation, Record
+from qkv.tasks.baseline import BASELINE_NAME
+from qkv.tasks.judges import LabelJudge
+from qkv.tasks.report.errors import ErrorReport, report_errors
+from qkv.tasks.report.score import Judgement
+
+NUM_RECORDS = 400
+
+
+def judge_planted(num_classes: int, noise: float, weak: float = 0.0) -> tuple[ErrorReport, set[int]]:
+    """The errors of a model on records with wrong labels, whose numbers are returned, too.
+
+    The model and the SVM are right, except that the model is wrong on a fraction `weak` of the records, and unsure.
+    """
+    rng = Random(0)
+    classes = [f"class {i}" for i in range(num_classes)]
+
+    def another(label: str) -> str:
+        return rng.choice([one for one in classes if one != label])
+
+    truth = [rng.choice(classes) for _ in range(NUM_RECORDS)]
+    wrong = set(rng.sample(range(NUM_RECORDS), int(noise * NUM_RECORDS)))
+    labels = [another(label) if i in wrong else label for i, label in enumerate(truth)]
+    hard = set(rng.sample(range(NUM_RECORDS), int(weak * NUM_RECORDS)))
+    predicted = [another(label) if i in hard else label for i, label in enumerate(truth)]
+    confidences: list[float | None] = [
+        rng.uniform(0.5, 0.7) if i in hard else rng.uniform(0.6, 1) for i in range(NUM_RECORDS)
+    ]
+    records = [Record({"text": str(i), "label": labels[i]}, FileLocation("valid", i)) for i in range(NUM_RECORDS)]
+    judge = LabelJudge(qkv.new("bert-tiny").config)
+    scores = judge.score_each(predicted, labels)
+    judgement = Judgement(judge, records, predicted, labels, scores, confidences, {BASELINE_NAME: truth})
+    return report_errors(judgement), wrong
+
+
+@pytest.mark.parametrize(("num_classes", "weak"), [(2, 0.0), (2, 0.01), (20, 0.0), (20, 0.2)])
+def test_planted_labels_are_suspect(num_classes: int, weak: float) -> None:
+    report, wrong = judge_planted(num_classes, noise=0.1, weak=weak)
+    assert report.has_suspect_labels
+    assert {int(one.text) for one in report.suspects} <= wrong
+    assert report.num_suspects >= len(wrong) / 3  # half of the records are considered
+
+
+@pytest.mark.parametrize(
+    ("num_classes", "noise", "weak"), [(2, 0.0, 0.0), (2, 0.0, 0.2), (20, 0.0, 0.2), (20, 0.01, 0.0), (2, 0.1, 0.2)]
+)
+def test_right_labels_and_weak_models_raise_no_suspicion(num_classes: int, noise: float, weak: float) -> None:
+    report, _ = judge_planted(num_classes, noise, weak)
+    assert not report.has_suspect_labels
