@@ -246,6 +246,9 @@ def test_a_corpus_is_streamed_to_several_files(tmp_path: Path) -> None:
     for a, b in zip(read_traces(tmp_path / "c"), trace_many(network, examples, sites="*.resid_post"), strict=True):
         assert a.tokens == b.tokens
         assert all(torch.allclose(a[name], b[name], atol=1e-12) for name in a)
+    same = [next(trace_many(network, examples))] * 2
+    assert write_traces(tmp_path / "twice", same) == 2
+    assert all(torch.equal(found["logits"], same[0]["logits"]) for found in read_traces(tmp_path / "twice"))
     with pytest.raises(UsageError, match="not empty"):
         write_traces(tmp_path / "c", [])
     (tmp_path / "c" / "index.json").unlink()

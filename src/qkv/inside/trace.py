@@ -131,12 +131,23 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], description: Mappin
     metadata = {"format": FORMAT, "version": str(VERSION), "description": json.dumps(description)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
-        save_file(contiguous, partial_path(path), metadata=metadata)
+        save_file(_with_own_memory(tensors), partial_path(path), metadata=metadata)
         publish_file(partial_path(path), path)
     except (OSError, SafetensorError) as error:
         partial_path(path).unlink(missing_ok=True)
         raise QkvError(f"{path}: cannot be written ({describe_os_error(error)}); give another path") from error
+
+
+def _with_own_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return contiguous tensors, with a copy of each one that shares its memory with an earlier one."""
+    out: dict[str, Tensor] = {}
+    memories: set[int] = set()
+    for name, tensor in tensors.items():
+        contiguous = tensor.contiguous()
+        memory = contiguous.untyped_storage().data_ptr()
+        out[name] = contiguous.clone() if memory in memories else contiguous
+        memories.add(memory)
+    return out
 
 
 def open_tensors(path: Path) -> tuple[Any, dict[str, Any]]:
