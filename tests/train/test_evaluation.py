@@ -251,8 +251,14 @@ def test_the_tasks_metrics_use_a_sample_that_fits(
     assert (progress.eval_plan.metric_examples, progress.eval_plan.stride) == (sample, every)
     assert clock.examples[-1] == sample
     assert bool(report.notes) == (sample > 0)
+    assert progress.metric == ("loss" if sample == 32 else "exact"), "few examples are too noisy to select weights"
+    assert ("the loss selects" in "".join(report.notes)) == (sample == 32)
     limited(clock)(progress)
     assert clock.examples[-1] == sample
+    chosen = limited(clock)
+    chosen.metric = "exact"
+    chosen(progress)
+    assert progress.metric == "exact", "the user's choice stays"
 
 
 def test_steps_between_evaluations_that_the_recipe_sets_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,8 @@ PIECE_TOKENS = 4096
 """On a CPU, sampled batches are evaluated in pieces of about this number of tokens."""
 TIMED_EXAMPLES, MIN_EXAMPLES, SAMPLE_GROWTH = 8, 32, 4
 """The number of examples that are timed first, the smallest sample, and the ratio of two sample sizes."""
+MIN_EXAMPLES_TO_SELECT = 100
+"""With a smaller sample, the task's metric is too noisy to select the best weights, and the loss does."""
 MIN_SECONDS, MIN_SECONDS_WITHOUT_CLOCK = 1.0, 10.0
 """An evaluation may always take this long. A budget in steps or epochs has no clock, so its limit is higher: a short
 run then evaluates all data, and its result does not depend on the speed of the machine."""
@@ -172,7 +174,14 @@ class Evaluator:
             if not section.eval_every:
                 allowed = max(tenth, 0.0 if section.minutes else MIN_SECONDS_WITHOUT_CLOCK, 1e-3)
                 plan = replace(plan, stride=min(max(1, math.ceil(seconds / allowed - 0.1)), DEFAULT_EVALUATIONS))
-        return metrics, metric if metric in metrics else "loss", samples, plan
+        if metric not in metrics or self._loss_selects(plan):
+            metric = "loss"
+        return metrics, metric, samples, plan
+
+    def _loss_selects(self, plan: EvalPlan) -> bool:
+        """Return whether the loss selects the best weights, because the sample for the task's metric is too small."""
+        is_small = 0 < plan.metric_examples < MIN_EXAMPLES_TO_SELECT
+        return is_small and not self.metric and self.valid_data is not None
 
     def report(self, step: int, part: int, fraction: float) -> None:
         """Report progress: this fraction of part 0 (the loss) or part 1 (the task's metrics) is done."""
@@ -191,6 +200,8 @@ class Evaluator:
             parts.append(f"the other metrics use {plan.metric_examples:,} of {total:,} examples")
         if parts:
             parts = [f"{' and '.join(parts)}: a random sample, the same in each evaluation"]
+        if self._loss_selects(plan):
+            parts.append("the loss selects the best weights, because the other metrics have few examples")
         if plan.stride > 1:
             parts.append(f"one of {plan.stride} evaluations is done")
         if not parts:
