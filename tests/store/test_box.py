@@ -79,7 +79,7 @@ def test_commands_take_the_name(boxed, capsys):
 
 
 def test_models_lists_the_box_and_the_runs(boxed, capsys):
-    run = Path("runs/mine")
+    run = Path("runs/[b]mine")
     run.mkdir(parents=True)
     (run / "recipe.toml").write_text('[objective]\nkind = "causal_lm"\n')
     records = [{"kind": "step", "step": 70}, {"kind": "eval", "step": 50, "perplexity": 9.5, "loss": 2.25}]
@@ -87,7 +87,7 @@ def test_models_lists_the_box_and_the_runs(boxed, capsys):
     (Path("runs/damaged")).mkdir()
     (Path("runs/damaged") / "recipe.toml").write_text("[objective\n")
     (Path("runs/damaged") / "env.json").write_text("{}")
-    upper, damaged, mine = list_models()
+    upper, mine, damaged = list_models()
     assert (upper.name, upper.task, upper.scores, upper.licence) == (
         "upper",
         "lower → upper",
@@ -99,9 +99,9 @@ def test_models_lists_the_box_and_the_runs(boxed, capsys):
     assert (mine.task, mine.scores, mine.state) == ("causal_lm", "perplexity 9.5, loss 2.250", "step 70")
     assert run_command(["models"]) == 0
     shown = capsys.readouterr().out
-    assert all(text in shown for text in ("in the box", "upper", "BLEU 12.3", "CC BY 2.0 FR", "runs/mine", "step 70"))
+    assert all(text in shown for text in ("in the box", "upper", "BLEU 12.3", "CC BY 2.0 FR", "runs/[b]mine", "step 70"))
     assert run_command(["models", "--json"]) == 0
-    assert [one["name"] for one in json.loads(capsys.readouterr().out)] == ["upper", "runs/damaged", "runs/mine"]
+    assert [one["name"] for one in json.loads(capsys.readouterr().out)] == ["upper", "runs/[b]mine", "runs/damaged"]
 
 
 def test_an_empty_box_is_no_error(monkeypatch, tmp_path, capsys):

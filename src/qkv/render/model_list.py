@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from rich.console import Console
+from rich.text import Text
 
 from qkv.render.formatting import escape_controls, format_count, plain_table
 from qkv.tasks.model_list import ListedModel
@@ -17,7 +18,7 @@ def print_models(models: Sequence[ListedModel], console: Console) -> None:
         for one in chosen:
             size = format_count(one.bytes, "B") if one.bytes else ""
             cells = (one.name, one.task, size, one.scores, one.licence or one.state)
-            table.add_row(*(escape_controls(cell) for cell in cells))
+            table.add_row(*(Text(escape_controls(cell)) for cell in cells))
     console.print(table, highlight=False)
     if any(one.place == "box" for one in models):
         console.print('for example: qkv run en-fr "The cat chased the mouse."', highlight=False, markup=False)
