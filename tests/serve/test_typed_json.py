@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.serve.http.typed_json import InvalidJson, Limits, decode_json, describe_schema, from_json
+from qkv.serve.http.json_schema import describe_schema
+from qkv.serve.http.typed_json import InvalidJson, Limits, decode_json, from_json
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 from qkv import __version__
 from qkv.serve.http.api_error import STATUSES
 from qkv.serve.http.endpoint import Endpoint
-from qkv.serve.http.typed_json import describe_schema
+from qkv.serve.http.json_schema import describe_schema
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""JSON with types: dataclasses check the JSON of requests, and describe themselves as JSON schemas.
+"""JSON with types: dataclasses check the JSON of requests. `json_schema.py` describes them as JSON schemas.
 
     @dataclass(frozen=True)
     class Point:
@@ -6,7 +6,6 @@
         label: str = ""
 
     from_json(Point, {"x": 3})       # Point(x=3.0, label='')
-    describe_schema(Point, {})       # {"$ref": "#/components/schemas/Point"}
 
 A field with a default may be left out or null. Unknown fields are errors.
 """
@@ -24,7 +23,6 @@ T = TypeVar("T")
 
 NAMES = {str: "a string", int: "an integer", float: "a number", bool: "true or false", NoneType: "null"}
 TOO_DEEP = "the body is nested too deeply; send a flatter one"
-SCHEMA_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", NoneType: "null"}
 
 
 class InvalidJson(ValueError):
@@ -130,13 +128,13 @@ def _convert_union(alternatives: tuple[Any, ...], value: Any, path: str) -> Any:
 
 
 def _convert_dataclass(expected: Any, value: dict[str, Any], path: str) -> Any:
-    hints, known = _hints(expected), {field.name: field for field in fields(expected)}
+    hints, known = find_hints(expected), {field.name: field for field in fields(expected)}
     for name in value:
         if name not in known:
             raise InvalidJson(_join(path, shorten(name)), f"unknown field; {suggest_name(name, known)}")
     arguments = {}
     for name, field in known.items():
-        if value.get(name) is None and not _is_required(field):
+        if value.get(name) is None and not is_required(field):
             continue
         if name not in value:
             raise InvalidJson(_join(path, name), f"this field is required: {_name(hints[name])}")
@@ -191,7 +189,8 @@ def _check_any(value: Any, path: str) -> None:
             _check_any(item, path)
 
 
-def _is_required(field: Field[Any]) -> bool:
+def is_required(field: Field[Any]) -> bool:
+    """Whether a field has no default."""
     return field.default is MISSING and field.default_factory is MISSING
 
 
@@ -200,7 +199,8 @@ def _join(path: str, name: str) -> str:
 
 
 @cache
-def _hints(expected: Any) -> dict[str, Any]:
+def find_hints(expected: Any) -> dict[str, Any]:
+    """The types of the fields of a dataclass, with their limits and descriptions."""
     return get_type_hints(expected, include_extras=True)
 
 
@@ -219,58 +219,3 @@ def _name(expected: Any) -> str:
 
 def _show(value: Any) -> str:
     return shorten(ascii(value))
-
-
-# ── JSON schema ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def describe_schema(expected: Any, components: dict[str, Any]) -> dict[str, Any]:
-    """The JSON schema of a type. Dataclasses are added to `components`, and referred to by their names."""
-    origin, arguments = get_origin(expected), get_args(expected)
-    if origin is Annotated:
-        schema = describe_schema(arguments[0], components)
-        for note in arguments[1:]:
-            schema = note.to_schema(schema) if isinstance(note, Limits) else {**schema, "description": note}
-        return schema
-    if expected is Any:
-        return {}
-    if origin in (Union, UnionType):
-        return {"anyOf": [describe_schema(one, components) for one in arguments]}
-    if origin is Literal:
-        return {"type": "string", "enum": list(arguments)}
-    if origin is list:
-        return {"type": "array", "items": describe_schema(arguments[0], components)}
-    if origin is dict:
-        return {"type": "object", "additionalProperties": describe_schema(arguments[1], components)}
-    if not is_dataclass(expected):
-        return {"type": SCHEMA_TYPES[expected]}
-    name: str = expected.__name__  # type: ignore[union-attr]
-    if name not in components:
-        components[name] = {}  # a type may refer to itself
-        components[name] = _describe_dataclass(expected, components)
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-def _describe_dataclass(expected: Any, components: dict[str, Any]) -> dict[str, Any]:
-    hints = _hints(expected)
-    properties, required = {}, []
-    for field in fields(expected):
-        schema = describe_schema(hints[field.name], components)
-        if _is_required(field):
-            required.append(field.name)
-        else:
-            schema = _allow_null(schema)
-            if field.default is not MISSING and field.default is not None:
-                schema["default"] = field.default
-        properties[field.name] = schema
-    described = {"type": "object", "description": (expected.__doc__ or "").strip(), "properties": properties}
-    return {**described, "required": required, "additionalProperties": False}
-
-
-def _allow_null(schema: dict[str, Any]) -> dict[str, Any]:
-    description = {key: schema[key] for key in ("description",) if key in schema}
-    plain = {key: value for key, value in schema.items() if key not in description}
-    alternatives = plain.pop("anyOf", None) or [plain]
-    if {"type": "null"} not in alternatives and {} not in alternatives:
-        alternatives = [*alternatives, {"type": "null"}]
-    return {**description, "anyOf": alternatives}

@@ -13,7 +13,8 @@ from qkv.decode.result import FinishReason
 from qkv.serve.http.api_error import ApiError
 from qkv.serve.http.endpoint import Call
 from qkv.serve.routes.generation_body import GenerationBody, make_options
-from qkv.serve.running.engine_thread import EngineThread, Generation
+from qkv.serve.running.engine_thread import EngineThread
+from qkv.serve.running.generation import Generation
 from qkv.serve.running.pool import ServedModel
 from qkv.tasks.run.generate import prompt_ids
 

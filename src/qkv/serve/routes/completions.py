@@ -23,7 +23,7 @@ from qkv.serve.routes.choices import (
 )
 from qkv.serve.routes.event_stream import EventStream, merge
 from qkv.serve.routes.generation_body import MAX_LOGPROBS, GenerationBody
-from qkv.serve.running.engine_thread import Generation
+from qkv.serve.running.generation import Generation
 from qkv.serve.running.pool import ServedModel
 from qkv.serve.running.token_texts import TokenTexts
 

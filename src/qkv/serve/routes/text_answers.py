@@ -13,7 +13,7 @@ from qkv.tasks.results import (
     WordLink,
 )
 
-Model = Annotated[str, "The name of the model."]
+ServedName = Annotated[str, "The name of the model."]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class GeneratedTextResult:
 class GenerateAnswer:
     """A text for each text."""
 
-    model: Model
+    model: ServedName
     results: list[GeneratedTextResult]
 
 
@@ -41,7 +41,7 @@ class GenerateAnswer:
 class ClassifyAnswer:
     """A class, labels or a score for each text, depending on the model."""
 
-    model: Model
+    model: ServedName
     results: list[ClassPrediction | LabelsPrediction | ScorePrediction]
 
 
@@ -49,7 +49,7 @@ class ClassifyAnswer:
 class TagAnswer:
     """The tagged words of each text."""
 
-    model: Model
+    model: ServedName
     results: list[TaggedText]
 
 
@@ -69,7 +69,7 @@ class AnswerResult:
 class AnswerAnswer:
     """The answer to each question."""
 
-    model: Model
+    model: ServedName
     results: list[AnswerResult]
 
 
@@ -77,7 +77,7 @@ class AnswerAnswer:
 class FillAnswer:
     """The filled text, and the candidates for each mask."""
 
-    model: Model
+    model: ServedName
     results: list[FilledText]
 
 
@@ -102,7 +102,7 @@ class ScoredText:
 class ScoreAnswer:
     """The log-probability of each target."""
 
-    model: Model
+    model: ServedName
     results: list[ScoredText]
 
 
@@ -128,6 +128,6 @@ class TracedSite:
 class TraceAnswer:
     """The activations of one text."""
 
-    model: Model
+    model: ServedName
     tokens: Annotated[dict[str, TracedTokens], "By stack: encoder, decoder or both."]
     sites: dict[str, TracedSite]
