@@ -18,6 +18,7 @@ from qkv.decode import GenerationOptions
 from qkv.decode.filters import make_filters
 from qkv.inside import SparseAutoencoder, zero_ablate
 from qkv.inside.autoencoder.model import AutoencoderConfig
+from qkv.serve.http.keys import add_key
 from qkv.serve.studio.options import StudioOptions
 from qkv.serve.studio.runs import Runs
 
@@ -201,6 +202,17 @@ def test_a_missing_model_and_a_missing_server_are_reported(browser: Any, studio:
     page.unroute("**/studio/api/**")
     page.evaluate("document.querySelector('[role=alert] button')?.click()")  # unless the page has tried again by itself
     page.wait_for_function("() => document.querySelectorAll('.tokens li').length === 3")
+
+
+def test_a_server_with_keys_asks_for_one(browser: Any, tmp_path: Path) -> None:
+    key = add_key(tmp_path / "keys", "me")
+    with served({"decoder": make_model("decoder")}, keys=tmp_path / "keys") as (address, _):
+        page = browser.new_page()
+        page.goto(address)
+        page.get_by_label("API key").fill(key)
+        page.get_by_role("button", name="Use this key").click()
+        page.wait_for_selector(".tokens li")
+        page.close()
 
 
 def test_switches_recompute_the_answer_and_a_link_reproduces_the_view(browser: Any, studio: Any) -> None:

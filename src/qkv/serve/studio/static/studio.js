@@ -2,10 +2,11 @@
 
 import {choice, html} from "./page/dom.js";
 import {themeButton} from "./page/theme.js";
+import {forgetInfos, loadInfo, makeContext} from "./context.js";
 import {pictureButtons} from "./export.js";
+import {answerLine, errorLine} from "./messages.js";
 import {PANELS} from "./panels.js";
-import {marked} from "./panel_words.js";
-import {get, post, setKey} from "./server.js";
+import {get} from "./server.js";
 import {fromLink, toLink} from "./state.js";
 import {stepPanel, walkCard} from "./walk.js";
 
@@ -14,7 +15,6 @@ const RETRY_MS = 3000;
 
 const state = fromLink(location.hash);
 const models = []; // the names of all models
-const infos = new Map(); // what the server says of a model
 let contexts = []; // what is drawn, of each side
 let running = new AbortController();
 
@@ -64,8 +64,10 @@ async function refresh() {
   const panel = currentPanel();
   parts.busy.textContent = "Computing …";
   try {
-    const sides = state.other ? [0, 1] : [0];
-    const found = await Promise.all(sides.map((side) => makeContext(side, panel, signal)));
+    if (panel.views) beginWithExample(await loadInfo(state.model, signal));
+    const shared = {state, update, fail, signal};
+    const sides = state.other && panel.views ? [0, 1] : [0];
+    const found = await Promise.all(sides.map((side) => makeContext(side, panel, shared)));
     if (signal.aborted) return;
     contexts = found;
     parts.error.replaceChildren();
@@ -77,27 +79,6 @@ async function refresh() {
   }
 }
 
-async function makeContext(side, panel, signal) {
-  const shared = {side, state, update, fail, signal};
-  if (panel.views === null) return shared; // it needs no model
-  const [model, offName] = side === 0 ? [state.model, "off"] : [state.other, "otherOff"];
-  const info = await loadInfo(model, signal);
-  if (side === 0) beginWithExample(info);
-  const off = state[offName].filter((name) => hasPart(info, name));
-  const target = info.family === "seq2seq" && state.target ? {target: state.target} : {};
-  const request = {model, text: state.text, off, ...target};
-  const wanted = {...request, views: panel.views};
-  if (panel.name === "next" && state.position !== null) wanted.position = state.position;
-  const data = await post("trace", wanted, signal);
-  const setOff = (names) => update({[offName]: names});
-  return {...shared, info, data, request, off, setOff};
-}
-
-async function loadInfo(model, signal) {
-  if (!infos.has(model)) infos.set(model, await get(`models/${encodeURIComponent(model)}`, signal));
-  return infos.get(model);
-}
-
 function beginWithExample(info) {
   parts.targetLine.hidden = info.family !== "seq2seq" || info.head !== "lm";
   if (state.text.trim()) return;
@@ -105,34 +86,13 @@ function beginWithExample(info) {
   parts.text.value = state.text;
 }
 
-function hasPart(info, name) {
-  const [stack, layer, kind, head] = name.split(".");
-  const found = info.stacks.find((one) => one.name === stack);
-  if (!found || Number(layer) >= found.layers || (kind === "cross" && !found.cross)) return false;
-  return head === undefined || Number(head) < found.heads;
-}
-
 /** Show an error. The pictures of the last trace stay. */
 function fail(error) {
   if (error.name === "AbortError") return;
-  const retry = () => (models.length ? update({}) : connect());
-  const again = html("button", {type: "button", class: "quiet", onclick: retry}, "Try again");
-  const more = error.status === 401 ? keyForm(retry) : again;
-  parts.error.replaceChildren(html("div", {class: "warning"}, `${error.message} `, more));
+  const line = errorLine(error, connect);
+  parts.error.replaceChildren(line);
   parts.busy.textContent = "";
-  if (error.status === 0) setTimeout(() => again.isConnected && retry(), RETRY_MS);
-}
-
-/** A server with API keys needs one of them. */
-function keyForm(retry) {
-  const input = html("input", {type: "password", id: "key", autocomplete: "off"});
-  const submit = (event) => {
-    event.preventDefault();
-    setKey(input.value);
-    retry();
-  };
-  const button = html("button", {class: "quiet"}, "Use this key");
-  return html("form", {class: "controls", onsubmit: submit}, html("label", {for: "key"}, "API key"), input, button);
+  if (error.status === 0) setTimeout(() => line.isConnected && connect(), RETRY_MS);
 }
 
 function currentPanel() {
@@ -142,14 +102,13 @@ function currentPanel() {
 function drawPanel() {
   const panel = currentPanel();
   const focused = document.activeElement?.dataset.part;
-  const shown = panel.views === null ? contexts.slice(0, 1) : contexts;
   const column = (context) => {
-    const heading = shown.length > 1 ? html("h3", {class: "side"}, context.info.name) : null;
+    const heading = contexts.length > 1 ? html("h3", {class: "side"}, context.info.name) : null;
     const notes = (context.data?.notes ?? []).map((note) => html("p", {class: "warning"}, note));
     return html("div", {class: "column"}, heading, notes, panel.draw(context));
   };
-  parts.body.replaceChildren(...shown.map(column));
-  parts.body.classList.toggle("two", shown.length > 1);
+  parts.body.replaceChildren(...contexts.map(column));
+  parts.body.classList.toggle("two", contexts.length > 1);
   restoreChoices();
   if (focused) parts.body.querySelector(`[data-part="${CSS.escape(focused)}"]`)?.focus();
   parts.answers.replaceChildren(...contexts.filter((one) => one.data).map(answerLine));
@@ -171,33 +130,6 @@ function restoreChoices() {
     menu.selectedIndex = chosen[i];
     menu.dispatchEvent(new Event("change"));
   });
-}
-
-function answerLine({data, off, setOff}) {
-  const answer = data.answer;
-  const isChanged = off.length && answer.text !== answer.with_all;
-  return html(
-    "div",
-    {class: "answer column"},
-    html("p", {class: "note"}, data.subtitle),
-    answer.title
-      ? html(
-          "p",
-          {},
-          html("span", {class: "note"}, `${answer.title} `),
-          html("span", {class: "answer-text"}, marked({answer: answer.with_all}, answer.text)),
-        )
-      : null,
-    off.length
-      ? html(
-          "p",
-          {class: "note"},
-          `${off.length} ${off.length === 1 ? "part is" : "parts are"} off. `,
-          isChanged ? `With all parts: ${answer.with_all || "(empty)"} ` : "The answer is the same with all parts. ",
-          html("button", {type: "button", class: "quiet", onclick: () => setOff([])}, "Switch all on"),
-        )
-      : null,
-  );
 }
 
 function drawWalk() {
@@ -302,8 +234,10 @@ async function start() {
   await connect();
 }
 
+/** Read the list of models, and trace the text. */
 async function connect() {
   try {
+    forgetInfos();
     const found = await get("models");
     models.splice(0, models.length, ...found.models);
     if (!models.includes(state.model)) state.model = models[0] ?? "";

@@ -1,0 +1,41 @@
+// What a panel draws: the trace of the text by one model, with the switches of its side.
+
+import {get, post} from "./server.js";
+
+const infos = new Map(); // what the server says of each model
+
+/** What the server says of a model. */
+export async function loadInfo(model, signal) {
+  if (!infos.has(model)) infos.set(model, await get(`models/${encodeURIComponent(model)}`, signal));
+  return infos.get(model);
+}
+
+/** Ask the server again: it may have been started with other models. */
+export function forgetInfos() {
+  infos.clear();
+}
+
+/**
+ * The context of a side, 0 or 1: the model (`info`), its trace (`data`), the switches (`off`), what to send for more
+ * (`request`), and what a panel can do: `update` a choice, `setOff`, `fail` with an error.
+ */
+export async function makeContext(side, panel, shared) {
+  const {state, update, signal} = shared;
+  if (panel.views === null) return {side, ...shared}; // it needs no model
+  const [model, offName] = side === 0 ? [state.model, "off"] : [state.other, "otherOff"];
+  const info = await loadInfo(model, signal);
+  const off = state[offName].filter((name) => hasPart(info, name));
+  const target = info.family === "seq2seq" && state.target ? {target: state.target} : {};
+  const request = {model, text: state.text, off, ...target};
+  const wanted = {...request, views: panel.views};
+  if (panel.name === "next" && side === 0 && state.position !== null) wanted.position = state.position;
+  const data = await post("trace", wanted, signal);
+  return {side, ...shared, info, data, request, off, setOff: (names) => update({[offName]: names})};
+}
+
+function hasPart(info, name) {
+  const [stack, layer, kind, head] = name.split(".");
+  const found = info.stacks.find((one) => one.name === stack);
+  if (!found || Number(layer) >= found.layers || (kind === "cross" && !found.cross)) return false;
+  return head === undefined || Number(head) < found.heads;
+}
