@@ -99,7 +99,8 @@ def test_models_lists_the_box_and_the_runs(boxed, capsys):
     assert (mine.task, mine.scores, mine.state) == ("causal_lm", "perplexity 9.5, loss 2.250", "step 70")
     assert run_command(["models"]) == 0
     shown = capsys.readouterr().out
-    assert all(text in shown for text in ("in the box", "upper", "BLEU 12.3", "CC BY 2.0 FR", "runs/[b]mine", "step 70"))
+    texts = ("in the box", "upper", "BLEU 12.3", "CC BY 2.0 FR", "runs/[b]mine", "step 70")
+    assert all(text in shown for text in texts)
     assert run_command(["models", "--json"]) == 0
     assert [one["name"] for one in json.loads(capsys.readouterr().out)] == ["upper", "runs/[b]mine", "runs/damaged"]
 
