@@ -26,7 +26,7 @@ def settings(**changes: Any) -> ServeSettings:
 @contextlib.contextmanager
 def client(models: Mapping[str, str | qkv.Model], **changes: Any) -> Iterator[TestClient]:
     """A client of an app in this process."""
-    with TestClient(make_app(models, settings(**changes))) as opened:
+    with TestClient(make_app(models, settings(**changes)), base_url="http://localhost") as opened:
         yield opened
 
 

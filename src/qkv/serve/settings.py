@@ -7,7 +7,7 @@ from typing import Literal
 from qkv.errors import UsageError
 
 MIB = 2**20
-LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]", "testserver")
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 
 
 @dataclass(frozen=True, kw_only=True)
