@@ -16,9 +16,11 @@ import qkv
 from qkv import cli
 from qkv.errors import QkvError, UsageError
 from qkv.tasks.prepare.memory import estimate_memory
-from qkv.tasks.train import open_recipe
+from qkv.tasks.train import MetricsLog, open_recipe
 from qkv.text import Tokenizer
 from qkv.train.recipe.schema import ObjectiveKind, Recipe
+from qkv.train.run.folder import RunFolder
+from qkv.train.watch import EvalReport, Sample
 
 THREE = {"steps": 3, "num_workers": 0, "micro_batch_tokens": 0, "ema_decay": 0.0, "eval_every": 2, "batch_tokens": 1024}
 
@@ -279,3 +281,20 @@ def test_what_fails_before_the_first_step_can_be_put_right_in_the_same_folder(fo
     assert trained.tokenizer.vocab_size == 259, "not the first attempt's tokenizer"
     with pytest.raises(QkvError, match="started with another recipe"):
         open_recipe(path, [*changes, "train.lr=0.5"])
+
+
+def test_the_log_keeps_some_samples_of_each_evaluation(tmp_path: Path) -> None:
+    samples = [Sample(f"source {n}", "x" * 900, "expected") for n in range(6)]
+    samples[0] = Sample("shown", "prediction", "expected", model_input="as the model reads it")
+    with RunFolder(tmp_path / "run").lock() as folder:
+        MetricsLog(folder, "").on_evaluate(EvalReport(7, 1.0, {"loss": 2.0}, True, samples))
+        records = folder.log_records()
+    assert [record["kind"] for record in records] == ["eval", *["sample"] * 4]
+    assert records[1] == {
+        "kind": "sample",
+        "step": 7,
+        "source": "as the model reads it",
+        "prediction": "prediction",
+        "expected": "expected",
+    }
+    assert len(records[2]["prediction"]) < 600
