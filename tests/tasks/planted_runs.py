@@ -57,7 +57,7 @@ def train_run(folder: Path, training: list[Row], valid: list[Row], **overrides: 
         "train.batch_tokens": 1024,
         "train.lr": 1e-2,
         "train.log_every": 2,
-        "train.eval_every": 6,
+        "train.eval_every": 10,
         "train.device": "cpu",
         **overrides,
     }

@@ -102,7 +102,7 @@ def test_few_records_are_found(healthy: Path, tmp_path: Path) -> None:
 
 
 def test_overfitting_is_found(tmp_path: Path) -> None:
-    run = train_run(tmp_path / "small", make_rows(40, seed=1), VALID, **{"train.steps": 48})
+    run = train_run(tmp_path / "small", make_rows(40, seed=1), VALID, **{"train.steps": 40, "train.eval_every": 5})
     report, names = examine(run)
     assert "overfitting" in names
     assert report.fit.verdict == "overfitted"
