@@ -16,7 +16,7 @@ from qkv.inside import SparseAutoencoder, zero_ablate
 from qkv.inside.autoencoder.model import AutoencoderConfig
 from qkv.inside.look.search import describe_search
 from qkv.page import unpack
-from qkv.serve.studio.answer import AnswerCache
+from qkv.serve.studio.answer import AnswerCache, best_span
 from qkv.serve.studio.document import describe_model, trace_document
 from qkv.serve.studio.options import StudioOptions
 from qkv.serve.studio.requests import ExamplesRequest, SearchRequest, TraceRequest, parse_request
@@ -221,6 +221,18 @@ def test_a_text_of_too_many_tokens_is_refused(models: dict[str, qkv.Model]) -> N
         trace(long, ask(text="a" * 300), {})
     with pytest.raises(UsageError):  # longer than the model itself can read
         trace(models["decoder"], ask(text="a" * 60), {})
+
+
+def test_the_answer_to_a_question_is_its_best_span() -> None:
+    logits = torch.tensor([[9.0, 9.0], [1.0, 0.0], [0.0, 3.0], [2.0, 0.5], [0.0, 1.5]])
+    assert best_span(logits, [True, False, False, False, False]) == (1, 2)  # the special token has larger logits
+    assert best_span(logits, [True, False, True, False, False]) == (3, 4)  # an end is never before its start
+
+
+def test_a_pair_of_texts_has_a_tab_between_them(models: dict[str, qkv.Model]) -> None:
+    document = trace(models["encoder"], ask(text="le\tchat"), {})
+    assert "".join(document["sequences"]["encoder"]["texts"]) == "lechat"
+    assert trace(models["decoder"], ask(text="le\tchat"), {})["notes"]  # a decoder reads the tab, which is unknown
 
 
 def test_a_model_describes_itself(models: dict[str, qkv.Model]) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from threading import Lock
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor
 
 from qkv.api import Model
@@ -20,9 +21,11 @@ from qkv.tasks.run.trace import encode_text
 MAX_CONTINUATION = 16
 """The number of tokens with which a decoder continues a text."""
 MAX_KEPT_ANSWERS = 32
+MAX_SPAN = 30
+"""The number of tokens of an answer to a question."""
 MAX_OUTPUT = 64
 """The number of tokens that an encoder-decoder writes."""
-TITLES = {"lm": "Continuation", "mlm": "Masks filled in", "classify": "Label", "tag": "Tags"}
+TITLES = {"lm": "Continuation", "mlm": "Masks filled in", "classify": "Label", "tag": "Tags", "span": "Answer"}
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,8 @@ def find_answers(model: Model, texts: Sequence[str], edits: Sequence[Edit] = ())
     read = [read_text(model, text) for text in texts]
     if model.config.head.kind == "lm":
         return generate_answers(model, [ids for ids, _ in read], edits)
+    if model.config.family == "seq2seq":  # a classifier, whose decoder has nothing to read here
+        return [StudioAnswer("", "") for _ in texts]
     answers = []
     for ids, types in read:
         recorded = trace(model.network, ids, sites=["logits"], token_type_ids=types, edits=edits)
@@ -113,7 +118,20 @@ def answer_from_logits(model: Model, ids: Sequence[int], logits: Tensor) -> Stud
         special = tokenizer.special_ids
         tags = [label_text(head.labels, i) for i in logits.argmax(-1).tolist()]
         return StudioAnswer(title, " ".join(tag for tag, token in zip(tags, ids, strict=True) if token not in special))
+    if head.kind == "span" and tokenizer is not None:
+        start, end = best_span(logits, [token in tokenizer.special_ids for token in ids])
+        return StudioAnswer(title, tokenizer.decode(ids[start : end + 1]))
     return StudioAnswer(title, "")
+
+
+def best_span(logits: Tensor, is_special: Sequence[bool]) -> tuple[int, int]:
+    """The first and the last token of the most likely answer: logits (T, 2) of starts and ends, no special tokens."""
+    outside = torch.tensor(is_special, device=logits.device)[:, None]
+    starts, ends = logits.float().masked_fill(outside, float("-inf")).T
+    scores = starts[:, None] + ends[None, :]
+    allowed = torch.ones_like(scores, dtype=torch.bool).triu().tril(MAX_SPAN - 1)
+    best = int(scores.masked_fill(~allowed, float("-inf")).argmax())
+    return divmod(best, len(logits))
 
 
 def label_text(labels: Sequence[str], index: int) -> str:

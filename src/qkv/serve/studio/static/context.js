@@ -25,12 +25,18 @@ export async function makeContext(side, panel, shared) {
   const [model, offName] = side === 0 ? [state.model, "off"] : [state.other, "otherOff"];
   const info = await loadInfo(model, signal);
   const off = state[offName].filter((name) => hasPart(info, name));
-  const target = info.family === "seq2seq" && state.target ? {target: state.target} : {};
-  const request = {model, text: state.text, off, ...target};
+  const request = {model, text: state.text, off};
+  if (info.family === "seq2seq" && state.target) request.target = state.target;
+  if (readsPairs(info) && state.target) request.text = `${state.text}\t${state.target}`; // a tab separates a pair
   const wanted = {...request, views: panel.views};
   if (panel.name === "next" && side === 0 && state.position !== null) wanted.position = state.position;
   const data = await post("trace", wanted, signal);
   return {side, ...shared, info, data, request, off, setOff: (names) => update({[offName]: names})};
+}
+
+/** Whether a model can read two texts: to classify both, or a question and its context. */
+export function readsPairs(info) {
+  return info.family === "encoder" && ["classify", "span"].includes(info.head);
 }
 
 function hasPart(info, name) {

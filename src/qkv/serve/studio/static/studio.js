@@ -2,7 +2,7 @@
 
 import {choice, html} from "./page/dom.js";
 import {themeButton} from "./page/theme.js";
-import {forgetInfos, loadInfo, makeContext} from "./context.js";
+import {forgetInfos, loadInfo, makeContext, readsPairs} from "./context.js";
 import {pictureButtons} from "./export.js";
 import {answerLine, errorLine} from "./messages.js";
 import {PANELS} from "./panels.js";
@@ -12,6 +12,8 @@ import {stepPanel, walkCard} from "./walk.js";
 
 const TYPING_MS = 250; // a trace starts this long after the last key
 const RETRY_MS = 3000;
+const TARGET = "Target (empty: the model's own output)";
+const SECOND_TEXT = "Second text, such as the context of a question (empty: none)";
 
 const state = fromLink(location.hash);
 const models = []; // the names of all models
@@ -23,6 +25,7 @@ const parts = {
   controls: html("div", {class: "controls models"}),
   text: html("textarea", {id: "text", rows: 2, spellcheck: "false", oninput: () => typed("text", parts.text)}),
   target: html("textarea", {id: "target", rows: 2, spellcheck: "false", oninput: () => typed("target", parts.target)}),
+  targetLabel: html("label", {for: "target"}),
   targetLine: html("div", {class: "field", hidden: true}),
   error: html("div", {role: "alert"}),
   answers: html("div", {class: "columns", "aria-live": "polite"}),
@@ -79,8 +82,10 @@ async function refresh() {
   }
 }
 
+/** Show the field that the model can use, and an example if there is no text yet. */
 function beginWithExample(info) {
-  parts.targetLine.hidden = info.family !== "seq2seq" || info.head !== "lm";
+  parts.targetLine.hidden = !readsPairs(info) && info.family !== "seq2seq";
+  parts.targetLabel.textContent = readsPairs(info) ? SECOND_TEXT : TARGET;
   if (state.text.trim()) return;
   update({text: info.examples[0]}, {quiet: true});
   parts.text.value = state.text;
@@ -202,7 +207,7 @@ async function start() {
     update({choices: choices.join("-")}, {quiet: true});
   });
   parts.nav.append(...navigation());
-  parts.targetLine.append(html("label", {for: "target"}, "Target (empty: the model's own output)"), parts.target);
+  parts.targetLine.append(parts.targetLabel, parts.target);
   const savers = pictureButtons(
     () => parts.body,
     () => state.panel,
