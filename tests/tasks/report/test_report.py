@@ -204,6 +204,47 @@ device = "cpu"
     assert {one.name: one.value for one in report.score.baselines}["copy of the source"] == 1
 
 
+def test_a_language_model_stands_beside_a_unigram_model(tmp_path: Path) -> None:
+    """The last paragraph of the training data is repeated in the validation data."""
+    lines = [" ".join(row["text"].split()[:10]) for row in make_rows(120, seed=1)]
+    for name, text in (("train", lines[:100]), ("valid", [lines[99], *lines[100:]])):
+        (tmp_path / f"{name}.txt").write_text("\n".join(text), encoding="utf-8")
+    recipe = tmp_path / "language.toml"
+    recipe.write_text(
+        f"""run = "{tmp_path / "run"}"
+[data]
+train = "{tmp_path / "train.txt"}"
+valid = "{tmp_path / "valid.txt"}"
+cache = "{tmp_path / "cache"}"
+max_length = 64
+[tokenizer]
+kind = "word"
+[objective]
+kind = "causal_lm"
+[model]
+width = 16
+layers = 1
+heads = 2
+[train]
+steps = 2
+batch_tokens = 256
+device = "cpu"
+""",
+        encoding="utf-8",
+    )
+    train(open_recipe(recipe))
+    report, names = examine(tmp_path / "run")
+    assert report.score is not None
+    assert report.score.metric == "loss"
+    (baseline,) = report.score.baselines
+    assert baseline.name == "unigram model"
+    assert report.score.model.value > baseline.value  # it is hardly trained, and a lower loss is better
+    assert "baseline" in names
+    assert report.leakage is not None
+    assert [leak.text for leak in report.leakage.leaks.values()] == [lines[99]]
+    assert not make_report(tmp_path / "run", ReportOptions(quick=True)).leakage
+
+
 def test_a_model_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not the folder of a run"):
         make_report(tmp_path)

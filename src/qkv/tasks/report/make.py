@@ -162,14 +162,14 @@ class Reporter:
     ) -> tuple[ScoreReport | None, Judgement | None]:
         """The score of the model and of the baselines, and the predictions."""
         if judge is None:
-            return (self.language_score(data, training) if self.task in ("language", "fill") else None), None
+            return (self.language_score(data, training) if self.task in DOCUMENT_TASKS else None), None
         usable = sum(map(judge.is_usable, data.evaluation))
         count = self.options.max_records
         judgement = judge_records(judge, self.model, data.evaluation, self.seconds, count)
         if self.options.quick and len(judgement.records) < min(usable, MIN_QUICK_RECORDS):
             return None, None
         on_training = None
-        if not self.options.quick:
+        if not self.options.quick and any(map(judge.is_usable, training)):
             on_training = judge_records(judge, self.model, training, self.seconds / 4, len(judgement.records))
         add_baselines(judgement, training, only_cheap=self.options.quick)
         score = report_score(judgement, len(data.evaluation), usable, on_training)
