@@ -1,6 +1,7 @@
 """Faults: a forward pass or a step raises, memory runs out, the disk of the log is full, clients vanish or stall."""
 
 import json
+import re
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -175,6 +176,9 @@ def test_a_client_that_goes_away_frees_its_place(
         check_pages(app)
         assert thread.engine.stats.generated_tokens < 300
         wait_until(lambda: app.state.server.num_running == 0)
+        counted = re.search(r'qkv_generated_tokens_total{model="a"} (\d+)', httpx.get(f"{url}/metrics").text)
+        assert counted is not None
+        assert int(counted[1]) > 3
 
 
 def slow_down(monkeypatch: pytest.MonkeyPatch, engine: Any) -> None:

@@ -21,6 +21,7 @@ from qkv.serve.routes.choices import (
     StopReason,
     Usage,
     cancel_choices,
+    close_choices,
     count_usage,
     find_engine,
     make_head,
@@ -60,12 +61,13 @@ async def reply(call: Call) -> Any:
             await served.gatherer.call(lambda: served.token_texts)
         if body.stream:
             events = writer.stream(generations, len(ids))
-            return EventStream(call, events, lambda: cancel_choices(generations))
+            return EventStream(call, events, lambda: close_choices(call, served, len(ids), generations))
         try:
             results = [await generation.result() for generation in generations]
         finally:
             cancel_choices(generations)
-        return writer.write(results, count_usage(call, served, len(ids), generations))
+            usage = count_usage(call, served, len(ids), generations)
+        return writer.write(results, usage)
 
 
 def to_role(role: str) -> str:

@@ -116,6 +116,13 @@ def cancel_choices(generations: Sequence[Generation]) -> None:
             generation.cancel()
 
 
+def close_choices(call: Call, served: ServedModel, num_prompt: int, generations: Sequence[Generation]) -> None:
+    """End a stream: cancel what has not finished, and count the tokens of a stream that ended early."""
+    cancel_choices(generations)
+    if not hasattr(call.request.state, "generated_tokens"):
+        count_usage(call, served, num_prompt, generations)
+
+
 def count_usage(call: Call, served: ServedModel, num_prompt: int, generations: Sequence[Generation]) -> Usage:
     """Count the tokens of an answer, for the client, the metrics and the log."""
     generated = sum(len(one.request.ids) for one in generations if one.request is not None)

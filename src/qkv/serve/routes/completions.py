@@ -13,6 +13,7 @@ from qkv.serve.routes.choices import (
     StopReason,
     Usage,
     cancel_choices,
+    close_choices,
     count_usage,
     encode_prompt,
     find_engine,
@@ -115,12 +116,13 @@ async def complete(call: Call) -> Any:
         num_prompt = sum(map(len, prompts))
         if body.stream:
             events = writer.stream(generations, num_prompt)
-            return EventStream(call, events, lambda: cancel_choices(generations))
+            return EventStream(call, events, lambda: close_choices(call, served, num_prompt, generations))
         try:
             results = [await generation.result() for generation in generations]
         finally:
             cancel_choices(generations)
-        return writer.write(results, count_usage(call, served, num_prompt, generations))
+            usage = count_usage(call, served, num_prompt, generations)
+        return writer.write(results, usage)
 
 
 async def make_echo(served: ServedModel, body: CompletionBody, text: str | list[int], ids: list[int]) -> Echo:
