@@ -23,7 +23,7 @@ Inspect your data files:            qkv data pairs.tsv
 Write a recipe for them:            qkv init translate pairs.tsv
 Run a model:                        qkv run runs/dates "Dienstag, 4. Mai 2021"
 Look inside it:                     qkv look runs/dates "Dienstag, 4. Mai 2021"
-See it think, in a web page:        qkv studio runs/dates
+Look inside, on a web page:         qkv studio runs/dates
 Search in files (after qkv index):  qkv search notes.index "renew a passport"
 Serve it over HTTP:                 qkv serve runs/dates
 Parameters and memory of a model:   qkv info gpt2

@@ -1,4 +1,4 @@
-"""`qkv studio`: a web page to see models think."""
+"""`qkv studio`: a web page that shows models at work."""
 
 import os
 import sys
@@ -25,10 +25,10 @@ def studio(
     log_file: Path | None = None,
     json: Json = False,
 ) -> None:
-    """See models think, in a web page: attention, predictions, neurons, beam search, and the trainings on this machine.
+    """Look inside models on a web page: attention, predictions, neurons, beam search; and watch training runs.
 
-    The page is served by this computer for its own browsers, and needs no network. Ctrl-C stops it. qkv serve has the
-    same page.
+    The page is served to this computer only, and needs no network. Ctrl-C stops the server. qkv serve has the same page
+    at /.
 
     Examples:
         qkv studio runs/dates
@@ -44,7 +44,7 @@ def studio(
     browser
         Open a browser; with --no-browser, only print the address.
     runs
-        Folders with trainings; by default, runs and the folders of the models.
+        Folders with training runs; by default, runs and the folders of the models.
     autoencoder
         Files of sparse autoencoders, whose features are shown beside the neurons.
     examples

@@ -1,4 +1,4 @@
-"""The studio: a web page to see a model think, and the functions that compute what it shows.
+"""The studio: a web page that shows a model at work, and the functions that compute what it shows.
 
     requests    the JSON that the page sends, checked         document   the trace of a text, as the page draws it
     switches    heads, MLPs and layers that are switched off  answer     what the model answers with and without them
