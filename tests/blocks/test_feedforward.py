@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from qkv.blocks.config import StackConfig
-from qkv.blocks.feedforward import GATED_ACTIVATIONS, FeedForward
+from qkv.blocks.config import GATED_ACTIVATIONS, StackConfig
+from qkv.blocks.feedforward import FeedForward
 
 Config = Callable[..., StackConfig]
 

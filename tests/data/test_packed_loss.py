@@ -12,7 +12,7 @@ from qkv.data.load.loader import Loader
 from qkv.data.objectives import IGNORE_INDEX
 from qkv.data.stream.random_bits import EpochRng
 from qkv.data.stream.sequences import SequenceStream
-from qkv.models.build import build
+from qkv.models import build
 from qkv.models.config import Config
 
 STACK = StackConfig(vocab_size=400, width=16, layers=2, heads=2, ffn_width=32)

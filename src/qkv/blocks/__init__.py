@@ -8,17 +8,42 @@ stack         blocks in sequence                  head         hidden states →
 cache         keys and values kept in decoding    tap          recording and changing activations
 init          initial weights
 kernels/      fast kernels                        checks/      checks of configs; skip both at first
+
+A config needs no torch. The other names import it when they are first used.
 """
 
-from qkv.blocks.cache import CrossCache, EncoderMemory, SelfCache
-from qkv.blocks.config import AttentionKernel, RotaryScaling, StackConfig
-from qkv.blocks.embedding import Embedding
-from qkv.blocks.head import Head, HeadConfig, pool
-from qkv.blocks.init import initialise
-from qkv.blocks.kernels.prepared import KernelHints
-from qkv.blocks.mask import Mask, SequenceLayout, make_layout, positions_in_documents
-from qkv.blocks.stack import Stack
-from qkv.blocks.tap import SITES, Tap
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from qkv.blocks.config import AttentionKernel, HeadConfig, RotaryScaling, StackConfig
+
+if TYPE_CHECKING:
+    from qkv.blocks.cache import CrossCache, EncoderMemory, SelfCache
+    from qkv.blocks.embedding import Embedding
+    from qkv.blocks.head import Head, pool
+    from qkv.blocks.init import initialise
+    from qkv.blocks.kernels.prepared import KernelHints
+    from qkv.blocks.mask import Mask, SequenceLayout, make_layout, positions_in_documents
+    from qkv.blocks.stack import Stack
+    from qkv.blocks.tap import SITES, Tap
+
+NEED_TORCH = {
+    "CrossCache": "qkv.blocks.cache",
+    "Embedding": "qkv.blocks.embedding",
+    "EncoderMemory": "qkv.blocks.cache",
+    "Head": "qkv.blocks.head",
+    "KernelHints": "qkv.blocks.kernels.prepared",
+    "Mask": "qkv.blocks.mask",
+    "SITES": "qkv.blocks.tap",
+    "SelfCache": "qkv.blocks.cache",
+    "SequenceLayout": "qkv.blocks.mask",
+    "Stack": "qkv.blocks.stack",
+    "Tap": "qkv.blocks.tap",
+    "initialise": "qkv.blocks.init",
+    "make_layout": "qkv.blocks.mask",
+    "pool": "qkv.blocks.head",
+    "positions_in_documents": "qkv.blocks.mask",
+}
 
 __all__ = [
     "SITES",
@@ -41,3 +66,9 @@ __all__ = [
     "pool",
     "positions_in_documents",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in NEED_TORCH:
+        return getattr(import_module(NEED_TORCH[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

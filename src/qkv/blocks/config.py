@@ -1,4 +1,4 @@
-"""The config of a stack of blocks: one flat list of named choices.
+"""The configs of a stack of blocks and of a head: flat lists of named choices.
 
 To try another kind of part, add a choice here. Nothing in `blocks/` depends on the name of a model. Add a
 field only after review: `tests/test_frozen.py` fails until its list of fields is changed too.
@@ -7,11 +7,14 @@ field only after review: `tests/test_frozen.py` fails until its list of fields i
 from dataclasses import dataclass
 from typing import Literal
 
-from qkv.blocks.checks.config import check_scaling, check_stack_combinations, check_stack_values
+from qkv.blocks.checks.config import check_head, check_scaling, check_stack_combinations, check_stack_values
 
 PositionKind = Literal["sinusoidal", "sinusoidal_split", "learned", "rotary", "alibi", "t5", "none"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 FeedForwardKind = Literal["relu", "gelu", "gelu_tanh", "silu", "reglu", "geglu", "geglu_tanh", "swiglu"]
+GATED_ACTIVATIONS = {"reglu": "relu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "swiglu": "silu"}
+"""The gated kinds of feed-forward, and the activation of the gate."""
+HeadKind = Literal["none", "lm", "mlm", "classify", "choice", "tag", "span", "embed"]
 AttentionKernel = Literal["auto", "eager", "sdpa", "flex", "varlen"]
 """The implementation of attention. It is not part of a config, because every kernel gives the same result."""
 
@@ -121,3 +124,34 @@ class StackConfig:
     def window_of(self, layer: int) -> int:
         """Return the sliding window of a layer, or 0 if the layer has none."""
         return self.sliding_window if not self.sliding_window_layers or layer in self.sliding_window_layers else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadConfig:
+    """The config of a head.
+
+    >>> HeadConfig(kind="classify", labels=("bad", "good")).outputs
+    2
+    """
+
+    kind: HeadKind = "none"
+    outputs: int = 0  # V; for lm and mlm the vocabulary size; 0: the number of labels
+    labels: tuple[str, ...] = ()  # the names of the classes or tags
+    pool: Literal["first", "last", "mean"] = "first"  # POOLED_KINDS: how the tokens of a document become one vector
+    dense: Activation | Literal["none"] = "none"  # the activation of a dense layer before the output; "none": no layer
+    dense_bias: bool = True
+    dense_norm: bool = False
+    tied: bool = False  # lm, mlm: the output matrix is the token embedding matrix
+    bias: bool = False
+    scale: Literal["none", "rsqrt"] = "none"  # "rsqrt": multiply hidden states by 1/√C, as T5 does if tied
+    normalize: bool = False  # embed: scale each vector to length 1
+    multi_label: bool = False  # classify: a document may have several labels, so outputs are sigmoids, not a softmax
+    temperature: float = 1.0  # classify: divides the logits before softmax or sigmoid, to calibrate the probabilities
+    threshold: float = 0.0  # classify: if no class is at least that probable, the text is out of scope
+    next_sentence_classes: int = 0  # mlm: outputs of a second head on the first token (next-sentence prediction: 2)
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_head(self)
+        if not self.outputs:
+            object.__setattr__(self, "outputs", len(self.labels))

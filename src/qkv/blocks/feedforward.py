@@ -11,7 +11,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qkv.blocks.config import StackConfig
+from qkv.blocks.config import GATED_ACTIVATIONS, StackConfig
 from qkv.blocks.tap import LayerTap
 
 
@@ -26,8 +26,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "tanh": F.tanh,
 }
-GATED_ACTIVATIONS = {"reglu": "relu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "swiglu": "silu"}
-"""The gated kinds of feed-forward, and the activation of the gate."""
 
 
 class FeedForward(nn.Module):

@@ -7,53 +7,17 @@ end logits (span); an embed head does not project.
 B batch, T tokens, E documents in a sequence, C model width, V outputs
 """
 
-from dataclasses import dataclass
-from typing import Literal
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qkv.blocks.checks.config import check_head
-from qkv.blocks.config import Activation, StackConfig
+from qkv.blocks.config import HeadConfig, StackConfig
 from qkv.blocks.feedforward import ACTIVATIONS
 from qkv.blocks.mask import SequenceLayout
 from qkv.blocks.norm import make_norm
 
-HeadKind = Literal["none", "lm", "mlm", "classify", "choice", "tag", "span", "embed"]
 POOLED_KINDS = ("classify", "choice", "embed")
 """Heads that read one vector per document. All other heads read every token."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeadConfig:
-    """The config of a head.
-
-    >>> HeadConfig(kind="classify", labels=("bad", "good")).outputs
-    2
-    """
-
-    kind: HeadKind = "none"
-    outputs: int = 0  # V; for lm and mlm the vocabulary size; 0: the number of labels
-    labels: tuple[str, ...] = ()  # the names of the classes or tags
-    pool: Literal["first", "last", "mean"] = "first"  # POOLED_KINDS: how the tokens of a document become one vector
-    dense: Activation | Literal["none"] = "none"  # the activation of a dense layer before the output; "none": no layer
-    dense_bias: bool = True
-    dense_norm: bool = False
-    tied: bool = False  # lm, mlm: the output matrix is the token embedding matrix
-    bias: bool = False
-    scale: Literal["none", "rsqrt"] = "none"  # "rsqrt": multiply hidden states by 1/√C, as T5 does if tied
-    normalize: bool = False  # embed: scale each vector to length 1
-    multi_label: bool = False  # classify: a document may have several labels, so outputs are sigmoids, not a softmax
-    temperature: float = 1.0  # classify: divides the logits before softmax or sigmoid, to calibrate the probabilities
-    threshold: float = 0.0  # classify: if no class is at least that probable, the text is out of scope
-    next_sentence_classes: int = 0  # mlm: outputs of a second head on the first token (next-sentence prediction: 2)
-    dropout: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_head(self)
-        if not self.outputs:
-            object.__setattr__(self, "outputs", len(self.labels))
 
 
 def pool(x: Tensor, layout: SequenceLayout, method: str, max_documents: int = 1) -> Tensor:

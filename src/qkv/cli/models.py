@@ -32,7 +32,6 @@ def info(model: str, /, *, context: int | None = None, json: Json = False) -> No
     from qkv.models.tables.summary import summarise_model
     from qkv.render.info import print_info
     from qkv.store.box import box_folders
-    from qkv.train.run.load import load_model
 
     if model == "presets" and not Path(model).exists():
         return _show_presets(json)
@@ -41,6 +40,8 @@ def info(model: str, /, *, context: int | None = None, json: Json = False) -> No
     if model in presets.PRESETS and not Path(model).is_dir():
         config, notes = presets.find_preset(model), []
     elif os.sep in model or Path(model).exists() or model in box_folders():
+        from qkv.train.run.load import load_model  # imports torch, to check the tensors of the folder
+
         stored = load_model(model, device="meta")
         config, notes = stored.config, stored.notes
     else:

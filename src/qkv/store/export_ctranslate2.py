@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from qkv.blocks import Embedding, Stack, StackConfig
-from qkv.blocks.feedforward import GATED_ACTIVATIONS, FeedForward
+from qkv.blocks.config import GATED_ACTIVATIONS
+from qkv.blocks.feedforward import FeedForward
 from qkv.blocks.position import sinusoids
 from qkv.errors import QkvError
 from qkv.models import Config, Decoder, Network, Seq2Seq

@@ -13,7 +13,7 @@ from qkv.blocks import HeadConfig
 from qkv.blocks.mask import Mask, make_layout
 from qkv.blocks.position import ScoreBias
 from qkv.models import Config, build
-from qkv.models.tables.presets import find_preset
+from qkv.models.tables.presets import PRESETS, find_preset
 from qkv.models.tables.summary import summarise_model
 
 Make = Callable[..., Any]
@@ -95,6 +95,8 @@ CHOICES: list[dict[str, Any]] = [
     {"position": "rotary", "kv_heads": 2, "feedforward": "swiglu", "qk_norm": "head", "head_dim": 6},
     {"embedding_width": 8, "num_layer_groups": 1, "layers": 3},
     {"norm_placement": "sandwich", "norm_affine": "gain", "feedforward": "geglu_tanh"},
+    {"norm_placement": "post", "norm_affine": "none", "bias": "qkv"},
+    {"embedding_norm": "replaces_first", "bias": "attention", "position": "alibi"},
 ]
 
 
@@ -138,6 +140,29 @@ def test_parameters_are_those_of_the_network_part_by_part(
     assert books.total == sum(p.numel() for p in network.parameters())
     assert books.tied == tied
     assert books.weight_bytes["float32"] == 4 * books.total
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        HeadConfig(),
+        HeadConfig(kind="embed", dense="tanh", dense_norm=True),
+        HeadConfig(kind="classify", labels=("a", "b", "c"), dense="tanh", dense_bias=False, bias=True),
+        HeadConfig(
+            kind="mlm", outputs=40, tied=True, bias=True, dense="gelu", dense_norm=True, next_sentence_classes=2
+        ),
+    ],
+    ids=lambda head: head.kind,
+)
+def test_parameters_of_the_head_are_those_of_the_network(config: Make, head: HeadConfig) -> None:
+    made = config("encoder", head)
+    assert summarise_model(made).parameters["head"] == by_hand(build(made, device="meta"))["head"]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_parameters_of_a_preset_are_those_of_its_network(name: str) -> None:
+    made = find_preset(name)
+    assert summarise_model(made).parameters == by_hand(build(made, device="meta"))
 
 
 # ── FLOPs ────────────────────────────────────────────────────────────────────────────────────────────────────────

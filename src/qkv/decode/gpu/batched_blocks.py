@@ -18,7 +18,8 @@ from torch.nn import functional as F
 
 from qkv.blocks import Stack
 from qkv.blocks.block import Block
-from qkv.blocks.feedforward import GATED_ACTIVATIONS, FeedForward
+from qkv.blocks.config import GATED_ACTIVATIONS
+from qkv.blocks.feedforward import FeedForward
 from qkv.blocks.head import Head
 from qkv.decode.filters import NEG_INF
 from qkv.decode.gpu import batch_kernels as kernels

@@ -12,7 +12,7 @@ import torch
 import triton
 from torch import Tensor, nn
 
-from qkv.blocks.feedforward import GATED_ACTIVATIONS
+from qkv.blocks.config import GATED_ACTIVATIONS
 from qkv.decode.gpu import fused_kernels as kernels
 from qkv.decode.gpu.greedy import GreedyState
 from qkv.decode.gpu.static_runner import CacheView, StaticRunner

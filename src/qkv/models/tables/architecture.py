@@ -8,19 +8,21 @@ In this file, "ours" means qkv, and "theirs" means the public checkpoint. `read`
 `write` converts our value to theirs.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from qkv.blocks import HeadConfig, StackConfig
 from qkv.errors import QkvError, shorten, suggest_name
 from qkv.models.config import Config
 from qkv.values import list_differences
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Json = dict[str, Any]
 _REQUIRED = object()
@@ -102,6 +104,8 @@ class Concatenated:
 
     def read(self, parts: list[Tensor], suffix: str, stack: StackConfig) -> Tensor:
         """Our tensor, from theirs."""
+        import torch
+
         return torch.cat(parts)
 
     def write(self, ours: Tensor, suffix: str, stack: StackConfig) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""The parameters, FLOPs and memory of a model, computed from shapes: no weight is allocated.
+"""The parameters, FLOPs and memory of a model, computed from its config: no network is built.
 
 A multiply-add counts as two FLOPs. FLOPs of the forward pass, per token: 2 per matrix weight, and 4·H·D per attended
 key (scores and weighted values). Without a window every token counts as attending to all `context_length` keys, also
@@ -9,9 +9,8 @@ Embedding look-ups count as 0 FLOPs; a tied output matrix counts like any matrix
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from qkv.blocks import StackConfig
-from qkv.blocks.feedforward import GATED_ACTIVATIONS
-from qkv.models.build import build
+from qkv.blocks import HeadConfig, StackConfig
+from qkv.blocks.config import GATED_ACTIVATIONS
 from qkv.models.config import Config
 
 COMPONENTS = ("embedding", "attention", "mlp", "norms", "head")
@@ -44,9 +43,7 @@ class ModelSummary:
 
 def summarise_model(config: Config, context_length: int | None = None) -> ModelSummary:
     """Summarise a config at a context length (by default its number of positions, at most 2,048)."""
-    parameters = dict.fromkeys(COMPONENTS, 0)
-    for name, parameter in build(config, device="meta").named_parameters():
-        parameters[component_of(name)] += parameter.numel()
+    parameters = count_parameters(config)
     total = sum(parameters.values())
     stacks = {n: s for n, s in (("encoder", config.encoder), ("decoder", config.decoder)) if s is not None}
     context_length = context_length or min(config.stack.max_positions, 2048)
@@ -75,15 +72,70 @@ def summarise_model(config: Config, context_length: int | None = None) -> ModelS
     )
 
 
-def component_of(name: str) -> str:
-    """Return the component that a parameter belongs to."""
-    if name.startswith("head."):
-        return "head"
-    if "norm" in name:
-        return "norms"
-    if "embedding." in name:
-        return "embedding"
-    return "mlp" if ".ffn." in name else "attention"
+def count_parameters(config: Config) -> dict[str, int]:
+    """Return the number of parameters of each component. A shared matrix counts once, where it is first used."""
+    counts = dict.fromkeys(COMPONENTS, 0)
+    for stack, cross in ((config.encoder, False), (config.decoder, config.family == "seq2seq")):
+        if stack is not None:
+            _add_embedding(counts, stack)
+            _add_blocks(counts, stack, cross=cross)
+    if config.share_embeddings:
+        counts["embedding"] -= config.stack.vocab_size * (config.stack.embedding_width or config.stack.width)
+    counts["head"] = _head_parameters(config.head, config.stack)
+    return counts
+
+
+def _add_embedding(counts: dict[str, int], stack: StackConfig) -> None:
+    width = stack.embedding_width or stack.width
+    rows = stack.vocab_size + stack.token_types
+    if stack.position == "learned":
+        rows += stack.max_positions + stack.position_offset
+    counts["embedding"] += rows * width
+    if stack.embedding_width:
+        counts["embedding"] += _linear(width, stack.width, bias=True)
+    if stack.embedding_norm != "none":
+        counts["norms"] += _norm(stack, width)
+
+
+def _add_blocks(counts: dict[str, int], stack: StackConfig, *, cross: bool) -> None:
+    blocks, attentions = stack.num_layer_groups, 2 if cross else 1
+    inner, kv = stack.heads * stack.head_dim, stack.kv_heads * stack.head_dim
+    attention = _linear(stack.width, inner + 2 * kv, bias=stack.bias != "none")
+    attention += _linear(inner, stack.width, bias=stack.bias in ("all", "attention"))
+    counts["attention"] += blocks * attentions * attention
+    if stack.position == "t5":
+        counts["attention"] += stack.relative_buckets * stack.heads
+    up = stack.ffn_width * (2 if stack.feedforward in GATED_ACTIVATIONS else 1)
+    bias = stack.bias == "all"
+    counts["mlp"] += blocks * (_linear(stack.width, up, bias=bias) + _linear(stack.ffn_width, stack.width, bias=bias))
+    norms = blocks * (attentions + 1) * (2 if stack.norm_placement == "sandwich" else 1)
+    norms += stack.norm_placement != "post"  # the final norm
+    norms -= stack.embedding_norm == "replaces_first"
+    counts["norms"] += norms * _norm(stack, stack.width)
+    if stack.qk_norm == "head":
+        counts["norms"] += blocks * attentions * 2 * _norm(stack, stack.head_dim)
+
+
+def _head_parameters(head: HeadConfig, stack: StackConfig) -> int:
+    inner = stack.embedding_width if head.tied and stack.embedding_width else stack.width
+    total = _linear(stack.width, inner, bias=head.dense_bias) if head.dense != "none" else 0
+    total += _norm(stack, inner) if head.dense_norm else 0
+    if head.kind not in ("none", "embed"):
+        total += (0 if head.tied else inner * head.outputs) + (head.outputs if head.bias else 0)
+    if head.next_sentence_classes:
+        total += _linear(stack.width, stack.width, bias=True)
+        total += _linear(stack.width, head.next_sentence_classes, bias=True)
+    return total
+
+
+def _linear(inputs: int, outputs: int, *, bias: bool) -> int:
+    return inputs * outputs + (outputs if bias else 0)
+
+
+def _norm(stack: StackConfig, width: int) -> int:
+    if stack.norm_affine == "none":
+        return 0
+    return 2 * width if stack.norm == "layernorm" and stack.norm_affine == "gain_bias" else width
 
 
 def _stack_flops(stack: StackConfig, context_length: int, *, causal: bool, cross: bool) -> int:
