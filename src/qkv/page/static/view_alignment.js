@@ -13,16 +13,11 @@ export function alignmentView(data) {
   const source = data.sequences[attention.keys],
     target = data.alignment.written;
   const body = html("div", {});
-  const heads = [
-    ["mean of all heads", null],
-    ...attention.layers.flatMap((layer, y) =>
-      attention.heads.map((head, x) => [`layer ${layer}, head ${head}`, [y, x]]),
-    ),
-  ];
-  let chosen = 0,
+  const choices = headChoices(attention);
+  let chosen = Math.max(0, attention.layers.length - 2), // the last layer but one, as in `qkv run --align`
     words = target.words.at(-1) >= 3; // a target of one or two words is shown by tokens
   const show = async () => {
-    const weights = await tokenWeights(attention, heads[chosen][1], target.texts.length, source.texts.length);
+    const weights = await tokenWeights(attention, choices[chosen].heads, target.texts.length, source.texts.length);
     const rows = words ? grouped(weights, target.words, source.words) : weights;
     const left = labels(source, words),
       right = labels(target, words);
@@ -63,11 +58,12 @@ export function alignmentView(data) {
       {class: "controls"},
       choice(
         "Heads",
-        heads.map(([name]) => name),
+        choices.map(({name}) => name),
         (i) => {
           chosen = i;
           show();
         },
+        chosen,
       ),
       unit,
       saveButton(() => body.querySelector("svg"), "alignment"),
@@ -76,13 +72,25 @@ export function alignmentView(data) {
   );
 }
 
-async function tokenWeights(attention, head, numQueries, numKeys) {
+/** The heads whose mean can be shown, as [layer index, head index]: those of a layer, all of them, or one. */
+function headChoices(attention) {
+  const layers = attention.layers.map((_, y) => attention.heads.map((_, x) => [y, x]));
+  return [
+    ...layers.map((heads, y) => ({name: `mean of layer ${attention.layers[y]}`, heads})),
+    {name: "mean of all heads", heads: layers.flat()},
+    ...layers.flat().map(([y, x]) => ({
+      name: `layer ${attention.layers[y]}, head ${attention.heads[x]}`,
+      heads: [[y, x]],
+    })),
+  ];
+}
+
+async function tokenWeights(attention, heads, numQueries, numKeys) {
   const sums = Array.from({length: numQueries}, () => new Array(numKeys).fill(0));
-  const chosen = head ? [head] : attention.layers.flatMap((_, y) => attention.heads.map((_, x) => [y, x]));
-  for (const [y, x] of chosen) {
+  for (const [y, x] of heads) {
     const array = await unpack(attention.patterns[y]);
     for (let i = 0; i < numQueries; i++) {
-      for (let j = 0; j < numKeys; j++) sums[i][j] += array.value((x * numQueries + i) * numKeys + j) / chosen.length;
+      for (let j = 0; j < numKeys; j++) sums[i][j] += array.value((x * numQueries + i) * numKeys + j) / heads.length;
     }
   }
   return sums;
