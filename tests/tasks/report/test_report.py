@@ -161,7 +161,7 @@ def test_every_rule_is_independent_of_what_was_not_examined(healthy: Path) -> No
     assert report.errors is None
     assert report.score is not None
     assert [one.name for one in report.score.baselines] == ["most frequent class"]
-    assert len(RULES) == 11
+    assert len(RULES) == 12
 
 
 def test_the_recipe_itself_is_trained_on_fractions_if_there_is_time(healthy: Path) -> None:

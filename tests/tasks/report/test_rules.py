@@ -85,6 +85,14 @@ def test_the_commands_for_a_pretrained_model_name_the_data() -> None:
     assert names(score=with_scores(0.7, 0.9, 0.99), recipe=fine_tuned) == ["baseline"]
 
 
+def test_a_model_that_knows_its_training_data_by_heart_needs_pretrained_weights() -> None:
+    assert names(score=with_scores(0.58, 0.4, 0.69)) == ["pretrained"]
+    assert names(score=with_scores(0.58, 0.4, 0.62)) == []
+    assert names(score=with_scores(0.58, 0.4, 0.69), fit=IMPROVING) == ["underfitting"], "first train longer"
+    fine_tuned = replace(RECIPE, model=ModelSection(from_="models/bert"))
+    assert names(score=with_scores(0.58, 0.4, 0.69), recipe=fine_tuned) == []
+
+
 def test_a_slow_run_whose_learning_rate_is_right_trains_longer() -> None:
     stalled = Fit("stalled", "the training loss hardly fell: 0.69 at the start, 0.66 at the end")
     passed = Finding("learning rate", "ok", "")

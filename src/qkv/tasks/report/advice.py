@@ -16,7 +16,13 @@ from qkv.tasks.report.rules_data import (
     advise_truncation,
     advise_unusable,
 )
-from qkv.tasks.report.rules_training import advise_baseline, advise_lr, advise_overfitting, advise_underfitting
+from qkv.tasks.report.rules_training import (
+    advise_baseline,
+    advise_lr,
+    advise_overfitting,
+    advise_pretrained,
+    advise_underfitting,
+)
 
 MAX_ADVICE = 3
 """The number of changes that a report shows first."""
@@ -32,6 +38,7 @@ RULES: dict[str, Rule] = {
     "overfitting": advise_overfitting,
     "underfitting": advise_underfitting,
     "imbalance": advise_imbalance,
+    "pretrained": advise_pretrained,
     "baseline": advise_baseline,
     "more_data": advise_more_data,
     "few_records": advise_evaluation,

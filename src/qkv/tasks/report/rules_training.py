@@ -92,24 +92,37 @@ def advise_underfitting(facts: Facts) -> Advice | None:
     return None
 
 
+def advise_pretrained(facts: Facts) -> Advice | None:
+    """A new encoder that a simple baseline beats, or that learns its training data by heart, needs better weights."""
+    can_start = facts.is_trained_from_scratch and facts.recipe.objective.kind in INIT_TASKS
+    if not can_start or facts.has_not_learned or facts.is_nearly_perfect:
+        return None
+    reason = compare_with_baseline(facts)
+    if not reason and facts.training_gap >= GAP_POINTS and facts.fit.verdict in ("settled", "overfitted"):
+        reason = (
+            f"The score is {facts.training_gap:.0f} points better on the training data: there is too little of it to "
+            "train a new model."
+        )
+    title = "Fine-tune a pretrained model instead of training a new one"
+    return Advice("pretrained", title, reason, command=init_command(facts, PRETRAINED)) if reason else None
+
+
 def advise_baseline(facts: Facts) -> Advice | None:
-    """A model that a simple baseline beats needs better initial weights, or more training."""
-    if not facts.is_below_baseline or facts.has_not_learned:
-        return None
-    if facts.score is None or facts.score.best_baseline is None:
-        return None
-    best, metric = facts.score.best_baseline, facts.score.metric
-    reason = (
-        f"The baseline ({best.name}) reaches {format_score(metric, best.value)}, the model "
-        f"{format_score(metric, facts.score.model.value)}."
-    )
-    if facts.is_trained_from_scratch and facts.recipe.objective.kind in INIT_TASKS:
-        title = "Fine-tune a pretrained model instead of training a new one"
-        return Advice("pretrained", title, reason, command=init_command(facts, PRETRAINED))
-    if facts.fit.verdict == "improving":
-        return None  # the advice to train longer is given already
+    """A model that a simple baseline beats has learned too little."""
+    reason = compare_with_baseline(facts)
+    if not reason or facts.has_not_learned or facts.fit.verdict == "improving" or advise_pretrained(facts) is not None:
+        return None  # other advice says what to do
     title = "Train longer: the model has learned less than a simple rule"
     return facts.advise("baseline", title, reason, *facts.budget_overrides)
+
+
+def compare_with_baseline(facts: Facts) -> str:
+    """A sentence if a baseline is clearly better than the model, else nothing."""
+    if not facts.is_below_baseline or facts.score is None or facts.score.best_baseline is None:
+        return ""
+    best, metric = facts.score.best_baseline, facts.score.metric
+    own = format_score(metric, facts.score.model.value)
+    return f"The baseline ({best.name}) reaches {format_score(metric, best.value)}, the model {own}."
 
 
 def best_lr(check: Finding) -> float | None:
