@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from qkv.cli.shared import Int8, Json, app, check_minimum
+from qkv.cli.shared import Int8, Json, app, check_minimum, fast_imports
 from qkv.errors import QkvError, UsageError
 from qkv.files import replace_nonfinite
 
@@ -74,7 +74,8 @@ def chat(
     check_minimum("max-tokens", max_tokens, 1)
     if sys.stdin is None:
         raise QkvError("there is no input: stdin is closed; give messages on stdin, one for each line")
-    from qkv import api
+    with fast_imports():
+        from qkv import api
 
     loaded = api.load(model, device=device)
     sampling = {"temperature": temperature, "top_p": top_p, "seed": seed}

@@ -17,6 +17,7 @@ from qkv.cli.shared import (
     StringList,
     app,
     check_minimum,
+    fast_imports,
     print_json,
     print_notes,
     quantize_model,
@@ -109,11 +110,12 @@ def evaluate(
     compare
         Compare a classifier that a run has trained with a linear SVM on the same data (extra: qkv[baseline]).
     """
-    from qkv.api import load
-    from qkv.render.evaluation import print_comparison, print_evaluation
-    from qkv.render.progress import progress_bar
-    from qkv.tasks.evaluate import evaluate as evaluate_model
-    from qkv.tasks.evaluate import find_task
+    with fast_imports():
+        from qkv.api import load
+        from qkv.render.evaluation import print_comparison, print_evaluation
+        from qkv.render.progress import progress_bar
+        from qkv.tasks.evaluate import evaluate as evaluate_model
+        from qkv.tasks.evaluate import find_task
 
     for option, value, minimum in (("limit", limit, 0), ("beam", beam, 1), ("batch-size", batch_size, 0)):
         check_minimum(option, value, minimum)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from qkv.cli.shared import Json, StdoutConsole, StringList, app, check_minimum, print_notes
+from qkv.cli.shared import Json, StdoutConsole, StringList, app, check_minimum, fast_imports, print_notes
 from qkv.errors import UsageError
 
 if TYPE_CHECKING:
@@ -90,7 +90,8 @@ def look(
     check_minimum("max-tokens", max_tokens, 1)
     chosen = {"layers": parse_numbers("layers", layers), "heads": parse_numbers("heads", heads)}
 
-    from qkv.api import load
+    with fast_imports():
+        from qkv.api import load
 
     loaded = load(model, device=device)
     if mask:

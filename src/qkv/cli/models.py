@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from qkv.cli.shared import Json, StdoutConsole, app, check_minimum, print_json, print_notes, print_result
+from qkv.cli.shared import Json, StdoutConsole, app, check_minimum, fast_imports, print_json, print_notes, print_result
 from qkv.errors import UsageError, suggest_name
 
 
@@ -40,7 +40,8 @@ def info(model: str, /, *, context: int | None = None, json: Json = False) -> No
     if model in presets.PRESETS and not Path(model).is_dir():
         config, notes = presets.find_preset(model), []
     elif os.sep in model or Path(model).exists() or model in box_folders():
-        from qkv.train.run.load import load_model  # imports torch, to check the tensors of the folder
+        with fast_imports():
+            from qkv.train.run.load import load_model  # imports torch, to check the tensors of the folder
 
         stored = load_model(model, device="meta")
         config, notes = stored.config, stored.notes

@@ -15,6 +15,7 @@ from qkv.cli.shared import (
     StringList,
     app,
     check_minimum,
+    fast_imports,
     print_notes,
     quantize_model,
     weight_precision,
@@ -126,11 +127,12 @@ def run(
     int4
         Quantize the linear layers to int4, in groups of 32 weights: half the memory of int8, less precise.
     """
-    from qkv.api import load
-    from qkv.cli.input_lines import InputLines
-    from qkv.decode import GenerationOptions
-    from qkv.tasks.evaluate import find_task
-    from qkv.tasks.results import GeneratedText
+    with fast_imports():
+        from qkv.api import load
+        from qkv.cli.input_lines import InputLines
+        from qkv.decode import GenerationOptions
+        from qkv.tasks.evaluate import find_task
+        from qkv.tasks.results import GeneratedText
 
     check_minimum("batch-size", batch_size, 1)
     check_minimum("top", top, 0)

@@ -1,8 +1,10 @@
 """Shared by all commands: the app, the console, and functions that print results, notes and JSON."""
 
+import gc
 import json as json_format
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
@@ -48,6 +50,25 @@ class StdoutConsole(PlainableConsole):
     def on_broken_pipe(self) -> None:
         """Raise an error instead of rich's exit."""
         raise BrokenPipeError
+
+
+@contextmanager
+def fast_imports() -> Iterator[None]:
+    """Import torch and the modules that need it without garbage collection.
+
+    Imports create many objects and hardly any garbage, but each collection visits all of these objects: during the
+    imports, in later collections, and when the process exits. This function excludes them from all three. If torch has
+    been imported before, it does nothing, because other objects would be excluded as well.
+    """
+    if "torch" in sys.modules or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def print_notes(subject: str, notes: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from qkv.cli.data import parse_fields, parse_files
-from qkv.cli.shared import Json, StdoutConsole, StringList, app, check_minimum, print_json, print_result
+from qkv.cli.shared import Json, StdoutConsole, StringList, app, check_minimum, fast_imports, print_json, print_result
 from qkv.errors import QkvError, UsageError
 
 if TYPE_CHECKING:
@@ -57,11 +57,12 @@ def train(recipe: str, /, *overrides: str, dry_run: bool = False, processes: int
         if code:
             raise SystemExit(code)
         return None
-    from qkv.render.learning_curves import draw_curves
-    from qkv.render.progress import stages_bar
-    from qkv.render.training_display import make_watcher
-    from qkv.tasks.train import open_recipe
-    from qkv.tasks.train import train as train_recipe
+    with fast_imports():
+        from qkv.render.learning_curves import draw_curves
+        from qkv.render.progress import stages_bar
+        from qkv.render.training_display import make_watcher
+        from qkv.tasks.train import open_recipe
+        from qkv.tasks.train import train as train_recipe
 
     opened = open_recipe(recipe, overrides)
     with make_watcher() as watcher, stages_bar() as progress:

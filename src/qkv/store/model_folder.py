@@ -15,8 +15,6 @@ from qkv.errors import QkvError, UsageError, shorten, suggest_name
 from qkv.files import read_json_object, to_path, write_atomically
 from qkv.models import Config, Network, build
 from qkv.store.config_json import parse_config
-from qkv.store.export_ctranslate2 import write_ctranslate2
-from qkv.store.export_onnx import write_onnx
 from qkv.store.gguf.architectures import hf_config_values
 from qkv.store.gguf.gguf_file import GgufFile
 from qkv.store.gguf.gguf_weights import GgufWeights
@@ -296,8 +294,12 @@ def write_model(
     if format not in FORMATS:
         raise UsageError(f"unknown format {format!r}; {suggest_name(format, FORMATS)}")
     if format == "ctranslate2":
+        from qkv.store.export_ctranslate2 import write_ctranslate2
+
         return write_ctranslate2(folder, config, network, tokenizer)  # type: ignore[arg-type]
     if format == "onnx":
+        from qkv.store.export_onnx import write_onnx
+
         return write_onnx(folder, config, network, tokenizer)  # type: ignore[arg-type]
     folder = to_path(folder)
     check_not_quantized(network)
