@@ -3,7 +3,7 @@
 Data: babi/babi_en_and_en10k.tar.xz. `10k` has 10,000 training questions of each task, except task 3, for which only the
 1,000 of `en` are there; `10k-shared` has the same data and one block whose weights all layers share, as a Universal
 Transformer has; `1k` has 1,000 of each. Test: 1,000 questions of each task. The supporting facts are not used.
-Published: nothing that we have checked.
+Published: none that we have checked.
 Goal: the accuracy of each task; a task counts as solved at 95 %.
 """
 

@@ -1,4 +1,4 @@
-"""BERT's pre-training, masked tokens and next sentences, on the English text at hand; then SST-2 and CoLA.
+"""BERT's pre-training, masked tokens and next sentences, on the English texts of other rows; then SST-2 and CoLA.
 
 Data: the training texts of aeslc, wikitext2_eval, scitldr, cranfield, squadshifts, gpteacher (roleplay), multi30k,
 ud_english_ewt, ncbi_disease_ner, tatoeba_eng_fra, sst and cola, without their labels: 28 MB. Sentences of the dev sets

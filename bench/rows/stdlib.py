@@ -1,8 +1,8 @@
 """A language model of Python code, trained on the standard library of the Python that runs it.
 
-Data: the .py files of the standard library, without tests, as the built-in data set `stdlib` finds them. A package or a
-module of its own, is in one split only: of 50 buckets by a hash of its name, two are the test part and three are for
-validation.
+Data: the .py files of the standard library, without tests, as the built-in data set `stdlib` finds them. Each package,
+or module outside of packages, is in one split only. A hash of its name chooses one of 50 buckets: two are for the test,
+three for validation.
 Published: nothing.
 Goal: our bits per byte on packages that training has not seen, and the fraction of samples that parse as Python, with
 about 10M parameters and 3 minutes on one H200.

@@ -1,8 +1,8 @@
-"""Summaries: subject lines of e-mails (AESLC) and one sentence about a paper (SciTLDR), trained from nothing.
+"""Summaries: subject lines of e-mails (AESLC) and one sentence about a paper (SciTLDR), trained from scratch.
 
 Data: aeslc/train.jsonl, and test.jsonl if it is there, else dev.jsonl, which is then used for nothing else; bodies are
-cut after 220 words, and the reference is the subject line. scitldr/{train,dev,test}.jsonl: abstracts; a summary counts
-as good as its best reference. DATA-scratch is an encoder-decoder; DATA-spans and DATA-denoising are this model after
+truncated to 220 words, and the reference is the subject line. scitldr/{train,dev,test}.jsonl: abstracts; a summary is
+compared with its best reference. DATA-scratch is an encoder-decoder; DATA-spans and DATA-denoising are this model after
 span corruption (T5) or denoising (BART) of the training documents, and nothing else; DATA-decoder is a decoder that was
 first trained as a language model of the same documents.
 Published: PEGASUS-large on AESLC: ROUGE-1/2/L 37.68/21.25/36.51 (README of google-research/pegasus), a large model that

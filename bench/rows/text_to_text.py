@@ -1,8 +1,8 @@
-"""One text-to-text model for four tasks, which a prefix names (as T5), beside a model of the same size for each task.
+"""One text-to-text model for four tasks, named by a prefix as in T5, and a model of the same size for each task.
 
 Data: multi30k (En→De, raw text), sst (stsa.binary; its dev part is the test, validation comes from training),
 sigmorphon2017 (English, high) and aeslc, as the rows of these names read them. `together` trains one model on all.
-The other rows train one task with as many steps as its share.
+The other rows train one task each, for its share of the steps.
 Published: nothing for this size.
 Goal: each task of the shared model within one point of its own model.
 """

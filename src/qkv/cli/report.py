@@ -19,13 +19,13 @@ def report(
     device: str = "cpu",
     json: Json = False,
 ) -> None:
-    """Is my model good, and what next? A report on a run: here in short, and as a web page in one file.
+    """Is my model good, and what next? Print a report on a run, and save a longer one as a web page in one file.
 
     It shows the two or three changes that are most likely to help, each with its reason and its command; the score with
-    its confidence interval beside simple baselines; the errors to read first; the score by class and by length; records
+    its confidence interval and simple baselines; the errors to read first; the score by class and by length; records
     that occur in both training and evaluation data; truncated and unusable records; over- or underfitting; and, for
-    classifiers, what twice the data would bring. The model is evaluated on the validation data, so that the test data
-    stays unseen.
+    classifiers, the gain to expect from twice the data. The model is evaluated on the validation data, so that the test
+    data stays unseen.
 
     Examples:
         qkv report runs/reviews

@@ -91,7 +91,7 @@ def train(recipe: str, /, *overrides: str, dry_run: bool = False, processes: int
 
 
 def report_lines(run: str) -> list[str]:
-    """Two lines on a run that has just ended: its score beside a baseline, and the most important advice."""
+    """Two lines on a run that has just ended: its score with a baseline, and the most important advice."""
     from qkv.files import read_json_object
     from qkv.render.report import summarise_report
     from qkv.tasks.report import ReportOptions, make_report

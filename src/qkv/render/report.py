@@ -8,6 +8,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from qkv.render.formatting import escape_controls, plain_table, truncate
+from qkv.tasks.metrics.report import most_confused
 from qkv.tasks.report import RunReport
 from qkv.tasks.report.facts import capitalise
 from qkv.tasks.report.leakage import LeakageReport
@@ -32,9 +33,13 @@ def print_report(report: RunReport, console: Console) -> None:
     if report.errors is not None:
         errors = report.errors
         if errors.has_suspect_labels:
-            print_errors("Suspect labels: the model is sure, and the baseline agrees with it", errors.suspects, console)
+            print_errors(
+                "Suspect labels: the model is confident, and the baseline agrees with it", errors.suspects, console
+            )
         else:
-            print_errors("Surest errors: read these first; the label may be wrong", errors.surest, console)
+            print_errors(
+                "Errors with the highest confidence: read these first; the label may be wrong", errors.surest, console
+            )
         print_errors("Worst errors", errors.worst, console)
     print_data(report, console)
     if report.learning_curve is not None:
@@ -54,7 +59,7 @@ def print_report(report: RunReport, console: Console) -> None:
 
 
 def print_advice(report: RunReport, console: Console) -> None:
-    """Print what to do next."""
+    """Print the advice."""
     _heading("What next", console)
     if not report.advice:
         console.print(Text("Nothing stands out: no change to the recipe is clearly better."))
@@ -68,7 +73,7 @@ def print_advice(report: RunReport, console: Console) -> None:
 
 
 def print_score(score: ScoreReport, console: Console) -> None:
-    """Print the score beside the baselines."""
+    """Print the scores of the model and of the baselines."""
     _heading(f"{capitalise(name_metric(score.metric))} on {score.num_records:,} records", console)
     best = score.best_baseline
     table = plain_table("", "", "", "")
@@ -112,18 +117,12 @@ def print_groups(score: ScoreReport, console: Console) -> None:
         console.print(table)
         if len(ordered) > MAX_CLASSES:
             console.print(Text(f"… and {len(ordered) - MAX_CLASSES:,} more classes", "dim"))
-    if confused := most_confused(score):
+    if confused := most_confused(score.confusion, MAX_CONFUSIONS):
         listed = [f"{expected} → {predicted} ({times:,}×)" for expected, predicted, times in confused]
         console.print(Text(escape_controls("Expected → predicted: " + ", ".join(listed))))
     if score.lengths:
         groups = [f"up to {one.longest} words: {100 * one.score:.0f} %" for one in score.lengths]
         console.print(Text("By length: " + ", ".join(groups)))
-
-
-def most_confused(score: ScoreReport) -> list[tuple[str, str, int]]:
-    """The most frequent mistakes: expected class, predicted class, and how often."""
-    pairs = [(a, b, times) for a, row in score.confusion.items() for b, times in row.items() if a != b]
-    return sorted(pairs, key=lambda one: (-one[2], one[:2]))[:MAX_CONFUSIONS]
 
 
 def print_errors(title: str, errors: Sequence[JudgedRecord], console: Console) -> None:
@@ -177,7 +176,7 @@ def print_leakage(name: str, found: LeakageReport, console: Console) -> None:
 
 
 def summarise_report(report: RunReport) -> list[str]:
-    """The two lines after a training: the score beside a baseline, and the most important advice."""
+    """The last two lines of `qkv train`: the score with a baseline, and the most important advice."""
     lines = []
     score = report.score
     if score is not None:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qkv.tasks import metrics
-from qkv.tasks.metrics.answers import normalized_words
+from qkv.tasks.metrics.answers import answer_words
 
 pairs = st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("abcd")), min_size=1, max_size=40)
 
@@ -98,7 +98,7 @@ def test_chunked_tags_are_told_from_plain_classes() -> None:
 
 
 def test_answers_by_hand() -> None:
-    assert normalized_words("An apple, the APPLE; a Theatre!") == ["apple", "apple", "theatre"]
+    assert answer_words("An apple, the APPLE; a Theatre!") == ["apple", "apple", "theatre"]
     references = [["Denver Broncos", "The Denver Broncos of 2015"], []]
     assert metrics.answer_exact_match(["the denver  broncos!", ""], references) == 1.0
     assert metrics.answer_exact_match(["Broncos", "x"], references) == 0.0
@@ -111,5 +111,5 @@ def test_answers_by_hand() -> None:
 def test_an_answer_of_its_own_reference_is_perfect(answers: list[str]) -> None:
     references = [[text, "something else"] for text in answers]
     exact = [metrics.answer_exact_match([text], [several]) for text, several in zip(answers, references, strict=True)]
-    assert exact == [1.0 if normalized_words(text) else 0.0 for text in answers]
+    assert exact == [1.0 if answer_words(text) else 0.0 for text in answers]
     assert metrics.answer_f1(answers, references) == pytest.approx(sum(exact) / len(exact))

@@ -43,7 +43,7 @@ def test_entities_are_counted_as_seqeval_counts(scheme: str, data: st.DataObject
     for name in ("f1", "precision", "recall"):
         reference = getattr(theirs, f"{name}_score")(expected, predicted, zero_division=0)
         assert found[name] == pytest.approx(reference), name
-    report = metrics.make_report(metrics.entity_counts(predicted, expected)).classes
+    report = metrics.make_class_report(metrics.entity_counts(predicted, expected)).classes
     reference = theirs.classification_report(expected, predicted, output_dict=True, zero_division=0)
     for kind, scores in report.items():
         ours = (scores.precision, scores.recall, scores.f1, scores.expected)
@@ -124,7 +124,7 @@ pairs = st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("abcd")), mi
 def test_the_report_by_class_is_that_of_scikit_learn(listed: list[tuple[str, str]]) -> None:
     theirs = pytest.importorskip("sklearn.metrics", reason="compared with scikit-learn where it is installed")
     said, expected = [a for a, _ in listed], [b for _, b in listed]
-    report = metrics.make_report(metrics.label_counts(said, expected), zip(said, expected, strict=True))
+    report = metrics.make_class_report(metrics.label_counts(said, expected), zip(said, expected, strict=True))
     reference = theirs.classification_report(expected, said, output_dict=True, zero_division=0)
     for label, scores in report.classes.items():
         ours = (scores.precision, scores.recall, scores.f1, scores.expected)

@@ -133,15 +133,15 @@ function errorsView({errors, task}) {
     errors.has_suspect_labels
       ? errorList(
           "Suspect labels",
-          `The model is sure of its prediction, and the baseline agrees with it against the label: ${errors.num_suspects} of ` +
-            `the ${errors.num_sure} records of which the model is surest.`,
+          `The model is confident, and the baseline predicts the same other label: ${errors.num_suspects} of ` +
+            `the ${errors.num_sure} records with the highest confidence.`,
           errors.suspects,
           isClass,
         )
       : null,
     errors.has_suspect_labels
       ? null
-      : errorList("Surest errors", "The model was sure, and wrong. Read these first: the label may be wrong.", errors.surest, isClass),
+      : errorList("Errors with the highest confidence", "Read these first: the label may be wrong.", errors.surest, isClass),
     errorList("Worst errors", "The predictions with the lowest scores.", errors.worst, isClass),
   ];
 }
@@ -175,7 +175,7 @@ function curveView(data) {
   if (!data.errors) return [];
   const command = `qkv report ${data.run} --curve-minutes 15`;
   return [
-    html("p", {}, "What would more data bring? To train the recipe on a quarter, half and all of the data, in 15 minutes:"),
+    html("p", {}, "Would more data help? To train the recipe on a quarter, half and all of the data, for 15 minutes in all:"),
     html("pre", {class: "command", tabindex: "0"}, html("code", {}, command)),
   ];
 }

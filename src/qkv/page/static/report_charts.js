@@ -63,7 +63,7 @@ export function lossChart(curves) {
   );
 }
 
-/** The score on fractions of the data, and what twice the data would bring. */
+/** The score on fractions of the data, and the gain to expect from twice the data. */
 export function curveChart(curve) {
   const points = curve.points.map((one) => [one.records, one.score]);
   const [size, score] = points.at(-1);

@@ -17,7 +17,7 @@ from qkv.tasks.metrics.class_counts import ClassCounts, ClassScores
 from qkv.tasks.metrics.entities import entity_counts, entity_scores, extract_entities, is_entity_tagging
 from qkv.tasks.metrics.labels import accuracy, label_counts, label_set_scores, macro_f1, matthews
 from qkv.tasks.metrics.numbers import bits_per_unit, pearson, perplexity, spearman
-from qkv.tasks.metrics.report import ClassReport, make_report
+from qkv.tasks.metrics.report import ClassReport, make_class_report
 from qkv.tasks.metrics.retrieval import mean_average_precision, mean_reciprocal_rank, ndcg, recall_at
 from qkv.tasks.metrics.rouge import has_rouge, rouge1, rouge2, rouge_signatures, rougeL
 from qkv.tasks.metrics.score import Score, mean_score, ratio_score
@@ -48,7 +48,7 @@ __all__ = [
     "label_counts",
     "label_set_scores",
     "macro_f1",
-    "make_report",
+    "make_class_report",
     "matthews",
     "mean_average_precision",
     "mean_reciprocal_rank",

@@ -16,10 +16,10 @@ ARTICLES = re.compile(r"\b(a|an|the)\b")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-def normalized_words(text: str) -> list[str]:
+def answer_words(text: str) -> list[str]:
     """The words of a text without case, punctuation and articles.
 
-    >>> normalized_words("The  Norman-French,  an old one.")
+    >>> answer_words("The  Norman-French,  an old one.")
     ['normanfrench', 'old', 'one']
     """
     return ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split()
@@ -48,9 +48,9 @@ def _mean_of_best(
 ) -> Score:
     best = []
     for text, expected in zip(predictions, references, strict=True):
-        words = normalized_words(text)
+        words = answer_words(text)
         # A reference without words after normalization does not count, unless all references are like that.
-        usable = [reference for reference in map(normalized_words, expected) if reference] or [[]]
+        usable = [reference for reference in map(answer_words, expected) if reference] or [[]]
         best.append(max(compare(words, reference) for reference in usable))
     return mean_score(best)
 

@@ -9,7 +9,7 @@ Published BLEU scores differ in their tokenization, so each tokenization has a n
 | `tokenised_bleu` | split at spaces                            | multi-bleu.perl; sacreBLEU with `-tok none` |
 | `sacrebleu`      | as `bleu`                                  | sacreBLEU's default                         |
 
-Without smoothing, the score is 0 if no 4-gram matches. Smoothing changes only the scores of such tiny corpora.
+Without smoothing, the score is 0 if no 4-gram matches. Smoothing only changes the scores of such small corpora.
 `metric_signatures` returns sacreBLEU's signatures, which say how a score was computed.
 """
 

@@ -1,4 +1,4 @@
-"""The bootstrap (Efron 1979): how much a score would vary if the test data were another sample of the same kind.
+"""The bootstrap (Efron 1979): how much a score would vary on other test data of the same kind and size.
 
 The records are resampled with replacement, and the metric is computed for each sample. The 95 % interval holds the
 values between the 2.5th and the 97.5th percentile. Two models are compared on the same samples (Koehn 2004,

@@ -1,6 +1,6 @@
 """The units of long texts that the bootstrap resamples: documents or, if there are few, blocks of their characters.
 
-Tokens are assigned to blocks by their place in the document, so that models with different tokenizers have the same
+Tokens are assigned to blocks by their position in the document, so that models with different tokenizers have the same
 units and can be compared.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 MIN_DOCUMENTS = 30  # with fewer documents, the units are blocks
-BLOCK_CHARS = 1000  # the length of a block, about
+BLOCK_CHARS = 1000  # the approximate length of a block
 
 
 class TextUnits:
@@ -30,7 +30,7 @@ class TextUnits:
         self.chars, self.num_bytes = (np.repeat(size / self._blocks, self._blocks) for size in (chars, num_bytes))
 
     def find(self, documents: np.ndarray, fractions: np.ndarray) -> np.ndarray:
-        """The units of tokens, given their documents and their places in them, from 0 to 1."""
+        """The units of tokens, given their documents and their relative positions in them, from 0 to 1."""
         blocks = self._blocks[documents]
         found: np.ndarray = self._starts[documents] + np.minimum((fractions * blocks).astype(np.int64), blocks - 1)
         return found

@@ -1,4 +1,4 @@
-"""Simple predictions to read a score beside: if a model is hardly better, it has learned little.
+"""Simple predictions to compare a model with: if the model is hardly better, it has learned little.
 
 | task               | baselines                                                                                     |
 |--------------------|-----------------------------------------------------------------------------------------------|
@@ -53,13 +53,13 @@ def predict_most_frequent(judge: Judge, training: Sequence[Record], records: Seq
 
 
 def predict_nearest(judge: Judge, training: Sequence[Record], records: Sequence[Record]) -> list[Any]:
-    """What the training text with the highest BM25 score expects."""
+    """The label or target of the training text with the highest BM25 score."""
     index = index_texts([judge.text(one) for one in training])
     return [judge.expected(training[int(index.scores(judge.text(one)).argmax())]) for one in records]
 
 
 def predict_linear(judge: Judge, training: Sequence[Record], records: Sequence[Record]) -> list[Any]:
-    """The class by a linear SVM on TF-IDF features, trained on so many records that it takes seconds."""
+    """The class by a linear SVM on TF-IDF features, trained on a subset of many records, so that it takes seconds."""
     num_classes = len(set(map(judge.expected, training)))
     training = training[:: 1 + len(training) * num_classes // MAX_LINEAR_WORK]
     texts, labels = [judge.text(one) for one in training], [judge.expected(one) for one in training]
@@ -128,7 +128,7 @@ BASELINES: dict[type[Judge], dict[str, Baseline]] = {
     AnswerJudge: {"sentence nearest to the question": predict_nearest_sentence},
 }
 CHEAP = {"most frequent class", "most frequent labels", "copy of the source", "most frequent tag of each word"}
-"""Baselines that take no time, for the lines after a training."""
+"""Baselines that take almost no time, for the last lines of `qkv train`."""
 
 
 def applicable_baselines(judge: Judge, records: Sequence[Record], only_cheap: bool = False) -> dict[str, Baseline]:

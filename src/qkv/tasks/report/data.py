@@ -19,7 +19,7 @@ from qkv.train.recipe.schema import Recipe
 
 MAX_EVALUATION_RECORDS = 20_000  # read, to sample from and to compare with the training data
 MAX_TRAINING_RECORDS = 50_000  # for baselines; leakage is searched in all records
-MAX_TEXT_CHARS = 20_000_000  # of documents
+MAX_TEXT_CHARS = 20_000_000  # of all documents together
 DOCUMENT_TASKS = ("language", "fill")
 MAX_LENGTH_SAMPLE = 2000  # records whose tokens are counted
 MIN_PARAGRAPH_WORDS = 8
@@ -72,7 +72,7 @@ def read_data(recipe: Recipe, task: str) -> ReportData:
 
 
 def limit_text(records: Iterator[Record]) -> Iterator[Record]:
-    """The first documents, as many as have `MAX_TEXT_CHARS`; the last one is truncated."""
+    """The first documents, up to `MAX_TEXT_CHARS` characters in all; the last one is truncated."""
     room = MAX_TEXT_CHARS
     for record in records:
         text = record.fields.get("text")
@@ -94,7 +94,7 @@ def split_paragraphs(records: Iterator[Record] | Sequence[Record]) -> Iterator[R
 
 @dataclass(frozen=True)
 class DataReport:
-    """What became of the training records."""
+    """How many training records were used, truncated or left out."""
 
     records: int
     tokens: int  # in an epoch

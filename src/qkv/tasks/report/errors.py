@@ -1,4 +1,4 @@
-"""The errors to read first: the worst, those of which the model was surest, and labels that are probably wrong."""
+"""The errors to read first: the worst, those with the highest confidence, and labels that are probably wrong."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -9,13 +9,13 @@ from qkv.tasks.judges import LabelJudge, LabelSetJudge
 from qkv.tasks.report.score import JudgedRecord, Judgement
 
 MAX_LISTED = 8
-SLACK = 0.02  # a model this much worse than the second one may still be right against a label
-MANY_CLASSES = 10  # of so many, two models rarely choose the same wrong one, even if one of them is weak
+SLACK = 0.02  # a model at most this much worse than the baseline can still judge labels
+MANY_CLASSES = 10  # with this many, two models rarely choose the same wrong class, even if one of them is weak
 SURE = 0.5  # the lowest confidence of a sure prediction
 WRONG = 0.5  # a record with a lower score is wrong
 MIN_SUSPECTS = 5
 SUSPECT_FRACTION = 0.05
-"""Labels are suspect if at least this fraction of the model's surest predictions, and of the second opinion, differ."""
+"""There are too many suspects if they are at least this fraction of the more confident half of the records."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class ErrorReport:
 
     num_wrong: int
     worst: tuple[JudgedRecord, ...]
-    surest: tuple[JudgedRecord, ...]  # wrong, although the model was sure
-    suspects: tuple[JudgedRecord, ...]  # the model is sure, and a second model agrees with it against the label
+    surest: tuple[JudgedRecord, ...]  # wrong predictions with the highest confidence
+    suspects: tuple[JudgedRecord, ...]  # the model is confident, and a baseline predicts the same other label
     num_suspects: int = 0
-    num_sure: int = 0  # the number of records of which the model is surest: the surer half
+    num_sure: int = 0  # the number of records in the more confident half
     is_reliable: bool = True  # whether both models together can judge a label
 
     @property
@@ -42,7 +42,7 @@ class ErrorReport:
 
 
 def report_errors(judgement: Judgement) -> ErrorReport:
-    """List the worst errors, and the surest ones."""
+    """List the worst errors, those with the highest confidence, and suspect labels."""
     wrong = [i for i, score in enumerate(judgement.scores) if score < WRONG]
     sure = [i for i in wrong if (judgement.confidences[i] or 0.0) >= SURE]
     sure.sort(key=lambda i: -(judgement.confidences[i] or 0.0))
@@ -63,10 +63,10 @@ def report_errors(judgement: Judgement) -> ErrorReport:
 
 
 def find_suspects(judgement: Judgement) -> tuple[list[int], int]:
-    """Records whose label is probably wrong, the surest first, and the number of records that were considered.
+    """Records whose label is probably wrong, by confidence, and the number of records that were considered.
 
-    The model is surer of them than of most records, and a second model, trained on other features, predicts the same
-    class. Both together are rarely wrong.
+    They are in the half of the records with the highest confidence, and a baseline, which uses other features,
+    predicts the same class. Both together are rarely wrong.
     """
     opinion = second_opinion(judgement)
     confidences = [one or 0.0 for one in judgement.confidences]

@@ -1,4 +1,4 @@
-"""The facts of a report that advice depends on, and the form of an advice."""
+"""The facts of a report that advice depends on, and the class of advice itself."""
 
 import shlex
 from dataclasses import asdict, dataclass, field
@@ -48,7 +48,7 @@ class Facts:
     data: DataReport | None = None
     curve: LearningCurve | None = None
     lr_check: Finding | None = None
-    same_output: float = 0.0  # the fraction of predictions that are equal, if what is expected differs
+    same_output: float = 0.0  # the fraction of equal predictions, if the expected outputs differ
     metric_curve: list[tuple[float, float]] = field(default_factory=list)  # the main metric in the run
 
     def command(self, *overrides: str) -> str:
@@ -57,7 +57,7 @@ class Facts:
         return " ".join(map(shlex.quote, words))
 
     def advise(self, name: str, title: str, reason: str, *overrides: str) -> Advice:
-        """An advice whose command trains a new run."""
+        """Advice whose command trains a new run."""
         return Advice(name, title, reason, overrides, self.command(*overrides))
 
     @property

@@ -18,12 +18,12 @@ Verdict = Literal["diverged", "stalled", "overfitted", "improving", "settled", "
 
 MIN_EVALUATIONS = 3
 MAX_RISE = 0.05  # of the validation loss above its minimum, as a fraction
-MIN_CHANGE = 0.01  # of a loss that matters, in nats
+MIN_CHANGE = 0.01  # the smallest change of a loss that matters, in nats
 EARLY = 0.8  # a minimum before this fraction of the run is early
 LATE_GAIN = 0.05  # a fall of the validation loss in the last quarter, as a fraction, that is worth a longer run
 MAX_GAP = 0.7  # a training loss below this fraction of the validation loss: a longer run would overfit
 MIN_FALL = 0.1  # of the training loss in a whole run, as a fraction
-DIVERGED = 0.5  # the fraction of the fall that a diverged run lost again
+DIVERGED = 0.5  # a diverged run lost more than this fraction of its fall again
 NOISE = 1.15  # a training loss within this factor of the validation loss shows no gap
 
 

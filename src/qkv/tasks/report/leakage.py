@@ -1,11 +1,11 @@
 """Records of the evaluation that also occur in the training data, word for word or nearly, and contradictory labels.
 
 Two texts are equal if their words are equal, whatever their case, punctuation and spaces. They are near-duplicates if
-the sets of their word pairs have a Jaccard similarity of at least `MIN_SIMILARITY`. The search is exact: if the sets of
-two texts have a Jaccard similarity of t, they share one of any (1 − t) n + 1 pairs of the evaluation text's n. So only
-its rarest pairs are indexed ("prefix filtering", Chaudhuri, Ganti and Kaushik 2006). The training data is read once,
-record by record, for a limited time; only the index of the evaluation data and the hashes of labelled texts are in
-memory.
+the sets of their word pairs have a Jaccard similarity of at least `MIN_SIMILARITY`. If the sets of two texts have a
+Jaccard similarity of at least t, and the evaluation text has n pairs, then any ⌊(1 − t) n⌋ + 1 of them include a shared
+one. So it is enough to index its rarest pairs ("prefix filtering", Chaudhuri, Ganti and Kaushik 2006). The search is
+exact, except that pairs that very many records have are not indexed. The training data is read once, record by record,
+for a limited time; only the index of the evaluation data and the hashes of labelled texts are in memory.
 """
 
 import time
@@ -25,7 +25,7 @@ MAX_POSTINGS = 100
 """A word pair that more evaluation records have is not used to find candidates."""
 MAX_WORDS = 2000  # words of a text that are compared
 MAX_LABELLED = 1_000_000  # training texts whose labels are compared with each other
-CLOCK_INTERVAL = 256  # records between two looks at the clock
+CLOCK_INTERVAL = 256  # records between two checks of the deadline
 
 
 @dataclass(frozen=True)

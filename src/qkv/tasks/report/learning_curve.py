@@ -1,4 +1,4 @@
-"""A learning curve: the score of models trained on fractions of the data, and what twice the data would bring.
+"""A learning curve: the score of models trained on fractions of the data, extrapolated to twice the data.
 
 The error e of a model falls with the number n of training records about as e = a · n^(−b) (Hestness et al. 2017, "Deep
 Learning Scaling is Predictable, Empirically"). A line is fitted to log e over log n, and followed to twice the data.
@@ -50,7 +50,7 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class LearningCurve:
-    """The points of the curve, and the gain that twice the data would bring, with its 95 % interval."""
+    """The points of the curve, and the gain to expect from twice the data, with its 95 % interval."""
 
     metric: str
     model: str  # what was trained on the fractions
@@ -95,8 +95,8 @@ def learn_fractions(
 def extrapolate(metric: str, scores: Mapping[int, Sequence[float]]) -> tuple[float, tuple[float, float]]:
     """The gain of twice the largest number of records, and its 95 % interval, from the scores of each number.
 
-    Each resample takes one of the scores of each number, with resampled evaluation records. The gain is the mean of
-    those by all points, by the last points, and by the last two.
+    Each resample takes one of the scores of each number, with resampled evaluation records. The gain is the mean
+    over the lines fitted to all points, to all but the first, and so on, down to the last two.
 
     >>> gain, _ = extrapolate("accuracy", {100: [0.6], 200: [0.8], 400: [0.9]})
     >>> round(gain, 3)

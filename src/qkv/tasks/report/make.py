@@ -3,8 +3,8 @@
     report = make_report("runs/reviews")
     report.score.model.value, [advice.title for advice in report.advice]
 
-The model is evaluated on the validation data, so that the test data stays unseen. `quick=True` is for the lines after a
-training: only what takes a small fraction of the run's time.
+The model is evaluated on the validation data, so that the test data stays unseen. `quick=True` is for the last
+lines of `qkv train`: only what takes a small fraction of the run's time.
 """
 
 import math
@@ -104,7 +104,7 @@ class Reporter:
             self.seconds = min(max(QUICK_FRACTION * trained, MIN_QUICK_SECONDS), MAX_QUICK_SECONDS)
 
     def stage(self, name: str) -> None:
-        """Report what is done now."""
+        """Report the current stage."""
         if self.progress is not None:
             self.progress(name, 0, 1)
 
@@ -180,7 +180,7 @@ class Reporter:
         return score, judgement
 
     def language_score(self, data: ReportData, training: Sequence[Record]) -> ScoreReport | None:
-        """The loss of a language model, or the accuracy of a masked one, beside a unigram model."""
+        """The loss of a language model, or the accuracy of a masked one, with a unigram model as the baseline."""
         records = [one for one in data.evaluation if "text" in one.fields or "messages" in one.fields]
         if not records or self.options.quick:
             return None

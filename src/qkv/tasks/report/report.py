@@ -15,9 +15,7 @@ from qkv.tasks.report.facts import Advice
 from qkv.tasks.report.fit import Fit
 from qkv.tasks.report.leakage import LeakageReport
 from qkv.tasks.report.learning_curve import LearningCurve
-from qkv.tasks.report.score import (
-    ScoreReport,
-)
+from qkv.tasks.report.score import ScoreReport
 from qkv.train.run.curves import RunCurves
 
 

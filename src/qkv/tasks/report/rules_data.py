@@ -13,7 +13,7 @@ MIN_CONFLICTS, CONFLICT_FRACTION = 3, 0.01
 UNUSABLE_FRACTION = 0.01
 CUT_FRACTION = 0.05  # of records that are truncated or too long
 RARE_CLASS, CLASS_GAP = 0.25, 10.0
-"""A rare class has less than this part of an equal share of the records; its F1 is this many points below the mean."""
+"""A class is rare below this fraction of the mean class size; its F1 is low if it is this far below the others."""
 MIN_CLASS_RECORDS = 5  # of a class in the evaluation, to judge its F1
 MIN_GAIN_POINTS = 1.0  # of twice the data
 WIDE_INTERVAL = 5.0  # points on either side
@@ -44,7 +44,7 @@ def advise_leakage(facts: Facts) -> Advice | None:
     if facts.recipe.data.valid:
         return facts.advise(
             "leakage",
-            "Keep the evaluation records out of the training data: hold out a part of it by its content",
+            "Keep the evaluation records out of the training data: hold out a fraction of it, split by content",
             reason,
             "data.valid=",
             "data.valid_fraction=0.1",
@@ -64,8 +64,8 @@ def advise_labels(facts: Facts) -> Advice | None:
     reasons = []
     if facts.errors is not None and facts.errors.has_suspect_labels:
         reasons.append(
-            f"{facts.errors.num_suspects:,} of the {facts.errors.num_sure:,} records of which the model is surest have "
-            "another label than the model and the baseline predict."
+            f"{facts.errors.num_suspects:,} of the {facts.errors.num_sure:,} records with the highest confidence have "
+            "another label than the one that both the model and the baseline predict."
         )
     if len(conflicts) >= MIN_CONFLICTS and len(conflicts) >= CONFLICT_FRACTION * records:
         reasons.append(f"{len(conflicts):,} of {records:,} training texts occur again with another label.")
@@ -136,11 +136,11 @@ def advise_imbalance(facts: Facts) -> Advice | None:
     listed = ", ".join(
         f"{name} ({missed[name]['expected']:,} records, F1 {100 * missed[name]['f1']:.0f} %)" for name in worst
     )
-    reason = f"Rare classes are hardly found: {listed}, while frequent classes have an F1 of {100 * mean:.0f} %."
+    reason = f"Rare classes have a low F1: {listed}, while frequent classes have {100 * mean:.0f} % on average."
     title = "Add records of the rare classes, or repeat those that you have"
     if score.metric != "accuracy":  # entities have no macro F1
         return Advice("imbalance", title, reason)
-    title += "; choose the weights by macro F1"
+    title += "; keep the checkpoint with the best macro F1"
     return facts.advise("imbalance", title, reason, "train.metric=macro_f1", "train.final=best")
 
 
@@ -152,7 +152,7 @@ def advise_more_data(facts: Facts) -> Advice | None:
     gain, low = to_points(curve.metric, curve.gain), to_points(curve.metric, curve.interval[0])
     if gain < MIN_GAIN_POINTS or low <= 0:
         return None
-    reason = f"Twice the data would bring about {describe_gain(curve)}, by the curve of {curve.model}."
+    reason = f"With twice the data, expect about {describe_gain(curve)}, by the learning curve of {curve.model}."
     is_baseline = curve.model == BASELINE_NAME
     command = f"qkv report {shlex.quote(facts.run)} --curve-minutes 15" if is_baseline else ""
     title = "Label more data" + ("; first measure the curve of this recipe" if is_baseline else "")
@@ -168,7 +168,7 @@ def advise_evaluation(facts: Facts) -> Advice | None:
     width = to_points(score.metric, high - low) / 2
     if width < WIDE_INTERVAL or score.num_records < score.num_usable:
         return None
-    reason = f"On {score.num_records:,} records, the score is known to ±{width:.0f} points only."
+    reason = f"With {score.num_records:,} records, the 95 % interval of the score is ±{width:.0f} points."
     fraction = facts.recipe.data.valid_fraction
     if facts.recipe.data.valid or not fraction or fraction >= MAX_VALID_FRACTION:
         return Advice("few_records", "Evaluate on more records", reason)

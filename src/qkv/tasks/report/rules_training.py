@@ -58,14 +58,14 @@ def advise_overfitting(facts: Facts) -> Advice | None:
         gap = f" The score is {facts.training_gap:.0f} points better on the training data."
     return facts.advise(
         "overfitting",
-        "Stop at the best weights, and use more dropout",
+        "Keep the best checkpoint, and use more dropout",
         f"{capitalise(facts.fit.summary)}.{gap}",
         *overrides,
     )
 
 
 def advise_underfitting(facts: Facts) -> Advice | None:
-    """A run whose validation loss still falls is too short; one that stops far from its training data is too small."""
+    """A run whose validation loss still falls is too short; a model that settles below a baseline is too small."""
     has_passed = facts.lr_check is not None and facts.lr_check.status == "ok"
     is_slow = facts.has_not_learned and facts.fit.verdict != "diverged" and has_passed
     if facts.is_nearly_perfect or (facts.has_not_learned and not is_slow):
@@ -84,8 +84,8 @@ def advise_underfitting(facts: Facts) -> Advice | None:
         return facts.advise(
             "too_small",
             "Use a larger model",
-            f"The model settled, but reaches only {reached} even on its training data, with {stack.layers} layers of "
-            f"width {stack.width}.",
+            f"The loss settled, but the model reaches only {reached} even on its training data, "
+            f"with {stack.layers} layers of width {stack.width}.",
             f"model.width={2 * stack.width}",
             f"model.layers={stack.layers + 2}",
         )
@@ -93,7 +93,7 @@ def advise_underfitting(facts: Facts) -> Advice | None:
 
 
 def advise_pretrained(facts: Facts) -> Advice | None:
-    """A new encoder that a simple baseline beats, or that learns its training data by heart, needs better weights."""
+    """A new encoder that a simple baseline beats, or that memorises its training data, needs better weights."""
     can_start = facts.is_trained_from_scratch and facts.recipe.objective.kind in INIT_TASKS
     if not can_start or facts.has_not_learned or facts.is_nearly_perfect:
         return None
@@ -112,7 +112,7 @@ def advise_baseline(facts: Facts) -> Advice | None:
     reason = compare_with_baseline(facts)
     if not reason or facts.has_not_learned or facts.fit.verdict == "improving" or advise_pretrained(facts) is not None:
         return None  # other advice says what to do
-    title = "Train longer: the model has learned less than a simple rule"
+    title = "Train longer: the model is worse than a simple baseline"
     return facts.advise("baseline", title, reason, *facts.budget_overrides)
 
 

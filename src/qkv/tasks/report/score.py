@@ -1,4 +1,4 @@
-"""The score of a model with its confidence interval, beside baselines; by class, by length, on the training data."""
+"""The score of a model with its confidence interval: with baselines, by class, by length, on the training data."""
 
 import time
 from collections.abc import Sequence
@@ -84,7 +84,7 @@ class ScoreReport:
 
 @dataclass
 class Judgement:
-    """The predictions of a model, and what is made of them."""
+    """The predictions of a model, their scores, and the predictions of baselines."""
 
     judge: Judge
     records: list[Record]
@@ -111,7 +111,7 @@ class Judgement:
 def judge_records(
     judge: Judge, model: TextModel, records: Sequence[Record], max_seconds: float, max_records: int
 ) -> Judgement:
-    """Predict a random sample of the records, as many as the time and `max_records` allow.
+    """Predict a random sample of the records, as large as the time and `max_records` allow.
 
     The sample grows from `TIMED_RECORDS`, and the time of one size decides on the next. It is always the same sample,
     because files are often sorted by class.
@@ -153,7 +153,7 @@ def report_score(judgement: Judgement, num_records: int, num_usable: int, traini
     confusion: dict[str, dict[str, int]] = {}
     if judge.has_classes:
         pairs = [pair for one in map(judge.pair_classes, predicted, expected) for pair in one]
-        made = metrics.make_report(judge.count_classes(predicted, expected), pairs)
+        made = metrics.make_class_report(judge.count_classes(predicted, expected), pairs)
         classes = {name: asdict(one) for name, one in made.classes.items()}
         confusion = made.confusion
     baselines = [measure(name, judge.measure(made, expected)) for name, made in judgement.opinions.items()]

@@ -145,7 +145,7 @@ def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOpt
         target_labels = [record_labels(record) for record in records]
         every_score = metrics.label_set_scores(predicted_labels, target_labels)
         scores = {name: every_score[name] for name in names}
-        report = metrics.make_report(metrics.ClassCounts(predicted_labels, target_labels))
+        report = metrics.make_class_report(metrics.ClassCounts(predicted_labels, target_labels))
         predictions, targets = (
             [", ".join(sorted(labels)) or "(none)" for labels in side] for side in (predicted_labels, target_labels)
         )
@@ -169,7 +169,7 @@ def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOpt
         scores |= {name: getattr(metrics, name)(predictions, targets) for name in names if name not in scores}
         scores = {name: scores[name] for name in names}
         counts = metrics.label_counts(predictions, targets)
-        report = metrics.make_report(counts, zip(predictions, targets, strict=True))
+        report = metrics.make_class_report(counts, zip(predictions, targets, strict=True))
     samples = [
         Sample(" ‖ ".join(_as_tuple(text)), prediction, target, model_input="\t".join(_as_tuple(text)))
         for text, prediction, target in list(zip(texts, predictions, targets, strict=True))[: options.max_samples]

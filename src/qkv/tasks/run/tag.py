@@ -108,13 +108,13 @@ def evaluate(model: TextModel, records: Sequence[Record], options: EvaluationOpt
     scores = {"accuracy": tag_counts.precision(), "macro_f1": tag_counts.macro_f1()}
     if has_entities:
         scores |= metrics.entity_scores(predictions, targets)
-        report = metrics.make_report(
+        report = metrics.make_class_report(
             metrics.entity_counts(predictions, targets),
             chain.from_iterable(map(pair_entities, predictions, targets)),
         )
     else:
         flat = (chain.from_iterable(side) for side in (predictions, targets))
-        report = metrics.make_report(tag_counts, zip(*flat, strict=True))
+        report = metrics.make_class_report(tag_counts, zip(*flat, strict=True))
     samples = [
         Sample(" ".join(words), " ".join(tags), " ".join(wanted))
         for words, tags, wanted in list(zip(sentences, predictions, targets, strict=True))[: options.max_samples]
