@@ -57,7 +57,7 @@ class Endpoint:
 
 
 class Disconnected(Exception):
-    """The client has gone away."""
+    """The client has closed its connection."""
 
 
 async def answer_request(endpoint: Endpoint, request: Request) -> Response:
@@ -95,7 +95,7 @@ async def read_body(request: Request, max_bytes: int, seconds: float) -> bytes:
 
 
 async def run_with_client(work: Awaitable[Any], request: Request, seconds: float) -> Any:
-    """Run until the work is done. It is cancelled if the client goes away, or after a time limit."""
+    """Run until the work is done. It is cancelled if the client disconnects, or after a time limit."""
     task, watcher = asyncio.ensure_future(work), asyncio.ensure_future(wait_for_disconnect(request.receive))
     try:
         await asyncio.wait({task, watcher}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

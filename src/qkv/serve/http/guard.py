@@ -1,4 +1,4 @@
-"""What every request passes first: an id, the host name, the API key, and the log and metrics at its end."""
+"""Middleware around all routes: request ids, checks of host name and API key, the log and the metrics."""
 
 import re
 import time

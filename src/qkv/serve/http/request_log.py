@@ -1,4 +1,4 @@
-"""The log of a server: one JSON object on a line for each request, without its texts unless they are asked for.
+"""The log of a server: one line of JSON for each request, without its texts unless they are asked for.
 
 A thread writes the lines, so that a slow disk or pipe does not delay requests. When lines cannot be written, because
 the disk is full, they are counted and dropped.

@@ -17,7 +17,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 class EventStream(Response):
-    """Sends events until they end, the client goes away, or the time limit is reached.
+    """Sends events until they end, the client disconnects, or the time limit is reached.
 
     An error after the first event cannot change the status any more, so it is sent as an event.
     """

@@ -183,7 +183,7 @@ async def answer(call: Call) -> AnswerAnswer:
     elif isinstance(body.question, str):
         questions *= len(contexts)
     if len(questions) != len(contexts):
-        raise ApiError(400, f"{len(questions)} questions for {len(contexts)} passages; send as many of both")
+        raise ApiError(400, f"{len(questions)} questions for {len(contexts)} passages; send the same number of both")
     pairs = list(zip(questions, contexts, strict=True))
     return AnswerAnswer(*await run_call(call, "answer", pairs, find_options(body, "question", "context")))
 
@@ -198,7 +198,7 @@ async def score(call: Call) -> ScoreAnswer:
     body: ScoreBody = call.body
     prompts, targets = listed(body.prompts), listed(body.targets)
     if len(prompts) != len(targets):
-        raise ApiError(400, f"{len(prompts)} prompts for {len(targets)} targets; send as many of both")
+        raise ApiError(400, f"{len(prompts)} prompts for {len(targets)} targets; send the same number of both")
     check_count(call, len(prompts))
     served = call.server.pool.find(body.model)
     call.request.state.model = served.name

@@ -1,7 +1,7 @@
 """The thread that runs the steps of an engine, and the requests that clients have there.
 
 The event loop only submits, cancels and reads. After a step, the thread notifies the event loop once for all requests
-that changed, so a client that reads slowly delays nobody. Sending a chunk takes CPU time, which the thread needs for
+that changed, so a slow client does not delay others. Sending a chunk takes CPU time, which the thread needs for
 the next step, so the number of chunks per second is limited: then a chunk has several tokens. The first token and the
 end of a text are sent at once.
 
@@ -27,7 +27,7 @@ from qkv.serve.running.generation import Generation, notify_all
 log = logging.getLogger("qkv.serve")
 
 IDLE_SECONDS = 0.2
-"""An idle thread looks this often whether it must end."""
+"""How often an idle thread checks whether it must end."""
 
 
 class EngineThread:
@@ -107,7 +107,7 @@ class EngineThread:
         return generation
 
     def cancel(self, generation: Generation) -> None:
-        """Stop a generation and free its place."""
+        """Stop a generation and free its slot."""
         generation.is_cancelled = True
         with self._lock:
             self._unfinished.discard(generation)

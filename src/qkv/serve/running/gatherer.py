@@ -1,4 +1,4 @@
-"""Calls that arrive within a few milliseconds run as one batch, in a thread of their own."""
+"""Dynamic batching: calls that arrive within a few milliseconds run as one batch, in a thread of their own."""
 
 import asyncio
 import time
@@ -18,7 +18,7 @@ which raises `Abandoned` if nobody waits for the results any more."""
 
 
 class Abandoned(Exception):
-    """All clients of a batch have gone away."""
+    """All clients of a batch have disconnected."""
 
 
 @dataclass(eq=False)
@@ -32,7 +32,7 @@ class GatheredCall:
     loop: asyncio.AbstractEventLoop
 
     def finish(self, results: list[Any] | None, error: Exception | None = None) -> None:
-        """Set the result in the event loop of the client. A client that has gone away is ignored."""
+        """Set the result in the event loop of the client. A client that has disconnected is ignored."""
 
         def set_result() -> None:
             if not self.future.done():
@@ -83,9 +83,8 @@ class Gatherer:
             if self._stopped:
                 raise ApiError(503, f"model {self.name!r} was dropped", code="model_dropped", retry_after=1)
             if len(self._queue) >= self.max_queue:
-                raise ApiError(
-                    429, f"max_queue = {self.max_queue} calls of model {self.name!r} wait already", retry_after=1
-                )
+                message = f"max_queue = {self.max_queue} calls of model {self.name!r} are waiting; try again later"
+                raise ApiError(429, message, retry_after=1)
             self._queue.append(call)
             self._changed.notify()
         try:

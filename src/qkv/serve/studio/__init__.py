@@ -4,7 +4,7 @@
     switches    heads, MLPs and layers that are switched off  answer     what the model answers with and without them
     next_token  the distribution over the next token          search     a beam search, step by step
     words       the answer for a text without each word       units      neurons and sparse features, top examples
-    runs        trainings on this machine                     options    what the studio is started with
+    runs        training runs on this machine                 options    what the studio is started with
     routes      the HTTP routes
 
 Each function takes a model and a request, and returns JSON values. `static/` is the page: plain JavaScript modules, one

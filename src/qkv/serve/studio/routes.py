@@ -165,7 +165,7 @@ async def show_examples(request: Request) -> Any:
 
 
 class SearchCancelled(Exception):
-    """The client of a search has gone away."""
+    """The client of a search has disconnected."""
 
 
 async def stream_search(request: Request) -> Response:
@@ -205,7 +205,7 @@ async def stream_search(request: Request) -> Response:
 
 
 async def list_runs(request: Request) -> dict[str, Any]:
-    """The trainings below the folders that the server was started with."""
+    """The training runs below the folders that the server was started with."""
     return {"runs": await asyncio.to_thread(options_of(request).runs.list)}
 
 

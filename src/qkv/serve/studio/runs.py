@@ -1,4 +1,4 @@
-"""Trainings on this machine: the runs in some folders, and the new lines of their logs.
+"""Training runs on this machine: the runs in some folders, and the new lines of their logs.
 
 A request names a run by an id that the server made. So no path of a request reaches the file system.
 """

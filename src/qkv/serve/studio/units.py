@@ -1,4 +1,4 @@
-"""Neurons and sparse features: how active they are on a text, and the example texts that excite them most.
+"""Neurons and sparse features: how active they are on a text, and the example texts that activate them most.
 
 T tokens, F features of an autoencoder
 """
@@ -21,7 +21,7 @@ from qkv.serve.studio.requests import MAX_TOKENS, ExamplesRequest
 
 NUM_EXAMPLES = 8
 CONTEXT = 8
-"""The number of tokens shown on each side of the token that excites a unit."""
+"""The number of tokens shown on each side of the token that activates a unit."""
 NUM_EFFECTS = 8
 RESIDUAL_SITES = ("resid_pre", "resid_mid", "resid_post", "mlp_out", "attn_out")
 """The sites whose directions can be projected to the vocabulary."""
@@ -57,7 +57,7 @@ def promotes_tokens(model: Model, site: str) -> bool:
 def find_examples(
     model: Model, request: ExamplesRequest, autoencoders: Mapping[str, SparseAutoencoder]
 ) -> dict[str, Any]:
-    """The examples among the given texts that excite a unit most, and the tokens that the unit promotes."""
+    """The examples among the given texts that activate a unit most, and the tokens that the unit promotes."""
     autoencoder = autoencoders.get(request.site)
     site = request.site if autoencoder is None else autoencoder.config.site
     texts = [text for text in dict.fromkeys([*request.texts, request.text]) if text.strip()]

@@ -1,4 +1,4 @@
-// Runs: live curves, samples and messages of the trainings on this machine.
+// Runs: live curves, samples and messages of the training runs on this machine.
 
 import {choice, html, number, scrollBox, table} from "./page/dom.js";
 import {curves} from "./curves.js";

@@ -18,7 +18,7 @@ export function searchPanel({info, request, state, update, fail, signal}) {
       "div",
       {class: "controls"},
       count("Beams", state.beam, 2, 12, (beam) => update({beam})),
-      count("Most tokens", state.maxTokens, 1, 64, (maxTokens) => update({maxTokens})),
+      count("Maximum tokens", state.maxTokens, 1, 64, (maxTokens) => update({maxTokens})),
       html("button", {type: "button", class: "quiet", onclick: () => update({}, {redraw: true})}, "Search again"),
     ),
     body,

@@ -14,7 +14,7 @@ export function switchesPanel({info, off, setOff}) {
     html(
       "p",
       {class: "note"},
-      "A part that is off adds nothing to the residual stream. The answer above and all pictures are computed again.",
+      "A part that is switched off adds nothing to the residual stream. The answer above and all pictures are recomputed.",
     ),
     info.stacks.map((stack) => board(stack, isOff, toggle)),
     html(

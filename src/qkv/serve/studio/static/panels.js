@@ -52,7 +52,7 @@ export const PANELS = [
   {
     name: "words",
     title: "Translation",
-    sentence: "Where the decoder looks in the source, and how the answer changes if one word does.",
+    sentence: "Where the decoder attends in the source, and how the answer changes with each word.",
     views: ["alignment"],
     draw: wordsPanel,
   },
@@ -60,14 +60,14 @@ export const PANELS = [
   {
     name: "switches",
     title: "Switches",
-    sentence: "Switch heads, MLPs and layers off, and see what the answer loses.",
+    sentence: "Switch heads, MLPs and layers off, and see how the answer changes.",
     views: [],
     draw: switchesPanel,
   },
   {
     name: "runs",
     title: "Runs",
-    sentence: "The trainings on this machine, live.",
+    sentence: "The training runs on this machine, live.",
     views: null, // no trace of the text
     draw: runsPanel,
   },
