@@ -79,8 +79,9 @@ def list_models(*, json: Json = False) -> None:
         qkv models
         qkv models --json
     """
-    from qkv.render.model_list import print_models
-    from qkv.tasks.model_list import list_models
+    with fast_imports():
+        from qkv.render.model_list import print_models
+        from qkv.tasks.model_list import list_models
 
     found = list_models()
     if json:
