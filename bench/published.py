@@ -1,4 +1,4 @@
-"""Train what others have published, and score it as they did: the rows of docs/results.md.
+"""Reproduce published results: train and score the rows of docs/results.md.
 
     python bench/published.py makemore_names --data DATA --out runs --seeds 1 2 3
     python bench/published.py sigmorphon2017 cogs --data DATA --out runs --jobs 4     # rows and seeds side by side
@@ -8,7 +8,7 @@
 
 A row is a module of bench/rows; its docstring states the data, the published figure and the goal. A row with variants,
 such as the languages of sigmorphon2017, runs all of them, or one: sigmorphon2017:finnish. DATA has a folder for each
-data set, with its files as they were published, compressed with gzip or xz or not.
+dataset, with its files as they were published, compressed with gzip or xz or not.
 
 OUT/ROW-SEED has the predictions, the log of the training, and result.json; OUT/ROW.json has the results of all seeds.
 Runs resume where they were stopped; a finished one is not repeated. Without --keep, checkpoints and prepared data are
@@ -173,7 +173,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="*", metavar="ROW", help="a row, or row:variant")
     parser.add_argument("--list", action="store_true", help="list the rows and their variants")
-    parser.add_argument("--data", type=Path, default=Path("data"), help="the folder of the data sets")
+    parser.add_argument("--data", type=Path, default=Path("data"), help="the folder of the datasets")
     parser.add_argument("--out", type=Path, default=Path("runs"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change every recipe")

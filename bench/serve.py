@@ -1,13 +1,13 @@
-"""`qkv serve` under load: beside the engine without HTTP, and beside `transformers serve`, in one run.
+"""`qkv serve` under load, compared with the engine without HTTP and with `transformers serve`, in one run.
 
     python bench/serve.py --out serve.json            GPT-2 124M with random weights; a GPU if there is one
-    python bench/serve.py --tiny --clients 1 4        a tiny model anywhere, to see that it runs
+    python bench/serve.py --tiny --clients 1 4        a tiny model anywhere, to check that it runs
 
 Each client sends one request after the other and reads its stream. "tokens/s" is the rate of all clients together;
 "first" is the time to the first token and "between" the time between two chunks of text, in milliseconds. "of engine"
-compares with the engine in a process without HTTP, which keeps as many requests running as there are clients. All
-servers get the same requests: greedy, of one length, with prompts that never begin alike. The clients are in a process
-of their own. `transformers serve` needs transformers[serving]; where it cannot run, its rows say why.
+compares with the engine in a process without HTTP, which runs one request per client at any time. All servers get the
+same requests: greedy, of one length, with prompts that have no common prefix. The clients are in a process of their
+own. `transformers serve` needs transformers[serving]; where it cannot run, its rows say why.
 """
 
 import argparse
@@ -235,7 +235,7 @@ def measure(folder: Path, arguments: argparse.Namespace) -> list[Row]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tiny", action="store_true", help="a tiny model and few tokens, to see that it runs")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model and few tokens, to check that it runs")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--requests", type=int, default=0, help="of each client (default: 3; with --tiny 2)")
     parser.add_argument("--tokens", type=int, default=0, help="of each answer (default: 64 on a CPU, 224 on a GPU)")

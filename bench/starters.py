@@ -4,7 +4,7 @@
     python bench/starters.py sst2 clinc --start MINILM --minutes 5 --data DATA --out runs
     python bench/starters.py --jobs 6 …                      # side by side, each on two cores of its own
 
-DATA has a folder for each data set, as bench/published.py reads them. Each line that is printed is one run: `qkv init`
+DATA has a folder for each dataset, as bench/published.py reads them. Each line that is printed is one run: `qkv init`
 for the file and the time, `qkv train`, and `qkv eval` of the test part. With --start, the runs begin from that model.
 OUT/starters.jsonl collects them. Only `qkv train` is timed.
 """

@@ -1,4 +1,4 @@
-"""The rows of docs/results.md: a module trains a model on a public data set, and scores it like the published one.
+"""The rows of docs/results.md: a module trains a model on a public dataset, and scores it like the published one.
 
 A module has a docstring (the data, the published figure with its source, the goal) and two functions:
 

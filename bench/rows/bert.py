@@ -1,4 +1,4 @@
-"""BERT's pre-training, masked tokens and next sentences, on the English texts of other rows; then SST-2 and CoLA.
+"""BERT's pretraining, masked tokens and next sentences, on the English texts of other rows; then SST-2 and CoLA.
 
 Data: the training texts of aeslc, wikitext2_eval, scitldr, cranfield, squadshifts, gpteacher (roleplay), multi30k,
 ud_english_ewt, ncbi_disease_ner, tatoeba_eng_fra, sst and cola, without their labels: 28 MB. Sentences of the dev sets
@@ -6,7 +6,7 @@ of SST-2 and CoLA are left out. The model has BERT's architecture, with 6 layers
 case.
 Published: GLUE's test sets: SST-2 83.2 for BERT-Tiny and 85.9 for BERT-Mini, CoLA 0.0 for BERT-Tiny (README of
 github.com/google-research/bert); these models saw far more text.
-Goal: fine-tuned on SST-2 and CoLA, better than the same model without pre-training. Three seeds each.
+Goal: fine-tuned on SST-2 and CoLA, better than the same model without pretraining. Three seeds each.
 """
 
 import json
@@ -55,7 +55,7 @@ MAX_CHARACTERS = 20_000  # of a document: some e-mails are tables of numbers
 
 
 def read_corpus(data: Path) -> list[str]:
-    """The documents of all data sets; a sentence without context is a document of its own."""
+    """The documents of all datasets; a sentence without context is a document of its own."""
     texts = [one["body"] for one in frame.read_jsonl(data / "aeslc/train.jsonl")]
     for part in ("valid", "test"):
         pages = re.split(r"\n = (?=[^=])", frame.read_text(data / f"wikitext2_eval/{part}.txt"))
@@ -97,7 +97,7 @@ def simplify(text: str) -> str:
 
 
 def run(data: Path, out: Path, seed: int, quick: bool) -> dict[str, Any]:
-    """Pre-train once; then fine-tune on each task, with and without pre-training."""
+    """Pretrain once; then fine-tune on each task, with and without pretraining."""
     tests = read_tests(data)
     held_out = [one["text"] for records in tests.values() for one in records]
     texts = remove_sentences(encoders.sample(read_corpus(data), quick), held_out)

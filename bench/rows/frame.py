@@ -65,7 +65,7 @@ def read_text(path: Path) -> str:
             with opener(file, "rt", encoding="utf-8", newline="\n") as stream:
                 text: str = stream.read()
                 return text
-    raise SystemExit(f"{path}: no such file, and none with .gz or .xz; give the folder of the data sets with --data")
+    raise SystemExit(f"{path}: no such file, and none with .gz or .xz; give the folder of the datasets with --data")
 
 
 def read_lines(path: Path) -> list[str]:

@@ -1,6 +1,6 @@
 """A language model of Python code, trained on the standard library of the Python that runs it.
 
-Data: the .py files of the standard library, without tests, as the built-in data set `stdlib` finds them. Each package,
+Data: the .py files of the standard library, without tests, as the built-in dataset `stdlib` finds them. Each package,
 or module outside of packages, is in one split only. A hash of its name chooses one of 50 buckets: two are for the test,
 three for validation.
 Published: nothing.

@@ -48,7 +48,7 @@ def test_files_that_are_not_in_the_index_count_as_not_found(index: qkv.Index) ->
     assert "1 judged files are not in the index, such as 'gone'" in found.notes[1]
     with pytest.raises(UsageError, match="none of the judged files, such as 'gone'"):
         index.evaluate(QUERIES, {"q1": {"gone": 1.0}})
-    with pytest.raises(UsageError, match="none of the 3 queries has a judgement"):
+    with pytest.raises(UsageError, match="none of the 3 queries has a relevant file"):
         index.evaluate(QUERIES, {"q1": {"fox": 0.0}})
 
 

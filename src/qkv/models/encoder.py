@@ -1,4 +1,4 @@
-"""Encoder-only (BERT): every token attends to all tokens. Pre-trained by predicting masked tokens."""
+"""Encoder-only (BERT): every token attends to all tokens. Pretrained by predicting masked tokens."""
 
 from torch import Tensor, nn
 

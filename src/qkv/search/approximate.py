@@ -1,8 +1,8 @@
 """Candidates for the most similar of millions of vectors, by the library faiss (extra `faiss`).
 
 The index is an inverted file (IVF): k-means groups the vectors into clusters, and a query is compared only with the
-vectors of the nearest clusters, which have 8 bits a number here. This finds candidates; `VectorSearch` then computes
-their exact cosines. Vectors of clusters that are not visited are missed, so search is approximate.
+vectors of the nearest clusters, which are stored with 8 bits per number. This finds candidates; `VectorSearch` then
+computes their exact cosines. Vectors of clusters that are not visited are missed, so search is approximate.
 
 N vectors, Q queries, C width
 """
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 MAX_EXACT_VECTORS = 1_000_000
-"""With more vectors, an index has candidates, if faiss is installed."""
+"""With more vectors, an index gets an inverted file, if faiss is installed."""
 INSTALL_HINT = "pip install 'qkv[faiss]'"
 TRAINING_VECTORS = 64  # for each cluster
 MIN_TRAINING_VECTORS = 39  # faiss warns if a cluster has fewer
@@ -33,10 +33,10 @@ def has_faiss() -> bool:
 
 
 def exact_search_note(num_vectors: int) -> str:
-    """A note for the user of a large index without candidates."""
+    """A note for the user of a large index without an inverted file."""
     install = "" if has_faiss() else f"install faiss ({INSTALL_HINT}), then "
     return (
-        f"search compares all {num_vectors:,} vectors, because the index has no inverted file of them; for faster, "
+        f"search compares all {num_vectors:,} vectors, because the index has no inverted file; for faster, "
         f"approximate search, {install}run qkv index again"
     )
 

@@ -1,4 +1,4 @@
-"""Evaluate an index: how well it finds the files that people judged relevant to queries.
+"""Evaluate an index: how well it finds the files that are judged relevant to queries.
 
 A file ranks as high as its best passage. Judgements name a file as the index does (`deep/dog.txt`), or by its name
 without folder and suffix (`dog`), if only one file has it.
@@ -71,8 +71,8 @@ def evaluate_index(
             unknown |= files.keys() - names.keys()
     if not judged:
         raise UsageError(
-            f"none of the {len(queries):,} queries has a judgement that a file is relevant; the ids of queries must "
-            "be those of the judgements, and the relevance must be above 0"
+            f"none of the {len(queries):,} queries has a relevant file; use the same query ids in both files, and "
+            "a relevance above 0 for relevant files"
         )
     if left_out := len(queries.keys() | judgements.keys()) - len(judged):
         notes.append(f"{left_out:,} queries left out: they have no text, or no file that is relevant")
@@ -119,7 +119,7 @@ def read_judged_queries(
 ) -> tuple[dict[str, str], dict[str, dict[str, float]]]:
     """Queries (id → text) and judgements (query id → file → relevance) from files.
 
-    `judgements` has the columns query, document and, if it is not always 1, relevance. With a file of `queries` (id and
+    `judgements` has the columns query, document and relevance (1 without the column). With a file of `queries` (id and
     text), the query is an id. It may also be in the format of trec_eval: query id, 0, document and relevance.
     """
     texts: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Masked language modelling with next-sentence prediction (BERT's original pre-training).
+"""Masked language modelling with next-sentence prediction (BERT's original pretraining).
 
 A document is cut into segments of at most half a sequence, at sentence ends if possible. Two consecutive segments are
 one example. In half of the examples, the second segment is swapped with the second segment of an example from another

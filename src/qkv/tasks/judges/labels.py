@@ -12,7 +12,7 @@ from qkv.tasks.task import TextModel
 
 
 class LabelJudge(Judge):
-    """One class for each text. If the model has a threshold, a label that is no class of it is out of scope."""
+    """One class for each text. If the model has a threshold, a label that is not one of its classes is out of scope."""
 
     metric, has_classes = "accuracy", True
 
@@ -78,7 +78,7 @@ class LabelSetJudge(LabelJudge):
         return [2 * len(one & two) / (len(one) + len(two)) if one or two else 1.0 for one, two in pairs]
 
     def show(self, value: Any, record: Record | None = None) -> str:
-        """The labels with commas."""
+        """The labels, separated by commas."""
         return ", ".join(sorted(value)) or "(none)"
 
     def items(self, value: Any) -> set[Any]:

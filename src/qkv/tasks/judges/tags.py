@@ -21,7 +21,7 @@ class TagJudge(Judge):
         self.metric = "f1" if self.has_entities else "accuracy"
 
     def is_usable(self, record: Record) -> bool:
-        """As many tags as words."""
+        """The same number of words and tags."""
         words, tags = record.fields.get("tokens"), record.fields.get("tags")
         return isinstance(words, list) and isinstance(tags, list) and len(words) == len(tags) > 0
 

@@ -1,6 +1,6 @@
 """Entities in tagged words: an entity counts only if its whole span and its type are right, as in CoNLL's conlleval.
 
-Tags are `O`, or a prefix and a type: `B-PER` begins an entity and `I-PER` continues it. Some data sets also have `E-`
+Tags are `O`, or a prefix and a type: `B-PER` begins an entity and `I-PER` continues it. Some datasets also have `E-`
 (or `L-`) for the last word of an entity and `S-` (or `U-`) for an entity of one word.
 
 Models also predict tags in an impossible order, such as an `I-` that does not follow an entity of its type. There are

@@ -1,4 +1,4 @@
-"""`model.vectors`: the embedding of a new model starts from pre-trained word vectors (GloVe, word2vec)."""
+"""`model.vectors`: the embedding of a new model starts from pretrained word vectors (GloVe, word2vec)."""
 
 from qkv.models import Config, Network, Seq2Seq
 from qkv.store.word_vectors import WordVectors, read_word_vectors

@@ -9,7 +9,7 @@ from qkv.errors import QkvError, shorten
 from qkv.files import parse_json, read_text
 
 NOT_METRICS = ("kind", "step", "loss", "seconds", "tokens", "best")
-"""Entries in the log line of an evaluation that are no metrics of the task."""
+"""Entries in the log line of an evaluation that are not metrics of the task."""
 
 Points = list[tuple[float, float]]
 """A curve: (step, value) of each of its points."""
